@@ -1,0 +1,61 @@
+# SPDX-License-Identifier: Apache-2.0
+# Needs Python 3.11 or newer and make, nothing else: each target first sets up $(VENV).
+
+PYTHON ?= $(shell command -v python3.11 || command -v python3)
+VENV ?= .venv
+EXTRAS := torch,vision,cli,dev
+BIN := $(VENV)/bin
+STAMP := $(VENV)/.installed
+# The other files beside them are what the benchmarks share.
+BENCHMARKS := $(shell grep -l '^if __name__ == "__main__"' benchmarks/*.py)
+
+.DEFAULT_GOAL := help
+.PHONY: help demo test slow lint format types contracts bench bench-smoke clean
+
+help:
+	@echo "make demo         train a small network on real images, and compare the loaders"
+	@echo "make test         run the tests"
+	@echo "make slow         run the tests that take minutes"
+	@echo "make lint types contracts    what CI checks besides"
+	@echo "make bench        run the benchmarks (make bench-smoke: at tiny size)"
+	@echo "make format clean"
+
+$(STAMP): pyproject.toml constraints.txt
+	@"$(PYTHON)" -c 'import sys; sys.exit(sys.version_info < (3, 11))' || \
+		{ echo "Penstock needs Python 3.11 or newer; found: $$("$(PYTHON)" --version 2>&1). Name one: make PYTHON=/path/to/python3.11"; exit 1; }
+	"$(PYTHON)" -m venv "$(VENV)"
+	"$(BIN)/python" -m pip install --disable-pip-version-check -q -c constraints.txt -e ".[$(EXTRAS)]"
+	@touch "$@"
+
+demo: $(STAMP)
+	"$(BIN)/python" examples/digits.py
+
+test: $(STAMP)
+	"$(BIN)/python" -m pytest -q -m "not slow"
+
+slow: $(STAMP)
+	"$(BIN)/python" -m pytest -q -m slow
+
+lint: $(STAMP)
+	"$(BIN)/ruff" format --check .
+	"$(BIN)/ruff" check .
+
+format: $(STAMP)
+	"$(BIN)/ruff" check --fix .
+	"$(BIN)/ruff" format .
+
+types: $(STAMP)
+	"$(BIN)/mypy" --strict src
+
+contracts: $(STAMP)
+	"$(BIN)/lint-imports"
+
+bench: $(STAMP)
+	@set -e; for file in $(BENCHMARKS); do echo "== $$file"; "$(BIN)/python" "$$file"; done
+
+bench-smoke: $(STAMP)
+	@set -e; for file in $(BENCHMARKS); do echo "== $$file --smoke"; "$(BIN)/python" "$$file" --smoke; done
+
+clean:
+	rm -rf build dist .pytest_cache .mypy_cache .ruff_cache .import_linter_cache .hypothesis
+	find src tests benchmarks examples -name __pycache__ -type d -prune -exec rm -rf {} +

@@ -1,0 +1,36 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Datasets, what they are made of, and lists that workers share."""
+
+from penstock.data.combinators import (
+    ArrayDataset,
+    ChainDataset,
+    ConcatDataset,
+    StackDataset,
+    Subset,
+    random_split,
+)
+from penstock.data.dataset import (
+    BatchReader,
+    Dataset,
+    Empty,
+    IterableDataset,
+    batch_reader,
+    register_batch_reader,
+)
+from penstock.data.packed_list import PackedList
+
+__all__ = [
+    "ArrayDataset",
+    "BatchReader",
+    "ChainDataset",
+    "ConcatDataset",
+    "Dataset",
+    "Empty",
+    "IterableDataset",
+    "PackedList",
+    "StackDataset",
+    "Subset",
+    "batch_reader",
+    "random_split",
+    "register_batch_reader",
+]

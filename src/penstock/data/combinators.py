@@ -1,0 +1,572 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Datasets made of datasets, and of arrays.
+
+Names, checks and results are those of `torch.utils.data`, without torch; `ArrayDataset` is the
+numpy sibling of its `TensorDataset`. All of them read whole batches at once where their parts can.
+"""
+
+from __future__ import annotations
+
+import bisect
+import itertools
+import math
+import warnings
+from typing import TYPE_CHECKING, Any, TypeVar
+
+import numpy as np
+
+from penstock.collate import Collator
+from penstock.data.dataset import Dataset, IterableDataset, batch_reader
+from penstock.errors import CollateError, ConfigError
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Iterator, Sequence
+
+    from numpy.typing import ArrayLike, NDArray
+
+    from penstock.data.dataset import Empty
+
+__all__ = [
+    "ArrayDataset",
+    "ChainDataset",
+    "ConcatDataset",
+    "StackDataset",
+    "Subset",
+    "random_split",
+]
+
+T = TypeVar("T")
+T_co = TypeVar("T_co", covariant=True)
+
+
+class ArrayDataset(Dataset[tuple[Any, ...]]):
+    """Arrays side by side: sample i is the tuple of their i-th rows.
+
+    Example:
+        >>> data = ArrayDataset(np.arange(6).reshape(3, 2), np.array([True, False, True]))
+        >>> len(data), data[1]
+        (3, (array([2, 3]), np.False_))
+        >>> data.get_batch(np.array([0, -1]), np.empty)
+        [array([[0, 1],
+               [4, 5]]), array([ True,  True])]
+    """
+
+    arrays: tuple[NDArray[Any], ...]
+
+    def __init__(self, *arrays: ArrayLike) -> None:
+        """Put arrays side by side.
+
+        Args:
+            *arrays: At least one, each of shape (length, ...). Kept, not copied; changes to them
+                are seen.
+
+        Raises:
+            ConfigError: no array, one without a first dimension, or first dimensions that differ.
+        """
+        self.arrays = tuple(np.asanyarray(array) for array in arrays)
+        shapes = [array.shape for array in self.arrays]
+        if not shapes or not all(shapes) or len({shape[0] for shape in shapes}) != 1:
+            raise ConfigError(
+                "ArrayDataset takes one array or more, of shape (length, ...) with the same "
+                f"length; got shapes {shapes}."
+            )
+
+    def __len__(self) -> int:
+        """Return the length of the first dimension."""
+        return len(self.arrays[0])
+
+    def __getitem__(self, index: Any) -> tuple[Any, ...]:  # noqa: ANN401 - whatever numpy takes
+        """Return the rows at `index`: views of the arrays, or numpy scalars."""
+        return tuple(array[index] for array in self.arrays)
+
+    def __getitems__(self, indices: Sequence[int]) -> list[tuple[Any, ...]]:
+        """Return the samples at `indices`, rows of one fresh array for each of `arrays`."""
+        chosen = np.asarray(indices, np.int64)
+        return list(zip(*(array[chosen] for array in self.arrays), strict=True))
+
+    @property
+    def can_get_batch(self) -> bool:
+        """Whether all arrays are plain ones of numbers or bools, in the machine's byte order."""
+        return all(
+            type(array) in (np.ndarray, np.memmap)
+            and array.dtype.kind in "biufc"
+            and array.dtype.isnative
+            for array in self.arrays
+        )
+
+    def get_batch(self, indices: NDArray[np.int64], empty: Empty) -> list[NDArray[Any]]:
+        """Return the rows of each array, gathered into arrays from `empty`.
+
+        Raises:
+            IndexError: an index is outside -length <= index < length.
+        """
+        chosen = _counted_from_start(indices, len(self))
+        return [_gather(array, chosen, empty) for array in self.arrays]
+
+
+def _counted_from_start(indices: NDArray[np.int64], length: int) -> NDArray[np.int64]:
+    """`indices` with the negative ones made positive; IndexError if one is out of range."""
+    if indices.size == 0:
+        return indices
+    smallest, largest = int(indices.min()), int(indices.max())
+    if smallest < -length or largest >= length:
+        wrong = smallest if smallest < -length else largest
+        raise IndexError(
+            f"index {wrong} is out of range for a dataset of {length} samples "
+            f"({-length} <= index < {length})."
+        )
+    return np.where(indices < 0, indices + length, indices) if smallest < 0 else indices
+
+
+def _gather(array: NDArray[Any], indices: NDArray[np.int64], empty: Empty) -> NDArray[Any]:
+    out = empty((len(indices), *array.shape[1:]), array.dtype)
+    if array.flags.c_contiguous:
+        # mode="raise" would gather into a buffer first, so that an error leaves `out` alone.
+        return np.take(array, indices, axis=0, out=out, mode="clip")
+    out[...] = array[indices]  # np.take would first copy all of a strided array
+    return out
+
+
+class StackDataset(Dataset[Any]):
+    """Datasets side by side: sample i is a tuple, or a dict, of their samples i.
+
+    Example:
+        >>> data = StackDataset(image=range(0, 30, 10), label=["a", "b", "c"])
+        >>> data[1]
+        {'image': 10, 'label': 'b'}
+    """
+
+    datasets: tuple[Any, ...] | dict[str, Any]
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:  # noqa: ANN401 - anything with an index
+        """Put datasets side by side.
+
+        Args:
+            *args: Datasets of one length, for samples that are tuples.
+            **kwargs: Datasets of one length by name, for samples that are dicts.
+
+        Raises:
+            ValueError: no dataset, lengths that differ, or both forms at once.
+        """
+        if args and kwargs:
+            raise ConfigError(
+                "StackDataset takes datasets by position (samples are tuples) or by name (samples "
+                f"are dicts), not both; got {len(args)} by position and {sorted(kwargs)} by name."
+            )
+        self.datasets = args or kwargs
+        lengths = [len(dataset) for dataset in self._parts()]
+        if not lengths:
+            raise ConfigError("At least one dataset should be passed to StackDataset; got none.")
+        if len(set(lengths)) != 1:
+            raise ConfigError(
+                f"Size mismatch between datasets: they have {lengths} samples. Stack datasets of "
+                "one length; `Subset` shortens one."
+            )
+        self._length = lengths[0]
+
+    def _parts(self) -> list[Any]:
+        return list(self.datasets.values() if isinstance(self.datasets, dict) else self.datasets)
+
+    def __len__(self) -> int:
+        """Return the length that the datasets had when they were stacked."""
+        return self._length
+
+    def __getitem__(self, index: Any) -> Any:  # noqa: ANN401 - a tuple or a dict
+        """Return a tuple, or dict, of the datasets' samples at `index`."""
+        if isinstance(self.datasets, dict):
+            return {name: dataset[index] for name, dataset in self.datasets.items()}
+        return tuple(dataset[index] for dataset in self.datasets)
+
+    def __getitems__(self, indices: Sequence[Any]) -> list[Any]:
+        """Return the samples at `indices`, by the datasets' own `__getitems__` if any.
+
+        Raises:
+            ValueError: a dataset returned another number of samples than it was asked for.
+        """
+        rows = zip(*(_read_samples(dataset, indices) for dataset in self._parts()), strict=True)
+        if isinstance(self.datasets, dict):
+            return [dict(zip(self.datasets, row, strict=True)) for row in rows]
+        return list(rows)
+
+    @property
+    def can_get_batch(self) -> bool:
+        """Whether all datasets can be read by the batch."""
+        return all(batch_reader(dataset) is not None for dataset in self._parts())
+
+    def get_batch(self, indices: NDArray[np.int64], empty: Empty) -> Any:  # noqa: ANN401 - a list or a dict
+        """Return the datasets' batches: a list, or a dict by name."""
+        batches = [_reader(dataset)(indices, empty) for dataset in self._parts()]
+        if isinstance(self.datasets, dict):
+            return dict(zip(self.datasets, batches, strict=True))
+        return batches
+
+
+def _read_samples(dataset: Any, indices: Sequence[Any]) -> list[Any]:  # noqa: ANN401
+    many: Callable[[Sequence[Any]], list[Any]] | None = getattr(dataset, "__getitems__", None)
+    if not callable(many):
+        return [dataset[index] for index in indices]
+    samples = many(indices)
+    if len(samples) != len(indices):
+        raise ValueError(
+            "Nested dataset's output size mismatch: "
+            f"{type(dataset).__name__}.__getitems__ returned {len(samples)} samples for "
+            f"{len(indices)} indices. Return one sample for each index."
+        )
+    return samples
+
+
+def _reader(dataset: object) -> Callable[[NDArray[np.int64], Empty], Any]:
+    reader = batch_reader(dataset)
+    if reader is None:
+        raise TypeError(
+            f"{type(dataset).__name__} cannot be read by the batch. Ask `can_get_batch` before "
+            "get_batch, or read samples by index."
+        )
+    return reader
+
+
+class ConcatDataset(Dataset[T_co]):
+    """Datasets one after the other.
+
+    Example:
+        >>> data = ConcatDataset([["a", "b"], ["c"]])
+        >>> len(data), data[2], data[-3]
+        (3, 'c', 'a')
+    """
+
+    datasets: list[Any]
+    cumulative_sizes: list[int]
+
+    def __init__(self, datasets: Iterable[Any]) -> None:
+        """Put datasets one after the other.
+
+        Args:
+            datasets: At least one map-style dataset with a length.
+
+        Raises:
+            AssertionError: no dataset, or an `IterableDataset`.
+        """
+        self.datasets = list(datasets)
+        if not self.datasets:
+            raise AssertionError(
+                "datasets should not be an empty iterable: give at least one dataset."
+            )
+        for position, dataset in enumerate(self.datasets):
+            if isinstance(dataset, IterableDataset):
+                raise AssertionError(
+                    f"ConcatDataset does not support IterableDataset, but dataset {position} is "
+                    f"one ({type(dataset).__name__}). Use ChainDataset."
+                )
+        self.cumulative_sizes = list(itertools.accumulate(map(len, self.datasets)))
+
+    def __len__(self) -> int:
+        """Return the sum of the lengths that the datasets had at construction."""
+        return self.cumulative_sizes[-1]
+
+    def __getitem__(self, index: int) -> T_co:
+        """Return the sample at `index`; a negative one counts from the end.
+
+        Raises:
+            ValueError: index < -length.
+            IndexError: index >= length.
+        """
+        part, offset = self._locate(index)
+        sample: T_co = self.datasets[part][offset]
+        return sample
+
+    def _locate(self, index: int) -> tuple[int, int]:
+        """Which dataset, and which index in it."""
+        length = len(self)
+        if index < -length:
+            raise ValueError(
+                "absolute value of index should not exceed dataset length: "
+                f"{index} is out of range for {length} samples."
+            )
+        if index >= length:
+            raise IndexError(f"index {index} is out of range for a dataset of {length} samples.")
+        if index < 0:
+            index += length
+        part = bisect.bisect_right(self.cumulative_sizes, index)
+        return part, index - (self.cumulative_sizes[part - 1] if part else 0)
+
+    def __getitems__(self, indices: Sequence[int]) -> list[T_co]:
+        """Return the samples at `indices`, by the datasets' own `__getitems__` if any."""
+        located = [self._locate(index) for index in indices]
+        samples: dict[int, T_co] = {}
+        for part in sorted({part for part, _ in located}):
+            positions = [position for position, place in enumerate(located) if place[0] == part]
+            offsets = [located[position][1] for position in positions]
+            found = _read_samples(self.datasets[part], offsets)
+            samples.update(zip(positions, found, strict=True))
+        return [samples[position] for position in range(len(located))]
+
+    @property
+    def can_get_batch(self) -> bool:
+        """Whether all datasets can be read by the batch."""
+        return all(batch_reader(dataset) is not None for dataset in self.datasets)
+
+    def get_batch(self, indices: NDArray[np.int64], empty: Empty) -> Any:  # noqa: ANN401 - a batch tree
+        """Return the samples at `indices` as one batch, each dataset's share read at once.
+
+        Raises:
+            ValueError: an index is smaller than -length.
+            IndexError: an index is not smaller than length.
+            CollateError: the datasets' samples do not fit together.
+        """
+        shares = self._shares(indices)
+        if len(shares) == 1:  # nothing to bring into order
+            part, _, offsets = shares[0]
+            return _reader(self.datasets[part])(offsets, empty)
+        batches = [_reader(self.datasets[part])(offsets, np.empty) for part, _, offsets in shares]
+        try:
+            return _merge(batches, [positions for _, positions, _ in shares], empty)
+        except _UnlikeError:
+            return self._collated(indices, empty)
+
+    def _shares(
+        self, indices: NDArray[np.int64]
+    ) -> list[tuple[int, NDArray[np.intp], NDArray[np.int64]]]:
+        """Per dataset asked: its number, the positions in the batch, the indices in it."""
+        for index in indices[(indices < -len(self)) | (indices >= len(self))][:1].tolist():
+            self._locate(index)  # raises
+        chosen = np.where(indices < 0, indices + len(self), indices)
+        sizes = np.asarray(self.cumulative_sizes)
+        parts = np.searchsorted(sizes, chosen, side="right")
+        starts = np.concatenate(([0], sizes))
+        shares = []
+        for part in np.unique(parts).tolist():
+            positions = np.flatnonzero(parts == part)
+            shares.append((part, positions, chosen[positions] - starts[part]))
+        return shares
+
+    def _collated(self, indices: NDArray[np.int64], empty: Empty) -> Any:  # noqa: ANN401
+        """The batch made of samples: for parts that differ, and the error that names two."""
+        numbers = indices.tolist()
+        try:
+            return Collator(empty).batch(self.__getitems__(numbers))
+        except CollateError as error:
+            error.name_samples(numbers)
+            raise
+
+
+class _UnlikeError(Exception):
+    """Batches of two datasets differ in structure, shape or dtype, or hold more than arrays."""
+
+
+def _merge(batches: list[Any], positions: list[NDArray[np.intp]], empty: Empty) -> Any:  # noqa: ANN401
+    """One batch of several that are alike, rows of batches[i] at positions[i]."""
+    first = batches[0]
+    if any(type(batch) is not type(first) for batch in batches):
+        raise _UnlikeError
+    if type(first) is dict:
+        if any(batch.keys() != first.keys() for batch in batches):
+            raise _UnlikeError
+        return {key: _merge([batch[key] for batch in batches], positions, empty) for key in first}
+    if type(first) is list:
+        if any(len(batch) != len(first) for batch in batches):
+            raise _UnlikeError
+        return [_merge(list(column), positions, empty) for column in zip(*batches, strict=True)]
+    if type(first) is not np.ndarray or any(
+        batch.shape[1:] != first.shape[1:] or batch.dtype != first.dtype for batch in batches
+    ):
+        raise _UnlikeError
+    out = empty((sum(map(len, positions)), *first.shape[1:]), first.dtype)
+    for batch, rows in zip(batches, positions, strict=True):
+        out[rows] = batch
+    return out
+
+
+class ChainDataset(IterableDataset[T_co]):
+    """Streams one after the other.
+
+    Example:
+        >>> class Letters(IterableDataset[str]):
+        ...     def __iter__(self) -> Iterator[str]:
+        ...         return iter("ab")
+        >>> list(ChainDataset([Letters(), Letters()]))
+        ['a', 'b', 'a', 'b']
+    """
+
+    datasets: Iterable[Any]
+
+    def __init__(self, datasets: Iterable[Any]) -> None:
+        """Put streams one after the other.
+
+        Args:
+            datasets: `IterableDataset`s; looked at when they are iterated, so it may be any
+                iterable.
+        """
+        self.datasets = datasets
+
+    def __iter__(self) -> Iterator[T_co]:
+        """Yield all samples of the first dataset, then of the next.
+
+        Raises:
+            AssertionError: a dataset is no `IterableDataset`; when its turn comes.
+        """
+        for dataset in self._checked():
+            yield from dataset
+
+    def __len__(self) -> int:
+        """Return the sum of the datasets' lengths.
+
+        Raises:
+            AssertionError: a dataset is no `IterableDataset`.
+            TypeError: a dataset has no length.
+        """
+        return sum(len(dataset) for dataset in self._checked())
+
+    def _checked(self) -> Iterator[Any]:
+        for dataset in self.datasets:
+            if not isinstance(dataset, IterableDataset):
+                raise AssertionError(
+                    "ChainDataset only supports IterableDataset, but got "
+                    f"{type(dataset).__name__}. Use ConcatDataset for map-style datasets."
+                )
+            yield dataset
+
+
+class Subset(Dataset[T_co]):
+    """The samples of a dataset at some indices.
+
+    Example:
+        >>> part = Subset("abcdef", [5, 0, -2])
+        >>> len(part), part[0], part.indices
+        (3, 'f', array([ 5,  0, -2]))
+    """
+
+    dataset: Any
+    indices: Any
+
+    def __init__(self, dataset: Any, indices: Sequence[Any] | NDArray[Any]) -> None:  # noqa: ANN401
+        """Choose samples.
+
+        Args:
+            dataset: The whole.
+            indices: Indices, or keys, into it. Integers are kept as one int64 array, so a subset of
+                millions is one array for all workers.
+
+        Raises:
+            NotImplementedError: a subclass overrides `__getitem__` but not `__getitems__`, which
+                would then give other samples.
+        """
+        cls = type(self)
+        if cls.__getitem__ is not Subset.__getitem__ and cls.__getitems__ is Subset.__getitems__:
+            raise NotImplementedError(
+                f"{cls.__name__} overrides __getitem__ but not __getitems__, which reads batches. "
+                "Override that too, for example: return [self[index] for index in indices]."
+            )
+        numbers = _as_int64(indices)
+        self.dataset = dataset
+        self.indices = indices if numbers is None else numbers
+
+    def __len__(self) -> int:
+        """Return the number of indices."""
+        return len(self.indices)
+
+    def __getitem__(self, index: Any) -> Any:  # noqa: ANN401
+        """Return the sample at `indices[index]`; for a list, what the dataset gives for a list."""
+        if isinstance(index, list):
+            return self.dataset[self._inner(index)]
+        return self.dataset[self._inner([index])[0]]
+
+    def __getitems__(self, indices: Sequence[int]) -> list[T_co]:
+        """Return the samples at `indices`, by the dataset's own `__getitems__` if it has one."""
+        inner = self._inner(indices)
+        many = getattr(self.dataset, "__getitems__", None)
+        return list(many(inner)) if callable(many) else [self.dataset[index] for index in inner]
+
+    def _inner(self, indices: Sequence[int]) -> list[Any]:
+        """Indices of the whole, as Python's own integers: a dataset may well be a dict of them."""
+        if isinstance(self.indices, np.ndarray):
+            chosen: list[Any] = self.indices[np.asarray(indices, np.int64)].tolist()
+            return chosen
+        return [self.indices[index] for index in indices]
+
+    @property
+    def can_get_batch(self) -> bool:
+        """Whether the indices are integers and the dataset can be read by the batch."""
+        is_numbered = isinstance(self.indices, np.ndarray) and self.indices.dtype == np.int64
+        return is_numbered and batch_reader(self.dataset) is not None
+
+    def get_batch(self, indices: NDArray[np.int64], empty: Empty) -> Any:  # noqa: ANN401 - a batch tree
+        """Return the dataset's batch at `self.indices[indices]`.
+
+        Raises:
+            IndexError: an index is outside the subset, or the subset's is outside the dataset.
+        """
+        return _reader(self.dataset)(self.indices[indices], empty)
+
+
+def _as_int64(indices: Any) -> NDArray[np.int64] | None:  # noqa: ANN401 - any sequence
+    """A 1-D sequence of integers as an array of its own, or None if it is anything else."""
+    if not hasattr(indices, "dtype"):  # a list: do not turn a million strings into an array to see
+        kinds = set(map(type, indices)) if not isinstance(indices, range) else {int}
+        if not all(issubclass(kind, (int, np.integer)) and kind is not bool for kind in kinds):
+            return None
+    try:
+        array = np.asarray(indices)
+    except (TypeError, ValueError, OverflowError):
+        return None
+    if array.size == 0 and array.ndim == 1:
+        return np.empty(0, np.int64)
+    if array.ndim != 1 or array.dtype.kind not in "iu" or array.dtype == np.uint64:
+        return None
+    return array.astype(np.int64)
+
+
+def random_split(dataset: Any, lengths: Sequence[int | float], seed: int = 0) -> list[Subset[Any]]:  # noqa: ANN401
+    """Split a dataset at random into parts that do not overlap.
+
+    Args:
+        dataset: Has a length.
+        lengths: Samples per part, summing to the length; or fractions summing to 1, whose parts are
+            rounded down and the samples left over dealt out in turn from the first part on.
+        seed: Decides the split, with `lengths`. Not negative.
+
+    Returns:
+        One `Subset` for each length.
+
+    Raises:
+        ValueError: the lengths or fractions do not add up, or one is out of range.
+
+    Example:
+        >>> [len(part) for part in random_split(range(10), [0.5, 0.25, 0.25])]
+        [6, 2, 2]
+    """
+    total = sum(lengths)
+    if math.isclose(total, 1) and total <= 1:
+        sizes = _sizes_of_fractions(len(dataset), lengths)
+    else:
+        sizes = [int(length) for length in lengths]
+        if total != len(dataset) or sizes != list(lengths) or min(sizes, default=0) < 0:
+            raise ConfigError(
+                "Sum of input lengths does not equal the length of the input dataset! Lengths "
+                f"{list(lengths)} sum to {total}, the dataset has {len(dataset)} samples. Give "
+                "whole numbers that sum to it, or fractions that sum to 1."
+            )
+    order = np.random.Generator(np.random.Philox(np.random.SeedSequence(seed))).permutation(
+        len(dataset)
+    )
+    stops = itertools.accumulate(sizes)
+    return [
+        Subset(dataset, order[stop - size : stop]) for size, stop in zip(sizes, stops, strict=True)
+    ]
+
+
+def _sizes_of_fractions(length: int, fractions: Sequence[int | float]) -> list[int]:
+    for position, fraction in enumerate(fractions):
+        if not 0 <= fraction <= 1:
+            raise ConfigError(
+                f"Fraction at index {position} is not between 0 and 1: {fraction}. All must be."
+            )
+    sizes = [math.floor(length * fraction) for fraction in fractions]
+    for extra in range(length - sum(sizes)):
+        sizes[extra % len(sizes)] += 1
+    for position, size in enumerate(sizes):
+        if size == 0:
+            warnings.warn(
+                f"Length of split at index {position} is 0. This might result in an empty dataset.",
+                stacklevel=3,
+            )
+    return sizes

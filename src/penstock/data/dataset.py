@@ -1,0 +1,172 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What a dataset is, and when a whole batch may be read from it at once.
+
+A map-style dataset gives samples by index (`__getitem__`), an iterable one gives them in turn
+(`__iter__`). A map-style dataset may also offer
+
+- `__getitems__(indices)`: a list of samples for a list of indices;
+- `get_batch(indices, empty)`: the batch itself, already collated; and, where that is not always
+  possible, a property `can_get_batch`, asked before the first batch of an epoch.
+
+`get_batch` must equal collating the samples. A subclass that changes the samples but knows nothing
+of `get_batch` would break that, so `batch_reader` looks at which class defines what.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from typing import TYPE_CHECKING, Any, Generic, Protocol, TypeVar
+
+if TYPE_CHECKING:
+    import numpy as np
+    from numpy.typing import DTypeLike, NDArray
+
+__all__ = [
+    "BatchReader",
+    "Dataset",
+    "Empty",
+    "IterableDataset",
+    "batch_reader",
+    "is_current",
+    "register_batch_reader",
+]
+
+T_co = TypeVar("T_co", covariant=True)
+
+
+class Empty(Protocol):
+    """Gives memory for the arrays of a batch; `numpy.empty` is one."""
+
+    def __call__(self, shape: tuple[int, ...], dtype: DTypeLike) -> NDArray[Any]:
+        """Return a writable, C-contiguous array of any content; it may lie in shared memory."""
+
+
+BatchReader = Callable[["NDArray[np.int64]", Empty], object]
+"""`(indices, empty)` -> batch tree; `indices` is int64, shape (batch,), negative from the end."""
+
+
+class Dataset(Generic[T_co]):
+    """A map from indices, or other keys, to samples.
+
+    Subclasses define `__getitem__`, and `__len__` where samplers are to number the samples. A
+    sample is any tree of arrays, numbers, strings, bytes. `a + b` is one dataset after the other.
+
+    Concurrency:
+        A copy goes to each worker, so it must pickle, unless workers are forked.
+
+    Example:
+        >>> class Squares(Dataset[int]):
+        ...     def __getitem__(self, index: int) -> int:
+        ...         return index * index
+        ...
+        ...     def __len__(self) -> int:
+        ...         return 10
+        >>> Squares()[3], len(Squares() + Squares())
+        (9, 20)
+    """
+
+    # Neither `__len__` nor `__getitems__` has a default here: both are looked for to see what a
+    # dataset can.
+
+    def __getitem__(self, index: Any) -> T_co:  # noqa: ANN401 - keys may be of any type
+        """Return one sample.
+
+        Raises:
+            NotImplementedError: the subclass does not define it.
+        """
+        raise NotImplementedError(
+            f"{type(self).__name__} is a Dataset and must define __getitem__(index)."
+        )
+
+    def __add__(self, other: Dataset[Any]) -> Dataset[Any]:
+        """Return a `ConcatDataset` of the two."""
+        from penstock.data.combinators import ConcatDataset  # it builds on this module
+
+        return ConcatDataset([self, other])
+
+
+class IterableDataset(Dataset[T_co], Iterable[T_co]):
+    """A stream of samples, in an order of its own.
+
+    Subclasses define `__iter__`; without it they cannot be made. With workers, each has a copy
+    and iterates all of it: use `penstock.worker_info.get_worker_info` in `__iter__` to yield only
+    this worker's share.
+
+    Example:
+        >>> class Countdown(IterableDataset[int]):
+        ...     def __iter__(self) -> Iterator[int]:
+        ...         return iter([3, 2, 1])
+        >>> list(Countdown() + Countdown())
+        [3, 2, 1, 3, 2, 1]
+    """
+
+    def __add__(self, other: Dataset[Any]) -> Dataset[Any]:
+        """Return a `ChainDataset` of the two."""
+        from penstock.data.combinators import ChainDataset  # it builds on this module
+
+        return ChainDataset([self, other])
+
+
+_registered: dict[type, Callable[[Any], BatchReader | None]] = {}
+
+
+def register_batch_reader(cls: type, make_reader: Callable[[Any], BatchReader | None]) -> None:
+    """Say how datasets of exactly type `cls` are read by the batch, for classes that are not ours.
+
+    Subclasses of `cls` are not affected: they may have changed what a sample is.
+
+    Args:
+        cls: The class.
+        make_reader: Returns the reader of one dataset, or None where it must be read by the sample.
+    """
+    _registered[cls] = make_reader
+
+
+def batch_reader(dataset: object) -> BatchReader | None:
+    """Return what reads whole batches of `dataset`, or None if its samples must be read one by one.
+
+    The reader is the dataset's `get_batch`, provided that no more derived class, nor the object
+    itself, redefines `__getitem__` or `__getitems__`, and that `can_get_batch`, where there is one,
+    is true. Only classes are looked at, so an object that forwards unknown attributes to another is
+    not mistaken for it.
+
+    Example:
+        >>> import numpy as np
+        >>> from penstock.data import ArrayDataset
+        >>> pairs = ArrayDataset(np.arange(4), np.arange(4) / 2)
+        >>> batch_reader(pairs)(np.array([2, -1]), np.empty)
+        [array([2, 3]), array([1. , 1.5])]
+        >>> class Doubled(ArrayDataset):
+        ...     def __getitem__(self, index: int) -> tuple[object, ...]:
+        ...         return tuple(2 * value for value in super().__getitem__(index))
+        >>> batch_reader(Doubled(np.arange(4))) is None
+        True
+    """
+    cls = type(dataset)
+    make_reader = _registered.get(cls)
+    if make_reader is not None:
+        return make_reader(dataset)
+    if not is_current(cls, "get_batch", ("__getitem__", "__getitems__")):
+        return None
+    if not {"get_batch", "__getitem__", "__getitems__"}.isdisjoint(
+        getattr(dataset, "__dict__", ())
+    ):
+        return None
+    if not getattr(dataset, "can_get_batch", True):
+        return None
+    reader: BatchReader = dataset.get_batch  # type: ignore[attr-defined]  # is_current found it
+    return reader
+
+
+def is_current(cls: type, method: str, older: tuple[str, ...]) -> bool:
+    """Return whether the `method` of `cls` is as new as its versions of the methods `older`.
+
+    That is: the class that defines `method` comes before, or is, those that define the others in
+    the MRO. A fast path written for one version of the slow path may not be taken for a later one.
+    """
+    for base in cls.__mro__:
+        if vars(base).get(method) is not None:
+            return True
+        if not vars(base).keys().isdisjoint((method, *older)):
+            return False  # a later version of the slow path, or `method = None`
+    return False

@@ -1,0 +1,95 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Every error Penstock raises itself, by who has to act.
+
+    PenstockError
+    ├── ConfigError (ValueError)        the caller: an argument, or two that contradict each other
+    │   └── UnpicklableError            … something that cannot be sent to a spawned worker
+    ├── CollateError (RuntimeError)     the data: samples that do not fit into one batch
+    ├── WorkerError (RuntimeError)      the pool
+    │   ├── WorkerDied                  … a worker process ended before its work was done
+    │   └── WorkerTimeout               … no batch came within `timeout` seconds
+    ├── TransportError (RuntimeError)   shared memory, or the channel to a worker
+    └── MissingExtraError (ImportError) an optional dependency that is not installed
+
+An exception raised by the user's own code is never wrapped: it keeps its type, and a note says
+which sample, worker, epoch and step it came from.
+"""
+
+from __future__ import annotations
+
+import pickle
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+__all__ = [
+    "CollateError",
+    "ConfigError",
+    "MissingExtraError",
+    "PenstockError",
+    "TransportError",
+    "UnpicklableError",
+    "WorkerDied",
+    "WorkerError",
+    "WorkerTimeout",
+]
+
+
+class PenstockError(Exception):
+    """Root of every error that Penstock raises itself."""
+
+
+class ConfigError(PenstockError, ValueError):
+    """An argument is outside its range, or contradicts another one."""
+
+
+class UnpicklableError(ConfigError, pickle.PicklingError):
+    """Something cannot be pickled for a worker; the message names its attribute path."""
+
+
+class CollateError(PenstockError, RuntimeError):
+    """Samples of one batch do not fit together; the message names two of them."""
+
+    def __init__(self, template: str, positions: tuple[int, int]) -> None:
+        """Say what is wrong with two samples.
+
+        Args:
+            template: The message, with `{first}` and `{other}` where the samples are named.
+            positions: Their positions in the batch.
+        """
+        super().__init__(template, positions)
+        self.template = template
+        self.positions = positions
+        self.names = tuple(f"sample {position} of the batch" for position in positions)
+
+    def name_samples(self, indices: Sequence[object]) -> None:
+        """Name the samples by their indices in the dataset, which only the loader knows."""
+        self.names = tuple(
+            f"sample {indices[position]} (number {position} of the batch)"
+            for position in self.positions
+        )
+
+    def __str__(self) -> str:
+        """Return the message with the best names known."""
+        return self.template.format(first=self.names[0], other=self.names[1])
+
+
+class WorkerError(PenstockError, RuntimeError):
+    """The pool of workers cannot go on."""
+
+
+class WorkerDied(WorkerError):
+    """A worker process ended before its work was done."""
+
+
+class WorkerTimeout(WorkerError):
+    """No batch arrived within `timeout` seconds."""
+
+
+class TransportError(PenstockError, RuntimeError):
+    """Shared memory or a worker's channel failed."""
+
+
+class MissingExtraError(PenstockError, ImportError):
+    """An optional dependency is not installed; the message names the extra to install."""

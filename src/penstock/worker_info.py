@@ -1,0 +1,48 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Who am I, asked from inside a worker."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+__all__ = ["WorkerInfo", "get_worker_info"]
+
+
+@dataclass(frozen=True, slots=True)
+class WorkerInfo:
+    """What a worker knows of itself.
+
+    Attributes:
+        id: Number of this worker, 0 <= id < num_workers.
+        num_workers: Workers of the loader that this one belongs to.
+        seed: Seed of this worker's global generators: the loader's base seed plus `id`.
+        dataset: This worker's own copy of the dataset.
+    """
+
+    id: int
+    num_workers: int
+    seed: int
+    dataset: Any
+
+
+_current: WorkerInfo | None = None
+
+
+def get_worker_info() -> WorkerInfo | None:
+    """Return what this worker knows of itself, or None outside a worker.
+
+    An `IterableDataset` uses it to give each worker its own share of the stream, and
+    `worker_init_fn` to reach the worker's copy of the dataset.
+
+    Example:
+        >>> get_worker_info() is None  # the trainer is no worker
+        True
+    """
+    return _current
+
+
+def set_worker_info(info: WorkerInfo | None) -> None:
+    """Make `info` what `get_worker_info` returns in this process."""
+    global _current
+    _current = info

@@ -1,0 +1,242 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Orders are pure functions of (seed, epoch), and as complete as torch's."""
+
+import collections
+
+import numpy as np
+import pytest
+import torch.utils.data as stock
+from hypothesis import given
+from hypothesis import strategies as st
+
+from penstock.errors import ConfigError
+from penstock.sampling import (
+    BatchSampler,
+    DistributedSampler,
+    IndexSampler,
+    RandomSampler,
+    Sampler,
+    SequentialSampler,
+    SubsetRandomSampler,
+    WeightedRandomSampler,
+)
+
+lengths = st.integers(1, 50)
+seeds = st.integers(0, 1 << 70)
+
+MAKERS = {
+    "random": lambda seed: RandomSampler(range(100), seed=seed),
+    "replacement": lambda seed: RandomSampler(range(100), True, 150, seed=seed),
+    "longer": lambda seed: RandomSampler(range(100), num_samples=250, seed=seed),
+    "subset": lambda seed: SubsetRandomSampler(range(100, 300, 2), seed=seed),
+    "weighted": lambda seed: WeightedRandomSampler(np.arange(100), 80, seed=seed),
+    "weighted once": lambda seed: WeightedRandomSampler(np.arange(100), 80, False, seed=seed),
+    "distributed": lambda seed: DistributedSampler(range(100), 3, 1, seed=seed),
+}
+
+
+@pytest.mark.parametrize("kind", MAKERS)
+def test_an_order_depends_on_seed_and_epoch_alone(kind):
+    def order(seed, epoch):
+        sampler = MAKERS[kind](seed)
+        sampler.set_epoch(epoch)
+        np.random.seed(0)  # the global state must not matter
+        return list(sampler)
+
+    orders = {(seed, epoch): order(seed, epoch) for seed in (0, 1) for epoch in (0, 1)}
+    assert len({tuple(order) for order in orders.values()}) == 4
+    assert all(order(*key) == value for key, value in orders.items())
+
+
+@pytest.mark.parametrize("kind", MAKERS)
+def test_iterating_gives_the_indices_as_python_integers(kind):
+    sampler = MAKERS[kind](3)
+    order = sampler.indices()
+    assert order.dtype == np.int64
+    assert list(sampler) == order.tolist()
+    assert len(sampler) == len(order)
+    assert {type(index) for index in sampler} == {int}
+
+
+@given(lengths, seeds, st.integers(1, 200))
+def test_random_takes_every_index_before_any_again(length, seed, num_samples):
+    order = list(RandomSampler(range(length), num_samples=num_samples, seed=seed))
+    assert len(order) == num_samples
+    for start in range(0, num_samples, length):
+        one_pass = order[start : start + length]
+        assert len(set(one_pass)) == len(one_pass)
+        assert set(one_pass) <= set(range(length))
+
+
+@given(lengths, seeds, st.integers(1, 200))
+def test_replacement_draws_valid_indices(length, seed, num_samples):
+    order = RandomSampler(range(length), True, num_samples, seed).indices()
+    assert order.shape == (num_samples,)
+    assert 0 <= order.min() <= order.max() < length
+
+
+@given(st.lists(st.integers(-(1 << 40), 1 << 40)), seeds)
+def test_a_subset_comes_once_each(indices, seed):
+    assert sorted(SubsetRandomSampler(indices, seed)) == sorted(indices)
+
+
+@given(
+    length=st.integers(0, 40),
+    ranks=st.integers(1, 7),
+    drop_last=st.booleans(),
+    shuffle=st.booleans(),
+    seed=seeds,
+)
+def test_ranks_share_the_samples_as_torch_does(length, ranks, drop_last, shuffle, seed):
+    samplers = [
+        DistributedSampler(range(length), ranks, rank, shuffle, seed, drop_last)
+        for rank in range(ranks)
+    ]
+    torchs = stock.DistributedSampler(range(length), ranks, 0, drop_last=drop_last)
+    shares = [list(sampler) for sampler in samplers]
+    assert [len(share) for share in shares] == [torchs.num_samples] * ranks
+    assert (samplers[0].num_samples, samplers[0].total_size) == (
+        torchs.num_samples,
+        torchs.total_size,
+    )
+    counts = collections.Counter(index for share in shares for index in share)
+    if drop_last:
+        assert set(counts.values()) <= {1}
+    else:
+        assert set(counts) == set(range(length))
+        assert not counts or max(counts.values()) - min(counts.values()) <= 1
+
+
+@given(length=st.integers(0, 40), ranks=st.integers(1, 7), drop_last=st.booleans(), data=st.data())
+def test_an_unshuffled_share_is_exactly_torchs(length, ranks, drop_last, data):
+    rank = data.draw(st.integers(0, ranks - 1))
+    arguments = {"shuffle": False, "drop_last": drop_last}
+    theirs = stock.DistributedSampler(range(length), ranks, rank, **arguments)
+    assert list(DistributedSampler(range(length), ranks, rank, **arguments)) == list(theirs)
+
+
+@pytest.mark.parametrize("replacement", [True, False])
+def test_weights_decide_how_often_an_index_comes(replacement):
+    weights = np.array([0.0, 1.0, 2.0, 5.0])
+    firsts = np.zeros(4)
+    sampler = WeightedRandomSampler(weights, 3, replacement)
+    for epoch in range(4000):
+        sampler.set_epoch(epoch)
+        firsts[sampler.indices()[0]] += 1
+    np.testing.assert_allclose(firsts / 4000, weights / 8, atol=0.03)  # 4 standard deviations
+    assert firsts[0] == 0
+
+
+@given(st.lists(st.floats(0, 1e300), min_size=1, max_size=30), st.data())
+def test_without_replacement_no_index_comes_twice(weights, data):
+    available = np.count_nonzero(weights)
+    if available and np.isfinite(np.sum(weights)):
+        num_samples = data.draw(st.integers(1, int(available)))
+        order = WeightedRandomSampler(weights, num_samples, replacement=False).indices()
+        assert len(set(order.tolist())) == num_samples
+        assert all(weights[index] > 0 for index in order)
+
+
+def test_more_weights_than_torch_allows():
+    weights = np.zeros((1 << 24) + 10, np.float32)
+    weights[-1] = 1
+    assert set(WeightedRandomSampler(weights, 5)) == {(1 << 24) + 9}
+
+
+@pytest.mark.parametrize("module", [BatchSampler, stock.BatchSampler])
+@pytest.mark.parametrize(
+    ("size", "drop_last", "expected"),
+    [
+        (2, False, [[0, 1], [2, 3], [4]]),
+        (2, True, [[0, 1], [2, 3]]),
+        (5, True, [[0, 1, 2, 3, 4]]),
+        (6, True, []),
+    ],
+)
+def test_batches_are_torchs(module, size, drop_last, expected):
+    for sampler in (range(5), SequentialSampler(range(5))):
+        batches = module(sampler, size, drop_last)
+        assert list(batches) == expected
+        assert len(batches) == len(expected)
+
+
+@given(st.integers(0, 30), st.integers(1, 9), st.booleans(), seeds)
+def test_index_batches_are_the_batches(length, size, drop_last, seed):
+    for sampler in (SubsetRandomSampler(range(length), seed), list(range(length))):
+        batches = BatchSampler(sampler, size, drop_last)
+        assert [list(batch) for batch in batches.index_batches()] == list(batches)
+    assert {np.asarray(batch).dtype for batch in batches.index_batches()} <= {np.dtype(np.int64)}
+
+
+def test_keys_that_are_no_integers_come_through():
+    assert list(BatchSampler("abc", 2, drop_last=False).index_batches()) == [["a", "b"], ["c"]]
+
+
+def test_a_subclass_with_an_order_of_its_own_is_not_bypassed():
+    class Backwards(SequentialSampler):
+        def __iter__(self):
+            return iter(range(len(self) - 1, -1, -1))
+
+    class Pairs(BatchSampler):
+        def __iter__(self):
+            yield [0, 0]
+
+    assert list(BatchSampler(Backwards("abc"), 2, False).index_batches()) == [[2, 1], [0]]
+    assert list(Pairs(SequentialSampler("abc"), 2, False).index_batches()) == [[0, 0]]
+
+
+def test_no_index_is_drawn_before_it_is_needed():
+    drawn = []
+
+    def draw():
+        for index in range(5):
+            drawn.append(index)
+            yield index
+
+    batches = iter(BatchSampler(draw(), 2, drop_last=False))
+    assert drawn == []
+    assert (next(batches), drawn) == ([0, 1], [0, 1])
+
+
+def test_a_batch_sampler_passes_the_epoch_on():
+    sampler = RandomSampler(range(9))
+    BatchSampler(sampler, 2, drop_last=False).set_epoch(4)
+    BatchSampler(range(9), 2, drop_last=False).set_epoch(4)  # takes none, needs none
+    assert sampler.epoch == 4
+
+
+@pytest.mark.parametrize(
+    ("make", "error", "words"),
+    [
+        (lambda: RandomSampler(range(3), replacement=1), TypeError, "replacement=1"),
+        (lambda: RandomSampler(range(3), num_samples=0), ConfigError, "num_samples=0"),
+        (lambda: RandomSampler(range(3), num_samples=1.5), ConfigError, "num_samples=1.5"),
+        (lambda: RandomSampler([]), ConfigError, "num_samples=0"),
+        (lambda: RandomSampler(range(3), seed=-1), ConfigError, "seed=-1"),
+        (lambda: RandomSampler(range(3), seed="7"), TypeError, "seed='7'"),
+        (lambda: RandomSampler(range(3)).set_epoch(-1), ConfigError, "epoch=-1"),
+        (lambda: SubsetRandomSampler([0.5]), ConfigError, "dtype float64"),
+        (lambda: SubsetRandomSampler([[1]]), ConfigError, r"shape \(1, 1\)"),
+        (lambda: WeightedRandomSampler([1], 0), ConfigError, "num_samples=0"),
+        (lambda: WeightedRandomSampler([1], True), ConfigError, "num_samples=True"),
+        (lambda: WeightedRandomSampler([1], 1, 1), ConfigError, "replacement=1"),
+        (lambda: WeightedRandomSampler([[1]], 1), ConfigError, r"1d sequence .* \(1, 1\)"),
+        (lambda: WeightedRandomSampler([1, -1], 1), ConfigError, r"weights\[1\] is -1.0"),
+        (lambda: WeightedRandomSampler([np.nan], 1), ConfigError, r"weights\[0\] is nan"),
+        (lambda: WeightedRandomSampler([0, 0], 1), ConfigError, "0 of 2 are"),
+        (lambda: WeightedRandomSampler([], 1), ConfigError, "0 of 0 are"),
+        (lambda: WeightedRandomSampler([1e308] * 2, 1), ConfigError, "finite sum"),
+        (lambda: WeightedRandomSampler([1, 0], 2, False), ConfigError, "2 or more .* 1 of 2 are"),
+        (lambda: DistributedSampler(range(3), 2, 2), ConfigError, r"rank 2, .* \[0, 1\]"),
+        (lambda: DistributedSampler(range(3), 2, -1), ConfigError, "rank -1"),
+        (lambda: DistributedSampler(range(3), 0, 0), ConfigError, "num_replicas=0"),
+        (lambda: BatchSampler(range(3), 0, False), ConfigError, "batch_size=0"),
+        (lambda: BatchSampler(range(3), True, False), ConfigError, "batch_size=True"),
+        (lambda: BatchSampler(range(3), 1, 0), ConfigError, "drop_last=0"),
+        (lambda: iter(Sampler()), NotImplementedError, "must define __iter__"),
+        (lambda: list(IndexSampler()), NotImplementedError, "must define indices"),
+    ],
+)
+def test_wrong_arguments_are_named(make, error, words):
+    with pytest.raises(error, match=words):
+        make()

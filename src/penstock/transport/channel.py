@@ -1,0 +1,193 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Framed messages, with file descriptors, over one socket pair: one channel per worker.
+
+Guarantees
+    Frames arrive whole, in order, each with the descriptors that were sent with it.
+    `receive` and `post` never block, so the trainer cannot wait for a worker that waits for the
+    trainer: what the socket does not take now is kept and sent later.
+    `close` ends both directions at once, also where a forked process still holds a copy of the
+    socket. A peer that dies half way through a frame shows as `EOFError`, never as a hang.
+"""
+
+from __future__ import annotations
+
+import array
+import contextlib
+import os
+import socket
+import struct
+from collections import deque
+from typing import TYPE_CHECKING, Final, NamedTuple
+
+from penstock.errors import TransportError
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+__all__ = ["Channel", "Frame"]
+
+_HEADER: Final = struct.Struct("<IB")
+_FD_BYTES: Final = array.array("i").itemsize
+_MAX_FDS: Final = 64  # of one frame; Linux takes 253
+_RECEIVE_BYTES: Final = 64 * 1024
+
+
+class Frame(NamedTuple):
+    """One message; the descriptors are the receiver's to close."""
+
+    data: bytes
+    fds: tuple[int, ...]
+
+
+class Channel:
+    """One end of a socket pair.
+
+    Concurrency:
+        One thread per end.
+    """
+
+    def __init__(self, sock: socket.socket) -> None:
+        """Take over `sock`, connected, of type SOCK_STREAM."""
+        self._socket = sock
+        self._received = bytearray()
+        self._received_fds: deque[int] = deque()
+        self._unsent: deque[Frame] = deque()
+        self._partly_sent = b""
+        self._landing = bytearray(_RECEIVE_BYTES)
+
+    @staticmethod
+    def pair() -> tuple[socket.socket, socket.socket]:
+        """Return two connected sockets."""
+        return socket.socketpair(socket.AF_UNIX, socket.SOCK_STREAM)
+
+    def fileno(self) -> int:
+        """Return the socket's descriptor, -1 once closed."""
+        return self._socket.fileno()
+
+    @property
+    def has_unsent(self) -> bool:
+        """Whether `flush` has something to do once the socket is writable."""
+        return bool(self._unsent or self._partly_sent)
+
+    def send(self, data: bytes, fds: Sequence[int] = ()) -> None:
+        """Send one frame and wait until the socket took it all; `fds` stay the caller's.
+
+        Raises:
+            OSError: the peer is gone.
+        """
+        message = _HEADER.pack(len(data), len(fds)) + data
+        sent = self._start(message, fds, flags=0)
+        if sent < len(message):
+            self._socket.sendall(memoryview(message)[sent:])
+
+    def post(self, data: bytes, fds: Sequence[int] = ()) -> None:
+        """Send one frame without waiting; what does not fit now goes with `flush`.
+
+        The descriptors are duplicated if they have to wait; `fds` stay the caller's.
+        """
+        self._unsent.append(Frame(data, tuple(os.dup(fd) for fd in fds)))
+        self.flush()
+
+    def flush(self) -> None:
+        """Send what waits, as far as the socket takes it; `receive` tells if the peer is gone."""
+        with contextlib.suppress(BlockingIOError, BrokenPipeError, ConnectionResetError):
+            while self.has_unsent:
+                if self._partly_sent:
+                    sent = self._socket.send(self._partly_sent, socket.MSG_DONTWAIT)
+                    self._partly_sent = self._partly_sent[sent:]
+                else:
+                    self._send_next()
+
+    def _send_next(self) -> None:
+        frame = self._unsent[0]
+        message = _HEADER.pack(len(frame.data), len(frame.fds)) + frame.data
+        sent = self._start(message, frame.fds, socket.MSG_DONTWAIT)
+        self._unsent.popleft()
+        _close_all(frame.fds)
+        self._partly_sent = message[sent:]
+
+    def _start(self, message: bytes, fds: Sequence[int], flags: int) -> int:
+        if not fds:
+            return self._socket.send(message, flags)
+        rights = (socket.SOL_SOCKET, socket.SCM_RIGHTS, array.array("i", fds))
+        return self._socket.sendmsg([message], [rights], flags)
+
+    def receive(self, *, wait: bool = False) -> list[Frame]:
+        """Return the frames that are here, oldest first; with `wait`, at least one.
+
+        Raises:
+            EOFError: the peer closed its end or died.
+            TransportError: a descriptor was lost because this process may open no more files.
+        """
+        while True:
+            try:
+                self._read(0 if wait and not self._complete() else socket.MSG_DONTWAIT)
+            except BlockingIOError:
+                return self._take_frames()
+            except ConnectionResetError:
+                raise EOFError from None
+            if frames := self._take_frames():
+                return frames
+            if not wait:
+                return []
+
+    def _read(self, flags: int) -> None:
+        size, ancillary, message_flags, _ = self._socket.recvmsg_into(
+            [self._landing], socket.CMSG_LEN(_MAX_FDS * _FD_BYTES), flags
+        )
+        for level, kind, data in ancillary:
+            if level == socket.SOL_SOCKET and kind == socket.SCM_RIGHTS:
+                fds = array.array("i", data[: len(data) - len(data) % _FD_BYTES])
+                self._received_fds.extend(fds)
+        if message_flags & socket.MSG_CTRUNC:
+            raise TransportError(
+                "a worker's shared memory could not be received: this process may open no more "
+                "files. "
+                "Raise the limit (`ulimit -n`) or close files that are not needed."
+            )
+        if size == 0:
+            raise EOFError
+        self._received += memoryview(self._landing)[:size]
+
+    def _complete(self) -> bool:
+        if len(self._received) < _HEADER.size:
+            return False
+        return len(self._received) >= _HEADER.size + int(_HEADER.unpack_from(self._received)[0])
+
+    def _take_frames(self) -> list[Frame]:
+        frames = []
+        start = 0
+        while len(self._received) >= start + _HEADER.size:
+            length, num_fds = _HEADER.unpack_from(self._received, start)
+            stop = start + _HEADER.size + length
+            if len(self._received) < stop:
+                break
+            fds = tuple(self._received_fds.popleft() for _ in range(num_fds))
+            frames.append(Frame(bytes(self._received[start + _HEADER.size : stop]), fds))
+            start = stop
+        if start:
+            del self._received[:start]
+        return frames
+
+    def close(self) -> None:
+        """End both directions and close the socket; may be called again."""
+        with contextlib.suppress(OSError):
+            # shutdown, not only close: a forked process may hold a copy, and the peer must see the
+            # end.
+            self._socket.shutdown(socket.SHUT_RDWR)
+        self.detach()
+
+    def detach(self) -> None:
+        """Close this process's descriptors only, as a forked child has to."""
+        self._socket.close()
+        _close_all(self._received_fds)
+        self._received_fds.clear()
+        for frame in self._unsent:
+            _close_all(frame.fds)
+        self._unsent.clear()
+        self._partly_sent = b""
+
+
+def _close_all(fds: Sequence[int] | deque[int]) -> None:
+    for fd in fds:
+        os.close(fd)

@@ -1,0 +1,161 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Nameless shared memory: make it, send its descriptor, map it, and never leave it behind.
+
+Guarantees
+    A segment has no name that could outlive a crash: `memfd_create` where the system has it,
+    otherwise `shm_open` followed at once by `shm_unlink`. The kernel frees it with its last
+    mapping. A mapping lives until nothing refers to it; views of it keep it alive.
+    No descriptor stays open once both sides have mapped the segment, so a thousand held batches
+    cost a thousand mappings and not one descriptor.
+
+Why not `mmap.mmap`: it keeps a duplicate of the descriptor for as long as the mapping lives (until
+Python 3.13's `trackfd`), which is how a loader runs into `ulimit -n`.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import mmap
+import os
+import secrets
+import sys
+from functools import cache
+from typing import TYPE_CHECKING, Final
+
+import numpy as np
+
+from penstock.errors import TransportError
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    import numpy.typing as npt
+
+__all__ = ["Mapping", "anonymous_mapping", "as_bytes", "create_segment"]
+
+_MAP_FAILED: Final = ctypes.c_void_p(-1).value
+
+
+@cache
+def _libc() -> ctypes.CDLL:
+    libc = ctypes.CDLL(None, use_errno=True)
+    libc.mmap.restype = ctypes.c_void_p
+    libc.mmap.argtypes = (
+        ctypes.c_void_p,
+        ctypes.c_size_t,
+        ctypes.c_int,
+        ctypes.c_int,
+        ctypes.c_int,
+        ctypes.c_ssize_t,
+    )
+    libc.munmap.argtypes = (ctypes.c_void_p, ctypes.c_size_t)
+    return libc
+
+
+@cache
+def _array_class(size_bytes: int) -> type[ctypes.Array[ctypes.c_ubyte]]:
+    # A Python subclass, not the bare ctypes type: its instances carry attributes and can be hashed.
+    members = {"_type_": ctypes.c_ubyte, "_length_": size_bytes, "__hash__": object.__hash__}
+    return type("SegmentView", (ctypes.Array,), members)
+
+
+class Mapping:
+    """Memory mapped into this process; unmapped when the last reference and the last view are gone.
+
+    Concurrency:
+        Views may be made and dropped in any thread. A forked child shares the pages.
+    """
+
+    __slots__ = ("__weakref__", "_munmap", "address", "size_bytes")
+
+    def __init__(self, fd: int, size_bytes: int, *, flags: int = mmap.MAP_SHARED) -> None:
+        """Map `size_bytes` of `fd` (-1 with `MAP_ANONYMOUS`), which the caller may close."""
+        self._munmap: Callable[[int, int], int] | None = None
+        protection = mmap.PROT_READ | mmap.PROT_WRITE
+        address = _libc().mmap(None, size_bytes, protection, flags, fd, 0)
+        if address == _MAP_FAILED:
+            error = os.strerror(ctypes.get_errno())
+            raise TransportError(
+                f"cannot map {size_bytes:,} bytes of shared memory: {error}. Hold fewer batches at "
+                "a "
+                "time, or raise the limit (`ulimit -v`, the container's memory, vm.max_map_count)."
+            )
+        self.address: int = address
+        self.size_bytes = size_bytes
+        self._munmap = _libc().munmap  # kept here: module globals may be gone when __del__ runs
+
+    def view(self) -> ctypes.Array[ctypes.c_ubyte]:
+        """Return a fresh writable view of all bytes, which keeps the mapping alive.
+
+        Each call gives a new object, so that a weak reference to it tells when this one use is
+        over.
+        """
+        view = _array_class(self.size_bytes).from_address(self.address)
+        view.mapping = self  # type: ignore[attr-defined]  # from_address itself keeps nothing alive
+        return view
+
+    def bytes(self) -> npt.NDArray[np.uint8]:
+        """Return all bytes as an array, shape (size_bytes,), that keeps the mapping alive."""
+        return as_bytes(self.view())
+
+    def __del__(self) -> None:
+        if self._munmap is not None:
+            self._munmap(self.address, self.size_bytes)
+
+
+def as_bytes(view: ctypes.Array[ctypes.c_ubyte]) -> npt.NDArray[np.uint8]:
+    """Return `view` as an array: ctypes' own buffers have a format that pickle refuses."""
+    array: npt.NDArray[np.uint8] = np.frombuffer(view, np.uint8)  # type: ignore[call-overload]
+    return array
+
+
+def anonymous_mapping(size_bytes: int) -> Mapping:
+    """Return private memory of this process, zeroed, page-aligned."""
+    return Mapping(-1, size_bytes, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+
+
+def create_segment(size_bytes: int) -> int:
+    """Return the descriptor of a new nameless segment of `size_bytes`; the caller closes it.
+
+    Pages take memory only once they are touched.
+
+    Raises:
+        TransportError: the system gives no more descriptors or memory.
+    """
+    try:
+        fd = _nameless_fd()
+        try:
+            os.ftruncate(fd, size_bytes)
+        except OSError:
+            os.close(fd)
+            raise
+    except OSError as error:
+        raise TransportError(
+            f"cannot create {size_bytes:,} bytes of shared memory: {error}. Check `ulimit -n` and "
+            "the "
+            "memory limit of the container."
+        ) from error
+    return fd
+
+
+def _nameless_fd() -> int:
+    if hasattr(os, "memfd_create"):
+        # Not in /dev/shm: a container's 64 MB (or 1 MB) limit on that folder does not count here.
+        return os.memfd_create("penstock", os.MFD_CLOEXEC)
+    return _unlinked_shm_fd()
+
+
+def _unlinked_shm_fd() -> int:
+    """The same where there is no memfd (macOS, BSD): the name exists for a few microseconds."""
+    libc = ctypes.CDLL("librt.so.1" if sys.platform == "linux" else None, use_errno=True)
+    name = f"/penstock-{secrets.token_hex(8)}".encode()
+    flags = os.O_RDWR | os.O_CREAT | os.O_EXCL
+    libc.shm_open.argtypes = (ctypes.c_char_p, ctypes.c_int)  # the mode is variadic on macOS
+    fd: int = libc.shm_open(name, flags, ctypes.c_uint(0o600))
+    if fd < 0:
+        raise OSError(ctypes.get_errno(), f"shm_open: {os.strerror(ctypes.get_errno())}")
+    libc.shm_unlink(name)
+    with contextlib.suppress(OSError):
+        os.set_inheritable(fd, False)
+    return fd

@@ -1,0 +1,150 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A tree of anything, to a small message plus bytes in slots, and back.
+
+The walk is pickle's own (protocol 5): whatever pickles comes through with its exact type, shared
+references included, and every library that hands out its memory as a `PickleBuffer` (numpy, pandas,
+Arrow, and torch through `REDUCERS`) gets it placed in the slot. Buffers of 4 KiB and more go there,
+64-byte aligned; smaller ones stay in the message. What a default collate wrote into the slot is
+recognised by its address and not copied again.
+
+The two ends are processes of one program that trust each other; nothing here reads a file or a
+network.
+"""
+
+from __future__ import annotations
+
+import copyreg
+import io
+import pickle
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
+
+import numpy as np
+
+from penstock.transport.arena import INLINE_LIMIT_BYTES, Extent, SlotWriter
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+__all__ = [
+    "REDUCERS",
+    "AsTensor",
+    "NeedsInheritance",
+    "Packed",
+    "dumps",
+    "load_all",
+    "pack",
+    "set_tensor_maker",
+    "unpack",
+]
+
+_MESSAGE_LIMIT_BYTES: Final = 32 * 1024  # a longer pickle goes into the slot: channels stay snappy
+
+REDUCERS: Final[dict[type, Callable[[Any], Any]]] = {}
+"""Type -> `__reduce__`-like function, for types whose own pickling does not use protocol-5 buffers.
+
+Filled by the layers that know such types (`penstock.torch` for tensors). The exact type counts.
+"""
+
+
+class NeedsInheritance(Exception):
+    """Raised by a reducer for what only `multiprocessing` can hand to a starting process."""
+
+
+class Packed(NamedTuple):
+    """A packed tree: what travels, while the bytes stay where they are.
+
+    Attributes:
+        pickle: The tree without its large buffers, or the place where that lies in a slot.
+        buffers: Where the large buffers lie, in the order in which the pickle asks for them.
+        slots: Every slot taken by this batch.
+    """
+
+    pickle: bytes | Extent
+    buffers: tuple[Extent, ...]
+    slots: tuple[int, ...]
+
+
+def dumps(tree: object, take_buffer: Callable[[pickle.PickleBuffer], bool] | None = None) -> bytes:
+    """Return `tree` pickled with `REDUCERS`, without the buffers `take_buffer` is false for."""
+    file = io.BytesIO()
+    pickler = pickle.Pickler(file, protocol=5, buffer_callback=take_buffer)
+    pickler.dispatch_table = {**copyreg.dispatch_table, **REDUCERS}
+    pickler.dump(tree)
+    return file.getvalue()
+
+
+def pack(tree: object, writer: SlotWriter) -> Packed:
+    """Return `tree` packed through `writer`, whose slots are leased from now on.
+
+    Raises:
+        Exception: whatever pickling raises; the writer's slots are given back then.
+    """
+    buffers: list[Extent] = []
+
+    def keep_in_message(buffer: pickle.PickleBuffer) -> bool:
+        data = np.frombuffer(buffer.raw(), np.uint8)
+        if data.nbytes < INLINE_LIMIT_BYTES:
+            return True
+        buffers.append(writer.place(data))
+        return False
+
+    try:
+        pickled = dumps(tree, keep_in_message)
+        message: bytes | Extent = pickled
+        if len(pickled) > _MESSAGE_LIMIT_BYTES:
+            message = writer.place(np.frombuffer(pickled, np.uint8))
+    except BaseException:
+        writer.abandon()
+        raise
+    return Packed(message, tuple(buffers), tuple(writer.finish()))
+
+
+def unpack(packed: Packed, slots: dict[int, memoryview]) -> Any:  # noqa: ANN401 - any tree at all
+    """Return the tree again; its large arrays alias `slots`, which they keep alive."""
+    message = packed.pickle
+    data = _slice(slots, message) if isinstance(message, Extent) else message
+    return pickle.loads(data, buffers=[_slice(slots, extent) for extent in packed.buffers])
+
+
+def _slice(slots: dict[int, memoryview], extent: Extent) -> memoryview:
+    return slots[extent.slot][extent.offset : extent.offset + extent.size_bytes]
+
+
+class AsTensor:
+    """An array that becomes a tensor where it is unpacked.
+
+    A worker that has not imported torch collates in numpy, and the trainer, which has, gets
+    tensors.
+    """
+
+    __slots__ = ("array",)
+
+    def __init__(self, array: np.ndarray[Any, Any]) -> None:
+        """Mark `array`."""
+        self.array = array
+
+    def __reduce__(self) -> tuple[Callable[..., object], tuple[object, ...]]:
+        """Pickle as the call that makes the tensor."""
+        return _make_tensor, (self.array,)
+
+
+_tensor_maker: Callable[[np.ndarray[Any, Any]], object] | None = None
+
+
+def set_tensor_maker(make: Callable[[np.ndarray[Any, Any]], object]) -> None:
+    """Say how `AsTensor` becomes a tensor in this process; `penstock.torch` does."""
+    global _tensor_maker
+    _tensor_maker = make
+
+
+def _make_tensor(array: np.ndarray[Any, Any]) -> object:
+    if (
+        _tensor_maker is None
+    ):  # only a process that imported penstock.torch asks workers for tensors
+        raise AssertionError("penstock.torch is not imported")
+    return _tensor_maker(array)
+
+
+def load_all(data: bytes | memoryview, buffers: Sequence[memoryview]) -> Any:  # noqa: ANN401
+    """Return the object of `dumps` and its buffers."""
+    return pickle.loads(data, buffers=buffers)

@@ -1,0 +1,86 @@
+# SPDX-License-Identifier: Apache-2.0
+"""One object for many processes: pickled once, its arrays in one segment that all of them map.
+
+Each reader maps the segment copy-on-write: the arrays of a dataset take memory once, however many
+workers there are, and a worker that writes to its dataset changes only its own copy, as after a
+fork.
+"""
+
+from __future__ import annotations
+
+import mmap
+import os
+import struct
+from typing import TYPE_CHECKING, Any, Final
+
+import numpy as np
+
+from penstock.transport.arena import INLINE_LIMIT_BYTES
+from penstock.transport.memory import Mapping, create_segment
+from penstock.transport.packing import dumps, load_all
+
+if TYPE_CHECKING:
+    import pickle
+
+__all__ = ["load_shared", "share"]
+
+_PAGE_BYTES: Final = 4096  # arrays start on a page: a write copies no neighbour's page
+_NUMBER: Final = struct.Struct("<Q")
+
+
+def share(value: object) -> int:
+    """Return the descriptor of a segment that holds `value`; the caller closes it.
+
+    Layout: size of the pickle, number of buffers, size of each buffer (uint64 each), the pickle,
+        then the
+    buffers, each on a page of its own.
+
+    Raises:
+        Exception: whatever pickling `value` raises.
+    """
+    buffers: list[np.ndarray[Any, np.dtype[np.uint8]]] = []
+
+    def keep_in_pickle(buffer: pickle.PickleBuffer) -> bool:
+        data = np.frombuffer(buffer.raw(), np.uint8)
+        if data.nbytes < INLINE_LIMIT_BYTES:
+            return True
+        buffers.append(data)
+        return False
+
+    pickled = dumps(value, keep_in_pickle)
+    head = b"".join(map(_NUMBER.pack, [len(pickled), len(buffers), *(b.nbytes for b in buffers)]))
+    position = _page_up(len(head) + len(pickled))
+    size_bytes = position + sum(_page_up(buffer.nbytes) for buffer in buffers)
+    fd = create_segment(max(size_bytes, _PAGE_BYTES))
+    try:
+        whole = Mapping(fd, max(size_bytes, _PAGE_BYTES)).bytes()
+        whole[: len(head) + len(pickled)] = np.frombuffer(head + pickled, np.uint8)
+        for buffer in buffers:
+            whole[position : position + buffer.nbytes] = buffer
+            position += _page_up(buffer.nbytes)
+    except BaseException:
+        os.close(fd)
+        raise
+    return fd
+
+
+def load_shared(fd: int) -> Any:  # noqa: ANN401 - whatever was shared
+    """Return a copy of the shared value whose large arrays lie in the segment; `fd` is closed."""
+    try:
+        mapping = Mapping(fd, os.fstat(fd).st_size, flags=mmap.MAP_PRIVATE)
+    finally:
+        os.close(fd)
+    data = mapping.bytes().data
+    pickle_bytes, num_buffers = struct.unpack_from("<QQ", data)
+    sizes = struct.unpack_from(f"<{num_buffers}Q", data, 2 * _NUMBER.size)
+    start = (2 + num_buffers) * _NUMBER.size
+    position = _page_up(start + pickle_bytes)
+    buffers = []
+    for size in sizes:
+        buffers.append(data[position : position + size])
+        position += _page_up(size)
+    return load_all(data[start : start + pickle_bytes], buffers)
+
+
+def _page_up(size_bytes: int) -> int:
+    return -(-size_bytes // _PAGE_BYTES) * _PAGE_BYTES

@@ -1,0 +1,14 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Penstock: any dataset, as a steady stream of ready batches.
+
+`penstock.torch.DataLoader` takes the place of torch's; `penstock.Loader` gives numpy batches to any
+framework. Importing this package imports numpy and the standard library, nothing else.
+"""
+
+from __future__ import annotations
+
+from penstock.loader import Loader
+from penstock.worker_info import WorkerInfo, get_worker_info
+
+__all__ = ["Loader", "WorkerInfo", "get_worker_info"]
+__version__ = "0.1.0"

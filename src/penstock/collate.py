@@ -1,0 +1,237 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Samples to one batch: the default collate, on numpy alone.
+
+The rules are those of `torch.utils.data.default_collate`, with arrays in the place of tensors:
+arrays are stacked, numbers become an array, strings and bytes stay a list, and mappings, named
+tuples and sequences are collated member by member (a plain tuple becomes a list, as it does there).
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable, Mapping, MutableMapping, MutableSequence, Sequence
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from penstock.errors import CollateError
+
+if TYPE_CHECKING:
+    from penstock.data.dataset import Empty
+
+__all__ = ["CollateMap", "Collator", "check_shapes", "collate", "convert", "default_collate"]
+
+CollateMap = dict[type | tuple[type, ...], Callable[..., Any]]
+"""Type of the first sample -> function `(samples, *, collate_fn_map)` that makes them one leaf."""
+
+
+def collate(samples: Sequence[Any], *, collate_fn_map: CollateMap) -> Any:  # noqa: ANN401
+    """Return `samples` as one batch tree, leaves made by the functions of `collate_fn_map`.
+
+    The first sample decides: its exact type is looked up, then the first entry it is an instance
+    of; what is found nowhere must be a mapping or a sequence.
+
+    Raises:
+        TypeError: a leaf of a type that no function takes.
+        CollateError: sequences of different lengths.
+    """
+    first = samples[0]
+    function = collate_fn_map.get(type(first)) or next(
+        (f for kind, f in collate_fn_map.items() if isinstance(first, kind)), None
+    )
+    if function is not None:
+        return function(samples, collate_fn_map=collate_fn_map)
+    if isinstance(first, Mapping):
+        columns = {
+            key: collate([sample[key] for sample in samples], collate_fn_map=collate_fn_map)
+            for key in first
+        }
+        return _mapping_like(first, columns)
+    if isinstance(first, tuple) and hasattr(first, "_fields"):
+        return type(first)(*_columns(samples, collate_fn_map, strict=False))
+    if isinstance(first, Sequence):
+        _check_lengths(samples)
+        return _sequence_like(first, _columns(samples, collate_fn_map, strict=True))
+    raise TypeError(
+        "default_collate: batch must contain tensors, numpy arrays, numbers, dicts or lists; found "
+        f"{type(first)}. Convert it in the dataset, or give a collate_fn that knows it."
+    )
+
+
+def _columns(samples: Sequence[Any], collate_fn_map: CollateMap, *, strict: bool) -> list[Any]:
+    columns = zip(*samples, strict=strict)
+    return [collate(column, collate_fn_map=collate_fn_map) for column in columns]
+
+
+def _check_lengths(samples: Sequence[Any]) -> None:
+    length = len(samples[0])
+    for position, sample in enumerate(samples):
+        if len(sample) != length:
+            raise CollateError(
+                "each element in list of batch should be of equal size, but {first} has "
+                f"{length} elements and {{other}} has {len(sample)}. Pad them, or give a "
+                "collate_fn "
+                "that keeps them apart.",
+                (0, position),
+            )
+
+
+def convert(tree: Any, leaf: Callable[[Any], Any]) -> Any:  # noqa: ANN401
+    """Return `tree` with `leaf` applied to its members, except to strings; tuples become lists."""
+    if isinstance(tree, (str, bytes)):
+        return tree
+    if isinstance(tree, Mapping):
+        return _mapping_like(tree, {key: convert(tree[key], leaf) for key in tree})
+    if isinstance(tree, tuple) and hasattr(tree, "_fields"):
+        return type(tree)(*(convert(member, leaf) for member in tree))
+    if isinstance(tree, Sequence):
+        return _sequence_like(tree, [convert(member, leaf) for member in tree])
+    return leaf(tree)
+
+
+def _mapping_like(like: Mapping[Any, Any], columns: dict[Any, Any]) -> Any:  # noqa: ANN401
+    """`columns` as the type of `like`, its other attributes kept; as a dict if that fails."""
+    try:
+        if isinstance(like, MutableMapping):
+            clone = copy.copy(like)
+            clone.update(columns)
+            return clone
+        return type(like)(columns)  # type: ignore[call-arg]
+    except TypeError:  # a type that cannot be copied, updated or made from a dict
+        return columns
+
+
+def _sequence_like(like: Sequence[Any], members: list[Any]) -> Any:  # noqa: ANN401
+    """`members` as the type of `like`, a plain tuple as a list."""
+    if isinstance(like, tuple):
+        return members
+    try:
+        if isinstance(like, MutableSequence):
+            clone = copy.copy(like)
+            for position, member in enumerate(members):
+                clone[position] = member
+            return clone
+        return type(like)(members)  # type: ignore[call-arg]
+    except TypeError:  # `range`, and whatever else cannot be made from a list
+        return members
+
+
+class Collator:
+    """The default collate of one worker: arrays are stacked straight into the slot.
+
+    Concurrency:
+        One thread.
+    """
+
+    def __init__(
+        self, empty: Empty, wrap: Callable[[np.ndarray[Any, Any]], Any] | None = None
+    ) -> None:
+        """Collate into arrays given by `empty`.
+
+        Args:
+            empty: Gives the array for a stacked leaf.
+            wrap: Applied to each array made here. With it, what has no tensor type is refused, as
+                torch does.
+        """
+        self._empty = empty
+        self._wrap = wrap
+        self._map: CollateMap = {
+            np.ndarray: self._stack,
+            (np.bool_, np.number, np.object_): self._scalars,
+            float: self._floats,
+            int: self._ints,
+            str: _keep,
+            bytes: _keep,
+        }
+
+    def batch(self, samples: Sequence[Any]) -> Any:  # noqa: ANN401
+        """Return the samples of a batch as one tree."""
+        return collate(samples, collate_fn_map=self._map)
+
+    def sample(self, sample: Any) -> Any:  # noqa: ANN401
+        """Return a sample that is a batch by itself, its arrays wrapped."""
+        return sample if self._wrap is None else convert(sample, self._convert_leaf)
+
+    def _convert_leaf(self, leaf: Any) -> Any:  # noqa: ANN401
+        if isinstance(leaf, np.ndarray) and leaf.dtype.kind in "SUO":
+            return leaf
+        if isinstance(leaf, (np.ndarray, np.bool_, np.number)):
+            array = np.asarray(leaf)
+            return self._finish(array if array.flags.writeable else array.copy())
+        return leaf
+
+    def _finish(self, array: np.ndarray[Any, Any]) -> Any:  # noqa: ANN401
+        if self._wrap is None:
+            return array
+        if array.dtype.kind not in "biufc" or array.dtype.itemsize > 16 or not array.dtype.isnative:
+            raise TypeError(
+                f"default_collate: an array of dtype {array.dtype} has no tensor type. Convert it "
+                "in the "
+                "dataset, or give a collate_fn."
+            )
+        return self._wrap(array)
+
+    def _stack(self, arrays: Sequence[Any], *, collate_fn_map: CollateMap) -> Any:  # noqa: ANN401
+        first = arrays[0]
+        if self._wrap is not None and first.dtype.kind in "SUO":
+            raise TypeError(
+                "default_collate: batch must contain tensors, numpy arrays, numbers, dicts or "
+                "lists; found "
+                f"{first.dtype}"
+            )
+        check_shapes([array.shape for array in arrays])
+        if any(array.dtype != first.dtype for array in arrays):
+            return self._finish(np.stack(arrays))
+        out = self._empty((len(arrays), *first.shape), first.dtype)
+        return self._finish(np.stack(arrays, out=out))
+
+    def _scalars(self, values: Sequence[Any], *, collate_fn_map: CollateMap) -> Any:  # noqa: ANN401
+        return self._finish(np.asarray(values))
+
+    def _floats(self, values: Sequence[Any], *, collate_fn_map: CollateMap) -> Any:  # noqa: ANN401
+        return self._finish(np.asarray(values, np.float64))
+
+    def _ints(self, values: Sequence[Any], *, collate_fn_map: CollateMap) -> Any:  # noqa: ANN401
+        array = np.asarray(values)
+        if self._wrap is not None and array.dtype.kind == "f":
+            array = array.astype(np.float32)  # ints with floats among them: torch's default dtype
+        return self._finish(array)
+
+
+def _keep(values: Sequence[Any], *, collate_fn_map: CollateMap) -> Any:  # noqa: ANN401
+    return values
+
+
+def check_shapes(shapes: Sequence[tuple[int, ...]]) -> None:
+    """Raise CollateError, naming two samples and their shapes, unless all are equal."""
+    for position, shape in enumerate(shapes):
+        if tuple(shape) != tuple(shapes[0]):
+            raise CollateError(
+                "stack expects each tensor to be equal size, but {first} has shape "
+                f"{tuple(shapes[0])} and {{other}} has shape {tuple(shape)}. Crop, resize or pad "
+                "them in "
+                "the dataset, or give a collate_fn that keeps them apart.",
+                (0, position),
+            )
+
+
+def default_collate(samples: Sequence[Any]) -> Any:  # noqa: ANN401
+    """Return `samples` as one batch tree of numpy arrays, in fresh memory.
+
+    Args:
+        samples: At least one; all alike in structure, shapes and types.
+
+    Returns:
+        A tree like one sample: arrays get a leading batch dimension, ints become int64, floats
+        float64, strings and bytes a list, a plain tuple a list.
+
+    Raises:
+        CollateError: shapes or lengths differ; names the samples and both shapes.
+        TypeError: a leaf that cannot be collated.
+
+    Example:
+        >>> default_collate([(np.zeros(2), 1, "a"), (np.ones(2), 2, "b")])
+        [array([[0., 0.],
+               [1., 1.]]), array([1, 2]), ('a', 'b')]
+    """
+    return Collator(np.empty).batch(samples)

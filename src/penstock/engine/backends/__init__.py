@@ -1,0 +1,69 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Who runs the tasks: one Protocol, one file per backend.
+
+open_backend(plan)          picks one
+Backend.start()             workers begin to start; does not wait for them
+Backend.begin_epoch(e)      datasets are iterated anew
+Backend.submit(w, e, s, i)  never blocks
+Backend.events(timeout_s)   what happened: blocks until there is at least one, or time is up
+Backend.close()             everything is gone when it returns; may be called again
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Protocol
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from penstock.engine.order import TaskDone, WorkerDied, WorkerExhausted
+    from penstock.engine.plan import Plan
+
+__all__ = ["Backend", "BackendEvent", "Outcome", "open_backend"]
+
+BackendEvent = "TaskDone | WorkerExhausted | WorkerDied"
+
+
+class Outcome(Protocol):
+    """What came of a task."""
+
+    def result(self) -> object:
+        """Return the batch, or raise what the user's code raised."""
+
+
+class Backend(Protocol):
+    """Runs tasks, each on the worker it is submitted to, per worker in the order of submission.
+
+    Concurrency:
+        One thread.
+    """
+
+    def start(self) -> None:
+        """Start the workers; does not wait until they are ready."""
+
+    def begin_epoch(self, epoch: int) -> None:
+        """Begin another epoch than the first; outcomes of earlier ones are dropped from now on."""
+
+    def submit(self, worker_id: int, step: int, indices: object) -> None:
+        """Give a worker the task of making `step` of the current epoch. Does not block."""
+
+    def events(self, timeout_s: float | None) -> Sequence[TaskDone | WorkerExhausted | WorkerDied]:
+        """Return what happened since the last call, waiting for the first thing to happen.
+
+        Returns:
+            Events of the current epoch; none if `timeout_s` went by.
+        """
+
+    def close(self) -> None:
+        """Stop the workers and wait until they are gone; a second call does nothing."""
+
+
+def open_backend(plan: Plan) -> Backend:
+    """Return the backend that `plan` asks for, not yet started."""
+    if plan.num_workers == 0:
+        from penstock.engine.backends.serial import SerialBackend
+
+        return SerialBackend(plan)
+    from penstock.engine.backends.process import ProcessBackend
+
+    return ProcessBackend(plan)

@@ -1,0 +1,323 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Workers as processes: started side by side, each with a channel and an arena of its own.
+
+Guarantees
+    A worker's death is seen at once, through its sentinel and the end of its channel, and disturbs
+    no other worker's messages. What it had finished before is still delivered.
+    Nothing here blocks but `events`, which waits on all channels and sentinels together, and
+    `close`. When `close` returns no worker is left, within `_GRACE_S + _TERMINATE_S` in total,
+    however many there are.
+
+Shutdown order
+    Channels are shut down: a waiting worker ends at once, a busy one after its task, whatever is
+    queued. After `_GRACE_S` the rest get SIGTERM, after `_TERMINATE_S` more SIGKILL. Memory needs
+    no step of its own: slots live as long as a view of them does.
+
+A forked child (another loader's worker, say) inherits copies of the channels. It closes them right
+after the fork, and `close` uses shutdown(2), which no copy can hold up.
+"""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+import select
+import signal
+import time
+import weakref
+from pickle import PicklingError
+from typing import TYPE_CHECKING, Any, Final
+
+from penstock.engine.messages import (
+    BatchMade,
+    BeginEpoch,
+    ExceptionReport,
+    ShareEnded,
+    Task,
+    TaskFailed,
+    decode,
+    encode,
+    revive_exception,
+)
+from penstock.engine.order import TaskDone, WorkerDied, WorkerExhausted
+from penstock.engine.pickling import share_recipe, unpicklable_error
+from penstock.engine.worker import WorkerIdentity, run_worker
+from penstock.transport.arena import Arena
+from penstock.transport.channel import Channel
+from penstock.transport.packing import Packed, unpack
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from penstock.engine.plan import Plan, Recipe
+
+__all__ = ["ProcessBackend"]
+
+_GRACE_S: Final = 3.0  # for a worker to finish its task and its user's clean-up
+_TERMINATE_S: Final = 1.0
+
+_channels: weakref.WeakSet[Channel] = weakref.WeakSet()  # the trainer's ends, of all loaders
+
+
+def _detach_channels_in_child() -> None:
+    for channel in list(_channels):
+        channel.detach()
+
+
+os.register_at_fork(after_in_child=_detach_channels_in_child)
+
+
+class _Batch:
+    """A batch that has arrived; its slots are leased, also if nobody ever unpacks it."""
+
+    __slots__ = ("_packed", "_slots")
+
+    def __init__(self, packed: Packed, slots: dict[int, memoryview]) -> None:
+        self._packed = packed
+        self._slots = slots
+
+    def result(self) -> object:
+        slots, self._slots = self._slots, {}
+        return unpack(self._packed, slots)
+
+
+class _Failure:
+    """An exception of the user's code."""
+
+    __slots__ = ("_report", "_where")
+
+    def __init__(self, report: ExceptionReport, where: str) -> None:
+        self._report = report
+        self._where = where
+
+    def result(self) -> object:
+        raise revive_exception(self._report, self._where)
+
+
+class _Worker:
+    """The trainer's view of one worker."""
+
+    def __init__(
+        self,
+        worker_id: int,
+        process: Any,  # noqa: ANN401 - any context's
+        channel: Channel,
+    ) -> None:
+        self.worker_id = worker_id
+        self.process = process
+        self.channel = channel
+        self.arena = Arena()
+        self.is_gone = False
+
+    def describe_end(self) -> str:
+        """Say how the process ended; to be called when it has."""
+        code = self.process.exitcode
+        if code is None:
+            return "closed its channel"
+        if code >= 0:
+            return f"exited with code {code}"
+        try:
+            name = signal.Signals(-code).name
+        except ValueError:
+            name = f"signal {-code}"
+        return f"was killed by {name}"
+
+
+class ProcessBackend:
+    """Process workers. See the module for its guarantees."""
+
+    def __init__(self, plan: Plan) -> None:
+        """Prepare workers for `plan`."""
+        self._plan = plan
+        self._context = plan.context or multiprocessing.get_context()
+        self._workers: list[_Worker] = []
+        self._epoch = 0
+        self._poll = select.poll()
+        self._by_fd: dict[int, _Worker] = {}
+        self._owner_pid = os.getpid()
+
+    @property
+    def processes(self) -> list[Any]:
+        """The worker processes, in order of their ids."""
+        return [worker.process for worker in self._workers]
+
+    def start(self) -> None:
+        """Start all workers; none waits for another.
+
+        Raises:
+            UnpicklableError: the dataset (or a function) cannot be sent under this start method.
+        """
+        is_fork = self._context.get_start_method() == "fork"
+        shared_fd = None if is_fork else share_recipe(self._plan.recipe)
+        recipe = self._plan.recipe if shared_fd is None else None
+        try:
+            for worker_id in range(self._plan.num_workers):
+                self._start_worker(worker_id, recipe, shared_fd)
+        except BaseException:
+            self.close()
+            raise
+        finally:
+            if shared_fd is not None:
+                os.close(shared_fd)
+
+    def _start_worker(self, worker_id: int, recipe: Recipe | None, shared_fd: int | None) -> None:
+        plan = self._plan
+        ours, theirs = Channel.pair()
+        channel = Channel(ours)
+        _channels.add(channel)
+        identity = WorkerIdentity(
+            worker_id, plan.num_workers, plan.base_seed, plan.prefetch_factor + 2
+        )
+        try:
+            process = self._context.Process(  # type: ignore[attr-defined]  # every context has it
+                target=run_worker,
+                args=(theirs, identity, recipe),
+                name=f"penstock-{worker_id}",
+                daemon=True,
+            )
+            process.start()
+        except BaseException as error:
+            channel.close()
+            if recipe is not None and isinstance(error, (TypeError, AttributeError, PicklingError)):
+                raise unpicklable_error(recipe, error) from error
+            raise
+        finally:
+            theirs.close()
+        worker = _Worker(worker_id, process, channel)
+        self._workers.append(worker)
+        for fd in (channel.fileno(), process.sentinel):
+            self._by_fd[fd] = worker
+            self._poll.register(fd, select.POLLIN)
+        if shared_fd is not None:
+            channel.post(b"", [shared_fd])
+
+    def begin_epoch(self, epoch: int) -> None:
+        """Tell every worker; what still comes of earlier epochs is dropped."""
+        self._epoch = epoch
+        message = encode(BeginEpoch(epoch))
+        for worker in self._workers:
+            self._post(worker, message)
+
+    def submit(self, worker_id: int, step: int, indices: object) -> None:
+        """Send the task, with the numbers of the slots that have come back."""
+        worker = self._workers[worker_id]
+        freed = tuple(worker.arena.take_freed())
+        self._post(worker, encode(Task(self._epoch, step, indices, freed)))
+
+    def _post(self, worker: _Worker, message: bytes) -> None:
+        if worker.is_gone:
+            return
+        worker.channel.post(message)
+        self._watch_writable(worker)
+
+    def _watch_writable(self, worker: _Worker) -> None:
+        wanted = select.POLLIN | (select.POLLOUT if worker.channel.has_unsent else 0)
+        self._poll.modify(worker.channel.fileno(), wanted)
+
+    def events(self, timeout_s: float | None) -> Sequence[TaskDone | WorkerExhausted | WorkerDied]:
+        """Wait on all workers together."""
+        deadline = None if timeout_s is None else time.monotonic() + timeout_s
+        while True:
+            left_s = None if deadline is None else max(deadline - time.monotonic(), 0.0)
+            ready = self._poll.poll(None if left_s is None else left_s * 1000)
+            if not ready:
+                return []
+            events: list[TaskDone | WorkerExhausted | WorkerDied] = []
+            for worker, flags in self._ready_workers(ready).items():
+                if flags & select.POLLOUT:
+                    worker.channel.flush()
+                    self._watch_writable(worker)
+                if flags & ~select.POLLOUT:
+                    events += self._read(worker)
+            if events:
+                return events
+
+    def _ready_workers(self, ready: list[tuple[int, int]]) -> dict[_Worker, int]:
+        flags_of: dict[_Worker, int] = {}
+        for fd, flags in ready:
+            if worker := self._by_fd.get(fd):
+                flags_of[worker] = flags_of.get(worker, 0) | flags
+        return flags_of
+
+    def _read(self, worker: _Worker) -> list[TaskDone | WorkerExhausted | WorkerDied]:
+        events: list[TaskDone | WorkerExhausted | WorkerDied] = []
+        try:
+            for frame in worker.channel.receive():
+                event = self._understand(worker, decode(frame.data), frame.fds)
+                if event is not None:
+                    events.append(event)
+        except EOFError:
+            events.append(self._bury(worker))
+        else:
+            if not events and not worker.process.is_alive():
+                # The process is gone while somebody it started holds its end of the channel open.
+                events.append(self._bury(worker))
+        return events
+
+    def _understand(
+        self,
+        worker: _Worker,
+        message: Any,  # noqa: ANN401 - one of the messages
+        fds: tuple[int, ...],
+    ) -> TaskDone | WorkerExhausted | None:
+        outcome: _Batch | _Failure
+        if isinstance(message, BatchMade):
+            for (slot, size_bytes), fd in zip(message.new_slots, fds, strict=True):
+                worker.arena.add(slot, size_bytes, fd)
+            # Leased before anything else: slots of a dropped batch come back through the same path.
+            outcome = _Batch(message.packed, worker.arena.lease(message.packed.slots))
+            worker.arena.remove(message.retired_slots)
+        elif isinstance(message, TaskFailed):
+            outcome = _Failure(message.report, self._where(worker, message))
+        if message.epoch != self._epoch:
+            return None
+        if isinstance(message, ShareEnded):
+            return WorkerExhausted(worker.worker_id, message.step)
+        return TaskDone(worker.worker_id, message.step, outcome)
+
+    def _where(self, worker: _Worker, message: TaskFailed) -> str:
+        return (
+            f"in worker {worker.worker_id} (pid {worker.process.pid}), epoch {message.epoch}, "
+            f"step {message.step}"
+        )
+
+    def _bury(self, worker: _Worker) -> WorkerDied:
+        worker.process.join(_TERMINATE_S)  # the channel ends a moment before the process does
+        worker.is_gone = True
+        for fd in (worker.channel.fileno(), worker.process.sentinel):
+            self._poll.unregister(fd)
+            del self._by_fd[fd]
+        worker.channel.close()
+        reason = (
+            f"DataLoader worker (pid {worker.process.pid}) exited unexpectedly: worker "
+            f"{worker.worker_id} {worker.describe_end()}"
+        )
+        return WorkerDied(worker.worker_id, reason)
+
+    def close(self) -> None:
+        """Stop the workers and wait until they are gone."""
+        workers, self._workers = self._workers, []
+        self._by_fd.clear()
+        if os.getpid() != self._owner_pid:
+            return  # a forked copy of the trainer: the workers are not its children
+        for worker in workers:
+            worker.channel.close()
+        left = _join([worker.process for worker in workers], _GRACE_S)
+        for process in left:
+            process.terminate()
+        left = _join(left, _TERMINATE_S)
+        for process in left:
+            process.kill()
+        _join(left, _TERMINATE_S)
+
+
+def _join(processes: list[Any], timeout_s: float) -> list[Any]:
+    """Wait for all processes together, and return those that are still there."""
+    deadline = time.monotonic() + timeout_s
+    for process in processes:
+        process.join(max(deadline - time.monotonic(), 0.0))
+    left = [process for process in processes if process.is_alive()]
+    for process in processes:
+        if process not in left:
+            process.close()
+    return left

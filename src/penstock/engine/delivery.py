@@ -1,0 +1,177 @@
+# SPDX-License-Identifier: Apache-2.0
+"""From a plan to a stream of batches: carries out what the order machine decides, on a backend.
+
+Shutdown order: the backend is closed when the epoch ends (unless workers are kept), when the stream
+fails, when it is closed, and when the last reference to it goes. Batches outlive the stream that
+gave them.
+"""
+
+from __future__ import annotations
+
+import sys
+from typing import TYPE_CHECKING, Any, Self
+
+from penstock.engine.backends import Backend, Outcome, open_backend
+from penstock.engine.order import (
+    Deliver,
+    Draw,
+    Event,
+    Fail,
+    Finish,
+    IndicesDrawn,
+    IndicesExhausted,
+    Order,
+    Requested,
+    Submit,
+)
+from penstock.errors import WorkerDied, WorkerTimeout
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from penstock.engine.plan import Plan
+
+__all__ = ["Stream"]
+
+
+class Stream:
+    """The batches of one epoch after the other.
+
+    Concurrency:
+        One thread at a time. A forked copy gives no batches and stops no workers.
+    """
+
+    def __init__(self, plan: Plan, backend: Backend | None = None) -> None:
+        """Start the workers and give them their first tasks.
+
+        Args:
+            plan: What to do.
+            backend: Who does it, not yet started; by default what `plan` asks for.
+        """
+        self._plan = plan
+        self._epoch = 0
+        self._is_open = False
+        self._backend = open_backend(plan) if backend is None else backend
+        self._backend.start()
+        self._is_open = True
+        self._begin()
+
+    def _begin(self) -> None:
+        plan = self._plan
+        self._indices: Iterator[object] = plan.draw()
+        self._order = Order(max(plan.num_workers, 1), plan.lookahead, in_order=plan.in_order)
+        self._is_over = False
+        self._carry_out(self._order.start())
+
+    def begin_epoch(self) -> None:
+        """Begin the next epoch with the same workers; what is left of the last one is dropped."""
+        self._epoch += 1
+        if not self._is_open:
+            self._backend = open_backend(self._plan)
+            self._backend.start()
+            self._is_open = True
+        self._backend.begin_epoch(self._epoch)
+        self._begin()
+
+    @property
+    def backend(self) -> Backend:
+        """Who runs the tasks."""
+        return self._backend
+
+    def __iter__(self) -> Self:
+        """Return itself."""
+        return self
+
+    def __next__(self) -> Any:  # noqa: ANN401 - any batch tree
+        """Return the next batch.
+
+        Raises:
+            StopIteration: the epoch is over.
+            WorkerDied: a worker is gone. The stream is closed.
+            KeyboardInterrupt: and whatever else interrupts the wait. The stream is closed.
+            WorkerTimeout: no batch came in time. The stream goes on with the next call.
+            Exception: what the user's code raised. The stream goes on with the next call.
+        """
+        if self._is_over:
+            raise StopIteration
+        try:
+            answer = self._carry_out(self._order.handle(Requested()))
+            while answer is None:
+                answer = self._wait()
+        except WorkerTimeout:
+            raise
+        except BaseException:
+            # Ctrl-C, or what the sampler raised, may have hit anywhere: a message half understood
+            # would come back as a hang. With kept workers the next epoch starts new ones.
+            self.close()
+            raise
+        if isinstance(answer, Deliver):
+            outcome: Outcome = answer.outcome
+            return outcome.result()
+        self._is_over = True
+        if isinstance(answer, Fail):
+            message = self._death_message(answer)
+            self.close()
+            raise WorkerDied(message)
+        if not self._plan.keep_workers:
+            self.close()
+        raise StopIteration
+
+    def _wait(self) -> Deliver | Finish | Fail | None:
+        timeout_s = self._plan.timeout_s or None
+        events = self._backend.events(timeout_s)
+        if not events:
+            raise WorkerTimeout(
+                f"DataLoader timed out after {timeout_s} seconds: no batch came from "
+                f"{self._plan.num_workers} "
+                "workers. Raise `timeout`, or look for a sample that takes that long "
+                "(num_workers=0 shows it)."
+            )
+        answer = None
+        for event in events:
+            answer = self._carry_out(self._order.handle(event)) or answer
+        return answer
+
+    def _carry_out(self, decisions: list[Any]) -> Deliver | Finish | Fail | None:
+        """Do what was decided; return the answer to the open request, if it is among it."""
+        answer: Deliver | Finish | Fail | None = None
+        pending = list(reversed(decisions))
+        while pending:
+            decision = pending.pop()
+            if isinstance(decision, Draw):
+                pending += reversed(self._order.handle(self._draw()))
+            elif isinstance(decision, Submit):
+                self._backend.submit(decision.worker_id, decision.step, decision.indices)
+            else:
+                answer = decision
+        return answer
+
+    def _draw(self) -> Event:
+        try:
+            return IndicesDrawn(next(self._indices))
+        except StopIteration:
+            return IndicesExhausted()
+
+    def _death_message(self, failure: Fail) -> str:
+        steps = self._order.steps_of(failure.worker_id)
+        held = f" while it held steps {steps}" if steps else ""
+        return (
+            f"{failure.reason}{held} of epoch {self._epoch}. SIGKILL often means that the system "
+            "ran out of "
+            "memory: try fewer workers or a smaller prefetch_factor. SIGSEGV points to native code "
+            "in the "
+            "dataset: num_workers=0 shows where."
+        )
+
+    def close(self) -> None:
+        """Stop the workers; a second call does nothing. Batches that were given out stay valid."""
+        if self._is_open:
+            self._is_open = False
+            self._is_over = True
+            self._backend.close()
+            self._order = Order(1, 0)  # the old one holds batches that nobody will ask for
+
+    def __del__(self) -> None:
+        # At interpreter exit multiprocessing ends daemonic workers by itself, and faster.
+        if getattr(self, "_is_open", False) and not sys.is_finalizing():
+            self.close()

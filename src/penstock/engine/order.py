@@ -1,0 +1,250 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Which step goes to which worker, and which batch comes next: a pure state machine.
+
+No queue, process, clock or lock in here. Events go in, decisions come out, at once:
+
+    driver                                 Order
+    start() ─────────────────────────────▶ [Draw] * lookahead
+    IndicesDrawn(indices) ───────────────▶ [Submit(worker, step, indices)]
+    IndicesExhausted() ──────────────────▶ [] or [Finish]
+    Requested()   (the user wants one) ──▶ [] or [Draw, Deliver(step, outcome)] or [Finish]
+    TaskDone(worker, step, outcome) ─────▶ [] or [Draw, Deliver(step, outcome)]
+    WorkerExhausted(worker, step) ───────▶ [Draw] …           (an iterable's share has ended)
+    WorkerDied(worker, reason) ──────────▶ [] or [Fail(reason)]   (what is ready is delivered first)
+
+Guarantees
+    Every step submitted is delivered once, in the order of steps if `in_order`, unless the worker
+    that owns it ran out of data or died.
+    Steps go round the active workers in turn, whatever their speed. So which worker makes which
+    batch, and hence what its generators draw, is the same in every run, and the same as torch's
+    loader does it. A new index is drawn per delivered batch, not earlier: a sampler that draws from
+    a shared generator sees the same moments as under torch.
+    At most one request is open at a time.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+__all__ = [
+    "Decision",
+    "Deliver",
+    "Draw",
+    "Event",
+    "Fail",
+    "Finish",
+    "IndicesDrawn",
+    "IndicesExhausted",
+    "Order",
+    "Requested",
+    "Submit",
+    "TaskDone",
+    "WorkerDied",
+    "WorkerExhausted",
+]
+
+
+@dataclass(frozen=True, slots=True)
+class IndicesDrawn:
+    """The sampler gave the indices of one more batch."""
+
+    indices: object
+
+
+@dataclass(frozen=True, slots=True)
+class IndicesExhausted:
+    """The sampler has no more."""
+
+
+@dataclass(frozen=True, slots=True)
+class Requested:
+    """The user asked for the next batch."""
+
+
+@dataclass(frozen=True, slots=True)
+class TaskDone:
+    """A worker made a batch, or failed to; `outcome` says which and is handed through unread."""
+
+    worker_id: int
+    step: int
+    outcome: Any
+
+
+@dataclass(frozen=True, slots=True)
+class WorkerExhausted:
+    """A worker's share of an iterable dataset ended before `step`; it answers no later step."""
+
+    worker_id: int
+    step: int
+
+
+@dataclass(frozen=True, slots=True)
+class WorkerDied:
+    """A worker is gone."""
+
+    worker_id: int
+    reason: str
+
+
+Event = IndicesDrawn | IndicesExhausted | Requested | TaskDone | WorkerExhausted | WorkerDied
+
+
+@dataclass(frozen=True, slots=True)
+class Draw:
+    """Take the next indices from the sampler: `IndicesDrawn` or `IndicesExhausted` answers."""
+
+
+@dataclass(frozen=True, slots=True)
+class Submit:
+    """Send this task to this worker."""
+
+    worker_id: int
+    step: int
+    indices: object
+
+
+@dataclass(frozen=True, slots=True)
+class Deliver:
+    """Give this outcome to the user: it answers the open request."""
+
+    step: int
+    outcome: Any
+
+
+@dataclass(frozen=True, slots=True)
+class Finish:
+    """The epoch is over: it answers the open request."""
+
+
+@dataclass(frozen=True, slots=True)
+class Fail:
+    """The epoch cannot go on."""
+
+    worker_id: int
+    reason: str
+
+
+Decision = Draw | Submit | Deliver | Finish | Fail
+
+_DRAW = Draw()
+
+
+class Order:
+    """The order of one epoch. The epoch's state is all in here; a new epoch takes a new object."""
+
+    def __init__(self, num_workers: int, lookahead: int, *, in_order: bool = True) -> None:
+        """Begin at step 0.
+
+        Args:
+            num_workers: Workers that take tasks, at least 1.
+            lookahead: Steps drawn before the first request. 0: each is drawn when it is asked for,
+                as a loader without workers does.
+            in_order: Whether batches leave in the order of their steps, or as they come.
+        """
+        self._num_workers = num_workers
+        self._lookahead = lookahead
+        self._in_order = in_order
+        self._next_step = 0  # the step that the next indices become
+        self._next_worker = 0
+        self._head = 0  # every step before it is delivered or abandoned
+        self._owner: dict[int, int] = {}  # step -> worker, for steps that are not delivered
+        self._done: dict[int, object] = {}  # step -> outcome, in order of arrival
+        self._active = [True] * num_workers
+        self._load = [0] * num_workers  # steps submitted to each worker and not delivered
+        self._drained = False
+        self._requested = False
+        self._failure: Fail | None = None
+
+    def start(self) -> list[Decision]:
+        """Return what to do before the first request."""
+        return [_DRAW] * self._lookahead
+
+    @property
+    def num_pending(self) -> int:
+        """Steps that were submitted and neither delivered nor abandoned."""
+        return len(self._owner)
+
+    def steps_of(self, worker_id: int) -> list[int]:
+        """Return the steps that this worker holds and has not answered."""
+        return [s for s, w in self._owner.items() if w == worker_id and s not in self._done]
+
+    def handle(self, event: Event) -> list[Decision]:
+        """Return what follows from `event`, to be carried out in this order."""
+        match event:
+            case TaskDone(_, step, outcome):
+                if step in self._owner:  # else: abandoned, its worker was said to have no more
+                    self._done[step] = outcome
+                return self._answer()
+            case Requested():
+                self._requested = True
+                if self._lookahead == 0 and not self._owner and not self._drained:
+                    return [_DRAW]
+                return self._answer()
+            case IndicesDrawn(indices):
+                return [*self._assign(indices), *self._answer()]
+            case IndicesExhausted():
+                self._drained = True
+                return self._answer()
+            case WorkerExhausted(worker_id, _):
+                self._active[worker_id] = False
+                self._drained = self._drained or not any(self._active)
+                # The answer waits for the draw: what is drawn may be the epoch's only open step.
+                return self._draw() or self._answer()
+            case WorkerDied(worker_id, reason):
+                self._failure = self._failure or Fail(worker_id, reason)
+                return self._answer()
+
+    def _draw(self) -> list[Decision]:
+        return [] if self._drained or self._lookahead == 0 else [_DRAW]
+
+    def _assign(self, indices: object) -> list[Decision]:
+        worker_id = self._worker_in_turn()
+        step = self._next_step
+        self._next_step += 1
+        self._owner[step] = worker_id
+        self._load[worker_id] += 1
+        return [Submit(worker_id, step, indices)]
+
+    def _worker_in_turn(self) -> int:
+        for _ in range(self._num_workers):
+            worker_id = self._next_worker
+            self._next_worker = (worker_id + 1) % self._num_workers
+            if self._active[worker_id] and (self._in_order or self._has_room(worker_id)):
+                return worker_id
+        active = [w for w in range(self._num_workers) if self._active[w]]
+        return min(active, key=self._load.__getitem__)
+
+    def _has_room(self, worker_id: int) -> bool:
+        # Out of order a fast worker gets more than its turn, yet never all the work there is.
+        return self._load[worker_id] < max(self._lookahead, 1) // sum(self._active)
+
+    def _answer(self) -> list[Decision]:
+        """Answer the open request, if there is one and it can be answered now."""
+        if not self._requested:
+            return []
+        self._skip_abandoned()
+        step = self._deliverable()
+        if step is not None:
+            self._requested = False
+            self._load[self._owner.pop(step)] -= 1
+            return [*self._draw(), Deliver(step, self._done.pop(step))]
+        if self._failure is not None:
+            return [self._failure]
+        if self._head >= self._next_step:
+            self._requested = False
+            return [Finish()]
+        return []
+
+    def _skip_abandoned(self) -> None:
+        while self._head < self._next_step:
+            owner = self._owner.get(self._head)
+            if owner is not None and (self._head in self._done or self._active[owner]):
+                return
+            self._owner.pop(self._head, None)
+            self._head += 1
+
+    def _deliverable(self) -> int | None:
+        if self._in_order:
+            return self._head if self._head in self._done else None
+        return next(iter(self._done), None)

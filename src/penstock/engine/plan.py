@@ -1,0 +1,87 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What is to be done, decided once: nothing below ever sees a loader's twenty arguments."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Literal
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+    from multiprocessing.context import BaseContext
+
+__all__ = ["Framework", "Plan", "Recipe"]
+
+
+@dataclass(frozen=True, slots=True)
+class Framework:
+    """A tensor library, by name, so that a worker whose data does not use it never imports it.
+
+    Attributes:
+        root: Its top-level module. Once a worker has imported that, `adapter` is imported too.
+        adapter: Our module that knows it; it has `prepare_worker(info)`, called once in each
+            worker, and `collator(empty)`, which gives the default collate (see
+            `penstock.collate.Collator`).
+    """
+
+    root: str
+    adapter: str
+
+
+@dataclass(frozen=True, slots=True)
+class Recipe:
+    """How a task becomes a batch: all that a worker has to know.
+
+    Attributes:
+        dataset: Map-style or iterable.
+        is_iterable: Which of the two.
+        is_batched: Whether a task makes a batch of samples, or one sample by itself.
+        collate_fn: Samples -> batch (or sample -> sample where not `is_batched`); None is the
+            default one.
+        drop_last: Whether an iterable's last, shorter batch is left out.
+        worker_init_fn: Called with the worker's id before its first task.
+        framework: Whose tensors the default collate makes; None makes numpy arrays.
+    """
+
+    dataset: Any
+    is_iterable: bool
+    is_batched: bool
+    collate_fn: Callable[[Any], Any] | None = None
+    drop_last: bool = False
+    worker_init_fn: Callable[[int], object] | None = None
+    framework: Framework | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """One iterator's work.
+
+    Attributes:
+        recipe: How a task becomes a batch.
+        draw: Begins an epoch: an iterator over the indices of one step after the other, each a
+            list, an int64 array, or whatever the user's sampler yields.
+        base_seed: Worker w seeds its global generators with `base_seed + w`.
+        num_workers: 0 works in the caller's process.
+        prefetch_factor: Batches under way per worker.
+        in_order: Whether batches leave in the order of their steps.
+        timeout_s: Longest wait for a batch, in seconds; 0 waits for ever.
+        keep_workers: Whether workers live on after an epoch.
+        context: Start method of the workers; None is Python's default.
+        kind: Name of the loader in messages.
+    """
+
+    recipe: Recipe
+    draw: Callable[[], Iterator[object]]
+    base_seed: int
+    num_workers: int = 0
+    prefetch_factor: int = 2
+    in_order: bool = True
+    timeout_s: float = 0.0
+    keep_workers: bool = False
+    context: BaseContext | None = None
+    kind: Literal["DataLoader", "Loader"] = "Loader"
+
+    @property
+    def lookahead(self) -> int:
+        """Steps under way at a time, over all workers."""
+        return self.num_workers * self.prefetch_factor

@@ -1,0 +1,218 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The life of a process worker.
+
+Guarantees
+    Tasks are done in the order in which they came. Between two tasks the worker looks whether it is
+    still wanted: a closed channel ends it, whatever is still queued.
+    It ends when the trainer is gone, even in the middle of a task that hangs: a thread watches for
+    it. Ctrl-C is the trainer's business: the worker waits to be told.
+    Nothing the user's code raises ends the worker; `SystemExit` and the like do, as a death.
+"""
+
+from __future__ import annotations
+
+import collections
+import importlib
+import os
+import select
+import signal
+import sys
+import threading
+from multiprocessing import parent_process
+from typing import TYPE_CHECKING, NamedTuple
+
+from penstock.engine.fetch import Fetcher
+from penstock.engine.imports import when_imported
+from penstock.engine.messages import (
+    BatchMade,
+    BeginEpoch,
+    ExceptionReport,
+    ShareEnded,
+    Task,
+    TaskFailed,
+    decode,
+    encode,
+    report_exception,
+)
+from penstock.randomness import seed_worker
+from penstock.transport.arena import SlotPool, SlotWriter
+from penstock.transport.channel import Channel
+from penstock.transport.packing import pack
+from penstock.transport.shared import load_shared
+from penstock.worker_info import WorkerInfo, set_worker_info
+
+if TYPE_CHECKING:
+    import socket
+
+    from penstock.engine.plan import Recipe
+    from penstock.transport.channel import Frame
+
+__all__ = ["WorkerIdentity", "run_worker"]
+
+_WATCH_SECONDS = 2.0  # how often to look for a trainer whose end no descriptor tells
+
+
+class WorkerIdentity(NamedTuple):
+    """Which worker of which loader this is."""
+
+    worker_id: int
+    num_workers: int
+    base_seed: int
+    max_free_slots: int
+
+
+def run_worker(sock: socket.socket, identity: WorkerIdentity, recipe: Recipe | None) -> None:
+    """Serve tasks until the channel closes.
+
+    Args:
+        sock: This worker's end of its channel.
+        identity: Which worker this is.
+        recipe: How to make batches; None if it comes as a shared segment in the first frame.
+    """
+    signal.signal(signal.SIGTERM, signal.SIG_DFL)  # a forked worker may carry the trainer's handler
+    signal.signal(
+        signal.SIGINT, _ignore
+    )  # not SIG_IGN, which programs started from here would inherit
+    threading.Thread(target=_exit_with_trainer, name="penstock-watch", daemon=True).start()
+    channel = Channel(sock)
+    worker = _Worker(channel, identity, recipe)
+    try:
+        worker.run()
+    except (EOFError, BrokenPipeError, ConnectionResetError):
+        pass  # the trainer wants no more, or is gone
+    finally:
+        channel.close()
+        worker.close()
+
+
+def _ignore(*_: object) -> None:
+    pass
+
+
+def _exit_with_trainer() -> None:
+    """End this process, whatever it is doing, when the trainer's process has ended."""
+    trainer = parent_process()
+    if trainer is None:
+        return
+    first_parent = (
+        os.getppid()
+    )  # under forkserver the server, which outlives the trainer: hence both
+    poll = select.poll()
+    poll.register(trainer.sentinel, select.POLLIN)
+    while os.getppid() == first_parent:
+        if poll.poll(_WATCH_SECONDS * 1000):
+            break
+    os._exit(1)
+
+
+class _Worker:
+    def __init__(self, channel: Channel, identity: WorkerIdentity, recipe: Recipe | None) -> None:
+        self._channel = channel
+        self._identity = identity
+        self._frames: collections.deque[Frame] = collections.deque()
+        self._pool = SlotPool(identity.max_free_slots)
+        self._writer = SlotWriter(self._pool)
+        self._recipe = recipe
+        self._fetcher: Fetcher | None = None
+        self._failure: ExceptionReport | None = None  # of setting up: the answer to every task
+        self._share_ended = False
+
+    def run(self) -> None:
+        try:
+            self._set_up()
+            self._fetcher = self._make_fetcher()
+        except Exception as error:
+            self._failure = report_exception(error)
+        while True:
+            message = decode(self._next_frame().data)
+            if isinstance(message, BeginEpoch):
+                self._begin_epoch()
+            else:
+                self._pool.release(message.freed)
+                self._serve(message)
+                del message
+
+    def close(self) -> None:
+        self._pool.close()
+
+    def _set_up(self) -> None:
+        identity = self._identity
+        if self._recipe is None:
+            self._recipe = load_shared(self._next_frame().fds[0])
+        seed_worker(identity.base_seed, identity.worker_id)
+        info = WorkerInfo(
+            id=identity.worker_id,
+            num_workers=identity.num_workers,
+            seed=identity.base_seed + identity.worker_id,
+            dataset=self._recipe.dataset,
+        )
+        set_worker_info(info)
+        framework = self._recipe.framework
+        if framework is not None:
+            when_imported(
+                framework.root,
+                lambda: importlib.import_module(framework.adapter).prepare_worker(info),
+            )
+        if self._recipe.worker_init_fn is not None:
+            self._recipe.worker_init_fn(identity.worker_id)
+
+    def _make_fetcher(self) -> Fetcher:
+        assert self._recipe is not None
+        return Fetcher(self._recipe, self._writer.empty)
+
+    def _begin_epoch(self) -> None:
+        self._share_ended = False
+        if self._recipe is None or (self._fetcher is None and self._failure is not None):
+            return  # setting up failed for good
+        try:
+            self._fetcher = self._make_fetcher()
+            self._failure = None
+        except Exception as error:
+            self._failure = report_exception(error)
+
+    def _next_frame(self) -> Frame:
+        """Return the next frame; all that is here is read first, to see a closed channel."""
+        self._frames.extend(self._channel.receive(wait=not self._frames))
+        return self._frames.popleft()
+
+    def _serve(self, task: Task) -> None:
+        if self._share_ended:
+            return  # the trainer knows that no answer comes
+        if self._failure is not None:
+            self._channel.send(encode(TaskFailed(task.epoch, task.step, self._failure)))
+            return
+        assert self._fetcher is not None
+        assert self._recipe is not None
+        try:
+            packed = pack(self._fetcher.fetch(task.indices), self._writer)
+        except StopIteration as error:
+            self._writer.abandon()
+            if self._recipe.is_iterable:
+                self._share_ended = True
+                self._channel.send(encode(ShareEnded(task.epoch, task.step)))
+            else:
+                self._send_failure(task, error)
+        except Exception as error:
+            self._writer.abandon()
+            self._send_failure(task, error)
+        else:
+            new = self._pool.take_new()
+            message = BatchMade(
+                task.epoch,
+                task.step,
+                packed,
+                tuple((slot.slot, slot.size_bytes) for slot in new),
+                tuple(self._pool.take_retired()),
+            )
+            self._channel.send(encode(message), [slot.fd for slot in new])
+            for slot in new:
+                os.close(slot.fd)
+
+    def _send_failure(self, task: Task, error: Exception) -> None:
+        report = report_exception(error)
+        error.__traceback__ = None  # its frames hold the samples, and whatever else was at hand
+        self._channel.send(encode(TaskFailed(task.epoch, task.step, report)))
+
+
+if sys.platform == "win32":
+    raise ImportError("Penstock's process workers need Unix sockets; Windows is not supported yet")

@@ -1,0 +1,277 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The framework-neutral loader: any dataset, numpy batches. It validates and wires, no more."""
+
+from __future__ import annotations
+
+import multiprocessing
+from typing import TYPE_CHECKING, Any, Generic, TypeVar
+
+import numpy as np
+
+from penstock.data.dataset import IterableDataset
+from penstock.engine.delivery import Stream
+from penstock.engine.plan import Plan, Recipe
+from penstock.errors import ConfigError
+from penstock.sampling import BatchSampler, RandomSampler, SequentialSampler
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Iterator
+    from multiprocessing.context import BaseContext
+
+__all__ = ["Loader"]
+
+SampleT = TypeVar("SampleT")
+
+
+class Loader(Generic[SampleT]):
+    """Loads a dataset in batches of numpy arrays, for JAX, MindSpore, or numpy itself.
+
+    The order is a function of (seed, epoch): every `iter()` begins the next epoch, 0, 1, 2 …
+
+    A batch is the caller's until dropped. Arrays made by workers alias a slot of shared memory that
+    is used again once the last view of it is garbage; holding batches costs their memory and is
+    always safe.
+
+    Args:
+        dataset: Map-style (`__getitem__`, `__len__`) or a `penstock.data.IterableDataset`.
+        batch_size: Samples per batch, at least 1; None gives samples as they are.
+        shuffle: Whether to draw a new order for each epoch.
+        sampler: Yields indices, instead of `shuffle`.
+        batch_sampler: Yields lists or arrays of indices, instead of `batch_size`, `shuffle`,
+            `sampler` and `drop_last`.
+        num_workers: Worker processes; 0 loads in this process.
+        collate_fn: Makes a batch of a list of samples; None stacks arrays and numbers
+            (`penstock.collate.default_collate`).
+        drop_last: Leave out the last batch if it is not full.
+        timeout: Longest wait for a batch, in seconds; 0 waits for ever.
+        worker_init_fn: Called in each worker with its id, after seeding.
+        multiprocessing_context: Start method, by name or as a context; None is Python's default.
+        prefetch_factor: Batches under way per worker, at least 1; default 2.
+        persistent_workers: Keep the workers after an epoch.
+        in_order: Whether batches come in the order of the sampler, or as they are ready.
+        seed: Decides the order of every epoch, and the workers' global generators.
+
+    Raises:
+        ConfigError: an argument is out of its range, or contradicts another.
+
+    Concurrency:
+        One thread iterates at a time.
+
+    Example:
+        >>> loader = Loader([1.0, 2.0, 3.0], batch_size=2)
+        >>> [batch.tolist() for batch in loader]
+        [[1.0, 2.0], [3.0]]
+    """
+
+    def __init__(
+        self,
+        dataset: Any,  # noqa: ANN401 - anything with __getitem__ or __iter__
+        batch_size: int | None = 1,
+        shuffle: bool = False,
+        sampler: Iterable[Any] | None = None,
+        batch_sampler: Iterable[Any] | None = None,
+        num_workers: int = 0,
+        collate_fn: Callable[[list[SampleT]], Any] | None = None,
+        drop_last: bool = False,
+        timeout: float = 0,
+        worker_init_fn: Callable[[int], object] | None = None,
+        multiprocessing_context: str | BaseContext | None = None,
+        *,
+        prefetch_factor: int | None = None,
+        persistent_workers: bool = False,
+        in_order: bool = True,
+        seed: int = 0,
+    ) -> None:
+        """Check the arguments; nothing is started before iteration."""
+        check_workers(num_workers, timeout, prefetch_factor, persistent_workers=persistent_workers)
+        self.dataset = dataset
+        self.batch_size = None if batch_sampler is not None else batch_size
+        self.num_workers = num_workers
+        self.collate_fn = collate_fn
+        self.drop_last = drop_last
+        self.timeout = timeout
+        self.worker_init_fn = worker_init_fn
+        self.multiprocessing_context = _context(multiprocessing_context)
+        self.prefetch_factor = prefetch_factor
+        self.persistent_workers = persistent_workers
+        self.in_order = in_order
+        self.seed = seed
+        self._is_iterable = isinstance(dataset, IterableDataset)
+        if self._is_iterable:
+            _check_iterable(shuffle=shuffle, sampler=sampler, batch_sampler=batch_sampler)
+        _check_sampling(batch_size, sampler, batch_sampler, shuffle=shuffle, drop_last=drop_last)
+        if sampler is None and batch_sampler is None:
+            sampler = self._default_sampler(shuffle=shuffle)
+        if batch_sampler is None and batch_size is not None:
+            batch_sampler = BatchSampler(sampler, batch_size, drop_last)  # type: ignore[arg-type]
+        self.sampler = sampler
+        self.batch_sampler = batch_sampler
+        self._epoch = 0
+        self._stream: Stream | None = None
+
+    def _default_sampler(self, *, shuffle: bool) -> Iterable[Any]:
+        if self._is_iterable:
+            return _Endless()
+        return (
+            RandomSampler(self.dataset, seed=self.seed)
+            if shuffle
+            else SequentialSampler(self.dataset)
+        )
+
+    def __iter__(self) -> Iterator[Any]:
+        """Begin the next epoch: starts the workers, or sets the persistent ones to work again."""
+        if self._stream is not None:
+            self._stream.begin_epoch()
+            return self._stream
+        entropy = np.random.SeedSequence([self.seed, self._epoch])
+        recipe = Recipe(
+            dataset=self.dataset,
+            is_iterable=self._is_iterable,
+            is_batched=self.batch_sampler is not None,
+            collate_fn=self.collate_fn,
+            drop_last=self.drop_last,
+            worker_init_fn=self.worker_init_fn,
+        )
+        plan = Plan(
+            recipe=recipe,
+            draw=self._draw,
+            base_seed=int(entropy.generate_state(1, np.uint64)[0] >> np.uint64(1)),
+            num_workers=self.num_workers,
+            prefetch_factor=self.prefetch_factor or 2,
+            in_order=self.in_order,
+            timeout_s=self.timeout,
+            keep_workers=self.persistent_workers,
+            context=self.multiprocessing_context,
+        )
+        stream = Stream(plan)
+        if self.persistent_workers:
+            self._stream = stream
+        return stream
+
+    def _draw(self) -> Iterator[object]:
+        sampler: Any = self.sampler if self.batch_sampler is None else self.batch_sampler
+        for part in (self.sampler, self.batch_sampler):
+            if part is not None and hasattr(part, "set_epoch"):
+                part.set_epoch(self._epoch)
+        self._epoch += 1
+        return sampler.index_batches() if hasattr(sampler, "index_batches") else iter(sampler)
+
+    def __len__(self) -> int:
+        """Batches of an epoch.
+
+        Raises:
+            TypeError: the dataset or sampler has no length.
+        """
+        if not self._is_iterable:
+            sampler: Any = self.sampler if self.batch_sampler is None else self.batch_sampler
+            return len(sampler)
+        if self.batch_size is None:
+            return len(self.dataset)
+        full, rest = divmod(len(self.dataset), self.batch_size)
+        return full + (rest > 0 and not self.drop_last)
+
+
+class _Endless:
+    """Indices of an iterable dataset: only their number per batch counts."""
+
+    def __iter__(self) -> Iterator[None]:
+        while True:
+            yield None
+
+
+def check_workers(
+    num_workers: int, timeout: float, prefetch_factor: int | None, *, persistent_workers: bool
+) -> None:
+    """Raise unless the arguments about workers are in range and agree.
+
+    Raises:
+        ConfigError: out of range, or contradicting.
+        TypeError: not a number.
+    """
+    if not isinstance(num_workers, int):
+        raise TypeError(f"num_workers must be an int, got {num_workers!r}")
+    if num_workers < 0:
+        raise ConfigError(
+            f"num_workers option should be non-negative, got {num_workers}; use num_workers=0 to "
+            "load in this "
+            "process"
+        )
+    if not timeout >= 0:
+        raise ConfigError(
+            f"timeout option should be non-negative, got {timeout}; it is in seconds, and 0 waits "
+            "for ever"
+        )
+    if prefetch_factor is not None and num_workers == 0:
+        raise ConfigError(
+            "prefetch_factor option could only be specified in multiprocessing, got "
+            f"{prefetch_factor} with "
+            "num_workers=0; let num_workers > 0, or leave prefetch_factor None"
+        )
+    if prefetch_factor is not None and prefetch_factor < 1:
+        raise ConfigError(
+            f"prefetch_factor option should be at least 1, got {prefetch_factor}; it counts "
+            "batches per worker"
+        )
+    if num_workers > 0:
+        return
+    if persistent_workers:
+        raise ConfigError(
+            "persistent_workers option needs num_workers > 0, got num_workers=0; leave it False or "
+            "add workers"
+        )
+    if timeout > 0:
+        raise ConfigError(
+            f"timeout={timeout} needs workers to wait for, got num_workers=0; let num_workers > 0, "
+            "or timeout=0"
+        )
+
+
+def _context(context: str | BaseContext | None) -> BaseContext | None:
+    if not isinstance(context, str):
+        return context
+    methods = multiprocessing.get_all_start_methods()
+    if context not in methods:
+        raise ConfigError(
+            f"multiprocessing_context option should specify a valid start method in {methods}, got "
+            f"{context!r}"
+        )
+    return multiprocessing.get_context(context)
+
+
+def _check_iterable(*, shuffle: bool, sampler: object, batch_sampler: object) -> None:
+    for name, value in (
+        ("shuffle", shuffle),
+        ("sampler", sampler),
+        ("batch_sampler", batch_sampler),
+    ):
+        if value:
+            raise ConfigError(
+                f"an IterableDataset decides its own order: expected no {name}, got "
+                f"{name}={value!r}"
+            )
+
+
+def _check_sampling(
+    batch_size: int | None,
+    sampler: object,
+    batch_sampler: object,
+    *,
+    shuffle: bool,
+    drop_last: bool,
+) -> None:
+    if sampler is not None and shuffle:
+        raise ConfigError(
+            f"sampler option is mutually exclusive with shuffle, got sampler={sampler!r}"
+        )
+    if batch_sampler is not None and (
+        batch_size != 1 or shuffle or sampler is not None or drop_last
+    ):
+        raise ConfigError(
+            "batch_sampler option is mutually exclusive with batch_size, shuffle, sampler and "
+            "drop_last, got "
+            f"{batch_size=}, {shuffle=}, {sampler=}, {drop_last=}"
+        )
+    if batch_size is None and batch_sampler is None and drop_last:
+        raise ConfigError(
+            "batch_size=None gives single samples and is mutually exclusive with drop_last=True"
+        )

@@ -1,0 +1,8 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Contract suites: what every implementation of a seam has to pass, as pytest classes."""
+
+from __future__ import annotations
+
+from penstock.testing.backends import BackendContract
+
+__all__ = ["BackendContract"]

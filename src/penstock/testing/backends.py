@@ -1,0 +1,188 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The contract of `penstock.engine.backends.Backend`."""
+
+from __future__ import annotations
+
+import time
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from penstock.data.dataset import Dataset, IterableDataset
+from penstock.engine.order import TaskDone, WorkerDied, WorkerExhausted
+from penstock.engine.plan import Plan, Recipe
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+    from penstock.engine.backends import Backend
+
+__all__ = ["BackendContract"]
+
+
+class Squares(Dataset[Any]):
+    """Sample i is i and 2,000 floats of value i * i; the samples in `broken` raise KeyError."""
+
+    def __init__(self, length: int = 100, broken: frozenset[int] = frozenset()) -> None:
+        """Keep the length and which samples raise."""
+        self.length = length
+        self.broken = broken
+
+    def __len__(self) -> int:
+        """Samples."""
+        return self.length
+
+    def __getitem__(self, index: int) -> dict[str, Any]:
+        """Return one sample."""
+        if index in self.broken:
+            raise KeyError(f"sample {index} is broken")
+        return {"index": index, "data": np.full(2000, index * index, np.float32)}
+
+
+class Countdown(IterableDataset[int]):
+    """Yields `length - 1, …, 0`."""
+
+    def __init__(self, length: int) -> None:
+        """Keep the length."""
+        self.length = length
+
+    def __iter__(self) -> Iterator[int]:
+        """Count down."""
+        return iter(range(self.length - 1, -1, -1))
+
+
+def _raised_by(call: Callable[[], object]) -> BaseException | None:
+    # Not pytest.raises: the suite needs nothing but the package.
+    try:
+        call()
+    except Exception as error:
+        return error
+    return None
+
+
+class BackendContract:
+    """Subclass it, say which backend, and pytest runs the contract.
+
+    Example:
+        class TestProcess(BackendContract):
+            num_workers = 2
+
+            def open(self, plan):
+                return ProcessBackend(plan)
+    """
+
+    num_workers = 1
+
+    def open(self, plan: Plan) -> Backend:
+        """Return the backend under test, not yet started."""
+        raise NotImplementedError
+
+    def started(self, dataset: object, **options: Any) -> Backend:  # noqa: ANN401
+        """Return a started backend that batches `dataset`."""
+        recipe = Recipe(dataset, isinstance(dataset, IterableDataset), is_batched=True, **options)
+        plan = Plan(recipe, draw=lambda: iter(()), base_seed=0, num_workers=self.workers_of_plan())
+        backend = self.open(plan)
+        backend.start()
+        return backend
+
+    def workers_of_plan(self) -> int:
+        """Return `num_workers` of the plan, which is 0 for the serial backend."""
+        return self.num_workers
+
+    def collect(self, backend: Backend, count: int) -> list[Any]:
+        """Return the next `count` events."""
+        events: list[Any] = []
+        while len(events) < count:
+            events += backend.events(30.0) or self.fail("no event came within 30 s")
+        return events
+
+    def fail(self, message: str) -> list[Any]:
+        """Fail the test."""
+        raise AssertionError(message)
+
+    def run_one(self, backend: Backend, worker_id: int, step: int, indices: Any) -> Any:  # noqa: ANN401
+        """Run one task to its event."""
+        backend.submit(worker_id, step, indices)
+        (event,) = self.collect(backend, 1)
+        return event
+
+    def test_a_task_becomes_a_batch_of_its_worker_and_step(self) -> None:
+        """Indices may be a list or an array, and the batch is theirs."""
+        backend = self.started(Squares())
+        tasks: list[Any] = [[3, 1], np.array([2, 5]), [7]]
+        for step, indices in enumerate(tasks):
+            worker_id = step % self.num_workers
+            event = self.run_one(backend, worker_id, step, indices)
+            assert isinstance(event, TaskDone)
+            assert (event.worker_id, event.step) == (worker_id, step)
+            batch = event.outcome.result()
+            assert batch["index"].tolist() == list(indices)
+            assert (batch["data"] == (batch["index"] ** 2)[:, None]).all()
+        backend.close()
+
+    def test_what_the_dataset_raises_comes_with_its_type_and_the_worker_goes_on(self) -> None:
+        """The exception says which sample."""
+        backend = self.started(Squares(broken=frozenset({4})))
+        event = self.run_one(backend, 0, 0, [3, 4])
+        error = _raised_by(event.outcome.result)
+        assert type(error) is KeyError
+        assert error.args == ("sample 4 is broken",)
+        assert any("sample 4" in note for note in error.__notes__)
+        event = self.run_one(backend, 0, 1, [5])
+        assert event.outcome.result()["index"].tolist() == [5]
+        backend.close()
+
+    def test_the_end_of_an_iterable_is_told_once(self) -> None:
+        """The batch before it is shorter."""
+        backend = self.started(Countdown(3))
+        events = [self.run_one(backend, 0, step, [None, None]) for step in range(3)]
+        assert [type(event) for event in events] == [TaskDone, TaskDone, WorkerExhausted]
+        batches = [event.outcome.result().tolist() for event in events[:2]]
+        assert batches == [[2, 1], [0]]
+        backend.close()
+
+    def test_a_new_epoch_iterates_anew(self) -> None:
+        """After an iterable's end, too."""
+        backend = self.started(Countdown(1))
+        for epoch in range(3):
+            if epoch:
+                backend.begin_epoch(epoch)
+            assert isinstance(self.run_one(backend, 0, 0, [None]), TaskDone)
+            assert isinstance(self.run_one(backend, 0, 1, [None]), WorkerExhausted)
+        backend.close()
+
+    def test_batches_outlive_the_backend(self) -> None:
+        """What was given out is the user's."""
+        backend = self.started(Squares())
+        batch = self.run_one(backend, 0, 0, [9]).outcome.result()
+        backend.close()
+        assert (batch["data"] == 81).all()
+
+    def test_batches_that_are_held_keep_their_values(self) -> None:
+        """While many others are made."""
+        backend = self.started(Squares())
+        held = []
+        for step in range(60):
+            event = self.run_one(backend, step % self.num_workers, step, [step])
+            held.append(event.outcome.result())
+        for step, batch in enumerate(held):
+            assert (batch["data"] == step * step).all()
+        backend.close()
+
+    def test_closing_is_quick_and_may_be_repeated(self) -> None:
+        """Even with tasks under way."""
+        backend = self.started(Squares())
+        for step in range(self.num_workers):
+            backend.submit(step, step, [step])
+        begun = time.monotonic()
+        backend.close()
+        backend.close()
+        assert time.monotonic() - begun < 5.0
+
+    def test_no_event_is_a_death_that_did_not_happen(self) -> None:
+        """Every task is answered by its own outcome."""
+        backend = self.started(Squares())
+        for step in range(4 * self.num_workers):
+            event = self.run_one(backend, step % self.num_workers, step, [step])
+            assert not isinstance(event, WorkerDied)
+        backend.close()

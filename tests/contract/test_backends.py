@@ -1,0 +1,36 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Every backend passes the same contract."""
+
+from __future__ import annotations
+
+import dataclasses
+import multiprocessing
+
+from penstock.engine.backends.process import ProcessBackend
+from penstock.engine.backends.serial import SerialBackend
+from penstock.testing import BackendContract
+
+
+class TestSerial(BackendContract):
+    def workers_of_plan(self):
+        return 0
+
+    def open(self, plan):
+        return SerialBackend(plan)
+
+
+class TestFork(BackendContract):
+    num_workers = 2
+    start_method = "fork"
+
+    def open(self, plan):
+        context = multiprocessing.get_context(self.start_method)
+        return ProcessBackend(dataclasses.replace(plan, context=context))
+
+
+class TestSpawn(TestFork):
+    start_method = "spawn"
+
+
+class TestForkserver(TestFork):
+    start_method = "forkserver"

@@ -1,0 +1,25 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Every example in a docstring runs and prints what it says."""
+
+from __future__ import annotations
+
+import doctest
+import importlib
+import pkgutil
+
+import pytest
+
+import penstock
+
+MODULES = ["penstock", *(m.name for m in pkgutil.walk_packages(penstock.__path__, "penstock."))]
+
+
+@pytest.mark.parametrize("name", MODULES)
+def test_the_examples_of_a_module_run(name):
+    result = doctest.testmod(importlib.import_module(name), optionflags=doctest.ELLIPSIS)
+    assert result.failed == 0, f"{result.failed} of {result.attempted} examples of {name} fail"
+
+
+def test_the_examples_are_found():
+    tests = [t for n in MODULES for t in doctest.DocTestFinder().find(importlib.import_module(n))]
+    assert sum(len(test.examples) for test in tests) >= 10

@@ -1,0 +1,374 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Workers come and go, and leave nothing behind."""
+
+from __future__ import annotations
+
+import gc
+import multiprocessing
+import os
+import signal
+import subprocess
+import sys
+import textwrap
+import threading
+import time
+
+import numpy as np
+import psutil
+import pytest
+
+from penstock import Loader
+from penstock.errors import WorkerDied, WorkerTimeout
+
+
+class Rows:
+    """`length` samples of `size` float32, each filled with its index."""
+
+    def __init__(self, length=64, size=4096):
+        self.length = length
+        self.size = size
+
+    def __len__(self):
+        return self.length
+
+    def __getitem__(self, index):
+        return np.full(self.size, index, np.float32)
+
+
+class Deadly(Rows):
+    """The sample `at` ends its worker in the given way."""
+
+    def __init__(self, at, how):
+        super().__init__()
+        self.at = at
+        self.how = how
+
+    def __getitem__(self, index):
+        if index == self.at:
+            if self.how == "SIGKILL":
+                os.kill(os.getpid(), signal.SIGKILL)
+            elif self.how == "os._exit":
+                os._exit(3)
+            else:
+                sys.exit(0)
+        return super().__getitem__(index)
+
+
+class Blocking(Rows):
+    """From sample `at` on, samples wait for ever."""
+
+    def __init__(self, at):
+        super().__init__()
+        self.at = at
+
+    def __getitem__(self, index):
+        if index >= self.at:
+            threading.Event().wait()
+        return super().__getitem__(index)
+
+
+def resources():
+    gc.collect()
+    with open("/proc/self/maps") as maps:
+        mappings = sum("penstock" in line for line in maps)
+    return {
+        "fds": len(os.listdir("/proc/self/fd")),
+        "threads": threading.active_count(),
+        "mappings": mappings,
+        "shm": sum("penstock" in name for name in os.listdir("/dev/shm")),
+        "children": len(multiprocessing.active_children()),
+    }
+
+
+def assert_rows(batch, first):
+    assert (batch == np.arange(first, first + len(batch), dtype=np.float32)[:, None]).all()
+
+
+def test_ten_thousand_batches_grow_nothing():
+    loader = Loader(Rows(20_000, 2048), batch_size=2, num_workers=2)
+    stream = iter(loader)
+    for _ in range(200):
+        next(stream)
+    before = resources()
+    for step, batch in enumerate(stream, start=200):
+        assert batch[1, -1] == 2 * step + 1
+        if step in (2000, 5000, 9990):
+            del batch
+            now = resources()
+            assert {k: v for k, v in now.items() if k != "mappings"} == {
+                k: v for k, v in before.items() if k != "mappings"
+            }
+            assert now["mappings"] <= 2 * (2 + 2)  # prefetch_factor + 2 free slots per worker
+    assert step == 9999
+    del stream, batch
+    after = resources()
+    assert after["mappings"] == after["children"] == 0
+
+
+def test_held_batches_are_distinct_and_correct_and_cost_no_descriptors():
+    fds = resources()["fds"]
+    batches = list(Loader(Rows(400), batch_size=2, num_workers=2))
+    assert resources()["fds"] == fds
+    for step, batch in enumerate(batches):
+        assert_rows(batch, 2 * step)
+    batches[0][:] = -1
+    assert_rows(batches[1], 2)
+
+
+def test_an_early_break_and_a_dropped_iterator_leave_no_worker():
+    before = resources()
+    for batch in Loader(Rows(), batch_size=2, num_workers=2):
+        assert_rows(batch, 0)
+        break
+    iter(Loader(Rows(), num_workers=2))
+    stream = iter(Loader(Rows(), num_workers=2, persistent_workers=True))
+    next(stream)
+    del batch, stream
+    assert resources() == before
+
+
+def test_two_iterators_of_one_loader_do_not_disturb_each_other():
+    loader = Loader(Rows(), batch_size=4, num_workers=2)
+    for first, (one, two) in enumerate(zip(loader, loader, strict=True)):
+        assert_rows(one, 4 * first)
+        assert_rows(two, 4 * first)
+
+
+def test_persistent_workers_are_the_same_processes_in_every_epoch():
+    loader = Loader(Rows(), batch_size=4, num_workers=2, persistent_workers=True)
+    pids = set()
+    for _ in range(3):
+        stream = iter(loader)
+        pids.add(tuple(process.pid for process in stream.backend.processes))
+        assert len(list(stream)) == 16
+    assert len(pids) == 1
+    stream.close()
+
+
+def test_an_epoch_broken_off_leaves_no_batch_of_it_in_the_next():
+    loader = Loader(Rows(), batch_size=4, num_workers=3, persistent_workers=True, prefetch_factor=4)
+    for stop_after in (1, 5, 16):
+        for step, batch in enumerate(loader):
+            assert_rows(batch, 4 * step)
+            if step == stop_after:
+                break
+    loader._stream.close()
+
+
+@pytest.mark.parametrize(
+    ("how", "said"),
+    [("SIGKILL", "killed by SIGKILL"), ("os._exit", "code 3"), ("sys.exit", "code 0")],
+)
+def test_a_worker_that_ends_early_raises_after_the_batches_before_it(how, said):
+    stream = iter(Loader(Deadly(30, how), batch_size=4, num_workers=2))
+    seen = 0
+    # Which batch is the last one is not ours to say, so the block holds the whole loop.
+    with pytest.raises(WorkerDied, match=f"{said} while it held steps .* of epoch 0"):  # noqa: PT012
+        for batch in stream:
+            assert_rows(batch, 4 * seen)
+            seen += 1
+    assert seen <= 7
+    with pytest.raises(StopIteration):
+        next(stream)
+
+
+def test_no_batch_within_the_timeout_is_an_error_and_the_workers_are_gone_soon():
+    stream = iter(Loader(Blocking(8), batch_size=4, num_workers=2, timeout=0.5))
+    assert_rows(next(stream), 0)
+    assert_rows(next(stream), 4)
+    with pytest.raises(WorkerTimeout, match=r"0\.5 seconds"):
+        next(stream)
+    begun = time.monotonic()
+    del stream
+    gc.collect()
+    assert time.monotonic() - begun < 5.0
+
+
+def run_script(body, **options):
+    """Run a script in a process of its own, with what the tests of this file need at hand."""
+    head = f"""
+        import sys, os, time, signal, threading
+        sys.path[:0] = {sys.path!r}
+        import numpy as np
+        from penstock import Loader
+        from {__name__} import Rows, Blocking
+    """
+    script = textwrap.dedent(head) + textwrap.dedent(body)
+    return subprocess.Popen(
+        [sys.executable, "-c", script],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        **options,
+    )
+
+
+def finish(process, timeout_s=60):
+    try:
+        return process.communicate(timeout=timeout_s)
+    finally:
+        process.kill()
+
+
+@pytest.mark.parametrize("dataset", ["Rows()", "Blocking(2)"])
+@pytest.mark.parametrize("method", ["fork", "spawn"])
+def test_killing_the_trainer_ends_its_workers_within_five_seconds(dataset, method):
+    process = run_script(f"""
+        if __name__ == "__main__":
+            loader = Loader({dataset}, num_workers=3, multiprocessing_context="{method}")
+            stream = iter(loader)
+            next(stream)
+            print(*[p.pid for p in stream.backend.processes], flush=True)
+            threading.Event().wait()
+    """)
+    workers = [psutil.Process(int(pid)) for pid in process.stdout.readline().split()]
+    assert len(workers) == 3
+    process.kill()
+    _, alive = psutil.wait_procs(workers, timeout=5.0)
+    finish(process)
+    assert alive == []
+
+
+def test_control_c_raises_in_the_trainer_only_and_leaves_no_worker():
+    process = run_script(
+        """
+        stream = iter(Loader(Blocking(2), num_workers=2))
+        next(stream)
+        print(*[p.pid for p in stream.backend.processes], flush=True)
+        try:
+            for batch in stream:
+                print("batch", flush=True)
+        except KeyboardInterrupt:
+            print("interrupted", flush=True)
+        """,
+        start_new_session=True,
+    )
+    workers = [psutil.Process(int(pid)) for pid in process.stdout.readline().split()]
+    assert process.stdout.readline() == "batch\n"
+    os.killpg(process.pid, signal.SIGINT)  # as a terminal does: the whole group
+    out, err = finish(process)
+    _, alive = psutil.wait_procs(workers, timeout=5.0)
+    assert out == "interrupted\n"
+    assert "Traceback" not in err
+    assert alive == []
+
+
+def test_an_interpreter_that_exits_with_live_iterators_ends_cleanly():
+    process = run_script("""
+        loaders = [Loader(Rows(), num_workers=2, persistent_workers=p) for p in (True, False)]
+        streams = [iter(loader) for loader in loaders]
+        held = [next(stream) for stream in streams]
+        print("ok")
+    """)
+    out, err = finish(process)
+    assert (process.returncode, out, err) == (0, "ok\n", "")
+
+
+def test_a_fork_in_the_trainer_disturbs_neither_side():
+    stream = iter(Loader(Rows(), batch_size=4, num_workers=2))
+    batch = next(stream)
+    pid = os.fork()
+    if pid == 0:
+        ok = bool((batch[2] == 2).all())
+        del stream
+        gc.collect()
+        os._exit(0 if ok else 1)
+    assert os.waitpid(pid, 0)[1] == 0
+    for step, batch in enumerate(stream, start=1):
+        assert_rows(batch, 4 * step)
+    assert step == 15
+
+
+def test_sixty_four_open_files_are_enough():
+    process = run_script("""
+        import resource
+        resource.setrlimit(resource.RLIMIT_NOFILE, (64, 64))
+        held = list(Loader(Rows(400), batch_size=2, num_workers=4))
+        assert all((batch[1] == 2 * k + 1).all() for k, batch in enumerate(held))
+        print("ok")
+    """)
+    out, err = finish(process)
+    assert (out, err) == ("ok\n", "")
+
+
+def test_a_dev_shm_of_one_megabyte_is_enough():
+    command = (
+        "mount -t tmpfs -o size=1m penstock-test /dev/shm "
+        "&& df --output=size /dev/shm | tail -1 && exec "
+    )
+    body = """
+        batches = [batch for batch in Loader(Rows(64, 1_000_000), batch_size=4, num_workers=2)]
+        assert sum(batch.nbytes for batch in batches) == 256_000_000
+        assert all((batch[3] == 4 * k + 3).all() for k, batch in enumerate(batches))
+        print("ok")
+    """
+    probe = subprocess.run(["unshare", "-m", "true"], capture_output=True, check=False)
+    if probe.returncode:
+        pytest.skip("no permission to make a mount namespace of our own")
+    process = run_script(body)
+    script = process.args[2]
+    finish(process)
+    done = subprocess.run(
+        ["unshare", "-m", "sh", "-c", command + '"$0" "$@"', sys.executable, "-c", script],
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=120,
+    )
+    assert done.stderr == ""
+    assert done.stdout.split() == ["1024", "ok"]
+
+
+def test_a_worker_blocked_on_sending_and_a_trainer_with_large_tasks_do_not_wait_for_each_other():
+    # Tasks of 800 KB and messages of 30 KB: both directions of the sockets fill up.
+    texts = [f"{index:06d}" * 50 for index in range(100)]
+
+    def collate(samples):
+        return samples[:100]
+
+    batches = [[index % 100 for index in range(100_000)] for _ in range(12)]
+    loader = Loader(
+        texts, batch_sampler=batches, num_workers=2, prefetch_factor=6, collate_fn=collate
+    )
+    assert [batch == texts for batch in loader] == [True] * 12
+
+
+class BrokenSampler:
+    """Yields three indices and raises."""
+
+    def __iter__(self):
+        yield from (0, 1, 2)
+        raise LookupError("no more, unexpectedly")
+
+
+def test_what_the_sampler_raises_is_raised_and_the_workers_are_gone():
+    before = resources()
+    stream = iter(Loader(Rows(), sampler=BrokenSampler(), num_workers=1, prefetch_factor=2))
+    with pytest.raises(LookupError):
+        list(stream)
+    with pytest.raises(StopIteration):
+        next(stream)
+    assert resources() == before
+
+
+def test_an_interrupted_wait_leaves_persistent_workers_that_start_anew():
+    loader = Loader(
+        Blocking(2), batch_size=1, num_workers=1, persistent_workers=True, sampler=[0, 1, 2]
+    )
+    stream = iter(loader)
+    assert_rows(next(stream), 0)
+    assert_rows(next(stream), 1)
+
+    def interrupt(*_):
+        raise KeyboardInterrupt
+
+    old = signal.signal(signal.SIGALRM, interrupt)
+    signal.setitimer(signal.ITIMER_REAL, 0.3)
+    try:
+        with pytest.raises(KeyboardInterrupt):
+            next(stream)
+    finally:
+        signal.signal(signal.SIGALRM, old)
+    assert multiprocessing.active_children() == []
+    assert_rows(next(iter(loader)), 0)
+    loader._stream.close()

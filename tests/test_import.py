@@ -1,0 +1,47 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What `import penstock` costs: numpy and the standard library."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+
+import pytest
+
+EXTRAS = {
+    "torch", "cv2", "PIL", "simplejpeg", "typer", "click", "rich", "lmdb", "pymongo", "bson", "ray",
+}  # fmt: skip
+
+
+def modules_after(statement):
+    """Return the top-level packages that a fresh interpreter has loaded after `statement`."""
+    script = f"{statement}\nimport json, sys\nprint(json.dumps(sorted(sys.modules)))"
+    command = [sys.executable, "-c", script]
+    run = subprocess.run(command, capture_output=True, text=True, timeout=60, check=True)
+    return {name.partition(".")[0] for name in json.loads(run.stdout)}
+
+
+@pytest.mark.parametrize(
+    "statement",
+    ["import penstock", "from penstock import *", "import penstock.data, penstock.sampling"],
+)
+def test_the_core_loads_neither_torch_nor_any_extra(statement):
+    loaded = modules_after(statement)
+    assert "penstock" in loaded
+    assert not loaded & EXTRAS
+
+
+def test_the_core_loads_only_numpy_and_the_standard_library():
+    before = modules_after("import numpy, numpy.random")
+    third_party = modules_after("import penstock") - before - sys.stdlib_module_names
+    assert third_party - {"__mp_main__"} == {"penstock"}  # multiprocessing's name for __main__
+
+
+def test_the_drop_in_loads_torch_but_no_other_extra():
+    new = modules_after("import penstock.torch") - modules_after("import torch")
+    assert not new & EXTRAS
+
+
+def test_the_command_line_loads_nothing_heavy_before_it_is_used():
+    assert not modules_after("import penstock.cli") & EXTRAS

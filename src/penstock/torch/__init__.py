@@ -1,0 +1,63 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The drop-in for `torch.utils.data`: the same names, on Penstock's engine.
+
+from penstock.torch import DataLoader    # was: from torch.utils.data import DataLoader
+"""
+
+from __future__ import annotations
+
+from torch.utils.data import (
+    ChainDataset,
+    Dataset,
+    IterableDataset,
+    default_collate,
+    default_convert,
+    get_worker_info,
+)
+
+from penstock.data.dataset import IterableDataset as PlainIterableDataset
+from penstock.torch import leaves
+from penstock.torch.datasets import (
+    ConcatDataset,
+    StackDataset,
+    Subset,
+    TensorDataset,
+    random_split,
+)
+from penstock.torch.loader import DataLoader
+from penstock.torch.samplers import (
+    BatchSampler,
+    DistributedSampler,
+    RandomSampler,
+    Sampler,
+    SequentialSampler,
+    SubsetRandomSampler,
+    WeightedRandomSampler,
+)
+
+__all__ = [
+    "BatchSampler",
+    "ChainDataset",
+    "ConcatDataset",
+    "DataLoader",
+    "Dataset",
+    "DistributedSampler",
+    "IterableDataset",
+    "RandomSampler",
+    "Sampler",
+    "SequentialSampler",
+    "StackDataset",
+    "Subset",
+    "SubsetRandomSampler",
+    "TensorDataset",
+    "WeightedRandomSampler",
+    "default_collate",
+    "default_convert",
+    "get_worker_info",
+    "random_split",
+]
+
+leaves.register()
+# A dataset that needs no torch may still be given to the drop-in: torch's checks see it as
+# iterable.
+IterableDataset.register(PlainIterableDataset)  # type: ignore[type-abstract]

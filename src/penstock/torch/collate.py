@@ -1,0 +1,98 @@
+# SPDX-License-Identifier: Apache-2.0
+"""torch's default collate, its tensors stacked straight into the slot.
+
+What torch's registry `default_collate_fn_map` holds is used as it is, entries that the user put
+there included; only the stock functions for tensors and numpy arrays are replaced, by ones with the
+same result.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import torch
+from torch.utils.data import _utils as torch_data
+from torch.utils.data import default_convert
+
+from penstock.collate import CollateMap, check_shapes, collate
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from penstock.data.dataset import Empty
+
+__all__ = ["TensorCollator", "empty_tensor", "stack_plainly"]
+
+_stock = torch_data.collate
+
+
+def empty_tensor(empty: Empty, shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
+    """Return an uninitialised tensor in memory given by `empty`, which it keeps alive."""
+    size_bytes = dtype.itemsize
+    for length in shape:
+        size_bytes *= length
+    if size_bytes == 0:
+        return torch.empty(shape, dtype=dtype)
+    return torch.from_numpy(empty((size_bytes,), np.uint8)).view(dtype).view(shape)
+
+
+class TensorCollator:
+    """The default collate of a worker that has imported torch.
+
+    Concurrency:
+        One thread.
+    """
+
+    def __init__(self, empty: Empty) -> None:
+        """Collate into arrays given by `empty`."""
+        self._empty = empty
+
+    def batch(self, samples: Sequence[Any]) -> Any:  # noqa: ANN401
+        """Return the samples of a batch as one tree."""
+        registry: CollateMap = dict(_stock.default_collate_fn_map)
+        if registry.get(torch.Tensor) in (_stock.collate_tensor_fn, stack_plainly):
+            registry[torch.Tensor] = self._stack
+        if registry.get(np.ndarray) is _stock.collate_numpy_array_fn:
+            registry[np.ndarray] = self._stack_arrays
+        return collate(samples, collate_fn_map=registry)
+
+    def sample(self, sample: Any) -> Any:  # noqa: ANN401
+        """Return a sample that is a batch by itself, its arrays as tensors."""
+        return default_convert(sample)
+
+    def _stack(self, tensors: Sequence[Any], *, collate_fn_map: CollateMap) -> Any:  # noqa: ANN401
+        first = tensors[0]
+        if not _is_plain(first) or any(t.dtype != first.dtype or t.requires_grad for t in tensors):
+            return _stock.collate_tensor_fn(tensors, collate_fn_map=collate_fn_map)
+        if any(tensor.shape != first.shape for tensor in tensors):
+            check_shapes([tensor.shape for tensor in tensors])
+        out = empty_tensor(self._empty, (len(tensors), *first.shape), first.dtype)
+        return torch.stack(tuple(tensors), 0, out=out)
+
+    def _stack_arrays(self, arrays: Sequence[Any], *, collate_fn_map: CollateMap) -> Any:  # noqa: ANN401
+        if np.dtype(arrays[0].dtype).kind in "SUO":
+            return _stock.collate_numpy_array_fn(arrays, collate_fn_map=collate_fn_map)
+        return collate([torch.as_tensor(a) for a in arrays], collate_fn_map=collate_fn_map)
+
+
+def _is_plain(tensor: torch.Tensor) -> bool:
+    return (
+        type(tensor) is torch.Tensor
+        and tensor.layout is torch.strided
+        and tensor.device.type == "cpu"
+        and not tensor.is_nested
+        and not tensor.is_quantized
+    )
+
+
+def stack_plainly(tensors: Sequence[Any], *, collate_fn_map: CollateMap | None = None) -> Any:  # noqa: ANN401
+    """Stack into ordinary memory: torch's own function makes a shared file per tensor in a worker.
+
+    It stands in torch's registry in our workers, for user collate functions that call
+    `default_collate`.
+    """
+    first = tensors[0]
+    if not _is_plain(first) or any(t.dtype != first.dtype for t in tensors):
+        return _stock.collate_tensor_fn(tensors, collate_fn_map=collate_fn_map)
+    return torch.stack(tuple(tensors), 0)

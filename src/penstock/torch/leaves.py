@@ -1,0 +1,139 @@
+# SPDX-License-Identifier: Apache-2.0
+"""How tensors cross from a worker: as bytes in the slot plus dtype, shape and strides.
+
+A dense CPU tensor of exact type `torch.Tensor` goes this way; one that is not dense goes as its
+dense form, an expanded one as the part that is really there. Everything else (sparse, nested,
+quantised, subclasses such as `Parameter` or torchvision's `Image`) is taken apart by torch's own
+pickling, whose inner tensors and storages come back here.
+"""
+
+from __future__ import annotations
+
+import pickle
+from typing import TYPE_CHECKING, Any, Final
+
+import torch
+
+from penstock.transport.packing import REDUCERS, NeedsInheritance, set_tensor_maker
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    import numpy as np
+
+__all__ = ["bytes_of", "register"]
+
+_Reduced = tuple["Callable[..., object]", tuple[object, ...]]
+
+_DTYPES: Final[dict[str, torch.dtype]] = {
+    str(dtype).removeprefix("torch."): dtype
+    for dtype in vars(torch).values()
+    if isinstance(dtype, torch.dtype)
+}
+
+
+def register() -> None:
+    """Teach the transport about tensors in this process."""
+    REDUCERS[torch.Tensor] = reduce_tensor
+    REDUCERS[torch.storage.UntypedStorage] = _reduce_untyped_storage
+    REDUCERS[torch.storage.TypedStorage] = _reduce_typed_storage
+    set_tensor_maker(torch.from_numpy)
+
+
+def bytes_of(tensor: torch.Tensor) -> np.ndarray[Any, np.dtype[np.uint8]]:
+    """Return the bytes of a contiguous CPU tensor, shape (nbytes,), a view."""
+    # Not reshape: that leaves a lone element of an expanded tensor with a stride of 0.
+    flat = tensor.as_strided((tensor.numel(),), (1,)).view(torch.uint8)
+    array: np.ndarray[Any, np.dtype[np.uint8]] = flat.numpy()
+    return array
+
+
+def reduce_tensor(tensor: torch.Tensor) -> Any:  # noqa: ANN401 - what __reduce_ex__ may return
+    """Return how to pickle `tensor`, its memory as a protocol-5 buffer."""
+    if tensor.is_cuda:
+        raise NeedsInheritance
+    if not _is_plain(tensor):
+        return tensor.__reduce_ex__(5)
+    if tensor.is_shared() and not _in_worker():
+        raise NeedsInheritance  # a copy would break what it was put there for
+    if tensor.requires_grad and not tensor.is_leaf:
+        raise RuntimeError(
+            "a tensor that requires_grad and is not a leaf cannot leave its process: autograd does "
+            "not "
+            "cross processes. Call detach() on it in the dataset or the collate_fn."
+        )
+    needs_grad = tensor.requires_grad
+    tensor = tensor.detach().resolve_conj().resolve_neg()
+    dtype = str(tensor.dtype).removeprefix("torch.")
+    shape = tuple(tensor.shape)
+    if tensor.is_contiguous():
+        return _rebuild, (_buffer(tensor), dtype, shape, None, needs_grad)
+    return _rebuild, (*_dense(tensor, dtype, shape), needs_grad)
+
+
+def _in_worker() -> bool:
+    return torch.utils.data.get_worker_info() is not None
+
+
+def _is_plain(tensor: torch.Tensor) -> bool:
+    return (
+        tensor.layout is torch.strided
+        and tensor.device.type == "cpu"
+        and not tensor.is_quantized
+        and not tensor.is_nested
+        and not tensor.__dict__  # attributes that somebody hung on it
+    )
+
+
+def _buffer(tensor: torch.Tensor) -> pickle.PickleBuffer:
+    return pickle.PickleBuffer(bytes_of(tensor))  # type: ignore[arg-type]  # it has a buffer
+
+
+def _dense(tensor: torch.Tensor, dtype: str, shape: tuple[int, ...]) -> tuple[object, ...]:
+    """A tensor with other strides: its memory in the order in which it lies, each element once."""
+    strides = tensor.stride()
+    once = tensor[tuple(slice(0, 1) if s == 0 else slice(None) for s in strides)]
+    by_stride = sorted(range(once.ndim), key=lambda dim: (-strides[dim], dim))
+    dense = once.permute(by_stride).contiguous()
+    new_strides = [0] * once.ndim
+    for position, dim in enumerate(by_stride):
+        new_strides[dim] = 0 if strides[dim] == 0 else dense.stride(position)
+    return _buffer(dense), dtype, shape, tuple(new_strides)
+
+
+def _rebuild(
+    buffer: Any,  # noqa: ANN401 - anything with the buffer protocol
+    dtype: str,
+    shape: tuple[int, ...],
+    strides: tuple[int, ...] | None,
+    needs_grad: bool,
+) -> torch.Tensor:
+    """Return the tensor over `buffer`, which it keeps alive."""
+    if len(buffer) == 0:
+        tensor = torch.empty(shape, dtype=_DTYPES[dtype])
+    else:
+        tensor = torch.frombuffer(buffer, dtype=_DTYPES[dtype])
+        tensor = tensor.view(shape) if strides is None else tensor.as_strided(shape, strides)
+    return tensor.requires_grad_() if needs_grad else tensor
+
+
+def _reduce_untyped_storage(storage: torch.UntypedStorage) -> _Reduced:
+    if storage.device.type != "cpu" or (storage.is_shared() and not _in_worker()):
+        raise NeedsInheritance
+    flat = torch.empty(0, dtype=torch.uint8).set_(storage)
+    return _rebuild_untyped_storage, (_buffer(flat),)
+
+
+def _rebuild_untyped_storage(buffer: Any) -> torch.UntypedStorage:  # noqa: ANN401
+    if len(buffer) == 0:
+        return torch.UntypedStorage(0)
+    return torch.frombuffer(buffer, dtype=torch.uint8).untyped_storage()
+
+
+def _reduce_typed_storage(storage: torch.TypedStorage) -> _Reduced:
+    dtype = str(storage.dtype).removeprefix("torch.")
+    return _rebuild_typed_storage, (storage.untyped(), dtype)
+
+
+def _rebuild_typed_storage(storage: torch.UntypedStorage, dtype: str) -> torch.TypedStorage:
+    return torch.TypedStorage(wrap_storage=storage, dtype=_DTYPES[dtype], _internal=True)

@@ -1,0 +1,265 @@
+# SPDX-License-Identifier: Apache-2.0
+"""torch's samplers, drawing the same at the same moments, without a Python list of it all.
+
+torch turns a permutation into a list before the first index is used: 36 bytes an index. The classes
+here keep the int64 tensor and make Python integers a few thousand at a time; `index_batches` makes
+none at all.
+
+Guarantee: every generator, the global one too, is in the same state after the same number of steps
+as with torch's own classes. Drawing earlier or later would change the random numbers that a user
+draws between two batches.
+"""
+
+from __future__ import annotations
+
+import itertools
+from typing import TYPE_CHECKING, Any, Final
+
+import numpy as np
+import torch
+from torch.utils.data import BatchSampler, Sampler, SequentialSampler
+from torch.utils.data import DistributedSampler as TorchDistributedSampler
+from torch.utils.data import RandomSampler as TorchRandomSampler
+from torch.utils.data import SubsetRandomSampler as TorchSubsetRandomSampler
+from torch.utils.data import WeightedRandomSampler as TorchWeightedRandomSampler
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+    from numpy.typing import NDArray
+
+__all__ = [
+    "BatchSampler",
+    "DistributedSampler",
+    "RandomSampler",
+    "Sampler",
+    "SequentialSampler",
+    "SubsetRandomSampler",
+    "WeightedRandomSampler",
+    "index_batches",
+]
+
+# Python integers made at a time: 4096 of them are 150 KB, and the cost per call is gone.
+_CHUNK: Final = 4096
+# Indices that torch's RandomSampler draws in one go, with replacement. Another number, other
+# indices.
+_DRAWS: Final = 32
+
+
+class RandomSampler(TorchRandomSampler):
+    """torch's `RandomSampler`, holding its permutation as an int64 tensor.
+
+    Example:
+        >>> sampler = RandomSampler(range(4), generator=torch.Generator().manual_seed(0))
+        >>> sorted(sampler)
+        [0, 1, 2, 3]
+    """
+
+    def __iter__(self) -> Iterator[int]:
+        """Yield the indices of one epoch; nothing is drawn before the first is asked for."""
+        return _ints(_random_chunks(self))
+
+
+class SubsetRandomSampler(TorchSubsetRandomSampler):
+    """torch's `SubsetRandomSampler`, holding its permutation as an int64 tensor.
+
+    Example:
+        >>> sorted(SubsetRandomSampler([3, 5, 9]))
+        [3, 5, 9]
+    """
+
+    def __iter__(self) -> Iterator[int]:
+        """Yield the given indices in random order, drawn when the first is asked for."""
+        for position in _ints(_permutation_chunks(self)):
+            yield self.indices[position]
+
+
+class WeightedRandomSampler(TorchWeightedRandomSampler):
+    """torch's `WeightedRandomSampler`, holding its draws as an int64 tensor.
+
+    Example:
+        >>> list(WeightedRandomSampler([0.0, 1.0, 0.0], num_samples=3))
+        [1, 1, 1]
+    """
+
+    def __iter__(self) -> Iterator[int]:
+        """Yield the indices of one epoch; nothing is drawn before the first is asked for."""
+        return _ints(_weighted_chunks(self))
+
+
+class DistributedSampler(TorchDistributedSampler[Any]):
+    """torch's `DistributedSampler`, holding this rank's share alone, as an int64 array.
+
+    Example:
+        >>> [list(DistributedSampler(range(5), 2, rank, shuffle=False)) for rank in (0, 1)]
+        [[0, 2, 4], [1, 3, 0]]
+    """
+
+    def __iter__(self) -> Iterator[int]:
+        """Return an iterator over this rank's indices; the order is drawn now."""
+        return _ints(_distributed_chunks(self))
+
+
+def _ints(chunks: Iterator[NDArray[np.int64]]) -> Iterator[int]:
+    for chunk in chunks:
+        for start in range(0, len(chunk), _CHUNK):
+            yield from chunk[start : start + _CHUNK].tolist()
+
+
+# Each of the functions below yields one sampler's indices in arrays, some of them empty. The draws
+# stand where torch has them: between the last index of one list and the first of the next.
+
+
+def _sequential_chunks(sampler: Any) -> Iterator[NDArray[np.int64]]:  # noqa: ANN401
+    length = len(sampler.data_source)
+    # Whole arrays would be 8 bytes an index for numbers that need none.
+    starts = range(0, length, _CHUNK)
+    return (np.arange(start, min(start + _CHUNK, length), dtype=np.int64) for start in starts)
+
+
+def _random_chunks(sampler: Any) -> Iterator[NDArray[np.int64]]:  # noqa: ANN401
+    length = len(sampler.data_source)
+    generator = sampler.generator
+    if generator is None:
+        seed = int(torch.empty((), dtype=torch.int64).random_().item())
+        generator = torch.Generator().manual_seed(seed)
+    if sampler.replacement:
+        for _ in range(sampler.num_samples // _DRAWS):
+            yield torch.randint(length, (_DRAWS,), generator=generator).numpy()
+        yield torch.randint(length, (sampler.num_samples % _DRAWS,), generator=generator).numpy()
+    else:
+        for _ in range(sampler.num_samples // length):
+            yield torch.randperm(length, generator=generator).numpy()
+        # Drawn even if nothing of it is needed, once an index beyond the last is asked for.
+        rest = torch.randperm(length, generator=generator)
+        yield rest[: sampler.num_samples % length].numpy()
+
+
+def _permutation_chunks(sampler: Any) -> Iterator[NDArray[np.int64]]:  # noqa: ANN401
+    yield torch.randperm(len(sampler.indices), generator=sampler.generator).numpy()
+
+
+def _weighted_chunks(sampler: Any) -> Iterator[NDArray[np.int64]]:  # noqa: ANN401
+    yield torch.multinomial(
+        sampler.weights, sampler.num_samples, sampler.replacement, generator=sampler.generator
+    ).numpy()
+
+
+def _distributed_chunks(sampler: Any) -> Iterator[NDArray[np.int64]]:  # noqa: ANN401
+    length = len(sampler.dataset)
+    _check_length(sampler, length)
+    if sampler.shuffle:
+        generator = torch.Generator().manual_seed(sampler.seed + sampler.epoch)
+        order = torch.randperm(length, generator=generator).numpy()
+    else:
+        order = np.arange(length, dtype=np.int64)
+    # Position p of the padded order is order[p % length]; with drop_last none is that far.
+    turns = np.arange(sampler.rank, sampler.total_size, sampler.num_replicas, dtype=np.int64)
+    return iter([order[turns % max(length, 1)]])
+
+
+def _check_length(sampler: Any, length: int) -> None:  # noqa: ANN401
+    """The sizes were fixed at construction: a dataset that has since changed may not fit them."""
+    total = sampler.total_size
+    if length < total if sampler.drop_last else (length > total or (length == 0 < total)):
+        raise AssertionError(
+            f"Number of indices ({length}) does not match total_size ({total}): the dataset has "
+            "changed its length since the sampler was made. Make a new sampler."
+        )
+
+
+_CHUNKS: Final[dict[type, Callable[[Any], Iterator[NDArray[np.int64]]]]] = {
+    SequentialSampler: _sequential_chunks,
+    RandomSampler: _random_chunks,
+    TorchRandomSampler: _random_chunks,
+    WeightedRandomSampler: _weighted_chunks,
+    TorchWeightedRandomSampler: _weighted_chunks,
+    DistributedSampler: _distributed_chunks,
+    TorchDistributedSampler: _distributed_chunks,
+    SubsetRandomSampler: _permutation_chunks,
+    TorchSubsetRandomSampler: _permutation_chunks,
+}
+_SUBSETS: Final = (SubsetRandomSampler, TorchSubsetRandomSampler)
+
+
+def index_batches(batch_sampler: Any) -> Iterator[object]:  # noqa: ANN401 - any iterable
+    """Return an iterator over a batch sampler's batches, as int64 arrays where its order is known.
+
+    That is: a plain `BatchSampler` over one of the samplers of this module or of torch. Subclasses,
+    which may order as they like, and all other iterables are simply iterated. Either way batches
+    hold the same indices as `iter(batch_sampler)`, and every generator is used at the same moments.
+
+    Args:
+        batch_sampler: Yields batches of indices.
+
+    Returns:
+        Iterator over int64 arrays of shape (batch,), which may be views of the whole order: do not
+        write. Or over whatever `batch_sampler` yields.
+
+    Example:
+        >>> batch_sampler = BatchSampler(SequentialSampler(range(5)), batch_size=2, drop_last=False)
+        >>> list(index_batches(batch_sampler))
+        [array([0, 1]), array([2, 3]), array([4])]
+    """
+    if type(batch_sampler) is not BatchSampler:
+        return iter(batch_sampler)
+    chunks = _CHUNKS.get(type(batch_sampler.sampler))
+    if chunks is None:
+        return iter(batch_sampler)
+    return _batches(batch_sampler, chunks)
+
+
+def _batches(
+    batch_sampler: Any,  # noqa: ANN401
+    chunks: Callable[[Any], Iterator[NDArray[np.int64]]],
+) -> Iterator[object]:
+    sampler = batch_sampler.sampler
+    batches = _split(chunks(sampler), batch_sampler.batch_size, drop_last=batch_sampler.drop_last)
+    if type(sampler) not in _SUBSETS:
+        yield from batches
+        return
+    yield from _select(sampler.indices, batches)
+
+
+def _select(indices: Any, batches: Iterator[NDArray[np.int64]]) -> Iterator[object]:  # noqa: ANN401
+    first = next(batches, None)  # before anything else, as a draw may raise
+    if first is None:
+        return
+    numbers = _as_int64(indices)
+    for batch in itertools.chain([first], batches):
+        if numbers is not None:
+            yield numbers[batch]
+        else:  # keys, or integers of a type that the dataset may care for: hand them on as they are
+            yield [indices[position] for position in batch.tolist()]
+
+
+def _as_int64(indices: Any) -> NDArray[np.int64] | None:  # noqa: ANN401
+    """A list of Python's own integers as an array."""
+    if isinstance(indices, range) or (
+        isinstance(indices, (list, tuple)) and {int}.issuperset(map(type, indices))
+    ):
+        try:
+            return np.array(indices, np.int64)
+        except OverflowError:
+            return None
+    return None
+
+
+def _split(
+    chunks: Iterator[NDArray[np.int64]], batch_size: int, *, drop_last: bool
+) -> Iterator[NDArray[np.int64]]:
+    """Batches of `batch_size`; a chunk is asked for only when the last does not suffice."""
+    parts: list[NDArray[np.int64]] = []
+    missing = batch_size
+    for chunk in chunks:
+        start = 0
+        while start < len(chunk):
+            part = chunk[start : start + missing]
+            parts.append(part)
+            start += len(part)
+            missing -= len(part)
+            if missing == 0:
+                yield parts[0] if len(parts) == 1 else np.concatenate(parts)
+                parts, missing = [], batch_size
+    if parts and not drop_last:
+        yield parts[0] if len(parts) == 1 else np.concatenate(parts)

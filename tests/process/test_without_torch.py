@@ -1,0 +1,59 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A worker whose dataset does not use torch never imports it, and still gives its batches."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from tests.process.plain_datasets import ImportsLate, Plain, Unstackable
+
+from penstock.torch import DataLoader
+
+
+def batches_of(loader_class, dataset, **options):
+    torch.manual_seed(11)
+    loader = loader_class(
+        dataset, num_workers=2, multiprocessing_context="spawn", shuffle=True, **options
+    )
+    return list(loader)
+
+
+def assert_same(a, b):
+    assert type(a) is type(b)
+    if isinstance(a, torch.Tensor):
+        assert a.dtype == b.dtype
+        assert a.stride() == b.stride()
+        assert torch.equal(a, b)
+    elif isinstance(a, dict):
+        assert list(a) == list(b)
+        for key in a:
+            if key != "torch":
+                assert_same(a[key], b[key])
+    elif isinstance(a, (list, tuple)):
+        assert len(a) == len(b)
+        for one, other in zip(a, b, strict=True):
+            assert_same(one, other)
+    else:
+        assert a == b
+
+
+@pytest.mark.parametrize("batch_size", [5, None])
+def test_batches_of_a_worker_without_torch_are_bit_identical(batch_size):
+    theirs = batches_of(torch.utils.data.DataLoader, Plain(), batch_size=batch_size)
+    ours = batches_of(DataLoader, Plain(), batch_size=batch_size)
+    assert_same(theirs, ours)
+    assert all(torch.as_tensor(batch["torch"]).all() for batch in theirs)
+    assert not any(torch.as_tensor(batch["torch"]).any() for batch in ours)
+
+
+def test_torch_is_seeded_and_set_up_when_a_sample_imports_it():
+    theirs = batches_of(torch.utils.data.DataLoader, ImportsLate(), batch_size=5)
+    ours = batches_of(DataLoader, ImportsLate(), batch_size=5)
+    assert_same(theirs, ours)
+    assert all((batch["threads"] == 1).all() for batch in ours)
+
+
+def test_what_has_no_tensor_type_is_refused_as_torch_does():
+    for loader_class in (torch.utils.data.DataLoader, DataLoader):
+        with pytest.raises(TypeError, match="default_collate: batch must contain tensors"):
+            batches_of(loader_class, Unstackable(), batch_size=2)

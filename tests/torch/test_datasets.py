@@ -1,0 +1,259 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A batch read at once is what torch's default_collate makes of the samples."""
+
+import numpy as np
+import pytest
+import torch
+import torch.utils.data as stock
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from penstock.data import ArrayDataset, batch_reader
+from penstock.torch import datasets as ours
+
+DTYPES = [
+    torch.bool, torch.uint8, torch.uint16, torch.uint32, torch.uint64, torch.int8, torch.int16,
+    torch.int32, torch.int64, torch.float16, torch.float32, torch.float64, torch.bfloat16,
+    torch.float8_e4m3fn, torch.float8_e5m2, torch.complex64, torch.complex128,
+]  # fmt: skip
+
+
+def assert_same(left, right):
+    assert type(left) is type(right)
+    if isinstance(left, dict):
+        assert list(left) == list(right)
+        for key in left:
+            assert_same(left[key], right[key])
+    elif isinstance(left, list | tuple):
+        assert len(left) == len(right)
+        for a, b in zip(left, right, strict=True):
+            assert_same(a, b)
+    elif isinstance(left, torch.Tensor):
+        assert (left.dtype, left.shape) == (right.dtype, right.shape)
+        assert (
+            left.contiguous()
+            .view(-1)
+            .view(torch.uint8)
+            .equal(right.contiguous().view(-1).view(torch.uint8))
+        )
+    else:
+        assert left == right
+
+
+def by_sample(dataset, indices):
+    many = getattr(dataset, "__getitems__", None)
+    return stock.default_collate(many(indices) if many else [dataset[i] for i in indices])
+
+
+def tensors(module, length, seed=0):
+    generator = torch.Generator().manual_seed(seed)
+    return module.TensorDataset(
+        torch.randn(length, 2, 3, generator=generator),
+        torch.randint(0, 9, (length,), generator=generator),
+        torch.randn(length, 2, generator=generator).to(torch.bfloat16),
+    )
+
+
+def build(module, kind):
+    first, second, none = tensors(module, 7), tensors(module, 5, 1), tensors(module, 0)
+    whole = module.ConcatDataset([first, none, second])
+    part = module.Subset(whole, [11, 0, -1, 3, 3, 8])
+    return {
+        "tensors": lambda: first,
+        "concat": lambda: whole,
+        "concat of one": lambda: module.ConcatDataset([first]),
+        "subset": lambda: part,
+        "subset of array": lambda: module.Subset(whole, np.array([1, 9, -2])),
+        "subset of tensor": lambda: module.Subset(first, torch.tensor([1, 6, -2])),
+        "subset of range": lambda: module.Subset(first, range(6, 0, -2)),
+        "subset of subset": lambda: module.Subset(part, [5, 1]),
+        "stack": lambda: module.StackDataset(part, module.Subset(first, range(6))),
+        "named stack": lambda: module.StackDataset(left=part, right=module.Subset(second, [0] * 6)),
+        "concat of stacks": lambda: module.ConcatDataset(2 * [module.StackDataset(a=first)]),
+        "bare tensor": lambda: torch.arange(24).view(8, 3),
+        "bare row": lambda: torch.arange(8) * 0.5,
+        "stack of bare": lambda: module.StackDataset(torch.arange(4), first.tensors[0][:4]),
+    }[kind]()
+
+
+KINDS = [
+    "tensors", "concat", "concat of one", "subset", "subset of array", "subset of tensor",
+    "subset of range", "subset of subset", "stack", "named stack", "concat of stacks",
+    "bare tensor", "bare row", "stack of bare",
+]  # fmt: skip
+both = pytest.mark.parametrize("module", [ours, stock], ids=["ours", "torch's"])
+
+
+@both
+@pytest.mark.parametrize("kind", KINDS)
+@settings(max_examples=20, deadline=None)
+@given(data=st.data())
+def test_a_batch_equals_its_collated_samples(module, kind, data):
+    dataset = build(module, kind)
+    length = len(dataset)
+    indices = data.draw(st.lists(st.integers(-length, length - 1), min_size=1, max_size=20))
+    batch = batch_reader(dataset)(np.array(indices), np.empty)
+    assert_same(batch, by_sample(build(stock, kind), indices))
+
+
+@both
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_wrong_or_missing_index_raises_as_it_does_by_the_sample(module, kind):
+    dataset = build(module, kind)
+    for indices in ([0, len(dataset)], [0, -len(dataset) - 1], []):
+        with pytest.raises((IndexError, ValueError)) as expected:
+            by_sample(dataset, indices)
+        with pytest.raises(expected.type):
+            batch_reader(dataset)(np.array(indices, np.int64), np.empty)
+
+
+@both
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+def test_every_dtype_comes_through_bit_for_bit(module, dtype):
+    values = torch.arange(24).view(8, 3).to(dtype)
+    for dataset in (
+        module.TensorDataset(values, values[:, 0], values.T.contiguous().T, values[:, :0]),
+        module.ConcatDataset([module.TensorDataset(values), module.TensorDataset(values[:3])]),
+    ):
+        batch = batch_reader(dataset)(np.array([7, 0, -1]), np.empty)
+        assert_same(batch, by_sample(dataset, [7, 0, -1]))
+
+
+def test_batches_lie_in_the_memory_given():
+    given_out = []
+
+    def empty(shape, dtype):
+        given_out.append(np.empty(shape, dtype))
+        return given_out[-1]
+
+    for kind in ("tensors", "concat", "stack"):
+        given_out.clear()
+        batch = build(ours, kind).get_batch(np.array([0, 5, 3]), empty)
+        leaves = [leaf for part in batch for leaf in (part if isinstance(part, list) else [part])]
+        assert [leaf.data_ptr() for leaf in leaves] == [array.ctypes.data for array in given_out]
+
+
+def test_read_only_and_reversed_index_arrays_are_taken():
+    indices = np.arange(4)
+    indices.flags.writeable = False
+    for chosen in (indices, indices[::-1], indices[::2]):
+        batch = tensors(ours, 5).get_batch(chosen, np.empty)
+        assert_same(batch, by_sample(tensors(stock, 5), chosen.tolist()))
+
+
+class Tagged(torch.Tensor):
+    pass
+
+
+@both
+@pytest.mark.parametrize(
+    "tensor",
+    [
+        torch.zeros(3, requires_grad=True),
+        torch.nn.Parameter(torch.zeros(3), requires_grad=False),
+        torch.eye(3).to_sparse(),
+        torch.zeros(3, dtype=torch.complex64).conj(),
+        torch.zeros(3, device="meta"),
+        torch.zeros(3).as_subclass(Tagged),
+    ],
+    ids=["grad", "parameter", "sparse", "conjugate", "meta", "subclass"],
+)
+def test_tensors_with_more_to_them_go_by_the_sample(module, tensor):
+    dataset = module.TensorDataset(torch.zeros(3), tensor)
+    assert batch_reader(dataset) is None
+    assert batch_reader(module.Subset(dataset, [0])) is None
+    assert batch_reader(module.ConcatDataset([tensors(module, 2), dataset])) is None
+    assert batch_reader(module.StackDataset(dataset)) is None
+    assert batch_reader(tensor) is None
+
+
+def test_quantized_tensors_go_by_the_sample():
+    with pytest.warns(UserWarning, match="quantize"):  # torch is about to drop them
+        quantized = torch.quantize_per_tensor(torch.zeros(3), 1.0, 0, torch.quint8)
+    assert batch_reader(ours.TensorDataset(quantized)) is None
+
+
+@both
+def test_parts_that_do_not_fit_are_collated_as_samples(module):
+    mixed = module.ConcatDataset([torch.zeros(2), torch.ones(2, dtype=torch.float64)])
+    assert_same(batch_reader(mixed)(np.array([0, 3]), np.empty), by_sample(mixed, [0, 3]))
+    uneven = module.ConcatDataset([torch.zeros(2, 3), torch.zeros(2, 4)])
+    with pytest.raises(RuntimeError, match="equal size"):
+        batch_reader(uneven)(np.array([0, 3]), np.empty)
+    unlike = module.ConcatDataset([module.StackDataset(a=torch.zeros(2)), torch.zeros(2)])
+    with pytest.raises((TypeError, IndexError, RuntimeError, KeyError)) as expected:
+        by_sample(unlike, [0, 3])
+    with pytest.raises(expected.type):
+        batch_reader(unlike)(np.array([0, 3]), np.empty)
+
+
+def test_parts_from_the_numpy_core_become_tensors():
+    dataset = ours.StackDataset(x=ArrayDataset(np.arange(6).reshape(3, 2)), y=torch.arange(3))
+    batch = dataset.get_batch(np.array([2, 0]), np.empty)
+    assert_same(batch, {"x": [torch.tensor([[4, 5], [0, 1]])], "y": torch.tensor([2, 0])})
+
+
+@both
+def test_a_subclass_that_changes_samples_is_not_bypassed(module):
+    class Doubled(module.TensorDataset):
+        def __getitem__(self, index):
+            return tuple(2 * value for value in super().__getitem__(index))
+
+    dataset = Doubled(torch.arange(3))
+    assert batch_reader(dataset) is None
+    assert batch_reader(module.Subset(dataset, [1])) is None
+    assert batch_reader(module.StackDataset(dataset)) is None
+
+
+def test_a_subclass_that_changes_nothing_is_read_by_the_batch():
+    class Named(ours.TensorDataset):
+        name = "mine"
+
+    assert batch_reader(Named(torch.arange(3))) is not None
+
+
+def test_a_list_of_indices_may_change_between_batches():
+    part = ours.Subset(tensors(ours, 5), [0, 1])
+    reader = batch_reader(part)
+    part.indices[0] = 4
+    assert_same(reader(np.array([0]), np.empty), by_sample(part, [0]))
+
+
+def test_each_is_an_instance_of_torchs_class():
+    for name in ("TensorDataset", "StackDataset", "ConcatDataset", "Subset"):
+        assert issubclass(getattr(ours, name), getattr(stock, name))
+
+
+@both
+def test_wrong_arguments_raise_the_same(module):
+    with pytest.raises(AssertionError, match="Size mismatch between tensors"):
+        module.TensorDataset(torch.zeros(2), torch.zeros(3))
+    with pytest.raises(ValueError, match="Size mismatch between datasets"):
+        module.StackDataset([1], [1, 2])
+    with pytest.raises(AssertionError):
+        module.ConcatDataset([])
+
+    class Half(module.Subset):
+        def __getitem__(self, index):
+            return 0
+
+    with pytest.raises(NotImplementedError, match="__getitems__"):
+        Half([1], [0])
+
+
+@pytest.mark.parametrize("lengths", [[4, 6], [0.5, 0.5], [0.33, 0.33, 0.34], [10]])
+def test_random_split_draws_as_torchs(lengths):
+    def split(module, generator):
+        torch.manual_seed(5)
+        extra = {"generator": generator()} if generator else {}
+        parts = module.random_split(range(10), lengths, **extra)
+        return [part.indices for part in parts], torch.get_rng_state().tolist()
+
+    for generator in (None, lambda: torch.Generator().manual_seed(1)):
+        assert split(ours, generator) == split(stock, generator)
+    assert {type(part) for part in ours.random_split(range(10), lengths)} == {ours.Subset}
+
+
+def test_random_split_refuses_what_torchs_refuses():
+    with pytest.raises(ValueError, match="Sum of input lengths"):
+        ours.random_split(range(10), [1, 2])

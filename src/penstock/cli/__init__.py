@@ -1,0 +1,73 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The command `penstock`."""
+
+from __future__ import annotations
+
+import sys
+from typing import TYPE_CHECKING, Final
+
+from penstock.errors import MissingExtraError, PenstockError
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+__all__ = ["main"]
+
+_EXTRA_OF: Final = {
+    "typer": "cli",
+    "rich": "cli",
+    "torch": "torch",
+    "cv2": "vision",
+    "simplejpeg": "vision",
+    "PIL": "vision",
+}
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run the command line and return its exit status.
+
+    Args:
+        arguments: What follows the word `penstock`; None takes those of this process.
+
+    Returns:
+        0 where all went well, 1 where not, with the reason on stderr, 2 for a wrong option.
+    """
+    try:
+        try:
+            return _run(arguments)
+        except ModuleNotFoundError as error:
+            raise _name_the_extra(error) from error
+    except PenstockError as error:
+        sys.stderr.write(f"penstock: {error}\n")
+        return 1
+
+
+def _run(arguments: Sequence[str] | None) -> int:
+    import typer
+
+    from penstock.cli.bench import bench
+
+    app = typer.Typer(
+        help="Feed training data, and see what it costs.",
+        no_args_is_help=True,
+        add_completion=False,
+        pretty_exceptions_enable=False,
+    )
+    app.callback()(lambda: None)  # without one, typer makes the only command the whole program
+    app.command()(bench)
+    try:
+        app(args=arguments, prog_name="penstock")
+    except SystemExit as end:
+        return end.code if isinstance(end.code, int) else 0
+    return 0
+
+
+def _name_the_extra(error: ModuleNotFoundError) -> Exception:
+    module = (error.name or "").partition(".")[0]
+    if module not in _EXTRA_OF:
+        return error
+    wanted = "cli" if _EXTRA_OF[module] == "cli" else f"cli,{_EXTRA_OF[module]}"
+    return MissingExtraError(
+        f"this command needs {module}, which is not installed. "
+        f'Install it with: pip install "penstock[{wanted}]"'
+    )

@@ -1,0 +1,214 @@
+# SPDX-License-Identifier: Apache-2.0
+"""`penstock bench`: torch's loader and Penstock's, side by side on a folder of images."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import platform
+import statistics
+from dataclasses import asdict, dataclass
+from importlib.metadata import version
+from pathlib import Path  # noqa: TC003 - typer reads the annotations at run time
+from typing import TYPE_CHECKING, Annotated, Any, Final
+
+import typer
+from rich.console import Console
+from rich.progress import Progress
+from rich.table import Table
+
+from penstock.errors import ConfigError, WorkerError
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from penstock.cli.images import BrokenFile
+    from penstock.cli.lane import EpochResult, Lane, Work
+
+__all__ = ["bench"]
+
+_MAX_NAMED: Final = 20  # broken files named on the screen; --json has all of them
+
+
+@dataclass(frozen=True, slots=True)
+class _Standing:
+    """What one loader did: its checked epochs, and its rounds."""
+
+    name: str
+    checks: list[EpochResult]
+    rounds: list[list[EpochResult]]
+
+    def rates(self) -> list[float]:
+        """Samples per second of each round."""
+        return [sum(e.num_samples for e in r) / sum(e.wall_s for e in r) for r in self.rounds]
+
+    def cpu_s_per_1000(self) -> float | None:
+        """Median over the rounds."""
+        costs = [
+            1000 * sum(e.cpu_s or 0.0 for e in r) / sum(e.num_samples for e in r)
+            for r in self.rounds
+        ]
+        return None if self.rounds[0][0].cpu_s is None else statistics.median(costs)
+
+    def peak_bytes(self) -> int | None:
+        """Highest over the checked epochs."""
+        return max((c.peak_bytes for c in self.checks if c.peak_bytes), default=None)
+
+    def delivered(self) -> list[tuple[int, int]]:
+        """Number of samples and checksum of each epoch."""
+        epochs = [*self.checks, *(epoch for r in self.rounds for epoch in r)]
+        return [(epoch.num_samples, epoch.checksum) for epoch in epochs]
+
+
+def bench(
+    folder: Annotated[
+        Path, typer.Argument(metavar="DIR", help="Searched for images, subfolders included.")
+    ],
+    workers: Annotated[int, typer.Option(min=0, help="Worker processes of each loader.")] = 2,
+    batch_size: Annotated[int, typer.Option(min=1, help="Images in a batch.")] = 64,
+    size: Annotated[int, typer.Option(min=1, help="Height and width of a crop, in pixels.")] = 224,
+    rounds: Annotated[int, typer.Option(min=1, help="Timed turns of each loader.")] = 5,
+    warmup: Annotated[int, typer.Option(min=1, help="Untimed epochs before them.")] = 1,
+    epochs_per_round: Annotated[int, typer.Option(min=1, help="Epochs in one turn.")] = 1,
+    json_file: Annotated[
+        Path | None, typer.Option("--json", help="Write all figures here as well.")
+    ] = None,
+) -> None:
+    """Compare torch's DataLoader with Penstock's on the images of a folder.
+
+    Both read the same files with the same plain torch dataset: decode, random-resized crop, flip,
+    normalise to float32. Each loader has a process of its own with persistent workers, which are
+    started in the untimed warm-up epochs; there all batches are compared bit by bit and memory is
+    measured. Then the loaders run in turn, with the same seed in the same round.
+    """
+    from penstock.cli.images import find_images, sort_out_broken
+    from penstock.cli.lane import Work
+
+    console = Console()
+    if json_file is not None:
+        _check_writable(json_file)
+    paths, broken = sort_out_broken(find_images(folder), num_threads=os.cpu_count() or 1)
+    _report_broken(console, broken)
+    if not paths:
+        raise ConfigError(f"none of the {len(broken)} images in {folder} can be decoded.")
+    work = Work(paths, size, batch_size, workers)
+    standings = _compare(console, work, warmup, rounds, epochs_per_round)
+    console.print(_table(standings, work))
+    _check_same(standings)
+    console.print(f"Both loaders gave bit-identical batches in {warmup} checked epoch(s).")
+    if json_file is not None:
+        json_file.write_text(json.dumps(_record(standings, work, broken), indent=2) + "\n")
+
+
+def _check_writable(json_file: Path) -> None:
+    """Rather now than after minutes of work."""
+    if json_file.is_dir() or not json_file.parent.is_dir():
+        raise ConfigError(f"cannot write --json {json_file}: name a file in a folder that exists.")
+
+
+def _report_broken(console: Console, broken: Sequence[BrokenFile]) -> None:
+    for file in broken[:_MAX_NAMED]:
+        console.print(f"left out {file.path}: {file.reason}", markup=False, soft_wrap=True)
+    if len(broken) > _MAX_NAMED:
+        console.print(f"… and {len(broken) - _MAX_NAMED} more")
+    if broken:
+        console.print(f"{len(broken)} file(s) cannot be decoded and are left out.")
+
+
+def _compare(
+    console: Console, work: Work, num_warmups: int, num_rounds: int, epochs_per_round: int
+) -> list[_Standing]:
+    from penstock.cli.lane import Lane
+
+    with contextlib.ExitStack() as stack:
+        lanes = [
+            stack.enter_context(Lane("torch", work)),
+            stack.enter_context(Lane("penstock", work)),
+        ]
+        standings = [_Standing(lane.name, [], []) for lane in lanes]
+        bar = stack.enter_context(Progress(console=console, transient=True))
+        task = bar.add_task("warm-up", total=2 * (num_warmups + num_rounds))
+        for turn in range(num_warmups + num_rounds):
+            is_check = turn < num_warmups
+            for lane, standing in zip(lanes, standings, strict=True):
+                what = "warm-up" if is_check else f"round {turn - num_warmups + 1}"
+                bar.update(task, description=f"{what}: {lane.name}")
+                if is_check:
+                    standing.checks.append(_run(lane, turn, is_check=True))
+                else:
+                    seeds = range(turn * epochs_per_round, (turn + 1) * epochs_per_round)
+                    standing.rounds.append([_run(lane, s, is_check=False) for s in seeds])
+                bar.advance(task)
+    return standings
+
+
+def _run(lane: Lane, seed: int, *, is_check: bool) -> EpochResult:
+    lane.request(seed, is_check=is_check)
+    return lane.result()
+
+
+def _check_same(standings: Sequence[_Standing]) -> None:
+    ours, theirs = (standing.delivered() for standing in standings)
+    for epoch, (one, other) in enumerate(zip(ours, theirs, strict=True)):
+        if one != other:
+            raise WorkerError(
+                f"the loaders gave different batches in epoch {epoch} under the same seed: "
+                f"{standings[0].name} {one[0]} samples, checksum {one[1]:08x}; "
+                f"{standings[1].name} {other[0]} samples, checksum {other[1]:08x}. "
+                "This is a defect of Penstock: please report it."
+            )
+
+
+def _table(standings: Sequence[_Standing], work: Work) -> Table:
+    table = Table(
+        title=f"{len(work.paths):,} images, {work.size_px} px, batches of {work.batch_size}, "
+        f"{work.num_workers} workers, {len(standings[0].rounds)} rounds"
+    )
+    table.add_column("loader", no_wrap=True)
+    for heading in ("samples/s", "min-max", "CPU s/1,000", "memory", "ratio"):
+        table.add_column(heading, justify="right", no_wrap=True)
+    base = statistics.median(standings[0].rates())
+    for standing in standings:
+        rates, cpu_s, peak = standing.rates(), standing.cpu_s_per_1000(), standing.peak_bytes()
+        table.add_row(
+            f"{standing.name} {version(standing.name).partition('+')[0]}",
+            f"{statistics.median(rates):,.0f}",
+            f"{min(rates):,.0f}-{max(rates):,.0f}",
+            "unknown" if cpu_s is None else f"{cpu_s:.2f}",
+            "unknown" if peak is None else f"{peak / 2**20:,.0f} MiB",
+            f"{statistics.median(rates) / base:.2f}x",
+        )
+    table.caption = (
+        "samples/s: median of the rounds, workers already running. "
+        "CPU seconds and peak memory: trainer and workers."
+    )
+    return table
+
+
+def _record(
+    standings: Sequence[_Standing], work: Work, broken: Sequence[BrokenFile]
+) -> dict[str, Any]:
+    base = statistics.median(standings[0].rates())
+    return {
+        "machine": {"cpus": os.cpu_count(), "system": platform.platform()},
+        "python": platform.python_version(),
+        "num_images": len(work.paths),
+        "left_out": [{"path": str(file.path), "reason": file.reason} for file in broken],
+        "size_px": work.size_px,
+        "batch_size": work.batch_size,
+        "num_workers": work.num_workers,
+        "loaders": {
+            standing.name: {
+                "version": version(standing.name),
+                "samples_per_s": standing.rates(),
+                "median_samples_per_s": statistics.median(standing.rates()),
+                "ratio": statistics.median(standing.rates()) / base,
+                "cpu_s_per_1000_samples": standing.cpu_s_per_1000(),
+                "peak_bytes": standing.peak_bytes(),
+                "checks": [asdict(check) for check in standing.checks],
+                "rounds": [[asdict(epoch) for epoch in r] for r in standing.rounds],
+            }
+            for standing in standings
+        },
+    }

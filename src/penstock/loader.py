@@ -106,7 +106,7 @@ class Loader(Generic[SampleT]):
             batch_sampler = BatchSampler(sampler, batch_size, drop_last)  # type: ignore[arg-type]
         self.sampler = sampler
         self.batch_sampler = batch_sampler
-        self._epoch = 0
+        self._epochs = _Epochs(sampler, batch_sampler)
         self._stream: Stream | None = None
 
     def _default_sampler(self, *, shuffle: bool) -> Iterable[Any]:
@@ -123,7 +123,7 @@ class Loader(Generic[SampleT]):
         if self._stream is not None:
             self._stream.begin_epoch()
             return self._stream
-        entropy = np.random.SeedSequence([self.seed, self._epoch])
+        entropy = np.random.SeedSequence([self.seed, self._epochs.next_epoch])
         recipe = Recipe(
             dataset=self.dataset,
             is_iterable=self._is_iterable,
@@ -134,7 +134,7 @@ class Loader(Generic[SampleT]):
         )
         plan = Plan(
             recipe=recipe,
-            draw=self._draw,
+            draw=self._epochs,
             base_seed=int(entropy.generate_state(1, np.uint64)[0] >> np.uint64(1)),
             num_workers=self.num_workers,
             prefetch_factor=self.prefetch_factor or 2,
@@ -147,14 +147,6 @@ class Loader(Generic[SampleT]):
         if self.persistent_workers:
             self._stream = stream
         return stream
-
-    def _draw(self) -> Iterator[object]:
-        sampler: Any = self.sampler if self.batch_sampler is None else self.batch_sampler
-        for part in (self.sampler, self.batch_sampler):
-            if part is not None and hasattr(part, "set_epoch"):
-                part.set_epoch(self._epoch)
-        self._epoch += 1
-        return sampler.index_batches() if hasattr(sampler, "index_batches") else iter(sampler)
 
     def __len__(self) -> int:
         """Batches of an epoch.
@@ -169,6 +161,26 @@ class Loader(Generic[SampleT]):
             return len(self.dataset)
         full, rest = divmod(len(self.dataset), self.batch_size)
         return full + (rest > 0 and not self.drop_last)
+
+
+class _Epochs:
+    """Begins one epoch of a sampler after the other.
+
+    Apart from the loader: a persistent stream and its loader must not keep each other alive.
+    """
+
+    def __init__(self, sampler: Any, batch_sampler: Any) -> None:  # noqa: ANN401 - any iterables
+        self._sampler = sampler
+        self._batch_sampler = batch_sampler
+        self.next_epoch = 0
+
+    def __call__(self) -> Iterator[object]:
+        for part in (self._sampler, self._batch_sampler):
+            if part is not None and hasattr(part, "set_epoch"):
+                part.set_epoch(self.next_epoch)
+        self.next_epoch += 1
+        sampler = self._sampler if self._batch_sampler is None else self._batch_sampler
+        return sampler.index_batches() if hasattr(sampler, "index_batches") else iter(sampler)
 
 
 class _Endless:
@@ -190,6 +202,8 @@ def check_workers(
     """
     if not isinstance(num_workers, int):
         raise TypeError(f"num_workers must be an int, got {num_workers!r}")
+    if not isinstance(timeout, (int, float)):
+        raise TypeError(f"timeout must be a number of seconds, got {timeout!r}")
     if num_workers < 0:
         raise ConfigError(
             f"num_workers option should be non-negative, got {num_workers}; use num_workers=0 to "

@@ -19,6 +19,7 @@ import pytest
 
 from penstock import Loader
 from penstock.errors import WorkerDied, WorkerTimeout
+from penstock.torch import DataLoader
 
 
 class Rows:
@@ -348,6 +349,8 @@ def test_what_the_sampler_raises_is_raised_and_the_workers_are_gone():
         list(stream)
     with pytest.raises(StopIteration):
         next(stream)
+    assert resources() | {"fds": 0} == before | {"fds": 0}
+    del stream  # lets the process objects go, each with two descriptors
     assert resources() == before
 
 
@@ -372,3 +375,19 @@ def test_an_interrupted_wait_leaves_persistent_workers_that_start_anew():
     assert multiprocessing.active_children() == []
     assert_rows(next(iter(loader)), 0)
     loader._stream.close()
+
+
+@pytest.mark.parametrize("persistent", [False, True])
+@pytest.mark.parametrize("loader_class", [Loader, DataLoader])
+def test_workers_go_with_the_last_reference_and_not_with_a_garbage_collection(
+    loader_class, persistent
+):
+    loader = loader_class(Rows(), num_workers=2, persistent_workers=persistent)
+    stream = iter(loader)
+    next(stream)
+    gc.disable()
+    try:
+        del stream, loader
+        assert multiprocessing.active_children() == []
+    finally:
+        gc.enable()

@@ -147,14 +147,40 @@ class WorkerTraceback(Exception):
 def report_exception(error: BaseException) -> ExceptionReport:
     """Return `error` ready for another process; as itself only if it survives pickling."""
     text = "".join(traceback.format_exception_only(error)).strip()
-    pickled: bytes | None
-    try:
-        pickled = pickle.dumps(error)
-        if type(pickle.loads(pickled)) is not type(error):
-            pickled = None
-    except Exception:
-        pickled = None
+    pickled = _pickle_exception(error, error)
+    if pickled is None:  # a constructor with other arguments than `args`: do without it
+        pickled = _pickle_exception(error, _Parts(type(error), error.args, vars(error)))
     return ExceptionReport(pickled, text, "".join(traceback.format_exception(error)))
+
+
+class _Parts(NamedTuple):
+    """An exception whose constructor cannot be called again with its `args`."""
+
+    kind: type[BaseException]
+    args: tuple[object, ...]
+    attributes: dict[str, object]
+
+    def assemble(self) -> BaseException:
+        error = self.kind.__new__(self.kind)
+        error.args = self.args
+        vars(error).update(self.attributes)
+        return error
+
+
+def _pickle_exception(error: BaseException, value: BaseException | _Parts) -> bytes | None:
+    """Return `value` pickled, if what comes out of it is like `error`."""
+    try:
+        pickled = pickle.dumps(value)
+        again = _unpickle_exception(pickled)
+        same = type(again) is type(error) and str(again) == str(error)
+    except Exception:
+        return None
+    return pickled if same else None
+
+
+def _unpickle_exception(pickled: bytes) -> BaseException:
+    value: BaseException | _Parts = pickle.loads(pickled)
+    return value.assemble() if isinstance(value, _Parts) else value
 
 
 def revive_exception(report: ExceptionReport, where: str) -> BaseException:
@@ -167,7 +193,7 @@ def revive_exception(report: ExceptionReport, where: str) -> BaseException:
     error: BaseException | None = None
     if report.pickled is not None:
         try:
-            error = pickle.loads(report.pickled)
+            error = _unpickle_exception(report.pickled)
         except Exception:
             error = None  # its class is not to be found here, say
     if error is None:

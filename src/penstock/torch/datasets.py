@@ -16,7 +16,8 @@ from typing import TYPE_CHECKING, Any, Final
 import numpy as np
 import torch
 import torch.utils.data as stock
-from torch.utils.data import ChainDataset, Dataset, IterableDataset
+from torch.utils.data import ChainDataset, Dataset, IterableDataset, default_collate
+from torch.utils.data import random_split as stock_random_split
 
 from penstock.data.dataset import BatchReader, batch_reader, register_batch_reader
 
@@ -169,7 +170,7 @@ def random_split(
         >>> [len(part) for part in random_split(range(10), [0.7, 0.3], generator)]
         [7, 3]
     """
-    parts = stock.random_split(dataset, lengths, generator=generator)
+    parts = stock_random_split(dataset, lengths, generator=generator)
     return [Subset(part.dataset, part.indices) for part in parts]
 
 
@@ -177,7 +178,7 @@ def _collated(dataset: Any, indices: NDArray[np.int64]) -> Any:  # noqa: ANN401
     """The batch as torch makes it: the definition of what the functions below may return."""
     numbers = indices.tolist()
     many = getattr(dataset, "__getitems__", None)
-    return stock.default_collate(many(numbers) if many else [dataset[index] for index in numbers])
+    return default_collate(many(numbers) if many else [dataset[index] for index in numbers])
 
 
 # Tensors

@@ -132,7 +132,7 @@ def _rebuild_untyped_storage(buffer: Any) -> torch.UntypedStorage:  # noqa: ANN4
 
 def _reduce_typed_storage(storage: torch.TypedStorage) -> _Reduced:
     dtype = str(storage.dtype).removeprefix("torch.")
-    return _rebuild_typed_storage, (storage.untyped(), dtype)
+    return _rebuild_typed_storage, (storage._untyped_storage, dtype)  # untyped() warns
 
 
 def _rebuild_typed_storage(storage: torch.UntypedStorage, dtype: str) -> torch.TypedStorage:

@@ -140,21 +140,25 @@ class _LoaderIterator:
     """The epochs of a loader; it draws from torch's generators just when torch's own does."""
 
     def __init__(self, loader: DataLoader[Any]) -> None:
-        self._loader = loader
+        # Not the loader itself: a persistent iterator and its loader would keep each other, and
+        # with them the workers, until a garbage collection.
+        self._dataset = loader.dataset
+        self._num_workers = loader.num_workers
+        self._sampler = loader._index_sampler
         self._pin = _should_pin(loader)
         # torch's iterator asks the sampler for an iterator, draws the base seed, and asks again if
         # there are workers: a sampler whose __iter__ draws from the global generator shows it.
-        self._indices = _draw(loader)
+        self._indices = _Indices(loader)
         base_seed = int(torch.empty((), dtype=torch.int64).random_(generator=loader.generator))
         if loader.num_workers > 0:
-            self._indices = _draw(loader)
+            self._indices.restart(loader)
         self._num_yielded = 0
         self._len_called = _len_called(loader)
-        self._stream = Stream(_make_plan(loader, base_seed, lambda: self._indices))
+        self._stream = Stream(_make_plan(loader, base_seed, self._indices))
 
     def _reset(self, loader: DataLoader[Any]) -> None:
         """Begin another epoch with the same workers; torch's `__iter__` calls it."""
-        self._indices = _draw(loader)
+        self._indices.restart(loader)
         self._num_yielded = 0
         self._len_called = _len_called(loader)
         self._stream.begin_epoch()
@@ -174,14 +178,14 @@ class _LoaderIterator:
 
     def _warn_of_length(self) -> None:
         advice = ""
-        if self._loader.num_workers > 0:
+        if self._num_workers > 0:
             advice = (
-                " With several workers each iterates its own copy of the dataset: give each its "
-                "share through "
-                "torch.utils.data.get_worker_info()."
+                " For multiprocessing data-loading, this means that each worker iterates its own "
+                "copy "
+                "of the dataset: give each its share through torch.utils.data.get_worker_info()."
             )
         warnings.warn(
-            f"Length of IterableDataset {self._loader.dataset} was reported to be "
+            f"Length of IterableDataset {self._dataset} was reported to be "
             f"{self._len_called} (when "
             f"accessing len(dataloader)), but {self._num_yielded} samples have been "
             f"fetched.{advice}",
@@ -189,7 +193,12 @@ class _LoaderIterator:
         )
 
     def __len__(self) -> int:
-        return len(self._loader._index_sampler)
+        return len(self._sampler)
+
+    @property
+    def _workers(self) -> list[Any]:
+        """The worker processes, by the name that other libraries know."""
+        return getattr(self._stream.backend, "processes", [])
 
     def _shutdown_workers(self) -> None:
         """Stop the workers now; Lightning and others call it by this name."""
@@ -204,9 +213,21 @@ def _len_called(loader: DataLoader[Any]) -> int | None:
     return loader._IterableDataset_len_called
 
 
-def _draw(loader: DataLoader[Any]) -> Iterator[object]:
-    sampler = loader._index_sampler
-    return index_batches(sampler) if loader._auto_collation else iter(sampler)
+class _Indices:
+    """The iterator over the sampler that the coming epoch takes its indices from."""
+
+    def __init__(self, loader: DataLoader[Any]) -> None:
+        self.restart(loader)
+
+    def restart(self, loader: DataLoader[Any]) -> None:
+        """Ask the loader's sampler, as it is now, for an iterator."""
+        sampler = loader._index_sampler
+        self._iterator: Iterator[object] = (
+            index_batches(sampler) if loader._auto_collation else iter(sampler)
+        )
+
+    def __call__(self) -> Iterator[object]:
+        return self._iterator
 
 
 def _make_plan(

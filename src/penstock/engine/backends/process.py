@@ -131,15 +131,11 @@ class ProcessBackend:
         self._plan = plan
         self._context = plan.context or multiprocessing.get_context()
         self._workers: list[_Worker] = []
+        self.processes: list[Any] = []  # by worker id; kept after `close`, for who wants to look
         self._epoch = 0
         self._poll = select.poll()
         self._by_fd: dict[int, _Worker] = {}
         self._owner_pid = os.getpid()
-
-    @property
-    def processes(self) -> list[Any]:
-        """The worker processes, in order of their ids."""
-        return [worker.process for worker in self._workers]
 
     def start(self) -> None:
         """Start all workers; none waits for another.
@@ -185,6 +181,7 @@ class ProcessBackend:
             theirs.close()
         worker = _Worker(worker_id, process, channel)
         self._workers.append(worker)
+        self.processes.append(process)
         for fd in (channel.fileno(), process.sentinel):
             self._by_fd[fd] = worker
             self._poll.register(fd, select.POLLIN)
@@ -297,7 +294,7 @@ class ProcessBackend:
     def close(self) -> None:
         """Stop the workers and wait until they are gone."""
         workers, self._workers = self._workers, []
-        self._by_fd.clear()
+        self._by_fd.clear()  # and with it the arenas
         if os.getpid() != self._owner_pid:
             return  # a forked copy of the trainer: the workers are not its children
         for worker in workers:
@@ -316,8 +313,4 @@ def _join(processes: list[Any], timeout_s: float) -> list[Any]:
     deadline = time.monotonic() + timeout_s
     for process in processes:
         process.join(max(deadline - time.monotonic(), 0.0))
-    left = [process for process in processes if process.is_alive()]
-    for process in processes:
-        if process not in left:
-            process.close()
-    return left
+    return [process for process in processes if process.is_alive()]

@@ -1,0 +1,377 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The drop-in is torch's class to whoever looks at it, and says clearly what is wrong."""
+
+from __future__ import annotations
+
+import inspect
+import pickle
+import time
+import warnings
+from typing import Any
+
+import pytest
+import torch
+import torch.utils.data as theirs
+from tests.torch.datasets_for_tests import Rows, SizedStream, Stream, WorkerReport
+
+import penstock.torch as ours
+
+LEFT_OUT = {  # DataPipes and what belongs to them, deprecated in torch; and one private name
+    "DFIterDataPipe",
+    "DataChunk",
+    "IterDataPipe",
+    "MapDataPipe",
+    "_DatasetKind",
+    "argument_validation",
+    "functional_datapipe",
+    "guaranteed_datapipes_determinism",
+    "non_deterministic",
+    "runtime_validation",
+    "runtime_validation_disabled",
+}
+NAMES = sorted(set(theirs.__all__) - LEFT_OUT)
+
+
+# What it looks like
+
+
+def test_a_loader_is_an_instance_of_torchs_class() -> None:
+    assert isinstance(ours.DataLoader(Rows()), theirs.DataLoader)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_every_public_name_of_torch_is_there(name: str) -> None:
+    assert name in ours.__all__
+    assert hasattr(ours, name)
+
+
+def parameters_of(thing: Any) -> list[tuple[str, object, object]]:
+    return [(p.name, p.kind, p.default) for p in inspect.signature(thing).parameters.values()]
+
+
+@pytest.mark.parametrize("name", sorted(set(NAMES) - {"DataLoader"}))
+def test_every_name_takes_the_parameters_that_torchs_takes(name: str) -> None:
+    theirs_, ours_ = getattr(theirs, name), getattr(ours, name)
+    if inspect.isclass(theirs_):
+        theirs_, ours_ = theirs_.__init__, ours_.__init__
+    assert parameters_of(ours_) == parameters_of(theirs_)
+
+
+def test_the_loader_takes_torchs_parameters_and_beyond_them_only_keywords() -> None:
+    expected = parameters_of(theirs.DataLoader.__init__)
+    got = parameters_of(ours.DataLoader.__init__)
+    assert [p for p in got if p in expected] == expected
+    assert all(kind is inspect.Parameter.KEYWORD_ONLY for _, kind, _ in got[len(expected) :])
+
+
+def collate(samples: list[Any]) -> list[Any]:
+    return samples
+
+
+def init(worker_id: int) -> None:
+    del worker_id
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {},
+        {"batch_size": 3, "drop_last": True, "shuffle": True},
+        {"batch_size": None, "collate_fn": collate},
+        {"sampler": [1, 2]},
+        {"batch_sampler": [[1, 2], [3]]},
+        {"num_workers": 2},
+        {
+            "num_workers": 1,
+            "timeout": 7.5,
+            "worker_init_fn": init,
+            "multiprocessing_context": "spawn",
+            "prefetch_factor": 5,
+            "persistent_workers": True,
+            "in_order": False,
+        },
+        {"pin_memory": True, "pin_memory_device": "cuda", "generator": torch.Generator()},
+    ],
+    ids=lambda o: ", ".join(o) or "defaults",
+)
+def test_every_argument_is_stored_under_its_name_as_torch_stores_it(options: dict) -> None:
+    dataset = Rows()
+    expected, got = theirs.DataLoader(dataset, **options), ours.DataLoader(dataset, **options)
+    assert vars(got).keys() >= {k for k in vars(expected) if not k.startswith("_")}
+    for name in inspect.signature(theirs.DataLoader.__init__).parameters:
+        if name in ("self", "shuffle"):
+            continue
+        a, b = getattr(expected, name), getattr(got, name)
+        if name in ("sampler", "batch_sampler") and name not in options:
+            assert type(b).__name__ == type(a).__name__
+        else:
+            assert a is b or a == b, name
+
+
+@pytest.mark.parametrize(
+    "name", ["batch_size", "batch_sampler", "sampler", "drop_last", "dataset", "persistent_workers"]
+)
+def test_what_decides_the_batches_is_frozen_after_construction(name: str) -> None:
+    with pytest.raises(ValueError, match=f"{name} attribute should not be set after DataLoader"):
+        setattr(ours.DataLoader(Rows()), name, None)
+
+
+def test_the_multiprocessing_context_can_be_set_later_and_is_checked_then() -> None:
+    loader = ours.DataLoader(Rows(), num_workers=1)
+    loader.multiprocessing_context = "fork"
+    assert loader.multiprocessing_context.get_start_method() == "fork"
+    with pytest.raises(ValueError, match="bogus"):
+        loader.multiprocessing_context = "bogus"
+
+
+@pytest.mark.parametrize(
+    ("options", "expected"),
+    [
+        ({}, 23),
+        ({"batch_size": 4}, 6),
+        ({"batch_size": 4, "drop_last": True}, 5),
+        ({"batch_size": None}, 23),
+        ({"sampler": [1, 2, 3], "batch_size": 2}, 2),
+        ({"batch_sampler": [[1], [2]]}, 2),
+    ],
+)
+def test_len_counts_the_batches(options: dict, expected: int) -> None:
+    assert len(ours.DataLoader(Rows(), **options)) == expected
+
+
+def test_len_of_a_stream_without_a_length_is_a_type_error() -> None:
+    with pytest.raises(TypeError):
+        len(ours.DataLoader(Stream()))
+
+
+class Doubling(ours.DataLoader):
+    """A user's subclass, with an argument of its own and a batch changed on its way."""
+
+    def __init__(self, *args: Any, factor: int = 2, **options: Any) -> None:
+        super().__init__(*args, **options)
+        self.factor = factor
+
+    def __iter__(self) -> Any:
+        for rows, index in super().__iter__():
+            yield rows * self.factor, index
+
+
+@pytest.mark.parametrize("num_workers", [0, 1])
+def test_a_subclass_works(num_workers: int) -> None:
+    batches = list(Doubling(Rows(4), batch_size=2, num_workers=num_workers, factor=3))
+    assert [rows[0, 0].item() for rows, _ in batches] == [0, 6]
+
+
+@pytest.mark.parametrize("num_workers", [0, 1])
+def test_a_loader_that_is_pickled_and_back_gives_the_same(num_workers: int) -> None:
+    loader = ours.DataLoader(Rows(6), batch_size=2, num_workers=num_workers)
+    again = pickle.loads(pickle.dumps(loader))
+    assert type(again) is ours.DataLoader
+    for (a, i), (b, j) in zip(loader, again, strict=True):
+        assert torch.equal(a, b)
+        assert torch.equal(i, j)
+
+
+# Wrong arguments
+
+
+# Arguments; what the message names; the type of torch's error, None where torch finds it later.
+BAD_ARGUMENTS: list[tuple[dict[str, Any], str, type[Exception] | None]] = [
+    ({"num_workers": -1}, "-1", ValueError),
+    ({"num_workers": 1.5}, "1.5", None),
+    ({"num_workers": "2"}, "'2'", TypeError),
+    ({"timeout": -1}, "-1", ValueError),
+    ({"timeout": -0.5, "num_workers": 1}, "-0.5", ValueError),
+    ({"timeout": "7", "num_workers": 1}, "'?7'?", TypeError),
+    ({"prefetch_factor": 2}, "2", ValueError),
+    ({"prefetch_factor": 0, "num_workers": 1}, "0", None),
+    ({"prefetch_factor": -1, "num_workers": 1}, "-1", ValueError),
+    ({"persistent_workers": True}, "num_workers", ValueError),
+    ({"batch_size": 0}, "0", ValueError),
+    ({"batch_size": -1}, "-1", ValueError),
+    ({"batch_size": 1.5}, "1.5", ValueError),
+    ({"batch_size": True}, "True", ValueError),
+    ({"batch_size": "4"}, "4", ValueError),
+    ({"drop_last": 3}, "3", ValueError),
+    ({"sampler": [0], "shuffle": True}, "shuffle", ValueError),
+    ({"batch_sampler": [[0]], "batch_size": 2}, "batch_size", ValueError),
+    ({"batch_sampler": [[0]], "shuffle": True}, "shuffle", ValueError),
+    ({"batch_sampler": [[0]], "sampler": [0]}, "sampler", ValueError),
+    ({"batch_sampler": [[0]], "drop_last": True}, "drop_last", ValueError),
+    ({"batch_size": None, "drop_last": True}, "drop_last", ValueError),
+    ({"dataset": Stream(), "shuffle": True}, "True", ValueError),
+    ({"dataset": Stream(), "sampler": [0, 1]}, r"\[0, 1\]", ValueError),
+    ({"dataset": Stream(), "batch_sampler": [[0, 1]]}, r"\[\[0, 1\]\]", ValueError),
+    ({"multiprocessing_context": "bogus", "num_workers": 1}, "bogus", ValueError),
+    ({"multiprocessing_context": 3, "num_workers": 1}, "3", TypeError),
+    ({"multiprocessing_context": "fork"}, "num_workers=0", ValueError),
+    ({"dataset": Rows(0), "shuffle": True, "sampler": [0]}, "shuffle", ValueError),
+]
+
+
+@pytest.mark.parametrize(
+    ("options", "named", "expected"),
+    BAD_ARGUMENTS,
+    ids=[", ".join(f"{k}={v!r:.20}" for k, v in o.items()) for o, _, _ in BAD_ARGUMENTS],
+)
+def test_a_wrong_argument_raises_at_construction_and_is_named(
+    options: dict[str, Any], named: str, expected: type[Exception] | None
+) -> None:
+    options = {"dataset": Rows(), **options}
+    if expected is not None:
+        with pytest.raises(expected):  # the table itself is held to what torch does
+            theirs.DataLoader(**options)
+    with pytest.raises(expected or (ValueError, TypeError), match=named):
+        ours.DataLoader(**options)
+
+
+# Warnings
+
+
+@pytest.mark.parametrize("num_workers", [0, 1])
+def test_a_stream_longer_than_it_said_warns(num_workers: int) -> None:
+    class Liar(SizedStream):
+        def __len__(self) -> int:
+            return 2
+
+    loader = ours.DataLoader(Liar(4), batch_size=1, num_workers=num_workers)
+    assert len(loader) == 2
+    batches = iter(loader)
+    next(batches)
+    next(batches)
+    with pytest.warns(UserWarning, match="was reported to be 2 .* but 3 samples have been fetched"):
+        next(batches)
+
+
+@pytest.mark.skipif(torch.accelerator.is_available(), reason="there is an accelerator")
+@pytest.mark.parametrize("num_workers", [0, 1])
+def test_pinning_without_an_accelerator_warns_as_torch_does(num_workers: int) -> None:
+    said = []
+    for lib in (theirs, ours):
+        loader = lib.DataLoader(Rows(2), pin_memory=True, num_workers=num_workers)
+        with warnings.catch_warnings(record=True) as caught:
+            warnings.simplefilter("always")
+            batches = list(loader)
+        assert not batches[0][0].is_pinned()
+        said.append({(w.category, "no accelerator is found" in str(w.message)) for w in caught})
+    assert said[0] == said[1] == {(UserWarning, True)}
+
+
+# Errors out of workers
+
+
+class Steps:
+    """Transforms, the second of which does not pickle."""
+
+    def __init__(self) -> None:
+        self.steps = [abs, lambda x: x]
+
+
+def test_what_cannot_be_pickled_is_named_by_its_attribute_path() -> None:
+    dataset = Rows()
+    dataset.transform = Steps()
+    loader = ours.DataLoader(dataset, num_workers=1, multiprocessing_context="spawn")
+    with pytest.raises(pickle.PicklingError, match=r"dataset\.transform\.steps\[1\]"):
+        iter(loader)
+
+
+class Growing(Rows):
+    """Sample `at` has another shape than all others."""
+
+    def __init__(self, at: int = 5) -> None:
+        super().__init__()
+        self.at = at
+
+    def __getitem__(self, index: int) -> torch.Tensor:
+        return torch.zeros(3, 7 if index == self.at else 4)
+
+
+@pytest.mark.parametrize("num_workers", [0, 1])
+def test_a_sample_of_another_shape_is_named_with_both_shapes(num_workers: int) -> None:
+    loader = ours.DataLoader(Growing(), batch_size=4, num_workers=num_workers)
+    batches = iter(loader)
+    next(batches)
+    with pytest.raises(RuntimeError) as caught:
+        next(batches)
+    message = str(caught.value)
+    for word in ("sample 4", "sample 5", "4", "7"):
+        assert word in message
+    assert "(3, 4)" in message or "[3, 4]" in message
+    assert "(3, 7)" in message or "[3, 7]" in message
+
+
+class OddError(Exception):
+    """Its constructor does not take what it gives to its base."""
+
+    def __init__(self, *, code: int, where: str) -> None:
+        super().__init__(f"{where}: {code}")
+        self.code = code
+
+
+class Failing(Rows):
+    """Sample 3 fails."""
+
+    def __init__(self, kind: str) -> None:
+        super().__init__(8)
+        self.kind = kind
+
+    def __getitem__(self, index: int) -> int:
+        if index == 3:
+            if self.kind == "OddError":
+                raise OddError(code=42, where="shelf")
+            if self.kind == "KeyError":
+                raise KeyError("no such picture")
+            raise ValueError("not a picture")
+        return index
+
+
+@pytest.mark.parametrize("num_workers", [0, 1, 2])
+@pytest.mark.parametrize(
+    ("kind", "words"),
+    [(ValueError, "not a picture"), (KeyError, "no such picture"), (OddError, "shelf: 42")],
+)
+def test_an_error_of_the_user_keeps_its_type_and_the_loader_goes_on(
+    kind: type[Exception], words: str, num_workers: int
+) -> None:
+    loader = ours.DataLoader(Failing(kind.__name__), batch_size=2, num_workers=num_workers)
+    batches = iter(loader)
+    assert next(batches).tolist() == [0, 1]
+    with pytest.raises(kind, match=words) as caught:
+        next(batches)
+    if num_workers:
+        notes = "\n".join([str(caught.value), *getattr(caught.value, "__notes__", [])])
+        assert "worker" in notes
+        assert "sample 3" in notes
+        assert [batch.tolist() for batch in batches] == [[4, 5], [6, 7]]
+
+
+def refuse(worker_id: int) -> None:
+    raise LookupError(f"worker {worker_id} does not want to")
+
+
+def test_an_error_of_worker_init_fn_is_raised() -> None:
+    loader = ours.DataLoader(Rows(), num_workers=1, worker_init_fn=refuse)
+    with pytest.raises(LookupError, match="worker 0 does not want to"):
+        list(loader)
+
+
+class Stuck(Rows):
+    """Never gives a sample."""
+
+    def __getitem__(self, index: int) -> int:
+        time.sleep(3600)  # a worker that hangs: it is ended, never awaited
+        return index
+
+
+def test_a_timeout_is_a_runtime_error_that_says_how_long() -> None:
+    loader = ours.DataLoader(Stuck(), num_workers=1, timeout=0.3)
+    with pytest.raises(RuntimeError, match=r"0\.3"):
+        next(iter(loader))
+
+
+def test_only_a_worker_has_worker_info() -> None:
+    loader = ours.DataLoader(WorkerReport(4), batch_size=2, num_workers=2)
+    ids = [batch[1].tolist() for batch in loader]
+    assert ids == [[0, 0], [1, 1]]
+    assert ours.get_worker_info() is None
+    assert theirs.get_worker_info() is None

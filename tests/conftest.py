@@ -22,6 +22,7 @@ if TYPE_CHECKING:
 
 SHM = Path("/dev/shm")
 FDS = Path("/proc/self/fd")
+MAPS = Path("/proc/self/maps")
 # Opened at first use and kept for the life of the process.
 KEPT_FOR_EVER = ("/dev/urandom", "/dev/random")
 GRACE_S = 5.0  # a worker that was told to stop is gone by then; the promise of the shutdown page
@@ -35,6 +36,7 @@ class Holdings:
     threads: frozenset[threading.Thread]
     descriptors: frozenset[tuple[int, str]]
     shared_memory: frozenset[str]
+    num_slots_mapped: int
 
     @classmethod
     def now(cls) -> Holdings:
@@ -43,6 +45,7 @@ class Holdings:
             threads=frozenset(t for t in threading.enumerate() if not t.daemon),
             descriptors=frozenset(_descriptors()),
             shared_memory=frozenset(_shared_memory()),
+            num_slots_mapped=_num_slots_mapped(),
         )
 
     def left_since(self, before: Holdings) -> list[str]:
@@ -56,6 +59,11 @@ class Holdings:
             *(f"child process {_described(p)}" for p in children),
             *(f"thread {t.name}" for t in self.threads - before.threads),
             *(f"file descriptor {n} -> {target}" for n, target in descriptors),
+            *(
+                ["mapped slots of batches"]
+                if self.num_slots_mapped > before.num_slots_mapped
+                else []
+            ),
             *(f"/dev/shm/{name}" for name in shared_memory if not _is_held_elsewhere(name)),
         ]
 
@@ -68,6 +76,13 @@ def _shared_memory() -> Iterator[str]:
     """
     if SHM.is_dir():
         yield from (name for name in os.listdir(SHM) if not name.startswith("sem."))
+
+
+def _num_slots_mapped() -> int:
+    if not MAPS.exists():  # not Linux
+        return 0
+    with MAPS.open() as maps:
+        return sum("memfd:penstock" in line for line in maps)
 
 
 def _descriptors() -> Iterator[tuple[int, str]]:

@@ -83,6 +83,8 @@ TREES: dict[str, Any] = {
     "sparse COO": sparse_coo,
     "sparse COO, coalesced": lambda: sparse_coo().coalesce(),
     "sparse CSR": sparse_csr,
+    "sparse CSC": lambda: sparse_csr().to_sparse_csc(),
+    "sparse BSR": lambda: sparse_csr().to_sparse_bsr((5, 6)),
     "nested tensor": lambda: torch.nested.nested_tensor([BIG[0], BIG[1, :7]]),
     "jagged tensor": lambda: torch.nested.nested_tensor([BIG[0], BIG[1, :7]], layout=torch.jagged),
     **{f"torch.{name}": lambda n=name: of_dtype(getattr(torch, n)) for name in DTYPES},

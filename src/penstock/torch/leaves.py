@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
 """How tensors cross from a worker: as bytes in the slot plus dtype, shape and strides.
 
-A dense CPU tensor of exact type `torch.Tensor` goes this way; one that is not dense goes as its
-dense form, an expanded one as the part that is really there. Everything else (sparse, nested,
-quantised, subclasses such as `Parameter` or torchvision's `Image`) is taken apart by torch's own
-pickling, whose inner tensors and storages come back here.
+A CPU tensor of exact type `torch.Tensor` goes this way: a view with gaps without them, an expanded
+one as the part that is really there, a sparse one as its parts. Everything else (nested, quantised,
+subclasses such as `Parameter` or torchvision's `Image`) is taken apart by torch's own pickling,
+whose inner tensors and storages come back here.
 """
 
 from __future__ import annotations
@@ -31,6 +31,17 @@ _DTYPES: Final[dict[str, torch.dtype]] = {
     if isinstance(dtype, torch.dtype)
 }
 
+_SPARSE: Final = {
+    str(layout): layout
+    for layout in (
+        torch.sparse_coo,
+        torch.sparse_csr,
+        torch.sparse_csc,
+        torch.sparse_bsr,
+        torch.sparse_bsc,
+    )
+}
+
 
 def register() -> None:
     """Teach the transport about tensors in this process."""
@@ -52,6 +63,8 @@ def reduce_tensor(tensor: torch.Tensor) -> Any:  # noqa: ANN401 - what __reduce_
     """Return how to pickle `tensor`, its memory as a protocol-5 buffer."""
     if tensor.is_cuda:
         raise NeedsInheritance
+    if str(tensor.layout) in _SPARSE:
+        return _reduce_sparse(tensor)
     if not _is_plain(tensor):
         return tensor.__reduce_ex__(5)
     if tensor.is_shared() and not _in_worker():
@@ -114,6 +127,51 @@ def _rebuild(
     else:
         tensor = torch.frombuffer(buffer, dtype=_DTYPES[dtype])
         tensor = tensor.view(shape) if strides is None else tensor.as_strided(shape, strides)
+    return tensor.requires_grad_() if needs_grad else tensor
+
+
+# torch's own pickling of sparse tensors is for `torch.load`: it notes each tensor it rebuilds in a
+# global list, to be validated later. After a plain unpickling nobody does, and they would live on.
+
+
+def _reduce_sparse(tensor: torch.Tensor) -> _Reduced:
+    needs_grad, shape = tensor.requires_grad, tuple(tensor.shape)
+    tensor = tensor.detach()
+    if tensor.layout is torch.sparse_coo:
+        # The public accessors want it coalesced first, which would make another tensor of it.
+        parts = (tensor._indices(), tensor._values())
+        return _rebuild_coo, (*parts, shape, tensor.is_coalesced(), needs_grad)
+    by_row = tensor.layout in (torch.sparse_csr, torch.sparse_bsr)
+    compressed = tensor.crow_indices() if by_row else tensor.ccol_indices()
+    plain = tensor.col_indices() if by_row else tensor.row_indices()
+    layout = str(tensor.layout)
+    return _rebuild_compressed, (compressed, plain, tensor.values(), shape, layout, needs_grad)
+
+
+def _rebuild_coo(
+    indices: torch.Tensor,
+    values: torch.Tensor,
+    shape: tuple[int, ...],
+    is_coalesced: bool,
+    needs_grad: bool,
+) -> torch.Tensor:
+    tensor = torch.sparse_coo_tensor(
+        indices, values, shape, check_invariants=False, is_coalesced=is_coalesced
+    )
+    return tensor.requires_grad_() if needs_grad else tensor
+
+
+def _rebuild_compressed(
+    compressed: torch.Tensor,
+    plain: torch.Tensor,
+    values: torch.Tensor,
+    shape: tuple[int, ...],
+    layout: str,
+    needs_grad: bool,
+) -> torch.Tensor:
+    tensor = torch.sparse_compressed_tensor(
+        compressed, plain, values, shape, layout=_SPARSE[layout], check_invariants=False
+    )
     return tensor.requires_grad_() if needs_grad else tensor
 
 

@@ -225,7 +225,7 @@ def test_the_buffer_pool_gives_the_same_memory_again_only_after_the_last_view():
 
 def test_the_buffer_pool_keeps_no_more_than_it_may():
     pool = BufferPool(max_free_bytes=0)
-    array = pool.empty((1_000_000,), np.uint8)
+    array = pool.empty((2_000_000,), np.uint8)
     mappings = len(pool._leases)
     del array
     pool.empty((10_000_000,), np.uint8)

@@ -135,13 +135,11 @@ class Stream:
     def _carry_out(self, decisions: list[Any]) -> Deliver | Finish | Fail | None:
         """Do what was decided; return the answer to the open request, if it is among it."""
         answer: Deliver | Finish | Fail | None = None
-        pending = list(reversed(decisions))
-        while pending:
-            decision = pending.pop()
-            if isinstance(decision, Draw):
-                pending += reversed(self._order.handle(self._draw()))
-            elif isinstance(decision, Submit):
+        for decision in decisions:
+            if isinstance(decision, Submit):
                 self._backend.submit(decision.worker_id, decision.step, decision.indices)
+            elif isinstance(decision, Draw):
+                answer = self._carry_out(self._order.handle(self._draw())) or answer
             else:
                 answer = decision
         return answer

@@ -25,7 +25,10 @@ Guarantees
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
 
 __all__ = [
     "Decision",
@@ -45,8 +48,7 @@ __all__ = [
 ]
 
 
-@dataclass(frozen=True, slots=True)
-class IndicesDrawn:
+class IndicesDrawn(NamedTuple):
     """The sampler gave the indices of one more batch."""
 
     indices: object
@@ -57,13 +59,12 @@ class IndicesExhausted:
     """The sampler has no more."""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True)  # not an empty NamedTuple, which would be false
 class Requested:
     """The user asked for the next batch."""
 
 
-@dataclass(frozen=True, slots=True)
-class TaskDone:
+class TaskDone(NamedTuple):
     """A worker made a batch, or failed to; `outcome` says which and is handed through unread."""
 
     worker_id: int
@@ -71,16 +72,14 @@ class TaskDone:
     outcome: Any
 
 
-@dataclass(frozen=True, slots=True)
-class WorkerExhausted:
+class WorkerExhausted(NamedTuple):
     """A worker's share of an iterable dataset ended before `step`; it answers no later step."""
 
     worker_id: int
     step: int
 
 
-@dataclass(frozen=True, slots=True)
-class WorkerDied:
+class WorkerDied(NamedTuple):
     """A worker is gone."""
 
     worker_id: int
@@ -95,8 +94,7 @@ class Draw:
     """Take the next indices from the sampler: `IndicesDrawn` or `IndicesExhausted` answers."""
 
 
-@dataclass(frozen=True, slots=True)
-class Submit:
+class Submit(NamedTuple):
     """Send this task to this worker."""
 
     worker_id: int
@@ -104,8 +102,7 @@ class Submit:
     indices: object
 
 
-@dataclass(frozen=True, slots=True)
-class Deliver:
+class Deliver(NamedTuple):
     """Give this outcome to the user: it answers the open request."""
 
     step: int
@@ -117,8 +114,7 @@ class Finish:
     """The epoch is over: it answers the open request."""
 
 
-@dataclass(frozen=True, slots=True)
-class Fail:
+class Fail(NamedTuple):
     """The epoch cannot go on."""
 
     worker_id: int
@@ -127,7 +123,7 @@ class Fail:
 
 Decision = Draw | Submit | Deliver | Finish | Fail
 
-_DRAW = Draw()
+_DRAW: Final = Draw()
 
 
 class Order:
@@ -171,40 +167,46 @@ class Order:
 
     def handle(self, event: Event) -> list[Decision]:
         """Return what follows from `event`, to be carried out in this order."""
-        match event:
-            case TaskDone(_, step, outcome):
-                if step in self._owner:  # else: abandoned, its worker was said to have no more
-                    self._done[step] = outcome
-                return self._answer()
-            case Requested():
-                self._requested = True
-                if self._lookahead == 0 and not self._owner and not self._drained:
-                    return [_DRAW]
-                return self._answer()
-            case IndicesDrawn(indices):
-                return [*self._assign(indices), *self._answer()]
-            case IndicesExhausted():
-                self._drained = True
-                return self._answer()
-            case WorkerExhausted(worker_id, _):
-                self._active[worker_id] = False
-                self._drained = self._drained or not any(self._active)
-                # The answer waits for the draw: what is drawn may be the epoch's only open step.
-                return self._draw() or self._answer()
-            case WorkerDied(worker_id, reason):
-                self._failure = self._failure or Fail(worker_id, reason)
-                return self._answer()
+        return _HANDLERS[type(event)](self, event)
+
+    def _on_done(self, event: TaskDone) -> list[Decision]:
+        if event.step in self._owner:  # else: abandoned, its worker was said to have no more
+            self._done[event.step] = event.outcome
+        return self._answer()
+
+    def _on_request(self, _: Requested) -> list[Decision]:
+        self._requested = True
+        if self._lookahead == 0 and not self._owner and not self._drained:
+            return [_DRAW]
+        return self._answer()
+
+    def _on_indices(self, event: IndicesDrawn) -> list[Decision]:
+        return [self._assign(event.indices), *self._answer()]
+
+    def _on_no_indices(self, _: IndicesExhausted) -> list[Decision]:
+        self._drained = True
+        return self._answer()
+
+    def _on_exhausted(self, event: WorkerExhausted) -> list[Decision]:
+        self._active[event.worker_id] = False
+        self._drained = self._drained or not any(self._active)
+        # The answer waits for the draw: what is drawn may be the epoch's only open step.
+        return self._draw() or self._answer()
+
+    def _on_death(self, event: WorkerDied) -> list[Decision]:
+        self._failure = self._failure or Fail(event.worker_id, event.reason)
+        return self._answer()
 
     def _draw(self) -> list[Decision]:
         return [] if self._drained or self._lookahead == 0 else [_DRAW]
 
-    def _assign(self, indices: object) -> list[Decision]:
+    def _assign(self, indices: object) -> Submit:
         worker_id = self._worker_in_turn()
         step = self._next_step
         self._next_step += 1
         self._owner[step] = worker_id
         self._load[worker_id] += 1
-        return [Submit(worker_id, step, indices)]
+        return Submit(worker_id, step, indices)
 
     def _worker_in_turn(self) -> int:
         for _ in range(self._num_workers):
@@ -248,3 +250,15 @@ class Order:
         if self._in_order:
             return self._head if self._head in self._done else None
         return next(iter(self._done), None)
+
+
+# Of functions and not of bound methods, which would make a cycle of every Order: batches that it
+# holds would wait for a garbage collection.
+_HANDLERS: Final[dict[type, Callable[[Order, Any], list[Decision]]]] = {
+    TaskDone: Order._on_done,
+    Requested: Order._on_request,
+    IndicesDrawn: Order._on_indices,
+    IndicesExhausted: Order._on_no_indices,
+    WorkerExhausted: Order._on_exhausted,
+    WorkerDied: Order._on_death,
+}

@@ -56,6 +56,7 @@ __all__ = [
 ALIGNMENT_BYTES: Final = 64  # a cache line, and the widest vector load (AVX-512)
 INLINE_LIMIT_BYTES: Final = 4096  # smaller leaves cost less inside the message than in a slot
 _MIN_SLOT_BYTES: Final = 64 * 1024
+_MIN_POOLED_BYTES: Final = 1 << 20  # 256 page faults, some 60 us: ten times what a lease costs
 
 
 class Extent(NamedTuple):
@@ -364,8 +365,8 @@ class BufferPool:
         """Return an uninitialised array, the caller's until its last view is garbage."""
         dtype = np.dtype(dtype)
         size_bytes = dtype.itemsize * (shape if isinstance(shape, int) else math.prod(shape))
-        if size_bytes < _MIN_SLOT_BYTES or dtype.hasobject:
-            return np.empty(shape, dtype)  # the C library recycles small blocks well enough
+        if size_bytes < _MIN_POOLED_BYTES or dtype.hasobject:
+            return np.empty(shape, dtype)  # the C library recycles such blocks well enough
         data = self._leases.start(mapping := self._take(slot_size(size_bytes)), mapping)
         return np.frombuffer(data[:size_bytes], dtype).reshape(shape)
 

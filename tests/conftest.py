@@ -24,7 +24,8 @@ SHM = Path("/dev/shm")
 FDS = Path("/proc/self/fd")
 MAPS = Path("/proc/self/maps")
 # Opened at first use and kept for the life of the process.
-KEPT_FOR_EVER = ("/dev/urandom", "/dev/random")
+# "pym-": the heap that multiprocessing's own `Value` and `Array` live in.
+KEPT_FOR_EVER = ("/dev/urandom", "/dev/random", "/dev/shm/pym-")
 GRACE_S = 5.0  # a worker that was told to stop is gone by then; the promise of the shutdown page
 
 
@@ -93,7 +94,7 @@ def _descriptors() -> Iterator[tuple[int, str]]:
             target = os.readlink(FDS / name)
         except FileNotFoundError:  # the one that listed the folder
             continue
-        if target not in KEPT_FOR_EVER:
+        if not target.startswith(KEPT_FOR_EVER):
             yield int(name), target
 
 

@@ -1,0 +1,115 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What workers that are not forked get of the dataset, and what they share."""
+
+from __future__ import annotations
+
+import multiprocessing
+
+import numpy as np
+import pytest
+import torch
+
+from penstock.errors import UnpicklableError
+from penstock.torch import DataLoader
+
+
+class Counting:
+    """Counts its reads in whatever it was given to count in."""
+
+    def __init__(self, counter):
+        self.counter = counter
+
+    def __len__(self):
+        return 8
+
+    def __getitem__(self, index):
+        if hasattr(self.counter, "get_lock"):
+            with self.counter.get_lock():
+                self.counter.value += 1
+        else:
+            self.counter[index] += 1
+        return index
+
+
+class Holding:
+    """Writes to its array, and says where the array lies."""
+
+    def __init__(self, array):
+        self.array = array
+
+    def __len__(self):
+        return 6
+
+    def __getitem__(self, index):
+        before = float(self.array[index])
+        self.array[index] = -1
+        with open("/proc/self/maps") as maps:
+            address = self.array.__array_interface__["data"][0]
+            for line in maps:
+                start, stop = (int(part, 16) for part in line.split()[0].split("-"))
+                if start <= address < stop:
+                    return before, "memfd:penstock" in line
+        raise AssertionError("the array lies nowhere")
+
+
+class Deep:
+    """Something that does not pickle, far inside."""
+
+    def __init__(self):
+        self.transform = {"steps": [str, (int, lambda x: x)]}
+
+    def __len__(self):
+        return 2
+
+    def __getitem__(self, index):
+        return index
+
+
+@pytest.mark.parametrize("method", ["fork", "spawn", "forkserver"])
+def test_a_counter_made_for_processes_is_shared(method):
+    context = multiprocessing.get_context(method)
+    dataset = Counting(context.Value("i", 0))
+    assert len(list(DataLoader(dataset, num_workers=2, multiprocessing_context=context))) == 8
+    assert dataset.counter.value == 8
+
+
+@pytest.mark.parametrize("method", ["fork", "spawn"])
+def test_a_tensor_in_shared_memory_is_shared(method):
+    dataset = Counting(torch.zeros(8).share_memory_())
+    assert len(list(DataLoader(dataset, num_workers=2, multiprocessing_context=method))) == 8
+    assert dataset.counter.tolist() == [1.0] * 8
+
+
+@pytest.mark.parametrize("method", ["spawn", "forkserver"])
+def test_arrays_of_the_dataset_lie_in_one_segment_and_a_write_is_the_workers_own(method):
+    dataset = Holding(np.arange(100_000.0))
+    loader = DataLoader(
+        dataset, num_workers=2, multiprocessing_context=method, sampler=[0, 0, 1, 1, 2, 2]
+    )
+    # Both workers read each index once: neither sees what the other wrote.
+    assert [(value.item(), shared.item()) for value, shared in loader] == [
+        (float(index), True) for index in (0, 0, 1, 1, 2, 2)
+    ]
+    assert dataset.array[0] == 0
+
+
+def test_what_cannot_be_pickled_is_named_by_its_path():
+    loader = DataLoader(Deep(), num_workers=2, multiprocessing_context="spawn")
+    with pytest.raises(UnpicklableError) as caught:
+        iter(loader)
+    message = str(caught.value)
+    assert message.startswith("dataset.transform['steps'][1][1] cannot be sent to a worker: ")
+    assert "<function Deep.__init__.<locals>.<lambda>" in message
+    assert 'multiprocessing_context="fork"' in message
+
+
+def test_a_function_that_cannot_be_pickled_is_named_too():
+    for name in ("collate_fn", "worker_init_fn"):
+        loader = DataLoader(
+            Holding(np.zeros(6)),
+            num_workers=1,
+            multiprocessing_context="spawn",
+            **{name: lambda x: x},
+        )
+        with pytest.raises(UnpicklableError, match=f"^{name} cannot be sent"):
+            iter(loader)

@@ -45,7 +45,7 @@ Result
     penstock, own dataset, 2 workers    3.8  ( 3.6  -  4.3)    12.4 x torch
     limit                              29.5  (29.1  - 29.7)
 
-    Of the 101 us of CPU per batch without workers, 35 are the gather and some 25 torch's permutation
+    Of the 101 us of CPU per batch without workers, 35 are the gather and some 20 the permutation
     of a million, which the limit has ready; the rest is the loader. Workers cost more than they
     bring here: a batch of 128 KB is made faster than two processes can be woken for it.
 

@@ -116,6 +116,10 @@ def _sequence_like(like: Sequence[Any], members: list[Any]) -> Any:  # noqa: ANN
         return members
 
 
+class MixedTypes(Exception):  # a word to the caller, who has the framework collate instead
+    """Values of different types are to become one tensor, whose type the framework decides."""
+
+
 class Collator:
     """The default collate of one worker: arrays are stacked straight into the slot.
 
@@ -130,8 +134,8 @@ class Collator:
 
         Args:
             empty: Gives the array for a stacked leaf.
-            wrap: Applied to each array made here. With it, what has no tensor type is refused, as
-                torch does.
+            wrap: Applied to each array made here. With it, values of mixed types raise
+                `MixedTypes`, and what has no tensor type is refused, as torch does.
         """
         self._empty = empty
         self._wrap = wrap
@@ -176,26 +180,39 @@ class Collator:
         if self._wrap is not None and first.dtype.kind in "SUO":
             raise TypeError(
                 "default_collate: batch must contain tensors, numpy arrays, numbers, dicts or "
-                "lists; found "
-                f"{first.dtype}"
+                f"lists; found {first.dtype}"
             )
         check_shapes([array.shape for array in arrays])
         if any(array.dtype != first.dtype for array in arrays):
+            self._refuse_mixture(arrays)
             return self._finish(np.stack(arrays))
         out = self._empty((len(arrays), *first.shape), first.dtype)
         return self._finish(np.stack(arrays, out=out))
 
     def _scalars(self, values: Sequence[Any], *, collate_fn_map: CollateMap) -> Any:  # noqa: ANN401
+        if {type(value) for value in values} != {type(values[0])}:
+            self._refuse_mixture(values)
         return self._finish(np.asarray(values))
 
     def _floats(self, values: Sequence[Any], *, collate_fn_map: CollateMap) -> Any:  # noqa: ANN401
         return self._finish(np.asarray(values, np.float64))
 
     def _ints(self, values: Sequence[Any], *, collate_fn_map: CollateMap) -> Any:  # noqa: ANN401
-        array = np.asarray(values)
-        if self._wrap is not None and array.dtype.kind == "f":
-            array = array.astype(np.float32)  # ints with floats among them: torch's default dtype
-        return self._finish(array)
+        types = {type(value) for value in values}
+        if types == {int}:
+            try:
+                return self._finish(np.asarray(values, np.int64))
+            except OverflowError:
+                self._refuse_mixture(values)
+                raise
+        if types != {bool}:
+            self._refuse_mixture(values)
+        return self._finish(np.asarray(values))
+
+    def _refuse_mixture(self, values: Sequence[Any]) -> None:
+        """Leave to the framework what has types of its own rules for promotion."""
+        if self._wrap is not None:
+            raise MixedTypes(f"{len(values)} values of different types")
 
 
 def _keep(values: Sequence[Any], *, collate_fn_map: CollateMap) -> Any:  # noqa: ANN401

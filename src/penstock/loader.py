@@ -10,7 +10,7 @@ import numpy as np
 
 from penstock.data.dataset import IterableDataset
 from penstock.engine.delivery import Stream
-from penstock.engine.plan import Plan, Recipe
+from penstock.engine.plan import Plan, Recipe, as_given
 from penstock.errors import ConfigError
 from penstock.sampling import BatchSampler, RandomSampler, SequentialSampler
 
@@ -180,7 +180,10 @@ class _Epochs:
                 part.set_epoch(self.next_epoch)
         self.next_epoch += 1
         sampler = self._sampler if self._batch_sampler is None else self._batch_sampler
-        return sampler.index_batches() if hasattr(sampler, "index_batches") else iter(sampler)
+        if hasattr(sampler, "index_batches"):
+            batches: Iterator[object] = sampler.index_batches()
+            return batches
+        return map(as_given, iter(sampler))
 
 
 class _Endless:
@@ -200,17 +203,19 @@ def check_workers(
         ConfigError: out of range, or contradicting.
         TypeError: not a number.
     """
-    if not isinstance(num_workers, int):
+    if not hasattr(num_workers, "__index__"):  # numpy's integers are welcome
         raise TypeError(f"num_workers must be an int, got {num_workers!r}")
-    if not isinstance(timeout, (int, float)):
-        raise TypeError(f"timeout must be a number of seconds, got {timeout!r}")
     if num_workers < 0:
         raise ConfigError(
             f"num_workers option should be non-negative, got {num_workers}; use num_workers=0 to "
             "load in this "
             "process"
         )
-    if not timeout >= 0:
+    try:
+        is_timeout = timeout >= 0
+    except TypeError:
+        raise TypeError(f"timeout must be a number of seconds, got {timeout!r}") from None
+    if not is_timeout:
         raise ConfigError(
             f"timeout option should be non-negative, got {timeout}; it is in seconds, and 0 waits "
             "for ever"

@@ -23,7 +23,6 @@ class Plain:
             "torch": "torch" in sys.modules,
             "image": np.random.rand(3, 20, 30).astype(np.float32),
             "label": index,
-            "mixed": index if index % 2 else float(index),
             "score": random.random(),
             "flag": index % 3 == 0,
             "name": f"sample {index}",
@@ -34,6 +33,26 @@ class Plain:
             "complex": np.full(700, index + 1j),
             "bools": np.arange(index, index + 5) % 2 == 0,
         }
+
+
+class Mixed(Plain):
+    """Values whose types differ from sample to sample; torch decides what they become."""
+
+    def __getitem__(self, index):
+        odd = index % 2
+        return {
+            "ints": index if odd else float(index),
+            "scalars": np.int64(index) if odd else index + 0.5,
+            "arrays": np.full(3, index, np.float32 if odd else np.float64),
+            "flags": index if odd else True,
+        }
+
+
+class Huge(Plain):
+    """An integer that no int64 holds."""
+
+    def __getitem__(self, index):
+        return 2**63 + index
 
 
 class ImportsLate(Plain):

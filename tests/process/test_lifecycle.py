@@ -17,7 +17,8 @@ import numpy as np
 import psutil
 import pytest
 
-from penstock import Loader
+from penstock import Loader, get_worker_info
+from penstock.data import IterableDataset
 from penstock.errors import WorkerDied, WorkerTimeout
 from penstock.torch import DataLoader
 
@@ -66,6 +67,43 @@ class Blocking(Rows):
         if index >= self.at:
             threading.Event().wait()
         return super().__getitem__(index)
+
+
+class LongLastWords(Rows):
+    """Raises with a long message, and ends its worker with the next sample."""
+
+    def __getitem__(self, index):
+        if index == 0:
+            raise ValueError("x" * 200_000)
+        os._exit(1)
+
+
+class UnevenShares(IterableDataset):
+    """Worker 1 has nothing, and kills itself a little later."""
+
+    def __iter__(self):
+        if get_worker_info().id == 1:
+            threading.Timer(0.05, os.kill, (os.getpid(), signal.SIGKILL)).start()
+            return
+        for number in range(50):
+            if number == 40:
+                wait_for_siblings_death()
+            yield number
+
+
+def wait_for_siblings_death():
+    siblings = psutil.Process(os.getppid()).children()
+    psutil.wait_procs([p for p in siblings if p.pid > os.getpid()], timeout=1.0)
+
+
+class Labelled(Rows):
+    """An image and a label."""
+
+    def __init__(self):
+        super().__init__(6000, 2000)
+
+    def __getitem__(self, index):
+        return {"image": super().__getitem__(index), "label": index}
 
 
 def resources():
@@ -278,6 +316,59 @@ def test_a_fork_in_the_trainer_disturbs_neither_side():
     for step, batch in enumerate(stream, start=1):
         assert_rows(batch, 4 * step)
     assert step == 15
+
+
+def test_a_forked_child_keeps_seeing_the_batch_it_was_forked_with():
+    stream = iter(Loader(Rows(), batch_size=4, num_workers=2))
+    batch = next(stream)
+    go_read, go_write = os.pipe()
+    pid = os.fork()
+    if pid == 0:
+        os.read(go_read, 1)  # until the trainer has used its slots many times over
+        os._exit(0 if bool((batch[2] == 2).all()) else 1)
+    del batch
+    assert len(list(stream)) == 15
+    os.write(go_write, b"x")
+    assert os.waitpid(pid, 0)[1] == 0
+    os.close(go_read)
+    os.close(go_write)
+
+
+def test_a_death_that_nobody_asked_about_does_not_hang_the_next_epoch():
+    loader = Loader(Rows(), batch_size=4, num_workers=2, persistent_workers=True)
+    stream = iter(loader)
+    next(stream)
+    process = stream.backend.processes[1]
+    os.kill(process.pid, signal.SIGKILL)
+    process.join()
+    stream.backend.events(0.0)  # the backend hears of it, the epoch is broken off before it matters
+    assert len(list(loader)) == 16
+    loader._stream.close()
+
+
+def test_a_long_message_of_a_worker_that_died_is_still_read():
+    stream = iter(Loader(LongLastWords(), num_workers=1, prefetch_factor=2))
+    with pytest.raises(ValueError, match="x" * 1000):
+        next(stream)
+    with pytest.raises(WorkerDied):
+        next(stream)
+
+
+def test_a_worker_that_dies_after_its_share_of_an_iterable_is_not_missed():
+    stream = iter(Loader(UnevenShares(), num_workers=2, batch_size=None, prefetch_factor=1))
+    assert sorted(stream) == list(range(50))
+
+
+def test_keeping_the_labels_does_not_keep_the_images():
+    kept = [batch["label"] for batch in Loader(Labelled(), batch_size=600, num_workers=2)]
+    with open("/proc/self/maps") as maps:
+        sizes = [
+            int(line.split()[0].split("-")[1], 16) - int(line.split()[0].split("-")[0], 16)
+            for line in maps
+            if "memfd:penstock" in line
+        ]
+    assert sum(sizes) <= len(kept) * 64 * 1024
+    assert all((label == np.arange(k * 600, k * 600 + 600)).all() for k, label in enumerate(kept))
 
 
 def test_sixty_four_open_files_are_enough():

@@ -93,6 +93,33 @@ def test_arrays_of_the_dataset_lie_in_one_segment_and_a_write_is_the_workers_own
     assert dataset.array[0] == 0
 
 
+class Reading(Holding):
+    """Samples are what comes out of a pipe, or what lies in shared ctypes."""
+
+    def __len__(self):
+        return 4
+
+    def __getitem__(self, index):
+        return self.array.recv() if hasattr(self.array, "recv") else self.array[index]
+
+
+def test_a_connection_in_the_dataset_reaches_the_worker_as_itself():
+    receiver, sender = multiprocessing.Pipe(duplex=False)
+    for number in range(4):
+        sender.send(number * 10)
+    loader = DataLoader(Reading(receiver), num_workers=1, multiprocessing_context="spawn")
+    assert [batch.item() for batch in loader] == [0, 10, 20, 30]
+    sender.close()
+    receiver.close()
+
+
+def test_shared_ctypes_without_a_lock_are_shared():
+    context = multiprocessing.get_context("spawn")
+    numbers = context.RawArray("i", [5, 6, 7, 8])
+    loader = DataLoader(Reading(numbers), num_workers=1, multiprocessing_context=context)
+    assert [batch.item() for batch in loader] == [5, 6, 7, 8]
+
+
 def test_what_cannot_be_pickled_is_named_by_its_path():
     loader = DataLoader(Deep(), num_workers=2, multiprocessing_context="spawn")
     with pytest.raises(UnpicklableError) as caught:

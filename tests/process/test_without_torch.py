@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import pytest
 import torch
-from tests.process.plain_datasets import ImportsLate, Plain, Unstackable
+from tests.process.plain_datasets import Huge, ImportsLate, Mixed, Plain, Unstackable
 
 from penstock.torch import DataLoader
 
@@ -57,3 +57,15 @@ def test_what_has_no_tensor_type_is_refused_as_torch_does():
     for loader_class in (torch.utils.data.DataLoader, DataLoader):
         with pytest.raises(TypeError, match="default_collate: batch must contain tensors"):
             batches_of(loader_class, Unstackable(), batch_size=2)
+
+
+def test_values_of_mixed_types_become_what_torch_makes_of_them():
+    theirs = batches_of(torch.utils.data.DataLoader, Mixed(), batch_size=4)
+    ours = batches_of(DataLoader, Mixed(), batch_size=4)
+    assert_same(theirs, ours)
+
+
+def test_an_integer_beyond_64_bits_is_an_error_and_not_a_float():
+    for loader_class in (torch.utils.data.DataLoader, DataLoader):
+        with pytest.raises(ValueError, match="Overflow when unpacking long long"):
+            batches_of(loader_class, Huge(), batch_size=2)

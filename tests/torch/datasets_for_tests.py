@@ -322,3 +322,22 @@ def double(sample):
     """A collate for `batch_size=None`: gets one sample."""
     row, index = sample
     return row * 2, index
+
+
+class ArrayBatches:
+    """Batches as arrays of a dtype and a memory order of the user's own."""
+
+    def __init__(self, dtype):
+        self.dtype = dtype
+
+    def __iter__(self):
+        for batch in ([1, 0, 2, 0], [3, 0, 5, 0], [7]):
+            yield np.array(batch, self.dtype)
+        yield np.arange(12, dtype=self.dtype)[::3]
+
+
+class Asking(Rows):
+    """Says what its index was."""
+
+    def __getitem__(self, index):
+        return f"{type(index).__name__} {index!r}"

@@ -14,7 +14,9 @@ import torch
 import torch.utils.data as theirs
 from tests.torch.comparing import assert_same
 from tests.torch.datasets_for_tests import (
+    ArrayBatches,
     Arrays,
+    Asking,
     Augmented,
     Counting,
     CountingStream,
@@ -181,6 +183,7 @@ MORE_THAN_ALL = Late(lambda lib, data: lib.RandomSampler(data, num_samples=2 * l
 SUBSET = Late(lambda lib, _: lib.SubsetRandomSampler([2, 3, 5, 7, 11, 13, 17]))
 STOCK_BATCHES = Late(lambda lib, data: lib.BatchSampler(lib.RandomSampler(data), 5, True))
 EAGER_BATCHES = Late(lambda lib, data: lib.BatchSampler(EagerSampler(len(data)), 4, False))
+ARRAYS = [np.array([[0, 1], [2, 3]]), np.array([4], np.uint8)]
 UNEVEN = Late(lambda _, data: UnevenBatches(len(data)))
 EAGER = Late(lambda _, data: EagerSampler(len(data)))
 LAZY = Late(lambda _, data: LazySampler(len(data)))
@@ -231,6 +234,9 @@ CASES = [
     ),
     *for_workers("list as sampler", Rows, batch_size=4, sampler=[7, 7, 1, 0, 22], workers=(0, 1)),
     *for_workers("own batch_sampler", Rows, batch_sampler=UNEVEN, workers=(0, 3)),
+    *for_workers("int32 batches", Asking, batch_sampler=ArrayBatches(np.int32), workers=(0, 1)),
+    *for_workers("int64 batches", Asking, batch_sampler=ArrayBatches(np.int64), workers=(0, 1)),
+    *for_workers("arrays as keys", Asking, batch_size=None, sampler=ARRAYS, workers=(0, 1)),
     *for_workers("stock batch_sampler", Rows, batch_sampler=STOCK_BATCHES, workers=(0, 3)),
     *for_workers("batch_sampler, eager inside", Rows, batch_sampler=EAGER_BATCHES, workers=(0, 3)),
     *for_workers(

@@ -33,7 +33,7 @@ class Pipe:
         return packed, unpack(packed, leased)
 
     def recycle(self):
-        self.pool.release(self.arena.take_freed())
+        self.pool.release(self.arena.take_freed()[0])
 
 
 @dataclasses.dataclass

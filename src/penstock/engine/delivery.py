@@ -8,6 +8,7 @@ gave them.
 
 from __future__ import annotations
 
+import contextlib
 import sys
 from typing import TYPE_CHECKING, Any, Self
 
@@ -54,7 +55,8 @@ class Stream:
         self._backend = open_backend(plan) if backend is None else backend
         self._backend.start()
         self._is_open = True
-        self._begin()
+        with self._closed_on_error():
+            self._begin()
 
     def _begin(self) -> None:
         plan = self._plan
@@ -66,12 +68,28 @@ class Stream:
     def begin_epoch(self) -> None:
         """Begin the next epoch with the same workers; what is left of the last one is dropped."""
         self._epoch += 1
+        if self._is_open and not self._backend.is_whole:
+            self.close()  # a worker died after the last batch that was asked for
         if not self._is_open:
             self._backend = open_backend(self._plan)
             self._backend.start()
             self._is_open = True
-        self._backend.begin_epoch(self._epoch)
-        self._begin()
+        with self._closed_on_error():
+            self._backend.begin_epoch(self._epoch)
+            self._begin()
+
+    @contextlib.contextmanager
+    def _closed_on_error(self) -> Iterator[None]:
+        """Close the stream if anything is raised.
+
+        Ctrl-C, or what the sampler raised, may have hit anywhere: a message half sent or half
+        understood would come back as a hang. With kept workers the next epoch starts new ones.
+        """
+        try:
+            yield
+        except BaseException:
+            self.close()
+            raise
 
     @property
     def backend(self) -> Backend:
@@ -100,9 +118,7 @@ class Stream:
                 answer = self._wait()
         except WorkerTimeout:
             raise
-        except BaseException:
-            # Ctrl-C, or what the sampler raised, may have hit anywhere: a message half understood
-            # would come back as a hang. With kept workers the next epoch starts new ones.
+        except BaseException:  # see `_closed_on_error`; spelled out, as this is the hot path
             self.close()
             raise
         if isinstance(answer, Deliver):

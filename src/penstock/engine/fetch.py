@@ -9,8 +9,9 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
 
-from penstock.collate import Collator
+from penstock.collate import Collator, MixedTypes
 from penstock.data.dataset import batch_reader
+from penstock.engine.plan import AsGiven
 from penstock.errors import CollateError
 from penstock.transport.packing import AsTensor
 
@@ -64,9 +65,12 @@ class Fetcher:
             Exception: whatever the dataset or the collate function raises, with a note naming the
                 sample.
         """
+        is_our_array = isinstance(indices, np.ndarray)
+        if isinstance(indices, AsGiven):
+            indices = indices.indices
         if self._read_batch is not None and _are_ints(array := np.asarray(indices)):
             return self._read_at_once(self._read_batch, array.astype(np.int64, copy=False))
-        if isinstance(indices, np.ndarray):
+        if is_our_array:
             indices = indices.tolist()
         samples = self._next_samples(indices) if self._iterator is not None else self._read(indices)
         try:
@@ -88,7 +92,11 @@ class Fetcher:
     def _read(self, indices: Any) -> Any:  # noqa: ANN401
         dataset = self._recipe.dataset
         if self._recipe.is_batched and getattr(dataset, "__getitems__", None):
-            return dataset.__getitems__(indices)
+            try:
+                return dataset.__getitems__(indices)
+            except Exception as error:
+                error.add_note(f"while reading samples {list(indices)} of the dataset")
+                raise
         samples = []
         index = None
         try:
@@ -120,7 +128,14 @@ class Fetcher:
         if self._recipe.collate_fn is not None:
             return self._recipe.collate_fn(samples)
         collator = self._collator()
-        return collator.batch(samples) if self._recipe.is_batched else collator.sample(samples)
+        if not self._recipe.is_batched:
+            return collator.sample(samples)
+        try:
+            return collator.batch(samples)
+        except MixedTypes:
+            assert self._recipe.framework is not None  # else nobody minds a mixture
+            importlib.import_module(self._recipe.framework.root)
+            return self._collator().batch(samples)
 
     def _collator(self) -> DefaultCollate:
         # Asked anew for each batch: the first sample may be what imports the framework.

@@ -36,14 +36,16 @@ class Task(NamedTuple):
     Attributes:
         epoch: Epoch it belongs to.
         step: Number of the batch in it.
-        indices: What the sampler gave: an int64 array, which crosses as its bytes, or any object.
+        indices: A 1-D int64 array of our samplers, which crosses as its bytes, or any object.
         freed: The worker's slots whose leases have ended.
+        retired: Those of them that may not be used again.
     """
 
     epoch: int
     step: int
     indices: object
     freed: tuple[int, ...]
+    retired: tuple[int, ...]
 
 
 class BeginEpoch(NamedTuple):
@@ -109,7 +111,7 @@ def encode(message: Task | BeginEpoch | BatchMade | TaskFailed | ShareEnded) -> 
         is_array = isinstance(indices, np.ndarray)
         if isinstance(indices, np.ndarray):
             indices = indices.tobytes()
-        fields = (message.epoch, message.step, indices, message.freed, is_array)
+        fields = (message.epoch, message.step, indices, message.freed, message.retired, is_array)
     elif isinstance(message, BatchMade):
         packed = message.packed
         place = tuple(packed.pickle) if isinstance(packed.pickle, Extent) else packed.pickle
@@ -124,8 +126,10 @@ def decode(data: bytes) -> Any:  # noqa: ANN401 - one of the messages
     """Return the message again."""
     kind, fields = pickle.loads(data)
     if _TYPES[kind] is Task:
-        epoch, step, indices, freed, is_array = fields
-        return Task(epoch, step, np.frombuffer(indices, np.int64) if is_array else indices, freed)
+        epoch, step, indices, freed, retired, is_array = fields
+        if is_array:
+            indices = np.frombuffer(indices, np.int64)
+        return Task(epoch, step, indices, freed, retired)
     if _TYPES[kind] is BatchMade:
         epoch, step, place, buffers, slots, new_slots, retired = fields
         message = place if isinstance(place, bytes) else Extent(*place)

@@ -163,6 +163,8 @@ class Order:
 
     def steps_of(self, worker_id: int) -> list[int]:
         """Return the steps that this worker holds and has not answered."""
+        if not self._active[worker_id]:
+            return []
         return [s for s, w in self._owner.items() if w == worker_id and s not in self._done]
 
     def handle(self, event: Event) -> list[Decision]:
@@ -194,6 +196,8 @@ class Order:
         return self._draw() or self._answer()
 
     def _on_death(self, event: WorkerDied) -> list[Decision]:
+        if not self._active[event.worker_id]:
+            return []  # it had given all it had
         self._failure = self._failure or Fail(event.worker_id, event.reason)
         return self._answer()
 

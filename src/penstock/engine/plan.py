@@ -4,13 +4,29 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple
+
+import numpy as np
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
     from multiprocessing.context import BaseContext
 
-__all__ = ["Framework", "Plan", "Recipe"]
+__all__ = ["AsGiven", "Framework", "Plan", "Recipe", "as_given"]
+
+
+class AsGiven(NamedTuple):
+    """An array that the user's own sampler yielded: the dataset gets it as it is.
+
+    Arrays of our samplers are int64, cross to workers as bare bytes, and become Python integers.
+    """
+
+    indices: Any
+
+
+def as_given(indices: object) -> object:
+    """Return what a sampler that is not ours yielded, marked if it is an array."""
+    return AsGiven(indices) if isinstance(indices, np.ndarray) else indices
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,7 +75,7 @@ class Plan:
     Attributes:
         recipe: How a task becomes a batch.
         draw: Begins an epoch: an iterator over the indices of one step after the other, each a
-            list, an int64 array, or whatever the user's sampler yields.
+            1-D int64 array, or whatever the user's sampler yields (arrays as `AsGiven`).
         base_seed: Worker w seeds its global generators with `base_seed + w`.
         num_workers: 0 works in the caller's process.
         prefetch_factor: Batches under way per worker.

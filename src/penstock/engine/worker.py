@@ -129,6 +129,7 @@ class _Worker:
                 self._begin_epoch()
             else:
                 self._pool.release(message.freed)
+                self._pool.retire(message.retired)
                 self._serve(message)
                 del message
 
@@ -173,6 +174,8 @@ class _Worker:
     def _next_frame(self) -> Frame:
         """Return the next frame; all that is here is read first, to see a closed channel."""
         self._frames.extend(self._channel.receive(wait=not self._frames))
+        if self._channel.has_ended:
+            raise EOFError  # whatever is still queued: nobody would take the answer
         return self._frames.popleft()
 
     def _serve(self, task: Task) -> None:

@@ -469,19 +469,19 @@ class BatchSampler(Sampler[list[int]]):
                 return
 
     def index_batches(self) -> Iterator[NDArray[np.int64] | list[Any]]:
-        """Yield the batches as int64 arrays if the sampler is an `IndexSampler`, else as lists.
+        """Return the batches as int64 arrays if the sampler is an `IndexSampler`, else as lists.
 
         The arrays have shape (batch,) and are views of the order of the epoch: do not write. The
-        same indices as iterating; a subclass with an `__iter__` of its own is simply iterated.
+        same indices as iterating; a subclass with an `__iter__` of its own is simply iterated. The
+        order is that of the epoch at the time of the call.
         """
         if not (
             isinstance(self.sampler, IndexSampler)
             and is_current(type(self.sampler), "indices", ("__iter__",))
             and is_current(type(self), "index_batches", ("__iter__",))
         ):
-            yield from self
-            return
+            return iter(self)
         order = self.sampler.indices()
         stop = len(order) - len(order) % self.batch_size if self.drop_last else len(order)
-        for start in range(0, stop, self.batch_size):
-            yield order[start : start + self.batch_size]
+        starts = range(0, stop, self.batch_size)
+        return (order[start : start + self.batch_size] for start in starts)

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 import torch
 
+from penstock.errors import TransportError
 from penstock.transport.packing import REDUCERS, NeedsInheritance, set_tensor_maker
 
 if TYPE_CHECKING:
@@ -62,7 +63,7 @@ def bytes_of(tensor: torch.Tensor) -> np.ndarray[Any, np.dtype[np.uint8]]:
 def reduce_tensor(tensor: torch.Tensor) -> Any:  # noqa: ANN401 - what __reduce_ex__ may return
     """Return how to pickle `tensor`, its memory as a protocol-5 buffer."""
     if tensor.is_cuda:
-        raise NeedsInheritance
+        raise _not_in_memory(tensor.device)
     if str(tensor.layout) in _SPARSE:
         return _reduce_sparse(tensor)
     if not _is_plain(tensor):
@@ -82,6 +83,15 @@ def reduce_tensor(tensor: torch.Tensor) -> Any:  # noqa: ANN401 - what __reduce_
     if tensor.is_contiguous():
         return _rebuild, (_buffer(tensor), dtype, shape, None, needs_grad)
     return _rebuild, (*_dense(tensor, dtype, shape), needs_grad)
+
+
+def _not_in_memory(device: torch.device) -> Exception:
+    if not _in_worker():
+        return NeedsInheritance()
+    return TransportError(
+        f"a worker made a tensor on {device}, and batches cross in main memory. Return CPU tensors "
+        "from the dataset and the collate_fn, and move the batch in the training loop."
+    )
 
 
 def _in_worker() -> bool:
@@ -176,7 +186,9 @@ def _rebuild_compressed(
 
 
 def _reduce_untyped_storage(storage: torch.UntypedStorage) -> _Reduced:
-    if storage.device.type != "cpu" or (storage.is_shared() and not _in_worker()):
+    if storage.device.type != "cpu":
+        raise _not_in_memory(storage.device)
+    if storage.is_shared() and not _in_worker():
         raise NeedsInheritance
     flat = torch.empty(0, dtype=torch.uint8).set_(storage)
     return _rebuild_untyped_storage, (_buffer(flat),)

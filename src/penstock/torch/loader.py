@@ -13,7 +13,7 @@ from torch.utils.data import _utils as torch_data
 from torch.utils.data import default_collate, default_convert
 
 from penstock.engine.delivery import Stream
-from penstock.engine.plan import Framework, Plan, Recipe
+from penstock.engine.plan import Framework, Plan, Recipe, as_given
 from penstock.loader import check_workers
 from penstock.torch.samplers import index_batches
 
@@ -223,7 +223,7 @@ class _Indices:
         """Ask the loader's sampler, as it is now, for an iterator."""
         sampler = loader._index_sampler
         self._iterator: Iterator[object] = (
-            index_batches(sampler) if loader._auto_collation else iter(sampler)
+            index_batches(sampler) if loader._auto_collation else map(as_given, iter(sampler))
         )
 
     def __call__(self) -> Iterator[object]:

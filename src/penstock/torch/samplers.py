@@ -23,6 +23,8 @@ from torch.utils.data import RandomSampler as TorchRandomSampler
 from torch.utils.data import SubsetRandomSampler as TorchSubsetRandomSampler
 from torch.utils.data import WeightedRandomSampler as TorchWeightedRandomSampler
 
+from penstock.engine.plan import as_given
+
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
@@ -194,18 +196,17 @@ def index_batches(batch_sampler: Any) -> Iterator[object]:  # noqa: ANN401 - any
 
     Returns:
         Iterator over int64 arrays of shape (batch,), which may be views of the whole order: do not
-        write. Or over whatever `batch_sampler` yields.
+        write. Or over whatever `batch_sampler` yields, arrays of its own as `AsGiven`.
 
     Example:
         >>> batch_sampler = BatchSampler(SequentialSampler(range(5)), batch_size=2, drop_last=False)
         >>> list(index_batches(batch_sampler))
         [array([0, 1]), array([2, 3]), array([4])]
     """
-    if type(batch_sampler) is not BatchSampler:
-        return iter(batch_sampler)
-    chunks = _CHUNKS.get(type(batch_sampler.sampler))
+    is_stock = type(batch_sampler) is BatchSampler
+    chunks = _CHUNKS.get(type(batch_sampler.sampler)) if is_stock else None
     if chunks is None:
-        return iter(batch_sampler)
+        return map(as_given, iter(batch_sampler))
     return _batches(batch_sampler, chunks)
 
 

@@ -28,7 +28,7 @@ import os
 import weakref
 from collections import deque
 from functools import partial
-from typing import TYPE_CHECKING, Final, Generic, NamedTuple, TypeVar
+from typing import TYPE_CHECKING, Final, Generic, Literal, NamedTuple, TypeVar
 
 import numpy as np
 
@@ -40,6 +40,7 @@ if TYPE_CHECKING:
     import numpy.typing as npt
 
 ItemT = TypeVar("ItemT")
+_Lane = Literal["small", "large"]
 
 __all__ = [
     "ALIGNMENT_BYTES",
@@ -55,6 +56,7 @@ __all__ = [
 
 ALIGNMENT_BYTES: Final = 64  # a cache line, and the widest vector load (AVX-512)
 INLINE_LIMIT_BYTES: Final = 4096  # smaller leaves cost less inside the message than in a slot
+_SMALL_BYTES: Final = 64 * 1024
 _MIN_SLOT_BYTES: Final = 64 * 1024
 _MIN_POOLED_BYTES: Final = 1 << 20  # 256 page faults, some 60 us: ten times what a lease costs
 
@@ -97,6 +99,9 @@ def _aligned(offset: int) -> int:
 class SlotPool:
     """The slots that one producer writes into.
 
+    Small arrays and large ones have slots apart: who keeps the labels of a batch does not thereby
+    keep its images.
+
     Concurrency:
         One thread of the producer.
     """
@@ -105,13 +110,15 @@ class SlotPool:
         """Start with no slot at all.
 
         Args:
-            max_free: Free slots kept for reuse; more are given up as they come back. Enough is one
-                per batch that may be under way at a time.
+            max_free: Free slots kept for reuse, of small and of large arrays each; more are given
+                up as they come back. Enough is one per batch that may be under way at a time.
         """
         self._max_free = max_free
         self._slots: dict[int, Mapping] = {}
-        self._free: list[int] = []  # last in, first out: the slot used last is warm in the caches
-        self._wanted_bytes = 0
+        self._lanes: dict[int, _Lane] = {}
+        # Last in, first out: the slot used last is warm in the caches.
+        self._free: dict[_Lane, list[int]] = {"small": [], "large": []}
+        self._wanted_bytes: dict[_Lane, int] = {"small": 0, "large": 0}
         self._next_slot = 0
         self._unsent: list[NewSlot] = []
         self._retired: list[int] = []
@@ -120,18 +127,21 @@ class SlotPool:
         """Return the memory of a slot of this pool."""
         return self._slots[slot]
 
-    def acquire(self, size_bytes: int, new_bytes: int = 0) -> int:
+    def acquire(self, lane: _Lane, size_bytes: int, new_bytes: int = 0) -> int:
         """Return the number of a slot of at least `size_bytes` that nobody else uses.
 
-        Where none is free, the new one gets at least `new_bytes`, and room for the largest batch so
-        far.
+        Where none is free, the new one gets at least `new_bytes`, and room for the largest batch
+        so far.
         """
-        for position in range(len(self._free) - 1, -1, -1):
-            if self._slots[self._free[position]].size_bytes >= size_bytes:
-                return self._free.pop(position)
-        return self._create(max(slot_size(size_bytes), slot_size(new_bytes), self._wanted_bytes))
+        free = self._free[lane]
+        for position in range(len(free) - 1, -1, -1):
+            if self._slots[free[position]].size_bytes >= size_bytes:
+                return free.pop(position)
+        return self._create(
+            lane, max(slot_size(max(size_bytes, new_bytes)), self._wanted_bytes[lane])
+        )
 
-    def _create(self, size_bytes: int) -> int:
+    def _create(self, lane: _Lane, size_bytes: int) -> int:
         fd = create_segment(size_bytes)
         try:
             mapping = Mapping(fd, size_bytes)
@@ -141,28 +151,32 @@ class SlotPool:
         slot = self._next_slot
         self._next_slot += 1
         self._slots[slot] = mapping
+        self._lanes[slot] = lane
         self._unsent.append(NewSlot(slot, size_bytes, fd))
         return slot
 
-    def note_batch(self, size_bytes: int) -> None:
+    def note_batch(self, lane: _Lane, size_bytes: int) -> None:
         """Remember how much a whole batch took, so that the next one finds it in one slot."""
-        if size_bytes > self._wanted_bytes:
-            self._wanted_bytes = slot_size(size_bytes)
-            free, self._free = self._free, []
+        if size_bytes > self._wanted_bytes[lane]:
+            self._wanted_bytes[lane] = slot_size(size_bytes)
+            free, self._free[lane] = self._free[lane], []
             self.release(free)
 
     def release(self, slots: Sequence[int]) -> None:
         """Take back slots whose leases ended; too small and superfluous ones are given up."""
         for slot in slots:
-            too_small = self._slots[slot].size_bytes < self._wanted_bytes
-            if too_small or len(self._free) >= self._max_free:
-                self._retire(slot)
+            lane = self._lanes[slot]
+            too_small = self._slots[slot].size_bytes < self._wanted_bytes[lane]
+            if too_small or len(self._free[lane]) >= self._max_free:
+                self.retire([slot])
             else:
-                self._free.append(slot)
+                self._free[lane].append(slot)
 
-    def _retire(self, slot: int) -> None:
-        del self._slots[slot]
-        self._retired.append(slot)
+    def retire(self, slots: Sequence[int]) -> None:
+        """Give up slots whose leases ended."""
+        for slot in slots:
+            del self._slots[slot], self._lanes[slot]
+        self._retired.extend(slots)
 
     def take_new(self) -> list[NewSlot]:
         """Return the slots not yet told to the consumer; their descriptors are the caller's."""
@@ -179,7 +193,7 @@ class SlotPool:
         for new in self.take_new():
             os.close(new.fd)
         self._slots.clear()
-        self._free.clear()
+        self._free = {"small": [], "large": []}
 
     @property
     def size_bytes(self) -> int:
@@ -187,32 +201,47 @@ class SlotPool:
         return sum(mapping.size_bytes for mapping in self._slots.values())
 
 
+class _Head:
+    """Where the next array of a lane goes: a slot, and how much of it is taken."""
+
+    __slots__ = ("mapping", "offset", "slot", "used_bytes")
+
+    def __init__(self) -> None:
+        self.slot = -1
+        self.mapping: Mapping | None = None
+        self.offset = 0
+        self.used_bytes = 0  # of this batch, over all its slots
+
+    def has_room(self, size_bytes: int) -> bool:
+        return self.mapping is not None and self.offset + size_bytes <= self.mapping.size_bytes
+
+
 class SlotWriter:
     """Places the arrays of one batch into slots, one after the other.
 
-    Usually a batch takes one slot. The first batches, and one larger than all before it, take
-    several.
+    Usually a batch takes one slot, and another if it has small arrays as well. The first batches,
+    and one larger than all before it, take several.
     """
 
     def __init__(self, pool: SlotPool) -> None:
         """Write into slots of `pool`."""
         self._pool = pool
-        self._starts: list[tuple[int, int, int]] = []  # (slot, address, size in bytes), latest last
-        self._offset = 0
-        self._used_bytes = 0
+        self._forget()
 
     def reserve(self, size_bytes: int) -> Extent:
         """Set aside `size_bytes`, aligned to 64 bytes."""
-        if not self._starts or self._offset + size_bytes > self._starts[-1][2]:
+        lane: _Lane = "small" if size_bytes <= _SMALL_BYTES else "large"
+        head = self._heads[lane]
+        if not head.has_room(size_bytes):
             # At least as much as all before it: a batch of any size takes few slots, hence
             # descriptors.
-            slot = self._pool.acquire(size_bytes, self._used_bytes)
-            mapping = self._pool.mapping(slot)
-            self._starts.append((slot, mapping.address, mapping.size_bytes))
-            self._offset = 0
-        extent = Extent(self._starts[-1][0], self._offset, size_bytes)
-        self._offset += _aligned(size_bytes)
-        self._used_bytes += _aligned(size_bytes)
+            head.slot = self._pool.acquire(lane, size_bytes, head.used_bytes)
+            head.mapping = self._pool.mapping(head.slot)
+            head.offset = 0
+            self._starts.append((head.slot, head.mapping.address, head.mapping.size_bytes))
+        extent = Extent(head.slot, head.offset, size_bytes)
+        head.offset += _aligned(size_bytes)
+        head.used_bytes += _aligned(size_bytes)
         return extent
 
     def bytes_at(self, extent: Extent) -> npt.NDArray[np.uint8]:
@@ -244,8 +273,8 @@ class SlotWriter:
     def finish(self) -> list[int]:
         """Return the slots this batch was written into and forget them: they are now leased."""
         slots = [slot for slot, _, _ in self._starts]
-        if slots:
-            self._pool.note_batch(self._used_bytes)
+        for lane, head in self._heads.items():
+            self._pool.note_batch(lane, head.used_bytes)
         self._forget()
         return slots
 
@@ -255,8 +284,8 @@ class SlotWriter:
         self._forget()
 
     def _forget(self) -> None:
-        self._starts = []
-        self._offset = self._used_bytes = 0
+        self._starts: list[tuple[int, int, int]] = []  # (slot, address, size in bytes)
+        self._heads: dict[_Lane, _Head] = {"small": _Head(), "large": _Head()}
 
 
 class Leases(Generic[ItemT]):
@@ -286,6 +315,10 @@ class Leases(Generic[ItemT]):
             ended.append(self._ended.popleft())
         return ended
 
+    def running(self) -> list[ItemT]:
+        """Return the items that are in use."""
+        return list(self._running.values())
+
     def __len__(self) -> int:
         """Leases that are running."""
         return len(self._running)
@@ -310,13 +343,20 @@ class Arena:
         """Start with no slot."""
         self._slots: dict[int, Mapping] = {}
         self._leases: Leases[int] = Leases()
+        self._not_again: set[int] = set()
 
     def add(self, slot: int, size_bytes: int, fd: int) -> None:
         """Map a new slot; `fd` is closed."""
+        self.add_all([(slot, size_bytes)], [fd])
+
+    def add_all(self, slots: Sequence[tuple[int, int]], fds: Sequence[int]) -> None:
+        """Map new slots (number, bytes); all `fds` are closed, also if one cannot be mapped."""
         try:
-            self._slots[slot] = Mapping(fd, size_bytes)
+            for (slot, size_bytes), fd in zip(slots, fds, strict=True):
+                self._slots[slot] = Mapping(fd, size_bytes)
         finally:
-            os.close(fd)
+            for fd in fds:
+                os.close(fd)
 
     def lease(self, slots: Sequence[int]) -> dict[int, memoryview]:
         """Return all bytes of each slot; a slot comes back when every view of them is garbage."""
@@ -327,9 +367,22 @@ class Arena:
         for slot in slots:
             del self._slots[slot]
 
-    def take_freed(self) -> list[int]:
-        """Return the slots whose leases have ended since the last call."""
-        return self._leases.take_ended()
+    def take_freed(self) -> tuple[list[int], list[int]]:
+        """Return the slots whose leases have ended since the last call.
+
+        Returns:
+            Those that may be used again, and those that may not (`retire_leased`).
+        """
+        ended = self._leases.take_ended()
+        if not self._not_again:
+            return ended, []
+        retired = [slot for slot in ended if slot in self._not_again]
+        self._not_again.difference_update(retired)
+        return [slot for slot in ended if slot not in retired], retired
+
+    def retire_leased(self) -> None:
+        """Let no slot that is leased now be used again: somebody else is going to see its bytes."""
+        self._not_again.update(self._leases.running())
 
     @property
     def num_leases(self) -> int:

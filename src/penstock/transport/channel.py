@@ -38,6 +38,10 @@ class Frame(NamedTuple):
     data: bytes
     fds: tuple[int, ...]
 
+    def close(self) -> None:
+        """Close the descriptors, where nobody is going to use them."""
+        _close_all(self.fds)
+
 
 class Channel:
     """One end of a socket pair.
@@ -54,6 +58,7 @@ class Channel:
         self._unsent: deque[Frame] = deque()
         self._partly_sent = b""
         self._landing = bytearray(_RECEIVE_BYTES)
+        self.has_ended = False
 
     @staticmethod
     def pair() -> tuple[socket.socket, socket.socket]:
@@ -113,23 +118,26 @@ class Channel:
         return self._socket.sendmsg([message], [rights], flags)
 
     def receive(self, *, wait: bool = False) -> list[Frame]:
-        """Return the frames that are here, oldest first; with `wait`, at least one.
+        """Return all frames that are here, oldest first; with `wait`, at least one.
+
+        When it returns, nothing is left to read, and `has_ended` tells whether anything can come.
 
         Raises:
             EOFError: the peer closed its end or died.
             TransportError: a descriptor was lost because this process may open no more files.
         """
+        frames: list[Frame] = []
         while True:
             try:
-                self._read(0 if wait and not self._complete() else socket.MSG_DONTWAIT)
+                self._read(0 if wait and not frames else socket.MSG_DONTWAIT)
             except BlockingIOError:
-                return self._take_frames()
-            except ConnectionResetError:
-                raise EOFError from None
-            if frames := self._take_frames():
                 return frames
-            if not wait:
-                return []
+            except (EOFError, ConnectionResetError):
+                self.has_ended = True
+                if frames:
+                    return frames
+                raise EOFError from None
+            frames += self._take_frames()
 
     def _read(self, flags: int) -> None:
         size, ancillary, message_flags, _ = self._socket.recvmsg_into(
@@ -148,11 +156,6 @@ class Channel:
         if size == 0:
             raise EOFError
         self._received += memoryview(self._landing)[:size]
-
-    def _complete(self) -> bool:
-        if len(self._received) < _HEADER.size:
-            return False
-        return len(self._received) >= _HEADER.size + int(_HEADER.unpack_from(self._received)[0])
 
     def _take_frames(self) -> list[Frame]:
         frames = []

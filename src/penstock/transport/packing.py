@@ -23,7 +23,7 @@ import numpy as np
 from penstock.transport.arena import INLINE_LIMIT_BYTES, Extent, SlotWriter
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable, Mapping, Sequence
 
 __all__ = [
     "REDUCERS",
@@ -64,11 +64,15 @@ class Packed(NamedTuple):
     slots: tuple[int, ...]
 
 
-def dumps(tree: object, take_buffer: Callable[[pickle.PickleBuffer], bool] | None = None) -> bytes:
+def dumps(
+    tree: object,
+    take_buffer: Callable[[pickle.PickleBuffer], bool] | None = None,
+    reducers: Mapping[type, Callable[[Any], Any]] | None = None,
+) -> bytes:
     """Return `tree` pickled with `REDUCERS`, without the buffers `take_buffer` is false for."""
     file = io.BytesIO()
     pickler = pickle.Pickler(file, protocol=5, buffer_callback=take_buffer)
-    pickler.dispatch_table = {**copyreg.dispatch_table, **REDUCERS}
+    pickler.dispatch_table = {**copyreg.dispatch_table, **(reducers or {}), **REDUCERS}
     pickler.dump(tree)
     return file.getvalue()
 

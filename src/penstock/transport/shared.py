@@ -8,19 +8,23 @@ fork.
 
 from __future__ import annotations
 
+import copyreg
+import io
 import mmap
 import os
 import struct
+from multiprocessing.reduction import ForkingPickler
 from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
 
 from penstock.transport.arena import INLINE_LIMIT_BYTES
 from penstock.transport.memory import Mapping, create_segment
-from penstock.transport.packing import dumps, load_all
+from penstock.transport.packing import NeedsInheritance, dumps, load_all
 
 if TYPE_CHECKING:
     import pickle
+    from collections.abc import Callable
 
 __all__ = ["load_shared", "share"]
 
@@ -36,6 +40,7 @@ def share(value: object) -> int:
     buffers, each on a page of its own.
 
     Raises:
+        NeedsInheritance: it holds something that only `multiprocessing` can hand to a child.
         Exception: whatever pickling `value` raises.
     """
     buffers: list[np.ndarray[Any, np.dtype[np.uint8]]] = []
@@ -47,7 +52,7 @@ def share(value: object) -> int:
         buffers.append(data)
         return False
 
-    pickled = dumps(value, keep_in_pickle)
+    pickled = dumps(value, keep_in_pickle, _of_multiprocessing())
     head = b"".join(map(_NUMBER.pack, [len(pickled), len(buffers), *(b.nbytes for b in buffers)]))
     position = _page_up(len(head) + len(pickled))
     size_bytes = position + sum(_page_up(buffer.nbytes) for buffer in buffers)
@@ -62,6 +67,25 @@ def share(value: object) -> int:
         os.close(fd)
         raise
     return fd
+
+
+def _of_multiprocessing() -> dict[type, Callable[[Any], Any]]:
+    """Reducers for the types that `multiprocessing` has its own way with.
+
+    What a connection, a socket or shared ctypes hand to a child is a descriptor that only the start
+    of that child can pass on. Plain pickle would send its bare number, or refuse.
+    """
+    reducers: dict[type, Callable[[Any], Any]] = {}
+    for kind, reduce in ForkingPickler(io.BytesIO()).dispatch_table.items():
+        if kind in copyreg.dispatch_table:
+            continue
+        is_plain = kind.__module__ in ("builtins", "functools")  # bound methods, partials
+        reducers[kind] = reduce if is_plain else _needs_inheritance
+    return reducers
+
+
+def _needs_inheritance(_: object) -> Any:  # noqa: ANN401 - never returns
+    raise NeedsInheritance
 
 
 def load_shared(fd: int) -> Any:  # noqa: ANN401 - whatever was shared

@@ -41,6 +41,10 @@ class Backend(Protocol):
     def start(self) -> None:
         """Start the workers; does not wait until they are ready."""
 
+    @property
+    def is_whole(self) -> bool:
+        """Whether no worker is known to be gone; what is not whole cannot begin another epoch."""
+
     def begin_epoch(self, epoch: int) -> None:
         """Begin another epoch than the first; outcomes of earlier ones are dropped from now on."""
 

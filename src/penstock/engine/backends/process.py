@@ -5,7 +5,7 @@ Guarantees
     A worker's death is seen at once, through its sentinel and the end of its channel, and disturbs
     no other worker's messages. What it had finished before is still delivered.
     Nothing here blocks but `events`, which waits on all channels and sentinels together, and
-    `close`. When `close` returns no worker is left, within `_GRACE_S + _TERMINATE_S` in total,
+    `close`. When `close` returns no worker is left, within `_GRACE_S` and twice `_TERMINATE_S` in total,
     however many there are.
 
 Shutdown order
@@ -19,6 +19,7 @@ after the fork, and `close` uses shutdown(2), which no copy can hold up.
 
 from __future__ import annotations
 
+import collections
 import multiprocessing
 import os
 import select
@@ -50,13 +51,21 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from penstock.engine.plan import Plan, Recipe
+    from penstock.transport.channel import Frame
 
 __all__ = ["ProcessBackend"]
 
 _GRACE_S: Final = 3.0  # for a worker to finish its task and its user's clean-up
 _TERMINATE_S: Final = 1.0
+_LONGEST_POLL_S: Final = 3600.0  # poll(2) counts milliseconds in an int
 
 _channels: weakref.WeakSet[Channel] = weakref.WeakSet()  # the trainer's ends, of all loaders
+_arenas: weakref.WeakSet[Arena] = weakref.WeakSet()
+
+
+def _keep_slots_for_child() -> None:
+    for arena in list(_arenas):
+        arena.retire_leased()
 
 
 def _detach_channels_in_child() -> None:
@@ -64,7 +73,8 @@ def _detach_channels_in_child() -> None:
         channel.detach()
 
 
-os.register_at_fork(after_in_child=_detach_channels_in_child)
+# A child goes on seeing the batches that were held at the fork, so their slots are not used again.
+os.register_at_fork(before=_keep_slots_for_child, after_in_child=_detach_channels_in_child)
 
 
 class _Batch:
@@ -180,6 +190,7 @@ class ProcessBackend:
         finally:
             theirs.close()
         worker = _Worker(worker_id, process, channel)
+        _arenas.add(worker.arena)
         self._workers.append(worker)
         self.processes.append(process)
         for fd in (channel.fileno(), process.sentinel):
@@ -187,6 +198,11 @@ class ProcessBackend:
             self._poll.register(fd, select.POLLIN)
         if shared_fd is not None:
             channel.post(b"", [shared_fd])
+
+    @property
+    def is_whole(self) -> bool:
+        """Whether no worker is known to be gone."""
+        return not any(worker.is_gone for worker in self._workers)
 
     def begin_epoch(self, epoch: int) -> None:
         """Tell every worker; what still comes of earlier epochs is dropped."""
@@ -198,8 +214,9 @@ class ProcessBackend:
     def submit(self, worker_id: int, step: int, indices: object) -> None:
         """Send the task, with the numbers of the slots that have come back."""
         worker = self._workers[worker_id]
-        freed = tuple(worker.arena.take_freed())
-        self._post(worker, encode(Task(self._epoch, step, indices, freed)))
+        freed, retired = worker.arena.take_freed()
+        task = Task(self._epoch, step, indices, tuple(freed), tuple(retired))
+        self._post(worker, encode(task))
 
     def _post(self, worker: _Worker, message: bytes) -> None:
         if worker.is_gone:
@@ -216,8 +233,8 @@ class ProcessBackend:
         deadline = None if timeout_s is None else time.monotonic() + timeout_s
         while True:
             left_s = None if deadline is None else max(deadline - time.monotonic(), 0.0)
-            ready = self._poll.poll(None if left_s is None else left_s * 1000)
-            if not ready:
+            ready = self._poll.poll(None if left_s is None else min(left_s, _LONGEST_POLL_S) * 1000)
+            if not ready and left_s is not None and left_s <= _LONGEST_POLL_S:
                 return []
             events: list[TaskDone | WorkerExhausted | WorkerDied] = []
             for worker, flags in self._ready_workers(ready).items():
@@ -238,29 +255,35 @@ class ProcessBackend:
 
     def _read(self, worker: _Worker) -> list[TaskDone | WorkerExhausted | WorkerDied]:
         events: list[TaskDone | WorkerExhausted | WorkerDied] = []
+        # Asked before reading: what a process that is gone had to say is all there by then.
+        was_alive = worker.process.is_alive()
         try:
-            for frame in worker.channel.receive():
-                event = self._understand(worker, decode(frame.data), frame.fds)
+            frames = collections.deque(worker.channel.receive())
+        except EOFError:
+            return [self._bury(worker)]
+        try:
+            while frames:
+                frame = frames.popleft()
+                event = self._understand(worker, decode(frame.data), frame)
                 if event is not None:
                     events.append(event)
-        except EOFError:
-            events.append(self._bury(worker))
-        else:
-            if not events and not worker.process.is_alive():
-                # The process is gone while somebody it started holds its end of the channel open.
-                events.append(self._bury(worker))
+        finally:
+            for frame in frames:
+                frame.close()
+        if not events and not was_alive:
+            # Gone, while somebody that it started holds its end of the channel open.
+            return [self._bury(worker)]
         return events
 
     def _understand(
         self,
         worker: _Worker,
         message: Any,  # noqa: ANN401 - one of the messages
-        fds: tuple[int, ...],
+        frame: Frame,
     ) -> TaskDone | WorkerExhausted | None:
         outcome: _Batch | _Failure
         if isinstance(message, BatchMade):
-            for (slot, size_bytes), fd in zip(message.new_slots, fds, strict=True):
-                worker.arena.add(slot, size_bytes, fd)
+            worker.arena.add_all(message.new_slots, frame.fds)
             # Leased before anything else: slots of a dropped batch come back through the same path.
             outcome = _Batch(message.packed, worker.arena.lease(message.packed.slots))
             worker.arena.remove(message.retired_slots)

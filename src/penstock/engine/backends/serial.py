@@ -62,6 +62,11 @@ class SerialBackend:
         """Begin the first epoch."""
         self._fetcher = Fetcher(self._recipe, self._pool.empty)
 
+    @property
+    def is_whole(self) -> bool:
+        """Always."""
+        return True
+
     def begin_epoch(self, epoch: int) -> None:
         """Iterate the dataset anew."""
         self.start()

@@ -5,7 +5,8 @@ Guarantees
     A worker's death is seen at once, through its sentinel and the end of its channel, and disturbs
     no other worker's messages. What it had finished before is still delivered.
     Nothing here blocks but `events`, which waits on all channels and sentinels together, and
-    `close`. When `close` returns no worker is left, within `_GRACE_S` and twice `_TERMINATE_S` in total,
+    `close`.
+    When `close` returns no worker is left, within `_GRACE_S` and twice `_TERMINATE_S` in total,
     however many there are.
 
 Shutdown order

@@ -10,12 +10,13 @@ STAMP := $(VENV)/.installed
 BENCHMARKS := $(shell grep -l '^if __name__ == "__main__"' benchmarks/*.py)
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test slow lint format types contracts bench bench-smoke clean
+.PHONY: help demo test slow upstream lint format types contracts bench bench-smoke clean
 
 help:
 	@echo "make demo         train a small network on real images, and compare the loaders"
 	@echo "make test         run the tests"
 	@echo "make slow         run the tests that take minutes"
+	@echo "make upstream     run PyTorch's own test_dataloader.py on Penstock's loader"
 	@echo "make lint types contracts    what CI checks besides"
 	@echo "make bench        run the benchmarks (make bench-smoke: at tiny size)"
 	@echo "make format clean"
@@ -35,6 +36,10 @@ test: $(STAMP)
 
 slow: $(STAMP)
 	"$(BIN)/python" -m pytest -q -m slow
+
+# Needs PENSTOCK_TORCH_TEST_DATALOADER, see tests/upstream/README.md.
+upstream: $(STAMP)
+	"$(BIN)/python" tests/upstream/run.py
 
 lint: $(STAMP)
 	"$(BIN)/ruff" format --check .

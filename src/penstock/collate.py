@@ -55,7 +55,12 @@ def collate(samples: Sequence[Any], *, collate_fn_map: CollateMap) -> Any:  # no
     raise TypeError(
         "default_collate: batch must contain tensors, numpy arrays, numbers, dicts or lists; found "
         f"{type(first)}. Convert it in the dataset, or give a collate_fn that knows it."
+        + (" penstock.torch.DataLoader collates tensors." if _is_of_torch(first) else "")
     )
+
+
+def _is_of_torch(leaf: object) -> bool:
+    return type(leaf).__module__.partition(".")[0] == "torch"
 
 
 def _columns(samples: Sequence[Any], collate_fn_map: CollateMap, *, strict: bool) -> list[Any]:

@@ -109,7 +109,7 @@ class Labelled(Rows):
 def resources():
     gc.collect()
     with open("/proc/self/maps") as maps:
-        mappings = sum("penstock" in line for line in maps)
+        mappings = sum("memfd:penstock" in line for line in maps)
     return {
         "fds": len(os.listdir("/proc/self/fd")),
         "threads": threading.active_count(),

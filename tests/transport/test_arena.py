@@ -25,7 +25,7 @@ def num_fds() -> int:
 
 def num_mappings() -> int:
     with open("/proc/self/maps") as maps:
-        return sum("penstock" in line for line in maps)
+        return sum("memfd:penstock" in line for line in maps)
 
 
 def deliver(pool: SlotPool, arena: Arena, slots: list[int]) -> dict[int, memoryview]:
@@ -231,3 +231,14 @@ def test_the_buffer_pool_keeps_no_more_than_it_may():
     pool.empty((10_000_000,), np.uint8)
     assert mappings == 1
     assert pool._free_bytes == 0
+
+
+def test_the_buffer_pool_makes_room_for_sizes_that_are_in_use():
+    pool = BufferPool(max_free_bytes=20 << 20)
+    held = [pool.empty((2 << 20,), np.uint8) for _ in range(9)]
+    held.clear()
+    addresses = set()
+    for _ in range(10):
+        addresses.add(pool.empty((3 << 20,), np.uint8).ctypes.data)
+    assert len(addresses) == 1
+    assert pool._free_bytes <= 20 << 20

@@ -169,13 +169,7 @@ class Stream:
     def _death_message(self, failure: Fail) -> str:
         steps = self._order.steps_of(failure.worker_id)
         held = f" while it held steps {steps}" if steps else ""
-        return (
-            f"{failure.reason}{held} of epoch {self._epoch}. SIGKILL often means that the system "
-            "ran out of "
-            "memory: try fewer workers or a smaller prefetch_factor. SIGSEGV points to native code "
-            "in the "
-            "dataset: num_workers=0 shows where."
-        )
+        return f"{failure.reason}{held} of epoch {self._epoch}. {failure.advice}"
 
     def close(self) -> None:
         """Stop the workers; a second call does nothing. Batches that were given out stay valid."""

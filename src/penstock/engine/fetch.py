@@ -75,9 +75,11 @@ class Fetcher:
         samples = self._next_samples(indices) if self._iterator is not None else self._read(indices)
         try:
             return self._collate(samples)
-        except CollateError as error:
+        except Exception as error:
             if self._iterator is None and self._recipe.is_batched:
-                error.name_samples(indices)
+                if isinstance(error, CollateError):
+                    error.name_samples(indices)
+                error.add_note(f"while collating samples {list(indices)} of the dataset")
             raise
 
     def _read_at_once(self, read_batch: BatchReader, indices: np.ndarray[Any, Any]) -> Any:  # noqa: ANN401
@@ -86,6 +88,12 @@ class Fetcher:
         except Exception as error:
             error.add_note(f"while reading samples {indices.tolist()} of the dataset by get_batch")
             raise
+        if batch is None:
+            kind = type(self._recipe.dataset).__name__
+            raise TypeError(
+                f"get_batch of {kind} returned None for samples {indices.tolist()}; it has to "
+                "return the batch, collated as the default collate would."
+            )
         # A dataset of the core gives arrays, also where the loader's batches are tensors.
         return batch if self._recipe.framework is None else self._collator().sample(batch)
 

@@ -84,6 +84,7 @@ class WorkerDied(NamedTuple):
 
     worker_id: int
     reason: str
+    advice: str = ""
 
 
 Event = IndicesDrawn | IndicesExhausted | Requested | TaskDone | WorkerExhausted | WorkerDied
@@ -119,6 +120,7 @@ class Fail(NamedTuple):
 
     worker_id: int
     reason: str
+    advice: str = ""
 
 
 Decision = Draw | Submit | Deliver | Finish | Fail
@@ -198,7 +200,7 @@ class Order:
     def _on_death(self, event: WorkerDied) -> list[Decision]:
         if not self._active[event.worker_id]:
             return []  # it had given all it had
-        self._failure = self._failure or Fail(event.worker_id, event.reason)
+        self._failure = self._failure or Fail(event.worker_id, event.reason, event.advice)
         return self._answer()
 
     def _draw(self) -> list[Decision]:

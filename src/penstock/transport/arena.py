@@ -27,7 +27,6 @@ import math
 import os
 import weakref
 from collections import deque
-from functools import partial
 from typing import TYPE_CHECKING, Final, Generic, Literal, NamedTuple, TypeVar
 
 import numpy as np
@@ -297,39 +296,32 @@ class Leases(Generic[ItemT]):
 
     def __init__(self) -> None:
         """Start with no lease."""
-        self._ended: deque[ItemT] = deque()  # append and popleft are atomic: no lock to deadlock on
         # A weak reference calls back only while it exists itself, so they are kept here.
-        self._running: dict[weakref.ref[object], ItemT] = {}
+        self._items: dict[weakref.ref[object], ItemT] = {}
+        self._ended: deque[weakref.ref[object]] = deque()
 
     def start(self, item: ItemT, mapping: Mapping) -> memoryview:
         """Return all bytes of `mapping`; `item` comes back when every view is garbage."""
         view = mapping.view()
-        # A partial of the containers, not a bound method: no cycle may keep their owner alive.
-        self._running[weakref.ref(view, partial(_end_lease, self._running, self._ended))] = item
+        # The callback is the deque's own append: it takes no lock, makes no cycle, and, running no
+        # Python code, cannot be where a Ctrl-C is raised and lost (callbacks drop exceptions).
+        self._items[weakref.ref(view, self._ended.append)] = item
         return as_bytes(view).data
 
     def take_ended(self) -> list[ItemT]:
         """Return the items whose leases have ended since the last call."""
         ended = []
         while self._ended:
-            ended.append(self._ended.popleft())
+            ended.append(self._items.pop(self._ended.popleft()))
         return ended
 
     def running(self) -> list[ItemT]:
         """Return the items that are in use."""
-        return list(self._running.values())
+        return [item for reference, item in self._items.items() if reference() is not None]
 
     def __len__(self) -> int:
         """Leases that are running."""
-        return len(self._running)
-
-
-def _end_lease(
-    running: dict[weakref.ref[object], ItemT],
-    ended: deque[ItemT],
-    reference: weakref.ref[object],
-) -> None:
-    ended.append(running.pop(reference))
+        return len(self.running())
 
 
 class Arena:
@@ -425,11 +417,20 @@ class BufferPool:
 
     def _take(self, size_bytes: int) -> Mapping:
         for mapping in self._leases.take_ended():
-            if self._free_bytes + mapping.size_bytes <= self._max_free_bytes:
-                self._free.setdefault(mapping.size_bytes, []).append(mapping)
-                self._free_bytes += mapping.size_bytes
+            self._keep(mapping)
         free = self._free.get(size_bytes)
         if not free:
             return anonymous_mapping(size_bytes)
         self._free_bytes -= size_bytes
         return free.pop()
+
+    def _keep(self, mapping: Mapping) -> None:
+        # The size that came back last is the last to go: sizes that are out of use make room.
+        self._free[mapping.size_bytes] = [*self._free.pop(mapping.size_bytes, []), mapping]
+        self._free_bytes += mapping.size_bytes
+        while self._free_bytes > self._max_free_bytes:
+            oldest = next(iter(self._free))
+            if self._free[oldest]:
+                self._free_bytes -= self._free[oldest].pop().size_bytes
+            else:
+                del self._free[oldest]

@@ -120,18 +120,35 @@ class _Worker:
         self.arena = Arena()
         self.is_gone = False
 
-    def describe_end(self) -> str:
-        """Say how the process ended; to be called when it has."""
+    def describe_end(self) -> tuple[str, str]:
+        """Say how the process ended, and what to do about it; to be called when it has."""
         code = self.process.exitcode
         if code is None:
-            return "closed its channel"
+            return "closed its channel", "Something in the dataset closes descriptors of others."
         if code >= 0:
-            return f"exited with code {code}"
+            return f"exited with code {code}", _ADVICE_ON_EXIT
         try:
             name = signal.Signals(-code).name
         except ValueError:
             name = f"signal {-code}"
-        return f"was killed by {name}"
+        return f"was killed by {name}", _ADVICE_ON_SIGNALS.get(
+            name, "Somebody sent it that signal."
+        )
+
+
+_ADVICE_ON_EXIT: Final = (
+    "What it printed before may say why. Look for sys.exit or os._exit in the dataset; under spawn "
+    'and forkserver, is the main script guarded by `if __name__ == "__main__":`?'
+)
+_ADVICE_NATIVE: Final = "That is native code under the dataset: num_workers=0 shows where."
+_ADVICE_ON_SIGNALS: Final = {
+    "SIGKILL": "Often memory ran out: try fewer workers or a smaller prefetch_factor.",
+    "SIGSEGV": _ADVICE_NATIVE,
+    "SIGABRT": _ADVICE_NATIVE,
+    "SIGBUS": _ADVICE_NATIVE,
+    "SIGFPE": _ADVICE_NATIVE,
+    "SIGILL": _ADVICE_NATIVE,
+}
 
 
 class ProcessBackend:
@@ -309,11 +326,12 @@ class ProcessBackend:
             self._poll.unregister(fd)
             del self._by_fd[fd]
         worker.channel.close()
+        end, advice = worker.describe_end()
         reason = (
             f"DataLoader worker (pid {worker.process.pid}) exited unexpectedly: worker "
-            f"{worker.worker_id} {worker.describe_end()}"
+            f"{worker.worker_id} {end}"
         )
-        return WorkerDied(worker.worker_id, reason)
+        return WorkerDied(worker.worker_id, reason, advice)
 
     def close(self) -> None:
         """Stop the workers and wait until they are gone."""

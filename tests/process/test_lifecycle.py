@@ -271,6 +271,8 @@ def test_killing_the_trainer_ends_its_workers_within_five_seconds(dataset, metho
 def test_control_c_raises_in_the_trainer_only_and_leaves_no_worker():
     process = run_script(
         """
+        # A job that a shell runs in the background, as CI may be, inherits SIGINT as ignored.
+        signal.signal(signal.SIGINT, signal.default_int_handler)
         stream = iter(Loader(Blocking(2), num_workers=2))
         next(stream)
         print(*[p.pid for p in stream.backend.processes], flush=True)

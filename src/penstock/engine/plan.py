@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Literal, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
@@ -83,7 +83,6 @@ class Plan:
         timeout_s: Longest wait for a batch, in seconds; 0 waits for ever.
         keep_workers: Whether workers live on after an epoch.
         context: Start method of the workers; None is Python's default.
-        kind: Name of the loader in messages.
     """
 
     recipe: Recipe
@@ -95,7 +94,6 @@ class Plan:
     timeout_s: float = 0.0
     keep_workers: bool = False
     context: BaseContext | None = None
-    kind: Literal["DataLoader", "Loader"] = "Loader"
 
     @property
     def lookahead(self) -> int:

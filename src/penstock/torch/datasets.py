@@ -20,6 +20,7 @@ from torch.utils.data import ChainDataset, Dataset, IterableDataset, default_col
 from torch.utils.data import random_split as stock_random_split
 
 from penstock.data.dataset import BatchReader, batch_reader, register_batch_reader
+from penstock.torch.collate import empty_tensor
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -231,7 +232,7 @@ def _counted_from_start(indices: NDArray[np.int64], length: int) -> torch.Tensor
 
 
 def _gather(tensor: torch.Tensor, indices: torch.Tensor, empty: Empty) -> torch.Tensor:
-    out = _empty_tensor((len(indices), *tensor.shape[1:]), tensor.dtype, empty)
+    out = empty_tensor(empty, (len(indices), *tensor.shape[1:]), tensor.dtype)
     carrier = _carrier(tensor.dtype)
     torch.index_select(tensor.view(carrier), 0, indices, out=out.view(carrier))
     return out
@@ -239,11 +240,6 @@ def _gather(tensor: torch.Tensor, indices: torch.Tensor, empty: Empty) -> torch.
 
 def _carrier(dtype: torch.dtype) -> torch.dtype:
     return dtype if dtype in _NUMPY_DTYPES else _CARRIERS[dtype.itemsize]
-
-
-def _empty_tensor(shape: tuple[int, ...], dtype: torch.dtype, empty: Empty) -> torch.Tensor:
-    array = empty(shape, _NUMPY_DTYPES[_carrier(dtype)])
-    return torch.from_numpy(array).view(dtype)
 
 
 # Datasets of datasets
@@ -359,7 +355,7 @@ def _scatter(
     batches: list[torch.Tensor], positions: list[torch.Tensor], empty: Empty
 ) -> torch.Tensor:
     shape = (sum(map(len, positions)), *batches[0].shape[1:])
-    out = _empty_tensor(shape, batches[0].dtype, empty)
+    out = empty_tensor(empty, shape, batches[0].dtype)
     carrier = _carrier(out.dtype)
     for batch, rows in zip(batches, positions, strict=True):
         out.view(carrier).index_copy_(0, rows, batch.view(carrier))

@@ -107,7 +107,7 @@ def unpack(packed: Packed, slots: dict[int, memoryview]) -> Any:  # noqa: ANN401
     """Return the tree again; its large arrays alias `slots`, which they keep alive."""
     message = packed.pickle
     data = _slice(slots, message) if isinstance(message, Extent) else message
-    return pickle.loads(data, buffers=[_slice(slots, extent) for extent in packed.buffers])
+    return load_all(data, [_slice(slots, extent) for extent in packed.buffers])
 
 
 def _slice(slots: dict[int, memoryview], extent: Extent) -> memoryview:

@@ -19,9 +19,7 @@ if TYPE_CHECKING:
     from penstock.engine.order import TaskDone, WorkerDied, WorkerExhausted
     from penstock.engine.plan import Plan
 
-__all__ = ["Backend", "BackendEvent", "Outcome", "open_backend"]
-
-BackendEvent = "TaskDone | WorkerExhausted | WorkerDied"
+__all__ = ["Backend", "Outcome", "open_backend"]
 
 
 class Outcome(Protocol):

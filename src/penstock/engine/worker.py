@@ -22,7 +22,6 @@ from multiprocessing import parent_process
 from typing import TYPE_CHECKING, NamedTuple
 
 from penstock.engine.fetch import Fetcher
-from penstock.engine.imports import when_imported
 from penstock.engine.messages import (
     BatchMade,
     BeginEpoch,
@@ -34,7 +33,8 @@ from penstock.engine.messages import (
     encode,
     report_exception,
 )
-from penstock.randomness import seed_worker
+from penstock.imports import when_imported
+from penstock.randomness.generators import seed_worker
 from penstock.transport.arena import SlotPool, SlotWriter
 from penstock.transport.channel import Channel
 from penstock.transport.packing import pack

@@ -15,6 +15,7 @@ import numpy as np
 
 from penstock.data.dataset import is_current
 from penstock.errors import ConfigError
+from penstock.randomness.keys import Purpose, checked_count, seed_sequence
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence, Sized
@@ -79,7 +80,7 @@ class IndexSampler(Sampler[int]):
             ConfigError: a negative seed.
             TypeError: a seed that is no integer.
         """
-        self.seed = _checked_count("seed", seed)
+        self.seed = checked_count("seed", seed)
         self.epoch = 0
 
     def set_epoch(self, epoch: int) -> None:
@@ -89,12 +90,12 @@ class IndexSampler(Sampler[int]):
             ConfigError: a negative epoch.
             TypeError: an epoch that is no integer.
         """
-        self.epoch = _checked_count("epoch", epoch)
+        self.epoch = checked_count("epoch", epoch)
 
     def rng(self) -> np.random.Generator:
         """Return a new generator, always the same for one seed and epoch."""
         return np.random.Generator(
-            np.random.Philox(np.random.SeedSequence([self.seed, self.epoch]))
+            np.random.Philox(seed_sequence(self.seed, Purpose.ORDER, self.epoch))
         )
 
     def indices(self) -> NDArray[np.int64]:
@@ -108,14 +109,6 @@ class IndexSampler(Sampler[int]):
         order = self.indices()
         for start in range(0, len(order), _CHUNK):
             yield from order[start : start + _CHUNK].tolist()
-
-
-def _checked_count(name: str, value: object) -> int:
-    if not isinstance(value, (int, np.integer)) or isinstance(value, bool):
-        raise TypeError(f"{name} should be an integer, but got {name}={value!r}.")
-    if value < 0:
-        raise ConfigError(f"{name} should be 0 or more, but got {name}={value}.")
-    return int(value)
 
 
 def _check_positive(name: str, value: object) -> None:

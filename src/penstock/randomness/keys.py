@@ -1,0 +1,51 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Where all random numbers come from: one seed, split by purpose and epoch.
+
+`numpy.random.SeedSequence` mixes, so related seeds (7 and 8, or epoch 3 of one run and epoch 4 of
+another) give unrelated numbers. Seeds are never added up or hashed by `hash()`.
+"""
+
+from __future__ import annotations
+
+import enum
+
+import numpy as np
+
+from penstock.errors import ConfigError
+
+__all__ = ["Purpose", "checked_count", "seed_sequence"]
+
+
+class Purpose(enum.IntEnum):
+    """What random numbers are for; a value, once given, never changes its meaning."""
+
+    ORDER = 0
+    SAMPLES = 1
+    WORKERS = 2
+    RANKS = 3
+
+
+def seed_sequence(seed: int, purpose: Purpose, *which: int) -> np.random.SeedSequence:
+    """Return the source of one purpose's random numbers.
+
+    Args:
+        seed: Not negative, of any size.
+        purpose: Sequences of different purposes are independent.
+        which: Epoch, or rank, or what else tells one of the purpose's sequences from the next;
+            each below 2^32.
+    """
+    return np.random.SeedSequence(seed, spawn_key=(int(purpose), *which))
+
+
+def checked_count(name: str, value: object) -> int:
+    """Return `value` as an int.
+
+    Raises:
+        TypeError: no integer.
+        ConfigError: negative.
+    """
+    if not isinstance(value, (int, np.integer)) or isinstance(value, bool):
+        raise TypeError(f"{name} should be an integer, but got {name}={value!r}.")
+    if value < 0:
+        raise ConfigError(f"{name} should be 0 or more, but got {name}={value}.")
+    return int(value)

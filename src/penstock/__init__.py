@@ -8,7 +8,17 @@ framework. Importing this package imports numpy and the standard library, nothin
 from __future__ import annotations
 
 from penstock.loader import Loader
+from penstock.randomness.everything import seed_everything, seeded
+from penstock.randomness.samples import renumbered_samples, sample_rng
 from penstock.worker_info import WorkerInfo, get_worker_info
 
-__all__ = ["Loader", "WorkerInfo", "get_worker_info"]
+__all__ = [
+    "Loader",
+    "WorkerInfo",
+    "get_worker_info",
+    "renumbered_samples",
+    "sample_rng",
+    "seed_everything",
+    "seeded",
+]
 __version__ = "0.1.0"

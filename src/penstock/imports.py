@@ -28,22 +28,35 @@ def when_imported(name: str, call: Callable[[], object]) -> None:
 
 
 class _Watcher(importlib.abc.MetaPathFinder):
-    """Finds `name` as everybody else would, with a loader that calls back; once."""
+    """Finds `name` as everybody else would, with a loader that calls back.
+
+    It stays until the module has been imported: many libraries only look whether there is one, with
+    `importlib.util.find_spec`, long before anybody imports it.
+    """
 
     def __init__(self, name: str, call: Callable[[], object]) -> None:
         self._name = name
         self._call = call
+        self._is_asking = False  # the other finders
 
     def find_spec(
         self, name: str, path: Sequence[str] | None, target: ModuleType | None = None
     ) -> importlib.machinery.ModuleSpec | None:
-        if name != self._name or self not in sys.meta_path:
+        if name != self._name or self._is_asking:
             return None
-        sys.meta_path.remove(self)
-        spec = importlib.util.find_spec(name)
+        self._is_asking = True
+        try:
+            spec = importlib.util.find_spec(name)
+        finally:
+            self._is_asking = False
         if spec is not None and spec.loader is not None:
-            spec.loader = _CallingLoader(spec.loader, self._call)
+            spec.loader = _CallingLoader(spec.loader, self._imported)
         return spec
+
+    def _imported(self) -> None:
+        if self in sys.meta_path:
+            sys.meta_path.remove(self)
+            self._call()
 
 
 class _CallingLoader(importlib.abc.Loader):

@@ -46,3 +46,37 @@ def set_worker_info(info: WorkerInfo | None) -> None:
     """Make `info` what `get_worker_info` returns in this process."""
     global _current
     _current = info
+
+
+@dataclass(frozen=True, slots=True)
+class ShareInfo:
+    """Which part of an iterable dataset is wanted in this process.
+
+    Attributes:
+        worker_id: 0 without workers.
+        num_workers: At least 1.
+        batch_size: Samples in a batch; None where samples come as they are.
+        rank: Of the ranks that train together.
+        world_size: Their number.
+    """
+
+    worker_id: int = 0
+    num_workers: int = 1
+    batch_size: int | None = None
+    rank: int = 0
+    world_size: int = 1
+
+
+_share = ShareInfo()
+
+
+def current_share() -> ShareInfo:
+    """Return which part of an iterable dataset is wanted: all of it, outside of a loader."""
+    return _share
+
+
+def set_share(share: ShareInfo) -> ShareInfo:
+    """Make `share` what `current_share` returns in this process; returns what it was."""
+    global _share
+    outer, _share = _share, share
+    return outer

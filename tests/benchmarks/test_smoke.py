@@ -64,7 +64,7 @@ def toy(tmp_path: Path) -> Path:
 
 
 def test_every_question_of_the_design_has_its_file() -> None:
-    expected = {"first_batch", "memory", "overhead", "tiny_samples", "transport"}
+    expected = {"first_batch", "memory", "overhead", "permutation", "tiny_samples", "transport"}
     assert expected <= {path.stem for path in FILES}
 
 

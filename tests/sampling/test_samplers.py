@@ -83,16 +83,15 @@ def test_a_subset_comes_once_each(indices, seed):
 @given(
     length=st.integers(0, 40),
     ranks=st.integers(1, 7),
-    drop_last=st.booleans(),
+    pad=st.sampled_from(["repeat", "drop"]),
     shuffle=st.booleans(),
     seed=seeds,
 )
-def test_ranks_share_the_samples_as_torch_does(length, ranks, drop_last, shuffle, seed):
+def test_ranks_share_the_samples_as_torch_does(length, ranks, pad, shuffle, seed):
     samplers = [
-        DistributedSampler(range(length), ranks, rank, shuffle, seed, drop_last)
-        for rank in range(ranks)
+        DistributedSampler(range(length), ranks, rank, shuffle, seed, pad) for rank in range(ranks)
     ]
-    torchs = stock.DistributedSampler(range(length), ranks, 0, drop_last=drop_last)
+    torchs = stock.DistributedSampler(range(length), ranks, 0, drop_last=pad == "drop")
     shares = [list(sampler) for sampler in samplers]
     assert [len(share) for share in shares] == [torchs.num_samples] * ranks
     assert (samplers[0].num_samples, samplers[0].total_size) == (
@@ -100,19 +99,26 @@ def test_ranks_share_the_samples_as_torch_does(length, ranks, drop_last, shuffle
         torchs.total_size,
     )
     counts = collections.Counter(index for share in shares for index in share)
-    if drop_last:
+    if pad == "drop":
         assert set(counts.values()) <= {1}
     else:
         assert set(counts) == set(range(length))
         assert not counts or max(counts.values()) - min(counts.values()) <= 1
 
 
-@given(length=st.integers(0, 40), ranks=st.integers(1, 7), drop_last=st.booleans(), data=st.data())
-def test_an_unshuffled_share_is_exactly_torchs(length, ranks, drop_last, data):
+@given(
+    length=st.integers(0, 40),
+    ranks=st.integers(1, 7),
+    pad=st.sampled_from(["repeat", "drop"]),
+    data=st.data(),
+)
+def test_an_unshuffled_share_is_exactly_torchs(length, ranks, pad, data):
     rank = data.draw(st.integers(0, ranks - 1))
-    arguments = {"shuffle": False, "drop_last": drop_last}
-    theirs = stock.DistributedSampler(range(length), ranks, rank, **arguments)
-    assert list(DistributedSampler(range(length), ranks, rank, **arguments)) == list(theirs)
+    theirs = stock.DistributedSampler(
+        range(length), ranks, rank, shuffle=False, drop_last=pad == "drop"
+    )
+    ours = DistributedSampler(range(length), ranks, rank, shuffle=False, pad=pad)
+    assert list(ours) == list(theirs)
 
 
 @pytest.mark.parametrize("replacement", [True, False])

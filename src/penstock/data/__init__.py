@@ -18,6 +18,7 @@ from penstock.data.dataset import (
     register_batch_reader,
 )
 from penstock.data.packed_list import PackedList
+from penstock.data.sharding import shard
 
 __all__ = [
     "ArrayDataset",
@@ -33,4 +34,5 @@ __all__ = [
     "batch_reader",
     "random_split",
     "register_batch_reader",
+    "shard",
 ]

@@ -16,8 +16,16 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import numpy as np
 
 from penstock.collate import Collator
-from penstock.data.dataset import Dataset, IterableDataset, batch_reader
+from penstock.data.dataset import (
+    Dataset,
+    IterableDataset,
+    batch_reader,
+    read_each,
+    register_combinator,
+    register_drawless,
+)
 from penstock.errors import CollateError, ConfigError
+from penstock.randomness.samples import renumbered_samples
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -296,7 +304,8 @@ class ConcatDataset(Dataset[T_co]):
         for part in sorted({part for part, _ in located}):
             positions = [position for position, place in enumerate(located) if place[0] == part]
             offsets = [located[position][1] for position in positions]
-            found = _read_samples(self.datasets[part], offsets)
+            with renumbered_samples(np.array(positions)):
+                found = _read_samples(self.datasets[part], offsets)
             samples.update(zip(positions, found, strict=True))
         return [samples[position] for position in range(len(located))]
 
@@ -317,7 +326,10 @@ class ConcatDataset(Dataset[T_co]):
         if len(shares) == 1:  # nothing to bring into order
             part, _, offsets = shares[0]
             return _reader(self.datasets[part])(offsets, empty)
-        batches = [_reader(self.datasets[part])(offsets, np.empty) for part, _, offsets in shares]
+        batches = []
+        for part, positions, offsets in shares:
+            with renumbered_samples(positions):
+                batches.append(_reader(self.datasets[part])(offsets, np.empty))
         try:
             return _merge(batches, [positions for _, positions, _ in shares], empty)
         except _UnlikeError:
@@ -343,7 +355,7 @@ class ConcatDataset(Dataset[T_co]):
         """The batch made of samples: for parts that differ, and the error that names two."""
         numbers = indices.tolist()
         try:
-            return Collator(empty).batch(self.__getitems__(numbers))
+            return Collator(empty).batch(read_each(self, numbers))
         except CollateError as error:
             error.name_samples(numbers)
             raise
@@ -496,6 +508,12 @@ class Subset(Dataset[T_co]):
             IndexError: an index is outside the subset, or the subset's is outside the dataset.
         """
         return _reader(self.dataset)(self.indices[indices], empty)
+
+
+register_drawless(ArrayDataset)
+register_combinator(StackDataset, StackDataset._parts)
+register_combinator(ConcatDataset, lambda concat: concat.datasets)
+register_combinator(Subset, lambda subset: [subset.dataset])
 
 
 def _as_int64(indices: Any) -> NDArray[np.int64] | None:  # noqa: ANN401 - any sequence

@@ -17,6 +17,8 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING, Any, Generic, Protocol, TypeVar
 
+from penstock.randomness.samples import one_sample
+
 if TYPE_CHECKING:
     import numpy as np
     from numpy.typing import DTypeLike, NDArray
@@ -28,7 +30,12 @@ __all__ = [
     "IterableDataset",
     "batch_reader",
     "is_current",
+    "is_drawless",
+    "read_each",
+    "reads_together",
     "register_batch_reader",
+    "register_combinator",
+    "register_drawless",
 ]
 
 T_co = TypeVar("T_co", covariant=True)
@@ -156,6 +163,65 @@ def batch_reader(dataset: object) -> BatchReader | None:
         return None
     reader: BatchReader = dataset.get_batch  # type: ignore[attr-defined]  # is_current found it
     return reader
+
+
+_parts_of: dict[type, Callable[[Any], Iterable[Any]]] = {}
+_drawless: set[type] = set()
+
+
+def register_combinator(cls: type, parts: Callable[[Any], Iterable[Any]]) -> None:
+    """Say that datasets of class `cls` do no more than hand on what other datasets give.
+
+    Args:
+        cls: The class.
+        parts: Returns the other datasets.
+    """
+    _parts_of[cls] = parts
+
+
+def register_drawless(cls: type) -> None:
+    """Say that reading a dataset of exactly type `cls` never draws a random number."""
+    _drawless.add(cls)
+
+
+def is_drawless(dataset: object) -> bool:
+    """Return whether reading `dataset` is known to draw no random number.
+
+    Example:
+        >>> import numpy as np
+        >>> from penstock.data import ArrayDataset, Subset
+        >>> is_drawless(Subset(ArrayDataset(np.arange(4)), [0, 2])), is_drawless([1, 2])
+        (True, False)
+    """
+    if type(dataset) in _parts_of:
+        return all(map(is_drawless, _parts_of[type(dataset)](dataset)))
+    return type(dataset) in _drawless
+
+
+def reads_together(dataset: object) -> bool:
+    """Return whether `__getitems__` of `dataset` does more than read one sample after the other.
+
+    A combinator's does if it does so for all of its parts.
+    """
+    if getattr(dataset, "__getitems__", None) is None:
+        return False
+    for cls in type(dataset).__mro__:
+        if "__getitems__" in vars(cls):
+            parts = _parts_of.get(cls)
+            return parts is None or all(map(reads_together, parts(dataset)))
+    return True
+
+
+def read_each(dataset: Any, indices: Iterable[Any]) -> list[Any]:  # noqa: ANN401
+    """Return samples read one by one, each under its own random streams.
+
+    For use in a `get_batch` whose dataset cannot be read at once after all.
+    """
+    samples = []
+    for k, index in enumerate(indices):
+        with one_sample(k):
+            samples.append(dataset[index])
+    return samples
 
 
 def is_current(cls: type, method: str, older: tuple[str, ...]) -> bool:

@@ -1,10 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
 """Index streams: which samples an epoch takes, in which order."""
 
+from penstock.sampling.permutation import Permutation
 from penstock.sampling.samplers import (
     BatchSampler,
     DistributedSampler,
     IndexSampler,
+    Indices,
     RandomSampler,
     Sampler,
     SequentialSampler,
@@ -16,6 +18,8 @@ __all__ = [
     "BatchSampler",
     "DistributedSampler",
     "IndexSampler",
+    "Indices",
+    "Permutation",
     "RandomSampler",
     "Sampler",
     "SequentialSampler",

@@ -3,19 +3,24 @@
 
 Every order is a pure function of (seed, epoch): nothing is drawn from a global generator, no state
 goes on from one epoch to the next, and the order of epoch 7 can be had without that of epoch 6. An
-order is one int64 array; Python integers are made of it a few thousand at a time.
+order is one int64 array, or is computed where it is asked for; Python integers are made of it a few
+thousand at a time.
 """
 
 from __future__ import annotations
 
+import hashlib
 import itertools
-from typing import TYPE_CHECKING, Any, Final, Generic, TypeVar, cast
+from typing import TYPE_CHECKING, Any, Final, Generic, Literal, Protocol, TypeVar, cast
 
 import numpy as np
 
 from penstock.data.dataset import is_current
 from penstock.errors import ConfigError
+from penstock.randomness.guarded import guarded_draws
 from penstock.randomness.keys import Purpose, checked_count, seed_sequence
+from penstock.ranks import current_rank
+from penstock.sampling.permutation import Permutation
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence, Sized
@@ -26,17 +31,34 @@ __all__ = [
     "BatchSampler",
     "DistributedSampler",
     "IndexSampler",
+    "Indices",
     "RandomSampler",
     "Sampler",
     "SequentialSampler",
     "SubsetRandomSampler",
     "WeightedRandomSampler",
+    "batches_of",
 ]
 
 T_co = TypeVar("T_co", covariant=True)
 
 # Python integers made at a time: 4096 of them are 150 KB, and numpy's cost per call is gone.
 _CHUNK: Final = 4096
+# Indices computed at a time where an order is not stored: 128 KiB, and numpy's cost per call is
+# gone.
+_BLOCK: Final = 1 << 14
+# Orders of more indices than this (8 MiB of them) are computed, not stored, where that is possible.
+LONGEST_STORED: Final = 1 << 20
+
+
+class Indices(Protocol):
+    """An order: an int64 array, or what is indexed like one without being stored."""
+
+    def __len__(self) -> int:
+        """Return the number of indices."""
+
+    def __getitem__(self, which: slice | NDArray[np.int64], /) -> NDArray[np.int64]:
+        """Return the indices at some positions, counted from 0."""
 
 
 class Sampler(Generic[T_co]):
@@ -60,15 +82,27 @@ class Sampler(Generic[T_co]):
 class IndexSampler(Sampler[int]):
     """A sampler whose order is one array, decided by (seed, epoch).
 
-    Subclasses define `indices` and `__len__`.
+    Subclasses define `indices` and `__len__`, and `settings` if they have any.
 
     Attributes:
         seed: As given.
         epoch: 0, until `set_epoch`.
+        rank: Which share of a global order it yields.
+        world_size: Number of those shares: index p of this one is p * world_size + rank there.
     """
 
     seed: int
     epoch: int
+    rank: int = 0
+
+    @property
+    def world_size(self) -> int:
+        """Number of shares of the global order that this is one of."""
+        return 1
+
+    def __len__(self) -> int:
+        """Return the number of indices in an epoch."""
+        return len(self.indices())
 
     def __init__(self, seed: int = 0) -> None:
         """Begin at epoch 0.
@@ -98,11 +132,18 @@ class IndexSampler(Sampler[int]):
             np.random.Philox(seed_sequence(self.seed, Purpose.ORDER, self.epoch))
         )
 
-    def indices(self) -> NDArray[np.int64]:
-        """Return the order of the current epoch, shape (len(self),); a fresh array."""
+    def indices(self) -> Indices:
+        """Return the order of the current epoch: a fresh int64 array of shape (len(self),).
+
+        Or an object that is indexed like one, as `Permutation` is.
+        """
         raise NotImplementedError(
             f"{type(self).__name__} is an IndexSampler and must define indices()."
         )
+
+    def settings(self) -> dict[str, Any]:
+        """Return what the orders depend on, as JSON has it: part of a loader's fingerprint."""
+        return {"kind": type(self).__name__, "length": len(self), "seed": self.seed}
 
     def __iter__(self) -> Iterator[int]:
         """Yield the order of the epoch that is current when the first index is asked for."""
@@ -137,13 +178,36 @@ class SequentialSampler(IndexSampler):
         """Return the length of the data source."""
         return len(self.data_source)
 
-    def indices(self) -> NDArray[np.int64]:
-        """Return 0, 1, 2 … as a fresh array."""
-        return np.arange(len(self.data_source), dtype=np.int64)
+    def indices(self) -> Indices:
+        """Return 0, 1, 2 …: a fresh array, or one that is not stored if it were a long one."""
+        ascending = _Ascending(len(self.data_source))
+        return ascending if len(ascending) > LONGEST_STORED else ascending[:]
+
+    def settings(self) -> dict[str, Any]:
+        """Return what the orders depend on."""
+        return {"kind": "SequentialSampler", "length": len(self)}
+
+
+class _Ascending:
+    """0, 1, 2 …, not stored."""
+
+    def __init__(self, length: int) -> None:
+        self._length = length
+
+    def __len__(self) -> int:
+        return self._length
+
+    def __getitem__(self, which: slice | NDArray[np.int64]) -> NDArray[np.int64]:
+        if isinstance(which, slice):
+            return np.arange(*which.indices(self._length), dtype=np.int64)
+        return which
 
 
 class RandomSampler(IndexSampler):
     """Indices in random order, or drawn at random.
+
+    Up to 2^20 samples are shuffled in an array. The order of more is a `Permutation`, which takes
+    no memory and is as good a shuffle to any statistics, though not every order is possible.
 
     Example:
         >>> sampler = RandomSampler(range(5), seed=7)
@@ -192,15 +256,22 @@ class RandomSampler(IndexSampler):
         """Return `num_samples`."""
         return self.num_samples
 
-    def indices(self) -> NDArray[np.int64]:
-        """Return the order of the current epoch, shape (num_samples,); a fresh array."""
+    def indices(self) -> Indices:
+        """Return the order of the current epoch, of length `num_samples`."""
         rng, length, wanted = self.rng(), len(self.data_source), self.num_samples
+        if length > LONGEST_STORED and not self.replacement and wanted == length:
+            return Permutation(length, (self.seed, self.epoch))
         if self.replacement:
             return rng.integers(length, size=wanted, dtype=np.int64)
         if wanted <= length:
             return rng.permutation(length)[:wanted]
         passes = [rng.permutation(length) for _ in range(-(-wanted // length))]
         return np.concatenate(passes)[:wanted]
+
+    def settings(self) -> dict[str, Any]:
+        """Return what the orders depend on."""
+        source = len(self.data_source)
+        return {**super().settings(), "source": source, "replacement": self.replacement}
 
 
 class SubsetRandomSampler(IndexSampler):
@@ -229,6 +300,7 @@ class SubsetRandomSampler(IndexSampler):
                 f"{subset.shape}, dtype {subset.dtype}."
             )
         self.subset: NDArray[np.int64] = subset.astype(np.int64)
+        self._digest: str | None = None
 
     def __len__(self) -> int:
         """Return the number of indices."""
@@ -237,6 +309,12 @@ class SubsetRandomSampler(IndexSampler):
     def indices(self) -> NDArray[np.int64]:
         """Return the order of the current epoch, a fresh array."""
         return self.rng().permutation(self.subset)
+
+    def settings(self) -> dict[str, Any]:
+        """Return what the orders depend on; the subset by its digest, taken once."""
+        if self._digest is None:
+            self._digest = _digest(self.subset)
+        return {**super().settings(), "subset": self._digest}
 
 
 class WeightedRandomSampler(IndexSampler):
@@ -278,6 +356,7 @@ class WeightedRandomSampler(IndexSampler):
         self.num_samples = num_samples
         self.replacement = replacement
         _check_weights(self.weights, num_samples, replacement=replacement)
+        self._digest: str | None = None
 
     def __len__(self) -> int:
         """Return `num_samples`."""
@@ -286,6 +365,12 @@ class WeightedRandomSampler(IndexSampler):
     def indices(self) -> NDArray[np.int64]:
         """Return the draws of the current epoch, shape (num_samples,); a fresh array."""
         return self._with_replacement() if self.replacement else self._without_replacement()
+
+    def settings(self) -> dict[str, Any]:
+        """Return what the draws depend on; the weights by their digest, taken once."""
+        if self._digest is None:
+            self._digest = _digest(self.weights)
+        return {**super().settings(), "weights": self._digest, "replacement": self.replacement}
 
     def _with_replacement(self) -> NDArray[np.int64]:
         sums = np.cumsum(self.weights)
@@ -306,6 +391,10 @@ class WeightedRandomSampler(IndexSampler):
         first = np.argpartition(arrivals, self.num_samples - 1)[: self.num_samples]
         first = first[np.argsort(arrivals[first], kind="stable")]
         return candidates[first].astype(np.int64, copy=False)
+
+
+def _digest(array: NDArray[Any]) -> str:
+    return hashlib.blake2b(np.ascontiguousarray(array).data, digest_size=8).hexdigest()
 
 
 def _check_weights(weights: NDArray[np.float64], num_samples: int, *, replacement: bool) -> None:
@@ -332,78 +421,167 @@ def _check_weights(weights: NDArray[np.float64], num_samples: int, *, replacemen
 
 
 class DistributedSampler(IndexSampler):
-    """One rank's share of an order that all ranks agree on.
+    """One rank's share of an order that all ranks agree on: of any sampler's, or a dataset's.
 
-    Ranks take turns. For 5 samples on 2 ranks, not shuffled:
+    Ranks take turns, so that batch k of all ranks together is one piece of the global order, for
+    any number of ranks. For 5 samples on 2 ranks, not shuffled:
 
-        order                   0 1 2 3 4
-        drop_last=False, pad    0 1 2 3 4 0     rank 0: 0 2 4   rank 1: 1 3 0
-        drop_last=True, cut     0 1 2 3         rank 0: 0 2     rank 1: 1 3
+        order            0 1 2 3 4
+        pad="repeat"     0 1 2 3 4 0     rank 0: 0 2 4   rank 1: 1 3 0
+        pad="drop"       0 1 2 3         rank 0: 0 2     rank 1: 1 3
+        pad="none"       0 1 2 3 4       rank 0: 0 2 4   rank 1: 1 3
+
+    With 4 ranks and batches of 8, with 2 and 16, or with 1 and 32, the k-th batches hold the same
+    32 samples. So a run may go on with another number of ranks. (Where the order does not divide
+    evenly, "repeat" and "drop" change up to world size - 1 samples at its end.)
+
+    "none" is for validation: every sample comes once, and ranks may have one batch more or less, so
+    nothing that waits for all ranks may happen in the loop.
 
     Example:
         >>> [list(DistributedSampler(range(5), 2, rank, shuffle=False)) for rank in (0, 1)]
         [[0, 2, 4], [1, 3, 0]]
+        >>> drawn = WeightedRandomSampler([1.0, 2.0, 1.0], num_samples=6, seed=7)
+        >>> shares = [list(DistributedSampler(drawn, 2, rank)) for rank in (0, 1)]
+        >>> shares[0] == list(drawn)[0::2], shares[1] == list(drawn)[1::2]
+        (True, True)
     """
 
     def __init__(
         self,
-        dataset: Sized,
-        num_replicas: int,
-        rank: int,
-        shuffle: bool = True,
+        source: Any,  # noqa: ANN401 - a dataset or a sampler of anybody's
+        num_replicas: int | None = None,
+        rank: int | None = None,
+        shuffle: bool | None = None,
         seed: int = 0,
-        drop_last: bool = False,
+        pad: Literal["repeat", "drop", "none"] = "repeat",
     ) -> None:
-        """Set the ranks and the seed of the orders.
+        """Set the ranks and the order that they share.
 
         Args:
-            dataset: Has a length, the same on all ranks.
-            num_replicas: Number of ranks, at least 1.
-            rank: This one, 0 <= rank < num_replicas.
-            shuffle: Whether the order is random.
-            seed: Decides the orders. The same on all ranks.
-            drop_last: Whether the samples left over are left out, instead of the first ones taken
-                twice.
+            source: A dataset (something with `__getitem__` and a length), or a sampler with a
+                length. A sampler that is not an `IndexSampler` is iterated on every rank, with the
+                global generators seeded from (seed, epoch), so that all ranks get the same.
+            num_replicas: Number of ranks, at least 1; None asks `torch.distributed` if it is
+                initialised, else torchrun's variable WORLD_SIZE, else takes 1.
+            rank: This one, 0 <= rank < num_replicas; None asks likewise.
+            shuffle: Whether a dataset's order is random (default). A sampler has its own.
+            seed: Decides a dataset's order. The same on all ranks.
+            pad: What happens to the samples left over when the ranks have had equally many: the
+                first ones are taken twice, or those left over are left out, or neither.
 
         Raises:
-            ConfigError: `num_replicas` or `rank` is out of range.
+            ConfigError: an argument is out of range.
+            TypeError: the source is neither, or has no length.
         """
         super().__init__(seed)
+        found = current_rank()
+        num_replicas = found.world_size if num_replicas is None else num_replicas
+        rank = found.rank if rank is None else rank
         _check_positive("num_replicas", num_replicas)
         if not 0 <= rank < num_replicas:
             raise ConfigError(
                 f"Invalid rank {rank}, rank should be in the interval [0, {num_replicas - 1}]."
             )
-        self.dataset = dataset
+        if pad not in ("repeat", "drop", "none"):
+            raise ConfigError(f"pad should be 'repeat', 'drop' or 'none', but got pad={pad!r}.")
         self.num_replicas = num_replicas
         self.rank = rank
-        self.shuffle = shuffle
-        self.drop_last = drop_last
+        self.pad = pad
+        self.sampler = self._sampler_of(source, shuffle)
+
+    def _sampler_of(self, source: Any, shuffle: bool | None) -> Any:  # noqa: ANN401
+        is_dataset = hasattr(source, "__getitem__")
+        if not hasattr(source, "__len__") or not (is_dataset or hasattr(source, "__iter__")):
+            raise TypeError(
+                "DistributedSampler takes a dataset or a sampler that has a length, but got "
+                f"{type(source).__name__}."
+            )
+        if is_dataset:
+            if len(source) and shuffle in (None, True):
+                return RandomSampler(source, seed=self.seed)
+            return SequentialSampler(source)
+        if shuffle is not None:
+            raise ConfigError(
+                f"{type(source).__name__} is a sampler and has an order of its own, but got "
+                f"shuffle={shuffle}. Leave shuffle out, or give the dataset."
+            )
+        return source
+
+    @property
+    def world_size(self) -> int:
+        """`num_replicas`."""
+        return self.num_replicas
 
     @property
     def num_samples(self) -> int:
-        """Indices of each rank in an epoch."""
-        length = len(self.dataset)
-        return length // self.num_replicas if self.drop_last else -(-length // self.num_replicas)
+        """Indices of this rank in an epoch."""
+        length, ranks = len(self.sampler), self.num_replicas
+        if self.pad == "none":
+            return max(-((self.rank - length) // ranks), 0)
+        return length // ranks if self.pad == "drop" else -(-length // ranks)
 
     @property
     def total_size(self) -> int:
         """Indices of all ranks in an epoch."""
-        return self.num_samples * self.num_replicas
+        return len(self.sampler) if self.pad == "none" else self.num_samples * self.num_replicas
 
     def __len__(self) -> int:
         """Return `num_samples`."""
         return self.num_samples
 
-    def indices(self) -> NDArray[np.int64]:
-        """Return this rank's share of the current epoch, shape (num_samples,); a fresh array."""
-        length = len(self.dataset)
-        order = (
-            self.rng().permutation(length) if self.shuffle else np.arange(length, dtype=np.int64)
-        )
-        # Position p of the padded order is order[p % length]; with drop_last none is that far.
-        turns = np.arange(self.rank, self.total_size, self.num_replicas, dtype=np.int64)
-        return order[turns % max(length, 1)]
+    def set_epoch(self, epoch: int) -> None:
+        """Choose the epoch, here and in the sampler that was given."""
+        super().set_epoch(epoch)
+        if callable(set_epoch := getattr(self.sampler, "set_epoch", None)):
+            set_epoch(epoch)
+
+    def indices(self) -> Indices:
+        """Return this rank's share of the current epoch, of length `num_samples`.
+
+        Raises:
+            RuntimeError: the sampler yielded more or fewer indices than its length.
+        """
+        order = self._global_order()
+        if len(order) != len(self.sampler):
+            raise RuntimeError(
+                f"{type(self.sampler).__name__} yielded {len(order)} indices but has length "
+                f"{len(self.sampler)}: the ranks' shares cannot be told. Correct its __len__."
+            )
+        share = _Share(order, self.rank, self.num_replicas, self.num_samples)
+        return share[:] if isinstance(order, np.ndarray) else share
+
+    def _global_order(self) -> Indices:
+        if isinstance(self.sampler, IndexSampler):
+            return self.sampler.indices()
+        with guarded_draws(self.sampler, seed_sequence(self.seed, Purpose.ORDER, self.epoch)):
+            return np.fromiter(self.sampler, np.int64)
+
+    def settings(self) -> dict[str, Any]:
+        """Return what the global order depends on: not the number of ranks."""
+        if isinstance(self.sampler, IndexSampler):
+            inner = self.sampler.settings()
+        else:
+            inner = {"kind": type(self.sampler).__name__, "length": len(self.sampler)}
+        return {"kind": "DistributedSampler", "seed": self.seed, "pad": self.pad, "of": inner}
+
+
+class _Share:
+    """Every n-th index of an order, which begins again at its end."""
+
+    def __init__(self, order: Indices, rank: int, num_replicas: int, length: int) -> None:
+        self._order = order
+        self._rank = rank
+        self._num_replicas = num_replicas
+        self._length = length
+
+    def __len__(self) -> int:
+        return self._length
+
+    def __getitem__(self, which: slice | NDArray[np.int64]) -> NDArray[np.int64]:
+        turns = np.arange(*which.indices(self._length)) if isinstance(which, slice) else which
+        positions = turns * self._num_replicas + self._rank
+        return self._order[positions % max(len(self._order), 1)]
 
 
 class BatchSampler(Sampler[list[int]]):
@@ -475,6 +653,24 @@ class BatchSampler(Sampler[list[int]]):
         ):
             return iter(self)
         order = self.sampler.indices()
-        stop = len(order) - len(order) % self.batch_size if self.drop_last else len(order)
-        starts = range(0, stop, self.batch_size)
-        return (order[start : start + self.batch_size] for start in starts)
+        return (batch for _, batch in batches_of(order, self.batch_size, self.drop_last))
+
+
+def batches_of(
+    order: Indices, batch_size: int, drop_last: bool, first: int = 0
+) -> Iterator[tuple[int, NDArray[np.int64]]]:
+    """Yield (position of its first index, indices) for each batch of an order.
+
+    Args:
+        order: An array is cut into views. Any other order is computed in blocks.
+        batch_size: Indices in a batch.
+        drop_last: Whether a last, shorter batch is left out.
+        first: The batch to begin with; those before it cost nothing.
+    """
+    stop = len(order) - len(order) % batch_size if drop_last else len(order)
+    is_stored = isinstance(order, np.ndarray)
+    block = max(stop, 1) if is_stored else max(_BLOCK // batch_size, 1) * batch_size
+    for start in range(first * batch_size, stop, block):
+        part = order[start : min(start + block, stop)]
+        for offset in range(0, len(part), batch_size):
+            yield start + offset, part[offset : offset + batch_size]

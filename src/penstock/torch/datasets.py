@@ -19,7 +19,16 @@ import torch.utils.data as stock
 from torch.utils.data import ChainDataset, Dataset, IterableDataset, default_collate
 from torch.utils.data import random_split as stock_random_split
 
-from penstock.data.dataset import BatchReader, batch_reader, register_batch_reader
+from penstock.data.dataset import (
+    BatchReader,
+    batch_reader,
+    read_each,
+    reads_together,
+    register_batch_reader,
+    register_combinator,
+    register_drawless,
+)
+from penstock.randomness.samples import renumbered_samples
 from penstock.torch.collate import empty_tensor
 
 if TYPE_CHECKING:
@@ -178,8 +187,10 @@ def random_split(
 def _collated(dataset: Any, indices: NDArray[np.int64]) -> Any:  # noqa: ANN401
     """The batch as torch makes it: the definition of what the functions below may return."""
     numbers = indices.tolist()
-    many = getattr(dataset, "__getitems__", None)
-    return default_collate(many(numbers) if many else [dataset[index] for index in numbers])
+    together = reads_together(dataset)
+    return default_collate(
+        dataset.__getitems__(numbers) if together else read_each(dataset, numbers)
+    )
 
 
 # Tensors
@@ -316,10 +327,10 @@ def _read_concat(
     if len(asked) == 1:  # nothing to bring into order
         return _read(dataset.datasets[asked[0]], inner, empty)
     positions = [np.flatnonzero(numbers == number) for number in asked]
-    shares = [
-        _read(dataset.datasets[number], inner[rows], np.empty)
-        for number, rows in zip(asked, positions, strict=True)
-    ]
+    shares = []
+    for number, rows in zip(asked, positions, strict=True):
+        with renumbered_samples(rows):
+            shares.append(_read(dataset.datasets[number], inner[rows], np.empty))
     try:
         return _merge(shares, [torch.from_numpy(rows) for rows in positions], empty)
     except _UnlikeError:
@@ -378,3 +389,13 @@ _register(stock.TensorDataset, _can_gather_all, _read_tensors)
 _register(stock.StackDataset, _can_read_stack, _read_stack)
 _register(stock.ConcatDataset, _can_read_concat, _read_concat)
 _register(stock.Subset, _can_read_subset, _read_subset)
+
+register_combinator(stock.StackDataset, _parts)
+register_combinator(StackDataset, _parts)
+register_combinator(stock.ConcatDataset, lambda concat: concat.datasets)
+register_combinator(ConcatDataset, lambda concat: concat.datasets)
+register_combinator(stock.Subset, lambda subset: [subset.dataset])
+register_combinator(Subset, lambda subset: [subset.dataset])
+register_drawless(torch.Tensor)
+register_drawless(stock.TensorDataset)
+register_drawless(TensorDataset)

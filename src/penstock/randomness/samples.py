@@ -1,0 +1,351 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Every sample's own random numbers, decided by (seed, epoch, position).
+
+    key      = SeedSequence(seed, purpose "samples", epoch)          128 bits, once per epoch
+    counter  = (0, stream, position, attempt)                        4 x 64 bits, once per sample
+    numbers  = Philox4x64(key, counter), counting up in the lowest word
+
+Position is the sample's place in the epoch's global order, over all ranks. So whoever makes the
+sample, however often, draws the same numbers. A stream has 2^64 blocks of numbers to itself.
+
+Reference:
+    Salmon et al., Parallel random numbers: as easy as 1, 2, 3 (SC 2011): streams of a counter-based
+    generator are told apart by key and counter, at no cost.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+from typing import TYPE_CHECKING, Any, Final
+
+import numpy as np
+
+from penstock.randomness.generators import GlobalGenerators, GlobalStates
+from penstock.randomness.keys import Purpose, seed_sequence
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from numpy.typing import NDArray
+
+__all__ = [
+    "SampleStreams",
+    "fallback_state",
+    "forget_streams",
+    "one_sample",
+    "renumbered_samples",
+    "restore_fallback",
+    "sample_rng",
+    "seed_fallback",
+    "seed_torch_for_sample",
+]
+
+# Numbers of streams; a number, once given, never changes its meaning.
+_RNG: Final = 0  # sample_rng() in a sample
+_GLOBALS: Final = 1  # the global generators in a sample
+_BATCH: Final = 2  # … where a whole batch is read at once
+_COLLATE_RNG: Final = 3
+_COLLATE: Final = 4
+_ITERATOR_RNG: Final = 5
+_ITERATOR: Final = 6
+
+
+class _Here(threading.local):
+    streams: SampleStreams | None = None  # of the batch that this thread is making
+
+
+_here = _Here()
+
+
+def sample_rng(k: int | None = None) -> np.random.Generator:
+    """Return the random generator of the sample being made.
+
+    In a loader with `seed=`, it is decided by (seed, epoch, position of the sample in the epoch's
+    global order): equal for any number of workers, ranks, or attempts. Every call in one sample
+    returns the same object, which goes on drawing; it is used again for another sample later, so
+    ask for it in each sample and keep it no longer. Nothing global is touched.
+
+    Elsewhere (a loader without `seed=`, or `dataset[0]` typed by hand) it is a generator of this
+    process: in a worker seeded from the worker's seed, otherwise from `seed_everything`, or else
+    from the system.
+
+    Args:
+        k: Where a whole batch is made at once (`get_batch`, `__getitems__`): which of its samples,
+            0 <= k < batch size. Draws for sample k by `sample_rng(k)` are those of `sample_rng()`
+            in `__getitem__`. None, or 0, where samples are made one by one.
+
+    Returns:
+        numpy's `Generator` over Philox.
+
+    Raises:
+        RuntimeError: no `k` where a whole batch is made.
+        IndexError: `k` is not one of the batch's samples.
+
+    Concurrency:
+        Each thread sees the sample that it makes itself.
+
+    Example:
+        >>> from penstock import Loader
+        >>> class Noise:
+        ...     def __len__(self) -> int:
+        ...         return 4
+        ...
+        ...     def __getitem__(self, index: int) -> float:
+        ...         return index + sample_rng().random()
+        >>> one, other = (list(Loader(Noise(), batch_size=size, seed=7)) for size in (2, 4))
+        >>> bool((np.concatenate(one) == np.concatenate(other)).all())
+        True
+    """
+    streams = _here.streams
+    return _fallback_rng() if streams is None else streams.rng(k)
+
+
+@contextlib.contextmanager
+def renumbered_samples(which: NDArray[np.integer[Any]]) -> Iterator[None]:
+    """Let `sample_rng(k)` mean sample `which[k]` of the batch, in the block.
+
+    For a `get_batch` that hands a part of its indices, or all in another order, to another
+    dataset's `get_batch`.
+
+    Args:
+        which: Positions in the batch, shape (part,).
+
+    Example:
+        >>> with renumbered_samples(np.array([2, 0])):  # sample_rng(0) is that of sample 2
+        ...     pass
+    """
+    streams = _here.streams
+    if streams is None:
+        yield
+        return
+    outer = streams.renumber(which)
+    try:
+        yield
+    finally:
+        streams.restore_numbers(outer)
+
+
+class SampleStreams:
+    """The random streams of one epoch's samples, one sample (or batch) at a time.
+
+    Use: `with streams.active():` around the making of a batch, and in it `begin_sample`,
+    `begin_batch`, `begin_collate`, `begin_iterator`, each of which seeds the global generators and
+    decides what `sample_rng` returns.
+
+    Concurrency:
+        One thread.
+    """
+
+    def __init__(self, seed: int, epoch: int) -> None:
+        """Derive the key of an epoch.
+
+        Args:
+            seed: Not negative.
+            epoch: Not negative, below 2^32.
+        """
+        key = seed_sequence(seed, Purpose.SAMPLES, epoch).generate_state(2, np.uint64)
+        self._source = np.random.Philox(key=key)
+        self._state: Any = self._source.state
+        self._counter = self._state["state"]["counter"]
+        self._globals = GlobalGenerators()
+        self._generators: list[np.random.Generator] = []
+        self._stream = _RNG
+        self._global_stream = _GLOBALS
+        self._position = 0
+        self._attempt = 0
+        self._stride = 0
+        self._count = 0  # samples of a batch made at once; 0: one sample
+        self._which: NDArray[np.integer[Any]] | None = None
+        self._begun: set[int] = set()  # samples whose generator is in place
+
+    @contextlib.contextmanager
+    def active(self, *, isolated: bool = False) -> Iterator[None]:
+        """Let `sample_rng` answer from here, in the block.
+
+        Args:
+            isolated: Whether to put the global generators back afterwards: in the trainer's own
+                process they are the user's.
+        """
+        outer, _here.streams = _here.streams, self
+        states = GlobalStates.now() if isolated else None
+        try:
+            yield
+        finally:
+            _here.streams = outer
+            if states is not None:
+                states.restore()
+
+    def begin_sample(self, position: int, attempt: int = 0) -> None:
+        """Seed everything for one sample.
+
+        Args:
+            position: Its place in the epoch's global order.
+            attempt: 0, unless it is made once more in order to draw anew.
+        """
+        self._begin(_RNG, _GLOBALS, position, attempt)
+
+    def begin_batch(self, position: int, stride: int, count: int, attempt: int = 0) -> None:
+        """Seed everything for samples that are read at once.
+
+        Args:
+            position: Place of the first one in the epoch's global order.
+            stride: From each to the next.
+            count: Number of samples.
+            attempt: As for `begin_sample`.
+        """
+        self._begin(_RNG, _BATCH, position, attempt)
+        self._stride = stride
+        self._count = count
+
+    def begin_collate(self, position: int, attempt: int = 0) -> None:
+        """Seed everything for the collate function of the batch whose first sample is there."""
+        self._begin(_COLLATE_RNG, _COLLATE, position, attempt)
+
+    def begin_iterator(self, *, has_begun: bool) -> None:
+        """Seed everything for the start of an iterable dataset, the same in all workers and ranks.
+
+        What a generator function does before its first sample, shuffling a list of files for one,
+        has to come out the same everywhere. So the first sample of each worker has these numbers.
+
+        Args:
+            has_begun: False for `__iter__`, True for the first sample.
+        """
+        self._begin(_ITERATOR_RNG, _ITERATOR, int(has_begun), 0)
+
+    def seed_torch(self) -> None:
+        """Seed torch, imported while a sample is being made, as if it had been there before."""
+        self._seek(self._source, self._global_stream, self._position)
+        self._globals.seed_torch(self._source)
+
+    def _begin(self, stream: int, global_stream: int, position: int, attempt: int) -> None:
+        self._place(stream, global_stream, position, attempt)
+        self._seek(self._source, global_stream, position)
+        self._globals.seed(self._source)
+
+    def _place(self, stream: int, global_stream: int, position: int, attempt: int) -> None:
+        self._stream = stream
+        self._global_stream = global_stream
+        self._position = position
+        self._attempt = attempt
+        self._count = 0
+        self._which = None
+        self._begun.clear()
+
+    def _seek(self, source: Any, stream: int, position: int) -> None:  # noqa: ANN401
+        # Setting a state costs a tenth of making a generator.
+        counter = self._counter
+        counter[1] = stream
+        counter[2] = position
+        counter[3] = self._attempt
+        source.state = self._state
+
+    def rng(self, k: int | None) -> np.random.Generator:
+        """Return the generator that `sample_rng(k)` gives."""
+        if k is None and self._count == 0 and self._begun:  # the common case: asked again
+            return self._generators[0]
+        number = self._number(k)
+        while number >= len(self._generators):
+            self._generators.append(np.random.Generator(np.random.Philox(key=0)))
+        generator = self._generators[number]
+        if number not in self._begun:
+            self._begun.add(number)
+            position = self._position + number * self._stride if self._count else self._position
+            self._seek(generator.bit_generator, self._stream, position)
+        return generator
+
+    def _number(self, k: int | None) -> int:
+        if k is None and self._count:
+            raise RuntimeError(
+                f"sample_rng() does not know which of the {self._count} samples of this batch is "
+                "meant, as they are read at once (get_batch or __getitems__): call sample_rng(k) "
+                "with the sample's position in the batch"
+            )
+        k = 0 if k is None else int(k)
+        count = max(self._count, 1) if self._which is None else len(self._which)
+        if not 0 <= k < count:
+            raise IndexError(
+                f"sample_rng({k}): this batch has {count} samples, so k must be from 0 to "
+                f"{count - 1}"
+            )
+        return k if self._which is None else int(self._which[k])
+
+    def renumber(self, which: NDArray[np.integer[Any]]) -> NDArray[np.integer[Any]] | None:
+        """Let number k mean what `which[k]` has meant so far; returns the numbers to restore."""
+        outer = self._which
+        self._which = np.asarray(which) if outer is None else outer[which]
+        return outer
+
+    def single_out(self, k: int) -> tuple[Any, ...]:
+        """Begin sample k of a batch by itself; returns what `restore_batch` takes."""
+        outer = self._position, self._stride, self._count, self._which, self._global_stream
+        number = self._number(k)
+        self.begin_sample(self._position + number * self._stride, self._attempt)
+        return outer
+
+    def restore_batch(self, outer: tuple[Any, ...]) -> None:
+        """End a `single_out`; generators of the batch's other samples begin anew."""
+        self._position, self._stride, self._count, self._which, self._global_stream = outer
+        self._begun.clear()
+
+    def restore_numbers(self, outer: NDArray[np.integer[Any]] | None) -> None:
+        """End a `renumber`."""
+        self._which = outer
+
+
+@contextlib.contextmanager
+def one_sample(k: int) -> Iterator[None]:
+    """Seed everything for sample k of a batch that is read at once, in the block.
+
+    For a reader of batches that has to read a sample by itself after all.
+    """
+    streams = _here.streams
+    if streams is None:
+        yield
+        return
+    outer = streams.single_out(k)
+    try:
+        yield
+    finally:
+        streams.restore_batch(outer)
+
+
+def seed_torch_for_sample() -> None:
+    """Seed torch, imported while a sample is being made, as if it had been there before."""
+    if _here.streams is not None:
+        _here.streams.seed_torch()
+
+
+def forget_streams() -> None:
+    """Forget the batch that was being made when this process was forked off."""
+    _here.streams = None
+
+
+_fallback: np.random.Generator | None = None
+
+
+def _fallback_rng() -> np.random.Generator:
+    global _fallback
+    if _fallback is None:
+        _fallback = np.random.Generator(np.random.Philox())
+    return _fallback
+
+
+def seed_fallback(sequence: np.random.SeedSequence) -> None:
+    """Seed what `sample_rng` returns in this process outside of seeded loading."""
+    global _fallback
+    _fallback = np.random.Generator(np.random.Philox(sequence))
+
+
+def fallback_state() -> Any:  # noqa: ANN401 - opaque
+    """Return the state that `restore_fallback` takes."""
+    return None if _fallback is None else _fallback.bit_generator.state
+
+
+def restore_fallback(state: Any) -> None:  # noqa: ANN401 - what fallback_state returned
+    """Put the fallback back into the state that `fallback_state` returned."""
+    global _fallback
+    if state is None:
+        _fallback = None
+    else:
+        _fallback_rng().bit_generator.state = state

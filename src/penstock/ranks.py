@@ -1,0 +1,73 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Which of the processes that train together this one is, without importing torch."""
+
+from __future__ import annotations
+
+import os
+import sys
+from typing import Any, NamedTuple
+
+from penstock.errors import ConfigError
+
+__all__ = ["Rank", "current_rank"]
+
+
+class Rank(NamedTuple):
+    """One of the processes that train together.
+
+    Attributes:
+        rank: From 0 to `world_size - 1`.
+        world_size: Number of the processes, at least 1.
+    """
+
+    rank: int
+    world_size: int
+
+
+def current_rank() -> Rank:
+    """Return this process's rank: torch's process group knows it, or else torchrun's variables.
+
+    The default process group of `torch.distributed` is asked if it is initialised. Otherwise the
+    environment variables RANK and WORLD_SIZE count if both are set. Otherwise this process is
+    alone: rank 0 of 1. Nothing is remembered, so the answer may change once a group is there.
+
+    Raises:
+        ConfigError: RANK and WORLD_SIZE are asked, and are no rank and its world size.
+
+    Concurrency:
+        Any thread, also while another one imports torch.
+
+    Example:
+        >>> current_rank()
+        Rank(rank=0, world_size=1)
+
+    Reference:
+        torchrun, "Environment Variables": RANK and WORLD_SIZE are global, over all machines.
+    """
+    return _of_process_group() or _of_environment() or Rank(0, 1)
+
+
+def _of_process_group() -> Rank | None:
+    distributed: Any = sys.modules.get("torch.distributed")
+    # It has no such function while it is being imported, nor where torch was built without it.
+    is_initialized = getattr(distributed, "is_initialized", None)
+    if is_initialized is None or not is_initialized():
+        return None
+    return Rank(distributed.get_rank(), distributed.get_world_size())
+
+
+def _of_environment() -> Rank | None:
+    rank, world_size = os.environ.get("RANK"), os.environ.get("WORLD_SIZE")
+    if rank is None or world_size is None:
+        return None
+    try:
+        found = Rank(int(rank), int(world_size))
+    except ValueError:
+        found = Rank(-1, 0)  # refused below
+    if not 0 <= found.rank < found.world_size:
+        raise ConfigError(
+            f"the environment has RANK={rank!r} and WORLD_SIZE={world_size!r}, but RANK should be "
+            "an integer from 0 to WORLD_SIZE - 1. torchrun sets both; unset them in a process that "
+            "trains alone."
+        )
+    return found

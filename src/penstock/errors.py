@@ -3,7 +3,8 @@
 
     PenstockError
     ├── ConfigError (ValueError)        the caller: an argument, or two that contradict each other
-    │   └── UnpicklableError            … something that cannot be sent to a spawned worker
+    │   ├── UnpicklableError            … something that cannot be sent to a spawned worker
+    │   └── StateError                  … a saved state that does not fit, or comes too late
     ├── CollateError (RuntimeError)     the data: samples that do not fit into one batch
     ├── WorkerError (RuntimeError)      the pool
     │   ├── WorkerDied                  … a worker process ended before its work was done
@@ -28,6 +29,7 @@ __all__ = [
     "ConfigError",
     "MissingExtraError",
     "PenstockError",
+    "StateError",
     "TransportError",
     "UnpicklableError",
     "WorkerDied",
@@ -46,6 +48,10 @@ class ConfigError(PenstockError, ValueError):
 
 class UnpicklableError(ConfigError, pickle.PicklingError):
     """Something cannot be pickled for a worker; the message names its attribute path."""
+
+
+class StateError(ConfigError):
+    """A state that cannot be loaded: it was saved by another setup, or an epoch is running."""
 
 
 class CollateError(PenstockError, RuntimeError):

@@ -3,20 +3,31 @@
 
 from __future__ import annotations
 
+import itertools
 import multiprocessing
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
-import numpy as np
-
 from penstock.data.dataset import IterableDataset
 from penstock.engine.delivery import Stream
-from penstock.engine.plan import Plan, Recipe, as_given
+from penstock.engine.plan import Plan, Recipe
 from penstock.errors import ConfigError
+from penstock.ranks import Rank, current_rank
 from penstock.sampling import BatchSampler, RandomSampler, SequentialSampler
+from penstock.schedule import (
+    EpochIterator,
+    Schedule,
+    SeededIndices,
+    StreamSource,
+    length_of,
+    warn_of_replay,
+    worker_base_seed,
+)
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator
+    from collections.abc import Callable, Iterable, Iterator, Mapping
     from multiprocessing.context import BaseContext
+
+    from penstock.schedule import IndexSource
 
 __all__ = ["Loader"]
 
@@ -26,7 +37,9 @@ SampleT = TypeVar("SampleT")
 class Loader(Generic[SampleT]):
     """Loads a dataset in batches of numpy arrays, for JAX, MindSpore, or numpy itself.
 
-    The order is a function of (seed, epoch): every `iter()` begins the next epoch, 0, 1, 2 …
+    An epoch is a function of (seed, epoch): its order, and every sample's random numbers
+    (`penstock.sample_rng`, and the global generators while the sample is made). The number of
+    workers does not show in it. Every `iter()` begins the next epoch, 0, 1, 2 …
 
     A batch is the caller's until dropped. Arrays made by workers alias a slot of shared memory that
     is used again once the last view of it is garbage; holding batches costs their memory and is
@@ -49,10 +62,11 @@ class Loader(Generic[SampleT]):
         prefetch_factor: Batches under way per worker, at least 1; default 2.
         persistent_workers: Keep the workers after an epoch.
         in_order: Whether batches come in the order of the sampler, or as they are ready.
-        seed: Decides the order of every epoch, and the workers' global generators.
+        seed: Decides the order of every epoch and all random numbers of its samples. Not negative.
 
     Raises:
         ConfigError: an argument is out of its range, or contradicts another.
+        TypeError: an argument is of the wrong type.
 
     Concurrency:
         One thread iterates at a time.
@@ -106,12 +120,13 @@ class Loader(Generic[SampleT]):
             batch_sampler = BatchSampler(sampler, batch_size, drop_last)  # type: ignore[arg-type]
         self.sampler = sampler
         self.batch_sampler = batch_sampler
-        self._epochs = _Epochs(sampler, batch_sampler)
+        self._rank = current_rank() if self._is_iterable else Rank(0, 1)
+        self._schedule = Schedule(seed)
         self._stream: Stream | None = None
 
     def _default_sampler(self, *, shuffle: bool) -> Iterable[Any]:
         if self._is_iterable:
-            return _Endless()
+            return itertools.repeat(None)
         return (
             RandomSampler(self.dataset, seed=self.seed)
             if shuffle
@@ -120,10 +135,20 @@ class Loader(Generic[SampleT]):
 
     def __iter__(self) -> Iterator[Any]:
         """Begin the next epoch: starts the workers, or sets the persistent ones to work again."""
-        if self._stream is not None:
-            self._stream.begin_epoch()
-            return self._stream
-        entropy = np.random.SeedSequence([self.seed, self._epochs.next_epoch])
+        epoch = self._schedule.begin(self._source())
+        if self._stream is None:
+            stream = Stream(self._plan(), epoch)
+        else:
+            stream = self._stream
+            stream.begin_epoch(epoch)
+        iterator: Iterator[Any] = stream
+        if self.persistent_workers:
+            self._stream = stream
+            iterator = EpochIterator(stream)
+        self._schedule.watch(iterator)
+        return iterator
+
+    def _plan(self) -> Plan:
         recipe = Recipe(
             dataset=self.dataset,
             is_iterable=self._is_iterable,
@@ -131,11 +156,14 @@ class Loader(Generic[SampleT]):
             collate_fn=self.collate_fn,
             drop_last=self.drop_last,
             worker_init_fn=self.worker_init_fn,
+            seed=self.seed,
+            batch_size=self.batch_size,
+            rank=self._rank.rank,
+            world_size=self._rank.world_size,
         )
-        plan = Plan(
+        return Plan(
             recipe=recipe,
-            draw=self._epochs,
-            base_seed=int(entropy.generate_state(1, np.uint64)[0] >> np.uint64(1)),
+            base_seed=worker_base_seed(self.seed),
             num_workers=self.num_workers,
             prefetch_factor=self.prefetch_factor or 2,
             in_order=self.in_order,
@@ -143,10 +171,65 @@ class Loader(Generic[SampleT]):
             keep_workers=self.persistent_workers,
             context=self.multiprocessing_context,
         )
-        stream = Stream(plan)
-        if self.persistent_workers:
-            self._stream = stream
-        return stream
+
+    def _source(self) -> IndexSource:
+        if self._is_iterable:
+            return StreamSource(
+                self.batch_size,
+                drop_last=self.drop_last,
+                num_workers=self.num_workers,
+                world_size=self._rank.world_size,
+            )
+        return SeededIndices(self.sampler, self.batch_sampler, self.seed)
+
+    @property
+    def epoch(self) -> int:
+        """Number of the epoch that is under way; between two, of the next one."""
+        return self._schedule.epoch
+
+    def set_epoch(self, epoch: int) -> None:
+        """Choose the epoch that the next `iter()` begins; otherwise it advances by itself.
+
+        It decides the order and every sample's random numbers, also with persistent workers. The
+        samplers and the dataset are told, if they have a method `set_epoch`.
+
+        Raises:
+            ConfigError: a negative epoch.
+            TypeError: an epoch that is no integer.
+        """
+        self._schedule.set_epoch(epoch)
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return where the training loop is: the epoch, and the batches it has been given.
+
+        Batches that workers have made ahead do not count. The state is JSON-able, below 1 KB for
+        any dataset (an iterable dataset's own state comes on top), and has to be the same on all
+        ranks but for iterable datasets.
+
+        Example:
+            >>> loader = Loader([1.0, 2.0, 3.0, 4.0], batch_size=2)
+            >>> batches = iter(loader)
+            >>> first = next(batches)
+            >>> state = loader.state_dict()
+            >>> again = Loader([1.0, 2.0, 3.0, 4.0], batch_size=2)
+            >>> again.load_state_dict(state)
+            >>> [batch.tolist() for batch in again]
+            [[3.0, 4.0]]
+        """
+        return self._schedule.state_dict(self._source(), length_of(self.dataset))
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Let the next `iter()` go on exactly where `state` was saved.
+
+        No sample that was given before is read again. Workers, backends and the number of ranks may
+        have changed since; what decides the order may not.
+
+        Raises:
+            StateError: an iterator is running, or the state was saved with other data, batch
+                size, sampler or seed; the message says what differs.
+        """
+        self._schedule.load_state_dict(state, self._source(), length_of(self.dataset))
+        warn_of_replay(self.dataset, state)
 
     def __len__(self) -> int:
         """Batches of an epoch.
@@ -161,37 +244,6 @@ class Loader(Generic[SampleT]):
             return len(self.dataset)
         full, rest = divmod(len(self.dataset), self.batch_size)
         return full + (rest > 0 and not self.drop_last)
-
-
-class _Epochs:
-    """Begins one epoch of a sampler after the other.
-
-    Apart from the loader: a persistent stream and its loader must not keep each other alive.
-    """
-
-    def __init__(self, sampler: Any, batch_sampler: Any) -> None:  # noqa: ANN401 - any iterables
-        self._sampler = sampler
-        self._batch_sampler = batch_sampler
-        self.next_epoch = 0
-
-    def __call__(self) -> Iterator[object]:
-        for part in (self._sampler, self._batch_sampler):
-            if part is not None and hasattr(part, "set_epoch"):
-                part.set_epoch(self.next_epoch)
-        self.next_epoch += 1
-        sampler = self._sampler if self._batch_sampler is None else self._batch_sampler
-        if hasattr(sampler, "index_batches"):
-            batches: Iterator[object] = sampler.index_batches()
-            return batches
-        return map(as_given, iter(sampler))
-
-
-class _Endless:
-    """Indices of an iterable dataset: only their number per batch counts."""
-
-    def __iter__(self) -> Iterator[None]:
-        while True:
-            yield None
 
 
 def check_workers(

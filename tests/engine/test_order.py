@@ -28,15 +28,18 @@ from penstock.engine.order import (
 class World:
     """Workers, a sampler and a user around one Order; `choose` decides who moves next."""
 
-    def __init__(self, choose, *, num_workers, lookahead, in_order, num_steps, shares=None):
+    def __init__(
+        self, choose, *, num_workers, lookahead, in_order, num_steps, shares=None, **beginning
+    ):
         self.choose = choose
-        self.order = Order(num_workers, lookahead, in_order=in_order)
+        self.order = Order(num_workers, lookahead, in_order=in_order, **beginning)
         self.lookahead = lookahead
         self.to_draw = deque(range(num_steps)) if num_steps is not None else None
         self.num_drawn = 0
         self.queues = [deque() for _ in range(num_workers)]
         self.shares = list(shares) if shares is not None else None  # batches each worker can make
         self.submitted = {}  # step -> (worker, indices)
+        self.loads = {}  # step -> tasks that each worker had when it was submitted
         self.delivered = []
         self.finished = False
         self.failed = None
@@ -53,8 +56,10 @@ class World:
                 case Submit(worker_id, step, indices):
                     assert step not in self.submitted
                     self.submitted[step] = (worker_id, indices)
+                    self.loads[step] = [len(queue) for queue in self.queues]
                     self.queues[worker_id].append(step)
-                case Deliver(step, outcome):
+                case Deliver(step, worker_id, outcome):
+                    assert worker_id == self.submitted[step][0]
                     assert self.is_waiting, "delivered without a request"
                     self.is_waiting = False
                     self.delivered.append((step, outcome))
@@ -145,6 +150,57 @@ def test_every_step_is_delivered_once_and_in_order_whatever_happens_when(
     if in_order:
         assert steps == list(range(num_steps))
     assert world.order.num_pending == 0
+
+
+@given(
+    data=st.data(),
+    first=st.integers(0, 10),
+    rest=st.integers(0, 20),
+    any_worker=st.booleans(),
+    **worlds,
+)
+def test_an_epoch_that_is_resumed_makes_the_steps_that_were_not_given_and_no_other(
+    data, first, rest, any_worker, num_workers, prefetch, in_order
+):
+    steps = range(first, first + rest)
+    skipped = data.draw(st.sets(st.sampled_from(steps))) if rest else set()
+    world = World(
+        lambda movers: data.draw(st.sampled_from(movers)),
+        num_workers=num_workers,
+        lookahead=data.draw(st.sampled_from([num_workers * prefetch, 0]))
+        if num_workers == 1
+        else num_workers * prefetch,
+        in_order=in_order,
+        num_steps=rest,
+        any_worker=any_worker,
+        first_step=first,
+        first_worker=first % num_workers,
+        skipped=skipped,
+    )
+    world.run()
+    wanted = [step for step in steps if step not in skipped]
+    delivered = [step for step, _ in world.delivered]
+    assert (delivered if in_order else sorted(delivered)) == wanted
+    # Indices are counted from 0 here: those of step s are number s - first.
+    assert all(indices == step - first for step, (_, indices) in world.submitted.items())
+
+
+@given(data=st.data(), num_steps=st.integers(0, 40), **worlds)
+def test_where_any_worker_will_do_the_one_with_the_least_to_do_gets_the_step(
+    data, num_steps, num_workers, prefetch, in_order
+):
+    world = World(
+        lambda movers: data.draw(st.sampled_from(movers)),
+        num_workers=num_workers,
+        lookahead=num_workers * prefetch,
+        in_order=in_order,
+        num_steps=num_steps,
+        any_worker=True,
+    )
+    world.run()
+    for step, (worker_id, _) in world.submitted.items():
+        assert world.loads[step][worker_id] == min(world.loads[step])
+    assert sorted(step for step, _ in world.delivered) == list(range(num_steps))
 
 
 @given(num_steps=st.integers(0, 10))

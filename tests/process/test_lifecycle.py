@@ -137,7 +137,9 @@ def test_ten_thousand_batches_grow_nothing():
             assert {k: v for k, v in now.items() if k != "mappings"} == {
                 k: v for k, v in before.items() if k != "mappings"
             }
-            assert now["mappings"] <= 2 * (2 + 2)  # prefetch_factor + 2 free slots per worker
+            # prefetch_factor + 2 free slots per worker; and all that is under way may be with the
+            # faster of the two, whose free ones are then fewer only after its next task.
+            assert now["mappings"] <= 2 * (2 + 2) + 2 * 2
     assert step == 9999
     del stream, batch
     after = resources()
@@ -178,7 +180,7 @@ def test_persistent_workers_are_the_same_processes_in_every_epoch():
     pids = set()
     for _ in range(3):
         stream = iter(loader)
-        pids.add(tuple(process.pid for process in stream.backend.processes))
+        pids.add(tuple(process.pid for process in loader._stream.backend.processes))
         assert len(list(stream)) == 16
     assert len(pids) == 1
     stream.close()
@@ -340,10 +342,11 @@ def test_a_death_that_nobody_asked_about_does_not_hang_the_next_epoch():
     loader = Loader(Rows(), batch_size=4, num_workers=2, persistent_workers=True)
     stream = iter(loader)
     next(stream)
-    process = stream.backend.processes[1]
+    backend = loader._stream.backend
+    process = backend.processes[1]
     os.kill(process.pid, signal.SIGKILL)
     process.join()
-    stream.backend.events(0.0)  # the backend hears of it, the epoch is broken off before it matters
+    backend.events(0.0)  # the backend hears of it, the epoch is broken off before it matters
     assert len(list(loader)) == 16
     loader._stream.close()
 

@@ -30,6 +30,7 @@ from penstock.errors import WorkerDied, WorkerTimeout
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
+    from penstock.engine.epoch import Epoch
     from penstock.engine.plan import Plan
 
 __all__ = ["Stream"]
@@ -42,32 +43,20 @@ class Stream:
         One thread at a time. A forked copy gives no batches and stops no workers.
     """
 
-    def __init__(self, plan: Plan, backend: Backend | None = None) -> None:
+    def __init__(self, plan: Plan, epoch: Epoch) -> None:
         """Start the workers and give them their first tasks.
 
         Args:
             plan: What to do.
-            backend: Who does it, not yet started; by default what `plan` asks for.
+            epoch: The first epoch, or the rest of one.
         """
         self._plan = plan
-        self._epoch = 0
         self._is_open = False
-        self._backend = open_backend(plan) if backend is None else backend
-        self._backend.start()
-        self._is_open = True
-        with self._closed_on_error():
-            self._begin()
+        self._backend: Backend
+        self.begin_epoch(epoch)
 
-    def _begin(self) -> None:
-        plan = self._plan
-        self._indices: Iterator[object] = plan.draw()
-        self._order = Order(max(plan.num_workers, 1), plan.lookahead, in_order=plan.in_order)
-        self._is_over = False
-        self._carry_out(self._order.start())
-
-    def begin_epoch(self) -> None:
-        """Begin the next epoch with the same workers; what is left of the last one is dropped."""
-        self._epoch += 1
+    def begin_epoch(self, epoch: Epoch) -> None:
+        """Begin an epoch with the same workers; what is left of the last one is dropped."""
         if self._is_open and not self._backend.is_whole:
             self.close()  # a worker died after the last batch that was asked for
         if not self._is_open:
@@ -75,8 +64,26 @@ class Stream:
             self._backend.start()
             self._is_open = True
         with self._closed_on_error():
-            self._backend.begin_epoch(self._epoch)
-            self._begin()
+            self._backend.begin_epoch(epoch)
+            self._begin(epoch)
+
+    def _begin(self, epoch: Epoch) -> None:
+        plan, progress = self._plan, epoch.progress
+        self._epoch = epoch
+        self._is_over = False
+        self._indices: Iterator[object] = epoch.indices
+        num_workers = max(plan.num_workers, 1)
+        is_iterable = plan.recipe.is_iterable
+        self._order = Order(
+            num_workers,
+            plan.lookahead,
+            in_order=plan.in_order,
+            any_worker=plan.is_worker_free,
+            first_step=progress.num_steps,
+            first_worker=(progress.turn if is_iterable else progress.num_steps) % num_workers,
+            skipped=progress.ahead,
+        )
+        self._carry_out(self._order.start())
 
     @contextlib.contextmanager
     def _closed_on_error(self) -> Iterator[None]:
@@ -90,6 +97,11 @@ class Stream:
         except BaseException:
             self.close()
             raise
+
+    @property
+    def epoch(self) -> Epoch:
+        """The epoch that was begun last."""
+        return self._epoch
 
     @property
     def backend(self) -> Backend:
@@ -122,16 +134,27 @@ class Stream:
             self.close()
             raise
         if isinstance(answer, Deliver):
-            outcome: Outcome = answer.outcome
-            return outcome.result()
+            return self._give(answer)
         self._is_over = True
         if isinstance(answer, Fail):
             message = self._death_message(answer)
             self.close()
             raise WorkerDied(message)
+        self._epoch.progress.is_over = True
         if not self._plan.keep_workers:
             self.close()
         raise StopIteration
+
+    def _give(self, delivery: Deliver) -> Any:  # noqa: ANN401 - any batch tree
+        outcome: Outcome = delivery.outcome
+        batch = outcome.result()
+        progress = self._epoch.progress
+        if outcome.share is None:
+            progress.give(delivery.step, in_order=self._plan.in_order)
+        else:
+            workers = max(self._plan.num_workers, 1)
+            progress.give_share(delivery.worker_id, outcome.share, workers)
+        return batch
 
     def _wait(self) -> Deliver | Finish | Fail | None:
         timeout_s = self._plan.timeout_s or None
@@ -169,7 +192,7 @@ class Stream:
     def _death_message(self, failure: Fail) -> str:
         steps = self._order.steps_of(failure.worker_id)
         held = f" while it held steps {steps}" if steps else ""
-        return f"{failure.reason}{held} of epoch {self._epoch}. {failure.advice}"
+        return f"{failure.reason}{held} of epoch {self._epoch.number}. {failure.advice}"
 
     def close(self) -> None:
         """Stop the workers; a second call does nothing. Batches that were given out stay valid."""

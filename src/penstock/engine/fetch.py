@@ -3,20 +3,26 @@
 
 from __future__ import annotations
 
+import contextlib
+import hashlib
 import importlib
+import pickle
 import sys
 from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
 
 from penstock.collate import Collator, MixedTypes
-from penstock.data.dataset import batch_reader
-from penstock.engine.plan import AsGiven
+from penstock.data.dataset import batch_reader, is_drawless, reads_together
+from penstock.engine.epoch import Share
+from penstock.engine.plan import AsGiven, Placed
 from penstock.errors import CollateError
+from penstock.randomness.samples import SampleStreams
 from penstock.transport.packing import AsTensor
+from penstock.worker_info import ShareInfo, set_share
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable, Iterator, Sequence
 
     from penstock.data.dataset import BatchReader, Empty
     from penstock.engine.plan import Recipe
@@ -41,21 +47,101 @@ class Fetcher:
         One thread.
     """
 
-    def __init__(self, recipe: Recipe, empty: Empty) -> None:
+    def __init__(
+        self,
+        recipe: Recipe,
+        empty: Empty,
+        *,
+        epoch: int = 0,
+        is_announced: bool = False,
+        worker_id: int = 0,
+        num_workers: int = 1,
+        share: Share | None = None,
+        isolated: bool = False,
+    ) -> None:
         """Begin an epoch: an iterable dataset's iterator is made here.
 
         Args:
             recipe: How a task becomes a batch.
             empty: Gives memory for the arrays of the batch under way.
+            epoch: Its number, which decides the random numbers if the recipe has a seed.
+            is_announced: Whether the dataset is told the number.
+            worker_id: Whose share of an iterable dataset this is.
+            num_workers: Of how many.
+            share: Where to go on in that share; None begins it.
+            isolated: Whether the global generators are the user's, and are to be put back.
         """
         self._recipe = recipe
         self._empty = empty
         self._collators: dict[bool, DefaultCollate] = {}
-        self._iterator = iter(recipe.dataset) if recipe.is_iterable else None
-        self._ended = False
+        self._worker_id = worker_id
+        self._num_workers = num_workers
+        self._isolated = isolated
         self._read_batch = None
         if recipe.is_batched and not recipe.is_iterable and recipe.collate_fn is None:
             self._read_batch = batch_reader(recipe.dataset)
+        if is_announced and callable(set_epoch := getattr(recipe.dataset, "set_epoch", None)):
+            set_epoch(epoch)
+        self._streams = None
+        if recipe.seed is not None and not (self._read_batch and is_drawless(recipe.dataset)):
+            self._streams = SampleStreams(recipe.seed, epoch)
+        self._iterator: Iterator[Any] | None = None
+        self._num_batches = 0  # of this share of an iterable
+        self._ended = False
+        self.first_sample_digest: bytes | None = None
+        self._share_info = ShareInfo(
+            worker_id, num_workers, recipe.batch_size, recipe.rank, recipe.world_size
+        )
+        if recipe.is_iterable:
+            with self._scope():
+                self._start_share(share or Share())
+
+    @contextlib.contextmanager
+    def _scope(self) -> Iterator[None]:
+        """What the user's code sees of us while it runs: its share, and its random streams."""
+        outer = set_share(self._share_info)
+        try:
+            if self._streams is None:
+                yield
+            else:
+                with self._streams.active(isolated=self._isolated):
+                    yield
+        finally:
+            set_share(outer)
+
+    def _start_share(self, share: Share) -> None:
+        """Begin the iterable, or bring it to where it was."""
+        dataset = self._recipe.dataset
+        if share.has_ended:  # its state is that of an end, which nobody would take it from
+            self._num_batches, self._ended, self._iterator = share.num_batches, True, iter(())
+            return
+        if share.state is not None:
+            dataset.load_state_dict(share.state)
+            self._num_batches = share.num_batches
+        if self._streams is not None:
+            self._streams.begin_iterator(has_begun=False)
+        self._iterator = iter(dataset)
+        if share.state is None:
+            self._replay(share.num_batches)
+
+    def _replay(self, num_batches: int) -> None:
+        """Take the samples of batches that were given before, under the same random numbers."""
+        for _ in range(num_batches):
+            try:
+                self._next_samples([None] * (self._recipe.batch_size or 1))
+            except StopIteration:
+                self._ended = True
+                return
+            self._num_batches += 1
+
+    def share(self) -> Share | None:
+        """Return how far this share of an iterable dataset is; None for a map-style one."""
+        if self._iterator is None:
+            return None
+        take_state = getattr(self._recipe.dataset, "state_dict", None)
+        restores = callable(getattr(self._recipe.dataset, "load_state_dict", None))
+        state = take_state() if callable(take_state) and restores else None
+        return Share(self._num_batches, state, self._ended)
 
     def fetch(self, indices: Any) -> Any:  # noqa: ANN401
         """Return the batch of `indices`: a list, an int64 array, or what the sampler gave.
@@ -65,14 +151,32 @@ class Fetcher:
             Exception: whatever the dataset or the collate function raises, with a note naming the
                 sample.
         """
+        position, stride = 0, 1
+        if isinstance(indices, Placed):
+            indices, position, stride = indices
+        if self._streams is None and self._iterator is None:
+            return self._fetch(indices, position, stride)
+        with self._scope():
+            return self._fetch(indices, position, stride)
+
+    def _fetch(self, indices: Any, position: int, stride: int) -> Any:  # noqa: ANN401
         is_our_array = isinstance(indices, np.ndarray)
         if isinstance(indices, AsGiven):
             indices = indices.indices
         if self._read_batch is not None and _are_ints(array := np.asarray(indices)):
+            if self._streams is not None:
+                self._streams.begin_batch(position, stride, len(array))
             return self._read_at_once(self._read_batch, array.astype(np.int64, copy=False))
         if is_our_array:
             indices = indices.tolist()
-        samples = self._next_samples(indices) if self._iterator is not None else self._read(indices)
+        if self._iterator is not None:
+            position = self._position_in_share(len(indices) if self._recipe.is_batched else 1, 0)
+            samples = self._next_samples(indices)
+            self._num_batches += 1
+        else:
+            samples = self._read(indices, position, stride)
+        if self._streams is not None and self._recipe.collate_fn is not None:
+            self._streams.begin_collate(position)
         try:
             return self._collate(samples)
         except Exception as error:
@@ -97,9 +201,11 @@ class Fetcher:
         # A dataset of the core gives arrays, also where the loader's batches are tensors.
         return batch if self._recipe.framework is None else self._collator().sample(batch)
 
-    def _read(self, indices: Any) -> Any:  # noqa: ANN401
+    def _read(self, indices: Any, position: int, stride: int) -> Any:  # noqa: ANN401
         dataset = self._recipe.dataset
-        if self._recipe.is_batched and getattr(dataset, "__getitems__", None):
+        if self._recipe.is_batched and self._reads_together(dataset):
+            if self._streams is not None:
+                self._streams.begin_batch(position, stride, len(indices))
             try:
                 return dataset.__getitems__(indices)
             except Exception as error:
@@ -107,30 +213,57 @@ class Fetcher:
                 raise
         samples = []
         index = None
+        begin = None if self._streams is None else self._streams.begin_sample
         try:
             for index in indices if self._recipe.is_batched else [indices]:
+                if begin is not None:
+                    begin(position)
+                    position += stride
                 samples.append(dataset[index])
         except Exception as error:
             error.add_note(f"while reading sample {index!r} of the dataset")
             raise
         return samples if self._recipe.is_batched else samples[0]
 
+    def _reads_together(self, dataset: Any) -> bool:  # noqa: ANN401
+        # With streams of its own, a sample is better read by itself where nothing is lost by it.
+        if self._streams is not None:
+            return reads_together(dataset)
+        return bool(getattr(dataset, "__getitems__", None))
+
     def _next_samples(self, indices: Any) -> Any:  # noqa: ANN401
-        assert self._iterator is not None
         if not self._recipe.is_batched:
-            return next(self._iterator)
+            return self._next_sample(1, 0)
         if self._ended:
             raise StopIteration
-        samples = []
-        for _ in indices:
+        samples: list[Any] = []
+        for k in range(len(indices)):
             try:
-                samples.append(next(self._iterator))
+                samples.append(self._next_sample(len(indices), k))
             except StopIteration:
                 self._ended = True
                 break
         if not samples or (self._recipe.drop_last and len(samples) < len(indices)):
             raise StopIteration
         return samples
+
+    def _next_sample(self, batch_size: int, k: int) -> Any:  # noqa: ANN401
+        assert self._iterator is not None
+        is_first = self._num_batches == 0 and k == 0
+        if self._streams is not None:
+            if is_first:
+                self._streams.begin_iterator(has_begun=True)
+            else:
+                self._streams.begin_sample(self._position_in_share(batch_size, k))
+        sample = next(self._iterator)
+        if is_first and self._num_workers > 1:
+            self.first_sample_digest = _digest(sample)
+        return sample
+
+    def _position_in_share(self, batch_size: int, k: int) -> int:
+        """The place that sample k of the next batch would have if all shares were equally long."""
+        step = self._num_batches * self._num_workers + self._worker_id
+        return (step * batch_size + k) * self._recipe.world_size + self._recipe.rank
 
     def _collate(self, samples: Any) -> Any:  # noqa: ANN401
         if self._recipe.collate_fn is not None:
@@ -166,3 +299,11 @@ class Fetcher:
 
 def _are_ints(indices: np.ndarray[Any, Any]) -> bool:
     return indices.ndim == 1 and indices.dtype.kind in "iu"
+
+
+def _digest(sample: object) -> bytes | None:
+    """Return what tells a sample from others; None for one that cannot be pickled."""
+    try:
+        return hashlib.blake2b(pickle.dumps(sample, protocol=5), digest_size=16).digest()
+    except Exception:  # whatever a user's class does; without a digest there is just no warning
+        return None

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """What the trainer and its process workers say to each other, and how an exception crosses.
 
-trainer -> worker    Setup (once, with the recipe's segment), BeginEpoch, Task
+trainer -> worker    the recipe's segment (once), then BeginEpoch, Task, Task …, BeginEpoch …
 worker  -> trainer   BatchMade, TaskFailed, ShareEnded
 """
 
@@ -13,6 +13,8 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from penstock.engine.epoch import Share
+from penstock.engine.plan import Placed
 from penstock.transport.arena import Extent
 from penstock.transport.packing import Packed
 
@@ -34,14 +36,15 @@ class Task(NamedTuple):
     """Make the batch of one step.
 
     Attributes:
-        epoch: Epoch it belongs to.
+        round: Which `BeginEpoch` it belongs to.
         step: Number of the batch in it.
-        indices: A 1-D int64 array of our samplers, which crosses as its bytes, or any object.
+        indices: A 1-D int64 array of our samplers, which crosses as its bytes, or any object; or
+            one of the two as `Placed`.
         freed: The worker's slots whose leases have ended.
         retired: Those of them that may not be used again.
     """
 
-    epoch: int
+    round: int
     step: int
     indices: object
     freed: tuple[int, ...]
@@ -49,19 +52,41 @@ class Task(NamedTuple):
 
 
 class BeginEpoch(NamedTuple):
-    """A new epoch: iterate the dataset anew. Tasks of the epoch before are finished first."""
+    """A new epoch: iterate the dataset anew. Tasks of the epoch before are finished first.
 
+    Attributes:
+        round: Counts the epochs of this worker. The user may begin the same epoch again.
+        epoch: Number of the epoch to the user.
+        is_announced: Whether the dataset is told that number.
+        share: Where to go on in the worker's share of an iterable dataset; None begins it.
+    """
+
+    round: int
     epoch: int
+    is_announced: bool
+    share: Share | None
 
 
 class BatchMade(NamedTuple):
-    """A batch lies ready. `new_slots` (number, bytes) come with one descriptor each."""
+    """A batch lies ready.
 
-    epoch: int
+    Attributes:
+        round: Of the task.
+        step: Of the task.
+        packed: The batch.
+        new_slots: (number, bytes) of slots that come with it, with one descriptor each.
+        retired_slots: Numbers of slots that are gone.
+        share: How far the worker is in its share of an iterable dataset.
+        first_sample: Digest of the first sample of that share, if this batch begins with it.
+    """
+
+    round: int
     step: int
     packed: Packed
     new_slots: tuple[tuple[int, int], ...]
     retired_slots: tuple[int, ...]
+    share: Share | None
+    first_sample: bytes | None
 
 
 class ExceptionReport(NamedTuple):
@@ -81,7 +106,7 @@ class ExceptionReport(NamedTuple):
 class TaskFailed(NamedTuple):
     """The user's code raised."""
 
-    epoch: int
+    round: int
     step: int
     report: ExceptionReport
 
@@ -89,7 +114,7 @@ class TaskFailed(NamedTuple):
 class ShareEnded(NamedTuple):
     """This worker's share of an iterable dataset ended before `step`."""
 
-    epoch: int
+    round: int
     step: int
 
 
@@ -107,18 +132,25 @@ def encode(message: Task | BeginEpoch | BatchMade | TaskFailed | ShareEnded) -> 
     """Return `message` as bytes; plain tuples, so that no class is looked up by name."""
     fields: tuple[Any, ...] = tuple(message)
     if isinstance(message, Task):
-        indices = message.indices
+        indices: Any = message.indices
+        where = None
+        if isinstance(indices, Placed):
+            indices, where = indices.indices, (indices.position, indices.stride)
         is_array = isinstance(indices, np.ndarray)
         if isinstance(indices, np.ndarray):
             indices = indices.tobytes()
-        fields = (message.epoch, message.step, indices, message.freed, message.retired, is_array)
+        fields = (*message[:2], indices, *message[3:], is_array, where)
     elif isinstance(message, BatchMade):
         packed = message.packed
         place = tuple(packed.pickle) if isinstance(packed.pickle, Extent) else packed.pickle
         buffers = tuple(map(tuple, packed.buffers))
-        fields = (message.epoch, message.step, place, buffers, packed.slots, *fields[3:])
+        share = None if message.share is None else tuple(message.share)
+        rest = (*message[3:5], share, message.first_sample)
+        fields = (*message[:2], place, buffers, packed.slots, *rest)
     elif isinstance(message, TaskFailed):
-        fields = (message.epoch, message.step, *message.report)
+        fields = (message.round, message.step, *message.report)
+    elif isinstance(message, BeginEpoch):
+        fields = (*message[:3], None if message.share is None else tuple(message.share))
     return pickle.dumps((_KINDS[type(message)], fields), protocol=5)
 
 
@@ -126,18 +158,27 @@ def decode(data: bytes) -> Any:  # noqa: ANN401 - one of the messages
     """Return the message again."""
     kind, fields = pickle.loads(data)
     if _TYPES[kind] is Task:
-        epoch, step, indices, freed, retired, is_array = fields
+        number, step, indices, freed, retired, is_array, where = fields
         if is_array:
             indices = np.frombuffer(indices, np.int64)
-        return Task(epoch, step, indices, freed, retired)
+        if where is not None:
+            indices = Placed(indices, *where)
+        return Task(number, step, indices, freed, retired)
     if _TYPES[kind] is BatchMade:
-        epoch, step, place, buffers, slots, new_slots, retired = fields
+        number, step, place, buffers, slots, new_slots, retired, share, first = fields
         message = place if isinstance(place, bytes) else Extent(*place)
         packed = Packed(message, tuple(Extent(*buffer) for buffer in buffers), slots)
-        return BatchMade(epoch, step, packed, new_slots, retired)
+        return BatchMade(number, step, packed, new_slots, retired, _share(share), first)
+    if _TYPES[kind] is BeginEpoch:
+        number, epoch, is_announced, share = fields
+        return BeginEpoch(number, epoch, is_announced, _share(share))
     if _TYPES[kind] is TaskFailed:
         return TaskFailed(fields[0], fields[1], ExceptionReport(*fields[2:]))
     return _TYPES[kind](*fields)
+
+
+def _share(fields: tuple[Any, ...] | None) -> Share | None:
+    return None if fields is None else Share(*fields)
 
 
 class WorkerTraceback(Exception):

@@ -17,8 +17,9 @@ Guarantees
     that owns it ran out of data or died.
     Steps go round the active workers in turn, whatever their speed. So which worker makes which
     batch, and hence what its generators draw, is the same in every run, and the same as torch's
-    loader does it. A new index is drawn per delivered batch, not earlier: a sampler that draws from
-    a shared generator sees the same moments as under torch.
+    loader does it. Only where nothing depends on the worker (`any_worker`) the one with the least
+    to do gets the next step. A new index is drawn per delivered batch, not earlier: a sampler that
+    draws from a shared generator sees the same moments as under torch.
     At most one request is open at a time.
 """
 
@@ -28,7 +29,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Collection
 
 __all__ = [
     "Decision",
@@ -104,9 +105,10 @@ class Submit(NamedTuple):
 
 
 class Deliver(NamedTuple):
-    """Give this outcome to the user: it answers the open request."""
+    """Give this outcome of this worker to the user: it answers the open request."""
 
     step: int
+    worker_id: int
     outcome: Any
 
 
@@ -131,25 +133,42 @@ _DRAW: Final = Draw()
 class Order:
     """The order of one epoch. The epoch's state is all in here; a new epoch takes a new object."""
 
-    def __init__(self, num_workers: int, lookahead: int, *, in_order: bool = True) -> None:
-        """Begin at step 0.
+    def __init__(
+        self,
+        num_workers: int,
+        lookahead: int,
+        *,
+        in_order: bool = True,
+        any_worker: bool = False,
+        first_step: int = 0,
+        first_worker: int = 0,
+        skipped: Collection[int] = (),
+    ) -> None:
+        """Begin an epoch, or go on in one.
 
         Args:
             num_workers: Workers that take tasks, at least 1.
             lookahead: Steps drawn before the first request. 0: each is drawn when it is asked for,
                 as a loader without workers does.
             in_order: Whether batches leave in the order of their steps, or as they come.
+            any_worker: Whether a step may go to whoever has the least to do.
+            first_step: Number of the first step to be drawn.
+            first_worker: Whose turn it is.
+            skipped: Later steps that are drawn but not made.
         """
         self._num_workers = num_workers
         self._lookahead = lookahead
         self._in_order = in_order
-        self._next_step = 0  # the step that the next indices become
-        self._next_worker = 0
-        self._head = 0  # every step before it is delivered or abandoned
+        self._any_worker = any_worker
+        self._skipped = frozenset(skipped)
+        self._next_step = first_step  # the step that the next indices become
+        self._next_worker = first_worker
+        self._head = first_step  # every step before it is delivered or abandoned
         self._owner: dict[int, int] = {}  # step -> worker, for steps that are not delivered
         self._done: dict[int, object] = {}  # step -> outcome, in order of arrival
         self._active = [True] * num_workers
         self._load = [0] * num_workers  # steps submitted to each worker and not delivered
+        self._unanswered = [0] * num_workers  # … and not answered
         self._drained = False
         self._requested = False
         self._failure: Fail | None = None
@@ -174,6 +193,7 @@ class Order:
         return _HANDLERS[type(event)](self, event)
 
     def _on_done(self, event: TaskDone) -> list[Decision]:
+        self._unanswered[event.worker_id] -= 1
         if event.step in self._owner:  # else: abandoned, its worker was said to have no more
             self._done[event.step] = event.outcome
         return self._answer()
@@ -185,6 +205,9 @@ class Order:
         return self._answer()
 
     def _on_indices(self, event: IndicesDrawn) -> list[Decision]:
+        if self._next_step in self._skipped:
+            self._next_step += 1
+            return [_DRAW]
         return [self._assign(event.indices), *self._answer()]
 
     def _on_no_indices(self, _: IndicesExhausted) -> list[Decision]:
@@ -212,9 +235,12 @@ class Order:
         self._next_step += 1
         self._owner[step] = worker_id
         self._load[worker_id] += 1
+        self._unanswered[worker_id] += 1
         return Submit(worker_id, step, indices)
 
     def _worker_in_turn(self) -> int:
+        if self._any_worker:
+            return min(range(self._num_workers), key=self._unanswered.__getitem__)
         for _ in range(self._num_workers):
             worker_id = self._next_worker
             self._next_worker = (worker_id + 1) % self._num_workers
@@ -235,8 +261,9 @@ class Order:
         step = self._deliverable()
         if step is not None:
             self._requested = False
-            self._load[self._owner.pop(step)] -= 1
-            return [*self._draw(), Deliver(step, self._done.pop(step))]
+            worker_id = self._owner.pop(step)
+            self._load[worker_id] -= 1
+            return [*self._draw(), Deliver(step, worker_id, self._done.pop(step))]
         if self._failure is not None:
             return [self._failure]
         if self._head >= self._next_step:

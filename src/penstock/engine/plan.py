@@ -9,10 +9,10 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable
     from multiprocessing.context import BaseContext
 
-__all__ = ["AsGiven", "Framework", "Plan", "Recipe", "as_given"]
+__all__ = ["AsGiven", "Framework", "Placed", "Plan", "Recipe", "as_given"]
 
 
 class AsGiven(NamedTuple):
@@ -27,6 +27,20 @@ class AsGiven(NamedTuple):
 def as_given(indices: object) -> object:
     """Return what a sampler that is not ours yielded, marked if it is an array."""
     return AsGiven(indices) if isinstance(indices, np.ndarray) else indices
+
+
+class Placed(NamedTuple):
+    """Indices of a seeded epoch, and where they stand in its global order.
+
+    Attributes:
+        indices: As they are drawn otherwise.
+        position: Place of the first, counted over all ranks.
+        stride: From each to the next.
+    """
+
+    indices: object
+    position: int
+    stride: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,6 +71,11 @@ class Recipe:
         drop_last: Whether an iterable's last, shorter batch is left out.
         worker_init_fn: Called with the worker's id before its first task.
         framework: Whose tensors the default collate makes; None makes numpy arrays.
+        seed: Every sample's random numbers are decided by it, the epoch, and the sample's place;
+            None leaves the generators as the worker was seeded.
+        batch_size: Samples per batch of an iterable; None where not `is_batched`.
+        rank: Which of the ranks that share an iterable this one is.
+        world_size: Number of those ranks.
     """
 
     dataset: Any
@@ -66,16 +85,18 @@ class Recipe:
     drop_last: bool = False
     worker_init_fn: Callable[[int], object] | None = None
     framework: Framework | None = None
+    seed: int | None = None
+    batch_size: int | None = None
+    rank: int = 0
+    world_size: int = 1
 
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """One iterator's work.
+    """One iterator's work, epoch after epoch.
 
     Attributes:
         recipe: How a task becomes a batch.
-        draw: Begins an epoch: an iterator over the indices of one step after the other, each a
-            1-D int64 array, or whatever the user's sampler yields (arrays as `AsGiven`).
         base_seed: Worker w seeds its global generators with `base_seed + w`.
         num_workers: 0 works in the caller's process.
         prefetch_factor: Batches under way per worker.
@@ -86,7 +107,6 @@ class Plan:
     """
 
     recipe: Recipe
-    draw: Callable[[], Iterator[object]]
     base_seed: int
     num_workers: int = 0
     prefetch_factor: int = 2
@@ -99,3 +119,8 @@ class Plan:
     def lookahead(self) -> int:
         """Steps under way at a time, over all workers."""
         return self.num_workers * self.prefetch_factor
+
+    @property
+    def is_worker_free(self) -> bool:
+        """Whether it shows nowhere which worker makes a batch."""
+        return self.recipe.seed is not None and not self.recipe.is_iterable

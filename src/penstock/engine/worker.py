@@ -35,6 +35,8 @@ from penstock.engine.messages import (
 )
 from penstock.imports import when_imported
 from penstock.randomness.generators import seed_worker
+from penstock.randomness.keys import Purpose, seed_sequence
+from penstock.randomness.samples import forget_streams, seed_fallback, seed_torch_for_sample
 from penstock.transport.arena import SlotPool, SlotWriter
 from penstock.transport.channel import Channel
 from penstock.transport.packing import pack
@@ -115,18 +117,19 @@ class _Worker:
         self._recipe = recipe
         self._fetcher: Fetcher | None = None
         self._failure: ExceptionReport | None = None  # of setting up: the answer to every task
+        self._is_set_up = True
         self._share_ended = False
 
     def run(self) -> None:
         try:
             self._set_up()
-            self._fetcher = self._make_fetcher()
         except Exception as error:
             self._failure = report_exception(error)
+            self._is_set_up = False
         while True:
             message = decode(self._next_frame().data)
             if isinstance(message, BeginEpoch):
-                self._begin_epoch()
+                self._begin_epoch(message)
             else:
                 self._pool.release(message.freed)
                 self._pool.retire(message.retired)
@@ -140,7 +143,9 @@ class _Worker:
         identity = self._identity
         if self._recipe is None:
             self._recipe = load_shared(self._next_frame().fds[0])
+        forget_streams()
         seed_worker(identity.base_seed, identity.worker_id)
+        seed_fallback(seed_sequence(identity.base_seed, Purpose.WORKERS, identity.worker_id))
         info = WorkerInfo(
             id=identity.worker_id,
             num_workers=identity.num_workers,
@@ -150,23 +155,31 @@ class _Worker:
         set_worker_info(info)
         framework = self._recipe.framework
         if framework is not None:
-            when_imported(
-                framework.root,
-                lambda: importlib.import_module(framework.adapter).prepare_worker(info),
-            )
+
+            def prepare() -> None:
+                importlib.import_module(framework.adapter).prepare_worker(info)
+                seed_torch_for_sample()
+
+            when_imported(framework.root, prepare)
         if self._recipe.worker_init_fn is not None:
             self._recipe.worker_init_fn(identity.worker_id)
 
-    def _make_fetcher(self) -> Fetcher:
-        assert self._recipe is not None
-        return Fetcher(self._recipe, self._writer.empty)
-
-    def _begin_epoch(self) -> None:
+    def _begin_epoch(self, message: BeginEpoch) -> None:
         self._share_ended = False
-        if self._recipe is None or (self._fetcher is None and self._failure is not None):
-            return  # setting up failed for good
+        if not self._is_set_up:
+            return
+        assert self._recipe is not None
+        self._fetcher = None  # an iterator of the epoch before ends before the next begins
         try:
-            self._fetcher = self._make_fetcher()
+            self._fetcher = Fetcher(
+                self._recipe,
+                self._writer.empty,
+                epoch=message.epoch,
+                is_announced=message.is_announced,
+                worker_id=self._identity.worker_id,
+                num_workers=self._identity.num_workers,
+                share=message.share,
+            )
             self._failure = None
         except Exception as error:
             self._failure = report_exception(error)
@@ -182,17 +195,19 @@ class _Worker:
         if self._share_ended:
             return  # the trainer knows that no answer comes
         if self._failure is not None:
-            self._channel.send(encode(TaskFailed(task.epoch, task.step, self._failure)))
+            self._channel.send(encode(TaskFailed(task.round, task.step, self._failure)))
             return
         assert self._fetcher is not None
         assert self._recipe is not None
         try:
             packed = pack(self._fetcher.fetch(task.indices), self._writer)
+            share = self._fetcher.share()
+            first, self._fetcher.first_sample_digest = self._fetcher.first_sample_digest, None
         except StopIteration as error:
             self._writer.abandon()
             if self._recipe.is_iterable:
                 self._share_ended = True
-                self._channel.send(encode(ShareEnded(task.epoch, task.step)))
+                self._channel.send(encode(ShareEnded(task.round, task.step)))
             else:
                 self._send_failure(task, error)
         except Exception as error:
@@ -201,11 +216,13 @@ class _Worker:
         else:
             new = self._pool.take_new()
             message = BatchMade(
-                task.epoch,
+                task.round,
                 task.step,
                 packed,
                 tuple((slot.slot, slot.size_bytes) for slot in new),
                 tuple(self._pool.take_retired()),
+                share,
+                first,
             )
             self._channel.send(encode(message), [slot.fd for slot in new])
             for slot in new:
@@ -214,7 +231,7 @@ class _Worker:
     def _send_failure(self, task: Task, error: Exception) -> None:
         report = report_exception(error)
         error.__traceback__ = None  # its frames hold the samples, and whatever else was at hand
-        self._channel.send(encode(TaskFailed(task.epoch, task.step, report)))
+        self._channel.send(encode(TaskFailed(task.round, task.step, report)))
 
 
 if sys.platform == "win32":

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from penstock.data.dataset import Dataset, IterableDataset
+from penstock.engine.epoch import Epoch
 from penstock.engine.order import TaskDone, WorkerDied, WorkerExhausted
 from penstock.engine.plan import Plan, Recipe
 
@@ -80,9 +81,10 @@ class BackendContract:
     def started(self, dataset: object, **options: Any) -> Backend:  # noqa: ANN401
         """Return a started backend that batches `dataset`."""
         recipe = Recipe(dataset, isinstance(dataset, IterableDataset), is_batched=True, **options)
-        plan = Plan(recipe, draw=lambda: iter(()), base_seed=0, num_workers=self.workers_of_plan())
+        plan = Plan(recipe, base_seed=0, num_workers=self.workers_of_plan())
         backend = self.open(plan)
         backend.start()
+        backend.begin_epoch(Epoch(0, iter(())))
         return backend
 
     def workers_of_plan(self) -> int:
@@ -146,7 +148,7 @@ class BackendContract:
         backend = self.started(Countdown(1))
         for epoch in range(3):
             if epoch:
-                backend.begin_epoch(epoch)
+                backend.begin_epoch(Epoch(epoch, iter(())))
             assert isinstance(self.run_one(backend, 0, 0, [None]), TaskDone)
             assert isinstance(self.run_one(backend, 0, 1, [None]), WorkerExhausted)
         backend.close()

@@ -13,15 +13,30 @@ from torch.utils.data import _utils as torch_data
 from torch.utils.data import default_collate, default_convert
 
 from penstock.engine.delivery import Stream
-from penstock.engine.plan import Framework, Plan, Recipe, as_given
+from penstock.engine.plan import Framework, Plan, Recipe
+from penstock.errors import ConfigError
 from penstock.loader import check_workers
-from penstock.torch.samplers import index_batches
+from penstock.ranks import current_rank
+from penstock.schedule import (
+    EpochIterator,
+    Schedule,
+    SeededIndices,
+    StreamSource,
+    length_of,
+    warn_of_replay,
+    worker_base_seed,
+)
+from penstock.torch.draws import UnseededIndices
+from penstock.torch.samplers import seeded_sampler
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator
+    from collections.abc import Callable, Iterable, Iterator, Mapping
     from multiprocessing.context import BaseContext
 
     from torch.utils.data import Dataset, Sampler
+
+    from penstock.engine.epoch import Epoch
+    from penstock.schedule import IndexSource
 
 __all__ = ["DataLoader"]
 
@@ -66,6 +81,8 @@ class DataLoader(torch.utils.data.DataLoader[T_co]):
         persistent_workers: Keep the workers after an epoch.
         pin_memory_device: Deprecated in torch, without effect.
         in_order: Whether batches come in the order of the sampler, or as they are ready.
+        seed: Decides every epoch's order and all random numbers of its samples, whatever the number
+            of workers; see `penstock.sample_rng`. None: torch's own semantics.
 
     Raises:
         ValueError: an argument is out of its range or contradicts another
@@ -105,8 +122,17 @@ class DataLoader(torch.utils.data.DataLoader[T_co]):
         persistent_workers: bool = False,
         pin_memory_device: str = "",
         in_order: bool = True,
+        seed: int | None = None,
     ) -> None:
         """Check the arguments; nothing is started before iteration."""
+        if seed is not None and generator is not None:
+            raise ConfigError(
+                f"seed decides all that a generator would: give one of the two, not seed={seed} "
+                f"and generator={generator}"
+            )
+        self._schedule = Schedule(seed)
+        self._seeded: tuple[tuple[Any, Any], SeededIndices] | None = None  # and whose they are
+        self.seed = seed
         check_workers(num_workers, timeout, prefetch_factor, persistent_workers=persistent_workers)
         super().__init__(
             dataset,
@@ -128,6 +154,95 @@ class DataLoader(torch.utils.data.DataLoader[T_co]):
             in_order=in_order,
         )
 
+    def __iter__(self) -> Any:  # noqa: ANN401 - torch's return type is its private one
+        """Begin the next epoch: starts the workers, or sets the persistent ones to work again."""
+        iterator: Any = super().__iter__()
+        if self.seed is None or iterator is not self._iterator:
+            return iterator
+        # Persistent workers' iterator lives on. The user gets one that ends with the epoch, so that
+        # it can be told whether anybody is iterating.
+        iterator = EpochIterator(iterator)
+        self._schedule.watch(iterator)
+        return iterator
+
+    @property
+    def epoch(self) -> int:
+        """Number of the epoch that is under way; between two, of the next one."""
+        return self._schedule.epoch
+
+    def set_epoch(self, epoch: int) -> None:
+        """Choose the epoch that the next `iter()` begins; otherwise it advances by itself.
+
+        It reaches the sampler, the batch sampler, and the dataset in every worker, persistent ones
+        too, if they have a method `set_epoch`. With `seed=` it decides the order and every sample's
+        random numbers.
+
+        Raises:
+            ConfigError: a negative epoch.
+            TypeError: an epoch that is no integer.
+        """
+        self._schedule.set_epoch(epoch)
+        inner = getattr(self.batch_sampler, "sampler", None)
+        for part in (self.sampler, self.batch_sampler, inner):
+            if callable(set_part := getattr(part, "set_epoch", None)):
+                set_part(epoch)
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return where the training loop is: the epoch, and the batches it has been given.
+
+        Batches that workers have made ahead do not count. With `seed=` the state is below 1 KB for
+        any dataset (an iterable dataset's own state comes on top). Without, it holds what the
+        epoch's order was drawn with: one number for `shuffle=True`, up to 10 KB for generators.
+
+        Returns:
+            What `json.dumps` takes.
+
+        Example:
+            >>> data = torch.utils.data.TensorDataset(torch.arange(5.0))
+            >>> loader = DataLoader(data, batch_size=2, shuffle=True, seed=7)
+            >>> batches = iter(loader)
+            >>> first = next(batches)
+            >>> state = loader.state_dict()
+            >>> rest = [batch.tolist() for (batch,) in batches]
+            >>> again = DataLoader(data, batch_size=2, shuffle=True, seed=7)
+            >>> again.load_state_dict(state)
+            >>> [batch.tolist() for (batch,) in again] == rest
+            True
+        """
+        return self._schedule.state_dict(self._source(), length_of(self.dataset))
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Let the next `iter()` go on exactly where `state` was saved.
+
+        No sample that was given before is read again. With `seed=`, the rest of the epoch is bit
+        for bit what it would have been, with any number of workers or, through
+        `penstock.sampling.DistributedSampler`, ranks. Without, its order is; random numbers drawn
+        in workers are not.
+
+        Raises:
+            StateError: an iterator is running, or the state was saved with other data, batch
+                size, sampler or seed; the message says what differs.
+        """
+        self._schedule.load_state_dict(state, self._source(), length_of(self.dataset))
+        warn_of_replay(self.dataset, state)
+
+    def _source(self, *, is_new: bool = True) -> IndexSource:
+        """Return what the indices come from; samplers may have been exchanged since."""
+        if isinstance(self.dataset, torch.utils.data.IterableDataset) and self.seed is not None:
+            return StreamSource(
+                self.batch_size,
+                drop_last=self.drop_last,
+                num_workers=self.num_workers,
+                world_size=current_rank().world_size,
+            )
+        if self.seed is None:
+            return UnseededIndices(self, is_new=is_new)
+        samplers = (self.sampler, self.batch_sampler)
+        if self._seeded is None or self._seeded[0] != samplers:
+            sampler, batch_sampler = (seeded_sampler(part, self.seed) for part in samplers)
+            self._seeded = samplers, SeededIndices(sampler, batch_sampler, self.seed)
+        return self._seeded[1]
+
     def _get_iterator(self) -> Any:  # noqa: ANN401 - torch's hook; its type is torch's private one
         if isinstance(self.dataset, (torch.utils.data.IterDataPipe, torch.utils.data.MapDataPipe)):
             return super()._get_iterator()
@@ -137,7 +252,7 @@ class DataLoader(torch.utils.data.DataLoader[T_co]):
 
 
 class _LoaderIterator:
-    """The epochs of a loader; it draws from torch's generators just when torch's own does."""
+    """The epochs of a loader; without `seed=` it draws just when torch's own iterator does."""
 
     def __init__(self, loader: DataLoader[Any]) -> None:
         # Not the loader itself: a persistent iterator and its loader would keep each other, and
@@ -146,22 +261,30 @@ class _LoaderIterator:
         self._num_workers = loader.num_workers
         self._sampler = loader._index_sampler
         self._pin = _should_pin(loader)
-        # torch's iterator asks the sampler for an iterator, draws the base seed, and asks again if
-        # there are workers: a sampler whose __iter__ draws from the global generator shows it.
-        self._indices = _Indices(loader)
-        base_seed = int(torch.empty((), dtype=torch.int64).random_(generator=loader.generator))
-        if loader.num_workers > 0:
-            self._indices.restart(loader)
+        source = loader._source()
+        epoch = loader._schedule.begin(source)
+        if isinstance(source, UnseededIndices):
+            base_seed = source.base_seed
+        else:
+            assert loader.seed is not None
+            base_seed = worker_base_seed(loader.seed)
         self._num_yielded = 0
         self._len_called = _len_called(loader)
-        self._stream = Stream(_make_plan(loader, base_seed, self._indices))
+        self._stream = Stream(_make_plan(loader, base_seed), epoch)
+        loader._schedule.watch(self)
 
     def _reset(self, loader: DataLoader[Any]) -> None:
         """Begin another epoch with the same workers; torch's `__iter__` calls it."""
-        self._indices.restart(loader)
+        epoch = loader._schedule.begin(loader._source(is_new=False))
         self._num_yielded = 0
         self._len_called = _len_called(loader)
-        self._stream.begin_epoch()
+        self._stream.begin_epoch(epoch)
+        loader._schedule.watch(self)
+
+    @property
+    def epoch(self) -> Epoch:
+        """The epoch that was begun last."""
+        return self._stream.epoch
 
     def __iter__(self) -> Iterator[Any]:
         return self
@@ -200,9 +323,11 @@ class _LoaderIterator:
         """The worker processes, by the name that other libraries know."""
         return getattr(self._stream.backend, "processes", [])
 
-    def _shutdown_workers(self) -> None:
-        """Stop the workers now; Lightning and others call it by this name."""
+    def close(self) -> None:
+        """Stop the workers now."""
         self._stream.close()
+
+    _shutdown_workers = close  # the name that Lightning and others know
 
     def __getstate__(self) -> None:
         raise TypeError("an iterator over a DataLoader cannot be pickled; pickle the loader")
@@ -213,41 +338,27 @@ def _len_called(loader: DataLoader[Any]) -> int | None:
     return loader._IterableDataset_len_called
 
 
-class _Indices:
-    """The iterator over the sampler that the coming epoch takes its indices from."""
-
-    def __init__(self, loader: DataLoader[Any]) -> None:
-        self.restart(loader)
-
-    def restart(self, loader: DataLoader[Any]) -> None:
-        """Ask the loader's sampler, as it is now, for an iterator."""
-        sampler = loader._index_sampler
-        self._iterator: Iterator[object] = (
-            index_batches(sampler) if loader._auto_collation else map(as_given, iter(sampler))
-        )
-
-    def __call__(self) -> Iterator[object]:
-        return self._iterator
-
-
-def _make_plan(
-    loader: DataLoader[Any], base_seed: int, draw: Callable[[], Iterator[object]]
-) -> Plan:
+def _make_plan(loader: DataLoader[Any], base_seed: int) -> Plan:
     is_default = loader.collate_fn is (
         default_collate if loader._auto_collation else default_convert
     )
+    is_iterable = isinstance(loader.dataset, torch.utils.data.IterableDataset)
+    rank, world_size = current_rank() if is_iterable else (0, 1)
     recipe = Recipe(
         dataset=loader.dataset,
-        is_iterable=isinstance(loader.dataset, torch.utils.data.IterableDataset),
+        is_iterable=is_iterable,
         is_batched=loader._auto_collation,
         collate_fn=None if is_default else loader.collate_fn,
         drop_last=loader.drop_last,
         worker_init_fn=loader.worker_init_fn,
         framework=_TORCH,
+        seed=loader.seed,
+        batch_size=loader.batch_size,
+        rank=rank,
+        world_size=world_size,
     )
     return Plan(
         recipe=recipe,
-        draw=draw,
         base_seed=base_seed,
         num_workers=loader.num_workers,
         prefetch_factor=loader.prefetch_factor or 2,

@@ -23,6 +23,7 @@ from torch.utils.data import RandomSampler as TorchRandomSampler
 from torch.utils.data import SubsetRandomSampler as TorchSubsetRandomSampler
 from torch.utils.data import WeightedRandomSampler as TorchWeightedRandomSampler
 
+from penstock import sampling
 from penstock.engine.plan import as_given
 
 if TYPE_CHECKING:
@@ -31,14 +32,18 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
 __all__ = [
+    "STOCK_SAMPLERS",
     "BatchSampler",
     "DistributedSampler",
+    "OrderSeed",
     "RandomSampler",
     "Sampler",
     "SequentialSampler",
     "SubsetRandomSampler",
     "WeightedRandomSampler",
     "index_batches",
+    "seeded_sampler",
+    "stock_indices",
 ]
 
 # Python integers made at a time: 4096 of them are 150 KB, and the cost per call is gone.
@@ -102,6 +107,22 @@ class DistributedSampler(TorchDistributedSampler[Any]):
         return _ints(_distributed_chunks(self))
 
 
+class OrderSeed:
+    """The number that torch's `RandomSampler` draws for an epoch's order, and where it is kept."""
+
+    def __init__(self, draws: dict[str, Any]) -> None:
+        """Keep the number under "order_seed" in `draws`, or use the one that is there."""
+        self._draws = draws
+
+    def draw(self) -> int:
+        """Return the number, drawn from torch's global generator if it is not known yet."""
+        if "order_seed" not in self._draws:
+            number = int(torch.empty((), dtype=torch.int64).random_().item())
+            self._draws["order_seed"] = number
+        seed: int = self._draws["order_seed"]
+        return seed
+
+
 def _ints(chunks: Iterator[NDArray[np.int64]]) -> Iterator[int]:
     for chunk in chunks:
         for start in range(0, len(chunk), _CHUNK):
@@ -119,12 +140,14 @@ def _sequential_chunks(sampler: Any) -> Iterator[NDArray[np.int64]]:  # noqa: AN
     return (np.arange(start, min(start + _CHUNK, length), dtype=np.int64) for start in starts)
 
 
-def _random_chunks(sampler: Any) -> Iterator[NDArray[np.int64]]:  # noqa: ANN401
+def _random_chunks(
+    sampler: Any,  # noqa: ANN401
+    seed: OrderSeed | None = None,
+) -> Iterator[NDArray[np.int64]]:
     length = len(sampler.data_source)
     generator = sampler.generator
     if generator is None:
-        seed = int(torch.empty((), dtype=torch.int64).random_().item())
-        generator = torch.Generator().manual_seed(seed)
+        generator = torch.Generator().manual_seed((seed or OrderSeed({})).draw())
     if sampler.replacement:
         for _ in range(sampler.num_samples // _DRAWS):
             yield torch.randint(length, (_DRAWS,), generator=generator).numpy()
@@ -181,10 +204,27 @@ _CHUNKS: Final[dict[type, Callable[[Any], Iterator[NDArray[np.int64]]]]] = {
     SubsetRandomSampler: _permutation_chunks,
     TorchSubsetRandomSampler: _permutation_chunks,
 }
+STOCK_SAMPLERS: Final = frozenset(_CHUNKS)
 _SUBSETS: Final = (SubsetRandomSampler, TorchSubsetRandomSampler)
 
 
-def index_batches(batch_sampler: Any) -> Iterator[object]:  # noqa: ANN401 - any iterable
+def _chunks_of(sampler: Any, seed: OrderSeed | None) -> Iterator[NDArray[np.int64]]:  # noqa: ANN401
+    chunks = _CHUNKS[type(sampler)]
+    return chunks(sampler) if chunks is not _random_chunks else _random_chunks(sampler, seed)
+
+
+def stock_indices(sampler: Any, seed: OrderSeed | None = None) -> Iterator[object]:  # noqa: ANN401
+    """Return an iterator over the indices of one of `STOCK_SAMPLERS`, as `iter(sampler)` does."""
+    indices = _ints(_chunks_of(sampler, seed))
+    if type(sampler) in _SUBSETS:
+        return map(as_given, (sampler.indices[position] for position in indices))
+    return indices
+
+
+def index_batches(
+    batch_sampler: Any,  # noqa: ANN401 - any iterable
+    seed: OrderSeed | None = None,
+) -> Iterator[object]:
     """Return an iterator over a batch sampler's batches, as int64 arrays where its order is known.
 
     That is: a plain `BatchSampler` over one of the samplers of this module or of torch. Subclasses,
@@ -193,6 +233,7 @@ def index_batches(batch_sampler: Any) -> Iterator[object]:  # noqa: ANN401 - any
 
     Args:
         batch_sampler: Yields batches of indices.
+        seed: Where the seed of a `RandomSampler`'s order is kept, or to be taken from.
 
     Returns:
         Iterator over int64 arrays of shape (batch,), which may be views of the whole order: do not
@@ -204,18 +245,15 @@ def index_batches(batch_sampler: Any) -> Iterator[object]:  # noqa: ANN401 - any
         [array([0, 1]), array([2, 3]), array([4])]
     """
     is_stock = type(batch_sampler) is BatchSampler
-    chunks = _CHUNKS.get(type(batch_sampler.sampler)) if is_stock else None
-    if chunks is None:
+    if not is_stock or type(batch_sampler.sampler) not in STOCK_SAMPLERS:
         return map(as_given, iter(batch_sampler))
-    return _batches(batch_sampler, chunks)
+    return _batches(batch_sampler, seed)
 
 
-def _batches(
-    batch_sampler: Any,  # noqa: ANN401
-    chunks: Callable[[Any], Iterator[NDArray[np.int64]]],
-) -> Iterator[object]:
+def _batches(batch_sampler: Any, seed: OrderSeed | None) -> Iterator[object]:  # noqa: ANN401
     sampler = batch_sampler.sampler
-    batches = _split(chunks(sampler), batch_sampler.batch_size, drop_last=batch_sampler.drop_last)
+    chunks = _chunks_of(sampler, seed)
+    batches = _split(chunks, batch_sampler.batch_size, drop_last=batch_sampler.drop_last)
     if type(sampler) not in _SUBSETS:
         yield from batches
         return
@@ -264,3 +302,70 @@ def _split(
                 parts, missing = [], batch_size
     if parts and not drop_last:
         yield parts[0] if len(parts) == 1 else np.concatenate(parts)
+
+
+def seeded_sampler(sampler: Any, seed: int) -> Any:  # noqa: ANN401 - any sampler, or its like
+    """Return the sampler of the core that orders as one of torch's is meant to, by (seed, epoch).
+
+    Args:
+        sampler: One of torch's own classes (subclasses may order as they like); anything else is
+            returned as it is.
+        seed: Decides the orders, instead of the sampler's generator.
+
+    Example:
+        >>> seeded_sampler(RandomSampler(range(4)), seed=7).settings()["seed"]
+        7
+    """
+    kind = type(sampler)
+    if kind is BatchSampler:
+        inner = seeded_sampler(sampler.sampler, seed)
+        return sampling.BatchSampler(inner, sampler.batch_size, sampler.drop_last)
+    if kind is SequentialSampler:
+        return sampling.SequentialSampler(sampler.data_source)
+    if kind in (RandomSampler, TorchRandomSampler):
+        source, number = sampler.data_source, sampler._num_samples
+        return sampling.RandomSampler(source, sampler.replacement, number, seed)
+    if kind in (WeightedRandomSampler, TorchWeightedRandomSampler):
+        weights = sampler.weights.numpy()
+        return sampling.WeightedRandomSampler(
+            weights, sampler.num_samples, sampler.replacement, seed
+        )
+    if kind in _SUBSETS and (subset := _as_int64(sampler.indices)) is not None:
+        return sampling.SubsetRandomSampler(subset, seed)
+    if kind in (DistributedSampler, TorchDistributedSampler):
+        return _TorchShare(sampler)
+    return sampler
+
+
+class _TorchShare(sampling.IndexSampler):
+    """The orders of torch's `DistributedSampler`, which are decided by its own seed and epoch."""
+
+    def __init__(self, sampler: Any) -> None:  # noqa: ANN401
+        super().__init__(sampler.seed)
+        self._sampler = sampler
+        self.rank = sampler.rank
+
+    @property
+    def world_size(self) -> int:
+        size: int = self._sampler.num_replicas
+        return size
+
+    def __len__(self) -> int:
+        return len(self._sampler)
+
+    def set_epoch(self, epoch: int) -> None:
+        super().set_epoch(epoch)
+        self._sampler.set_epoch(epoch)
+
+    def indices(self) -> NDArray[np.int64]:
+        return next(_distributed_chunks(self._sampler))
+
+    def settings(self) -> dict[str, Any]:
+        sampler = self._sampler
+        return {
+            "kind": "DistributedSampler",
+            "length": len(sampler.dataset),
+            "seed": sampler.seed,
+            "shuffle": sampler.shuffle,
+            "drop_last": sampler.drop_last,
+        }

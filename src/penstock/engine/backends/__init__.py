@@ -3,8 +3,8 @@
 
 open_backend(plan)          picks one
 Backend.start()             workers begin to start; does not wait for them
-Backend.begin_epoch(e)      datasets are iterated anew
-Backend.submit(w, e, s, i)  never blocks
+Backend.begin_epoch(epoch)  before any task, and for each epoch: datasets are iterated anew
+Backend.submit(w, s, i)     never blocks
 Backend.events(timeout_s)   what happened: blocks until there is at least one, or time is up
 Backend.close()             everything is gone when it returns; may be called again
 """
@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Protocol
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+    from penstock.engine.epoch import Epoch, Share
     from penstock.engine.order import TaskDone, WorkerDied, WorkerExhausted
     from penstock.engine.plan import Plan
 
@@ -24,6 +25,10 @@ __all__ = ["Backend", "Outcome", "open_backend"]
 
 class Outcome(Protocol):
     """What came of a task."""
+
+    @property
+    def share(self) -> Share | None:
+        """How far the worker is in its share of an iterable dataset; None for map-style ones."""
 
     def result(self) -> object:
         """Return the batch, or raise what the user's code raised."""
@@ -43,8 +48,8 @@ class Backend(Protocol):
     def is_whole(self) -> bool:
         """Whether no worker is known to be gone; what is not whole cannot begin another epoch."""
 
-    def begin_epoch(self, epoch: int) -> None:
-        """Begin another epoch than the first; outcomes of earlier ones are dropped from now on."""
+    def begin_epoch(self, epoch: Epoch) -> None:
+        """Begin an epoch, or go on in one; outcomes of earlier ones are dropped from now on."""
 
     def submit(self, worker_id: int, step: int, indices: object) -> None:
         """Give a worker the task of making `step` of the current epoch. Does not block."""

@@ -26,6 +26,7 @@ import os
 import select
 import signal
 import time
+import warnings
 import weakref
 from pickle import PicklingError
 from typing import TYPE_CHECKING, Any, Final
@@ -51,6 +52,7 @@ from penstock.transport.packing import Packed, unpack
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+    from penstock.engine.epoch import Epoch, Share
     from penstock.engine.plan import Plan, Recipe
     from penstock.transport.channel import Frame
 
@@ -81,11 +83,12 @@ os.register_at_fork(before=_keep_slots_for_child, after_in_child=_detach_channel
 class _Batch:
     """A batch that has arrived; its slots are leased, also if nobody ever unpacks it."""
 
-    __slots__ = ("_packed", "_slots")
+    __slots__ = ("_packed", "_slots", "share")
 
-    def __init__(self, packed: Packed, slots: dict[int, memoryview]) -> None:
+    def __init__(self, packed: Packed, slots: dict[int, memoryview], share: Share | None) -> None:
         self._packed = packed
         self._slots = slots
+        self.share = share
 
     def result(self) -> object:
         slots, self._slots = self._slots, {}
@@ -96,6 +99,8 @@ class _Failure:
     """An exception of the user's code."""
 
     __slots__ = ("_report", "_where")
+
+    share = None
 
     def __init__(self, report: ExceptionReport, where: str) -> None:
         self._report = report
@@ -160,7 +165,9 @@ class ProcessBackend:
         self._context = plan.context or multiprocessing.get_context()
         self._workers: list[_Worker] = []
         self.processes: list[Any] = []  # by worker id; kept after `close`, for who wants to look
+        self._round = 0  # the user may begin the same epoch again; rounds are all different
         self._epoch = 0
+        self._first_samples: dict[bytes, int] = {}
         self._poll = select.poll()
         self._by_fd: dict[int, _Worker] = {}
         self._owner_pid = os.getpid()
@@ -222,18 +229,21 @@ class ProcessBackend:
         """Whether no worker is known to be gone."""
         return not any(worker.is_gone for worker in self._workers)
 
-    def begin_epoch(self, epoch: int) -> None:
+    def begin_epoch(self, epoch: Epoch) -> None:
         """Tell every worker; what still comes of earlier epochs is dropped."""
-        self._epoch = epoch
-        message = encode(BeginEpoch(epoch))
+        self._round += 1
+        self._epoch = epoch.number
+        self._first_samples.clear()
         for worker in self._workers:
-            self._post(worker, message)
+            share = epoch.progress.shares.get(worker.worker_id)
+            begin = BeginEpoch(self._round, epoch.number, epoch.is_announced, share)
+            self._post(worker, encode(begin))
 
     def submit(self, worker_id: int, step: int, indices: object) -> None:
         """Send the task, with the numbers of the slots that have come back."""
         worker = self._workers[worker_id]
         freed, retired = worker.arena.take_freed()
-        task = Task(self._epoch, step, indices, tuple(freed), tuple(retired))
+        task = Task(self._round, step, indices, tuple(freed), tuple(retired))
         self._post(worker, encode(task))
 
     def _post(self, worker: _Worker, message: bytes) -> None:
@@ -303,19 +313,36 @@ class ProcessBackend:
         if isinstance(message, BatchMade):
             worker.arena.add_all(message.new_slots, frame.fds)
             # Leased before anything else: slots of a dropped batch come back through the same path.
-            outcome = _Batch(message.packed, worker.arena.lease(message.packed.slots))
+            slots = worker.arena.lease(message.packed.slots)
+            outcome = _Batch(message.packed, slots, message.share)
             worker.arena.remove(message.retired_slots)
         elif isinstance(message, TaskFailed):
             outcome = _Failure(message.report, self._where(worker, message))
-        if message.epoch != self._epoch:
+        if message.round != self._round:
             return None
+        if isinstance(message, BatchMade) and message.first_sample is not None:
+            self._compare_first_samples(worker.worker_id, message.first_sample)
         if isinstance(message, ShareEnded):
             return WorkerExhausted(worker.worker_id, message.step)
         return TaskDone(worker.worker_id, message.step, outcome)
 
+    def _compare_first_samples(self, worker_id: int, digest: bytes) -> None:
+        other_id = self._first_samples.setdefault(digest, worker_id)
+        if other_id == worker_id:
+            return
+        name = type(self._plan.recipe.dataset).__name__
+        warnings.warn(
+            f"Workers {other_id} and {worker_id} both began {name} with the same sample: each "
+            "worker iterates a copy of its own, so every sample would come "
+            f"{self._plan.num_workers} times. In __iter__, go over "
+            "`penstock.data.shard(samples)` instead of `samples`; each worker and rank then gets "
+            "its share. (If different samples may be equal, this warning means nothing.)",
+            stacklevel=2,
+        )
+
     def _where(self, worker: _Worker, message: TaskFailed) -> str:
         return (
-            f"in worker {worker.worker_id} (pid {worker.process.pid}), epoch {message.epoch}, "
+            f"in worker {worker.worker_id} (pid {worker.process.pid}), epoch {self._epoch}, "
             f"step {message.step}"
         )
 

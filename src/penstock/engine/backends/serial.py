@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import copy
 from typing import TYPE_CHECKING
 
 from penstock.engine.fetch import Fetcher
@@ -12,16 +13,18 @@ from penstock.transport.arena import BufferPool
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+    from penstock.engine.epoch import Epoch, Share
     from penstock.engine.plan import Plan
 
 __all__ = ["SerialBackend"]
 
 
 class _Batch:
-    __slots__ = ("_batch",)
+    __slots__ = ("_batch", "share")
 
-    def __init__(self, batch: object) -> None:
+    def __init__(self, batch: object, share: Share | None) -> None:
         self._batch = batch
+        self.share = share
 
     def result(self) -> object:
         return self._batch
@@ -31,6 +34,8 @@ class _Raised:
     """What the user's code raised, raised again as it is."""
 
     __slots__ = ("_error",)
+
+    share = None
 
     def __init__(self, error: BaseException) -> None:
         self._error: BaseException | None = error
@@ -59,17 +64,23 @@ class SerialBackend:
         self._task: tuple[int, object] | None = None
 
     def start(self) -> None:
-        """Begin the first epoch."""
-        self._fetcher = Fetcher(self._recipe, self._pool.empty)
+        """Nothing to start."""
 
     @property
     def is_whole(self) -> bool:
         """Always."""
         return True
 
-    def begin_epoch(self, epoch: int) -> None:
+    def begin_epoch(self, epoch: Epoch) -> None:
         """Iterate the dataset anew."""
-        self.start()
+        self._fetcher = Fetcher(
+            self._recipe,
+            self._pool.empty,
+            epoch=epoch.number,
+            is_announced=epoch.is_announced,
+            share=epoch.progress.shares.get(0),
+            isolated=True,
+        )
 
     def submit(self, worker_id: int, step: int, indices: object) -> None:
         """Keep the task until its event is asked for."""
@@ -87,7 +98,8 @@ class SerialBackend:
             if isinstance(error, StopIteration) and self._recipe.is_iterable:
                 return [WorkerExhausted(0, step)]
             return [TaskDone(0, step, _Raised(error))]
-        return [TaskDone(0, step, _Batch(batch))]
+        # A copy: the state is that of now, and the dataset may go on in the same object.
+        return [TaskDone(0, step, _Batch(batch, copy.deepcopy(self._fetcher.share())))]
 
     def close(self) -> None:
         """Drop the dataset's iterator and the recycled memory that no batch holds."""

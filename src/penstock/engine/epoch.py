@@ -1,0 +1,85 @@
+# SPDX-License-Identifier: Apache-2.0
+"""One epoch: what is to be made, from where on, and how much of it the user has been given."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+__all__ = ["Epoch", "Progress", "Share"]
+
+
+class Share(NamedTuple):
+    """How far one worker is in its share of an iterable dataset.
+
+    Attributes:
+        num_batches: Batches it has made of it.
+        state: What the dataset's `state_dict()` returned after the last of them; None if the
+            dataset has no such method.
+        has_ended: Whether there is no more.
+    """
+
+    num_batches: int = 0
+    state: Any = None
+    has_ended: bool = False
+
+
+@dataclass(slots=True)
+class Progress:
+    """What the user has been given of an epoch; counted when it is handed over, not before.
+
+    A batch that could not be made does not count until a later one was given.
+
+    Attributes:
+        num_steps: Every step before this one was given.
+        ahead: Steps after that which were given out of order.
+        shares: Per worker of an iterable dataset, as of the last batch given.
+        turn: The worker whose batch comes next, for an iterable dataset.
+        is_over: Whether the user has been told that there is no more.
+        draws: What the order was drawn with, as JSON has it, where no seed decides it.
+    """
+
+    num_steps: int = 0
+    ahead: set[int] = field(default_factory=set)
+    shares: dict[int, Share] = field(default_factory=dict)
+    turn: int = 0
+    is_over: bool = False
+    draws: dict[str, Any] | None = None
+
+    def give(self, step: int, *, in_order: bool) -> None:
+        """Count a batch of a map-style dataset."""
+        if in_order:  # whatever was passed over could not be made
+            self.num_steps = step + 1
+            return
+        self.ahead.add(step)
+        while self.num_steps in self.ahead:
+            self.ahead.remove(self.num_steps)
+            self.num_steps += 1
+
+    def give_share(self, worker_id: int, share: Share, num_workers: int) -> None:
+        """Count a batch of an iterable dataset."""
+        self.num_steps += 1
+        self.shares[worker_id] = share
+        self.turn = (worker_id + 1) % num_workers
+
+
+@dataclass(frozen=True, slots=True)
+class Epoch:
+    """One epoch's work.
+
+    Attributes:
+        number: Which epoch it is to the user.
+        indices: Indices of one step after the other from `progress.num_steps` on, each a 1-D int64
+            array, or whatever the user's sampler yields (arrays as `AsGiven`); all as `Placed` if
+            the recipe has a seed. For an iterable dataset only their numbers count.
+        progress: What was given before this iterator, then what this iterator gives.
+        is_announced: Whether the dataset is told the number, if it has a method `set_epoch`.
+    """
+
+    number: int
+    indices: Iterator[object]
+    progress: Progress = field(default_factory=Progress)
+    is_announced: bool = False

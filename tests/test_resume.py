@@ -1,0 +1,579 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A state, loaded, gives exactly the rest: of any epoch, after any batch, with any workers."""
+
+from __future__ import annotations
+
+import gc
+import json
+import pickle
+import random
+import warnings
+
+import numpy as np
+import pytest
+import torch
+import torch.utils.data as stock
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from tests.process.seeded_datasets import BatchNoise, Countdown, Noise, NumpyNoise, Resumable
+
+import penstock.torch as ours
+from penstock import Loader, sample_rng
+from penstock.data import IterableDataset, shard
+from penstock.errors import StateError
+from penstock.sampling import (
+    BatchSampler,
+    DistributedSampler,
+    RandomSampler,
+    SequentialSampler,
+    SubsetRandomSampler,
+    WeightedRandomSampler,
+)
+
+
+def content(batch):
+    if isinstance(batch, (list, tuple)):
+        return tuple(map(content, batch))
+    return np.asarray(batch).tolist()
+
+
+def through_json(state):
+    text = json.dumps(state)
+    assert len(text) < 1024
+    return json.loads(text)
+
+
+class Reads(NumpyNoise):
+    """Counts what is read of it, in this process."""
+
+    def __init__(self, length):
+        super().__init__(length)
+        self.read = []
+
+    def __getitem__(self, index):
+        self.read.append(index)
+        return super().__getitem__(index)
+
+
+class Draws:
+    """A sampler of the user's: draws lazily from a global generator."""
+
+    def __init__(self, length):
+        self.length = length
+
+    def __len__(self):
+        return self.length
+
+    def __iter__(self):
+        for _ in range(self.length):
+            yield random.randrange(self.length)
+
+
+class Uneven:
+    """A batch sampler of the user's: batches of 1, 2, 3, 1, 2, 3 …"""
+
+    def __init__(self, length):
+        self.length = length
+
+    def __iter__(self):
+        order = np.random.permutation(self.length).tolist()
+        size = 0
+        while order:
+            size = size % 3 + 1
+            batch, order = order[:size], order[size:]
+            yield batch
+
+
+@st.composite
+def loaders(draw):
+    """A function that makes always the same loader, over a dataset of its own."""
+    length = draw(st.integers(1, 40))
+    kind = draw(
+        st.sampled_from(
+            [
+                "plain",
+                "shuffle",
+                "random",
+                "weighted",
+                "subset",
+                "ranks",
+                "user",
+                "uneven",
+                "batches",
+            ]
+        )
+    )
+    seed = draw(st.integers(0, 1 << 70))
+    options = {
+        "seed": seed,
+        "batch_size": draw(st.integers(1, 9)),
+        "drop_last": draw(st.booleans()),
+    }
+    ranks = draw(st.integers(1, 4))
+    rank = draw(st.integers(0, ranks - 1))
+    pad = draw(st.sampled_from(["repeat", "drop", "none"]))
+    number = draw(st.integers(1, 60))
+    loader_of = draw(st.sampled_from([Loader, ours.DataLoader]))
+
+    def make():
+        dataset = Reads(length)
+        own = dict(options)
+        if kind == "shuffle":
+            own["shuffle"] = True
+        elif kind == "random":
+            own["sampler"] = RandomSampler(dataset, number % 2 == 0, number, seed=3)
+        elif kind == "weighted":
+            own["sampler"] = WeightedRandomSampler(np.arange(1.0, length + 1), number)
+        elif kind == "subset":
+            own["sampler"] = SubsetRandomSampler(range(0, length, 2))
+        elif kind == "ranks":
+            own["sampler"] = DistributedSampler(dataset, ranks, rank, pad=pad)
+        elif kind == "user":
+            own["sampler"] = Draws(length)
+        elif kind == "uneven":
+            own = {"seed": seed, "batch_sampler": Uneven(length)}
+        elif kind == "batches":
+            inner = BatchSampler(SequentialSampler(dataset), own["batch_size"], own["drop_last"])
+            own = {"seed": seed, "batch_sampler": inner}
+        return loader_of(dataset, **own)
+
+    return make
+
+
+@given(make=loaders(), epoch=st.integers(0, 3), cut=st.integers(0, 50), data=st.data())
+@settings(suppress_health_check=[HealthCheck.too_slow], deadline=None)
+def test_the_tail_is_the_tail(make, epoch, cut, data):
+    loader = make()
+    for _ in range(epoch):
+        list(loader)
+    iterator = iter(loader)
+    given_before = [content(batch) for _, batch in zip(range(cut), iterator, strict=False)]
+    state = through_json(loader.state_dict())
+    loader.dataset.read.clear()
+    tail = [content(batch) for batch in iterator]
+    if len(given_before) == cut:
+        assert (state["epoch"], state["batches"]) == (epoch, cut)
+    else:  # the loop has seen the end
+        assert (state["epoch"], state["batches"], tail) == (epoch + 1, 0, [])
+    following = [content(batch) for batch in loader]
+
+    resumed = make()
+    resumed.load_state_dict(state)
+    assert resumed.state_dict() == state
+    if len(given_before) == cut:
+        assert [content(batch) for batch in resumed] == tail
+        wanted = [index for batch in tail for index in np.atleast_1d(batch[0]).tolist()]
+        assert resumed.dataset.read == wanted  # and nothing else
+    assert [content(batch) for batch in resumed] == following
+
+
+@given(
+    length=st.integers(1, 60), batch=st.integers(1, 4), epoch=st.integers(0, 3),
+    cut=st.integers(0, 8), weighted=st.booleans(), pad=st.sampled_from(["repeat", "drop", "none"]),
+)  # fmt: skip
+def test_a_run_goes_on_with_another_number_of_ranks_and_the_same_global_batches(
+    length, batch, epoch, cut, weighted, pad
+):
+    def loader(ranks, rank):
+        source = NumpyNoise(length)
+        if weighted:
+            source = WeightedRandomSampler(np.arange(1.0, length + 1), length, seed=2)
+        sampler = DistributedSampler(source, ranks, rank, pad=pad)
+        return Loader(NumpyNoise(length), batch * 4 // ranks, sampler=sampler, seed=7)
+
+    def global_batches(ranks, state=None):
+        shares = []
+        for rank in range(ranks):
+            own = loader(ranks, rank)
+            own.set_epoch(epoch)
+            if state is not None:
+                own.load_state_dict(state)
+            share = [batch for _, batch in zip(range(1000), own, strict=False)]
+            shares.append([list(zip(*map(content, batch), strict=True)) for batch in share])
+        steps = max(map(len, shares))
+        return [
+            sorted(sample for share in shares if step < len(share) for sample in share[step])
+            for step in range(steps)
+        ]
+
+    whole = {ranks: global_batches(ranks) for ranks in (4, 2, 1)}
+    full = length // (batch * 4)  # steps that padding does not touch
+    assert whole[4][:full] == whole[2][:full] == whole[1][:full]
+    if pad == "none":
+        assert whole[4] == whole[2] == whole[1]
+    cut = min(cut, full)
+    first = loader(4, 0)
+    first.set_epoch(epoch)
+    iterator = iter(first)
+    for _ in range(cut):
+        next(iterator)
+    state = through_json(first.state_dict())
+    assert state["samples"] == cut * batch * 4
+    for ranks in (4, 2, 1):
+        assert global_batches(ranks, state)[: full - cut] == whole[4][cut:full]
+    del iterator
+
+
+@given(
+    length=st.integers(0, 50),
+    ranks=st.integers(1, 6),
+    epoch=st.integers(0, 3),
+    pad=st.sampled_from(["repeat", "drop", "none"]),
+    source=st.sampled_from(["data", "user", "core"]),
+)
+def test_the_ranks_together_have_the_global_order(length, ranks, epoch, pad, source):
+    sources = {
+        "data": range(length),
+        "user": Draws(length),
+        "core": WeightedRandomSampler([1.0] * max(length, 1), max(length, 1), seed=4),
+    }
+    samplers = [DistributedSampler(sources[source], ranks, rank, pad=pad) for rank in range(ranks)]
+    shares = []
+    for sampler in samplers:
+        random.seed(len(shares))  # each rank's generators are in another state
+        sampler.set_epoch(epoch)
+        shares.append(list(sampler))
+        assert len(shares[-1]) == len(sampler)
+    alone = DistributedSampler(sources[source], 1, 0)
+    alone.set_epoch(epoch)
+    order = list(alone)
+    together = [
+        share[turn]
+        for turn in range(max(map(len, shares)))
+        for share in shares
+        if turn < len(share)
+    ]
+    if pad == "none":
+        assert together == order
+    elif pad == "drop":
+        assert together == order[: len(order) - len(order) % ranks]
+    else:
+        assert together == (order * (ranks + 1))[: -(-len(order) // ranks) * ranks]
+    if source == "data":
+        assert sorted(order) == list(range(length))
+
+
+WORKERS = [
+    {"num_workers": 0},
+    {"num_workers": 1},
+    {"num_workers": 2, "prefetch_factor": 4},
+    {"num_workers": 3, "persistent_workers": True},
+]
+
+
+@pytest.mark.parametrize("after", WORKERS, ids=lambda w: f"to {w['num_workers']}")
+@pytest.mark.parametrize("before", WORKERS, ids=lambda w: f"from {w['num_workers']}")
+@pytest.mark.parametrize("loader_of", [Loader, ours.DataLoader])
+def test_workers_may_change_between_saving_and_going_on(loader_of, before, after):
+    options = {"batch_size": 4, "shuffle": True, "seed": 7}
+    dataset = NumpyNoise if loader_of is Loader else Noise
+    loader = loader_of(dataset(), **options, **before)
+    list(loader)
+    iterator = iter(loader)
+    for _ in range(5):
+        next(iterator)
+    state = through_json(loader.state_dict())
+    assert (state["epoch"], state["batches"], state["samples"]) == (1, 5, 20)
+    tail = [content(batch) for batch in iterator]
+    following = [content(batch) for batch in loader]
+    resumed = loader_of(dataset(), **options, **after)
+    resumed.load_state_dict(state)
+    assert [content(batch) for batch in resumed] == tail
+    assert [content(batch) for batch in resumed] == following
+
+
+def test_batches_made_ahead_do_not_count():
+    loader = Loader(NumpyNoise(), batch_size=1, num_workers=2, prefetch_factor=8)
+    iterator = iter(loader)
+    counts = [loader.state_dict()["batches"]]
+    for _ in range(3):
+        next(iterator)
+        counts.append(loader.state_dict()["batches"])
+    assert counts == [0, 1, 2, 3]
+    del iterator
+
+
+@pytest.mark.parametrize("num_workers", [0, 2])
+def test_out_of_order_what_was_not_given_comes(num_workers):
+    options = {"batch_size": 2, "shuffle": True, "seed": 7, "in_order": False}
+    everything = sorted(content(batch) for batch in Loader(NumpyNoise(), **options))
+
+    class Stuck(NumpyNoise):
+        def __getitem__(self, index):
+            if index == first:
+                import time
+
+                time.sleep(0.5)  # not to synchronise: any time will do, this makes it likely
+            return super().__getitem__(index)
+
+    first = everything and next(iter(Loader(NumpyNoise(), **options)))[0][0]
+    loader = Loader(
+        Stuck(), num_workers=2, multiprocessing_context="fork", prefetch_factor=3, **options
+    )
+    iterator = iter(loader)
+    got = [content(next(iterator)) for _ in range(9)]
+    state = through_json(loader.state_dict())
+    del iterator
+    resumed = Loader(NumpyNoise(), num_workers=num_workers, **options)
+    resumed.load_state_dict(state)
+    assert sorted(got + [content(batch) for batch in resumed]) == everything
+
+
+def test_a_batch_that_could_not_be_made_is_made_again():
+    class Broken(NumpyNoise):
+        def __getitem__(self, index):
+            if index == 10 and not healed:
+                raise OSError("not now")
+            return super().__getitem__(index)
+
+    healed = False
+    loader = Loader(Broken(), batch_size=4)
+    iterator = iter(loader)
+    next(iterator), next(iterator)
+    with pytest.raises(OSError, match="not now"):
+        next(iterator)
+    state = loader.state_dict()
+    assert state["batches"] == 2
+    after = content(next(iterator))
+    assert loader.state_dict()["batches"] == 4
+    healed = True
+    del iterator
+    loader.load_state_dict(state)
+    assert [content(batch) for batch in loader][1] == after
+
+
+class Plain(IterableDataset):
+    """A stream without state."""
+
+    def __init__(self, length=40):
+        self.length = length
+
+    def __iter__(self):
+        for item in shard(range(self.length)):
+            yield item, sample_rng().random()
+
+
+@pytest.mark.parametrize("num_workers", [0, 1, 3])
+@pytest.mark.parametrize("cut", [0, 1, 4, 9, 11])
+@pytest.mark.parametrize("kind", [Plain, Countdown, Resumable])
+def test_streams_go_on_too(kind, cut, num_workers):
+    def make():
+        return Loader(kind(41), batch_size=4, num_workers=num_workers, seed=7)
+
+    loader = make()
+    list(loader)
+    iterator = iter(loader)
+    for _ in range(cut):
+        next(iterator)
+    state = through_json(loader.state_dict())
+    tail = [content(batch) for batch in iterator]
+    following = [content(batch) for batch in loader]
+    resumed = make()
+    if kind is Resumable or cut == 0:
+        resumed.load_state_dict(state)
+    else:
+        with pytest.warns(UserWarning, match=f"{kind.__name__}.*state_dict"):
+            resumed.load_state_dict(state)
+    assert [content(batch) for batch in resumed] == tail
+    assert [content(batch) for batch in resumed] == following
+
+
+def test_a_stream_with_state_reads_nothing_twice():
+    class Counts(Resumable):
+        read = 0
+
+        def __iter__(self):
+            for item in super().__iter__():
+                self.read += 1
+                yield item
+
+    loader = Loader(Counts(), batch_size=4)
+    iterator = iter(loader)
+    for _ in range(6):
+        next(iterator)
+    state = through_json(loader.state_dict())
+    resumed = Loader(Counts(), batch_size=4)
+    resumed.load_state_dict(state)
+    assert len(list(resumed)) == 4
+    assert resumed.dataset.read == 16
+
+
+@pytest.mark.parametrize("num_workers", [0, 2])
+@pytest.mark.parametrize("persistent", [False, True])
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda **o: ours.DataLoader(BatchNoise(), shuffle=True, **o),
+        lambda **o: ours.DataLoader(BatchNoise(), shuffle=True, drop_last=True, **o),
+        lambda **o: ours.DataLoader(
+            BatchNoise(), shuffle=True, generator=torch.Generator().manual_seed(8), **o
+        ),
+        lambda **o: ours.DataLoader(
+            BatchNoise(), sampler=stock.WeightedRandomSampler([1.0] * 53, 40), **o
+        ),
+        lambda **o: ours.DataLoader(BatchNoise(), sampler=Draws(50), **o),
+        lambda **o: ours.DataLoader(
+            BatchNoise(), sampler=stock.DistributedSampler(range(53), 2, 1), **o
+        ),
+        lambda **o: ours.DataLoader(BatchNoise(), **o),
+    ],
+    ids=["shuffle", "drop_last", "generator", "weighted", "random", "ranks", "in order"],
+)
+def test_without_a_seed_the_order_goes_on(make, persistent, num_workers):
+    if persistent and not num_workers:
+        pytest.skip("no workers to keep")
+    options = {"batch_size": 4, "num_workers": num_workers, "persistent_workers": persistent}
+    torch.manual_seed(1)
+    random.seed(1)
+    loader = make(**options)
+    list(loader)
+    iterator = iter(loader)
+    for _ in range(3):
+        next(iterator)
+    state = json.loads(json.dumps(loader.state_dict()))
+    users = (torch.get_rng_state(), random.getstate())
+    tail = [batch[0].tolist() for batch in iterator]
+    torch.set_rng_state(users[0]), random.setstate(users[1])  # a lazy sampler has drawn on
+    following = [batch[0].tolist() for batch in loader]
+
+    resumed = make(**options)
+    torch.set_rng_state(users[0]), random.setstate(users[1])
+    resumed.load_state_dict(state)
+    assert [batch[0].tolist() for batch in resumed] == tail
+    if isinstance(loader.sampler, Draws):
+        return  # has left the users' generator elsewhere, as it draws with every index
+    assert torch.equal(torch.get_rng_state(), users[0])  # resuming draws nothing
+    assert random.getstate() == users[1]
+    assert [batch[0].tolist() for batch in resumed] == following
+
+
+def test_the_state_of_a_plain_shuffle_without_a_seed_is_small():
+    loader = ours.DataLoader(NumpyNoise(), shuffle=True)
+    iterator = iter(loader)
+    next(iterator)
+    through_json(loader.state_dict())
+
+
+def test_a_state_is_refused_while_an_iterator_is_running_and_taken_when_it_is_gone():
+    for loader in (
+        Loader(NumpyNoise(), batch_size=4),
+        Loader(NumpyNoise(), batch_size=4, num_workers=1, persistent_workers=True),
+        ours.DataLoader(NumpyNoise(), batch_size=4),
+        ours.DataLoader(NumpyNoise(), batch_size=4, seed=7),
+        ours.DataLoader(NumpyNoise(), batch_size=4, seed=7, num_workers=1, persistent_workers=True),
+    ):
+        state = loader.state_dict()
+        iterator = iter(loader)
+        next(iterator)
+        with pytest.raises(StateError, match="running"):
+            loader.load_state_dict(state)
+        rest = len(list(iterator))
+        assert rest == 13
+        loader.load_state_dict(state)
+        iterator = iter(loader)
+        next(iterator)
+        del iterator
+        gc.collect()
+        loader.load_state_dict(state)
+        assert len(list(loader)) == 14
+        del loader
+        gc.collect()
+
+
+@pytest.mark.parametrize(
+    ("changed", "message"),
+    [
+        ({"dataset": NumpyNoise(52)}, "length is 53 in the state and 52 here"),
+        ({"batch_size": 5}, "global_batch_size is 4 in the state and 5 here"),
+        ({"drop_last": True}, "drop_last is False in the state and True here"),
+        ({"seed": 8}, "seed is 7 in the state and 8 here"),
+        ({"shuffle": False}, "kind is 'RandomSampler' in the state and 'SequentialSampler' here"),
+        (
+            {"shuffle": False, "sampler": WeightedRandomSampler([1.0] * 53, 53)},
+            "kind is 'RandomSampler' in the state and 'WeightedRandomSampler' here",
+        ),
+    ],
+)
+@pytest.mark.parametrize("loader_of", [Loader, ours.DataLoader])
+def test_what_does_not_fit_is_named(loader_of, changed, message):
+    options = {"dataset": NumpyNoise(), "batch_size": 4, "shuffle": True, "seed": 7}
+    state = loader_of(**options).state_dict()
+    other = loader_of(**{**options, **changed})
+    with pytest.raises(StateError, match=message):
+        other.load_state_dict(state)
+    assert other.state_dict()["batches"] == 0
+
+
+def test_other_weights_are_seen_though_they_are_as_many():
+    def make(weights):
+        return Loader(NumpyNoise(3), sampler=WeightedRandomSampler(weights, 3))
+
+    with pytest.raises(StateError, match="weights"):
+        make([1.0, 1.0, 2.0]).load_state_dict(make([1.0, 2.0, 1.0]).state_dict())
+
+
+@pytest.mark.parametrize(
+    "state",
+    [
+        {},
+        None,
+        [],
+        {"format": 1},
+        {"format": 99},
+        {"format": 1, "seed": 0, "epoch": 0, "batches": -1, "fingerprint": {}},
+    ],
+)
+def test_what_is_no_state_is_refused_and_changes_nothing(state):
+    loader = Loader(NumpyNoise(), batch_size=4)
+    with pytest.raises(StateError):
+        loader.load_state_dict(state)
+    assert len(list(loader)) == 14
+
+
+def test_set_epoch_to_the_epoch_of_the_state_keeps_its_place_and_another_drops_it_aloud():
+    loader = Loader(NumpyNoise(), batch_size=4)
+    loader.set_epoch(3)
+    iterator = iter(loader)
+    for _ in range(5):
+        next(iterator)
+    state = loader.state_dict()
+    resumed = Loader(NumpyNoise(), batch_size=4)
+    resumed.load_state_dict(state)
+    assert resumed.epoch == 3
+    resumed.set_epoch(3)
+    assert len(list(resumed)) == 9
+    resumed.load_state_dict(state)
+    with pytest.warns(UserWarning, match=r"set_epoch\(0\) drops .* epoch 3, with 5 batches"):
+        resumed.set_epoch(0)
+    assert len(list(resumed)) == 14
+
+
+def test_a_loop_over_epochs_that_broke_off_can_be_saved_and_goes_on():
+    loader = Loader(NumpyNoise(), batch_size=4, shuffle=True, num_workers=2)
+    for step, _ in enumerate(loader):
+        if step == 4:
+            break
+    state = loader.state_dict()
+    assert (state["epoch"], state["batches"]) == (0, 5)
+    loader.load_state_dict(state)
+    assert len(list(loader)) == 9
+    assert loader.epoch == 1
+
+
+def test_a_loader_is_pickled_with_the_place_of_its_state():
+    loader = Loader(NumpyNoise(), batch_size=4, seed=7)
+    iterator = iter(loader)
+    next(iterator)
+    state = loader.state_dict()
+    fresh = Loader(NumpyNoise(), batch_size=4, seed=7)
+    fresh.load_state_dict(state)
+    assert len(list(pickle.loads(pickle.dumps(fresh)))) == 13
+
+
+def test_a_warning_of_replay_is_not_given_where_nothing_is_replayed():
+    loader = Loader(Plain(8), batch_size=4)
+    list(loader)
+    state = loader.state_dict()
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        loader.load_state_dict(state)

@@ -3,6 +3,9 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
+
 import pytest
 import torch
 from tests.process.plain_datasets import Huge, ImportsLate, Mixed, Plain, Unstackable
@@ -69,3 +72,38 @@ def test_an_integer_beyond_64_bits_is_an_error_and_not_a_float():
     for loader_class in (torch.utils.data.DataLoader, DataLoader):
         with pytest.raises(ValueError, match="Overflow when unpacking long long"):
             batches_of(loader_class, Huge(), batch_size=2)
+
+
+LATE = """
+import sys
+import numpy as np
+import random
+{early}
+
+class Late:
+    def __len__(self):
+        return 6
+
+    def __getitem__(self, index):
+        import torch
+        return random.random(), np.random.random(), torch.rand((), dtype=torch.float64).item()
+
+if __name__ == "__main__":
+    from penstock import Loader
+    loader = Loader(Late(), num_workers={workers}, multiprocessing_context={context!r}, seed=7)
+    print([[part.tolist() for part in batch] for batch in loader])
+"""
+
+
+def test_torch_imported_by_a_sample_draws_what_it_would_have_drawn(tmp_path):
+    outputs = []
+    for number, (early, workers, context) in enumerate(
+        [("import torch", 0, None), ("", 1, "spawn"), ("", 0, None)]
+    ):
+        script = tmp_path / f"late_{number}.py"
+        script.write_text(LATE.format(early=early, workers=workers, context=context))
+        done = subprocess.run(
+            [sys.executable, str(script)], capture_output=True, text=True, timeout=120, check=True
+        )
+        outputs.append(done.stdout)
+    assert outputs[0] == outputs[1] == outputs[2] != ""

@@ -119,7 +119,7 @@ class Fetcher:
             dataset.load_state_dict(share.state)
             self._num_batches = share.num_batches
         if self._streams is not None:
-            self._streams.begin_iterator(has_begun=False)
+            self._streams.begin_iterator()
         self._iterator = iter(dataset)
         if share.state is None:
             self._replay(share.num_batches)
@@ -251,10 +251,11 @@ class Fetcher:
         assert self._iterator is not None
         is_first = self._num_batches == 0 and k == 0
         if self._streams is not None:
+            position = self._position_in_share(batch_size, k)
             if is_first:
-                self._streams.begin_iterator(has_begun=True)
+                self._streams.begin_first_sample(position)
             else:
-                self._streams.begin_sample(self._position_in_share(batch_size, k))
+                self._streams.begin_sample(position)
         sample = next(self._iterator)
         if is_first and self._num_workers > 1:
             self.first_sample_digest = _digest(sample)

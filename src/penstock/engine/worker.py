@@ -36,7 +36,7 @@ from penstock.engine.messages import (
 from penstock.imports import when_imported
 from penstock.randomness.generators import seed_worker
 from penstock.randomness.keys import Purpose, seed_sequence
-from penstock.randomness.samples import forget_streams, seed_fallback, seed_torch_for_sample
+from penstock.randomness.samples import forget_streams, seed_fallback
 from penstock.transport.arena import SlotPool, SlotWriter
 from penstock.transport.channel import Channel
 from penstock.transport.packing import pack
@@ -155,12 +155,10 @@ class _Worker:
         set_worker_info(info)
         framework = self._recipe.framework
         if framework is not None:
-
-            def prepare() -> None:
-                importlib.import_module(framework.adapter).prepare_worker(info)
-                seed_torch_for_sample()
-
-            when_imported(framework.root, prepare)
+            when_imported(
+                framework.root,
+                lambda: importlib.import_module(framework.adapter).prepare_worker(info),
+            )
         if self._recipe.worker_init_fn is not None:
             self._recipe.worker_init_fn(identity.worker_id)
 

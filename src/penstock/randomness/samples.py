@@ -16,11 +16,14 @@ Reference:
 from __future__ import annotations
 
 import contextlib
+import functools
+import sys
 import threading
 from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
 
+from penstock.imports import when_imported
 from penstock.randomness.generators import GlobalGenerators, GlobalStates
 from penstock.randomness.keys import Purpose, seed_sequence
 
@@ -38,7 +41,6 @@ __all__ = [
     "restore_fallback",
     "sample_rng",
     "seed_fallback",
-    "seed_torch_for_sample",
 ]
 
 # Numbers of streams; a number, once given, never changes its meaning.
@@ -149,10 +151,13 @@ class SampleStreams:
         self._state: Any = self._source.state
         self._counter = self._state["state"]["counter"]
         self._globals = GlobalGenerators()
+        self._torch_found: Any = None
+        _watch_torch()
         self._generators: list[np.random.Generator] = []
         self._stream = _RNG
         self._global_stream = _GLOBALS
         self._position = 0
+        self._global_position = 0
         self._attempt = 0
         self._stride = 0
         self._count = 0  # samples of a batch made at once; 0: one sample
@@ -174,7 +179,10 @@ class SampleStreams:
         finally:
             _here.streams = outer
             if states is not None:
-                states.restore()
+                # Torch that was imported meanwhile is left as it was found.
+                found = self._torch_found if states.torch is None else states.torch
+                states._replace(torch=found).restore()
+                self._torch_found = None
 
     def begin_sample(self, position: int, attempt: int = 0) -> None:
         """Seed everything for one sample.
@@ -202,35 +210,43 @@ class SampleStreams:
         """Seed everything for the collate function of the batch whose first sample is there."""
         self._begin(_COLLATE_RNG, _COLLATE, position, attempt)
 
-    def begin_iterator(self, *, has_begun: bool) -> None:
-        """Seed everything for the start of an iterable dataset, the same in all workers and ranks.
+    def begin_iterator(self) -> None:
+        """Seed everything for `__iter__` of an iterable: the same in all workers and ranks."""
+        self._begin(_ITERATOR_RNG, _ITERATOR, 0, 0)
 
-        What a generator function does before its first sample, shuffling a list of files for one,
-        has to come out the same everywhere. So the first sample of each worker has these numbers.
+    def begin_first_sample(self, position: int) -> None:
+        """Seed everything for the first sample of a worker's share of an iterable.
 
-        Args:
-            has_begun: False for `__iter__`, True for the first sample.
+        A generator function runs from its beginning to its first sample here, and may shuffle a
+        list of files on the way, which has to come out the same everywhere. So the global
+        generators are seeded alike in all workers and ranks; `sample_rng` is the sample's own.
         """
-        self._begin(_ITERATOR_RNG, _ITERATOR, int(has_begun), 0)
+        self._place(_RNG, _ITERATOR, position, 0)
+        self._global_position = 1
+        self._seed_globals()
 
     def seed_torch(self) -> None:
         """Seed torch, imported while a sample is being made, as if it had been there before."""
-        self._seek(self._source, self._global_stream, self._position)
+        self._torch_found = GlobalStates.now().torch
+        self._seek(self._source, self._global_stream, self._global_position)
         self._globals.seed_torch(self._source)
 
     def _begin(self, stream: int, global_stream: int, position: int, attempt: int) -> None:
         self._place(stream, global_stream, position, attempt)
-        self._seek(self._source, global_stream, position)
-        self._globals.seed(self._source)
+        self._seed_globals()
 
     def _place(self, stream: int, global_stream: int, position: int, attempt: int) -> None:
         self._stream = stream
         self._global_stream = global_stream
-        self._position = position
+        self._position = self._global_position = position
         self._attempt = attempt
         self._count = 0
         self._which = None
         self._begun.clear()
+
+    def _seed_globals(self) -> None:
+        self._seek(self._source, self._global_stream, self._global_position)
+        self._globals.seed(self._source)
 
     def _seek(self, source: Any, stream: int, position: int) -> None:  # noqa: ANN401
         # Setting a state costs a tenth of making a generator.
@@ -278,14 +294,20 @@ class SampleStreams:
 
     def single_out(self, k: int) -> tuple[Any, ...]:
         """Begin sample k of a batch by itself; returns what `restore_batch` takes."""
-        outer = self._position, self._stride, self._count, self._which, self._global_stream
+        outer = (
+            self._position, self._stride, self._count, self._which,
+            self._global_stream, self._global_position,
+        )  # fmt: skip
         number = self._number(k)
         self.begin_sample(self._position + number * self._stride, self._attempt)
         return outer
 
     def restore_batch(self, outer: tuple[Any, ...]) -> None:
         """End a `single_out`; generators of the batch's other samples begin anew."""
-        self._position, self._stride, self._count, self._which, self._global_stream = outer
+        (
+            self._position, self._stride, self._count, self._which,
+            self._global_stream, self._global_position,
+        ) = outer  # fmt: skip
         self._begun.clear()
 
     def restore_numbers(self, outer: NDArray[np.integer[Any]] | None) -> None:
@@ -310,8 +332,13 @@ def one_sample(k: int) -> Iterator[None]:
         streams.restore_batch(outer)
 
 
-def seed_torch_for_sample() -> None:
-    """Seed torch, imported while a sample is being made, as if it had been there before."""
+@functools.cache  # once per process
+def _watch_torch() -> None:
+    if "torch" not in sys.modules:
+        when_imported("torch", _seed_torch)
+
+
+def _seed_torch() -> None:
     if _here.streams is not None:
         _here.streams.seed_torch()
 

@@ -135,7 +135,7 @@ class Loader(Generic[SampleT]):
 
     def __iter__(self) -> Iterator[Any]:
         """Begin the next epoch: starts the workers, or sets the persistent ones to work again."""
-        epoch = self._schedule.begin(self._source())
+        epoch = self._schedule.next(self._source())
         if self._stream is None:
             stream = Stream(self._plan(), epoch)
         else:
@@ -145,7 +145,7 @@ class Loader(Generic[SampleT]):
         if self.persistent_workers:
             self._stream = stream
             iterator = EpochIterator(stream)
-        self._schedule.watch(iterator)
+        self._schedule.begin(epoch, iterator)
         return iterator
 
     def _plan(self) -> Plan:
@@ -216,7 +216,7 @@ class Loader(Generic[SampleT]):
             >>> [batch.tolist() for batch in again]
             [[3.0, 4.0]]
         """
-        return self._schedule.state_dict(self._source(), length_of(self.dataset))
+        return self._schedule.state_dict(self._source, length_of(self.dataset))
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Let the next `iter()` go on exactly where `state` was saved.

@@ -7,10 +7,11 @@ they were counted with. Nothing of it grows with the dataset, and nothing needs 
 
 from __future__ import annotations
 
+import copy
 import itertools
 import warnings
 import weakref
-from typing import TYPE_CHECKING, Any, Final, Protocol
+from typing import TYPE_CHECKING, Any, Final, NamedTuple, Protocol
 
 import numpy as np
 
@@ -23,9 +24,10 @@ from penstock.randomness.keys import Purpose, checked_count, seed_sequence
 from penstock.sampling.samplers import BatchSampler, IndexSampler, batches_of
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping
+    from collections.abc import Callable, Iterator, Mapping
 
 __all__ = [
+    "Description",
     "EpochIterator",
     "IndexSource",
     "Schedule",
@@ -45,17 +47,26 @@ def worker_base_seed(seed: int) -> int:
     return int(words[0] >> np.uint64(1))
 
 
+class Description(NamedTuple):
+    """What an order depends on.
+
+    Attributes:
+        settings: As JSON has it.
+        samples_in: How many samples a number of batches hold, over all ranks; None if not known.
+    """
+
+    settings: dict[str, Any]
+    samples_in: Callable[[int], int | None]
+
+
 class IndexSource(Protocol):
-    """Gives the indices of a loader's epochs."""
+    """Gives the indices of a loader's next epoch."""
 
     def begin(self, epoch: int, progress: Progress) -> Iterator[object]:
         """Return the indices of an epoch's batches, from batch `progress.num_steps` on."""
 
-    def settings(self) -> dict[str, Any]:
-        """Return what the order depends on, as JSON has it."""
-
-    def num_samples(self, num_batches: int) -> int | None:
-        """Return how many samples that many batches hold, over all ranks; None if not known."""
+    def describe(self) -> Description:
+        """Return what the order depends on, besides the loader's seed."""
 
 
 class SeededIndices:
@@ -122,8 +133,11 @@ class SeededIndices:
             count = 1 if self._batch_sampler is None else _length(indices)
             position += count * world_size
 
-    def settings(self) -> dict[str, Any]:
+    def describe(self) -> Description:
         """Return what the order depends on besides the loader's seed."""
+        return Description(self._settings(), self._samples_in)
+
+    def _settings(self) -> dict[str, Any]:
         outer = self._sampler if self._batch_sampler is None else self._batch_sampler
         if self._order is None:
             return {"sampler": {"kind": type(outer).__name__}, "num_batches": _length(outer, None)}
@@ -134,8 +148,7 @@ class SeededIndices:
             "drop_last": self._drop_last,
         }
 
-    def num_samples(self, num_batches: int) -> int | None:
-        """Return how many samples that many batches hold, over all ranks."""
+    def _samples_in(self, num_batches: int) -> int | None:
         if self._order is None:
             return None
         world_size = self._order.world_size
@@ -174,13 +187,10 @@ class StreamSource:
         """Return as many batches of nothing as anybody asks for."""
         return itertools.repeat(None if self._batch_size is None else [None] * self._batch_size)
 
-    def settings(self) -> dict[str, Any]:
+    def describe(self) -> Description:
         """Return what the shares of the workers depend on."""
-        return dict(self._settings)
-
-    def num_samples(self, num_batches: int) -> int | None:
-        """Return None: the last batch of each worker may be shorter."""
-        return None
+        # The last batch of each worker may be shorter, so nobody knows the number of samples.
+        return Description(self._settings, lambda num_batches: None)
 
 
 def warn_of_replay(dataset: object, state: Mapping[str, Any]) -> None:
@@ -207,7 +217,7 @@ class EpochIterator:
     def __init__(self, stream: Any) -> None:  # noqa: ANN401 - has `epoch` and `__next__`
         """Iterate the epoch that `stream` has begun last."""
         self._stream = stream
-        self._epoch = stream.epoch
+        self.epoch: Epoch = stream.epoch
 
     def __iter__(self) -> EpochIterator:
         """Return itself."""
@@ -215,7 +225,7 @@ class EpochIterator:
 
     def __next__(self) -> Any:  # noqa: ANN401 - any batch tree
         """Return the next batch."""
-        if self._stream.epoch is not self._epoch:
+        if self._stream.epoch is not self.epoch:
             raise StopIteration
         return next(self._stream)
 
@@ -250,29 +260,30 @@ class Schedule:
         self._resumed: Progress | None = None  # how much of `_next_epoch` was given already
         self._is_announced = seed is not None
         self._current: Epoch | None = None
+        self._described: Description | None = None  # of the current epoch, once it was asked for
         self._iterator: weakref.ref[Any] | None = None
 
     def __getstate__(self) -> dict[str, Any]:
         """Return all but what runs: a loader is pickled as a recipe, not as a running stream."""
-        return {**self.__dict__, "_current": None, "_iterator": None}
+        return {**self.__dict__, "_current": None, "_described": None, "_iterator": None}
 
     @property
     def next_epoch(self) -> int:
         """Number of the epoch that the next iterator begins."""
         return self._next_epoch
 
-    def begin(self, source: IndexSource) -> Epoch:
-        """Begin the next epoch, or go on in the one whose state was loaded."""
+    def next(self, source: IndexSource) -> Epoch:
+        """Return the next epoch, or the rest of the one whose state was loaded."""
         progress = self._resumed or Progress()
         number = self._next_epoch
-        epoch = Epoch(number, source.begin(number, progress), progress, self._is_announced)
-        self._current = epoch
-        self._next_epoch += 1
-        self._resumed = None
-        return epoch
+        return Epoch(number, source.begin(number, progress), progress, self._is_announced)
 
-    def watch(self, iterator: object) -> None:
-        """Know the iterator that the user got for the epoch just begun."""
+    def begin(self, epoch: Epoch, iterator: object) -> None:
+        """Note that workers have begun an epoch, and by which iterator the user gets it."""
+        if epoch is not self._current:
+            self._current = epoch
+            self._next_epoch = epoch.number + 1
+            self._resumed = self._described = None
         self._iterator = weakref.ref(iterator)
 
     @property
@@ -280,6 +291,7 @@ class Schedule:
         return (
             self._current is not None
             and not self._current.progress.is_over
+            and not self._current.progress.is_closed
             and self._iterator is not None
             and self._iterator() is not None
         )
@@ -311,20 +323,23 @@ class Schedule:
             return self._current.number, self._current.progress
         return self._next_epoch, self._resumed or Progress()
 
-    def state_dict(self, source: IndexSource, length: int | None) -> dict[str, Any]:
+    def state_dict(self, source: Callable[[], IndexSource], length: int | None) -> dict[str, Any]:
         """Return where the user is, as JSON has it.
 
         Args:
-            source: Of the indices.
+            source: Gives the source of the indices; asked once per epoch.
             length: Of the dataset; None if it has none.
         """
         epoch, progress = self._standing()
+        if self._described is None or self._current is None or self._current.progress.is_over:
+            self._described = source().describe()
+        settings, samples_in = self._described
         state: dict[str, Any] = {
             "format": _FORMAT,
             "seed": self._seed,
             "epoch": epoch,
             "batches": progress.num_steps,
-            "samples": source.num_samples(progress.num_steps),
+            "samples": samples_in(progress.num_steps),
         }
         if progress.draws is not None:
             state["draws"] = dict(progress.draws)
@@ -333,7 +348,7 @@ class Schedule:
         if progress.shares:
             state["turn"] = progress.turn
             state["shares"] = {str(id_): list(share) for id_, share in progress.shares.items()}
-        state["fingerprint"] = {"length": length, **source.settings()}
+        state["fingerprint"] = {"length": length, **copy.deepcopy(settings)}
         return state
 
     def load_state_dict(
@@ -348,9 +363,9 @@ class Schedule:
             raise StateError(
                 "a state was loaded while an iterator of this loader is running (epoch "
                 f"{self.epoch}): it would go on as before. Load the state before iter(loader), or "
-                "once the epoch is over or the iterator is deleted"
+                "once the epoch is over, or the iterator is deleted or closed"
             )
-        here = {"seed": self._seed, "length": length, **source.settings()}
+        here = {"seed": self._seed, "length": length, **source.describe().settings}
         progress = self._checked_progress(state, here)
         self._next_epoch = checked_count("epoch", state["epoch"])
         self._resumed = progress

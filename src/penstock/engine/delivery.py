@@ -198,7 +198,7 @@ class Stream:
         """Stop the workers; a second call does nothing. Batches that were given out stay valid."""
         if self._is_open:
             self._is_open = False
-            self._is_over = True
+            self._is_over = self._epoch.progress.is_closed = True
             self._backend.close()
             self._order = Order(1, 0)  # the old one holds batches that nobody will ask for
 

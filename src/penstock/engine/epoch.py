@@ -39,6 +39,7 @@ class Progress:
         shares: Per worker of an iterable dataset, as of the last batch given.
         turn: The worker whose batch comes next, for an iterable dataset.
         is_over: Whether the user has been told that there is no more.
+        is_closed: Whether nobody can be given any more, as the workers are gone.
         draws: What the order was drawn with, as JSON has it, where no seed decides it.
     """
 
@@ -47,6 +48,7 @@ class Progress:
     shares: dict[int, Share] = field(default_factory=dict)
     turn: int = 0
     is_over: bool = False
+    is_closed: bool = False
     draws: dict[str, Any] | None = None
 
     def give(self, step: int, *, in_order: bool) -> None:

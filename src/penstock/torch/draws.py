@@ -18,6 +18,7 @@ the same as long as nothing else drew from its generator in between.
 from __future__ import annotations
 
 import base64
+import functools
 import itertools
 import random
 import zlib
@@ -32,6 +33,7 @@ from torch.utils.data import RandomSampler as TorchRandomSampler
 from penstock.engine.plan import as_given
 from penstock.randomness.generators import GlobalStates
 from penstock.randomness.guarded import GuardedIterator
+from penstock.schedule import Description
 from penstock.torch.samplers import (
     STOCK_SAMPLERS,
     DistributedSampler,
@@ -156,7 +158,7 @@ class UnseededIndices:
             users.restore()
         return itertools.chain(first, indices)
 
-    def settings(self) -> dict[str, Any]:
+    def describe(self) -> Description:
         """Return what the order depends on besides the draws."""
         sampler, loader = self._loader._index_sampler, self._loader
         settings: dict[str, Any] = {"sampler": {"kind": type(self._inner).__name__}}
@@ -167,12 +169,13 @@ class UnseededIndices:
             settings["sampler"]["num_replicas"] = replicas
         if isinstance(loader.dataset, IterableDataset):
             settings["num_workers"] = max(loader.num_workers, 1)
-        return settings
+        # Not a method: what is kept for an epoch must not keep the loader.
+        return Description(settings, functools.partial(_samples_in, loader.batch_size))
 
-    def num_samples(self, num_batches: int) -> int | None:
-        """Return how many samples this rank has been given."""
-        batch_size = self._loader.batch_size
-        return None if batch_size is None else num_batches * batch_size
+
+def _samples_in(batch_size: int | None, num_batches: int) -> int | None:
+    """How many samples this rank has been given."""
+    return None if batch_size is None else num_batches * batch_size
 
 
 def _random_state() -> bytes:

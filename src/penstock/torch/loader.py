@@ -131,7 +131,6 @@ class DataLoader(torch.utils.data.DataLoader[T_co]):
                 f"and generator={generator}"
             )
         self._schedule = Schedule(seed)
-        self._seeded: tuple[tuple[Any, Any], SeededIndices] | None = None  # and whose they are
         self.seed = seed
         check_workers(num_workers, timeout, prefetch_factor, persistent_workers=persistent_workers)
         super().__init__(
@@ -162,7 +161,7 @@ class DataLoader(torch.utils.data.DataLoader[T_co]):
         # Persistent workers' iterator lives on. The user gets one that ends with the epoch, so that
         # it can be told whether anybody is iterating.
         iterator = EpochIterator(iterator)
-        self._schedule.watch(iterator)
+        self._schedule.begin(iterator.epoch, iterator)
         return iterator
 
     @property
@@ -209,7 +208,7 @@ class DataLoader(torch.utils.data.DataLoader[T_co]):
             >>> [batch.tolist() for (batch,) in again] == rest
             True
         """
-        return self._schedule.state_dict(self._source(), length_of(self.dataset))
+        return self._schedule.state_dict(self._source, length_of(self.dataset))
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Let the next `iter()` go on exactly where `state` was saved.
@@ -237,11 +236,8 @@ class DataLoader(torch.utils.data.DataLoader[T_co]):
             )
         if self.seed is None:
             return UnseededIndices(self, is_new=is_new)
-        samplers = (self.sampler, self.batch_sampler)
-        if self._seeded is None or self._seeded[0] != samplers:
-            sampler, batch_sampler = (seeded_sampler(part, self.seed) for part in samplers)
-            self._seeded = samplers, SeededIndices(sampler, batch_sampler, self.seed)
-        return self._seeded[1]
+        sampler = seeded_sampler(self.sampler, self.seed)
+        return SeededIndices(sampler, seeded_sampler(self.batch_sampler, self.seed), self.seed)
 
     def _get_iterator(self) -> Any:  # noqa: ANN401 - torch's hook; its type is torch's private one
         if isinstance(self.dataset, (torch.utils.data.IterDataPipe, torch.utils.data.MapDataPipe)):
@@ -262,7 +258,7 @@ class _LoaderIterator:
         self._sampler = loader._index_sampler
         self._pin = _should_pin(loader)
         source = loader._source()
-        epoch = loader._schedule.begin(source)
+        epoch = loader._schedule.next(source)
         if isinstance(source, UnseededIndices):
             base_seed = source.base_seed
         else:
@@ -271,15 +267,15 @@ class _LoaderIterator:
         self._num_yielded = 0
         self._len_called = _len_called(loader)
         self._stream = Stream(_make_plan(loader, base_seed), epoch)
-        loader._schedule.watch(self)
+        loader._schedule.begin(epoch, self)
 
     def _reset(self, loader: DataLoader[Any]) -> None:
         """Begin another epoch with the same workers; torch's `__iter__` calls it."""
-        epoch = loader._schedule.begin(loader._source(is_new=False))
+        epoch = loader._schedule.next(loader._source(is_new=False))
         self._num_yielded = 0
         self._len_called = _len_called(loader)
         self._stream.begin_epoch(epoch)
-        loader._schedule.watch(self)
+        loader._schedule.begin(epoch, self)
 
     @property
     def epoch(self) -> Epoch:

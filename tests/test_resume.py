@@ -7,6 +7,7 @@ import gc
 import json
 import pickle
 import random
+import time
 import warnings
 
 import numpy as np
@@ -301,8 +302,6 @@ def test_out_of_order_what_was_not_given_comes(num_workers):
     class Stuck(NumpyNoise):
         def __getitem__(self, index):
             if index == first:
-                import time
-
                 time.sleep(0.5)  # not to synchronise: any time will do, this makes it likely
             return super().__getitem__(index)
 
@@ -577,3 +576,29 @@ def test_a_warning_of_replay_is_not_given_where_nothing_is_replayed():
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         loader.load_state_dict(state)
+
+
+class Heavy(Resumable):
+    """A stream whose state takes long to take; counts how often it was asked."""
+
+    asked = 0
+
+    def state_dict(self):
+        self.asked += 1
+        deadline = time.perf_counter() + 0.02
+        while time.perf_counter() < deadline:
+            pass
+        return super().state_dict()
+
+
+def test_a_state_that_takes_long_is_taken_seldom_and_the_batches_since_are_replayed():
+    loader = Loader(Heavy(400), batch_size=4, seed=7)
+    iterator = iter(loader)
+    for _ in range(50):
+        next(iterator)
+    state = through_json(loader.state_dict())
+    tail = [content(batch) for batch in iterator]
+    assert loader.dataset.asked < 25  # of 100
+    resumed = Loader(Heavy(400), batch_size=4, seed=7)
+    resumed.load_state_dict(state)
+    assert [content(batch) for batch in resumed] == tail

@@ -195,8 +195,8 @@ class StreamSource:
 
 def warn_of_replay(dataset: object, state: Mapping[str, Any]) -> None:
     """Say that a stream has to be read again from its start, if so, and how to avoid it."""
-    shares = state.get("shares", {}).values()
-    num_batches = sum(Share(*share).num_batches for share in shares if Share(*share).state is None)
+    shares = [Share.from_json(fields) for fields in state.get("shares", {}).values()]
+    num_batches = sum(share.num_batches for share in shares if share.state is None)
     if num_batches == 0:
         return
     kind = type(dataset).__name__
@@ -347,7 +347,7 @@ class Schedule:
             state["ahead"] = _as_ranges(progress.ahead)
         if progress.shares:
             state["turn"] = progress.turn
-            state["shares"] = {str(id_): list(share) for id_, share in progress.shares.items()}
+            state["shares"] = {str(id_): share.to_json() for id_, share in progress.shares.items()}
         state["fingerprint"] = {"length": length, **copy.deepcopy(settings)}
         return state
 
@@ -382,7 +382,7 @@ class Schedule:
             progress = Progress(
                 checked_count("batches", state["batches"]),
                 {s for start, stop in state.get("ahead", ()) for s in range(start, stop)},
-                {int(id_): Share(*share) for id_, share in state.get("shares", {}).items()},
+                {int(id_): Share.from_json(s) for id_, s in state.get("shares", {}).items()},
                 checked_count("turn", state.get("turn", 0)),
                 draws=dict(state["draws"]) if "draws" in state else None,
             )

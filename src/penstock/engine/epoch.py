@@ -3,11 +3,12 @@
 
 from __future__ import annotations
 
+import pickle
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterator, Sequence
 
 __all__ = ["Epoch", "Progress", "Share"]
 
@@ -17,14 +18,32 @@ class Share(NamedTuple):
 
     Attributes:
         num_batches: Batches it has made of it.
-        state: What the dataset's `state_dict()` returned after the last of them; None if the
-            dataset has no such method.
         has_ended: Whether there is no more.
+        state_at: After how many batches `state` was taken.
+        state: What the dataset's `state_dict()` returned then, pickled. None if the dataset has no
+            such method; in a message also if nothing was taken since the last one.
     """
 
     num_batches: int = 0
-    state: Any = None
     has_ended: bool = False
+    state_at: int = 0
+    state: bytes | None = None
+
+    def after(self, earlier: Share | None) -> Share:
+        """Return this with the state that was told with an earlier batch, if it still holds."""
+        if self.state is None and earlier is not None and earlier.state_at == self.state_at:
+            return self._replace(state=earlier.state)
+        return self
+
+    def to_json(self) -> list[Any]:
+        """Return the fields, with the state as the dataset gave it."""
+        return [*self[:3], None if self.state is None else pickle.loads(self.state)]
+
+    @classmethod
+    def from_json(cls, fields: Sequence[Any]) -> Share:
+        """Return the share whose `to_json` is given."""
+        num_batches, has_ended, state_at, state = fields
+        return cls(num_batches, has_ended, state_at, None if state is None else pickle.dumps(state))
 
 
 @dataclass(slots=True)
@@ -64,7 +83,7 @@ class Progress:
     def give_share(self, worker_id: int, share: Share, num_workers: int) -> None:
         """Count a batch of an iterable dataset."""
         self.num_steps += 1
-        self.shares[worker_id] = share
+        self.shares[worker_id] = share.after(self.shares.get(worker_id))
         self.turn = (worker_id + 1) % num_workers
 
 

@@ -8,7 +8,8 @@ import hashlib
 import importlib
 import pickle
 import sys
-from typing import TYPE_CHECKING, Any, Protocol
+import time
+from typing import TYPE_CHECKING, Any, Final, Protocol
 
 import numpy as np
 
@@ -28,6 +29,9 @@ if TYPE_CHECKING:
     from penstock.engine.plan import Recipe
 
 __all__ = ["Fetcher"]
+
+# A dataset's state is taken again after this many times what taking it took: 2 % of the time.
+_STATE_INTERVAL: Final = 50.0
 
 
 class DefaultCollate(Protocol):
@@ -88,6 +92,8 @@ class Fetcher:
         self._iterator: Iterator[Any] | None = None
         self._num_batches = 0  # of this share of an iterable
         self._ended = False
+        self._state_at = 0  # batches after which its state was taken last
+        self._next_state_s = 0.0
         self.first_sample_digest: bytes | None = None
         self._share_info = ShareInfo(
             worker_id, num_workers, recipe.batch_size, recipe.rank, recipe.world_size
@@ -116,13 +122,12 @@ class Fetcher:
             self._num_batches, self._ended, self._iterator = share.num_batches, True, iter(())
             return
         if share.state is not None:
-            dataset.load_state_dict(share.state)
-            self._num_batches = share.num_batches
+            dataset.load_state_dict(pickle.loads(share.state))
+            self._num_batches = self._state_at = share.state_at
         if self._streams is not None:
             self._streams.begin_iterator()
         self._iterator = iter(dataset)
-        if share.state is None:
-            self._replay(share.num_batches)
+        self._replay(share.num_batches - self._num_batches)
 
     def _replay(self, num_batches: int) -> None:
         """Take the samples of batches that were given before, under the same random numbers."""
@@ -138,10 +143,27 @@ class Fetcher:
         """Return how far this share of an iterable dataset is; None for a map-style one."""
         if self._iterator is None:
             return None
-        take_state = getattr(self._recipe.dataset, "state_dict", None)
-        restores = callable(getattr(self._recipe.dataset, "load_state_dict", None))
-        state = take_state() if callable(take_state) and restores else None
-        return Share(self._num_batches, state, self._ended)
+        state = self._new_state()
+        return Share(self._num_batches, self._ended, self._state_at, state)
+
+    def _new_state(self) -> bytes | None:
+        """Return the dataset's state, pickled; None if it cannot tell, or was asked just now.
+
+        After a state that took long the next one has to wait, and batches in between would be
+        replayed. So a dataset with a large state is not slowed down by it.
+        """
+        dataset = self._recipe.dataset
+        can_tell = callable(getattr(dataset, "state_dict", None))
+        if not can_tell or not callable(getattr(dataset, "load_state_dict", None)):
+            return None
+        begun = time.perf_counter()
+        if begun < self._next_state_s:
+            return None
+        state = pickle.dumps(dataset.state_dict(), protocol=5)
+        ended = time.perf_counter()
+        self._next_state_s = ended + _STATE_INTERVAL * (ended - begun)
+        self._state_at = self._num_batches
+        return state
 
     def fetch(self, indices: Any) -> Any:  # noqa: ANN401
         """Return the batch of `indices`: a list, an int64 array, or what the sampler gave.

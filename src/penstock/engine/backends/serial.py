@@ -3,7 +3,6 @@
 
 from __future__ import annotations
 
-import copy
 from typing import TYPE_CHECKING
 
 from penstock.engine.fetch import Fetcher
@@ -94,12 +93,12 @@ class SerialBackend:
         self._task = None
         try:
             batch = self._fetcher.fetch(indices)
+            share = self._fetcher.share()
         except BaseException as error:
             if isinstance(error, StopIteration) and self._recipe.is_iterable:
                 return [WorkerExhausted(0, step)]
             return [TaskDone(0, step, _Raised(error))]
-        # A copy: the state is that of now, and the dataset may go on in the same object.
-        return [TaskDone(0, step, _Batch(batch, copy.deepcopy(self._fetcher.share())))]
+        return [TaskDone(0, step, _Batch(batch, share))]
 
     def close(self) -> None:
         """Drop the dataset's iterator and the recycled memory that no batch holds."""

@@ -168,6 +168,36 @@ def test_the_tail_is_the_tail(make, epoch, cut, data):
     assert [content(batch) for batch in resumed] == following
 
 
+@given(make=loaders(), epoch=st.integers(0, 1), cut=st.integers(0, 12), data=st.data())
+@settings(suppress_health_check=[HealthCheck.too_slow], deadline=None, max_examples=25)
+def test_the_tail_is_the_tail_with_any_workers(make, epoch, cut, data):
+    def with_workers():
+        loader = make()
+        workers = data.draw(st.integers(0, 3))
+        if workers:
+            fields = {"num_workers": workers, "prefetch_factor": data.draw(st.integers(1, 3))}
+            for name, value in fields.items():
+                setattr(loader, name, value)
+        return loader
+
+    expected = make()
+    for _ in range(epoch):
+        list(expected)
+    batches = [content(batch) for batch in expected]
+    following = [content(batch) for batch in expected]
+    loader = with_workers()
+    loader.set_epoch(epoch)
+    iterator = iter(loader)
+    given_before = [content(batch) for _, batch in zip(range(cut), iterator, strict=False)]
+    state = through_json(loader.state_dict())
+    del iterator
+    resumed = with_workers()
+    resumed.load_state_dict(state)
+    if len(given_before) == cut:
+        assert given_before + [content(batch) for batch in resumed] == batches
+    assert [content(batch) for batch in resumed] == following
+
+
 @given(
     length=st.integers(1, 60), batch=st.integers(1, 4), epoch=st.integers(0, 3),
     cut=st.integers(0, 8), weighted=st.booleans(), pad=st.sampled_from(["repeat", "drop", "none"]),

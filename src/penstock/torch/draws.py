@@ -58,21 +58,21 @@ class UnseededIndices:
     """Indices drawn at the moments at which torch's own loader draws them.
 
     Attributes:
-        base_seed: Of the workers, once `begin` was called for a new iterator.
+        base_seed: Of the workers, once `begin` was called.
     """
 
-    def __init__(self, loader: DataLoader[Any], *, is_new: bool = True) -> None:
+    def __init__(self, loader: DataLoader[Any], base_seed: int | None = None) -> None:
         """Look at what the loader draws with.
 
         Args:
             loader: Used while `begin` runs, and not kept by what it returns: a persistent iterator
                 and its loader would keep each other.
-            is_new: Whether an iterator begins. One that begins another epoch asks the sampler once,
-                and draws no base seed.
+            base_seed: Of workers that live on: then the sampler is asked once, and no base seed is
+                drawn. None: an iterator begins.
         """
         self._loader = loader
-        self._is_new = is_new
-        self.base_seed = 0
+        self._is_new = base_seed is None
+        self.base_seed = base_seed or 0
         sampler = loader._index_sampler
         is_stock_batch = type(sampler) is BatchSampler
         self._inner = sampler.sampler if is_stock_batch else sampler
@@ -110,6 +110,7 @@ class UnseededIndices:
         """Keep what the draws of this epoch will depend on."""
         draws: dict[str, Any] = {
             "is_new": self._is_new,
+            "base_seed": self.base_seed,
             "asked_twice": self._is_new and self._loader.num_workers > 0,
         }
         if isinstance(epoch := getattr(self._inner, "epoch", None), int):
@@ -146,7 +147,7 @@ class UnseededIndices:
                 if name in draws.get("states", {}):
                     set_state(_decode(name, draws["states"][name]))
             self._is_new = draws["is_new"]
-            base_seed = draws.get("base_seed", 0)
+            base_seed = draws["base_seed"]
             indices = self._draw(draws)
             self.base_seed = draws["base_seed"] = base_seed
             for _ in range(num_steps):

@@ -225,8 +225,12 @@ class DataLoader(torch.utils.data.DataLoader[T_co]):
         self._schedule.load_state_dict(state, self._source(), length_of(self.dataset))
         warn_of_replay(self.dataset, state)
 
-    def _source(self, *, is_new: bool = True) -> IndexSource:
-        """Return what the indices come from; samplers may have been exchanged since."""
+    def _source(self, base_seed: int | None = None) -> IndexSource:
+        """Return what the indices come from; samplers may have been exchanged since.
+
+        Args:
+            base_seed: Of workers that live on from the epoch before.
+        """
         if isinstance(self.dataset, torch.utils.data.IterableDataset) and self.seed is not None:
             return StreamSource(
                 self.batch_size,
@@ -235,7 +239,7 @@ class DataLoader(torch.utils.data.DataLoader[T_co]):
                 world_size=current_rank().world_size,
             )
         if self.seed is None:
-            return UnseededIndices(self, is_new=is_new)
+            return UnseededIndices(self, base_seed)
         sampler = seeded_sampler(self.sampler, self.seed)
         return SeededIndices(sampler, seeded_sampler(self.batch_sampler, self.seed), self.seed)
 
@@ -259,19 +263,19 @@ class _LoaderIterator:
         self._pin = _should_pin(loader)
         source = loader._source()
         epoch = loader._schedule.next(source)
-        if isinstance(source, UnseededIndices):
-            base_seed = source.base_seed
+        if loader.seed is not None:
+            self._base_seed = worker_base_seed(loader.seed)
         else:
-            assert loader.seed is not None
-            base_seed = worker_base_seed(loader.seed)
+            assert isinstance(source, UnseededIndices)
+            self._base_seed = source.base_seed
         self._num_yielded = 0
         self._len_called = _len_called(loader)
-        self._stream = Stream(_make_plan(loader, base_seed), epoch)
+        self._stream = Stream(_make_plan(loader, self._base_seed), epoch)
         loader._schedule.begin(epoch, self)
 
     def _reset(self, loader: DataLoader[Any]) -> None:
         """Begin another epoch with the same workers; torch's `__iter__` calls it."""
-        epoch = loader._schedule.next(loader._source(is_new=False))
+        epoch = loader._schedule.next(loader._source(self._base_seed))
         self._num_yielded = 0
         self._len_called = _len_called(loader)
         self._stream.begin_epoch(epoch)

@@ -550,6 +550,8 @@ def test_other_weights_are_seen_though_they_are_as_many():
         {"format": 1},
         {"format": 99},
         {"format": 1, "seed": 0, "epoch": 0, "batches": -1, "fingerprint": {}},
+        {"format": 1, "seed": 0, "epoch": -1, "batches": 0, "fingerprint": {}},
+        {"format": 1, "seed": 0, "batches": 0, "fingerprint": {}},
     ],
 )
 def test_what_is_no_state_is_refused_and_changes_nothing(state):

@@ -365,41 +365,43 @@ class Schedule:
                 f"{self.epoch}): it would go on as before. Load the state before iter(loader), or "
                 "once the epoch is over, or the iterator is deleted or closed"
             )
+        number, progress, saved = _parsed(state)
         here = {"seed": self._seed, "length": length, **source.describe().settings}
-        progress = self._checked_progress(state, here)
-        self._next_epoch = checked_count("epoch", state["epoch"])
-        self._resumed = progress
-        self._current = None
-
-    def _checked_progress(self, state: Mapping[str, Any], here: Mapping[str, Any]) -> Progress:
-        try:
-            if state["format"] != _FORMAT:
-                raise StateError(
-                    f"this state has format {state['format']!r}; this version of Penstock reads "
-                    f"format {_FORMAT}"
-                )
-            saved = {"seed": state["seed"], **state["fingerprint"]}
-            progress = Progress(
-                checked_count("batches", state["batches"]),
-                {s for start, stop in state.get("ahead", ()) for s in range(start, stop)},
-                {int(id_): Share.from_json(s) for id_, s in state.get("shares", {}).items()},
-                checked_count("turn", state.get("turn", 0)),
-                draws=dict(state["draws"]) if "draws" in state else None,
-            )
-        except (KeyError, TypeError, ValueError, AttributeError) as error:
-            if isinstance(error, StateError):
-                raise
-            raise StateError(
-                f"this is not a state of a Penstock loader: {type(error).__name__}: {error}"
-            ) from error
-        differences = _differences(saved, dict(here))
+        differences = _differences(saved, here)
         if differences:
             raise StateError(
                 "this state was saved by a loader that orders its samples otherwise: "
                 + "; ".join(differences)
                 + ". Make the loader as it was, or begin a new epoch without the state"
             )
-        return progress
+        self._next_epoch = number
+        self._resumed = progress
+        self._current = None
+
+
+def _parsed(state: Mapping[str, Any]) -> tuple[int, Progress, dict[str, Any]]:
+    """Return the epoch, what was given of it, and the fingerprint with the seed."""
+    try:
+        if state["format"] != _FORMAT:
+            raise StateError(
+                f"this state has format {state['format']!r}; this version of Penstock reads "
+                f"format {_FORMAT}"
+            )
+        progress = Progress(
+            checked_count("batches", state["batches"]),
+            {s for start, stop in state.get("ahead", ()) for s in range(start, stop)},
+            {int(id_): Share.from_json(s) for id_, s in state.get("shares", {}).items()},
+            checked_count("turn", state.get("turn", 0)),
+            draws=dict(state["draws"]) if "draws" in state else None,
+        )
+        fingerprint = {"seed": state["seed"], **state["fingerprint"]}
+        return checked_count("epoch", state["epoch"]), progress, fingerprint
+    except StateError:
+        raise
+    except (KeyError, TypeError, ValueError, AttributeError) as error:
+        raise StateError(
+            f"this is not a state of a Penstock loader: {type(error).__name__}: {error}"
+        ) from error
 
 
 def _as_ranges(steps: set[int]) -> list[list[int]]:

@@ -432,8 +432,9 @@ class DistributedSampler(IndexSampler):
         pad="none"       0 1 2 3 4       rank 0: 0 2 4   rank 1: 1 3
 
     With 4 ranks and batches of 8, with 2 and 16, or with 1 and 32, the k-th batches hold the same
-    32 samples. So a run may go on with another number of ranks. (Where the order does not divide
-    evenly, "repeat" and "drop" change up to world size - 1 samples at its end.)
+    32 samples. So a run may go on with another number of ranks. Only the end of an epoch whose
+    order does not divide evenly is another: "repeat" and "drop" change up to world size - 1 samples
+    there, so that a loader with `drop_last` may have one global batch more or less.
 
     "none" is for validation: every sample comes once, and ranks may have one batch more or less, so
     nothing that waits for all ranks may happen in the loop.

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import functools
 import itertools
 import multiprocessing
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
@@ -11,6 +12,7 @@ from penstock.data.dataset import IterableDataset
 from penstock.engine.delivery import Stream
 from penstock.engine.plan import Plan, Recipe
 from penstock.errors import ConfigError
+from penstock.randomness.keys import checked_count
 from penstock.ranks import Rank, current_rank
 from penstock.sampling import BatchSampler, RandomSampler, SequentialSampler
 from penstock.schedule import (
@@ -18,8 +20,8 @@ from penstock.schedule import (
     Schedule,
     SeededIndices,
     StreamSource,
+    check_stream,
     length_of,
-    warn_of_replay,
     worker_base_seed,
 )
 
@@ -109,7 +111,8 @@ class Loader(Generic[SampleT]):
         self.prefetch_factor = prefetch_factor
         self.persistent_workers = persistent_workers
         self.in_order = in_order
-        self.seed = seed
+        self._seed = checked_count("seed", seed)
+        self._schedule = Schedule(seed)
         self._is_iterable = isinstance(dataset, IterableDataset)
         if self._is_iterable:
             _check_iterable(shuffle=shuffle, sampler=sampler, batch_sampler=batch_sampler)
@@ -120,22 +123,21 @@ class Loader(Generic[SampleT]):
             batch_sampler = BatchSampler(sampler, batch_size, drop_last)  # type: ignore[arg-type]
         self.sampler = sampler
         self.batch_sampler = batch_sampler
-        self._rank = current_rank() if self._is_iterable else Rank(0, 1)
-        self._schedule = Schedule(seed)
         self._stream: Stream | None = None
 
     def _default_sampler(self, *, shuffle: bool) -> Iterable[Any]:
         if self._is_iterable:
             return itertools.repeat(None)
         return (
-            RandomSampler(self.dataset, seed=self.seed)
+            RandomSampler(self.dataset, seed=self._seed)
             if shuffle
             else SequentialSampler(self.dataset)
         )
 
     def __iter__(self) -> Iterator[Any]:
         """Begin the next epoch: starts the workers, or sets the persistent ones to work again."""
-        epoch = self._schedule.next(self._source())
+        source = self._source()
+        epoch = self._schedule.next(source)
         if self._stream is None:
             stream = Stream(self._plan(), epoch)
         else:
@@ -145,10 +147,20 @@ class Loader(Generic[SampleT]):
         if self.persistent_workers:
             self._stream = stream
             iterator = EpochIterator(stream)
-        self._schedule.begin(epoch, iterator)
+        self._schedule.begin(epoch, iterator, source)
         return iterator
 
+    def __getstate__(self) -> dict[str, Any]:
+        """Return all but the persistent workers."""
+        return {**self.__dict__, "_stream": None}
+
+    @property
+    def seed(self) -> int:
+        """As given."""
+        return self._seed
+
     def _plan(self) -> Plan:
+        rank, world_size = current_rank() if self._is_iterable else Rank(0, 1)
         recipe = Recipe(
             dataset=self.dataset,
             is_iterable=self._is_iterable,
@@ -156,14 +168,14 @@ class Loader(Generic[SampleT]):
             collate_fn=self.collate_fn,
             drop_last=self.drop_last,
             worker_init_fn=self.worker_init_fn,
-            seed=self.seed,
+            seed=self._seed,
             batch_size=self.batch_size,
-            rank=self._rank.rank,
-            world_size=self._rank.world_size,
+            rank=rank,
+            world_size=world_size,
         )
         return Plan(
             recipe=recipe,
-            base_seed=worker_base_seed(self.seed),
+            base_seed=worker_base_seed(self._seed),
             num_workers=self.num_workers,
             prefetch_factor=self.prefetch_factor or 2,
             in_order=self.in_order,
@@ -178,9 +190,9 @@ class Loader(Generic[SampleT]):
                 self.batch_size,
                 drop_last=self.drop_last,
                 num_workers=self.num_workers,
-                world_size=self._rank.world_size,
+                rank=current_rank(),
             )
-        return SeededIndices(self.sampler, self.batch_sampler, self.seed)
+        return SeededIndices(self.sampler, self.batch_sampler, self._seed)
 
     @property
     def epoch(self) -> int:
@@ -228,8 +240,8 @@ class Loader(Generic[SampleT]):
             StateError: an iterator is running, or the state was saved with other data, batch
                 size, sampler or seed; the message says what differs.
         """
-        self._schedule.load_state_dict(state, self._source(), length_of(self.dataset))
-        warn_of_replay(self.dataset, state)
+        check = functools.partial(check_stream, self.dataset)
+        self._schedule.load_state_dict(state, self._source(), length_of(self.dataset), check)
 
     def __len__(self) -> int:
         """Batches of an epoch.

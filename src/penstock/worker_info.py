@@ -27,6 +27,7 @@ class WorkerInfo:
 
 
 _current: WorkerInfo | None = None
+_was_asked = False
 
 
 def get_worker_info() -> WorkerInfo | None:
@@ -39,13 +40,16 @@ def get_worker_info() -> WorkerInfo | None:
         >>> get_worker_info() is None  # the trainer is no worker
         True
     """
+    global _was_asked
+    _was_asked = True
     return _current
 
 
 def set_worker_info(info: WorkerInfo | None) -> None:
-    """Make `info` what `get_worker_info` returns in this process."""
-    global _current
+    """Make `info` what `get_worker_info` returns in this process, which nobody has asked yet."""
+    global _current, _was_asked
     _current = info
+    _was_asked = False  # a forked process has what was asked before
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,7 +76,14 @@ _share = ShareInfo()
 
 def current_share() -> ShareInfo:
     """Return which part of an iterable dataset is wanted: all of it, outside of a loader."""
+    global _was_asked
+    _was_asked = True
     return _share
+
+
+def was_asked() -> bool:
+    """Return whether anybody has asked in this process which worker or share it is."""
+    return _was_asked
 
 
 def set_share(share: ShareInfo) -> ShareInfo:

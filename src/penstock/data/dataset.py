@@ -29,6 +29,7 @@ __all__ = [
     "Empty",
     "IterableDataset",
     "batch_reader",
+    "can_resume",
     "is_current",
     "is_drawless",
     "read_each",
@@ -210,6 +211,13 @@ def reads_together(dataset: object) -> bool:
             parts = _parts_of.get(cls)
             return parts is None or all(map(reads_together, parts(dataset)))
     return True
+
+
+def can_resume(dataset: object) -> bool:
+    """Return whether an iterable dataset tells its place, and can begin there."""
+    return all(
+        callable(getattr(dataset, method, None)) for method in ("state_dict", "load_state_dict")
+    )
 
 
 def read_each(dataset: Any, indices: Iterable[Any]) -> list[Any]:  # noqa: ANN401

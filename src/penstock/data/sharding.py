@@ -7,6 +7,7 @@ import itertools
 from typing import TYPE_CHECKING, Literal, TypeVar
 
 from penstock.errors import ConfigError
+from penstock.randomness.samples import end_prologue
 from penstock.worker_info import current_share
 
 if TYPE_CHECKING:
@@ -21,6 +22,8 @@ def shard(items: Iterable[T], by: Literal["batch", "item"] = "batch") -> Iterato
     """Yield what is this worker's and this rank's of `items`; all of them outside of a loader.
 
     Call it in `__iter__` of an `IterableDataset`. Without it, every worker and rank yields all.
+    With `seed=`, the global generators are the same in all workers up to its first item, so that
+    the items may be shuffled; from there on they are each sample's own.
 
     Args:
         items: The same in every worker and rank. All of them are iterated everywhere, so let them
@@ -56,6 +59,7 @@ def _deal(
     for turn in itertools.count():
         group = list(itertools.islice(stream, size * world_size))
         if turn % num_workers == worker_id:
+            end_prologue()
             yield from group[rank::world_size]
         if len(group) < size * world_size:
             return

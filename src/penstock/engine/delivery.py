@@ -63,14 +63,14 @@ class Stream:
             self._backend = open_backend(self._plan)
             self._backend.start()
             self._is_open = True
+        self._epoch = epoch
+        self._is_over = False
         with self._closed_on_error():
             self._backend.begin_epoch(epoch)
             self._begin(epoch)
 
     def _begin(self, epoch: Epoch) -> None:
         plan, progress = self._plan, epoch.progress
-        self._epoch = epoch
-        self._is_over = False
         self._indices: Iterator[object] = epoch.indices
         num_workers = max(plan.num_workers, 1)
         is_iterable = plan.recipe.is_iterable
@@ -147,13 +147,16 @@ class Stream:
 
     def _give(self, delivery: Deliver) -> Any:  # noqa: ANN401 - any batch tree
         outcome: Outcome = delivery.outcome
-        batch = outcome.result()
-        progress = self._epoch.progress
+        progress, step, worker_id = self._epoch.progress, delivery.step, delivery.worker_id
+        try:
+            batch = outcome.result()
+        except BaseException:
+            progress.fail(step, worker_id, outcome.share)
+            raise
         if outcome.share is None:
-            progress.give(delivery.step, in_order=self._plan.in_order)
+            progress.give(step, in_order=self._plan.in_order)
         else:
-            workers = max(self._plan.num_workers, 1)
-            progress.give_share(delivery.worker_id, outcome.share, workers)
+            progress.give_share(worker_id, outcome.share, max(self._plan.num_workers, 1))
         return batch
 
     def _wait(self) -> Deliver | Finish | Fail | None:
@@ -174,11 +177,13 @@ class Stream:
     def _carry_out(self, decisions: list[Any]) -> Deliver | Finish | Fail | None:
         """Do what was decided; return the answer to the open request, if it is among it."""
         answer: Deliver | Finish | Fail | None = None
-        for decision in decisions:
+        left = decisions
+        while left:
+            decision, left = left[0], left[1:]
             if isinstance(decision, Submit):
                 self._backend.submit(decision.worker_id, decision.step, decision.indices)
             elif isinstance(decision, Draw):
-                answer = self._carry_out(self._order.handle(self._draw())) or answer
+                left = self._order.handle(self._draw()) + left
             else:
                 answer = decision
         return answer

@@ -59,7 +59,8 @@ class Progress:
         turn: The worker whose batch comes next, for an iterable dataset.
         is_over: Whether the user has been told that there is no more.
         is_closed: Whether nobody can be given any more, as the workers are gone.
-        draws: What the order was drawn with, as JSON has it, where no seed decides it.
+        draws: What the order was drawn with, where no seed decides it: the loader's own.
+        failed: Step, worker and share of batches that could not be made, since the last one given.
     """
 
     num_steps: int = 0
@@ -68,23 +69,34 @@ class Progress:
     turn: int = 0
     is_over: bool = False
     is_closed: bool = False
-    draws: dict[str, Any] | None = None
+    draws: Any = None
+    failed: list[tuple[int, int, Share | None]] = field(default_factory=list)
 
     def give(self, step: int, *, in_order: bool) -> None:
-        """Count a batch of a map-style dataset."""
-        if in_order:  # whatever was passed over could not be made
+        """Count a batch of a map-style dataset, and those before it that could not be made."""
+        if in_order:
             self.num_steps = step + 1
             return
         self.ahead.add(step)
+        self.ahead.update(failed for failed, _, _ in self.failed)
+        self.failed.clear()
         while self.num_steps in self.ahead:
             self.ahead.remove(self.num_steps)
             self.num_steps += 1
 
     def give_share(self, worker_id: int, share: Share, num_workers: int) -> None:
-        """Count a batch of an iterable dataset."""
+        """Count a batch of an iterable dataset, and those before it that could not be made."""
         self.num_steps += 1
+        for _, failed_id, failed in self.failed:
+            if failed is not None:
+                self.shares[failed_id] = failed.after(self.shares.get(failed_id))
+        self.failed.clear()
         self.shares[worker_id] = share.after(self.shares.get(worker_id))
         self.turn = (worker_id + 1) % num_workers
+
+    def fail(self, step: int, worker_id: int, share: Share | None) -> None:
+        """Note a batch that could not be made: it counts once a later one is given."""
+        self.failed.append((step, worker_id, share))
 
 
 @dataclass(frozen=True, slots=True)

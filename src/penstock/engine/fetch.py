@@ -6,21 +6,23 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import importlib
+import math
 import pickle
 import sys
 import time
+import warnings
 from typing import TYPE_CHECKING, Any, Final, Protocol
 
 import numpy as np
 
 from penstock.collate import Collator, MixedTypes
-from penstock.data.dataset import batch_reader, is_drawless, reads_together
+from penstock.data.dataset import batch_reader, can_resume, is_drawless, reads_together
 from penstock.engine.epoch import Share
 from penstock.engine.plan import AsGiven, Placed
 from penstock.errors import CollateError
 from penstock.randomness.samples import SampleStreams
 from penstock.transport.packing import AsTensor
-from penstock.worker_info import ShareInfo, set_share
+from penstock.worker_info import ShareInfo, set_share, was_asked
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
@@ -32,6 +34,8 @@ __all__ = ["Fetcher"]
 
 # A dataset's state is taken again after this many times what taking it took: 2 % of the time.
 _STATE_INTERVAL: Final = 50.0
+# Errors that a stream may raise again while it is replayed.
+_MOST_ERRORS: Final = 1000
 
 
 class DefaultCollate(Protocol):
@@ -84,20 +88,25 @@ class Fetcher:
         self._read_batch = None
         if recipe.is_batched and not recipe.is_iterable and recipe.collate_fn is None:
             self._read_batch = batch_reader(recipe.dataset)
-        if is_announced and callable(set_epoch := getattr(recipe.dataset, "set_epoch", None)):
-            set_epoch(epoch)
         self._streams = None
         if recipe.seed is not None and not (self._read_batch and is_drawless(recipe.dataset)):
             self._streams = SampleStreams(recipe.seed, epoch)
         self._iterator: Iterator[Any] | None = None
         self._num_batches = 0  # of this share of an iterable
         self._ended = False
+        self._is_untouched = True  # nothing was taken of the iterator
         self._state_at = 0  # batches after which its state was taken last
         self._next_state_s = 0.0
         self.first_sample_digest: bytes | None = None
         self._share_info = ShareInfo(
             worker_id, num_workers, recipe.batch_size, recipe.rank, recipe.world_size
         )
+        set_epoch = getattr(recipe.dataset, "set_epoch", None)
+        if is_announced and callable(set_epoch):
+            with self._scope():
+                if self._streams is not None:
+                    self._streams.begin_iterator()
+                set_epoch(epoch)
         if recipe.is_iterable:
             with self._scope():
                 self._start_share(share or Share())
@@ -131,13 +140,20 @@ class Fetcher:
 
     def _replay(self, num_batches: int) -> None:
         """Take the samples of batches that were given before, under the same random numbers."""
-        for _ in range(num_batches):
+        stop = self._num_batches + num_batches
+        num_errors = 0
+        while self._num_batches < stop:
             try:
                 self._next_samples([None] * (self._recipe.batch_size or 1))
             except StopIteration:
                 self._ended = True
                 return
-            self._num_batches += 1
+            except Exception:  # the user has been given it once, and has gone on
+                num_errors += 1
+                if num_errors > _MOST_ERRORS:
+                    raise
+            else:
+                self._num_batches += 1
 
     def share(self) -> Share | None:
         """Return how far this share of an iterable dataset is; None for a map-style one."""
@@ -153,13 +169,19 @@ class Fetcher:
         replayed. So a dataset with a large state is not slowed down by it.
         """
         dataset = self._recipe.dataset
-        can_tell = callable(getattr(dataset, "state_dict", None))
-        if not can_tell or not callable(getattr(dataset, "load_state_dict", None)):
-            return None
         begun = time.perf_counter()
-        if begun < self._next_state_s:
+        if not can_resume(dataset) or begun < self._next_state_s:
             return None
-        state = pickle.dumps(dataset.state_dict(), protocol=5)
+        try:
+            state = pickle.dumps(dataset.state_dict(), protocol=5)
+        except Exception as error:  # the batch is not to be lost for it
+            self._next_state_s = math.inf
+            warnings.warn(
+                f"{type(dataset).__name__}.state_dict() failed with {type(error).__name__}: "
+                f"{error}. The loader's state can only replay this stream.",
+                stacklevel=2,
+            )
+            return None
         ended = time.perf_counter()
         self._next_state_s = ended + _STATE_INTERVAL * (ended - begun)
         self._state_at = self._num_batches
@@ -271,7 +293,7 @@ class Fetcher:
 
     def _next_sample(self, batch_size: int, k: int) -> Any:  # noqa: ANN401
         assert self._iterator is not None
-        is_first = self._num_batches == 0 and k == 0
+        is_first, self._is_untouched = self._is_untouched, False
         if self._streams is not None:
             position = self._position_in_share(batch_size, k)
             if is_first:
@@ -279,7 +301,8 @@ class Fetcher:
             else:
                 self._streams.begin_sample(position)
         sample = next(self._iterator)
-        if is_first and self._num_workers > 1:
+        is_start = self._num_batches == 0 and k == 0
+        if is_start and self._num_workers > 1 and not was_asked():
             self.first_sample_digest = _digest(sample)
         return sample
 

@@ -104,11 +104,12 @@ class ExceptionReport(NamedTuple):
 
 
 class TaskFailed(NamedTuple):
-    """The user's code raised."""
+    """The user's code raised. `share` is as in `BatchMade`."""
 
     round: int
     step: int
     report: ExceptionReport
+    share: Share | None
 
 
 class ShareEnded(NamedTuple):
@@ -148,7 +149,8 @@ def encode(message: Task | BeginEpoch | BatchMade | TaskFailed | ShareEnded) -> 
         rest = (*message[3:5], share, message.first_sample)
         fields = (*message[:2], place, buffers, packed.slots, *rest)
     elif isinstance(message, TaskFailed):
-        fields = (message.round, message.step, *message.report)
+        share = None if message.share is None else tuple(message.share)
+        fields = (message.round, message.step, tuple(message.report), share)
     elif isinstance(message, BeginEpoch):
         fields = (*message[:3], None if message.share is None else tuple(message.share))
     return pickle.dumps((_KINDS[type(message)], fields), protocol=5)
@@ -173,7 +175,8 @@ def decode(data: bytes) -> Any:  # noqa: ANN401 - one of the messages
         number, epoch, is_announced, share = fields
         return BeginEpoch(number, epoch, is_announced, _share(share))
     if _TYPES[kind] is TaskFailed:
-        return TaskFailed(fields[0], fields[1], ExceptionReport(*fields[2:]))
+        number, step, report, share = fields
+        return TaskFailed(number, step, ExceptionReport(*report), _share(share))
     return _TYPES[kind](*fields)
 
 

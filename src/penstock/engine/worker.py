@@ -193,7 +193,7 @@ class _Worker:
         if self._share_ended:
             return  # the trainer knows that no answer comes
         if self._failure is not None:
-            self._channel.send(encode(TaskFailed(task.round, task.step, self._failure)))
+            self._channel.send(encode(TaskFailed(task.round, task.step, self._failure, None)))
             return
         assert self._fetcher is not None
         assert self._recipe is not None
@@ -229,7 +229,9 @@ class _Worker:
     def _send_failure(self, task: Task, error: Exception) -> None:
         report = report_exception(error)
         error.__traceback__ = None  # its frames hold the samples, and whatever else was at hand
-        self._channel.send(encode(TaskFailed(task.round, task.step, report)))
+        assert self._fetcher is not None
+        share = self._fetcher.share()
+        self._channel.send(encode(TaskFailed(task.round, task.step, report, share)))
 
 
 if sys.platform == "win32":

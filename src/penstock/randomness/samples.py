@@ -34,6 +34,7 @@ if TYPE_CHECKING:
 
 __all__ = [
     "SampleStreams",
+    "end_prologue",
     "fallback_state",
     "forget_streams",
     "one_sample",
@@ -58,6 +59,7 @@ class _Here(threading.local):
 
 
 _here = _Here()
+_num_active = 0  # batches being made in this process
 
 
 def sample_rng(k: int | None = None) -> np.random.Generator:
@@ -81,11 +83,13 @@ def sample_rng(k: int | None = None) -> np.random.Generator:
         numpy's `Generator` over Philox.
 
     Raises:
-        RuntimeError: no `k` where a whole batch is made.
+        RuntimeError: no `k` where a whole batch is made; or `k` in a thread other than the one that
+            makes it.
         IndexError: `k` is not one of the batch's samples.
 
     Concurrency:
-        Each thread sees the sample that it makes itself.
+        Each thread sees the sample that it makes itself. A thread that helps to make one gets the
+        generator handed over.
 
     Example:
         >>> from penstock import Loader
@@ -100,7 +104,15 @@ def sample_rng(k: int | None = None) -> np.random.Generator:
         True
     """
     streams = _here.streams
-    return _fallback_rng() if streams is None else streams.rng(k)
+    if streams is not None:
+        return streams.rng(k)
+    if _num_active and k is not None:
+        raise RuntimeError(
+            f"sample_rng({k}) was called in another thread than the one that makes the batch, and "
+            "cannot know which batch is meant: ask for the generators before handing work to "
+            "threads, and give each thread its own"
+        )
+    return _fallback_rng()
 
 
 @contextlib.contextmanager
@@ -159,6 +171,7 @@ class SampleStreams:
         self._position = 0
         self._global_position = 0
         self._attempt = 0
+        self._in_prologue = False
         self._stride = 0
         self._count = 0  # samples of a batch made at once; 0: one sample
         self._which: NDArray[np.integer[Any]] | None = None
@@ -172,12 +185,15 @@ class SampleStreams:
             isolated: Whether to put the global generators back afterwards: in the trainer's own
                 process they are the user's.
         """
+        global _num_active
         outer, _here.streams = _here.streams, self
+        _num_active += 1
         states = GlobalStates.now() if isolated else None
         try:
             yield
         finally:
             _here.streams = outer
+            _num_active -= 1
             if states is not None:
                 # Torch that was imported meanwhile is left as it was found.
                 found = self._torch_found if states.torch is None else states.torch
@@ -219,11 +235,18 @@ class SampleStreams:
 
         A generator function runs from its beginning to its first sample here, and may shuffle a
         list of files on the way, which has to come out the same everywhere. So the global
-        generators are seeded alike in all workers and ranks; `sample_rng` is the sample's own.
+        generators are seeded alike in all workers and ranks, up to `end_prologue`; `sample_rng` is
+        the sample's own.
         """
         self._place(_RNG, _ITERATOR, position, 0)
         self._global_position = 1
         self._seed_globals()
+        self._in_prologue = True
+
+    def end_prologue(self) -> None:
+        """Seed everything for the first sample, if what comes before it is being done."""
+        if self._in_prologue:
+            self.begin_sample(self._position, self._attempt)
 
     def seed_torch(self) -> None:
         """Seed torch, imported while a sample is being made, as if it had been there before."""
@@ -240,6 +263,7 @@ class SampleStreams:
         self._global_stream = global_stream
         self._position = self._global_position = position
         self._attempt = attempt
+        self._in_prologue = False
         self._count = 0
         self._which = None
         self._begun.clear()
@@ -343,9 +367,19 @@ def _seed_torch() -> None:
         _here.streams.seed_torch()
 
 
+def end_prologue() -> None:
+    """Say that an iterable dataset has done what is the same for all workers.
+
+    What it draws from here on belongs to its first sample. `penstock.data.shard` calls it.
+    """
+    if _here.streams is not None:
+        _here.streams.end_prologue()
+
+
 def forget_streams() -> None:
     """Forget the batch that was being made when this process was forked off."""
-    _here.streams = None
+    global _num_active
+    _here.streams, _num_active = None, 0
 
 
 _fallback: np.random.Generator | None = None

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import hashlib
 import itertools
+import operator
 from typing import TYPE_CHECKING, Any, Final, Generic, Literal, Protocol, TypeVar, cast
 
 import numpy as np
@@ -38,6 +39,7 @@ __all__ = [
     "SubsetRandomSampler",
     "WeightedRandomSampler",
     "batches_of",
+    "digest",
 ]
 
 T_co = TypeVar("T_co", covariant=True)
@@ -99,6 +101,11 @@ class IndexSampler(Sampler[int]):
     def world_size(self) -> int:
         """Number of shares of the global order that this is one of."""
         return 1
+
+    @property
+    def total_size(self) -> int:
+        """Indices of all shares together, in an epoch."""
+        return len(self)
 
     def __len__(self) -> int:
         """Return the number of indices in an epoch."""
@@ -261,6 +268,8 @@ class RandomSampler(IndexSampler):
         rng, length, wanted = self.rng(), len(self.data_source), self.num_samples
         if length > LONGEST_STORED and not self.replacement and wanted == length:
             return Permutation(length, (self.seed, self.epoch))
+        if length > LONGEST_STORED and not self.replacement and wanted < length:
+            return _Share(Permutation(length, (self.seed, self.epoch)), 0, 1, wanted)
         if self.replacement:
             return rng.integers(length, size=wanted, dtype=np.int64)
         if wanted <= length:
@@ -300,7 +309,6 @@ class SubsetRandomSampler(IndexSampler):
                 f"{subset.shape}, dtype {subset.dtype}."
             )
         self.subset: NDArray[np.int64] = subset.astype(np.int64)
-        self._digest: str | None = None
 
     def __len__(self) -> int:
         """Return the number of indices."""
@@ -311,10 +319,8 @@ class SubsetRandomSampler(IndexSampler):
         return self.rng().permutation(self.subset)
 
     def settings(self) -> dict[str, Any]:
-        """Return what the orders depend on; the subset by its digest, taken once."""
-        if self._digest is None:
-            self._digest = _digest(self.subset)
-        return {**super().settings(), "subset": self._digest}
+        """Return what the orders depend on; the subset by its digest."""
+        return {**super().settings(), "subset": digest(self.subset)}
 
 
 class WeightedRandomSampler(IndexSampler):
@@ -356,7 +362,6 @@ class WeightedRandomSampler(IndexSampler):
         self.num_samples = num_samples
         self.replacement = replacement
         _check_weights(self.weights, num_samples, replacement=replacement)
-        self._digest: str | None = None
 
     def __len__(self) -> int:
         """Return `num_samples`."""
@@ -367,10 +372,9 @@ class WeightedRandomSampler(IndexSampler):
         return self._with_replacement() if self.replacement else self._without_replacement()
 
     def settings(self) -> dict[str, Any]:
-        """Return what the draws depend on; the weights by their digest, taken once."""
-        if self._digest is None:
-            self._digest = _digest(self.weights)
-        return {**super().settings(), "weights": self._digest, "replacement": self.replacement}
+        """Return what the draws depend on; the weights by their digest."""
+        weights = digest(self.weights)
+        return {**super().settings(), "weights": weights, "replacement": self.replacement}
 
     def _with_replacement(self) -> NDArray[np.int64]:
         sums = np.cumsum(self.weights)
@@ -393,7 +397,8 @@ class WeightedRandomSampler(IndexSampler):
         return candidates[first].astype(np.int64, copy=False)
 
 
-def _digest(array: NDArray[Any]) -> str:
+def digest(array: NDArray[Any]) -> str:
+    """Return what tells an array's values from others: 64 bits as text."""
     return hashlib.blake2b(np.ascontiguousarray(array).data, digest_size=8).hexdigest()
 
 
@@ -556,7 +561,12 @@ class DistributedSampler(IndexSampler):
         if isinstance(self.sampler, IndexSampler):
             return self.sampler.indices()
         with guarded_draws(self.sampler, seed_sequence(self.seed, Purpose.ORDER, self.epoch)):
-            return np.fromiter(self.sampler, np.int64)
+            try:
+                return np.fromiter(map(operator.index, self.sampler), np.int64)
+            except TypeError as error:
+                name = type(self.sampler).__name__
+                error.add_note(f"DistributedSampler deals out integers; {name} yields others")
+                raise
 
     def settings(self) -> dict[str, Any]:
         """Return what the global order depends on: not the number of ranks."""
@@ -568,7 +578,7 @@ class DistributedSampler(IndexSampler):
 
 
 class _Share:
-    """Every n-th index of an order, which begins again at its end."""
+    """Every n-th index of an order, which begins again at its end; a certain number of them."""
 
     def __init__(self, order: Indices, rank: int, num_replicas: int, length: int) -> None:
         self._order = order
@@ -672,6 +682,6 @@ def batches_of(
     is_stored = isinstance(order, np.ndarray)
     block = max(stop, 1) if is_stored else max(_BLOCK // batch_size, 1) * batch_size
     for start in range(first * batch_size, stop, block):
-        part = order[start : min(start + block, stop)]
+        part = np.asarray(order[start : min(start + block, stop)], np.int64)
         for offset in range(0, len(part), batch_size):
             yield start + offset, part[offset : offset + batch_size]

@@ -20,9 +20,11 @@ from __future__ import annotations
 import base64
 import functools
 import itertools
+import json
 import random
 import zlib
-from typing import TYPE_CHECKING, Any, Final
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 import numpy as np
 import torch
@@ -33,25 +35,83 @@ from torch.utils.data import RandomSampler as TorchRandomSampler
 from penstock.engine.plan import as_given
 from penstock.randomness.generators import GlobalStates
 from penstock.randomness.guarded import GuardedIterator
-from penstock.schedule import Description
+from penstock.ranks import current_rank
+from penstock.schedule import SeededIndices, StreamSource
 from penstock.torch.samplers import (
     STOCK_SAMPLERS,
     DistributedSampler,
     OrderSeed,
     RandomSampler,
     index_batches,
+    seeded_sampler,
     stock_indices,
 )
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Callable, Iterator
 
     from penstock.engine.epoch import Progress
+    from penstock.schedule import Description
     from penstock.torch.loader import DataLoader
 
 __all__ = ["UnseededIndices"]
 
 _DRAWLESS: Final = (SequentialSampler, DistributedSampler, TorchDistributedSampler)
+
+
+@dataclass(slots=True)
+class Draws:
+    """What an epoch was drawn with.
+
+    Attributes:
+        is_new: Whether an iterator began with it, and drew a base seed.
+        asked_twice: Whether the sampler was asked twice for its indices, as with workers.
+        base_seed: Of the workers.
+        sampler_epoch: What the sampler had been told, if it tells.
+        order_seed: Of a `RandomSampler` without generator.
+        states: Name -> state of each generator that the sampler may draw from, at the beginning.
+    """
+
+    is_new: bool
+    asked_twice: bool
+    base_seed: int
+    sampler_epoch: int | None
+    order_seed: OrderSeed
+    states: dict[str, Any]
+
+    def to_json(self) -> dict[str, Any]:
+        """Return it as JSON has it."""
+        return {
+            "is_new": self.is_new,
+            "asked_twice": self.asked_twice,
+            "base_seed": self.base_seed,
+            "sampler_epoch": self.sampler_epoch,
+            "order_seed": self.order_seed.value,
+            "states": {name: _encode(state) for name, state in self.states.items()},
+        }
+
+    @classmethod
+    def from_json(cls, fields: dict[str, Any]) -> Draws:
+        """Return the draws whose `to_json` is given."""
+        states = {name: _decode(name, text) for name, text in fields["states"].items()}
+        order_seed = OrderSeed(fields["order_seed"])
+        return cls(**{**fields, "order_seed": order_seed, "states": states})
+
+
+class _Generator(NamedTuple):
+    """A generator that a sampler may draw from.
+
+    Attributes:
+        name: Its name in a state.
+        get: Returns its state.
+        set: Puts it into a state.
+        is_private: Whether it is given to the loader or the sampler, not one of the global ones.
+    """
+
+    name: str
+    get: Callable[[], Any]
+    set: Callable[[Any], object]
+    is_private: bool
 
 
 class UnseededIndices:
@@ -82,74 +142,90 @@ class UnseededIndices:
 
     def begin(self, epoch: int, progress: Progress) -> Iterator[object]:
         """Return the indices from batch `progress.num_steps` on; notes in `progress` the draws."""
-        if progress.draws is None:
-            progress.draws = self._kept()
-            return self._draw(progress.draws)
-        return self._redraw(progress.draws, progress.num_steps)
+        found = progress.draws
+        if isinstance(found, dict) and "between" in found:  # saved before the epoch began
+            self._restore({n: _decode(n, text) for n, text in found["between"].items()})
+            found = None
+        if found is not None:
+            progress.draws = found if isinstance(found, Draws) else Draws.from_json(found)
+            return self._redraw(progress.draws, progress.num_steps)
+        progress.draws = self._draws_now()
+        return self._draw(progress.draws)
 
-    def _draw(self, draws: dict[str, Any]) -> Iterator[object]:
+    def draws(self) -> dict[str, Any] | None:
+        """Return the states of the generators that nobody else will put back, between epochs."""
+        states = {g.name: _encode(g.get()) for g in self._generators() if g.is_private}
+        return {"between": states} if states else None
+
+    def sampler_epoch(self) -> None:
+        """Return None: the order is the sampler's own business."""
+        return
+
+    def _draw(self, draws: Draws) -> Iterator[object]:
         # torch's iterator asks the sampler for an iterator, draws the base seed, and asks again if
         # there are workers: a sampler whose __iter__ draws from the global generator shows it.
         indices = self._iterate(draws)
-        if not self._is_new:
+        if not draws.is_new:
             return indices
         number = torch.empty((), dtype=torch.int64).random_(generator=self._loader.generator)
-        self.base_seed = draws["base_seed"] = int(number)
-        return self._iterate(draws) if draws["asked_twice"] else indices
+        self.base_seed = draws.base_seed = int(number)
+        return self._iterate(draws) if draws.asked_twice else indices
 
-    def _iterate(self, draws: dict[str, Any]) -> Iterator[object]:
+    def _iterate(self, draws: Draws) -> Iterator[object]:
         sampler = self._loader._index_sampler
-        seed = OrderSeed(draws)
         if self._loader._auto_collation:
-            return index_batches(sampler, seed)
+            return index_batches(sampler, draws.order_seed)
         if self._is_stock:
-            return stock_indices(sampler, seed)
+            return stock_indices(sampler, draws.order_seed)
         return map(as_given, iter(sampler))
 
-    def _kept(self) -> dict[str, Any]:
-        """Keep what the draws of this epoch will depend on."""
-        draws: dict[str, Any] = {
-            "is_new": self._is_new,
-            "base_seed": self.base_seed,
-            "asked_twice": self._is_new and self._loader.num_workers > 0,
-        }
-        if isinstance(epoch := getattr(self._inner, "epoch", None), int):
-            draws["sampler_epoch"] = epoch
-        states = {name: _encode(get()) for name, get, _ in self._generators()}
-        return {**draws, "states": states} if states else draws
+    def _draws_now(self) -> Draws:
+        epoch = getattr(self._inner, "epoch", None)
+        return Draws(
+            is_new=self._is_new,
+            asked_twice=self._is_new and self._loader.num_workers > 0,
+            base_seed=self.base_seed,
+            sampler_epoch=epoch if isinstance(epoch, int) else None,
+            order_seed=OrderSeed(),
+            states={g.name: g.get() for g in self._generators()},
+        )
 
-    def _generators(self) -> list[tuple[str, Any, Any]]:
-        """(name, get its state, set it) of each generator that the sampler may draw from."""
+    def _generators(self) -> list[_Generator]:
         generator = self._loader.generator
-        found: dict[int, Any] = {id(generator): generator} if generator is not None else {}
-        if not (self._is_stock and type(self._inner) in _DRAWLESS):
-            own = getattr(self._inner, "generator", None)
-            if isinstance(own, torch.Generator):
-                found[id(own)] = own
-            elif not (self._is_stock and type(self._inner) in (RandomSampler, TorchRandomSampler)):
-                found[0] = torch.default_generator
-        states = [
-            (f"torch {number}", gen.get_state, gen.set_state)
-            for number, gen in enumerate(found.values())
-        ]
+        private = {id(generator): generator} if generator is not None else {}
+        if isinstance(self._loader.dataset, IterableDataset):
+            return _torch_generators(private)  # it draws the base seed alone
+        if self._is_stock and type(self._inner) in _DRAWLESS:
+            return _torch_generators(private)
+        own = getattr(self._inner, "generator", None)
+        if isinstance(own, torch.Generator):
+            private[id(own)] = own
+        found = _torch_generators(private)
+        draws_number = self._is_stock and type(self._inner) in (RandomSampler, TorchRandomSampler)
+        if not isinstance(own, torch.Generator) and not draws_number:
+            default = torch.default_generator
+            found.append(_Generator("torch", default.get_state, default.set_state, False))
         if not self._is_stock:
-            states.append(("random", _random_state, _set_random_state))
-            states.append(("numpy", _numpy_state, _set_numpy_state))
-        return states
+            numpy_state = functools.partial(np.random.get_state, legacy=False)
+            found.append(_Generator("random", random.getstate, _set_random, False))
+            found.append(_Generator("numpy", numpy_state, _set_numpy, False))
+        return found
 
-    def _redraw(self, draws: dict[str, Any], num_steps: int) -> Iterator[object]:
+    def _restore(self, states: dict[str, Any]) -> None:
+        for generator in self._generators():
+            if generator.name in states:
+                generator.set(states[generator.name])
+
+    def _redraw(self, draws: Draws, num_steps: int) -> Iterator[object]:
         """Draw the epoch again, up to where it was; the global generators are left alone."""
-        if "sampler_epoch" in draws and callable(getattr(self._inner, "set_epoch", None)):
-            self._inner.set_epoch(draws["sampler_epoch"])
+        if draws.sampler_epoch is not None and hasattr(self._inner, "set_epoch"):
+            self._inner.set_epoch(draws.sampler_epoch)
         users = GlobalStates.now()
         try:
-            for name, _, set_state in self._generators():
-                if name in draws.get("states", {}):
-                    set_state(_decode(name, draws["states"][name]))
-            self._is_new = draws["is_new"]
-            base_seed = draws["base_seed"]
+            self._restore(draws.states)
+            base_seed = draws.base_seed
             indices = self._draw(draws)
-            self.base_seed = draws["base_seed"] = base_seed
+            self.base_seed = draws.base_seed = base_seed
             for _ in range(num_steps):
                 next(indices, None)
             if not self._is_stock:  # it may draw on with every index
@@ -161,51 +237,50 @@ class UnseededIndices:
 
     def describe(self) -> Description:
         """Return what the order depends on besides the draws."""
-        sampler, loader = self._loader._index_sampler, self._loader
-        settings: dict[str, Any] = {"sampler": {"kind": type(self._inner).__name__}}
-        if type(sampler) is BatchSampler:
-            settings["batch_size"] = sampler.batch_size
-            settings["drop_last"] = sampler.drop_last
-        if isinstance(replicas := getattr(self._inner, "num_replicas", None), int):
-            settings["sampler"]["num_replicas"] = replicas
+        loader = self._loader
         if isinstance(loader.dataset, IterableDataset):
-            settings["num_workers"] = max(loader.num_workers, 1)
-        # Not a method: what is kept for an epoch must not keep the loader.
-        return Description(settings, functools.partial(_samples_in, loader.batch_size))
+            rank = current_rank()
+            source = StreamSource(
+                loader.batch_size,
+                drop_last=loader.drop_last,
+                num_workers=loader.num_workers,
+                rank=rank,
+            )
+            return source.describe()
+        sampler = seeded_sampler(loader.sampler, 0)
+        return SeededIndices(sampler, seeded_sampler(loader.batch_sampler, 0), 0).describe()
 
 
-def _samples_in(batch_size: int | None, num_batches: int) -> int | None:
-    """How many samples this rank has been given."""
-    return None if batch_size is None else num_batches * batch_size
+def _torch_generators(private: dict[int, torch.Generator]) -> list[_Generator]:
+    return [
+        _Generator(f"torch {number}", generator.get_state, generator.set_state, True)
+        for number, generator in enumerate(private.values())
+    ]
 
 
-def _random_state() -> bytes:
-    version, words, gauss = random.getstate()
-    return np.array([version, *words], np.int64).tobytes() + repr(gauss).encode()
+def _set_random(state: Any) -> None:  # noqa: ANN401 - a tuple, or JSON's list of it
+    version, words, gauss = state
+    random.setstate((version, tuple(words), gauss))
 
 
-def _set_random_state(state: bytes) -> None:
-    words = np.frombuffer(state[: 626 * 8], np.int64).tolist()
-    gauss = state[626 * 8 :].decode()
-    random.setstate((words[0], tuple(words[1:]), None if gauss == "None" else float(gauss)))
+def _set_numpy(state: dict[str, Any]) -> None:
+    inner = {k: np.array(v) if isinstance(v, list) else v for k, v in state["state"].items()}
+    np.random.set_state({**state, "state": inner})
 
 
-def _numpy_state() -> bytes:
-    _, key, position, has_gauss, gauss = np.random.get_state()
-    return np.array([*key, position, has_gauss, gauss], np.float64).tobytes()
-
-
-def _set_numpy_state(state: bytes) -> None:
-    values = np.frombuffer(state, np.float64)
-    key = values[:624].astype(np.uint32)
-    np.random.set_state(("MT19937", key, int(values[624]), int(values[625]), float(values[626])))
-
-
-def _encode(state: Any) -> str:  # noqa: ANN401 - a tensor of bytes, or bytes
-    data = state if isinstance(state, bytes) else state.numpy().tobytes()
+def _encode(state: Any) -> str:  # noqa: ANN401 - a tensor of bytes, or what JSON takes
+    is_tensor = isinstance(state, torch.Tensor)
+    data = state.numpy().tobytes() if is_tensor else json.dumps(state, default=_plain).encode()
     return base64.b85encode(zlib.compress(data)).decode("ascii")
+
+
+def _plain(value: Any) -> Any:  # noqa: ANN401
+    """Numpy's arrays and scalars as JSON has them."""
+    return value.tolist()
 
 
 def _decode(name: str, text: str) -> Any:  # noqa: ANN401
     data = zlib.decompress(base64.b85decode(text))
-    return torch.frombuffer(bytearray(data), dtype=torch.uint8) if "torch" in name else data
+    if name.startswith("torch"):
+        return torch.frombuffer(bytearray(data), dtype=torch.uint8)
+    return json.loads(data)

@@ -4,6 +4,8 @@
 from __future__ import annotations
 
 import contextlib
+import functools
+import sys
 import warnings
 from typing import TYPE_CHECKING, Any, Final, TypeVar
 
@@ -16,14 +18,14 @@ from penstock.engine.delivery import Stream
 from penstock.engine.plan import Framework, Plan, Recipe
 from penstock.errors import ConfigError
 from penstock.loader import check_workers
-from penstock.ranks import current_rank
+from penstock.ranks import Rank, current_rank
 from penstock.schedule import (
     EpochIterator,
     Schedule,
     SeededIndices,
     StreamSource,
+    check_stream,
     length_of,
-    warn_of_replay,
     worker_base_seed,
 )
 from penstock.torch.draws import UnseededIndices
@@ -42,7 +44,22 @@ __all__ = ["DataLoader"]
 
 T_co = TypeVar("T_co", covariant=True)
 
+_DATAPIPES: Final = (torch.utils.data.IterDataPipe, torch.utils.data.MapDataPipe)
 _TORCH: Final = Framework(root="torch", adapter="penstock.torch.worker")
+
+
+class _Readable:
+    """A property that a subclass may hide by assigning an attribute of its name to itself.
+
+    Subclasses of torch's loader have had attributes called `epoch` or `seed` before us.
+    """
+
+    def __init__(self, get: Callable[[Any], Any]) -> None:
+        self._get = get
+        self.__doc__ = get.__doc__
+
+    def __get__(self, loader: Any, owner: type) -> Any:  # noqa: ANN401
+        return self if loader is None else self._get(loader)
 
 
 class DataLoader(torch.utils.data.DataLoader[T_co]):
@@ -130,8 +147,13 @@ class DataLoader(torch.utils.data.DataLoader[T_co]):
                 f"seed decides all that a generator would: give one of the two, not seed={seed} "
                 f"and generator={generator}"
             )
+        if seed is not None and isinstance(dataset, _DATAPIPES):
+            raise ConfigError(
+                f"DataPipes run on torch's own engine, which knows no seed: got seed={seed} and "
+                f"{type(dataset).__name__}"
+            )
         self._schedule = Schedule(seed)
-        self.seed = seed
+        self._seed = seed
         check_workers(num_workers, timeout, prefetch_factor, persistent_workers=persistent_workers)
         super().__init__(
             dataset,
@@ -156,7 +178,7 @@ class DataLoader(torch.utils.data.DataLoader[T_co]):
     def __iter__(self) -> Any:  # noqa: ANN401 - torch's return type is its private one
         """Begin the next epoch: starts the workers, or sets the persistent ones to work again."""
         iterator: Any = super().__iter__()
-        if self.seed is None or iterator is not self._iterator:
+        if self._seed is None or iterator is not self._iterator:
             return iterator
         # Persistent workers' iterator lives on. The user gets one that ends with the epoch, so that
         # it can be told whether anybody is iterating.
@@ -164,27 +186,33 @@ class DataLoader(torch.utils.data.DataLoader[T_co]):
         self._schedule.begin(iterator.epoch, iterator)
         return iterator
 
-    @property
+    @_Readable
     def epoch(self) -> int:
         """Number of the epoch that is under way; between two, of the next one."""
         return self._schedule.epoch
 
+    @_Readable
+    def seed(self) -> int | None:
+        """As given."""
+        return self._seed
+
     def set_epoch(self, epoch: int) -> None:
         """Choose the epoch that the next `iter()` begins; otherwise it advances by itself.
 
-        It reaches the sampler, the batch sampler, and the dataset in every worker, persistent ones
-        too, if they have a method `set_epoch`. With `seed=` it decides the order and every sample's
-        random numbers.
+        It reaches the samplers, and the dataset in every worker, persistent ones too, if they have
+        a method `set_epoch`. With `seed=` it decides the order and every sample's random numbers;
+        `sampler.set_epoch(e)`, as loops written for torch have it, does the same.
 
         Raises:
             ConfigError: a negative epoch.
             TypeError: an epoch that is no integer.
         """
         self._schedule.set_epoch(epoch)
-        inner = getattr(self.batch_sampler, "sampler", None)
-        for part in (self.sampler, self.batch_sampler, inner):
-            if callable(set_part := getattr(part, "set_epoch", None)):
-                set_part(epoch)
+        if self._seed is None:  # a seeded epoch tells them when it begins
+            inner = getattr(self.batch_sampler, "sampler", None)
+            for part in (self.sampler, self.batch_sampler, inner):
+                if callable(set_part := getattr(part, "set_epoch", None)):
+                    set_part(epoch)
 
     def state_dict(self) -> dict[str, Any]:
         """Return where the training loop is: the epoch, and the batches it has been given.
@@ -208,6 +236,7 @@ class DataLoader(torch.utils.data.DataLoader[T_co]):
             >>> [batch.tolist() for (batch,) in again] == rest
             True
         """
+        self._check_engine()
         return self._schedule.state_dict(self._source, length_of(self.dataset))
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
@@ -222,8 +251,19 @@ class DataLoader(torch.utils.data.DataLoader[T_co]):
             StateError: an iterator is running, or the state was saved with other data, batch
                 size, sampler or seed; the message says what differs.
         """
-        self._schedule.load_state_dict(state, self._source(), length_of(self.dataset))
-        warn_of_replay(self.dataset, state)
+        self._check_engine()
+        if self._iterator is not None and sys.getrefcount(self._iterator) <= 2:
+            # A persistent iterator that nobody but this loader (and the call above) holds.
+            self._schedule.forget(self._iterator)
+        check = functools.partial(check_stream, self.dataset)
+        self._schedule.load_state_dict(state, self._source(), length_of(self.dataset), check)
+
+    def _check_engine(self) -> None:
+        if isinstance(self.dataset, _DATAPIPES):
+            raise ConfigError(
+                f"{type(self.dataset).__name__} is a DataPipe and runs on torch's own engine, "
+                "which has no state"
+            )
 
     def _source(self, base_seed: int | None = None) -> IndexSource:
         """Return what the indices come from; samplers may have been exchanged since.
@@ -231,20 +271,21 @@ class DataLoader(torch.utils.data.DataLoader[T_co]):
         Args:
             base_seed: Of workers that live on from the epoch before.
         """
-        if isinstance(self.dataset, torch.utils.data.IterableDataset) and self.seed is not None:
+        if self._seed is None:
+            return UnseededIndices(self, base_seed)
+        if isinstance(self.dataset, torch.utils.data.IterableDataset):
             return StreamSource(
                 self.batch_size,
                 drop_last=self.drop_last,
                 num_workers=self.num_workers,
-                world_size=current_rank().world_size,
+                rank=current_rank(),
             )
-        if self.seed is None:
-            return UnseededIndices(self, base_seed)
-        sampler = seeded_sampler(self.sampler, self.seed)
-        return SeededIndices(sampler, seeded_sampler(self.batch_sampler, self.seed), self.seed)
+        given = self.sampler, self.batch_sampler
+        sampler, batch_sampler = (seeded_sampler(part, self._seed) for part in given)
+        return SeededIndices(sampler, batch_sampler, self._seed, given)
 
     def _get_iterator(self) -> Any:  # noqa: ANN401 - torch's hook; its type is torch's private one
-        if isinstance(self.dataset, (torch.utils.data.IterDataPipe, torch.utils.data.MapDataPipe)):
+        if isinstance(self.dataset, _DATAPIPES):
             return super()._get_iterator()
         if self.num_workers > 0:
             self.check_worker_number_rationality()
@@ -263,23 +304,24 @@ class _LoaderIterator:
         self._pin = _should_pin(loader)
         source = loader._source()
         epoch = loader._schedule.next(source)
-        if loader.seed is not None:
-            self._base_seed = worker_base_seed(loader.seed)
+        if loader._seed is not None:
+            self._base_seed = worker_base_seed(loader._seed)
         else:
             assert isinstance(source, UnseededIndices)
             self._base_seed = source.base_seed
         self._num_yielded = 0
         self._len_called = _len_called(loader)
         self._stream = Stream(_make_plan(loader, self._base_seed), epoch)
-        loader._schedule.begin(epoch, self)
+        loader._schedule.begin(epoch, self, source)
 
     def _reset(self, loader: DataLoader[Any]) -> None:
         """Begin another epoch with the same workers; torch's `__iter__` calls it."""
-        epoch = loader._schedule.next(loader._source(self._base_seed))
+        source = loader._source(self._base_seed)
+        epoch = loader._schedule.next(source)
         self._num_yielded = 0
         self._len_called = _len_called(loader)
         self._stream.begin_epoch(epoch)
-        loader._schedule.begin(epoch, self)
+        loader._schedule.begin(epoch, self, source)
 
     @property
     def epoch(self) -> Epoch:
@@ -343,7 +385,7 @@ def _make_plan(loader: DataLoader[Any], base_seed: int) -> Plan:
         default_collate if loader._auto_collation else default_convert
     )
     is_iterable = isinstance(loader.dataset, torch.utils.data.IterableDataset)
-    rank, world_size = current_rank() if is_iterable else (0, 1)
+    rank, world_size = _rank_of_share(loader) if is_iterable else (0, 1)
     recipe = Recipe(
         dataset=loader.dataset,
         is_iterable=is_iterable,
@@ -352,7 +394,7 @@ def _make_plan(loader: DataLoader[Any], base_seed: int) -> Plan:
         drop_last=loader.drop_last,
         worker_init_fn=loader.worker_init_fn,
         framework=_TORCH,
-        seed=loader.seed,
+        seed=loader._seed,
         batch_size=loader.batch_size,
         rank=rank,
         world_size=world_size,
@@ -367,6 +409,15 @@ def _make_plan(loader: DataLoader[Any], base_seed: int) -> Plan:
         keep_workers=loader.persistent_workers,
         context=loader.multiprocessing_context,
     )
+
+
+def _rank_of_share(loader: DataLoader[Any]) -> Rank:
+    try:
+        return current_rank()
+    except ConfigError:
+        if loader._seed is None:
+            return Rank(0, 1)  # torch would not have asked; `shard` then knows of no ranks
+        raise
 
 
 def _should_pin(loader: DataLoader[Any]) -> str | None:

@@ -108,19 +108,21 @@ class DistributedSampler(TorchDistributedSampler[Any]):
 
 
 class OrderSeed:
-    """The number that torch's `RandomSampler` draws for an epoch's order, and where it is kept."""
+    """The number that torch's `RandomSampler` draws for an epoch's order.
 
-    def __init__(self, draws: dict[str, Any]) -> None:
-        """Keep the number under "order_seed" in `draws`, or use the one that is there."""
-        self._draws = draws
+    Attributes:
+        value: None until it is drawn.
+    """
+
+    def __init__(self, value: int | None = None) -> None:
+        """Keep a number that was drawn before, or the one that will be."""
+        self.value = value
 
     def draw(self) -> int:
         """Return the number, drawn from torch's global generator if it is not known yet."""
-        if "order_seed" not in self._draws:
-            number = int(torch.empty((), dtype=torch.int64).random_().item())
-            self._draws["order_seed"] = number
-        seed: int = self._draws["order_seed"]
-        return seed
+        if self.value is None:
+            self.value = int(torch.empty((), dtype=torch.int64).random_().item())
+        return self.value
 
 
 def _ints(chunks: Iterator[NDArray[np.int64]]) -> Iterator[int]:
@@ -147,7 +149,7 @@ def _random_chunks(
     length = len(sampler.data_source)
     generator = sampler.generator
     if generator is None:
-        generator = torch.Generator().manual_seed((seed or OrderSeed({})).draw())
+        generator = torch.Generator().manual_seed((seed or OrderSeed()).draw())
     if sampler.replacement:
         for _ in range(sampler.num_samples // _DRAWS):
             yield torch.randint(length, (_DRAWS,), generator=generator).numpy()
@@ -326,7 +328,7 @@ def seeded_sampler(sampler: Any, seed: int) -> Any:  # noqa: ANN401 - any sample
         source, number = sampler.data_source, sampler._num_samples
         return sampling.RandomSampler(source, sampler.replacement, number, seed)
     if kind in (WeightedRandomSampler, TorchWeightedRandomSampler):
-        weights = sampler.weights.numpy()
+        weights = sampler.weights.detach().cpu().numpy()
         return sampling.WeightedRandomSampler(
             weights, sampler.num_samples, sampler.replacement, seed
         )
@@ -344,6 +346,7 @@ class _TorchShare(sampling.IndexSampler):
         super().__init__(sampler.seed)
         self._sampler = sampler
         self.rank = sampler.rank
+        self.epoch = sampler.epoch
 
     @property
     def world_size(self) -> int:
@@ -357,6 +360,11 @@ class _TorchShare(sampling.IndexSampler):
         super().set_epoch(epoch)
         self._sampler.set_epoch(epoch)
 
+    @property
+    def total_size(self) -> int:
+        size: int = self._sampler.total_size
+        return size
+
     def indices(self) -> NDArray[np.int64]:
         return next(_distributed_chunks(self._sampler))
 
@@ -365,7 +373,7 @@ class _TorchShare(sampling.IndexSampler):
         return {
             "kind": "DistributedSampler",
             "length": len(sampler.dataset),
-            "seed": sampler.seed,
+            "seed": self.seed,
             "shuffle": sampler.shuffle,
             "drop_last": sampler.drop_last,
         }

@@ -98,13 +98,12 @@ class _Batch:
 class _Failure:
     """An exception of the user's code."""
 
-    __slots__ = ("_report", "_where")
+    __slots__ = ("_report", "_where", "share")
 
-    share = None
-
-    def __init__(self, report: ExceptionReport, where: str) -> None:
+    def __init__(self, report: ExceptionReport, where: str, share: Share | None) -> None:
         self._report = report
         self._where = where
+        self.share = share
 
     def result(self) -> object:
         raise revive_exception(self._report, self._where)
@@ -317,7 +316,7 @@ class ProcessBackend:
             outcome = _Batch(message.packed, slots, message.share)
             worker.arena.remove(message.retired_slots)
         elif isinstance(message, TaskFailed):
-            outcome = _Failure(message.report, self._where(worker, message))
+            outcome = _Failure(message.report, self._where(worker, message), message.share)
         if message.round != self._round:
             return None
         if isinstance(message, BatchMade) and message.first_sample is not None:

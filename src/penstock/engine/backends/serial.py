@@ -32,12 +32,11 @@ class _Batch:
 class _Raised:
     """What the user's code raised, raised again as it is."""
 
-    __slots__ = ("_error",)
+    __slots__ = ("_error", "share")
 
-    share = None
-
-    def __init__(self, error: BaseException) -> None:
+    def __init__(self, error: BaseException, share: Share | None) -> None:
         self._error: BaseException | None = error
+        self.share = share
 
     def result(self) -> object:
         error, self._error = self._error, None
@@ -97,7 +96,7 @@ class SerialBackend:
         except BaseException as error:
             if isinstance(error, StopIteration) and self._recipe.is_iterable:
                 return [WorkerExhausted(0, step)]
-            return [TaskDone(0, step, _Raised(error))]
+            return [TaskDone(0, step, _Raised(error, self._fetcher.share()))]
         return [TaskDone(0, step, _Batch(batch, share))]
 
     def close(self) -> None:

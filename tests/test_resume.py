@@ -636,3 +636,325 @@ def test_a_state_that_takes_long_is_taken_seldom_and_the_batches_since_are_repla
     resumed = Loader(Heavy(400), batch_size=4, seed=7)
     resumed.load_state_dict(state)
     assert [content(batch) for batch in resumed] == tail
+
+
+class Shuffled(IterableDataset):
+    """A stream with a place, over a list that it shuffles with a global generator."""
+
+    def __init__(self):
+        self.start = self.position = 0
+
+    def __iter__(self):
+        items = list(range(24))
+        random.shuffle(items)
+        begin, self.start = self.start, 0
+        for self.position, item in enumerate(shard(items), start=1):
+            if self.position > begin:
+                yield item, random.random(), sample_rng().random()
+
+    def state_dict(self):
+        return {"position": self.position}
+
+    def load_state_dict(self, state):
+        self.start = state["position"]
+
+
+@pytest.mark.parametrize("num_workers", [0, 2])
+@pytest.mark.parametrize("cut", [1, 2, 5])
+def test_a_stream_that_shuffles_first_goes_on_in_the_same_shuffle(cut, num_workers):
+    loader = Loader(Shuffled(), batch_size=4, num_workers=num_workers, seed=7)
+    iterator = iter(loader)
+    for _ in range(cut):
+        next(iterator)
+    state = through_json(loader.state_dict())
+    tail = [content(batch) for batch in iterator]
+    resumed = Loader(Shuffled(), batch_size=4, num_workers=num_workers, seed=7)
+    resumed.load_state_dict(state)
+    assert [content(batch) for batch in resumed] == tail
+
+
+class Broken(IterableDataset):
+    """A stream of which one sample cannot be read; it goes on after it."""
+
+    def __iter__(self):
+        return _BrokenIterator(iter(shard(range(24))))
+
+
+class _BrokenIterator:
+    def __init__(self, items):
+        self.items = items
+
+    def __iter__(self):
+        return self
+
+    def __next__(self):
+        item = next(self.items)
+        if item == 9:
+            raise OSError("item 9")
+        return item
+
+
+@pytest.mark.parametrize("num_workers", [0, 2])
+@pytest.mark.filterwarnings("ignore:Broken has no state_dict")
+def test_a_failed_batch_of_a_stream_counts_once_a_later_one_was_given(num_workers):
+    def take(iterator, count):
+        found = []
+        while len(found) < count:
+            try:
+                found.append(content(next(iterator)))
+            except OSError:
+                found.append("failed")
+            except StopIteration:
+                break
+        return found
+
+    def make():
+        return Loader(Broken(), batch_size=4, num_workers=num_workers)
+
+    loader = make()
+    iterator = iter(loader)
+    assert take(iterator, 4)[2] == "failed"
+    state = through_json(loader.state_dict())
+    tail = take(iterator, 100)
+    resumed = make()
+    resumed.load_state_dict(state)
+    assert take(iter(resumed), 100) == tail
+
+
+def test_out_of_order_a_failed_step_does_not_hold_the_count_up():
+    class Fails(NumpyNoise):
+        def __getitem__(self, index):
+            if index == 0:
+                raise OSError("index 0")
+            return super().__getitem__(index)
+
+    options = {"batch_size": 1, "num_workers": 1, "in_order": False}
+    loader = Loader(Fails(3000), multiprocessing_context="fork", **options)
+    iterator = iter(loader)
+    with pytest.raises(OSError, match="index 0"):
+        next(iterator)
+    assert loader.state_dict()["batches"] == 0
+    for _ in range(1500):
+        next(iterator)
+    state = through_json(loader.state_dict())
+    assert (state["batches"], "ahead" in state) == (1501, False)
+    del iterator
+
+
+def test_thousands_of_steps_given_ahead_are_passed_over():
+    loader = Loader(NumpyNoise(3000), batch_size=1, num_workers=1)
+    state = loader.state_dict()
+    state["ahead"] = [[1, 2900]]
+    loader.load_state_dict(state)
+    assert len(list(loader)) == 101
+
+
+def test_two_iterators_at_once_have_each_its_epoch_whatever_the_workers():
+    for num_workers in (0, 1):
+        apart = Loader(NumpyNoise(9), batch_size=3, shuffle=True, seed=7)
+        epochs = [[content(batch) for batch in apart] for _ in range(2)]
+        loader = Loader(NumpyNoise(9), batch_size=3, shuffle=True, seed=7, num_workers=num_workers)
+        pairs = [tuple(map(content, pair)) for pair in zip(loader, loader, strict=True)]
+        assert pairs == list(zip(*epochs, strict=True))
+
+
+@pytest.mark.parametrize("kind", [stock.DistributedSampler, DistributedSampler])
+def test_the_epoch_that_a_sampler_is_told_is_the_loaders(kind):
+    def orders(epochs, **options):
+        sampler = kind(range(20), num_replicas=2, rank=0)
+        loader = ours.DataLoader(NumpyNoise(20), batch_size=5, sampler=sampler, seed=7)
+        found = []
+        for epoch in epochs:
+            sampler.set_epoch(epoch)
+            assert options or loader.epoch in (epoch, 0)
+            found.append([content(batch) for batch in loader])
+        return found
+
+    whole = orders(range(4))
+    assert len({str(epoch) for epoch in whole}) == 4
+    assert orders(range(2, 4)) == whole[2:]
+    assert orders([3, 1], told=True) == [whole[3], whole[1]]
+
+
+class MyBatches(stock.BatchSampler):
+    """A batch sampler of the user's around another sampler."""
+
+    def __iter__(self):
+        return super().__iter__()
+
+
+def test_a_batch_sampler_of_the_users_hands_the_epoch_on():
+    def make():
+        inner = stock.DistributedSampler(range(12), 2, 1)
+        return ours.DataLoader(NumpyNoise(12), batch_sampler=MyBatches(inner, 2, False), seed=7)
+
+    loader = make()
+    epochs = [[content(batch) for batch in loader] for _ in range(3)]
+    assert len({str(epoch) for epoch in epochs}) == 3
+    loader.set_epoch(1)
+    iterator = iter(loader)
+    next(iterator)
+    state = through_json(loader.state_dict())
+    resumed = make()
+    resumed.load_state_dict(state)
+    assert [content(batch) for batch in resumed] == epochs[1][1:]
+    del iterator
+
+
+class NoLength:
+    """A sampler of the user's that does not say how long it is."""
+
+    def __iter__(self):
+        return iter(range(40))
+
+
+@pytest.mark.parametrize(
+    ("saved", "loaded", "message"),
+    [
+        (
+            {"sampler": NoLength(), "batch_size": 4},
+            {"sampler": NoLength(), "batch_size": 8},
+            "global_batch_size is 4 in the state and 8 here",
+        ),
+        ({"sampler": [3, 1, 2]}, {"sampler": [1, 2, 3]}, "indices"),
+        ({"batch_sampler": [[3, 1], [2]]}, {"batch_sampler": [[3], [1, 2]]}, "indices"),
+        ({"sampler": NoLength()}, {"sampler": Draws(40)}, "kind is 'NoLength'"),
+        (
+            {"batch_sampler": MyBatches(range(40), 10, False)},
+            {"batch_sampler": MyBatches(range(40), 11, False)},
+            "batch_size is 10 in the state and 11 here",
+        ),
+    ],
+)
+@pytest.mark.parametrize("seed", [None, 7])
+def test_samplers_that_are_not_ours_are_told_apart_as_well_as_can_be(saved, loaded, message, seed):
+    data = NumpyNoise(40)
+    state = ours.DataLoader(data, seed=seed, **saved).state_dict()
+    ours.DataLoader(data, seed=seed, **saved).load_state_dict(state)
+    with pytest.raises(StateError, match=message):
+        ours.DataLoader(data, seed=seed, **loaded).load_state_dict(state)
+
+
+def test_without_a_seed_other_weights_are_seen():
+    def make(weights):
+        return ours.DataLoader(NumpyNoise(3), sampler=stock.WeightedRandomSampler(weights, 3))
+
+    with pytest.raises(StateError, match="weights"):
+        make([1.0, 1.0, 2.0]).load_state_dict(make([1.0, 2.0, 1.0]).state_dict())
+
+
+def test_unbatched_samples_of_other_ranks_do_not_fit(monkeypatch):
+    def make(ranks):
+        sampler = DistributedSampler(range(24), ranks, 0)
+        return Loader(NumpyNoise(24), batch_size=None, sampler=sampler)
+
+    with pytest.raises(StateError, match="global_batch_size is 4 in the state and 2 here"):
+        make(2).load_state_dict(make(4).state_dict())
+
+
+def test_a_streams_state_is_its_ranks_own(monkeypatch):
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    monkeypatch.setenv("RANK", "0")
+    loader = Loader(Countdown(), batch_size=4)
+    iterator = iter(loader)
+    next(iterator)
+    state = loader.state_dict()
+    monkeypatch.setenv("RANK", "1")
+    with pytest.raises(StateError, match="rank is 0 in the state and 1 here"):
+        Loader(Countdown(), batch_size=4).load_state_dict(state)
+    del iterator
+
+
+def test_a_dataset_that_cannot_take_its_state_is_named():
+    loader = Loader(Resumable(), batch_size=4)
+    iterator = iter(loader)
+    next(iterator)
+    state = loader.state_dict()
+    with pytest.raises(StateError, match="Plain has not"):
+        Loader(Plain(), batch_size=4).load_state_dict(state)
+    del iterator
+
+
+def test_a_state_that_cannot_be_taken_loses_no_batch():
+    class Unpicklable(Plain):
+        def state_dict(self):
+            return (item for item in ())
+
+        def load_state_dict(self, state):
+            raise AssertionError
+
+    loader = ours.DataLoader(Unpicklable(8), batch_size=4)
+    with pytest.warns(UserWarning, match=r"Unpicklable\.state_dict\(\) failed with TypeError"):
+        assert len(list(loader)) == 2
+
+
+@pytest.mark.parametrize("own", [False, True], ids=["the loader's", "the sampler's"])
+def test_between_epochs_a_private_generator_is_kept(own):
+    def make():
+        generator = torch.Generator().manual_seed(0)
+        if own:
+            sampler = stock.RandomSampler(range(8), generator=generator)
+            return ours.DataLoader(range(8), batch_size=8, sampler=sampler)
+        return ours.DataLoader(range(8), batch_size=8, shuffle=True, generator=generator)
+
+    loader = make()
+    next(iter(loader))
+    state = json.loads(json.dumps(loader.state_dict()))
+    list(loader)
+    state = json.loads(json.dumps(loader.state_dict()))
+    following = [content(batch) for batch in loader]
+    resumed = make()
+    resumed.load_state_dict(state)
+    assert [content(batch) for batch in resumed] == following
+
+
+def test_a_persistent_iterator_that_only_the_loader_holds_is_not_running():
+    loader = ours.DataLoader(
+        NumpyNoise(), batch_size=4, num_workers=1, persistent_workers=True, shuffle=True
+    )
+    for _ in loader:
+        break
+    state = loader.state_dict()
+    loader.load_state_dict(state)
+    assert len(list(loader)) == 13
+    del loader
+    gc.collect()
+
+
+def test_an_older_iterator_that_is_running_is_not_forgotten():
+    loader = Loader(NumpyNoise(), batch_size=4)
+    state = loader.state_dict()
+    older, newer = iter(loader), iter(loader)
+    next(older), next(newer)
+    del newer
+    with pytest.raises(StateError, match="running"):
+        loader.load_state_dict(state)
+    del older
+
+
+def test_weights_that_were_changed_count_from_the_next_epoch_on():
+    sampler = WeightedRandomSampler([1.0, 0.0, 0.0], 4)
+    loader = ours.DataLoader([5, 6, 7], batch_size=4, sampler=sampler, seed=7)
+    assert next(iter(loader)).tolist() == [5] * 4
+    before = loader.state_dict()
+    sampler.weights[:] = [0.0, 0.0, 1.0]
+    assert next(iter(loader)).tolist() == [7] * 4
+    assert loader.state_dict()["fingerprint"] != before["fingerprint"]
+
+
+def test_a_start_that_fails_costs_no_epoch():
+    class Fails(IterableDataset):
+        is_ready = False
+
+        def __iter__(self):
+            if not self.is_ready:
+                raise FileNotFoundError("no such shard")
+            return iter(range(4))
+
+    for loader_of in (Loader, ours.DataLoader):
+        loader = loader_of(Fails(), batch_size=4)
+        with pytest.raises(FileNotFoundError, match="no such shard"):
+            list(loader)
+        assert loader.state_dict()["epoch"] == loader.epoch == 0
+        loader.dataset.is_ready = True
+        assert len(list(loader)) == 1

@@ -5,7 +5,9 @@ from __future__ import annotations
 
 import gc
 import os
+import pickle
 import random
+from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
 import pytest
@@ -17,7 +19,12 @@ import penstock.torch as ours
 from penstock import Loader, get_worker_info, sample_rng
 from penstock.data import ArrayDataset, ConcatDataset, StackDataset, Subset
 from penstock.errors import ConfigError
-from penstock.sampling import RandomSampler, WeightedRandomSampler
+from penstock.sampling import (
+    DistributedSampler,
+    IndexSampler,
+    RandomSampler,
+    WeightedRandomSampler,
+)
 
 WORKERS = [
     {"num_workers": 1, "prefetch_factor": 1},
@@ -449,4 +456,158 @@ def test_a_persistent_iterator_that_is_kept_ends_with_its_epoch():
     assert list(old) == []
     assert len(list(new)) == 2
     del old, new, loader
+    gc.collect()
+
+
+class DrawsInSetEpoch(NumpyNoise):
+    """Chooses its samples anew for every epoch, with a global generator."""
+
+    order = None
+
+    def set_epoch(self, epoch):
+        self.order = np.random.permutation(len(self))
+
+    def __getitem__(self, index):
+        return super().__getitem__(int(self.order[index]))
+
+
+@pytest.mark.parametrize("num_workers", [0, 1, 3])
+def test_what_set_epoch_draws_is_the_same_in_all_workers(num_workers):
+    np.random.seed(num_workers)
+    before = states()
+    loader = Loader(DrawsInSetEpoch(12), batch_size=3, num_workers=num_workers, seed=7)
+    found = epochs(loader)
+    np.testing.assert_equal(states(), before)
+    assert found == epochs(Loader(DrawsInSetEpoch(12), batch_size=3, seed=7))
+    numbers = [np.frombuffer(batch[0][2], np.int64) for batch in found[0]]
+    assert sorted(np.concatenate(numbers).tolist()) == list(range(12))
+
+
+class OwnShare(stock.DistributedSampler):
+    """A subclass: we cannot know what it changed."""
+
+    def __iter__(self):
+        return iter(list(super().__iter__()))
+
+
+def test_ranks_of_a_sampler_of_the_users_draw_apart():
+    noise = []
+    for rank in (0, 1):
+        loader = ours.DataLoader(
+            NumpyNoise(40), batch_size=4, sampler=OwnShare(range(40), 2, rank), seed=7
+        )
+        noise.append({number for _, draws in loader for number in draws.flatten().tolist()})
+    assert noise[0].isdisjoint(noise[1])
+
+
+def test_a_sampler_that_does_not_know_its_rank_is_named(monkeypatch):
+    monkeypatch.setenv("RANK", "1")
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    sampler = Shuffles(30, random.randrange)
+    loader = ours.DataLoader(NumpyNoise(30), batch_size=4, sampler=sampler, seed=7)
+    with pytest.warns(UserWarning, match="does not say which rank's share"):
+        list(loader)
+
+
+def test_a_generator_of_the_samplers_own_is_the_epochs_and_put_back():
+    class OwnGenerator(Shuffles):
+        def __init__(self):
+            self.generator = torch.Generator().manual_seed(3)
+            super().__init__(20, lambda n: int(torch.randint(n, (), generator=self.generator)))
+
+    sampler = OwnGenerator()
+    loader = ours.DataLoader(ArrayDataset(np.arange(20)), batch_size=4, sampler=sampler, seed=7)
+    before = sampler.generator.get_state()
+    first = []
+    for (batch,) in loader:
+        first += batch.tolist()
+        torch.rand(3, generator=sampler.generator)  # somebody else draws from it, too
+        sampler.generator.set_state(before)
+    assert torch.equal(sampler.generator.get_state(), before)
+    again = ours.DataLoader(ArrayDataset(np.arange(20)), batch_size=4, sampler=sampler, seed=7)
+    assert [i for (batch,) in again for i in batch.tolist()] == first
+
+
+def test_in_a_thread_of_its_own_a_sample_is_not_known():
+    class Threads(BatchNoise):
+        def get_batch(self, indices, empty):
+            with ThreadPoolExecutor(1) as pool:
+                return pool.submit(lambda: sample_rng(0).random(len(indices))).result()
+
+    with pytest.raises(RuntimeError, match="another thread"):
+        next(iter(Loader(Threads(), batch_size=4)))
+
+    class HandsOver(BatchNoise):
+        def get_batch(self, indices, empty):
+            generators = [sample_rng(k) for k in range(len(indices))]
+            with ThreadPoolExecutor(3) as pool:
+                return np.array(list(pool.map(lambda rng: rng.random(), generators)))
+
+    found = [epochs(Loader(HandsOver(), batch_size=4), 1) for _ in range(2)]
+    assert found[0] == found[1]
+
+
+def test_subclasses_may_have_attributes_of_these_names():
+    class Mine(ours.DataLoader):
+        def __init__(self, *args, **options):
+            super().__init__(*args, **options)
+            self.epoch = 17
+            self.seed = "mine"
+
+    loader = Mine(NumpyNoise(8), batch_size=4, shuffle=True, seed=7)
+    assert (loader.epoch, loader.seed) == (17, "mine")
+    expected = ours.DataLoader(NumpyNoise(8), batch_size=4, shuffle=True, seed=7)
+    assert (expected.epoch, expected.seed) == (0, 7)
+    assert epochs(loader, 1) == epochs(expected, 1)
+    assert loader.state_dict()["seed"] == 7
+
+
+@pytest.mark.parametrize("dtype", [np.int32, np.uint8])
+def test_orders_of_any_integers_cross_to_workers(dtype):
+    class Narrow(IndexSampler):
+        def __len__(self):
+            return 6
+
+        def indices(self):
+            return np.arange(6, dtype=dtype)
+
+    for num_workers in (0, 1):
+        loader = Loader(np.arange(6), batch_size=2, sampler=Narrow(), num_workers=num_workers)
+        assert [batch.tolist() for batch in loader] == [[0, 1], [2, 3], [4, 5]]
+
+
+def test_a_few_of_very_many_samples_take_no_memory():
+    class Many:
+        def __len__(self):
+            return 10**10
+
+        def __getitem__(self, index):
+            return index
+
+    chosen = RandomSampler(Many(), num_samples=3 * 10**6, seed=1).indices()
+    whole = RandomSampler(Many(), seed=1).indices()
+    assert len(chosen) == 3 * 10**6
+    assert np.array_equal(chosen[:1000], whole[:1000])
+    shared = DistributedSampler(Many(), 4, 3, seed=1).indices()
+    assert np.array_equal(shared[:100], whole[3:400:4])
+    loader = Loader(Many(), batch_size=4, sampler=DistributedSampler(Many(), 4, 3, shuffle=False))
+    assert len(loader) == 10**10 // 16
+
+
+def test_datapipes_know_no_seed():
+    from torch.utils.data.datapipes.iter import IterableWrapper
+
+    with pytest.raises(ConfigError, match="seed=7"):
+        ours.DataLoader(IterableWrapper(range(4)), seed=7)
+    with pytest.raises(ConfigError, match="no state"):
+        ours.DataLoader(IterableWrapper(range(4))).state_dict()
+
+
+def test_a_loader_with_persistent_workers_is_pickled_without_them():
+    loader = Loader(NumpyNoise(8), batch_size=4, num_workers=1, persistent_workers=True)
+    list(loader)
+    copy = pickle.loads(pickle.dumps(loader))
+    assert len(list(copy)) == 2
+    assert copy.epoch == 2
+    del loader, copy
     gc.collect()

@@ -17,7 +17,7 @@ class Share(NamedTuple):
     """How far one worker is in its share of an iterable dataset.
 
     Attributes:
-        num_batches: Batches it has made of it.
+        num_batches: Batches it has made of it, or failed to.
         has_ended: Whether there is no more.
         state_at: After how many batches `state` was taken.
         state: What the dataset's `state_dict()` returned then, pickled. None if the dataset has no

@@ -34,8 +34,6 @@ __all__ = ["Fetcher"]
 
 # A dataset's state is taken again after this many times what taking it took: 2 % of the time.
 _STATE_INTERVAL: Final = 50.0
-# Errors that a stream may raise again while it is replayed.
-_MOST_ERRORS: Final = 1000
 
 
 class DefaultCollate(Protocol):
@@ -140,20 +138,26 @@ class Fetcher:
 
     def _replay(self, num_batches: int) -> None:
         """Take the samples of batches that were given before, under the same random numbers."""
-        stop = self._num_batches + num_batches
-        num_errors = 0
-        while self._num_batches < stop:
+        for _ in range(num_batches):
             try:
-                self._next_samples([None] * (self._recipe.batch_size or 1))
+                self._take([None] * (self._recipe.batch_size or 1))
             except StopIteration:
                 self._ended = True
                 return
-            except Exception:  # the user has been given it once, and has gone on
-                num_errors += 1
-                if num_errors > _MOST_ERRORS:
-                    raise
-            else:
-                self._num_batches += 1
+            except Exception:  # the user was given it, and has gone on
+                continue
+
+    def _take(self, indices: Any) -> Any:  # noqa: ANN401
+        """Return the samples of the share's next batch; one that fails is a batch as well."""
+        try:
+            samples = self._next_samples(indices)
+        except StopIteration:
+            raise
+        except Exception:
+            self._num_batches += 1
+            raise
+        self._num_batches += 1
+        return samples
 
     def share(self) -> Share | None:
         """Return how far this share of an iterable dataset is; None for a map-style one."""
@@ -215,8 +219,7 @@ class Fetcher:
             indices = indices.tolist()
         if self._iterator is not None:
             position = self._position_in_share(len(indices) if self._recipe.is_batched else 1, 0)
-            samples = self._next_samples(indices)
-            self._num_batches += 1
+            samples = self._take(indices)
         else:
             samples = self._read(indices, position, stride)
         if self._streams is not None and self._recipe.collate_fn is not None:

@@ -214,9 +214,9 @@ class Loader(Generic[SampleT]):
     def state_dict(self) -> dict[str, Any]:
         """Return where the training loop is: the epoch, and the batches it has been given.
 
-        Batches that workers have made ahead do not count. The state is JSON-able, below 1 KB for
-        any dataset (an iterable dataset's own state comes on top), and has to be the same on all
-        ranks but for iterable datasets.
+        Batches that workers have made ahead do not count. "epoch" and "batches" in it say where the
+        loop is. The state is JSON-able, below 1 KB for any dataset, and the same on all ranks. An
+        iterable dataset's own state comes on top, for each worker, and is its rank's own.
 
         Example:
             >>> loader = Loader([1.0, 2.0, 3.0, 4.0], batch_size=2)

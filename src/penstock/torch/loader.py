@@ -99,7 +99,8 @@ class DataLoader(torch.utils.data.DataLoader[T_co]):
         pin_memory_device: Deprecated in torch, without effect.
         in_order: Whether batches come in the order of the sampler, or as they are ready.
         seed: Decides every epoch's order and all random numbers of its samples, whatever the number
-            of workers; see `penstock.sample_rng`. None: torch's own semantics.
+            of workers; see `penstock.sample_rng`. Samplers with a seed of their own keep it. Every
+            `iter()` begins the next epoch, or that of `set_epoch`. None: torch's own semantics.
 
     Raises:
         ValueError: an argument is out of its range or contradicts another
@@ -217,9 +218,11 @@ class DataLoader(torch.utils.data.DataLoader[T_co]):
     def state_dict(self) -> dict[str, Any]:
         """Return where the training loop is: the epoch, and the batches it has been given.
 
-        Batches that workers have made ahead do not count. With `seed=` the state is below 1 KB for
-        any dataset (an iterable dataset's own state comes on top). Without, it holds what the
-        epoch's order was drawn with: one number for `shuffle=True`, up to 10 KB for generators.
+        Batches that workers have made ahead do not count. "epoch" and "batches" in it say where the
+        loop is. With `seed=` the state is below 1 KB for any dataset, and the same on all ranks. An
+        iterable dataset's own state comes on top, for each worker, and is its rank's own. Without
+        `seed=` the state holds what the epoch's order was drawn with: one number for
+        `shuffle=True`, up to 10 KB for generators.
 
         Returns:
             What `json.dumps` takes.

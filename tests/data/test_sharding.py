@@ -130,7 +130,18 @@ class Naive(IterableDataset):
 @pytest.mark.parametrize("loader_of", [Loader, ours.DataLoader])
 def test_a_stream_that_every_worker_reads_whole_is_named(loader_of):
     with pytest.warns(UserWarning, match=r"both began Naive .* 2 times.*penstock\.data\.shard"):
-        list(loader_of(Naive(), batch_size=2, num_workers=2))
+        list(loader_of(Naive(), batch_size=2, num_workers=2, seed=0))
+
+
+def test_without_a_seed_it_is_logged_once_as_torch_would_not_warn(caplog):
+    class Unshared(Naive):
+        pass
+
+    for _ in range(2):
+        list(ours.DataLoader(Unshared(), num_workers=2, multiprocessing_context="fork"))
+    (record,) = caplog.records
+    assert (record.name, record.levelname) == ("penstock", "WARNING")
+    assert "both began Unshared" in record.getMessage()
 
 
 def test_a_stream_that_is_shared_out_is_not():

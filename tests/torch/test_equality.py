@@ -499,7 +499,6 @@ def no_resource_sharer() -> Iterator[None]:
     resource_sharer.stop()
 
 
-@pytest.mark.filterwarnings("ignore:Workers . and . both began:UserWarning")  # as is meant here
 @pytest.mark.parametrize("combination", CASES, ids=lambda c: c.name)
 def test_the_drop_in_gives_what_torch_gives(combination: Case) -> None:
     assert_same(run(theirs, combination), run(ours, combination))

@@ -21,6 +21,7 @@ after the fork, and `close` uses shutdown(2), which no copy can hold up.
 from __future__ import annotations
 
 import collections
+import logging
 import multiprocessing
 import os
 import select
@@ -61,6 +62,9 @@ __all__ = ["ProcessBackend"]
 _GRACE_S: Final = 3.0  # for a worker to finish its task and its user's clean-up
 _TERMINATE_S: Final = 1.0
 _LONGEST_POLL_S: Final = 3600.0  # poll(2) counts milliseconds in an int
+
+_log = logging.getLogger("penstock")
+_told: weakref.WeakSet[type] = weakref.WeakSet()  # datasets that were logged
 
 _channels: weakref.WeakSet[Channel] = weakref.WeakSet()  # the trainer's ends, of all loaders
 _arenas: weakref.WeakSet[Arena] = weakref.WeakSet()
@@ -329,15 +333,20 @@ class ProcessBackend:
         other_id = self._first_samples.setdefault(digest, worker_id)
         if other_id == worker_id:
             return
-        name = type(self._plan.recipe.dataset).__name__
-        warnings.warn(
-            f"Workers {other_id} and {worker_id} both began {name} with the same sample: each "
-            "worker iterates a copy of its own, so every sample would come "
+        recipe = self._plan.recipe
+        message = (
+            f"Workers {other_id} and {worker_id} both began {type(recipe.dataset).__name__} with "
+            "the same sample: each worker iterates a copy of its own, so every sample would come "
             f"{self._plan.num_workers} times. In __iter__, go over "
             "`penstock.data.shard(samples)` instead of `samples`; each worker and rank then gets "
-            "its share. (If different samples may be equal, this warning means nothing.)",
-            stacklevel=2,
+            "its share. (If different samples may be equal, this means nothing.)"
         )
+        if recipe.seed is not None:
+            warnings.warn(message, stacklevel=2)
+        elif type(recipe.dataset) not in _told:
+            # Not a warning: torch gives none, and programs count them.
+            _told.add(type(recipe.dataset))
+            _log.warning(message)
 
     def _where(self, worker: _Worker, message: TaskFailed) -> str:
         return (

@@ -344,7 +344,7 @@ def _machine() -> dict[str, Any]:
     import psutil
 
     versions = {}
-    for package in ("penstock", "torch", "numpy"):
+    for package in ("penstock", "torch", "numpy", "torchdata"):
         try:
             versions[package] = importlib.metadata.version(package)
         except importlib.metadata.PackageNotFoundError:

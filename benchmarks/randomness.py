@@ -35,20 +35,20 @@ Result
     2026-11-21, 2 rounds, medians, us:
 
     a call                              an epoch, per sample          0 workers   2 workers
-    seeding by hand        114          torch                              0.50        14.4
-    begin_sample            13.9        torch, seeding by hand           194         243
-    sample_rng(), first      1.90       penstock                           0.64         2.1
-    sample_rng(), again      0.13       penstock, seed=                   16.9         10.9
-    now() and restore()     80
+    seeding by hand        115          torch                              0.50        23.5
+    begin_sample            13.5        torch, seeding by hand           163         164
+    sample_rng(), first      1.80       penstock                           0.54         2.4
+    sample_rng(), again      0.13       penstock, seed=                   16.7         10.8
+    now() and restore()     79
 
-    The two rounds of begin_sample were 13.4 and 14.3, of sample_rng() 1.82 and 1.98: both targets
-    are met with little to spare. Of the 114 us by hand, 111 are `torch.manual_seed`, which formats
+    The two rounds of each call differ by less than 1 %; an earlier run had begin_sample at 13.9 and
+    sample_rng() at 1.90: both targets are met with little to spare. Of the 115 us by hand, 111 are `torch.manual_seed`, which formats
     the stack for every kind of device that is not initialised. Only `torch.default_generator` takes
     1.1, `random` 4.7 and numpy 1.6: seeding these with 32 bits each would cost 7, half of what
     Penstock takes for whole states.
 
-    So a sample that does nothing becomes 5 to 26 times as dear by `seed=`. The 80 us come once per
-    batch, and only without workers: of the 16.9, 1.3.
+    So a sample that does nothing becomes 5 to 31 times as dear by `seed=`. The 79 us come once per
+    batch, and only without workers: of the 16.7, 1.2.
 
 What it does not show
     That the numbers are good, or the same for any number of workers: tests/torch/test_seeded.py

@@ -34,18 +34,18 @@ Result
     2026-11-21, 2 rounds, medians:
 
                           fresh s   resume s   difference s   state_dict us   state
-    torchdata, 0 workers    0.568      2.733          2.165           33.2    5731 B, pickle
-    penstock, 0 workers     0.0013     0.0013        -0.0001           2.5     266 B, JSON
-    torchdata, 2 workers    1.467      3.550          2.083            0.3    5942 B, pickle
-    penstock, 2 workers     0.0208     0.0187        -0.0021           3.3     266 B, JSON
+    torchdata, 0 workers    0.554      2.592          2.04            32.5    5731 B, pickle
+    penstock, 0 workers     0.0012     0.0013         0.0001           5.6     266 B, JSON
+    torchdata, 2 workers    1.503      3.820          2.32             0.3    5942 B, pickle
+    penstock, 2 workers     0.0194     0.0188        -0.0006           7.1     266 B, JSON
 
-    The differences of the two rounds are within 0.4 s and 0.001 s. Below 0 means that none can be
+    The differences of the two rounds are within 0.4 s and 0.007 s. Below 0 means that none can be
     told; each resume follows a fresh start in the same process. torchdata draws the permutation
     anew, as a list of 10 million Python integers, and takes 800,000 of them one by one. With
     workers its `state_dict` hands over a snapshot that it has made with each batch.
 
-    The 50,000 batches before took, in us per batch: torchdata 16 and 976 (0 and 2 workers),
-    penstock 332 and 270. Without workers penstock is 20 times slower here, since `seed=` seeds
+    The 50,000 batches before took, in us per batch: torchdata 17 and 1153 (0 and 2 workers),
+    penstock 330 and 269. Without workers penstock is 20 times slower here, since `seed=` seeds
     three global generators before each of 16 samples; see randomness.py.
 
 What it does not show

@@ -12,24 +12,17 @@ from penstock.data.dataset import IterableDataset
 from penstock.engine.delivery import Stream
 from penstock.engine.plan import Plan, Recipe
 from penstock.errors import ConfigError
+from penstock.indices import SeededIndices, StreamSource, length_of
 from penstock.randomness.keys import checked_count
 from penstock.ranks import Rank, current_rank
 from penstock.sampling import BatchSampler, RandomSampler, SequentialSampler
-from penstock.schedule import (
-    EpochIterator,
-    Schedule,
-    SeededIndices,
-    StreamSource,
-    check_stream,
-    length_of,
-    worker_base_seed,
-)
+from penstock.schedule import EpochIterator, Schedule, check_stream, worker_base_seed
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Mapping
     from multiprocessing.context import BaseContext
 
-    from penstock.schedule import IndexSource
+    from penstock.indices import IndexSource
 
 __all__ = ["Loader"]
 

@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
 """Index streams: which samples an epoch takes, in which order."""
 
+from penstock.sampling.distributed import DistributedSampler
 from penstock.sampling.permutation import Permutation
 from penstock.sampling.samplers import (
     BatchSampler,
-    DistributedSampler,
     IndexSampler,
     Indices,
     RandomSampler,

@@ -33,10 +33,10 @@ from torch.utils.data import DistributedSampler as TorchDistributedSampler
 from torch.utils.data import RandomSampler as TorchRandomSampler
 
 from penstock.engine.plan import as_given
+from penstock.indices import SeededIndices, StreamSource
 from penstock.randomness.generators import GlobalStates
 from penstock.randomness.guarded import GuardedIterator
 from penstock.ranks import current_rank
-from penstock.schedule import SeededIndices, StreamSource
 from penstock.torch.samplers import (
     STOCK_SAMPLERS,
     DistributedSampler,
@@ -51,7 +51,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
     from penstock.engine.epoch import Progress
-    from penstock.schedule import Description
+    from penstock.indices import Description
     from penstock.torch.loader import DataLoader
 
 __all__ = ["UnseededIndices"]

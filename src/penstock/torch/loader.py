@@ -17,17 +17,10 @@ from torch.utils.data import default_collate, default_convert
 from penstock.engine.delivery import Stream
 from penstock.engine.plan import Framework, Plan, Recipe
 from penstock.errors import ConfigError
+from penstock.indices import SeededIndices, StreamSource, length_of
 from penstock.loader import check_workers
 from penstock.ranks import Rank, current_rank
-from penstock.schedule import (
-    EpochIterator,
-    Schedule,
-    SeededIndices,
-    StreamSource,
-    check_stream,
-    length_of,
-    worker_base_seed,
-)
+from penstock.schedule import EpochIterator, Schedule, check_stream, worker_base_seed
 from penstock.torch.draws import UnseededIndices
 from penstock.torch.samplers import seeded_sampler
 
@@ -38,7 +31,7 @@ if TYPE_CHECKING:
     from torch.utils.data import Dataset, Sampler
 
     from penstock.engine.epoch import Epoch
-    from penstock.schedule import IndexSource
+    from penstock.indices import IndexSource
 
 __all__ = ["DataLoader"]
 

@@ -1,0 +1,283 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Where a loader's indices come from, epoch by epoch, and what their order depends on."""
+
+from __future__ import annotations
+
+import itertools
+import warnings
+from typing import TYPE_CHECKING, Any, Final, NamedTuple, Protocol
+
+import numpy as np
+
+from penstock.data.dataset import is_current
+from penstock.engine.plan import Placed, as_given
+from penstock.randomness.guarded import GuardedIterator, guarded_draws
+from penstock.randomness.keys import Purpose, seed_sequence
+from penstock.ranks import Rank, current_rank
+from penstock.sampling.samplers import BatchSampler, IndexSampler, batches_of, digest
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+    from penstock.engine.epoch import Progress
+    from penstock.sampling.samplers import Indices
+
+__all__ = [
+    "Description",
+    "IndexSource",
+    "SeededIndices",
+    "StreamSource",
+    "length_of",
+]
+
+_SKIPPED_AT_A_TIME: Final = 1024
+
+
+class Description(NamedTuple):
+    """What an order depends on.
+
+    Attributes:
+        settings: As JSON has it.
+        samples_in: How many samples a number of batches hold, over all ranks; None if not known.
+    """
+
+    settings: dict[str, Any]
+    samples_in: Callable[[int], int | None]
+
+
+class IndexSource(Protocol):
+    """Gives the indices of a loader's next epoch."""
+
+    def begin(self, epoch: int, progress: Progress) -> Iterator[object]:
+        """Return the indices of an epoch's batches, from batch `progress.num_steps` on."""
+
+    def describe(self) -> Description:
+        """Return what the order depends on, besides the loader's seed."""
+
+    def sampler_epoch(self) -> int | None:
+        """Return the epoch that the sampler was told, if it tells; None if it does not matter."""
+
+    def draws(self) -> Any:  # noqa: ANN401 - the loader's own
+        """Return what the draws of the next epoch depend on; None if the seed decides them."""
+
+
+class SeededIndices:
+    """The indices of a seeded loader, each epoch's by itself.
+
+    An `IndexSampler` gives its order by position, so that batch k costs the same wherever one
+    begins. Any other sampler is iterated from the start, with the global generators seeded from
+    (seed, epoch) while it draws, and put back after.
+    """
+
+    def __init__(
+        self,
+        sampler: Any,  # noqa: ANN401
+        batch_sampler: Any,  # noqa: ANN401
+        seed: int,
+        given: tuple[Any, ...] = (),
+    ) -> None:
+        """Look at how the samplers can be read.
+
+        Args:
+            sampler: Yields indices.
+            batch_sampler: Yields batches of indices; None if samples come as they are.
+            seed: Of the loader.
+            given: The user's samplers, where those above stand for them.
+        """
+        self._given = _with_inner(*given) or _with_inner(sampler, batch_sampler)
+        self._outer = sampler if batch_sampler is None else batch_sampler
+        self._is_batched = batch_sampler is not None
+        self._parts = _with_inner(sampler, batch_sampler)
+        self._seed = seed
+        self._order: IndexSampler | None = None
+        self._batch_size: int | None = None
+        self._drop_last = False
+        self._described = self._outer
+        inner = sampler
+        if isinstance(batch_sampler, BatchSampler) and is_current(
+            type(batch_sampler), "index_batches", ("__iter__",)
+        ):
+            inner = batch_sampler.sampler
+            self._batch_size = batch_sampler.batch_size
+            self._drop_last = batch_sampler.drop_last
+            self._described = inner
+        elif batch_sampler is not None:
+            return
+        if isinstance(inner, IndexSampler) and is_current(type(inner), "indices", ("__iter__",)):
+            self._order = inner
+
+    def begin(self, epoch: int, progress: Progress) -> Iterator[object]:
+        """Return an epoch's indices as `Placed`, from batch `progress.num_steps` on.
+
+        The order is decided now, not when the first index is asked for: by then the sampler may
+        have been told another epoch.
+        """
+        sequence = seed_sequence(self._seed, Purpose.ORDER, epoch)
+        tellable = [p for p in self._parts if callable(getattr(p, "set_epoch", None))]
+        if any(not isinstance(part, (IndexSampler, BatchSampler)) for part in tellable):
+            with guarded_draws(self._outer, sequence):
+                _tell(tellable, epoch)
+        else:
+            _tell(tellable, epoch)
+        if self._order is not None:
+            return self._by_position(self._order.indices(), progress.num_steps)
+        drawn = GuardedIterator(self._outer, sequence)
+        first = drawn.take(1)
+        return self._one_by_one(first, drawn, progress.num_steps)
+
+    def _by_position(self, order: Indices, first: int) -> Iterator[object]:
+        assert self._order is not None
+        rank, world_size = self._order.rank, self._order.world_size
+        batches = batches_of(order, self._batch_size or 1, self._drop_last, first)
+        for position, batch in batches:
+            indices = int(batch[0]) if self._batch_size is None else batch
+            yield Placed(indices, position * world_size + rank, world_size)
+
+    def _one_by_one(
+        self, first: list[Any], drawn: GuardedIterator, num_skipped: int
+    ) -> Iterator[object]:
+        rank, world_size = self._rank()
+        position = rank
+        step = 0
+        while first:
+            for indices in first:
+                if step >= num_skipped:
+                    yield Placed(as_given(indices), position, world_size)
+                position += (_length(indices) if self._is_batched else 1) * world_size
+                step += 1
+            # What is skipped is drawn many at a time: to exchange the generators takes 0.2 ms.
+            first = drawn.take(min(max(num_skipped - step, 1), _SKIPPED_AT_A_TIME))
+
+    def _rank(self) -> tuple[int, int]:
+        """Which share of a global order a sampler yields that we know nothing of."""
+        for part in self._parts:
+            rank, world_size = getattr(part, "rank", None), getattr(part, "num_replicas", None)
+            if isinstance(rank, int) and isinstance(world_size, int):
+                return rank, world_size
+        if current_rank().world_size > 1:
+            warnings.warn(
+                f"{type(self._outer).__name__} does not say which rank's share it yields, so all "
+                "ranks draw the same random numbers for their samples. If each rank has a share "
+                "of its own, give the sampler attributes `rank` and `num_replicas`, or wrap one "
+                "that yields all in penstock.sampling.DistributedSampler.",
+                stacklevel=2,
+            )
+        return 0, 1
+
+    def describe(self) -> Description:
+        """Return what the order depends on besides the loader's seed."""
+        size = self._batch_size
+        world_size = self._parts_world_size()
+        settings: dict[str, Any] = {"sampler": _kinds(self._described)}
+        if not self._is_batched or size is not None:
+            settings["global_batch_size"] = (size or 1) * world_size
+            settings["drop_last"] = self._drop_last
+        return Description(settings, self._samples_in)
+
+    def _parts_world_size(self) -> int:
+        return 1 if self._order is None else self._order.world_size
+
+    def _samples_in(self, num_batches: int) -> int | None:
+        if self._order is None:
+            return None
+        all_batches = num_batches * (self._batch_size or 1) * self._order.world_size
+        return min(all_batches, self._order.total_size)
+
+    def sampler_epoch(self) -> int | None:
+        """Return the epoch that the innermost sampler was told, if it tells."""
+        for part in reversed(self._given):
+            epoch = getattr(part, "epoch", None)
+            if isinstance(epoch, int) and callable(getattr(part, "set_epoch", None)):
+                return epoch
+        return None
+
+    def draws(self) -> None:
+        """Return None: the seed decides."""
+        return
+
+
+def _with_inner(*samplers: Any) -> list[Any]:  # noqa: ANN401
+    """Samplers, and what they are made of, each once, from the outside in."""
+    found: list[Any] = []
+    waiting = [sampler for sampler in samplers if sampler is not None]
+    while waiting:
+        part = waiting.pop(0)
+        if any(part is known for known in found):
+            continue
+        found.append(part)
+        inner = (getattr(part, name, None) for name in ("batch_sampler", "sampler"))
+        waiting += [sampler for sampler in inner if sampler is not None]
+    return found
+
+
+def _tell(samplers: list[Any], epoch: int) -> None:
+    for sampler in samplers:
+        sampler.set_epoch(epoch)
+
+
+def _kinds(sampler: Any) -> dict[str, Any]:  # noqa: ANN401
+    """What can be said of a sampler that has no `settings`, and of what it is made of."""
+    if isinstance(sampler, IndexSampler):
+        return sampler.settings()
+    settings: dict[str, Any] = {"kind": type(sampler).__name__, "length": _length(sampler, None)}
+    if isinstance(sampler, (list, tuple, range, np.ndarray)):
+        settings["indices"] = _digest_of(sampler)
+    for name in ("batch_size", "drop_last"):
+        if isinstance(value := getattr(sampler, name, None), int):
+            settings[name] = value
+    inner = getattr(sampler, "sampler", getattr(sampler, "batch_sampler", None))
+    return settings if inner is None else {**settings, "of": _kinds(inner)}
+
+
+def _digest_of(indices: Any) -> str | None:  # noqa: ANN401 - a sequence
+    try:
+        return digest(np.asarray(indices, np.int64))
+    except (TypeError, ValueError, OverflowError):  # keys, or batches of different lengths
+        return digest(np.frombuffer(repr(indices).encode(), np.uint8))
+
+
+def length_of(dataset: Any) -> int | None:  # noqa: ANN401
+    """Return a dataset's length, or None if it has none."""
+    length: int | None = _length(dataset, None)
+    return length
+
+
+def _length(value: Any, unknown: Any = 1) -> Any:  # noqa: ANN401
+    try:
+        return len(value)
+    except (TypeError, NotImplementedError):
+        return unknown
+
+
+class StreamSource:
+    """Stands for the indices of an iterable dataset, of which only the numbers count."""
+
+    def __init__(
+        self, batch_size: int | None, *, drop_last: bool, num_workers: int, rank: Rank
+    ) -> None:
+        """Note what the shares of the workers depend on."""
+        self._batch_size = batch_size
+        self._settings = {
+            "batch_size": batch_size,
+            "drop_last": drop_last,
+            "num_workers": max(num_workers, 1),
+            "rank": rank.rank,
+            "world_size": rank.world_size,
+        }
+
+    def begin(self, epoch: int, progress: Progress) -> Iterator[object]:
+        """Return as many batches of nothing as anybody asks for."""
+        return itertools.repeat(None if self._batch_size is None else [None] * self._batch_size)
+
+    def describe(self) -> Description:
+        """Return what the shares of the workers depend on."""
+        # The last batch of each worker may be shorter, so nobody knows the number of samples.
+        return Description(self._settings, lambda num_batches: None)
+
+    def sampler_epoch(self) -> None:
+        """Return None: there is no sampler."""
+        return
+
+    def draws(self) -> None:
+        """Return None: the seed decides."""
+        return

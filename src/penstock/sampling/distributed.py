@@ -1,0 +1,179 @@
+# SPDX-License-Identifier: Apache-2.0
+"""One order for all ranks, of which each takes its turns."""
+
+from __future__ import annotations
+
+import operator
+from typing import TYPE_CHECKING, Any, Literal
+
+import numpy as np
+
+from penstock.errors import ConfigError
+from penstock.randomness.guarded import guarded_draws
+from penstock.randomness.keys import Purpose, seed_sequence
+from penstock.ranks import current_rank
+from penstock.sampling.samplers import (
+    EveryNth,
+    IndexSampler,
+    RandomSampler,
+    SequentialSampler,
+    check_positive,
+)
+
+if TYPE_CHECKING:
+    from penstock.sampling.samplers import Indices
+
+__all__ = ["DistributedSampler"]
+
+
+class DistributedSampler(IndexSampler):
+    """One rank's share of an order that all ranks agree on: of any sampler's, or a dataset's.
+
+    Ranks take turns, so that batch k of all ranks together is one piece of the global order, for
+    any number of ranks. For 5 samples on 2 ranks, not shuffled:
+
+        order            0 1 2 3 4
+        pad="repeat"     0 1 2 3 4 0     rank 0: 0 2 4   rank 1: 1 3 0
+        pad="drop"       0 1 2 3         rank 0: 0 2     rank 1: 1 3
+        pad="none"       0 1 2 3 4       rank 0: 0 2 4   rank 1: 1 3
+
+    With 4 ranks and batches of 8, with 2 and 16, or with 1 and 32, the k-th batches hold the same
+    32 samples. So a run may go on with another number of ranks. Only the end of an epoch whose
+    order does not divide evenly is another: "repeat" and "drop" change up to world size - 1 samples
+    there, so that a loader with `drop_last` may have one global batch more or less.
+
+    "none" is for validation: every sample comes once, and ranks may have one batch more or less, so
+    nothing that waits for all ranks may happen in the loop.
+
+    Example:
+        >>> [list(DistributedSampler(range(5), 2, rank, shuffle=False)) for rank in (0, 1)]
+        [[0, 2, 4], [1, 3, 0]]
+        >>> from penstock.sampling import WeightedRandomSampler
+        >>> drawn = WeightedRandomSampler([1.0, 2.0, 1.0], num_samples=6, seed=7)
+        >>> shares = [list(DistributedSampler(drawn, 2, rank)) for rank in (0, 1)]
+        >>> shares[0] == list(drawn)[0::2], shares[1] == list(drawn)[1::2]
+        (True, True)
+    """
+
+    def __init__(
+        self,
+        source: Any,  # noqa: ANN401 - a dataset or a sampler of anybody's
+        num_replicas: int | None = None,
+        rank: int | None = None,
+        shuffle: bool | None = None,
+        seed: int = 0,
+        pad: Literal["repeat", "drop", "none"] = "repeat",
+    ) -> None:
+        """Set the ranks and the order that they share.
+
+        Args:
+            source: A dataset (something with `__getitem__` and a length), or a sampler with a
+                length. A sampler that is not an `IndexSampler` is iterated on every rank, with the
+                global generators seeded from (seed, epoch), so that all ranks get the same.
+            num_replicas: Number of ranks, at least 1; None asks `torch.distributed` if it is
+                initialised, else torchrun's variable WORLD_SIZE, else takes 1.
+            rank: This one, 0 <= rank < num_replicas; None asks likewise.
+            shuffle: Whether a dataset's order is random (default). A sampler has its own.
+            seed: Decides a dataset's order. The same on all ranks.
+            pad: What happens to the samples left over when the ranks have had equally many: the
+                first ones are taken twice, or those left over are left out, or neither.
+
+        Raises:
+            ConfigError: an argument is out of range.
+            TypeError: the source is neither, or has no length.
+        """
+        super().__init__(seed)
+        found = current_rank()
+        num_replicas = found.world_size if num_replicas is None else num_replicas
+        rank = found.rank if rank is None else rank
+        check_positive("num_replicas", num_replicas)
+        if not 0 <= rank < num_replicas:
+            raise ConfigError(
+                f"Invalid rank {rank}, rank should be in the interval [0, {num_replicas - 1}]."
+            )
+        if pad not in ("repeat", "drop", "none"):
+            raise ConfigError(f"pad should be 'repeat', 'drop' or 'none', but got pad={pad!r}.")
+        self.num_replicas = num_replicas
+        self.rank = rank
+        self.pad = pad
+        self.sampler = self._sampler_of(source, shuffle)
+
+    def _sampler_of(self, source: Any, shuffle: bool | None) -> Any:  # noqa: ANN401
+        is_dataset = hasattr(source, "__getitem__")
+        if not hasattr(source, "__len__") or not (is_dataset or hasattr(source, "__iter__")):
+            raise TypeError(
+                "DistributedSampler takes a dataset or a sampler that has a length, but got "
+                f"{type(source).__name__}."
+            )
+        if is_dataset:
+            if len(source) and shuffle in (None, True):
+                return RandomSampler(source, seed=self.seed)
+            return SequentialSampler(source)
+        if shuffle is not None:
+            raise ConfigError(
+                f"{type(source).__name__} is a sampler and has an order of its own, but got "
+                f"shuffle={shuffle}. Leave shuffle out, or give the dataset."
+            )
+        return source
+
+    @property
+    def world_size(self) -> int:
+        """`num_replicas`."""
+        return self.num_replicas
+
+    @property
+    def num_samples(self) -> int:
+        """Indices of this rank in an epoch."""
+        length, ranks = len(self.sampler), self.num_replicas
+        if self.pad == "none":
+            return max(-((self.rank - length) // ranks), 0)
+        return length // ranks if self.pad == "drop" else -(-length // ranks)
+
+    @property
+    def total_size(self) -> int:
+        """Indices of all ranks in an epoch."""
+        return len(self.sampler) if self.pad == "none" else self.num_samples * self.num_replicas
+
+    def __len__(self) -> int:
+        """Return `num_samples`."""
+        return self.num_samples
+
+    def set_epoch(self, epoch: int) -> None:
+        """Choose the epoch, here and in the sampler that was given."""
+        super().set_epoch(epoch)
+        if callable(set_epoch := getattr(self.sampler, "set_epoch", None)):
+            set_epoch(epoch)
+
+    def indices(self) -> Indices:
+        """Return this rank's share of the current epoch, of length `num_samples`.
+
+        Raises:
+            RuntimeError: the sampler yielded more or fewer indices than its length.
+        """
+        order = self._global_order()
+        if len(order) != len(self.sampler):
+            raise RuntimeError(
+                f"{type(self.sampler).__name__} yielded {len(order)} indices but has length "
+                f"{len(self.sampler)}: the ranks' shares cannot be told. Correct its __len__."
+            )
+        share = EveryNth(order, self.rank, self.num_replicas, self.num_samples)
+        return share[:] if isinstance(order, np.ndarray) else share
+
+    def _global_order(self) -> Indices:
+        if isinstance(self.sampler, IndexSampler):
+            return self.sampler.indices()
+        with guarded_draws(self.sampler, seed_sequence(self.seed, Purpose.ORDER, self.epoch)):
+            try:
+                return np.fromiter(map(operator.index, self.sampler), np.int64)
+            except TypeError as error:
+                name = type(self.sampler).__name__
+                error.add_note(f"DistributedSampler deals out integers; {name} yields others")
+                raise
+
+    def settings(self) -> dict[str, Any]:
+        """Return what the global order depends on: not the number of ranks."""
+        if isinstance(self.sampler, IndexSampler):
+            inner = self.sampler.settings()
+        else:
+            inner = {"kind": type(self.sampler).__name__, "length": len(self.sampler)}
+        return {"kind": "DistributedSampler", "seed": self.seed, "pad": self.pad, "of": inner}

@@ -42,10 +42,10 @@ Result
     now() and restore()     79
 
     The two rounds of each call differ by less than 1 %; an earlier run had begin_sample at 13.9 and
-    sample_rng() at 1.90: both targets are met with little to spare. Of the 115 us by hand, 111 are `torch.manual_seed`, which formats
-    the stack for every kind of device that is not initialised. Only `torch.default_generator` takes
-    1.1, `random` 4.7 and numpy 1.6: seeding these with 32 bits each would cost 7, half of what
-    Penstock takes for whole states.
+    sample_rng() at 1.90: both targets are met with little to spare. Of the 115 us by hand, 111 are
+    `torch.manual_seed`, which formats the stack for every kind of device that is not initialised.
+    Only `torch.default_generator` takes 1.1, `random` 4.7 and numpy 1.6: seeding these with 32 bits
+    each would cost 7, half of what Penstock takes for whole states.
 
     So a sample that does nothing becomes 5 to 31 times as dear by `seed=`. The 79 us come once per
     batch, and only without workers: of the 16.7, 1.2.

@@ -28,6 +28,7 @@ __all__ = [
     "SeededIndices",
     "StreamSource",
     "length_of",
+    "tell_epoch",
 ]
 
 _SKIPPED_AT_A_TIME: Final = 1024
@@ -113,12 +114,8 @@ class SeededIndices:
         have been told another epoch.
         """
         sequence = seed_sequence(self._seed, Purpose.ORDER, epoch)
-        tellable = [p for p in self._parts if callable(getattr(p, "set_epoch", None))]
-        if any(not isinstance(part, (IndexSampler, BatchSampler)) for part in tellable):
-            with guarded_draws(self._outer, sequence):
-                _tell(tellable, epoch)
-        else:
-            _tell(tellable, epoch)
+        with guarded_draws(self._outer, sequence):
+            tell_epoch(epoch, *self._parts)
         if self._order is not None:
             return self._by_position(self._order.indices(), progress.num_steps)
         drawn = GuardedIterator(self._outer, sequence)
@@ -143,7 +140,8 @@ class SeededIndices:
             for indices in first:
                 if step >= num_skipped:
                     yield Placed(as_given(indices), position, world_size)
-                position += (_length(indices) if self._is_batched else 1) * world_size
+                count = length_of(indices) if self._is_batched else 1
+                position += (1 if count is None else count) * world_size
                 step += 1
             # What is skipped is drawn many at a time: to exchange the generators takes 0.2 ms.
             first = drawn.take(min(max(num_skipped - step, 1), _SKIPPED_AT_A_TIME))
@@ -167,15 +165,12 @@ class SeededIndices:
     def describe(self) -> Description:
         """Return what the order depends on besides the loader's seed."""
         size = self._batch_size
-        world_size = self._parts_world_size()
+        world_size = 1 if self._order is None else self._order.world_size
         settings: dict[str, Any] = {"sampler": _kinds(self._described)}
         if not self._is_batched or size is not None:
             settings["global_batch_size"] = (size or 1) * world_size
             settings["drop_last"] = self._drop_last
         return Description(settings, self._samples_in)
-
-    def _parts_world_size(self) -> int:
-        return 1 if self._order is None else self._order.world_size
 
     def _samples_in(self, num_batches: int) -> int | None:
         if self._order is None:
@@ -210,16 +205,18 @@ def _with_inner(*samplers: Any) -> list[Any]:  # noqa: ANN401
     return found
 
 
-def _tell(samplers: list[Any], epoch: int) -> None:
-    for sampler in samplers:
-        sampler.set_epoch(epoch)
+def tell_epoch(epoch: int, *samplers: Any) -> None:  # noqa: ANN401
+    """Tell samplers, and those that they are made of, the epoch, if they have `set_epoch`."""
+    for part in _with_inner(*samplers):
+        if callable(set_epoch := getattr(part, "set_epoch", None)):
+            set_epoch(epoch)
 
 
 def _kinds(sampler: Any) -> dict[str, Any]:  # noqa: ANN401
     """What can be said of a sampler that has no `settings`, and of what it is made of."""
     if isinstance(sampler, IndexSampler):
         return sampler.settings()
-    settings: dict[str, Any] = {"kind": type(sampler).__name__, "length": _length(sampler, None)}
+    settings: dict[str, Any] = {"kind": type(sampler).__name__, "length": length_of(sampler)}
     if isinstance(sampler, (list, tuple, range, np.ndarray)):
         settings["indices"] = _digest_of(sampler)
     for name in ("batch_size", "drop_last"):
@@ -236,17 +233,12 @@ def _digest_of(indices: Any) -> str | None:  # noqa: ANN401 - a sequence
         return digest(np.frombuffer(repr(indices).encode(), np.uint8))
 
 
-def length_of(dataset: Any) -> int | None:  # noqa: ANN401
-    """Return a dataset's length, or None if it has none."""
-    length: int | None = _length(dataset, None)
-    return length
-
-
-def _length(value: Any, unknown: Any = 1) -> Any:  # noqa: ANN401
+def length_of(value: Any) -> int | None:  # noqa: ANN401
+    """Return the length of a dataset, sampler or batch of indices, or None if it has none."""
     try:
         return len(value)
     except (TypeError, NotImplementedError):
-        return unknown
+        return None
 
 
 class StreamSource:

@@ -3,7 +3,6 @@
 
 from __future__ import annotations
 
-import functools
 import itertools
 import multiprocessing
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
@@ -12,11 +11,11 @@ from penstock.data.dataset import IterableDataset
 from penstock.engine.delivery import Stream
 from penstock.engine.plan import Plan, Recipe
 from penstock.errors import ConfigError
-from penstock.indices import SeededIndices, StreamSource, length_of
+from penstock.indices import SeededIndices, StreamSource
 from penstock.randomness.keys import checked_count
 from penstock.ranks import Rank, current_rank
 from penstock.sampling import BatchSampler, RandomSampler, SequentialSampler
-from penstock.schedule import EpochIterator, Schedule, check_stream, worker_base_seed
+from penstock.schedule import EpochIterator, Schedule, worker_base_seed
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -221,7 +220,7 @@ class Loader(Generic[SampleT]):
             >>> [batch.tolist() for batch in again]
             [[3.0, 4.0]]
         """
-        return self._schedule.state_dict(self._source, length_of(self.dataset))
+        return self._schedule.state_dict(self._source, self.dataset)
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Let the next `iter()` go on exactly where `state` was saved.
@@ -233,8 +232,7 @@ class Loader(Generic[SampleT]):
             StateError: an iterator is running, or the state was saved with other data, batch
                 size, sampler or seed; the message says what differs.
         """
-        check = functools.partial(check_stream, self.dataset)
-        self._schedule.load_state_dict(state, self._source(), length_of(self.dataset), check)
+        self._schedule.load_state_dict(state, self._source(), self.dataset)
 
     def __len__(self) -> int:
         """Batches of an epoch.

@@ -18,6 +18,7 @@ import numpy as np
 from penstock.data.dataset import can_resume
 from penstock.engine.epoch import Epoch, Progress, Share
 from penstock.errors import StateError
+from penstock.indices import length_of
 from penstock.randomness.keys import Purpose, checked_count, seed_sequence
 
 if TYPE_CHECKING:
@@ -25,7 +26,7 @@ if TYPE_CHECKING:
 
     from penstock.indices import Description, IndexSource
 
-__all__ = ["EpochIterator", "Schedule", "check_stream", "worker_base_seed"]
+__all__ = ["EpochIterator", "Schedule", "worker_base_seed"]
 
 _FORMAT: Final = 1
 
@@ -36,13 +37,13 @@ def worker_base_seed(seed: int) -> int:
     return int(words[0] >> np.uint64(1))
 
 
-def check_stream(dataset: object, state: Mapping[str, Any]) -> None:
+def _check_stream(dataset: object, progress: Progress) -> None:
     """Say whether a stream can begin where it was, before its state is loaded.
 
     Raises:
         StateError: the state holds the dataset's, and the dataset has no `load_state_dict`.
     """
-    shares = [Share.from_json(fields) for fields in state.get("shares", {}).values()]
+    shares = progress.shares.values()
     kind = type(dataset).__name__
     if any(share.state is not None for share in shares) and not can_resume(dataset):
         raise StateError(
@@ -178,13 +179,13 @@ class Schedule:
             return self._current
         return self._next_epoch, self._resumed or Progress()
 
-    def state_dict(self, source: Callable[[], IndexSource], length: int | None) -> dict[str, Any]:
+    def state_dict(self, source: Callable[[], IndexSource], dataset: object) -> dict[str, Any]:
         """Return where the user is, as JSON has it.
 
         Args:
             source: Gives the source of the indices; what it says is kept until another epoch
                 begins.
-            length: Of the dataset; None if it has none.
+            dataset: Of the loader.
         """
         epoch, progress = self._standing()
         if self._description is None:
@@ -207,15 +208,11 @@ class Schedule:
         if progress.shares:
             state["turn"] = progress.turn
             state["shares"] = {str(id_): share.to_json() for id_, share in progress.shares.items()}
-        state["fingerprint"] = {"length": length, **copy.deepcopy(settings)}
+        state["fingerprint"] = {"length": length_of(dataset), **copy.deepcopy(settings)}
         return state
 
     def load_state_dict(
-        self,
-        state: Mapping[str, Any],
-        source: IndexSource,
-        length: int | None,
-        check: Callable[[Mapping[str, Any]], object],
+        self, state: Mapping[str, Any], source: IndexSource, dataset: object
     ) -> None:
         """Let the next iterator go on where `state` was saved.
 
@@ -231,14 +228,15 @@ class Schedule:
         number, progress, seed, saved = _parsed(state)
         differences = [] if seed == self._seed else _differences(seed, self._seed, "seed")
         if not differences:
-            differences = _differences(saved, {"length": length, **source.describe().settings})
+            here = {"length": length_of(dataset), **source.describe().settings}
+            differences = _differences(saved, here)
         if differences:
             raise StateError(
                 "this state was saved by a loader that orders its samples otherwise: "
                 + "; ".join(differences)
                 + ". Make the loader as it was, or begin a new epoch without the state"
             )
-        check(state)
+        _check_stream(dataset, progress)
         self._next_epoch = number
         self._is_chosen = False
         self._resumed = progress

@@ -46,6 +46,11 @@ class World:
         self.dead = set()
         self.carry_out(self.order.start())
 
+    @classmethod
+    def drawn(cls, data, **options):
+        """A world in which hypothesis decides who moves."""
+        return cls(lambda movers: data.draw(st.sampled_from(movers)), **options)
+
     def carry_out(self, decisions):
         pending = deque(decisions)
         while pending:
@@ -136,8 +141,8 @@ worlds = {
 def test_every_step_is_delivered_once_and_in_order_whatever_happens_when(
     data, num_steps, num_workers, prefetch, in_order
 ):
-    world = World(
-        lambda movers: data.draw(st.sampled_from(movers)),
+    world = World.drawn(
+        data,
         num_workers=num_workers,
         lookahead=num_workers * prefetch,
         in_order=in_order,
@@ -164,8 +169,8 @@ def test_an_epoch_that_is_resumed_makes_the_steps_that_were_not_given_and_no_oth
 ):
     steps = range(first, first + rest)
     skipped = data.draw(st.sets(st.sampled_from(steps))) if rest else set()
-    world = World(
-        lambda movers: data.draw(st.sampled_from(movers)),
+    world = World.drawn(
+        data,
         num_workers=num_workers,
         lookahead=data.draw(st.sampled_from([num_workers * prefetch, 0]))
         if num_workers == 1
@@ -189,8 +194,8 @@ def test_an_epoch_that_is_resumed_makes_the_steps_that_were_not_given_and_no_oth
 def test_where_any_worker_will_do_the_one_with_the_least_to_do_gets_the_step(
     data, num_steps, num_workers, prefetch, in_order
 ):
-    world = World(
-        lambda movers: data.draw(st.sampled_from(movers)),
+    world = World.drawn(
+        data,
         num_workers=num_workers,
         lookahead=num_workers * prefetch,
         in_order=in_order,
@@ -253,8 +258,8 @@ def test_shares_of_an_iterable_end_at_different_times_and_nothing_is_lost(
     shares = data.draw(
         st.lists(st.integers(0, 9), min_size=num_workers, max_size=num_workers), label="shares"
     )
-    world = World(
-        lambda movers: data.draw(st.sampled_from(movers)),
+    world = World.drawn(
+        data,
         num_workers=num_workers,
         lookahead=num_workers * prefetch,
         in_order=in_order,
@@ -274,8 +279,8 @@ def test_a_death_fails_the_epoch_after_what_is_ready_and_never_hangs_it(
     data, num_steps, moves, num_workers, prefetch, in_order
 ):
     victim = data.draw(st.integers(0, num_workers - 1))
-    world = World(
-        lambda movers: data.draw(st.sampled_from(movers)),
+    world = World.drawn(
+        data,
         num_workers=num_workers,
         lookahead=num_workers * prefetch,
         in_order=in_order,

@@ -33,10 +33,9 @@ from torch.utils.data import DistributedSampler as TorchDistributedSampler
 from torch.utils.data import RandomSampler as TorchRandomSampler
 
 from penstock.engine.plan import as_given
-from penstock.indices import SeededIndices, StreamSource
+from penstock.indices import SeededIndices
 from penstock.randomness.generators import GlobalStates
 from penstock.randomness.guarded import GuardedIterator
-from penstock.ranks import current_rank
 from penstock.torch.samplers import (
     STOCK_SAMPLERS,
     DistributedSampler,
@@ -239,14 +238,7 @@ class UnseededIndices:
         """Return what the order depends on besides the draws."""
         loader = self._loader
         if isinstance(loader.dataset, IterableDataset):
-            rank = current_rank()
-            source = StreamSource(
-                loader.batch_size,
-                drop_last=loader.drop_last,
-                num_workers=loader.num_workers,
-                rank=rank,
-            )
-            return source.describe()
+            return loader._stream_source().describe()
         sampler = seeded_sampler(loader.sampler, 0)
         return SeededIndices(sampler, seeded_sampler(loader.batch_sampler, 0), 0).describe()
 

@@ -4,7 +4,6 @@
 from __future__ import annotations
 
 import contextlib
-import functools
 import sys
 import warnings
 from typing import TYPE_CHECKING, Any, Final, TypeVar
@@ -17,10 +16,10 @@ from torch.utils.data import default_collate, default_convert
 from penstock.engine.delivery import Stream
 from penstock.engine.plan import Framework, Plan, Recipe
 from penstock.errors import ConfigError
-from penstock.indices import SeededIndices, StreamSource, length_of
+from penstock.indices import SeededIndices, StreamSource, tell_epoch
 from penstock.loader import check_workers
 from penstock.ranks import Rank, current_rank
-from penstock.schedule import EpochIterator, Schedule, check_stream, worker_base_seed
+from penstock.schedule import EpochIterator, Schedule, worker_base_seed
 from penstock.torch.draws import UnseededIndices
 from penstock.torch.samplers import seeded_sampler
 
@@ -203,10 +202,7 @@ class DataLoader(torch.utils.data.DataLoader[T_co]):
         """
         self._schedule.set_epoch(epoch)
         if self._seed is None:  # a seeded epoch tells them when it begins
-            inner = getattr(self.batch_sampler, "sampler", None)
-            for part in (self.sampler, self.batch_sampler, inner):
-                if callable(set_part := getattr(part, "set_epoch", None)):
-                    set_part(epoch)
+            tell_epoch(epoch, self.sampler, self.batch_sampler)
 
     def state_dict(self) -> dict[str, Any]:
         """Return where the training loop is: the epoch, and the batches it has been given.
@@ -233,7 +229,7 @@ class DataLoader(torch.utils.data.DataLoader[T_co]):
             True
         """
         self._check_engine()
-        return self._schedule.state_dict(self._source, length_of(self.dataset))
+        return self._schedule.state_dict(self._source, self.dataset)
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Let the next `iter()` go on exactly where `state` was saved.
@@ -251,8 +247,7 @@ class DataLoader(torch.utils.data.DataLoader[T_co]):
         if self._iterator is not None and sys.getrefcount(self._iterator) <= 2:
             # A persistent iterator that nobody but this loader (and the call above) holds.
             self._schedule.forget(self._iterator)
-        check = functools.partial(check_stream, self.dataset)
-        self._schedule.load_state_dict(state, self._source(), length_of(self.dataset), check)
+        self._schedule.load_state_dict(state, self._source(), self.dataset)
 
     def _check_engine(self) -> None:
         if isinstance(self.dataset, _DATAPIPES):
@@ -270,15 +265,18 @@ class DataLoader(torch.utils.data.DataLoader[T_co]):
         if self._seed is None:
             return UnseededIndices(self, base_seed)
         if isinstance(self.dataset, torch.utils.data.IterableDataset):
-            return StreamSource(
-                self.batch_size,
-                drop_last=self.drop_last,
-                num_workers=self.num_workers,
-                rank=current_rank(),
-            )
+            return self._stream_source()
         given = self.sampler, self.batch_sampler
         sampler, batch_sampler = (seeded_sampler(part, self._seed) for part in given)
         return SeededIndices(sampler, batch_sampler, self._seed, given)
+
+    def _stream_source(self) -> StreamSource:
+        return StreamSource(
+            self.batch_size,
+            drop_last=self.drop_last,
+            num_workers=self.num_workers,
+            rank=_rank_of_share(self),
+        )
 
     def _get_iterator(self) -> Any:  # noqa: ANN401 - torch's hook; its type is torch's private one
         if isinstance(self.dataset, _DATAPIPES):

@@ -46,7 +46,7 @@ class Backend(Protocol):
 
     @property
     def is_whole(self) -> bool:
-        """Whether no worker is known to be gone; what is not whole cannot begin another epoch."""
+        """Whether every worker lives; what is not whole cannot begin another epoch."""
 
     def begin_epoch(self, epoch: Epoch) -> None:
         """Begin an epoch, or go on in one; outcomes of earlier ones are dropped from now on."""

@@ -229,8 +229,8 @@ class ProcessBackend:
 
     @property
     def is_whole(self) -> bool:
-        """Whether no worker is known to be gone."""
-        return not any(worker.is_gone for worker in self._workers)
+        """Whether every worker lives; asks the system, as nobody may have read of a death yet."""
+        return all(not w.is_gone and w.process.is_alive() for w in self._workers)
 
     def begin_epoch(self, epoch: Epoch) -> None:
         """Tell every worker; what still comes of earlier epochs is dropped."""

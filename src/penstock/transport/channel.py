@@ -29,6 +29,9 @@ __all__ = ["Channel", "Frame"]
 _HEADER: Final = struct.Struct("<IB")
 _FD_BYTES: Final = array.array("i").itemsize
 _MAX_FDS: Final = 64  # of one frame; Linux takes 253
+# A garbage collection may finalise a socket before the stream that is going to close it, and Python
+# warns of that. What is held here is no garbage before it is closed.
+_open_sockets: Final[set[socket.socket]] = set()
 _RECEIVE_BYTES: Final = 64 * 1024
 
 
@@ -53,6 +56,7 @@ class Channel:
     def __init__(self, sock: socket.socket) -> None:
         """Take over `sock`, connected, of type SOCK_STREAM."""
         self._socket = sock
+        _open_sockets.add(sock)
         self._received = bytearray()
         self._received_fds: deque[int] = deque()
         self._unsent: deque[Frame] = deque()
@@ -183,12 +187,17 @@ class Channel:
     def detach(self) -> None:
         """Close this process's descriptors only, as a forked child has to."""
         self._socket.close()
+        _open_sockets.discard(self._socket)
         _close_all(self._received_fds)
         self._received_fds.clear()
         for frame in self._unsent:
             _close_all(frame.fds)
         self._unsent.clear()
         self._partly_sent = b""
+
+    def __del__(self) -> None:
+        if hasattr(self, "_socket"):
+            self.detach()
 
 
 def _close_all(fds: Sequence[int] | deque[int]) -> None:

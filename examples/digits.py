@@ -94,7 +94,7 @@ def make_network() -> nn.Module:
 
 
 def use_one_thread(_worker_id: int) -> None:
-    cv2.setNumThreads(1)
+    cv2.setNumThreads(0)
 
 
 def train(dataset: Digits, num_epochs: int, console: Console) -> nn.Module:

@@ -6,6 +6,7 @@
     │   ├── UnpicklableError            … something that cannot be sent to a spawned worker
     │   └── StateError                  … a saved state that does not fit, or comes too late
     ├── CollateError (RuntimeError)     the data: samples that do not fit into one batch
+    ├── TooManyFailures (RuntimeError)  the data: more bad samples than the fault policy allows
     ├── WorkerError (RuntimeError)      the pool
     │   ├── WorkerDied                  … a worker process ended before its work was done
     │   └── WorkerTimeout               … no batch came within `timeout` seconds
@@ -30,6 +31,7 @@ __all__ = [
     "MissingExtraError",
     "PenstockError",
     "StateError",
+    "TooManyFailures",
     "TransportError",
     "UnpicklableError",
     "WorkerDied",
@@ -79,6 +81,10 @@ class CollateError(PenstockError, RuntimeError):
     def __str__(self) -> str:
         """Return the message with the best names known."""
         return self.template.format(first=self.names[0], other=self.names[1])
+
+
+class TooManyFailures(PenstockError, RuntimeError):
+    """More samples were bad than the fault policy allows; the message lists the first ten."""
 
 
 class WorkerError(PenstockError, RuntimeError):

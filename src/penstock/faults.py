@@ -1,0 +1,168 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What to do about samples that cannot be made and workers that die, and what is known of them."""
+
+from __future__ import annotations
+
+import numbers
+from dataclasses import dataclass
+from typing import Any, Final, Literal
+
+from penstock.errors import ConfigError
+
+__all__ = ["RAISES", "Failure", "FaultPolicy", "OnError", "describe_sample", "policy_of"]
+
+OnError = Literal["raise", "skip", "replace"]
+_CHOICES: Final = ("raise", "skip", "replace")
+_FEWEST_JUDGED: Final = 100  # samples; a share of fewer says little
+
+
+@dataclass(frozen=True, slots=True)
+class FaultPolicy:
+    """How much goes wrong before an epoch ends, and what takes the place of what is lost.
+
+    A *bad sample* is one whose making raised an exception, `retries` more times included, or ended
+    its worker twice (three times if by SIGKILL or SIGTERM, which may also come from outside).
+
+    Attributes:
+        on_error: What becomes of a bad sample. "raise" raises its exception. "skip" leaves it out:
+            its batch is shorter, and one of which nothing is left is not given. "replace" puts
+            another sample in its place, so batches keep their size and ranks stay in step. Which
+            one is decided by the seed, the epoch and the place in it: a sample of the same class
+            if the dataset has `labels` or `targets`, and one that the sampler could have drawn,
+            that is: any of the dataset if the sampler goes over all of it, otherwise one of the
+            same batch. In an iterable dataset the next sample takes the place.
+        max_failures: How many bad samples an epoch may give: an int is a number, a float (0 to 1) a
+            share of the samples asked for so far, counted as if at least 100 had been. None is
+            no bound.
+        max_respawns: How many workers that died are replaced per epoch; their tasks are done again.
+            After that `WorkerDied` is raised.
+        retries: How often a sample that raised is tried again before it is bad, with the same
+            random numbers: for storage that fails now and then.
+
+    Raises:
+        ConfigError: a field is out of its range.
+        TypeError: a field is of the wrong type.
+
+    Example:
+        >>> FaultPolicy("replace", max_failures=0.02, retries=1).on_error
+        'replace'
+    """
+
+    on_error: OnError = "raise"
+    max_failures: int | float | None = 0.1
+    max_respawns: int = 3
+    retries: int = 0
+
+    def __post_init__(self) -> None:
+        """Check the fields."""
+        if self.on_error not in _CHOICES:
+            raise ConfigError(f"on_error must be one of {_CHOICES}, got {self.on_error!r}")
+        for name in ("max_respawns", "retries"):
+            value = getattr(self, name)
+            if not hasattr(value, "__index__"):
+                raise TypeError(f"{name} must be an int, got {value!r}")
+            if value < 0:
+                raise ConfigError(f"{name} must be 0 or more, got {value}")
+        if self.max_failures is not None:
+            self._check_max_failures(self.max_failures)
+
+    def _check_max_failures(self, bound: Any) -> None:
+        choices = (
+            "an int of 0 or more (a number of samples), a float from 0 to 1 (a share), or None"
+        )
+        if isinstance(bound, bool) or not isinstance(bound, numbers.Real):
+            raise TypeError(f"max_failures must be {choices}; got {bound!r}")
+        if not 0 <= float(bound) <= (1 if self._is_share else float("inf")):
+            raise ConfigError(f"max_failures must be {choices}; got {bound!r}")
+
+    @property
+    def _is_share(self) -> bool:
+        return not isinstance(self.max_failures, numbers.Integral)
+
+    @property
+    def tolerates(self) -> bool:
+        """Whether an epoch goes on without a bad sample."""
+        return self.on_error != "raise"
+
+    def allowed_failures(self, num_samples: int) -> float:
+        """Return how many bad samples there may be among the first `num_samples` of an epoch.
+
+        Example:
+            >>> FaultPolicy("skip", max_failures=0.1).allowed_failures(1000)
+            100.0
+        """
+        if self.max_failures is None:
+            return float("inf")
+        if self._is_share:
+            return self.max_failures * max(num_samples, _FEWEST_JUDGED)
+        return float(self.max_failures)
+
+
+RAISES: Final = FaultPolicy("raise", max_respawns=0)
+"""What the plain word "raise" means: the first death of a worker raises too, as torch has it."""
+
+
+def policy_of(on_error: str | FaultPolicy) -> FaultPolicy:
+    """Return the policy that a loader's argument `on_error` means.
+
+    The plain word "raise" also raises at the first death of a worker, as torch does; a policy says
+    itself how many it replaces.
+
+    Raises:
+        ConfigError: an unknown word.
+        TypeError: neither a word nor a policy.
+    """
+    if isinstance(on_error, FaultPolicy):
+        return on_error
+    if not isinstance(on_error, str):
+        raise TypeError(f"on_error must be one of {_CHOICES} or a FaultPolicy, got {on_error!r}")
+    if on_error == "raise":
+        return RAISES
+    return FaultPolicy(on_error)  # type: ignore[arg-type]  # it checks
+
+
+@dataclass(frozen=True, slots=True)
+class Failure:
+    """A bad sample that an epoch went on without.
+
+    Attributes:
+        index: What the sampler gave; None in an iterable dataset.
+        name: What the dataset says of it (`describe(index)`): its file or key. None if nothing.
+        error: What was raised; `WorkerDied` if it ended its worker. Without traceback frames.
+        traceback: The traceback as text; empty if the worker died.
+        worker_id: Who tried to make it; None without workers.
+        epoch: In which epoch.
+        step: For which batch of it.
+        replaced_by: The index that was tried in its place; None if it was left out.
+    """
+
+    index: Any
+    name: str | None
+    error: BaseException
+    traceback: str
+    worker_id: int | None
+    epoch: int
+    step: int
+    replaced_by: Any = None
+
+    def __str__(self) -> str:
+        """Return one line."""
+        which = "a sample" if self.index is None else f"sample {self.index!r}"
+        name = "" if self.name is None else f" ({self.name})"
+        text = " ".join(str(self.error).split())
+        return f"{which}{name}: {type(self.error).__name__}: {text}"
+
+
+def describe_sample(dataset: Any, index: object) -> str | None:  # noqa: ANN401
+    """Return what `dataset.describe(index)` says: the sample's file or key; None if nothing.
+
+    A dataset without the method, or one that fails over a broken sample, says nothing: this is
+    asked while another error is being told.
+    """
+    describe = getattr(dataset, "describe", None)
+    if index is None or not callable(describe):
+        return None
+    try:
+        return str(describe(index))
+    except Exception:
+        return None

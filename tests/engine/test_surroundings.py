@@ -1,0 +1,279 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What is read about memory and descriptors is what the system means by it."""
+
+from __future__ import annotations
+
+import os
+import resource
+import subprocess
+import sys
+import textwrap
+from dataclasses import replace
+from pathlib import Path
+
+import psutil
+import pytest
+
+from penstock import Loader
+from penstock.engine.surroundings import (
+    Memory,
+    check_descriptors,
+    describe_memory,
+    descriptors_needed,
+    format_bytes,
+    memory_now,
+    memory_warning,
+)
+from penstock.errors import ConfigError
+
+MB = 1_000_000
+GB = 1000 * MB
+MEMINFO = "MemTotal:       16000000 kB\nMemFree:  100 kB\nMemAvailable:    5000000 kB\n"
+NO_LIMIT_V1 = "9223372036854771712\n"
+
+
+def write(root, files):
+    for name, text in files.items():
+        (root / name).parent.mkdir(parents=True, exist_ok=True)
+        (root / name).write_text(text)
+
+
+def read(tmp_path, memberships, cgroups):
+    proc = {"meminfo": MEMINFO, "vmstat": "nr_dirty 3\noom_kill 7\n", "self/cgroup": memberships}
+    write(tmp_path / "proc", proc)
+    write(tmp_path / "cgroup", cgroups)
+    return memory_now(tmp_path / "proc", tmp_path / "cgroup")
+
+
+def group_v2(limit, used, cache=0, kills=0):
+    return {
+        "memory.max": f"{limit}\n",
+        "memory.current": f"{used}\n",
+        "memory.stat": f"anon 5\ninactive_file {cache}\nactive_file 9\n",
+        "memory.events": f"low 0\nhigh 0\nmax 4\noom 9\noom_kill {kills}\noom_group_kill 0\n",
+    }
+
+
+def group_v1(limit, used, cache=0, kills=0):
+    return {
+        "memory.limit_in_bytes": f"{limit}\n",
+        "memory.usage_in_bytes": f"{used}\n",
+        "memory.stat": f"inactive_file 1\ntotal_inactive_file {cache}\n",
+        "memory.oom_control": f"oom_kill_disable 0\nunder_oom 0\noom_kill {kills}\n",
+    }
+
+
+def below(folder, files):
+    return {f"{folder}/{name}": text for name, text in files.items()}
+
+
+def test_without_control_groups_the_machine_is_the_limit(tmp_path):
+    memory = read(tmp_path, "", {})
+    assert memory == Memory(
+        total_bytes=16_384_000_000, available_bytes=5_120_000_000, machine_oom_kills=7
+    )
+    assert memory.left_bytes == 5_120_000_000
+
+
+def test_where_nothing_is_told_nothing_is_known(tmp_path):
+    memory = memory_now(tmp_path, tmp_path)
+    assert memory == Memory()
+    assert memory.left_bytes is None
+    assert describe_memory(memory, None, None) == ""
+    assert memory_warning(10**15, 100, memory) is None
+
+
+def test_a_container_of_version_2_sees_its_limit_at_the_root(tmp_path):
+    memory = read(tmp_path, "0::/\n", group_v2(2 * GB, 1500 * MB, cache=600 * MB, kills=3))
+    assert (memory.limit_bytes, memory.used_bytes, memory.cache_bytes) == (
+        2 * GB,
+        1500 * MB,
+        600 * MB,
+    )
+    assert memory.left_bytes == memory.left_in_group_bytes == 1100 * MB
+    assert (memory.group_oom_kills, memory.machine_oom_kills) == (3, 7)
+
+
+def test_the_group_nearest_to_its_limit_counts_and_the_own_groups_kills(tmp_path):
+    cgroups = (
+        below("jobs/mine/inner", group_v2("max", 100 * MB, kills=1))
+        | below("jobs/mine", group_v2(4 * GB, 1 * GB, kills=5))
+        | below("jobs", group_v2(8 * GB, 7 * GB, cache=1 * GB, kills=9))
+    )
+    memory = read(tmp_path, "0::/jobs/mine/inner\n", cgroups)
+    assert (memory.limit_bytes, memory.used_bytes) == (8 * GB, 7 * GB)
+    assert memory.left_bytes == 2 * GB
+    assert memory.group_oom_kills == 1
+
+
+def test_a_container_of_version_1_whose_path_is_the_hosts_sees_its_limit(tmp_path):
+    memberships = "9:name=systemd:/docker/abc\n4:cpu,memory:/docker/abc\n0::/\n"
+    cgroups = below("memory", group_v1(2 * GB, 1 * GB, cache=250 * MB, kills=2))
+    memory = read(tmp_path, memberships, cgroups)
+    assert memory.left_bytes == 1250 * MB
+    assert memory.group_oom_kills == 2
+
+
+def test_the_number_that_version_1_writes_for_no_limit_is_none(tmp_path):
+    cgroups = below("memory/a", group_v1(NO_LIMIT_V1.strip(), 1 * GB))
+    memory = read(tmp_path, "4:memory:/a\n", cgroups)
+    assert memory.limit_bytes is None
+    assert memory.left_bytes == memory.available_bytes
+
+
+def test_a_path_above_the_mount_is_looked_for_below_it(tmp_path):
+    memory = read(tmp_path, "0::/../other\n", group_v2(2 * GB, 1 * GB))
+    assert memory.limit_bytes == 2 * GB
+
+
+def test_use_beyond_the_limit_leaves_nothing_and_not_less():
+    assert Memory(available_bytes=9, limit_bytes=100, used_bytes=120).left_bytes == 0
+
+
+@pytest.mark.skipif(not Path("/proc/meminfo").exists(), reason="not Linux")
+def test_the_real_machine_is_read_as_psutil_reads_it():
+    memory, peer = memory_now(), psutil.virtual_memory()
+    assert memory.total_bytes == peer.total
+    assert memory.available_bytes == pytest.approx(peer.available, rel=0.2)
+    assert 0 < memory.left_bytes <= memory.total_bytes
+    assert memory.machine_oom_kills >= 0
+
+
+NOW = Memory(
+    total_bytes=64 * GB,
+    available_bytes=40 * GB,
+    limit_bytes=12 * GB,
+    used_bytes=11_900 * MB,
+    cache_bytes=100 * MB,
+    group_oom_kills=4,
+    machine_oom_kills=8,
+)
+
+
+def test_a_death_is_described_with_all_that_is_known():
+    before = replace(NOW, group_oom_kills=3, machine_oom_kills=7)
+    assert describe_memory(NOW, before, 11_200 * MB) == (
+        "It had used up to 11.2 GB. The machine has 40.0 GB of 64.0 GB left. The control group "
+        "(the container) has 200 MB of 12.0 GB left. The system's OOM killer ended it."
+    )
+
+
+@pytest.mark.parametrize(
+    ("kills_of_group", "kills_of_machine", "said"),
+    [
+        ((3, 4), (7, 8), "OOM killer ended it"),
+        ((4, 4), (7, 8), None),  # a process of another group
+        ((None, None), (7, 8), "OOM killer ended a process of this machine"),
+        ((None, None), (8, 8), None),
+        ((None, 4), (None, 8), None),  # nobody looked before
+    ],
+)
+def test_the_oom_killer_is_named_only_as_far_as_its_count_tells(
+    kills_of_group, kills_of_machine, said
+):
+    before, now = (
+        replace(NOW, group_oom_kills=group, machine_oom_kills=machine)
+        for group, machine in zip(kills_of_group, kills_of_machine, strict=True)
+    )
+    text = describe_memory(now, before, None)
+    assert (said in text) if said else ("OOM" not in text)
+
+
+def test_batches_that_fit_give_no_warning_and_others_name_whose_limit_it_is():
+    assert memory_warning(50 * MB, 4, NOW) is None
+    assert memory_warning(51 * MB, 4, NOW) == (
+        "4 batches of 51.0 MB on their way need 204 MB, and the control group (the container; "
+        "limit 12.0 GB) has 200 MB left: workers may be killed. Lower num_workers, "
+        "prefetch_factor or batch_size."
+    )
+    text = memory_warning(11 * GB, 4, replace(NOW, limit_bytes=None))
+    assert "need 44.0 GB, and this machine has 40.0 GB left" in text
+
+
+@pytest.mark.parametrize(
+    ("num_bytes", "text"),
+    [
+        (0, "0 bytes"),
+        (999, "999 bytes"),
+        (1000, "1.0 kB"),
+        (99_949, "99.9 kB"),
+        (99_951, "100 kB"),
+        (999_499, "999 kB"),
+        (999_500, "1.0 MB"),
+        (1_234_567_890, "1.2 GB"),
+        (5 * 10**15, "5000 TB"),
+    ],
+)
+def test_sizes_are_written_with_two_to_three_digits(num_bytes, text):
+    assert format_bytes(num_bytes) == text
+
+
+@pytest.fixture
+def descriptor_limit():
+    old = resource.getrlimit(resource.RLIMIT_NOFILE)
+    yield lambda soft: resource.setrlimit(resource.RLIMIT_NOFILE, (soft, old[1]))
+    resource.setrlimit(resource.RLIMIT_NOFILE, old)
+
+
+def test_one_descriptor_too_few_is_an_error_before_workers_start(descriptor_limit):
+    num_open = len(os.listdir("/proc/self/fd")) - 1  # without the one that lists the folder
+    needed = descriptors_needed(5)
+    descriptor_limit(num_open + needed)
+    check_descriptors(5)
+    descriptor_limit(num_open + needed - 1)
+    with pytest.raises(ConfigError) as caught:
+        check_descriptors(5)
+    assert str(caught.value) == (
+        f"num_workers=5 needs {needed} more open files, and this process may open {needed - 1}: "
+        f"its limit is {num_open + needed - 1}, and {num_open} are open. Raise the limit to at "
+        f"least {num_open + needed} (`ulimit -n` in the shell, or resource.setrlimit("
+        "resource.RLIMIT_NOFILE, ...) in the program), close files, or lower num_workers."
+    )
+
+
+def test_workers_hold_no_more_descriptors_than_were_asked_for():
+    before = psutil.Process().num_fds()
+    stream = iter(Loader(list(range(100)), num_workers=3, multiprocessing_context="fork"))
+    next(stream)
+    held = psutil.Process().num_fds() - before
+    assert 3 * 3 <= held <= descriptors_needed(3)
+
+
+@pytest.mark.parametrize("method", ["fork", "spawn", "forkserver"])
+def test_the_descriptors_that_are_asked_for_are_enough(method, tmp_path):
+    # A file, as spawn imports the main module anew.
+    script = tmp_path / "script.py"
+    script.write_text(
+        textwrap.dedent(f"""
+        import os, resource, sys
+        sys.path[:0] = {sys.path!r}
+        import numpy as np
+        from penstock import Loader
+        from penstock.engine.surroundings import check_descriptors, descriptors_needed
+
+        def collate(samples):  # two new slots a batch: one for large arrays, one for small ones
+            return [np.zeros(200_000, np.uint8), np.zeros(5000, np.uint8)]
+
+        if __name__ == "__main__":
+            import multiprocessing.popen_{"spawn_posix" if method == "spawn" else method}
+            limit = len(os.listdir("/proc/self/fd")) - 1 + descriptors_needed(3)
+            resource.setrlimit(resource.RLIMIT_NOFILE, (limit, limit))
+            check_descriptors(3)
+            loader = Loader(
+                range(60),
+                batch_size=2,
+                num_workers=3,
+                collate_fn=collate,
+                multiprocessing_context="{method}",
+            )
+            print(len(list(loader)))
+        """)
+    )
+    done = subprocess.run(
+        [sys.executable, os.fspath(script)],
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=60,
+    )
+    assert (done.stdout, done.stderr) == ("30\n", "")

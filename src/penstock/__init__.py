@@ -7,12 +7,15 @@ framework. Importing this package imports numpy and the standard library, nothin
 
 from __future__ import annotations
 
+from penstock.faults import Failure, FaultPolicy
 from penstock.loader import Loader
 from penstock.randomness.everything import seed_everything, seeded
 from penstock.randomness.samples import renumbered_samples, sample_rng
 from penstock.worker_info import WorkerInfo, get_worker_info
 
 __all__ = [
+    "Failure",
+    "FaultPolicy",
     "Loader",
     "WorkerInfo",
     "get_worker_info",

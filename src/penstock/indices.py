@@ -27,11 +27,14 @@ __all__ = [
     "IndexSource",
     "SeededIndices",
     "StreamSource",
+    "covers",
     "length_of",
     "tell_epoch",
 ]
 
 _SKIPPED_AT_A_TIME: Final = 1024
+_COVERING: Final = ("SequentialSampler", "RandomSampler", "DistributedSampler")
+_KNOWN_PACKAGES: Final = ("penstock.", "torch.utils.data")
 
 
 class Description(NamedTuple):
@@ -203,6 +206,21 @@ def _with_inner(*samplers: Any) -> list[Any]:  # noqa: ANN401
         inner = (getattr(part, name, None) for name in ("batch_sampler", "sampler"))
         waiting += [sampler for sampler in inner if sampler is not None]
     return found
+
+
+def covers(dataset: object, *samplers: Any) -> bool:  # noqa: ANN401
+    """Return whether samplers are known to draw from all of `dataset`, each sample as likely.
+
+    Only the common ones are known: an unknown one may keep to a part of the data set, of which no
+    other sample must get into the batches.
+    """
+    inner = [part for part in _with_inner(*samplers) if not hasattr(part, "sampler")]
+    return bool(inner) and all(
+        type(part).__name__ in _COVERING
+        and type(part).__module__.startswith(_KNOWN_PACKAGES)
+        and any(getattr(part, name, None) is dataset for name in ("data_source", "dataset"))
+        for part in inner
+    )
 
 
 def tell_epoch(epoch: int, *samplers: Any) -> None:  # noqa: ANN401

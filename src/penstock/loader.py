@@ -9,9 +9,11 @@ from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 from penstock.data.dataset import IterableDataset
 from penstock.engine.delivery import Stream
+from penstock.engine.fault_log import FaultLog
 from penstock.engine.plan import Plan, Recipe
 from penstock.errors import ConfigError
-from penstock.indices import SeededIndices, StreamSource
+from penstock.faults import Failure, FaultPolicy, policy_of
+from penstock.indices import SeededIndices, StreamSource, covers
 from penstock.randomness.keys import checked_count
 from penstock.ranks import Rank, current_rank
 from penstock.sampling import BatchSampler, RandomSampler, SequentialSampler
@@ -57,6 +59,10 @@ class Loader(Generic[SampleT]):
         persistent_workers: Keep the workers after an epoch.
         in_order: Whether batches come in the order of the sampler, or as they are ready.
         seed: Decides the order of every epoch and all random numbers of its samples. Not negative.
+        on_error: What becomes of a sample that cannot be made, and of a worker that dies. "raise"
+            raises the sample's exception, and `WorkerDied` at the first death. "skip" leaves the
+            sample out, "replace" puts another in its place; both start a new worker for one that
+            died, up to three times per epoch. A `penstock.FaultPolicy` says it in detail.
 
     Raises:
         ConfigError: an argument is out of its range, or contradicts another.
@@ -89,6 +95,7 @@ class Loader(Generic[SampleT]):
         persistent_workers: bool = False,
         in_order: bool = True,
         seed: int = 0,
+        on_error: str | FaultPolicy = "raise",
     ) -> None:
         """Check the arguments; nothing is started before iteration."""
         check_workers(num_workers, timeout, prefetch_factor, persistent_workers=persistent_workers)
@@ -105,6 +112,7 @@ class Loader(Generic[SampleT]):
         self.in_order = in_order
         self._seed = checked_count("seed", seed)
         self._schedule = Schedule(seed)
+        self._faults = FaultLog(policy_of(on_error), dataset)
         self._is_iterable = isinstance(dataset, IterableDataset)
         if self._is_iterable:
             _check_iterable(shuffle=shuffle, sampler=sampler, batch_sampler=batch_sampler)
@@ -131,7 +139,7 @@ class Loader(Generic[SampleT]):
         source = self._source()
         epoch = self._schedule.next(source)
         if self._stream is None:
-            stream = Stream(self._plan(), epoch)
+            stream = Stream(self._plan(), epoch, self._faults)
         else:
             stream = self._stream
             stream.begin_epoch(epoch)
@@ -151,6 +159,14 @@ class Loader(Generic[SampleT]):
         """As given."""
         return self._seed
 
+    @property
+    def failures(self) -> list[Failure]:
+        """Samples that were left out or replaced, in the order in which they were missed.
+
+        Each with its index, file or key, error, worker, epoch and step. The last 10,000 are kept.
+        """
+        return self._faults.failures
+
     def _plan(self) -> Plan:
         rank, world_size = current_rank() if self._is_iterable else Rank(0, 1)
         recipe = Recipe(
@@ -164,6 +180,8 @@ class Loader(Generic[SampleT]):
             batch_size=self.batch_size,
             rank=rank,
             world_size=world_size,
+            faults=self._faults.policy,
+            covers_dataset=covers(self.dataset, self.sampler, self.batch_sampler),
         )
         return Plan(
             recipe=recipe,

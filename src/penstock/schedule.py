@@ -203,6 +203,8 @@ class Schedule:
             draws = source().draws()
         if draws is not None:
             state["draws"] = draws if isinstance(draws, dict) else draws.to_json()
+        if progress.num_failed:
+            state["failed"] = [progress.num_failed, progress.num_asked]
         if progress.ahead:
             state["ahead"] = _as_ranges(progress.ahead)
         if progress.shares:
@@ -262,6 +264,9 @@ def _parsed(state: Any) -> tuple[int, Progress, int | None, dict[str, Any]]:  # 
             {int(id_): Share.from_json(s) for id_, s in state.get("shares", {}).items()},
             checked_count("turn", state.get("turn", 0)),
             draws=dict(state["draws"]) if "draws" in state else None,
+        )
+        progress.num_failed, progress.num_asked = (
+            checked_count("failed", number) for number in state.get("failed", (0, 0))
         )
         epoch = checked_count("epoch", state["epoch"])
         return epoch, progress, state["seed"], dict(state["fingerprint"])

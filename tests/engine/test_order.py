@@ -10,6 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from penstock.engine.order import (
+    Condemn,
     Deliver,
     Draw,
     Fail,
@@ -18,6 +19,7 @@ from penstock.engine.order import (
     IndicesExhausted,
     Order,
     Requested,
+    Respawn,
     Submit,
     TaskDone,
     WorkerDied,
@@ -44,6 +46,12 @@ class World:
         self.finished = False
         self.failed = None
         self.dead = set()
+        self.killers = {}  # step -> sample of it that ends workers; None: the batch as a whole does
+        self.condemned = []
+        self.num_respawns = 0
+        self.to_submit_again = {}  # worker -> steps that its predecessor held
+        self.is_alone = {}  # step -> whether its samples are tried one by one
+        self.known_at_once = set()  # steps whose worker notes each sample anyway
         self.carry_out(self.order.start())
 
     @classmethod
@@ -58,8 +66,20 @@ class World:
             match decision:
                 case Draw():
                     pending.extendleft(reversed(self.order.handle(self.draw())))
-                case Submit(worker_id, step, indices):
-                    assert step not in self.submitted
+                case Respawn(worker_id):
+                    assert worker_id in self.dead
+                    self.dead.remove(worker_id)
+                    self.num_respawns += 1
+                case Condemn(sample, _):
+                    self.condemned.append(sample)
+                case Submit(worker_id, step, indices, alone) if step in self.submitted:
+                    assert worker_id not in self.dead
+                    assert self.submitted[step] == (worker_id, indices)
+                    assert self.to_submit_again[worker_id].pop(0) == step
+                    self.queues[worker_id].append(step)
+                    self.is_alone[step] = alone
+                case Submit(worker_id, step, indices, alone):
+                    assert not alone
                     self.submitted[step] = (worker_id, indices)
                     self.loads[step] = [len(queue) for queue in self.queues]
                     self.queues[worker_id].append(step)
@@ -93,8 +113,25 @@ class World:
     def movable_workers(self):
         return [w for w, queue in enumerate(self.queues) if queue and w not in self.dead]
 
+    def die(self, worker_id, **how):
+        """The worker ends now; it may have been doing its next task, or nothing."""
+        self.dead.add(worker_id)
+        self.to_submit_again[worker_id] = list(self.queues[worker_id])
+        self.queues[worker_id].clear()
+        self.carry_out(self.order.handle(WorkerDied(worker_id, "killed", **how)))
+        if worker_id not in self.dead:
+            assert not self.to_submit_again[worker_id], "a task of the dead worker was lost"
+
     def move(self, worker_id):
-        step = self.queues[worker_id].popleft()
+        step = self.queues[worker_id][0]
+        if step in self.killers:
+            sample = self.killers[step]
+            alone = step in self.known_at_once or self.is_alone.get(step, False)
+            if (step, sample) not in self.condemned:
+                known = (step, sample) if alone and sample is not None else None
+                self.die(worker_id, step=step, sample=known)
+                return
+        self.queues[worker_id].popleft()
         if self.shares is None:
             self.carry_out(self.order.handle(TaskDone(worker_id, step, ("made", step))))
         elif self.shares[worker_id] > 0:
@@ -302,3 +339,173 @@ def test_the_steps_a_dead_worker_held_can_be_named():
     world.move(0)
     assert world.order.steps_of(0) == [2]
     assert world.order.steps_of(1) == [1, 3]
+
+
+@given(data=st.data(), num_steps=st.integers(0, 30), any_worker=st.booleans(), **worlds)
+def test_workers_may_die_at_any_moment_and_every_step_is_delivered_once(
+    data, num_steps, any_worker, num_workers, prefetch, in_order
+):
+    """Deaths that no task is to blame for: none is lost, none comes twice, the order holds."""
+    deaths_left = data.draw(st.integers(0, 12), label="deaths")
+
+    def choose(movers):
+        nonlocal deaths_left
+        worker_id = data.draw(st.sampled_from([None, None, *range(num_workers)]))
+        if deaths_left and worker_id is not None:
+            deaths_left -= 1
+            world.die(worker_id)
+            movers = [*world.movable_workers(), *(["user"] if "user" in movers else [])]
+        return data.draw(st.sampled_from(movers))
+
+    world = World(
+        choose,
+        num_workers=num_workers,
+        lookahead=num_workers * prefetch,
+        in_order=in_order,
+        num_steps=num_steps,
+        any_worker=any_worker,
+        max_respawns=12,
+        can_condemn=data.draw(st.booleans()),
+    )
+    world.run()
+    assert world.failed is None
+    steps = [step for step, _ in world.delivered]
+    assert (steps if in_order else sorted(steps)) == list(range(num_steps))
+    assert world.condemned == []
+    assert world.order.num_pending == 0
+
+
+@given(data=st.data(), num_steps=st.integers(1, 30), **worlds)
+def test_samples_that_kill_are_condemned_at_the_second_death_and_nothing_else_is(
+    data, num_steps, num_workers, prefetch, in_order
+):
+    """Whether the sample is known at once, or only the batch is, and its samples are tried."""
+    world = World.drawn(
+        data,
+        num_workers=num_workers,
+        lookahead=num_workers * prefetch,
+        in_order=in_order,
+        num_steps=num_steps,
+        max_respawns=100,
+        can_condemn=True,
+    )
+    steps_that_kill = data.draw(st.sets(st.sampled_from(range(num_steps)), max_size=4))
+    world.killers = {step: data.draw(st.integers(0, 7)) for step in steps_that_kill}
+    world.known_at_once = data.draw(st.sets(st.sampled_from(range(num_steps))))
+    world.run()
+    assert world.failed is None
+    steps = [step for step, _ in world.delivered]
+    assert (steps if in_order else sorted(steps)) == list(range(num_steps))
+    assert sorted(world.condemned) == sorted(world.killers.items())
+    assert world.num_respawns == 2 * len(world.killers)
+
+
+@given(
+    data=st.data(),
+    num_steps=st.integers(1, 30),
+    max_respawns=st.integers(0, 6),
+    can_condemn=st.booleans(),
+    **worlds,
+)
+def test_an_epoch_fails_with_the_first_death_that_it_may_not_survive(
+    data, num_steps, max_respawns, can_condemn, num_workers, prefetch, in_order
+):
+    """Respawns are spent; or a sample is to blame, and may not be left out."""
+    world = World.drawn(
+        data,
+        num_workers=num_workers,
+        lookahead=num_workers * prefetch,
+        in_order=in_order,
+        num_steps=num_steps,
+        max_respawns=max_respawns,
+        can_condemn=can_condemn,
+    )
+    steps_that_kill = data.draw(st.sets(st.sampled_from(range(num_steps)), min_size=1, max_size=4))
+    world.killers = dict.fromkeys(steps_that_kill, 0)
+    world.run()
+    steps = [step for step, _ in world.delivered]
+    assert len(set(steps)) == len(steps)
+    assert world.num_respawns <= max_respawns
+    survives = can_condemn and max_respawns >= 2 * len(world.killers)
+    assert (world.failed is None) == survives
+    if survives:
+        assert len(steps) == num_steps
+    else:
+        assert not world.killers.keys() & set(steps) - {s for s, _ in world.condemned}
+        if in_order:
+            assert steps == list(range(len(steps)))
+
+
+@given(data=st.data(), num_steps=st.integers(1, 12), limit=st.integers(2, 3), **worlds)
+def test_a_batch_that_kills_though_each_of_its_samples_passes_ends_the_epoch(
+    data, num_steps, limit, num_workers, prefetch, in_order
+):
+    world = World.drawn(
+        data,
+        num_workers=num_workers,
+        lookahead=num_workers * prefetch,
+        in_order=in_order,
+        num_steps=num_steps,
+        max_respawns=100,
+        can_condemn=True,
+    )
+    victim = data.draw(st.sampled_from(range(num_steps)))
+    world.killers = {victim: None}
+    world.run()
+    assert world.failed
+    assert world.num_respawns == 1
+    assert world.condemned == []
+    assert victim not in dict(world.delivered)
+
+
+def test_a_worker_killed_from_outside_thrice_over_one_sample_has_it_condemned_not_before():
+    world = World(
+        lambda m: m[0],
+        num_workers=1,
+        lookahead=2,
+        in_order=True,
+        num_steps=3,
+        max_respawns=5,
+        can_condemn=True,
+    )
+    for deaths in range(1, 4):
+        world.die(0, step=0, sample=7, limit=3)
+        assert world.condemned == ([7] if deaths == 3 else [])
+    assert list(world.queues[0]) == [0, 1]
+
+
+@given(data=st.data(), deaths=st.integers(0, 6), **worlds)
+def test_shares_of_an_iterable_go_on_with_the_worker_that_takes_the_place(
+    data, deaths, num_workers, prefetch, in_order
+):
+    shares = data.draw(st.lists(st.integers(0, 6), min_size=num_workers, max_size=num_workers))
+    left = deaths
+
+    def choose(movers):
+        nonlocal left
+        worker_id = data.draw(st.sampled_from([None, *range(num_workers)]))
+        if left and worker_id is not None and worker_id not in world.dead:
+            left -= 1
+            if world.shares[worker_id] < 0:
+                # It had told that its share has ended: nobody takes its place, nor misses it.
+                before = world.num_respawns
+                world.die(worker_id)
+                assert world.num_respawns == before
+            else:
+                world.die(worker_id)
+            movers = [*world.movable_workers(), *(["user"] if "user" in movers else [])]
+        return data.draw(st.sampled_from(movers))
+
+    world = World(
+        choose,
+        num_workers=num_workers,
+        lookahead=num_workers * prefetch,
+        in_order=in_order,
+        num_steps=None,
+        shares=shares,
+        max_respawns=6,
+    )
+    world.run()
+    assert world.failed is None
+    made = sorted((w, left) for w, share in enumerate(shares) for left in range(share))
+    assert sorted(outcome for _, outcome in world.delivered) == made

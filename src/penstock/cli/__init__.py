@@ -46,6 +46,7 @@ def _run(arguments: Sequence[str] | None) -> int:
     import typer
 
     from penstock.cli.bench import bench
+    from penstock.cli.check import check
 
     app = typer.Typer(
         help="Feed training data, and see what it costs.",
@@ -55,6 +56,7 @@ def _run(arguments: Sequence[str] | None) -> int:
     )
     app.callback()(lambda: None)  # without one, typer makes the only command the whole program
     app.command()(bench)
+    app.command()(check)
     try:
         app(args=arguments, prog_name="penstock")
     except SystemExit as end:

@@ -23,7 +23,7 @@ from penstock.errors import ConfigError, WorkerError
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from penstock.cli.images import BrokenFile
+    from penstock.cli.decoding import BrokenFile
     from penstock.cli.lane import EpochResult, Lane, Work
 
 __all__ = ["bench"]
@@ -82,7 +82,7 @@ def bench(
     started in the untimed warm-up epochs; there all batches are compared bit by bit and memory is
     measured. Then the loaders run in turn, with the same seed in the same round.
     """
-    from penstock.cli.images import find_images, sort_out_broken
+    from penstock.cli.decoding import find_images, sort_out_broken
     from penstock.cli.lane import Work
 
     console = Console()

@@ -13,7 +13,9 @@ import sys
 from typing import TYPE_CHECKING, Any, Self
 
 from penstock.engine.backends import Backend, Outcome, open_backend
+from penstock.engine.fault_log import FaultLog
 from penstock.engine.order import (
+    Condemn,
     Deliver,
     Draw,
     Event,
@@ -23,8 +25,11 @@ from penstock.engine.order import (
     IndicesExhausted,
     Order,
     Requested,
+    Respawn,
     Submit,
 )
+from penstock.engine.plan import Caution
+from penstock.engine.salvage import NO_BATCH
 from penstock.errors import WorkerDied, WorkerTimeout
 
 if TYPE_CHECKING:
@@ -43,14 +48,16 @@ class Stream:
         One thread at a time. A forked copy gives no batches and stops no workers.
     """
 
-    def __init__(self, plan: Plan, epoch: Epoch) -> None:
+    def __init__(self, plan: Plan, epoch: Epoch, faults: FaultLog | None = None) -> None:
         """Start the workers and give them their first tasks.
 
         Args:
             plan: What to do.
             epoch: The first epoch, or the rest of one.
+            faults: Where to record bad samples; None is a log that nobody reads.
         """
         self._plan = plan
+        self._faults = faults or FaultLog(plan.recipe.faults, plan.recipe.dataset)
         self._is_open = False
         self._backend: Backend
         self.begin_epoch(epoch)
@@ -64,6 +71,7 @@ class Stream:
             self._backend.start()
             self._is_open = True
         self._epoch = epoch
+        self._faults.begin_epoch()
         self._is_over = False
         with self._closed_on_error():
             self._backend.begin_epoch(epoch)
@@ -82,6 +90,8 @@ class Stream:
             first_step=progress.num_steps,
             first_worker=(progress.turn if is_iterable else progress.num_steps) % num_workers,
             skipped=progress.ahead,
+            max_respawns=plan.recipe.faults.max_respawns,
+            can_condemn=plan.recipe.faults.tolerates,
         )
         self._carry_out(self._order.start())
 
@@ -117,11 +127,18 @@ class Stream:
 
         Raises:
             StopIteration: the epoch is over.
-            WorkerDied: a worker is gone. The stream is closed.
+            WorkerDied: a worker is gone, and no more are to be started. The stream is closed.
+            TooManyFailures: more samples were bad than the policy allows. The stream is closed.
             KeyboardInterrupt: and whatever else interrupts the wait. The stream is closed.
             WorkerTimeout: no batch came in time. The stream goes on with the next call.
             Exception: what the user's code raised. The stream goes on with the next call.
         """
+        while True:
+            batch = self._next()
+            if batch is not NO_BATCH:
+                return batch
+
+    def _next(self) -> Any:  # noqa: ANN401 - any batch tree, or NO_BATCH
         if self._is_over:
             raise StopIteration
         try:
@@ -141,6 +158,7 @@ class Stream:
             self.close()
             raise WorkerDied(message)
         self._epoch.progress.is_over = True
+        self._faults.warn_of_losses(self._epoch)
         if not self._plan.keep_workers:
             self.close()
         raise StopIteration
@@ -148,6 +166,9 @@ class Stream:
     def _give(self, delivery: Deliver) -> Any:  # noqa: ANN401 - any batch tree
         outcome: Outcome = delivery.outcome
         progress, step, worker_id = self._epoch.progress, delivery.step, delivery.worker_id
+        with self._closed_on_error():
+            who = worker_id if self._plan.num_workers else None
+            self._faults.count(outcome.losses, self._epoch, step, who)
         try:
             batch = outcome.result()
         except BaseException:
@@ -163,16 +184,32 @@ class Stream:
         timeout_s = self._plan.timeout_s or None
         events = self._backend.events(timeout_s)
         if not events:
-            raise WorkerTimeout(
-                f"DataLoader timed out after {timeout_s} seconds: no batch came from "
-                f"{self._plan.num_workers} "
-                "workers. Raise `timeout`, or look for a sample that takes that long "
-                "(num_workers=0 shows it)."
-            )
+            self._on_timeout()
         answer = None
         for event in events:
             answer = self._carry_out(self._order.handle(event)) or answer
         return answer
+
+    def _on_timeout(self) -> None:
+        """End the worker that keeps us waiting, if another may take its place.
+
+        Raises:
+            WorkerTimeout: it may not. The message holds the worker's stacks.
+        """
+        worker_id = self._order.awaited_worker
+        if worker_id is not None and self._plan.recipe.faults.max_respawns:
+            why = f"no batch came within timeout={self._plan.timeout_s} seconds"
+            self._backend.kill(worker_id, why)
+            return
+        message = (
+            f"DataLoader timed out after {self._plan.timeout_s} seconds: no batch came from "
+            f"{self._plan.num_workers} workers. Raise `timeout`, or look for a sample that takes "
+            "that long. A FaultPolicy with max_respawns would replace the stuck worker."
+        )
+        if worker_id is not None and (stacks := self._backend.stacks_of(worker_id)):
+            steps = self._order.steps_of(worker_id)
+            message += f"\nWorker {worker_id} holds steps {steps}. It is here:\n{stacks}"
+        raise WorkerTimeout(message)
 
     def _carry_out(self, decisions: list[Any]) -> Deliver | Finish | Fail | None:
         """Do what was decided; return the answer to the open request, if it is among it."""
@@ -181,12 +218,21 @@ class Stream:
         while left:
             decision, left = left[0], left[1:]
             if isinstance(decision, Submit):
-                self._backend.submit(decision.worker_id, decision.step, decision.indices)
+                self._submit(decision)
             elif isinstance(decision, Draw):
                 left = self._order.handle(self._draw()) + left
+            elif isinstance(decision, Respawn):
+                self._backend.respawn(decision.worker_id)
+            elif isinstance(decision, Condemn):
+                self._faults.killers[decision.sample] = decision.reason
             else:
                 answer = decision
         return answer
+
+    def _submit(self, task: Submit) -> None:
+        killers = self._faults.killers
+        caution = Caution(task.alone, tuple(killers.items())) if task.alone or killers else None
+        self._backend.submit(task.worker_id, task.step, task.indices, caution)
 
     def _draw(self) -> Event:
         try:
@@ -196,8 +242,8 @@ class Stream:
 
     def _death_message(self, failure: Fail) -> str:
         steps = self._order.steps_of(failure.worker_id)
-        held = f" while it held steps {steps}" if steps else ""
-        return f"{failure.reason}{held} of epoch {self._epoch.number}. {failure.advice}"
+        held = f" It held steps {steps}." if steps else ""
+        return f"{failure.reason}, epoch {self._epoch.number}.{held} {failure.advice}"
 
     def close(self) -> None:
         """Stop the workers; a second call does nothing. Batches that were given out stay valid."""

@@ -61,6 +61,8 @@ class Progress:
         is_closed: Whether nobody can be given any more, as the workers are gone.
         draws: What the order was drawn with, where no seed decides it: the loader's own.
         failed: Step, worker and share of batches that could not be made, since the last one given.
+        num_asked: Samples that were asked for, in the batches given.
+        num_failed: Those of them, and of their substitutes, that could not be made.
     """
 
     num_steps: int = 0
@@ -71,6 +73,8 @@ class Progress:
     is_closed: bool = False
     draws: Any = None
     failed: list[tuple[int, int, Share | None]] = field(default_factory=list)
+    num_asked: int = 0
+    num_failed: int = 0
 
     def give(self, step: int, *, in_order: bool) -> None:
         """Count a batch of a map-style dataset, and those before it that could not be made."""

@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from penstock.engine.epoch import Share
-from penstock.engine.plan import Placed
+from penstock.engine.plan import Caution, Placed
 from penstock.transport.arena import Extent
 from penstock.transport.packing import Packed
 
@@ -42,6 +42,7 @@ class Task(NamedTuple):
             one of the two as `Placed`.
         freed: The worker's slots whose leases have ended.
         retired: Those of them that may not be used again.
+        caution: How to be careful with it; None is not at all.
     """
 
     round: int
@@ -49,6 +50,7 @@ class Task(NamedTuple):
     indices: object
     freed: tuple[int, ...]
     retired: tuple[int, ...]
+    caution: Caution | None = None
 
 
 class BeginEpoch(NamedTuple):
@@ -78,6 +80,9 @@ class BatchMade(NamedTuple):
         retired_slots: Numbers of slots that are gone.
         share: How far the worker is in its share of an iterable dataset.
         first_sample: Digest of the first sample of that share, if this batch begins with it.
+        num_asked: Samples that were asked for.
+        bad: Samples that the batch goes without.
+        is_empty: Whether nothing is left of it.
     """
 
     round: int
@@ -87,6 +92,9 @@ class BatchMade(NamedTuple):
     retired_slots: tuple[int, ...]
     share: Share | None
     first_sample: bytes | None
+    num_asked: int = 0
+    bad: tuple[BadReport, ...] = ()
+    is_empty: bool = False
 
 
 class ExceptionReport(NamedTuple):
@@ -103,13 +111,22 @@ class ExceptionReport(NamedTuple):
     traceback: str
 
 
+class BadReport(NamedTuple):
+    """A bad sample on its way to another process; see `penstock.engine.salvage.BadSample`."""
+
+    index: Any
+    report: ExceptionReport
+    replaced_by: Any
+
+
 class TaskFailed(NamedTuple):
-    """The user's code raised. `share` is as in `BatchMade`."""
+    """The user's code raised. `share` and `bad` are as in `BatchMade`."""
 
     round: int
     step: int
     report: ExceptionReport
     share: Share | None
+    bad: tuple[BadReport, ...] = ()
 
 
 class ShareEnded(NamedTuple):
@@ -140,17 +157,20 @@ def encode(message: Task | BeginEpoch | BatchMade | TaskFailed | ShareEnded) -> 
         is_array = isinstance(indices, np.ndarray)
         if isinstance(indices, np.ndarray):
             indices = indices.tobytes()
-        fields = (*message[:2], indices, *message[3:], is_array, where)
+        caution = None if message.caution is None else tuple(message.caution)
+        fields = (*message[:2], indices, *message[3:5], is_array, where, caution)
     elif isinstance(message, BatchMade):
         packed = message.packed
         place = tuple(packed.pickle) if isinstance(packed.pickle, Extent) else packed.pickle
         buffers = tuple(map(tuple, packed.buffers))
         share = None if message.share is None else tuple(message.share)
-        rest = (*message[3:5], share, message.first_sample)
-        fields = (*message[:2], place, buffers, packed.slots, *rest)
+        rest = (*message[3:5], share, message.first_sample, message.num_asked)
+        bad = tuple(map(_plain_bad, message.bad))
+        fields = (*message[:2], place, buffers, packed.slots, *rest, bad, message.is_empty)
     elif isinstance(message, TaskFailed):
         share = None if message.share is None else tuple(message.share)
-        fields = (message.round, message.step, tuple(message.report), share)
+        bad = tuple(map(_plain_bad, message.bad))
+        fields = (message.round, message.step, tuple(message.report), share, bad)
     elif isinstance(message, BeginEpoch):
         fields = (*message[:3], None if message.share is None else tuple(message.share))
     return pickle.dumps((_KINDS[type(message)], fields), protocol=5)
@@ -160,24 +180,38 @@ def decode(data: bytes) -> Any:  # noqa: ANN401 - one of the messages
     """Return the message again."""
     kind, fields = pickle.loads(data)
     if _TYPES[kind] is Task:
-        number, step, indices, freed, retired, is_array, where = fields
+        number, step, indices, freed, retired, is_array, where, caution = fields
         if is_array:
             indices = np.frombuffer(indices, np.int64)
         if where is not None:
             indices = Placed(indices, *where)
-        return Task(number, step, indices, freed, retired)
+        return Task(
+            number, step, indices, freed, retired, None if caution is None else Caution(*caution)
+        )
     if _TYPES[kind] is BatchMade:
-        number, step, place, buffers, slots, new_slots, retired, share, first = fields
+        number, step, place, buffers, slots, new_slots, retired, share, *rest = fields
+        first, num_asked, bad, is_empty = rest
         message = place if isinstance(place, bytes) else Extent(*place)
         packed = Packed(message, tuple(Extent(*buffer) for buffer in buffers), slots)
-        return BatchMade(number, step, packed, new_slots, retired, _share(share), first)
+        return BatchMade(
+            number, step, packed, new_slots, retired, _share(share), first, num_asked, _bad(bad),
+            is_empty,
+        )  # fmt: skip
     if _TYPES[kind] is BeginEpoch:
         number, epoch, is_announced, share = fields
         return BeginEpoch(number, epoch, is_announced, _share(share))
     if _TYPES[kind] is TaskFailed:
-        number, step, report, share = fields
-        return TaskFailed(number, step, ExceptionReport(*report), _share(share))
+        number, step, report, share, bad = fields
+        return TaskFailed(number, step, ExceptionReport(*report), _share(share), _bad(bad))
     return _TYPES[kind](*fields)
+
+
+def _plain_bad(bad: BadReport) -> tuple[Any, tuple[Any, ...], Any]:
+    return bad.index, tuple(bad.report), bad.replaced_by
+
+
+def _bad(plain: tuple[Any, ...]) -> tuple[BadReport, ...]:
+    return tuple(BadReport(index, ExceptionReport(*r), by) for index, r, by in plain)
 
 
 def _share(fields: tuple[Any, ...] | None) -> Share | None:

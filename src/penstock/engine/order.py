@@ -10,11 +10,17 @@ No queue, process, clock or lock in here. Events go in, decisions come out, at o
     Requested()   (the user wants one) ──▶ [] or [Draw, Deliver(step, outcome)] or [Finish]
     TaskDone(worker, step, outcome) ─────▶ [] or [Draw, Deliver(step, outcome)]
     WorkerExhausted(worker, step) ───────▶ [Draw] …           (an iterable's share has ended)
-    WorkerDied(worker, reason) ──────────▶ [] or [Fail(reason)]   (what is ready is delivered first)
+    WorkerDied(worker, reason …) ────────▶ [Condemn(sample)] [Respawn(worker), Submit …]
+                                           or [Fail(reason)]      (what is ready is delivered first)
 
 Guarantees
-    Every step submitted is delivered once, in the order of steps if `in_order`, unless the worker
-    that owns it ran out of data or died.
+    Every step is delivered once, in the order of steps if `in_order`, unless the worker that owns
+    it ran out of data, or the epoch fails.
+    A dead worker's steps go to the one that takes its place, in the same order, `max_respawns`
+    times. One death proves nothing. A sample that a worker had in its hands when it died is
+    condemned at the second one (`limit`), and the step goes on without it. Where only the batch is
+    known, its samples are tried alone; then the batch's deaths count for each of them. A batch
+    whose samples all pass alone, and that still kills, ends the epoch.
     Steps go round the active workers in turn, whatever their speed. So which worker makes which
     batch, and hence what its generators draw, is the same in every run, and the same as torch's
     loader does it. Only where nothing depends on the worker (`any_worker`) the one with the least
@@ -25,13 +31,15 @@ Guarantees
 
 from __future__ import annotations
 
+from collections import Counter
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Collection
+    from collections.abc import Callable, Collection, Hashable
 
 __all__ = [
+    "Condemn",
     "Decision",
     "Deliver",
     "Draw",
@@ -42,6 +50,7 @@ __all__ = [
     "IndicesExhausted",
     "Order",
     "Requested",
+    "Respawn",
     "Submit",
     "TaskDone",
     "WorkerDied",
@@ -81,11 +90,23 @@ class WorkerExhausted(NamedTuple):
 
 
 class WorkerDied(NamedTuple):
-    """A worker is gone."""
+    """A worker is gone.
+
+    Attributes:
+        worker_id: Which.
+        reason: How it ended.
+        advice: What to do about it.
+        step: The step that it was making; None if it was not making any.
+        sample: Key of the one sample that it was at; None if it was not at a single one.
+        limit: With how many deaths a sample is to blame.
+    """
 
     worker_id: int
     reason: str
     advice: str = ""
+    step: int | None = None
+    sample: Hashable | None = None
+    limit: int = 2
 
 
 Event = IndicesDrawn | IndicesExhausted | Requested | TaskDone | WorkerExhausted | WorkerDied
@@ -97,11 +118,25 @@ class Draw:
 
 
 class Submit(NamedTuple):
-    """Send this task to this worker."""
+    """Send this task to this worker; `alone`: its samples are first to be tried one by one."""
 
     worker_id: int
     step: int
     indices: object
+    alone: bool = False
+
+
+class Respawn(NamedTuple):
+    """Start another worker in the place of this dead one."""
+
+    worker_id: int
+
+
+class Condemn(NamedTuple):
+    """Never make this sample again: it ends workers."""
+
+    sample: Hashable
+    reason: str
 
 
 class Deliver(NamedTuple):
@@ -125,7 +160,7 @@ class Fail(NamedTuple):
     advice: str = ""
 
 
-Decision = Draw | Submit | Deliver | Finish | Fail
+Decision = Draw | Submit | Deliver | Finish | Fail | Respawn | Condemn
 
 _DRAW: Final = Draw()
 
@@ -143,6 +178,8 @@ class Order:
         first_step: int = 0,
         first_worker: int = 0,
         skipped: Collection[int] = (),
+        max_respawns: int = 0,
+        can_condemn: bool = False,
     ) -> None:
         """Begin an epoch, or go on in one.
 
@@ -155,6 +192,8 @@ class Order:
             first_step: Number of the first step to be drawn.
             first_worker: Whose turn it is.
             skipped: Later steps that are drawn but not made.
+            max_respawns: How many dead workers are replaced.
+            can_condemn: Whether the epoch goes on without a sample that kills workers.
         """
         self._num_workers = num_workers
         self._lookahead = lookahead
@@ -172,10 +211,21 @@ class Order:
         self._drained = False
         self._requested = False
         self._failure: Fail | None = None
+        self._tasks: dict[int, object] = {}  # step -> indices, for steps that are not answered
+        self._respawns_left = max_respawns
+        self._can_condemn = can_condemn
+        self._deaths_at: Counter[int] = Counter()  # by step, where no single sample was known
+        self._deaths_of: Counter[Hashable] = Counter()  # by sample
 
     def start(self) -> list[Decision]:
         """Return what to do before the first request."""
         return [_DRAW] * self._lookahead
+
+    @property
+    def awaited_worker(self) -> int | None:
+        """The worker whose answer the user waits for; None if no step is under way."""
+        waiting = (w for s, w in self._owner.items() if s not in self._done and self._active[w])
+        return next(waiting, None)
 
     @property
     def num_pending(self) -> int:
@@ -194,6 +244,7 @@ class Order:
 
     def _on_done(self, event: TaskDone) -> list[Decision]:
         self._unanswered[event.worker_id] -= 1
+        self._tasks.pop(event.step, None)
         if event.step in self._owner:  # else: abandoned, its worker was said to have no more
             self._done[event.step] = event.outcome
         return self._answer()
@@ -223,8 +274,33 @@ class Order:
     def _on_death(self, event: WorkerDied) -> list[Decision]:
         if not self._active[event.worker_id]:
             return []  # it had given all it had
+        is_guilty = self._count_death(event)
+        if self._failure is None and self._respawns_left and self._is_survivable(event, is_guilty):
+            self._respawns_left -= 1
+            condemned = [Condemn(event.sample, event.reason)] if is_guilty else []
+            held = self.steps_of(event.worker_id)
+            again = [Submit(event.worker_id, s, self._tasks[s], s in self._deaths_at) for s in held]
+            return [*condemned, Respawn(event.worker_id), *again]
         self._failure = self._failure or Fail(event.worker_id, event.reason, event.advice)
         return self._answer()
+
+    def _count_death(self, event: WorkerDied) -> bool:
+        """Return whether the death proves the sample bad."""
+        if event.step is None:
+            return False
+        if event.sample is None:
+            self._deaths_at[event.step] += 1
+            return False
+        self._deaths_of[event.sample] += 1
+        deaths = self._deaths_of[event.sample] + self._deaths_at.get(event.step, 0)
+        return deaths >= event.limit
+
+    def _is_survivable(self, event: WorkerDied, is_guilty: bool) -> bool:
+        if is_guilty:
+            return self._can_condemn
+        if event.step is None or event.sample is not None:
+            return True
+        return self._deaths_at[event.step] < event.limit
 
     def _draw(self) -> list[Decision]:
         return [] if self._drained or self._lookahead == 0 else [_DRAW]
@@ -234,6 +310,7 @@ class Order:
         step = self._next_step
         self._next_step += 1
         self._owner[step] = worker_id
+        self._tasks[step] = indices
         self._load[worker_id] += 1
         self._unanswered[worker_id] += 1
         return Submit(worker_id, step, indices)
@@ -277,6 +354,7 @@ class Order:
             if owner is not None and (self._head in self._done or self._active[owner]):
                 return
             self._owner.pop(self._head, None)
+            self._tasks.pop(self._head, None)
             self._head += 1
 
     def _deliverable(self) -> int | None:

@@ -8,11 +8,24 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
+from penstock.faults import RAISES, FaultPolicy
+
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Hashable
     from multiprocessing.context import BaseContext
 
-__all__ = ["AsGiven", "Framework", "Placed", "Plan", "Recipe", "as_given"]
+__all__ = [
+    "AsGiven",
+    "Caution",
+    "Framework",
+    "Placed",
+    "Plan",
+    "Recipe",
+    "as_given",
+    "bare_indices",
+    "keys_of",
+    "sample_key",
+]
 
 
 class AsGiven(NamedTuple):
@@ -41,6 +54,44 @@ class Placed(NamedTuple):
     indices: object
     position: int
     stride: int
+
+
+class Caution(NamedTuple):
+    """How a task is to be done after workers have died over it, or over one of its samples.
+
+    Attributes:
+        alone: Whether each sample is first to be read, collated and packed by itself.
+        killers: Keys of samples that end workers, each with how they did.
+    """
+
+    alone: bool = False
+    killers: tuple[tuple[Hashable, str], ...] = ()
+
+
+def bare_indices(indices: Any) -> Any:  # noqa: ANN401 - the sampler decides
+    """Return what the sampler drew, without our marks."""
+    if isinstance(indices, Placed):
+        indices = indices.indices
+    return indices.indices if isinstance(indices, AsGiven) else indices
+
+
+def keys_of(indices: Any) -> Any:  # noqa: ANN401 - the sampler decides
+    """Return indices as datasets get them: arrays of our samplers as Python integers."""
+    if isinstance(indices, Placed):
+        indices = indices.indices
+    return indices.tolist() if isinstance(indices, np.ndarray) else bare_indices(indices)
+
+
+def sample_key(index: Any) -> Hashable:  # noqa: ANN401 - the sampler decides
+    """Return what a sample is known by: its index, or a text for one that cannot be hashed."""
+    if isinstance(index, np.integer):
+        return int(index)
+    try:
+        hash(index)
+    except TypeError:
+        return repr(index)
+    key: Hashable = index
+    return key
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,6 +127,9 @@ class Recipe:
         batch_size: Samples per batch of an iterable; None where not `is_batched`.
         rank: Which of the ranks that share an iterable this one is.
         world_size: Number of those ranks.
+        faults: What becomes of samples that cannot be made, and of workers that die.
+        covers_dataset: Whether the sampler goes over the whole dataset, so that any sample of it
+            may take the place of a bad one.
     """
 
     dataset: Any
@@ -89,6 +143,8 @@ class Recipe:
     batch_size: int | None = None
     rank: int = 0
     world_size: int = 1
+    faults: FaultPolicy = RAISES
+    covers_dataset: bool = False
 
 
 @dataclass(frozen=True, slots=True)

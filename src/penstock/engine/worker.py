@@ -19,10 +19,12 @@ import signal
 import sys
 import threading
 from multiprocessing import parent_process
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from penstock.engine.fetch import Fetcher
+from penstock.engine.logbook import Notes, Phase, open_notes
 from penstock.engine.messages import (
+    BadReport,
     BatchMade,
     BeginEpoch,
     ExceptionReport,
@@ -33,13 +35,15 @@ from penstock.engine.messages import (
     encode,
     report_exception,
 )
+from penstock.engine.plan import bare_indices
+from penstock.engine.salvage import NO_BATCH, BadSample
 from penstock.imports import when_imported
 from penstock.randomness.generators import seed_worker
 from penstock.randomness.keys import Purpose, seed_sequence
 from penstock.randomness.samples import forget_streams, seed_fallback
 from penstock.transport.arena import SlotPool, SlotWriter
 from penstock.transport.channel import Channel
-from penstock.transport.packing import pack
+from penstock.transport.packing import Packed, dumps, pack
 from penstock.transport.shared import load_shared
 from penstock.worker_info import WorkerInfo, set_worker_info
 
@@ -69,7 +73,8 @@ def run_worker(sock: socket.socket, identity: WorkerIdentity, recipe: Recipe | N
     Args:
         sock: This worker's end of its channel.
         identity: Which worker this is.
-        recipe: How to make batches; None if it comes as a shared segment in the first frame.
+        recipe: How to make batches; None if it comes as a shared segment in the first frame,
+            behind the logbook.
     """
     signal.signal(signal.SIGTERM, signal.SIG_DFL)  # a forked worker may carry the trainer's handler
     signal.signal(
@@ -79,9 +84,10 @@ def run_worker(sock: socket.socket, identity: WorkerIdentity, recipe: Recipe | N
     channel = Channel(sock)
     worker = _Worker(channel, identity, recipe)
     try:
+        worker.open_logbook()
         worker.run()
     except (EOFError, BrokenPipeError, ConnectionResetError):
-        pass  # the trainer wants no more, or is gone
+        worker.note_end()  # the trainer wants no more, or is gone
     finally:
         channel.close()
         worker.close()
@@ -107,6 +113,21 @@ def _exit_with_trainer() -> None:
     os._exit(1)
 
 
+class _SlotOutput:
+    """Packs batches into slots."""
+
+    def __init__(self, writer: SlotWriter) -> None:
+        self._writer = writer
+        self.empty = writer.empty
+        self.abandon = writer.abandon
+
+    def finish(self, batch: Any) -> Packed:  # noqa: ANN401
+        return pack(batch, self._writer)
+
+    def rehearse(self, batch: Any) -> None:  # noqa: ANN401
+        dumps(batch)
+
+
 class _Worker:
     def __init__(self, channel: Channel, identity: WorkerIdentity, recipe: Recipe | None) -> None:
         self._channel = channel
@@ -114,11 +135,18 @@ class _Worker:
         self._frames: collections.deque[Frame] = collections.deque()
         self._pool = SlotPool(identity.max_free_slots)
         self._writer = SlotWriter(self._pool)
+        self._output = _SlotOutput(self._writer)
+        self._notes = Notes()
+        self._recipe_fds: list[int] = []
         self._recipe = recipe
         self._fetcher: Fetcher | None = None
         self._failure: ExceptionReport | None = None  # of setting up: the answer to every task
         self._is_set_up = True
         self._share_ended = False
+
+    def open_logbook(self) -> None:
+        fd, *self._recipe_fds = self._next_frame().fds
+        self._notes = open_notes(fd)
 
     def run(self) -> None:
         try:
@@ -127,6 +155,7 @@ class _Worker:
             self._failure = report_exception(error)
             self._is_set_up = False
         while True:
+            self._notes.phase(Phase.WAITING)
             message = decode(self._next_frame().data)
             if isinstance(message, BeginEpoch):
                 self._begin_epoch(message)
@@ -139,10 +168,14 @@ class _Worker:
     def close(self) -> None:
         self._pool.close()
 
+    def note_end(self) -> None:
+        self._notes.phase(Phase.ENDING)
+
     def _set_up(self) -> None:
         identity = self._identity
         if self._recipe is None:
-            self._recipe = load_shared(self._next_frame().fds[0])
+            (fd,) = self._recipe_fds
+            self._recipe = load_shared(fd)
         forget_streams()
         seed_worker(identity.base_seed, identity.worker_id)
         seed_fallback(seed_sequence(identity.base_seed, Purpose.WORKERS, identity.worker_id))
@@ -167,16 +200,19 @@ class _Worker:
         if not self._is_set_up:
             return
         assert self._recipe is not None
+        self._notes.phase(Phase.BEGINNING)
         self._fetcher = None  # an iterator of the epoch before ends before the next begins
         try:
             self._fetcher = Fetcher(
                 self._recipe,
-                self._writer.empty,
+                self._output,
+                base_seed=self._identity.base_seed,
                 epoch=message.epoch,
                 is_announced=message.is_announced,
                 worker_id=self._identity.worker_id,
                 num_workers=self._identity.num_workers,
                 share=message.share,
+                notes=self._notes,
             )
             self._failure = None
         except Exception as error:
@@ -197,10 +233,11 @@ class _Worker:
             return
         assert self._fetcher is not None
         assert self._recipe is not None
+        self._notes.begin_task(task.round, task.step)
         try:
-            packed = pack(self._fetcher.fetch(task.indices), self._writer)
+            packed = self._fetcher.fetch(task.indices, task.step, task.caution)
             share = self._fetcher.share()
-            first, self._fetcher.first_sample_digest = self._fetcher.first_sample_digest, None
+            is_empty = packed is NO_BATCH
         except StopIteration as error:
             self._writer.abandon()
             if self._recipe.is_iterable:
@@ -216,11 +253,14 @@ class _Worker:
             message = BatchMade(
                 task.round,
                 task.step,
-                packed,
+                _NOTHING if is_empty else packed,
                 tuple((slot.slot, slot.size_bytes) for slot in new),
                 tuple(self._pool.take_retired()),
                 share,
-                first,
+                self._fetcher.take_first_digest(),
+                self._num_asked(task),
+                tuple(map(_report_bad, self._fetcher.take_bad())),
+                is_empty,
             )
             self._channel.send(encode(message), [slot.fd for slot in new])
             for slot in new:
@@ -231,7 +271,20 @@ class _Worker:
         error.__traceback__ = None  # its frames hold the samples, and whatever else was at hand
         assert self._fetcher is not None
         share = self._fetcher.share()
-        self._channel.send(encode(TaskFailed(task.round, task.step, report, share)))
+        bad = tuple(map(_report_bad, self._fetcher.take_bad()))
+        self._channel.send(encode(TaskFailed(task.round, task.step, report, share, bad)))
+
+    def _num_asked(self, task: Task) -> int:
+        assert self._recipe is not None
+        return len(bare_indices(task.indices)) if self._recipe.is_batched else 1
+
+
+_NOTHING = Packed(b"", (), ())
+
+
+def _report_bad(bad: BadSample) -> BadReport:
+    report = report_exception(bad.error)
+    return BadReport(bad.index, report._replace(traceback=bad.traceback), bad.replaced_by)
 
 
 if sys.platform == "win32":

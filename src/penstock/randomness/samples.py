@@ -28,7 +28,7 @@ from penstock.randomness.generators import GlobalGenerators, GlobalStates
 from penstock.randomness.keys import Purpose, seed_sequence
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterator, Mapping
 
     from numpy.typing import NDArray
 
@@ -171,6 +171,7 @@ class SampleStreams:
         self._position = 0
         self._global_position = 0
         self._attempt = 0
+        self._attempts: dict[int, int] = {}  # of samples of a batch, where it is not `_attempt`
         self._in_prologue = False
         self._stride = 0
         self._count = 0  # samples of a batch made at once; 0: one sample
@@ -222,6 +223,19 @@ class SampleStreams:
         self._stride = stride
         self._count = count
 
+    def begin_part(self, position: int, stride: int, places: Mapping[int, int]) -> None:
+        """Seed everything for some of a batch's samples, or substitutes of them, read at once.
+
+        Args:
+            position: As for `begin_batch`, of the whole batch's first sample.
+            stride: As for `begin_batch`.
+            places: Numbers in the whole batch of the samples that are read, in their order, each
+                with its attempt: `sample_rng(k)` is that of the k-th of them.
+        """
+        self.begin_batch(position, stride, len(places))
+        self._which = np.fromiter(places, np.int64, len(places))
+        self._attempts = {number: attempt for number, attempt in places.items() if attempt}
+
     def begin_collate(self, position: int, attempt: int = 0) -> None:
         """Seed everything for the collate function of the batch whose first sample is there."""
         self._begin(_COLLATE_RNG, _COLLATE, position, attempt)
@@ -251,7 +265,7 @@ class SampleStreams:
     def seed_torch(self) -> None:
         """Seed torch, imported while a sample is being made, as if it had been there before."""
         self._torch_found = GlobalStates.now().torch
-        self._seek(self._source, self._global_stream, self._global_position)
+        self._seek(self._source, self._global_stream, self._global_position, self._attempt)
         self._globals.seed_torch(self._source)
 
     def _begin(self, stream: int, global_stream: int, position: int, attempt: int) -> None:
@@ -266,18 +280,19 @@ class SampleStreams:
         self._in_prologue = False
         self._count = 0
         self._which = None
+        self._attempts = {}
         self._begun.clear()
 
     def _seed_globals(self) -> None:
-        self._seek(self._source, self._global_stream, self._global_position)
+        self._seek(self._source, self._global_stream, self._global_position, self._attempt)
         self._globals.seed(self._source)
 
-    def _seek(self, source: Any, stream: int, position: int) -> None:  # noqa: ANN401
+    def _seek(self, source: Any, stream: int, position: int, attempt: int) -> None:  # noqa: ANN401
         # Setting a state costs a tenth of making a generator.
         counter = self._counter
         counter[1] = stream
         counter[2] = position
-        counter[3] = self._attempt
+        counter[3] = attempt
         source.state = self._state
 
     def rng(self, k: int | None) -> np.random.Generator:
@@ -291,7 +306,8 @@ class SampleStreams:
         if number not in self._begun:
             self._begun.add(number)
             position = self._position + number * self._stride if self._count else self._position
-            self._seek(generator.bit_generator, self._stream, position)
+            attempt = self._attempts.get(number, self._attempt)
+            self._seek(generator.bit_generator, self._stream, position, attempt)
         return generator
 
     def _number(self, k: int | None) -> int:
@@ -319,19 +335,21 @@ class SampleStreams:
     def single_out(self, k: int) -> tuple[Any, ...]:
         """Begin sample k of a batch by itself; returns what `restore_batch` takes."""
         outer = (
-            self._position, self._stride, self._count, self._which,
+            self._position, self._stride, self._count, self._which, self._attempts,
             self._global_stream, self._global_position,
         )  # fmt: skip
         number = self._number(k)
-        self.begin_sample(self._position + number * self._stride, self._attempt)
+        attempt = self._attempts.get(number, self._attempt)
+        self.begin_sample(self._position + number * self._stride, attempt)
         return outer
 
     def restore_batch(self, outer: tuple[Any, ...]) -> None:
         """End a `single_out`; generators of the batch's other samples begin anew."""
         (
-            self._position, self._stride, self._count, self._which,
+            self._position, self._stride, self._count, self._which, self._attempts,
             self._global_stream, self._global_position,
         ) = outer  # fmt: skip
+        self._attempt = 0
         self._begun.clear()
 
     def restore_numbers(self, outer: NDArray[np.integer[Any]] | None) -> None:

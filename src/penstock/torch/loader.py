@@ -14,9 +14,11 @@ from torch.utils.data import _utils as torch_data
 from torch.utils.data import default_collate, default_convert
 
 from penstock.engine.delivery import Stream
+from penstock.engine.fault_log import FaultLog
 from penstock.engine.plan import Framework, Plan, Recipe
 from penstock.errors import ConfigError
-from penstock.indices import SeededIndices, StreamSource, tell_epoch
+from penstock.faults import Failure, FaultPolicy, policy_of
+from penstock.indices import SeededIndices, StreamSource, covers, tell_epoch
 from penstock.loader import check_workers
 from penstock.ranks import Rank, current_rank
 from penstock.schedule import EpochIterator, Schedule, worker_base_seed
@@ -93,6 +95,10 @@ class DataLoader(torch.utils.data.DataLoader[T_co]):
         seed: Decides every epoch's order and all random numbers of its samples, whatever the number
             of workers; see `penstock.sample_rng`. Samplers with a seed of their own keep it. Every
             `iter()` begins the next epoch, or that of `set_epoch`. None: torch's own semantics.
+        on_error: What becomes of a sample that cannot be made, and of a worker that dies. "raise"
+            raises the sample's exception, and `WorkerDied` at the first death. "skip" leaves the
+            sample out, "replace" puts another in its place; both start a new worker for one that
+            died, up to three times per epoch. A `penstock.FaultPolicy` says it in detail.
 
     Raises:
         ValueError: an argument is out of its range or contradicts another
@@ -133,6 +139,7 @@ class DataLoader(torch.utils.data.DataLoader[T_co]):
         pin_memory_device: str = "",
         in_order: bool = True,
         seed: int | None = None,
+        on_error: str | FaultPolicy = "raise",
     ) -> None:
         """Check the arguments; nothing is started before iteration."""
         if seed is not None and generator is not None:
@@ -147,6 +154,7 @@ class DataLoader(torch.utils.data.DataLoader[T_co]):
             )
         self._schedule = Schedule(seed)
         self._seed = seed
+        self._faults = FaultLog(policy_of(on_error), dataset)
         check_workers(num_workers, timeout, prefetch_factor, persistent_workers=persistent_workers)
         super().__init__(
             dataset,
@@ -188,6 +196,14 @@ class DataLoader(torch.utils.data.DataLoader[T_co]):
     def seed(self) -> int | None:
         """As given."""
         return self._seed
+
+    @_Readable
+    def failures(self) -> list[Failure]:
+        """Samples that were left out or replaced, in the order in which they were missed.
+
+        Each with its index, file or key, error, worker, epoch and step. The last 10,000 are kept.
+        """
+        return self._faults.failures
 
     def set_epoch(self, epoch: int) -> None:
         """Choose the epoch that the next `iter()` begins; otherwise it advances by itself.
@@ -305,7 +321,7 @@ class _LoaderIterator:
             self._base_seed = source.base_seed
         self._num_yielded = 0
         self._len_called = _len_called(loader)
-        self._stream = Stream(_make_plan(loader, self._base_seed), epoch)
+        self._stream = Stream(_make_plan(loader, self._base_seed), epoch, loader._faults)
         loader._schedule.begin(epoch, self, source)
 
     def _reset(self, loader: DataLoader[Any]) -> None:
@@ -392,6 +408,8 @@ def _make_plan(loader: DataLoader[Any], base_seed: int) -> Plan:
         batch_size=loader.batch_size,
         rank=rank,
         world_size=world_size,
+        faults=loader._faults.policy,
+        covers_dataset=covers(loader.dataset, loader.sampler, loader.batch_sampler),
     )
     return Plan(
         recipe=recipe,

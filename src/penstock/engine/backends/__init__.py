@@ -5,6 +5,7 @@ open_backend(plan)          picks one
 Backend.start()             workers begin to start; does not wait for them
 Backend.begin_epoch(epoch)  before any task, and for each epoch: datasets are iterated anew
 Backend.submit(w, s, i)     never blocks
+Backend.respawn(w)          another worker in the place of one that died
 Backend.events(timeout_s)   what happened: blocks until there is at least one, or time is up
 Backend.close()             everything is gone when it returns; may be called again
 """
@@ -17,8 +18,9 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from penstock.engine.epoch import Epoch, Share
+    from penstock.engine.fault_log import Losses
     from penstock.engine.order import TaskDone, WorkerDied, WorkerExhausted
-    from penstock.engine.plan import Plan
+    from penstock.engine.plan import Caution, Plan
 
 __all__ = ["Backend", "Outcome", "open_backend"]
 
@@ -30,8 +32,12 @@ class Outcome(Protocol):
     def share(self) -> Share | None:
         """How far the worker is in its share of an iterable dataset; None for map-style ones."""
 
+    @property
+    def losses(self) -> Losses:
+        """The samples that the batch goes without."""
+
     def result(self) -> object:
-        """Return the batch, or raise what the user's code raised."""
+        """Return the batch (`NO_BATCH` if nothing is left), or raise what the user's code did."""
 
 
 class Backend(Protocol):
@@ -51,7 +57,9 @@ class Backend(Protocol):
     def begin_epoch(self, epoch: Epoch) -> None:
         """Begin an epoch, or go on in one; outcomes of earlier ones are dropped from now on."""
 
-    def submit(self, worker_id: int, step: int, indices: object) -> None:
+    def submit(
+        self, worker_id: int, step: int, indices: object, caution: Caution | None = None
+    ) -> None:
         """Give a worker the task of making `step` of the current epoch. Does not block."""
 
     def events(self, timeout_s: float | None) -> Sequence[TaskDone | WorkerExhausted | WorkerDied]:
@@ -60,6 +68,18 @@ class Backend(Protocol):
         Returns:
             Events of the current epoch; none if `timeout_s` went by.
         """
+
+    def respawn(self, worker_id: int) -> None:
+        """Start another worker in the place of a dead one, which goes on in the current epoch.
+
+        Tasks that the dead one had are not its own before they are submitted again.
+        """
+
+    def kill(self, worker_id: int, why: str) -> None:
+        """End a worker that is stuck; `events` then tells of its death."""
+
+    def stacks_of(self, worker_id: int) -> str:
+        """Return what a worker is doing, as the stacks of its threads; empty if it cannot tell."""
 
     def close(self) -> None:
         """Stop the workers and wait until they are gone; a second call does nothing."""

@@ -5,25 +5,28 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from penstock.engine.fault_log import Losses
 from penstock.engine.fetch import Fetcher
 from penstock.engine.order import TaskDone, WorkerExhausted
+from penstock.engine.plan import bare_indices
 from penstock.transport.arena import BufferPool
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from penstock.engine.epoch import Epoch, Share
-    from penstock.engine.plan import Plan
+    from penstock.engine.plan import Caution, Plan
 
 __all__ = ["SerialBackend"]
 
 
 class _Batch:
-    __slots__ = ("_batch", "share")
+    __slots__ = ("_batch", "losses", "share")
 
-    def __init__(self, batch: object, share: Share | None) -> None:
+    def __init__(self, batch: object, share: Share | None, losses: Losses) -> None:
         self._batch = batch
         self.share = share
+        self.losses = losses
 
     def result(self) -> object:
         return self._batch
@@ -32,11 +35,12 @@ class _Batch:
 class _Raised:
     """What the user's code raised, raised again as it is."""
 
-    __slots__ = ("_error", "share")
+    __slots__ = ("_error", "losses", "share")
 
-    def __init__(self, error: BaseException, share: Share | None) -> None:
+    def __init__(self, error: BaseException, share: Share | None, losses: Losses) -> None:
         self._error: BaseException | None = error
         self.share = share
+        self.losses = losses
 
     def result(self) -> object:
         error, self._error = self._error, None
@@ -45,6 +49,22 @@ class _Raised:
             raise error
         finally:
             del error  # a traceback that holds its own exception would be a cycle
+
+
+class _PlainOutput:
+    """Batches leave as they are, in recycled memory of this process."""
+
+    def __init__(self) -> None:
+        self.empty = BufferPool().empty
+
+    def finish(self, batch: object) -> object:
+        return batch
+
+    def rehearse(self, batch: object) -> None:
+        """Nothing that could fail."""
+
+    def abandon(self) -> None:
+        """Garbage collection takes it back."""
 
 
 class SerialBackend:
@@ -57,7 +77,8 @@ class SerialBackend:
     def __init__(self, plan: Plan) -> None:
         """Make batches as `plan.recipe` says."""
         self._recipe = plan.recipe
-        self._pool = BufferPool()
+        self._base_seed = plan.base_seed
+        self._output = _PlainOutput()
         self._fetcher: Fetcher | None = None
         self._task: tuple[int, object] | None = None
 
@@ -73,15 +94,18 @@ class SerialBackend:
         """Iterate the dataset anew."""
         self._fetcher = Fetcher(
             self._recipe,
-            self._pool.empty,
+            self._output,
+            base_seed=self._base_seed,
             epoch=epoch.number,
             is_announced=epoch.is_announced,
             share=epoch.progress.shares.get(0),
             isolated=True,
         )
 
-    def submit(self, worker_id: int, step: int, indices: object) -> None:
-        """Keep the task until its event is asked for."""
+    def submit(
+        self, worker_id: int, step: int, indices: object, caution: Caution | None = None
+    ) -> None:
+        """Keep the task until its event is asked for; there is nothing to be cautious of."""
         self._task = (step, indices)
 
     def events(self, timeout_s: float | None) -> Sequence[TaskDone | WorkerExhausted]:
@@ -91,15 +115,28 @@ class SerialBackend:
         step, indices = self._task
         self._task = None
         try:
-            batch = self._fetcher.fetch(indices)
+            batch = self._fetcher.fetch(indices, step)
             share = self._fetcher.share()
         except BaseException as error:
             if isinstance(error, StopIteration) and self._recipe.is_iterable:
                 return [WorkerExhausted(0, step)]
-            return [TaskDone(0, step, _Raised(error, self._fetcher.share()))]
-        return [TaskDone(0, step, _Batch(batch, share))]
+            losses = Losses(0, self._fetcher.take_bad())
+            return [TaskDone(0, step, _Raised(error, self._fetcher.share(), losses))]
+        num_asked = len(bare_indices(indices)) if self._recipe.is_batched else 1
+        losses = Losses(num_asked, self._fetcher.take_bad())
+        return [TaskDone(0, step, _Batch(batch, share, losses))]
+
+    def respawn(self, worker_id: int) -> None:
+        """Never called: the caller does not die."""
+
+    def kill(self, worker_id: int, why: str) -> None:
+        """Never called: nobody waits with a timeout."""
+
+    def stacks_of(self, worker_id: int) -> str:
+        """Nothing: the caller knows its own."""
+        return ""
 
     def close(self) -> None:
         """Drop the dataset's iterator and the recycled memory that no batch holds."""
         self._fetcher = None
-        self._pool = BufferPool()
+        self._output = _PlainOutput()

@@ -1,0 +1,152 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Samples to a finished batch: collating, and handing it to where it goes."""
+
+from __future__ import annotations
+
+import importlib
+import sys
+from typing import TYPE_CHECKING, Any, Protocol
+
+import numpy as np
+
+from penstock.collate import Collator, MixedTypes
+from penstock.engine.logbook import Phase
+from penstock.engine.map_reader import note_samples
+from penstock.errors import CollateError
+from penstock.transport.packing import AsTensor
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+    from numpy.typing import DTypeLike, NDArray
+
+    from penstock.data.dataset import Empty
+    from penstock.engine.logbook import Notes
+    from penstock.engine.plan import Recipe
+    from penstock.randomness.samples import SampleStreams
+
+__all__ = ["Assembler", "Output"]
+
+
+class DefaultCollate(Protocol):
+    """What a default collate offers (`penstock.collate.Collator`, and the frameworks' own)."""
+
+    def batch(self, samples: Sequence[Any]) -> Any:  # noqa: ANN401
+        """Return samples as one tree."""
+
+    def sample(self, sample: Any) -> Any:  # noqa: ANN401
+        """Return a sample that is a batch by itself."""
+
+
+class Output(Protocol):
+    """Where a batch goes."""
+
+    def empty(self, shape: tuple[int, ...], dtype: DTypeLike) -> NDArray[Any]:
+        """Return memory for an array of the batch under way."""
+
+    def finish(self, batch: Any) -> Any:  # noqa: ANN401
+        """Return the batch as it leaves: packed, or as it is."""
+
+    def rehearse(self, batch: Any) -> None:  # noqa: ANN401
+        """Raise what `finish` would; nothing is kept."""
+
+    def abandon(self) -> None:
+        """Take back what `empty` gave: there is no batch after all."""
+
+
+class Assembler:
+    """Makes batches of samples, for one epoch.
+
+    Attributes:
+        output: Where the batches go.
+        streams: The samples' random streams; None without a seed.
+
+    Concurrency:
+        One thread. `collate` runs the user's code, so its random streams must be active.
+    """
+
+    def __init__(
+        self, recipe: Recipe, output: Output, streams: SampleStreams | None, notes: Notes
+    ) -> None:
+        """Collate as `recipe` says, into `output`."""
+        self.output = output
+        self.streams = streams
+        self._recipe = recipe
+        self._notes = notes
+        self._collators: dict[tuple[bool, bool], DefaultCollate] = {}
+
+    def collate(
+        self,
+        samples: Any,  # noqa: ANN401
+        position: int,
+        indices: Any = None,  # noqa: ANN401
+        *,
+        rehearsing: bool = False,
+    ) -> Any:  # noqa: ANN401
+        """Return a batch of samples, or a sample by itself where the recipe is not batched.
+
+        Args:
+            samples: A list; or the sample.
+            position: Place of the batch's first sample in the epoch's global order.
+            indices: Of the samples, for a note; None for those of an iterable.
+            rehearsing: Whether the batch is thrown away: it gets private memory, and whoever
+                rehearses notes why.
+        """
+        if not rehearsing:
+            self._notes.phase(Phase.COLLATING)
+        if self.streams is not None and self._recipe.collate_fn is not None:
+            self.streams.begin_collate(position)
+        try:
+            return self._collate(samples, rehearsing=rehearsing)
+        except Exception as error:
+            if indices is not None and self._recipe.is_batched:
+                if isinstance(error, CollateError):
+                    error.name_samples(indices)
+                named = note_samples(self._recipe.dataset, list(indices))
+                error.add_note(f"while collating {named} of the dataset")
+            raise
+
+    def finish(self, batch: Any) -> Any:  # noqa: ANN401
+        """Return the batch as it leaves."""
+        self._notes.phase(Phase.SENDING)
+        return self.output.finish(batch)
+
+    def as_batch(self, batch: Any) -> Any:  # noqa: ANN401
+        """Return what `get_batch` gave as the loader gives it.
+
+        A dataset of the core gives arrays, also where the loader's batches are tensors.
+        """
+        return batch if self._recipe.framework is None else self._collator().sample(batch)
+
+    def _collate(self, samples: Any, *, rehearsing: bool) -> Any:  # noqa: ANN401
+        if self._recipe.collate_fn is not None:
+            return self._recipe.collate_fn(samples)
+        collator = self._collator(rehearsing=rehearsing)
+        if not self._recipe.is_batched:
+            return collator.sample(samples)
+        try:
+            return collator.batch(samples)
+        except MixedTypes:
+            assert self._recipe.framework is not None  # else nobody minds a mixture
+            importlib.import_module(self._recipe.framework.root)
+            return self._collator(rehearsing=rehearsing).batch(samples)
+
+    def _collator(self, *, rehearsing: bool = False) -> DefaultCollate:
+        # Asked anew for each batch: the first sample may be what imports the framework.
+        framework = self._recipe.framework
+        loaded = framework is not None and framework.root in sys.modules
+        kind = loaded, rehearsing
+        if kind not in self._collators:
+            empty: Empty = np.empty if rehearsing else self.output.empty
+            self._collators[kind] = self._make_collator(empty, loaded=loaded)
+        return self._collators[kind]
+
+    def _make_collator(self, empty: Empty, *, loaded: bool) -> DefaultCollate:
+        framework = self._recipe.framework
+        if framework is None:
+            return Collator(empty)
+        if not loaded:
+            return Collator(empty, wrap=AsTensor)
+        adapter = importlib.import_module(framework.adapter)
+        make: Callable[[Empty], DefaultCollate] = adapter.collator
+        return make(empty)

@@ -1,0 +1,203 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A page of shared memory in which a worker notes what it is doing.
+
+The trainer reads it when the worker is dead or stuck, and can no longer be asked. The first cells
+hold the last note; behind them `faulthandler` writes the worker's stacks, when a signal kills it or
+the trainer asks for them. A note costs a few stores, no system call.
+"""
+
+from __future__ import annotations
+
+import enum
+import faulthandler
+import os
+import resource
+import signal
+import sys
+import time
+from typing import TYPE_CHECKING, Final, NamedTuple
+
+from penstock.transport.memory import Mapping, create_segment
+
+if TYPE_CHECKING:
+    from penstock.engine.seats import Seat
+
+__all__ = ["PHRASES", "Entry", "Logbook", "Notes", "Phase", "open_notes"]
+
+_SIZE_BYTES: Final = 256 * 1024  # pages that nobody writes take no memory
+_TEXT_AT: Final = 4096
+_NUM_CELLS: Final = 8
+_ROUND, _STEP, _PHASE, _NUMBER, _HAS_INDEX, _INDEX, _PEAK_RSS, _SINCE = range(_NUM_CELLS)
+_RSS_UNIT: Final = 1 if sys.platform == "darwin" else 1024  # of ru_maxrss
+# Asks a worker for its stacks. A real-time signal: no program uses this one by habit.
+_STACKS_SIGNAL: Final = signal.SIGRTMAX - 3 if hasattr(signal, "SIGRTMAX") else signal.SIGUSR2
+_LONGEST_DUMP_S: Final = 2.0
+_OUR_FRAMES: Final = ("in _fetch_map", "in _fetch_share", "in _set_up", "in run_worker")
+
+
+class Phase(enum.IntEnum):
+    """What a worker is doing."""
+
+    STARTING = 0  # until its dataset is there and worker_init_fn has returned
+    WAITING = 1
+    BEGINNING = 2  # an epoch: the dataset is told, or iterated
+    READING = 3
+    COLLATING = 4
+    SENDING = 5
+    ENDING = 6
+
+
+PHRASES: Final = {
+    Phase.STARTING: "while it was starting (unpickling the dataset, or in worker_init_fn)",
+    Phase.WAITING: "between two tasks",
+    Phase.BEGINNING: "while it began an epoch (set_epoch or iter() of the dataset)",
+    Phase.READING: "while reading",
+    Phase.COLLATING: "while collating",
+    Phase.SENDING: "while pickling and sending",
+    Phase.ENDING: "while it was ending",
+}
+
+
+class Entry(NamedTuple):
+    """What a worker noted last.
+
+    Attributes:
+        round: Which `BeginEpoch` the task belongs to.
+        step: The step that it was making.
+        phase: What it was doing.
+        number: With which sample of the batch; None if not with a single one.
+        substitute: Index of that sample where it is not the batch's own.
+        peak_rss_bytes: Its largest resident memory up to the beginning of the task.
+        task_s: Seconds since the task began.
+    """
+
+    round: int
+    step: int
+    phase: Phase
+    number: int | None
+    substitute: int | None
+    peak_rss_bytes: int
+    task_s: float
+
+
+class Notes:
+    """A worker's end: what it notes. Without a logbook (no workers), notes go nowhere."""
+
+    __slots__ = ("_cells",)
+
+    def __init__(self, cells: memoryview[int] | list[int] | None = None) -> None:
+        """Write into `cells`, or nowhere."""
+        self._cells: memoryview[int] | list[int] = [0] * _NUM_CELLS if cells is None else cells
+
+    def begin_task(self, round_: int, step: int) -> None:
+        """Note that a task begins."""
+        cells = self._cells
+        cells[_NUMBER] = -1
+        cells[_HAS_INDEX] = 0
+        cells[_ROUND] = round_
+        cells[_STEP] = step
+        cells[_SINCE] = time.monotonic_ns()
+        cells[_PEAK_RSS] = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+        cells[_PHASE] = Phase.READING
+
+    def phase(self, phase: Phase) -> None:
+        """Note what is being done, not with a single sample."""
+        cells = self._cells
+        cells[_NUMBER] = -1
+        cells[_HAS_INDEX] = 0
+        cells[_PHASE] = phase
+
+    def sample(self, number: int) -> None:
+        """Note which sample of the batch is being read."""
+        self._cells[_NUMBER] = number
+
+    def seat(self, phase: Phase, seat: Seat) -> None:
+        """Note what is being done with the sample of one seat."""
+        cells = self._cells
+        cells[_HAS_INDEX] = 0
+        cells[_NUMBER] = seat.number
+        cells[_PHASE] = phase
+        if seat.attempt and isinstance(seat.index, int):
+            cells[_INDEX] = seat.index
+            cells[_HAS_INDEX] = 1
+
+
+def open_notes(fd: int) -> Notes:
+    """Return a worker's end of the logbook `fd`, which is kept open for `faulthandler`.
+
+    From here on a fatal signal, or the trainer, has the worker's stacks written there.
+    """
+    cells = memoryview(Mapping(fd, _SIZE_BYTES).view()).cast("B")[: 8 * _NUM_CELLS].cast("q")
+    os.lseek(fd, _TEXT_AT, os.SEEK_SET)
+    faulthandler.enable(fd)
+    faulthandler.register(_STACKS_SIGNAL, fd, all_threads=True)
+    return Notes(cells)
+
+
+class Logbook:
+    """The trainer's end."""
+
+    def __init__(self) -> None:
+        """Make an empty page; `fd` is to be closed once the worker has got it.
+
+        Raises:
+            TransportError: the system gives no more descriptors or memory.
+        """
+        self.fd = create_segment(_SIZE_BYTES)
+        self._mapping = Mapping(self.fd, _SIZE_BYTES)
+        self._bytes = memoryview(self._mapping.view()).cast("B")
+        self._read_to = _TEXT_AT
+
+    def close(self) -> None:
+        """Close the descriptor, which is on its way to the worker; the page can still be read."""
+        os.close(self.fd)
+        self.fd = -1
+
+    def read(self) -> Entry:
+        """Return the last note."""
+        cells = self._bytes[: 8 * _NUM_CELLS].cast("q").tolist()
+        return Entry(
+            round=cells[_ROUND],
+            step=cells[_STEP],
+            phase=Phase(cells[_PHASE]),
+            number=None if cells[_NUMBER] < 0 else cells[_NUMBER],
+            substitute=cells[_INDEX] if cells[_HAS_INDEX] else None,
+            peak_rss_bytes=cells[_PEAK_RSS] * _RSS_UNIT,
+            task_s=(time.monotonic_ns() - cells[_SINCE]) / 1e9 if cells[_SINCE] else 0.0,
+        )
+
+    def new_stacks(self) -> str:
+        """Return the stacks that were written since the last call; empty if none."""
+        text = bytes(self._bytes[self._read_to :])
+        length = text.find(b"\0")
+        length = len(text) if length < 0 else length
+        self._read_to += length
+        return _without_ours(text[:length].decode("utf-8", "replace"))
+
+    def ask_for_stacks(self, pid: int) -> str:
+        """Let a worker write its stacks, and return them; empty if it does not within 2 s."""
+        self.new_stacks()
+        os.kill(pid, _STACKS_SIGNAL)
+        deadline = time.monotonic() + _LONGEST_DUMP_S
+        size = 0
+        while time.monotonic() < deadline:
+            # Nothing tells when a dump is complete; it is written within a millisecond.
+            time.sleep(0.02)
+            grown = bytes(self._bytes[self._read_to :]).find(b"\0")
+            if grown > 0 and grown == size:
+                break
+            size = grown
+        return self.new_stacks()
+
+
+def _without_ours(text: str) -> str:
+    """Return a dump without what says nothing of the user's code."""
+    blocks = []
+    for block in text.strip().split("\n\n"):
+        head, sep, _ = block.partition("\n  File")
+        lines = block.splitlines()
+        end = next((k for k, line in enumerate(lines) if line.endswith(_OUR_FRAMES)), len(lines))
+        is_ours = any(line.endswith("in _exit_with_trainer") for line in lines)
+        if not is_ours and not block.startswith("Extension modules:"):
+            blocks.append("\n".join(lines[:end]) if sep else head)
+    return "\n".join(blocks)

@@ -1,0 +1,149 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Reading samples of a map-style dataset: one by one, many at once, or batches already collated."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from penstock.data.dataset import batch_reader, is_drawless, reads_together
+from penstock.engine.plan import AsGiven
+from penstock.engine.transforms import transform_that_raised
+from penstock.faults import describe_sample
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from penstock.data.dataset import BatchReader, Empty
+    from penstock.engine.logbook import Notes
+    from penstock.engine.plan import Recipe
+    from penstock.engine.seats import Seat
+    from penstock.randomness.samples import SampleStreams
+
+__all__ = ["MapReader", "note_samples"]
+
+
+class MapReader:
+    """Reads the samples of one epoch.
+
+    Concurrency:
+        One thread. Every call runs the user's code, so its random streams must be active.
+    """
+
+    def __init__(self, recipe: Recipe, notes: Notes) -> None:
+        """Look at how the dataset can be read."""
+        self._dataset = recipe.dataset
+        self._is_batched = recipe.is_batched
+        self._notes = notes
+        self._read_batch: BatchReader | None = None
+        if recipe.is_batched and recipe.collate_fn is None:
+            self._read_batch = batch_reader(recipe.dataset)
+        self.streams: SampleStreams | None = None
+        is_seeded = recipe.seed is not None
+        # With streams of its own, a sample is better read by itself where nothing is lost by it.
+        can_read_together = (
+            reads_together(recipe.dataset)
+            if is_seeded
+            else bool(getattr(recipe.dataset, "__getitems__", None))
+        )
+        self.reads_together = recipe.is_batched and can_read_together
+
+    @property
+    def draws_nothing(self) -> bool:
+        """Whether no random stream is needed."""
+        return self._read_batch is not None and is_drawless(self._dataset)
+
+    def whole_batch(self, indices: Any) -> np.ndarray[Any, Any] | None:  # noqa: ANN401
+        """Return the indices as `read_whole` takes them, or None if it cannot be used."""
+        if self._read_batch is None:
+            return None
+        if isinstance(indices, AsGiven):
+            indices = indices.indices
+        array = np.asarray(indices)
+        if array.ndim != 1 or array.dtype.kind not in "iu":
+            return None
+        return array.astype(np.int64, copy=False)
+
+    def read_whole(self, indices: np.ndarray[Any, Any], empty: Empty) -> Any:  # noqa: ANN401
+        """Return the batch that the dataset collates itself.
+
+        Raises:
+            Exception: whatever it raises, with a note that names the samples.
+        """
+        assert self._read_batch is not None
+        try:
+            batch = self._read_batch(indices, empty)
+        except Exception as error:
+            error.add_note(f"while reading samples {indices.tolist()} of the dataset by get_batch")
+            raise
+        if batch is None:
+            kind = type(self._dataset).__name__
+            raise TypeError(
+                f"get_batch of {kind} returned None for samples {indices.tolist()}; it has to "
+                "return the batch, collated as the default collate would."
+            )
+        return batch
+
+    def read_together(self, indices: Any) -> Any:  # noqa: ANN401
+        """Return the samples that `__getitems__` gives.
+
+        Raises:
+            Exception: whatever it raises, with a note that names the samples.
+        """
+        try:
+            return self._dataset.__getitems__(indices)
+        except Exception as error:
+            error.add_note(f"while reading samples {list(indices)} of the dataset")
+            raise
+
+    def read_each(self, indices: Any, position: int, stride: int) -> Any:  # noqa: ANN401
+        """Return samples read one after the other.
+
+        Raises:
+            Exception: whatever the dataset raises, with a note that names the sample.
+        """
+        samples = []
+        index = None
+        begin = None if self.streams is None else self.streams.begin_sample
+        note = self._notes.sample
+        try:
+            for number, index in enumerate(indices):
+                note(number)
+                if begin is not None:
+                    begin(position)
+                    position += stride
+                samples.append(self._dataset[index])
+        except Exception as error:
+            self.note(error, index)
+            raise
+        return samples
+
+    def read_one(self, seat: Seat, position: int) -> Any:  # noqa: ANN401
+        """Return the sample that is to take `seat`.
+
+        Args:
+            seat: Says which.
+            position: Its place in the epoch's global order.
+        """
+        if self.streams is not None:
+            self.streams.begin_sample(position, seat.attempt)
+        if self._read_batch is None and self.reads_together:
+            (sample,) = self._dataset.__getitems__([seat.index])
+            return sample
+        return self._dataset[seat.index]
+
+    def note(self, error: Exception, index: Any) -> None:  # noqa: ANN401
+        """Add a note to `error` that says which sample it came from, and which transform."""
+        transform = transform_that_raised(self._dataset, error)
+        where = "" if transform is None else f", in its transform {transform}"
+        named = note_samples(self._dataset, [index])
+        error.add_note(f"while reading {named} of the dataset{where}")
+
+
+def note_samples(dataset: Any, indices: Sequence[Any]) -> str:  # noqa: ANN401
+    """Return "sample 3 (photos/cat.jpg)", or "samples [3, 4]"."""
+    if len(indices) != 1:
+        return f"samples {list(indices)}"
+    name = describe_sample(dataset, indices[0])
+    return f"sample {indices[0]!r}" + ("" if name is None else f" ({name})")

@@ -1,0 +1,205 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Reading one worker's share of an iterable dataset, and beginning in the middle of it."""
+
+from __future__ import annotations
+
+import hashlib
+import inspect
+import math
+import pickle
+import time
+import warnings
+from typing import TYPE_CHECKING, Any, Final
+
+from penstock.data.dataset import can_resume
+from penstock.engine.epoch import Share
+from penstock.engine.seats import Seat
+from penstock.worker_info import was_asked
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+    from penstock.engine.plan import Recipe
+    from penstock.randomness.samples import SampleStreams
+
+__all__ = ["ShareReader"]
+
+# A dataset's state is taken again after this many times what taking it took: 2 % of the time.
+_STATE_INTERVAL: Final = 50.0
+_LONGEST_RUN: Final = 100  # samples in a row that raise, before an iterator is given up
+
+
+class ShareReader:
+    """One worker's share of an iterable dataset, batch by batch.
+
+    Concurrency:
+        One thread. Every call runs the user's code, so its random streams must be active.
+    """
+
+    def __init__(
+        self,
+        recipe: Recipe,
+        streams: SampleStreams | None,
+        worker_id: int,
+        num_workers: int,
+        share: Share,
+    ) -> None:
+        """Begin the iterable, or bring it to where `share` says."""
+        self._recipe = recipe
+        self._streams = streams
+        self._worker_id = worker_id
+        self._num_workers = num_workers
+        self._num_batches = 0
+        self._ended = False
+        self._is_untouched = True  # nothing was taken of the iterator
+        self._state_at = 0  # batches after which its state was taken last
+        self._next_state_s = 0.0
+        self._num_to_replay = 0
+        self._num_failed = 0  # in a row
+        self.first_sample_digest: bytes | None = None
+        self._iterator = self._begin(share)
+
+    def _begin(self, share: Share) -> Iterator[Any]:
+        dataset = self._recipe.dataset
+        if share.has_ended:  # its state is that of an end, which nobody would take it from
+            self._num_batches, self._ended = share.num_batches, True
+            return iter(())
+        if share.state is not None:
+            dataset.load_state_dict(pickle.loads(share.state))
+            self._num_batches = self._state_at = share.state_at
+        if self._streams is not None:
+            self._streams.begin_iterator()
+        self._num_to_replay = share.num_batches - self._num_batches
+        iterator: Iterator[Any] = iter(dataset)
+        return iterator
+
+    def replay(self, fill: Callable[[Seat], None]) -> None:
+        """Take the samples of batches that were given before, under the same random numbers."""
+        for _ in range(self._num_to_replay):
+            try:
+                self.take(fill)
+            except StopIteration:
+                self._ended = True
+                return
+            except Exception:  # the user was given it, and has gone on
+                continue
+
+    def position(self, k: int = 0) -> int:
+        """Return the place of sample k of the next batch, as if all shares were equally long."""
+        step = self._num_batches * self._num_workers + self._worker_id
+        batch_size = self._recipe.batch_size or 1
+        return (step * batch_size + k) * self._recipe.world_size + self._recipe.rank
+
+    def take(self, fill: Callable[[Seat], None], count: int | None = None) -> list[Seat]:
+        """Return the seats of the next batch, filled; a batch that fails is one as well.
+
+        Args:
+            fill: Calls `read`, once or more.
+            count: Samples to take; None is the batch size.
+
+        Raises:
+            StopIteration: the share has ended.
+            Exception: what `fill` raises.
+        """
+        if self._ended:
+            raise StopIteration
+        try:
+            seats = self._fill(fill, count or self._recipe.batch_size or 1)
+        except StopIteration:
+            raise
+        except Exception:
+            self._num_batches += 1
+            raise
+        self._num_batches += 1
+        return seats
+
+    def _fill(self, fill: Callable[[Seat], None], count: int) -> list[Seat]:
+        seats: list[Seat] = []
+        for number in range(count):
+            seat = Seat(number, None)
+            try:
+                fill(seat)
+            except StopIteration:
+                self._ended = True
+                break
+            seats.append(seat)
+        is_short = self._ended and self._recipe.drop_last and len(seats) < count
+        if not seats or is_short:
+            raise StopIteration
+        return seats
+
+    def read(self, seat: Seat, place: int) -> Any:  # noqa: ANN401
+        """Return the next sample.
+
+        Args:
+            seat: Which it is to take.
+            place: What `position` says of it.
+
+        Raises:
+            StopIteration: there is none.
+            Exception: whatever the iterator raises.
+        """
+        is_first, self._is_untouched = self._is_untouched, False
+        if self._streams is not None:
+            if is_first:
+                self._streams.begin_first_sample(place)
+            else:
+                self._streams.begin_sample(place, seat.attempt)
+        sample = next(self._iterator)
+        self._num_failed = 0
+        is_start = self._num_batches == 0 and seat.number == 0
+        if is_start and self._num_workers > 1 and not was_asked():
+            self.first_sample_digest = _digest(sample)
+        return sample
+
+    def give_up(self, error: Exception) -> bool:
+        """Return whether the iterator cannot go on after it raised `error`, and say why in it."""
+        self._num_failed += 1
+        if inspect.isgenerator(self._iterator):
+            error.add_note(
+                "A generator ends with the first exception that leaves it, so the samples after "
+                "this one cannot be had: catch it inside, or let __iter__ return an object of a "
+                "class with __next__, which can go on."
+            )
+            return True
+        if self._num_failed >= _LONGEST_RUN:
+            error.add_note(f"The iterator raised {self._num_failed} times in a row.")
+            return True
+        return False
+
+    def share(self) -> Share:
+        """Return how far this is."""
+        state = self._new_state()
+        return Share(self._num_batches, self._ended, self._state_at, state)
+
+    def _new_state(self) -> bytes | None:
+        """Return the dataset's state, pickled; None if it cannot tell, or was asked just now.
+
+        It is asked rarely enough to take 2 % of the time; the samples since are read once more.
+        """
+        dataset = self._recipe.dataset
+        begun = time.perf_counter()
+        if not can_resume(dataset) or begun < self._next_state_s:
+            return None
+        try:
+            state = pickle.dumps(dataset.state_dict(), protocol=5)
+        except Exception as error:  # the batch is not to be lost for it
+            self._next_state_s = math.inf
+            warnings.warn(
+                f"{type(dataset).__name__}.state_dict() failed with {type(error).__name__}: "
+                f"{error}. The loader's state can only replay this stream.",
+                stacklevel=2,
+            )
+            return None
+        ended = time.perf_counter()
+        self._next_state_s = ended + _STATE_INTERVAL * (ended - begun)
+        self._state_at = self._num_batches
+        return state
+
+
+def _digest(sample: object) -> bytes | None:
+    """Return what tells a sample from others; None for one that cannot be pickled."""
+    try:
+        return hashlib.blake2b(pickle.dumps(sample, protocol=5), digest_size=16).digest()
+    except Exception:  # whatever a user's class does; without a digest there is just no warning
+        return None

@@ -1,0 +1,119 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Which sample takes the place of a bad one: a pure function of seed, epoch, place and attempt."""
+
+from __future__ import annotations
+
+import bisect
+import collections.abc
+from typing import TYPE_CHECKING, Any, Final
+
+import numpy as np
+
+from penstock.data.labels import known_labels
+from penstock.errors import TooManyFailures
+from penstock.randomness.keys import Purpose, seed_sequence
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+__all__ = ["MOST_ATTEMPTS", "Substitutes"]
+
+MOST_ATTEMPTS: Final = 20  # for one place; as many bad ones in a row are no accident
+
+
+class Substitutes:
+    """Draws substitutes for the bad samples of one epoch.
+
+    What is drawn must be a sample that the epoch could have had. A sampler that goes over all of
+    the dataset could have drawn any; of another one (a split's, a weighted one) nothing is known
+    but the batch at hand, so one of that is taken. Both keep to the bad sample's class where the
+    dataset says its labels and another sample has the same.
+    """
+
+    def __init__(self, dataset: Any, seed: int, epoch: int, *, from_all: bool) -> None:  # noqa: ANN401
+        """Draw for one epoch.
+
+        Args:
+            dataset: Map-style.
+            seed: Decides the draws.
+            epoch: Of the seed's.
+            from_all: Whether any sample of the dataset will do.
+        """
+        self._key = seed_sequence(seed, Purpose.SUBSTITUTES, epoch).generate_state(2, np.uint64)
+        self._labels = known_labels(dataset)
+        self._members_of: dict[Any, np.ndarray[Any, Any]] = {}
+        self._length = len(dataset) if from_all and hasattr(dataset, "__len__") else None
+
+    def draw(self, place: int, attempt: int, index: Any, batch: Sequence[Any]) -> Any:  # noqa: ANN401
+        """Return the index of a substitute.
+
+        Args:
+            place: Place in the epoch's order.
+            attempt: 1 for the first substitute of that place.
+            index: Of the bad sample.
+            batch: Indices of the whole batch.
+
+        Raises:
+            TooManyFailures: `MOST_ATTEMPTS` were bad, or there is no other sample.
+        """
+        if attempt > MOST_ATTEMPTS:
+            raise TooManyFailures(
+                f"no substitute was found for sample {index!r}: {MOST_ATTEMPTS} others that were "
+                "drawn in its place could not be made either. That many bad samples in a row are "
+                "rarely an accident: look at the first ones with on_error='raise'."
+            )
+        others = self._others(index, batch)
+        if len(others) == 0:
+            raise TooManyFailures(
+                f"there is no other sample to put in the place of sample {index!r}: its batch has "
+                "no other, and the sampler does not go over the whole dataset. Use larger batches, "
+                "or on_error='skip'."
+            )
+        counter = np.array([0, attempt, place, 0], np.uint64)
+        rng = np.random.Generator(np.random.Philox(key=self._key, counter=counter))
+        return others[int(rng.integers(len(others)))]
+
+    def _others(self, index: Any, batch: Sequence[Any]) -> Sequence[Any]:  # noqa: ANN401
+        label = self._label_of(index)
+        if self._length is not None and isinstance(index, (int, np.integer)):
+            index = int(index) % self._length
+            of_class = [] if label is None else self._members(label)
+            members = of_class if len(of_class) > 1 else range(self._length)
+            return _Without(members, bisect.bisect_left(members, index))
+        others = [other for other in batch if not _is_same(other, index)]
+        same = [other for other in others if label is not None and self._label_of(other) == label]
+        return same or others
+
+    def _members(self, label: Any) -> Sequence[Any]:  # noqa: ANN401
+        """Return the indices of a class, in order; found once per class, and only where needed."""
+        assert self._labels is not None
+        key = label.item()
+        if key not in self._members_of:
+            self._members_of[key] = np.flatnonzero(self._labels == label)
+        return self._members_of[key]  # type: ignore[return-value]  # what is needed of it
+
+    def _label_of(self, index: Any) -> Any:  # noqa: ANN401
+        if self._labels is None or not isinstance(index, (int, np.integer)):
+            return None
+        return self._labels[index]
+
+
+class _Without(collections.abc.Sequence[int]):
+    """Indices without one of them, without a copy of the others."""
+
+    def __init__(self, members: Sequence[Any], position: int) -> None:
+        self._members = members
+        self._position = position
+
+    def __len__(self) -> int:
+        return len(self._members) - 1
+
+    def __getitem__(self, which: Any) -> Any:  # noqa: ANN401 - an int
+        return int(self._members[which + (which >= self._position)])
+
+
+def _is_same(one: Any, other: Any) -> bool:  # noqa: ANN401
+    try:
+        return bool(one == other)
+    except ValueError:  # arrays
+        return one is other

@@ -23,6 +23,12 @@ class TestFork(BackendContract):
     num_workers = 2
     start_method = "fork"
 
+    def end_worker(self, backend, worker_id):
+        process = backend.processes[worker_id]
+        process.kill()
+        process.join()
+        return True
+
     def open(self, plan):
         context = multiprocessing.get_context(self.start_method)
         return ProcessBackend(dataclasses.replace(plan, context=context))

@@ -34,6 +34,7 @@ __all__ = ["NO_BATCH", "BadSample", "Salvage"]
 NO_BATCH: Final = object()
 """Stands for a batch of which no sample is left."""
 
+_MOST_ATTEMPTS: Final = 20  # substitutes for one place; as many bad ones in a row are no accident
 _MOST_REFERENCES: Final = 4  # samples that others are compared with
 
 
@@ -210,6 +211,13 @@ class Salvage:
                 self._bad[-1] = bad._replace(replaced_by=seat.index)
 
     def _draw(self, seat: Seat, place: int) -> Any:  # noqa: ANN401
+        if seat.attempt > _MOST_ATTEMPTS:
+            raise TooManyFailures(
+                f"no substitute was found for sample {self._indices[seat.number]!r}: "
+                f"{_MOST_ATTEMPTS} others that were drawn in its place could not be made either. "
+                "That many bad samples in a row are rarely an accident: look at the first ones "
+                "with on_error='raise'."
+            )
         if self._substitutes is None:
             seed, epoch = self._drawn_from
             self._substitutes = Substitutes(

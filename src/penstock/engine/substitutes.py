@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import bisect
 import collections.abc
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -16,9 +16,7 @@ from penstock.randomness.keys import Purpose, seed_sequence
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-__all__ = ["MOST_ATTEMPTS", "Substitutes"]
-
-MOST_ATTEMPTS: Final = 20  # for one place; as many bad ones in a row are no accident
+__all__ = ["Substitutes"]
 
 
 class Substitutes:
@@ -54,14 +52,8 @@ class Substitutes:
             batch: Indices of the whole batch.
 
         Raises:
-            TooManyFailures: `MOST_ATTEMPTS` were bad, or there is no other sample.
+            TooManyFailures: there is no other sample.
         """
-        if attempt > MOST_ATTEMPTS:
-            raise TooManyFailures(
-                f"no substitute was found for sample {index!r}: {MOST_ATTEMPTS} others that were "
-                "drawn in its place could not be made either. That many bad samples in a row are "
-                "rarely an accident: look at the first ones with on_error='raise'."
-            )
         others = self._others(index, batch)
         if len(others) == 0:
             raise TooManyFailures(

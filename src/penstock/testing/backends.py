@@ -12,6 +12,8 @@ from penstock.data.dataset import Dataset, IterableDataset
 from penstock.engine.epoch import Epoch
 from penstock.engine.order import TaskDone, WorkerDied, WorkerExhausted
 from penstock.engine.plan import Plan, Recipe
+from penstock.engine.salvage import NO_BATCH
+from penstock.faults import FaultPolicy
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -169,6 +171,39 @@ class BackendContract:
             held.append(event.outcome.result())
         for step, batch in enumerate(held):
             assert (batch["data"] == step * step).all()
+        backend.close()
+
+    def end_worker(self, backend: Backend, worker_id: int) -> bool:
+        """End a worker by force, and return when it has ended; False where none can die."""
+        return False
+
+    def test_a_death_is_told_once_and_the_worker_that_takes_the_place_does_its_tasks(self) -> None:
+        """The other workers' tasks are not disturbed."""
+        backend = self.started(Squares())
+        if self.end_worker(backend, 0):
+            (death,) = self.collect(backend, 1)
+            assert isinstance(death, WorkerDied)
+            assert death.worker_id == 0
+            assert not backend.is_whole
+            backend.respawn(0)
+            assert backend.is_whole
+        for step in range(2 * self.num_workers):
+            event = self.run_one(backend, step % self.num_workers, step, [step])
+            assert isinstance(event, TaskDone)
+            assert event.outcome.result()["index"].tolist() == [step]
+        backend.close()
+
+    def test_samples_that_the_policy_leaves_out_are_told_with_the_batch(self) -> None:
+        """With what they raised, and how many had been asked for."""
+        policy = FaultPolicy("skip")
+        backend = self.started(Squares(broken=frozenset({4, 6})), faults=policy)
+        outcome = self.run_one(backend, 0, 0, [3, 4, 5, 6]).outcome
+        assert outcome.result()["index"].tolist() == [3, 5]
+        assert outcome.losses.num_asked == 4
+        assert [bad.index for bad in outcome.losses.bad] == [4, 6]
+        assert all(isinstance(bad.error, KeyError) for bad in outcome.losses.bad)
+        outcome = self.run_one(backend, 0, 1, [4]).outcome
+        assert outcome.result() is NO_BATCH
         backend.close()
 
     def test_closing_is_quick_and_may_be_repeated(self) -> None:

@@ -1,0 +1,373 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Workers that die are replaced, and nothing of it shows in the data."""
+
+from __future__ import annotations
+
+import os
+import signal
+import warnings
+
+import numpy as np
+import pytest
+import torch
+
+import penstock.torch
+from penstock import FaultPolicy, Loader, sample_rng
+from penstock.data import IterableDataset, shard
+from penstock.errors import WorkerDied, WorkerTimeout
+
+
+class Noise:
+    """Sample i is i, a draw of its own stream, and one of numpy's global generator."""
+
+    def __init__(self, length=48):
+        self.length = length
+
+    def __len__(self):
+        return self.length
+
+    def __getitem__(self, index):
+        return np.array([index, sample_rng().random(), np.random.random()])
+
+
+class Stream(IterableDataset):
+    """A share of 0, 1, 2 … with draws; without state, so that a lost place is replayed."""
+
+    def __iter__(self):
+        for index in shard(range(60)):
+            yield np.array([index, sample_rng().random()])
+
+
+class Kept(IterableDataset):
+    """The same with a state."""
+
+    def __init__(self):
+        self.at = 0
+
+    def __iter__(self):
+        mine = list(shard(range(60)))
+        while self.at < len(mine):
+            self.at += 1
+            yield np.array([mine[self.at - 1], sample_rng().random()])
+        self.at = 0
+
+    def state_dict(self):
+        return {"at": self.at}
+
+    def load_state_dict(self, state):
+        self.at = state["at"]
+
+
+class Deadly(Noise):
+    """Sample 13 ends its worker; every attempt is noted in a file."""
+
+    def __init__(self, log, how="exit"):
+        super().__init__()
+        self.log = log
+        self.how = how
+
+    def describe(self, index):
+        return f"{index}.jpg"
+
+    def __getitem__(self, index):
+        if index == 13:
+            with open(self.log, "a") as file:
+                file.write("x")
+            if self.how == "exit":
+                os._exit(3)
+            os.kill(os.getpid(), signal.SIGKILL)
+        return super().__getitem__(index)
+
+
+def kill(stream, worker_id=0):
+    """End a worker now, and know that it has ended."""
+    process = stream.backend.processes[worker_id]
+    os.kill(process.pid, signal.SIGKILL)
+    process.join()
+
+
+def assert_same(batches, others):
+    assert len(batches) == len(others)
+    for batch, other in zip(batches, others, strict=True):
+        np.testing.assert_array_equal(np.asarray(batch), np.asarray(other))
+
+
+@pytest.mark.parametrize(
+    ("dataset", "method"),
+    [
+        (Noise, "fork"),
+        (Noise, "spawn"),
+        (Noise, "forkserver"),
+        (Stream, "fork"),
+        (Stream, "spawn"),
+        (Kept, "fork"),
+        (Kept, "forkserver"),
+    ],
+)
+def test_a_worker_killed_from_outside_does_not_show_in_the_data(dataset, method):
+    options = {
+        "batch_size": 4, "num_workers": 2, "multiprocessing_context": method, "seed": 5,
+    }  # fmt: skip
+    expected = list(Loader(dataset(), **options))
+    loader = Loader(dataset(), **options, on_error="skip")
+    stream = iter(loader)
+    batches = [next(stream), next(stream), next(stream)]
+    kill(stream, 0)
+    batches += [next(stream), next(stream)]
+    kill(stream, 1)
+    batches += stream
+    assert_same(batches, expected)
+    assert loader.failures == []
+
+
+def test_batches_of_a_dead_worker_that_are_held_keep_their_values():
+    loader = Loader(Noise(400), batch_size=100, num_workers=1, on_error="skip")
+    expected = list(Loader(Noise(400), batch_size=100))
+    stream = iter(loader)
+    held = [next(stream)]
+    kill(stream)
+    held += stream
+    assert_same(held, expected)
+
+
+@pytest.mark.parametrize("persistent", [False, True])
+def test_a_sample_that_ended_workers_in_one_epoch_ends_none_in_the_next(tmp_path, persistent):
+    log = tmp_path / "tries"
+    loader = Loader(
+        Deadly(log), batch_size=4, num_workers=2, on_error="skip", persistent_workers=persistent
+    )
+    for epoch in range(3):
+        with pytest.warns(UserWarning, match=f"epoch {epoch}: 1 samples could not be made"):
+            indices = [int(row[0]) for batch in loader for row in batch]
+        assert indices == [i for i in range(48) if i != 13]
+        assert log.stat().st_size == 2
+    assert [(f.index, f.name, f.epoch) for f in loader.failures] == [
+        (13, "13.jpg", epoch) for epoch in range(3)
+    ]
+    assert all(isinstance(f.error, WorkerDied) for f in loader.failures)
+    if persistent:
+        loader._stream.close()
+
+
+@pytest.mark.parametrize(("how", "tries"), [("exit", 2), ("SIGKILL", 3)])
+def test_a_signal_that_may_come_from_outside_takes_a_death_more(tmp_path, how, tries):
+    log = tmp_path / "tries"
+    loader = Loader(Deadly(log, how), batch_size=4, num_workers=2, on_error="replace")
+    with pytest.warns(UserWarning, match="1 samples"):
+        batches = list(loader)
+    assert log.stat().st_size == tries
+    assert [len(batch) for batch in batches] == [4] * 12
+    expected = list(Loader(Noise(), batch_size=4))
+    others = np.concatenate(batches)[:, 0] == np.concatenate(expected)[:, 0]
+    assert np.flatnonzero(~others).tolist() == [13]
+    np.testing.assert_array_equal(np.concatenate(batches)[others], np.concatenate(expected)[others])
+
+
+def test_when_respawns_are_spent_the_death_is_raised():
+    loader = Loader(
+        Noise(400), batch_size=4, num_workers=2, on_error=FaultPolicy("skip", max_respawns=2)
+    )
+    stream = iter(loader)
+    for _ in range(2):
+        process = stream.backend.processes[0]
+        kill(stream)
+        while stream.backend.processes[0] is process:  # it is replaced when a batch is waited for
+            next(stream)
+    kill(stream)
+    with pytest.raises(WorkerDied, match="killed by SIGKILL"):
+        list(stream)
+
+
+def test_respawning_is_bounded_per_epoch_not_for_ever():
+    policy = FaultPolicy("skip", max_respawns=1)
+    loader = Loader(Noise(), batch_size=4, num_workers=2, on_error=policy)
+    expected = list(Loader(Noise(), batch_size=4))
+    for epoch in range(3):
+        loader.set_epoch(0)
+        stream = iter(loader)
+        batches = [next(stream)]
+        kill(stream, epoch % 2)
+        batches += stream
+        assert_same(batches, expected)
+
+
+def test_a_policy_that_raises_still_replaces_a_worker_killed_from_outside(tmp_path):
+    expected = list(Loader(Noise(), batch_size=4))
+    loader = Loader(Noise(), batch_size=4, num_workers=2, on_error=FaultPolicy("raise"))
+    stream = iter(loader)
+    batches = [next(stream)]
+    kill(stream)
+    batches += stream
+    assert_same(batches, expected)
+    loader = Loader(
+        Deadly(tmp_path / "tries"), batch_size=4, num_workers=2, on_error=FaultPolicy("raise")
+    )
+    with pytest.raises(WorkerDied, match=r"code 3 while reading sample 13 \(13.jpg\) of step 3"):
+        list(loader)
+
+
+def test_a_hundred_deaths_leave_nothing_behind():
+    """No descriptor, mapping or process more than after the first few."""
+    loader = Loader(
+        Noise(1600), batch_size=8, num_workers=2, on_error=FaultPolicy("skip", max_respawns=100)
+    )
+    stream = iter(loader)
+    counts = []
+    num_killed = 0
+    for k, _ in enumerate(stream):
+        process = stream.backend.processes[k % 2]
+        if num_killed < 100 and process.is_alive():
+            kill(stream, k % 2)
+            num_killed += 1
+        counts.append(len(os.listdir("/proc/self/fd")))
+    assert len(counts) == 200
+    assert num_killed > 50
+    assert max(counts[10:]) <= max(counts[:10])
+
+
+def test_two_workers_that_die_together_are_both_replaced():
+    expected = list(Loader(Noise(), batch_size=4))
+    stream = iter(Loader(Noise(), batch_size=4, num_workers=3, on_error="skip"))
+    batches = [next(stream)]
+    pids = [process.pid for process in stream.backend.processes]
+    for pid in pids[:2]:
+        os.kill(pid, signal.SIGKILL)
+    batches += stream
+    assert_same(batches, expected)
+
+
+def test_out_of_order_every_batch_comes_once():
+    loader = Loader(Noise(), batch_size=4, num_workers=2, on_error="skip", in_order=False)
+    stream = iter(loader)
+    batches = [next(stream)]
+    kill(stream, 1)
+    batches += stream
+    expected = list(Loader(Noise(), batch_size=4))
+    assert_same(sorted(batches, key=lambda batch: batch[0, 0]), expected)
+
+
+def test_a_worker_that_dies_while_it_starts_is_replaced_until_respawns_are_spent(tmp_path):
+    log = tmp_path / "starts"
+
+    def start(worker_id):
+        with log.open("a") as file:
+            file.write("x")
+        os._exit(4)
+
+    loader = Loader(
+        Noise(), num_workers=1, worker_init_fn=start, on_error=FaultPolicy("skip", max_respawns=2)
+    )
+    with pytest.raises(WorkerDied, match="code 4 while it was starting"):
+        list(loader)
+    assert log.stat().st_size == 3
+
+
+def test_the_drop_in_without_a_seed_goes_on_in_order_too():
+    data = torch.utils.data.TensorDataset(torch.arange(96).reshape(48, 2))
+    torch.manual_seed(3)
+    expected = list(penstock.torch.DataLoader(data, batch_size=4, shuffle=True, num_workers=2))
+    torch.manual_seed(3)
+    loader = penstock.torch.DataLoader(
+        data, batch_size=4, shuffle=True, num_workers=2, on_error="skip"
+    )
+    iterator = iter(loader)
+    batches = [next(iterator)]
+    kill(iterator._stream)
+    batches += iterator
+    assert all(torch.equal(a, b) for (a,), (b,) in zip(batches, expected, strict=True))
+
+
+class Rare(torch.utils.data.Dataset):
+    """Draws of a process-wide generator, which tell one worker's life from another's."""
+
+    def __len__(self):
+        return 40
+
+    def __getitem__(self, index):
+        return torch.rand(1).item()
+
+
+def test_without_a_seed_the_new_worker_does_not_draw_again_what_the_dead_one_drew():
+    loader = penstock.torch.DataLoader(Rare(), batch_size=2, num_workers=1, on_error="skip")
+    iterator = iter(loader)
+    drawn = next(iterator).tolist()
+    kill(iterator._stream)
+    for batch in iterator:
+        drawn += batch.tolist()
+    assert len(set(drawn)) == 40
+
+
+class Stuck(Noise):
+    """Sample 13 never comes."""
+
+    def __getitem__(self, index):
+        if index == 13:
+            self.wait_for_nothing()
+        return super().__getitem__(index)
+
+    def wait_for_nothing(self):
+        signal.pause()  # a signal of another kind would have to end it
+        self.wait_for_nothing()
+
+
+def test_a_timeout_shows_where_the_worker_is_stuck_and_the_stream_goes_on():
+    stream = iter(Loader(Stuck(), batch_size=4, num_workers=2, timeout=0.5))
+    for _ in range(3):
+        next(stream)
+    for _ in range(2):
+        with pytest.raises(WorkerTimeout, match="wait_for_nothing"):
+            next(stream)
+
+
+def test_under_a_policy_a_stuck_worker_is_ended_and_its_sample_left_out():
+    loader = Loader(Stuck(), batch_size=4, num_workers=2, timeout=0.5, on_error="skip")
+    with pytest.warns(UserWarning, match="1 samples"):
+        indices = [int(row[0]) for batch in loader for row in batch]
+    assert indices == [i for i in range(48) if i != 13]
+    (failure,) = loader.failures
+    assert "no batch came within timeout=0.5 seconds" in str(failure.error)
+
+
+def segfault():
+    import ctypes
+
+    ctypes.string_at(0)
+
+
+class Segfaulting(Noise):
+    def __getitem__(self, index):
+        if index == 13:
+            segfault()
+        return super().__getitem__(index)
+
+
+def test_a_segfault_is_told_with_the_python_stack_that_led_to_it():
+    with pytest.raises(WorkerDied) as caught:
+        list(Loader(Segfaulting(), batch_size=4, num_workers=1))
+    message = str(caught.value)
+    assert "SIGSEGV while reading sample 13 of step 3" in message
+    assert "in segfault" in message
+    assert "in __getitem__" in message
+
+
+def test_a_users_own_faulthandler_is_not_needed_and_does_no_harm():
+    import faulthandler
+
+    was_enabled = faulthandler.is_enabled()
+    with open(os.devnull, "w") as nowhere, warnings.catch_warnings():
+        faulthandler.enable(nowhere)
+        with pytest.raises(WorkerDied, match="in segfault"):
+            list(Loader(Segfaulting(), batch_size=4, num_workers=1))
+        faulthandler.disable()
+    if was_enabled:
+        faulthandler.enable()
+
+
+def test_the_message_of_a_killed_worker_has_figures_of_memory(tmp_path):
+    with pytest.raises(WorkerDied) as caught:
+        list(Loader(Deadly(tmp_path / "tries", "SIGKILL"), batch_size=4, num_workers=1))
+    message = str(caught.value)
+    assert "It had used up to" in message
+    assert "MB" in message
+    assert "The machine has" in message
+    assert "fewer workers" in message

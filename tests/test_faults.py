@@ -1,0 +1,505 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Bad samples: left out, replaced, counted, named; the same whoever makes them."""
+
+from __future__ import annotations
+
+import json
+import pickle
+import re
+import warnings
+from collections import Counter
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from penstock import FaultPolicy, Loader, sample_rng
+from penstock.data import ConcatDataset, IterableDataset, Subset
+from penstock.data.labels import known_labels
+from penstock.errors import ConfigError, TooManyFailures
+from penstock.faults import policy_of
+from penstock.sampling import SubsetRandomSampler
+
+WAYS = ["sample", "get_batch", "getitems"]
+pytestmark = pytest.mark.filterwarnings("ignore:epoch .* samples could not be made:UserWarning")
+
+
+class Numbers:
+    """Sample i is (i, a draw); those in `bad` raise."""
+
+    def __init__(self, length=40, bad=()):
+        self.length = length
+        self.bad = frozenset(bad)
+
+    def __len__(self):
+        return self.length
+
+    def describe(self, index):
+        return f"{index}.jpg"
+
+    def __getitem__(self, index):
+        if index in self.bad:
+            raise OSError(f"cannot read {index}")
+        return index, sample_rng().random()
+
+
+class ByBatch(Numbers):
+    def get_batch(self, indices, empty):
+        broken = sorted(self.bad & set(indices.tolist()))
+        if broken:
+            raise OSError(f"cannot read {broken[0]}")
+        numbers = empty((len(indices),), np.int64)
+        numbers[:] = indices
+        return [numbers, np.array([sample_rng(k).random() for k in range(len(indices))])]
+
+
+class ByItems(Numbers):
+    def __getitems__(self, indices):
+        broken = sorted(self.bad & set(indices))
+        if broken:
+            raise OSError(f"cannot read {broken[0]}")
+        return [(index, sample_rng(k).random()) for k, index in enumerate(indices)]
+
+
+CLASSES = {"sample": Numbers, "get_batch": ByBatch, "getitems": ByItems}
+
+
+def rows(loader):
+    return [list(zip(batch[0].tolist(), batch[1].tolist(), strict=True)) for batch in loader]
+
+
+def indices_of(batches):
+    return [[index for index, _ in batch] for batch in batches]
+
+
+@pytest.mark.parametrize(
+    ("wrong", "error"),
+    [
+        ({"on_error": "ignore"}, ConfigError),
+        ({"max_failures": -1}, ConfigError),
+        ({"max_failures": 1.5}, ConfigError),
+        ({"max_failures": "few"}, TypeError),
+        ({"max_failures": True}, TypeError),
+        ({"max_respawns": -1}, ConfigError),
+        ({"max_respawns": 1.0}, TypeError),
+        ({"retries": -2}, ConfigError),
+    ],
+)
+def test_a_policy_says_which_field_is_out_of_its_range(wrong, error):
+    (name, value) = next(iter(wrong.items()))
+    with pytest.raises(error, match=rf"{name}.*{re.escape(repr(value))}"):
+        FaultPolicy(**wrong)
+
+
+def test_the_plain_word_raise_replaces_no_worker_and_a_policy_does():
+    assert policy_of("raise").max_respawns == 0
+    assert FaultPolicy("raise").max_respawns == 3
+    assert policy_of("skip") == FaultPolicy("skip")
+    with pytest.raises(TypeError, match="FaultPolicy"):
+        policy_of(True)
+    with pytest.raises(ConfigError, match="ignore"):
+        Loader([1], on_error="ignore")
+
+
+@settings(max_examples=40, deadline=None)
+@given(
+    bad=st.sets(st.integers(0, 39), max_size=20),
+    batch_size=st.integers(1, 9),
+    way=st.sampled_from(WAYS),
+    shuffle=st.booleans(),
+    seed=st.integers(0, 5),
+)
+def test_skipping_leaves_out_the_bad_and_nothing_else(bad, batch_size, way, shuffle, seed):
+    options = {"batch_size": batch_size, "shuffle": shuffle, "seed": seed}
+    whole = rows(Loader(CLASSES[way](), **options))
+    loader = Loader(
+        CLASSES[way](bad=bad), **options, on_error=FaultPolicy("skip", max_failures=None)
+    )
+    left = [[row for row in batch if row[0] not in bad] for batch in whole]
+    assert rows(loader) == [batch for batch in left if batch]
+    missed = [index for batch in indices_of(whole) for index in batch if index in bad]
+    assert [failure.index for failure in loader.failures] == missed
+    assert all(failure.replaced_by is None for failure in loader.failures)
+
+
+@settings(max_examples=40, deadline=None)
+@given(
+    bad=st.sets(st.integers(0, 39), max_size=20),
+    batch_size=st.integers(1, 9),
+    way=st.sampled_from(WAYS),
+    seed=st.integers(0, 5),
+)
+def test_replacing_keeps_every_good_row_and_every_batch_size(bad, batch_size, way, seed):
+    options = {"batch_size": batch_size, "shuffle": True, "seed": seed}
+    whole = rows(Loader(CLASSES[way](), **options))
+    policy = FaultPolicy("replace", max_failures=None)
+    loader = Loader(CLASSES[way](bad=bad), **options, on_error=policy)
+    replaced = rows(loader)
+    assert list(map(len, replaced)) == list(map(len, whole))
+    for batch, expected in zip(replaced, whole, strict=True):
+        for row, wanted in zip(batch, expected, strict=True):
+            assert row[0] not in bad
+            if wanted[0] not in bad:
+                assert row == wanted
+    assert Counter(f.index for f in loader.failures) >= Counter(bad)
+    again = Loader(CLASSES[way](bad=bad), **options, on_error=policy)
+    assert rows(again) == replaced
+
+
+@pytest.mark.parametrize("on_error", ["skip", "replace"])
+@pytest.mark.parametrize("way", WAYS)
+def test_the_number_of_workers_does_not_show(way, on_error):
+    bad = {3, 11, 12, 30}
+    seen = []
+    for num_workers in (0, 1, 3):
+        loader = Loader(
+            CLASSES[way](bad=bad),
+            batch_size=5,
+            shuffle=True,
+            num_workers=num_workers,
+            on_error=on_error,
+        )
+        epochs = [rows(loader), rows(loader)]
+        told = [(f.index, f.epoch, f.step, f.replaced_by, str(f)) for f in loader.failures]
+        seen.append((epochs, told))
+    assert seen[0] == seen[1] == seen[2]
+    assert seen[0][0][0] != seen[0][0][1]
+
+
+def test_ways_to_read_give_the_same_substitutes_with_the_same_draws():
+    options = {"batch_size": 5, "shuffle": True, "on_error": "replace"}
+    one, other, third = (rows(Loader(CLASSES[way](bad={1, 8, 22}), **options)) for way in WAYS)
+    assert one == other == third
+
+
+def test_a_substitute_is_of_the_same_class_where_labels_are_known():
+    class Labelled(Numbers):
+        targets = np.arange(40) % 4
+
+    loader = Loader(Labelled(bad={5, 6, 17}), batch_size=8, on_error="replace")
+    batches = indices_of(rows(loader))
+    for failure in loader.failures:
+        assert failure.replaced_by % 4 == failure.index % 4
+    assert sum(map(len, batches)) == 40
+
+
+def test_a_sampler_that_keeps_to_a_part_of_the_data_gets_substitutes_of_that_part():
+    """A validation sample must never get into training because a training sample is broken."""
+    train = list(range(0, 40, 2))
+    for sampler in (SubsetRandomSampler(train), train):
+        loader = Loader(Numbers(bad={4, 10, 22}), batch_size=5, sampler=sampler, on_error="replace")
+        batches = indices_of(rows(loader))
+        assert list(map(len, batches)) == [5] * 4
+        assert {index for batch in batches for index in batch} == set(train) - {4, 10, 22}
+        for failure in loader.failures:
+            assert failure.replaced_by in train
+
+
+def test_a_batch_without_another_sample_cannot_be_filled_up_and_says_so():
+    loader = Loader(Numbers(bad={4}), batch_size=1, sampler=[2, 4, 6], on_error="replace")
+    with pytest.raises(TooManyFailures, match=r"no other sample.*sample 4.*larger batches"):
+        list(loader)
+
+
+def test_when_nothing_can_be_made_replacing_ends_instead_of_trying_for_ever():
+    policy = FaultPolicy("replace", max_failures=None)
+    with pytest.raises(TooManyFailures, match="no substitute was found for sample 0"):
+        list(Loader(Numbers(bad=range(40)), batch_size=4, on_error=policy))
+
+
+def test_when_nothing_can_be_made_skipping_gives_an_empty_epoch_and_a_warning():
+    loader = Loader(
+        Numbers(bad=range(40)), batch_size=4, on_error=FaultPolicy("skip", max_failures=None)
+    )
+    with pytest.warns(UserWarning, match="epoch 0: 40 samples could not be made"):
+        assert list(loader) == []
+    assert len(loader.failures) == 40
+
+
+@pytest.mark.parametrize("num_workers", [0, 2])
+def test_too_many_failures_end_the_epoch_and_list_the_first_ten(num_workers):
+    loader = Loader(
+        Numbers(length=100, bad=range(10, 40)),
+        batch_size=4,
+        num_workers=num_workers,
+        on_error=FaultPolicy("skip", max_failures=12),
+    )
+    seen = []
+    with pytest.raises(TooManyFailures) as caught:  # noqa: PT012 - which batch is the last
+        for batch in loader:
+            seen += batch[0].tolist()
+    assert seen == list(range(10))
+    message = str(caught.value)
+    assert "max_failures=12" in message
+    for index in range(10, 20):
+        assert f"sample {index} ({index}.jpg): OSError: cannot read {index}" in message
+    assert "sample 20" not in message
+
+
+def test_a_share_is_of_the_samples_asked_for_so_far_and_of_a_hundred_at_first():
+    policy = FaultPolicy("skip", max_failures=0.05)
+    first = Loader(Numbers(length=400, bad=range(5)), batch_size=10, on_error=policy)
+    assert sum(map(len, rows(first))) == 395
+    first = Loader(Numbers(length=400, bad=range(6)), batch_size=10, on_error=policy)
+    with pytest.raises(TooManyFailures, match="6 of the 10 samples"):
+        rows(first)
+    later = Loader(Numbers(length=400, bad=range(300, 315)), batch_size=10, on_error=policy)
+    assert sum(map(len, rows(later))) == 385
+
+
+def test_a_budget_is_an_epochs_own():
+    loader = Loader(
+        Numbers(bad=range(3)), batch_size=4, on_error=FaultPolicy("skip", max_failures=3)
+    )
+    for epoch in range(3):
+        assert sum(map(len, rows(loader))) == 37
+        assert [f.epoch for f in loader.failures] == [e for e in range(epoch + 1) for _ in range(3)]
+
+
+@pytest.mark.parametrize("num_workers", [0, 2])
+def test_a_sample_that_fails_now_and_then_is_tried_again_and_is_the_same(num_workers, tmp_path):
+    class Flaky(Numbers):
+        def __getitem__(self, index):
+            tries = tmp_path / str(index)
+            with tries.open("a") as file:
+                file.write("x")
+            if index % 7 == 0 and tries.stat().st_size <= 2:
+                sample_rng().random()  # what it drew before it failed does not show
+                raise TimeoutError("the storage is busy")
+            return super().__getitem__(index)
+
+    policy = FaultPolicy("skip", retries=2)
+    loader = Loader(Flaky(), batch_size=6, num_workers=num_workers, on_error=policy)
+    assert rows(loader) == rows(Loader(Numbers(), batch_size=6))
+    assert loader.failures == []
+
+
+def test_without_a_policy_the_first_bad_sample_raises_and_names_itself():
+    with pytest.raises(OSError, match="cannot read 7") as caught:
+        list(Loader(Numbers(bad={7}), batch_size=4))
+    assert any("sample 7 (7.jpg)" in note for note in caught.value.__notes__)
+
+
+def test_a_name_that_cannot_be_had_does_not_hide_the_error():
+    class Nameless(Numbers):
+        def describe(self, index):
+            raise RuntimeError("no names here")
+
+    with pytest.raises(OSError, match="cannot read 7") as caught:
+        list(Loader(Nameless(bad={7}), batch_size=4))
+    assert any("sample 7 of" in note for note in caught.value.__notes__)
+
+
+class Crop:
+    def __call__(self, value):
+        return self._cut(value)
+
+    def _cut(self, value):
+        raise ValueError("empty crop")
+
+
+class Compose:
+    def __init__(self, transforms):
+        self.transforms = transforms
+
+    def __call__(self, value):
+        for transform in self.transforms:
+            value = transform(value)
+        return value
+
+
+def double(value):
+    return 2 * value
+
+
+class Transformed(Numbers):
+    def __init__(self, transform):
+        super().__init__()
+        self.transform = transform
+
+    def __getitem__(self, index):
+        return self.transform(index)
+
+
+@pytest.mark.parametrize("dataset", [Transformed, lambda t: Subset(Transformed(t), range(5))])
+def test_the_transform_that_raised_is_named(dataset):
+    with pytest.raises(ValueError, match="empty crop") as caught:
+        list(Loader(dataset(Compose([double, Crop()]))))
+    assert any("in its transform Crop" in note for note in caught.value.__notes__)
+
+
+@pytest.mark.parametrize("num_workers", [0, 2])
+@pytest.mark.parametrize("on_error", ["skip", "replace"])
+def test_a_sample_that_does_not_fit_the_others_is_the_bad_one(on_error, num_workers):
+    class Odd(Numbers):
+        def __getitem__(self, index):
+            return np.full(4 if index in self.bad else 3, index)
+
+    loader = Loader(Odd(bad={6, 20}), batch_size=5, num_workers=num_workers, on_error=on_error)
+    batches = [batch[:, 0].tolist() for batch in loader]
+    assert [f.index for f in loader.failures] == [6, 20]
+    assert all("shape" in str(f.error) for f in loader.failures)
+    if on_error == "skip":
+        assert sorted(index for batch in batches for index in batch) == sorted(
+            set(range(40)) - {6, 20}
+        )
+    else:
+        assert list(map(len, batches)) == [5] * 8
+
+
+def test_a_collate_function_that_fails_for_no_single_sample_raises_under_any_policy():
+    def no_pair(samples):
+        if len(samples) > 2:
+            raise ZeroDivisionError("a bug")
+        return samples
+
+    loader = Loader(Numbers(), batch_size=4, collate_fn=no_pair, on_error="skip")
+    with pytest.raises(ZeroDivisionError) as caught:
+        list(loader)
+    assert any("no sample was left out" in note for note in caught.value.__notes__)
+    assert loader.failures == []
+
+
+@pytest.mark.parametrize("num_workers", [0, 2])
+def test_single_samples_are_left_out_and_replaced_as_well(num_workers):
+    options = {"batch_size": None, "num_workers": num_workers}
+    loader = Loader(Numbers(length=10, bad={4}), **options, on_error="skip")
+    assert [index for index, _ in loader] == [0, 1, 2, 3, 5, 6, 7, 8, 9]
+    loader = Loader(Numbers(length=10, bad={4}), **options, on_error="replace")
+    got = [index for index, _ in loader]
+    assert len(got) == 10
+    assert 4 not in got
+
+
+@pytest.mark.parametrize("cut", [1, 3, 5])
+@pytest.mark.parametrize("on_error", ["skip", "replace"])
+def test_an_epoch_with_bad_samples_goes_on_where_it_was(on_error, cut):
+    bad = {0, 1, 2, 3, 13, 14, 33}
+
+    def make(num_workers):
+        policy = FaultPolicy(on_error, max_failures=40)
+        return Loader(
+            Numbers(bad=bad), batch_size=4, num_workers=num_workers, on_error=policy, seed=3
+        )
+
+    whole = rows(make(0))
+    loader = make(2)
+    batches = iter(loader)
+    head = [rows([next(batches)])[0] for _ in range(cut)]
+    state = json.loads(json.dumps(loader.state_dict()))
+    del batches
+    resumed = make(1)
+    resumed.load_state_dict(state)
+    assert head + rows(resumed) == whole
+
+
+def test_a_resumed_epoch_has_spent_what_it_spent():
+    def make():
+        policy = FaultPolicy("skip", max_failures=4)
+        return Loader(Numbers(bad={0, 1, 2, 30, 31}), batch_size=4, on_error=policy)
+
+    loader = make()
+    batches = iter(loader)
+    next(batches)
+    resumed = make()
+    resumed.load_state_dict(loader.state_dict())
+    with pytest.raises(TooManyFailures, match="5 of the 32 samples"):
+        list(resumed)
+
+
+class Counting(IterableDataset):
+    """0, 1, 2 …; its iterator can go on after the exceptions that it raises."""
+
+    def __init__(self, length=20, bad=()):
+        self.length = length
+        self.bad = frozenset(bad)
+
+    def __iter__(self):
+        return Steps(self)
+
+
+class Steps:
+    def __init__(self, dataset):
+        self.dataset = dataset
+        self.at = -1
+
+    def __iter__(self):
+        return self
+
+    def __next__(self):
+        self.at += 1
+        if self.at >= self.dataset.length:
+            raise StopIteration
+        if self.at in self.dataset.bad:
+            raise OSError(f"cannot read {self.at}")
+        return self.at
+
+
+@pytest.mark.parametrize("num_workers", [0, 1])
+def test_an_iterator_that_can_go_on_loses_only_its_bad_samples(num_workers):
+    options = {"batch_size": 4, "num_workers": num_workers}
+    loader = Loader(Counting(bad={5, 10, 19}), **options, on_error="skip")
+    assert [b.tolist() for b in loader] == [
+        [0, 1, 2, 3], [4, 6, 7], [8, 9, 11], [12, 13, 14, 15], [16, 17, 18],
+    ]  # fmt: skip
+    loader = Loader(Counting(bad={5, 10, 19}), **options, on_error="replace")
+    assert [b.tolist() for b in loader] == [
+        [0, 1, 2, 3], [4, 6, 7, 8], [9, 11, 12, 13], [14, 15, 16, 17], [18],
+    ]  # fmt: skip
+    assert [f.index for f in loader.failures] == [None] * 3
+
+
+def test_an_iterator_that_raises_for_ever_is_given_up():
+    loader = Loader(
+        Counting(length=10**9, bad=range(3, 10**4)),
+        batch_size=4,
+        on_error=FaultPolicy("replace", max_failures=None),
+    )
+    with pytest.raises(OSError, match="cannot read") as caught:
+        list(loader)
+    assert any("100 times in a row" in note for note in caught.value.__notes__)
+
+
+def test_a_generator_cannot_go_on_and_its_error_says_why():
+    class Generating(IterableDataset):
+        def __iter__(self):
+            yield from range(5)
+            raise OSError("the stream is cut")
+
+    loader = Loader(Generating(), batch_size=2, on_error="skip")
+    with pytest.raises(OSError, match="cut") as caught:
+        list(loader)
+    assert any("class with __next__" in note for note in caught.value.__notes__)
+
+
+def test_failures_hold_no_frames_and_a_loader_pickles_without_them():
+    loader = Loader(Numbers(bad={7}), batch_size=4, on_error="skip")
+    list(loader)
+    (failure,) = loader.failures
+    assert failure.error.__traceback__ is None
+    assert "cannot read 7" in failure.traceback
+    assert (failure.name, failure.worker_id, failure.step) == ("7.jpg", None, 1)
+    again = pickle.loads(pickle.dumps(loader))
+    assert again.failures == []
+    assert sum(map(len, rows(again))) == 39
+
+
+def test_an_epoch_without_bad_samples_warns_of_nothing():
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        list(Loader(Numbers(), batch_size=4, on_error="skip"))
+
+
+def test_labels_are_found_through_subsets_and_concatenations():
+    class Labelled(list):
+        labels = np.array([5, 6, 7])
+
+    whole = Labelled("abc")
+    assert known_labels(whole).tolist() == [5, 6, 7]
+    assert known_labels(Subset(whole, [2, 0])).tolist() == [7, 5]
+    assert known_labels(ConcatDataset([whole, Subset(whole, [1])])).tolist() == [5, 6, 7, 6]
+    assert known_labels(ConcatDataset([whole, [1, 2]])) is None
+    assert known_labels([1, 2]) is None
+    whole.labels = np.array([5, 6])  # not one for each
+    assert known_labels(whole) is None

@@ -66,7 +66,7 @@ class FaultPolicy:
         if self.max_failures is not None:
             self._check_max_failures(self.max_failures)
 
-    def _check_max_failures(self, bound: Any) -> None:
+    def _check_max_failures(self, bound: Any) -> None:  # noqa: ANN401 - it is being checked
         choices = (
             "an int of 0 or more (a number of samples), a float from 0 to 1 (a share), or None"
         )

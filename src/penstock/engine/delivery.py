@@ -166,9 +166,12 @@ class Stream:
     def _give(self, delivery: Deliver) -> Any:  # noqa: ANN401 - any batch tree
         outcome: Outcome = delivery.outcome
         progress, step, worker_id = self._epoch.progress, delivery.step, delivery.worker_id
-        with self._closed_on_error():
-            who = worker_id if self._plan.num_workers else None
-            self._faults.count(outcome.losses, self._epoch, step, who)
+        losses = outcome.losses
+        progress.num_asked += losses.num_asked
+        if losses.bad:
+            with self._closed_on_error():
+                who = worker_id if self._plan.num_workers else None
+                self._faults.record(losses.bad, self._epoch, step, who)
         try:
             batch = outcome.result()
         except BaseException:

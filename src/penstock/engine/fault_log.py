@@ -67,17 +67,16 @@ class FaultLog:
         """Count anew."""
         self._first = []
 
-    def count(self, losses: Losses, epoch: Epoch, step: int, worker_id: int | None) -> None:
-        """Record what a step cost; to be called when it is given.
+    def record(
+        self, losses: Sequence[BadSample], epoch: Epoch, step: int, worker_id: int | None
+    ) -> None:
+        """Record the bad samples of a step; to be called when it is given.
 
         Raises:
-            TooManyFailures: it is more than the policy allows.
+            TooManyFailures: they are more than the policy allows.
         """
         progress = epoch.progress
-        progress.num_asked += losses.num_asked
-        if not losses.bad:
-            return
-        for bad in losses.bad:
+        for bad in losses:
             failure = Failure(
                 index=bad.index,
                 name=describe_sample(self._dataset, bad.index),
@@ -91,7 +90,7 @@ class FaultLog:
             self._failures.append(failure)
             if len(self._first) < _FIRST:
                 self._first.append(failure)
-        progress.num_failed += len(losses.bad)
+        progress.num_failed += len(losses)
         if progress.num_failed > self.policy.allowed_failures(progress.num_asked):
             raise TooManyFailures(self._complaint(epoch))
 

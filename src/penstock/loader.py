@@ -112,6 +112,7 @@ class Loader(Generic[SampleT]):
         self.in_order = in_order
         self._seed = checked_count("seed", seed)
         self._schedule = Schedule(seed)
+        self.on_error = on_error
         self._faults = FaultLog(policy_of(on_error), dataset)
         self._is_iterable = isinstance(dataset, IterableDataset)
         if self._is_iterable:

@@ -371,3 +371,12 @@ def test_the_message_of_a_killed_worker_has_figures_of_memory(tmp_path):
     assert "MB" in message
     assert "The machine has" in message
     assert "fewer workers" in message
+
+
+def test_a_worker_that_hangs_in_its_start_is_shown_too():
+    def never_ready(worker_id):
+        Stuck().wait_for_nothing()
+
+    stream = iter(Loader(Noise(), num_workers=1, timeout=0.5, worker_init_fn=never_ready))
+    with pytest.raises(WorkerTimeout, match="in never_ready"):
+        next(stream)

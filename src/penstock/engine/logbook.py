@@ -38,16 +38,18 @@ _OUR_FRAMES: Final = ("in _fetch_map", "in _fetch_share", "in _set_up", "in run_
 class Phase(enum.IntEnum):
     """What a worker is doing."""
 
-    STARTING = 0  # until its dataset is there and worker_init_fn has returned
-    WAITING = 1
-    BEGINNING = 2  # an epoch: the dataset is told, or iterated
-    READING = 3
-    COLLATING = 4
-    SENDING = 5
-    ENDING = 6
+    ABSENT = 0  # it has not got the logbook yet
+    STARTING = 1  # until its dataset is there and worker_init_fn has returned
+    WAITING = 2
+    BEGINNING = 3  # an epoch: the dataset is told, or iterated
+    READING = 4
+    COLLATING = 5
+    SENDING = 6
+    ENDING = 7
 
 
 PHRASES: Final = {
+    Phase.ABSENT: "while it was starting",
     Phase.STARTING: "while it was starting (unpickling the dataset, or in worker_init_fn)",
     Phase.WAITING: "between two tasks",
     Phase.BEGINNING: "while it began an epoch (set_epoch or iter() of the dataset)",
@@ -131,7 +133,9 @@ def open_notes(fd: int) -> Notes:
     os.lseek(fd, _TEXT_AT, os.SEEK_SET)
     faulthandler.enable(fd)
     faulthandler.register(_STACKS_SIGNAL, fd, all_threads=True)
-    return Notes(cells)
+    notes = Notes(cells)
+    notes.phase(Phase.STARTING)
+    return notes
 
 
 class Logbook:

@@ -154,6 +154,7 @@ class DataLoader(torch.utils.data.DataLoader[T_co]):
             )
         self._schedule = Schedule(seed)
         self._seed = seed
+        self.on_error = on_error
         self._faults = FaultLog(policy_of(on_error), dataset)
         check_workers(num_workers, timeout, prefetch_factor, persistent_workers=persistent_workers)
         super().__init__(

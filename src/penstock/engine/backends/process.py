@@ -327,7 +327,7 @@ class ProcessBackend:
     def stacks_of(self, worker_id: int) -> str:
         """Let the worker write them into its logbook."""
         worker = self._workers[worker_id]
-        if worker.is_gone or worker.logbook.read().phase is Phase.STARTING:
+        if worker.is_gone or worker.logbook.read().phase is Phase.ABSENT:
             return ""  # nobody there to understand the signal, which would end it
         return worker.logbook.ask_for_stacks(worker.process.pid)
 

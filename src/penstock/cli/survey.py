@@ -34,7 +34,11 @@ _TASKS_PER_WORKER: Final = 8  # at least, so that no worker is left with the las
 # A file that ends its worker does so 2 or 3 times. Where hundreds do, the decoder is broken. (The
 # loader keeps the last 10,000 failures: more than there can be.)
 _MAX_RESPAWNS: Final = 1000
-_END_OF_WORKER: Final = re.compile(r"worker \d+ (was killed by \S+|exited with code \d+)")
+# A decoder that takes longer than this over one task's files hangs, and is ended.
+_LONGEST_TASK_S: Final = 300
+_END_OF_WORKER: Final = re.compile(
+    r"worker \d+ (was killed by \S+|was killed, as no batch came within|exited with code \d+)"
+)
 
 
 @dataclass
@@ -89,7 +93,11 @@ def check_files(
 def _end(failure: Failure) -> str:
     """Return how a file ended the process that decoded it: only then it is left to the loader."""
     end = _END_OF_WORKER.search(str(failure.error))
-    return f"the process that decodes it {end[1]}" if end else reason_of(failure.error)
+    if end is None:
+        return reason_of(failure.error)
+    if end[1].startswith("was killed, as"):
+        return f"its decoding did not end within {_LONGEST_TASK_S} seconds"
+    return f"the process that decodes it {end[1]}"
 
 
 def _loader(
@@ -101,6 +109,7 @@ def _loader(
         _Files(paths, decode),
         batch_size=min(_MAX_TASK_FILES, max(1, len(paths) // num_tasks)),
         num_workers=num_workers,
+        timeout=_LONGEST_TASK_S,
         collate_fn=_as_they_are,
         worker_init_fn=_prepare_worker,
         on_error=FaultPolicy("skip", max_failures=None, max_respawns=_MAX_RESPAWNS),

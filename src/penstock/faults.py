@@ -129,7 +129,8 @@ class Failure:
         index: What the sampler gave; None in an iterable dataset.
         name: What the dataset says of it (`describe(index)`): its file or key. None if nothing.
         error: What was raised; `WorkerDied` if it ended its worker. Without traceback frames.
-        traceback: The traceback as text; empty if the worker died.
+        traceback: The traceback as text. If the worker died, what is known of its end: memory, and
+            the Python stack of a crash.
         worker_id: Who tried to make it; None without workers.
         epoch: In which epoch.
         step: For which batch of it.

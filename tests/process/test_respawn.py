@@ -137,7 +137,7 @@ def test_a_sample_that_ended_workers_in_one_epoch_ends_none_in_the_next(tmp_path
         Deadly(log), batch_size=4, num_workers=2, on_error="skip", persistent_workers=persistent
     )
     for epoch in range(3):
-        with pytest.warns(UserWarning, match=f"epoch {epoch}: 1 samples could not be made"):
+        with pytest.warns(UserWarning, match=f"epoch {epoch}: 1 bad sample left out"):
             indices = [int(row[0]) for batch in loader for row in batch]
         assert indices == [i for i in range(48) if i != 13]
         assert log.stat().st_size == 2
@@ -153,7 +153,7 @@ def test_a_sample_that_ended_workers_in_one_epoch_ends_none_in_the_next(tmp_path
 def test_a_signal_that_may_come_from_outside_takes_a_death_more(tmp_path, how, tries):
     log = tmp_path / "tries"
     loader = Loader(Deadly(log, how), batch_size=4, num_workers=2, on_error="replace")
-    with pytest.warns(UserWarning, match="1 samples"):
+    with pytest.warns(UserWarning, match="1 bad sample"):
         batches = list(loader)
     assert log.stat().st_size == tries
     assert [len(batch) for batch in batches] == [4] * 12
@@ -321,7 +321,7 @@ def test_a_timeout_shows_where_the_worker_is_stuck_and_the_stream_goes_on():
 
 def test_under_a_policy_a_stuck_worker_is_ended_and_its_sample_left_out():
     loader = Loader(Stuck(), batch_size=4, num_workers=2, timeout=0.5, on_error="skip")
-    with pytest.warns(UserWarning, match="1 samples"):
+    with pytest.warns(UserWarning, match="1 bad sample"):
         indices = [int(row[0]) for batch in loader for row in batch]
     assert indices == [i for i in range(48) if i != 13]
     (failure,) = loader.failures

@@ -79,7 +79,7 @@ def check_files(
     loader = _loader(paths, num_workers, decode)
     with warnings.catch_warnings():
         # At the end the loader warns of the files left out; here they are in the findings.
-        warnings.filterwarnings("ignore", "epoch 0: .* samples could not be made", UserWarning)
+        warnings.filterwarnings("ignore", "epoch 0: .* bad samples? left out", UserWarning)
         try:
             for verdicts in loader:
                 findings.num_checked += len(verdicts)

@@ -147,8 +147,8 @@ class Stream:
                 answer = self._wait()
         except WorkerTimeout:
             raise
-        except BaseException:  # see `_closed_on_error`; spelled out, as this is the hot path
-            self.close()
+        except BaseException as error:  # see `_closed_on_error`; this is the hot path
+            self.close(in_a_hurry=isinstance(error, KeyboardInterrupt))
             raise
         if isinstance(answer, Deliver):
             return self._give(answer)
@@ -209,9 +209,10 @@ class Stream:
             f"{self._plan.num_workers} workers. Raise `timeout`, or look for a sample that takes "
             "that long. A FaultPolicy with max_respawns would replace the stuck worker."
         )
-        if worker_id is not None and (stacks := self._backend.stacks_of(worker_id)):
+        if worker_id is not None:
             steps = self._order.steps_of(worker_id)
-            message += f"\nWorker {worker_id} holds steps {steps}. It is here:\n{stacks}"
+            doing = self._backend.diagnose(worker_id)
+            message += f"\nWorker {worker_id} holds steps {steps}; it was last seen {doing}"
         raise WorkerTimeout(message)
 
     def _carry_out(self, decisions: list[Any]) -> Deliver | Finish | Fail | None:
@@ -227,14 +228,17 @@ class Stream:
             elif isinstance(decision, Respawn):
                 self._backend.respawn(decision.worker_id)
             elif isinstance(decision, Condemn):
-                self._faults.killers[decision.sample] = decision.reason
+                self._faults.killers[decision.sample] = decision.reason, decision.advice
             else:
                 answer = decision
         return answer
 
     def _submit(self, task: Submit) -> None:
         killers = self._faults.killers
-        caution = Caution(task.alone, tuple(killers.items())) if task.alone or killers else None
+        caution = None
+        if task.alone or killers:
+            known = tuple((sample, *how) for sample, how in killers.items())
+            caution = Caution(task.alone, known)
         self._backend.submit(task.worker_id, task.step, task.indices, caution)
 
     def _draw(self) -> Event:
@@ -248,12 +252,12 @@ class Stream:
         held = f" It held steps {steps}." if steps else ""
         return f"{failure.reason}, epoch {self._epoch.number}.{held} {failure.advice}"
 
-    def close(self) -> None:
+    def close(self, *, in_a_hurry: bool = False) -> None:
         """Stop the workers; a second call does nothing. Batches that were given out stay valid."""
         if self._is_open:
             self._is_open = False
             self._is_over = self._epoch.progress.is_closed = True
-            self._backend.close()
+            self._backend.close(in_a_hurry=in_a_hurry)
             self._order = Order(1, 0)  # the old one holds batches that nobody will ask for
 
     def __del__(self) -> None:

@@ -7,6 +7,7 @@ import collections
 import warnings
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
+from penstock.callers import users_level
 from penstock.errors import TooManyFailures
 from penstock.faults import Failure, FaultPolicy, describe_sample
 
@@ -49,7 +50,7 @@ class FaultLog:
             dataset: May name its samples (`describe`).
         """
         self.policy = policy
-        self.killers: dict[Hashable, str] = {}  # samples that end workers, and how they did
+        self.killers: dict[Hashable, tuple[str, str]] = {}  # samples that end workers, and how
         self._dataset = dataset
         self._failures: collections.deque[Failure] = collections.deque(maxlen=_MOST_KEPT)
         self._first: list[Failure] = []  # of the epoch under way
@@ -111,10 +112,11 @@ class FaultLog:
         if not num_failed:
             return
         what = "left out" if self.policy.on_error == "skip" else "replaced by others"
+        samples = "sample" if num_failed == 1 else "samples"
         warnings.warn(
-            f"epoch {epoch.number}: {num_failed} samples could not be made and were {what}. "
+            f"epoch {epoch.number}: {num_failed} bad {samples} {what}. "
             f"loader.failures lists them with their errors. First:\n{self._listed()}",
-            stacklevel=4,
+            stacklevel=users_level(),
         )
 
     def _listed(self) -> str:

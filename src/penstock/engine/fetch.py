@@ -170,7 +170,7 @@ class Fetcher:
     def _concerns(self, caution: Caution, indices: Any) -> bool:  # noqa: ANN401
         if caution.alone:
             return True
-        killers = dict(caution.killers)
+        killers = {key for key, _, _ in caution.killers}
         keys = keys_of(indices) if self._recipe.is_batched else [bare_indices(indices)]
         return any(sample_key(index) in killers for index in keys)
 

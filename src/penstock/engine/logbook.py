@@ -32,7 +32,7 @@ _RSS_UNIT: Final = 1 if sys.platform == "darwin" else 1024  # of ru_maxrss
 # Asks a worker for its stacks. A real-time signal: no program uses this one by habit.
 _STACKS_SIGNAL: Final = signal.SIGRTMAX - 3 if hasattr(signal, "SIGRTMAX") else signal.SIGUSR2
 _LONGEST_DUMP_S: Final = 2.0
-_OUR_FRAMES: Final = ("in _fetch_map", "in _fetch_share", "in _set_up", "in run_worker")
+_OUR_FRAME: Final = f"{os.sep}penstock{os.sep}engine{os.sep}"
 
 
 class Phase(enum.IntEnum):
@@ -200,7 +200,7 @@ def _without_ours(text: str) -> str:
     for block in text.strip().split("\n\n"):
         head, sep, _ = block.partition("\n  File")
         lines = block.splitlines()
-        end = next((k for k, line in enumerate(lines) if line.endswith(_OUR_FRAMES)), len(lines))
+        end = next((k for k, line in enumerate(lines) if _OUR_FRAME in line), len(lines))
         is_ours = any(line.endswith("in _exit_with_trainer") for line in lines)
         if not is_ours and not block.startswith("Extension modules:"):
             blocks.append("\n".join(lines[:end]) if sep else head)

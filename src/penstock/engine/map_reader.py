@@ -34,7 +34,7 @@ class MapReader:
     def __init__(self, recipe: Recipe, notes: Notes) -> None:
         """Look at how the dataset can be read."""
         self._dataset = recipe.dataset
-        self._is_batched = recipe.is_batched
+        self._tolerates = recipe.faults.tolerates
         self._notes = notes
         self._read_batch: BatchReader | None = None
         if recipe.is_batched and recipe.collate_fn is None:
@@ -139,6 +139,8 @@ class MapReader:
         where = "" if transform is None else f", in its transform {transform}"
         named = note_samples(self._dataset, [index])
         error.add_note(f"while reading {named} of the dataset{where}")
+        if not self._tolerates:
+            error.add_note("(on_error='skip' or 'replace' goes on without a sample that fails)")
 
 
 def note_samples(dataset: Any, indices: Sequence[Any]) -> str:  # noqa: ANN401

@@ -137,6 +137,7 @@ class Condemn(NamedTuple):
 
     sample: Hashable
     reason: str
+    advice: str = ""
 
 
 class Deliver(NamedTuple):
@@ -277,7 +278,7 @@ class Order:
         is_guilty = self._count_death(event)
         if self._failure is None and self._respawns_left and self._is_survivable(event, is_guilty):
             self._respawns_left -= 1
-            condemned = [Condemn(event.sample, event.reason)] if is_guilty else []
+            condemned = [Condemn(event.sample, event.reason, event.advice)] if is_guilty else []
             held = self.steps_of(event.worker_id)
             again = [Submit(event.worker_id, s, self._tasks[s], s in self._deaths_at) for s in held]
             return [*condemned, Respawn(event.worker_id), *again]

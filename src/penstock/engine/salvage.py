@@ -44,7 +44,7 @@ class BadSample(NamedTuple):
     Attributes:
         index: As the sampler, or a substitution, gave it; None in an iterable dataset.
         error: What was raised, without traceback.
-        traceback: As text; empty for one that ended workers.
+        traceback: As text; for one that ended workers, all that is known of its end.
         replaced_by: What was tried in its place; None if nothing.
     """
 
@@ -98,7 +98,7 @@ class Salvage:
         stride: int,
         *,
         alone: bool,
-        killers: dict[Hashable, str],
+        killers: dict[Hashable, tuple[str, str]],
     ) -> None:
         self._indices = indices
         self._position = position
@@ -124,7 +124,7 @@ class Salvage:
             Exception: what cannot be put down to single samples, or all if the policy is to raise.
         """
         indices = list(indices) if self._recipe.is_batched else [indices]
-        killers = dict(caution.killers)
+        killers = {key: (reason, advice) for key, reason, advice in caution.killers}
         self._begin_batch(indices, position, stride, alone=caution.alone, killers=killers)
         seats = [Seat(number, index) for number, index in enumerate(indices)]
         for seat in seats:
@@ -161,7 +161,7 @@ class Salvage:
     def _read(self, seat: Seat, place: int) -> Any:  # noqa: ANN401
         how = self._killers.get(sample_key(seat.index))
         if how is not None and seat.index is not None:
-            raise WorkerDied(how)
+            raise WorkerDied(how[0])
         if self._share is not None:
             return self._share.read(seat, place)
         for _ in range(self._faults.retries):
@@ -200,7 +200,10 @@ class Salvage:
             raise error
         if self._share is not None and self._share.give_up(error):
             raise error
-        text = "" if isinstance(error, WorkerDied) else _as_text(error)
+        if isinstance(error, WorkerDied):
+            _, text = self._killers[sample_key(seat.index)]
+        else:
+            text = _as_text(error)
         _drop_frames(error)
         bad, seat.sample = BadSample(seat.index, error, text), NO_SAMPLE
         self._bad.append(bad)

@@ -12,6 +12,7 @@ Guarantees
 from __future__ import annotations
 
 import collections
+import fcntl
 import importlib
 import os
 import select
@@ -80,6 +81,7 @@ def run_worker(sock: socket.socket, identity: WorkerIdentity, recipe: Recipe | N
     signal.signal(
         signal.SIGINT, _ignore
     )  # not SIG_IGN, which programs started from here would inherit
+    _end_with_trainer()
     threading.Thread(target=_exit_with_trainer, name="penstock-watch", daemon=True).start()
     channel = Channel(sock)
     worker = _Worker(channel, identity, recipe)
@@ -97,8 +99,23 @@ def _ignore(*_: object) -> None:
     pass
 
 
+def _end_with_trainer() -> None:
+    """Let the system end this process when the trainer's has ended, also while native code runs.
+
+    A thread of Python's cannot run while somebody holds the interpreter. The end of the pipe that
+    `multiprocessing` keeps open in the trainer can send a signal, SIGIO, which ends a process.
+    """
+    trainer = parent_process()
+    if trainer is None or not hasattr(fcntl, "F_SETOWN") or not hasattr(os, "O_ASYNC"):
+        return
+    signal.signal(signal.SIGIO, signal.SIG_DFL)
+    fcntl.fcntl(trainer.sentinel, fcntl.F_SETOWN, os.getpid())
+    flags = fcntl.fcntl(trainer.sentinel, fcntl.F_GETFL)
+    fcntl.fcntl(trainer.sentinel, fcntl.F_SETFL, flags | os.O_ASYNC)
+
+
 def _exit_with_trainer() -> None:
-    """End this process, whatever it is doing, when the trainer's process has ended."""
+    """End this process when the trainer's process has ended, where the system did not."""
     trainer = parent_process()
     if trainer is None:
         return

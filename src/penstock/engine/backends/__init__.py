@@ -78,11 +78,15 @@ class Backend(Protocol):
     def kill(self, worker_id: int, why: str) -> None:
         """End a worker that is stuck; `events` then tells of its death."""
 
-    def stacks_of(self, worker_id: int) -> str:
-        """Return what a worker is doing, as the stacks of its threads; empty if it cannot tell."""
+    def diagnose(self, worker_id: int) -> str:
+        """Return what a worker is doing, in words and as the stacks of its threads."""
 
-    def close(self) -> None:
-        """Stop the workers and wait until they are gone; a second call does nothing."""
+    def close(self, *, in_a_hurry: bool = False) -> None:
+        """Stop the workers and wait until they are gone; a second call does nothing.
+
+        Args:
+            in_a_hurry: Whether to give them less time to finish what they are doing.
+        """
 
 
 def open_backend(plan: Plan) -> Backend:

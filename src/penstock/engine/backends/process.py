@@ -35,6 +35,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
 
+from penstock.callers import users_level
 from penstock.engine.fault_log import Losses
 from penstock.engine.fork_hazards import warn_of_fork
 from penstock.engine.logbook import PHRASES, Logbook, Phase
@@ -78,6 +79,7 @@ if TYPE_CHECKING:
 __all__ = ["ProcessBackend"]
 
 _GRACE_S: Final = 3.0  # for a worker to finish its task and its user's clean-up
+_SHORT_GRACE_S: Final = 0.3  # when somebody has pressed Ctrl-C
 _TERMINATE_S: Final = 1.0
 _LONGEST_POLL_S: Final = 3600.0  # poll(2) counts milliseconds in an int
 
@@ -249,7 +251,7 @@ class ProcessBackend:
         check_descriptors(self._plan.num_workers)
         self._memory = memory_now()
         if self._context.get_start_method() == "fork":
-            warn_of_fork(stacklevel=6)
+            warn_of_fork(stacklevel=users_level())
         else:
             self._shared_fd = share_recipe(self._plan.recipe)
         try:
@@ -324,12 +326,15 @@ class ProcessBackend:
         worker.killed_because = why
         worker.process.kill()
 
-    def stacks_of(self, worker_id: int) -> str:
-        """Let the worker write them into its logbook."""
+    def diagnose(self, worker_id: int) -> str:
+        """Read its logbook, into which it writes its stacks."""
         worker = self._workers[worker_id]
-        if worker.is_gone or worker.logbook.read().phase is Phase.ABSENT:
-            return ""  # nobody there to understand the signal, which would end it
-        return worker.logbook.ask_for_stacks(worker.process.pid)
+        entry = worker.logbook.read()
+        _, _, doing = self._last_deed(worker, entry)
+        if worker.is_gone or entry.phase is Phase.ABSENT:
+            return doing  # nobody there to understand the signal, which would end it
+        stacks = worker.logbook.ask_for_stacks(worker.process.pid)
+        return f"{doing}:\n{stacks}" if stacks else doing
 
     @property
     def is_whole(self) -> bool:
@@ -459,7 +464,7 @@ class ProcessBackend:
             "its share. (If different samples may be equal, this means nothing.)"
         )
         if recipe.seed is not None:
-            warnings.warn(message, stacklevel=2)
+            warnings.warn(message, stacklevel=users_level())
         elif type(recipe.dataset) not in _told:
             # Not a warning: torch gives none, and programs count them.
             _told.add(type(recipe.dataset))
@@ -472,7 +477,7 @@ class ProcessBackend:
             batch_bytes = sum(size_bytes for _, size_bytes in message.new_slots)
             text = memory_warning(batch_bytes, self._plan.lookahead + 1, self._memory)
             if text is not None:
-                warnings.warn(text, RuntimeWarning, stacklevel=2)
+                warnings.warn(text, RuntimeWarning, stacklevel=users_level())
 
     def _where(self, worker: _Worker, message: TaskFailed | BatchMade) -> str:
         return (
@@ -520,7 +525,7 @@ class ProcessBackend:
         what = f"{doing} {note_samples(recipe.dataset, [index])} of step {entry.step}"
         return entry.step, sample_key(index), what
 
-    def close(self) -> None:
+    def close(self, *, in_a_hurry: bool = False) -> None:
         """Stop the workers and wait until they are gone."""
         workers, self._workers = self._workers, []
         self._close_shared()
@@ -529,7 +534,8 @@ class ProcessBackend:
             return  # a forked copy of the trainer: the workers are not its children
         for worker in workers:
             worker.channel.close()
-        left = _join([worker.process for worker in workers], _GRACE_S)
+        grace_s = _SHORT_GRACE_S if in_a_hurry else _GRACE_S
+        left = _join([worker.process for worker in workers], grace_s)
         for process in left:
             process.terminate()
         left = _join(left, _TERMINATE_S)

@@ -81,6 +81,7 @@ class SerialBackend:
         self._output = _PlainOutput()
         self._fetcher: Fetcher | None = None
         self._task: tuple[int, object] | None = None
+        self._epoch = 0
 
     def start(self) -> None:
         """Nothing to start."""
@@ -92,6 +93,7 @@ class SerialBackend:
 
     def begin_epoch(self, epoch: Epoch) -> None:
         """Iterate the dataset anew."""
+        self._epoch = epoch.number
         self._fetcher = Fetcher(
             self._recipe,
             self._output,
@@ -121,6 +123,8 @@ class SerialBackend:
             if isinstance(error, StopIteration) and self._recipe.is_iterable:
                 return [WorkerExhausted(0, step)]
             losses = Losses(0, self._fetcher.take_bad())
+            if isinstance(error, Exception):
+                error.add_note(f"in epoch {self._epoch}, step {step}")
             return [TaskDone(0, step, _Raised(error, self._fetcher.share(), losses))]
         num_asked = len(bare_indices(indices)) if self._recipe.is_batched else 1
         losses = Losses(num_asked, self._fetcher.take_bad())
@@ -132,11 +136,11 @@ class SerialBackend:
     def kill(self, worker_id: int, why: str) -> None:
         """Never called: nobody waits with a timeout."""
 
-    def stacks_of(self, worker_id: int) -> str:
+    def diagnose(self, worker_id: int) -> str:
         """Nothing: the caller knows its own."""
         return ""
 
-    def close(self) -> None:
+    def close(self, *, in_a_hurry: bool = False) -> None:
         """Drop the dataset's iterator and the recycled memory that no batch holds."""
         self._fetcher = None
         self._output = _PlainOutput()

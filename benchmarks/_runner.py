@@ -131,7 +131,7 @@ class Benchmark(Generic[S]):
         options = self._parser().parse_args(arguments)
         if options.contender:
             reading = self.contenders[options.contender](self.smoke if options.smoke else self.full)
-            _write(_MARK + json.dumps({"round": options.round, **asdict(reading)}))
+            write(_MARK + json.dumps({"round": options.round, **asdict(reading)}))
             return 0
         names = [
             name
@@ -139,7 +139,7 @@ class Benchmark(Generic[S]):
             if not options.only or any(fnmatch.fnmatch(name, pattern) for pattern in options.only)
         ]
         if options.list:
-            _write("\n".join(names))
+            write("\n".join(names))
             return 0
         return self._compete(names, options)
 
@@ -167,24 +167,24 @@ class Benchmark(Generic[S]):
 
     def _compete(self, names: Sequence[str], options: argparse.Namespace) -> int:
         if options.rounds < 1:
-            _write(f"--rounds must be at least 1, not {options.rounds}")
+            write(f"--rounds must be at least 1, not {options.rounds}")
             return 2
         readings: dict[str, list[Reading]] = {name: [] for name in names}
         peaks_bytes: dict[str, int] = {}
         try:
             for number in range(1 if options.smoke else options.rounds):
                 for name in names:
-                    _write(f"round {number + 1}: {name}", to=sys.stderr)
+                    write(f"round {number + 1}: {name}", to=sys.stderr)
                     readings[name].append(self._run(name, number, smoke=options.smoke)[0])
             for name in names if not options.smoke else ():
-                _write(f"memory: {name}", to=sys.stderr)
+                write(f"memory: {name}", to=sys.stderr)
                 peaks_bytes[name] = self._run(name, -1, smoke=False, watch_memory=True)[1]
         except ContenderError as error:
-            _write(f"{Path(self.file).name}: {error}", to=sys.stderr)
+            write(f"{Path(self.file).name}: {error}", to=sys.stderr)
             return 1
         self._report(readings, peaks_bytes, smoke=options.smoke)
         if options.save and options.smoke:
-            _write("not saved: smoke sizes are no result", to=sys.stderr)
+            write("not saved: smoke sizes are no result", to=sys.stderr)
         elif options.save:
             self._save(readings, peaks_bytes)
         return 0
@@ -222,16 +222,16 @@ class Benchmark(Generic[S]):
         *,
         smoke: bool,
     ) -> None:
-        _write(f"\n{Path(self.file).stem}: {self.unit}, {self.better} is better")
+        write(f"\n{Path(self.file).stem}: {self.unit}, {self.better} is better")
         if smoke:
-            _write("(smoke sizes: the figures mean nothing)")
-        _write(_table(self._rows(readings, peaks_bytes)))
+            write("(smoke sizes: the figures mean nothing)")
+        write(as_table(self._rows(readings, peaks_bytes)))
         for name, runs in readings.items():
             for title, series in runs[-1].series.items():
-                _write(f"  {name}, {title}: " + " ".join(f"{value:.4g}" for value in series))
+                write(f"  {name}, {title}: " + " ".join(f"{value:.4g}" for value in series))
         for target in self.targets if not smoke else ():
             if (reached := target.reached(readings)) is not None:
-                _write(f"  {target.line(reached)}")
+                write(f"  {target.line(reached)}")
 
     def _rows(
         self, readings: Mapping[str, Sequence[Reading]], peaks_bytes: Mapping[str, int]
@@ -273,7 +273,7 @@ class Benchmark(Generic[S]):
             "unit": self.unit,
             "better": self.better,
             "size": asdict(self.full),  # type: ignore[call-overload]
-            "machine": _machine(),
+            "machine": machine_facts(),
             "readings": {name: [asdict(run) for run in runs] for name, runs in readings.items()},
             "peak_bytes": dict(peaks_bytes),
             "targets": targets,
@@ -281,7 +281,7 @@ class Benchmark(Generic[S]):
         _RESULTS.mkdir(exist_ok=True)
         path = _RESULTS / f"{Path(self.file).stem}.json"
         path.write_text(json.dumps(result, indent=1) + "\n", encoding="utf-8")
-        _write(f"saved results/{path.name}", to=sys.stderr)
+        write(f"saved results/{path.name}", to=sys.stderr)
 
 
 class ContenderError(Exception):
@@ -323,7 +323,7 @@ def _median(readings: Sequence[Reading], figure: str) -> float:
     return statistics.median(float(run.get(figure, "nan")) for run in figures)
 
 
-def _table(rows: Sequence[Sequence[str]]) -> str:
+def as_table(rows: Sequence[Sequence[str]]) -> str:
     widths = [max(len(row[column]) for row in rows) for column in range(len(rows[0]))]
     lines = [
         "  ".join(
@@ -335,7 +335,7 @@ def _table(rows: Sequence[Sequence[str]]) -> str:
     return "\n".join([lines[0], "-" * len(lines[0]), *lines[1:]])
 
 
-def _machine() -> dict[str, Any]:
+def machine_facts() -> dict[str, Any]:
     import datetime
     import importlib.metadata
     import os
@@ -385,6 +385,6 @@ def _commit() -> str:
     return done.stdout.strip()
 
 
-def _write(text: str, to: Any = None) -> None:  # noqa: ANN401
+def write(text: str, to: Any = None) -> None:  # noqa: ANN401
     (to or sys.stdout).write(text + "\n")
     (to or sys.stdout).flush()

@@ -32,7 +32,16 @@ if TYPE_CHECKING:
     import subprocess
     from collections.abc import Callable, Mapping, Sequence
 
-__all__ = ["Benchmark", "Reading", "Target", "check", "data_loader"]
+__all__ = [
+    "Benchmark",
+    "Reading",
+    "Target",
+    "as_table",
+    "check",
+    "data_loader",
+    "machine_facts",
+    "write",
+]
 
 _RESULTS: Final = Path(__file__).parent / "results"
 _MARK: Final = "READING "

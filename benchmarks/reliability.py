@@ -68,7 +68,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
-from _runner import machine_facts, as_table, write, check, data_loader
+from _runner import as_table, check, data_loader, machine_facts, write
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence

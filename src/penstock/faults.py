@@ -3,13 +3,22 @@
 
 from __future__ import annotations
 
+import contextlib
 import numbers
 from dataclasses import dataclass
 from typing import Any, Final, Literal
 
 from penstock.errors import ConfigError
 
-__all__ = ["RAISES", "Failure", "FaultPolicy", "OnError", "describe_sample", "policy_of"]
+__all__ = [
+    "RAISES",
+    "Failure",
+    "FaultPolicy",
+    "OnError",
+    "annotate",
+    "describe_sample",
+    "policy_of",
+]
 
 OnError = Literal["raise", "skip", "replace"]
 _CHOICES: Final = ("raise", "skip", "replace")
@@ -21,7 +30,8 @@ class FaultPolicy:
     """How much goes wrong before an epoch ends, and what takes the place of what is lost.
 
     A *bad sample* is one whose making raised an exception, `retries` more times included, or ended
-    its worker twice (three times if by SIGKILL or SIGTERM, which may also come from outside).
+    its worker twice (three times by a signal that may also come from outside: SIGKILL, SIGTERM,
+    SIGHUP, SIGINT, SIGQUIT).
 
     Attributes:
         on_error: What becomes of a bad sample. "raise" raises its exception. "skip" leaves it out:
@@ -37,7 +47,7 @@ class FaultPolicy:
         max_respawns: How many workers that died are replaced per epoch; their tasks are done again.
             After that `WorkerDied` is raised.
         retries: How often a sample that raised is tried again before it is bad, with the same
-            random numbers: for storage that fails now and then.
+            random numbers: for storage that fails now and then. Not in an iterable dataset.
 
     Raises:
         ConfigError: a field is out of its range.
@@ -150,8 +160,17 @@ class Failure:
         """Return one line."""
         which = "a sample" if self.index is None else f"sample {self.index!r}"
         name = "" if self.name is None else f" ({self.name})"
-        text = " ".join(str(self.error).split())
+        try:
+            text = " ".join(str(self.error).split())
+        except Exception:  # its own __str__ fails
+            text = "(it has no message that can be shown)"
         return f"{which}{name}: {type(self.error).__name__}: {text}"
+
+
+def annotate(error: BaseException, note: str) -> None:
+    """Add a note to `error`, if it lets itself be changed (a frozen dataclass does not)."""
+    with contextlib.suppress(Exception):
+        error.add_note(note)
 
 
 def describe_sample(dataset: Any, index: object) -> str | None:  # noqa: ANN401

@@ -13,6 +13,7 @@ from penstock.collate import Collator, MixedTypes
 from penstock.engine.logbook import Phase
 from penstock.engine.map_reader import note_samples
 from penstock.errors import CollateError
+from penstock.faults import annotate
 from penstock.transport.packing import AsTensor
 
 if TYPE_CHECKING:
@@ -102,8 +103,8 @@ class Assembler:
             if indices is not None and self._recipe.is_batched:
                 if isinstance(error, CollateError):
                     error.name_samples(indices)
-                named = note_samples(self._recipe.dataset, list(indices))
-                error.add_note(f"while collating {named} of the dataset")
+                named = note_samples(self._recipe.dataset, indices)
+                annotate(error, f"while collating {named} of the dataset")
             raise
 
     def finish(self, batch: Any) -> Any:  # noqa: ANN401

@@ -10,9 +10,10 @@ from penstock.engine.assembly import Assembler
 from penstock.engine.epoch import Share
 from penstock.engine.logbook import Notes
 from penstock.engine.map_reader import MapReader
-from penstock.engine.plan import Caution, Placed, bare_indices, keys_of, sample_key
+from penstock.engine.plan import Placed, keys_of, sample_key
 from penstock.engine.salvage import BadSample, Salvage
 from penstock.engine.share_reader import ShareReader
+from penstock.engine.sources import MapSource, ShareSource
 from penstock.randomness.samples import SampleStreams
 from penstock.worker_info import ShareInfo, set_share
 
@@ -20,7 +21,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from penstock.engine.assembly import Output
-    from penstock.engine.plan import Recipe
+    from penstock.engine.plan import Caution, Recipe
     from penstock.engine.seats import Seat
 
 __all__ = ["Fetcher"]
@@ -74,21 +75,26 @@ class Fetcher:
         with self._scope():
             if is_announced:
                 self._announce(epoch)
-            self._share: ShareReader | None = None
+            self._share_reader: ShareReader | None = None
             if self._map is None:
-                self._share = ShareReader(
+                self._share_reader = ShareReader(
                     recipe, self._streams, worker_id, num_workers, share or Share()
                 )
         if self._map is not None:
             self._map.streams = self._streams
         self._assembler = Assembler(recipe, output, self._streams, notes)
         seed = base_seed if recipe.seed is None else recipe.seed
-        reader = self._map or self._share
-        assert reader is not None
-        self._salvage = Salvage(reader, self._assembler, recipe, notes, seed, epoch)
-        if self._share is not None:
+        self._source: MapSource | ShareSource
+        if self._map is not None:
+            self._source = MapSource(self._map, recipe, self._streams, seed, epoch)
+        else:
+            assert self._share_reader is not None
+            self._source = ShareSource(self._share_reader)
+        self._salvage = Salvage(self._source, self._assembler, recipe, notes)
+        self.num_asked = 0  # samples of the batch made last; counted where a policy needs it
+        if self._share_reader is not None:
             with self._scope():
-                self._share.replay(self._fill)
+                self._share_reader.replay(self._replay)
             self._salvage.take_bad()  # they were told when the batches were given
 
     def _announce(self, epoch: int) -> None:
@@ -113,13 +119,16 @@ class Fetcher:
 
     def share(self) -> Share | None:
         """Return how far this share of an iterable dataset is; None for a map-style one."""
-        return None if self._share is None else self._share.share()
+        return None if self._share_reader is None else self._share_reader.share()
 
     def take_first_digest(self) -> bytes | None:
         """Return the digest of an iterable's first sample once, where it is to be compared."""
-        if self._share is None:
+        if self._share_reader is None:
             return None
-        digest, self._share.first_sample_digest = self._share.first_sample_digest, None
+        digest, self._share_reader.first_sample_digest = (
+            self._share_reader.first_sample_digest,
+            None,
+        )
         return digest
 
     def take_bad(self) -> list[BadSample]:
@@ -143,7 +152,7 @@ class Fetcher:
             Exception: whatever the dataset or the collate function raises, with a note naming the
                 sample.
         """
-        if self._streams is None and self._share is None:
+        if self._streams is None and self._share_reader is None:
             return self._fetch(indices, step, caution)
         with self._scope():
             return self._fetch(indices, step, caution)
@@ -152,27 +161,48 @@ class Fetcher:
         position, stride = 0, 1
         if isinstance(indices, Placed):
             indices, position, stride = indices
-        elif self._recipe.faults.tolerates and self._map is not None:
-            # As good as any other place, to draw substitutes by.
-            position = step * (len(bare_indices(indices)) if self._recipe.is_batched else 1)
-        if self._share is not None:
+        if self._share_reader is not None:
             return self._fetch_share(indices)
-        if caution is None or not self._concerns(caution, indices):
-            if not self._recipe.faults.tolerates:
-                return self._fetch_map(indices, position, stride)
-            if self._is_read_at_once(indices):
-                # Nobody knows which sample is bad before one is: then they are read by themselves.
-                with contextlib.suppress(Exception):
-                    return self._fetch_map(indices, position, stride)
-                self._assembler.output.abandon()
-        return self._salvage.fetch(keys_of(indices), position, stride, caution or Caution())
+        faults = self._recipe.faults
+        if caution is None and not (faults.tolerates or faults.retries):
+            return self._fetch_map(indices, position, stride)
+        indices, keys = self._listed(indices)
+        if keys is None:  # nothing that could be tried one by one
+            return self._fetch_map(indices, position, stride)
+        self.num_asked = len(keys)
+        if self._streams is None:
+            position = step * len(keys)  # as good as any other place, to draw substitutes by
+        return self._fetch_carefully(indices, keys, position, stride, caution)
 
-    def _concerns(self, caution: Caution, indices: Any) -> bool:  # noqa: ANN401
-        if caution.alone:
-            return True
-        killers = {key for key, _, _ in caution.killers}
-        keys = keys_of(indices) if self._recipe.is_batched else [bare_indices(indices)]
-        return any(sample_key(index) in killers for index in keys)
+    def _listed(self, indices: Any) -> tuple[Any, list[Any] | None]:  # noqa: ANN401
+        """Return the indices, and a list of them; None for what is none (a slice, say)."""
+        keys = keys_of(indices)
+        if not self._recipe.is_batched:
+            return indices, [keys]
+        try:
+            listed = list(keys)
+        except TypeError:
+            return indices, None
+        return (indices if hasattr(keys, "__len__") else listed), listed
+
+    def _fetch_carefully(
+        self,
+        indices: Any,  # noqa: ANN401
+        keys: list[Any],
+        position: int,
+        stride: int,
+        caution: Caution | None,
+    ) -> Any:  # noqa: ANN401
+        assert isinstance(self._source, MapSource)
+        if self._is_read_at_once(indices) and not _concerns(caution, keys):
+            # Nobody knows which sample is bad before one is: then they are read by themselves.
+            with contextlib.suppress(Exception):
+                return self._fetch_map(indices, position, stride)
+            self._assembler.output.abandon()
+        seats = self._source.begin(keys, position, stride, caution)
+        for seat in seats:
+            self._salvage.fill(seat, alone=caution is not None and caution.alone)
+        return self._salvage.join(seats, position)
 
     def _is_read_at_once(self, indices: Any) -> bool:  # noqa: ANN401
         assert self._map is not None
@@ -199,22 +229,39 @@ class Fetcher:
         return assembler.finish(assembler.collate(samples, position, indices))
 
     def _fetch_share(self, indices: Any) -> Any:  # noqa: ANN401
-        assert self._share is not None
-        position = self._share.position()
+        assert self._share_reader is not None
         count = len(indices) if self._recipe.is_batched else 1
-        seats = self._share.take(self._fill, count)
+        return self._next_of_share(count)
+
+    def _next_of_share(self, count: int | None = None) -> Any:  # noqa: ANN401
+        assert self._share_reader is not None
+        position = self._share_reader.position()
         if self._recipe.faults.tolerates:
+            seats = self._share_reader.take(self._salvage.fill, count)
+            self.num_asked = len(seats)
             return self._salvage.join(seats, position)
-        samples = [seat.sample for seat in seats]
-        batch = self._assembler.collate(
-            samples if self._recipe.is_batched else samples[0], position
-        )
-        return self._assembler.finish(batch)
+        samples: Any = [seat.sample for seat in self._share_reader.take(self._fill, count)]
+        if not self._recipe.is_batched:
+            (samples,) = samples
+        return self._assembler.finish(self._assembler.collate(samples, position))
 
     def _fill(self, seat: Seat) -> None:
-        assert self._share is not None
-        place = self._share.position(seat.number)
-        if self._recipe.faults.tolerates:
-            self._salvage.fill(seat, place)
-        else:
-            seat.sample = self._share.read(seat, place)
+        assert self._share_reader is not None
+        seat.sample = self._share_reader.read(seat)
+
+    def _replay(self) -> None:
+        """Take the samples of a batch that was given before."""
+        assert self._share_reader is not None
+        if not self._recipe.faults.tolerates:
+            self._share_reader.take(self._fill)
+            return
+        # Collated as well: one that did not fit had the next sample take its place.
+        self._next_of_share()
+        self._assembler.output.abandon()
+
+
+def _concerns(caution: Caution | None, keys: list[Any]) -> bool:
+    if caution is None or caution.alone:
+        return caution is not None
+    killers = {key for key, _, _ in caution.killers}
+    return any(sample_key(index) in killers for index in keys)

@@ -10,11 +10,9 @@ import numpy as np
 from penstock.data.dataset import batch_reader, is_drawless, reads_together
 from penstock.engine.plan import AsGiven
 from penstock.engine.transforms import transform_that_raised
-from penstock.faults import describe_sample
+from penstock.faults import annotate, describe_sample
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
-
     from penstock.data.dataset import BatchReader, Empty
     from penstock.engine.logbook import Notes
     from penstock.engine.plan import Recipe
@@ -75,7 +73,7 @@ class MapReader:
         try:
             batch = self._read_batch(indices, empty)
         except Exception as error:
-            error.add_note(f"while reading samples {indices.tolist()} of the dataset by get_batch")
+            annotate(error, f"while reading samples {indices.tolist()} of the dataset by get_batch")
             raise
         if batch is None:
             kind = type(self._dataset).__name__
@@ -94,7 +92,7 @@ class MapReader:
         try:
             return self._dataset.__getitems__(indices)
         except Exception as error:
-            error.add_note(f"while reading samples {list(indices)} of the dataset")
+            annotate(error, f"while reading {note_samples(self._dataset, indices)} of the dataset")
             raise
 
     def read_each(self, indices: Any, position: int, stride: int) -> Any:  # noqa: ANN401
@@ -119,15 +117,10 @@ class MapReader:
             raise
         return samples
 
-    def read_one(self, seat: Seat, position: int) -> Any:  # noqa: ANN401
-        """Return the sample that is to take `seat`.
-
-        Args:
-            seat: Says which.
-            position: Its place in the epoch's global order.
-        """
+    def read_one(self, seat: Seat) -> Any:  # noqa: ANN401
+        """Return the sample that is to take `seat`."""
         if self.streams is not None:
-            self.streams.begin_sample(position, seat.attempt)
+            self.streams.begin_sample(seat.place, seat.attempt)
         if self._read_batch is None and self.reads_together:
             (sample,) = self._dataset.__getitems__([seat.index])
             return sample
@@ -138,14 +131,18 @@ class MapReader:
         transform = transform_that_raised(self._dataset, error)
         where = "" if transform is None else f", in its transform {transform}"
         named = note_samples(self._dataset, [index])
-        error.add_note(f"while reading {named} of the dataset{where}")
+        annotate(error, f"while reading {named} of the dataset{where}")
         if not self._tolerates:
-            error.add_note("(on_error='skip' or 'replace' goes on without a sample that fails)")
+            annotate(error, "(on_error='skip' or 'replace' goes on without a sample that fails)")
 
 
-def note_samples(dataset: Any, indices: Sequence[Any]) -> str:  # noqa: ANN401
-    """Return "sample 3 (photos/cat.jpg)", or "samples [3, 4]"."""
-    if len(indices) != 1:
-        return f"samples {list(indices)}"
-    name = describe_sample(dataset, indices[0])
-    return f"sample {indices[0]!r}" + ("" if name is None else f" ({name})")
+def note_samples(dataset: Any, indices: Any) -> str:  # noqa: ANN401
+    """Return "sample 3 (photos/cat.jpg)", or "samples [3, 4]"; indices may be of any kind."""
+    try:
+        listed = list(indices)
+    except TypeError:  # a slice, say
+        return f"samples {indices!r}"
+    if len(listed) != 1:
+        return f"samples {listed}"
+    name = describe_sample(dataset, listed[0])
+    return f"sample {listed[0]!r}" + ("" if name is None else f" ({name})")

@@ -16,15 +16,23 @@ class Seat:
     Attributes:
         number: Which, from 0.
         index: Of the sample that is to take it; None in an iterable dataset.
+        place: In the epoch's global order; decides the sample's random numbers.
         attempt: 0 for the sample that the sampler drew, 1 for its first substitute.
         sample: What was made for it; `NO_SAMPLE` as long as, or because, there is none.
     """
 
-    __slots__ = ("attempt", "index", "number", "sample")
+    __slots__ = ("attempt", "index", "number", "place", "sample")
 
-    def __init__(self, number: int, index: Any) -> None:  # noqa: ANN401 - any key
-        """Leave the place free."""
+    def __init__(self, number: int, index: Any, place: int, sample: Any = NO_SAMPLE) -> None:  # noqa: ANN401
+        """Leave the place free, or taken by `sample`."""
         self.number = number
         self.index = index
+        self.place = place
         self.attempt = 0
-        self.sample: Any = NO_SAMPLE
+        self.sample = sample
+
+    def with_sample(self, sample: Any) -> Seat:  # noqa: ANN401
+        """Return the same seat, taken by `sample`."""
+        seat = Seat(self.number, self.index, self.place, sample)
+        seat.attempt = self.attempt
+        return seat

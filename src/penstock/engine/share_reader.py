@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any, Final
 from penstock.data.dataset import can_resume
 from penstock.engine.epoch import Share
 from penstock.engine.seats import Seat
+from penstock.faults import annotate
 from penstock.worker_info import was_asked
 
 if TYPE_CHECKING:
@@ -73,11 +74,11 @@ class ShareReader:
         iterator: Iterator[Any] = iter(dataset)
         return iterator
 
-    def replay(self, fill: Callable[[Seat], None]) -> None:
-        """Take the samples of batches that were given before, under the same random numbers."""
+    def replay(self, make_batch: Callable[[], object]) -> None:
+        """Make batches that were given before once more, under the same random numbers."""
         for _ in range(self._num_to_replay):
             try:
-                self.take(fill)
+                make_batch()
             except StopIteration:
                 self._ended = True
                 return
@@ -116,7 +117,7 @@ class ShareReader:
     def _fill(self, fill: Callable[[Seat], None], count: int) -> list[Seat]:
         seats: list[Seat] = []
         for number in range(count):
-            seat = Seat(number, None)
+            seat = Seat(number, None, self.position(number))
             try:
                 fill(seat)
             except StopIteration:
@@ -128,12 +129,8 @@ class ShareReader:
             raise StopIteration
         return seats
 
-    def read(self, seat: Seat, place: int) -> Any:  # noqa: ANN401
-        """Return the next sample.
-
-        Args:
-            seat: Which it is to take.
-            place: What `position` says of it.
+    def read(self, seat: Seat) -> Any:  # noqa: ANN401
+        """Return the next sample, which is to take `seat`.
 
         Raises:
             StopIteration: there is none.
@@ -142,9 +139,9 @@ class ShareReader:
         is_first, self._is_untouched = self._is_untouched, False
         if self._streams is not None:
             if is_first:
-                self._streams.begin_first_sample(place)
+                self._streams.begin_first_sample(seat.place)
             else:
-                self._streams.begin_sample(place, seat.attempt)
+                self._streams.begin_sample(seat.place, seat.attempt)
         sample = next(self._iterator)
         self._num_failed = 0
         is_start = self._num_batches == 0 and seat.number == 0
@@ -156,14 +153,15 @@ class ShareReader:
         """Return whether the iterator cannot go on after it raised `error`, and say why in it."""
         self._num_failed += 1
         if inspect.isgenerator(self._iterator):
-            error.add_note(
+            annotate(
+                error,
                 "A generator ends with the first exception that leaves it, so the samples after "
                 "this one cannot be had: catch it inside, or let __iter__ return an object of a "
-                "class with __next__, which can go on."
+                "class with __next__, which can go on.",
             )
             return True
         if self._num_failed >= _LONGEST_RUN:
-            error.add_note(f"The iterator raised {self._num_failed} times in a row.")
+            annotate(error, f"The iterator raised {self._num_failed} times in a row.")
             return True
         return False
 

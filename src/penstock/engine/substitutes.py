@@ -5,18 +5,21 @@ from __future__ import annotations
 
 import bisect
 import collections.abc
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
 
 from penstock.data.labels import known_labels
+from penstock.engine.plan import sample_key
 from penstock.errors import TooManyFailures
 from penstock.randomness.keys import Purpose, seed_sequence
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Collection, Hashable, Sequence
 
 __all__ = ["Substitutes"]
+
+_MOST_DRAWS: Final = 30  # to find one that was not tried yet; if all were, one is tried again
 
 
 class Substitutes:
@@ -42,7 +45,14 @@ class Substitutes:
         self._members_of: dict[Any, np.ndarray[Any, Any]] = {}
         self._length = len(dataset) if from_all and hasattr(dataset, "__len__") else None
 
-    def draw(self, place: int, attempt: int, index: Any, batch: Sequence[Any]) -> Any:  # noqa: ANN401
+    def draw(
+        self,
+        place: int,
+        attempt: int,
+        index: Any,  # noqa: ANN401
+        batch: Sequence[Any],
+        rejected: Collection[Hashable],
+    ) -> Any:  # noqa: ANN401
         """Return the index of a substitute.
 
         Args:
@@ -50,6 +60,7 @@ class Substitutes:
             attempt: 1 for the first substitute of that place.
             index: Of the bad sample.
             batch: Indices of the whole batch.
+            rejected: Keys of what was tried for that place already.
 
         Raises:
             TooManyFailures: there is no other sample.
@@ -63,7 +74,12 @@ class Substitutes:
             )
         counter = np.array([0, attempt, place, 0], np.uint64)
         rng = np.random.Generator(np.random.Philox(key=self._key, counter=counter))
-        return others[int(rng.integers(len(others)))]
+        drawn = others[int(rng.integers(len(others)))]
+        for _ in range(_MOST_DRAWS):
+            if sample_key(drawn) not in rejected:
+                break
+            drawn = others[int(rng.integers(len(others)))]
+        return drawn
 
     def _others(self, index: Any, batch: Sequence[Any]) -> Sequence[Any]:  # noqa: ANN401
         label = self._label_of(index)
@@ -87,7 +103,8 @@ class Substitutes:
     def _label_of(self, index: Any) -> Any:  # noqa: ANN401
         if self._labels is None or not isinstance(index, (int, np.integer)):
             return None
-        return self._labels[index]
+        is_inside = -len(self._labels) <= index < len(self._labels)
+        return self._labels[index] if is_inside else None
 
 
 class _Without(collections.abc.Sequence[int]):

@@ -36,7 +36,6 @@ from penstock.engine.messages import (
     encode,
     report_exception,
 )
-from penstock.engine.plan import bare_indices
 from penstock.engine.salvage import NO_BATCH, BadSample
 from penstock.imports import when_imported
 from penstock.randomness.generators import seed_worker
@@ -275,7 +274,7 @@ class _Worker:
                 tuple(self._pool.take_retired()),
                 share,
                 self._fetcher.take_first_digest(),
-                self._num_asked(task),
+                self._fetcher.num_asked,
                 tuple(map(_report_bad, self._fetcher.take_bad())),
                 is_empty,
             )
@@ -290,10 +289,6 @@ class _Worker:
         share = self._fetcher.share()
         bad = tuple(map(_report_bad, self._fetcher.take_bad()))
         self._channel.send(encode(TaskFailed(task.round, task.step, report, share, bad)))
-
-    def _num_asked(self, task: Task) -> int:
-        assert self._recipe is not None
-        return len(bare_indices(task.indices)) if self._recipe.is_batched else 1
 
 
 _NOTHING = Packed(b"", (), ())

@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING
 from penstock.engine.fault_log import Losses
 from penstock.engine.fetch import Fetcher
 from penstock.engine.order import TaskDone, WorkerExhausted
-from penstock.engine.plan import bare_indices
 from penstock.transport.arena import BufferPool
 
 if TYPE_CHECKING:
@@ -126,8 +125,7 @@ class SerialBackend:
             if isinstance(error, Exception):
                 error.add_note(f"in epoch {self._epoch}, step {step}")
             return [TaskDone(0, step, _Raised(error, self._fetcher.share(), losses))]
-        num_asked = len(bare_indices(indices)) if self._recipe.is_batched else 1
-        losses = Losses(num_asked, self._fetcher.take_bad())
+        losses = Losses(self._fetcher.num_asked, self._fetcher.take_bad())
         return [TaskDone(0, step, _Batch(batch, share, losses))]
 
     def respawn(self, worker_id: int) -> None:

@@ -10,12 +10,13 @@ STAMP := $(VENV)/.installed
 BENCHMARKS := $(shell grep -l '^if __name__ == "__main__"' benchmarks/*.py)
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test slow upstream lint format types contracts bench bench-smoke clean
+.PHONY: help demo test slow soak upstream lint format types contracts bench bench-smoke clean
 
 help:
 	@echo "make demo         train a small network on real images, and compare the loaders"
 	@echo "make test         run the tests"
 	@echo "make slow         run the tests that take minutes"
+	@echo "make soak         ten minutes of killed workers and corrupt samples, with figures"
 	@echo "make upstream     run PyTorch's own test_dataloader.py on Penstock's loader"
 	@echo "make lint types contracts    what CI checks besides"
 	@echo "make bench        run the benchmarks (make bench-smoke: at tiny size)"
@@ -36,6 +37,9 @@ test: $(STAMP)
 
 slow: $(STAMP)
 	"$(BIN)/python" -m pytest -q -m slow
+
+soak: $(STAMP)
+	"$(BIN)/python" tests/process/soak.py 600
 
 # Needs PENSTOCK_TORCH_TEST_DATALOADER, see tests/upstream/README.md.
 upstream: $(STAMP)

@@ -239,13 +239,14 @@ def test_too_many_failures_end_the_epoch_and_list_the_first_ten(num_workers):
 
 def test_a_share_is_of_the_samples_asked_for_so_far_and_of_a_hundred_at_first():
     policy = FaultPolicy("skip", max_failures=0.05)
-    first = Loader(Numbers(length=400, bad=range(5)), batch_size=10, on_error=policy)
-    assert sum(map(len, rows(first))) == 395
-    first = Loader(Numbers(length=400, bad=range(6)), batch_size=10, on_error=policy)
-    with pytest.raises(TooManyFailures, match="6 of the 10 samples"):
+    # 5 of 100, and three standard deviations: 11.7.
+    first = Loader(Numbers(length=400, bad=range(11)), batch_size=10, on_error=policy)
+    assert sum(map(len, rows(first))) == 389
+    first = Loader(Numbers(length=400, bad=range(12)), batch_size=10, on_error=policy)
+    with pytest.raises(TooManyFailures, match="12 of the 20 samples"):
         rows(first)
-    later = Loader(Numbers(length=400, bad=range(300, 315)), batch_size=10, on_error=policy)
-    assert sum(map(len, rows(later))) == 385
+    later = Loader(Numbers(length=400, bad=range(300, 325)), batch_size=10, on_error=policy)
+    assert sum(map(len, rows(later))) == 375
 
 
 def test_a_budget_is_an_epochs_own():

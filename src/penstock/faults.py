@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import contextlib
+import math
 import numbers
 from dataclasses import dataclass
 from typing import Any, Final, Literal
@@ -42,8 +43,8 @@ class FaultPolicy:
             that is: any of the dataset if the sampler goes over all of it, otherwise one of the
             same batch. In an iterable dataset the next sample takes the place.
         max_failures: How many bad samples an epoch may give: an int is a number, a float (0 to 1) a
-            share of the samples asked for so far, counted as if at least 100 had been. None is
-            no bound.
+            share of the samples asked for so far (at least 100), with three standard deviations'
+            room for chance. None is no bound.
         max_respawns: How many workers that died are replaced per epoch; their tasks are done again.
             After that `WorkerDied` is raised.
         retries: How often a sample that raised is tried again before it is bad, with the same
@@ -97,14 +98,18 @@ class FaultPolicy:
     def allowed_failures(self, num_samples: int) -> float:
         """Return how many bad samples there may be among the first `num_samples` of an epoch.
 
+        A share has room for chance, three standard deviations: a shuffle may bring the bad ones
+        early.
+
         Example:
-            >>> FaultPolicy("skip", max_failures=0.1).allowed_failures(1000)
-            100.0
+            >>> FaultPolicy("skip", max_failures=0.1).allowed_failures(10_000)
+            1094.8683298050514
         """
         if self.max_failures is None:
             return float("inf")
         if self._is_share:
-            return self.max_failures * max(num_samples, _FEWEST_JUDGED)
+            expected = self.max_failures * max(num_samples, _FEWEST_JUDGED)
+            return expected + 3 * math.sqrt(expected)
         return float(self.max_failures)
 
 

@@ -203,7 +203,7 @@ class Schedule:
             draws = source().draws()
         if draws is not None:
             state["draws"] = draws if isinstance(draws, dict) else draws.to_json()
-        if progress.num_failed:
+        if progress.num_asked:
             state["failed"] = [progress.num_failed, progress.num_asked]
         if progress.ahead:
             state["ahead"] = _as_ranges(progress.ahead)

@@ -118,7 +118,11 @@ class World:
         self.dead.add(worker_id)
         self.to_submit_again[worker_id] = list(self.queues[worker_id])
         self.queues[worker_id].clear()
-        self.carry_out(self.order.handle(WorkerDied(worker_id, "killed", **how)))
+        decisions = self.order.handle(WorkerDied(worker_id, "killed", **how))
+        kinds = [type(decision) for decision in decisions]
+        # A task goes out again only when it is known which samples it must not make, and by whom.
+        assert sorted(kinds, key=[Condemn, Respawn, Submit, Deliver, Fail].index) == kinds
+        self.carry_out(decisions)
         if worker_id not in self.dead:
             assert not self.to_submit_again[worker_id], "a task of the dead worker was lost"
 
@@ -509,3 +513,22 @@ def test_shares_of_an_iterable_go_on_with_the_worker_that_takes_the_place(
     assert world.failed is None
     made = sorted((w, left) for w, share in enumerate(shares) for left in range(share))
     assert sorted(outcome for _, outcome in world.delivered) == made
+
+
+def test_after_the_first_death_that_is_too_many_nobody_is_replaced_and_it_is_the_one_told():
+    world = World(
+        lambda m: m[0], num_workers=2, lookahead=4, in_order=True, num_steps=9, max_respawns=1
+    )
+    world.die(0)
+    assert world.num_respawns == 1
+    world.die(1)
+    world.die(0)
+    assert world.num_respawns == 1
+    world.request()
+    assert world.failed == Fail(1, "killed")
+
+
+def test_a_task_that_is_answered_is_kept_no_longer():
+    world = World(lambda m: m[0], num_workers=2, lookahead=4, in_order=False, num_steps=50)
+    world.run()
+    assert world.order._tasks == {}

@@ -107,10 +107,16 @@ class Assembler:
                 annotate(error, f"while collating {named} of the dataset")
             raise
 
-    def finish(self, batch: Any) -> Any:  # noqa: ANN401
-        """Return the batch as it leaves."""
+    def finish(self, batch: Any, indices: Any = None) -> Any:  # noqa: ANN401
+        """Return the batch as it leaves; `indices` are its samples', for a note."""
         self._notes.phase(Phase.SENDING)
-        return self.output.finish(batch)
+        try:
+            return self.output.finish(batch)
+        except Exception as error:
+            if indices is not None:
+                named = note_samples(self._recipe.dataset, indices)
+                annotate(error, f"while pickling the batch of {named} to send it to the trainer")
+            raise
 
     def as_batch(self, batch: Any) -> Any:  # noqa: ANN401
         """Return what `get_batch` gave as the loader gives it.

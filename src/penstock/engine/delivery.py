@@ -27,15 +27,17 @@ from penstock.engine.order import (
     Requested,
     Respawn,
     Submit,
+    WorkerExhausted,
 )
 from penstock.engine.plan import Caution
 from penstock.engine.salvage import NO_BATCH
-from penstock.errors import WorkerDied, WorkerTimeout
+from penstock.errors import TooManyFailures, WorkerDied, WorkerTimeout
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from penstock.engine.epoch import Epoch
+    from penstock.engine.fault_log import Losses
     from penstock.engine.plan import Plan
 
 __all__ = ["Stream"]
@@ -158,30 +160,36 @@ class Stream:
             self.close()
             raise WorkerDied(message)
         self._epoch.progress.is_over = True
-        self._faults.warn_of_losses(self._epoch)
         if not self._plan.keep_workers:
             self.close()
+        self._faults.warn_of_losses(self._epoch)
         raise StopIteration
 
     def _give(self, delivery: Deliver) -> Any:  # noqa: ANN401 - any batch tree
         outcome: Outcome = delivery.outcome
         progress, step, worker_id = self._epoch.progress, delivery.step, delivery.worker_id
         losses = outcome.losses
-        progress.num_asked += losses.num_asked
         if losses.bad:
-            with self._closed_on_error():
-                who = worker_id if self._plan.num_workers else None
-                self._faults.record(losses.bad, self._epoch, step, who)
+            self._record(losses, step, worker_id)
         try:
             batch = outcome.result()
-        except BaseException:
+        except BaseException as error:
             progress.fail(step, worker_id, outcome.share)
+            if isinstance(error, TooManyFailures):
+                self.close()
             raise
+        if losses.num_asked:
+            with self._closed_on_error():
+                self._faults.spend(losses, self._epoch)
         if outcome.share is None:
             progress.give(step, in_order=self._plan.in_order)
         else:
             progress.give_share(worker_id, outcome.share, max(self._plan.num_workers, 1))
         return batch
+
+    def _record(self, losses: Losses, step: int, worker_id: int) -> None:
+        who = worker_id if self._plan.num_workers else None
+        self._faults.record(losses.bad, self._epoch, step, who)
 
     def _wait(self) -> Deliver | Finish | Fail | None:
         timeout_s = self._plan.timeout_s or None
@@ -190,6 +198,11 @@ class Stream:
             self._on_timeout()
         answer = None
         for event in events:
+            if isinstance(event, WorkerExhausted) and event.losses:
+                # Of no batch: they were the last of the share.
+                self._record(event.losses, event.step, event.worker_id)
+                with self._closed_on_error():
+                    self._faults.spend(event.losses, self._epoch)
             answer = self._carry_out(self._order.handle(event)) or answer
         return answer
 

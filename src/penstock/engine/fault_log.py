@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import collections
+import sys
 import warnings
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
@@ -17,7 +18,7 @@ if TYPE_CHECKING:
     from penstock.engine.epoch import Epoch
     from penstock.engine.salvage import BadSample
 
-__all__ = ["FaultLog", "Losses"]
+__all__ = ["NO_LOSSES", "FaultLog", "Losses"]
 
 _MOST_KEPT: Final = 10_000  # records; a night's run over a rotten disk is not to fill the memory
 _FIRST: Final = 10
@@ -33,6 +34,9 @@ class Losses(NamedTuple):
 
     num_asked: int = 0
     bad: Sequence[BadSample] = ()
+
+
+NO_LOSSES: Final = Losses()
 
 
 class FaultLog:
@@ -71,18 +75,13 @@ class FaultLog:
     def record(
         self, losses: Sequence[BadSample], epoch: Epoch, step: int, worker_id: int | None
     ) -> None:
-        """Record the bad samples of a step; to be called when it is given.
-
-        Raises:
-            TooManyFailures: they are more than the policy allows.
-        """
-        progress = epoch.progress
+        """Record the bad samples of a step, when it is given or known to have failed."""
         for bad in losses:
             failure = Failure(
                 index=bad.index,
                 name=describe_sample(self._dataset, bad.index),
                 error=bad.error,
-                traceback=bad.traceback,
+                traceback=sys.intern(bad.traceback),  # most bad samples fail in the same place
                 worker_id=worker_id,
                 epoch=epoch.number,
                 step=step,
@@ -91,17 +90,28 @@ class FaultLog:
             self._failures.append(failure)
             if len(self._first) < _FIRST:
                 self._first.append(failure)
-        progress.num_failed += len(losses)
-        if progress.num_failed > self.policy.allowed_failures(progress.num_asked):
-            raise TooManyFailures(self._complaint(epoch))
 
-    def _complaint(self, epoch: Epoch) -> str:
-        progress, bound = epoch.progress, self.policy.max_failures
-        which = "The first of them" if progress.num_failed > len(self._first) else "They are"
+    def spend(self, losses: Losses, epoch: Epoch) -> None:
+        """Count what a step cost against the budget; to be called when it is given.
+
+        Raises:
+            TooManyFailures: it is more than the policy allows. Nothing is counted then.
+        """
+        progress = epoch.progress
+        num_asked = progress.num_asked + losses.num_asked
+        num_failed = progress.num_failed + len(losses.bad)
+        if losses.bad and num_failed > self.policy.allowed_failures(num_asked):
+            raise TooManyFailures(self._complaint(epoch.number, num_asked, num_failed))
+        progress.num_asked = num_asked
+        progress.num_failed = num_failed
+
+    def _complaint(self, epoch: int, num_asked: int, num_failed: int) -> str:
+        bound = self.policy.max_failures
+        which = "The first of them" if num_failed > len(self._first) else "They are"
         return (
-            f"{progress.num_failed} of the {progress.num_asked} samples asked for so far in epoch "
-            f"{epoch.number} could not be made; max_failures={bound!r} allows "
-            f"{int(self.policy.allowed_failures(progress.num_asked))}. Repair or leave out the "
+            f"{num_failed} of the {num_asked} samples asked for so far in epoch {epoch} could not "
+            f"be made; max_failures={bound!r} allows "
+            f"{int(self.policy.allowed_failures(num_asked))}. Repair or leave out the "
             "files (`penstock check DIR` finds all that cannot be decoded), or raise max_failures. "
             f"{which}:\n{self._listed()}"
         )

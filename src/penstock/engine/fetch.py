@@ -18,8 +18,6 @@ from penstock.randomness.samples import SampleStreams
 from penstock.worker_info import ShareInfo, set_share
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
-
     from penstock.engine.assembly import Output
     from penstock.engine.plan import Caution, Recipe
     from penstock.engine.seats import Seat
@@ -104,18 +102,8 @@ class Fetcher:
                 self._streams.begin_iterator()
             set_epoch(epoch)
 
-    @contextlib.contextmanager
-    def _scope(self) -> Iterator[None]:
-        """What the user's code sees of us while it runs: its share, and its random streams."""
-        outer = set_share(self._share_info)
-        try:
-            if self._streams is None:
-                yield
-            else:
-                with self._streams.active(isolated=self._isolated):
-                    yield
-        finally:
-            set_share(outer)
+    def _scope(self) -> _Scope:
+        return _Scope(self._share_info, self._streams, isolated=self._isolated)
 
     def share(self) -> Share | None:
         """Return how far this share of an iterable dataset is; None for a map-style one."""
@@ -216,7 +204,7 @@ class Fetcher:
             if self._streams is not None:
                 self._streams.begin_batch(position, stride, len(whole))
             batch = self._map.read_whole(whole, assembler.output.empty)
-            return assembler.finish(assembler.as_batch(batch))
+            return assembler.finish(assembler.as_batch(batch), whole.tolist())
         indices = keys_of(indices)
         if not self._recipe.is_batched:
             (samples,) = self._map.read_each([indices], position, stride)
@@ -226,7 +214,8 @@ class Fetcher:
             samples = self._map.read_together(indices)
         else:
             samples = self._map.read_each(indices, position, stride)
-        return assembler.finish(assembler.collate(samples, position, indices))
+        keys = indices if self._recipe.is_batched else [indices]
+        return assembler.finish(assembler.collate(samples, position, indices), keys)
 
     def _fetch_share(self, indices: Any) -> Any:  # noqa: ANN401
         assert self._share_reader is not None
@@ -258,6 +247,25 @@ class Fetcher:
         # Collated as well: one that did not fit had the next sample take its place.
         self._next_of_share()
         self._assembler.output.abandon()
+
+
+class _Scope:
+    """What the user's code sees of us while it runs: its share, and its random streams."""
+
+    def __init__(self, share: ShareInfo, streams: SampleStreams | None, *, isolated: bool) -> None:
+        self._share = share
+        self._outer = share
+        self._active = None if streams is None else streams.active(isolated=isolated)
+
+    def __enter__(self) -> None:
+        self._outer = set_share(self._share)
+        if self._active is not None:
+            self._active.__enter__()
+
+    def __exit__(self, *raised: Any) -> None:  # noqa: ANN401
+        if self._active is not None:
+            self._active.__exit__(*raised)
+        set_share(self._outer)
 
 
 def _concerns(caution: Caution | None, keys: list[Any]) -> bool:

@@ -11,23 +11,29 @@ from __future__ import annotations
 import enum
 import faulthandler
 import os
+import pickle
 import resource
 import signal
 import sys
 import time
-from typing import TYPE_CHECKING, Final, NamedTuple
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
+from penstock.engine.plan import sample_key
 from penstock.transport.memory import Mapping, create_segment
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from penstock.engine.seats import Seat
 
 __all__ = ["PHRASES", "Entry", "Logbook", "Notes", "Phase", "open_notes"]
 
 _SIZE_BYTES: Final = 256 * 1024  # pages that nobody writes take no memory
 _TEXT_AT: Final = 4096
-_NUM_CELLS: Final = 8
-_ROUND, _STEP, _PHASE, _NUMBER, _HAS_INDEX, _INDEX, _PEAK_RSS, _SINCE = range(_NUM_CELLS)
+_NUM_CELLS: Final = 7
+_ROUND, _STEP, _PHASE, _NUMBER, _KEY_BYTES, _PEAK_RSS, _SINCE = range(_NUM_CELLS)
+_KEY_AT: Final = 8 * _NUM_CELLS
+_USAGE_INTERVAL: Final = 8  # tasks from one look at the memory to the next
 _RSS_UNIT: Final = 1 if sys.platform == "darwin" else 1024  # of ru_maxrss
 # Asks a worker for its stacks. A real-time signal: no program uses this one by habit.
 _STACKS_SIGNAL: Final = signal.SIGRTMAX - 3 if hasattr(signal, "SIGRTMAX") else signal.SIGUSR2
@@ -68,8 +74,9 @@ class Entry(NamedTuple):
         step: The step that it was making.
         phase: What it was doing.
         number: With which sample of the batch; None if not with a single one.
-        substitute: Index of that sample where it is not the batch's own.
-        peak_rss_bytes: Its largest resident memory up to the beginning of the task.
+        has_substitute: Whether it is another sample than the batch's own.
+        substitute: Key of that one.
+        peak_rss_bytes: Its largest resident memory, looked at every few tasks.
         task_s: Seconds since the task began.
     """
 
@@ -77,7 +84,8 @@ class Entry(NamedTuple):
     step: int
     phase: Phase
     number: int | None
-    substitute: int | None
+    has_substitute: bool
+    substitute: Any
     peak_rss_bytes: int
     task_s: float
 
@@ -85,28 +93,35 @@ class Entry(NamedTuple):
 class Notes:
     """A worker's end: what it notes. Without a logbook (no workers), notes go nowhere."""
 
-    __slots__ = ("_cells",)
+    __slots__ = ("_cells", "_key", "_num_tasks")
 
-    def __init__(self, cells: memoryview[int] | list[int] | None = None) -> None:
-        """Write into `cells`, or nowhere."""
-        self._cells: memoryview[int] | list[int] = [0] * _NUM_CELLS if cells is None else cells
+    def __init__(self, page: memoryview | None = None) -> None:
+        """Write into `page`, or nowhere."""
+        self._num_tasks = 0
+        self._cells: memoryview[int] | list[int] = [0] * _NUM_CELLS
+        self._key = memoryview(bytearray())
+        if page is not None:
+            self._cells = page[:_KEY_AT].cast("q")
+            self._key = page[_KEY_AT:_TEXT_AT]
 
     def begin_task(self, round_: int, step: int) -> None:
         """Note that a task begins."""
         cells = self._cells
         cells[_NUMBER] = -1
-        cells[_HAS_INDEX] = 0
+        cells[_KEY_BYTES] = 0
         cells[_ROUND] = round_
         cells[_STEP] = step
         cells[_SINCE] = time.monotonic_ns()
-        cells[_PEAK_RSS] = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+        if self._num_tasks % _USAGE_INTERVAL == 0:
+            cells[_PEAK_RSS] = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+        self._num_tasks += 1
         cells[_PHASE] = Phase.READING
 
     def phase(self, phase: Phase) -> None:
         """Note what is being done, not with a single sample."""
         cells = self._cells
         cells[_NUMBER] = -1
-        cells[_HAS_INDEX] = 0
+        cells[_KEY_BYTES] = 0
         cells[_PHASE] = phase
 
     def sample(self, number: int) -> None:
@@ -116,12 +131,14 @@ class Notes:
     def seat(self, phase: Phase, seat: Seat) -> None:
         """Note what is being done with the sample of one seat."""
         cells = self._cells
-        cells[_HAS_INDEX] = 0
+        cells[_KEY_BYTES] = 0
         cells[_NUMBER] = seat.number
         cells[_PHASE] = phase
-        if seat.attempt and isinstance(seat.index, int):
-            cells[_INDEX] = seat.index
-            cells[_HAS_INDEX] = 1
+        if seat.attempt:
+            key = pickle.dumps(sample_key(seat.index))
+            if len(key) <= len(self._key):
+                self._key[: len(key)] = key
+                cells[_KEY_BYTES] = len(key)
 
 
 def open_notes(fd: int) -> Notes:
@@ -129,11 +146,12 @@ def open_notes(fd: int) -> Notes:
 
     From here on a fatal signal, or the trainer, has the worker's stacks written there.
     """
-    cells = memoryview(Mapping(fd, _SIZE_BYTES).view()).cast("B")[: 8 * _NUM_CELLS].cast("q")
+    page = memoryview(Mapping(fd, _SIZE_BYTES).view()).cast("B")
+    os.set_inheritable(fd, False)
     os.lseek(fd, _TEXT_AT, os.SEEK_SET)
     faulthandler.enable(fd)
     faulthandler.register(_STACKS_SIGNAL, fd, all_threads=True)
-    notes = Notes(cells)
+    notes = Notes(page)
     notes.phase(Phase.STARTING)
     return notes
 
@@ -159,13 +177,15 @@ class Logbook:
 
     def read(self) -> Entry:
         """Return the last note."""
-        cells = self._bytes[: 8 * _NUM_CELLS].cast("q").tolist()
+        cells = self._bytes[:_KEY_AT].cast("q").tolist()
+        key = bytes(self._bytes[_KEY_AT : _KEY_AT + cells[_KEY_BYTES]])
         return Entry(
             round=cells[_ROUND],
             step=cells[_STEP],
             phase=Phase(cells[_PHASE]),
             number=None if cells[_NUMBER] < 0 else cells[_NUMBER],
-            substitute=cells[_INDEX] if cells[_HAS_INDEX] else None,
+            has_substitute=bool(cells[_KEY_BYTES]),
+            substitute=pickle.loads(key) if key else None,
             peak_rss_bytes=cells[_PEAK_RSS] * _RSS_UNIT,
             task_s=(time.monotonic_ns() - cells[_SINCE]) / 1e9 if cells[_SINCE] else 0.0,
         )
@@ -178,10 +198,14 @@ class Logbook:
         self._read_to += length
         return _without_ours(text[:length].decode("utf-8", "replace"))
 
-    def ask_for_stacks(self, pid: int) -> str:
-        """Let a worker write its stacks, and return them; empty if it does not within 2 s."""
+    def ask_for_stacks(self, send: Callable[[int], None]) -> None:
+        """Let a worker write its stacks, for `new_stacks`; waits 2 s at most.
+
+        Args:
+            send: Sends it a signal.
+        """
         self.new_stacks()
-        os.kill(pid, _STACKS_SIGNAL)
+        send(_STACKS_SIGNAL)
         deadline = time.monotonic() + _LONGEST_DUMP_S
         size = 0
         while time.monotonic() < deadline:
@@ -191,7 +215,6 @@ class Logbook:
             if grown > 0 and grown == size:
                 break
             size = grown
-        return self.new_stacks()
 
 
 def _without_ours(text: str) -> str:

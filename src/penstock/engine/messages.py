@@ -7,6 +7,7 @@ worker  -> trainer   BatchMade, TaskFailed, ShareEnded
 
 from __future__ import annotations
 
+import contextlib
 import pickle
 import traceback
 from typing import Any, NamedTuple
@@ -15,6 +16,7 @@ import numpy as np
 
 from penstock.engine.epoch import Share
 from penstock.engine.plan import Caution, Placed
+from penstock.faults import annotate
 from penstock.transport.arena import Extent
 from penstock.transport.packing import Packed
 
@@ -130,10 +132,15 @@ class TaskFailed(NamedTuple):
 
 
 class ShareEnded(NamedTuple):
-    """This worker's share of an iterable dataset ended before `step`."""
+    """This worker's share of an iterable dataset ended before `step`.
+
+    `num_asked` and `bad` are as in `BatchMade`.
+    """
 
     round: int
     step: int
+    num_asked: int = 0
+    bad: tuple[BadReport, ...] = ()
 
 
 _KINDS: dict[type, int] = {
@@ -171,6 +178,8 @@ def encode(message: Task | BeginEpoch | BatchMade | TaskFailed | ShareEnded) -> 
         share = None if message.share is None else tuple(message.share)
         bad = tuple(map(_plain_bad, message.bad))
         fields = (message.round, message.step, tuple(message.report), share, bad)
+    elif isinstance(message, ShareEnded):
+        fields = (*message[:3], tuple(map(_plain_bad, message.bad)))
     elif isinstance(message, BeginEpoch):
         fields = (*message[:3], None if message.share is None else tuple(message.share))
     return pickle.dumps((_KINDS[type(message)], fields), protocol=5)
@@ -203,7 +212,8 @@ def decode(data: bytes) -> Any:  # noqa: ANN401 - one of the messages
     if _TYPES[kind] is TaskFailed:
         number, step, report, share, bad = fields
         return TaskFailed(number, step, ExceptionReport(*report), _share(share), _bad(bad))
-    return _TYPES[kind](*fields)
+    number, step, num_asked, bad = fields
+    return ShareEnded(number, step, num_asked, _bad(bad))
 
 
 def _plain_bad(bad: BadReport) -> tuple[Any, tuple[Any, ...], Any]:
@@ -280,6 +290,7 @@ def revive_exception(report: ExceptionReport, where: str) -> BaseException:
             error = None  # its class is not to be found here, say
     if error is None:
         error = RuntimeError(f"{report.text} (it cannot be raised as itself: it does not pickle)")
-    error.__cause__ = WorkerTraceback(report.traceback)
-    error.add_note(where)
+    with contextlib.suppress(Exception):  # some exceptions refuse to be changed
+        error.__cause__ = WorkerTraceback(report.traceback) if report.traceback else None
+    annotate(error, where)
     return error

@@ -83,10 +83,14 @@ class TaskDone(NamedTuple):
 
 
 class WorkerExhausted(NamedTuple):
-    """A worker's share of an iterable dataset ended before `step`; it answers no later step."""
+    """A worker's share of an iterable dataset ended before `step`; it answers no later step.
+
+    `losses` says what its last samples cost, and is not read here.
+    """
 
     worker_id: int
     step: int
+    losses: Any = None
 
 
 class WorkerDied(NamedTuple):

@@ -144,7 +144,9 @@ class Salvage:
             if not taken:
                 return NO_BATCH
             try:
-                return self._assembler.finish(self._joined(taken, position))
+                batch = self._joined(taken, position)
+                indices = None if taken[0].index is None else [seat.index for seat in taken]
+                return self._assembler.finish(batch, indices)
             except Exception as raised:
                 error = raised
             self._assembler.output.abandon()

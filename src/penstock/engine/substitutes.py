@@ -15,11 +15,11 @@ from penstock.errors import TooManyFailures
 from penstock.randomness.keys import Purpose, seed_sequence
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Hashable, Sequence
+    from collections.abc import Collection, Hashable, Iterator, Sequence
 
 __all__ = ["Substitutes"]
 
-_MOST_DRAWS: Final = 30  # to find one that was not tried yet; if all were, one is tried again
+_MOST_DRAWS: Final = 100  # to find one that was not tried yet; few are tried, so one is enough
 
 
 class Substitutes:
@@ -63,34 +63,34 @@ class Substitutes:
             rejected: Keys of what was tried for that place already.
 
         Raises:
-            TooManyFailures: there is no other sample.
+            TooManyFailures: there is no other sample that was not tried.
         """
-        others = self._others(index, batch)
-        if len(others) == 0:
-            raise TooManyFailures(
-                f"there is no other sample to put in the place of sample {index!r}: its batch has "
-                "no other, and the sampler does not go over the whole dataset. Use larger batches, "
-                "or on_error='skip'."
-            )
         counter = np.array([0, attempt, place, 0], np.uint64)
         rng = np.random.Generator(np.random.Philox(key=self._key, counter=counter))
-        drawn = others[int(rng.integers(len(others)))]
-        for _ in range(_MOST_DRAWS):
-            if sample_key(drawn) not in rejected:
-                break
-            drawn = others[int(rng.integers(len(others)))]
-        return drawn
+        for others in self._pools(index, batch):
+            for _ in range(_MOST_DRAWS if len(others) else 0):
+                drawn = others[int(rng.integers(len(others)))]
+                if sample_key(drawn) not in rejected:
+                    return drawn
+        whose = "its batch has" if self._length is None else "the dataset has"
+        raise TooManyFailures(
+            f"there is no other sample to put in the place of sample {index!r}: {whose} none that "
+            "was not tried. Use larger batches, or on_error='skip'."
+        )
 
-    def _others(self, index: Any, batch: Sequence[Any]) -> Sequence[Any]:  # noqa: ANN401
+    def _pools(self, index: Any, batch: Sequence[Any]) -> Iterator[Sequence[Any]]:  # noqa: ANN401
+        """Yield what to draw from, the best first: the same class, then any."""
         label = self._label_of(index)
         if self._length is not None and isinstance(index, (int, np.integer)):
             index = int(index) % self._length
-            of_class = [] if label is None else self._members(label)
-            members = of_class if len(of_class) > 1 else range(self._length)
-            return _Without(members, bisect.bisect_left(members, index))
+            if label is not None:
+                members = self._members(label)
+                yield _Without(members, bisect.bisect_left(members, index))
+            yield _Without(range(self._length), index)
+            return
         others = [other for other in batch if not _is_same(other, index)]
-        same = [other for other in others if label is not None and self._label_of(other) == label]
-        return same or others
+        yield [other for other in others if label is not None and self._label_of(other) == label]
+        yield others
 
     def _members(self, label: Any) -> Sequence[Any]:  # noqa: ANN401
         """Return the indices of a class, in order; found once per class, and only where needed."""

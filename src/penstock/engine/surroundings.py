@@ -39,13 +39,13 @@ _PROC: Final = Path("/proc")
 _CGROUPS: Final = Path("/sys/fs/cgroup")
 _NO_LIMIT_BYTES: Final = 1 << 60  # version 1 writes "none" as the largest number of whole pages
 
-# Held for each worker in the trainer, under every start method: its channel, its sentinel, and the
-# end of the pipe that tells the worker of the trainer's death.
-_DESCRIPTORS_PER_WORKER: Final = 3
+# Held for each worker in the trainer, under every start method: its channel, its sentinel, the end
+# of the pipe by which multiprocessing tells it of our death, and its pidfd.
+_DESCRIPTORS_PER_WORKER: Final = 4
 # For a moment, beside those: 7 to 8 under fork, 7 to 9 under spawn and 10 under forkserver. It is
 # what starting one worker takes, or what arrives at one read: four batches of two new slots each.
-# Two are the fork server's and the resource tracker's, for good.
-_DESCRIPTORS_IN_PASSING: Final = 10
+# Four are the fork server's, the resource tracker's, and the lifeline's two, for good.
+_DESCRIPTORS_IN_PASSING: Final = 12
 
 
 @dataclass(frozen=True, slots=True)
@@ -296,7 +296,7 @@ def descriptors_needed(num_workers: int) -> int:
 
     Example:
         >>> descriptors_needed(4)
-        22
+        28
     """
     return _DESCRIPTORS_PER_WORKER * num_workers + _DESCRIPTORS_IN_PASSING
 

@@ -4,25 +4,22 @@
 Guarantees
     Tasks are done in the order in which they came. Between two tasks the worker looks whether it is
     still wanted: a closed channel ends it, whatever is still queued.
-    It ends when the trainer is gone, even in the middle of a task that hangs: a thread watches for
-    it. Ctrl-C is the trainer's business: the worker waits to be told.
+    It ends when the trainer is gone, even in the middle of a task that hangs (see `lifeline`).
+    Ctrl-C is the trainer's business: the worker waits to be told.
     Nothing the user's code raises ends the worker; `SystemExit` and the like do, as a death.
 """
 
 from __future__ import annotations
 
 import collections
-import fcntl
 import importlib
 import os
-import select
 import signal
 import sys
-import threading
-from multiprocessing import parent_process
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from penstock.engine.fetch import Fetcher
+from penstock.engine.lifeline import end_with_trainer
 from penstock.engine.logbook import Notes, Phase, open_notes
 from penstock.engine.messages import (
     BadReport,
@@ -36,7 +33,7 @@ from penstock.engine.messages import (
     encode,
     report_exception,
 )
-from penstock.engine.salvage import NO_BATCH, BadSample
+from penstock.engine.salvage import NO_BATCH, BadSample, drop_frames
 from penstock.imports import when_imported
 from penstock.randomness.generators import seed_worker
 from penstock.randomness.keys import Purpose, seed_sequence
@@ -54,8 +51,6 @@ if TYPE_CHECKING:
     from penstock.transport.channel import Frame
 
 __all__ = ["WorkerIdentity", "run_worker"]
-
-_WATCH_SECONDS = 2.0  # how often to look for a trainer whose end no descriptor tells
 
 
 class WorkerIdentity(NamedTuple):
@@ -80,8 +75,7 @@ def run_worker(sock: socket.socket, identity: WorkerIdentity, recipe: Recipe | N
     signal.signal(
         signal.SIGINT, _ignore
     )  # not SIG_IGN, which programs started from here would inherit
-    _end_with_trainer()
-    threading.Thread(target=_exit_with_trainer, name="penstock-watch", daemon=True).start()
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})  # held back while we were started
     channel = Channel(sock)
     worker = _Worker(channel, identity, recipe)
     try:
@@ -96,37 +90,6 @@ def run_worker(sock: socket.socket, identity: WorkerIdentity, recipe: Recipe | N
 
 def _ignore(*_: object) -> None:
     pass
-
-
-def _end_with_trainer() -> None:
-    """Let the system end this process when the trainer's has ended, also while native code runs.
-
-    A thread of Python's cannot run while somebody holds the interpreter. The end of the pipe that
-    `multiprocessing` keeps open in the trainer can send a signal, SIGIO, which ends a process.
-    """
-    trainer = parent_process()
-    if trainer is None or not hasattr(fcntl, "F_SETOWN") or not hasattr(os, "O_ASYNC"):
-        return
-    signal.signal(signal.SIGIO, signal.SIG_DFL)
-    fcntl.fcntl(trainer.sentinel, fcntl.F_SETOWN, os.getpid())
-    flags = fcntl.fcntl(trainer.sentinel, fcntl.F_GETFL)
-    fcntl.fcntl(trainer.sentinel, fcntl.F_SETFL, flags | os.O_ASYNC)
-
-
-def _exit_with_trainer() -> None:
-    """End this process when the trainer's process has ended, where the system did not."""
-    trainer = parent_process()
-    if trainer is None:
-        return
-    first_parent = (
-        os.getppid()
-    )  # under forkserver the server, which outlives the trainer: hence both
-    poll = select.poll()
-    poll.register(trainer.sentinel, select.POLLIN)
-    while os.getppid() == first_parent:
-        if poll.poll(_WATCH_SECONDS * 1000):
-            break
-    os._exit(1)
 
 
 class _SlotOutput:
@@ -161,8 +124,9 @@ class _Worker:
         self._share_ended = False
 
     def open_logbook(self) -> None:
-        fd, *self._recipe_fds = self._next_frame().fds
-        self._notes = open_notes(fd)
+        logbook_fd, lifeline_fd, *self._recipe_fds = self._next_frame().fds
+        self._notes = open_notes(logbook_fd)
+        end_with_trainer(lifeline_fd)
 
     def run(self) -> None:
         try:
@@ -258,7 +222,8 @@ class _Worker:
             self._writer.abandon()
             if self._recipe.is_iterable:
                 self._share_ended = True
-                self._channel.send(encode(ShareEnded(task.round, task.step)))
+                bad = tuple(map(_report_bad, self._fetcher.take_bad()))
+                self._channel.send(encode(ShareEnded(task.round, task.step, len(bad), bad)))
             else:
                 self._send_failure(task, error)
         except Exception as error:
@@ -284,7 +249,7 @@ class _Worker:
 
     def _send_failure(self, task: Task, error: Exception) -> None:
         report = report_exception(error)
-        error.__traceback__ = None  # its frames hold the samples, and whatever else was at hand
+        drop_frames(error)
         assert self._fetcher is not None
         share = self._fetcher.share()
         bad = tuple(map(_report_bad, self._fetcher.take_bad()))

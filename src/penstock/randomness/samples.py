@@ -178,28 +178,20 @@ class SampleStreams:
         self._which: NDArray[np.integer[Any]] | None = None
         self._begun: set[int] = set()  # samples whose generator is in place
 
-    @contextlib.contextmanager
-    def active(self, *, isolated: bool = False) -> Iterator[None]:
+    def active(self, *, isolated: bool = False) -> contextlib.AbstractContextManager[None]:
         """Let `sample_rng` answer from here, in the block.
 
         Args:
             isolated: Whether to put the global generators back afterwards: in the trainer's own
                 process they are the user's.
         """
-        global _num_active
-        outer, _here.streams = _here.streams, self
-        _num_active += 1
-        states = GlobalStates.now() if isolated else None
-        try:
-            yield
-        finally:
-            _here.streams = outer
-            _num_active -= 1
-            if states is not None:
-                # Torch that was imported meanwhile is left as it was found.
-                found = self._torch_found if states.torch is None else states.torch
-                states._replace(torch=found).restore()
-                self._torch_found = None
+        return _Active(self, isolated=isolated)
+
+    def restore_globals(self, states: GlobalStates) -> None:
+        """Put the global generators back; torch that was imported meanwhile is left as found."""
+        found = self._torch_found if states.torch is None else states.torch
+        states._replace(torch=found).restore()
+        self._torch_found = None
 
     def begin_sample(self, position: int, attempt: int = 0) -> None:
         """Seed everything for one sample.
@@ -355,6 +347,29 @@ class SampleStreams:
     def restore_numbers(self, outer: NDArray[np.integer[Any]] | None) -> None:
         """End a `renumber`."""
         self._which = outer
+
+
+class _Active:
+    """Not `contextlib.contextmanager`, which changes the exceptions that pass; some are frozen."""
+
+    def __init__(self, streams: SampleStreams, *, isolated: bool) -> None:
+        self._streams = streams
+        self._isolated = isolated
+        self._outer: SampleStreams | None = None
+        self._states: GlobalStates | None = None
+
+    def __enter__(self) -> None:
+        global _num_active
+        self._states = GlobalStates.now() if self._isolated else None
+        self._outer, _here.streams = _here.streams, self._streams
+        _num_active += 1
+
+    def __exit__(self, *_: object) -> None:
+        global _num_active
+        _here.streams = self._outer
+        _num_active -= 1
+        if self._states is not None:
+            self._streams.restore_globals(self._states)
 
 
 @contextlib.contextmanager

@@ -5,8 +5,9 @@ Guarantees
     A worker's death is seen at once, through its sentinel and the end of its channel, and disturbs
     no other worker's messages. What it had finished before is still delivered. Its logbook tells
     what it was doing. Slots of its batches live on as long as somebody holds them, no longer.
-    Nothing here blocks but `events`, which waits on all channels and sentinels together, and
-    `close`.
+    `events` waits on all channels and processes together. Besides it only `close`, `kill` and
+    `diagnose` wait, for seconds at most. A Ctrl-C never falls between what belongs together: it is
+    held back while a worker starts, and while a message is taken in.
     When `close` returns no worker is left, within `_GRACE_S` and twice `_TERMINATE_S` in total,
     however many there are.
 
@@ -21,9 +22,12 @@ after the fork, and `close` uses shutdown(2), which no copy can hold up.
 
 from __future__ import annotations
 
+import atexit
 import collections
+import contextlib
 import logging
 import multiprocessing
+import multiprocessing.process
 import os
 import select
 import signal
@@ -31,15 +35,16 @@ import time
 import warnings
 import weakref
 from pickle import PicklingError
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 import numpy as np
 
 from penstock.callers import users_level
-from penstock.engine.fault_log import Losses
+from penstock.engine.backends.worker_process import WorkerProcess, wait_for_ends
+from penstock.engine.fault_log import NO_LOSSES, Losses
 from penstock.engine.fork_hazards import warn_of_fork
-from penstock.engine.logbook import PHRASES, Logbook, Phase
-from penstock.engine.map_reader import note_samples
+from penstock.engine.lifeline import Lifeline
+from penstock.engine.logbook import Logbook
 from penstock.engine.messages import (
     BatchMade,
     BeginEpoch,
@@ -52,7 +57,6 @@ from penstock.engine.messages import (
 )
 from penstock.engine.order import TaskDone, WorkerDied, WorkerExhausted
 from penstock.engine.pickling import share_recipe, unpicklable_error
-from penstock.engine.plan import keys_of, sample_key
 from penstock.engine.salvage import NO_BATCH, BadSample
 from penstock.engine.surroundings import (
     Memory,
@@ -63,17 +67,16 @@ from penstock.engine.surroundings import (
 )
 from penstock.engine.worker import WorkerIdentity, run_worker
 from penstock.randomness.keys import Purpose, seed_sequence
-from penstock.transport.arena import Arena
 from penstock.transport.channel import Channel
 from penstock.transport.packing import unpack
 
 if TYPE_CHECKING:
-    from collections.abc import Hashable, Sequence
+    from collections.abc import Iterator, Sequence
 
-    from penstock.engine.epoch import Epoch, Share
-    from penstock.engine.logbook import Entry
+    from penstock.engine.epoch import Epoch
     from penstock.engine.messages import BadReport
     from penstock.engine.plan import Caution, Plan
+    from penstock.transport.arena import Arena
     from penstock.transport.channel import Frame
 
 __all__ = ["ProcessBackend"]
@@ -81,6 +84,7 @@ __all__ = ["ProcessBackend"]
 _GRACE_S: Final = 3.0  # for a worker to finish its task and its user's clean-up
 _SHORT_GRACE_S: Final = 0.3  # when somebody has pressed Ctrl-C
 _TERMINATE_S: Final = 1.0
+_INTERRUPT: Final = frozenset({signal.SIGINT})
 _LONGEST_POLL_S: Final = 3600.0  # poll(2) counts milliseconds in an int
 
 _log = logging.getLogger("penstock")
@@ -88,6 +92,8 @@ _told: weakref.WeakSet[type] = weakref.WeakSet()  # datasets that were logged
 
 _channels: weakref.WeakSet[Channel] = weakref.WeakSet()  # the trainer's ends, of all loaders
 _arenas: weakref.WeakSet[Arena] = weakref.WeakSet()
+_processes: weakref.WeakSet[Any] = weakref.WeakSet()
+_backends: weakref.WeakSet[ProcessBackend] = weakref.WeakSet()
 
 
 def _keep_slots_for_child() -> None:
@@ -95,13 +101,53 @@ def _keep_slots_for_child() -> None:
         arena.retire_leased()
 
 
-def _detach_channels_in_child() -> None:
+def _detach_in_child() -> None:
     for channel in list(_channels):
         channel.detach()
+    # At its exit multiprocessing would end the workers, which it takes for the child's own.
+    children: set[Any] = getattr(multiprocessing.process, "_children", set())
+    for process in list(_processes):
+        children.discard(process)
+
+
+def _close_all() -> None:
+    """At interpreter exit: multiprocessing would wait for ever for workers that ignore SIGTERM."""
+    for backend in list(_backends):
+        backend.close(in_a_hurry=True)
+
+
+atexit.register(_close_all)  # runs before multiprocessing's, which was registered before
 
 
 # A child goes on seeing the batches that were held at the fork, so their slots are not used again.
-os.register_at_fork(before=_keep_slots_for_child, after_in_child=_detach_channels_in_child)
+os.register_at_fork(before=_keep_slots_for_child, after_in_child=_detach_in_child)
+
+
+@contextlib.contextmanager
+def _held_interrupts() -> Iterator[None]:
+    """Hold a Ctrl-C back while a worker is being started.
+
+    Python ignores what it raises in a hook of `os.fork`, and a worker that is started but not yet
+    known would be left behind.
+    """
+    held = signal.pthread_sigmask(signal.SIG_BLOCK, _INTERRUPT)
+    try:
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, held)
+
+
+class _Where(NamedTuple):
+    """Who made a batch; put into words only if something went wrong."""
+
+    worker_id: int
+    pid: int
+    epoch: int
+    step: int
+
+    def __str__(self) -> str:
+        worker, epoch = f"worker {self.worker_id} (pid {self.pid})", f"epoch {self.epoch}"
+        return f"in {worker}, {epoch}, step {self.step}"
 
 
 class _Batch:
@@ -109,7 +155,7 @@ class _Batch:
 
     __slots__ = ("_message", "_slots", "_where", "share")
 
-    def __init__(self, message: BatchMade, slots: dict[int, memoryview], where: str) -> None:
+    def __init__(self, message: BatchMade, slots: dict[int, memoryview], where: _Where) -> None:
         self._message = message
         self._slots = slots
         self._where = where
@@ -117,6 +163,8 @@ class _Batch:
 
     @property
     def losses(self) -> Losses:
+        if not self._message.num_asked:
+            return NO_LOSSES
         return Losses(self._message.num_asked, _revived(self._message.bad, self._where))
 
     def result(self) -> object:
@@ -131,7 +179,7 @@ class _Failure:
 
     __slots__ = ("_message", "_where", "share")
 
-    def __init__(self, message: TaskFailed, where: str) -> None:
+    def __init__(self, message: TaskFailed, where: _Where) -> None:
         self._message = message
         self._where = where
         self.share = message.share
@@ -141,83 +189,19 @@ class _Failure:
         return Losses(0, _revived(self._message.bad, self._where))
 
     def result(self) -> object:
-        raise revive_exception(self._message.report, self._where)
+        raise revive_exception(self._message.report, str(self._where))
 
 
-def _revived(reports: Sequence[BadReport], where: str) -> list[BadSample]:
+def _revived(reports: Sequence[BadReport], where: _Where) -> list[BadSample]:
     return [
         BadSample(
             bad.index,
-            revive_exception(bad.report, where),
+            revive_exception(bad.report._replace(traceback=""), str(where)),
             bad.report.traceback,
             bad.replaced_by,
         )
         for bad in reports
     ]
-
-
-class _Worker:
-    """The trainer's view of one worker."""
-
-    def __init__(
-        self,
-        worker_id: int,
-        process: Any,  # noqa: ANN401 - any context's
-        channel: Channel,
-        logbook: Logbook,
-    ) -> None:
-        self.worker_id = worker_id
-        self.process = process
-        self.channel = channel
-        self.logbook = logbook
-        self.arena = Arena()
-        self.is_gone = False
-        self.killed_because: str | None = None
-        self.tasks: dict[int, object] = {}  # step -> indices, of this round, not answered
-        self.share: Share | None = None  # where it is in its share of an iterable
-
-    @property
-    def may_be_innocent(self) -> bool:
-        """Whether it was ended by a signal that may have come from outside."""
-        code = self.process.exitcode or 0
-        return self.killed_because is None and -code in _SIGNALS_FROM_OUTSIDE
-
-    def describe_end(self) -> tuple[str, str]:
-        """Say how the process ended, and what to do about it; to be called when it has."""
-        if self.killed_because is not None:
-            return f"was killed, as {self.killed_because}", _ADVICE_ON_HANG
-        code = self.process.exitcode
-        if code is None:
-            return "closed its channel", "Something in the dataset closes descriptors of others."
-        if code >= 0:
-            return f"exited with code {code}", _ADVICE_ON_EXIT
-        try:
-            name = signal.Signals(-code).name
-        except ValueError:
-            name = f"signal {-code}"
-        return f"was killed by {name}", _ADVICE_ON_SIGNALS.get(
-            name, "Somebody sent it that signal."
-        )
-
-
-_ADVICE_ON_EXIT: Final = (
-    "What it printed before may say why. Look for sys.exit or os._exit in the dataset; under spawn "
-    'and forkserver, is the main script guarded by `if __name__ == "__main__":`?'
-)
-_ADVICE_ON_HANG: Final = "Raise `timeout` if samples may take that long."
-_ADVICE_NATIVE: Final = "That is native code under the dataset: num_workers=0 shows where."
-_ADVICE_ON_MEMORY: Final = "Often memory ran out: try fewer workers or a smaller prefetch_factor."
-_SIGNALS_FROM_OUTSIDE: Final = frozenset(
-    {signal.SIGKILL, signal.SIGTERM, signal.SIGHUP, signal.SIGINT, signal.SIGQUIT}
-)
-_ADVICE_ON_SIGNALS: Final = {
-    "SIGKILL": _ADVICE_ON_MEMORY,
-    "SIGSEGV": _ADVICE_NATIVE,
-    "SIGABRT": _ADVICE_NATIVE,
-    "SIGBUS": _ADVICE_NATIVE,
-    "SIGFPE": _ADVICE_NATIVE,
-    "SIGILL": _ADVICE_NATIVE,
-}
 
 
 class ProcessBackend:
@@ -227,7 +211,8 @@ class ProcessBackend:
         """Prepare workers for `plan`."""
         self._plan = plan
         self._context = plan.context or multiprocessing.get_context()
-        self._workers: list[_Worker] = []
+        self._workers: list[WorkerProcess] = []
+        self._lifeline: Lifeline | None = None
         self._shared_fd: int | None = None  # the recipe, for workers that are not forked
         self._begun: Epoch | None = None
         self._memory = Memory()
@@ -237,8 +222,9 @@ class ProcessBackend:
         self._epoch = 0
         self._first_samples: dict[bytes, int] = {}
         self._num_respawned = 0
+        _backends.add(self)
         self._poll = select.poll()
-        self._by_fd: dict[int, _Worker] = {}
+        self._by_fd: dict[int, WorkerProcess] = {}
         self._owner_pid = os.getpid()
 
     def start(self) -> None:
@@ -255,10 +241,12 @@ class ProcessBackend:
         else:
             self._shared_fd = share_recipe(self._plan.recipe)
         try:
+            self._lifeline = Lifeline()
             for worker_id in range(self._plan.num_workers):
-                worker = self._start_worker(worker_id, self._plan.base_seed)
-                self._workers.append(worker)
-                self.processes.append(worker.process)
+                with _held_interrupts():
+                    worker = self._start_worker(worker_id, self._plan.base_seed)
+                    self._workers.append(worker)
+                    self.processes.append(worker.process)
         except BaseException:
             self.close()
             raise
@@ -271,15 +259,16 @@ class ProcessBackend:
             os.close(self._shared_fd)
             self._shared_fd = None
 
-    def _start_worker(self, worker_id: int, base_seed: int) -> _Worker:
+    def _start_worker(self, worker_id: int, base_seed: int) -> WorkerProcess:
         plan = self._plan
+        assert self._lifeline is not None
         recipe = plan.recipe if self._shared_fd is None else None
         ours, theirs = Channel.pair()
         channel = Channel(ours)
         _channels.add(channel)
         identity = WorkerIdentity(worker_id, plan.num_workers, base_seed, plan.prefetch_factor + 2)
+        logbook = Logbook()
         try:
-            logbook = Logbook()
             process = self._context.Process(  # type: ignore[attr-defined]  # every context has it
                 target=run_worker,
                 args=(theirs, identity, recipe),
@@ -289,30 +278,35 @@ class ProcessBackend:
             process.start()
         except BaseException as error:
             channel.close()
+            logbook.close()
             if recipe is not None and isinstance(error, (TypeError, AttributeError, PicklingError)):
                 raise unpicklable_error(recipe, error) from error
             raise
         finally:
             theirs.close()
-        worker = _Worker(worker_id, process, channel, logbook)
+        worker = WorkerProcess(worker_id, process, channel, logbook)
         _arenas.add(worker.arena)
-        for fd in (channel.fileno(), process.sentinel):
+        _processes.add(process)
+        for fd in (channel.fileno(), worker.watch_fd):
             self._by_fd[fd] = worker
             self._poll.register(fd, select.POLLIN)
-        fds = [logbook.fd] if self._shared_fd is None else [logbook.fd, self._shared_fd]
-        channel.post(b"", fds)
+        shared = [] if self._shared_fd is None else [self._shared_fd]
+        channel.post(b"", [logbook.fd, self._lifeline.fd, *shared])
         logbook.close()
         return worker
 
     def respawn(self, worker_id: int) -> None:
         """Start another process, which goes on where the dead one was."""
         assert self._begun is not None
-        dead = self._workers[worker_id]
-        self._num_respawned += 1
-        worker = self._start_worker(worker_id, self._seed_of_respawned())
-        worker.share = dead.share
-        self._workers[worker_id] = worker
-        self.processes[worker_id] = worker.process
+        if self._shared_fd is None:
+            warn_of_fork(stacklevel=users_level())  # threads may have been started since
+        with _held_interrupts():
+            dead = self._workers[worker_id]
+            self._num_respawned += 1
+            worker = self._start_worker(worker_id, self._seed_of_respawned())
+            worker.share = dead.share
+            self._workers[worker_id] = worker
+            self.processes[worker_id] = worker.process
         self._tell_epoch(worker)
 
     def _seed_of_respawned(self) -> int:
@@ -321,25 +315,24 @@ class ProcessBackend:
         return int(words.generate_state(1, np.uint64)[0] >> np.uint64(1))
 
     def kill(self, worker_id: int, why: str) -> None:
-        """Send SIGKILL: what is stuck may not hear anything else."""
-        worker = self._workers[worker_id]
-        worker.killed_because = why
-        worker.process.kill()
+        """Send SIGKILL, once its stacks are in the logbook: it may not hear anything else."""
+        self._workers[worker_id].kill(why)
 
     def diagnose(self, worker_id: int) -> str:
         """Read its logbook, into which it writes its stacks."""
         worker = self._workers[worker_id]
         entry = worker.logbook.read()
-        _, _, doing = self._last_deed(worker, entry)
-        if worker.is_gone or entry.phase is Phase.ABSENT:
-            return doing  # nobody there to understand the signal, which would end it
-        stacks = worker.logbook.ask_for_stacks(worker.process.pid)
-        return f"{doing}:\n{stacks}" if stacks else doing
+        doing = worker.last_deed(entry, self._plan.recipe, self._round).words
+        if not worker.can_show_stacks:
+            return doing
+        worker.logbook.ask_for_stacks(worker.signal)
+        stacks = worker.logbook.new_stacks()
+        return f"{doing} (for {entry.task_s:.1f} s)" + (f":\n{stacks}" if stacks else "")
 
     @property
     def is_whole(self) -> bool:
         """Whether every worker lives; asks the system, as nobody may have read of a death yet."""
-        return all(not w.is_gone and w.process.is_alive() for w in self._workers)
+        return all(worker.is_alive() for worker in self._workers)
 
     def begin_epoch(self, epoch: Epoch) -> None:
         """Tell every worker; what still comes of earlier epochs is dropped."""
@@ -352,7 +345,7 @@ class ProcessBackend:
             worker.tasks.clear()
             self._tell_epoch(worker)
 
-    def _tell_epoch(self, worker: _Worker) -> None:
+    def _tell_epoch(self, worker: WorkerProcess) -> None:
         assert self._begun is not None
         begin = BeginEpoch(self._round, self._epoch, self._begun.is_announced, worker.share)
         self._post(worker, encode(begin))
@@ -367,13 +360,13 @@ class ProcessBackend:
         task = Task(self._round, step, indices, tuple(freed), tuple(retired), caution)
         self._post(worker, encode(task))
 
-    def _post(self, worker: _Worker, message: bytes) -> None:
+    def _post(self, worker: WorkerProcess, message: bytes) -> None:
         if worker.is_gone:
             return
         worker.channel.post(message)
         self._watch_writable(worker)
 
-    def _watch_writable(self, worker: _Worker) -> None:
+    def _watch_writable(self, worker: WorkerProcess) -> None:
         wanted = select.POLLIN | (select.POLLOUT if worker.channel.has_unsent else 0)
         self._poll.modify(worker.channel.fileno(), wanted)
 
@@ -391,18 +384,22 @@ class ProcessBackend:
                     worker.channel.flush()
                     self._watch_writable(worker)
                 if flags & ~select.POLLOUT:
-                    events += self._read(worker)
+                    held = signal.pthread_sigmask(signal.SIG_BLOCK, _INTERRUPT)
+                    try:
+                        events += self._read(worker)
+                    finally:
+                        signal.pthread_sigmask(signal.SIG_SETMASK, held)
             if events:
                 return events
 
-    def _ready_workers(self, ready: list[tuple[int, int]]) -> dict[_Worker, int]:
-        flags_of: dict[_Worker, int] = {}
+    def _ready_workers(self, ready: list[tuple[int, int]]) -> dict[WorkerProcess, int]:
+        flags_of: dict[WorkerProcess, int] = {}
         for fd, flags in ready:
             if worker := self._by_fd.get(fd):
                 flags_of[worker] = flags_of.get(worker, 0) | flags
         return flags_of
 
-    def _read(self, worker: _Worker) -> list[TaskDone | WorkerExhausted | WorkerDied]:
+    def _read(self, worker: WorkerProcess) -> list[TaskDone | WorkerExhausted | WorkerDied]:
         events: list[TaskDone | WorkerExhausted | WorkerDied] = []
         # Asked before reading: what a process that is gone had to say is all there by then.
         was_alive = worker.process.is_alive()
@@ -426,20 +423,21 @@ class ProcessBackend:
 
     def _understand(
         self,
-        worker: _Worker,
+        worker: WorkerProcess,
         message: Any,  # noqa: ANN401 - one of the messages
         frame: Frame,
     ) -> TaskDone | WorkerExhausted | None:
         outcome: _Batch | _Failure
+        where = _Where(worker.worker_id, worker.process.pid, self._epoch, message.step)
         if isinstance(message, BatchMade):
             worker.arena.add_all(message.new_slots, frame.fds)
             # Leased before anything else: slots of a dropped batch come back through the same path.
             slots = worker.arena.lease(message.packed.slots)
-            outcome = _Batch(message, slots, self._where(worker, message))
+            outcome = _Batch(message, slots, where)
             worker.arena.remove(message.retired_slots)
             self._weigh(message)
         elif isinstance(message, TaskFailed):
-            outcome = _Failure(message, self._where(worker, message))
+            outcome = _Failure(message, where)
         if message.round != self._round:
             return None
         worker.tasks.pop(message.step, None)
@@ -448,7 +446,8 @@ class ProcessBackend:
         if isinstance(message, BatchMade) and message.first_sample is not None:
             self._compare_first_samples(worker.worker_id, message.first_sample)
         if isinstance(message, ShareEnded):
-            return WorkerExhausted(worker.worker_id, message.step)
+            losses = Losses(message.num_asked, _revived(message.bad, where))
+            return WorkerExhausted(worker.worker_id, message.step, losses)
         return TaskDone(worker.worker_id, message.step, outcome)
 
     def _compare_first_samples(self, worker_id: int, digest: bytes) -> None:
@@ -479,51 +478,27 @@ class ProcessBackend:
             if text is not None:
                 warnings.warn(text, RuntimeWarning, stacklevel=users_level())
 
-    def _where(self, worker: _Worker, message: TaskFailed | BatchMade) -> str:
-        return (
-            f"in worker {worker.worker_id} (pid {worker.process.pid}), epoch {self._epoch}, "
-            f"step {message.step}"
-        )
-
-    def _bury(self, worker: _Worker) -> WorkerDied:
-        worker.process.join(_TERMINATE_S)  # the channel ends a moment before the process does
-        worker.is_gone = True
-        for fd in (worker.channel.fileno(), worker.process.sentinel):
+    def _bury(self, worker: WorkerProcess) -> WorkerDied:
+        for fd in (worker.channel.fileno(), worker.watch_fd):
             self._poll.unregister(fd)
             del self._by_fd[fd]
-        worker.channel.close()
+        worker.wait_for_end()
+        worker.is_gone = True
         end, advice = worker.describe_end()
         entry = worker.logbook.read()
-        step, sample, doing = self._last_deed(worker, entry)
-        reason = (
-            f"DataLoader worker (pid {worker.process.pid}) exited unexpectedly: worker "
-            f"{worker.worker_id} {end} {doing}"
-        )
-        if worker.process.exitcode == -signal.SIGKILL and worker.killed_because is None:
+        deed = worker.last_deed(entry, self._plan.recipe, self._round)
+        if worker.was_killed_by_memory_perhaps:
             memory = describe_memory(memory_now(), self._memory, entry.peak_rss_bytes or None)
             advice = f"{memory} {advice}"
         if stacks := worker.logbook.new_stacks():
             advice += f"\nIts Python stack then:\n{stacks}"
-        limit = 3 if worker.may_be_innocent else 2
-        return WorkerDied(worker.worker_id, reason, advice, step, sample, limit)
-
-    def _last_deed(self, worker: _Worker, entry: Entry) -> tuple[int | None, Hashable, str]:
-        """Return the step that the worker was making, the sample it was at, and both in words."""
-        doing = PHRASES[entry.phase]
-        if entry.round != self._round or entry.step not in worker.tasks:
-            return None, None, doing
-        if entry.phase not in (Phase.READING, Phase.COLLATING, Phase.SENDING):
-            return None, None, doing
-        recipe = self._plan.recipe
-        indices = keys_of(worker.tasks[entry.step])
-        if recipe.is_iterable:
-            return entry.step, None, f"{doing} a batch of its share of the dataset"
-        indices = list(indices) if recipe.is_batched else [indices]
-        if entry.number is None:
-            return entry.step, None, f"{doing} samples {indices} of step {entry.step}"
-        index = indices[entry.number] if entry.substitute is None else entry.substitute
-        what = f"{doing} {note_samples(recipe.dataset, [index])} of step {entry.step}"
-        return entry.step, sample_key(index), what
+        limit = worker.deaths_that_prove
+        worker.release()
+        reason = (
+            f"DataLoader worker (pid {worker.process.pid}) exited unexpectedly: worker "
+            f"{worker.worker_id} {end} {deed.words}"
+        )
+        return WorkerDied(worker.worker_id, reason, advice, deed.step, deed.sample, limit)
 
     def close(self, *, in_a_hurry: bool = False) -> None:
         """Stop the workers and wait until they are gone."""
@@ -535,18 +510,12 @@ class ProcessBackend:
         for worker in workers:
             worker.channel.close()
         grace_s = _SHORT_GRACE_S if in_a_hurry else _GRACE_S
-        left = _join([worker.process for worker in workers], grace_s)
-        for process in left:
-            process.terminate()
-        left = _join(left, _TERMINATE_S)
-        for process in left:
-            process.kill()
-        _join(left, _TERMINATE_S)
-
-
-def _join(processes: list[Any], timeout_s: float) -> list[Any]:
-    """Wait for all processes together, and return those that are still there."""
-    deadline = time.monotonic() + timeout_s
-    for process in processes:
-        process.join(max(deadline - time.monotonic(), 0.0))
-    return [process for process in processes if process.is_alive()]
+        left = wait_for_ends(workers, grace_s)
+        for number in (signal.SIGTERM, signal.SIGKILL):
+            for worker in left:
+                worker.signal(number)
+            left = wait_for_ends(left, _TERMINATE_S)
+        for worker in workers:
+            worker.release()
+        if self._lifeline is not None:
+            self._lifeline.close()

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 from penstock.engine.fault_log import Losses
 from penstock.engine.fetch import Fetcher
 from penstock.engine.order import TaskDone, WorkerExhausted
+from penstock.faults import annotate
 from penstock.transport.arena import BufferPool
 
 if TYPE_CHECKING:
@@ -120,10 +121,11 @@ class SerialBackend:
             share = self._fetcher.share()
         except BaseException as error:
             if isinstance(error, StopIteration) and self._recipe.is_iterable:
-                return [WorkerExhausted(0, step)]
+                bad = self._fetcher.take_bad()
+                return [WorkerExhausted(0, step, Losses(len(bad), bad))]
             losses = Losses(0, self._fetcher.take_bad())
             if isinstance(error, Exception):
-                error.add_note(f"in epoch {self._epoch}, step {step}")
+                annotate(error, f"in epoch {self._epoch}, step {step}")
             return [TaskDone(0, step, _Raised(error, self._fetcher.share(), losses))]
         losses = Losses(self._fetcher.num_asked, self._fetcher.take_bad())
         return [TaskDone(0, step, _Batch(batch, share, losses))]

@@ -1,0 +1,209 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The trainer's view of one worker process: is it there, how did it end, what was it doing."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import select
+import signal
+import time
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
+
+from penstock.engine.logbook import PHRASES, Phase
+from penstock.engine.map_reader import note_samples
+from penstock.engine.plan import keys_of, sample_key
+from penstock.transport.arena import Arena
+
+if TYPE_CHECKING:
+    from collections.abc import Hashable, Sequence
+
+    from penstock.engine.epoch import Share
+    from penstock.engine.logbook import Entry, Logbook
+    from penstock.engine.plan import Recipe
+    from penstock.transport.channel import Channel
+
+__all__ = ["Deed", "WorkerProcess", "wait_for_ends"]
+
+_ADVICE_ON_EXIT: Final = (
+    "What it printed before may say why. Look for sys.exit or os._exit in the dataset; under spawn "
+    'and forkserver, is the main script guarded by `if __name__ == "__main__":`?'
+)
+_ADVICE_ON_HANG: Final = "Raise `timeout` if samples may take that long."
+_ADVICE_NATIVE: Final = "That is native code under the dataset: num_workers=0 shows where."
+_ADVICE_ON_SIGNALS: Final = {
+    "SIGKILL": "Often memory ran out: try fewer workers or a smaller prefetch_factor.",
+    "SIGSEGV": _ADVICE_NATIVE,
+    "SIGABRT": _ADVICE_NATIVE,
+    "SIGBUS": _ADVICE_NATIVE,
+    "SIGFPE": _ADVICE_NATIVE,
+    "SIGILL": _ADVICE_NATIVE,
+}
+_SIGNALS_FROM_OUTSIDE: Final = frozenset(
+    {signal.SIGKILL, signal.SIGTERM, signal.SIGHUP, signal.SIGINT, signal.SIGQUIT}
+)
+_LAST_WORDS_S: Final = 1.0  # from the end of a channel to that of its process
+
+
+class Deed(NamedTuple):
+    """What a worker was doing.
+
+    Attributes:
+        step: For which step; None if for none of this epoch.
+        sample: Key of the sample that it had in its hands; None if not a single one.
+        words: Both in words.
+    """
+
+    step: int | None
+    sample: Hashable | None
+    words: str
+
+
+class WorkerProcess:
+    """One worker process.
+
+    Attributes:
+        worker_id: Its number.
+        process: As `multiprocessing` has it.
+        channel: Our end.
+        logbook: Where it notes what it is doing.
+        arena: The slots of its batches.
+        watch_fd: Readable once the process has ended.
+        is_gone: Whether its end was told.
+        tasks: Step -> indices of the epoch's tasks that it has not answered.
+        share: How far it is in its share of an iterable dataset.
+    """
+
+    def __init__(
+        self,
+        worker_id: int,
+        process: Any,  # noqa: ANN401 - any context's
+        channel: Channel,
+        logbook: Logbook,
+    ) -> None:
+        """Take over the resources of a process that has just been started."""
+        self.worker_id = worker_id
+        self.process = process
+        self.channel = channel
+        self.logbook = logbook
+        self.arena = Arena()
+        self.is_gone = False
+        self.tasks: dict[int, object] = {}
+        self.share: Share | None = None
+        self._killed_because: str | None = None
+        self._end: tuple[str, str] | None = None
+        self._pidfd = _open_pidfd(process.pid)
+        # The sentinel is a pipe, which a process that the worker forked holds open after its end.
+        self.watch_fd: int = process.sentinel if self._pidfd is None else self._pidfd
+
+    def is_alive(self) -> bool:
+        """Ask the system."""
+        return not self.is_gone and bool(self.process.is_alive())
+
+    def signal(self, number: int) -> None:
+        """Send a signal, if the process is still there; never to another of the same number."""
+        with contextlib.suppress(ProcessLookupError):
+            if self._pidfd is not None:
+                signal.pidfd_send_signal(self._pidfd, number)
+            elif self.process.is_alive():
+                os.kill(self.process.pid, number)
+
+    def kill(self, why: str) -> None:
+        """End a worker that is stuck; its stacks are in the logbook then."""
+        self._killed_because = why
+        if self.can_show_stacks:
+            self.logbook.ask_for_stacks(self.signal)
+        self.signal(signal.SIGKILL)
+
+    @property
+    def can_show_stacks(self) -> bool:
+        """Whether it would understand being asked; before that the signal would end it."""
+        return self.is_alive() and self.logbook.read().phase is not Phase.ABSENT
+
+    def wait_for_end(self) -> None:
+        """Wait for a process whose channel has ended; one that does not end is ended."""
+        left = wait_for_ends([self], _LAST_WORDS_S)
+        if left:
+            self._end = (
+                "closed its channel and was killed, as it did not end",
+                "Another thread or an exit handler of the dataset kept it, or something closes "
+                "descriptors of others.",
+            )
+            self.signal(signal.SIGKILL)
+            wait_for_ends([self], _LAST_WORDS_S)
+
+    def release(self) -> None:
+        """Close what was ours of a process that has ended."""
+        self.channel.close()
+        if self._pidfd is not None:
+            os.close(self._pidfd)
+            self._pidfd = None
+
+    @property
+    def deaths_that_prove(self) -> int:
+        """How many such ends of workers prove a sample guilty."""
+        code = self.process.exitcode or 0
+        is_ours = self._killed_because is not None or self._end is not None
+        return 3 if not is_ours and -code in _SIGNALS_FROM_OUTSIDE else 2
+
+    @property
+    def was_killed_by_memory_perhaps(self) -> bool:
+        """Whether it ended as the OOM killer ends processes."""
+        is_ours = self._killed_because is not None or self._end is not None
+        return not is_ours and self.process.exitcode == -signal.SIGKILL
+
+    def describe_end(self) -> tuple[str, str]:
+        """Say how the process ended, and what to do about it; to be called when it has."""
+        if self._killed_because is not None:
+            return f"was killed, as {self._killed_because}", _ADVICE_ON_HANG
+        if self._end is not None:
+            return self._end
+        code = self.process.exitcode or 0
+        if code >= 0:
+            return f"exited with code {code}", _ADVICE_ON_EXIT
+        try:
+            name = signal.Signals(-code).name
+        except ValueError:
+            name = f"signal {-code}"
+        advice = _ADVICE_ON_SIGNALS.get(name, "Somebody sent it that signal.")
+        return f"was killed by {name}", advice
+
+    def last_deed(self, entry: Entry, recipe: Recipe, round_: int) -> Deed:
+        """Say what it was doing when it made `entry`."""
+        doing = PHRASES[entry.phase]
+        if entry.phase not in (Phase.READING, Phase.COLLATING, Phase.SENDING):
+            return Deed(None, None, doing)
+        if entry.round != round_ or entry.step not in self.tasks:
+            return Deed(None, None, f"{doing} samples of an earlier epoch")
+        if recipe.is_iterable:
+            return Deed(entry.step, None, f"{doing} a batch of its share of the dataset")
+        keys = keys_of(self.tasks[entry.step])
+        if entry.number is None:
+            named = note_samples(recipe.dataset, keys if recipe.is_batched else [keys])
+            return Deed(entry.step, None, f"{doing} {named} of step {entry.step}")
+        if entry.has_substitute:
+            index = entry.substitute
+        else:
+            index = keys[entry.number] if recipe.is_batched else keys
+        named = note_samples(recipe.dataset, [index])
+        return Deed(entry.step, sample_key(index), f"{doing} {named} of step {entry.step}")
+
+
+def _open_pidfd(pid: int) -> int | None:
+    try:
+        return os.pidfd_open(pid)
+    except (OSError, AttributeError):  # another system; or it has ended and been waited for already
+        return None
+
+
+def wait_for_ends(workers: Sequence[WorkerProcess], timeout_s: float) -> list[WorkerProcess]:
+    """Wait for all processes together, and return those that are still there."""
+    deadline = time.monotonic() + timeout_s
+    left = [worker for worker in workers if worker.process.is_alive()]
+    while left and (left_s := deadline - time.monotonic()) > 0:
+        poll = select.poll()
+        for worker in left:
+            poll.register(worker.watch_fd, select.POLLIN)
+        poll.poll(left_s * 1000)
+        left = [worker for worker in left if worker.process.is_alive()]
+    return left

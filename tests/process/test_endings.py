@@ -426,7 +426,8 @@ def test_a_worker_killed_for_its_memory_is_told_so_with_the_figures(cgroup):
         message = out.splitlines()[-1]
         assert "killed by SIGKILL" in message
         assert "memory" in message
-        assert "300" in message  # MiB, the limit
+        assert "of 315 MB left" in message  # the limit, 300 MiB
+        assert "OOM killer ended it. Memory ran out" in message
         assert err == ""
 
 

@@ -84,6 +84,10 @@ __all__ = ["ProcessBackend"]
 _GRACE_S: Final = 3.0  # for a worker to finish its task and its user's clean-up
 _SHORT_GRACE_S: Final = 0.3  # when somebody has pressed Ctrl-C
 _TERMINATE_S: Final = 1.0
+_ADVICE_ON_MEMORY: Final = (
+    "Memory ran out: try fewer workers or a smaller prefetch_factor, and look at what the sample "
+    "takes."
+)
 _INTERRUPT: Final = frozenset({signal.SIGINT})
 _LONGEST_POLL_S: Final = 3600.0  # poll(2) counts milliseconds in an int
 
@@ -489,6 +493,8 @@ class ProcessBackend:
         deed = worker.last_deed(entry, self._plan.recipe, self._round)
         if worker.was_killed_by_memory_perhaps:
             memory = describe_memory(memory_now(), self._memory, entry.peak_rss_bytes or None)
+            if "OOM killer ended it" in memory:
+                advice = _ADVICE_ON_MEMORY
             advice = f"{memory} {advice}"
         if stacks := worker.logbook.new_stacks():
             advice += f"\nIts Python stack then:\n{stacks}"

@@ -204,7 +204,7 @@ class Fetcher:
             if self._streams is not None:
                 self._streams.begin_batch(position, stride, len(whole))
             batch = self._map.read_whole(whole, assembler.output.empty)
-            return assembler.finish(assembler.as_batch(batch), whole.tolist())
+            return assembler.finish(assembler.as_batch(batch), whole)
         indices = keys_of(indices)
         if not self._recipe.is_batched:
             (samples,) = self._map.read_each([indices], position, stride)

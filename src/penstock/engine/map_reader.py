@@ -139,7 +139,7 @@ class MapReader:
 def note_samples(dataset: Any, indices: Any) -> str:  # noqa: ANN401
     """Return "sample 3 (photos/cat.jpg)", or "samples [3, 4]"; indices may be of any kind."""
     try:
-        listed = list(indices)
+        listed = indices.tolist() if isinstance(indices, np.ndarray) else list(indices)
     except TypeError:  # a slice, say
         return f"samples {indices!r}"
     if len(listed) != 1:

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from penstock.engine.fault_log import Losses
+from penstock.engine.fault_log import NO_LOSSES, Losses
 from penstock.engine.fetch import Fetcher
 from penstock.engine.order import TaskDone, WorkerExhausted
 from penstock.faults import annotate
@@ -127,7 +127,8 @@ class SerialBackend:
             if isinstance(error, Exception):
                 annotate(error, f"in epoch {self._epoch}, step {step}")
             return [TaskDone(0, step, _Raised(error, self._fetcher.share(), losses))]
-        losses = Losses(self._fetcher.num_asked, self._fetcher.take_bad())
+        num_asked = self._fetcher.num_asked  # counted only where a policy needs it
+        losses = Losses(num_asked, self._fetcher.take_bad()) if num_asked else NO_LOSSES
         return [TaskDone(0, step, _Batch(batch, share, losses))]
 
     def respawn(self, worker_id: int) -> None:

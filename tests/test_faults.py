@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import pickle
 import re
@@ -504,3 +505,138 @@ def test_labels_are_found_through_subsets_and_concatenations():
     assert known_labels([1, 2]) is None
     whole.labels = np.array([5, 6])  # not one for each
     assert known_labels(whole) is None
+
+
+def pairs(samples):
+    return [(a[0], b[0]) for a, b in zip(samples[::2], samples[1::2], strict=True)]
+
+
+def test_a_collate_function_that_needs_two_samples_is_no_reason_to_leave_one_out():
+    def collate(samples):
+        if len(samples) < 2:
+            raise AssertionError("no pair")
+        if 6 in {index for index, _ in samples}:
+            raise ValueError("six does not go with anything")
+        return pairs(samples)
+
+    loader = Loader(Numbers(length=12), batch_size=4, collate_fn=collate, on_error="replace")
+    batches = list(loader)
+    assert [len(batch) for batch in batches] == [2, 2, 2]
+    assert batches[0] == [(0, 1), (2, 3)]
+    assert batches[1][0] == (4, 5)
+    assert [f.index for f in loader.failures] == [6]
+
+
+def test_a_collate_function_that_changes_samples_is_tried_on_copies():
+    def collate(samples):
+        indices = [sample.pop("index") for sample in samples]
+        if 6 in indices:
+            raise ValueError("six")
+        return indices
+
+    class Dicts(Numbers):
+        def __getitem__(self, index):
+            return {"index": index}
+
+    loader = Loader(Dicts(length=12), batch_size=4, collate_fn=collate, on_error="skip")
+    assert list(loader) == [[0, 1, 2, 3], [4, 5, 7], [8, 9, 10, 11]]
+    assert [f.index for f in loader.failures] == [6]
+
+
+@pytest.mark.parametrize("on_error", ["raise", "skip"])
+@pytest.mark.parametrize("num_workers", [0, 2])
+def test_batches_of_indices_may_be_anything_that_can_be_iterated(on_error, num_workers):
+    def batches():
+        # Without workers a generator will do, as in torch; no generator can be sent to a worker.
+        for start in range(0, 12, 4):
+            numbers = range(start, start + 4)
+            yield (n for n in numbers) if num_workers == 0 else tuple(numbers)
+
+    class Batches:
+        def __iter__(self):
+            return batches()
+
+    loader = Loader(
+        Numbers(length=12), batch_sampler=Batches(), num_workers=num_workers, on_error=on_error
+    )
+    assert indices_of(rows(loader)) == [[0, 1, 2, 3], [4, 5, 6, 7], [8, 9, 10, 11]]
+
+
+class Misfits(IterableDataset):
+    """Sample 5 does not fit the others."""
+
+    def __iter__(self):
+        return iter([np.full(2 if index == 5 else 1, index) for index in range(16)])
+
+
+@pytest.mark.parametrize("num_workers", [0, 1])
+def test_the_next_sample_of_a_stream_takes_the_place_of_one_that_does_not_fit(num_workers):
+    def make():
+        return Loader(Misfits(), batch_size=4, num_workers=num_workers, on_error="replace")
+
+    whole = [batch[:, 0].tolist() for batch in make()]
+    assert whole == [[0, 1, 2, 3], [4, 8, 6, 7], [9, 10, 11, 12], [13, 14, 15]]
+    loader = make()
+    batches = iter(loader)
+    head = [next(batches)[:, 0].tolist() for _ in range(2)]
+    state = loader.state_dict()
+    del batches
+    resumed = make()
+    with pytest.warns(UserWarning, match="read once more"):
+        resumed.load_state_dict(state)
+    assert head + [batch[:, 0].tolist() for batch in resumed] == whole
+
+
+def test_a_stream_that_never_fits_ends():
+    class Endless(IterableDataset):
+        def __iter__(self):
+            count = 0
+            while True:
+                count += 1
+                yield np.zeros(count)
+
+    policy = FaultPolicy("replace", max_failures=None)
+    with pytest.raises((RuntimeError, TooManyFailures)):
+        next(iter(Loader(Endless(), batch_size=4, on_error=policy)))
+
+
+@pytest.mark.parametrize("num_workers", [0, 1])
+def test_bad_samples_at_the_end_of_a_stream_are_told(num_workers):
+    loader = Loader(
+        Counting(length=8, bad={7}), batch_size=7, num_workers=num_workers, on_error="replace"
+    )
+    with pytest.warns(UserWarning, match="1 bad sample"):
+        assert [batch.tolist() for batch in loader] == [list(range(7))]
+    assert len(loader.failures) == 1
+
+
+@dataclasses.dataclass(frozen=True)
+class Frozen(Exception):
+    reason: str
+
+
+class Unspeakable(Exception):
+    def __str__(self):
+        raise RuntimeError("no words")
+
+
+@pytest.mark.parametrize("num_workers", [0, 2])
+@pytest.mark.parametrize("error", [Frozen("ice"), Unspeakable()])
+def test_exceptions_of_any_make_are_dealt_with(error, num_workers):
+    class Raising(Numbers):
+        def __getitem__(self, index):
+            if index in self.bad:
+                raise error
+            return super().__getitem__(index)
+
+    loader = Loader(Raising(bad={7}), batch_size=4, num_workers=num_workers, on_error="skip")
+    assert sum(map(len, rows(loader))) == 39
+    assert str(loader.failures[0]).startswith("sample 7 (7.jpg): ")
+
+
+def test_substitutes_that_are_known_to_be_bad_are_not_tried_again():
+    loader = Loader(
+        Numbers(length=12, bad={0, 1}), batch_size=3, sampler=list(range(12)), on_error="replace"
+    )
+    assert indices_of(rows(loader))[0] == [2, 2, 2]
+    assert len(loader.failures) <= 4

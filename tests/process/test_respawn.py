@@ -3,11 +3,16 @@
 
 from __future__ import annotations
 
+import ctypes
 import os
 import signal
+import subprocess
+import sys
+import threading
 import warnings
 
 import numpy as np
+import psutil
 import pytest
 import torch
 
@@ -329,8 +334,6 @@ def test_under_a_policy_a_stuck_worker_is_ended_and_its_sample_left_out():
 
 
 def segfault():
-    import ctypes
-
     ctypes.string_at(0)
 
 
@@ -380,3 +383,104 @@ def test_a_worker_that_hangs_in_its_start_is_shown_too():
     stream = iter(Loader(Noise(), num_workers=1, timeout=0.5, worker_init_fn=never_ready))
     with pytest.raises(WorkerTimeout, match="in never_ready"):
         next(stream)
+
+
+class Grandparent(Noise):
+    """Sample 5 starts a process that outlives its worker, and ends the worker."""
+
+    def __init__(self, pids):
+        super().__init__()
+        self.pids = pids
+
+    def __getitem__(self, index):
+        if index == 5:
+            reading_end, _ = os.pipe()
+            pid = os.fork()
+            if pid == 0:
+                os.read(reading_end, 1)  # for ever: it holds its own writing end
+            with open(self.pids, "a") as file:
+                file.write(f"{pid}\n")
+            os.kill(os.getpid(), signal.SIGKILL)
+        return super().__getitem__(index)
+
+
+def test_a_death_is_told_while_a_process_that_the_worker_forked_lives_on(tmp_path):
+    pids = tmp_path / "pids"
+    try:
+        with pytest.raises(WorkerDied, match="SIGKILL while reading sample 5"):
+            list(Loader(Grandparent(pids), batch_size=4, num_workers=1))
+    finally:
+        for pid in pids.read_text().split():
+            os.kill(int(pid), signal.SIGKILL)
+
+
+class Lingering(Noise):
+    """Sample 5 leaves the worker, of which a thread stays."""
+
+    def __getitem__(self, index):
+        if index == 5:
+            threading.Thread(target=threading.Event().wait, daemon=False).start()
+            sys.exit()
+        return super().__getitem__(index)
+
+
+def test_a_worker_that_does_not_end_after_its_channel_is_ended():
+    with pytest.raises(WorkerDied, match="was killed, as it did not end"):
+        list(Loader(Lingering(), batch_size=4, num_workers=1))
+
+
+class Letters:
+    """Its keys are letters; 'a' cannot be read, 'b' ends its worker."""
+
+    def __getitem__(self, key):
+        if key == "a":
+            raise ValueError("no a")
+        if key == "b":
+            os._exit(3)
+        return key
+
+
+def test_a_substitute_that_ends_workers_is_condemned_not_the_sample_that_it_stands_for():
+    loader = Loader(
+        Letters(),
+        batch_sampler=[["a", "b", "c"], ["d", "e", "f"]],
+        num_workers=1,
+        on_error="replace",
+    )
+    with pytest.warns(UserWarning, match="bad samples replaced"):
+        assert list(loader) == [["c", "c", "c"], ["d", "e", "f"]]
+    assert {f.index for f in loader.failures} == {"a", "b"}
+
+
+class HoldsThePython(Noise):
+    """From sample 8 on native code holds the interpreter."""
+
+    def __getitem__(self, index):
+        if index >= 8:
+            ctypes.PyDLL(None).sleep(600)
+        return super().__getitem__(index)
+
+
+@pytest.mark.parametrize("method", ["fork", "spawn", "forkserver"])
+def test_a_worker_in_native_code_that_holds_the_interpreter_ends_with_the_trainer(method):
+    trainer = subprocess.Popen(
+        [sys.executable, __file__, method], stdout=subprocess.PIPE, text=True
+    )
+    pids = [int(pid) for pid in trainer.stdout.readline().split()]
+    workers = [psutil.Process(pid) for pid in pids]
+    trainer.kill()
+    trainer.communicate()
+    gone, alive = psutil.wait_procs(workers, timeout=5)
+    assert not alive
+    assert len(gone) == 2
+
+
+if __name__ == "__main__":
+    loader = Loader(
+        HoldsThePython(), batch_size=4, num_workers=2, multiprocessing_context=sys.argv[1]
+    )
+    stream = iter(loader)
+    next(stream), next(stream)
+    sys.stdout.write(" ".join(str(p.pid) for p in stream.backend.processes) + "\n")
+    sys.stdout.flush()
+    next(stream)

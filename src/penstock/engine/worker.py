@@ -75,7 +75,6 @@ def run_worker(sock: socket.socket, identity: WorkerIdentity, recipe: Recipe | N
     signal.signal(
         signal.SIGINT, _ignore
     )  # not SIG_IGN, which programs started from here would inherit
-    signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})  # held back while we were started
     channel = Channel(sock)
     worker = _Worker(channel, identity, recipe)
     try:

@@ -24,7 +24,6 @@ from __future__ import annotations
 
 import atexit
 import collections
-import contextlib
 import logging
 import multiprocessing
 import multiprocessing.process
@@ -43,6 +42,7 @@ from penstock.callers import users_level
 from penstock.engine.backends.worker_process import WorkerProcess, wait_for_ends
 from penstock.engine.fault_log import NO_LOSSES, Losses
 from penstock.engine.fork_hazards import warn_of_fork
+from penstock.engine.interrupts import HeldInterrupts
 from penstock.engine.lifeline import Lifeline
 from penstock.engine.logbook import Logbook
 from penstock.engine.messages import (
@@ -71,7 +71,7 @@ from penstock.transport.channel import Channel
 from penstock.transport.packing import unpack
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Sequence
 
     from penstock.engine.epoch import Epoch
     from penstock.engine.messages import BadReport
@@ -88,7 +88,6 @@ _ADVICE_ON_MEMORY: Final = (
     "Memory ran out: try fewer workers or a smaller prefetch_factor, and look at what the sample "
     "takes."
 )
-_INTERRUPT: Final = frozenset({signal.SIGINT})
 _LONGEST_POLL_S: Final = 3600.0  # poll(2) counts milliseconds in an int
 
 _log = logging.getLogger("penstock")
@@ -125,20 +124,6 @@ atexit.register(_close_all)  # runs before multiprocessing's, which was register
 
 # A child goes on seeing the batches that were held at the fork, so their slots are not used again.
 os.register_at_fork(before=_keep_slots_for_child, after_in_child=_detach_in_child)
-
-
-@contextlib.contextmanager
-def _held_interrupts() -> Iterator[None]:
-    """Hold a Ctrl-C back while a worker is being started.
-
-    Python ignores what it raises in a hook of `os.fork`, and a worker that is started but not yet
-    known would be left behind.
-    """
-    held = signal.pthread_sigmask(signal.SIG_BLOCK, _INTERRUPT)
-    try:
-        yield
-    finally:
-        signal.pthread_sigmask(signal.SIG_SETMASK, held)
 
 
 class _Where(NamedTuple):
@@ -217,6 +202,7 @@ class ProcessBackend:
         self._context = plan.context or multiprocessing.get_context()
         self._workers: list[WorkerProcess] = []
         self._lifeline: Lifeline | None = None
+        self._held_interrupts = HeldInterrupts()
         self._shared_fd: int | None = None  # the recipe, for workers that are not forked
         self._begun: Epoch | None = None
         self._memory = Memory()
@@ -247,7 +233,7 @@ class ProcessBackend:
         try:
             self._lifeline = Lifeline()
             for worker_id in range(self._plan.num_workers):
-                with _held_interrupts():
+                with self._held_interrupts:
                     worker = self._start_worker(worker_id, self._plan.base_seed)
                     self._workers.append(worker)
                     self.processes.append(worker.process)
@@ -304,7 +290,7 @@ class ProcessBackend:
         assert self._begun is not None
         if self._shared_fd is None:
             warn_of_fork(stacklevel=users_level())  # threads may have been started since
-        with _held_interrupts():
+        with self._held_interrupts:
             dead = self._workers[worker_id]
             self._num_respawned += 1
             worker = self._start_worker(worker_id, self._seed_of_respawned())
@@ -388,11 +374,8 @@ class ProcessBackend:
                     worker.channel.flush()
                     self._watch_writable(worker)
                 if flags & ~select.POLLOUT:
-                    held = signal.pthread_sigmask(signal.SIG_BLOCK, _INTERRUPT)
-                    try:
+                    with self._held_interrupts:
                         events += self._read(worker)
-                    finally:
-                        signal.pthread_sigmask(signal.SIG_SETMASK, held)
             if events:
                 return events
 

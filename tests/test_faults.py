@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import os
 import pickle
 import re
 import warnings
@@ -18,7 +19,7 @@ from hypothesis import strategies as st
 from penstock import FaultPolicy, Loader, sample_rng
 from penstock.data import ConcatDataset, IterableDataset, Subset
 from penstock.data.labels import known_labels
-from penstock.errors import ConfigError, TooManyFailures
+from penstock.errors import ConfigError, TooManyFailures, WorkerDied
 from penstock.faults import policy_of
 from penstock.sampling import SubsetRandomSampler
 
@@ -640,3 +641,56 @@ def test_substitutes_that_are_known_to_be_bad_are_not_tried_again():
     )
     assert indices_of(rows(loader))[0] == [2, 2, 2]
     assert len(loader.failures) <= 4
+
+
+def test_a_bad_sample_counts_once_however_often_it_is_drawn():
+    class OneClass(Numbers):
+        targets = np.zeros(40, int)
+
+    policy = FaultPolicy("replace", max_failures=30)
+    loader = Loader(OneClass(bad=range(30)), batch_size=5, on_error=policy)
+    batches = indices_of(rows(loader))
+    assert sum(map(len, batches)) == 40
+    assert sorted(f.index for f in loader.failures) == list(range(30))
+    given = {index for batch in batches for index in batch}
+    assert {f.replaced_by for f in loader.failures} <= given
+
+
+class Folder(Numbers):
+    """As torchvision's: paths and classes in a list."""
+
+    describe = None
+
+    def __init__(self, bad):
+        super().__init__(bad=bad)
+        self.samples = [(f"class/{index}.png", 0) for index in range(40)]
+
+
+@pytest.mark.parametrize(
+    ("dataset", "index"),
+    [
+        (Folder({9}), 9),
+        (Subset(Folder({9}), [3, 9, 4]), 1),
+        (ConcatDataset([Numbers(length=5), Subset(Folder({9}), [9])]), 5),
+    ],
+)
+def test_names_are_found_in_lists_and_through_subsets_and_concatenations(dataset, index):
+    loader = Loader(dataset, batch_size=3, on_error="skip")
+    list(loader)
+    (failure,) = loader.failures
+    assert (failure.index, failure.name) == (index, "class/9.png")
+
+
+def test_a_replaced_worker_is_told_to_the_log(caplog):
+    class Quits(Numbers):
+        def __getitem__(self, index):
+            if index == 7:
+                os._exit(3)
+            return super().__getitem__(index)
+
+    policy = FaultPolicy("skip", max_respawns=1)
+    with pytest.raises(WorkerDied, match=r"Before it, 1 died .* max_respawns=1"):
+        list(Loader(Quits(), batch_size=4, num_workers=1, on_error=policy))
+    (record,) = caplog.records
+    assert "code 3 while reading sample 7 (7.jpg)" in record.getMessage()
+    assert record.name == "penstock"

@@ -17,8 +17,8 @@ __all__ = [
     "FaultPolicy",
     "OnError",
     "annotate",
-    "describe_sample",
     "policy_of",
+    "text_of",
 ]
 
 OnError = Literal["raise", "skip", "replace"]
@@ -42,7 +42,8 @@ class FaultPolicy:
             if the dataset has `labels` or `targets`, and one that the sampler could have drawn,
             that is: any of the dataset if the sampler goes over all of it, otherwise one of the
             same batch. In an iterable dataset the next sample takes the place.
-        max_failures: How many bad samples an epoch may give: an int is a number, a float (0 to 1) a
+        max_failures: How many bad samples an epoch may have (one counts once, however often it is
+            drawn): an int is a number, a float (0 to 1) a
             share of the samples asked for so far (at least 100), with three standard deviations'
             room for chance. None is no bound.
         max_respawns: How many workers that died are replaced per epoch; their tasks are done again.
@@ -70,7 +71,7 @@ class FaultPolicy:
             raise ConfigError(f"on_error must be one of {_CHOICES}, got {self.on_error!r}")
         for name in ("max_respawns", "retries"):
             value = getattr(self, name)
-            if not hasattr(value, "__index__"):
+            if not hasattr(value, "__index__") or isinstance(value, bool):
                 raise TypeError(f"{name} must be an int, got {value!r}")
             if value < 0:
                 raise ConfigError(f"{name} must be 0 or more, got {value}")
@@ -149,7 +150,7 @@ class Failure:
         worker_id: Who tried to make it; None without workers.
         epoch: In which epoch.
         step: For which batch of it.
-        replaced_by: The index that was tried in its place; None if it was left out.
+        replaced_by: The index of the sample that took its place; None if none did.
     """
 
     index: Any
@@ -165,29 +166,22 @@ class Failure:
         """Return one line."""
         which = "a sample" if self.index is None else f"sample {self.index!r}"
         name = "" if self.name is None else f" ({self.name})"
-        try:
-            text = " ".join(str(self.error).split())
-        except Exception:  # its own __str__ fails
-            text = "(it has no message that can be shown)"
-        return f"{which}{name}: {type(self.error).__name__}: {text}"
+        notes = getattr(self.error, "__notes__", ())
+        is_of_collate = any(str(note).startswith("while collating") for note in notes)
+        where = ", while collating" if is_of_collate else ""
+        return f"{which}{name}{where}: {text_of(self.error)}"
+
+
+def text_of(error: BaseException) -> str:
+    """Return type and message in one line, whatever the exception makes of it."""
+    try:
+        text = " ".join(str(error).split())
+    except Exception:  # its own __str__ fails
+        text = "(it has no message that can be shown)"
+    return f"{type(error).__name__}: {text}"
 
 
 def annotate(error: BaseException, note: str) -> None:
     """Add a note to `error`, if it lets itself be changed (a frozen dataclass does not)."""
     with contextlib.suppress(Exception):
         error.add_note(note)
-
-
-def describe_sample(dataset: Any, index: object) -> str | None:  # noqa: ANN401
-    """Return what `dataset.describe(index)` says: the sample's file or key; None if nothing.
-
-    A dataset without the method, or one that fails over a broken sample, says nothing: this is
-    asked while another error is being told.
-    """
-    describe = getattr(dataset, "describe", None)
-    if index is None or not callable(describe):
-        return None
-    try:
-        return str(describe(index))
-    except Exception:
-        return None

@@ -66,7 +66,7 @@ class World:
             match decision:
                 case Draw():
                     pending.extendleft(reversed(self.order.handle(self.draw())))
-                case Respawn(worker_id):
+                case Respawn(worker_id, _):
                     assert worker_id in self.dead
                     self.dead.remove(worker_id)
                     self.num_respawns += 1

@@ -15,6 +15,7 @@ import dataclasses
 import faulthandler
 import gc
 import json
+import logging
 import os
 import random
 import signal
@@ -255,4 +256,5 @@ def summary(course):
 
 
 if __name__ == "__main__":
+    logging.getLogger("penstock").setLevel(logging.ERROR)  # it tells every respawn
     main(float(sys.argv[1]) if len(sys.argv) > 1 else 600.0)

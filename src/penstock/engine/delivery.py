@@ -169,8 +169,7 @@ class Stream:
         outcome: Outcome = delivery.outcome
         progress, step, worker_id = self._epoch.progress, delivery.step, delivery.worker_id
         losses = outcome.losses
-        if losses.bad:
-            self._record(losses, step, worker_id)
+        num_failed = self._record(losses, step, worker_id) if losses.bad else 0
         try:
             batch = outcome.result()
         except BaseException as error:
@@ -180,16 +179,16 @@ class Stream:
             raise
         if losses.num_asked:
             with self._closed_on_error():
-                self._faults.spend(losses, self._epoch)
+                self._faults.spend(losses.num_asked, num_failed, self._epoch)
         if outcome.share is None:
             progress.give(step, in_order=self._plan.in_order)
         else:
             progress.give_share(worker_id, outcome.share, max(self._plan.num_workers, 1))
         return batch
 
-    def _record(self, losses: Losses, step: int, worker_id: int) -> None:
+    def _record(self, losses: Losses, step: int, worker_id: int) -> int:
         who = worker_id if self._plan.num_workers else None
-        self._faults.record(losses.bad, self._epoch, step, who)
+        return self._faults.record(losses.bad, self._epoch, step, who)
 
     def _wait(self) -> Deliver | Finish | Fail | None:
         timeout_s = self._plan.timeout_s or None
@@ -200,9 +199,9 @@ class Stream:
         for event in events:
             if isinstance(event, WorkerExhausted) and event.losses:
                 # Of no batch: they were the last of the share.
-                self._record(event.losses, event.step, event.worker_id)
+                num_failed = self._record(event.losses, event.step, event.worker_id)
                 with self._closed_on_error():
-                    self._faults.spend(event.losses, self._epoch)
+                    self._faults.spend(event.losses.num_asked, num_failed, self._epoch)
             answer = self._carry_out(self._order.handle(event)) or answer
         return answer
 
@@ -239,6 +238,7 @@ class Stream:
             elif isinstance(decision, Draw):
                 left = self._order.handle(self._draw()) + left
             elif isinstance(decision, Respawn):
+                self._faults.note_respawn(decision.reason)
                 self._backend.respawn(decision.worker_id)
             elif isinstance(decision, Condemn):
                 self._faults.killers[decision.sample] = decision.reason, decision.advice
@@ -263,7 +263,8 @@ class Stream:
     def _death_message(self, failure: Fail) -> str:
         steps = self._order.steps_of(failure.worker_id)
         held = f" It held steps {steps}." if steps else ""
-        return f"{failure.reason}, epoch {self._epoch.number}.{held} {failure.advice}"
+        before = self._faults.on_respawns()
+        return f"{failure.reason}, epoch {self._epoch.number}.{held}{before} {failure.advice}"
 
     def close(self, *, in_a_hurry: bool = False) -> None:
         """Stop the workers; a second call does nothing. Batches that were given out stay valid."""

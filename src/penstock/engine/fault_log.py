@@ -4,13 +4,16 @@
 from __future__ import annotations
 
 import collections
+import logging
 import sys
 import warnings
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from penstock.callers import users_level
+from penstock.data.names import describe_sample
+from penstock.engine.plan import sample_key
 from penstock.errors import TooManyFailures
-from penstock.faults import Failure, FaultPolicy, describe_sample
+from penstock.faults import Failure, FaultPolicy
 
 if TYPE_CHECKING:
     from collections.abc import Hashable, Sequence
@@ -22,6 +25,9 @@ __all__ = ["NO_LOSSES", "FaultLog", "Losses"]
 
 _MOST_KEPT: Final = 10_000  # records; a night's run over a rotten disk is not to fill the memory
 _FIRST: Final = 10
+_FEW: Final = 3
+
+_log = logging.getLogger("penstock")
 
 
 class Losses(NamedTuple):
@@ -58,10 +64,13 @@ class FaultLog:
         self._dataset = dataset
         self._failures: collections.deque[Failure] = collections.deque(maxlen=_MOST_KEPT)
         self._first: list[Failure] = []  # of the epoch under way
+        self._known: set[Hashable] = set()  # keys of its bad samples
+        self._deaths: list[str] = []  # of its workers that were replaced
 
     def __getstate__(self) -> dict[str, Any]:
         """Return all but the records: a loader is pickled as a recipe."""
-        return {**self.__dict__, "_failures": collections.deque(maxlen=_MOST_KEPT), "_first": []}
+        fresh = FaultLog(self.policy, self._dataset)
+        return {**fresh.__dict__, "killers": self.killers}
 
     @property
     def failures(self) -> list[Failure]:
@@ -71,12 +80,25 @@ class FaultLog:
     def begin_epoch(self) -> None:
         """Count anew."""
         self._first = []
+        self._known = set()
+        self._deaths = []
 
     def record(
         self, losses: Sequence[BadSample], epoch: Epoch, step: int, worker_id: int | None
-    ) -> None:
-        """Record the bad samples of a step, when it is given or known to have failed."""
+    ) -> int:
+        """Record the bad samples of a step, when it is given or known to have failed.
+
+        Returns:
+            How many of them were not known yet in this epoch. Substitutes, and samplers that draw
+            a sample more than once, come upon the same ones again.
+        """
+        num_new = 0
         for bad in losses:
+            key = sample_key(bad.index)
+            if bad.index is not None and key in self._known:
+                continue
+            self._known.add(key)
+            num_new += 1
             failure = Failure(
                 index=bad.index,
                 name=describe_sample(self._dataset, bad.index),
@@ -90,30 +112,51 @@ class FaultLog:
             self._failures.append(failure)
             if len(self._first) < _FIRST:
                 self._first.append(failure)
+        return num_new
 
-    def spend(self, losses: Losses, epoch: Epoch) -> None:
+    def spend(self, num_asked: int, num_failed: int, epoch: Epoch) -> None:
         """Count what a step cost against the budget; to be called when it is given.
+
+        Args:
+            num_asked: Samples that were asked for.
+            num_failed: Bad ones that were not known yet.
+            epoch: The epoch under way.
 
         Raises:
             TooManyFailures: it is more than the policy allows. Nothing is counted then.
         """
         progress = epoch.progress
-        num_asked = progress.num_asked + losses.num_asked
-        num_failed = progress.num_failed + len(losses.bad)
-        if losses.bad and num_failed > self.policy.allowed_failures(num_asked):
-            raise TooManyFailures(self._complaint(epoch.number, num_asked, num_failed))
-        progress.num_asked = num_asked
-        progress.num_failed = num_failed
+        all_asked = progress.num_asked + num_asked
+        all_failed = progress.num_failed + num_failed
+        if num_failed and all_failed > self.policy.allowed_failures(all_asked):
+            raise TooManyFailures(self._complaint(epoch.number, all_asked, all_failed))
+        progress.num_asked = all_asked
+        progress.num_failed = all_failed
 
     def _complaint(self, epoch: int, num_asked: int, num_failed: int) -> str:
         bound = self.policy.max_failures
+        room = "" if isinstance(bound, int) else " (the share, with room for chance)"
         which = "The first of them" if num_failed > len(self._first) else "They are"
         return (
             f"{num_failed} of the {num_asked} samples asked for so far in epoch {epoch} could not "
             f"be made; max_failures={bound!r} allows "
-            f"{int(self.policy.allowed_failures(num_asked))}. Repair or leave out the "
+            f"{int(self.policy.allowed_failures(num_asked))}{room}. Repair or leave out the "
             "files (`penstock check DIR` finds all that cannot be decoded), or raise max_failures. "
-            f"{which}:\n{self._listed()}"
+            f"{which}:\n{self._listed(_FIRST)}"
+        )
+
+    def note_respawn(self, reason: str) -> None:
+        """Say that a worker died and another takes its place: nothing else would tell."""
+        self._deaths.append(reason)
+        _log.warning("%s. Another takes its place.", reason)
+
+    def on_respawns(self) -> str:
+        """Return what to add to an error that no respawn is left to prevent; empty if none was."""
+        if not self._deaths:
+            return ""
+        return (
+            f" Before it, {len(self._deaths)} died in this epoch and were replaced, of at most "
+            f"max_respawns={self.policy.max_respawns}; the last: {self._deaths[-1]}."
         )
 
     def warn_of_losses(self, epoch: Epoch) -> None:
@@ -123,11 +166,15 @@ class FaultLog:
             return
         what = "left out" if self.policy.on_error == "skip" else "replaced by others"
         samples = "sample" if num_failed == 1 else "samples"
+        nameless = self._first and all(failure.name is None for failure in self._first)
+        advice = " (With a method `describe(index)` the dataset gives them names.)"
         warnings.warn(
             f"epoch {epoch.number}: {num_failed} bad {samples} {what}. "
-            f"loader.failures lists them with their errors. First:\n{self._listed()}",
+            f"loader.failures lists them with their errors{advice if nameless else ''}. First:\n"
+            f"{self._listed(_FEW)}",
             stacklevel=users_level(),
         )
 
-    def _listed(self) -> str:
-        return "\n".join(f"  {failure}" for failure in self._first) or "  (before the resume)"
+    def _listed(self, count: int) -> str:
+        lines = [f"  {failure}" for failure in self._first[:count]]
+        return "\n".join(lines) or "  (before the resume)"

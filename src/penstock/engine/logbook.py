@@ -221,10 +221,9 @@ def _without_ours(text: str) -> str:
     """Return a dump without what says nothing of the user's code."""
     blocks = []
     for block in text.strip().split("\n\n"):
-        head, sep, _ = block.partition("\n  File")
         lines = block.splitlines()
         end = next((k for k, line in enumerate(lines) if _OUR_FRAME in line), len(lines))
-        is_ours = any(line.endswith("in _exit_with_trainer") for line in lines)
-        if not is_ours and not block.startswith("Extension modules:"):
-            blocks.append("\n".join(lines[:end]) if sep else head)
+        is_empty = end <= 1 and block.startswith("Thread ")  # our watching thread, mostly
+        if not is_empty and not block.startswith("Extension modules:"):
+            blocks.append("\n".join(lines[:end]))
     return "\n".join(blocks)

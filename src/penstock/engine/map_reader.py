@@ -8,9 +8,10 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from penstock.data.dataset import batch_reader, is_drawless, reads_together
+from penstock.data.names import describe_sample
 from penstock.engine.plan import AsGiven
 from penstock.engine.transforms import transform_that_raised
-from penstock.faults import annotate, describe_sample
+from penstock.faults import annotate
 
 if TYPE_CHECKING:
     from penstock.data.dataset import BatchReader, Empty

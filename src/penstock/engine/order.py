@@ -134,6 +134,7 @@ class Respawn(NamedTuple):
     """Start another worker in the place of this dead one."""
 
     worker_id: int
+    reason: str = ""
 
 
 class Condemn(NamedTuple):
@@ -285,7 +286,7 @@ class Order:
             condemned = [Condemn(event.sample, event.reason, event.advice)] if is_guilty else []
             held = self.steps_of(event.worker_id)
             again = [Submit(event.worker_id, s, self._tasks[s], s in self._deaths_at) for s in held]
-            return [*condemned, Respawn(event.worker_id), *again]
+            return [*condemned, Respawn(event.worker_id, event.reason), *again]
         self._failure = self._failure or Fail(event.worker_id, event.reason, event.advice)
         return self._answer()
 

@@ -41,7 +41,7 @@ class BadSample(NamedTuple):
         index: As the sampler, or a substitution, gave it; None in an iterable dataset.
         error: What was raised, without traceback.
         traceback: As text; for one that ended workers, all that is known of its end.
-        replaced_by: What was tried in its place; None if nothing.
+        replaced_by: What took its place; None if nothing did.
     """
 
     index: Any
@@ -91,6 +91,7 @@ class Salvage:
             StopIteration: the share of an iterable has ended.
             Exception: the sample's, if the policy is to raise; or nothing more can be read.
         """
+        first_bad = len(self._bad)
         while True:
             self._notes.seat(Phase.READING, seat)
             try:
@@ -104,6 +105,7 @@ class Salvage:
             else:
                 if alone:
                     self._trial([seat], seat.place)
+                self._tell_substitute(first_bad, seat)
                 return
             if self._faults.tolerates and self._source.is_spent(error):
                 raise error
@@ -123,11 +125,15 @@ class Salvage:
         if isinstance(error, WorkerDied):
             text = self._source.what_is_known_of(seat)
         drop_frames(error)
-        bad, seat.sample = BadSample(seat.index, error, text), NO_SAMPLE
-        self._bad.append(bad)
+        self._bad.append(BadSample(seat.index, error, text))
+        seat.sample = NO_SAMPLE
         if self._faults.on_error == "replace":
-            self._source.find_substitute(seat)
-            self._bad[-1] = bad._replace(replaced_by=seat.index)
+            self._source.find_substitute(seat, error)
+
+    def _tell_substitute(self, first_bad: int, seat: Seat) -> None:
+        """Note whose sample it is that took the seat of those found bad since."""
+        for k in range(first_bad, len(self._bad)):
+            self._bad[k] = self._bad[k]._replace(replaced_by=seat.index)
 
     def join(self, seats: list[Seat], position: int) -> Any:  # noqa: ANN401
         """Return the batch of the seats that are taken, finished; `NO_BATCH` if none is.
@@ -199,10 +205,13 @@ class Salvage:
             )
             raise error
         for seat, reason in odd_ones:
+            annotate(reason, "while collating it, or sending what was collated")
+            first_bad = len(self._bad)
             self._reject(seat, reason)
             if self._faults.on_error == "replace":
                 with contextlib.suppress(StopIteration):  # an iterable's end: one sample less
                     self.fill(seat)
+                    self._tell_substitute(first_bad, seat)
 
     def _odd_ones(self, taken: list[Seat], position: int) -> list[tuple[Seat, Exception]]:
         alone = [(seat, self._trial([seat], position)) for seat in taken]

@@ -7,10 +7,12 @@ from typing import TYPE_CHECKING, Any, Final, Protocol
 
 import numpy as np
 
+from penstock.engine.map_reader import note_samples
 from penstock.engine.plan import sample_key
 from penstock.engine.seats import Seat
 from penstock.engine.substitutes import Substitutes
 from penstock.errors import TooManyFailures, WorkerDied
+from penstock.faults import text_of
 
 if TYPE_CHECKING:
     from collections.abc import Hashable
@@ -44,8 +46,8 @@ class Source(Protocol):
     def read_anew(self, seats: list[Seat]) -> None:
         """Read the samples once more, where that is possible: collating may have changed them."""
 
-    def find_substitute(self, seat: Seat) -> None:
-        """Let `seat` be for another sample.
+    def find_substitute(self, seat: Seat, error: Exception) -> None:
+        """Let `seat` be for another sample, as this one gave `error`.
 
         Raises:
             TooManyFailures: there is none, or many were bad.
@@ -141,7 +143,7 @@ class MapSource:
         for seat in seats:
             seat.sample = self.read(seat)
 
-    def find_substitute(self, seat: Seat) -> None:
+    def find_substitute(self, seat: Seat, error: Exception) -> None:
         """Draw another index."""
         rejected = self._rejected.setdefault(seat.number, set())
         rejected.add(sample_key(seat.index))
@@ -149,9 +151,10 @@ class MapSource:
         if seat.attempt > _MOST_ATTEMPTS:
             raise TooManyFailures(
                 f"no substitute was found for sample {self._indices[seat.number]!r}: "
-                f"{_MOST_ATTEMPTS} others that were drawn in its place could not be made either. "
-                "That many bad samples in a row are rarely an accident: look at the first ones "
-                "with on_error='raise'."
+                f"{_MOST_ATTEMPTS} others that were drawn in its place could not be made either, "
+                f"the last one, {note_samples(self._recipe.dataset, [seat.index])}, for "
+                f"{text_of(error)}. That many bad samples in a row are rarely an accident; "
+                "loader.failures lists them."
             )
         if self._substitutes is None:
             self._substitutes = Substitutes(
@@ -189,13 +192,13 @@ class ShareSource:
     def read_anew(self, seats: list[Seat]) -> None:
         """Nothing can be read twice."""
 
-    def find_substitute(self, seat: Seat) -> None:
+    def find_substitute(self, seat: Seat, error: Exception) -> None:
         """Let the seat be for the next sample."""
         seat.attempt += 1
         if seat.attempt > _LONGEST_RUN:
             raise TooManyFailures(
                 f"{_LONGEST_RUN} samples in a row did not fit into one batch of the iterable "
-                "dataset: look at the first ones with on_error='raise'."
+                f"dataset, the last one for {text_of(error)}; loader.failures lists them."
             )
 
     def is_spent(self, error: Exception) -> bool:

@@ -29,7 +29,7 @@ _ADVICE_ON_EXIT: Final = (
     "What it printed before may say why. Look for sys.exit or os._exit in the dataset; under spawn "
     'and forkserver, is the main script guarded by `if __name__ == "__main__":`?'
 )
-_ADVICE_ON_HANG: Final = "Raise `timeout` if samples may take that long."
+_ADVICE_ON_HANG: Final = "Raise `timeout` if samples, or the start of a worker, may take that long."
 _ADVICE_NATIVE: Final = "That is native code under the dataset: num_workers=0 shows where."
 _ADVICE_ON_SIGNALS: Final = {
     "SIGKILL": "Often memory ran out: try fewer workers or a smaller prefetch_factor.",
@@ -125,7 +125,7 @@ class WorkerProcess:
         left = wait_for_ends([self], _LAST_WORDS_S)
         if left:
             self._end = (
-                "closed its channel and was killed, as it did not end",
+                "closed its channel and was killed, as it did not end,",
                 "Another thread or an exit handler of the dataset kept it, or something closes "
                 "descriptors of others.",
             )
@@ -155,7 +155,7 @@ class WorkerProcess:
     def describe_end(self) -> tuple[str, str]:
         """Say how the process ended, and what to do about it; to be called when it has."""
         if self._killed_because is not None:
-            return f"was killed, as {self._killed_because}", _ADVICE_ON_HANG
+            return f"was killed, as {self._killed_because},", _ADVICE_ON_HANG
         if self._end is not None:
             return self._end
         code = self.process.exitcode or 0

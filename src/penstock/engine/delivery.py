@@ -73,7 +73,6 @@ class Stream:
             self._backend.start()
             self._is_open = True
         self._epoch = epoch
-        self._faults.begin_epoch()
         self._is_over = False
         with self._closed_on_error():
             self._backend.begin_epoch(epoch)
@@ -238,7 +237,7 @@ class Stream:
             elif isinstance(decision, Draw):
                 left = self._order.handle(self._draw()) + left
             elif isinstance(decision, Respawn):
-                self._faults.note_respawn(decision.reason)
+                self._faults.note_respawn(decision.reason, self._epoch)
                 self._backend.respawn(decision.worker_id)
             elif isinstance(decision, Condemn):
                 self._faults.killers[decision.sample] = decision.reason, decision.advice
@@ -263,7 +262,7 @@ class Stream:
     def _death_message(self, failure: Fail) -> str:
         steps = self._order.steps_of(failure.worker_id)
         held = f" It held steps {steps}." if steps else ""
-        before = self._faults.on_respawns()
+        before = self._faults.on_respawns(self._epoch)
         return f"{failure.reason}, epoch {self._epoch.number}.{held}{before} {failure.advice}"
 
     def close(self, *, in_a_hurry: bool = False) -> None:

@@ -8,7 +8,9 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Hashable, Iterator, Sequence
+
+    from penstock.faults import Failure
 
 __all__ = ["Epoch", "Progress", "Share"]
 
@@ -63,6 +65,9 @@ class Progress:
         failed: Step, worker and share of batches that could not be made, since the last one given.
         num_asked: Samples that were asked for, in the batches given.
         num_failed: Those of them, and of their substitutes, that could not be made.
+        known_bad: Keys of them, since the epoch was begun or resumed.
+        first_failures: The first of them.
+        deaths: How workers ended that were replaced.
     """
 
     num_steps: int = 0
@@ -75,6 +80,9 @@ class Progress:
     failed: list[tuple[int, int, Share | None]] = field(default_factory=list)
     num_asked: int = 0
     num_failed: int = 0
+    known_bad: set[Hashable] = field(default_factory=set)
+    first_failures: list[Failure] = field(default_factory=list)
+    deaths: list[str] = field(default_factory=list)
 
     def give(self, step: int, *, in_order: bool) -> None:
         """Count a batch of a map-style dataset, and those before it that could not be made."""

@@ -63,9 +63,6 @@ class FaultLog:
         self.killers: dict[Hashable, tuple[str, str]] = {}  # samples that end workers, and how
         self._dataset = dataset
         self._failures: collections.deque[Failure] = collections.deque(maxlen=_MOST_KEPT)
-        self._first: list[Failure] = []  # of the epoch under way
-        self._known: set[Hashable] = set()  # keys of its bad samples
-        self._deaths: list[str] = []  # of its workers that were replaced
 
     def __getstate__(self) -> dict[str, Any]:
         """Return all but the records: a loader is pickled as a recipe."""
@@ -77,12 +74,6 @@ class FaultLog:
         """The last 10,000 bad samples, in the order in which their batches were given."""
         return list(self._failures)
 
-    def begin_epoch(self) -> None:
-        """Count anew."""
-        self._first = []
-        self._known = set()
-        self._deaths = []
-
     def record(
         self, losses: Sequence[BadSample], epoch: Epoch, step: int, worker_id: int | None
     ) -> int:
@@ -93,11 +84,12 @@ class FaultLog:
             a sample more than once, come upon the same ones again.
         """
         num_new = 0
+        progress = epoch.progress
         for bad in losses:
             key = sample_key(bad.index)
-            if bad.index is not None and key in self._known:
+            if bad.index is not None and key in progress.known_bad:
                 continue
-            self._known.add(key)
+            progress.known_bad.add(key)
             num_new += 1
             failure = Failure(
                 index=bad.index,
@@ -110,8 +102,8 @@ class FaultLog:
                 replaced_by=bad.replaced_by,
             )
             self._failures.append(failure)
-            if len(self._first) < _FIRST:
-                self._first.append(failure)
+            if len(progress.first_failures) < _FIRST:
+                progress.first_failures.append(failure)
         return num_new
 
     def spend(self, num_asked: int, num_failed: int, epoch: Epoch) -> None:
@@ -129,34 +121,36 @@ class FaultLog:
         all_asked = progress.num_asked + num_asked
         all_failed = progress.num_failed + num_failed
         if num_failed and all_failed > self.policy.allowed_failures(all_asked):
-            raise TooManyFailures(self._complaint(epoch.number, all_asked, all_failed))
+            raise TooManyFailures(self._complaint(epoch, all_asked, all_failed))
         progress.num_asked = all_asked
         progress.num_failed = all_failed
 
-    def _complaint(self, epoch: int, num_asked: int, num_failed: int) -> str:
+    def _complaint(self, epoch: Epoch, num_asked: int, num_failed: int) -> str:
         bound = self.policy.max_failures
         room = "" if isinstance(bound, int) else " (the share, with room for chance)"
-        which = "The first of them" if num_failed > len(self._first) else "They are"
+        first = epoch.progress.first_failures
+        which = "The first of them" if num_failed > len(first) else "They are"
         return (
-            f"{num_failed} of the {num_asked} samples asked for so far in epoch {epoch} could not "
-            f"be made; max_failures={bound!r} allows "
+            f"{num_failed} of the {num_asked} samples asked for so far in epoch {epoch.number} "
+            f"could not be made; max_failures={bound!r} allows "
             f"{int(self.policy.allowed_failures(num_asked))}{room}. Repair or leave out the "
             "files (`penstock check DIR` finds all that cannot be decoded), or raise max_failures. "
-            f"{which}:\n{self._listed(_FIRST)}"
+            f"{which}:\n{_listed(first)}"
         )
 
-    def note_respawn(self, reason: str) -> None:
+    def note_respawn(self, reason: str, epoch: Epoch) -> None:
         """Say that a worker died and another takes its place: nothing else would tell."""
-        self._deaths.append(reason)
+        epoch.progress.deaths.append(reason)
         _log.warning("%s. Another takes its place.", reason)
 
-    def on_respawns(self) -> str:
+    def on_respawns(self, epoch: Epoch) -> str:
         """Return what to add to an error that no respawn is left to prevent; empty if none was."""
-        if not self._deaths:
+        deaths = epoch.progress.deaths
+        if not deaths:
             return ""
         return (
-            f" Before it, {len(self._deaths)} died in this epoch and were replaced, of at most "
-            f"max_respawns={self.policy.max_respawns}; the last: {self._deaths[-1]}."
+            f" Before it, {len(deaths)} died in this epoch and were replaced, of at most "
+            f"max_respawns={self.policy.max_respawns}; the last: {deaths[-1]}."
         )
 
     def warn_of_losses(self, epoch: Epoch) -> None:
@@ -166,15 +160,16 @@ class FaultLog:
             return
         what = "left out" if self.policy.on_error == "skip" else "replaced by others"
         samples = "sample" if num_failed == 1 else "samples"
-        nameless = self._first and all(failure.name is None for failure in self._first)
+        first = epoch.progress.first_failures
+        nameless = any(f.name is None and f.index is not None for f in first)
         advice = " (With a method `describe(index)` the dataset gives them names.)"
         warnings.warn(
             f"epoch {epoch.number}: {num_failed} bad {samples} {what}. "
             f"loader.failures lists them with their errors{advice if nameless else ''}. First:\n"
-            f"{self._listed(_FEW)}",
+            f"{_listed(first[:_FEW])}",
             stacklevel=users_level(),
         )
 
-    def _listed(self, count: int) -> str:
-        lines = [f"  {failure}" for failure in self._first[:count]]
-        return "\n".join(lines) or "  (before the resume)"
+
+def _listed(failures: Sequence[Failure]) -> str:
+    return "\n".join(f"  {failure}" for failure in failures) or "  (before the resume)"

@@ -285,6 +285,9 @@ def loader_of(name: str, fault: Fault) -> Any:  # noqa: ANN401 - one of two clas
     elif on_error:
         arguments["on_error"] = on_error
     loader = data_loader("torch" if library == "torch" else "penstock")
+    if library == "penstock":
+        # Imported with the first workers, and compiled where no byte code may be kept: 0.3 s.
+        import penstock.engine.backends.process  # noqa: F401
     return loader(Photos(fault.read_one), **arguments)
 
 
@@ -405,6 +408,8 @@ class Outcome:
             return f"**hung** (stopped after {_DEADLINE_S:.0f} s), {given}"
         if fault.ends_loop:
             return self._on_workers()
+        if self.did == "was killed":
+            return f"**the trainer itself ended**, without an error, {given}"
         if self.did == "went on":
             return f"{given}, {self.seconds:.1f} s"
         names = [f"sample {'' if self.names_sample else 'not '}named"] if fault.num_bad else []

@@ -165,10 +165,27 @@ IMPOSSIBLE = {
 }
 
 
+# A spawned worker takes a second to start, so only these places are tried with it every time;
+# `make slow` tries all.
+SPAWNED_EVERY_TIME = ("worker init", "__getitem__")
+
+
+def marks_of(place, method):
+    is_slow = method == "spawn" and place not in SPAWNED_EVERY_TIME
+    return [pytest.mark.slow] if is_slow else []
+
+
 def cells(column):
     """Return place, fault, start method and outcome of each cell that can be."""
     return [
-        pytest.param(place, fault, method, outcomes[column], id=f"{place}-{fault}-{method}")
+        pytest.param(
+            place,
+            fault,
+            method,
+            outcomes[column],
+            id=f"{place}-{fault}-{method}",
+            marks=marks_of(place, method),
+        )
         for place, faults in MATRIX.items()
         for fault, outcomes in faults.items()
         for method in METHODS

@@ -21,7 +21,7 @@ from tests.process.seeded_datasets import BatchNoise, Countdown, Noise, NumpyNoi
 
 import penstock.torch as ours
 from penstock import Loader, sample_rng
-from penstock.data import IterableDataset, shard
+from penstock.data import IterableDataset, Subset, shard
 from penstock.errors import StateError
 from penstock.sampling import (
     BatchSampler,
@@ -961,3 +961,32 @@ def test_a_start_that_fails_costs_no_epoch():
         assert loader.state_dict()["epoch"] == loader.epoch == 0
         loader.dataset.is_ready = True
         assert len(list(loader)) == 1
+
+
+class Marked(list):
+    """A dataset whose contents have a fingerprint, as a store's have."""
+
+    fingerprint = "a1"
+
+
+def test_other_contents_are_warned_of_and_the_order_goes_on():
+    loader = Loader(Marked(range(40)), batch_size=4, shuffle=True, seed=5)
+    iterator = iter(loader)
+    first = [next(iterator).tolist() for _ in range(3)]
+    state = json.loads(json.dumps(loader.state_dict()))
+    rest = [batch.tolist() for batch in iterator]
+    assert state["contents"] == "a1"
+    again = Loader(Marked(range(40)), batch_size=4, shuffle=True, seed=5)
+    again.load_state_dict(state)
+    assert [batch.tolist() for batch in again] == rest
+    changed = Subset(Marked(range(40)), range(40))
+    changed.dataset.fingerprint = "b2"
+    other = Loader(changed, batch_size=4, shuffle=True, seed=5)
+    with pytest.warns(UserWarning, match=r"fingerprint was a1, now it is b2.*exactly") as found:
+        other.load_state_dict(state)
+    assert found[0].filename == __file__
+    assert [batch.tolist() for batch in other] == rest
+    assert sorted(i for batch in first + rest for i in batch) == list(range(40))
+    plain = Loader(list(range(40)), batch_size=4, shuffle=True, seed=5)
+    plain.load_state_dict(state)  # nothing is known of its contents
+    assert len(list(plain)) == 7

@@ -15,7 +15,9 @@ from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
 
+from penstock.callers import users_level
 from penstock.data.dataset import can_resume
+from penstock.data.fingerprint import fingerprint_of
 from penstock.engine.epoch import Epoch, Progress, Share
 from penstock.errors import StateError
 from penstock.indices import length_of
@@ -211,6 +213,8 @@ class Schedule:
             state["turn"] = progress.turn
             state["shares"] = {str(id_): share.to_json() for id_, share in progress.shares.items()}
         state["fingerprint"] = {"length": length_of(dataset), **copy.deepcopy(settings)}
+        if (contents := fingerprint_of(dataset)) is not None:
+            state["contents"] = contents
         return state
 
     def load_state_dict(
@@ -239,10 +243,25 @@ class Schedule:
                 + ". Make the loader as it was, or begin a new epoch without the state"
             )
         _check_stream(dataset, progress)
+        _compare_contents(state.get("contents"), fingerprint_of(dataset))
         self._next_epoch = number
         self._is_chosen = False
         self._resumed = progress
         self._current = self._description = None
+
+
+def _compare_contents(saved: object, here: str | None) -> None:
+    """Warn if a store holds other data than when the state was saved; the order is the same."""
+    if saved is None or here is None or saved == here:
+        return
+    warnings.warn(
+        f"this state was saved with other data: the dataset's fingerprint was {saved}, now it is "
+        f"{here}. The order of the indices goes on exactly; what they give may be other samples. "
+        "(The same images in another kind of store, such as a folder that has been packed since, "
+        "have another fingerprint as well.)",
+        UserWarning,
+        stacklevel=users_level(),
+    )
 
 
 def _parsed(state: Any) -> tuple[int, Progress, int | None, dict[str, Any]]:  # noqa: ANN401

@@ -82,6 +82,38 @@ class PackedList(Sequence[T]):
         self._blob.flags.writeable = False
         self._decode = _DECODE[kind]
 
+    @classmethod
+    def from_utf8(cls, text: NDArray[np.uint8], offsets: NDArray[np.int64]) -> PackedList[str]:
+        """Return strings that lie in `text` already, without copying them.
+
+        Args:
+            text: All of them in a row, as UTF-8; uint8, shape (bytes,).
+            offsets: String i is `text[offsets[i] : offsets[i + 1]]`; int64, shape (strings + 1,).
+
+        Raises:
+            ValueError: the offsets do not rise from 0 to `len(text)`.
+
+        Example:
+            >>> text = np.frombuffer(b"catdog", np.uint8)
+            >>> list(PackedList.from_utf8(text, np.array([0, 3, 6])))
+            ['cat', 'dog']
+        """
+        offsets = np.ascontiguousarray(offsets, np.int64)
+        is_rising = offsets.ndim == 1 and len(offsets) > 0 and bool(np.all(np.diff(offsets) >= 0))
+        if not is_rising or offsets[0] != 0 or offsets[-1] != len(text):
+            raise ValueError(f"the offsets of strings do not rise from 0 to {len(text)}.")
+        return _restore("str", np.asarray(text, np.uint8), offsets)
+
+    def to_utf8(self) -> tuple[NDArray[np.uint8], NDArray[np.int64]]:
+        """Return the arrays that `from_utf8` takes; not copies where they lie side by side.
+
+        Raises:
+            TypeError: the items are not strings.
+        """
+        if self._kind != "str":
+            raise TypeError(f"the items of {self!r} are not strings.")
+        return self._packed()
+
     @property
     def nbytes(self) -> int:
         """Bytes of the arrays held. A slice holds the blob of the list it was cut from."""

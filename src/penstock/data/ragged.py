@@ -1,0 +1,94 @@
+# SPDX-License-Identifier: Apache-2.0
+"""`RaggedArray`: a list of integer arrays of different lengths, held in two arrays."""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Iterable, Iterator, Sequence
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+if TYPE_CHECKING:
+    from numpy.typing import ArrayLike, NDArray
+
+__all__ = ["RaggedArray"]
+
+
+class RaggedArray(Sequence["NDArray[np.int64]"]):
+    """The classes of many samples that have several each: `ragged[i]` is those of sample i.
+
+    Attributes:
+        values: All of them in a row, int64, shape (total,). Not a copy where int64 was given.
+        offsets: Sample i has `values[offsets[i] : offsets[i + 1]]`; int64, shape (samples + 1,).
+
+    Concurrency:
+        Any thread or process; workers share both arrays.
+
+    Example:
+        >>> classes = RaggedArray.of([[0, 2], [], [1]])
+        >>> classes[0], len(classes), classes.values
+        (array([0, 2]), 3, array([0, 2, 1]))
+    """
+
+    def __init__(self, values: ArrayLike, offsets: ArrayLike) -> None:
+        """Keep both arrays.
+
+        Raises:
+            ValueError: the offsets do not begin with 0, go back, or do not end with `len(values)`.
+        """
+        self.values = np.asarray(values, np.int64)
+        self.offsets = np.asarray(offsets, np.int64)
+        if (
+            self.values.ndim != 1
+            or self.offsets.ndim != 1
+            or not len(self.offsets)
+            or self.offsets[0] != 0
+            or self.offsets[-1] != len(self.values)
+            or bool(np.any(np.diff(self.offsets) < 0))
+        ):
+            raise ValueError(
+                f"offsets rise from 0 to {len(self.values)}, the number of values; these do not."
+            )
+
+    @classmethod
+    def of(cls, rows: Iterable[Iterable[int]]) -> RaggedArray:
+        """Return the rows, packed."""
+        arrays = [np.asarray(list(row), np.int64) for row in rows]
+        offsets = np.zeros(len(arrays) + 1, np.int64)
+        np.cumsum([len(array) for array in arrays], out=offsets[1:])
+        values = np.concatenate(arrays) if arrays else np.empty(0, np.int64)
+        return cls(values, offsets)
+
+    def __len__(self) -> int:
+        """Return the number of samples."""
+        return len(self.offsets) - 1
+
+    def __getitem__(self, index: Any) -> Any:  # noqa: ANN401 - an integer, or many
+        """Return a view of one sample's values; a `RaggedArray` for a slice or index array."""
+        if isinstance(index, (slice, np.ndarray, list)):
+            chosen = np.arange(len(self))[index]
+            return RaggedArray.of(self[i] for i in chosen.tolist())
+        position = operator.index(index)
+        if not -len(self) <= position < len(self):
+            raise IndexError(f"index {position} is out of range for {len(self)} samples.")
+        position %= len(self)
+        return self.values[self.offsets[position] : self.offsets[position + 1]]
+
+    def __iter__(self) -> Iterator[NDArray[np.int64]]:
+        """Yield a view for each sample."""
+        return map(self.__getitem__, range(len(self)))
+
+    def __eq__(self, other: object) -> bool:
+        """Return whether `other` holds the same values for the same samples."""
+        if not isinstance(other, RaggedArray):
+            return NotImplemented
+        return np.array_equal(self.values, other.values) and np.array_equal(
+            self.offsets, other.offsets
+        )
+
+    __hash__ = None  # type: ignore[assignment]  # it is mutable through its arrays
+
+    def __repr__(self) -> str:
+        """Return sizes, not the values."""
+        return f"<RaggedArray of {len(self)} samples, {len(self.values)} values>"

@@ -3,8 +3,9 @@
 
 PYTHON ?= $(shell command -v python3.11 || command -v python3)
 VENV ?= .venv
-EXTRAS := torch,vision,cli,dev
+EXTRAS := torch,vision,cli,lmdb,mongo,arrow,charts,dev
 BIN := $(VENV)/bin
+JOBS ?= 2
 STAMP := $(VENV)/.installed
 # The other files beside them are what the benchmarks share.
 BENCHMARKS := $(shell grep -l '^if __name__ == "__main__"' benchmarks/*.py)
@@ -32,8 +33,9 @@ $(STAMP): pyproject.toml constraints.txt
 demo: $(STAMP)
 	"$(BIN)/python" examples/digits.py
 
+# Two processes: most tests wait for workers of their own. JOBS=0 runs them in one.
 test: $(STAMP)
-	"$(BIN)/python" -m pytest -q -m "not slow"
+	"$(BIN)/python" -m pytest -q -m "not slow" -n $(JOBS)
 
 slow: $(STAMP)
 	"$(BIN)/python" -m pytest -q -m slow

@@ -10,6 +10,7 @@
     ├── WorkerError (RuntimeError)      the pool
     │   ├── WorkerDied                  … a worker process ended before its work was done
     │   └── WorkerTimeout               … no batch came within `timeout` seconds
+    ├── StoreError (RuntimeError)       stored data: a damaged record, a store out of reach
     ├── TransportError (RuntimeError)   shared memory, or the channel to a worker
     └── MissingExtraError (ImportError) an optional dependency that is not installed
 
@@ -31,6 +32,7 @@ __all__ = [
     "MissingExtraError",
     "PenstockError",
     "StateError",
+    "StoreError",
     "TooManyFailures",
     "TransportError",
     "UnpicklableError",
@@ -97,6 +99,10 @@ class WorkerDied(WorkerError):
 
 class WorkerTimeout(WorkerError):
     """No batch arrived within `timeout` seconds."""
+
+
+class StoreError(PenstockError, RuntimeError):
+    """A record or a store is damaged, missing or out of reach; the message names it."""
 
 
 class TransportError(PenstockError, RuntimeError):

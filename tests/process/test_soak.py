@@ -29,6 +29,7 @@ def soak(seconds):
     return json.loads(done.stdout)
 
 
+@pytest.mark.slow
 def test_twenty_seconds_of_killed_workers_and_corrupt_samples_lose_nothing_good():
     figures = soak(20)
     assert figures["kills"] >= 10

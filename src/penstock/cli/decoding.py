@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Which files below a folder are images, and which of those can be decoded. Without torch."""
+"""Which files below a folder are images, and which of those can be decoded."""
 
 from __future__ import annotations
 
@@ -8,18 +8,18 @@ import stat
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final, NoReturn
+from typing import TYPE_CHECKING, NoReturn
 
 import cv2
-import numpy as np
-import simplejpeg
-from PIL import Image, UnidentifiedImageError
 
 from penstock.errors import ConfigError
+from penstock.images import check_image, decode_image
+from penstock.stores.folder.listing import IMAGE_SUFFIXES
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
+    import numpy as np
     import numpy.typing as npt
 
 __all__ = [
@@ -31,17 +31,6 @@ __all__ = [
     "reason_of",
     "sort_out_broken",
 ]
-
-# Those of torchvision's ImageFolder: what trains through it is what has to be found.
-_SUFFIXES: Final = (".bmp", ".jpeg", ".jpg", ".pgm", ".png", ".ppm", ".tif", ".tiff", ".webp")
-# 300 MB decoded. What is larger is far more likely a decompression bomb than a photo.
-_MAX_PIXELS: Final = 100_000_000
-_JPEG_MAGIC: Final = b"\xff\xd8\xff"
-_NUM_BYTES_SHOWN: Final = 24  # enough for "<!DOCTYPE html>" or "version https://git-lfs"
-
-
-class _UndecodableError(ValueError):
-    """OpenCV gave no image, and it never says why."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,7 +66,7 @@ def iter_image_paths(folder: Path) -> Iterator[str]:
             continue
         entered.add(identity)
         subfolders.sort()  # which of two links to one folder gives the paths is always the same
-        yield from (os.path.join(place, n) for n in names if n.lower().endswith(_SUFFIXES))
+        yield from (os.path.join(place, n) for n in names if n.lower().endswith(IMAGE_SUFFIXES))
 
 
 def _cannot_list(error: OSError) -> NoReturn:
@@ -101,7 +90,7 @@ def find_images(folder: Path) -> list[Path]:
 
 def no_image_in(folder: Path) -> ConfigError:
     """Return the error that says so, for the caller to raise."""
-    known = ", ".join(_SUFFIXES)
+    known = ", ".join(IMAGE_SUFFIXES)
     return ConfigError(f"no image in {folder} or below it. Looked for files ending in {known}.")
 
 
@@ -142,60 +131,14 @@ def reason_of(error: BaseException) -> str:
 
 
 def count_pixels(path: Path | str) -> int:
-    """Decode a file, strictly, and return the number of its pixels.
-
-    The header is read first: what is too large costs no memory. simplejpeg takes a decoder's
-    warning for an error, and OpenCV finds any damage of a PNG by its checksums. Of other forms
-    OpenCV may decode what is damaged and say nothing, so there Pillow has to be content as well.
+    """Decode a file, strictly, and return the number of its pixels; see `check_image`.
 
     Raises:
         ValueError: the file is damaged, too large, empty, or in no form that the decoders know.
         OSError: it cannot be read, or is damaged.
         Exception: nearly any, from Pillow: damaged data lead it astray.
     """
-    _check_is_file(path)
-    try:
-        with Image.open(path) as image:  # reads no pixels
-            _check_size(image.height, image.width)
-            return _count_strictly(image, Path(path).read_bytes())
-    except UnidentifiedImageError:
-        raise _unidentified(path) from None
-    except Image.DecompressionBombError as error:
-        raise ValueError(f"more than {_MAX_PIXELS:,} pixels: {error}") from None
-
-
-def _count_strictly(image: Image.Image, data: bytes) -> int:
-    is_strict = _is_common_jpeg(data) or image.format == "PNG"
-    try:
-        num_pixels = _decode(data).size // 3
-    except _UndecodableError:
-        image.load()  # Pillow says what is wrong with it
-        raise
-    if not is_strict:
-        image.load()
-    return num_pixels
-
-
-def _check_is_file(path: Path | str) -> None:
-    status = os.stat(path)
-    if not stat.S_ISREG(status.st_mode):  # a named pipe would be waited for without end
-        raise ValueError("not a regular file")
-    if not status.st_size:
-        raise ValueError("the file is empty")
-
-
-def _check_size(height: int, width: int) -> None:
-    if height * width > _MAX_PIXELS:
-        size = f"{height} x {width} px (height x width)"
-        raise ValueError(f"{size} is more than {_MAX_PIXELS:,} pixels")
-
-
-def _unidentified(path: Path | str) -> ValueError:
-    with open(path, "rb") as file:
-        start = file.read(_NUM_BYTES_SHOWN)
-    if all(32 <= byte < 127 or byte in b"\t\r\n" for byte in start):
-        return ValueError(f"text, not an image: it begins with {start.decode()!r}")
-    return ValueError("no known kind of image, or its header is damaged")
+    return check_image(_bytes_of(path))
 
 
 def read_image(path: Path | str) -> npt.NDArray[np.uint8]:
@@ -205,28 +148,10 @@ def read_image(path: Path | str) -> npt.NDArray[np.uint8]:
         ValueError: the file is damaged, or in no form that the decoders know.
         OSError: it cannot be read.
     """
-    return _decode(Path(path).read_bytes())
+    return decode_image(Path(path).read_bytes())
 
 
-def _decode(data: bytes) -> npt.NDArray[np.uint8]:
-    if not data:
-        raise ValueError("the file is empty")
-    if _is_common_jpeg(data):
-        pixels: npt.NDArray[np.uint8] = simplejpeg.decode_jpeg(data, "RGB")
-        return pixels
-    image: npt.NDArray[Any] | None
-    image = cv2.imdecode(np.frombuffer(data, np.uint8), cv2.IMREAD_COLOR_RGB)
-    if image is None:
-        raise _UndecodableError("OpenCV cannot decode it")
-    return image.astype(np.uint8, copy=False)
-
-
-def _is_common_jpeg(data: bytes) -> bool:
-    """Whether the fast decoder takes it; rare kinds (CMYK, odd subsampling) are left to OpenCV."""
-    if not data.startswith(_JPEG_MAGIC):
-        return False
-    try:
-        _, _, colorspace, _ = simplejpeg.decode_jpeg_header(data)
-    except ValueError:
-        return False
-    return colorspace not in ("CMYK", "YCCK")
+def _bytes_of(path: Path | str) -> bytes:
+    if not stat.S_ISREG(os.stat(path).st_mode):  # a named pipe would be waited for without end
+        raise ValueError("not a regular file")
+    return Path(path).read_bytes()

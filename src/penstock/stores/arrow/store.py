@@ -1,0 +1,305 @@
+# SPDX-License-Identifier: Apache-2.0
+"""`ArrowStore`: rows of Parquet and Arrow files, and of Hugging Face datasets saved to disk."""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import os
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
+
+import numpy as np
+import pyarrow as pa  # type: ignore[import-untyped]  # it has no annotations
+
+from penstock.data.packed_list import PackedList
+from penstock.errors import ConfigError, StoreError
+from penstock.stores.arrow.tables import Tables, hugging_face_features, table_paths
+from penstock.stores.index import Index, labels_from
+from penstock.stores.records import EncodedImage, Record
+from penstock.stores.store import Store
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from numpy.typing import NDArray
+
+__all__ = ["ArrowStore"]
+
+_LABEL_NAMES: Final = frozenset(("class", "cls", "label", "labels", "target", "targets", "y"))
+
+
+class _Columns(NamedTuple):
+    """Which column is what."""
+
+    image: str | None
+    label: str | None
+    key: str | None
+    others: tuple[str, ...]
+    label_names: tuple[str, ...]  # that Hugging Face's datasets wrote down
+
+
+class ArrowStore(Store):
+    """Rows of Parquet files, of Arrow files (IPC, as a file or a stream), or of a folder of those.
+
+    A folder that Hugging Face's `Dataset.save_to_disk` wrote is one. To be read only.
+
+    A sample is the pair (image, class) where there are no other columns than these and the key; the
+    image alone where there is no class; otherwise a dict of all columns. Images are columns of
+    bytes, or of structs that have `bytes`, as Hugging Face's. Classes are integers, or texts: then
+    the class names are the texts, sorted.
+
+    Arrow files are mapped and read in place, in any order. Of Parquet files a whole row group is
+    decoded for one row, and the last four are kept: read them in order, or convert them once with
+    `penstock pack`. See docs/stores-read-only.md.
+
+    Concurrency:
+        Any thread or process; each process opens the files for itself. Not to be closed while
+        another thread reads.
+
+    Example:
+        >>> import tempfile
+        >>> import pyarrow.parquet as pq
+        >>> folder = tempfile.TemporaryDirectory()
+        >>> table = pa.table({"image": [b"...", b"...."], "label": ["dog", "cat"]})
+        >>> pq.write_table(table, f"{folder.name}/a.parquet")
+        >>> with ArrowStore(f"{folder.name}/a.parquet") as store:
+        ...     store.class_names, store.get_many([0])
+        (('cat', 'dog'), [Record(key='0', label=1, sample=(<EncodedImage of 3 bytes>, 1))])
+        >>> folder.cleanup()
+    """
+
+    def __init__(
+        self,
+        path: str | Path,
+        *,
+        image_column: str | None = None,
+        label_column: str | None = None,
+        key_column: str | None = None,
+    ) -> None:
+        """Name the files; they are opened at first use.
+
+        Args:
+            path: A file, or a folder of files.
+            image_column: The column of images. None takes the only one that holds bytes, or structs
+                with `bytes`.
+            label_column: The column of classes. None takes the only one that Hugging Face's
+                datasets call a ClassLabel, or that is called label, class, target or the like.
+            key_column: The column of keys, all different: texts or integers. None takes the number
+                of the row.
+        """
+        self._path = Path(path)
+        self._wanted = image_column, label_column, key_column
+        self._open: Tables | None = None
+        self._found: _Columns | None = None
+
+    @property
+    def address(self) -> str:
+        """`arrow:` and the path."""
+        return f"arrow:{self._path}"
+
+    def close(self) -> None:
+        """Close the files that are open."""
+        tables, self._open = self._open, None
+        if tables is not None and tables.pid == os.getpid():
+            tables.close()
+
+    def __getstate__(self) -> dict[str, Any]:
+        """Leave open files behind. An index that was read goes along."""
+        return {**self.__dict__, "_open": None}
+
+    def _tables(self) -> Tables:
+        tables = self._open
+        if tables is None or tables.pid != os.getpid():
+            tables = Tables(table_paths(self._path))
+            if "index" in self.__dict__ and tables.num_rows != len(self.index):
+                tables.close()
+                raise StoreError(f"{self._path} was changed while it was in use; open it again.")
+            self._open = tables
+        return tables
+
+    def _columns(self) -> _Columns:
+        if self._found is None:
+            self._found = _choose(self._tables().schema, self._path, *self._wanted)
+        return self._found
+
+    def _load_index(self) -> Index:
+        tables, columns = self._tables(), self._columns()
+        labels, names = None, columns.label_names
+        if columns.label is not None:
+            labels, names = _labels(tables.column(columns.label), columns, self._path)
+        keys = self._keys(tables, columns)
+        index = Index(
+            keys,
+            labels,
+            names,
+            fingerprint=self._fingerprint_of(tables, columns),
+            are_pairs=bool(len(keys))
+            and isinstance(labels, np.ndarray)
+            and columns.image is not None
+            and not columns.others,
+        )
+        twice = index.first_repeated()
+        if twice is not None:
+            raise StoreError(f"the column {columns.key!r} of {self._path} has {twice!r} twice.")
+        return index
+
+    def _keys(self, tables: Tables, columns: _Columns) -> PackedList[str]:
+        if columns.key is None:
+            width = len(str(max(0, tables.num_rows - 1)))
+            return PackedList(f"{number:0{width}}" for number in range(tables.num_rows))
+        values = tables.column(columns.key)
+        if values.null_count:
+            raise StoreError(f"the column {columns.key!r} of {self._path} lacks some keys.")
+        return PackedList(str(value.as_py()) for value in values)
+
+    def _fingerprint_of(self, tables: Tables, columns: _Columns) -> str:
+        digest = hashlib.blake2b(f"{tables.num_rows}\0{columns}".encode(), digest_size=16)
+        for path in table_paths(self._path):
+            status = path.stat()
+            digest.update(f"{path.name}\0{status.st_size}\0{status.st_mtime_ns}\0".encode())
+        return digest.hexdigest()
+
+    @contextlib.contextmanager
+    def _read(self, positions: NDArray[np.int64], *, copy: bool) -> Iterator[list[Record]]:
+        index, tables, columns = self.index, self._tables(), self._columns()
+        records: list[Any] = [None] * len(positions)
+        pieces, rows = tables.places(positions)
+        for place in np.argsort(pieces, kind="stable").tolist():
+            position = int(positions[place])
+            try:
+                table = tables.piece(int(pieces[place]))
+            except (OSError, pa.ArrowException) as error:
+                raise StoreError(
+                    f"cannot read record {position} ({index.keys[position]!r}) of "
+                    f"{self.address}: {error}."
+                ) from error
+            label = _own_label(index, position)
+            sample = self._sample(table, int(rows[place]), columns, label, copy=copy)
+            records[place] = Record(index.keys[position], label, sample)
+        yield records
+
+    def _sample(
+        self, table: pa.Table, row: int, columns: _Columns, label: int | None, *, copy: bool
+    ) -> Any:  # noqa: ANN401
+        image = None
+        if columns.image is not None:
+            image = self._image(table.column(columns.image), row, copy=copy)
+            if not columns.others:
+                return (image, label) if columns.label is not None else image
+        names = [name for name in (columns.key, *columns.others) if name is not None]
+        sample = {name: table.column(name)[row].as_py() for name in names}
+        if columns.image is not None:
+            sample[columns.image] = image
+        if columns.label is not None:
+            sample[columns.label] = label
+        return {name: sample[name] for name in table.column_names}
+
+    def _image(self, column: pa.ChunkedArray, row: int, *, copy: bool) -> EncodedImage:
+        value = column[row]
+        if pa.types.is_struct(column.type):
+            if value.is_valid and not value["bytes"].is_valid:
+                raise StoreError(
+                    f"row {row} of a part of {self._path} has no image in it, but a path: "
+                    f"{value['path'].as_py() if 'path' in value else None!r}. Save the dataset "
+                    "with its images embedded."
+                )
+            value = value["bytes"] if value.is_valid else value
+        if not value.is_valid:
+            raise StoreError(f"row {row} of a part of {self._path} has no image.")
+        buffer = value.as_buffer()
+        return EncodedImage(buffer.to_pybytes() if copy else memoryview(buffer))
+
+
+def _own_label(index: Index, position: int) -> int | None:
+    label = index.label_of(position)
+    if isinstance(label, tuple):  # beside rows without a class, one is a row of one
+        return label[0] if label else None
+    return label
+
+
+def _choose(
+    schema: pa.Schema | None,
+    place: Path,
+    image: str | None,
+    label: str | None,
+    key: str | None,
+) -> _Columns:
+    """Return which column is what.
+
+    Raises:
+        ConfigError: a column that is named is not there; or several may be meant.
+    """
+    schema = schema if schema is not None else pa.schema([])
+    features = hugging_face_features(schema, place)
+    listed = ", ".join(f"{field.name} ({field.type})" for field in schema)
+    for name in (image, label, key):
+        if name is not None and schema.names.count(name) != 1:
+            raise ConfigError(f"{place} has no column {name!r}, or two. It has: {listed}.")
+    if image is None:
+        found = [f.name for f in schema if _holds_images(f.type) and f.name not in (label, key)]
+        image = _only(found, "image", place, listed)
+    if label is None:
+        found = [name for name in schema.names if _class_names(features, name) is not None]
+        found = found or [
+            field.name
+            for field in schema
+            if field.name.lower() in _LABEL_NAMES and _holds_classes(field.type)
+        ]
+        label = _only([name for name in found if name != key], "label", place, listed)
+    return _Columns(
+        image,
+        label,
+        key,
+        tuple(name for name in schema.names if name not in (image, label, key)),
+        (_class_names(features, label) if label is not None else None) or (),
+    )
+
+
+def _only(found: list[str], what: str, place: Path, listed: str) -> str | None:
+    if len(found) > 1:
+        raise ConfigError(
+            f"{place} has {len(found)} columns that may hold the {what}s: {', '.join(found)}. Name "
+            f'one: {what}_column="{found[0]}". Its columns: {listed}.'
+        )
+    return found[0] if found else None
+
+
+def _holds_images(kind: pa.DataType) -> bool:
+    if pa.types.is_struct(kind):
+        return any(field.name == "bytes" and _holds_images(field.type) for field in kind)
+    return bool(pa.types.is_binary(kind) or pa.types.is_large_binary(kind))
+
+
+def _holds_classes(kind: pa.DataType) -> bool:
+    return bool(
+        pa.types.is_integer(kind)
+        or pa.types.is_string(kind)
+        or pa.types.is_large_string(kind)
+        or pa.types.is_dictionary(kind)
+    )
+
+
+def _class_names(features: dict[str, Any], name: str) -> tuple[str, ...] | None:
+    feature = features.get(name)
+    if not isinstance(feature, dict) or feature.get("_type") != "ClassLabel":
+        return None
+    names = feature.get("names")
+    return tuple(map(str, names)) if isinstance(names, list) else ()
+
+
+def _labels(column: pa.ChunkedArray, columns: _Columns, place: Path) -> tuple[Any, tuple[str, ...]]:
+    """Return the classes of all rows, and the names of the classes."""
+    if pa.types.is_integer(column.type):
+        if not column.null_count:
+            return column.to_numpy().astype(np.int64), columns.label_names
+        return labels_from(column.to_pylist()), columns.label_names
+    texts = column.to_pylist()
+    if not all(isinstance(text, str) or text is None for text in texts):
+        raise ConfigError(
+            f"the column {columns.label!r} of {place} is {column.type}; classes are integers or "
+            "texts."
+        )
+    names = tuple(sorted({text for text in texts if text is not None}))
+    number = {name: k for k, name in enumerate(names)}
+    return labels_from([None if text is None else number[text] for text in texts]), names

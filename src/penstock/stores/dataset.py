@@ -1,0 +1,265 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Datasets over stores: map-style, with labels, read a batch at a time."""
+
+from __future__ import annotations
+
+import io
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal
+
+import numpy as np
+
+from penstock.data.dataset import Dataset
+from penstock.errors import ConfigError
+from penstock.faults import annotate
+from penstock.randomness.samples import one_sample
+from penstock.stores.address import open_store
+from penstock.stores.records import EncodedImage
+from penstock.stores.repairs import RepairCount
+
+if TYPE_CHECKING:
+    from numpy.typing import ArrayLike, NDArray
+
+    from penstock.data.dataset import Empty
+    from penstock.data.ragged import RaggedArray
+    from penstock.stores.records import Record
+    from penstock.stores.store import Store
+
+__all__ = ["StoreDataset"]
+
+Decode = Literal["rgb", "pil"] | Callable[[bytes], Any] | None
+
+
+class StoreDataset(Dataset[Any]):
+    """The samples of a store.
+
+    A sample is what was packed; its images are decoded. A batch is fetched at once: one read
+    transaction, or one query. Labels and class names are there without a record being read, so
+    samplers can balance.
+
+    Concurrency:
+        Any thread. It pickles without its connection, and every process that gets a copy, forked or
+        spawned, opens the store for itself at first use.
+
+    Example:
+        >>> import tempfile
+        >>> from penstock.stores import pack
+        >>> folder = tempfile.TemporaryDirectory()
+        >>> address = f"lmdb:{folder.name}/points.lmdb"
+        >>> _ = pack([(np.array([1.0, 2.0]), 0), (np.array([3.0, 4.0]), 1)], address)
+        >>> dataset = StoreDataset(address, transform=lambda point: point.sum())
+        >>> dataset[1], dataset.labels
+        ((np.float64(7.0), 1), array([0, 1]))
+        >>> dataset.close(); folder.cleanup()
+    """
+
+    def __init__(
+        self,
+        store: Store | str | Path,
+        *,
+        transform: Callable[[Any], Any] | None = None,
+        target_transform: Callable[[Any], Any] | None = None,
+        decode: Decode = "rgb",
+        repair: bool = False,
+    ) -> None:
+        """Open the store, read its index, and let go of it again.
+
+        Args:
+            store: A store, or its address as `open_store` takes it.
+            transform: Takes the sample; the first of the two if it is a pair, as it mostly is.
+            target_transform: Takes the second.
+            decode: What becomes of images: "rgb" gives uint8 arrays of shape (height, width, 3);
+                "pil" Pillow's RGB images, for transforms made for those; a function is called with
+                the file's bytes; None leaves these bytes.
+            repair: Whether JPEG files that lack their end, as truncated ones do, are given one, so
+                that they decode to what is there. `num_repaired` counts them.
+
+        Raises:
+            StoreError: the store cannot be opened.
+            ConfigError: `decode` is none of these.
+        """
+        self.store = store if not isinstance(store, (str, Path)) else open_store(store)
+        self.transform = transform
+        self.target_transform = target_transform
+        self.decode = decode
+        self._decode = _decoder(decode)
+        self._repairs = RepairCount() if repair else None
+        len(self.store)  # reads the index, and says at once if there is no such store
+        self.store.close()  # processes that are forked from here on inherit no connection
+
+    @property
+    def labels(self) -> NDArray[np.int64] | RaggedArray | None:
+        """Class of each sample, int64 of shape (samples,), or its classes; not a copy."""
+        return self.store.labels
+
+    @property
+    def class_names(self) -> tuple[str, ...]:
+        """Name of each class; empty if they have none."""
+        return self.store.class_names
+
+    @property
+    def class_to_idx(self) -> dict[str, int]:
+        """Class of each name."""
+        return {name: number for number, name in enumerate(self.class_names)}
+
+    @property
+    def fingerprint(self) -> str:
+        """A short text that changes if the store's contents do; for folders, if names do."""
+        return self.store.index.fingerprint
+
+    @property
+    def num_repaired(self) -> int:
+        """Images repaired so far, by all processes that read a copy of this dataset.
+
+        One that is read again is counted again.
+        """
+        return 0 if self._repairs is None else self._repairs.value()
+
+    def __len__(self) -> int:
+        """Return the number of samples."""
+        return len(self.store)
+
+    def __getitem__(self, index: int) -> Any:  # noqa: ANN401
+        """Return one sample.
+
+        Raises:
+            IndexError: out of range.
+            StoreError: its record is missing or damaged.
+            ValueError: an image in it cannot be decoded.
+        """
+        (sample,) = self.__getitems__([index])
+        return sample
+
+    def __getitems__(self, indices: ArrayLike) -> list[Any]:
+        """Return samples, fetched together, each made under its own random numbers."""
+        samples = []
+        with self.store.borrow(indices) as records:
+            for k, record in enumerate(records):
+                with one_sample(k):
+                    samples.append(self._sample(record))
+        return samples
+
+    @property
+    def can_get_batch(self) -> bool:
+        """Whether `get_batch` can be used: image files as they are, with their labels."""
+        return (
+            self.store.index.are_pairs
+            and self._decode is None
+            and self._repairs is None
+            and self.transform is None
+            and self.target_transform is None
+        )
+
+    def get_batch(self, indices: NDArray[np.int64], empty: Empty) -> list[Any]:
+        """Return the files' bytes as a tuple, and the labels, int64 of shape (batch,).
+
+        Only where `can_get_batch` is true.
+        """
+        positions = self.store.checked(indices)
+        with self.store.borrow_images(positions) as images:
+            files = tuple(map(bytes, images))
+        labels = empty((len(positions),), np.int64)
+        np.take(np.asarray(self.labels), positions, out=labels)
+        return [files, labels]
+
+    def _sample(self, record: Record) -> Any:  # noqa: ANN401
+        try:
+            sample = self._own(record.sample)
+        except Exception as error:
+            annotate(error, f"while decoding {record.key!r} of {self.store.address}")
+            raise
+        if type(sample) is tuple and len(sample) == 2:
+            first, second = sample
+            if self.transform is not None:
+                first = self.transform(first)
+            if self.target_transform is not None:
+                second = self.target_transform(second)
+            return first, second
+        return sample if self.transform is None else self.transform(sample)
+
+    def _own(self, value: Any) -> Any:  # noqa: ANN401
+        """Return a sample with its images decoded and nothing in it that belongs to the store."""
+        if isinstance(value, EncodedImage):
+            return self._image(value.data)
+        if isinstance(value, np.ndarray):
+            return value if value.flags.owndata else value.copy()
+        if isinstance(value, memoryview):
+            return bytes(value)
+        if type(value) is tuple:
+            return tuple(map(self._own, value))
+        if type(value) is list:
+            return list(map(self._own, value))
+        if isinstance(value, Mapping):
+            return {key: self._own(item) for key, item in value.items()}
+        return value
+
+    def _image(self, data: bytes | memoryview) -> Any:  # noqa: ANN401
+        if self._repairs is not None:
+            from penstock.images import repair_jpeg
+
+            repaired = repair_jpeg(data)
+            if repaired is not None:
+                self._repairs.add()
+                return _decode_repaired(repaired) if self.decode == "rgb" else self._made(repaired)
+        return self._made(data)
+
+    def _made(self, data: bytes | memoryview) -> Any:  # noqa: ANN401
+        return bytes(data) if self._decode is None else self._decode(data)
+
+    def describe(self, index: int) -> str:
+        """Return the key of a sample: what errors call it."""
+        return self.store.keys[index]
+
+    def close(self) -> None:
+        """Close this process's connection to the store; the next read opens it again."""
+        self.store.close()
+
+    def __repr__(self) -> str:
+        """Return what it is and where it lies, without any secret."""
+        parts = [self.store.address, f"{len(self):,} samples"]
+        if self.class_names:
+            parts.append(f"{len(self.class_names)} classes")
+        transforms = {"transform": self.transform, "target_transform": self.target_transform}
+        parts += [f"{name}={value!r}" for name, value in transforms.items() if value is not None]
+        return f"<{type(self).__name__} {', '.join(parts)}>"
+
+
+def _decoder(decode: Decode) -> Callable[[Any], Any] | None:
+    if decode is None:
+        return None
+    if decode == "rgb":
+        return _decode_rgb
+    if decode == "pil":
+        return _decode_pil
+    if callable(decode):
+        return _OnBytes(decode)
+    raise ConfigError(f"decode is 'rgb', 'pil', a function or None, not {decode!r}.")
+
+
+def _decode_rgb(data: bytes | memoryview) -> Any:  # noqa: ANN401
+    from penstock.images import decode_image  # needs the extra "vision"
+
+    return decode_image(data)
+
+
+def _decode_repaired(data: bytes) -> Any:  # noqa: ANN401
+    from penstock.images import decode_image
+
+    return decode_image(data, strict=False)
+
+
+def _decode_pil(data: bytes | memoryview) -> Any:  # noqa: ANN401
+    from PIL import Image
+
+    return Image.open(io.BytesIO(data)).convert("RGB")
+
+
+class _OnBytes:
+    """Calls a user's function with bytes that stay valid, whatever it keeps of them."""
+
+    def __init__(self, function: Callable[[bytes], Any]) -> None:
+        self._function = function
+
+    def __call__(self, data: bytes | memoryview) -> Any:  # noqa: ANN401
+        return self._function(bytes(data))

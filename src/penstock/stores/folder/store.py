@@ -1,0 +1,305 @@
+# SPDX-License-Identifier: Apache-2.0
+"""`FolderStore`: image files in a folder, as they are; or what `FolderWriter` put into one."""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import functools
+import os
+import stat
+import warnings
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final, Literal
+
+import numpy as np
+import xxhash
+
+from penstock.callers import users_level
+from penstock.errors import ConfigError, StoreError
+from penstock.stores.folder.listing import IMAGE_SUFFIXES, list_classes, list_flat, scan
+from penstock.stores.folder.marks import (
+    PAIR,
+    RECORD,
+    VOC,
+    Listing,
+    annotation_path,
+    names_fingerprint,
+    read_index,
+    read_marker,
+    stat_fingerprint,
+)
+from penstock.stores.folder.voc import list_voc, looks_like_voc, xml_text
+from penstock.stores.index import Index
+from penstock.stores.records import EncodedImage, Record, decode_record
+from penstock.stores.store import Store, missing_records
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from numpy.typing import NDArray
+
+__all__ = ["FolderStore", "Layout", "read_file"]
+
+Layout = Literal["auto", "classes", "flat", "voc"]
+_LAYOUTS: Final = ("auto", "classes", "flat", "voc")
+_GONE: Final = (errno.ENOENT, errno.ENOTDIR)
+
+
+class FolderStore(Store):
+    """Image files below a folder, read when they are asked for.
+
+    Layouts:
+        classes   ROOT/CLASS/**/NAME.jpg, as torchvision's ImageFolder has it and in its order. A
+                  sample is (image, class), a key the path below ROOT. Empty class folders count.
+        flat      Images in ROOT itself. A sample is the image alone; there are no labels.
+        voc       Pascal VOC: Annotations/NAME.xml and JPEGImages/NAME.jpg. A sample is (image, the
+                  XML as text), a key NAME, a label the tuple of its objects' classes.
+
+    A folder that `pack` made is read by its index, where one is needed: then a sample may be
+    anything. Other files are passed over; a folder that cannot be listed is an error.
+
+    `fingerprint` is a hash over names, sizes and times. Files are asked for these when it is first
+    wanted, not when they are listed: on network file systems that is most of the time. That of
+    `index` is a hash over the names alone.
+
+    Concurrency:
+        Any thread or process. Nothing is held open.
+
+    Example:
+        >>> import tempfile
+        >>> folder = tempfile.TemporaryDirectory()
+        >>> for name in ("cat", "dog"):
+        ...     os.mkdir(f"{folder.name}/{name}")
+        ...     _ = Path(f"{folder.name}/{name}/1.jpg").write_bytes(b"...")
+        >>> store = FolderStore(folder.name)
+        >>> store.class_names, store.labels
+        (('cat', 'dog'), array([0, 1]))
+        >>> store.get_many([1])
+        [Record(key='dog/1.jpg', label=1, sample=(<EncodedImage of 3 bytes>, 1))]
+        >>> folder.cleanup()
+    """
+
+    def __init__(
+        self, path: str | Path, *, layout: Layout = "auto", split: str | None = None
+    ) -> None:
+        """Name the folder; it is listed at first use.
+
+        Args:
+            path: The folder.
+            layout: "auto" takes the index if there is one; "voc" if there are `Annotations` and
+                `JPEGImages`; "classes" if there is a subfolder; otherwise "flat".
+            split: Of Pascal VOC: the images that `ImageSets/Main/SPLIT.txt` names, in its order.
+
+        Raises:
+            ConfigError: `layout` is none of these, or `split` is given for another than VOC.
+        """
+        if layout not in _LAYOUTS:
+            raise ConfigError(f"layout is one of {', '.join(_LAYOUTS)}, not {layout!r}.")
+        if split is not None and layout not in ("auto", "voc"):
+            raise ConfigError(f"split={split!r} is for Pascal VOC, and layout is {layout!r}.")
+        self._path = Path(path)
+        self._layout: Layout = layout
+        self._split = split
+        self._fingerprint: str | None = None
+
+    @property
+    def path(self) -> Path:
+        """The folder."""
+        return self._path
+
+    @property
+    def address(self) -> str:
+        """`folder:` and the path."""
+        return f"folder:{self._path}"
+
+    @property
+    def fingerprint(self) -> str:
+        """A short text that changes if a file does; found when it is first asked for.
+
+        That of the records, where a writer made the folder and nothing has changed since: the same
+        in every kind of store.
+        """
+        if self._fingerprint is None:
+            found = stat_fingerprint(self._path, self._listing)
+            marker = read_marker(self._path) or {}
+            is_as_made = marker.get("files") == found
+            self._fingerprint = str(marker["fingerprint"]) if is_as_made else found
+        return self._fingerprint
+
+    def file_of(self, position: int) -> Path:
+        """Return the file that a record, or its image, is in."""
+        return self._path / self._listing.paths[position]
+
+    @functools.cached_property
+    def _listing(self) -> Listing:
+        if not self._path.is_dir():
+            raise _no_folder(self._path)
+        listing = read_index(self._path) if self._layout == "auto" and not self._split else None
+        if listing is None:
+            listing = self._list()
+        if not len(listing.keys) and read_marker(self._path) is None:
+            known = ", ".join(IMAGE_SUFFIXES)
+            raise StoreError(f"no image in {self._path}. Looked for files ending in {known}.")
+        return listing
+
+    def _list(self) -> Listing:
+        layout = self._layout if self._layout != "auto" else _found_layout(self._path)
+        if self._split is not None and layout != "voc":
+            raise ConfigError(
+                f"split={self._split!r} is for Pascal VOC, and {self._path} lacks its folders "
+                "Annotations and JPEGImages."
+            )
+        if layout == "voc":
+            return list_voc(self._path, self._split)
+        return list_classes(self._path) if layout == "classes" else list_flat(self._path)
+
+    def _load_index(self) -> Index:
+        listing = self._listing
+        marker = read_marker(self._path) or {}
+        return Index(
+            listing.keys,
+            listing.labels,
+            listing.class_names,
+            marker.get("metadata", {}),
+            names_fingerprint(listing),  # at once; `fingerprint` asks every file
+            len(listing.keys) > 0 and bool(np.all(listing.kinds == PAIR)),
+        )
+
+    @contextlib.contextmanager
+    def _read(self, positions: NDArray[np.int64], *, copy: bool) -> Iterator[list[Record]]:
+        files = self._files(positions)
+        yield [
+            self._record(position, data)
+            for position, data in zip(positions.tolist(), files, strict=True)
+        ]
+
+    @contextlib.contextmanager
+    def borrow_images(self, positions: NDArray[np.int64]) -> Iterator[list[bytes]]:
+        """As in `Store`."""
+        files = self._files(positions)
+        for position, data in zip(positions.tolist(), files, strict=True):
+            self._check(position, data)
+        yield files
+
+    def _files(self, positions: NDArray[np.int64]) -> list[bytes]:
+        """Return the files of records; those that are not there are named together."""
+        root, paths = os.fspath(self._path), self._listing.paths
+        files, absent = [], []
+        for position in positions.tolist():
+            path = f"{root}/{paths[position]}"
+            try:
+                files.append(read_file(path))
+            except OSError as error:
+                if error.errno not in _GONE:
+                    raise StoreError(f"cannot read {path}: {error.strerror}.") from error
+                absent.append(path)
+        if absent:
+            raise missing_records(absent, self.address)
+        return files
+
+    def _record(self, position: int, data: bytes) -> Record:
+        kind = self._listing.kinds[position]
+        name = f"record {position} ({self.keys[position]!r}) of {self.address}"
+        if kind == RECORD:
+            record = decode_record(data, name)
+            if record.key != self.keys[position]:
+                raise StoreError(f"{name} is another record, called {record.key!r}.")
+            return record
+        image = EncodedImage(data)
+        label = self._label(position)
+        if kind == VOC:
+            path = os.fspath(self._path / annotation_path(self._listing.paths[position]))
+            xml = self._annotation(path)
+            self._check(position, data + xml)
+            return Record(self.keys[position], label, (image, _decoded(xml, path)))
+        self._check(position, data)
+        return Record(self.keys[position], label, (image, label) if kind == PAIR else image)
+
+    def _label(self, position: int) -> int | tuple[int, ...] | None:
+        """Return a label as it was written: beside records of several, one is a row of one."""
+        label = self.index.label_of(position)
+        if isinstance(label, tuple) and self._listing.kinds[position] != VOC:
+            return label[0] if label else None
+        return label
+
+    def _annotation(self, path: str) -> bytes:
+        try:
+            return read_file(path)
+        except OSError as error:
+            if error.errno in _GONE:
+                raise missing_records([path], self.address) from error
+            raise StoreError(f"cannot read {path}: {error.strerror}.") from error
+
+    def _check(self, position: int, data: bytes) -> None:
+        """Compare the checksum, where the index has one."""
+        checksums = self._listing.checksums
+        if checksums is None:
+            return
+        found, expected = xxhash.xxh3_64_intdigest(data), int(checksums[position])
+        if found != expected:
+            raise StoreError(
+                f"{self.file_of(position)} is damaged or was changed (record {position}, "
+                f"{self.keys[position]!r}): its checksum was {expected:016x}, now it is "
+                f"{found:016x}. Restore it from a copy, or pack the folder anew."
+            )
+
+
+def read_file(path: str) -> bytes:
+    """Return a file's bytes. A pipe of that name is not waited for.
+
+    Raises:
+        OSError: it cannot be read, or is no regular file.
+    """
+    fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK | os.O_NOCTTY)
+    try:
+        status = os.fstat(fd)
+        if not stat.S_ISREG(status.st_mode):
+            raise OSError(errno.EINVAL, "not a regular file", path)
+        data = os.read(fd, status.st_size + 1)
+        if len(data) == status.st_size:
+            return data
+        parts = [data]  # larger than one read gives (2 GiB), or changing
+        while parts[-1]:
+            parts.append(os.read(fd, 1 << 30))
+        return b"".join(parts)
+    finally:
+        os.close(fd)
+
+
+def _decoded(xml: bytes, path: str) -> str:
+    try:
+        return xml_text(xml)
+    except ValueError as error:
+        raise StoreError(f"cannot read {path}: {error}.") from error
+
+
+def _found_layout(root: Path) -> str:
+    marker: dict[str, Any] = read_marker(root) or {}
+    if marker.get("layout") in _LAYOUTS[1:]:
+        return str(marker["layout"])
+    if looks_like_voc(root):
+        return "voc"
+    subfolders, images = scan(os.fspath(root))
+    # A hidden folder beside images (.git, .ipynb_checkpoints …) makes no classes of them.
+    visible = [name for name in subfolders if not name.startswith(".")]
+    if visible and images:
+        warnings.warn(
+            f"{len(images)} image(s) lie in {root} itself, beside its class folders, and are left "
+            f"out: {images[0]!r} is one. Move them into a class, or away.",
+            UserWarning,
+            stacklevel=users_level(),
+        )
+    return "classes" if visible or not images else "flat"
+
+
+def _no_folder(path: Path) -> StoreError:
+    if not path.exists():
+        return StoreError(f"{path} does not exist. Name a folder with images in it.")
+    hint = ""
+    if path.name.endswith((".tar.gz", ".tgz", ".tar.zst", ".tar.xz", ".tar.bz2")):
+        hint = " It is a compressed tar file: unpack it to a .tar file, and name that."
+    return StoreError(
+        f"{path} is a file, not a folder.{hint} Files are named with their kind: lmdb:PATH, "
+        "tar:PATH, arrow:PATH."
+    )

@@ -1,0 +1,240 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Pascal VOC's folders: `Annotations/NAME.xml`, `JPEGImages/NAME.jpg`, `ImageSets/Main/SPLIT.txt`.
+
+Annotations are other people's XML, so they are parsed without document types, and therefore without
+entities: nothing in them can name another file, or grow when it is read.
+
+Reference:
+    Everingham and others, "The PASCAL Visual Object Classes Challenge 2012 development kit".
+"""
+
+from __future__ import annotations
+
+import codecs
+import os
+import re
+import warnings
+from typing import TYPE_CHECKING, Final
+from xml.etree import ElementTree
+from xml.parsers import expat
+
+import numpy as np
+
+from penstock.callers import users_level
+from penstock.data.packed_list import PackedList
+from penstock.errors import StoreError
+from penstock.stores.folder.listing import cannot_list, image_names
+from penstock.stores.folder.marks import VOC, Listing
+from penstock.stores.index import labels_from
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+__all__ = ["list_voc", "looks_like_voc", "object_names", "parse_xml", "xml_bytes", "xml_text"]
+
+_DECLARED: Final = re.compile(rb"""\A\s*<\?xml[^>]{0,200}?encoding\s*=\s*["']([\w.:-]{1,40})["']""")
+# Those whose ASCII is ASCII, so that the declaration can be read: what annotation tools write.
+_ENCODINGS: Final = frozenset(
+    (
+        "utf-8", "ascii", "iso8859-1", "iso8859-15", "cp1250", "cp1251", "cp1252",
+        "gbk", "gb2312", "gb18030", "big5", "shift_jis", "cp932", "euc_jp", "euc_kr",
+    )
+)  # fmt: skip
+_DEEPEST: Final = 64  # elements in one another; VOC needs 5
+
+
+def looks_like_voc(root: Path) -> bool:
+    """Return whether a folder has both of VOC's subfolders."""
+    return (root / "Annotations").is_dir() and (root / "JPEGImages").is_dir()
+
+
+def _encoding(start: bytes) -> str:
+    declared = _DECLARED.match(start.removeprefix(codecs.BOM_UTF8))
+    name = declared[1].decode("ascii", "replace") if declared else "utf-8"
+    try:
+        known = codecs.lookup(name).name
+    except LookupError:
+        known = ""
+    if known not in _ENCODINGS or start.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)):
+        raise ValueError(f"its encoding ({name}, or UTF-16) is not supported; convert it to UTF-8")
+    return known
+
+
+def xml_text(data: bytes) -> str:
+    """Return an XML file as text, in the encoding that it declares; UTF-8 if it declares none.
+
+    Raises:
+        ValueError: it is in another encoding than it says, or in one that is not supported.
+    """
+    return data.decode(_encoding(data[:512]))
+
+
+def xml_bytes(text: str) -> bytes:
+    """Return the file that `xml_text` made `text` of.
+
+    Raises:
+        ValueError: the encoding that it declares lacks one of its characters.
+    """
+    return text.encode(_encoding(text[:512].encode("utf-8", "replace")))
+
+
+def parse_xml(text: str) -> ElementTree.Element:
+    """Return the root element of a document that somebody else wrote.
+
+    Raises:
+        ValueError: it is no XML, it has a DOCTYPE (entities need one), or it is too deep.
+
+    Example:
+        >>> parse_xml("<annotation><filename>1.jpg</filename></annotation>").findtext("filename")
+        '1.jpg'
+        >>> parse_xml("<!DOCTYPE a [<!ENTITY x SYSTEM 'file:///etc/passwd'>]><a>&x;</a>")
+        Traceback (most recent call last):
+        ValueError: it has a DOCTYPE, which annotations have no use for; it is not read...
+    """
+    builder = ElementTree.TreeBuilder()
+    depth = 0
+
+    def start(tag: str, attributes: dict[str, str]) -> None:
+        nonlocal depth
+        depth += 1
+        if depth > _DEEPEST:
+            raise ValueError(f"more than {_DEEPEST} elements in one another")
+        builder.start(tag, attributes)
+
+    def end(tag: str) -> None:
+        nonlocal depth
+        depth -= 1
+        builder.end(tag)
+
+    parser = expat.ParserCreate()
+    parser.buffer_text = True
+    parser.StartDoctypeDeclHandler = _refuse_doctype
+    parser.StartElementHandler = start
+    parser.EndElementHandler = end
+    parser.CharacterDataHandler = builder.data
+    try:
+        parser.Parse(text, True)
+    except expat.ExpatError as error:
+        raise ValueError(f"not well-formed XML: {error}") from error
+    return builder.close()
+
+
+def _refuse_doctype(*_: object) -> None:
+    raise ValueError(
+        "it has a DOCTYPE, which annotations have no use for; it is not read, as entities in it "
+        "could name files or fill the memory"
+    )
+
+
+def object_names(text: str) -> list[str]:
+    """Return the class of each object of an annotation.
+
+    Raises:
+        ValueError: it is no XML of VOC's, or an object has no name.
+    """
+    root = parse_xml(text)
+    if root.tag != "annotation":
+        raise ValueError(f"its root element is <{root.tag}>, not <annotation>")
+    names = [(item.findtext("name") or "").strip() for item in root.findall("object")]
+    if "" in names:
+        raise ValueError(f"object {names.index('')} has no name")
+    return names
+
+
+def list_voc(root: Path, split: str | None = None) -> Listing:
+    """Return the images of a VOC folder, their annotations' classes as labels.
+
+    Class names are those of all annotations, whatever the split: a class has the same number in
+    each.
+
+    Args:
+        root: The folder.
+        split: `ImageSets/Main/SPLIT.txt` names the images and their order; None takes all that have
+            annotations, sorted.
+
+    Raises:
+        StoreError: there is no such split, an annotation is missing or damaged, two images have one
+            name.
+    """
+    images = _images_by_stem(root)
+    names = _names_by_stem(root)
+    if split is None:
+        keys = sorted(names)
+        _warn_of_images_alone(root, images.keys() - names.keys())
+    else:
+        keys = _stems_of_split(root, split)
+        _check_split(root, split, keys, names)
+    class_names = sorted({name for of_image in names.values() for name in of_image})
+    class_of = {name: number for number, name in enumerate(class_names)}
+    # What has no image is called .jpg: reading it says which file is missing.
+    paths = PackedList(f"JPEGImages/{images.get(key, key + '.jpg')}" for key in keys)
+    return Listing(
+        PackedList(keys),
+        paths,
+        np.full(len(keys), VOC, np.uint8),
+        labels_from([tuple(class_of[name] for name in names[key]) for key in keys]),
+        tuple(class_names),
+    )
+
+
+def _images_by_stem(root: Path) -> dict[str, str]:
+    images: dict[str, str] = {}
+    for name in image_names(root / "JPEGImages"):
+        stem = os.path.splitext(name)[0]
+        if stem in images:
+            raise StoreError(
+                f"{root / 'JPEGImages'} has {images[stem]!r} and {name!r}: which of them is "
+                f"annotated by {stem}.xml? Move one away."
+            )
+        images[stem] = name
+    return images
+
+
+def _names_by_stem(root: Path) -> dict[str, list[str]]:
+    folder = root / "Annotations"
+    try:
+        files = [name for name in os.listdir(folder) if name.endswith(".xml")]
+    except OSError as error:
+        raise cannot_list(error) from error
+    found = {}
+    for name in files:
+        try:
+            found[name.removesuffix(".xml")] = object_names(xml_text((folder / name).read_bytes()))
+        except (OSError, ValueError) as error:
+            raise StoreError(f"cannot read {folder / name}: {error}.") from error
+    return found
+
+
+def _stems_of_split(root: Path, split: str) -> list[str]:
+    folder = root / "ImageSets" / "Main"
+    known = sorted(path.stem for path in folder.glob("*.txt"))
+    if split not in known:
+        has = ", ".join(map(repr, known)) or "none"
+        raise StoreError(f"{root} has no split {split!r} in ImageSets/Main; it has {has}.")
+    try:
+        lines = (folder / f"{split}.txt").read_text(encoding="utf-8").splitlines()
+    except (OSError, ValueError) as error:
+        raise StoreError(f"cannot read {folder / split}.txt: {error}.") from error
+    return [line.split()[0] for line in lines if line.strip()]
+
+
+def _check_split(root: Path, split: str, keys: list[str], names: dict[str, list[str]]) -> None:
+    absent = [key for key in keys if key not in names]
+    if absent:
+        raise StoreError(
+            f"the split {split!r} of {root} names {len(absent)} image(s) without annotations: "
+            f"Annotations/{absent[0]}.xml is not there."
+        )
+    if len(set(keys)) < len(keys):
+        twice = next(key for number, key in enumerate(keys) if key in keys[:number])
+        raise StoreError(f"the split {split!r} of {root} names {twice!r} twice.")
+
+
+def _warn_of_images_alone(root: Path, stems: set[str]) -> None:
+    if stems:
+        warnings.warn(
+            f"{len(stems)} image(s) in {root / 'JPEGImages'} have no file in Annotations and are "
+            f"left out: {min(stems)!r} is one.",
+            UserWarning,
+            stacklevel=users_level(),
+        )

@@ -1,0 +1,429 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Writing records as files into a folder, beside its place until it is complete.
+
+    DST.partial/                     grows, file by file; each gets its name when it is whole
+    DST.partial/.penstock-journal    a line of JSON for each record, after its file, in their order
+    DST                              the old folder, or none, until the finished one takes its name
+
+A kill leaves DST as it was. A writer that resumes goes by the journal: it verifies each file named
+there, and removes the others.
+
+Keys and class names may come from anybody's database: they never lead out of the folder. And DST is
+replaced only if a writer made it, or if it is empty: never somebody's own files.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import errno
+import json
+import os
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final, Literal, NoReturn
+
+import numpy as np
+import xxhash
+
+from penstock.data.packed_list import PackedList
+from penstock.errors import ConfigError, StoreError
+from penstock.stores.folder.listing import list_classes, list_flat
+from penstock.stores.folder.marks import (
+    IMAGE,
+    OURS,
+    PAIR,
+    RECORD,
+    VOC,
+    Listing,
+    annotation_path,
+    is_safe,
+    read_marker,
+    stat_fingerprint,
+    write_index,
+    write_marker,
+)
+from penstock.stores.folder.paths import MAX_NAME_BYTES, Placed, folder_name, placed
+from penstock.stores.folder.store import read_file
+from penstock.stores.folder.voc import list_voc, xml_text
+from penstock.stores.index_builder import IndexBuilder
+from penstock.stores.placing import Lock, no_space, put_in_place, remove
+from penstock.stores.records import (
+    EncodedImage,
+    EncodedRecord,
+    decode_record,
+    encode_record,
+    header_of,
+    is_pair,
+)
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping, Sequence
+
+    from penstock.stores.index import Index
+
+__all__ = ["FolderWriter"]
+
+_JOURNAL: Final = OURS + "-journal"
+_NEW: Final = OURS + "-new"  # a file until it is whole
+_MAX_PATH_BYTES: Final = 4096  # of Linux, the folder's own path included
+_MAX_DEPTH: Final = 100  # folders in one another: shutil.rmtree takes no more than some 900
+_LISTS: Final[dict[int, tuple[str, Callable[[Path], Listing]]]] = {
+    PAIR: ("classes", list_classes),
+    IMAGE: ("flat", list_flat),
+    VOC: ("voc", list_voc),
+}
+
+
+class FolderWriter:
+    """Writes image files, and other samples as files of a record each. See `StoreWriter`.
+
+    (image, class)    the image file, at its key; a key without a folder gets its class's
+    image             the image file, at its key
+    (image, VOC XML)  JPEGImages/KEY.jpg and Annotations/KEY.xml
+    any other sample  KEY.record, the encoded record as it is
+
+    A key without an image's extension gets the one that its content has. Where listing the folder
+    would not give the same keys, labels and class names again, an index file is added.
+    """
+
+    def __init__(
+        self,
+        path: str | Path,
+        *,
+        class_names: Sequence[str] = (),
+        metadata: Mapping[str, Any] | None = None,
+        what: str = "",
+        resume: bool = False,
+        index: Literal["auto", "always"] = "auto",
+    ) -> None:
+        """Begin a folder, or go on with one.
+
+        Args:
+            path: Where it will be.
+            class_names: Name of class 0, 1, 2 …
+            metadata: Any JSON.
+            what: Says what is being packed, and how; a resumed writer has to be given the same.
+            resume: Whether to go on with what an interrupted writer left, if it left anything.
+            index: "always" adds the index file, with a checksum of every image, also where a
+                listing would do: then files that are changed or removed later are noticed, and ones
+                that are added are not seen.
+
+        Raises:
+            StoreError: the folder has files that no writer made; another writer is at it; what it
+                left is of another source.
+            ConfigError: `index` is neither of the two.
+        """
+        if index not in ("auto", "always"):
+            raise ConfigError(f"index is 'auto' or 'always', not {index!r}.")
+        self._path = Path(path)
+        self._place = Path(os.path.realpath(path))  # through a link, its target is replaced
+        _refuse_to_replace(self._place)
+        self._partial = self._place.with_name(self._place.name + ".partial")
+        self._facts = tuple(class_names), dict(metadata or {})
+        self._what = what
+        self._is_index_wanted = index == "always"
+        self._built = IndexBuilder()
+        self._paths: list[str] = []
+        self._kinds = bytearray()
+        self._checksums: list[int] = []
+        self._made: set[str] = {""}  # folders
+        # Not DST.lock: for a folder called uv that would be a file of somebody's.
+        lock = self._partial.with_name(self._partial.name + ".lock")
+        # The lock of a writer that was killed is still there: then what lies beside it is ours.
+        is_ours = lock.exists() or _is_free_or_ours(self._partial)
+        self._lock = Lock(lock, self._path)
+        try:
+            self._begin(resume=resume, is_ours=is_ours)
+        except OSError as error:
+            self.close()
+            raise self._failure(error) from error
+        except BaseException:
+            self.close()
+            raise
+
+    def _begin(self, *, resume: bool, is_ours: bool) -> None:
+        if not is_ours:
+            raise StoreError(
+                f"{self._partial} is in the way: it is where a folder lies until it is complete, "
+                "and it holds files that no writer of Penstock left. Move it away."
+            )
+        journal = self._partial / _JOURNAL
+        if resume and journal.exists():
+            self._take_over(journal)
+            return
+        remove(self._partial)
+        self._partial.mkdir()
+        self._note([json.dumps({"what": self._what})])
+
+    def _note(self, lines: Sequence[str]) -> None:
+        """Append lines to the journal, at once."""
+        data = "".join(line + "\n" for line in lines).encode()
+        with (self._partial / _JOURNAL).open("ab", buffering=0) as journal:
+            while data:
+                data = data[journal.write(data) :]
+
+    def _take_over(self, journal: Path) -> None:
+        """Take over the records whose files are whole, up to the first that is not."""
+        lines = journal.read_bytes().split(b"\n")[:-1]  # the last one may have been cut off
+        head, *entries = [_from_json(line) for line in lines] or [None]
+        if not isinstance(head, dict) or head.get("what") != self._what:
+            raise StoreError(
+                f"{self._partial} holds a part of something else: it was packed from another "
+                "source or with other options. Give the same ones again, or pack without --resume."
+            )
+        for entry in entries:
+            if not self._take_over_one(entry):
+                break
+        self._remove_others()
+        kept = lines[: 1 + len(self._built)]
+        new = self._partial / _NEW
+        new.write_bytes(b"".join(line + b"\n" for line in kept))
+        os.replace(new, journal)
+
+    def _remove_others(self) -> None:
+        """Remove files that were written, but not noted in the journal any more."""
+        known = {_JOURNAL, *self._listing(self._built.index(*self._facts)).files()}
+        for folder, _, names in os.walk(self._partial):
+            for name in names:
+                path = os.path.join(folder, name)
+                if os.path.relpath(path, self._partial) not in known:
+                    os.unlink(path)
+
+    def _take_over_one(self, entry: Any) -> bool:  # noqa: ANN401
+        match entry:
+            case [str() as key, label, str() as path, int() as kind, int() as checksum] if is_safe(
+                path
+            ) and kind in (PAIR, IMAGE, VOC, RECORD):
+                label = tuple(label) if isinstance(label, list) else label
+            case _:
+                return False
+        try:
+            of_record, record = self._read_back(key, label, path, kind)
+        except (OSError, ValueError, StoreError):
+            return False
+        if header_of(record.data, key)[1] != checksum:
+            return False
+        self._keep(record, of_record)
+        return True
+
+    def _read_back(
+        self,
+        key: str,
+        label: Any,  # noqa: ANN401
+        path: str,
+        kind: int,
+    ) -> tuple[Placed, EncodedRecord]:
+        data = read_file(f"{self._partial}/{path}")
+        files: dict[str, bytes | memoryview] = {path: data}
+        if kind == RECORD:
+            sample = decode_record(data, key).sample
+            return Placed(kind, files), EncodedRecord(key, label, data, is_pair(sample, label))
+        sample = EncodedImage(data)
+        if kind == VOC:
+            xml_path = annotation_path(path)
+            xml = read_file(f"{self._partial}/{xml_path}")
+            files[xml_path] = xml
+            sample = (sample, xml_text(xml))
+        elif kind == PAIR:
+            sample = (sample, label)
+        return Placed(kind, files), encode_record(key, sample, label)
+
+    @property
+    def address(self) -> str:
+        """`folder:` and the path."""
+        return f"folder:{self._path}"
+
+    def written(self) -> Sequence[tuple[str, int | tuple[int, ...] | None]]:
+        """Return key and label of the records that were found."""
+        return list(zip(self._built.keys, self._built.labels, strict=True))
+
+    def put_many(self, records: Sequence[EncodedRecord]) -> None:
+        """Write records, each to its file."""
+        lines = []
+        try:
+            for record in records:
+                of_record = placed(record, self._facts[0])
+                for path, data in of_record.files.items():
+                    self._write(record.key, path, data)
+                self._keep(record, of_record)
+                checksum = header_of(record.data, record.key)[1]
+                entry = record.key, record.label, self._paths[-1], of_record.kind, checksum
+                lines.append(json.dumps(entry))
+            self._note(lines)
+        except OSError as error:
+            raise self._failure(error) from error
+
+    def _keep(self, record: EncodedRecord, of_record: Placed) -> None:
+        self._built.add([record])
+        self._paths.append(next(iter(of_record.files)))
+        self._kinds.append(of_record.kind)
+        digest = xxhash.xxh3_64()
+        for data in of_record.files.values():
+            digest.update(data)
+        self._checksums.append(digest.intdigest())
+
+    def _write(self, key: str, path: str, data: bytes | memoryview) -> None:
+        """Write one file, under a name of its own until it is whole."""
+        if not self._is_good(path):
+            _refuse(
+                key,
+                "as a path it leads out of the folder, is too long, has a backslash or an empty "
+                f"part, begins with {OURS!r}, or has a part of more than {MAX_NAME_BYTES} bytes",
+            )
+        place = f"{self._partial}/{path}"
+        try:
+            self._make_folder(key, path.rpartition("/")[0])
+            if os.path.lexists(place):
+                _refuse(key, f"the file {path!r} is there already, as another record's")
+        except (FileExistsError, NotADirectoryError):
+            _refuse(key, f"a part of {path!r} is another record's file")
+        new = f"{self._partial}/{_NEW}"
+        flags = os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW | os.O_CLOEXEC
+        with open(os.open(new, flags, 0o666), "wb", buffering=0) as file:
+            view = memoryview(data)
+            while view:
+                view = view[file.write(view) :]
+        os.rename(new, place)
+
+    def _is_good(self, path: str) -> bool:
+        try:
+            name_bytes = [len(os.fsencode(part)) for part in path.split("/")]
+        except UnicodeEncodeError:
+            return False
+        whole_bytes = sum(name_bytes) + len(name_bytes) + len(os.fsencode(self._partial))
+        if len(name_bytes) > _MAX_DEPTH:
+            return False
+        is_short = max(name_bytes) <= MAX_NAME_BYTES and whole_bytes < _MAX_PATH_BYTES
+        return is_short and is_safe(path)
+
+    def _make_folder(self, key: str, folder: str) -> None:
+        """Make a folder and those above it; none that an interrupted writer left may be a link."""
+        if folder in self._made:
+            return
+        parts = folder.split("/")
+        for depth in range(1, len(parts) + 1):
+            above = "/".join(parts[:depth])
+            if above in self._made:
+                continue
+            place = f"{self._partial}/{above}"
+            try:
+                os.mkdir(place)
+            except FileExistsError:  # on some systems Cat is cat
+                if os.path.islink(place):
+                    _refuse(key, f"{place} is a link")
+                if not os.path.isdir(place):
+                    raise
+            self._made.add(above)
+
+    def _listing(self, index: Index) -> Listing:
+        """Return what a reader has to find."""
+        return Listing(
+            PackedList(index.keys),
+            PackedList(self._paths),
+            np.frombuffer(bytes(self._kinds), np.uint8),
+            index.labels,
+            index.class_names,
+            np.array(self._checksums, np.uint64),
+        )
+
+    def finish(self) -> None:
+        """Complete the folder and put it in its place."""
+        index = self._built.index(*self._facts)
+        try:
+            self._complete(index)
+            _refuse_to_replace(self._place)  # again: somebody may have put files there meanwhile
+            put_in_place(self._partial, self._place)
+            (self._place / _JOURNAL).unlink()  # until now it could be gone on with
+        except OSError as error:
+            raise self._failure(error) from error
+        self.close()
+
+    def _complete(self, index: Index) -> None:
+        expected = self._listing(index)
+        layout = self._layout(expected)
+        if layout is None:
+            write_index(self._partial, expected)
+        write_marker(
+            self._partial,
+            {
+                "layout": layout or "index",
+                "num_records": len(index),
+                "fingerprint": index.fingerprint,
+                "files": stat_fingerprint(self._partial, expected),
+                "what": self._what,
+                "metadata": dict(index.metadata),
+            },
+        )
+        _sync(self._partial)
+
+    def _layout(self, expected: Listing) -> str | None:
+        """Return the layout whose listing gives just these records; None if none does."""
+        kinds = set(self._kinds) or {PAIR if expected.class_names else IMAGE}
+        if kinds == {PAIR}:
+            for label, name in enumerate(expected.class_names):  # also those without an image
+                self._make_folder(name, folder_name(name, label))
+        if self._is_index_wanted or len(kinds) > 1 or kinds == {RECORD}:
+            return None
+        layout, list_them = _LISTS[kinds.pop()]
+        try:
+            is_same = list_them(self._partial).equals(expected)
+        except StoreError:
+            return None
+        return layout if is_same else None
+
+    def close(self) -> None:
+        """Let go of everything; what is not finished stays in `DST.partial`."""
+        self._lock.close()
+
+    def _failure(self, error: OSError) -> StoreError:
+        if error.errno in (errno.ENOSPC, errno.EDQUOT):
+            return no_space(self._path, self._partial)
+        return StoreError(f"cannot write {self._path}: {error}.")
+
+
+def _refuse(key: str, reason: str) -> NoReturn:
+    raise StoreError(f"record {key!r:.300} cannot be a file: {reason}. Give it another key.")
+
+
+def _refuse_to_replace(place: Path) -> None:
+    """Raise unless `place` is free, empty, or made by a writer."""
+    if not place.exists():
+        return
+    try:
+        if place.is_dir() and (not os.listdir(place) or read_marker(place) is not None):
+            return
+    except OSError as error:
+        raise StoreError(f"cannot list {place}: {error.strerror}.") from error
+    what = "a folder with files that Penstock did not write" if place.is_dir() else "a file"
+    raise StoreError(
+        f"{place} is {what}, and would be replaced as a whole. Name a place that is free, or "
+        "remove it yourself."
+    )
+
+
+def _is_free_or_ours(partial: Path) -> bool:
+    return (
+        not partial.exists()
+        or not os.listdir(partial)
+        or ((partial / _JOURNAL).exists() or read_marker(partial) is not None)
+    )
+
+
+def _from_json(line: bytes) -> Any:  # noqa: ANN401
+    try:
+        return json.loads(line)
+    except (ValueError, RecursionError):
+        return None
+
+
+def _sync(folder: Path) -> None:
+    """Bring all files to the disk: those of its file system at once, not a million one by one."""
+    syncfs = getattr(ctypes.CDLL(None, use_errno=True), "syncfs", None)
+    fd = os.open(folder, os.O_RDONLY)
+    try:
+        if syncfs is None:
+            os.sync()
+        elif syncfs(fd) != 0:
+            code = ctypes.get_errno()
+            raise OSError(code, os.strerror(code), os.fspath(folder))
+    finally:
+        os.close(fd)

@@ -1,0 +1,192 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The index of a store: keys, labels and class names, without a single record being read."""
+
+from __future__ import annotations
+
+import functools
+import zlib
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from penstock.data.packed_list import PackedList
+from penstock.data.ragged import RaggedArray
+from penstock.errors import StoreError
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator, Mapping, Sequence
+
+    from numpy.typing import NDArray
+
+__all__ = ["Index", "joined", "labels_from"]
+
+
+@dataclass(frozen=True, eq=False)
+class Index:
+    """What a store knows of its records before it reads one.
+
+    Attributes:
+        keys: Name of each record, in the store's order; all different.
+        labels: Class of each record, int64 of shape (records,); the classes of each, where there
+            are several; or None.
+        class_names: Name of class 0, 1, 2 …; empty where there are none.
+        metadata: What whoever made the store wrote down: any JSON.
+        fingerprint: Changes if keys, labels, class names or contents do.
+        are_pairs: Whether every sample is known to be (image file, its label).
+    """
+
+    keys: Sequence[str]
+    labels: NDArray[np.int64] | RaggedArray | None = None
+    class_names: tuple[str, ...] = ()
+    metadata: Mapping[str, Any] = field(default_factory=dict)
+    fingerprint: str = ""
+    are_pairs: bool = False
+
+    def __len__(self) -> int:
+        """Return the number of records."""
+        return len(self.keys)
+
+    def label_of(self, position: int) -> int | tuple[int, ...] | None:
+        """Return the label of the record at `position` as a record has it."""
+        if self.labels is None:
+            return None
+        label = self.labels[position]
+        return tuple(label.tolist()) if isinstance(self.labels, RaggedArray) else int(label)
+
+    def positions_of(self, keys: Iterable[str]) -> NDArray[np.int64]:
+        """Return where records of these names are; int64, shape (keys,).
+
+        Raises:
+            StoreError: some are not there; the message names the first of them.
+
+        Example:
+            >>> Index(["a", "b", "c"]).positions_of(["c", "a"])
+            array([2, 0])
+        """
+        wanted = list(keys)
+        found = [self._find(key) for key in wanted]
+        missing = [key for key, position in zip(wanted, found, strict=True) if position < 0]
+        if missing:
+            shown = ", ".join(repr(key) for key in missing[:5])
+            more = f" and {len(missing) - 5} more" if len(missing) > 5 else ""
+            raise StoreError(f"no record is called {shown}{more}; the store has {len(self):,}.")
+        return np.array(found, np.int64)
+
+    def first_repeated(self) -> str | None:
+        """Return a key that is there more than once, or None."""
+        hashes, order = self._hashes
+        (suspects,) = np.nonzero(hashes[1:] == hashes[:-1])
+        for suspect in suspects.tolist():
+            *others, last = order[np.searchsorted(hashes, hashes[suspect]) : suspect + 2].tolist()
+            key: str = self.keys[last]
+            if key in {self.keys[position] for position in others}:
+                return key
+        return None
+
+    def _find(self, key: str) -> int:
+        hashes, order = self._hashes
+        wanted = _hash(key)
+        start, stop = np.searchsorted(hashes, (wanted, wanted + 1))
+        for position in order[start:stop].tolist():
+            if self.keys[position] == key:
+                return int(position)
+        return -1
+
+    @functools.cached_property
+    def _hashes(self) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+        """Hashes of all keys, sorted, and whose they are: 16 bytes a key, where a dict has 150."""
+        hashes = np.fromiter(map(_hash, self.keys), np.int64, len(self.keys))
+        order = np.argsort(hashes, kind="stable")
+        return hashes[order], order
+
+    def to_tree(self) -> dict[str, Any]:
+        """Return the index as a tree that a record can hold."""
+        text, offsets = PackedList(self.keys).to_utf8()
+        labels: Any = self.labels
+        if isinstance(labels, RaggedArray):
+            labels = {"values": labels.values, "offsets": labels.offsets}
+        return {
+            "keys": {"text": text, "offsets": offsets},
+            "labels": labels,
+            "class_names": list(self.class_names),
+            "metadata": dict(self.metadata),
+            "fingerprint": self.fingerprint,
+            "are_pairs": self.are_pairs,
+        }
+
+    @classmethod
+    def from_tree(cls, tree: Any, name: str) -> Index:  # noqa: ANN401
+        """Return the index that `to_tree` made a tree of.
+
+        Raises:
+            StoreError: it is none; `name` says of which store.
+        """
+        try:
+            keys = PackedList.from_utf8(tree["keys"]["text"], tree["keys"]["offsets"])
+            labels = tree["labels"]
+            if isinstance(labels, dict):
+                labels = RaggedArray(labels["values"], labels["offsets"])
+            if labels is not None and len(labels) != len(keys):
+                raise ValueError(f"{len(labels)} labels for {len(keys)} keys")
+            return cls(
+                keys,
+                labels,
+                tuple(map(str, tree["class_names"])),
+                dict(tree["metadata"]),
+                str(tree["fingerprint"]),
+                bool(tree["are_pairs"]),
+            )
+        except (KeyError, TypeError, ValueError) as error:
+            raise StoreError(
+                f"the index of {name} is damaged: {error}. Pack it anew, or restore it from a copy."
+            ) from error
+
+
+def joined(indexes: Sequence[Index]) -> Index:
+    """Return one index for the records of several stores in a row, as those of shards."""
+    first = indexes[0]
+    labels: Any = None
+    if all(isinstance(index.labels, np.ndarray) for index in indexes):
+        labels = np.concatenate([index.labels for index in indexes])
+    elif any(index.labels is not None for index in indexes):
+        labels = RaggedArray.of(row for index in indexes for row in _rows(index))
+    return Index(
+        PackedList(key for index in indexes for key in index.keys),
+        labels,
+        first.class_names,
+        first.metadata,
+        "+".join(index.fingerprint for index in indexes),
+        all(index.are_pairs for index in indexes),
+    )
+
+
+def _rows(index: Index) -> Iterator[Sequence[int]]:
+    labels = map(index.label_of, range(len(index)))
+    return ((label,) if isinstance(label, int) else label or () for label in labels)
+
+
+def _hash(key: str) -> int:
+    return zlib.crc32(key.encode("utf-8", "surrogatepass"))
+
+
+def labels_from(
+    labels: Sequence[int | tuple[int, ...] | None],
+) -> NDArray[np.int64] | RaggedArray | None:
+    """Return labels of records as an index holds them.
+
+    An array where each record has one, a `RaggedArray` where some have several or none, None where
+    no record has any.
+
+    Example:
+        >>> labels_from([3, 1]), labels_from([None, None])
+        (array([3, 1]), None)
+        >>> labels_from([(3, 1), None])
+        <RaggedArray of 2 samples, 2 values>
+    """
+    kinds = set(map(type, labels))
+    if kinds <= {type(None)}:
+        return None
+    if kinds == {int}:
+        return np.array(labels, np.int64)
+    return RaggedArray.of((row,) if isinstance(row, int) else row or () for row in labels)

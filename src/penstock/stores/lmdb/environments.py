@@ -1,0 +1,195 @@
+# SPDX-License-Identifier: Apache-2.0
+"""LMDB environments for reading: one for each file in each process.
+
+Guarantees
+    A file is opened once per process, whoever asks: LMDB's own caveats forbid a second time, as
+    closing one of the two would drop the locks of both. A file that has been replaced under the
+    same name is another file.
+    A forked child opens its own. What it inherited is closed at once, in the child alone: py-lmdb
+    refuses to open a file that the process it was forked from had open.
+    It is closed when its last user has let go and nobody is reading.
+
+Files are opened `readonly, lock=False`: a store is written once and put in its place complete, so
+readers need no lock file, may lie on a read-only disk, and may be any number.
+
+Reference:
+    lmdb.h, "Restrictions/caveats"; py-lmdb's documentation, "Forking & multiprocessing".
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import threading
+from typing import TYPE_CHECKING, Any, Final
+
+import lmdb
+
+from penstock.errors import StoreError
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from pathlib import Path
+
+__all__ = ["Environment", "acquire"]
+
+_PAGE_SHORTFALL: Final = 16  # pages at the end that a foreign writer freed before they were written
+
+
+class Environment:
+    """An open file, shared by all of its users in this process.
+
+    Attributes:
+        path: As it was asked for first.
+        pid: The process that may use it.
+    """
+
+    def __init__(self, path: Path, identity: tuple[object, ...], *, readahead: bool) -> None:
+        """Open `path`; `acquire` calls this."""
+        self.path = path
+        self.pid = os.getpid()
+        self._identity = identity
+        self._num_users = 0
+        self._num_readers = 0
+        self._env = _open(path, readahead=readahead)
+
+    @contextlib.contextmanager
+    def reading(self) -> Iterator[Any]:
+        """Return a read transaction whose values are views, valid inside the block.
+
+        Raises:
+            StoreError: it was closed meanwhile, or LMDB finds the file damaged.
+        """
+        with _state.lock:
+            if self._num_users == 0:
+                raise StoreError(f"{self.path} was closed by another thread while it was read.")
+            self._num_users += 1
+            self._num_readers += 1
+        try:
+            with self._env.begin(buffers=True) as transaction:
+                yield transaction
+        except lmdb.Error as error:
+            raise StoreError(f"cannot read {self.path}: {error}.") from error
+        finally:
+            with _state.lock:
+                self._num_readers -= 1
+            self.release()
+
+    def size_bytes(self) -> int:
+        """Return the bytes that the file's own header accounts for."""
+        return (int(self._env.info()["last_pgno"]) + 1) * int(self._env.stat()["psize"])
+
+    def discard(self) -> None:
+        """Close the file, which nobody uses yet."""
+        self._env.close()
+
+    def close_inherited(self) -> bool:
+        """Close it in a forked child; return False if it was being read, and is kept instead."""
+        if self._num_readers:
+            self.pid = os.getpid()
+            return False
+        self._env.close()
+        return True
+
+    def retain(self) -> None:
+        """Count one user more."""
+        self._num_users += 1
+
+    def release(self) -> None:
+        """Count one user less; with the last one the file is closed."""
+        if self.pid != os.getpid():
+            return
+        with _state.lock:
+            self._num_users -= 1
+            if self._num_users == 0:
+                _state.environments.pop(self._identity, None)
+                self._env.close()
+
+
+class _State:
+    """What this process has open."""
+
+    def __init__(self) -> None:
+        self.lock = threading.Lock()
+        self.environments: dict[tuple[object, ...], Environment] = {}
+
+    def inherit(self, parents: _State) -> None:
+        """Close the environments of the process that this one was forked from.
+
+        One in which a thread was reading cannot be closed, as views of it may be in use here: this
+        process goes on with it. That is safe without locks; nothing but the map is shared.
+        """
+        for identity, environment in parents.environments.items():
+            if not environment.close_inherited():
+                self.environments[identity] = environment
+
+
+_state = _State()
+
+
+def _after_fork() -> None:
+    global _state
+    parents, _state = _state, _State()
+    _state.inherit(parents)
+
+
+os.register_at_fork(after_in_child=_after_fork)
+
+
+def acquire(path: Path, *, readahead: bool, is_ours: bool = True) -> Environment:
+    """Return this process's environment of a file; `release` it when done.
+
+    Args:
+        path: The file, or a folder with a `data.mdb` in it.
+        readahead: Whether the system reads ahead: good for scans, bad for random access to a file
+            larger than memory. Who opens it first decides.
+        is_ours: Whether a `StoreWriter` made it; then its size must be exact.
+
+    Raises:
+        StoreError: there is no such file, it is no LMDB file, or it is truncated.
+    """
+    file = path / "data.mdb" if path.is_dir() else path
+    try:
+        status = os.stat(file)
+    except OSError as error:
+        raise StoreError(
+            f"cannot open {path}: {error.strerror}. `penstock pack SRC lmdb:{path}` makes it."
+        ) from error
+    identity = (os.path.realpath(file), status.st_dev, status.st_ino)
+    with _state.lock:
+        environment = _state.environments.get(identity)
+        if environment is None:
+            environment = Environment(path, identity, readahead=readahead)
+            _check_size(environment, status.st_size, is_ours=is_ours)
+            _state.environments[identity] = environment
+        environment.retain()
+        return environment
+
+
+def _check_size(environment: Environment, size_bytes: int, *, is_ours: bool) -> None:
+    """Refuse a truncated file: reading past its end would end the process by SIGBUS."""
+    expected = environment.size_bytes()
+    allowed = 0 if is_ours else _PAGE_SHORTFALL * 4096
+    if size_bytes + allowed < expected:
+        environment.discard()
+        raise StoreError(
+            f"{environment.path} is truncated: it has {size_bytes:,} bytes, its header accounts "
+            f"for {expected:,}. Was it copied while the disk was full? Copy it again."
+        )
+
+
+def _open(path: Path, *, readahead: bool) -> Any:  # noqa: ANN401
+    try:
+        return lmdb.open(
+            os.fspath(path),
+            subdir=path.is_dir(),
+            readonly=True,
+            lock=False,
+            readahead=readahead,
+            create=False,
+        )
+    except lmdb.Error as error:
+        hint = ""
+        if "already open" in str(error):
+            hint = " Other code has it open, in this process or before its fork: close it there."
+        raise StoreError(f"cannot open {path} as an LMDB file: {error}.{hint}") from error

@@ -1,0 +1,353 @@
+# SPDX-License-Identifier: Apache-2.0
+r"""`LMDBStore`: records in an LMDB file, or in several.
+
+    b"\0"                            what is being packed, until it is complete
+    8 bytes, big-endian: position    a record            so a file is appended to, and read in order
+    b"penstock.index"                a record: keys, labels …           written last, with
+    b"penstock.summary"              a record: count, fingerprint …     this: they make it a store
+
+With shards the address is a folder of files `00000-of-00004.lmdb`, each a store by itself.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import re
+import weakref
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final, Literal, NamedTuple
+
+import numpy as np
+
+from penstock.errors import ConfigError, StoreError
+from penstock.stores.filesystems import warn_if_remote
+from penstock.stores.index import Index, joined
+from penstock.stores.lmdb import environments
+from penstock.stores.records import check_record, decode_record, header_of, image_start
+from penstock.stores.store import Store, missing_records
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+
+    from numpy.typing import NDArray
+
+    from penstock.stores.lmdb.environments import Environment
+    from penstock.stores.records import Record
+
+__all__ = [
+    "INDEX_KEY",
+    "PACK_KEY",
+    "SUMMARY_KEY",
+    "LMDBStore",
+    "is_shard",
+    "position_keys",
+    "shard_name",
+]
+
+INDEX_KEY: Final = b"penstock.index"
+SUMMARY_KEY: Final = b"penstock.summary"
+PACK_KEY: Final = b"\0"  # sorts before all others
+_SHARD: Final = re.compile(r"(\d{5})-of-(\d{5})\.lmdb")
+
+Verify = Literal["once", "always", "never"]
+
+
+class LMDBStore(Store):
+    """A store in an LMDB file: embedded, memory-mapped, for any number of processes.
+
+    A batch is looked up in one read transaction, by sorted keys, and nothing is copied that need
+    not be.
+
+    Concurrency:
+        Any thread. A forked or spawned process opens the file for itself, at first use.
+
+    Example:
+        >>> import tempfile
+        >>> from penstock.stores import pack
+        >>> folder = tempfile.TemporaryDirectory()
+        >>> _ = pack([("one", 1), ("two", 2)], f"lmdb:{folder.name}/numbers.lmdb")
+        >>> with LMDBStore(f"{folder.name}/numbers.lmdb") as store:
+        ...     store.get_many([1])
+        [Record(key='1', label=2, sample=('two', 2))]
+        >>> folder.cleanup()
+    """
+
+    def __init__(
+        self, path: str | Path, *, verify: Verify = "once", readahead: bool = False
+    ) -> None:
+        """Name the file; it is opened at first use.
+
+        Args:
+            path: A file that `penstock pack` made, or the folder of its shards.
+            verify: When checksums are compared: the first time that a process reads a record,
+                every time, or never.
+            readahead: Whether the system reads ahead: for scans in order.
+
+        Raises:
+            ConfigError: `verify` is none of the three.
+        """
+        if verify not in ("once", "always", "never"):
+            raise ConfigError(f"verify is 'once', 'always' or 'never', not {verify!r}.")
+        self._path = Path(path)
+        self._verify: Verify = verify
+        self._readahead = readahead
+        self._open: _OpenFiles | None = None
+
+    @property
+    def path(self) -> Path:
+        """The file, or the folder of its shards."""
+        return self._path
+
+    @property
+    def address(self) -> str:
+        """`lmdb:` and the path."""
+        return f"lmdb:{self._path}"
+
+    def what(self) -> str:
+        """Return what was packed, in the words of whoever packed it."""
+        return self._files().what
+
+    def close(self) -> None:
+        """Close what is open, unless another store of this process uses it as well."""
+        files, self._open = self._open, None
+        if files is not None:
+            files.close()
+
+    def __getstate__(self) -> dict[str, Any]:
+        """Leave open files behind. An index that was read goes along: workers share its arrays."""
+        return {**self.__dict__, "_open": None}
+
+    def _load_index(self) -> Index:
+        warn_if_remote(self._path)
+        with contextlib.ExitStack() as stack:
+            indexes = []
+            for part in self._files().parts:
+                transaction = stack.enter_context(part.environment.reading())
+                name = f"the index of {part.environment.path}"
+                value = transaction.get(INDEX_KEY)
+                indexes.append(Index.from_tree(decode_record(value, name).sample, name))
+        return indexes[0] if len(indexes) == 1 else joined(indexes)
+
+    def _files(self) -> _OpenFiles:
+        files = self._open
+        if files is None or files.pid != os.getpid():
+            files = _OpenFiles(self._path, self.address, readahead=self._readahead)
+            if "index" in self.__dict__:  # read earlier, maybe in another process
+                files.check_same(self.index)
+            self._open = files
+        return files
+
+    @contextlib.contextmanager
+    def _read(self, positions: NDArray[np.int64], *, copy: bool) -> Iterator[list[Record]]:
+        files = self._files()
+        with files.values(positions, self.index.keys) as values:
+            records = []
+            for position, value in zip(positions.tolist(), values, strict=True):
+                verify = self._is_to_verify(files, position)
+                record = decode_record(value, self._name(position), verify=verify, copy=copy)
+                files.is_verified[position] |= verify
+                records.append(record)
+            yield records
+
+    @contextlib.contextmanager
+    def borrow_images(self, positions: NDArray[np.int64]) -> Iterator[list[memoryview]]:
+        """As in `Store`; without decoding the records where all are pairs."""
+        if not self.index.are_pairs:
+            with super().borrow_images(positions) as images:
+                yield images
+            return
+        files = self._files()
+        with files.values(positions, self.index.keys) as values:
+            starts = files.image_starts[positions]
+            if self._verify == "always" or not starts.all():
+                for position, value in zip(positions.tolist(), values, strict=True):
+                    self._find_image(files, position, value)
+                starts = files.image_starts[positions]
+            yield [value[start:] for value, start in zip(values, starts.tolist(), strict=True)]
+
+    def _find_image(self, files: _OpenFiles, position: int, value: Any) -> None:  # noqa: ANN401
+        """Verify a record as is asked for, and note where its image begins."""
+        verify = self._is_to_verify(files, position)
+        if files.image_starts[position] and not verify:
+            return
+        name = self._name(position)
+        head_bytes = check_record(value, name) if verify else header_of(value, name)[0]
+        files.is_verified[position] |= verify
+        files.image_starts[position] = image_start(head_bytes)
+
+    def _is_to_verify(self, files: _OpenFiles, position: int) -> bool:
+        if self._verify == "once":
+            return not files.is_verified[position]
+        return self._verify == "always"
+
+    def _name(self, position: int) -> str:
+        return f"record {position} ({self.keys[position]!r}) of {self.address}"
+
+
+class _Part(NamedTuple):
+    """One of the files, and the positions of the whole that are in it."""
+
+    environment: Environment
+    start: int
+    stop: int
+
+
+class _OpenFiles:
+    """The files of one store, open in one process.
+
+    Attributes:
+        pid: The process.
+        parts: The files.
+        is_verified: Whether this process has compared the checksum of each record.
+        image_starts: Where in each record its image begins, as far as this process has looked.
+    """
+
+    def __init__(self, path: Path, address: str, *, readahead: bool) -> None:
+        self.pid = os.getpid()
+        self._address = address
+        with contextlib.ExitStack() as stack:
+            self.parts: list[_Part] = []
+            self._fingerprints: list[str] = []
+            start = 0
+            for file in _files_of(path):
+                environment = environments.acquire(file, readahead=readahead)
+                stack.callback(environment.release)
+                summary = _summary(environment)
+                self._fingerprints.append(str(summary["fingerprint"]))
+                self.what = str(summary["what"])
+                stop = start + int(summary["count"])
+                self.parts.append(_Part(environment, start, stop))
+                start = stop
+            self.is_verified = np.zeros(start, np.bool_)
+            self.image_starts = np.zeros(start, np.uint32)
+            releases = stack.pop_all()
+        self.close = weakref.finalize(self, _close_in, self.pid, releases)
+
+    def check_same(self, index: Index) -> None:
+        """Raise if the files are not those whose index another process has read."""
+        found = "+".join(self._fingerprints)
+        if found != index.fingerprint:
+            raise StoreError(
+                f"{self._address} is not the file that it was: its fingerprint was "
+                f"{index.fingerprint}, now it is {found}. It was packed anew while it was in use; "
+                "make the dataset again."
+            )
+
+    @contextlib.contextmanager
+    def values(self, positions: NDArray[np.int64], keys: Sequence[str]) -> Iterator[list[Any]]:
+        """Return views of the records at `positions`, valid inside the block."""
+        with contextlib.ExitStack() as stack:
+            if len(self.parts) == 1:
+                yield self._of_part(stack, self.parts[0], positions, keys)
+                return
+            values: list[Any] = [None] * len(positions)
+            stops = [part.stop for part in self.parts]
+            of_part = np.searchsorted(stops, positions, side="right")
+            for number in np.unique(of_part).tolist():
+                (places,) = np.nonzero(of_part == number)
+                found = self._of_part(stack, self.parts[number], positions[places], keys)
+                for place, value in zip(places.tolist(), found, strict=True):
+                    values[place] = value
+            yield values
+
+    def _of_part(
+        self,
+        stack: contextlib.ExitStack,
+        part: _Part,
+        positions: NDArray[np.int64],
+        keys: Sequence[str],
+    ) -> list[Any]:
+        """Return the values in the order of `positions`, found in the order of the file."""
+        transaction = stack.enter_context(part.environment.reading())
+        order = np.argsort(positions, kind="stable")
+        ascending = positions[order] - part.start
+        with transaction.cursor() as cursor:
+            found = cursor.getmulti(position_keys(ascending))
+        if len(found) != len(positions):  # it passes over what is not there
+            there = {int.from_bytes(key, "big") for key, _ in found}
+            absent = [p for p in positions.tolist() if p - part.start not in there]
+            raise missing_records([keys[p] for p in absent], self._address)
+        values: list[Any] = [None] * len(found)
+        for place, (_, value) in zip(order.tolist(), found, strict=True):
+            values[place] = value
+        return values
+
+
+def _close_in(pid: int, releases: contextlib.ExitStack) -> None:
+    if pid == os.getpid():
+        releases.close()
+
+
+def _summary(environment: Environment) -> dict[str, Any]:
+    with environment.reading() as transaction:
+        value = transaction.get(SUMMARY_KEY)
+        if value is None or transaction.get(INDEX_KEY) is None:
+            raise _no_store(environment, transaction)
+        name = f"the summary of {environment.path}"
+        summary: dict[str, Any] = decode_record(value, name).sample
+    return summary
+
+
+def _no_store(environment: Environment, transaction: Any) -> StoreError:  # noqa: ANN401
+    path = environment.path
+    if transaction.get(PACK_KEY) is not None:
+        return StoreError(
+            f"{path} is unfinished: its packing was interrupted. `penstock pack --resume` with the "
+            "same source and destination finishes it."
+        )
+    if transaction.get(b"__keys__") is not None or transaction.get(b"__len__") is not None:
+        return StoreError(
+            f"{path} has keys and values pickled by some script. Pickles can run any program: if "
+            'you trust the file, read it with layout="pickle", trusted=True, or convert it: '
+            f"`penstock pack --trust-pickle lmdb:{path} lmdb:NEW`."
+        )
+    return StoreError(f"{path} is an LMDB file that Penstock did not write: it has no index.")
+
+
+def _files_of(path: Path) -> list[Path]:
+    """Return the files of a store in the order of their records.
+
+    Raises:
+        StoreError: shards are missing, or those of two stores are mixed.
+    """
+    if not path.is_dir() or (path / "data.mdb").exists():
+        return [path]
+    shards = sorted(entry.name for entry in path.iterdir() if _SHARD.fullmatch(entry.name))
+    if not shards:
+        raise StoreError(f"{path} is a folder without an LMDB file in it.")
+    num_shards = int(shards[0][9:14])
+    wanted = [shard_name(number, num_shards) for number in range(num_shards)]
+    if shards != wanted:
+        absent = sorted(set(wanted) - set(shards)) or sorted(set(shards) - set(wanted))
+        raise StoreError(
+            f"{path} should have {num_shards} shards, {wanted[0]} to {wanted[-1]}; "
+            f"{absent[0]} is missing, or of another store."
+        )
+    return [path / name for name in shards]
+
+
+def is_shard(name: str) -> bool:
+    """Return whether a file is called as a shard is."""
+    return _SHARD.fullmatch(name) is not None
+
+
+def shard_name(number: int, num_shards: int) -> str:
+    """Return the file name of a shard, which sorts as its number does.
+
+    Example:
+        >>> shard_name(2, 8)
+        '00002-of-00008.lmdb'
+    """
+    return f"{number:05}-of-{num_shards:05}.lmdb"
+
+
+def position_keys(positions: NDArray[np.int64]) -> list[bytes]:
+    """Return the keys of records: big-endian, so that they sort as bytes in order.
+
+    Example:
+        >>> [key.hex() for key in position_keys(np.array([1, 256]))]
+        ['0000000000000001', '0000000000000100']
+    """
+    text = positions.astype(">u8").tobytes()
+    return [text[start : start + 8] for start in range(0, len(text), 8)]

@@ -1,0 +1,408 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Writing a store to an LMDB file, beside its place until it is complete.
+
+    DST.partial      grows, one transaction of some 64 MiB after the other, each on disk at its end
+    DST              the old file, or none, until the finished one takes its name in one step
+
+A kill at any moment leaves DST as it was, and a DST.partial whose last transaction is whole: a
+writer that resumes goes on behind it. Keys rise, so pages are filled in order and never rewritten:
+the file is as compact as LMDB's own compacting copy.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import os
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final
+
+import lmdb
+import numpy as np
+
+from penstock.errors import StoreError
+from penstock.stores.index_builder import IndexBuilder
+from penstock.stores.lmdb.store import (
+    INDEX_KEY,
+    PACK_KEY,
+    SUMMARY_KEY,
+    LMDBStore,
+    is_shard,
+    position_keys,
+    shard_name,
+)
+from penstock.stores.placing import Lock, no_room_for, no_space, put_in_place, remove
+from penstock.stores.records import EncodedRecord, decode_record, encode_record, is_pair
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping, Sequence
+
+__all__ = ["LMDBWriter", "ShardedLMDBWriter"]
+
+_TRANSACTION_BYTES: Final = 64 << 20  # a few seconds of work to lose; an fsync for each is cheap
+_LMDB_MAGIC: Final = (0xBEEFC0DE).to_bytes(4, sys.byteorder)
+_LMDB_MAGIC_END: Final = 20  # of the first page: a header of 16 bytes, and then the magic
+_FIRST_MAP_BYTES: Final = 1 << 30  # address space, not memory: doubled as often as it is full
+
+
+class LMDBWriter:
+    """Writes one file. See `StoreWriter` for the calls."""
+
+    def __init__(
+        self,
+        path: str | Path,
+        *,
+        class_names: Sequence[str] = (),
+        metadata: Mapping[str, Any] | None = None,
+        what: str = "",
+        resume: bool = False,
+        map_bytes: int = _FIRST_MAP_BYTES,
+        transaction_bytes: int = _TRANSACTION_BYTES,
+    ) -> None:
+        """Begin a store, or go on with one.
+
+        Args:
+            path: Where it will be.
+            class_names: Name of class 0, 1, 2 …
+            metadata: Any JSON, for the index.
+            what: Says what is being packed, and how; a resumed writer has to be given the same.
+            resume: Whether to go on with what an interrupted writer left, if it left anything.
+            map_bytes: Address space to begin with; it is doubled as often as it is full.
+            transaction_bytes: Size from which records are brought to disk.
+
+        Raises:
+            StoreError: another writer is at it, or what it left is of another source.
+        """
+        self._path = Path(path)
+        self._partial = self._path.with_name(self._path.name + ".partial")
+        self._facts = tuple(class_names), dict(metadata or {})
+        self._what = what.encode()
+        self._map_bytes = map_bytes
+        self._transaction_bytes = transaction_bytes
+        self._built = IndexBuilder()
+        self._waiting: list[EncodedRecord] = []
+        self._waiting_bytes = 0
+        self._env: Any = None
+        if self._path.is_dir():
+            raise StoreError(f"{self._path} is a folder, and the new store a file: name another.")
+        self._lock = Lock(self._path.with_name(self._path.name + ".partial.lock"), self._path)
+        try:
+            if not resume:
+                _remove_partial(self._partial)
+            self._open()
+            self._go_on()
+        except BaseException:
+            self.close()
+            raise
+
+    def _open(self) -> None:
+        try:
+            self._env = lmdb.open(
+                os.fspath(self._partial),
+                subdir=False,
+                map_size=max(self._map_bytes, 2 * _size_bytes(self._partial)),
+                lock=False,  # ours keeps other writers off, and nobody reads yet
+                max_readers=1,
+            )
+        except lmdb.Error as error:
+            raise self._failure(error) from error
+
+    def _go_on(self) -> None:
+        """Take over the records that are there, each of them verified."""
+        with self._env.begin(buffers=True) as transaction:
+            is_new = transaction.stat()["entries"] == 0
+            what = None if is_new else _what_is_packed(transaction)
+            if not is_new and what != self._what:
+                raise _other_source(self._partial)
+        self._write(self._reopen)
+        if not is_new:
+            with self._env.begin(buffers=True) as transaction:
+                self._take_over(transaction)
+
+    def _reopen(self, transaction: Any) -> None:  # noqa: ANN401
+        """Mark the file as unfinished; it was not if its writer was killed before the rename."""
+        transaction.put(PACK_KEY, self._what)
+        transaction.delete(INDEX_KEY)
+        transaction.delete(SUMMARY_KEY)
+
+    def _take_over(self, transaction: Any) -> None:  # noqa: ANN401
+        num_records = transaction.stat()["entries"] - 1
+        for position in range(num_records):
+            value = transaction.get(position_keys(np.array([position]))[0])
+            name = f"record {position} of {self._partial}"
+            if value is None:
+                raise StoreError(f"{name} is missing. Pack without --resume.")
+            record = decode_record(value, name, copy=False)
+            pair = is_pair(record.sample, record.label)
+            self._built.add([EncodedRecord(record.key, record.label, value, pair)])
+
+    @property
+    def address(self) -> str:
+        """`lmdb:` and the path."""
+        return f"lmdb:{self._path}"
+
+    def written(self) -> Sequence[tuple[str, int | tuple[int, ...] | None]]:
+        """Return key and label of the records that were found."""
+        return list(zip(self._built.keys, self._built.labels, strict=True))
+
+    def put_many(self, records: Sequence[EncodedRecord]) -> None:
+        """Append records; they are on disk some 64 MiB later, or after `finish`."""
+        self._waiting += records
+        self._waiting_bytes += sum(len(record.data) for record in records)
+        if self._waiting_bytes >= self._transaction_bytes:
+            self._flush()
+
+    def _flush(self) -> None:
+        first = len(self._built)
+        keys = position_keys(np.arange(first, first + len(self._waiting)))
+        items = [(k, record.data) for k, record in zip(keys, self._waiting, strict=True)]
+
+        def put(transaction: Any) -> None:  # noqa: ANN401
+            with transaction.cursor() as cursor:
+                cursor.putmulti(items, append=True)
+
+        self._write(put)
+        self._built.add(self._waiting)
+        self._waiting, self._waiting_bytes = [], 0
+
+    def _write(self, put: Callable[[Any], object]) -> None:
+        """Do one transaction, in a larger map if it does not fit."""
+        while True:
+            try:
+                with self._env.begin(write=True) as transaction:
+                    put(transaction)
+                return
+            except lmdb.MapFullError:
+                self._map_bytes = 2 * int(self._env.info()["map_size"])
+                self._env.set_mapsize(self._map_bytes)
+            except lmdb.Error as error:
+                raise self._failure(error) from error
+
+    def finish(self) -> None:
+        """Complete the file and put it in its place."""
+        self._flush()
+        index = self._built.index(*self._facts)
+        what = self._what.decode()
+        summary = {"count": len(index), "fingerprint": index.fingerprint, "what": what}
+
+        def put(transaction: Any) -> None:  # noqa: ANN401
+            transaction.put(INDEX_KEY, encode_record("index", index.to_tree()).data)
+            transaction.put(SUMMARY_KEY, encode_record("summary", summary).data)
+            transaction.delete(PACK_KEY)
+
+        self._write(put)
+        size_bytes = (self._env.info()["last_pgno"] + 1) * self._env.stat()["psize"]
+        self._env.close()
+        self._env = None
+        try:
+            # Pages that were freed at the end may not be in the file: a reader takes a file that is
+            # too short for a truncated one.
+            with self._partial.open("r+b") as file:
+                if os.fstat(file.fileno()).st_size != size_bytes:
+                    file.truncate(size_bytes)
+                os.fsync(file.fileno())
+            put_in_place(self._partial, self._path)
+        except OSError as error:
+            raise self._failure(error) from error
+        self.close()
+
+    def close(self) -> None:
+        """Let go of everything; what is not finished stays in `DST.partial`, on disk."""
+        if self._env is not None:
+            with contextlib.suppress(StoreError):  # its disk is full: that was said before
+                self._flush()
+            self._env.close()
+            self._env = None
+        self._lock.close()
+
+    def _failure(self, error: Exception) -> StoreError:
+        cause = error
+        if not isinstance(error, OSError):  # LMDB calls a short write an input/output error
+            cause = no_room_for(self._partial, self._waiting_bytes) or error
+        if getattr(cause, "errno", None) in (errno.ENOSPC, errno.EDQUOT):
+            return no_space(self._path, self._partial)
+        return StoreError(f"cannot write {self._path}: {cause}.")
+
+
+def _size_bytes(path: Path) -> int:
+    return path.stat().st_size if path.exists() else 0
+
+
+class ShardedLMDBWriter:
+    """Writes a folder of files, each a store by itself with its part of the records, in order."""
+
+    def __init__(
+        self,
+        path: str | Path,
+        num_shards: int,
+        num_records: int,
+        *,
+        class_names: Sequence[str] = (),
+        metadata: Mapping[str, Any] | None = None,
+        what: str = "",
+        resume: bool = False,
+        transaction_bytes: int = _TRANSACTION_BYTES,
+    ) -> None:
+        """Begin a store, or go on with one.
+
+        Args:
+            path: The folder.
+            num_shards: Number of files in it.
+            num_records: Number of records there will be.
+            class_names: As for `LMDBWriter`, like those that follow.
+            metadata: For the index of each.
+            what: Says what is being packed.
+            resume: Whether to go on with what was left.
+            transaction_bytes: Size from which records are brought to disk.
+
+        Raises:
+            StoreError: another writer is at it, or what it left is of another source.
+        """
+        self._path = Path(path)
+        self._partial = self._path.with_name(self._path.name + ".partial")
+        self._facts: dict[str, Any] = {
+            "class_names": class_names,
+            "metadata": metadata,
+            "what": f"{what}, {num_records} records in {num_shards} shards",
+            "transaction_bytes": transaction_bytes,
+        }
+        self._names = [shard_name(number, num_shards) for number in range(num_shards)]
+        self._num_full = max(1, -(-num_records // num_shards))  # records in a shard, the last apart
+        self._written: list[tuple[str, int | tuple[int, ...] | None]] = []
+        self._num_put = 0
+        self._writer: LMDBWriter | None = None  # of the shard under way
+        _check_replaceable(self._path)
+        self._lock = Lock(self._path.with_name(self._path.name + ".partial.lock"), self._path)
+        try:
+            if not resume:
+                _remove_partial(self._partial)
+            self._partial.mkdir(exist_ok=True)
+            self._take_over()
+        except BaseException:
+            self.close()
+            raise
+
+    def _take_over(self) -> None:
+        for name in self._names:
+            path = self._partial / name
+            if path.exists():
+                with LMDBStore(path) as shard:
+                    if shard.what() != self._facts["what"]:
+                        raise _other_source(self._partial)
+                    self._written += [
+                        (k, shard.index.label_of(i)) for i, k in enumerate(shard.keys)
+                    ]
+            elif path.with_name(name + ".partial").exists():
+                self._writer = LMDBWriter(path, resume=True, **self._facts)
+                self._written += self._writer.written()
+        self._num_put = len(self._written)
+
+    @property
+    def address(self) -> str:
+        """`lmdb:` and the path."""
+        return f"lmdb:{self._path}"
+
+    def written(self) -> Sequence[tuple[str, int | tuple[int, ...] | None]]:
+        """Return key and label of the records that were found."""
+        return self._written
+
+    def put_many(self, records: Sequence[EncodedRecord]) -> None:
+        """Append records to one shard after the other; the last takes all that are left."""
+        while records:
+            shard = min(self._num_put // self._num_full, len(self._names) - 1)
+            num_free = (shard + 1) * self._num_full - self._num_put
+            if shard == len(self._names) - 1:
+                num_free = max(num_free, len(records) + 1)
+            self._of_shard(shard).put_many(records[:num_free])
+            self._num_put += len(records[:num_free])
+            if len(records) >= num_free:
+                self._finish_shard()
+            records = records[num_free:]
+
+    def _of_shard(self, number: int) -> LMDBWriter:
+        if self._writer is None:
+            self._writer = LMDBWriter(self._partial / self._names[number], **self._facts)
+        return self._writer
+
+    def _finish_shard(self) -> None:
+        if self._writer is not None:
+            self._writer.finish()
+            self._writer = None
+
+    def finish(self) -> None:
+        """Complete the last shards and put the folder in its place."""
+        self._finish_shard()
+        for number in range(len(self._names)):  # those that no record is left for
+            if not (self._partial / self._names[number]).exists():
+                self._of_shard(number)
+                self._finish_shard()
+        put_in_place(self._partial, self._path)
+        self.close()
+
+    def close(self) -> None:
+        """Let go of everything; what is not finished stays in `DST.partial`."""
+        if self._writer is not None:
+            self._writer.close()
+            self._writer = None
+        self._lock.close()
+
+
+def _what_is_packed(transaction: Any) -> bytes | None:  # noqa: ANN401
+    """Return what an unfinished file, or one that is finished and has not got its name, holds."""
+    what = transaction.get(PACK_KEY)
+    if what is not None:
+        return bytes(what)
+    summary = transaction.get(SUMMARY_KEY)
+    if summary is None:
+        return None
+    said = decode_record(summary, "the summary").sample.get("what")
+    return said.encode() if isinstance(said, str) else None
+
+
+def _remove_partial(path: Path) -> None:
+    """Remove what an interrupted writer left.
+
+    Raises:
+        StoreError: it is something else that happens to have this name.
+    """
+    if path.is_dir():
+        strangers = [
+            name for name in os.listdir(path) if not is_shard(name.partition(".partial")[0])
+        ]
+    else:
+        strangers = [path.name] if not _is_lmdb_or_empty(path) else []
+    if strangers:
+        raise StoreError(
+            f"{path} should hold what an interrupted packing left, and holds something else "
+            f"({strangers[0]!r}). Move it away, or pack to another name."
+        )
+    remove(path)
+
+
+def _is_lmdb_or_empty(path: Path) -> bool:
+    if not path.exists():
+        return True
+    with path.open("rb") as file:
+        start = file.read(_LMDB_MAGIC_END)
+    return not start or start.endswith(_LMDB_MAGIC)
+
+
+def _check_replaceable(path: Path) -> None:
+    """Raise unless there is nothing at `path`, or shards of an older store alone."""
+    if not path.exists():
+        return
+    names = os.listdir(path) if path.is_dir() else [path.name]
+    others = [name for name in names if not is_shard(name)]
+    if others or not path.is_dir():
+        raise StoreError(
+            f"{path} holds something else than the shards of a store ({others[0]!r}), and would be "
+            "replaced as a whole: name another folder, or remove it."
+        )
+
+
+def _other_source(partial: Path) -> StoreError:
+    return StoreError(
+        f"{partial} holds a part of something else: it was packed from another source or with "
+        "other options. Give the same ones again, or pack without --resume."
+    )

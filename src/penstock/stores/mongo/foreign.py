@@ -1,0 +1,302 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Collections that Penstock did not make: whose fields are named, and documents found by `_id`."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
+
+import bson
+import numpy as np
+import xxhash
+from bson import ObjectId
+from bson.int64 import Int64
+
+from penstock.data.packed_list import PackedList
+from penstock.errors import ConfigError, StoreError
+from penstock.stores.index import Index
+from penstock.stores.mongo.files import read_files
+from penstock.stores.mongo.layout import PACK_ID, by_id, hashable, partial_of
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+    from pathlib import Path
+
+    from numpy.typing import NDArray
+    from pymongo.database import Database
+
+    from penstock.stores.mongo.address import MongoAddress
+    from penstock.stores.mongo.clients import MongoConnection
+
+__all__ = ["ForeignLayout", "MongoFields"]
+
+_BUCKET: Final = "fs"  # where drivers put GridFS files unless told otherwise
+
+
+@dataclass(frozen=True)
+class MongoFields:
+    """Which fields of a foreign collection are what.
+
+    Attributes:
+        image: The image file's bytes, or the id of a file in GridFS.
+        label: The class: an integer or a name; None where there is none.
+        key: The record's name, different in each.
+        query: Which documents belong to it, as `find` takes it.
+        manifest: A JSON file of `path_list` and `label_list`, which then decide on order and
+            labels.
+    """
+
+    image: str | None
+    label: str | None
+    key: str
+    query: Mapping[str, Any] | None
+    manifest: Path | None
+
+    def check(self) -> None:
+        """Raise `ConfigError` where they contradict each other."""
+        if self.manifest is not None and self.label is not None:
+            raise ConfigError("labels come from the manifest or from `label_field`, not from both.")
+
+    def are_given(self) -> bool:
+        """Return whether any of them is."""
+        return any((self.image, self.label, self.query, self.manifest)) or self.key != "_id"
+
+
+class ForeignLayout:
+    """A collection of somebody's own: a snapshot of ids, keys and labels, and how to read on."""
+
+    def __init__(self, address: MongoAddress, image_field: str, ids: _Ids) -> None:
+        """Remember where the images are."""
+        self._address = address
+        self._image_field = image_field
+        self._ids = ids
+
+    @classmethod
+    def load(
+        cls, connection: MongoConnection, address: MongoAddress, fields: MongoFields
+    ) -> tuple[ForeignLayout, Index]:
+        """Read ids, keys and labels by one query, in the order of `_id`; never an image.
+
+        Raises:
+            StoreError: no field of images is named, a key comes twice, a label is neither an
+                integer nor a name, or the manifest does not fit.
+        """
+        image_field = fields.image
+        if image_field is None:
+            raise connection.run("read", lambda database: _fields_to_name(database, address))
+        found = connection.run("read", lambda database: _snapshot(database, address, fields))
+        if fields.manifest is not None:
+            found = _as_listed(found, fields.manifest, address)
+        labels, class_names = _numbered(found, address)
+        ids = _Ids(found.ids)
+        keys = _distinct(found.keys, address)
+        fingerprint = _fingerprint(found.keys, labels, ids)
+        are_pairs = labels is not None and len(keys) > 0
+        index = Index(keys, labels, class_names, {}, fingerprint, are_pairs)
+        return cls(address, image_field, ids), index
+
+    def values(
+        self, connection: MongoConnection, positions: NDArray[np.int64], _: Index
+    ) -> dict[int, Any]:
+        """Return the image files at `positions`, those that are there."""
+        distinct = np.unique(positions)
+        ids = self._ids.at(distinct)
+
+        def read(database: Database[Any]) -> dict[int, Any]:
+            found = by_id(database[self._address.collection], ids, {self._image_field: 1})
+            values = {
+                position: _at(found[hashable(of)], self._image_field)
+                for position, of in zip(distinct.tolist(), ids, strict=True)
+                if hashable(of) in found
+            }
+            files = [value for value in values.values() if isinstance(value, ObjectId)]
+            contents = read_files(database, _BUCKET, files) if files else {}
+            return {p: _contents(contents, value) for p, value in values.items()}
+
+        return connection.run("read", read)
+
+    def image(self, value: object, name: str) -> bytes:
+        """Return the image file that `values` found.
+
+        Raises:
+            StoreError: it is none; `name` says whose.
+        """
+        if isinstance(value, bytes):
+            return bytes(value)  # not bson.Binary, which other kinds of binaries come as
+        if isinstance(value, ObjectId):
+            problem = f"names the GridFS file {value}, which is not there (bucket {_BUCKET!r})"
+        elif value is None:
+            problem = "has no such field"
+        else:
+            problem = f"has a {type(value).__name__} there"
+        raise StoreError(
+            f"{name} has no image in {self._image_field!r}: its document {problem}. Leave such "
+            f"documents out with query={{'{self._image_field}': {{'$type': 'binData'}}}}."
+        )
+
+
+class _Snapshot(NamedTuple):
+    """What one query finds, or a manifest makes of it. Without labels, `labels` is None."""
+
+    ids: list[Any]
+    keys: list[str]
+    labels: list[Any] | None
+
+
+def _snapshot(database: Database[Any], address: MongoAddress, fields: MongoFields) -> _Snapshot:
+    projection = {name: 1 for name in ("_id", fields.label, fields.key) if name is not None}
+    found = _Snapshot([], [], None if fields.label is None else [])
+    collection = database[address.collection]
+    for document in collection.find(fields.query or {}, projection, sort=[("_id", 1)]):
+        found.ids.append(document["_id"])
+        key = _at(document, fields.key)
+        if key is None:
+            raise StoreError(
+                f"the document {document['_id']!r} of {address} has no field {fields.key!r}, "
+                "which was named as the one of keys."
+            )
+        found.keys.append(str(key))
+        if found.labels is not None:
+            found.labels.append(_at(document, fields.label or ""))
+    if not found.ids:
+        raise _nothing(address, fields)
+    return found
+
+
+def _nothing(address: MongoAddress, fields: MongoFields) -> StoreError:
+    what = "no document that fits the query" if fields.query else "no document, or is not there"
+    return StoreError(f"{address} has {what}. `penstock pack SRC {address}` fills a new one.")
+
+
+def _at(document: Mapping[str, Any], name: str) -> Any:  # noqa: ANN401
+    """Return a field, of a document within the document where the name has dots."""
+    value: Any = document
+    for part in name.split("."):
+        value = value.get(part) if isinstance(value, dict) else None
+    return value
+
+
+def _contents(contents: Mapping[ObjectId, bytes], value: Any) -> Any:  # noqa: ANN401
+    return contents.get(value, value) if isinstance(value, ObjectId) else value
+
+
+def _as_listed(found: _Snapshot, manifest: Path, address: MongoAddress) -> _Snapshot:
+    """Return what a manifest lists, in its order and with its labels."""
+    try:
+        tree = json.loads(manifest.read_text(encoding="utf-8"))
+        paths, labels = list(map(str, tree["path_list"])), list(tree["label_list"])
+    except OSError as error:
+        raise StoreError(f"cannot read the manifest {manifest}: {error.strerror}.") from error
+    except (ValueError, TypeError, KeyError) as error:
+        raise StoreError(
+            f"the manifest {manifest} is not JSON of the form "
+            f'{{"path_list": [...], "label_list": [...]}}: {error!r:.200}.'
+        ) from error
+    if len(paths) != len(labels):
+        raise StoreError(
+            f"the manifest {manifest} has {len(paths):,} paths and {len(labels):,} labels."
+        )
+    try:
+        positions = Index(_distinct(found.keys, address)).positions_of(paths).tolist()
+    except StoreError as error:
+        error.add_note(f"The manifest {manifest} lists it, for {address}.")
+        raise
+    return _Snapshot([found.ids[position] for position in positions], paths, labels)
+
+
+def _distinct(keys: list[str], address: MongoAddress) -> PackedList[str]:
+    packed = PackedList(keys)
+    twice = Index(packed).first_repeated()
+    if twice is not None:
+        raise StoreError(
+            f"the key {twice!r} comes twice in {address}, or in the manifest; every record has a "
+            "key of its own. key_field='_id' always has."
+        )
+    return packed
+
+
+def _numbered(
+    found: _Snapshot, address: MongoAddress
+) -> tuple[NDArray[np.int64] | None, tuple[str, ...]]:
+    """Return labels as integers, and the names of classes where they were names."""
+    labels = found.labels
+    if labels is None:
+        return None, ()
+    if all(isinstance(label, str) for label in labels):
+        names, numbers = np.unique(np.array(labels, np.object_), return_inverse=True)
+        return numbers.astype(np.int64), tuple(names.tolist())
+    for label, key in zip(labels, found.keys, strict=True):
+        # The mongo shell stores numbers as floating-point ones.
+        if not isinstance(label, (int, float)) or label != int(label):
+            raise StoreError(
+                f"the label of {key!r} in {address} is {label!r:.80}. All labels are integers, or "
+                "all are names of classes."
+            )
+    return np.array(labels, np.int64), ()
+
+
+def _fingerprint(keys: list[str], labels: NDArray[np.int64] | None, ids: _Ids) -> str:
+    digest = xxhash.xxh3_128(str(len(keys)).encode())
+    for key in keys:
+        digest.update(key.encode("utf-8", "surrogatepass") + b"\0")
+    digest.update(b"" if labels is None else labels.tobytes())
+    digest.update(ids.to_bytes())
+    return digest.hexdigest()
+
+
+class _Ids:
+    """Values of `_id`: 12 bytes for an ObjectId and 8 for an integer, where Python takes 70."""
+
+    def __init__(self, ids: list[Any]) -> None:
+        kinds = set(map(type, ids))
+        self._values: Any = ids
+        if kinds <= {int, Int64}:
+            self._values = np.array(ids, np.int64)
+        elif kinds == {ObjectId}:
+            joined = b"".join(value.binary for value in ids)
+            self._values = np.frombuffer(joined, np.uint8).reshape(-1, 12)
+        elif kinds == {str}:
+            self._values = PackedList(ids)
+
+    def at(self, positions: NDArray[np.int64]) -> list[Any]:
+        """Return some of them, as the driver takes them."""
+        if not isinstance(self._values, np.ndarray):
+            return [self._values[position] for position in positions.tolist()]
+        chosen = self._values[positions]
+        if chosen.ndim == 1:
+            return chosen.tolist()  # type: ignore[no-any-return]
+        return [ObjectId(row.tobytes()) for row in chosen]
+
+    def to_bytes(self) -> bytes:
+        """Return all of them as bytes, for a hash."""
+        if isinstance(self._values, np.ndarray):
+            return self._values.tobytes()
+        return b"".join(bson.encode({"": value}) for value in self._values)
+
+
+def _fields_to_name(database: Database[Any], address: MongoAddress) -> StoreError:
+    """Return the error for a collection of somebody's, none of whose fields was named."""
+    if database[partial_of(address.collection)].find_one({"_id": PACK_ID}) is not None:
+        return StoreError(
+            f"{address} is unfinished: its packing was interrupted, or goes on. `penstock pack "
+            "--resume` with the same source and destination finishes it."
+        )
+    first = database[address.collection].find_one()
+    if first is None:
+        return StoreError(
+            f"{address} is not there, or is empty. `penstock pack SRC {address}` makes it."
+        )
+    fields = ", ".join(f"{name!r} ({_described(value)})" for name, value in first.items())
+    images = [name for name, value in first.items() if isinstance(value, bytes)]
+    return StoreError(
+        f"{address} was not packed by Penstock, so say which fields are what: "
+        f"image_field={images[0] if images else 'NAME'!r}, and label_field=, if there are labels. "
+        f"Its first document has {fields:.1000}."
+    )
+
+
+def _described(value: object) -> str:
+    if isinstance(value, bytes):
+        return f"binary, {len(value):,} bytes"
+    return type(value).__name__

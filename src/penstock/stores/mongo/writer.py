@@ -1,0 +1,324 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Writing a store to a MongoDB collection, beside its place until it is complete.
+
+    COLLECTION.partial      grows by some 16 MB at a time, in the server's journal before the next
+    COLLECTION              the old collection, or none, until the finished one takes its name
+
+A kill at any moment leaves COLLECTION as it was; a writer that resumes goes on behind the last
+record of the partial one. A record's `_id` is its position: an insert whose answer was lost can be
+sent again without doubling anything.
+"""
+
+from __future__ import annotations
+
+import functools
+from typing import TYPE_CHECKING, Any, Final
+
+from bson import ObjectId
+from bson.binary import Binary
+from pymongo.errors import AutoReconnect, BulkWriteError, OperationFailure
+from pymongo.write_concern import WriteConcern
+
+from penstock.errors import StoreError
+from penstock.stores.index_builder import IndexBuilder
+from penstock.stores.mongo.address import MongoAddress
+from penstock.stores.mongo.clients import MongoConnection
+from penstock.stores.mongo.files import read_files, remove_other_files, write_file
+from penstock.stores.mongo.layout import (
+    LAYOUT_VERSION,
+    PACK_ID,
+    SUMMARY_ID,
+    bucket_of,
+    index_id,
+    partial_of,
+)
+from penstock.stores.mongo.lock import MongoLock
+from penstock.stores.records import EncodedRecord, decode_record, encode_record, is_pair
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping, Sequence
+
+    from pymongo.collection import Collection
+    from pymongo.database import Database
+
+__all__ = ["MongoWriter"]
+
+_MESSAGE_BYTES: Final = 16_000_000  # MongoDB takes 48 MB at a time; what is lost is sent again
+_FILE_BYTES: Final = 15_000_000  # from here on a record is a file: a document has at most 16 MiB
+_INDEX_PART_BYTES: Final = 8_000_000
+_DUPLICATE_KEY: Final = 11000
+_NO_SUCH_COLLECTION: Final = 26
+_SERVER_LEAVES: Final = (91, 189, 10107, 11600, 11602, 13435)  # the retryable ones of its errors
+_RECORDS: Final = {"_id": {"$gte": 0}}  # numbers alone: the other documents are named
+
+
+class MongoWriter:
+    """Writes one collection. See `StoreWriter` for the calls."""
+
+    def __init__(
+        self,
+        uri: str,
+        *,
+        class_names: Sequence[str] = (),
+        metadata: Mapping[str, Any] | None = None,
+        what: str = "",
+        resume: bool = False,
+        client_options: Mapping[str, Any] | None = None,
+        retry_s: float = 60.0,
+        message_bytes: int = _MESSAGE_BYTES,
+    ) -> None:
+        """Begin a store, or go on with one.
+
+        Args:
+            uri: Of the collection it will be.
+            class_names: Name of class 0, 1, 2 …
+            metadata: Any JSON, for the index.
+            what: Says what is being packed, and how; a resumed writer has to be given the same.
+            resume: Whether to go on with what an interrupted writer left, if it left anything.
+            client_options: For `pymongo.MongoClient`.
+            retry_s: Seconds for which a write waits for a server that is away.
+            message_bytes: Size from which records are sent.
+
+        Raises:
+            StoreError: another writer is at it, what it left is of another source, or the
+                collection is one that Penstock did not make.
+            ConfigError: the URI or an option is wrong.
+        """
+        self._address = MongoAddress.parse(uri)
+        self._client_options = dict(client_options or {})
+        self._retry_s = retry_s
+        self._facts = tuple(class_names), dict(metadata or {})
+        self._what = what
+        self._message_bytes = message_bytes
+        self._pack = ObjectId()
+        self._files: list[ObjectId] = []
+        self._built = IndexBuilder()
+        self._waiting: list[EncodedRecord] = []
+        self._waiting_bytes = 0
+        self._open: MongoConnection | None = None
+        self._lock: MongoLock | None = None
+        try:
+            self._lock = MongoLock(self._connection(), self._address)
+            self._begin(resume=resume)
+        except BaseException:
+            self.close()
+            raise
+        self._disconnect()  # workers may be forked before the first records come
+
+    def _begin(self, *, resume: bool) -> None:
+        run = self._connection().run
+        run("write", self._check_destination)
+        pack = run("write", lambda database: self._partial(database).find_one({"_id": PACK_ID}))
+        if not resume or pack is None:
+            run("write", self._start_anew)
+        elif pack.get("what") != self._what or pack.get("version") != LAYOUT_VERSION:
+            raise StoreError(
+                f"{self._partial_name} holds a part of something else: it was packed from another "
+                "source or with other options. Give the same ones again, or pack without --resume."
+            )
+        else:
+            self._pack = pack["pack"]
+            self._take_over()
+
+    def _check_destination(self, database: Database[Any]) -> None:
+        """Refuse to drop what is somebody else's."""
+        target = self._address.collection
+        for name, ours in ((target, SUMMARY_ID), (partial_of(target), PACK_ID)):
+            there = database[name]
+            if there.find_one({}, {"_id": 1}) and not there.find_one({"_id": ours}, {"_id": 1}):
+                raise StoreError(
+                    f"{self._address.sibling(name)} holds documents that Penstock did not write, "
+                    "and packing would drop them. Pack under another name, or drop them yourself."
+                )
+
+    def _start_anew(self, database: Database[Any]) -> None:
+        partial = self._partial(database)
+        partial.drop()
+        first = {"what": self._what, "pack": self._pack, "version": LAYOUT_VERSION}
+        partial.replace_one({"_id": PACK_ID}, first, upsert=True)
+
+    def _take_over(self) -> None:
+        """Take over the records that are there, each of them verified."""
+        run = self._connection().run
+        index = {"_id": {"$type": "string", "$ne": PACK_ID}}
+        run("write", lambda database: self._partial(database).delete_many(index))
+        while records := run("read", self._next_written):
+            self._built.add(records)
+
+    def _next_written(self, database: Database[Any]) -> list[EncodedRecord]:
+        """Return some of the records behind those taken over."""
+        first = len(self._built)
+        there = self._partial(database)
+        found = there.find({"_id": {"$gte": first}}, sort=[("_id", 1)], limit=16)
+        records = []
+        for position, document in enumerate(found, first):
+            name = f"record {document['_id']} of {self._partial_name}"
+            if document["_id"] != position:
+                raise StoreError(f"{name} follows on {position - 1}. Pack without --resume.")
+            data = document.get("record")
+            if data is None:
+                data = self._file(database, document.get("file"), name)
+            record = decode_record(data, name, copy=False)
+            pair = is_pair(record.sample, record.label)
+            records.append(EncodedRecord(record.key, record.label, data, pair))
+        return records
+
+    def _file(self, database: Database[Any], file_id: ObjectId | None, name: str) -> bytes:
+        wanted = [] if file_id is None else [file_id]
+        files = read_files(database, bucket_of(self._address.collection), wanted)
+        if file_id is None or file_id not in files:
+            raise StoreError(f"{name} has no file in GridFS. Pack without --resume.")
+        self._files.append(file_id)
+        return files[file_id]
+
+    @property
+    def address(self) -> str:
+        """`mongodb://HOST/DATABASE.COLLECTION`."""
+        return self._address.shown
+
+    def written(self) -> Sequence[tuple[str, int | tuple[int, ...] | None]]:
+        """Return key and label of the records that were found."""
+        return list(zip(self._built.keys, self._built.labels, strict=True))
+
+    def put_many(self, records: Sequence[EncodedRecord]) -> None:
+        """Append records; they are in the server's journal some 16 MB later, or after `finish`."""
+        for record in records:
+            self._waiting.append(record)
+            self._waiting_bytes += len(record.data)
+            if self._waiting_bytes >= self._message_bytes:
+                self._flush()
+
+    def _flush(self) -> None:
+        if not self._waiting:
+            return
+        run = self._connection().run
+        documents = [
+            self._document(position, record)
+            for position, record in enumerate(self._waiting, len(self._built))
+        ]
+        run("write", _Insertion(self._partial, documents))
+        self._built.add(self._waiting)
+        self._waiting, self._waiting_bytes = [], 0
+
+    def _document(self, position: int, record: EncodedRecord) -> dict[str, Any]:
+        document = {"_id": position, "key": record.key, "label": record.label}
+        if len(record.data) < _FILE_BYTES:
+            return {**document, "record": Binary(record.data)}
+        file_id = ObjectId()
+
+        def write(database: Database[Any]) -> None:
+            surely = database.with_options(write_concern=_journaled(database))
+            bucket = bucket_of(self._address.collection)
+            write_file(surely, bucket, file_id, record.key, record.data, self._pack)
+
+        self._connection().run("write", write)
+        self._files.append(file_id)
+        return {**document, "file": file_id}
+
+    def finish(self) -> None:
+        """Complete the collection and put it in its place."""
+        self._flush()
+        index = self._built.index(*self._facts)
+        data = encode_record("index", index.to_tree()).data
+        parts = [data[at : at + _INDEX_PART_BYTES] for at in range(0, len(data), _INDEX_PART_BYTES)]
+        documents: dict[str, dict[str, Any]] = {
+            index_id(number): {"data": Binary(part)} for number, part in enumerate(parts)
+        }
+        documents[SUMMARY_ID] = {
+            "count": len(index),
+            "fingerprint": index.fingerprint,
+            "num_index_parts": len(parts),
+            "version": LAYOUT_VERSION,
+        }
+        run = self._connection().run
+        run("write", self._check_complete)
+        for name, document in documents.items():  # in order: the summary comes last
+            run("write", functools.partial(self._put, name, document))
+        run("write", self._rename)
+        run("write", self._remove_old_files)
+        self.close()
+
+    def _put(self, name: str, document: Mapping[str, Any], database: Database[Any]) -> None:
+        self._partial(database).replace_one({"_id": name}, document, upsert=True)
+
+    def _check_complete(self, database: Database[Any]) -> None:
+        count = self._partial(database).count_documents(_RECORDS)
+        if count != len(self._built):
+            raise StoreError(
+                f"{self._partial_name} has {count:,} records instead of {len(self._built):,}: the "
+                "server lost some, or another program wrote to it. Pack without --resume."
+            )
+
+    def _rename(self, database: Database[Any]) -> None:
+        try:
+            self._partial(database).rename(self._address.collection, dropTarget=True)
+        except OperationFailure as error:
+            # An answer that was lost: then the collection is in its place already.
+            placed = database[self._address.collection].find_one({"_id": PACK_ID}) or {}
+            if error.code != _NO_SUCH_COLLECTION or placed.get("pack") != self._pack:
+                raise
+
+    def _remove_old_files(self, database: Database[Any]) -> None:
+        bucket = bucket_of(self._address.collection)
+        if database.list_collection_names(filter={"name": f"{bucket}.chunks"}):
+            remove_other_files(database, bucket, self._files, self._pack)
+
+    def close(self) -> None:
+        """Let go of everything; what is not finished stays in `COLLECTION.partial`."""
+        lock, self._lock = self._lock, None
+        if lock is not None:
+            lock.release(self._connection())
+        self._disconnect()
+
+    @property
+    def _partial_name(self) -> str:
+        return self._address.sibling(partial_of(self._address.collection))
+
+    def _partial(self, database: Database[Any]) -> Collection[Any]:
+        name = partial_of(self._address.collection)
+        return database.get_collection(name, write_concern=_journaled(database))
+
+    def _connection(self) -> MongoConnection:
+        if self._open is None or not self._open.is_usable:
+            self._open = MongoConnection(self._address, self._client_options, self._retry_s)
+        return self._open
+
+    def _disconnect(self) -> None:
+        connection, self._open = self._open, None
+        if connection is not None:
+            connection.close()
+
+
+def _journaled(database: Database[Any]) -> WriteConcern:
+    """Return how to write: a server that is killed forgets 0.1 s of what is not in its journal."""
+    return WriteConcern(**{**database.write_concern.document, "j": True})
+
+
+class _Insertion:
+    """An insert that may be done again: what came through the first time is passed over."""
+
+    def __init__(
+        self,
+        collection_in: Callable[[Database[Any]], Collection[Any]],
+        documents: list[dict[str, Any]],
+    ) -> None:
+        self._collection_in = collection_in
+        self._documents = documents
+        self._is_again = False
+
+    def __call__(self, database: Database[Any]) -> None:
+        is_again, self._is_again = self._is_again, True
+        try:
+            self._collection_in(database).insert_many(self._documents, ordered=not is_again)
+        except BulkWriteError as error:
+            codes = {failed["code"] for failed in error.details["writeErrors"]}
+            if is_again and codes == {_DUPLICATE_KEY}:
+                return
+            if not codes and _is_leaving(error):
+                raise AutoReconnect("the server shuts down") from error
+            raise
+
+
+def _is_leaving(error: BulkWriteError) -> bool:
+    concerns = error.details["writeConcernErrors"]
+    return any(concern["code"] in _SERVER_LEAVES for concern in concerns)

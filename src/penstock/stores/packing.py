@@ -1,0 +1,225 @@
+# SPDX-License-Identifier: Apache-2.0
+"""`pack`: any dataset, folder or store into a store.
+
+    source ──▶ workers: read, shrink, encode ──▶ this process: the writer, in the source's order
+
+The workers are those of `penstock.Loader`, so a source is read as fast as it can be, and what one
+of them raises names its sample.
+"""
+
+from __future__ import annotations
+
+import os
+import time
+import warnings
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Final, Literal
+
+from penstock.errors import ConfigError
+from penstock.faults import FaultPolicy
+from penstock.loader import Loader
+from penstock.stores.address import create_store
+from penstock.stores.pack_source import pack_source
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping
+    from pathlib import Path
+
+    from penstock.faults import Failure
+    from penstock.stores.pack_source import PackSource
+    from penstock.stores.records import EncodedRecord
+    from penstock.stores.store import StoreWriter
+
+__all__ = ["PackProgress", "PackReport", "pack"]
+
+_TASK_RECORDS: Final = 16  # a worker's task: small enough for a progress bar, large beside its cost
+_FEW_RECORDS: Final = 64  # are packed sooner than workers are started
+
+
+@dataclass(frozen=True, slots=True)
+class PackProgress:
+    """How far packing has come.
+
+    Attributes:
+        num_records: Records to pack, those of an interrupted run included.
+        num_done: Of which are packed, or left out.
+        num_bytes: Bytes of the records packed by this run.
+    """
+
+    num_records: int
+    num_done: int
+    num_bytes: int
+
+
+@dataclass(frozen=True, slots=True)
+class PackReport:
+    """What was packed.
+
+    Attributes:
+        address: Of the store that was made, without secrets.
+        num_records: Records in it.
+        num_resumed: Of which an interrupted run had packed.
+        num_bytes: Bytes of the records packed by this run.
+        wall_s: Seconds it took.
+        num_left_out: Samples that could not be packed, with `on_error="skip"`.
+        left_out: The last 10,000 of them.
+    """
+
+    address: str
+    num_records: int
+    num_resumed: int
+    num_bytes: int
+    wall_s: float
+    num_left_out: int
+    left_out: tuple[Failure, ...]
+
+
+def pack(
+    src: object,
+    dst: str | Path,
+    *,
+    num_workers: int | None = None,
+    resize: int | None = None,
+    quality: int | None = None,
+    limit: int | None = None,
+    num_shards: int = 1,
+    resume: bool = False,
+    on_error: Literal["raise", "skip"] = "raise",
+    metadata: Mapping[str, Any] | None = None,
+    progress: Callable[[PackProgress], object] | None = None,
+) -> PackReport:
+    """Pack samples into a store, which takes its place when it is complete.
+
+    What was at `dst` stays until then. Image files are stored as they are, byte for byte, unless
+    they are to be shrunk.
+
+    Args:
+        src: A store or its address; a folder of images; or a map-style dataset, whose samples are
+            trees of arrays, tensors, numbers, strings, bytes, and Pillow's images.
+        dst: Address of the store to make: `lmdb:PATH`, `mongodb://HOST/DB.COLLECTION`, or a folder.
+        num_workers: Processes that read and encode; None takes the usable cores, and none at all
+            for few records.
+        resize: Length in pixels of the shorter side that larger images are shrunk to, keeping their
+            shape. They become JPEG files; smaller ones stay as they are.
+        quality: From 1 to 100, of JPEG files made here: where images are shrunk (default 90), and,
+            if given, of all other images as well.
+        limit: Take this many from the front only.
+        num_shards: Number of LMDB files.
+        resume: Whether to go on where an interrupted run with the same arguments stopped.
+        on_error: Whether a sample that cannot be read or stored ends it, or is left out.
+        metadata: Any JSON, kept in the store's index.
+        progress: Called again and again with how far it has come.
+
+    Returns:
+        What was packed.
+
+    Raises:
+        StoreError: source or destination cannot be read or written; no space; another process
+            packs into it; `resume` with other arguments.
+        ConfigError: an argument is out of its range, or they contradict each other.
+        Exception: what the source raises, with a note that names the sample.
+
+    Concurrency:
+        One thread. Workers are forked or spawned as the platform does it, so under spawn it belongs
+        below `if __name__ == "__main__"`.
+
+    Example:
+        >>> import tempfile
+        >>> from penstock.stores import open_store
+        >>> folder = tempfile.TemporaryDirectory()
+        >>> report = pack([("one", 1), ("two", 2)], f"lmdb:{folder.name}/numbers.lmdb")
+        >>> report.num_records, open_store(report.address).get_many([0])[0].sample
+        (2, ('one', 1))
+        >>> folder.cleanup()
+    """
+    _check(resize, quality, limit, on_error)
+    start_s = time.monotonic()
+    source = pack_source(src, resize=resize, quality=quality, limit=limit)
+    writer = create_store(
+        dst,
+        class_names=source.class_names,
+        metadata=metadata if metadata is not None else source.metadata,
+        what=source.what,
+        resume=resume,
+        num_shards=num_shards,
+        num_records=len(source),
+    )
+    try:
+        num_resumed, first = _where_to_go_on(source, writer)
+        loader = _loader(source, first, num_workers, on_error)
+        num_new, num_bytes = _write_all(loader, writer, source, first, progress)
+        writer.finish()
+    finally:
+        writer.close()
+        source.close()
+    return PackReport(
+        writer.address,
+        num_resumed + num_new,
+        num_resumed,
+        num_bytes,
+        time.monotonic() - start_s,
+        len(source) - first - num_new,
+        tuple(loader.failures),
+    )
+
+
+def _check(resize: int | None, quality: int | None, limit: int | None, on_error: str) -> None:
+    if resize is not None and resize < 1:
+        raise ConfigError(f"resize={resize}: the shorter side has at least 1 pixel.")
+    if quality is not None and not 1 <= quality <= 100:
+        raise ConfigError(f"quality={quality}: JPEG's quality goes from 1 to 100.")
+    if limit is not None and limit < 0:
+        raise ConfigError(f"limit={limit}: a number of samples is not negative.")
+    if on_error not in ("raise", "skip"):
+        raise ConfigError(f"on_error is 'raise' or 'skip', not {on_error!r}.")
+
+
+def _where_to_go_on(source: PackSource, writer: StoreWriter) -> tuple[int, int]:
+    """Return the number of records that are there, and the first sample that is to be packed."""
+    written = writer.written()
+    if not written:
+        return 0, 0
+    # Samples may have been left out, so the last key counts, and not how many there are.
+    return len(written), source.position_of(written[-1][0]) + 1
+
+
+def _loader(
+    source: PackSource, first: int, num_workers: int | None, on_error: str
+) -> Loader[EncodedRecord]:
+    num_left = len(source) - first
+    if num_workers is None:
+        num_workers = 0 if num_left < _FEW_RECORDS else len(os.sched_getaffinity(0))
+    return Loader(
+        source,
+        batch_size=_TASK_RECORDS,
+        sampler=range(first, len(source)),
+        num_workers=min(num_workers, -(-num_left // _TASK_RECORDS)),
+        collate_fn=_as_they_are,
+        on_error=FaultPolicy("skip", max_failures=None) if on_error == "skip" else "raise",
+    )
+
+
+def _as_they_are(records: list[EncodedRecord]) -> list[EncodedRecord]:
+    return records
+
+
+def _write_all(
+    loader: Loader[EncodedRecord],
+    writer: StoreWriter,
+    source: PackSource,
+    first: int,
+    progress: Callable[[PackProgress], object] | None,
+) -> tuple[int, int]:
+    """Return the number of records written, and of their bytes."""
+    num_new, num_bytes = 0, 0
+    with warnings.catch_warnings():
+        # The report has the samples left out.
+        warnings.filterwarnings("ignore", "epoch 0: .* bad samples? left out", UserWarning)
+        for records in loader:
+            writer.put_many(records)
+            num_new += len(records)
+            num_bytes += sum(len(record.data) for record in records)
+            if progress is not None and records:
+                num_done = source.position_of(records[-1].key) + 1
+                progress(PackProgress(len(source), num_done, num_bytes))
+    return num_new, num_bytes

@@ -1,0 +1,430 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Records: one sample as bytes that describe themselves, carry a checksum, and run nothing.
+
+    byte  0   4  b"PNSK"
+          4   1  version, 1
+          5   3  zero
+          8   4  size of the head in bytes
+         12   4  zero
+         16   8  size of the whole record in bytes
+         24   8  XXH3-64 of all that follows
+         32   …  head: MessagePack of [key, label, sample]
+          …   …  blobs, from the next multiple of 16 on and each at one, zeros between
+
+Integers are little-endian and unsigned. In the head a sample is MessagePack's nil, booleans,
+integers, floats, strings, binaries, arrays (lists) and maps, and these extension types, in which
+`start` and `size` (8 bytes each) say where a blob lies, counted from the first blob:
+
+    1  array    start, size, then MessagePack of [dtype as numpy writes it, shape]; C order
+    2  tuple    MessagePack of an array
+    3  image    start, size: an image file's bytes as they were
+    4  bytes    start, size: long binaries, so that they need not be copied to be looked at
+
+The checksum finds what has rotted, not what somebody has forged: it is no signature.
+
+Reference:
+    MessagePack specification, https://github.com/msgpack/msgpack/blob/master/spec.md; XXH3 of
+    xxHash 0.8. docs/records.md repeats this for readers in other languages.
+"""
+
+from __future__ import annotations
+
+import re
+import struct
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Final
+
+import msgspec
+import numpy as np
+import xxhash
+
+from penstock.errors import StoreError
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+__all__ = [
+    "HEADER_BYTES",
+    "EncodedImage",
+    "EncodedRecord",
+    "Record",
+    "check_record",
+    "decode_record",
+    "encode_record",
+    "header_of",
+    "image_start",
+    "is_pair",
+]
+
+HEADER_BYTES: Final = 32
+_HEADER: Final = struct.Struct("<4sB3xI4xQQ")
+_SPAN: Final = struct.Struct("<QQ")
+_MAGIC: Final = b"PNSK"
+_VERSION: Final = 1
+_ALIGNMENT: Final = 16
+_ARRAY, _TUPLE, _IMAGE, _BYTES = 1, 2, 3, 4
+_LONG_BYTES: Final = 64  # from here on a binary is a blob
+_DEEPEST: Final = 64  # containers within containers
+# Numbers, booleans, fixed-width strings, times: nothing that holds a pointer, or fields.
+_DTYPE: Final = re.compile(r"[<>|=]?(?:[biufcSU]\d{1,9}|[mM]8(?:\[[0-9a-zA-Z/]{1,16}\])?)\Z")
+
+
+class EncodedImage:
+    """An image file's bytes, as a leaf of a sample.
+
+    Attributes:
+        data: The bytes of the file. A view where a store lends its memory, otherwise bytes.
+
+    Example:
+        >>> EncodedImage(bytes.fromhex("ffd8ffe0")).data.hex()
+        'ffd8ffe0'
+    """
+
+    __slots__ = ("data",)
+
+    def __init__(self, data: bytes | memoryview) -> None:
+        """Keep `data`."""
+        self.data = data
+
+    def __eq__(self, other: object) -> bool:
+        """Return whether `other` is an image file of the same bytes."""
+        return isinstance(other, EncodedImage) and self.data == other.data
+
+    def __hash__(self) -> int:
+        """Return a hash of the bytes."""
+        return hash(bytes(self.data))
+
+    def __repr__(self) -> str:
+        """Return the size, not the bytes."""
+        return f"<EncodedImage of {len(self.data):,} bytes>"
+
+
+@dataclass(frozen=True, slots=True)
+class Record:
+    """A sample in a store.
+
+    Attributes:
+        key: Its name, unique in the store.
+        label: Its class; the classes of its objects; or None where there are none.
+        sample: A tree of dicts, lists, tuples, strings, bytes, numbers, None, numpy arrays and
+            `EncodedImage`.
+    """
+
+    key: str
+    label: int | tuple[int, ...] | None
+    sample: Any
+
+
+@dataclass(frozen=True, slots=True)
+class EncodedRecord:
+    """A record as it is written.
+
+    Attributes:
+        key: As in the record.
+        label: As in the record.
+        data: The record itself, key and label included.
+        is_pair: Whether the sample is the tuple (`EncodedImage`, label), the usual one: a batch of
+            those can be read without looking into each.
+    """
+
+    key: str
+    label: int | tuple[int, ...] | None
+    data: bytes
+    is_pair: bool
+
+
+def encode_record(
+    key: str,
+    sample: Any,  # noqa: ANN401
+    label: int | tuple[int, ...] | None = None,
+) -> EncodedRecord:
+    """Return a sample as a record.
+
+    Args:
+        key: Its name.
+        sample: The tree. Tensors become arrays, numpy scalars arrays of no dimension.
+        label: Its class or classes.
+
+    Raises:
+        StoreError: a leaf that a record cannot hold; the message has its place in the tree.
+
+    Example:
+        >>> record = encode_record("cat/1.jpg", (EncodedImage(b"..."), 3), 3)
+        >>> len(record.data), record.is_pair
+        (83, True)
+        >>> decode_record(record.data).sample
+        (<EncodedImage of 3 bytes>, 3)
+    """
+    blobs = _Blobs()
+    try:
+        head = msgspec.msgpack.encode([key, label, _plain(sample, blobs, "$", 0)])
+    except (OverflowError, UnicodeEncodeError, TypeError, ValueError) as error:
+        raise StoreError(f"sample {key!r} cannot be stored: {error}.") from error
+    padding = bytes(_blobs_start(len(head)) - HEADER_BYTES - len(head)) if blobs.parts else b""
+    body = b"".join((head, padding, *blobs.parts))
+    total = HEADER_BYTES + len(body)
+    header = _HEADER.pack(_MAGIC, _VERSION, len(head), total, xxhash.xxh3_64_intdigest(body))
+    return EncodedRecord(key, label, header + body, is_pair(sample, label))
+
+
+def is_pair(sample: Any, label: object) -> bool:  # noqa: ANN401
+    """Return whether a sample is the tuple (`EncodedImage`, its label)."""
+    return (
+        type(sample) is tuple
+        and len(sample) == 2
+        and isinstance(sample[0], EncodedImage)
+        and type(sample[1]) is int
+        and sample[1] == label
+    )
+
+
+class _Blobs:
+    """Collects the large leaves of a sample."""
+
+    def __init__(self) -> None:
+        self.parts: list[bytes | memoryview] = []
+        self.size_bytes = 0
+
+    def add(self, data: bytes | memoryview) -> bytes:
+        """Return where `data` will lie, packed."""
+        padding = -self.size_bytes % _ALIGNMENT
+        self.parts += (bytes(padding), data)
+        start = self.size_bytes + padding
+        self.size_bytes = start + len(data)
+        return _SPAN.pack(start, len(data))
+
+
+def _blobs_start(head_bytes: int) -> int:
+    end = HEADER_BYTES + head_bytes
+    return end + -end % _ALIGNMENT
+
+
+def _plain(value: Any, blobs: _Blobs, path: str, depth: int) -> Any:  # noqa: ANN401
+    """Return `value` as MessagePack takes it."""
+    kind = type(value)
+    if kind in (str, int, float, bool) or value is None:
+        return value
+    if depth > _DEEPEST:
+        raise ValueError(f"at {path} there are more than {_DEEPEST} containers in one another")
+    if isinstance(value, EncodedImage):
+        return msgspec.msgpack.Ext(_IMAGE, blobs.add(value.data))
+    if isinstance(value, (bytes, bytearray, memoryview)):
+        data = bytes(value)
+        if len(data) < _LONG_BYTES:
+            return data
+        return msgspec.msgpack.Ext(_BYTES, blobs.add(data))
+    if isinstance(value, Mapping):
+        return {
+            _plain_key(key, path): _plain(item, blobs, f"{path}[{key!r}]", depth + 1)
+            for key, item in value.items()
+        }
+    if isinstance(value, (list, tuple)):
+        items = [
+            _plain(item, blobs, f"{path}[{number}]", depth + 1) for number, item in enumerate(value)
+        ]
+        if isinstance(value, list):
+            return items
+        return msgspec.msgpack.Ext(_TUPLE, msgspec.msgpack.encode(items))
+    return _plain_array(value, blobs, path)
+
+
+def _plain_key(key: object, path: str) -> str | int:
+    if type(key) not in (str, int):
+        raise TypeError(f"at {path} a key is {key!r}; keys are strings or integers")
+    return key  # type: ignore[return-value]
+
+
+def _plain_array(value: Any, blobs: _Blobs, path: str) -> Any:  # noqa: ANN401
+    if not isinstance(value, (np.ndarray, np.generic)) and hasattr(value, "__array__"):
+        try:
+            value = np.asarray(value)
+        except (TypeError, RuntimeError, ValueError) as error:
+            raise TypeError(f"at {path}: {error}") from error
+    if isinstance(value, (str, int, float)):  # a numpy scalar that is one, or an enumeration
+        value = np.asarray(value)
+    if not isinstance(value, (np.ndarray, np.generic)):
+        raise TypeError(
+            f"at {path} is a {type(value).__qualname__}. A record holds dicts, lists, tuples, "
+            "strings, bytes, numbers, None, arrays and EncodedImage; turn it into one of these"
+        )
+    if not _DTYPE.match(value.dtype.str):
+        raise TypeError(
+            f"at {path} is an array of dtype {value.dtype}; a record holds arrays of numbers, "
+            "booleans, fixed-width strings and times"
+        )
+    array = np.asarray(value, order="C")
+    span = blobs.add(array.tobytes())
+    form = msgspec.msgpack.encode([array.dtype.str, array.shape])
+    return msgspec.msgpack.Ext(_ARRAY, span + form)
+
+
+def check_record(data: Any, name: str) -> int:  # noqa: ANN401
+    """Check a record as a whole: magic, version, sizes and checksum.
+
+    Args:
+        data: Its bytes, or a view of them.
+        name: What errors call it.
+
+    Returns:
+        The size of its head in bytes.
+
+    Raises:
+        StoreError: it is damaged, or of another version.
+    """
+    head_bytes, checksum = header_of(data, name)
+    found = xxhash.xxh3_64_intdigest(memoryview(data)[HEADER_BYTES:])
+    if found != checksum:
+        raise StoreError(
+            f"{name} is damaged: its checksum is {checksum:016x}, that of its bytes {found:016x}. "
+            "Restore it from a copy, or pack it anew; `penstock check` lists all such records."
+        )
+    return head_bytes
+
+
+def header_of(data: Any, name: str) -> tuple[int, int]:  # noqa: ANN401
+    """Return the size of a record's head and the checksum that its header states.
+
+    Args:
+        data: The record.
+        name: What errors call it.
+
+    Raises:
+        StoreError: magic, version or sizes are wrong.
+    """
+    size = len(data)
+    if size < HEADER_BYTES:
+        raise StoreError(
+            f"{name} is truncated: it has {size} bytes, less than a record's header "
+            f"({HEADER_BYTES} bytes)."
+        )
+    magic, version, head_bytes, total, checksum = _HEADER.unpack_from(data)
+    if magic != _MAGIC:
+        raise StoreError(
+            f"{name} is not a record: it begins with {magic!r} instead of {_MAGIC!r}. If the file "
+            'was made by a script that pickles (bytes, label), read it with layout="pickle" and '
+            "trusted=True."
+        )
+    if version != _VERSION:
+        raise StoreError(
+            f"{name} has version {version} of the encoding; this release of Penstock reads version "
+            f"{_VERSION}. A newer release may read it."
+        )
+    if total != size:
+        what = "is truncated" if total > size else "is followed by other bytes"
+        raise StoreError(f"{name} {what}: its header says {total:,} bytes, it has {size:,}.")
+    if HEADER_BYTES + head_bytes > size:
+        raise StoreError(
+            f"{name} is damaged: its head should have {head_bytes:,} bytes, it has {size:,} in all."
+        )
+    return head_bytes, checksum
+
+
+def decode_record(
+    data: Any,  # noqa: ANN401
+    name: str = "the record",
+    *,
+    verify: bool = True,
+    copy: bool = True,
+) -> Record:
+    """Return the record that `data` holds. Nothing in it is run, whoever wrote it.
+
+    Args:
+        data: Its bytes, or a view of them.
+        name: What errors call it.
+        verify: Whether the checksum is compared.
+        copy: Whether arrays, images and long bytes are copies. Otherwise arrays are read-only views
+            of `data`, images and long bytes memoryviews of it.
+
+    Raises:
+        StoreError: it is damaged, or of another version; `name` is in the message.
+    """
+    head_bytes = check_record(data, name) if verify else header_of(data, name)[0]
+    view = memoryview(data)
+    reading = _Reading(view[_blobs_start(head_bytes) :], copy=copy)
+    try:
+        head = reading.decode(view[HEADER_BYTES : HEADER_BYTES + head_bytes])
+    except (msgspec.MsgspecError, ValueError, TypeError, OverflowError, struct.error) as error:
+        raise StoreError(f"{name} is damaged: {error}.") from error
+    except RecursionError:
+        raise StoreError(
+            f"{name} is damaged: more than {_DEEPEST} containers in one another."
+        ) from None
+    if type(head) is not list or len(head) != 3 or type(head[0]) is not str:
+        raise StoreError(f"{name} is damaged: its head is not [key, label, sample].")
+    return Record(head[0], _label(head[1], name), head[2])
+
+
+def _label(value: Any, name: str) -> int | tuple[int, ...] | None:  # noqa: ANN401
+    if value is None or type(value) is int:
+        return value
+    if type(value) is list and all(type(item) is int for item in value):
+        return tuple(value)
+    raise StoreError(f"{name} is damaged: its label is neither an integer nor several nor none.")
+
+
+class _Reading:
+    """Decodes the head of one record, whose blobs are given."""
+
+    def __init__(self, blobs: memoryview, *, copy: bool) -> None:
+        self._blobs = blobs
+        self._copy = copy
+        self._depth = 0
+        self.decode = msgspec.msgpack.Decoder(ext_hook=self._extension).decode
+
+    def _extension(self, code: int, data: memoryview) -> Any:  # noqa: ANN401
+        if code == _TUPLE:
+            return self._tuple(data)
+        if code not in (_ARRAY, _IMAGE, _BYTES):
+            raise ValueError(f"unknown extension type {code}")
+        start, size = _SPAN.unpack_from(data)
+        if start + size > len(self._blobs):
+            raise ValueError(
+                f"{size:,} bytes should begin at byte {start:,} of its blobs, which have "
+                f"{len(self._blobs):,}"
+            )
+        blob = self._blobs[start : start + size]
+        if code == _ARRAY:
+            return self._array(blob, data[_SPAN.size :])
+        found = bytes(blob) if self._copy else blob.toreadonly()
+        return EncodedImage(found) if code == _IMAGE else found
+
+    def _tuple(self, data: memoryview) -> tuple[Any, ...]:
+        self._depth += 1
+        if self._depth > _DEEPEST:
+            raise ValueError(f"more than {_DEEPEST} tuples in one another")
+        items = self.decode(data)
+        self._depth -= 1
+        if type(items) is not list:
+            raise ValueError("a tuple is not an array")
+        return tuple(items)
+
+    def _array(self, blob: memoryview, form: memoryview) -> Any:  # noqa: ANN401
+        described = msgspec.msgpack.decode(form)
+        match described:
+            case [str() as code, list() as shape] if _DTYPE.match(code) and all(
+                type(length) is int and length >= 0 for length in shape
+            ):
+                pass
+            case _:
+                raise ValueError(f"an array is described as {described!r:.80}")
+        dtype = np.dtype(code)
+        count = 1
+        for length in shape:
+            count *= length
+        if len(shape) > 64 or count * dtype.itemsize != len(blob):
+            raise ValueError(
+                f"an array of shape {tuple(shape)}, dtype {code}, does not fit {len(blob):,} bytes"
+            )
+        array: NDArray[Any] = np.ndarray(shape, dtype, blob.toreadonly())
+        if not shape:
+            return array[()]
+        return array.copy() if self._copy else array
+
+
+def image_start(head_bytes: int) -> int:
+    """Return where the image begins in a record known to hold a pair (see `EncodedRecord`).
+
+    It ends where the record does.
+    """
+    return _blobs_start(head_bytes)

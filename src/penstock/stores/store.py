@@ -1,0 +1,237 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What a store is, to read and to write.
+
+A store is a sequence of records in a fixed order, each with a key of its own, and an index that is
+there without reading any. To make one, a writer writes beside its final place and puts it there at
+the end: a store is complete or absent.
+
+    SRC ── scan ──▶ encode_record ──▶ StoreWriter.put_many … .finish(index facts) ──▶ DST
+
+Guarantees, held by `penstock.testing.StoreContract`:
+    The same positions give the same records, in the order asked for, in any process.
+    A store may be pickled at any time, and be used in a forked or spawned process, and by several
+    threads: connections stay behind and are made anew, once per process.
+    An error names the record and the store, and never a password.
+"""
+
+from __future__ import annotations
+
+import abc
+import contextlib
+import functools
+from typing import TYPE_CHECKING, Any, Final, Protocol, Self
+
+import numpy as np
+
+from penstock.errors import StoreError
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator, Mapping, Sequence
+
+    from numpy.typing import ArrayLike, NDArray
+
+    from penstock.data.ragged import RaggedArray
+    from penstock.stores.index import Index
+    from penstock.stores.records import EncodedRecord, Record
+
+__all__ = ["Store", "StoreWriter", "missing_records"]
+
+_SCAN_RECORDS: Final = 64  # read at a time: enough for one round trip to be nothing beside them
+
+
+class Store(abc.ABC):
+    """Encoded samples by position or key. Subclasses say where they lie.
+
+    A subclass defines `address`, `_load_index`, `_read` and, where it holds something, `close`;
+    what it holds is not pickled.
+
+    Concurrency:
+        Any thread. It pickles, and goes on in the other process with a connection of its own.
+    """
+
+    @property
+    @abc.abstractmethod
+    def address(self) -> str:
+        """Where it lies, as `open_store` takes it, without any secret."""
+
+    @abc.abstractmethod
+    def _load_index(self) -> Index:
+        """Return the index; called once."""
+
+    @abc.abstractmethod
+    def _read(
+        self, positions: NDArray[np.int64], *, copy: bool
+    ) -> contextlib.AbstractContextManager[list[Record]]:
+        """Return the records at `positions`, in that order.
+
+        Args:
+            positions: int64, shape (records,), each from 0 to `len(self) - 1`; in any order, and
+                the same one more than once.
+            copy: Whether the records are the caller's own. Otherwise what is large in them may be a
+                view that is valid inside the block only.
+
+        Raises:
+            StoreError: a record is missing or damaged; the message names it.
+        """
+
+    def close(self) -> None:  # noqa: B027 - a store may hold nothing
+        """Give back what this process holds. May be called again, and the store used again."""
+
+    @functools.cached_property
+    def index(self) -> Index:
+        """Keys, labels, class names, metadata; read at first use."""
+        return self._load_index()
+
+    def __len__(self) -> int:
+        """Return the number of records."""
+        return len(self.index)
+
+    @property
+    def keys(self) -> Sequence[str]:
+        """Name of each record, in order."""
+        return self.index.keys
+
+    @property
+    def labels(self) -> NDArray[np.int64] | RaggedArray | None:
+        """Class of each record, or its classes, or None; not a copy."""
+        return self.index.labels
+
+    @property
+    def class_names(self) -> tuple[str, ...]:
+        """Name of each class; empty if they have none."""
+        return self.index.class_names
+
+    @property
+    def metadata(self) -> Mapping[str, Any]:
+        """What its maker wrote down."""
+        return self.index.metadata
+
+    @property
+    def fingerprint(self) -> str:
+        """A short text that changes if the store's contents do."""
+        return self.index.fingerprint
+
+    def get_many(self, positions: ArrayLike) -> list[Record]:
+        """Return records that are the caller's own, in the order asked for.
+
+        Args:
+            positions: Integers; negative ones count from the end.
+
+        Raises:
+            IndexError: out of range.
+            StoreError: a record is missing or damaged; the message names it.
+        """
+        with self._read(self.checked(positions), copy=True) as records:
+            return records
+
+    def borrow(self, positions: ArrayLike) -> contextlib.AbstractContextManager[list[Record]]:
+        """Return records for use in a `with` block, without copying what need not be.
+
+        Inside the block alone, images, long bytes and arrays may be read-only views of the store's
+        own memory. Otherwise like `get_many`.
+        """
+        return self._read(self.checked(positions), copy=False)
+
+    def get(self, keys: Iterable[str]) -> list[Record]:
+        """Return the records called `keys`, in their order.
+
+        Raises:
+            StoreError: there is no such record, or it is damaged.
+        """
+        return self.get_many(self.index.positions_of(keys))
+
+    @contextlib.contextmanager
+    def borrow_images(self, positions: NDArray[np.int64]) -> Iterator[list[Any]]:
+        """Return the image files of records whose samples are pairs (see `Index.are_pairs`).
+
+        Args:
+            positions: As `checked` returns them.
+
+        Returns:
+            bytes or views of them, valid inside the block only.
+        """
+        with self._read(positions, copy=False) as records:
+            yield [record.sample[0].data for record in records]
+
+    def scan(self, start: int = 0, stop: int | None = None) -> Iterator[Record]:
+        """Yield the records from `start` to `stop` (not included) in order."""
+        start, stop, _ = slice(start, stop).indices(len(self))
+        for first in range(start, stop, _SCAN_RECORDS):
+            yield from self.get_many(np.arange(first, min(first + _SCAN_RECORDS, stop)))
+
+    def checked(self, positions: ArrayLike) -> NDArray[np.int64]:
+        """Return positions as `borrow` takes them.
+
+        Raises:
+            IndexError: one is out of range.
+            TypeError: they are no integers.
+        """
+        array = np.asarray(positions)
+        if array.size == 0:
+            return np.empty(0, np.int64)
+        if array.ndim != 1 or array.dtype.kind not in "iu":
+            raise TypeError(f"positions are a list of integers, not {positions!r:.80}.")
+        array = array.astype(np.int64, copy=False)
+        length = len(self)
+        low, high = int(array.min()), int(array.max())
+        if low < -length or high >= length:
+            bad = high if high >= length else low
+            raise IndexError(
+                f"position {bad} is out of range: {self.address} has {length} records."
+            )
+        return array if low >= 0 else np.where(array < 0, array + length, array)
+
+    def __enter__(self) -> Self:
+        """Return the store, to be closed at the end of the block."""
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        """Close it."""
+        self.close()
+
+    def __repr__(self) -> str:
+        """Return kind and address; nothing is opened, and no secret shown."""
+        return f"<{type(self).__name__} {self.address}>"
+
+
+class StoreWriter(Protocol):
+    """Makes one store, in the order in which records come.
+
+    Calls: `put_many` any number of times, then `finish`; `close` at the end in any case. Without
+    `finish` the destination is as it was, and what was written stays beside it for a writer that
+    is told to resume. Until the first `put_many` a writer has no thread and no connection open, so
+    that workers may be forked after it was made.
+
+    Concurrency:
+        One thread of one process; a second writer to the same destination is refused.
+    """
+
+    @property
+    def address(self) -> str:
+        """Of the store that is made, without any secret."""
+
+    def written(self) -> Sequence[tuple[str, int | tuple[int, ...] | None]]:
+        """Return key and label of what an interrupted writer left, verified; empty if anew."""
+
+    def put_many(self, records: Sequence[EncodedRecord]) -> None:
+        """Append records.
+
+        Raises:
+            StoreError: no space, the server cannot be reached, or a key comes a second time.
+        """
+
+    def finish(self) -> None:
+        """Complete the store and put it in its place, where it takes that of an older one."""
+
+    def close(self) -> None:
+        """Let go of everything. May be called again."""
+
+
+def missing_records(keys: Sequence[str], address: str) -> StoreError:
+    """Return the error that says which records are not there, for the caller to raise."""
+    shown = ", ".join(map(repr, keys[:5]))
+    more = f" and {len(keys) - 5} more" if len(keys) > 5 else ""
+    return StoreError(
+        f"{len(keys)} record(s) that the index of {address} has are not there: {shown}{more}. They "
+        "were removed since; pack the store anew, or leave them out with on_error='skip'."
+    )

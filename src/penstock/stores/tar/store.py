@@ -1,0 +1,261 @@
+# SPDX-License-Identifier: Apache-2.0
+"""`TarStore`: samples in tar shards of WebDataset's layout, read in any order."""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import hashlib
+import io
+import json
+import os
+import threading
+import weakref
+from typing import TYPE_CHECKING, Any, Final
+
+import numpy as np
+
+from penstock.errors import StoreError
+from penstock.stores.index import Index, labels_from
+from penstock.stores.records import EncodedImage, Record
+from penstock.stores.store import Store
+from penstock.stores.tar.listing import TarListing, list_shards
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from pathlib import Path
+
+    from numpy.typing import NDArray
+
+    from penstock.stores.tar.listing import Shard
+
+__all__ = ["TarStore"]
+
+_IMAGES: Final = frozenset(
+    ("bmp", "gif", "jpeg", "jpg", "pbm", "pgm", "png", "pnm", "ppm", "tif", "tiff", "webp")
+)
+_MAX_OPEN: Final = 128  # files kept open; of 1,024 that a process mostly may have
+
+
+class TarStore(Store):
+    """Samples in uncompressed tar files, as WebDataset's tools write them; to be read only.
+
+    The first use reads the headers of all files, some 30,000 in a second. After that any sample
+    is one read away: nothing is read in order, and shuffling needs no buffer.
+
+    Files are one sample if their names are equal up to the first dot of the last part. A sample of
+    an image and a `.cls` file is the pair (image, class). Any other is a dict from extensions to
+    values, by the last part of the extension:
+
+        .cls      int           .json     what it says
+        .txt      str           .npy      array; one of objects is refused
+        .jpg …    image         any other bytes, those of .pkl, .pyd and .pth too: none is run
+
+    Names that begin with a dot, or have none, are no samples. Where two shards have samples of one
+    name, all keys begin with the name of their shard.
+
+    Concurrency:
+        Any thread or process; each process opens the files for itself. Not to be closed while
+        another thread reads.
+
+    Example:
+        >>> import tarfile, tempfile
+        >>> folder = tempfile.TemporaryDirectory()
+        >>> with tarfile.open(f"{folder.name}/a.tar", "w") as tar:
+        ...     for name, data in (("1.jpg", b"..."), ("1.cls", b"4")):
+        ...         member = tarfile.TarInfo(name)
+        ...         member.size = len(data)
+        ...         tar.addfile(member, io.BytesIO(data))
+        >>> with TarStore(f"{folder.name}/a.tar") as store:
+        ...     store.get_many([0])
+        [Record(key='1', label=4, sample=(<EncodedImage of 3 bytes>, 4))]
+        >>> folder.cleanup()
+    """
+
+    def __init__(self, path: str | Path) -> None:
+        """Name the files; they are opened at first use.
+
+        Args:
+            path: A tar file, a folder of such, or a pattern as `shard-{000..015}.tar`.
+        """
+        self._place = str(path)
+        self._open: _OpenShards | None = None
+
+    @property
+    def address(self) -> str:
+        """`tar:` and the path, or pattern."""
+        return f"tar:{self._place}"
+
+    def close(self) -> None:
+        """Close the files that are open."""
+        shards, self._open = self._open, None
+        if shards is not None:
+            shards.close()
+
+    def __getstate__(self) -> dict[str, Any]:
+        """Leave open files behind. A listing that was made goes along."""
+        return {**self.__dict__, "_open": None}
+
+    @functools.cached_property
+    def _listing(self) -> TarListing:
+        return list_shards(self._place)
+
+    def _load_index(self) -> Index:
+        listing = self._listing
+        digest = hashlib.blake2b(digest_size=16)
+        for shard in listing.shards:
+            name = os.path.basename(shard.path)
+            digest.update(f"{name}\0{shard.size_bytes}\0{shard.time_ns}\0".encode())
+        return Index(
+            listing.keys,
+            labels_from(listing.labels),
+            fingerprint=digest.hexdigest(),
+            are_pairs=len(listing.keys) > 0 and _are_pairs(listing),
+        )
+
+    def _shards(self) -> _OpenShards:
+        shards = self._open
+        if shards is None or shards.pid != os.getpid():
+            shards = self._open = _OpenShards(self._listing.shards)
+        return shards
+
+    @contextlib.contextmanager
+    def _read(self, positions: NDArray[np.int64], *, copy: bool) -> Iterator[list[Record]]:
+        listing, shards = self._listing, self._shards()
+        records: list[Any] = [None] * len(positions)
+        of_shard = listing.shard_of[positions]
+        for place in np.lexsort((positions, of_shard)).tolist():
+            position = int(positions[place])
+            with shards.descriptor(int(of_shard[place])) as fd:
+                records[place] = self._record(position, fd)
+        yield records
+
+    def _record(self, position: int, fd: int) -> Record:
+        listing = self._listing
+        key, label = listing.keys[position], listing.labels[position]
+        values = {}
+        for number in range(int(listing.starts[position]), int(listing.starts[position + 1])):
+            extension = listing.extension_names[int(listing.extensions[number])]
+            name = f"{key}.{extension} in {self._path_of(position)}"
+            data = _pread(fd, int(listing.sizes[number]), int(listing.offsets[number]), name)
+            values[extension] = label if extension == "cls" else _value(extension, data, name)
+        return Record(key, label, _sample(values))
+
+    def _path_of(self, position: int) -> str:
+        return self._listing.shards[int(self._listing.shard_of[position])].path
+
+
+class _OpenShards:
+    """The files of one store, open in one process."""
+
+    def __init__(self, shards: tuple[Shard, ...]) -> None:
+        self.pid = os.getpid()
+        self._shards = shards
+        self._lock = threading.Lock()
+        self._kept: dict[int, int] = {}  # file descriptors, by shard
+        self.close = weakref.finalize(self, _close_in, self.pid, self._kept)
+
+    @contextlib.contextmanager
+    def descriptor(self, number: int) -> Iterator[int]:
+        """Lend the file descriptor of a shard. What is beyond those kept is closed at the end."""
+        with self._lock:
+            fd = self._kept.get(number)
+            if fd is None:
+                fd = self._opened(self._shards[number])
+                if len(self._kept) < _MAX_OPEN:
+                    self._kept[number] = fd
+            is_kept = self._kept.get(number) == fd
+        try:
+            yield fd
+        finally:
+            if not is_kept:
+                os.close(fd)
+
+    def _opened(self, shard: Shard) -> int:
+        try:
+            fd = os.open(shard.path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
+        except OSError as error:
+            raise StoreError(f"cannot open {shard.path}: {error.strerror}.") from error
+        status = os.fstat(fd)
+        if (status.st_size, status.st_mtime_ns) != (shard.size_bytes, shard.time_ns):
+            os.close(fd)
+            raise StoreError(
+                f"{shard.path} is not the file that was listed: it has been changed since. Open "
+                "the store again."
+            )
+        return fd
+
+
+def _close_in(pid: int, kept: dict[int, int]) -> None:
+    if pid == os.getpid():
+        while kept:
+            os.close(kept.popitem()[1])
+
+
+def _are_pairs(listing: TarListing) -> bool:
+    """Return whether every sample has two files, an image and a class."""
+    names = listing.extension_names
+    is_image = np.array([name in _IMAGES for name in names], np.bool_)
+    is_class = np.array([name == "cls" for name in names], np.bool_)
+    if not bool(np.all(np.diff(listing.starts) == 2)):
+        return False
+    pairs = listing.extensions.reshape(-1, 2)
+    return bool(np.all(is_image[pairs].sum(axis=1) + is_class[pairs].sum(axis=1) * 4 == 5))
+
+
+def _pread(fd: int, size: int, offset: int, name: str) -> bytes:
+    parts = []
+    while size > 0:
+        part = os.pread(fd, size, offset)
+        if not part:
+            raise StoreError(f"{name} is truncated: {size:,} bytes of it are missing.")
+        parts.append(part)
+        size -= len(part)
+        offset += len(part)
+    return parts[0] if len(parts) == 1 else b"".join(parts)
+
+
+def _sample(values: dict[str, Any]) -> Any:  # noqa: ANN401
+    if len(values) == 2 and "cls" in values:
+        (other,) = (value for extension, value in values.items() if extension != "cls")
+        if isinstance(other, EncodedImage):
+            return other, values["cls"]
+    return values
+
+
+def _value(extension: str, data: bytes, name: str) -> Any:  # noqa: ANN401
+    kind = extension.rpartition(".")[2]
+    if extension in _IMAGES or kind in _IMAGES:
+        return EncodedImage(data)
+    try:
+        if kind == "cls":
+            return int(data)
+        if kind == "json":
+            return json.loads(data)
+        if kind == "txt":
+            return data.decode()
+        return _array(data) if kind == "npy" else data
+    except (ValueError, RecursionError) as error:
+        raise StoreError(f"{name} cannot be read: {error}.") from error
+
+
+def _array(data: bytes) -> NDArray[Any]:
+    """Return the array of a `.npy` file; sizes are checked before any memory is taken."""
+    file = io.BytesIO(data)
+    version = np.lib.format.read_magic(file)
+    read = {
+        (1, 0): np.lib.format.read_array_header_1_0,
+        (2, 0): np.lib.format.read_array_header_2_0,
+    }
+    if version not in read:
+        raise ValueError(f"version {version} of numpy's format is not read here")
+    shape, is_fortran, dtype = read[version](file)
+    if dtype.hasobject:
+        raise ValueError("it is an array of objects, which are pickles and can run any program")
+    count = 1
+    for length in shape:
+        count *= length
+    if count * dtype.itemsize != len(data) - file.tell():
+        raise ValueError(f"an array of shape {shape}, dtype {dtype}, does not fit its bytes")
+    array = np.frombuffer(data, dtype, count, file.tell()) if count else np.empty(0, dtype)
+    return array.reshape(shape, order="F" if is_fortran else "C").copy()

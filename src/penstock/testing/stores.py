@@ -1,0 +1,437 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The contract of `penstock.stores.Store` and `StoreWriter`."""
+
+from __future__ import annotations
+
+import multiprocessing
+import pickle
+from concurrent.futures import ThreadPoolExecutor
+from typing import TYPE_CHECKING, Any, Final
+
+import numpy as np
+
+from penstock.data.ragged import RaggedArray
+from penstock.errors import StoreError
+from penstock.stores.address import create_store, open_store
+from penstock.stores.records import EncodedImage, encode_record
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping, Sequence
+    from multiprocessing.connection import Connection
+    from pathlib import Path
+
+    from penstock.stores.records import EncodedRecord
+    from penstock.stores.store import Store, StoreWriter
+
+__all__ = ["StoreContract"]
+
+_CLASSES: Final = ("cat", "dog", "hen")
+# What begins like a JPEG file: a store keeps image files, whether they can be decoded or not.
+_JPEG: Final = bytes.fromhex("ffd8ffe000104a46494600")
+
+
+def _image(number: int) -> EncodedImage:
+    generator = np.random.default_rng(number)
+    return EncodedImage(_JPEG + generator.integers(0, 256, 500 + 97 * number, np.uint8).tobytes())
+
+
+def _images(count: int = 30) -> list[EncodedRecord]:
+    """Return image files with labels, as a folder with a subfolder for each class has them."""
+    labels = sorted(number % 3 for number in range(count))
+    return [
+        encode_record(f"{_CLASSES[label]}/{number:04}.jpg", (_image(number), label), label)
+        for number, label in enumerate(labels)
+    ]
+
+
+def _trees() -> list[EncodedRecord]:
+    samples: list[Any] = [
+        {"pixels": np.arange(24, dtype=np.uint8).reshape(2, 3, 4), "name": "a", "box": [1, 2.5]},
+        (np.float32(0.5), (), [None, True, -(2**63), 2**64 - 1]),
+        [b"", b"short", b"long" * 100, "text ☃", {}],
+        {1: np.zeros((0, 3)), "when": np.datetime64("2020-01-01"), "words": np.array(["a", "bc"])},
+        (_image(1), _image(2), np.array([[1, 2], [3, 4]], ">i4")),
+        None,
+    ]
+    return [encode_record(f"sample {i}", sample) for i, sample in enumerate(samples)]
+
+
+def _raised_by(call: Callable[[], object]) -> BaseException | None:
+    # Not pytest.raises: the suite needs nothing but the package.
+    try:
+        call()
+    except Exception as error:
+        return error
+    return None
+
+
+def _same(one: Any, other: Any) -> bool:  # noqa: ANN401
+    """Return whether two trees are equal in types, shapes and values."""
+    if type(one) is not type(other):
+        return False
+    if isinstance(one, dict):
+        return list(one) == list(other) and all(_same(one[key], other[key]) for key in one)
+    if isinstance(one, (list, tuple)):
+        return len(one) == len(other) and all(map(_same, one, other))
+    if isinstance(one, np.ndarray):
+        return one.dtype == other.dtype and one.shape == other.shape and bool(np.all(one == other))
+    return bool(one == other)
+
+
+def _read_in_child(store: Store, positions: list[int], sender: Connection) -> None:
+    try:
+        sender.send([_plain(record.sample) for record in store.get_many(positions)])
+    except Exception as error:
+        sender.send(repr(error))
+    store.close()
+
+
+def _plain(sample: Any) -> Any:  # noqa: ANN401
+    return [bytes(sample[0].data), sample[1]]
+
+
+class StoreContract:
+    """Subclass it, say where stores lie and how to get at them otherwise; pytest runs the contract.
+
+    What a store holds is looked at, and damaged, behind its back: a store that agrees with itself
+    alone does not pass.
+
+    Example:
+        class TestLMDB(StoreContract):
+            def place(self, tmp_path):
+                return f"lmdb:{tmp_path}/store.lmdb"
+
+            def raw(self, address): ...
+            def damage(self, address, key, data): ...
+            def remove(self, address, key): ...
+    """
+
+    has_checksums = True  # of image files as well
+
+    def place(self, tmp_path: Path) -> str:
+        """Return the address of a store that is not there yet; the same one within a test."""
+        raise NotImplementedError
+
+    def raw(self, address: str) -> Mapping[str, bytes]:
+        """Return what is stored for each key: the record, or the image file."""
+        raise NotImplementedError
+
+    def damage(self, address: str, key: str, data: bytes) -> None:
+        """Put `data` where the record called `key` is."""
+        raise NotImplementedError
+
+    def remove(self, address: str, key: str) -> None:
+        """Take away the record called `key`, and leave the index as it is."""
+        raise NotImplementedError
+
+    def open(self, address: str) -> Store:
+        """Return the store at `address`."""
+        return open_store(address)
+
+    def create(self, address: str, **facts: Any) -> StoreWriter:  # noqa: ANN401
+        """Return a writer."""
+        return create_store(address, **facts)
+
+    def made(
+        self,
+        address: str,
+        records: Sequence[EncodedRecord],
+        class_names: Sequence[str] = (),
+        metadata: Mapping[str, Any] | None = None,
+    ) -> Store:
+        """Return a store of these records."""
+        writer = self.create(address, class_names=class_names, metadata=metadata)
+        try:
+            writer.put_many(records[:7])
+            writer.put_many(records[7:])
+            writer.finish()
+        finally:
+            writer.close()
+        return self.open(address)
+
+    def test_what_was_put_is_what_is_got(self, tmp_path: Path) -> None:
+        """Records come back with keys and labels, in order."""
+        records = _images()
+        with self.made(self.place(tmp_path), records, _CLASSES) as store:
+            found = store.get_many(range(len(records)))
+            assert [record.key for record in found] == [record.key for record in records]
+            assert [record.label for record in found] == [record.label for record in records]
+            assert [record.sample for record in found] == [
+                (_image(number), record.label) for number, record in enumerate(records)
+            ]
+
+    def test_raw_access_finds_the_same_keys_and_bytes(self, tmp_path: Path) -> None:
+        """What lies there is the record, or the image file itself."""
+        address, records = self.place(tmp_path), _images()
+        with self.made(address, records, _CLASSES):
+            raw = self.raw(address)
+        assert sorted(raw) == sorted(record.key for record in records)
+        for number, record in enumerate(records):
+            assert bytes(raw[record.key]) in (record.data, _image(number).data)
+
+    def test_any_tree_comes_back_with_its_types_shapes_and_values(self, tmp_path: Path) -> None:
+        """Samples need not be images."""
+        records = _trees()
+        with self.made(self.place(tmp_path), records) as store:
+            for record, found in zip(records, store.scan(), strict=True):
+                from penstock.stores.records import decode_record
+
+                expected = decode_record(record.data)
+                assert found.key == expected.key
+                assert _same(found.sample, expected.sample), found
+
+    def test_the_index_is_known_without_reading_a_record(self, tmp_path: Path) -> None:
+        """Keys, labels, class names, metadata, also where no record can be read any more."""
+        address, records = self.place(tmp_path), _images()
+        metadata = {"made by": "a test", "numbers": [1, 2]}
+        self.made(address, records, _CLASSES, metadata).close()
+        for record in records:
+            self.remove(address, record.key)
+        with self.open(address) as store:
+            assert len(store) == len(records)
+            assert list(store.keys) == [record.key for record in records]
+            assert isinstance(store.labels, np.ndarray)
+            assert store.labels.tolist() == [record.label for record in records]
+            assert store.labels.dtype == np.int64
+            assert store.class_names == _CLASSES
+            assert dict(store.metadata) == metadata
+
+    def test_positions_may_come_in_any_order_repeatedly_and_from_the_end(
+        self, tmp_path: Path
+    ) -> None:
+        """`get_many` and `borrow` agree."""
+        records = _images()
+        with self.made(self.place(tmp_path), records, _CLASSES) as store:
+            positions = [17, 3, 3, -1, 0, 29, 17]
+            keys = [records[position].key for position in positions]
+            assert [record.key for record in store.get_many(positions)] == keys
+            with store.borrow(np.array(positions)) as borrowed:
+                assert [record.key for record in borrowed] == keys
+                assert [bytes(record.sample[0].data) for record in borrowed] == [
+                    _image(position % 30).data for position in positions
+                ]
+            assert store.get_many([]) == []
+
+    def test_a_position_out_of_range_is_an_index_error(self, tmp_path: Path) -> None:
+        """On both sides."""
+        with self.made(self.place(tmp_path), _images(), _CLASSES) as store:
+            for position in (30, -31):
+                error = _raised_by(lambda p=position: store.get_many([0, p]))  # type: ignore[misc]
+                assert isinstance(error, IndexError)
+                assert str(position) in str(error)
+
+    def test_records_are_found_by_key(self, tmp_path: Path) -> None:
+        """A key that is not there is named."""
+        records = _images()
+        with self.made(self.place(tmp_path), records, _CLASSES) as store:
+            wanted = [records[9].key, records[2].key]
+            assert [record.key for record in store.get(wanted)] == wanted
+            error = _raised_by(lambda: store.get([wanted[0], "no such record"]))
+            assert isinstance(error, StoreError)
+            assert "no such record" in str(error)
+
+    def test_a_scan_gives_a_range_in_order(self, tmp_path: Path) -> None:
+        """Half-open, as slices are."""
+        records = _images(150)
+        with self.made(self.place(tmp_path), records, _CLASSES) as store:
+            keys = [record.key for record in records]
+            assert [record.key for record in store.scan()] == keys
+            assert [record.key for record in store.scan(60, 140)] == keys[60:140]
+            assert list(store.scan(150)) == []
+
+    def test_labels_may_be_several_or_none(self, tmp_path: Path) -> None:
+        """As objects in an image have them."""
+        labels: list[tuple[int, ...] | None] = [(0, 2), None, (1,)]
+        records = [encode_record(f"{i}", {"n": i}, label) for i, label in enumerate(labels)]
+        with self.made(self.place(tmp_path), records, _CLASSES) as store:
+            assert isinstance(store.labels, RaggedArray)
+            assert [row.tolist() for row in store.labels] == [[0, 2], [], [1]]
+            assert [r.label or () for r in store.scan()] == [label or () for label in labels]
+
+    def test_a_store_without_a_record_is_a_store(self, tmp_path: Path) -> None:
+        """Its length is 0."""
+        with self.made(self.place(tmp_path), []) as store:
+            assert len(store) == 0
+            assert list(store.scan()) == []
+
+    def test_the_same_records_have_the_same_fingerprint_and_others_another(
+        self, tmp_path: Path
+    ) -> None:
+        """A label, a byte or the order suffices."""
+        records, address = _images(), self.place(tmp_path)
+        prints = []
+        other = encode_record(records[4].key, (_image(99), records[4].label), records[4].label)
+        for variant in (records, records, [*records[:4], other, *records[5:]], records[:29]):
+            with self.made(address, variant, _CLASSES) as store:
+                prints.append(store.fingerprint)
+        assert all(prints)
+        if self.has_checksums:  # a folder's says when files were written
+            assert prints[0] == prints[1]
+        assert len({*prints[1:]}) == 3
+
+    def test_a_copy_by_pickle_reads_the_same(self, tmp_path: Path) -> None:
+        """Whether the index had been read before or not."""
+        address, records = self.place(tmp_path), _images()
+        store = self.made(address, records, _CLASSES)
+        for _ in range(2):
+            with pickle.loads(pickle.dumps(store)) as copy:
+                assert copy.get_many([5])[0].sample == (_image(5), records[5].label)
+            store.get_many([1])
+        store.close()
+
+    def test_a_store_in_use_goes_on_in_forked_and_spawned_processes(self, tmp_path: Path) -> None:
+        """Each makes its own connection; this process's stays as it was."""
+        records = _images()
+        with self.made(self.place(tmp_path), records, _CLASSES) as store:
+            store.get_many([0])
+            for method in ("fork", "spawn"):
+                context = multiprocessing.get_context(method)
+                receiver, sender = context.Pipe(duplex=False)
+                child = context.Process(  # type: ignore[attr-defined]
+                    target=_read_in_child, args=(store, [7, 2], sender)
+                )
+                child.start()
+                sender.close()
+                expected = [[_image(p).data, records[p].label] for p in (7, 2)]
+                assert receiver.recv() == expected, method
+                child.join()
+                receiver.close()
+                assert child.exitcode == 0
+            assert store.get_many([3])[0].key == records[3].key
+
+    def test_threads_read_one_store_at_the_same_time(self, tmp_path: Path) -> None:
+        """Each gets what it asked for."""
+        records = _images()
+        with self.made(self.place(tmp_path), records, _CLASSES) as store:
+
+            def read(number: int) -> bool:
+                positions = [(number * 7 + k) % 30 for k in range(16)]
+                found = store.get_many(positions)
+                return [r.sample[0] for r in found] == [_image(p) for p in positions]
+
+            with ThreadPoolExecutor(4) as pool:
+                assert all(pool.map(read, range(100)))
+
+    def test_a_closed_store_opens_again(self, tmp_path: Path) -> None:
+        """And may be closed twice."""
+        store = self.made(self.place(tmp_path), _images(), _CLASSES)
+        for _ in range(2):
+            assert store.get_many([2])[0].sample[0] == _image(2)
+            store.close()
+            store.close()
+
+    def test_a_damaged_record_is_named_and_the_others_are_read(self, tmp_path: Path) -> None:
+        """Truncated, overwritten, replaced by a pickle: a StoreError, and nothing is run."""
+        if not self.has_checksums:
+            return
+        address, records = self.place(tmp_path), _images()
+        self.made(address, records, _CLASSES).close()
+        good = bytes(self.raw(address)[records[4].key])
+        flipped = bytearray(good)
+        flipped[len(flipped) // 2] ^= 1
+        for damaged in (good[:-1], good[:10], b"", bytes(flipped), pickle.dumps((b"image", 1))):
+            self.damage(address, records[4].key, damaged)
+            with self.open(address) as store:
+                error = _raised_by(lambda s=store: s.get_many([3, 4]))  # type: ignore[misc]
+                assert isinstance(error, StoreError), damaged[:20]
+                assert records[4].key in str(error)
+                assert store.get_many([3, 5])[0].sample[0] == _image(3)
+
+    def test_a_missing_record_is_named(self, tmp_path: Path) -> None:
+        """Never is another one given in its place."""
+        address, records = self.place(tmp_path), _images()
+        self.made(address, records, _CLASSES).close()
+        self.remove(address, records[11].key)
+        with self.open(address) as store:
+            error = _raised_by(lambda: store.get_many([10, 11, 12]))
+            assert isinstance(error, StoreError)
+            assert records[11].key in str(error)
+            assert [r.key for r in store.get_many([12, 10])] == [records[12].key, records[10].key]
+
+    def test_until_it_is_finished_there_is_the_old_store_or_none(self, tmp_path: Path) -> None:
+        """A writer that is closed before leaves what it wrote for one that resumes."""
+        address, records = self.place(tmp_path), _images()
+        writer = self.create(address, class_names=_CLASSES, what="a")
+        writer.put_many(records[:10])
+        writer.close()
+        assert isinstance(_raised_by(lambda: len(self.open(address))), StoreError)
+        self.made(address, records[:3], _CLASSES).close()
+        writer = self.create(address, class_names=_CLASSES, what="b")
+        writer.put_many(records)
+        writer.close()
+        with self.open(address) as store:
+            assert len(store) == 3
+
+    def test_a_resumed_writer_finds_what_was_written_and_finishes(self, tmp_path: Path) -> None:
+        """The result is the same as in one go."""
+        address, records = self.place(tmp_path), _images()
+        with self.made(address, records, _CLASSES) as store:
+            fingerprint = store.fingerprint
+        writer = self.create(address, class_names=_CLASSES, what="images")
+        self.interrupt(writer, records[:20])
+        writer = self.create(address, class_names=_CLASSES, what="images", resume=True)
+        try:
+            found = writer.written()
+            assert list(found) == [(record.key, record.label) for record in records[: len(found)]]
+            assert len(found) == 20
+            writer.put_many(records[len(found) :])
+            writer.finish()
+        finally:
+            writer.close()
+        with self.open(address) as store:
+            assert [record.key for record in store.scan()] == [record.key for record in records]
+            if self.has_checksums:
+                assert store.fingerprint == fingerprint
+
+    def interrupt(self, writer: StoreWriter, records: Sequence[EncodedRecord]) -> None:
+        """Write records, have them kept, and stop. For writers that keep them some other way."""
+        writer.put_many(records)
+        writer.close()
+
+    def test_a_writer_does_not_resume_what_is_of_another_source(self, tmp_path: Path) -> None:
+        """It says so; without `resume` it begins anew."""
+        address, records = self.place(tmp_path), _images()
+        writer = self.create(address, class_names=_CLASSES, what="images")
+        self.interrupt(writer, records[:20])
+        error = _raised_by(lambda: self.create(address, what="others", resume=True))
+        assert isinstance(error, StoreError)
+        assert "resume" in str(error)
+        writer = self.create(address, class_names=_CLASSES, what="others")
+        try:
+            assert list(writer.written()) == []
+        finally:
+            writer.close()
+
+    def test_a_second_writer_is_refused_while_the_first_is_at_it(self, tmp_path: Path) -> None:
+        """And admitted afterwards."""
+        address = self.place(tmp_path)
+        writer = self.create(address)
+        try:
+            error = _raised_by(lambda: self.create(address))
+            assert isinstance(error, StoreError)
+        finally:
+            writer.close()
+        self.create(address).close()
+
+    def test_a_key_that_comes_twice_is_refused(self, tmp_path: Path) -> None:
+        """At the latest at the end; the old store stays."""
+        address, records = self.place(tmp_path), _images()
+        writer = self.create(address, class_names=_CLASSES)
+        try:
+
+            def write() -> None:
+                writer.put_many([*records[:9], records[4]])
+                writer.finish()
+
+            error = _raised_by(write)
+            assert isinstance(error, StoreError)
+            assert records[4].key in str(error)
+        finally:
+            writer.close()
+        assert isinstance(_raised_by(lambda: len(self.open(address))), StoreError)
+
+    def test_a_store_shows_its_address_and_no_record_is_read_for_it(self, tmp_path: Path) -> None:
+        """`repr` opens nothing."""
+        address = self.place(tmp_path)
+        assert type(self.open(address)).__name__ in repr(self.open(address))
+        assert self.open(address).address in repr(self.open(address))

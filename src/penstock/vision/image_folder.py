@@ -1,0 +1,122 @@
+# SPDX-License-Identifier: Apache-2.0
+"""`ImageFolder`: images in a subfolder for each class."""
+
+from __future__ import annotations
+
+import functools
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from penstock.errors import StoreError
+from penstock.stores.dataset import StoreDataset
+from penstock.stores.folder.marks import INDEX_NAME
+from penstock.stores.folder.store import FolderStore
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from penstock.stores.dataset import Decode
+
+__all__ = ["ImageFolder"]
+
+
+class ImageFolder(StoreDataset):
+    """Images of `ROOT/CLASS/**/NAME.jpg`, with their class.
+
+    Classes, samples and their order are those of torchvision's ImageFolder, and so are the names
+    `classes`, `class_to_idx`, `samples`, `imgs`, `targets`. What differs: an image is a uint8 array
+    of shape (height, width, 3), unless `decode` says otherwise; a class folder without an image
+    keeps its number instead of being an error; and no folder is listed twice, whatever links lead
+    into it.
+
+    Only names are kept in memory, in two arrays that workers share. `samples` and `targets` are
+    lists, made when they are asked for: of a million images they take some 200 MB.
+
+    Concurrency:
+        Any thread or process; it pickles.
+
+    Example:
+        >>> import tempfile
+        >>> import cv2, numpy as np
+        >>> folder = tempfile.TemporaryDirectory()
+        >>> for name in ("cat", "dog"):
+        ...     Path(folder.name, name).mkdir()
+        ...     _ = cv2.imwrite(f"{folder.name}/{name}/1.png", np.zeros((4, 6, 3), np.uint8))
+        >>> dataset = ImageFolder(folder.name, transform=lambda image: image.mean())
+        >>> dataset.classes, dataset.labels, dataset[1]
+        (['cat', 'dog'], array([0, 1]), (np.float64(0.0), 1))
+        >>> folder.cleanup()
+    """
+
+    def __init__(
+        self,
+        root: str | Path,
+        *,
+        transform: Callable[[Any], Any] | None = None,
+        target_transform: Callable[[Any], Any] | None = None,
+        decode: Decode = "rgb",
+        repair: bool = False,
+    ) -> None:
+        """List the folder.
+
+        Args:
+            root: The folder of the class folders.
+            transform: Takes the image.
+            target_transform: Takes the class.
+            decode: As for `StoreDataset`: "pil" gives what torchvision's transforms are made for.
+            repair: Whether JPEG files without an end are given one.
+
+        Raises:
+            StoreError: there is no such folder, no image in it, or a folder that cannot be listed.
+            ConfigError: `decode` is none of those.
+        """
+        has_index = (Path(root) / INDEX_NAME).is_file()
+        store = FolderStore(root, layout="auto" if has_index else "classes")
+        super().__init__(
+            store,
+            transform=transform,
+            target_transform=target_transform,
+            decode=decode,
+            repair=repair,
+        )
+        if len(store) and not store.index.are_pairs:
+            raise StoreError(
+                f"{root} was packed from samples other than images with a class: read it with "
+                f'StoreDataset("{store.address}").'
+            )
+        self._store = store
+
+    @property
+    def root(self) -> Path:
+        """The folder."""
+        return self._store.path
+
+    @property
+    def classes(self) -> list[str]:
+        """Name of each class: `class_names`, as torchvision has them."""
+        return list(self.class_names)
+
+    @functools.cached_property
+    def samples(self) -> list[tuple[str, int]]:
+        """Path and class of each image."""
+        paths = map(self.describe, range(len(self)))
+        return list(zip(paths, self.targets, strict=True))
+
+    @property
+    def imgs(self) -> list[tuple[str, int]]:
+        """The same list as `samples`."""
+        return self.samples
+
+    @functools.cached_property
+    def targets(self) -> list[int]:
+        """Class of each image; as an array they are `labels`."""
+        labels: Any = self.labels
+        return [] if labels is None else [int(label) for label in labels]
+
+    def describe(self, index: int) -> str:
+        """Return the path of an image: what errors call it."""
+        return str(self._store.file_of(index))
+
+    def __getstate__(self) -> dict[str, Any]:
+        """Leave the long lists behind, which any copy can make for itself."""
+        return {k: v for k, v in self.__dict__.items() if k not in ("samples", "targets")}

@@ -1,0 +1,272 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Parquet and Arrow files as stores, and what Hugging Face's datasets write."""
+
+from __future__ import annotations
+
+import json
+import multiprocessing
+import pickle
+from concurrent.futures import ThreadPoolExecutor
+
+import numpy as np
+import pytest
+
+from penstock.errors import ConfigError, StoreError
+from penstock.stores import EncodedImage, StoreDataset, open_store, pack
+
+pa = pytest.importorskip("pyarrow", reason="pyarrow is not installed")
+pq = pytest.importorskip("pyarrow.parquet", reason="pyarrow is not installed")
+
+COUNT = 30
+IMAGES = [b"image %d" % number * (number + 1) for number in range(COUNT)]
+LABELS = [number % 3 for number in range(COUNT)]
+STRUCTS = [{"bytes": image, "path": None} for image in IMAGES]
+STRUCT = pa.struct([("bytes", pa.binary()), ("path", pa.string())])
+FEATURES = {
+    "image": {"_type": "Image"},
+    "label": {"names": ["cat", "dog", "hen"], "_type": "ClassLabel"},
+}
+
+
+def pair_table(kind=None):
+    images = pa.array(STRUCTS, STRUCT) if kind is None else pa.array(IMAGES, kind)
+    return pa.table({"image": images, "label": LABELS})
+
+
+def write(path, table, rows=7):
+    """Write a table in pieces, in the form that the file's name says."""
+    if path.suffix == ".parquet":
+        pq.write_table(table, path, row_group_size=rows)
+        return path
+    make = pa.ipc.new_stream if path.name.startswith("data-") else pa.ipc.new_file
+    with pa.OSFile(str(path), "wb") as file, make(file, table.schema) as writer:
+        writer.write_table(table, max_chunksize=rows)
+    return path
+
+
+FORMS = ["a.parquet", "a.arrow", "data-00000-of-00001.arrow"]
+
+
+@pytest.mark.parametrize("name", FORMS)
+@pytest.mark.parametrize("kind", [None, pa.binary(), pa.large_binary()], ids=str)
+def test_images_with_classes_are_pairs_in_any_order(tmp_path, name, kind):
+    path = write(tmp_path / name, pair_table(kind))
+    with open_store(f"arrow:{path}") as store:
+        assert len(store) == COUNT
+        assert list(store.keys)[:2] == ["00", "01"]
+        assert store.labels.tolist() == LABELS
+        assert store.labels.dtype == np.int64
+        assert store.index.are_pairs
+        order = [29, 0, 13, 6, 7, 13, -1]
+        expected = [(EncodedImage(IMAGES[i]), LABELS[i]) for i in order]
+        assert [r.sample for r in store.get_many(order)] == expected
+        with store.borrow(order) as records:
+            assert [r.sample for r in records] == expected
+        assert type(store.get_many([3])[0].sample[0].data) is bytes
+
+
+@pytest.mark.parametrize("name", FORMS)
+def test_a_lent_image_stays_valid_when_the_store_is_closed(tmp_path, name):
+    store = open_store(f"arrow:{write(tmp_path / name, pair_table())}")
+    with store.borrow([4]) as records:
+        image = records[0].sample[0]
+        store.close()
+        assert bytes(image.data) == IMAGES[4]
+    store.close()
+    assert store.get_many([5])[0].sample[0].data == IMAGES[5]
+    store.close()
+
+
+def save_to_disk(folder, **more):
+    """A folder as `datasets.Dataset.save_to_disk` lays it out."""
+    folder.mkdir()
+    table = pair_table()
+    for number in range(2):
+        name = f"data-{number:05}-of-00002.arrow"
+        write(folder / name, table.slice(15 * number, 15))
+    files = [{"filename": f"data-{number:05}-of-00002.arrow"} for number in range(2)]
+    (folder / "state.json").write_text(json.dumps({"_data_files": files, **more}))
+    (folder / "dataset_info.json").write_text(json.dumps({"features": FEATURES}))
+    return folder
+
+
+def test_a_dataset_saved_by_hugging_face_has_its_class_names(tmp_path):
+    with open_store(f"arrow:{save_to_disk(tmp_path / 'train')}") as store:
+        assert store.class_names == ("cat", "dog", "hen")
+        assert [r.sample[0].data for r in store.scan()] == IMAGES
+        assert store.labels.tolist() == LABELS
+    (tmp_path / "dataset_dict.json").write_text('{"splits": ["train"]}')
+    with pytest.raises(StoreError, match=r"holds several splits: name one, .* of \['train'\]"):
+        len(open_store(f"arrow:{tmp_path}"))
+
+
+@pytest.mark.parametrize("name", FORMS)
+def test_class_names_in_a_files_own_metadata_are_found(tmp_path, name):
+    text = json.dumps({"info": {"features": {**FEATURES, "klasse": FEATURES["label"]}}})
+    table = pair_table().rename_columns(["image", "klasse"])
+    path = write(tmp_path / name, table.replace_schema_metadata({"huggingface": text}))
+    with open_store(f"arrow:{path}") as store:
+        assert store.class_names == ("cat", "dog", "hen")
+        assert store.labels.tolist() == LABELS
+
+
+def test_a_folder_of_files_is_read_in_the_order_of_their_names(tmp_path):
+    for number in (1, 0):
+        write(tmp_path / f"{number}.parquet", pair_table().slice(15 * number, 15))
+    with open_store(f"arrow:{tmp_path}") as store:
+        assert [r.sample[0].data for r in store.scan()] == IMAGES
+    write(tmp_path / "2.parquet", pair_table().drop_columns(["label"]))
+    with pytest.raises(StoreError, match=r"2\.parquet has other columns"):
+        len(open_store(f"arrow:{tmp_path}"))
+
+
+@pytest.mark.parametrize("as_dictionary", [False, True])
+def test_classes_may_be_texts(tmp_path, as_dictionary):
+    texts = pa.array(["dog", "cat", None, "dog"])
+    table = pa.table({"label": texts.dictionary_encode() if as_dictionary else texts})
+    with open_store(f"arrow:{write(tmp_path / 'a.arrow', table)}") as store:
+        assert store.class_names == ("cat", "dog")
+        assert [row.tolist() for row in store.labels] == [[1], [0], [], [1]]
+        assert [r.label for r in store.scan()] == [1, 0, None, 1]
+
+
+@pytest.mark.parametrize("name", FORMS)
+def test_other_columns_make_a_sample_a_dict(tmp_path, name):
+    table = pair_table().append_column("boxes", pa.array([[[1, 2.5]]] * COUNT))
+    table = table.append_column("name", pa.array([f"n{i}" for i in range(COUNT)]))
+    with open_store(f"arrow:{write(tmp_path / name, table)}", key_column="name") as store:
+        assert store.keys[2] == "n2"
+        assert not store.index.are_pairs
+        sample = {"image": EncodedImage(IMAGES[2]), "label": 2, "boxes": [[1, 2.5]], "name": "n2"}
+        assert store.get(["n2"])[0].sample == sample
+        assert list(store.get(["n2"])[0].sample) == list(sample)
+
+
+def test_images_without_classes_stand_alone(tmp_path):
+    table = pair_table().select(["image"])
+    with open_store(f"arrow:{write(tmp_path / 'a.parquet', table)}") as store:
+        assert store.labels is None
+        assert store.get_many([1])[0].sample == EncodedImage(IMAGES[1])
+
+
+def test_columns_that_may_be_meant_are_listed(tmp_path):
+    table = pair_table().append_column("mask", pa.array(IMAGES))
+    table = table.append_column("target", pa.array(LABELS))
+    path = write(tmp_path / "a.parquet", table)
+    with pytest.raises(ConfigError, match="2 columns that may hold the images: image, mask") as e:
+        len(open_store(path))
+    assert "mask (binary)" in str(e.value)
+    with pytest.raises(ConfigError, match="2 columns that may hold the labels: label, target"):
+        len(open_store(path, image_column="mask"))
+    with pytest.raises(ConfigError, match=r"no column 'photo', or two. It has: image"):
+        len(open_store(path, image_column="photo"))
+    with open_store(path, image_column="mask", label_column="target") as store:
+        assert store.get_many([3])[0].sample["mask"] == EncodedImage(IMAGES[3])
+    with pytest.raises(ConfigError, match=r"column 'image' of .* is struct.*classes are integers"):
+        len(open_store(path, image_column="mask", label_column="image"))
+
+
+def test_keys_are_all_there_and_different(tmp_path):
+    for keys, message in ((["a", "b", "a"], "has 'a' twice"), (["a", None, "b"], "lacks some")):
+        path = write(tmp_path / "a.parquet", pa.table({"key": keys}))
+        with pytest.raises(StoreError, match=message):
+            len(open_store(path, key_column="key"))
+
+
+def test_a_row_without_an_image_is_an_error(tmp_path):
+    structs = [{"bytes": None, "path": "cat.jpg"}, None]
+    path = write(tmp_path / "a.arrow", pa.table({"image": pa.array(structs, STRUCT)}))
+    with open_store(path) as store:
+        with pytest.raises(StoreError, match=r"no image in it, but a path: 'cat\.jpg'"):
+            store.get_many([0])
+        with pytest.raises(StoreError, match=r"has no image\."):
+            store.get_many([1])
+
+
+@pytest.mark.parametrize("name", FORMS)
+def test_damaged_files_are_named(tmp_path, name):
+    path = write(tmp_path / name, pair_table())
+    data = path.read_bytes()
+    for damaged in (data[: len(data) // 2], b"", b"text" * 100, data[:4]):
+        path.write_bytes(damaged)
+        with pytest.raises(StoreError, match=f"cannot read .*{name}"):
+            open_store(f"arrow:{path}").get_many([0])
+    with pytest.raises(StoreError, match="nowhere does not exist"):
+        len(open_store(f"arrow:{tmp_path}/nowhere"))
+    (tmp_path / "empty").mkdir()
+    with pytest.raises(StoreError, match=r"without a file ending in \.parquet"):
+        len(open_store(f"arrow:{tmp_path}/empty"))
+
+
+def test_only_some_row_groups_of_parquet_are_kept(tmp_path):
+    path = write(tmp_path / "a.parquet", pair_table(), rows=1)
+    with open_store(path) as store:
+        assert [r.sample[0].data for r in store.get_many(range(COUNT))] == IMAGES
+        assert len(store._tables()._groups) == 4
+
+
+@pytest.mark.parametrize("name", FORMS)
+def test_a_copy_by_pickle_and_threads_read_the_same(tmp_path, name):
+    store = open_store(f"arrow:{write(tmp_path / name, pair_table())}")
+    store.get_many([0])
+    with pickle.loads(pickle.dumps(store)) as copy, ThreadPoolExecutor(4) as pool:
+        for position, found in enumerate(pool.map(lambda i: copy.get_many([i % 30]), range(90))):
+            assert found[0].sample[0].data == IMAGES[position % 30]
+    store.close()
+
+
+def _read_in_child(store, sender):
+    sender.send([bytes(record.sample[0].data) for record in store.get_many([21, 2])])
+    store.close()
+
+
+@pytest.mark.parametrize("method", ["fork", "spawn"])
+@pytest.mark.parametrize("name", FORMS)
+def test_a_store_in_use_goes_on_in_another_process(tmp_path, name, method):
+    with open_store(f"arrow:{write(tmp_path / name, pair_table())}") as store:
+        store.get_many([0])
+        context = multiprocessing.get_context(method)
+        receiver, sender = context.Pipe(duplex=False)
+        child = context.Process(target=_read_in_child, args=(store, sender))
+        child.start()
+        sender.close()
+        assert receiver.recv() == [IMAGES[21], IMAGES[2]]
+        child.join()
+        receiver.close()
+        assert child.exitcode == 0
+        assert store.get_many([9])[0].sample[0].data == IMAGES[9]
+
+
+def test_rows_are_packed_and_read_as_a_dataset(tmp_path):
+    path = write(tmp_path / "a.parquet", pair_table())
+    pack(path, f"lmdb:{tmp_path}/a.lmdb", num_workers=0)
+    with open_store(f"lmdb:{tmp_path}/a.lmdb") as packed, open_store(path) as store:
+        assert list(packed.scan()) == list(store.scan())
+        assert packed.fingerprint != store.fingerprint
+    dataset = StoreDataset(path, decode=None)
+    assert dataset.can_get_batch
+    assert dataset[4] == (IMAGES[4], 1)
+    dataset.close()
+
+
+def test_the_fingerprint_changes_with_the_file(tmp_path):
+    path = write(tmp_path / "a.parquet", pair_table())
+    with open_store(path) as store:
+        before = store.fingerprint
+    write(path, pair_table().slice(1))
+    with open_store(path) as store:
+        assert store.fingerprint != before
+
+
+def test_parquet_and_arrow_in_one_folder_are_an_error(tmp_path):
+    write(tmp_path / "0.parquet", pair_table())
+    write(tmp_path / "1.arrow", pair_table())
+    with pytest.raises(StoreError, match="has Parquet and Arrow files: name one kind"):
+        len(open_store(f"arrow:{tmp_path}"))
+
+
+@pytest.mark.parametrize("name", FORMS)
+def test_a_table_without_a_row_is_a_store(tmp_path, name):
+    with open_store(f"arrow:{write(tmp_path / name, pair_table().slice(0, 0))}") as store:
+        assert len(store) == 0
+        assert list(store.scan()) == []

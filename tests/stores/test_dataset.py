@@ -1,0 +1,385 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Datasets over stores: transforms, decoding, repair, batches, random numbers, workers."""
+
+from __future__ import annotations
+
+import gc
+import io
+import os
+import pickle
+import subprocess
+import sys
+
+import cv2
+import numpy as np
+import pytest
+from PIL import Image
+
+import penstock
+from penstock import Loader
+from penstock.data import Subset
+from penstock.errors import ConfigError, StoreError
+from penstock.stores import EncodedImage, LMDBDataset, StoreDataset, open_store, pack
+from penstock.stores.repairs import RepairCount
+
+
+def photo(seed=0, height=48, width=64):
+    small = np.random.default_rng(seed).integers(0, 256, (6, 8, 3), np.uint8)
+    file = io.BytesIO()
+    Image.fromarray(cv2.resize(small, (width, height))).save(file, "JPEG", quality=92)
+    return file.getvalue()
+
+
+FILES = [photo(seed) for seed in range(20)]
+
+
+@pytest.fixture
+def path(tmp_path):
+    data = [(EncodedImage(file), number % 3) for number, file in enumerate(FILES)]
+    pack(data, f"lmdb:{tmp_path}/photos.lmdb")
+    return tmp_path / "photos.lmdb"
+
+
+@pytest.fixture
+def opened():
+    """Make datasets that are closed at the end, so that the check of open files finds none."""
+    datasets = []
+
+    def make(*args, **options):
+        datasets.append(LMDBDataset(*args, **options))
+        return datasets[-1]
+
+    yield make
+    for dataset in datasets:
+        dataset.close()
+    datasets.clear()  # and their counts of repairs, which are files
+
+
+def as_pillow_has_it(file):
+    return np.asarray(Image.open(io.BytesIO(file)).convert("RGB"))
+
+
+def test_images_are_decoded_to_rgb(path, opened):
+    image, label = opened(path)[4]
+    assert (image.shape, image.dtype, label) == ((48, 64, 3), np.uint8, 1)
+    difference = image.astype(int) - as_pillow_has_it(FILES[4])
+    assert np.abs(difference).max() <= 2  # two decoders of one library
+    assert image.flags.writeable
+
+
+def test_images_may_be_bytes_or_pillows_or_what_a_function_makes_of_them(path, opened):
+    assert opened(path, decode=None)[3] == (FILES[3], 0)
+    image, _ = opened(path, decode="pil")[3]
+    assert isinstance(image, Image.Image)
+    assert (np.asarray(image) == as_pillow_has_it(FILES[3])).all()
+    kept = []
+    assert opened(path, decode=lambda data: kept.append(data) or len(data))[3][0] == len(FILES[3])
+    assert kept == [FILES[3]]
+    assert type(kept[0]) is bytes
+    with pytest.raises(ConfigError, match="decode is 'rgb', 'pil', a function or None, not 'bgr'"):
+        opened(path, decode="bgr")
+
+
+def test_transforms_get_their_half_of_a_pair_and_a_lone_sample_whole(path, opened, tmp_path):
+    dataset = opened(path, transform=np.mean, target_transform=str)
+    mean, label = dataset[7]
+    assert mean == np.mean(opened(path)[7][0])
+    assert label == "1"
+    pack([np.arange(4), np.arange(8)], f"lmdb:{tmp_path}/b.lmdb")
+    assert opened(tmp_path / "b.lmdb", transform=np.sum, target_transform=str)[1] == 28
+
+
+def test_negative_indices_count_from_the_end_and_others_are_index_errors(path, opened):
+    dataset = opened(path, decode=None)
+    assert dataset[-1] == dataset[19]
+    for index in (20, -21):
+        with pytest.raises(IndexError, match="20 records"):
+            _ = dataset[index]
+    assert len(list(iter(dataset[i] for i in range(20)))) == 20
+
+
+def test_a_batch_read_at_once_equals_the_samples_collated(path, opened):
+    dataset = opened(path, decode=None)
+    assert dataset.can_get_batch
+    whole = dataset.get_batch(np.array([5, 0, -1]), np.empty)
+    by_sample = Loader([dataset[5], dataset[0], dataset[19]], batch_size=3)
+    (collated,) = by_sample
+    assert type(whole[0]) is type(collated[0])
+    assert whole[0] == collated[0] == (FILES[5], FILES[0], FILES[19])
+    assert whole[1].tolist() == collated[1].tolist() == [2, 0, 1]
+    assert whole[1].dtype == collated[1].dtype
+
+
+@pytest.mark.parametrize(
+    "options",
+    [{"transform": len}, {"target_transform": str}, {"repair": True}, {"decode": len}],
+)
+def test_what_changes_samples_is_not_read_at_once(path, opened, options):
+    dataset = opened(path, **({"decode": None} | options))
+    assert not dataset.can_get_batch
+    (batch,) = Loader(Subset(dataset, [1, 2]), batch_size=2)
+    assert batch[1] == ("1", "2") if "target_transform" in options else list(batch[1]) == [1, 2]
+
+
+def test_torchs_loader_and_ours_give_the_same_batches_with_any_workers(path, opened):
+    import torch
+    import torch.utils.data
+
+    import penstock.torch
+
+    for options in ({"decode": None}, {"transform": crop}):
+        dataset = opened(path, **options)
+        theirs = [
+            (list(images) if options.get("decode", 1) is None else images, labels)
+            for images, labels in torch.utils.data.DataLoader(dataset, batch_size=6)
+        ]
+        dataset.close()
+        for num_workers in (0, 2):
+            ours = list(penstock.torch.DataLoader(dataset, batch_size=6, num_workers=num_workers))
+            assert len(ours) == len(theirs) == 4
+            for (images, labels), (their_images, their_labels) in zip(ours, theirs, strict=True):
+                assert torch.equal(labels, their_labels)
+                if isinstance(their_images, torch.Tensor):
+                    assert torch.equal(images, their_images)
+                else:
+                    assert list(images) == their_images
+            dataset.close()
+
+
+def crop(image):
+    return np.ascontiguousarray(image[:32, :32])
+
+
+def noisy_crop(image):
+    top = penstock.sample_rng().integers(0, 16)
+    return image[top : top + 32, :32] + np.random.randint(0, 9, (1, 1, 1)).astype(np.uint8)
+
+
+def test_random_transforms_draw_the_same_in_a_batch_as_alone_and_with_any_workers(path, opened):
+    dataset = opened(path, transform=noisy_crop)
+    epochs = []
+    for num_workers in (0, 1, 3):
+        loader = Loader(dataset, batch_size=4, shuffle=True, num_workers=num_workers, seed=3)
+        epochs.append([images.tobytes() for images, _ in loader])
+        dataset.close()
+    assert epochs[0] == epochs[1] == epochs[2]
+    assert len(set(epochs[0])) == 5
+
+    class OneByOne:
+        def __len__(self):
+            return len(dataset)
+
+        def __getitem__(self, index):
+            return dataset[index]
+
+    alone = [
+        images.tobytes() for images, _ in Loader(OneByOne(), batch_size=4, shuffle=True, seed=3)
+    ]
+    assert alone == epochs[0]
+
+
+@pytest.mark.parametrize("context", ["fork", "spawn", "forkserver"])
+def test_workers_of_every_start_method_open_the_store_for_themselves(path, opened, context):
+    dataset = opened(path, decode=None)
+    _ = dataset[0]  # opened here first
+    loader = Loader(dataset, batch_size=7, num_workers=2, multiprocessing_context=context)
+    assert [file for files, _ in loader for file in files] == FILES
+    assert dataset[1][0] == FILES[1]
+
+
+def test_a_pickled_dataset_carries_no_connection_and_keeps_its_transforms(path, opened):
+    dataset = opened(path, transform=crop)
+    _ = dataset[0]
+    copy = pickle.loads(pickle.dumps(dataset))
+    assert (copy[2][0] == crop(opened(path)[2][0])).all()
+    assert copy.labels.tolist() == dataset.labels.tolist()
+    copy.close()
+
+
+def test_an_image_that_cannot_be_decoded_is_named_and_left_out_on_request(tmp_path, opened):
+    data = [(EncodedImage(file), 0) for file in FILES[:6]]
+    data[4] = (EncodedImage(b"<!DOCTYPE html>"), 0)
+    pack(data, f"lmdb:{tmp_path}/a.lmdb")
+    dataset = opened(tmp_path / "a.lmdb", transform=crop)
+    with pytest.raises(ValueError, match="OpenCV cannot decode") as raised:
+        _ = dataset[4]
+    assert "while decoding '4' of lmdb:" in raised.value.__notes__[0]
+    for num_workers in (0, 2):
+        loader = Loader(dataset, batch_size=3, num_workers=num_workers, on_error="skip")
+        with pytest.warns(UserWarning, match="1 bad sample left out"):
+            sizes = [len(images) for images, _ in loader]
+        dataset.close()
+        assert sum(sizes) == 5
+        (failure,) = loader.failures
+        assert (failure.index, failure.name) == (4, "4")
+
+
+def test_a_damaged_record_is_left_out_on_request(path, opened):
+    content = bytearray(path.read_bytes())
+    content[content.index(FILES[8]) + 100] ^= 1
+    path.write_bytes(content)
+    dataset = opened(path, decode=None)
+    loader = Loader(dataset, batch_size=5, on_error="skip")
+    with pytest.warns(UserWarning, match="1 bad sample left out"):
+        given = [file for files, _ in loader for file in files]
+    assert given == FILES[:8] + FILES[9:]
+    assert isinstance(loader.failures[0].error, StoreError)
+    assert "checksum" in str(loader.failures[0].error)
+
+
+@pytest.fixture
+def truncated(tmp_path):
+    files = [file if number % 4 else file[:-200] for number, file in enumerate(FILES)]
+    files[1] += b"\0\0\0"  # filled up by a camera: not truncated
+    pack([(EncodedImage(file), 0) for file in files], f"lmdb:{tmp_path}/cut.lmdb")
+    return tmp_path / "cut.lmdb"
+
+
+def test_truncated_jpegs_are_repaired_on_request_and_counted_over_all_workers(truncated, opened):
+    with pytest.raises(ValueError, match=r"[Pp]remature|truncated|JPEG"):
+        _ = opened(truncated)[0]
+    for context in ("fork", "spawn"):
+        dataset = opened(truncated, transform=crop, repair=True)
+        loader = Loader(dataset, batch_size=4, num_workers=2, multiprocessing_context=context)
+        images = np.concatenate([images for images, _ in loader])
+        assert images.shape == (20, 32, 32, 3)
+        assert dataset.num_repaired == 5, context
+        # What is there of the image is shown: its upper rows are those of the whole one.
+        whole = crop(as_pillow_has_it(FILES[0]))
+        assert np.abs(images[0][:8].astype(int) - whole[:8]).max() <= 2
+        _ = dataset[0]
+        assert dataset.num_repaired == 6
+
+
+def test_without_repair_nothing_is_counted(path, opened):
+    assert opened(path).num_repaired == 0
+
+
+def test_a_count_of_repairs_goes_on_by_itself_when_its_file_is_gone():
+    count = RepairCount()
+    count.add()
+    copy = pickle.loads(pickle.dumps(count))
+    copy.add()
+    assert count.value() == copy.value() == 2
+    state = pickle.dumps(count)
+    del count, copy
+    gc.collect()
+    late = pickle.loads(state)
+    late.add()
+    assert late.value() == 1
+
+
+def test_repr_names_what_matters_and_labels_are_there_without_a_record(path, opened):
+    dataset = opened(path, transform=crop)
+    text = repr(dataset)
+    assert text.startswith(f"<LMDBDataset lmdb:{path}, 20 samples, transform=<function crop")
+    assert dataset.labels.tolist() == [number % 3 for number in range(20)]
+    assert dataset.describe(3) == "03"
+    assert dataset.fingerprint == open_store(f"lmdb:{path}").fingerprint
+
+
+def test_a_path_with_the_extension_of_a_kind_needs_no_prefix(path):
+    dataset = StoreDataset(path, decode=None)
+    assert dataset[2] == (FILES[2], 2)
+    dataset.close()
+
+
+@pytest.mark.parametrize(
+    ("address", "options", "error", "message"),
+    [
+        ("redis://host/1", {}, ConfigError, "redis:// are not known"),
+        ("lmdb:a", {"layout": "json"}, ConfigError, "lmdb stores is 'records' or 'pickle'"),
+        ("folder:a", {"layout": "pickle"}, ConfigError, "layout of folder stores is 'auto'"),
+        ("tar:a", {"layout": "pickle"}, ConfigError, "tar stores have no option 'layout'"),
+        ("lmdb:a", {"verify": "often"}, ConfigError, "verify is 'once'"),
+        ("lmdb:a", {"color": 1}, ConfigError, "lmdb stores have no option 'color'"),
+    ],
+)
+def test_wrong_addresses_and_options_are_named(address, options, error, message):
+    with pytest.raises(error, match=message):
+        open_store(address, **options)
+
+
+def hand_made(path, samples, *, keys=True):
+    import lmdb
+
+    env = lmdb.open(str(path), subdir=path.suffix == "", map_size=1 << 26)
+    with env, env.begin(write=True) as txn:
+        names = [str(number).encode("ascii") for number in range(len(samples))]
+        for name, sample in zip(names, samples, strict=True):
+            txn.put(name, pickle.dumps(sample))
+        if keys:
+            txn.put(b"__keys__", pickle.dumps(names))
+        txn.put(b"__len__", pickle.dumps(len(samples)))
+
+
+@pytest.mark.parametrize("name", ["a.lmdb", "folder"])
+@pytest.mark.parametrize("keys", [True, False])
+def test_the_layout_that_scripts_make_by_hand_is_read_if_it_is_trusted(
+    tmp_path, opened, name, keys
+):
+    hand_made(tmp_path / name, [(file, n % 3) for n, file in enumerate(FILES)], keys=keys)
+    with pytest.raises(StoreError, match=r'layout="pickle", trusted=True'):
+        opened(tmp_path / name)
+    with pytest.raises(ConfigError, match="can run any program"):
+        opened(tmp_path / name, layout="pickle")
+    dataset = opened(tmp_path / name, layout="pickle", trusted=True, decode=None)
+    assert len(dataset) == 20
+    assert dataset[11] == (FILES[11], 2)
+    assert opened(tmp_path / name, layout="pickle", trusted=True)[11][0].shape == (48, 64, 3)
+    report = pack(dataset.store, f"lmdb:{tmp_path}/safe.lmdb")
+    assert report.num_records == 20
+    safe = opened(tmp_path / "safe.lmdb", decode=None)
+    assert safe.labels.tolist() == [n % 3 for n in range(20)]
+    assert safe[11] == (FILES[11], 2)
+
+
+class Program:
+    def __init__(self, path):
+        self.path = path
+
+    def __reduce__(self):
+        return os.mkdir, (self.path,)
+
+
+def test_no_pickle_is_run_without_trust(tmp_path, opened):
+    made = tmp_path / "made by a pickle"
+    hand_made(tmp_path / "a.lmdb", [Program(str(made))] * 3)
+    for options in ({}, {"layout": "pickle"}, {"layout": "pickle", "trusted": 1}):
+        with pytest.raises((StoreError, ConfigError)):
+            _ = opened(tmp_path / "a.lmdb", **options)[0]
+    assert not made.exists()
+
+
+def test_a_damaged_pickle_is_named(tmp_path, opened):
+    import lmdb
+
+    hand_made(tmp_path / "a.lmdb", [(b"x", 1)] * 3)
+    with lmdb.open(str(tmp_path / "a.lmdb"), subdir=False) as env, env.begin(write=True) as txn:
+        txn.put(b"1", b"\x80\x04junk")
+        txn.delete(b"2")
+    dataset = opened(tmp_path / "a.lmdb", layout="pickle", trusted=True)
+    assert dataset[0] == (b"x", 1)
+    with pytest.raises(StoreError, match=r"the value of b'1' in lmdb:.*cannot be unpickled"):
+        _ = dataset[1]
+    with pytest.raises(StoreError, match="are not there: '2'"):
+        _ = dataset[2]
+
+
+def test_a_missing_extra_is_named():
+    script = (
+        "import sys\n"
+        "sys.modules['lmdb'] = None\n"
+        "from penstock.stores import open_store\n"
+        "try:\n"
+        "    open_store('lmdb:a')\n"
+        "except ImportError as error:\n"
+        "    print(type(error).__name__, error)\n"
+    )
+    command = [sys.executable, "-c", script]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert done.stderr == ""
+    assert done.stdout == (
+        "MissingExtraError this store needs lmdb, which is not installed. Install it with: "
+        'pip install "penstock[lmdb]"\n'
+    )

@@ -1,0 +1,542 @@
+# SPDX-License-Identifier: Apache-2.0
+"""LMDB stores: the contract, and what is LMDB's own."""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import gc
+import os
+import pickle
+import subprocess
+import sys
+import threading
+import warnings
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import lmdb
+import numpy as np
+import pytest
+
+from penstock.errors import StoreError
+from penstock.stores import LMDBDataset, open_store
+from penstock.stores.filesystems import copy_to_local, remote_type
+from penstock.stores.lmdb.store import LMDBStore, shard_name
+from penstock.stores.lmdb.writer import LMDBWriter, ShardedLMDBWriter
+from penstock.stores.records import EncodedImage, decode_record, encode_record
+from penstock.testing.stores import StoreContract
+
+
+@contextlib.contextmanager
+def opened(path, *, write=False):
+    """LMDB itself, without Penstock."""
+    options = {"map_size": 1 << 30} if write else {"readonly": True}
+    with (
+        lmdb.open(str(path), subdir=False, lock=False, **options) as env,
+        env.begin(write=write) as txn,
+    ):
+        yield txn
+
+
+class LMDBContract(StoreContract):
+    def files(self, address):
+        raise NotImplementedError
+
+    def places(self, address):
+        """Where each record is: found once, while all can still be read."""
+        if not hasattr(self, "_places"):
+            self._places = {}
+            for path in self.files(address):
+                with opened(path) as txn:
+                    for key, value in txn.cursor():
+                        if len(key) == 8:
+                            self._places[decode_record(value).key] = (path, key)
+        return self._places
+
+    def raw(self, address):
+        found = {}
+        for name, (path, key) in self.places(address).items():
+            with opened(path) as txn:
+                found[name] = txn.get(key)
+        return found
+
+    def damage(self, address, key, data):
+        path, raw_key = self.places(address)[key]
+        with opened(path, write=True) as txn:
+            txn.put(raw_key, data)
+
+    def remove(self, address, key):
+        path, raw_key = self.places(address)[key]
+        with opened(path, write=True) as txn:
+            txn.delete(raw_key)
+
+
+class TestLMDB(LMDBContract):
+    def place(self, tmp_path):
+        return f"lmdb:{tmp_path}/store.lmdb"
+
+    def files(self, address):
+        return [Path(address.removeprefix("lmdb:"))]
+
+    def create(self, address, **facts):
+        # Every few records are brought to disk, so that there is something to resume.
+        return LMDBWriter(self.files(address)[0], transaction_bytes=1, **facts)
+
+
+class TestShards(LMDBContract):
+    def place(self, tmp_path):
+        return f"lmdb:{tmp_path}/store.lmdb"
+
+    def files(self, address):
+        return sorted(Path(address.removeprefix("lmdb:")).iterdir())
+
+    def create(self, address, **facts):
+        # 10 in a shard: for the 30 records of most tests; others leave shards empty, or fill more.
+        path = address.removeprefix("lmdb:")
+        return ShardedLMDBWriter(path, 3, 30, transaction_bytes=1, **facts)
+
+
+def records_of(count, size=3000):
+    generator = np.random.default_rng(1)
+    images = [generator.integers(0, 256, size, np.uint8).tobytes() for _ in range(count)]
+    return [
+        encode_record(f"{i:06}", (EncodedImage(image), i % 5), i % 5)
+        for i, image in enumerate(images)
+    ]
+
+
+def write(path, records, **options):
+    writer = LMDBWriter(path, **options)
+    try:
+        writer.put_many(records)
+        writer.finish()
+    finally:
+        writer.close()
+    return path
+
+
+@pytest.fixture
+def file(tmp_path):
+    return write(tmp_path / "numbers.lmdb", records_of(40))
+
+
+def open_descriptors(path):
+    targets = []
+    for name in os.listdir("/proc/self/fd"):
+        with contextlib.suppress(FileNotFoundError):
+            targets.append(os.readlink(f"/proc/self/fd/{name}"))
+    return targets.count(str(path))
+
+
+def test_making_a_dataset_leaves_no_environment_open(file):
+    dataset = LMDBDataset(file, decode=None)
+    assert open_descriptors(file) == 0
+    _ = dataset[0]
+    assert open_descriptors(file) > 0
+    dataset.close()
+    assert open_descriptors(file) == 0
+
+
+def test_two_stores_of_one_file_share_one_environment_and_close_for_themselves(file, tmp_path):
+    (tmp_path / "link.lmdb").symlink_to(file)
+    one, other = LMDBStore(file), LMDBStore(tmp_path / "link.lmdb")
+    one.get_many([0])
+    alone = open_descriptors(file)
+    other.get_many([0])
+    assert open_descriptors(file) == alone
+    one.close()
+    assert other.get_many([1])[0].key == "000001"
+    other.close()
+    assert open_descriptors(file) == 0
+
+
+def test_a_dropped_store_closes_its_file(file):
+    store = LMDBStore(file)
+    store.get_many([0])
+    del store
+    gc.collect()
+    assert open_descriptors(file) == 0
+
+
+def test_reading_leaves_no_lock_file_beside_the_file(file):
+    with LMDBStore(file) as store:
+        store.get_many([0])
+        assert os.listdir(file.parent) == [file.name]
+
+
+def test_more_than_126_read_transactions_at_a_time_are_no_problem(file):
+    # LMDB's table of readers has 126 places; files opened without locks need none.
+    with LMDBStore(file) as store, contextlib.ExitStack() as stack:
+        for position in range(200):
+            (record,) = stack.enter_context(store.borrow([position % 40]))
+            assert record.key == f"{position % 40:06}"
+
+
+def test_keys_rise_with_the_positions(file):
+    with opened(file) as txn:
+        keys = [key for key, _ in txn.cursor() if len(key) == 8]
+    assert [int.from_bytes(key, "big") for key in keys] == list(range(40))
+    assert keys == sorted(keys)
+
+
+def test_the_map_grows_as_often_as_it_is_full(tmp_path):
+    records = records_of(3000)
+    path = write(tmp_path / "a.lmdb", records, map_bytes=64 << 10, transaction_bytes=1 << 20)
+    assert path.stat().st_size > 100 * (64 << 10)
+    with LMDBStore(path) as store:
+        assert [record.sample[0] for record in store.scan()] == [
+            decode_record(record.data).sample[0] for record in records
+        ]
+
+
+@pytest.mark.parametrize("size", [40, 1500, 30_000])
+def test_a_file_is_as_compact_as_lmdbs_own_compacting_copy_and_has_no_holes(tmp_path, size):
+    records = records_of(3_000_000 // max(size, 1000), size)
+    path = write(tmp_path / "a.lmdb", records, transaction_bytes=300_000)
+    with lmdb.open(str(path), subdir=False, readonly=True, lock=False) as env:
+        env.copy(str(tmp_path / "compact.mdb"), compact=True)
+    compact = (tmp_path / "compact.mdb").stat().st_size
+    assert path.stat().st_size <= 1.01 * compact + 16 * 4096
+    assert path.stat().st_blocks * 512 >= path.stat().st_size - 4096
+
+
+def test_a_truncated_file_is_an_error_and_no_bus_error(file):
+    size = file.stat().st_size
+    for kept in (size - 1, size // 2, 8192):
+        with file.open("r+b") as data:
+            data.truncate(kept)
+        with LMDBStore(file) as store, pytest.raises(StoreError, match="is truncated: it has"):
+            store.get_many(range(40))
+
+
+@pytest.mark.parametrize("content", [b"", b"no database", os.urandom(20_000)])
+def test_what_is_no_lmdb_file_is_an_error(tmp_path, content):
+    path = tmp_path / "a.lmdb"
+    path.write_bytes(content)
+    with pytest.raises(StoreError, match=r"a\.lmdb"):
+        len(LMDBStore(path))
+    assert path.read_bytes() == content
+
+
+def test_a_file_that_is_not_there_is_named_with_the_command_that_makes_it(tmp_path):
+    with pytest.raises(StoreError, match=r"No such file.*penstock pack SRC lmdb:"):
+        LMDBDataset(tmp_path / "a.lmdb")
+
+
+def test_an_lmdb_file_of_somebody_else_is_no_store(tmp_path):
+    with opened(tmp_path / "a.lmdb", write=True) as txn:
+        txn.put(b"key", b"value")
+    with pytest.raises(StoreError, match="Penstock did not write"):
+        LMDBDataset(tmp_path / "a.lmdb")
+
+
+def test_an_unfinished_file_says_how_it_is_finished(tmp_path):
+    writer = LMDBWriter(tmp_path / "a.lmdb", transaction_bytes=1)
+    writer.put_many(records_of(3))
+    writer.close()
+    with pytest.raises(StoreError, match=r"unfinished.*--resume"):
+        LMDBDataset(tmp_path / "a.lmdb.partial")
+
+
+def test_a_missing_shard_is_named(tmp_path):
+    writer = ShardedLMDBWriter(tmp_path / "a", 3, 30)
+    writer.put_many(records_of(30))
+    writer.finish()
+    (tmp_path / "a" / shard_name(1, 3)).unlink()
+    with pytest.raises(StoreError, match=r"00001-of-00003\.lmdb is missing"):
+        LMDBDataset(tmp_path / "a")
+
+
+def test_a_file_replaced_under_its_name_is_another_file(file):
+    old = LMDBStore(file)
+    first = old.get_many([0])[0]
+    write(file, records_of(10, 500))
+    with LMDBStore(file) as new:
+        assert len(new) == 10
+        assert new.get_many([0])[0] != first
+        # Who had it open goes on with what it had.
+        assert old.get_many([0, 39])[0] == first
+    old.close()
+    with pytest.raises(StoreError, match="is not the file that it was"):
+        old.get_many([0])
+
+
+def test_a_dataset_pickled_before_its_file_was_replaced_says_so(file):
+    copy = pickle.loads(pickle.dumps(LMDBDataset(file)))
+    write(file, records_of(10, 500))
+    with pytest.raises(StoreError, match="make the dataset again"):
+        _ = copy[0]
+    copy.close()
+
+
+def test_a_record_is_verified_once_in_a_process_or_as_often_as_asked(file):
+    with LMDBStore(file) as once, LMDBStore(file, verify="always") as always:
+        for store in (once, always):
+            assert store.get_many([7])[0].key == "000007"
+        with opened_elsewhere(file, 7) as flip:
+            flip()
+        assert once.get_many([7])[0].key == "000007"
+        with pytest.raises(StoreError, match=r"record 7 \('000007'\) of lmdb:.*checksum"):
+            always.get_many([7])
+    with LMDBStore(file) as anew, pytest.raises(StoreError, match="checksum"):
+        anew.get_many([7])
+    with LMDBStore(file, verify="never") as never:
+        assert never.get_many([7])[0].key == "000007"
+
+
+@contextlib.contextmanager
+def opened_elsewhere(path, position):
+    """Change the last byte of a record in the file itself, as a failing disk does."""
+
+    def flip():
+        with path.open("r+b") as data:
+            content = data.read()
+            record = records_of(40)[position].data
+            place = content.index(record) + len(record) - 1
+            data.seek(place)
+            data.write(bytes([content[place] ^ 1]))
+
+    yield flip
+
+
+def test_what_is_got_outlives_the_store_and_what_is_borrowed_is_read_only(tmp_path):
+    array = np.arange(10_000)
+    path = write(tmp_path / "a.lmdb", [encode_record("a", {"x": array, "b": b"y" * 9000})])
+    with LMDBStore(path) as store:
+        kept = store.get_many([0])[0].sample
+        with store.borrow([0]) as (record,):
+            assert not record.sample["x"].flags.writeable
+            assert record.sample["b"].readonly
+            with pytest.raises(TypeError):
+                record.sample["b"][0] = 1
+    assert (kept["x"] == array).all()
+    assert kept["x"].flags.writeable
+    assert kept["b"] == b"y" * 9000
+
+
+def test_a_child_forked_while_a_thread_reads_goes_on(file):
+    store = LMDBStore(file)
+    is_reading, may_end = threading.Event(), threading.Event()
+
+    def read():
+        with store.borrow([0]):
+            is_reading.set()
+            may_end.wait(60)
+
+    thread = threading.Thread(target=read)
+    thread.start()
+    is_reading.wait(60)
+    pid = os.fork()
+    if pid == 0:
+        try:
+            code = 0 if store.get_many([5])[0].key == "000005" else 1
+        except BaseException:
+            code = 2
+        os._exit(code)
+    assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 0
+    may_end.set()
+    thread.join()
+    assert store.get_many([6])[0].key == "000006"
+    store.close()
+
+
+def test_a_store_closed_by_one_thread_while_another_reads_crashes_nobody(file):
+    store = LMDBStore(file)
+    stop = threading.Event()
+
+    def read():
+        num_read = 0
+        while not stop.is_set():
+            with contextlib.suppress(StoreError):  # closed in the moment between two steps
+                num_read += len(store.get_many(range(40)))
+        return num_read
+
+    with ThreadPoolExecutor(3) as pool:
+        readers = [pool.submit(read) for _ in range(2)]
+        for _ in range(300):
+            store.close()
+        stop.set()
+        assert all(reader.result() >= 0 for reader in readers)
+    assert len(store.get_many(range(40))) == 40
+    store.close()
+
+
+READ_ALL = """
+import sys
+from penstock.stores import LMDBDataset
+dataset = LMDBDataset(sys.argv[1], decode=None)
+print("open", flush=True)
+sys.stdin.readline()
+for _ in range(20):
+    assert [dataset[i][1] for i in range(len(dataset))] == [i % 5 for i in range(40)]
+print("done", flush=True)
+sys.stdin.readline()
+"""
+
+
+def test_eight_processes_read_a_file_while_a_ninth_opens_it(file):
+    command = [sys.executable, "-c", READ_ALL, str(file)]
+    pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "text": True}
+    with contextlib.ExitStack() as stack:
+        readers = [stack.enter_context(subprocess.Popen(command, **pipes)) for _ in range(8)]
+        for reader in readers:
+            assert reader.stdout.readline() == "open\n"
+            reader.stdin.write("go\n")
+            reader.stdin.flush()
+        ninth = LMDBDataset(file, decode=None)
+        assert [ninth[i][1] for i in range(40)] == [i % 5 for i in range(40)]
+        ninth.close()
+        for reader in readers:
+            assert reader.stdout.readline() == "done\n"
+            assert reader.communicate("end\n")[0] == ""
+            assert reader.returncode == 0
+
+
+def in_a_small_disk(tmp_path, megabytes, script):
+    """Run a script whose folder `sys.argv[1]` is a disk of its own."""
+    if subprocess.run(["unshare", "-m", "true"], capture_output=True, check=False).returncode:
+        pytest.skip("no permission to make a mount namespace of our own")
+    disk = tmp_path / "disk"
+    disk.mkdir()
+    mount = f'mount -t tmpfs -o size={megabytes}m penstock-test "$1" && exec "$0" -c "$2" "$1"'
+    command = ["unshare", "-m", "sh", "-c", mount, sys.executable, str(disk), script]
+    return subprocess.run(command, capture_output=True, text=True, check=False, timeout=120)
+
+
+FILL = """
+import sys, os, numpy as np
+from penstock.errors import StoreError
+from penstock.stores import pack, open_store
+disk = sys.argv[1]
+data = [(np.full(200_000, i, np.uint8), i) for i in range(100)]
+pack(data[:3], f"lmdb:{disk}/a.lmdb")
+try:
+    pack(data, f"lmdb:{disk}/a.lmdb")
+except StoreError as error:
+    print(error)
+with open_store(f"lmdb:{disk}/a.lmdb") as store:
+    print(len(store), [int(r.sample[0][0]) for r in store.scan()])
+os.remove(f"{disk}/a.lmdb.partial")
+print(sorted(os.listdir(disk)))
+"""
+
+
+def test_a_full_disk_is_a_clear_error_and_the_old_file_survives(tmp_path):
+    done = in_a_small_disk(tmp_path, 8, FILL)
+    assert done.stderr == ""
+    error, old, left = done.stdout.splitlines()
+    assert error.startswith("no space left on the disk of ")
+    assert "What was there is untouched" in error
+    assert "--resume" in error
+    assert old == "3 [0, 1, 2]"
+    assert left == "['a.lmdb']"
+
+
+def test_a_limit_on_file_sizes_is_an_error_too(tmp_path):
+    script = (
+        "import resource, sys, numpy as np\n"
+        "from penstock.stores import pack\n"
+        "from penstock.errors import StoreError\n"
+        "resource.setrlimit(resource.RLIMIT_FSIZE, (1_000_000, 1_000_000))\n"
+        "try:\n"
+        "    pack([(np.zeros(300_000), 0)] * 3, sys.argv[1])\n"
+        "except StoreError as error:\n"
+        "    print(error)\n"
+    )
+    command = [sys.executable, "-c", script, f"lmdb:{tmp_path}/a.lmdb"]
+    done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=60)
+    assert done.stderr == ""
+    assert "cannot write" in done.stdout
+    assert os.strerror(errno.EFBIG) in done.stdout
+    assert not (tmp_path / "a.lmdb").exists()
+
+
+MOUNTS = """\
+22 1 259:1 / / rw,relatime - ext4 /dev/root rw
+30 22 0:40 / /mnt/nas rw,relatime shared:1 - nfs4 nas:/export rw,vers=4.2
+31 22 0:41 / /mnt/two\\040words rw - fuse.sshfs me@host:/ rw
+32 30 0:42 / /mnt/nas/scratch rw - ext4 /dev/sdb1 rw
+33 22 0:43 / /mnt/ntfs rw - fuseblk /dev/sdc1 rw
+34 22 0:44 / /scratch rw - lustre 10.0.0.1@tcp:/fs rw
+"""
+
+
+@pytest.mark.parametrize(
+    ("path", "kind"),
+    [
+        ("/home/a.lmdb", None),
+        ("/mnt/nas/a.lmdb", "nfs4"),
+        ("/mnt/nasty/a.lmdb", None),
+        ("/mnt/nas/scratch/a.lmdb", None),
+        ("/mnt/two words/a.lmdb", "fuse.sshfs"),
+        ("/mnt/ntfs/a.lmdb", None),
+        ("/scratch/deep/down/a.lmdb", "lustre"),
+    ],
+)
+def test_network_file_systems_are_known_by_their_mounts(tmp_path, path, kind):
+    mounts = tmp_path / "mountinfo"
+    mounts.write_text(MOUNTS)
+    assert remote_type(path, mounts) == kind
+
+
+def test_without_a_list_of_mounts_nothing_is_known_and_here_it_is_local(tmp_path, file):
+    assert remote_type("/mnt/nas", tmp_path / "none") is None
+    assert remote_type(file) is None
+
+
+def test_a_file_on_a_network_file_system_is_warned_of_at_the_users_line(file, monkeypatch):
+    mounts = file.parent / "mountinfo"
+    mounts.write_text(f"30 22 0:40 / {file.parent} rw - nfs4 nas:/export rw\n")
+    monkeypatch.setattr("penstock.stores.filesystems.MOUNTS", mounts)
+    with pytest.warns(RuntimeWarning, match=r"network file system \(nfs4\).*copy_local") as found:
+        LMDBDataset(file)
+    assert found[0].filename == __file__
+    local = file.parent.parent / f"{file.parent.name}-local"
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        dataset = LMDBDataset(file, decode=None, copy_local=local)
+    assert dataset[3][1] == 3
+    dataset.close()
+    assert len(list(local.iterdir())) == 1
+
+
+def test_a_local_copy_is_made_once_and_anew_when_the_original_has_changed(file, tmp_path):
+    local = tmp_path / "local"
+    first = copy_to_local(file, local)
+    assert first.read_bytes() == file.read_bytes()
+    inode = first.stat().st_ino
+    assert copy_to_local(file, local).stat().st_ino == inode
+    write(file, records_of(10, 500))
+    second = copy_to_local(file, local)
+    assert second.read_bytes() == file.read_bytes()
+    assert second != first
+    assert sorted(local.iterdir()) == sorted([first, second])
+
+
+def test_a_local_copy_without_space_is_refused_before_it_is_begun(tmp_path):
+    script = (
+        "import sys, pathlib\n"
+        "from penstock.stores.filesystems import copy_to_local\n"
+        "from penstock.errors import StoreError\n"
+        "disk = pathlib.Path(sys.argv[1])\n"
+        "big = disk.parent / 'big.lmdb'\n"
+        "with big.open('wb') as file:\n"
+        "    file.truncate(3 << 20)\n"
+        "try:\n"
+        "    copy_to_local(big, disk / 'local')\n"
+        "except StoreError as error:\n"
+        "    print(error)\n"
+        "print(list((disk / 'local').iterdir()))\n"
+    )
+    done = in_a_small_disk(tmp_path, 2, script)
+    assert done.stderr == ""
+    error, left = done.stdout.splitlines()
+    assert "3,145,728 bytes" in error
+    assert left == "[]"
+
+
+def test_readahead_is_the_systems_advice(file):
+    with LMDBStore(file, readahead=True) as store:
+        assert len(list(store.scan())) == 40
+    assert open_store(f"lmdb:{file}", readahead=True).address == f"lmdb:{file}"

@@ -1,0 +1,889 @@
+# SPDX-License-Identifier: Apache-2.0
+"""MongoDB stores, against a real server: the contract, and what is MongoDB's own."""
+
+from __future__ import annotations
+
+import gc
+import json
+import multiprocessing
+import os
+import pickle
+import re
+import shutil
+import signal
+import subprocess
+import sys
+import threading
+import time
+import traceback
+import warnings
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+if os.environ.get("PENSTOCK_REQUIRE_MONGO") != "1":
+    pytest.importorskip("pymongo", reason='no pymongo: pip install "penstock[mongo]"')
+
+import gridfs
+import pymongo
+import pymongo.errors
+from bson import ObjectId
+from tests.stores.mongod import (  # noqa: F401 - the fixtures are found by their names
+    PASSWORD,
+    USER,
+    AnswerLosing,
+    Mongod,
+    free_port,
+    mongod,
+    mongod_program,
+    own_mongod,
+    served,
+)
+
+from penstock import Loader
+from penstock.errors import ConfigError, StoreError
+from penstock.stores import (
+    EncodedImage,
+    MongoDataset,
+    create_store,
+    open_store,
+    pack,
+)
+from penstock.stores.mongo import clients as mongo_clients
+from penstock.stores.mongo.address import MongoAddress
+from penstock.stores.mongo.store import MongoStore
+from penstock.stores.mongo.writer import MongoWriter
+from penstock.stores.records import encode_record
+from penstock.testing.stores import StoreContract
+
+SECRETS = (PASSWORD, "p%40ss", "50%25", USER + ":", f"'{USER}'")
+
+
+def image(number, size=2000):
+    return b"\xff\xd8\xff\xe0" + np.random.default_rng(number).bytes(size)
+
+
+def pairs(count):
+    return [(EncodedImage(image(number)), number % 5) for number in range(count)]
+
+
+def records(count):
+    return [encode_record(f"{i}.jpg", sample, sample[1]) for i, sample in enumerate(pairs(count))]
+
+
+def written(uri, items, **facts):
+    writer = MongoWriter(uri, **facts)
+    try:
+        writer.put_many(items)
+        writer.finish()
+    finally:
+        writer.close()
+    return uri
+
+
+def shown(error):
+    """All that anybody sees of an error: text, causes, contexts, notes, and what pickles."""
+    return "".join(traceback.format_exception(error)) + repr(error) + str(pickle.dumps(error))
+
+
+def assert_no_secret(text):
+    assert not [secret for secret in SECRETS if secret in text], text
+
+
+@pytest.fixture
+def uri(mongod, tmp_path):  # noqa: F811
+    """The address of a collection that is not there yet."""
+    return mongod.uri(f"tests.{tmp_path.name}")
+
+
+@pytest.fixture
+def collection(mongod, tmp_path):  # noqa: F811
+    """The same, by pymongo."""
+    with mongod.client() as client:
+        yield client.tests[tmp_path.name]
+
+
+class TestMongo(StoreContract):
+    @pytest.fixture(autouse=True)
+    def served(self, mongod):  # noqa: F811
+        self.server = mongod
+
+    def place(self, tmp_path):
+        return self.server.uri(f"contract.{tmp_path.name}")
+
+    def open(self, address):
+        return open_store(address)
+
+    def create(self, address, **facts):
+        return create_store(address, message_bytes=5000, **facts)
+
+    def interrupt(self, writer, records):
+        writer._message_bytes = 1
+        super().interrupt(writer, records)
+
+    def of(self, address, act):
+        with self.server.client() as client:
+            return act(client.contract[MongoAddress.parse(address).collection])
+
+    def raw(self, address):
+        return self.of(
+            address, lambda there: {d["key"]: d["record"] for d in there.find({"_id": {"$gte": 0}})}
+        )
+
+    def damage(self, address, key, data):
+        self.of(address, lambda there: there.update_one({"key": key}, {"$set": {"record": data}}))
+
+    def remove(self, address, key):
+        self.of(address, lambda there: there.delete_one({"key": key}))
+
+
+# Addresses and secrets
+
+
+def test_an_address_is_shown_without_user_password_and_options(uri, mongod, tmp_path):  # noqa: F811
+    written(uri, records(2))
+    dataset = MongoDataset(uri, decode=None)
+    plain = f"mongodb://{mongod.host}/tests.{tmp_path.name}"
+    assert dataset.store.address == plain
+    for text in (repr(dataset), repr(dataset.store), repr(MongoAddress.parse(uri))):
+        assert plain in text
+        assert_no_secret(text)
+    dataset.close()
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        f"mongodb://{USER}:{PASSWORD}@host/db.c",  # not escaped
+        f"mongodb://{USER}:p%40ss@host:1/db",
+        f"mongodb://{USER}:p%40ss@host/db.c?w",
+        f"mongodb://{USER}:p%40ss@host/db.c?timeoutMS=p%40ss",
+        f"mongodb://{USER}:p%40ss@host/db.c?p%40ss=1",
+        f"mongodb://{USER}:p%40ss@ho st/db.c",
+        f"mongodb://{USER}:p%40ss:x@host/db.c",
+        f"mongodb://{USER}:1/p%40ss@host/db.c",
+        "mongodb://",
+    ],
+)
+def test_a_wrong_address_is_refused_without_being_quoted(wrong):
+    with pytest.raises(ConfigError, match="address") as caught:
+        MongoStore(wrong)
+    assert_no_secret(shown(caught.value))
+
+
+def test_an_option_that_is_not_known_is_named():
+    with pytest.raises(ConfigError, match="'tlss' is unknown to pymongo"):
+        MongoStore("mongodb://localhost/db.c?tlss=true")
+
+
+def test_client_options_that_do_not_fit_are_refused_without_their_secrets():
+    store = MongoStore(
+        "mongodb://localhost/db.c",
+        client_options={"username": USER, "password": PASSWORD, "maxPoolSize": PASSWORD},
+    )
+    with pytest.raises(ConfigError, match="maxPoolSize") as caught:
+        len(store)
+    assert PASSWORD not in shown(caught.value)
+
+
+def test_a_wrong_password_is_refused_at_once_and_not_shown(mongod):  # noqa: F811
+    store = MongoStore(mongod.uri("tests.c", password=PASSWORD + "!"))
+    start_s = time.monotonic()
+    with pytest.raises(StoreError, match=r"Authentication failed.*code 18.*authSource") as caught:
+        len(store)
+    assert time.monotonic() - start_s < 20  # and not retry_s
+    assert_no_secret(shown(caught.value))
+    assert caught.value.__cause__ is None
+    assert caught.value.__context__ is None
+
+
+def test_without_a_password_the_server_refuses(mongod):  # noqa: F811
+    with pytest.raises(StoreError, match=r"code 13.*role"):
+        len(MongoStore(f"mongodb://{mongod.host}/tests.c"))
+
+
+def test_credentials_may_come_as_client_options(uri, mongod, tmp_path):  # noqa: F811
+    written(uri, records(2))
+    plain = f"mongodb://{mongod.host}/tests.{tmp_path.name}"
+    options = {"username": USER, "password": PASSWORD, "authSource": "admin"}
+    with MongoStore(plain, client_options=options) as store:
+        assert len(store) == 2
+
+
+def test_no_server_is_an_error_within_the_time_to_retry():
+    uri = f"mongodb://{USER}:p%40ss@127.0.0.1:{free_port()}/db.c"
+    start_s = time.monotonic()
+    with pytest.raises(StoreError) as caught:
+        MongoDataset(uri, retry_s=1.5)
+    assert time.monotonic() - start_s < 10
+    assert str(caught.value).startswith(
+        f"cannot read {MongoAddress.parse(uri)}: no answer from 127"
+    )
+    assert "for 1.5 s" in str(caught.value)
+    assert "Connection refused" in str(caught.value)
+    assert "Is mongod running there" in str(caught.value)
+    assert_no_secret(shown(caught.value))
+
+
+def test_tls_and_its_options_reach_the_client(mongod_program, tmp_path):  # noqa: F811
+    if shutil.which("openssl") is None:
+        pytest.skip("no openssl, to make a certificate with")
+    certificate, key, both = (tmp_path / name for name in ("cert.pem", "key.pem", "both.pem"))
+    make = "openssl req -x509 -newkey rsa:2048 -nodes -days 2 -subj /CN=127.0.0.1 -addext"
+    command = [*make.split(), "subjectAltName=IP:127.0.0.1", "-out", certificate, "-keyout", key]
+    subprocess.run(command, check=True, capture_output=True)
+    both.write_bytes(certificate.read_bytes() + key.read_bytes())
+    options = ("--tlsMode", "requireTLS", "--tlsCertificateKeyFile", str(both))
+    known = {"tls": True, "tlsCAFile": str(certificate)}
+    with served(Mongod(mongod_program, tmp_path, options, known)) as server:
+        uri = server.uri("tests.c")
+        written(f"{uri}&tls=true&tlsCAFile={certificate}", records(3))
+        with MongoStore(uri, client_options=known) as store:
+            assert store.get_many([2])[0].key == "2.jpg"
+        with pytest.raises(StoreError, match="do both use TLS or neither") as caught:
+            len(MongoStore(uri, retry_s=0.5))
+        assert_no_secret(shown(caught.value))
+
+
+# Clients
+
+
+def test_stores_of_one_server_share_a_client_that_the_last_one_closes(uri):
+    written(uri, records(3))
+    one, other = MongoStore(uri), MongoStore(uri)
+    larger = MongoStore(uri, client_options={"maxPoolSize": 5})
+    assert [len(one), len(other), len(larger)] == [3, 3, 3]
+    assert [shared.num_users for shared in mongo_clients._state.clients] == [2, 1]
+    client = mongo_clients._state.clients[0].client
+    assert client.options.pool_options.max_pool_size == 2
+    assert client.options.pool_options.appname == "penstock"
+    one.close()
+    assert one.get_many([1])[0].label == 1
+    del one
+    gc.collect()
+    other.close()
+    larger.close()
+    assert mongo_clients._state.clients == []
+    with pytest.raises(pymongo.errors.InvalidOperation):
+        client.admin.command("ping")
+
+
+def test_options_of_the_uri_come_before_ours(mongod, tmp_path):  # noqa: F811
+    options = "authSource=admin&MAXPOOLSIZE=7&appName=mine&compressors=zlib"
+    uri = mongod.uri(f"tests.{tmp_path.name}", options=options)
+    written(uri, records(3))
+    with MongoStore(uri) as store:
+        assert len(store.get_many([0, 1])) == 2
+        (shared,) = mongo_clients._state.clients
+        assert shared.client.options.pool_options.max_pool_size == 7
+        assert shared.client.options.pool_options.appname == "mine"
+
+
+def test_reading_leaves_the_global_random_numbers_alone(uri):
+    import random
+
+    written(uri, records(3))
+    state, of_numpy = random.getstate(), np.random.get_state()[1].copy()
+    with MongoStore(uri) as store:
+        store.get_many([0, 1])
+    assert random.getstate() == state
+    assert (np.random.get_state()[1] == of_numpy).all()
+
+
+def read_all(store, sender):
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        sender.send([bytes(r.sample[0].data) for r in store.scan()])
+        inherited = mongo_clients._state.inherited
+        sender.send(len(inherited.clients) if inherited else 0)
+
+
+def test_a_forked_child_makes_its_own_client_and_leaves_the_parents_alone(uri):
+    written(uri, records(40))
+    store = MongoStore(uri)
+    store.get_many([0])
+    receiver, sender = multiprocessing.Pipe(duplex=False)
+    child = multiprocessing.get_context("fork").Process(target=read_all, args=(store, sender))
+    child.start()
+    sender.close()
+    assert receiver.recv() == [image(number) for number in range(40)]
+    assert receiver.recv() == 1
+    child.join()
+    receiver.close()
+    assert child.exitcode == 0
+    assert store.get_many([39])[0].sample[0].data == image(39)
+    store.close()
+
+
+def test_a_batch_is_one_query_and_names_what_it_needs(uri):
+    written(uri, records(200))
+    queries = []
+
+    class Listener(pymongo.monitoring.CommandListener):
+        def started(self, event):
+            queries.append((event.command_name, event.command))
+
+        def succeeded(self, event): ...
+
+        def failed(self, event): ...
+
+    with MongoStore(uri, client_options={"event_listeners": [Listener()]}) as store:
+        len(store)
+        queries.clear()
+        found = store.get_many(np.random.default_rng(0).permutation(200).repeat(2))
+    assert len(found) == 400
+    assert [name for name, _ in queries if name != "endSessions"] == ["find"]
+    assert set(queries[0][1]["projection"]) == {"record", "file", "fingerprint"}
+
+
+def test_a_batch_costs_a_fifth_of_single_queries(uri, collection):
+    sample = image(0, 30_000)
+    written(uri, [encode_record(f"{i}", (EncodedImage(sample), 0), 0) for i in range(256)])
+    rng = np.random.default_rng(0)
+    with MongoStore(uri, verify=False) as store:
+        len(store)
+
+        def batch(positions):
+            with store.borrow_images(positions) as images:
+                return len(images)
+
+        def singly(positions):
+            for position in positions.tolist():
+                collection.find_one({"_id": position}, {"record": 1})
+
+        times_s = []
+        for act in (batch, singly) * 6:
+            positions = rng.permutation(256)[:64]
+            start_s = time.perf_counter()
+            act(positions)
+            times_s.append(time.perf_counter() - start_s)
+    assert min(times_s[0::2]) * 5 < min(times_s[1::2])
+
+
+# The server goes away
+
+
+def test_a_read_outlasts_a_server_that_is_killed_and_restarted(own_mongod):  # noqa: F811
+    uri = own_mongod.uri("tests.c")
+    written(uri, records(20))
+    with MongoStore(uri) as store:
+        store.get_many([0])
+        own_mongod.kill()
+        timer = threading.Timer(1.0, own_mongod.start)
+        timer.start()
+        assert [r.key for r in store.get_many([7, 3])] == ["7.jpg", "3.jpg"]
+        timer.join()
+        own_mongod.kill()
+        store._retry_s = 1.0
+        store.close()
+        with pytest.raises(StoreError, match="no answer from 127") as caught:
+            store.get_many([7])
+        assert_no_secret(shown(caught.value))
+        own_mongod.start()
+        assert store.get_many([7])[0].key == "7.jpg"
+
+
+def test_an_epoch_outlasts_a_server_that_is_killed_and_restarted(own_mongod):  # noqa: F811
+    uri = own_mongod.uri("tests.c")
+    written(uri, records(240))
+    dataset = MongoDataset(uri, decode=None)
+    facts = {"batch_size": 8, "shuffle": True, "seed": 3, "num_workers": 2, "collate_fn": list}
+    expected = list(Loader(dataset, **{**facts, "num_workers": 0}))
+    dataset.close()
+    got = []
+    timer = threading.Timer(1.0, own_mongod.start)
+    for step, batch in enumerate(Loader(dataset, **facts)):
+        got.append(batch)
+        if step == 4:
+            own_mongod.kill()
+            timer.start()
+    timer.join()
+    assert got == expected
+    assert sorted(sample for batch in got for sample in batch) == sorted(
+        (image(number), number % 5) for number in range(240)
+    )
+
+
+def test_a_writer_outlasts_a_server_that_is_killed_and_doubles_nothing(own_mongod):  # noqa: F811
+    uri = own_mongod.uri("tests.c")
+    writer = MongoWriter(uri, message_bytes=20_000)
+    items = records(60)
+    for number, item in enumerate(items):
+        if number == 30:
+            own_mongod.restart()
+        writer.put_many([item])
+    own_mongod.restart()
+    writer.finish()
+    with MongoStore(uri) as store:
+        assert [record.key for record in store.scan()] == [item.key for item in items]
+
+
+@pytest.mark.parametrize("command", ["insert", "update", "renameCollection", "delete"])
+def test_a_write_whose_answer_is_lost_is_done_again_without_doubling(
+    command,
+    mongod,  # noqa: F811
+    tmp_path,
+):
+    uri = mongod.uri(f"tests.{tmp_path.name}")
+    items = records(9)
+    with AnswerLosing(mongod.port) as proxy:
+        writer = MongoWriter(uri.replace(f":{mongod.port}/", f":{proxy.port}/"))
+        proxy.lose_answer_to(command)
+        writer.put_many(items)
+        writer.finish()
+        assert proxy.num_lost == 1
+    with MongoStore(uri) as store:
+        assert [record.key for record in store.scan()] == [item.key for item in items]
+    MongoWriter(uri).close()  # the lock was given back
+
+
+# Packed collections
+
+
+def test_documents_are_laid_out_as_the_page_says(uri, collection):
+    items = records(3)
+    written(uri, items, class_names=("a", "b"), what="three")
+    for position, item in enumerate(items):
+        document = collection.find_one({"_id": position})
+        assert document == {
+            "_id": position,
+            "key": item.key,
+            "label": item.label,
+            "record": item.data,
+        }
+    named = [d["_id"] for d in collection.find({"_id": {"$type": "string"}}, sort=[("_id", 1)])]
+    assert named == ["penstock.index.0", "penstock.pack", "penstock.summary"]
+    assert collection.find_one({"_id": "penstock.pack"})["what"] == "three"
+    summary = collection.find_one({"_id": "penstock.summary"})
+    with MongoStore(uri) as store:
+        assert summary["fingerprint"] == store.fingerprint
+        assert summary["count"] == 3
+
+
+def test_a_record_above_15_mb_is_a_file_and_goes_with_its_collection(uri, collection):
+    large = np.random.default_rng(0).integers(0, 256, 17_000_000, np.uint8)
+    small = encode_record("small", {"x": 1})
+    items = [small, encode_record("large", {"x": large}), encode_record("later", {"x": 2})]
+    written(uri, items)
+    bucket = gridfs.GridFSBucket(collection.database, f"{collection.name}.penstock")
+    (first,) = bucket.find({})
+    assert collection.find_one({"_id": 1}) == {
+        "_id": 1,
+        "key": "large",
+        "label": None,
+        "file": first._id,
+    }
+    with MongoStore(uri) as store:
+        found = store.get_many([1, 2, 1, 0])
+        assert [record.key for record in found] == ["large", "later", "large", "small"]
+        assert (found[0].sample["x"] == large).all()
+        written(uri, items)  # anew: the file of the first pack goes
+        (second,) = bucket.find({})
+        assert second._id != first._id
+        chunks = collection.database[f"{collection.name}.penstock.chunks"]
+        assert chunks.distinct("files_id") == [second._id]
+        chunks.delete_one({"n": 2})
+        store.close()
+        with pytest.raises(StoreError, match="lacks a part"):
+            store.get_many([1])
+        bucket.delete(second._id)
+        with pytest.raises(StoreError, match="'large'"):
+            store.get_many([0, 1])
+
+
+def test_an_index_larger_than_a_document_comes_in_parts(uri, collection):
+    # Keys of 100 kB, so that few records make a large index.
+    items = [encode_record(f"{number:03}" + "k" * 100_000, number, number) for number in range(180)]
+    written(uri, items)
+    assert collection.count_documents({"_id": {"$regex": "^penstock.index"}}) == 3
+    with MongoStore(uri) as store:
+        assert store.labels.tolist() == list(range(180))
+        assert store.keys[179] == items[179].key
+    collection.delete_one({"_id": "penstock.index.1"})
+    with pytest.raises(StoreError, match=r"index of .* lacks a part"):
+        len(MongoStore(uri))
+
+
+def test_a_collection_packed_anew_is_not_read_with_the_old_index(uri, collection):
+    written(uri, records(5))
+    store = MongoStore(uri)
+    assert len(store.get_many([0])) == 1
+    copy = pickle.dumps(store)
+    shrunk = [encode_record(r.key, (EncodedImage(b"shrunk"), r.label), r.label) for r in records(5)]
+    written(uri, shrunk)  # the same keys
+    for one in (store, pickle.loads(copy)):
+        for read in (one.get_many, lambda p, s=one: s.borrow_images(np.array(p)).__enter__()):
+            with pytest.raises(StoreError, match="packed anew while it was in use"):
+                read([0])
+        one.close()
+    with MongoStore(uri) as anew:
+        assert anew.get_many([0])[0].sample[0].data == b"shrunk"
+        collection.drop()
+        with pytest.raises(StoreError, match="now there is none"):
+            anew.get_many([0])
+
+
+def test_a_later_layout_is_refused(uri, collection):
+    written(uri, records(1))
+    collection.update_one({"_id": "penstock.summary"}, {"$set": {"version": 9}})
+    with pytest.raises(StoreError, match="version 9 of the layout"):
+        len(MongoStore(uri))
+
+
+def test_fields_are_not_named_for_a_packed_collection(uri):
+    written(uri, records(1))
+    with pytest.raises(ConfigError, match="was packed by Penstock"):
+        len(MongoStore(uri, image_field="record"))
+
+
+@pytest.mark.parametrize("suffix", ["", ".partial"])
+def test_packing_does_not_drop_a_collection_of_somebodys(uri, collection, suffix):
+    theirs = collection.database[f"{collection.name}{suffix}"]
+    theirs.insert_one({"precious": 1})
+    with pytest.raises(StoreError, match=rf"{collection.name}{suffix} holds .* did not write"):
+        MongoWriter(uri)
+    assert theirs.find_one()["precious"] == 1
+
+
+def test_an_unfinished_collection_says_how_to_finish_it(uri):
+    writer = MongoWriter(uri)
+    writer.put_many(records(2))
+    writer.close()
+    with pytest.raises(StoreError, match=r"unfinished.*--resume"):
+        MongoDataset(uri)
+
+
+def test_no_client_is_open_between_the_making_of_a_writer_and_its_first_records(uri):
+    writer = MongoWriter(uri)
+    assert mongo_clients._state.clients == []
+    writer.put_many(records(2))
+    writer.finish()
+    assert mongo_clients._state.clients == []
+
+
+def test_resuming_takes_over_files_and_refuses_what_is_damaged(uri, collection):
+    items = [encode_record("large", {"x": bytes(16_000_000)}), *records(3)]
+    writer = MongoWriter(uri, what="a", message_bytes=1)
+    writer.put_many(items[:3])
+    writer.close()
+    writer = MongoWriter(uri, what="a", resume=True)
+    assert [key for key, _ in writer.written()] == [item.key for item in items[:3]]
+    writer.close()
+    partial = collection.database[f"{collection.name}.partial"]
+    partial.update_one({"_id": 1}, {"$set": {"record": b"rotten"}})
+    with pytest.raises(StoreError, match=r"record 1 of .*partial is truncated"):
+        MongoWriter(uri, what="a", resume=True)
+    written(uri, items)
+    with MongoStore(uri) as store:
+        assert [record.key for record in store.scan()] == [item.key for item in items]
+
+
+SLOW_WRITER = """
+import sys
+sys.path.insert(0, {root!r})
+from tests.stores.test_mongo import *
+writer = MongoWriter(sys.argv[1], what="test", message_bytes=5000, resume=True)
+print(len(writer.written()), flush=True)
+for item in records(30)[len(writer.written()):]:
+    writer.put_many([item])
+    print(item.key, flush=True)
+    if item.key == sys.argv[2]:
+        sys.stdin.read()
+writer.finish()
+"""
+
+
+def run_writer(uri, stop_at):
+    """A writer in a process of its own; it waits at one record."""
+    root = str(Path(__file__).parents[2])
+    return subprocess.Popen(
+        [sys.executable, "-c", SLOW_WRITER.format(root=root), uri, stop_at],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+    )
+
+
+def test_a_killed_writer_leaves_the_old_collection_and_resuming_finishes(uri):
+    written(uri, records(4))
+    with run_writer(uri, "20.jpg") as child:
+        for line in child.stdout:
+            if line == "20.jpg\n":
+                break
+        with pytest.raises(StoreError, match=f"process {child.pid} on"):
+            MongoWriter(uri, what="test", resume=True)
+        child.send_signal(signal.SIGKILL)
+    with MongoStore(uri) as store:
+        assert [record.key for record in store.scan()] == [item.key for item in records(4)]
+    # The lock of the dead process is taken over.
+    writer = MongoWriter(uri, what="test", resume=True)
+    num_found = len(writer.written())
+    assert 10 < num_found <= 21
+    writer.put_many(records(30)[num_found:])
+    writer.finish()
+    with MongoStore(uri) as store:
+        assert [record.key for record in store.scan()] == [item.key for item in records(30)]
+
+
+def test_a_lock_of_another_machine_stays_and_the_remedy_is_named(uri, collection):
+    lock = {
+        "_id": collection.name,
+        "token": ObjectId(),
+        "host": "elsewhere.lan",
+        "pid": 1,
+        "started": "1",
+        "time": ObjectId().generation_time,
+    }
+    locks = collection.database["penstock.locks"]
+    locks.insert_one(lock)
+    with pytest.raises(StoreError, match=r"on elsewhere.lan.*mongosh: db.getCollection") as caught:
+        MongoWriter(uri)
+    assert f'deleteOne({{_id: "{collection.name}"}})' in str(caught.value)
+    assert locks.find_one({"_id": collection.name})["token"] == lock["token"]
+    locks.delete_one({"_id": collection.name})
+    MongoWriter(uri).close()
+    assert locks.find_one({"_id": collection.name}) is None
+
+
+def test_readers_go_on_while_a_collection_is_replaced(uri):
+    """Every read is of the old one or of the new one, and none fails to find a collection."""
+    written(uri, records(50))
+    done = threading.Event()
+    counts = set()
+
+    def read():
+        while not done.is_set():
+            with MongoStore(uri) as store:
+                counts.add(len(store))
+
+    with ThreadPoolExecutor(1) as threads:
+        reader = threads.submit(read)
+        try:
+            for count in (60, 70, 80):
+                written(uri, records(count))
+        finally:
+            done.set()
+        reader.result()
+    assert counts <= {50, 60, 70, 80}
+    assert counts
+
+
+def test_a_dataset_of_any_kind_is_packed_and_read_back_by_workers(uri):
+    samples = [(np.full((4, 3), number, np.float32), number % 3) for number in range(50)]
+    report = pack(samples, uri, num_workers=2)
+    assert_no_secret(repr(report))
+    dataset = MongoDataset(uri)
+    batches = list(Loader(dataset, batch_size=10, num_workers=2))
+    assert np.concatenate([batch[0] for batch in batches]).sum() == sum(range(50)) * 12
+    assert dataset.labels.tolist() == [number % 3 for number in range(50)]
+
+
+# Collections of somebody's own
+
+
+@pytest.fixture
+def foreign(collection):
+    """Documents as a team keeps them: with more in them than images."""
+    names = ("hen", "cat", "dog")
+    documents = [
+        {
+            "path": f"{number}.jpg",
+            "meta": {"class": names[number % 3], "number": float(number % 3)},
+            "data": image(number),
+            "thumbnail": bytes(10),
+        }
+        for number in range(20)
+    ]
+    collection.insert_many(documents)
+    return collection
+
+
+def test_a_collection_of_somebodys_is_read_by_naming_its_fields(foreign, uri):
+    dataset = MongoDataset(
+        uri, image_field="data", label_field="meta.class", key_field="path", decode=None
+    )
+    assert dataset.class_names == ("cat", "dog", "hen")
+    assert dataset.labels.tolist() == [(2, 0, 1)[number % 3] for number in range(20)]
+    assert list(dataset.store.keys) == [f"{number}.jpg" for number in range(20)]
+    assert dataset[7] == (image(7), 0)
+    assert [bytes(s[0]) for s in dataset.__getitems__([3, 19, 3])] == [
+        image(3),
+        image(19),
+        image(3),
+    ]
+    files, labels = dataset.get_batch(np.array([5, 2]), np.empty)
+    assert files == (image(5), image(2))
+    assert labels.tolist() == [1, 1]
+    batches = list(Loader(dataset, batch_size=6, num_workers=2, collate_fn=list))
+    assert [sample[0] for batch in batches for sample in batch] == [image(n) for n in range(20)]
+    dataset.close()
+
+
+def test_labels_may_be_numbers_or_absent_and_ids_are_the_usual_keys(foreign, uri):
+    with MongoStore(uri, image_field="data", label_field="meta.number") as store:
+        assert store.labels.tolist() == [number % 3 for number in range(20)]
+        assert store.class_names == ()
+        ids = [str(document["_id"]) for document in foreign.find(sort=[("_id", 1)])]
+        assert list(store.keys) == ids
+        with_labels = store.fingerprint
+    with MongoStore(uri, image_field="data") as store:
+        assert store.labels is None
+        assert store.get_many([4])[0].sample == EncodedImage(image(4))
+        assert store.fingerprint != with_labels
+
+
+def test_a_query_selects_documents(foreign, uri):
+    query = {"meta.class": "dog"}
+    with MongoStore(uri, image_field="data", key_field="path", query=query) as store:
+        assert list(store.keys) == [f"{number}.jpg" for number in range(2, 20, 3)]
+        assert store.get_many([-1])[0].sample == EncodedImage(image(17))
+    with pytest.raises(StoreError, match="no document that fits the query"):
+        len(MongoStore(uri, image_field="data", query={"meta.class": "cow"}))
+
+
+@pytest.mark.parametrize(
+    "ids",
+    [
+        [3, 1, 2**40],
+        ["b", "a", "c"],
+        [{"shard": 1, "n": 2}, {"shard": 1, "n": 1}, {"shard": 0, "n": 3}],
+        [b"\x01", 1.5, "mixed"],
+        [ObjectId(f"{n:024x}") for n in (256, 1, 2**30)],
+    ],
+    ids=["integers", "strings", "documents", "mixed", "ids that end in zeros"],
+)
+def test_ids_may_be_of_any_kind(collection, uri, ids):
+    collection.insert_many({"_id": of, "data": image(n)} for n, of in enumerate(ids))
+    order = [ids.index(d["_id"]) for d in collection.find({}, {"_id": 1}, sort=[("_id", 1)])]
+    with MongoStore(uri, image_field="data") as store:
+        for copy in (store, pickle.loads(pickle.dumps(store))):
+            found = copy.get_many([2, 0, 1, 2])
+            expected = [image(order[position]) for position in (2, 0, 1, 2)]
+            assert [record.sample.data for record in found] == expected
+            copy.close()
+
+
+def test_images_may_be_files_in_gridfs(foreign, uri):
+    with MongoStore(uri, image_field="data") as store:
+        bucket = gridfs.GridFSBucket(foreign.database)
+        file_id = bucket.upload_from_stream("large", image(99, 600_000))
+        foreign.update_one({"path": "3.jpg"}, {"$set": {"data": file_id}})
+        assert [r.sample.data for r in store.get_many([3, 4])] == [image(99, 600_000), image(4)]
+        bucket.delete(file_id)
+        with pytest.raises(StoreError, match=r"GridFS file .* which is not there"):
+            store.get_many([3, 4])
+
+
+def test_a_manifest_decides_on_order_and_labels(foreign, uri, tmp_path):
+    manifest = tmp_path / "train.json"
+    paths = ["9.jpg", "2.jpg", "11.jpg"]
+    fields = {"image_field": "data", "key_field": "path", "manifest": manifest}
+    manifest.write_text(json.dumps({"path_list": paths, "label_list": [4, 0, 7]}))
+    with MongoStore(uri, **fields) as store:
+        assert list(store.keys) == paths
+        assert [r.sample for r in store.scan()] == [
+            (EncodedImage(image(9)), 4),
+            (EncodedImage(image(2)), 0),
+            (EncodedImage(image(11)), 7),
+        ]
+    manifest.write_text(json.dumps({"path_list": paths, "label_list": ["b", "a", "b"]}))
+    with MongoStore(uri, **fields) as store:
+        assert store.class_names == ("a", "b")
+        assert store.labels.tolist() == [1, 0, 1]
+    for text, expected in {
+        '{"path_list": ["no.jpg"], "label_list": [1]}': "no record is called 'no.jpg'",
+        '{"path_list": ["1.jpg"], "label_list": []}': "1 paths and 0 labels",
+        '{"path_list": ["1.jpg", "1.jpg"], "label_list": [1, 1]}': "'1.jpg' comes twice",
+        '["1.jpg"]': "is not JSON of the form",
+        "{": "is not JSON of the form",
+    }.items():
+        manifest.write_text(text)
+        with pytest.raises(StoreError, match=expected):
+            len(MongoStore(uri, **fields))
+    manifest.unlink()
+    with pytest.raises(StoreError, match="cannot read the manifest"):
+        len(MongoStore(uri, **fields))
+    with pytest.raises(ConfigError, match="not from both"):
+        MongoStore(uri, label_field="meta.class", **fields)
+
+
+def test_unnamed_fields_are_asked_for_with_those_that_are_there(foreign, uri):
+    with pytest.raises(StoreError) as caught:
+        MongoDataset(uri)
+    text = str(caught.value)
+    assert "image_field='data'" in text
+    assert "'path' (str)" in text
+    assert "'data' (binary, 2,004 bytes)" in text
+
+
+def test_an_absent_collection_says_how_to_make_it(uri):
+    for fields in ({}, {"image_field": "data"}):
+        with pytest.raises(StoreError, match="penstock pack SRC") as caught:
+            MongoDataset(uri, **fields)
+        assert_no_secret(shown(caught.value))
+
+
+def test_documents_that_were_removed_or_hold_no_image_are_named(foreign, uri):
+    with MongoStore(uri, image_field="data", key_field="path") as store:
+        len(store)
+        foreign.delete_many({"path": {"$in": ["4.jpg", "5.jpg"]}})
+        with pytest.raises(StoreError, match=r"2 record.*'5.jpg', '4.jpg'"):
+            store.get_many([3, 5, 4, 5])
+        foreign.update_one({"path": "6.jpg"}, {"$unset": {"data": 1}})
+        foreign.update_one({"path": "7.jpg"}, {"$set": {"data": "/images/7.jpg"}})
+        with pytest.raises(StoreError, match=r"'6.jpg'.*has no such field"):
+            store.get_many([6])
+        with pytest.raises(StoreError, match=r"'7.jpg'.*has a str there"):
+            store.get_many([7])
+
+
+@pytest.mark.parametrize("label", [None, 1.5, [1, 2], "hen"])
+def test_a_label_of_another_kind_is_named(foreign, uri, label):
+    foreign.update_one({"path": "8.jpg"}, {"$set": {"meta.number": label}})
+    fields = {"image_field": "data", "label_field": "meta.number", "key_field": "path"}
+    with pytest.raises(StoreError, match=r"label of '8.jpg' in"):
+        len(MongoStore(uri, **fields))
+
+
+def test_keys_that_repeat_or_lack_are_refused(foreign, uri):
+    with pytest.raises(StoreError, match="has no field 'name'"):
+        len(MongoStore(uri, image_field="data", key_field="name"))
+    with pytest.raises(StoreError, match="'hen' comes twice"):
+        len(MongoStore(uri, image_field="data", key_field="meta.class"))
+
+
+def test_a_collection_of_somebodys_is_packed_into_another(foreign, uri):
+    fields = {"image_field": "data", "label_field": "meta.class", "key_field": "path"}
+    with MongoStore(uri, **fields) as store:
+        place = uri.replace("?", "_packed?")
+        pack(store, place, num_workers=0)
+        with MongoStore(place) as packed:
+            assert packed.class_names == store.class_names
+            assert [r.sample for r in packed.scan()] == [r.sample for r in store.scan()]
+
+
+def test_the_python_of_the_page_runs(foreign, uri, mongod, tmp_path, monkeypatch, capsys):  # noqa: F811
+    page = Path(__file__).parents[2] / "docs" / "mongodb.md"
+    if not page.exists():
+        pytest.skip("the pages are not there")
+    monkeypatch.chdir(tmp_path)
+    text = page.read_text()
+    (manifest,) = re.findall(r"```json\n(.*?)```", text, re.DOTALL)
+    (tmp_path / "train.json").write_text(manifest)
+    whole = {"path": "cats/2.jpg", "meta": {"class": "cat", "split": "train"}, "data": image(2)}
+    other = {"path": "dogs/1.jpg", "meta": {"class": "dog", "split": "train"}, "data": image(1)}
+    with mongod.client() as client:
+        client.lab.raw.insert_many([whole, other])
+    written(mongod.uri("lab.photos"), [encode_record("a", (1.5, 0), 0)])
+    text = text.replace("mongodb://ada:s3cret@db.lan", mongod.uri().split("/?")[0])
+    text = text.replace("db.lan", mongod.host).replace('"s3cret"', repr(PASSWORD))
+    names = {}
+    for block in re.findall(r"```python\n(.*?)```", text, re.DOTALL):
+        exec(compile(block, str(page), "exec"), names)
+        if "dataset" in names:
+            names["dataset"].close()
+    assert capsys.readouterr().out == f"<MongoStore mongodb://{mongod.host}/lab.photos>\n"
+    assert list(names["dataset"].store.keys) == ["cats/2.jpg", "dogs/1.jpg"]
+    assert names["dataset"].class_names == ("cat", "dog")

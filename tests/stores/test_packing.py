@@ -1,0 +1,356 @@
+# SPDX-License-Identifier: Apache-2.0
+"""`pack`: what goes in, what is refused, and a kill at any moment."""
+
+from __future__ import annotations
+
+import io
+import os
+import random
+import signal
+import subprocess
+import sys
+import textwrap
+
+import cv2
+import numpy as np
+import pytest
+from PIL import Image
+
+from penstock.data import ArrayDataset, ConcatDataset, IterableDataset, Subset
+from penstock.errors import ConfigError, StoreError
+from penstock.stores import EncodedImage, LMDBDataset, open_store, pack
+from penstock.stores.packing import PackProgress
+
+
+def photo(height, width, seed=0, quality=95):
+    """A JPEG file with something in it."""
+    generator = np.random.default_rng(seed)
+    small = generator.integers(0, 256, (6, 8, 3), np.uint8)
+    pixels = cv2.resize(small, (width, height), interpolation=cv2.INTER_CUBIC)
+    file = io.BytesIO()
+    Image.fromarray(pixels).save(file, "JPEG", quality=quality)
+    return file.getvalue()
+
+
+def samples_of(address):
+    with open_store(address) as store:
+        return [record.sample for record in store.scan()]
+
+
+class Photos:
+    """Files and labels; sample 3 may be broken."""
+
+    class_names = ("cat", "dog")
+
+    def __init__(self, count=6, broken=()):
+        self.files = [photo(60, 80, seed) for seed in range(count)]
+        self.broken = broken
+
+    def __len__(self):
+        return len(self.files)
+
+    def __getitem__(self, index):
+        if index in self.broken:
+            raise OSError(f"cannot read {index}.jpg")
+        return EncodedImage(self.files[index]), index % 2
+
+    def describe(self, index):
+        return f"{index}.jpg"
+
+
+@pytest.mark.parametrize("num_workers", [0, 2])
+def test_any_map_style_dataset_can_be_packed(tmp_path, num_workers):
+    dataset = ArrayDataset(np.arange(200).reshape(100, 2), np.arange(100) / 2)
+    report = pack(dataset, f"lmdb:{tmp_path}/a.lmdb", num_workers=num_workers)
+    assert report.num_records == 100
+    for number, (first, second) in enumerate(samples_of(report.address)):
+        assert first.tolist() == [2 * number, 2 * number + 1]
+        assert second == number / 2
+
+
+def test_torch_tensors_and_pillow_images_are_packed_as_arrays(tmp_path):
+    import torch
+    from torch.utils.data import TensorDataset
+
+    tensors = TensorDataset(torch.arange(6.0).reshape(3, 2), torch.tensor([2, 0, 1]))
+    address = f"lmdb:{tmp_path}/a.lmdb"
+    pack(tensors, address)
+    with open_store(address) as store:
+        assert store.labels.tolist() == [2, 0, 1]
+        assert store.get_many([1])[0].sample[0].tolist() == [2.0, 3.0]
+    image = Image.fromarray(np.arange(12, dtype=np.uint8).reshape(3, 4))
+    pack([(image, 1)], address)
+    ((pixels, label),) = samples_of(address)
+    assert (pixels == np.arange(12).reshape(3, 4)).all()
+    assert label == 1
+    pack([(image, 1)], address, quality=100)
+    (((file, _),),) = (samples_of(address),)
+    assert bytes(file.data[:3]) == b"\xff\xd8\xff"
+
+
+def test_labels_and_class_names_of_the_dataset_are_kept(tmp_path):
+    whole = ConcatDataset([Photos(), Subset(Photos(), [5, 0])])
+    address = f"lmdb:{tmp_path}/a.lmdb"
+    pack(whole, address)
+    assert LMDBDataset(address).labels.tolist() == [0, 1, 0, 1, 0, 1, 1, 0]
+    pack(Photos(), address)
+    dataset = LMDBDataset(address)
+    assert dataset.class_names == ("cat", "dog")
+    assert dataset.class_to_idx == {"cat": 0, "dog": 1}
+    assert list(dataset.store.keys) == list("012345")
+
+
+def test_workers_do_not_show_in_the_result(tmp_path):
+    fingerprints = set()
+    for num_workers in (0, 1, 3):
+        address = f"lmdb:{tmp_path}/{num_workers}.lmdb"
+        pack(Photos(70), address, num_workers=num_workers, resize=40)
+        with open_store(address) as store:
+            fingerprints.add(store.fingerprint)
+    assert len(fingerprints) == 1
+
+
+def test_a_store_copied_to_another_has_the_same_fingerprint_and_metadata(tmp_path):
+    pack(Photos(20), f"lmdb:{tmp_path}/a.lmdb", metadata={"from": "here"})
+    pack(f"lmdb:{tmp_path}/a.lmdb", f"lmdb:{tmp_path}/b", num_shards=3)
+    pack(f"lmdb:{tmp_path}/b", f"lmdb:{tmp_path}/c.lmdb")
+    with open_store(f"lmdb:{tmp_path}/a.lmdb") as one, open_store(f"lmdb:{tmp_path}/c.lmdb") as two:
+        assert one.fingerprint == two.fingerprint
+        assert dict(two.metadata) == {"from": "here"}
+        assert two.class_names == ("cat", "dog")
+    assert samples_of(f"lmdb:{tmp_path}/b") == samples_of(f"lmdb:{tmp_path}/a.lmdb")
+
+
+def test_a_store_may_be_packed_over_itself(tmp_path):
+    address = f"lmdb:{tmp_path}/a.lmdb"
+    pack(Photos(10), address)
+    pack(address, address, limit=4)
+    assert len(samples_of(address)) == 4
+    assert os.listdir(tmp_path) == ["a.lmdb"]
+
+
+def test_larger_images_are_shrunk_and_smaller_ones_stay_byte_for_byte(tmp_path):
+    large, small = photo(300, 400), photo(50, 64)
+    exif = Image.Exif()
+    exif[0x0112] = 6
+    file = io.BytesIO()
+    Image.open(io.BytesIO(large)).save(file, "JPEG", exif=exif)
+    png = io.BytesIO()
+    Image.open(io.BytesIO(large)).convert("RGBA").save(png, "PNG")
+    files = [large, small, file.getvalue(), png.getvalue()]
+    address = f"lmdb:{tmp_path}/a.lmdb"
+    pack([(EncodedImage(data), 0) for data in files], address, resize=100)
+    shrunk, kept, turned, from_png = [bytes(image.data) for image, _ in samples_of(address)]
+    assert kept == small
+    for data in (shrunk, turned, from_png):
+        with Image.open(io.BytesIO(data)) as image:
+            assert (image.format, image.size, image.mode) == ("JPEG", (133, 100), "RGB")
+            near = np.asarray(Image.open(io.BytesIO(large)).resize((133, 100)), np.float32)
+            assert np.abs(np.asarray(image, np.float32) - near).mean() < 6
+    assert Image.open(io.BytesIO(turned)).getexif()[0x0112] == 6
+    pack([(EncodedImage(data), 0) for data in files], address, quality=30)
+    assert [Image.open(io.BytesIO(i.data)).size for i, _ in samples_of(address)] == [
+        (400, 300),
+        (64, 50),
+        (400, 300),
+        (400, 300),
+    ]
+    assert len(samples_of(address)[0][0].data) < len(large)
+
+
+def test_images_with_boxes_are_not_shrunk(tmp_path):
+    from penstock.stores.lmdb.writer import LMDBWriter
+    from penstock.stores.records import encode_record
+
+    writer = LMDBWriter(tmp_path / "a.lmdb", class_names=("cell",))
+    writer.put_many([encode_record("a", (EncodedImage(photo(60, 80)), "<xml/>"), (0, 0))])
+    writer.finish()
+    with pytest.raises(ConfigError, match="annotations in pixels"):
+        pack(f"lmdb:{tmp_path}/a.lmdb", f"lmdb:{tmp_path}/b.lmdb", resize=30)
+    assert os.listdir(tmp_path) == ["a.lmdb"]
+
+
+def test_a_sample_that_raises_ends_it_with_its_name_and_the_old_store_stays(tmp_path):
+    address = f"lmdb:{tmp_path}/a.lmdb"
+    pack(Photos(2), address)
+    with pytest.raises(OSError, match=r"cannot read 3\.jpg") as raised:
+        pack(Photos(broken={3}), address)
+    assert any("sample 3 (3.jpg)" in note for note in raised.value.__notes__)
+    assert len(samples_of(address)) == 2
+
+
+@pytest.mark.parametrize("num_workers", [0, 2])
+def test_bad_samples_are_left_out_on_request_and_listed(tmp_path, num_workers):
+    address = f"lmdb:{tmp_path}/a.lmdb"
+    broken = {0, 17, 18, 39}
+    report = pack(Photos(40, broken), address, on_error="skip", num_workers=num_workers)
+    assert [failure.name for failure in report.left_out] == ["0.jpg", "17.jpg", "18.jpg", "39.jpg"]
+    assert report.num_records == 36
+    with open_store(address) as store:
+        assert [int(key) for key in store.keys] == [i for i in range(40) if i not in broken]
+
+
+def test_a_file_that_cannot_be_shrunk_is_named(tmp_path):
+    data = [(EncodedImage(photo(60, 80)), 0), (EncodedImage(b"<html>"), 1)]
+    with pytest.raises(ValueError, match="text, not an image: it begins with '<html>'") as raised:
+        pack(data, f"lmdb:{tmp_path}/a.lmdb", resize=20)
+    assert any("sample 1" in note for note in raised.value.__notes__)
+
+
+def test_progress_rises_to_the_end(tmp_path):
+    seen = []
+    pack(Photos(50), f"lmdb:{tmp_path}/a.lmdb", progress=seen.append, num_workers=0)
+    assert seen[-1].num_done == seen[-1].num_records == 50
+    assert seen == sorted(seen, key=lambda at: (at.num_done, at.num_bytes))
+    assert isinstance(seen[0], PackProgress)
+    with open_store(f"lmdb:{tmp_path}/a.lmdb") as store, store.borrow(range(50)):
+        assert seen[-1].num_bytes > 50 * 1000
+
+
+class Stream(IterableDataset):
+    def __iter__(self):
+        return iter([1, 2])
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"resize": 0}, "resize=0"),
+        ({"quality": 101}, "quality=101"),
+        ({"limit": -1}, "limit=-1"),
+        ({"on_error": "replace"}, "on_error is"),
+        ({"num_shards": 0}, "num_shards=0"),
+        ({"src": Stream()}, "cannot pack a Stream"),
+        ({"src": 7}, "cannot pack a int"),
+        ({"dst": "tar:a.tar"}, "can be read, not written"),
+        ({"dst": "s3://bucket/a"}, "s3:// are not known"),
+        ({"dst": ""}, "is empty"),
+        ({"dst": "lmdb:"}, "names no place"),
+    ],
+)
+def test_what_cannot_be_done_is_refused_before_anything_is_written(tmp_path, options, message):
+    options = {"src": [(1, 2)], "dst": f"lmdb:{tmp_path}/a.lmdb"} | options
+    with pytest.raises(ConfigError, match=message):
+        pack(**options)
+    assert os.listdir(tmp_path) == []
+
+
+PACK = """
+    import sys
+    import numpy as np
+    from penstock.stores import EncodedImage, pack
+    from penstock.stores.lmdb import writer
+
+    class Files:
+        def __len__(self):
+            return 400
+        def __getitem__(self, index):
+            data = np.random.default_rng(index).integers(0, 256, 20_000, np.uint8)
+            return EncodedImage(data.tobytes()), index % 7
+
+    writer.LMDBWriter.__init__.__kwdefaults__["transaction_bytes"] = 300_000
+    def tell(at):
+        print(at.num_done, flush=True)
+    print("begin", flush=True)
+    report = pack(
+        Files(), sys.argv[1], num_workers=int(sys.argv[2]), num_shards=int(sys.argv[3]),
+        resume=sys.argv[4] == "resume", progress=tell,
+    )
+    print("end", report.num_resumed, flush=True)
+"""
+
+
+def packing(address, num_workers=1, num_shards=1, resume=""):
+    script = textwrap.dedent(PACK)
+    command = [sys.executable, "-c", script, address, str(num_workers), str(num_shards), resume]
+    return subprocess.Popen(
+        command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, start_new_session=True
+    )
+
+
+def is_complete(address, count=400):
+    with open_store(address) as store:
+        records = store.get_many(range(count))
+        return len(store) == count and all(
+            bytes(record.sample[0].data)
+            == np.random.default_rng(i).integers(0, 256, 20_000, np.uint8).tobytes()
+            and record.label == i % 7
+            for i, record in enumerate(records)
+        )
+
+
+def kill_at(process, line, more_syscalls):
+    """Read the output up to a line, spin a little, and kill the packer with its workers."""
+    for _ in range(line):
+        if not process.stdout.readline():
+            break
+    for _ in range(more_syscalls):
+        os.getppid()
+    os.killpg(process.pid, signal.SIGKILL)
+    process.communicate()
+
+
+@pytest.mark.parametrize(
+    ("num_kills", "num_shards"),
+    [(3, 1), (3, 4), pytest.param(20, 1, marks=pytest.mark.slow)],
+)
+def test_killed_at_any_moment_the_old_store_stays_and_resuming_finishes(
+    tmp_path, num_kills, num_shards
+):
+    generator = random.Random(num_kills)
+    num_resumed = 0
+    for number in range(num_kills):
+        path = tmp_path / f"{number}.lmdb"
+        has_old = bool(number % 2)
+        if has_old:
+            pack([(np.arange(3), 1)], f"lmdb:{path}", num_shards=num_shards)
+        address = f"lmdb:{path}"
+        kill_at(
+            packing(address, 1, num_shards), generator.randrange(1, 27), generator.randrange(9**6)
+        )
+        if has_old and not path_is_new(address):
+            ((array, _),) = samples_of(address)
+            assert array.tolist() == [0, 1, 2]
+        elif path.exists():
+            assert is_complete(address)
+        process = packing(address, 2, num_shards, "resume")
+        output, errors = process.communicate()
+        assert process.returncode == 0, errors
+        num_resumed += int(output.split()[-1]) > 0
+        assert is_complete(address)
+        assert not [name for name in os.listdir(tmp_path) if "partial" in name or "lock" in name]
+    assert num_resumed > 0
+
+
+def path_is_new(address):
+    with open_store(address) as store:
+        return len(store) == 400
+
+
+def test_resuming_with_other_arguments_is_refused(tmp_path):
+    address = f"lmdb:{tmp_path}/a.lmdb"
+    kill_at(packing(address), 20, 0)
+    assert (tmp_path / "a.lmdb.partial").exists()
+    with pytest.raises(StoreError, match="from another source or with other options"):
+        pack([(1, 2)], address, resume=True)
+    assert (tmp_path / "a.lmdb.partial").exists()
+    pack([(1, 2)], address)
+    assert samples_of(address) == [(1, 2)]
+
+
+def test_a_record_damaged_in_what_is_left_is_named_when_resuming(tmp_path):
+    address = f"lmdb:{tmp_path}/a.lmdb"
+    kill_at(packing(address), 22, 0)
+    partial = tmp_path / "a.lmdb.partial"
+    content = bytearray(partial.read_bytes())
+    image = np.random.default_rng(2).integers(0, 256, 20_000, np.uint8).tobytes()
+    content[content.index(image[:64]) + 3000] ^= 1
+    partial.write_bytes(content)
+    process = packing(address, resume="resume")
+    output, errors = process.communicate()
+    assert "end" not in output
+    assert process.returncode == 1
+    assert errors.splitlines()[-1].startswith("penstock.errors.StoreError: record 2 of ")
+    assert "is damaged" in errors
+    with pytest.raises(StoreError, match="No such file"):
+        LMDBDataset(address)

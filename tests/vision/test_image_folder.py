@@ -1,0 +1,163 @@
+# SPDX-License-Identifier: Apache-2.0
+"""`ImageFolder`: what torchvision's has, and what is better here."""
+
+from __future__ import annotations
+
+import os
+import pickle
+
+import numpy as np
+import pytest
+
+from penstock import Loader
+from penstock.data import Subset
+from penstock.data.names import describe_sample
+from penstock.errors import ConfigError, StoreError
+from penstock.stores import EncodedImage, create_store, pack
+from penstock.stores.folder.listing import IMAGE_SUFFIXES
+from penstock.stores.records import encode_record
+from penstock.vision import ImageFolder
+
+cv2 = pytest.importorskip("cv2")
+Image = pytest.importorskip("PIL.Image")
+
+
+def write_image(path, value=0, height=4, width=6):
+    path.parent.mkdir(parents=True, exist_ok=True)
+    cv2.imwrite(os.fspath(path), np.full((height, width, 3), value, np.uint8))
+
+
+@pytest.fixture
+def root(tmp_path):
+    for number, name in enumerate(("dog/2.png", "cat/1.png", "cat/deep/0.png", "cat/3.jpg")):
+        write_image(tmp_path / "images" / name, 10 * number)
+    (tmp_path / "images" / "empty").mkdir()
+    (tmp_path / "images" / "cat" / "notes.txt").write_text("no image")
+    return tmp_path / "images"
+
+
+def test_it_has_what_torchvisions_has(root):
+    dataset = ImageFolder(root)
+    paths = [f"{root}/{name}" for name in ("cat/1.png", "cat/3.jpg", "cat/deep/0.png", "dog/2.png")]
+    assert dataset.classes == ["cat", "dog", "empty"]
+    assert dataset.class_to_idx == {"cat": 0, "dog": 1, "empty": 2}
+    assert dataset.samples == dataset.imgs == list(zip(paths, [0, 0, 0, 1], strict=True))
+    assert dataset.targets == [0, 0, 0, 1]
+    assert dataset.labels.tolist() == dataset.targets
+    assert dataset.root == root
+    assert len(dataset) == 4
+
+
+def reference_listing(root):
+    """The order of torchvision's own code: classes, then os.walk sorted, then names."""
+    classes = sorted(entry.name for entry in os.scandir(root) if entry.is_dir())
+    return [
+        (os.path.join(folder, name), label)
+        for label, target in enumerate(classes)
+        for folder, _, names in sorted(os.walk(root / target, followlinks=True))
+        for name in sorted(names)
+        if name.lower().endswith(IMAGE_SUFFIXES)
+    ]
+
+
+def test_samples_are_in_torchvisions_order_whatever_folders_are_called(tmp_path):
+    for name in (
+        "b",
+        "a-x/1",
+        "a/x",
+        "a/sub/x",
+        "a/sub-1/x",
+        "a/sub/deep/x",
+        "a/x/x",
+        "é/1",
+        "B/1",
+    ):
+        write_image(tmp_path / "c" / f"{name}.png")
+        write_image(tmp_path / f"{name}" / "UPPER.PNG")
+    dataset = ImageFolder(tmp_path)
+    assert dataset.samples == reference_listing(tmp_path)
+    assert len(dataset) == 18
+
+
+def test_real_photos_are_in_torchvisions_order(data_dir):
+    root = data_dir / "clothing" / "train"
+    dataset = ImageFolder(root)
+    assert dataset.samples == reference_listing(root)
+    assert len(dataset.classes) == 10
+    image, label = dataset[0]
+    assert (image.dtype, image.ndim, image.shape[2], label) == (np.uint8, 3, 3, 0)
+
+
+def test_images_are_decoded_as_asked(root):
+    image, label = ImageFolder(root)[3]
+    assert (image.shape, image.dtype, label) == ((4, 6, 3), np.uint8, 1)
+    assert ImageFolder(root, decode="pil")[3][0].size == (6, 4)
+    assert ImageFolder(root, decode=None)[3][0] == (root / "dog/2.png").read_bytes()
+    assert ImageFolder(root, decode=len)[3][0] == (root / "dog/2.png").stat().st_size
+    with pytest.raises(ConfigError, match="decode is 'rgb', 'pil'"):
+        ImageFolder(root, decode="bgr")
+
+
+def test_transforms_take_image_and_class(root):
+    dataset = ImageFolder(root, transform=np.max, target_transform=str)
+    assert dataset[1][1] == "0"
+    assert dataset[3] == (0, "1")
+
+
+def test_an_error_names_the_file(root):
+    (root / "cat" / "1.png").write_bytes(b"")
+    (root / "dog" / "2.png").unlink()
+    os.mkfifo(root / "dog" / "2.png")
+    dataset = ImageFolder(root)
+    assert dataset.describe(0) == f"{root}/cat/1.png"
+    assert describe_sample(Subset(dataset, [3]), 0) == f"{root}/dog/2.png"
+    with pytest.raises(ValueError, match="the file is empty") as caught:
+        dataset[0]
+    assert any("cat/1.png" in note for note in caught.value.__notes__)
+    with pytest.raises(StoreError, match=r"cannot read .*/dog/2\.png: not a regular file"):
+        dataset[3]
+
+
+def test_a_copy_by_pickle_leaves_the_long_lists_behind(root):
+    dataset = ImageFolder(root)
+    lists = dataset.samples, dataset.targets
+    copy = pickle.loads(pickle.dumps(dataset))
+    assert not {"samples", "targets"} & vars(copy).keys()
+    assert (copy.samples, copy.targets) == lists
+    assert copy[2][1] == 0
+
+
+def test_a_loader_reads_it_with_workers(root):
+    loader = Loader(ImageFolder(root, transform=np.mean), batch_size=4, num_workers=2)
+    ((means, labels),) = list(loader)
+    assert labels.tolist() == [0, 0, 0, 1]
+    assert means.tolist() == [10, 30, 20, 0]
+
+
+def test_a_folder_that_cannot_be_read_says_what_is_wrong(tmp_path):
+    with pytest.raises(StoreError, match="nowhere does not exist"):
+        ImageFolder(tmp_path / "nowhere")
+    (tmp_path / "cat").mkdir()
+    with pytest.raises(StoreError, match=r"no image in .* Looked for files ending in \.bmp"):
+        ImageFolder(tmp_path)
+    (tmp_path / "file").write_bytes(b"")
+    with pytest.raises(StoreError, match="is a file, not a folder"):
+        ImageFolder(tmp_path / "file")
+
+
+def test_a_folder_that_was_packed_keeps_the_order_of_its_classes(root, tmp_path):
+    names = ("zebra", "cat", "dog")
+    writer = create_store(tmp_path / "packed", class_names=names)
+    image = EncodedImage((root / "dog/2.png").read_bytes())
+    writer.put_many([encode_record(f"{i}", (image, i), i) for i in (2, 0)])
+    writer.finish()
+    dataset = ImageFolder(tmp_path / "packed")
+    assert dataset.class_names == names
+    folder = tmp_path / "packed"
+    assert dataset.samples == [(f"{folder}/dog/2.png", 2), (f"{folder}/zebra/0.png", 0)]
+
+
+def test_a_folder_of_other_samples_is_refused(tmp_path):
+    pack([{"a": 1}, {"a": 2}], tmp_path / "packed")
+    with pytest.raises(StoreError, match="samples other than images with a class"):
+        ImageFolder(tmp_path / "packed")

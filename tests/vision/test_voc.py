@@ -1,0 +1,173 @@
+# SPDX-License-Identifier: Apache-2.0
+"""`parse_voc`: boxes in the form used here, and XML that must not be trusted."""
+
+from __future__ import annotations
+
+import os
+import time
+
+import numpy as np
+import pytest
+
+from penstock.stores.folder.voc import xml_bytes, xml_text
+from penstock.vision import parse_voc
+
+BOMB = (
+    "<!DOCTYPE x [<!ENTITY a0 'ha'>"
+    + "".join(f"<!ENTITY a{i} '{f'&a{i - 1};' * 10}'>" for i in range(1, 12))
+    + "]><annotation><filename>&a11;</filename></annotation>"
+)
+
+
+def annotation(objects="", size="<size><width>40</width><height>30</height></size>"):
+    return f"<annotation><filename>1.jpg</filename>{size}{objects}</annotation>"
+
+
+def one(name="cat", box=(1, 1, 40, 30), extra=""):
+    sides = zip(("xmin", "ymin", "xmax", "ymax"), box, strict=True)
+    inner = "".join(f"<{side}>{value}</{side}>" for side, value in sides if value is not None)
+    return f"<object><name>{name}</name>{extra}<bndbox>{inner}</bndbox></object>"
+
+
+def test_boxes_become_0_based_and_half_open():
+    found = parse_voc(annotation(one() + one("dog", (5, 6, 7, 8.5))))
+    assert found.boxes_xyxy_px.tolist() == [[0, 0, 40, 30], [4, 5, 7, 8.5]]
+    assert found.boxes_xyxy_px.dtype == np.float32
+    assert found.class_names == ("cat", "dog")
+    assert (found.filename, found.width_px, found.height_px) == ("1.jpg", 40, 30)
+
+
+def test_flags_are_read_and_may_be_missing():
+    marked = one(extra="<difficult>1</difficult><truncated>0</truncated>")
+    other = one(extra="<truncated> 1 </truncated><difficult/>")
+    found = parse_voc(annotation(marked + other + one()))
+    assert found.difficult.tolist() == [True, False, False]
+    assert found.truncated.tolist() == [False, True, False]
+    assert found.difficult.dtype == found.truncated.dtype == bool
+
+
+def test_an_image_without_objects_has_empty_arrays_of_the_usual_shape():
+    found = parse_voc(annotation(size=""))
+    assert found.boxes_xyxy_px.shape == (0, 4)
+    assert found.difficult.shape == found.truncated.shape == found.is_degenerate.shape == (0,)
+    assert (found.width_px, found.height_px, found.class_names) == (None, None, ())
+
+
+def test_parts_of_an_object_are_not_objects():
+    part = "<part><name>head</name><bndbox><xmin>2</xmin></bndbox></part>"
+    found = parse_voc(annotation(one("person", extra=part)))
+    assert found.class_names == ("person",)
+    assert found.boxes_xyxy_px.tolist() == [[0, 0, 40, 30]]
+
+
+def test_boxes_without_area_are_kept_and_marked():
+    objects = one() + one(box=(7, 7, 7, 7)) + one(box=(9, 1, 5, 5)) + one(box=(7, 3, 8, 4))
+    found = parse_voc(annotation(objects))
+    assert len(found.boxes_xyxy_px) == 4
+    assert found.is_degenerate.tolist() == [False, True, True, False]
+
+
+@pytest.mark.parametrize(
+    ("objects", "message"),
+    [
+        (one() + one(box=(1, 2, "x", 4)), r"object 1 \(cat\): xmax is 'x', not a number"),
+        (one(box=(1, 2, "nan", 4)), r"object 0 \(cat\): xmax is 'nan', not a number"),
+        (one(box=(1, None, 3, 4)), r"object 0 \(cat\): ymin is missing"),
+        (one() + one(" "), r"object 1 has no name"),
+        ("<object><name>a</name></object>", r"object 0 \(a\) has no bndbox"),
+        (one(extra="<difficult>yes</difficult>"), r"object 0 \(cat\): difficult is 'yes', not 0"),
+    ],
+)
+def test_a_field_that_is_missing_or_wrong_names_its_object(objects, message):
+    with pytest.raises(ValueError, match=message):
+        parse_voc(annotation(objects))
+
+
+def test_a_size_of_0_is_not_known_and_one_that_is_no_number_is_wrong():
+    assert parse_voc(annotation(size="<size><width>0</width></size>")).width_px is None
+    for text in ("wide", "-3", "1.5"):
+        with pytest.raises(ValueError, match=f"size: width is '{text}', not a number"):
+            parse_voc(annotation(size=f"<size><width>{text}</width></size>"))
+
+
+@pytest.mark.parametrize("as_bytes", [False, True])
+def test_entities_are_not_expanded(as_bytes):
+    start = time.monotonic()
+    with pytest.raises(ValueError, match="it has a DOCTYPE"):
+        parse_voc(BOMB.encode() if as_bytes else BOMB)
+    assert time.monotonic() - start < 5  # expanded it has 200 GB
+
+
+@pytest.mark.parametrize(
+    "doctype",
+    [
+        "<!DOCTYPE annotation SYSTEM 'file://{}'>",
+        "<!DOCTYPE annotation [<!ENTITY secret SYSTEM 'file://{}'>]>",
+        "<!DOCTYPE annotation [<!ENTITY % p SYSTEM 'file://{}'> %p;]>",
+        "<!DOCTYPE annotation>",
+    ],
+)
+def test_no_file_is_opened_for_a_document_type(doctype, tmp_path):
+    pipe = tmp_path / "pipe"
+    os.mkfifo(pipe)  # who opened it would wait for a writer, without end
+    xml = doctype.format(pipe) + annotation("<object><name>&secret;</name></object>")
+    with pytest.raises(ValueError, match="it has a DOCTYPE"):
+        parse_voc(xml)
+
+
+def test_an_entity_that_nobody_declared_is_an_error():
+    with pytest.raises(ValueError, match="not well-formed XML: undefined entity"):
+        parse_voc("<annotation><filename>&secret;</filename></annotation>")
+
+
+@pytest.mark.parametrize(
+    "xml", ["", "<annotation>", "no xml", "<annotation></size>", "\0", "\ud800"]
+)
+def test_what_is_no_xml_is_a_value_error(xml):
+    with pytest.raises(ValueError, match=r"."):
+        parse_voc(xml)
+
+
+def test_another_document_is_no_annotation():
+    with pytest.raises(ValueError, match="root element is <html>, not <annotation>"):
+        parse_voc("<html/>")
+
+
+def test_elements_in_one_another_have_an_end():
+    with pytest.raises(ValueError, match="more than 64 elements in one another"):
+        parse_voc("<a>" * 100_000)
+
+
+@pytest.mark.parametrize(
+    ("encoding", "name"),
+    [("utf-8", "räuber"), ("iso-8859-1", "räuber"), ("gbk", "白细胞"), ("utf-8-sig", "räuber")],
+)
+def test_an_encoding_that_is_declared_is_heeded_and_the_file_comes_back(encoding, name):
+    text = f'<?xml version="1.0" encoding="{encoding.removesuffix("-sig")}"?>\r\n'
+    data = (text + annotation(one(name))).encode(encoding)
+    assert parse_voc(data).class_names == (name,)
+    assert parse_voc(xml_text(data)).class_names == (name,)
+    assert xml_bytes(xml_text(data)) == data
+
+
+@pytest.mark.parametrize("encoding", ["utf-7", "unicode_escape", "punycode", "rot13", "nonsense"])
+def test_encodings_that_nobody_annotates_in_are_refused(encoding):
+    data = f'<?xml version="1.0" encoding="{encoding}"?><annotation/>'.encode()
+    with pytest.raises(ValueError, match=f"encoding .{encoding}, or UTF-16. is not supported"):
+        parse_voc(data)
+    with pytest.raises(ValueError, match="not supported"):
+        parse_voc("<annotation/>".encode("utf-16"))
+
+
+def test_real_annotations_have_the_boxes_they_are_known_to_have(data_dir):
+    found = [parse_voc(path.read_bytes()) for path in (data_dir / "bccd/Annotations").iterdir()]
+    names = [name for annotation in found for name in annotation.class_names]
+    assert {name: names.count(name) for name in set(names)} == {
+        "RBC": 4155,
+        "WBC": 372,
+        "Platelets": 361,
+    }
+    assert sum(annotation.is_degenerate.sum() for annotation in found) == 2
+    boxes = np.concatenate([annotation.boxes_xyxy_px for annotation in found])
+    assert boxes.min() == 0
+    assert (boxes[:, 2].max(), boxes[:, 3].max()) == (640, 480)

@@ -360,3 +360,220 @@ def test_a_bar_is_drawn_on_a_terminal(folder):
     assert child.returncode == 0
     assert b"0 broken" in drawn
     assert b"/12" in drawn
+
+
+# ---- stores ------------------------------------------------------------------------------------
+
+
+def jpeg(seed):
+    pixels = np.random.default_rng(seed).integers(0, 256, (HEIGHT, WIDTH, 3), np.uint8)
+    return cv2.imencode(".jpg", pixels)[1].tobytes()
+
+
+def image_records(number=12):
+    from penstock.stores.records import EncodedImage, encode_record
+
+    return [
+        encode_record(f"class_{n % 3}/{n:02}.jpg", (EncodedImage(jpeg(n)), n % 3), n % 3)
+        for n in range(number)
+    ]
+
+
+def write_store(address, records):
+    from penstock.stores import create_store
+
+    writer = create_store(address, class_names=("a", "b", "c"))
+    writer.put_many(records)
+    writer.finish()
+
+
+@pytest.fixture
+def store(tmp_path):
+    """An LMDB store of 12 images."""
+    pytest.importorskip("lmdb")
+    pytest.importorskip("msgspec")
+    write_store(tmp_path / "a.lmdb", image_records())
+    return tmp_path / "a.lmdb"
+
+
+def change(path, edit):
+    """Let `edit` write to an LMDB file behind the store's back, with a write transaction."""
+    import lmdb
+
+    with (
+        lmdb.open(str(path), subdir=False, lock=False, map_size=1 << 24) as environment,
+        environment.begin(write=True) as transaction,
+    ):
+        edit(transaction)
+
+
+def place(position):
+    return position.to_bytes(8, "big")
+
+
+def test_a_sound_store_gives_a_summary_and_status_0(store, capsys):
+    code, lines, err = run(capsys, f"lmdb:{store}", "--workers", 2)
+    assert (code, lines) == (0, [])
+    assert re.fullmatch(r"12 records, 0 broken, \d+\.\d s\n", err)
+
+
+def test_records_that_were_damaged_have_a_line_each_in_their_order(store, capsys):
+    from penstock.stores.records import EncodedImage, encode_record
+
+    def damage(transaction):
+        flipped = bytearray(transaction.get(place(2)))
+        flipped[-7] ^= 0x10
+        transaction.put(place(2), bytes(flipped))
+        transaction.put(place(4), transaction.get(place(4))[:-9])
+        other = encode_record("elsewhere.jpg", (EncodedImage(jpeg(6)), 0), 0)
+        transaction.put(place(6), other.data)
+        key = "class_1/07.jpg"
+        transaction.put(place(7), encode_record(key, (EncodedImage(jpeg(7)), 2), 2).data)
+        transaction.put(place(10), b"gone")
+
+    change(store, damage)
+    code, lines, err = run(capsys, store, "--workers", 2)
+    assert code == 1
+    assert [key for key, _ in lines] == [
+        "class_2/02.jpg",
+        "class_1/04.jpg",
+        "class_0/06.jpg",
+        "class_1/07.jpg",
+        "class_1/10.jpg",
+    ]
+    patterns = [
+        r"is damaged: its checksum is [0-9a-f]{16}, that of its bytes [0-9a-f]{16}",
+        r"is truncated: its header says [\d,]+ bytes, it has [\d,]+\.?",
+        r"the record at its place is called 'elsewhere\.jpg'",
+        r"its label is 2, by the index it is 1",
+        r"is truncated: it has 4 bytes, less than a record's header \(32 bytes\)\.?",
+    ]
+    for (_, reason), pattern in zip(lines, patterns, strict=True):
+        assert re.fullmatch(pattern, reason)
+    assert err.startswith("12 records, 5 broken, ")
+
+
+def test_images_that_were_broken_when_they_were_packed_are_found(tmp_path, capsys):
+    pytest.importorskip("lmdb")
+    from penstock.stores.records import EncodedImage, encode_record
+
+    half = jpeg(1)[: len(jpeg(1)) // 2]
+    page = EncodedImage(b"<html>404</html>")
+    records = [
+        encode_record("whole", {"views": [EncodedImage(jpeg(0))]}, (0, 1)),
+        encode_record("half", (EncodedImage(half), 1), 1),
+        encode_record("page", {"views": [EncodedImage(jpeg(0)), page]}, ()),
+        encode_record("numbers", np.arange(3)),
+    ]
+    write_store(tmp_path / "a.lmdb", records)
+    code, lines, _ = run(capsys, tmp_path / "a.lmdb", *ONE_WORKER)
+    assert code == 1
+    assert lines == [
+        ("half", "truncated: Premature end of JPEG file"),
+        ("page", "text, not an image: it begins with '<html>404</html>'"),
+    ]
+
+
+def test_a_count_that_disagrees_with_the_index_is_said_of_the_store(store, capsys):
+    def remove_one_and_add_two(transaction):
+        transaction.delete(place(5))
+        for position in (12, 13):
+            transaction.put(place(position), image_records()[0].data)
+
+    change(store, remove_one_and_add_two)
+    code, lines, err = run(capsys, store, *ONE_WORKER)
+    assert code == 1
+    counts = "the index has 12 records, the summary says 12, and 13 are there"
+    assert lines[0] == (f"lmdb:{store}", counts)
+    assert lines[1][0] == "class_2/05.jpg"
+    assert "not there" in lines[1][1]
+    assert len(lines) == 2
+    assert err.startswith("12 records, 2 broken, ")
+
+
+def test_an_index_that_is_damaged_ends_the_check(store, capsys):
+    def damage(transaction):
+        index = bytearray(transaction.get(b"penstock.index"))
+        index[-3] ^= 1
+        transaction.put(b"penstock.index", bytes(index))
+
+    change(store, damage)
+    code, lines, err = run(capsys, store)
+    assert (code, lines) == (1, [])
+    assert re.fullmatch(rf"penstock: the index of {store} is damaged: .*\n", err)
+
+
+def test_shards_are_checked_as_one_store_and_a_missing_one_ends_the_check(tmp_path, capsys):
+    pytest.importorskip("lmdb")
+    from penstock.stores import pack
+    from penstock.stores.records import EncodedImage
+
+    folder = tmp_path / "a.lmdb"
+    pack([(EncodedImage(jpeg(n)), n % 3) for n in range(12)], folder, num_shards=3)
+
+    def damage(transaction):
+        transaction.put(place(1), transaction.get(place(0)))
+
+    change(folder / "00001-of-00003.lmdb", damage)
+    code, lines, _ = run(capsys, folder, *ONE_WORKER)
+    assert (code, lines) == (1, [("05", "the record at its place is called '04'")])
+    (folder / "00001-of-00003.lmdb").unlink()
+    code, lines, err = run(capsys, folder, *ONE_WORKER)
+    assert (code, lines) == (1, [])
+    assert "00001-of-00003.lmdb is missing" in err
+
+
+@pytest.mark.parametrize("named", ["a.lmdb", "a.lmdb.partial", "lmdb:a.lmdb.partial"])
+@pytest.mark.parametrize("num_shards", [1, 2])
+def test_an_unfinished_pack_is_called_so(named, num_shards, tmp_path, capsys, monkeypatch):
+    pytest.importorskip("lmdb")
+    from penstock.stores import create_store
+
+    monkeypatch.chdir(tmp_path)
+    writer = create_store("a.lmdb", num_shards=num_shards, num_records=12)
+    writer.put_many(image_records())
+    writer.close()
+    code, lines, err = run(capsys, named)
+    assert (code, lines) == (1, [])
+    assert re.match(r"penstock: (\S+\.partial) is unfinished: ", err)
+    assert "--resume" in err
+
+
+def test_json_of_a_store_has_the_counts_and_every_bad_record(store, capsys):
+    change(store, lambda transaction: transaction.put(place(3), b"gone"))
+    assert main(["check", str(store), "--json", *ONE_WORKER]) == 1
+    record = json.loads(capsys.readouterr().out)
+    assert record.pop("seconds") > 0
+    (broken,) = record.pop("broken")
+    assert (broken["key"], broken["position"]) == ("class_0/03.jpg", 3)
+    assert broken["reason"].startswith("is truncated: it has 4 bytes")
+    assert record == {
+        "address": f"lmdb:{store}",
+        "num_records": 12,
+        "num_checked": 12,
+        "num_broken": 1,
+    }
+
+
+def test_a_folder_is_checked_as_a_store_if_it_is_called_one(folder, capsys):
+    pytest.importorskip("msgspec")
+    cut(folder / "class_1" / "01.jpg", 0.9)
+    (folder / "loose.jpg").write_bytes(b"")  # belongs to no class, so to no record
+    with pytest.warns(UserWarning, match="beside its class folders"):
+        code, lines, err = run(capsys, f"folder:{folder}", *ONE_WORKER)
+    assert (code, lines) == (1, [("class_1/01.jpg", "truncated: Premature end of JPEG file")])
+    assert err.startswith("12 records, 1 broken, ")
+
+
+def test_a_store_without_records_is_sound(tmp_path, capsys):
+    pytest.importorskip("lmdb")
+    write_store(tmp_path / "a.lmdb", [])
+    code, lines, err = run(capsys, tmp_path / "a.lmdb")
+    assert (code, lines) == (0, [])
+    assert err.startswith("0 records, 0 broken, ")
+
+
+def test_the_servers_and_files_of_stores_are_not_needed_for_a_plain_folder(folder):
+    command = command_for(folder, before="sys.modules['lmdb'] = sys.modules['pymongo'] = None")
+    done = subprocess.run(command, capture_output=True, timeout=60)
+    assert done.returncode == 0

@@ -6,6 +6,7 @@ from __future__ import annotations
 import sys
 from typing import TYPE_CHECKING, Final
 
+from penstock.cli.lines import without_password
 from penstock.errors import MissingExtraError, PenstockError
 
 if TYPE_CHECKING:
@@ -20,6 +21,13 @@ _EXTRA_OF: Final = {
     "cv2": "vision",
     "simplejpeg": "vision",
     "PIL": "vision",
+    "lmdb": "lmdb",
+    "msgspec": "lmdb",
+    "xxhash": "lmdb",
+    "pymongo": "mongo",
+    "bson": "mongo",
+    "pyarrow": "arrow",
+    "matplotlib": "charts",
 }
 
 
@@ -38,25 +46,14 @@ def main(arguments: Sequence[str] | None = None) -> int:
         except ModuleNotFoundError as error:
             raise _name_the_extra(error) from error
     except PenstockError as error:
-        sys.stderr.write(f"penstock: {error}\n")
+        sys.stderr.write(f"penstock: {without_password(str(error))}\n")
         return 1
 
 
 def _run(arguments: Sequence[str] | None) -> int:
-    import typer
+    from penstock.cli.commands import make_app
 
-    from penstock.cli.bench import bench
-    from penstock.cli.check import check
-
-    app = typer.Typer(
-        help="Feed training data, and see what it costs.",
-        no_args_is_help=True,
-        add_completion=False,
-        pretty_exceptions_enable=False,
-    )
-    app.callback()(lambda: None)  # without one, typer makes the only command the whole program
-    app.command()(bench)
-    app.command()(check)
+    app = make_app()
     try:
         app(args=arguments, prog_name="penstock")
     except SystemExit as end:

@@ -1,36 +1,40 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`penstock check`: every image below a folder is decoded, and what cannot be is listed."""
+"""`penstock check`: every image of a folder, or record of a store, and which of them are broken."""
 
 from __future__ import annotations
 
-import contextlib
 import json
 import os
 import sys
 import time
-from pathlib import Path  # noqa: TC003 - typer reads the annotations at run time
-from typing import TYPE_CHECKING, Annotated, Any, Final
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, TypeVar
 
 import typer
-from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
+from penstock.cli.lines import printable, without_password
+from penstock.cli.progress import Bar
 from penstock.data import PackedList
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Sequence
 
     from penstock.cli.decoding import BrokenFile
+    from penstock.cli.store_survey import BadRecord
     from penstock.cli.survey import Findings
 
 __all__ = ["check"]
 
-_REDRAW_S: Final = 0.1
+T = TypeVar("T")
 
 
 def check(
-    folder: Annotated[
-        Path, typer.Argument(metavar="DIR", help="Searched for images, subfolders included.")
+    what: Annotated[
+        str,
+        typer.Argument(
+            metavar="WHAT",
+            help="A folder, searched for images, subfolders included; or a store's address.",
+        ),
     ],
     workers: Annotated[
         int | None, typer.Option(min=1, help="Worker processes.", show_default="usable cores")
@@ -39,11 +43,30 @@ def check(
         bool, typer.Option("--json", help="Give one JSON object instead of lines.")
     ] = False,
 ) -> None:
-    """Find the images of a folder that cannot be decoded.
+    """Find the images of a folder, or the records of a store, that are broken.
 
-    Every image is decoded whole, in worker processes. For each broken one a line goes to stdout:
-    its path, a tab, and what is wrong. The exit status is 1 if there are any, otherwise 0.
+    Every image is decoded whole, in worker processes; of a store every checksum is compared, and
+    every record with the index. For each broken one a line goes to stdout: its path or key, a tab,
+    and what is wrong. The exit status is 1 if there are any, otherwise 0.
     """
+    num_workers = workers or _num_usable_cores()
+    if _is_store(what):
+        num_broken = _check_store(what, num_workers, as_json=as_json)
+    else:
+        num_broken = _check_folder(Path(what), num_workers, as_json=as_json)
+    if num_broken:
+        raise typer.Exit(1)
+
+
+def _is_store(what: str) -> bool:
+    if ":" not in what and not Path(what).suffix:
+        return False  # a plain folder, for which the packages of stores need not be there
+    from penstock.cli.sources import is_store
+
+    return is_store(what)
+
+
+def _check_folder(folder: Path, num_workers: int, *, as_json: bool) -> int:
     from penstock.cli.decoding import iter_image_paths, no_image_in
     from penstock.cli.survey import Findings, check_files
 
@@ -51,71 +74,79 @@ def check(
     paths = PackedList(sorted(iter_image_paths(folder)))
     if not paths:
         raise no_image_in(folder)
-    findings = Findings(len(paths))
+    findings: Findings[BrokenFile] = Findings(len(paths))
     try:
-        with _Bar() as bar:
-            check_files(paths, workers or _num_usable_cores(), findings, bar.show)
+        with Bar() as bar:
+            check_files(paths, num_workers, findings, _tell(bar))
     finally:  # a check that is interrupted says what it has found so far
-        _report(findings, time.monotonic() - start_s, as_json=as_json)
-    if findings.broken:
-        raise typer.Exit(1)
+        wall_s = time.monotonic() - start_s
+        broken = sorted(findings.broken, key=lambda file: str(file.path))
+        if as_json:
+            _write_json(_record_of_files(findings, broken, wall_s))
+        else:
+            _write_lines([(str(file.path), file.reason) for file in broken])
+        _summarise(findings, "files", wall_s)
+    return len(broken)
 
 
-class _Bar(contextlib.AbstractContextManager["_Bar"]):
-    """A progress bar on stderr, if that is a terminal. Without a thread: workers are forked."""
+def _check_store(what: str, num_workers: int, *, as_json: bool) -> int:
+    from penstock.cli.sources import open_named, parse
+    from penstock.cli.store_survey import check_store
+    from penstock.cli.survey import Findings
 
-    def __init__(self) -> None:
-        console = Console(stderr=True)
-        self._progress = Progress(
-            BarColumn(),
-            MofNCompleteColumn(),
-            TextColumn("{task.fields[num_broken]} broken"),
-            TimeRemainingColumn(),
-            console=console,
-            auto_refresh=False,
-            transient=True,
-            disable=not console.is_terminal,
-        )
-        self._task = self._progress.add_task("check", total=None, num_broken=0)
-        self._drawn_s = 0.0
-
-    def __enter__(self) -> _Bar:
-        self._progress.start()
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self._progress.stop()
-
-    def show(self, findings: Findings) -> None:
-        """Bring it up to date, unless it was a moment ago."""
-        now_s = time.monotonic()
-        if now_s - self._drawn_s < _REDRAW_S:
-            return
-        self._drawn_s = now_s
-        self._progress.update(
-            self._task,
-            total=findings.num_files,
-            completed=findings.num_checked,
-            num_broken=len(findings.broken),
-            refresh=True,
-        )
+    start_s = time.monotonic()
+    options: dict[str, Any] = {"verify": "always"} if parse(what).kind == "lmdb" else {}
+    store = open_named(what, **options)
+    try:
+        findings: Findings[BadRecord] = Findings(len(store))
+        try:
+            with Bar() as bar:
+                check_store(store, num_workers, findings, _tell(bar))
+        finally:
+            wall_s = time.monotonic() - start_s
+            broken = sorted(findings.broken, key=_position)
+            if as_json:
+                _write_json(_record_of_store(store.address, findings, broken, wall_s))
+            else:
+                _write_lines([(record.key, record.reason) for record in broken])
+            _summarise(findings, "records", wall_s)
+    finally:
+        store.close()
+    return len(broken)
 
 
-def _report(findings: Findings, wall_s: float, *, as_json: bool) -> None:
-    broken = sorted(findings.broken, key=lambda file: str(file.path))
-    if as_json:
-        sys.stdout.write(json.dumps(_record(findings, broken, wall_s), indent=2) + "\n")
-    else:
-        for file in broken:
-            sys.stdout.write(f"{_printable(str(file.path))}\t{_printable(file.reason)}\n")
+def _position(record: BadRecord) -> int:
+    return -1 if record.position is None else record.position
+
+
+def _tell(bar: Bar) -> Callable[[Findings[T]], None]:
+    def tell(findings: Findings[T]) -> None:
+        bar.show(findings.num_checked, findings.num_files, f"{len(findings.broken)} broken")
+
+    return tell
+
+
+def _write_json(record: dict[str, Any]) -> None:
+    sys.stdout.write(json.dumps(record, indent=2) + "\n")
     sys.stdout.flush()
-    num_files = f"{findings.num_files:,}"
+
+
+def _write_lines(broken: Sequence[tuple[str, str]]) -> None:
+    for name, reason in broken:
+        sys.stdout.write(f"{printable(name)}\t{printable(without_password(reason))}\n")
+    sys.stdout.flush()
+
+
+def _summarise(findings: Findings[T], what: str, wall_s: float) -> None:
+    num_all = f"{findings.num_files:,}"
     if findings.num_checked < findings.num_files:
-        num_files = f"stopped after {findings.num_checked:,} of {num_files}"
-    sys.stderr.write(f"{num_files} files, {len(broken):,} broken, {wall_s:.1f} s\n")
+        num_all = f"stopped after {findings.num_checked:,} of {num_all}"
+    sys.stderr.write(f"{num_all} {what}, {len(findings.broken):,} broken, {wall_s:.1f} s\n")
 
 
-def _record(findings: Findings, broken: Sequence[BrokenFile], wall_s: float) -> dict[str, Any]:
+def _record_of_files(
+    findings: Findings[BrokenFile], broken: Sequence[BrokenFile], wall_s: float
+) -> dict[str, Any]:
     return {
         "num_files": findings.num_files,
         "num_checked": findings.num_checked,
@@ -125,11 +156,20 @@ def _record(findings: Findings, broken: Sequence[BrokenFile], wall_s: float) -> 
     }
 
 
-def _printable(text: str) -> str:
-    """Return what stays in its line, whatever bytes a file's name has: others are escaped."""
-    shown = "".join(c if c.isprintable() else repr(c)[1:-1] for c in text)
-    encoding = sys.stdout.encoding or "utf-8"
-    return shown.encode(encoding, "backslashreplace").decode(encoding)
+def _record_of_store(
+    address: str, findings: Findings[BadRecord], broken: Sequence[BadRecord], wall_s: float
+) -> dict[str, Any]:
+    return {
+        "address": address,
+        "num_records": findings.num_files,
+        "num_checked": findings.num_checked,
+        "num_broken": len(broken),
+        "seconds": round(wall_s, 3),
+        "broken": [
+            {"key": r.key, "position": r.position, "reason": without_password(r.reason)}
+            for r in broken
+        ],
+    }
 
 
 def _num_usable_cores() -> int:

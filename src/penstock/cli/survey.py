@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Decodes many files in worker processes and keeps account of those that cannot be.
+"""Looks at many files or records in worker processes and keeps account of those that are broken.
 
-The files go through Penstock's own loader. What a decoder raises is a verdict, and travels as one.
-A file that ends the process that decodes it is a bad sample, which the loader skips: the worker is
+They go through Penstock's own loader. What a decoder raises is a verdict, and travels as one. A
+file that ends the process that decodes it is a bad sample, which the loader skips: the worker is
 replaced, the other files of its task are decoded again, and the rest goes on.
 """
 
@@ -13,7 +13,7 @@ import re
 import warnings
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Final, Generic, Protocol, TypeVar
 
 from PIL import Image
 
@@ -26,7 +26,12 @@ if TYPE_CHECKING:
 
     from penstock.faults import Failure
 
-__all__ = ["Findings", "check_files"]
+__all__ = ["Findings", "Inspected", "Verdict", "check_files", "survey"]
+
+T = TypeVar("T")
+T_co = TypeVar("T_co", covariant=True)
+Verdict = tuple[int, str] | None
+"""What is wrong with which; None where it is sound."""
 
 # Files in a task: it costs the loader some 0.1 ms, decoding a photo some 5 ms.
 _MAX_TASK_FILES: Final = 16
@@ -42,52 +47,85 @@ _END_OF_WORKER: Final = re.compile(
 
 
 @dataclass
-class Findings:
+class Findings(Generic[T]):
     """How far a check has come.
 
     Attributes:
-        num_files: Files to check.
-        num_checked: Files that are done, broken ones included.
-        broken: Those that cannot be decoded.
+        num_files: Files or records to check.
+        num_checked: Of which are done, broken ones included.
+        broken: Those that are broken.
     """
 
     num_files: int
     num_checked: int = 0
-    broken: list[BrokenFile] = field(default_factory=list)
+    broken: list[T] = field(default_factory=list)
+
+
+class Inspected(Protocol[T_co]):
+    """What is looked at, as a dataset; a sample is a verdict, so that no pixels travel."""
+
+    def __len__(self) -> int:
+        """Return how many there are."""
+
+    def __getitem__(self, index: int) -> Verdict:
+        """Return what is wrong with one; called in a worker, which it may end."""
+
+    def broken(self, index: int, reason: str) -> T_co:
+        """Return one that is broken, as findings list it."""
 
 
 def check_files(
     paths: Sequence[str],
     num_workers: int,
-    findings: Findings,
-    tell: Callable[[Findings], object] = lambda _: None,
+    findings: Findings[BrokenFile],
+    tell: Callable[[Findings[BrokenFile]], object] = lambda _: None,
     decode: Callable[[str], int] = count_pixels,
 ) -> None:
     """Decode all files in worker processes and write down what is found.
 
     Args:
         paths: The files.
-        num_workers: Worker processes, at least 1.
-        findings: Grows in place, so that the caller has it whatever ends the check.
-        tell: Called with `findings` each time that more is known.
+        num_workers: As for `survey`, like the two that follow.
+        findings: Grows in place.
+        tell: Called again and again.
         decode: Takes a path and returns the number of pixels; raises if it cannot. Called in a
             worker, which it may end.
 
     Raises:
         WorkerDied: more workers were lost than bad files can account for.
     """
-    loader = _loader(paths, num_workers, decode)
+    survey(_Files(paths, decode), num_workers, findings, tell)
+
+
+def survey(
+    inspected: Inspected[T],
+    num_workers: int,
+    findings: Findings[T],
+    tell: Callable[[Findings[T]], object],
+) -> None:
+    """Look at everything in worker processes and write down what is found.
+
+    Args:
+        inspected: What is looked at.
+        num_workers: Worker processes, at least 1.
+        findings: Grows in place, so that the caller has it whatever ends the check.
+        tell: Called with `findings` each time that more is known.
+
+    Raises:
+        WorkerDied: more workers were lost than bad files can account for.
+    """
+    loader = _loader(inspected, num_workers)
     with warnings.catch_warnings():
         # At the end the loader warns of the files left out; here they are in the findings.
         warnings.filterwarnings("ignore", "epoch 0: .* bad samples? left out", UserWarning)
         try:
             for verdicts in loader:
                 findings.num_checked += len(verdicts)
-                findings.broken += [verdict for verdict in verdicts if verdict is not None]
+                findings.broken += [inspected.broken(*v) for v in verdicts if v is not None]
                 tell(findings)
         finally:
             findings.num_checked += len(loader.failures)
-            findings.broken += [BrokenFile(Path(paths[f.index]), _end(f)) for f in loader.failures]
+            findings.broken += [inspected.broken(f.index, _end(f)) for f in loader.failures]
 
 
 def _end(failure: Failure) -> str:
@@ -100,14 +138,12 @@ def _end(failure: Failure) -> str:
     return f"the process that decodes it {end[1]}"
 
 
-def _loader(
-    paths: Sequence[str], num_workers: int, decode: Callable[[str], int]
-) -> Loader[BrokenFile | None]:
-    num_workers = min(num_workers, len(paths))
+def _loader(inspected: Inspected[T], num_workers: int) -> Loader[Verdict]:
+    num_workers = min(num_workers, len(inspected))
     num_tasks = num_workers * _TASKS_PER_WORKER
     return Loader(
-        _Files(paths, decode),
-        batch_size=min(_MAX_TASK_FILES, max(1, len(paths) // num_tasks)),
+        inspected,
+        batch_size=min(_MAX_TASK_FILES, max(1, len(inspected) // num_tasks)),
         num_workers=num_workers,
         timeout=_LONGEST_TASK_S,
         collate_fn=_as_they_are,
@@ -116,12 +152,12 @@ def _loader(
     )
 
 
-def _as_they_are(verdicts: list[BrokenFile | None]) -> list[BrokenFile | None]:
+def _as_they_are(verdicts: list[Verdict]) -> list[Verdict]:
     return verdicts
 
 
 class _Files:
-    """The files as a dataset; a sample is a verdict, so that no pixels travel."""
+    """Files, to be decoded."""
 
     def __init__(self, paths: Sequence[str], decode: Callable[[str], int]) -> None:
         self._paths = paths
@@ -130,13 +166,15 @@ class _Files:
     def __len__(self) -> int:
         return len(self._paths)
 
-    def __getitem__(self, index: int) -> BrokenFile | None:
-        path = self._paths[index]
+    def __getitem__(self, index: int) -> Verdict:
         try:
-            self._decode(path)
+            self._decode(self._paths[index])
         except Exception as error:  # over damaged data Pillow raises nearly anything
-            return BrokenFile(Path(path), reason_of(error))
+            return index, reason_of(error)
         return None
+
+    def broken(self, index: int, reason: str) -> BrokenFile:
+        return BrokenFile(Path(self._paths[index]), reason)
 
     def describe(self, index: int) -> str:
         """Return the file's path."""

@@ -1,0 +1,250 @@
+# SPDX-License-Identifier: Apache-2.0
+"""`penstock stats`: classes, counts, imbalance and sizes of a folder or store."""
+
+from __future__ import annotations
+
+import json
+import sys
+import warnings
+from pathlib import Path  # noqa: TC003 - typer reads the annotations at run time
+from typing import TYPE_CHECKING, Annotated, Any, Final
+
+import numpy as np
+import typer
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
+
+from penstock.cli.lines import amount, printable
+from penstock.cli.progress import Bar
+from penstock.errors import ConfigError
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+    from penstock.cli.census import Classes, Sizes
+
+__all__ = ["stats"]
+
+_FIRST_ROWS, _LAST_ROWS = 30, 10  # of more classes than these, the middle is left out
+_SAMPLED: Final = 1000  # records: a mean to some 3 % where sizes vary as much as their mean
+
+
+def stats(
+    src: Annotated[str, typer.Argument(metavar="SRC", help="A folder, or a store's address.")],
+    png: Annotated[
+        Path | None, typer.Option("--png", metavar="FILE", help="Draw a chart into this file.")
+    ] = None,
+    as_json: Annotated[
+        bool, typer.Option("--json", help="Give one JSON object instead of tables.")
+    ] = False,
+    sample: Annotated[
+        int,
+        typer.Option(min=0, metavar="N", help="Records to read for the sizes; 0 is all of them."),
+    ] = _SAMPLED,
+    split: Annotated[
+        str | None, typer.Option(metavar="NAME", help="Which part of a folder, as in VOC's.")
+    ] = None,
+) -> None:
+    """Count the classes of a folder or store, and measure its images.
+
+    Classes are counted from the index, without reading a record. Sizes come from records spread
+    evenly over the store, and of an image its header alone is read.
+    """
+    from penstock.cli.census import count_classes, measure
+    from penstock.cli.sources import open_named
+
+    if png is not None:
+        _check_drawable(png)
+    with open_named(src, split=split) as store:
+        classes = count_classes(store.index)
+        with Bar() as bar:
+            sizes = measure(store, sample, lambda done, of: bar.show(done, of, "read for sizes"))
+        address = store.address
+    if png is not None:
+        _draw(png, address, classes, sizes)
+    if as_json:
+        sys.stdout.write(json.dumps(_record(address, classes, sizes), indent=2) + "\n")
+    else:
+        _print(address, classes, sizes)
+
+
+def _check_drawable(png: Path) -> None:
+    """Rather now than after minutes of work."""
+    import matplotlib  # noqa: F401 - where it is missing, the error names the extra
+
+    if png.is_dir() or not png.parent.is_dir():
+        raise ConfigError(f"cannot write --png {png}: name a file in a folder that exists.")
+
+
+def _draw(png: Path, address: str, classes: Classes | None, sizes: Sizes) -> None:
+    from penstock.cli.chart import draw_chart
+
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", "Glyph .* missing", UserWarning)  # shown as a box
+        draw_chart(png, address, classes, sizes)
+
+
+def _print(address: str, classes: Classes | None, sizes: Sizes) -> None:
+    console = Console()
+    if not console.is_terminal:  # nothing is cut off in a file
+        console = Console(width=max(console.width, 120))
+    if classes is None:
+        console.print("Its records have no labels.")
+    else:
+        console.print(_class_table(classes, sizes.num_records))
+        console.print(_about_classes(classes) + "\n", highlight=False)
+    console.print(_size_table(address, sizes))
+    console.print(_about_sizes(sizes), highlight=False)
+
+
+def _class_table(classes: Classes, num_records: int) -> Table:
+    several = classes.num_images is not None
+    table = Table(
+        title=f"{num_records:,} records, {len(classes.ids):,} classes", title_justify="left"
+    )
+    table.add_column("class", overflow="fold")
+    for heading in ("objects", "share", "images") if several else ("records", "share"):
+        table.add_column(heading, justify="right", no_wrap=True)
+    first, last = _rows_shown(len(classes.ids))
+    for row in first:
+        _add_class(table, classes, row)
+    if num_hidden := len(classes.ids) - len(first) - len(last):
+        hidden = slice(len(first), len(first) + num_hidden)
+        counts = int(classes.counts[hidden].sum())
+        share = f"{float(classes.shares[hidden].sum()):.2%}"
+        table.add_row(f"… {num_hidden:,} more", f"{counts:,}", share, *[""] * several)
+    for row in last:
+        _add_class(table, classes, row)
+    return table
+
+
+def _rows_shown(num_classes: int) -> tuple[range, range]:
+    if num_classes <= _FIRST_ROWS + _LAST_ROWS:
+        return range(num_classes), range(0)
+    return range(_FIRST_ROWS), range(num_classes - _LAST_ROWS, num_classes)
+
+
+def _add_class(table: Table, classes: Classes, row: int) -> None:
+    cells = [f"{classes.counts[row]:,}", f"{classes.shares[row]:.2%}"]
+    if classes.num_images is not None:
+        cells.append(f"{classes.num_images[row]:,}")
+    table.add_row(Text(printable(classes.names[row])), *cells)
+
+
+def _about_classes(classes: Classes) -> str:
+    if classes.imbalance is None or classes.effective_classes is None:
+        return "All classes are empty."
+    num_filled = len(classes.ids) - classes.num_empty
+    empty = f" Empty classes: {classes.num_empty:,}." if classes.num_empty else ""
+    text = (
+        f"Largest to smallest class: {classes.imbalance:,.1f} : 1.{empty} Effective classes: "
+        f"{classes.effective_classes:,.1f} of {num_filled:,}, the number of equally large classes "
+        "with the same entropy, exp(-sum of p ln p)."
+    )
+    if classes.objects_per_image is None:
+        return text
+    objects = classes.objects_per_image
+    return (
+        f"{text} Objects per image: {_range(objects, 'mean')} (min / mean / max). "
+        f"Images without any: {int((objects == 0).sum()):,}."
+    )
+
+
+def _range(values: NDArray[np.int64], middle: str) -> str:
+    """Return min, middle and max of values that are there."""
+    if middle == "mean":
+        return f"{values.min():,} / {values.mean():,.1f} / {values.max():,}"
+    return f"{values.min():,} / {np.median(values):,.0f} / {values.max():,}"
+
+
+def _size_table(address: str, sizes: Sizes) -> Table:
+    num_read = len(sizes.num_bytes)
+    is_all = num_read == sizes.num_records
+    title = Text(printable(address), overflow="fold")
+    table = Table(title=title, title_justify="left", show_header=False)
+    table.add_column("what", no_wrap=True)
+    table.add_column("value", justify="right", no_wrap=True)
+    table.add_row("records", f"{sizes.num_records:,}")
+    if num_read:
+        total = amount(sizes.total_bytes)
+        least, most = amount(int(sizes.num_bytes.min())), amount(int(sizes.num_bytes.max()))
+        mean = amount(float(sizes.num_bytes.mean()))
+        table.add_row("size of all" if is_all else "size of all, estimated", total)
+        table.add_row("size of a record, min / mean / max", f"{least} / {mean} / {most}")
+    if len(sizes.heights_px):
+        for what, values in (("height", sizes.heights_px), ("width", sizes.widths_px)):
+            row = f"{what} of an image in pixels, min / median / max"
+            table.add_row(row, _range(values, "median"))
+    if sizes.num_unreadable:
+        table.add_row("images whose header cannot be read", f"{sizes.num_unreadable:,}")
+    return table
+
+
+def _about_sizes(sizes: Sizes) -> str:
+    num_read = len(sizes.num_bytes)
+    is_all = num_read == sizes.num_records
+    read = "all records" if is_all else f"{num_read:,} records, spread evenly"
+    return (
+        f"Sizes from {read}: bytes of images, arrays, strings and bytes; pixels from the images' "
+        "headers."
+    )
+
+
+def _record(address: str, classes: Classes | None, sizes: Sizes) -> dict[str, Any]:
+    return {
+        "address": address,
+        "num_records": sizes.num_records,
+        "num_classes": None if classes is None else len(classes.ids),
+        **({} if classes is None else _record_of_classes(classes)),
+        "sizes": _record_of_sizes(sizes),
+    }
+
+
+def _record_of_classes(classes: Classes) -> dict[str, Any]:
+    rows = [
+        {
+            "class": int(classes.ids[row]),
+            "name": name,
+            "count": int(classes.counts[row]),
+            "share": float(classes.shares[row]),
+        }
+        for row, name in enumerate(classes.names)
+    ]
+    record: dict[str, Any] = {
+        "classes": rows,
+        "num_empty_classes": classes.num_empty,
+        "largest_to_smallest": classes.imbalance,
+        "effective_classes": classes.effective_classes,
+    }
+    if classes.num_images is not None:
+        for row, number in zip(rows, classes.num_images.tolist(), strict=True):
+            row["images"] = number
+    if classes.objects_per_image is not None:
+        record["objects_per_image"] = _spread(classes.objects_per_image)
+        record["num_images_without_objects"] = int((classes.objects_per_image == 0).sum())
+    return record
+
+
+def _record_of_sizes(sizes: Sizes) -> dict[str, Any]:
+    return {
+        "num_sampled": len(sizes.num_bytes),
+        "total_bytes": sizes.total_bytes,
+        "is_total_estimated": len(sizes.num_bytes) < sizes.num_records,
+        "record_bytes": _spread(sizes.num_bytes),
+        "num_images": len(sizes.heights_px),
+        "num_unreadable": sizes.num_unreadable,
+        "height_px": _spread(sizes.heights_px),
+        "width_px": _spread(sizes.widths_px),
+    }
+
+
+def _spread(values: NDArray[np.int64]) -> dict[str, float] | None:
+    if not len(values):
+        return None
+    return {
+        "min": int(values.min()),
+        "median": float(np.median(values)),
+        "mean": float(values.mean()),
+        "max": int(values.max()),
+    }

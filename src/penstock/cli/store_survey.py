@@ -1,0 +1,177 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Reads every record of a store in worker processes, and says which are not as they were packed."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final
+
+from penstock.cli.decoding import reason_of
+from penstock.cli.survey import survey
+from penstock.images import check_image
+from penstock.stores.records import EncodedImage
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator, Sequence
+
+    from penstock.cli.survey import Findings, Verdict
+    from penstock.stores.records import Record
+    from penstock.stores.store import Store
+
+    Label = int | tuple[int, ...] | None
+
+__all__ = ["BadRecord", "check_store", "images_of"]
+
+_TRUNCATED: Final = "Premature end of JPEG file"  # libjpeg's word for it
+
+
+@dataclass(frozen=True, slots=True)
+class BadRecord:
+    """A record that is not as it was packed, or what is wrong with the store as a whole.
+
+    Attributes:
+        position: Of the record; None for the store.
+        key: Its name; for the store its address.
+        reason: What is wrong.
+    """
+
+    position: int | None
+    key: str
+    reason: str
+
+
+def check_store(
+    store: Store,
+    num_workers: int,
+    findings: Findings[BadRecord],
+    tell: Callable[[Findings[BadRecord]], object],
+) -> None:
+    """Compare every record with its checksum and the index, and decode its images.
+
+    Args:
+        store: The store, whose checksums are compared when records are read.
+        num_workers: Worker processes, at least 1.
+        findings: Grows in place, so that the caller has it whatever ends the check.
+        tell: Called with `findings` each time that more is known.
+
+    Raises:
+        StoreError: the store cannot be opened, or its index is damaged.
+        WorkerDied: more workers were lost than bad records can account for.
+    """
+    records = _Records(store)
+    wrong = _wrong_counts(store)
+    if wrong is not None:
+        findings.broken.append(BadRecord(None, store.address, wrong))
+    store.close()  # workers that are forked inherit no connection
+    if len(records):
+        survey(records, num_workers, findings, tell)
+
+
+class _Records:
+    """Records, to be looked at."""
+
+    def __init__(self, store: Store) -> None:
+        self._store = store
+        self._index = store.index
+
+    def __len__(self) -> int:
+        return len(self._index)
+
+    def __getitem__(self, index: int) -> Verdict:
+        return self.__getitems__([index])[0]
+
+    def __getitems__(self, indices: Sequence[int]) -> list[Verdict]:
+        """Read many at once; one by one if something is wrong with one of them."""
+        try:
+            with self._store.borrow(indices) as records:
+                return [self._verdict(i, r) for i, r in zip(indices, records, strict=True)]
+        except Exception as error:
+            if len(indices) == 1:
+                return [(indices[0], self._reason(indices[0], error))]
+        return [self.__getitem__(index) for index in indices]
+
+    def _verdict(self, index: int, record: Record) -> Verdict:
+        key, label = self._index.keys[index], self._index.label_of(index)
+        if record.key != key:
+            return index, f"the record at its place is called {record.key!r}"
+        if _like(record.label, label) != label:
+            return index, f"its label is {record.label}, by the index it is {label}"
+        for image in images_of(record.sample):
+            try:
+                check_image(image.data)
+            except Exception as error:  # over damaged data Pillow raises nearly anything
+                reason = reason_of(error)
+                return index, f"truncated: {reason}" if reason == _TRUNCATED else reason
+        return None
+
+    def _reason(self, index: int, error: Exception) -> str:
+        """Return what is wrong, without what the line says already and without advice."""
+        said = reason_of(error).removeprefix("StoreError: ")
+        name = f"record {index} ({self._index.keys[index]!r}) of {self._store.address} "
+        return said.removeprefix(name).partition(". ")[0]
+
+    def broken(self, index: int, reason: str) -> BadRecord:
+        return BadRecord(index, self._index.keys[index], reason)
+
+    def describe(self, index: int) -> str:
+        """Return the record's key."""
+        return self._index.keys[index]
+
+
+def _like(label: Label, other: Label) -> Label:
+    """Return a record's label as an index has it, in which all have several if one has."""
+    if not isinstance(other, tuple) or isinstance(label, tuple):
+        return label
+    return () if label is None else (label,)
+
+
+def images_of(sample: Any) -> Iterator[EncodedImage]:  # noqa: ANN401
+    """Yield the image files in a sample.
+
+    Example:
+        >>> list(images_of({"views": [EncodedImage(b"..."), None], "label": 3}))
+        [<EncodedImage of 3 bytes>]
+    """
+    if isinstance(sample, EncodedImage):
+        yield sample
+    elif isinstance(sample, (tuple, list)):
+        for item in sample:
+            yield from images_of(item)
+    elif isinstance(sample, Mapping):
+        yield from images_of(list(sample.values()))
+
+
+def _wrong_counts(store: Store) -> str | None:
+    """Return how the numbers of records contradict each other, where a store keeps several."""
+    if not store.address.startswith("lmdb:"):
+        return None  # each record of the index is looked for, which is all that can be done
+    path = Path(store.address.removeprefix("lmdb:"))
+    is_sharded = path.is_dir() and not (path / "data.mdb").exists()
+    counts = [_counts(file) for file in (sorted(path.glob("*.lmdb")) if is_sharded else [path])]
+    stored, stated = (sum(numbers) for numbers in zip(*counts, strict=True))
+    if stored == stated == len(store):
+        return None
+    return (
+        f"the index has {len(store):,} records, the summary says {stated:,}, and {stored:,} are "
+        "there"
+    )
+
+
+def _counts(file: Path) -> tuple[int, int]:
+    """Return the number of records in an LMDB file, and the number that its summary states."""
+    from penstock.stores.lmdb import environments
+    from penstock.stores.lmdb.store import INDEX_KEY, PACK_KEY, SUMMARY_KEY
+    from penstock.stores.records import decode_record
+
+    environment = environments.acquire(file, readahead=False)
+    try:
+        with environment.reading() as transaction:
+            of_ours = sum(
+                transaction.get(k) is not None for k in (INDEX_KEY, SUMMARY_KEY, PACK_KEY)
+            )
+            summary = decode_record(transaction.get(SUMMARY_KEY), f"the summary of {file}").sample
+            return transaction.stat()["entries"] - of_ours, int(summary["count"])
+    finally:
+        environment.release()

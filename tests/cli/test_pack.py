@@ -1,0 +1,342 @@
+# SPDX-License-Identifier: Apache-2.0
+"""`penstock pack` packs what it is given, resumes, and says what went wrong without secrets."""
+
+from __future__ import annotations
+
+import io
+import os
+import pickle
+import re
+import signal
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+
+from penstock.cli import main
+
+lmdb = pytest.importorskip("lmdb")
+pytest.importorskip("msgspec")
+pytest.importorskip("rich")
+Image = pytest.importorskip("PIL.Image")
+
+from penstock.stores import EncodedImage, open_store, pack  # noqa: E402 - it needs the above
+
+SUMMARY = re.compile(
+    r"(?P<address>\S+): (?P<records>[\d,]+) records,(?: (?P<resumed>[\d,]+) of them from the "
+    r"interrupted run,)? (?P<size>[\d,.]+ [kMG]?B) in [\d.]+ s \([\d,.]+ MB/s, [\d,]+ records/s\)"
+    r"(?:, (?P<left_out>[\d,]+) left out)?\n"
+)
+MODULE = """
+import os, signal
+import numpy as np
+
+class Blocks:  # of 1 MiB; LMDB's writer brings them to disk 64 MiB at a time
+    def __len__(self):
+        return 160
+    def __getitem__(self, index):
+        # Two workers are at most 4 tasks of 16 ahead of the writer, so 5 are written by now.
+        if index == 156 and "STOP_AT" in os.environ:
+            os.write(int(os.environ["STOP_AT"]), b"!")
+            signal.pause()
+        return np.full(1 << 20, index, np.uint8)
+
+class Numbers:
+    class_names = ("even", "odd")
+    def __len__(self):
+        return 10
+    def __getitem__(self, index):
+        if index in (3, 8):
+            raise ValueError(f"no number\\n{index}")
+        return index, index % 2
+    def describe(self, index):
+        return f"number\\t{index}"
+
+class nested:
+    numbers = Numbers
+
+def stream():
+    return iter(())
+
+def broken():
+    import no_such_module_of_theirs
+
+number = 3
+"""
+
+
+def jpeg(seed, size=(64, 48)):
+    pixels = np.random.default_rng(seed).integers(0, 256, (size[1], size[0], 3), np.uint8)
+    file = io.BytesIO()
+    Image.fromarray(pixels).save(file, "JPEG")
+    return file.getvalue()
+
+
+@pytest.fixture
+def images(tmp_path):
+    """A folder of 12 images in 3 classes."""
+    for position in range(12):
+        path = tmp_path / "images" / f"class_{position % 3}" / f"{position:02}.jpg"
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_bytes(jpeg(position))
+    return tmp_path / "images"
+
+
+@pytest.fixture
+def module(tmp_path, monkeypatch):
+    """A module in the current folder, forgotten afterwards."""
+    (tmp_path / "my_data.py").write_text(MODULE)
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "dont_write_bytecode", True)
+    yield "my_data"
+    sys.modules.pop("my_data", None)
+
+
+def run(capsys, *arguments):
+    """Give exit code, stdout and stderr."""
+    capsys.readouterr()
+    code = main(["pack", *map(str, arguments)])
+    return code, *capsys.readouterr()
+
+
+def test_a_folder_is_packed_byte_for_byte_and_the_last_line_says_what_was_done(
+    images, tmp_path, capsys
+):
+    code, out, err = run(capsys, images, tmp_path / "a.lmdb", "--workers", 2)
+    assert (code, err) == (0, "")
+    summary = SUMMARY.fullmatch(out)
+    assert summary["address"] == f"lmdb:{tmp_path / 'a.lmdb'}"
+    assert (summary["records"], summary["resumed"], summary["left_out"]) == ("12", None, None)
+    with open_store(tmp_path / "a.lmdb") as store:
+        assert store.class_names == ("class_0", "class_1", "class_2")
+        files = {record.key: record.sample[0].data for record in store.scan()}
+    paths = images.rglob("*.jpg")
+    assert files == {path.relative_to(images).as_posix(): path.read_bytes() for path in paths}
+
+
+def test_limit_shards_resize_and_quality_do_what_they_say(images, tmp_path, capsys):
+    options = ["--limit", 7, "--shards", 3, "--resize", 16, "--quality", 50, "--workers", 0]
+    code, out, _ = run(capsys, images, f"lmdb:{tmp_path / 'a'}", *options)
+    assert code == 0
+    assert SUMMARY.fullmatch(out)["records"] == "7"
+    assert sorted(path.name for path in (tmp_path / "a").iterdir()) == [
+        "00000-of-00003.lmdb",
+        "00001-of-00003.lmdb",
+        "00002-of-00003.lmdb",
+    ]
+    with open_store(f"lmdb:{tmp_path / 'a'}") as store:
+        assert len(store) == 7
+        for record in store.scan():
+            assert Image.open(io.BytesIO(record.sample[0].data)).size == (21, 16)
+    # A second run takes the place of the first.
+    assert run(capsys, images, f"lmdb:{tmp_path / 'a'}", "--limit", 2, "--shards", 2)[0] == 0
+    assert len(list((tmp_path / "a").iterdir())) == 2
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_a_run_stopped_by_ctrl_c_says_how_to_go_on_and_resume_does(
+    workers, module, tmp_path, capsys
+):
+    ours, theirs = os.pipe()
+    arguments = ["pack", f"{module}:Blocks", "a.lmdb", "--workers", str(workers)]
+    script = f"import sys; from penstock.cli import main; sys.exit(main({arguments!r}))"
+    child = subprocess.Popen(
+        [sys.executable, "-c", script],
+        cwd=tmp_path,
+        env={**os.environ, "STOP_AT": str(theirs)},
+        pass_fds=[theirs],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        start_new_session=True,
+    )
+    os.close(theirs)
+    with child, open(ours, "rb", buffering=0) as pipe:
+        assert pipe.read(1) == b"!"
+        os.killpg(child.pid, signal.SIGINT)  # as a terminal does it: to the workers, too
+        out, err = child.communicate(timeout=60)
+    assert (child.returncode, out) == (130, "")
+    assert err == (
+        "penstock: stopped. What was packed so far is kept in a.lmdb.partial: the same command "
+        "with --resume goes on.\n"
+    )
+    assert not (tmp_path / "a.lmdb").exists()
+    assert main(["check", "a.lmdb"]) == 1
+    assert "a.lmdb.partial is unfinished" in capsys.readouterr().err
+
+    code, out, _ = run(capsys, *arguments[1:], "--resume")
+    assert code == 0
+    summary = SUMMARY.fullmatch(out)
+    assert summary["records"] == "160"
+    assert 0 < int(summary["resumed"]) <= 156
+    with open_store("a.lmdb") as store:
+        assert [record.sample[0] for record in store.scan()] == list(range(160))
+    assert not (tmp_path / "a.lmdb.partial").exists()
+
+
+def test_bad_samples_are_left_out_and_listed(module, capsys):
+    code, out, err = run(capsys, f"{module}:nested.numbers", "a.lmdb", "--skip-bad")
+    assert (code, err) == (0, "")
+    *lines, last = out.splitlines(keepends=True)
+    assert lines == ["number\\t3\tno number 3\n", "number\\t8\tno number 8\n"]
+    summary = SUMMARY.fullmatch(last)
+    assert (summary["records"], summary["left_out"]) == ("8", "2")
+    with open_store("a.lmdb") as store:
+        assert store.class_names == ("even", "odd")
+        assert list(store.keys) == ["0", "1", "2", "4", "5", "6", "7", "9"]
+
+
+def test_an_error_of_the_users_own_code_keeps_its_type_and_traceback(module, tmp_path):
+    with pytest.raises(ValueError, match="no number\n3") as caught:
+        main(["pack", f"{module}:Numbers", "a.lmdb"])
+    assert any("number\t3" in note for note in caught.value.__notes__)
+    with pytest.raises(ModuleNotFoundError, match="no_such_module_of_theirs"):
+        main(["pack", f"{module}:broken", "a.lmdb"])
+    assert not (tmp_path / "a.lmdb").exists()
+    assert str(tmp_path) not in sys.path
+
+
+@pytest.mark.parametrize(
+    ("source", "message"),
+    [
+        ("nothing_here:dataset", r"there is no module nothing_here in .*module:callable\.\n"),
+        ("my_data:nothing", r"my_data:nothing: my_data has no nothing\.\n"),
+        ("my_data:number", r"my_data:number is of type int and cannot be called\. Name a func.*\n"),
+        ("my_data:stream", r"cannot pack a tuple_iterator: give a store's address, .*\n"),
+        ("nowhere", r".*nowhere.*\n"),
+        ("nowhere.lmdb", r"cannot open nowhere\.lmdb: No such file or directory\. .*\n"),
+        ("ftp://host/photos", r"addresses that begin with ftp:// are not known\. .*\n"),
+    ],
+)
+def test_a_source_that_is_not_there_is_refused(source, message, module, tmp_path, capsys):
+    code, out, err = run(capsys, source, "a.lmdb")
+    assert (code, out) == (1, "")
+    assert re.fullmatch(f"penstock: {message}", err)
+    assert not (tmp_path / "a.lmdb").exists()
+
+
+def test_an_image_that_cannot_be_shrunk_ends_it_with_its_name_and_what_to_do(
+    images, tmp_path, capsys
+):
+    (images / "class_1" / "04.jpg").write_bytes(b"<html>")
+    arguments = [images, tmp_path / "a.lmdb", "--resize", 16, "--workers", 2]
+    code, out, err = run(capsys, *arguments)
+    assert (code, out) == (1, "")
+    assert re.search(r"text, not an image.*<html>.*--skip-bad leaves", err, re.DOTALL)
+    code, out, _ = run(capsys, *arguments, "--skip-bad", "--resume")
+    assert code == 0
+    assert out.startswith("class_1/04.jpg\ttext, not an image: it begins with '<html>'\n")
+    assert SUMMARY.search(out)["left_out"] == "1"
+
+
+def write_pickles(path):
+    """Write an LMDB file as many scripts do."""
+    environment = lmdb.open(str(path), subdir=False, map_size=1 << 24)
+    with environment.begin(write=True) as transaction:
+        for position in range(3):
+            transaction.put(str(position).encode(), pickle.dumps((jpeg(position), position)))
+        transaction.put(b"__len__", pickle.dumps(3))
+    environment.close()
+
+
+def test_pickles_are_converted_only_if_trusted(tmp_path, capsys):
+    pytest.importorskip("penstock.stores.lmdb.pickled")
+    write_pickles(tmp_path / "old.lmdb")
+    code, _, err = run(capsys, tmp_path / "old.lmdb", tmp_path / "new.lmdb")
+    assert code == 1
+    assert "Pickles can run any program" in err
+    assert run(capsys, "--trust-pickle", tmp_path / "old.lmdb", tmp_path / "new.lmdb")[0] == 0
+    with open_store(tmp_path / "new.lmdb") as store:
+        assert [record.sample[0] for record in store.scan()] == [
+            EncodedImage(jpeg(position)) for position in range(3)
+        ]
+        assert store.labels.tolist() == [0, 1, 2]
+
+
+def test_a_local_copy_is_made_and_packed(tmp_path, capsys):
+    pack([("one", 1), ("two", 2)], tmp_path / "a.lmdb")
+    copies = tmp_path / "copies"
+    arguments = [tmp_path / "a.lmdb", tmp_path / "b.lmdb", "--copy-local", copies]
+    assert run(capsys, *arguments)[0] == 0
+    assert len(list(copies.iterdir())) == 1
+    with open_store(tmp_path / "a.lmdb") as one, open_store(tmp_path / "b.lmdb") as other:
+        assert one.fingerprint == other.fingerprint
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["{t}/a.lmdb", "{t}/a.lmdb"], r"SRC and DST are the same place"),
+        (["{t}/images", "lmdb:{t}/images", "--shards", "2"], r"SRC and DST are the same place"),
+        (["{t}/images/class_0", "{t}/images"], r"would replace the folder that SRC lies in"),
+        (["{t}/images", "{t}/images/small"], r"would be in the folder SRC"),
+        (["{t}/images", "lmdb:{t}/other"], r"other is a folder: name a file"),
+        (["{t}/images", "lmdb:{t}/other", "--shards", "2"], r"other things in it \(notes.txt\)"),
+        (["{t}/images", "{t}/a.lmdb", "--shards", "2"], r"a\.lmdb is a file; --shards makes a f"),
+        (["{t}/a.lmdb", "{t}/b.lmdb", "--split", "train"], r"--split is for folders"),
+        (["{t}/images", "{t}/b.lmdb", "--trust-pickle"], r"--trust-pickle is for LMDB files"),
+        (["{t}/images", "{t}/b.lmdb", "--copy-local", "{t}"], r"--copy-local is for LMDB files"),
+        (["m:f", "{t}/b.lmdb", "--split", "train"], r"--split is not for m:f"),
+        (["{t}/images", "{t}/b.tar"], r"tar stores can be read, not written"),
+        (
+            ["mongodb://me:secret@h/db.a", "mongodb://you:secret@h/db.a?w=1"],
+            r"the same collection, mongodb://h/db\.a",
+        ),
+    ],
+)
+def test_places_and_options_that_do_not_fit_are_refused_before_anything_is_done(
+    arguments, message, images, tmp_path, capsys
+):
+    (tmp_path / "other").mkdir()
+    (tmp_path / "other" / "notes.txt").write_text("precious")
+    pack([("one", 1)], tmp_path / "a.lmdb")
+    before = sorted(tmp_path.rglob("*"))
+    code, out, err = run(capsys, *(argument.format(t=tmp_path) for argument in arguments))
+    assert (code, out) == (1, "")
+    assert re.search(message, err)
+    assert "secret" not in err
+    assert sorted(tmp_path.rglob("*")) == before
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ["pack", "a.lmdb", "b.lmdb", "mongodb://me:sec@ret@h/db.a"],
+        ["check", "a.lmdb", "mongodb://me:sec@ret@h/db.a?proxyPassword=sec@ret"],
+        ["pack", "a.lmdb", "b.lmdb", "--workers", "mongodb://me:sec@ret@h/db.a"],
+        ["mongodb://me:sec@ret@h/db.a"],
+        ["--mongodb://me:sec@ret@h/db.a"],
+        ["pack", "nowhere", "mongodb://me:sec@ret@h"],
+        ["stats", "mongodb://me:sec@ret@h"],
+    ],
+)
+def test_a_password_that_was_typed_is_not_repeated(arguments, tmp_path, capsys):
+    assert main(arguments) in (1, 2)
+    out, err = capsys.readouterr()
+    text = re.sub(r"[^\w@]", "", out + err)  # errors about arguments are broken into lines
+    assert "sec@ret" not in text
+    assert "ret@h" not in text
+
+
+def test_a_bar_with_speed_is_drawn_on_a_terminal(module, tmp_path):
+    ours, theirs = os.openpty()
+    env = {**os.environ, "TERM": "xterm", "COLUMNS": "100"}
+    arguments = ["pack", f"{module}:Blocks", "a.lmdb", "--workers", "0"]
+    script = f"import sys; from penstock.cli import main; sys.exit(main({arguments!r}))"
+    command = [sys.executable, "-c", script]
+    child = subprocess.Popen(
+        command, stdout=subprocess.PIPE, stderr=theirs, env=env, cwd=tmp_path, text=True
+    )
+    os.close(theirs)
+    drawn = b""
+    with child, open(ours, "rb", buffering=0) as terminal:
+        while True:
+            try:
+                drawn += terminal.read(4096)
+            except OSError:  # Linux' way to say that the other end is closed
+                break
+        assert SUMMARY.fullmatch(child.stdout.read())["records"] == "160"
+    assert child.returncode == 0
+    assert b"/160" in drawn
+    assert b"MB/s" in drawn

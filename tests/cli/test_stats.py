@@ -1,0 +1,254 @@
+# SPDX-License-Identifier: Apache-2.0
+"""`penstock stats` counts classes from the index, and measures what a sample of records holds."""
+
+from __future__ import annotations
+
+import importlib.util
+import io
+import json
+import math
+import re
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+
+from penstock.cli import main
+
+pytest.importorskip("lmdb")
+pytest.importorskip("msgspec")
+pytest.importorskip("rich")
+Image = pytest.importorskip("PIL.Image")
+
+from penstock.stores import EncodedImage, create_store, pack  # noqa: E402 - it needs the above
+from penstock.stores.records import encode_record  # noqa: E402
+
+
+@pytest.fixture(scope="module", autouse=True)
+def fonts():
+    """Let matplotlib open its fonts, which it does once and for good."""
+    if importlib.util.find_spec("matplotlib"):
+        from matplotlib.backends.backend_agg import FigureCanvasAgg
+        from matplotlib.figure import Figure
+
+        figure = Figure()
+        figure.text(0, 0, "1")
+        FigureCanvasAgg(figure).draw()
+
+
+def png(height, width):
+    file = io.BytesIO()
+    Image.new("L", (width, height)).save(file, "PNG")
+    return file.getvalue()
+
+
+class Photos(list):
+    """8 cats, 3 dogs, 1 class without a name, and a class that has nothing."""
+
+    class_names = ("dog", "cat", "cow")
+
+    def __init__(self):
+        labels = [1] * 8 + [0] * 3 + [7]
+        super().__init__(
+            (EncodedImage(png(10 + position, 20 + 2 * position)), label)
+            for position, label in enumerate(labels)
+        )
+
+
+@pytest.fixture
+def photos(tmp_path):
+    pack(Photos(), tmp_path / "photos.lmdb")
+    return tmp_path / "photos.lmdb"
+
+
+def write_store(path, records, class_names=()):
+    writer = create_store(path, class_names=class_names)
+    writer.put_many([encode_record(key, sample, label) for key, sample, label in records])
+    writer.finish()
+
+
+def stats_of(capsys, *arguments):
+    """Give the JSON object."""
+    capsys.readouterr()
+    assert main(["stats", *map(str, arguments), "--json"]) == 0
+    return json.loads(capsys.readouterr().out)
+
+
+def test_classes_are_counted_and_sorted_and_imbalance_measured(photos, capsys):
+    found = stats_of(capsys, photos)
+    assert found["address"] == f"lmdb:{photos}"
+    assert (found["num_records"], found["num_classes"], found["num_empty_classes"]) == (12, 4, 1)
+    assert [(c["class"], c["name"], c["count"]) for c in found["classes"]] == [
+        (1, "cat", 8),
+        (0, "dog", 3),
+        (7, "7", 1),
+        (2, "cow", 0),
+    ]
+    shares = [8 / 12, 3 / 12, 1 / 12]
+    assert [c["share"] for c in found["classes"]] == pytest.approx([*shares, 0])
+    assert found["largest_to_smallest"] == 8
+    entropy = -sum(share * math.log(share) for share in shares)
+    assert found["effective_classes"] == pytest.approx(math.exp(entropy))
+
+
+def test_equal_classes_count_in_full(tmp_path, capsys):
+    write_store(tmp_path / "a.lmdb", [(str(n), n, n % 5) for n in range(20)])
+    found = stats_of(capsys, tmp_path / "a.lmdb")
+    assert found["largest_to_smallest"] == 1
+    assert found["effective_classes"] == pytest.approx(5)
+
+
+def test_sizes_are_those_of_the_files(photos, capsys):
+    sizes = stats_of(capsys, photos)["sizes"]
+    num_bytes = [len(image.data) for image, _ in Photos()]
+    assert sizes["total_bytes"] == sum(num_bytes)
+    assert sizes["is_total_estimated"] is False
+    assert sizes["record_bytes"] == {
+        "min": min(num_bytes),
+        "median": float(np.median(num_bytes)),
+        "mean": sum(num_bytes) / 12,
+        "max": max(num_bytes),
+    }
+    assert sizes["height_px"] == {"min": 10, "median": 15.5, "mean": 15.5, "max": 21}
+    assert sizes["width_px"] == {"min": 20, "median": 31, "mean": 31, "max": 42}
+
+
+def test_a_sample_is_spread_evenly_over_the_store(photos, capsys):
+    sizes = stats_of(capsys, photos, "--sample", 3)["sizes"]
+    assert sizes["num_sampled"] == 3  # records 0, 4 and 8
+    assert sizes["height_px"] == {"min": 10, "median": 14, "mean": 14, "max": 18}
+    assert sizes["is_total_estimated"] is True
+    read = [len(Photos()[position][0].data) for position in (0, 4, 8)]
+    assert sizes["total_bytes"] == 4 * sum(read)
+    assert stats_of(capsys, photos, "--sample", 0)["sizes"]["num_sampled"] == 12
+
+
+def test_records_with_several_labels_have_objects_and_images_counted_apart(tmp_path, capsys):
+    labels = [(0, 0, 1), (), (0,), (1, 1, 1, 1)]
+    write_store(
+        tmp_path / "a.lmdb",
+        [(str(n), {"image": EncodedImage(png(8, 8))}, label) for n, label in enumerate(labels)],
+        ("red", "white"),
+    )
+    found = stats_of(capsys, tmp_path / "a.lmdb")
+    counts = [(c["name"], c["count"], c["images"]) for c in found["classes"]]
+    assert counts == [("white", 5, 2), ("red", 3, 2)]
+    assert found["objects_per_image"] == {"min": 0, "median": 2, "mean": 2, "max": 4}
+    assert found["num_images_without_objects"] == 1
+    assert main(["stats", str(tmp_path / "a.lmdb")]) == 0
+    out = " ".join(capsys.readouterr().out.split())
+    assert "Objects per image: 0 / 2.0 / 4 (min / mean / max). Images without any: 1." in out
+
+
+def test_records_without_images_or_labels_have_sizes_alone(tmp_path, capsys):
+    write_store(tmp_path / "a.lmdb", [("a", np.zeros(5, np.int16), None), ("b", ["é", b"1"], None)])
+    found = stats_of(capsys, tmp_path / "a.lmdb")
+    assert found["num_classes"] is None
+    assert found["sizes"]["record_bytes"] == {"min": 3, "median": 6.5, "mean": 6.5, "max": 10}
+    assert found["sizes"]["height_px"] is None
+    assert main(["stats", str(tmp_path / "a.lmdb"), "--png", str(tmp_path / "a.png")]) == 0
+    assert "Its records have no labels." in capsys.readouterr().out
+
+
+def test_a_store_of_nothing_is_told_and_drawn(tmp_path, capsys):
+    write_store(tmp_path / "a.lmdb", [], ("cat",))
+    found = stats_of(capsys, tmp_path / "a.lmdb", "--png", tmp_path / "a.png")
+    assert (found["num_records"], found["sizes"]["total_bytes"]) == (0, 0)
+    assert main(["stats", str(tmp_path / "a.lmdb")]) == 0
+
+
+def test_the_table_has_a_row_for_each_class_and_leaves_the_middle_of_many_out(
+    photos, tmp_path, capsys
+):
+    assert main(["stats", str(photos)]) == 0
+    out = capsys.readouterr().out
+    assert "12 records, 4 classes" in out
+    rows = re.findall(r"│ (\S+) +│ +([\d,]+) │ +([\d.]+)% │", out)
+    assert rows == [
+        ("cat", "8", "66.67"),
+        ("dog", "3", "25.00"),
+        ("7", "1", "8.33"),
+        ("cow", "0", "0.00"),
+    ]
+    assert "Largest to smallest class: 8.0 : 1. Empty classes: 1." in " ".join(out.split())
+    write_store(tmp_path / "many.lmdb", [(str(n), n, n % 100) for n in range(250)])
+    assert main(["stats", str(tmp_path / "many.lmdb")]) == 0
+    assert re.search(r"│ … 60 more +│ +140 │ +56\.00% │", capsys.readouterr().out)
+
+
+def test_names_are_shown_as_they_are(tmp_path, capsys):
+    write_store(tmp_path / "a.lmdb", [("a", 1, 0), ("b", 2, 1)], ("[red]$x_1$[/red]", "a\nb"))
+    assert main(["stats", str(tmp_path / "a.lmdb"), "--png", str(tmp_path / "a.png")]) == 0
+    out = capsys.readouterr().out
+    assert "│ [red]$x_1$[/red] │" in out
+    assert "│ a\\nb " in out
+
+
+def colours(path):
+    with Image.open(path) as image:
+        assert image.format == "PNG"
+        return {colour for _, colour in image.convert("RGB").getcolors(1 << 24)}
+
+
+def test_a_chart_has_bars_and_both_histograms(photos, tmp_path, capsys):
+    pytest.importorskip("matplotlib")
+    assert main(["stats", str(photos), "--png", str(tmp_path / "a.png")]) == 0
+    assert {(0, 0x72, 0xB2), (0xE6, 0x9F, 0)} <= colours(tmp_path / "a.png")
+
+
+def test_a_chart_of_a_thousand_classes_stays_one_page(tmp_path, capsys):
+    pytest.importorskip("matplotlib")
+    labels = np.repeat(np.arange(1000), 1 + 300 // np.arange(1, 1001))
+    records = [(str(n), n, label) for n, label in enumerate(labels.tolist())]
+    write_store(tmp_path / "a.lmdb", records, [f"class {n} 犬" for n in range(1000)])
+    assert main(["stats", str(tmp_path / "a.lmdb"), "--png", str(tmp_path / "a.png")]) == 0
+    with Image.open(tmp_path / "a.png") as image:
+        assert image.width <= 2000
+        assert image.height <= 1200
+    assert (0x99, 0x99, 0x99) in colours(tmp_path / "a.png")  # the bar of the others
+
+
+def test_a_chart_that_cannot_be_written_is_refused_before_anything_is_read(tmp_path, capsys):
+    pytest.importorskip("matplotlib")
+    for place in (tmp_path, tmp_path / "nowhere" / "a.png"):
+        assert main(["stats", str(tmp_path / "nowhere.lmdb"), "--png", str(place)]) == 1
+        assert re.search(r"cannot write --png .*: name a file in a f", capsys.readouterr().err)
+
+
+def test_the_extra_for_charts_is_named(photos, tmp_path):
+    script = (
+        "import sys; sys.modules['matplotlib'] = None\n"
+        "from penstock.cli import main\n"
+        f"sys.exit(main(['stats', {str(photos)!r}, *sys.argv[1:]]))"
+    )
+    command = [sys.executable, "-c", script]
+    done = subprocess.run([*command, "--png", "a.png"], capture_output=True, text=True, timeout=60)
+    assert done.returncode == 1
+    assert 'pip install "penstock[cli,charts]"' in done.stderr
+    assert subprocess.run(command, capture_output=True, timeout=60).returncode == 0
+
+
+def test_an_image_whose_header_is_damaged_is_counted(tmp_path, capsys):
+    images = [EncodedImage(png(8, 9)), EncodedImage(b"<html>")]
+    write_store(tmp_path / "a.lmdb", [(str(n), (i, 0), 0) for n, i in enumerate(images)])
+    sizes = stats_of(capsys, tmp_path / "a.lmdb")["sizes"]
+    assert (sizes["num_images"], sizes["num_unreadable"]) == (1, 1)
+    assert main(["stats", str(tmp_path / "a.lmdb")]) == 0
+    assert re.search(r"header cannot be read +│ +1 │", capsys.readouterr().out)
+
+
+def test_a_folder_of_classes_is_counted_as_it_lies_there(tmp_path, capsys):
+    for name, number in (("cat", 3), ("dog", 1)):
+        (tmp_path / "photos" / name).mkdir(parents=True)
+        for position in range(number):
+            (tmp_path / "photos" / name / f"{position}.png").write_bytes(png(5, 6))
+    found = stats_of(capsys, tmp_path / "photos")
+    assert [(c["name"], c["count"]) for c in found["classes"]] == [("cat", 3), ("dog", 1)]
+    assert found["sizes"]["width_px"]["max"] == 6
+
+
+def test_what_is_not_there_is_refused(tmp_path, capsys):
+    assert main(["stats", str(tmp_path / "nowhere.lmdb")]) == 1
+    assert "cannot open" in capsys.readouterr().err
+    assert main(["stats", str(tmp_path), "--sample", "-1"]) == 2

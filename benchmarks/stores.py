@@ -346,27 +346,34 @@ def packed(size: Size, kind: Literal["lmdb", "mongodb", "recipe"]) -> Reading:
         return Reading.of(meter, num_images / meter.wall_s, 0, more)
 
 
+_PACKS: dict[Literal["recipe", "lmdb", "mongodb"], str] = {
+    "recipe": "pack by hand into lmdb",
+    "lmdb": "penstock pack into lmdb",
+    "mongodb": "penstock pack into mongodb",
+}
+
+
 def _contenders() -> dict[str, Callable[[Size], Reading]]:
     found: dict[str, Callable[[Size], Reading]] = {"raw lmdb, bare loop": raw_lmdb}
     for workers in (0, 2):
         kinds: list[tuple[str, Callable[[Path, Path], Any], str, bool]] = [
-            ("pickle recipe, torch", _recipe, "torch", False),
-            ("lmdb, penstock", _lmdb, "penstock", False),
-            ("folder, torch", _files, "torch", True),
-            ("folder, penstock", _image_folder, "penstock", True),
+            ("torch, pickle recipe", _recipe, "torch", False),
+            ("penstock, lmdb", _lmdb, "penstock", False),
+            ("torch, folder", _files, "torch", True),
+            ("penstock, folder", _image_folder, "penstock", True),
         ]
         for name, make, library, slow in kinds:
             found[f"{name}, {workers} workers"] = partial(
                 read, make=make, library=library, num_workers=workers, slow=slow
             )
-        found[f"mongodb find_one, torch, {workers} workers"] = partial(
+        found[f"torch, mongodb find_one, {workers} workers"] = partial(
             from_mongodb, library="torch", num_workers=workers
         )
-        found[f"mongodb, penstock, {workers} workers"] = partial(
+        found[f"penstock, mongodb, {workers} workers"] = partial(
             from_mongodb, library="penstock", num_workers=workers
         )
-    for kind in ("recipe", "lmdb", "mongodb"):
-        found[f"pack into {kind}"] = partial(packed, kind=kind)
+    for kind, name in _PACKS.items():
+        found[name] = partial(packed, kind=kind)
     return found
 
 
@@ -378,13 +385,13 @@ BENCHMARK = Benchmark(
     full=Size(num_images=525, num_passes=200, num_slow_passes=20),
     smoke=Size(num_images=20, num_passes=2, num_slow_passes=1),
     targets=[
-        Target("lmdb, penstock, 0 workers", "raw lmdb, bare loop", at_least=0.8),
-        Target("lmdb, penstock, 2 workers", "pickle recipe, torch, 2 workers", at_least=2),
-        Target("lmdb, penstock, 0 workers", "pickle recipe, torch, 0 workers"),
-        Target("mongodb, penstock, 0 workers", "mongodb find_one, torch, 0 workers", at_least=5),
-        Target("mongodb, penstock, 2 workers", "mongodb find_one, torch, 2 workers", at_least=5),
-        Target("folder, penstock, 2 workers", "folder, torch, 2 workers"),
-        Target("pack into lmdb", "pack into recipe"),
+        Target("penstock, lmdb, 0 workers", "raw lmdb, bare loop", at_least=0.8),
+        Target("penstock, lmdb, 2 workers", "torch, pickle recipe, 2 workers", at_least=2),
+        Target("penstock, lmdb, 0 workers", "torch, pickle recipe, 0 workers"),
+        Target("penstock, mongodb, 0 workers", "torch, mongodb find_one, 0 workers", at_least=5),
+        Target("penstock, mongodb, 2 workers", "torch, mongodb find_one, 2 workers", at_least=5),
+        Target("penstock, folder, 2 workers", "torch, folder, 2 workers"),
+        Target(_PACKS["lmdb"], _PACKS["recipe"]),
     ],
 )
 

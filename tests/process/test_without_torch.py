@@ -21,6 +21,11 @@ def batches_of(loader_class, dataset, **options):
     return list(loader)
 
 
+def without_workers(dataset, **options):
+    """What torch raises it raises without workers too, and leaves none that take 5 s to end."""
+    return list(torch.utils.data.DataLoader(dataset, **options))
+
+
 def assert_same(a, b):
     assert type(a) is type(b)
     if isinstance(a, torch.Tensor):
@@ -57,9 +62,10 @@ def test_torch_is_seeded_and_set_up_when_a_sample_imports_it():
 
 
 def test_what_has_no_tensor_type_is_refused_as_torch_does():
-    for loader_class in (torch.utils.data.DataLoader, DataLoader):
-        with pytest.raises(TypeError, match="default_collate: batch must contain tensors"):
-            batches_of(loader_class, Unstackable(), batch_size=2)
+    with pytest.raises(TypeError, match="default_collate: batch must contain tensors"):
+        without_workers(Unstackable(), batch_size=2)
+    with pytest.raises(TypeError, match="default_collate: batch must contain tensors"):
+        batches_of(DataLoader, Unstackable(), batch_size=2)
 
 
 def test_values_of_mixed_types_become_what_torch_makes_of_them():
@@ -69,9 +75,10 @@ def test_values_of_mixed_types_become_what_torch_makes_of_them():
 
 
 def test_an_integer_beyond_64_bits_is_an_error_and_not_a_float():
-    for loader_class in (torch.utils.data.DataLoader, DataLoader):
-        with pytest.raises(ValueError, match="Overflow when unpacking long long"):
-            batches_of(loader_class, Huge(), batch_size=2)
+    with pytest.raises(ValueError, match="Overflow when unpacking long long"):
+        without_workers(Huge(), batch_size=2)
+    with pytest.raises(ValueError, match="Overflow when unpacking long long"):
+        batches_of(DataLoader, Huge(), batch_size=2)
 
 
 LATE = """

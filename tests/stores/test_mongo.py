@@ -338,30 +338,6 @@ def test_a_batch_is_one_query_and_names_what_it_needs(uri):
     assert set(queries[0][1]["projection"]) == {"record", "file", "fingerprint"}
 
 
-def test_a_batch_costs_a_fifth_of_single_queries(uri, collection):
-    sample = image(0, 30_000)
-    written(uri, [encode_record(f"{i}", (EncodedImage(sample), 0), 0) for i in range(256)])
-    rng = np.random.default_rng(0)
-    with MongoStore(uri, verify=False) as store:
-        len(store)
-
-        def batch(positions):
-            with store.borrow_images(positions) as images:
-                return len(images)
-
-        def singly(positions):
-            for position in positions.tolist():
-                collection.find_one({"_id": position}, {"record": 1})
-
-        times_s = []
-        for act in (batch, singly) * 6:
-            positions = rng.permutation(256)[:64]
-            start_s = time.perf_counter()
-            act(positions)
-            times_s.append(time.perf_counter() - start_s)
-    assert min(times_s[0::2]) * 5 < min(times_s[1::2])
-
-
 # The server goes away
 
 

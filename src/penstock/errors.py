@@ -10,7 +10,8 @@
     ├── WorkerError (RuntimeError)      the pool
     │   ├── WorkerDied                  … a worker process ended before its work was done
     │   └── WorkerTimeout               … no batch came within `timeout` seconds
-    ├── StoreError (RuntimeError)       stored data: a damaged record, a store out of reach
+    ├── StoreError (RuntimeError)       stored data: a damaged record, a file that is no store
+    │   └── StoreUnreachable            … a server that does not answer
     ├── TransportError (RuntimeError)   shared memory, or the channel to a worker
     └── MissingExtraError (ImportError) an optional dependency that is not installed
 
@@ -33,6 +34,7 @@ __all__ = [
     "PenstockError",
     "StateError",
     "StoreError",
+    "StoreUnreachable",
     "TooManyFailures",
     "TransportError",
     "UnpicklableError",
@@ -103,6 +105,10 @@ class WorkerTimeout(WorkerError):
 
 class StoreError(PenstockError, RuntimeError):
     """A record or a store is damaged, missing or out of reach; the message names it."""
+
+
+class StoreUnreachable(StoreError):
+    """A server cannot be reached: nothing is known of the records."""
 
 
 class TransportError(PenstockError, RuntimeError):

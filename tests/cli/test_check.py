@@ -414,7 +414,7 @@ def place(position):
 def test_a_sound_store_gives_a_summary_and_status_0(store, capsys):
     code, lines, err = run(capsys, f"lmdb:{store}", "--workers", 2)
     assert (code, lines) == (0, [])
-    assert re.fullmatch(r"12 records, 0 broken, \d+\.\d s\n", err)
+    assert re.fullmatch(r"12 records, 12 images decoded, 0 broken, \d+\.\d s\n", err)
 
 
 def test_records_that_were_damaged_have_a_line_each_in_their_order(store, capsys):
@@ -450,7 +450,7 @@ def test_records_that_were_damaged_have_a_line_each_in_their_order(store, capsys
     ]
     for (_, reason), pattern in zip(lines, patterns, strict=True):
         assert re.fullmatch(pattern, reason)
-    assert err.startswith("12 records, 5 broken, ")
+    assert err.startswith("12 records, 7 images decoded, 5 broken, ")
 
 
 def test_images_that_were_broken_when_they_were_packed_are_found(tmp_path, capsys):
@@ -488,7 +488,7 @@ def test_a_count_that_disagrees_with_the_index_is_said_of_the_store(store, capsy
     assert lines[1][0] == "class_2/05.jpg"
     assert "not there" in lines[1][1]
     assert len(lines) == 2
-    assert err.startswith("12 records, 2 broken, ")
+    assert err.startswith("12 records, 11 images decoded, 2 broken, ")
 
 
 def test_an_index_that_is_damaged_ends_the_check(store, capsys):
@@ -551,6 +551,7 @@ def test_json_of_a_store_has_the_counts_and_every_bad_record(store, capsys):
         "address": f"lmdb:{store}",
         "num_records": 12,
         "num_checked": 12,
+        "num_images": 11,
         "num_broken": 1,
     }
 
@@ -562,7 +563,7 @@ def test_a_folder_is_checked_as_a_store_if_it_is_called_one(folder, capsys):
     with pytest.warns(UserWarning, match="beside its class folders"):
         code, lines, err = run(capsys, f"folder:{folder}", *ONE_WORKER)
     assert (code, lines) == (1, [("class_1/01.jpg", "truncated: Premature end of JPEG file")])
-    assert err.startswith("12 records, 1 broken, ")
+    assert err.startswith("12 records, 11 images decoded, 1 broken, ")
 
 
 def test_a_store_without_records_is_sound(tmp_path, capsys):
@@ -570,10 +571,117 @@ def test_a_store_without_records_is_sound(tmp_path, capsys):
     write_store(tmp_path / "a.lmdb", [])
     code, lines, err = run(capsys, tmp_path / "a.lmdb")
     assert (code, lines) == (0, [])
-    assert err.startswith("0 records, 0 broken, ")
+    assert err.startswith("0 records, 0 images decoded, 0 broken, ")
 
 
 def test_the_servers_and_files_of_stores_are_not_needed_for_a_plain_folder(folder):
     command = command_for(folder, before="sys.modules['lmdb'] = sys.modules['pymongo'] = None")
     done = subprocess.run(command, capture_output=True, timeout=60)
     assert done.returncode == 0
+
+
+def test_records_without_images_are_said_to_have_none(tmp_path, capsys):
+    pytest.importorskip("lmdb")
+    from penstock.stores.records import encode_record
+
+    write_store(tmp_path / "a.lmdb", [encode_record("a", (jpeg(0)[:99], 0), 0)])
+    code, lines, err = run(capsys, tmp_path / "a.lmdb")
+    assert (code, lines) == (0, [])
+    assert err.startswith("1 records, 0 images decoded, 0 broken, ")
+
+
+@pytest.fixture
+def packed(folder, tmp_path):
+    """A folder that `pack` made, of 12 images."""
+    pytest.importorskip("msgspec")
+    from penstock.stores import pack
+
+    pack(str(folder), str(tmp_path / "packed"))
+    return tmp_path / "packed"
+
+
+def test_a_folder_that_pack_made_is_checked_as_a_store(packed, capsys):
+    code, lines, err = run(capsys, packed, *ONE_WORKER)
+    assert (code, lines) == (0, [])
+    assert err.startswith("12 records, 12 images decoded, 0 broken, ")
+
+
+def test_a_file_that_was_removed_from_a_packed_folder_is_noticed(packed, capsys):
+    (packed / "class_1" / "01.jpg").unlink()
+    code, lines, _ = run(capsys, packed, *ONE_WORKER)
+    assert code == 1
+    assert lines == [(f"folder:{packed}", "12 records were packed into it, and 11 are there")]
+
+
+def test_a_file_that_was_replaced_in_a_packed_folder_is_noticed(packed, capsys):
+    (packed / "class_1" / "01.jpg").write_bytes(jpeg(99))
+    code, lines, err = run(capsys, packed, *ONE_WORKER)
+    assert code == 1
+    ((key, reason),) = lines
+    assert key == f"folder:{packed}"
+    assert re.match("files were changed, renamed or replaced since it was packed: the fi", reason)
+    assert err.startswith("12 records, 12 images decoded, 1 broken, ")
+
+
+def test_a_packed_folder_that_was_copied_is_sound(packed, tmp_path, capsys):
+    shutil.copytree(packed, tmp_path / "copy", copy_function=shutil.copyfile)  # with other times
+    assert run(capsys, tmp_path / "copy", *ONE_WORKER)[:2] == (0, [])
+
+
+def test_files_of_a_packed_folder_with_an_index_are_named(tmp_path, capsys):
+    pytest.importorskip("msgspec")
+    from penstock.stores.records import encode_record
+
+    arrays = [encode_record(f"array/{n}", np.arange(n), None) for n in range(3)]
+    write_store(tmp_path / "a", [*image_records(4), *arrays])
+    assert run(capsys, tmp_path / "a", *ONE_WORKER)[:2] == (0, [])
+    (tmp_path / "a" / "class_1" / "01.jpg").unlink()
+    (tmp_path / "a" / "class_2" / "02.jpg").write_bytes(jpeg(99))
+    path = tmp_path / "a" / "array" / "1.record"
+    path.write_bytes(path.read_bytes()[:-1])
+    (tmp_path / "a" / "added.jpg").write_bytes(b"")
+    code, lines, err = run(capsys, tmp_path / "a", *ONE_WORKER)
+    assert code == 1
+    assert [key for key, _ in lines] == [
+        str(tmp_path / "a" / "added.jpg"),
+        "class_1/01.jpg",
+        "class_2/02.jpg",
+        "array/1",
+    ]
+    assert lines[0][1] == "the file is empty"
+    assert lines[1][1] == "is not there"
+    was_now = r"its checksum was [0-9a-f]{16}, now it is [0-9a-f]{16}"
+    assert re.fullmatch(f"is damaged or was changed: {was_now}", lines[2][1])
+    assert lines[3][1].startswith("is truncated: ")
+    assert err.startswith("8 records and 1 other images, 2 images decoded, 4 broken, ")
+
+
+class LostStore:
+    """A store whose server goes away after some records."""
+
+    def __new__(cls, store, first_lost):
+        from penstock.errors import StoreUnreachable
+        from penstock.stores.lmdb.store import LMDBStore
+
+        class Lost(LMDBStore):
+            def _read(self, positions, *, copy):
+                if int(np.max(positions)) >= first_lost:
+                    raise StoreUnreachable(f"no answer from {self.address}.")
+                return super()._read(positions, copy=copy)
+
+        return Lost(store)
+
+
+def test_a_server_that_goes_away_ends_the_check_and_breaks_no_record(store):
+    from penstock.cli.store_survey import check_store
+    from penstock.cli.survey import Findings
+    from penstock.errors import StoreUnreachable
+
+    findings = Findings(12)
+    with (
+        LostStore(store, 6) as lost,
+        pytest.raises(StoreUnreachable, match="no answer from"),
+    ):
+        check_store(lost, 1, findings, lambda _: None)
+    assert findings.broken == []
+    assert 0 < findings.num_checked <= 6

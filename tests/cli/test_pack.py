@@ -53,6 +53,13 @@ class Numbers:
     def describe(self, index):
         return f"number\\t{index}"
 
+class Inverses(Numbers):
+    describe = None
+    def __getitem__(self, index):
+        return 1 / (index - 2)
+
+strange = [1, object()]
+
 class nested:
     numbers = Numbers
 
@@ -63,6 +70,7 @@ def broken():
     import no_such_module_of_theirs
 
 number = 3
+ready = [(str(n), n % 2) for n in range(5)]
 """
 
 
@@ -134,9 +142,17 @@ def test_limit_shards_resize_and_quality_do_what_they_say(images, tmp_path, caps
     assert len(list((tmp_path / "a").iterdir())) == 2
 
 
-@pytest.mark.parametrize("workers", [0, 2])
-def test_a_run_stopped_by_ctrl_c_says_how_to_go_on_and_resume_does(
-    workers, module, tmp_path, capsys
+@pytest.mark.parametrize(
+    ("number", "goes_to_all", "status", "workers"),
+    [
+        (signal.SIGINT, True, 130, 0),  # as a terminal sends it: to the workers, too
+        (signal.SIGINT, True, 130, 2),
+        (signal.SIGTERM, False, 143, 0),  # Kubernetes
+        (signal.SIGTERM, True, 143, 2),  # Slurm; `timeout` to the packer once more
+    ],
+)
+def test_a_run_that_is_stopped_says_how_to_go_on_and_resume_does(
+    number, goes_to_all, status, workers, module, tmp_path, capsys
 ):
     ours, theirs = os.pipe()
     arguments = ["pack", f"{module}:Blocks", "a.lmdb", "--workers", str(workers)]
@@ -154,9 +170,11 @@ def test_a_run_stopped_by_ctrl_c_says_how_to_go_on_and_resume_does(
     os.close(theirs)
     with child, open(ours, "rb", buffering=0) as pipe:
         assert pipe.read(1) == b"!"
-        os.killpg(child.pid, signal.SIGINT)  # as a terminal does it: to the workers, too
+        (os.killpg if goes_to_all else os.kill)(child.pid, number)
+        if number == signal.SIGTERM:
+            os.kill(child.pid, number)
         out, err = child.communicate(timeout=60)
-    assert (child.returncode, out) == (130, "")
+    assert (child.returncode, out) == (status, "")
     assert err == (
         "penstock: stopped. What was packed so far is kept in a.lmdb.partial: the same command "
         "with --resume goes on.\n"
@@ -200,9 +218,9 @@ def test_an_error_of_the_users_own_code_keeps_its_type_and_traceback(module, tmp
 @pytest.mark.parametrize(
     ("source", "message"),
     [
-        ("nothing_here:dataset", r"there is no module nothing_here in .*module:callable\.\n"),
+        ("nothing_here:dataset", r"there is no module nothing_here in .*module:name of a d.*\n"),
         ("my_data:nothing", r"my_data:nothing: my_data has no nothing\.\n"),
-        ("my_data:number", r"my_data:number is of type int and cannot be called\. Name a func.*\n"),
+        ("my_data:number", r"my_data:number is of type int and cannot be called\. Name a data.*\n"),
         ("my_data:stream", r"cannot pack a tuple_iterator: give a store's address, .*\n"),
         ("nowhere", r".*nowhere.*\n"),
         ("nowhere.lmdb", r"cannot open nowhere\.lmdb: No such file or directory\. .*\n"),
@@ -271,6 +289,10 @@ def test_a_local_copy_is_made_and_packed(tmp_path, capsys):
         (["{t}/images", "lmdb:{t}/images", "--shards", "2"], r"SRC and DST are the same place"),
         (["{t}/images/class_0", "{t}/images"], r"would replace the folder that SRC lies in"),
         (["{t}/images", "{t}/images/small"], r"would be in the folder SRC"),
+        (["{t}/images", "{t}/images/x.lmdb"], r"would be in the folder SRC"),
+        (["{t}/a.lmdb", "{t}/b.lmdb", "--image-field", "x"], r"--image-field is for MongoDB coll"),
+        (["{t}/images", "{t}/b.lmdb", "--key-column", "x"], r"--key-field is for MongoDB coll"),
+        (["m:f", "{t}/b.lmdb", "--label-column", "x"], r"--label-field is not for m:f"),
         (["{t}/images", "lmdb:{t}/other"], r"other is a folder: name a file"),
         (["{t}/images", "lmdb:{t}/other", "--shards", "2"], r"other things in it \(notes.txt\)"),
         (["{t}/images", "{t}/a.lmdb", "--shards", "2"], r"a\.lmdb is a file; --shards makes a f"),
@@ -309,14 +331,154 @@ def test_places_and_options_that_do_not_fit_are_refused_before_anything_is_done(
         ["--mongodb://me:sec@ret@h/db.a"],
         ["pack", "nowhere", "mongodb://me:sec@ret@h"],
         ["stats", "mongodb://me:sec@ret@h"],
+        *(
+            [*command, address]
+            for command in (["pack", "nowhere"], ["check"], ["stats"])
+            for address in (
+                "mongodb:ada:sec@ret@127.0.0.1/lab.photos",
+                "mongodb//ada:sec@ret@127.0.0.1/lab.photos",
+                "mongodb:/ada:sec@ret@127.0.0.1/lab.photos",
+                "MongoDB://ada:sec@ret@127.0.0.1",
+                "mongdb:ada:sec@ret@127.0.0.1/lab.photos",
+            )
+        ),
     ],
 )
-def test_a_password_that_was_typed_is_not_repeated(arguments, tmp_path, capsys):
+def test_a_password_that_was_typed_is_not_repeated(arguments, tmp_path, capsys, monkeypatch):
+    monkeypatch.chdir(tmp_path)
     assert main(arguments) in (1, 2)
+    assert list(tmp_path.iterdir()) == []
     out, err = capsys.readouterr()
     text = re.sub(r"[^\w@]", "", out + err)  # errors about arguments are broken into lines
     assert "sec@ret" not in text
     assert "ret@h" not in text
+
+
+@pytest.mark.parametrize(
+    "destination", ["mongodb:ada:pw@127.0.0.1/lab.photos", "mongodb//h/d.c", "lmbd:x.lmdb", "sq:x"]
+)
+def test_a_scheme_with_a_typo_makes_no_file_of_that_name(
+    destination, images, tmp_path, capsys, monkeypatch
+):
+    before = sorted(tmp_path.rglob("*"))
+    monkeypatch.chdir(tmp_path)
+    code, out, err = run(capsys, images, destination)
+    assert (code, out) == (1, "")
+    assert "pw" not in err
+    assert sorted(tmp_path.rglob("*")) == before
+
+
+def test_a_dataset_may_be_named_instead_of_what_makes_it(module, capsys):
+    code, out, _ = run(capsys, f"{module}:ready", "a.lmdb")
+    assert code == 0
+    assert SUMMARY.fullmatch(out)["records"] == "5"
+
+
+def test_resuming_what_is_complete_says_so_and_packs_nothing(images, tmp_path, capsys):
+    arguments = [images, tmp_path / "a.lmdb"]
+    assert run(capsys, *arguments)[0] == 0
+    before = (tmp_path / "a.lmdb").stat()
+    code, out, _ = run(capsys, *arguments, "--resume")
+    assert (code, out) == (0, f"lmdb:{tmp_path / 'a.lmdb'}: 12 records, already complete\n")
+    assert os.path.samestat((tmp_path / "a.lmdb").stat(), before)
+    # Other options are another store.
+    code, out, _ = run(capsys, *arguments, "--resume", "--limit", 5)
+    assert code == 0
+    assert SUMMARY.fullmatch(out)["records"] == "5"
+
+
+def change(path, position):
+    """Flip a bit of one record behind the store's back."""
+    place = position.to_bytes(8, "big")
+    with (
+        lmdb.open(str(path), subdir=False, lock=False, map_size=1 << 24) as environment,
+        environment.begin(write=True) as transaction,
+    ):
+        data = bytearray(transaction.get(place))
+        data[-7] ^= 0x10
+        transaction.put(place, bytes(data))
+
+
+def test_a_damaged_record_gets_a_short_line_and_a_hint(images, tmp_path, capsys):
+    pack(str(images), tmp_path / "a.lmdb")
+    change(tmp_path / "a.lmdb", 5)
+    arguments = [tmp_path / "a.lmdb", tmp_path / "b.lmdb"]
+    code, out, err = run(capsys, *arguments)
+    assert (code, out) == (1, "")
+    assert re.search(r"record 5 \(.*is damaged: .* --skip-bad leaves such samples out", err)
+    code, out, _ = run(capsys, *arguments, "--skip-bad")
+    assert code == 0
+    key = sorted(p.relative_to(images).as_posix() for p in images.rglob("*.jpg"))[5]
+    line, last = out.splitlines(keepends=True)
+    checksums = r"is damaged: its checksum is [0-9a-f]{16}, that of its bytes [0-9a-f]{16}"
+    assert re.fullmatch(f"{key}\t{checksums}\n", line)
+    assert SUMMARY.fullmatch(last)["left_out"] == "1"
+
+
+def test_an_error_of_the_users_own_code_names_its_sample_once_and_has_the_hint(module):
+    with pytest.raises(ZeroDivisionError) as caught:
+        main(["pack", f"{module}:Inverses", "a.lmdb"])
+    notes = caught.value.__notes__
+    assert "while reading sample 2 of the dataset" in notes
+    assert [note for note in notes if "on_error" in note] == []
+    assert notes[-1].startswith("--skip-bad leaves such samples out and lists them")
+
+
+def test_a_sample_that_cannot_be_stored_has_the_hint(module, capsys):
+    code, _, err = run(capsys, f"{module}:strange", "a.lmdb")
+    assert code == 1
+    assert re.match(r"penstock: sample '1' cannot be stored: .*\. --skip-bad leaves such", err)
+    code, out, _ = run(capsys, f"{module}:strange", "a.lmdb", "--skip-bad")
+    assert code == 0
+    assert out.startswith("sample 1\tcannot be stored: at $ is a object\n")
+
+
+def test_an_empty_file_is_called_so_when_it_is_to_be_shrunk(images, tmp_path, capsys):
+    (images / "class_1" / "04.jpg").write_bytes(b"")
+    arguments = [images, tmp_path / "a.lmdb", "--resize", 16, "--skip-bad"]
+    code, out, _ = run(capsys, *arguments)
+    assert code == 0
+    assert out.startswith("class_1/04.jpg\tthe file is empty\n")
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_libraries_write_nothing_to_stderr_while_a_folder_is_packed(workers, tmp_path):
+    folder = tmp_path / "images" / "a"
+    folder.mkdir(parents=True)
+    file = io.BytesIO()
+    exif = b"MM\0*\0\0\0\x08\0\x01\x01\x12\0\x03\0\0\0\x10\0\0\0\x09"  # it is cut off
+    Image.new("RGB", (64, 48)).save(file, "JPEG", exif=b"Exif\0\0" + exif)
+    (folder / "1.jpg").write_bytes(file.getvalue())
+    arguments = ["pack", str(tmp_path / "images"), str(tmp_path / "a.lmdb"), "--resize", "16"]
+    script = (
+        "import os, sys; from penstock.cli import main; from penstock import images\n"
+        "shrink = images.shrink_image\n"
+        "def loud(*arguments):\n"
+        "    os.write(2, b'libpng warning')\n"
+        "    return shrink(*arguments)\n"
+        "images.shrink_image = loud\n"
+        f"sys.exit(main({[*arguments, '--workers', str(workers)]!r}))"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", script], capture_output=True, text=True, timeout=60
+    )
+    assert (done.returncode, done.stderr) == (0, "")
+    assert SUMMARY.fullmatch(done.stdout)["records"] == "1"
+
+
+def test_fields_and_columns_may_be_named(tmp_path, capsys):
+    pa = pytest.importorskip("pyarrow")
+    import pyarrow.parquet as pq
+
+    table = pa.table({"one": [jpeg(0)], "two": [jpeg(1)], "kind": [3], "name": ["x"]})
+    pq.write_table(table, tmp_path / "a.parquet")
+    names = ["--image-column", "two", "--label-field", "kind", "--key-column", "name"]
+    assert run(capsys, tmp_path / "a.parquet", tmp_path / "a.lmdb", *names)[0] == 0
+    with open_store(tmp_path / "a.lmdb") as store:
+        (record,) = store.scan()
+    assert (record.key, record.label) == ("x", 3)
+    assert main(["check", str(tmp_path / "a.parquet"), *names]) == 0
+    assert main(["stats", str(tmp_path / "a.parquet"), *names]) == 0
 
 
 def test_a_bar_with_speed_is_drawn_on_a_terminal(module, tmp_path):

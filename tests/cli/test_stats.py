@@ -238,6 +238,64 @@ def test_an_image_whose_header_is_damaged_is_counted(tmp_path, capsys):
     assert re.search(r"header cannot be read +│ +1 │", capsys.readouterr().out)
 
 
+def test_damaged_records_have_a_row_and_classes_are_counted_all_the_same(photos, capsys):
+    import lmdb
+
+    with (
+        lmdb.open(str(photos), subdir=False, lock=False, map_size=1 << 24) as environment,
+        environment.begin(write=True) as transaction,
+    ):
+        transaction.put((3).to_bytes(8, "big"), b"gone")
+    found = stats_of(capsys, photos)
+    assert [c["count"] for c in found["classes"]] == [8, 3, 1, 0]
+    sizes = found["sizes"]
+    assert (sizes["num_sampled"], sizes["num_damaged"]) == (11, 1)
+    assert sizes["is_total_estimated"] is True
+    assert main(["stats", str(photos)]) == 0
+    assert re.search(r"records that cannot be read +│ +1 │", capsys.readouterr().out)
+
+
+def test_a_server_that_goes_away_ends_it(photos):
+    from penstock.cli.census import measure
+    from penstock.errors import StoreUnreachable
+    from penstock.stores.lmdb.store import LMDBStore
+
+    class Lost(LMDBStore):
+        def _read(self, positions, *, copy):
+            raise StoreUnreachable("no answer")
+
+    with Lost(photos) as store, pytest.raises(StoreUnreachable):
+        measure(store, 0, lambda done, of: None)
+
+
+MODULE = """
+import numpy as np
+
+class Known(list):
+    labels = np.array([1, 0, 1])
+    class_names = ("dog", "cat")
+    def __init__(self):
+        super().__init__("abc")
+
+unknown = [(np.zeros(4, np.uint8), 1), ("é", 0), (b"1", 1)]
+"""
+
+
+@pytest.mark.parametrize("name", ["Known", "unknown"])
+def test_a_dataset_of_ones_own_is_counted(name, tmp_path, monkeypatch, capsys):
+    (tmp_path / "my_photos.py").write_text(MODULE)
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "dont_write_bytecode", True)
+    try:
+        found = stats_of(capsys, f"my_photos:{name}")
+    finally:
+        sys.modules.pop("my_photos", None)
+    assert found["address"] == f"my_photos:{name}"
+    assert [(c["class"], c["count"]) for c in found["classes"]] == [(1, 2), (0, 1)]
+    assert found["classes"][0]["name"] == ("cat" if name == "Known" else "1")
+    assert found["sizes"]["total_bytes"] == (3 if name == "Known" else 7)
+
+
 def test_a_folder_of_classes_is_counted_as_it_lies_there(tmp_path, capsys):
     for name, number in (("cat", 3), ("dog", 1)):
         (tmp_path / "photos" / name).mkdir(parents=True)

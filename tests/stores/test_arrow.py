@@ -3,10 +3,16 @@
 
 from __future__ import annotations
 
+import io
 import json
 import multiprocessing
+import os
 import pickle
+import re
+import tarfile
+import threading
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -16,6 +22,8 @@ from penstock.stores import EncodedImage, StoreDataset, open_store, pack
 
 pa = pytest.importorskip("pyarrow", reason="pyarrow is not installed")
 pq = pytest.importorskip("pyarrow.parquet", reason="pyarrow is not installed")
+
+from penstock.stores.arrow.tables import Tables  # noqa: E402 - it needs pyarrow
 
 COUNT = 30
 IMAGES = [b"image %d" % number * (number + 1) for number in range(COUNT)]
@@ -166,6 +174,130 @@ def test_columns_that_may_be_meant_are_listed(tmp_path):
         len(open_store(path, image_column="mask", label_column="image"))
 
 
+def test_integers_of_which_any_may_be_the_class_are_listed(tmp_path):
+    images = pa.array(IMAGES)
+    table = pa.table({"img": images, "fine": LABELS, "coarse": LABELS, "name": ["x"] * COUNT})
+    path = write(tmp_path / "a.parquet", table)
+    with pytest.raises(ConfigError, match=r"2 columns .* labels, .*: fine, coarse") as e:
+        len(open_store(path))
+    assert 'label_column="fine"' in str(e.value)
+    with open_store(path, label_column="coarse") as store:
+        assert store.labels.tolist() == LABELS
+    with open_store(path, label_column=False) as store:
+        assert store.labels is None
+        assert store.get_many([1])[0].sample["fine"] == 1
+    with open_store(path, key_column="fine") as store, pytest.raises(StoreError, match="'fine' of"):
+        len(store)
+
+
+def test_integers_beside_lists_and_one_integer_alone_are_no_classes(tmp_path):
+    images = pa.array(IMAGES)
+    boxes = pa.array([[[1, 2]]] * COUNT)
+    for name, columns in (
+        ("a.parquet", {"image": images, "width": LABELS, "height": LABELS, "boxes": boxes}),
+        ("b.parquet", {"image": images, "id": LABELS}),
+        ("c.parquet", {"width": LABELS, "height": LABELS}),
+    ):
+        with open_store(write(tmp_path / name, pa.table(columns))) as store:
+            assert store.labels is None
+            assert list(store.get_many([0])[0].sample) == list(columns)
+
+
+def test_a_label_column_that_is_not_wanted_is_a_column_like_others(tmp_path):
+    with open_store(write(tmp_path / "a.parquet", pair_table()), label_column=False) as store:
+        assert store.labels is None
+        assert store.get_many([2])[0].sample == {"image": EncodedImage(IMAGES[2]), "label": 2}
+
+
+@pytest.mark.parametrize("values", [[2**64 - 1, 1], [2**63, None]])
+def test_classes_beyond_64_bits_with_a_sign_are_an_error(tmp_path, values):
+    table = pa.table({"label": pa.array(values, pa.uint64())})
+    with pytest.raises(StoreError, match=rf"column 'label' of .*a\.parquet has a .*{values[0]}"):
+        len(open_store(write(tmp_path / "a.parquet", table)))
+    table = pa.table({"label": pa.array([5, 1], pa.uint64())})
+    assert open_store(write(tmp_path / "b.parquet", table)).labels.tolist() == [5, 1]
+
+
+def replace(path, image):
+    """Put another file of the same name and size in its place, as an exporter does."""
+    status = path.stat()
+    table = pa.table({"image": [image] * 4, "label": ["dog", "eel", "dog", "eel"]})
+    new = write(path.with_name(f"data-{path.name}"), table) if "data-" in path.name else None
+    new = new or write(path.with_name(f"new-{path.name}"), table)
+    os.utime(new, ns=(status.st_atime_ns, status.st_mtime_ns + 1))
+    new.replace(path)
+
+
+@pytest.mark.parametrize("name", FORMS)
+def test_a_file_that_was_replaced_never_gives_its_images_with_the_old_labels(tmp_path, name):
+    path = tmp_path / name
+    write(path, pa.table({"image": [b"OLD"] * 4, "label": ["cat", "dog", "cat", "dog"]}))
+    dataset = StoreDataset(f"arrow:{path}", decode=None)
+    copy = pickle.dumps(dataset)
+    assert dataset[1] == (b"OLD", 1)
+    replace(path, b"NEW")
+    assert dataset[1] == (b"OLD", 1)  # what is open stays what it is
+    dataset.close()
+    for reader in (dataset, pickle.loads(copy)):
+        with pytest.raises(StoreError, match=f"{name} was changed since its index was read"):
+            reader[1]
+    anew = StoreDataset(f"arrow:{path}", decode=None)
+    assert (anew[1], anew.class_names) == ((b"NEW", 1), ("dog", "eel"))
+    anew.close()
+    path.unlink()
+    with pytest.raises(StoreError, match=f"cannot read .*{name}: .*No such file"):
+        anew[1]
+
+
+def test_a_stream_that_was_cut_between_two_messages_is_an_error(tmp_path):
+    file = io.BytesIO()
+    table, ends = pair_table(), []
+    with pa.ipc.new_stream(file, table.schema) as writer:
+        for batch in table.to_batches(max_chunksize=10):
+            writer.write_batch(batch)
+            ends.append(file.tell())
+    data, path = file.getvalue(), tmp_path / "data-0.arrow"
+    path.write_bytes(data)
+    assert len(open_store(f"arrow:{path}")) == COUNT
+    for end, rows in zip(ends, (10, 20, 30), strict=True):
+        path.write_bytes(data[:end])
+        with pytest.raises(StoreError, match=f"data-0.arrow has no mark .* after {rows} rows"):
+            len(open_store(f"arrow:{path}"))
+    path.write_bytes(data + data)
+    with pytest.raises(StoreError, match=r"goes on behind the mark of its end.* after 30 rows"):
+        len(open_store(f"arrow:{path}"))
+
+
+@pytest.mark.parametrize("name", FORMS)
+def test_a_store_that_is_closed_while_it_is_read_goes_on_and_closes_then(
+    tmp_path, name, monkeypatch
+):
+    is_reading, may_go_on = threading.Event(), threading.Event()
+    piece = Tables.piece
+
+    def read_slowly(tables, number):
+        if not may_go_on.is_set():
+            is_reading.set()
+            assert may_go_on.wait(20)
+        return piece(tables, number)
+
+    monkeypatch.setattr(Tables, "piece", read_slowly)
+
+    def is_open():
+        return str(tmp_path) in Path("/proc/self/maps").read_text()
+
+    store = open_store(f"arrow:{write(tmp_path / name, pair_table())}")
+    len(store)
+    with ThreadPoolExecutor(1) as pool:
+        found = pool.submit(store.get_many, [3, 29])
+        assert is_reading.wait(20)
+        store.close()
+        assert is_open()
+        may_go_on.set()
+        assert [r.sample[0].data for r in found.result(20)] == [IMAGES[3], IMAGES[29]]
+    assert not is_open()
+
+
 def test_keys_are_all_there_and_different(tmp_path):
     for keys, message in ((["a", "b", "a"], "has 'a' twice"), (["a", None, "b"], "lacks some")):
         path = write(tmp_path / "a.parquet", pa.table({"key": keys}))
@@ -202,7 +334,8 @@ def test_only_some_row_groups_of_parquet_are_kept(tmp_path):
     path = write(tmp_path / "a.parquet", pair_table(), rows=1)
     with open_store(path) as store:
         assert [r.sample[0].data for r in store.get_many(range(COUNT))] == IMAGES
-        assert len(store._tables()._groups) == 4
+        with store._open.lent(store._opened) as tables:
+            assert len(tables._groups) == 4
 
 
 @pytest.mark.parametrize("name", FORMS)
@@ -270,3 +403,31 @@ def test_a_table_without_a_row_is_a_store(tmp_path, name):
     with open_store(f"arrow:{write(tmp_path / name, pair_table().slice(0, 0))}") as store:
         assert len(store) == 0
         assert list(store.scan()) == []
+
+
+def test_the_python_of_the_page_runs(tmp_path, monkeypatch):
+    page = Path(__file__).parents[2] / "docs" / "stores-read-only.md"
+    if not page.exists():
+        pytest.skip("the pages are not there")
+    monkeypatch.chdir(tmp_path)
+    for folder in ("shards", "saved"):
+        os.mkdir(folder)
+    for number in range(16):
+        with tarfile.open(f"shards/train-{number:03}.tar", "w") as tar:
+            tar.addfile(tarfile.TarInfo(f"{number}.jpg"))
+    table = pair_table()
+    write(Path("train.parquet"), table)
+    save_to_disk(tmp_path / "saved" / "train")
+    for number in range(2):
+        name = Path("saved/train", f"data-{number:05}-of-00002.arrow")
+        part = table.slice(15 * number, 15).append_column("fine_label", pa.array(LABELS[:15]))
+        write(name, part)
+    (block,) = re.findall(r"```python\n(.*?)```", page.read_text(), re.DOTALL)
+    lines = [line for line in block.splitlines() if line.startswith("StoreDataset(")]
+    names = {}
+    exec(block, names)
+    datasets = [eval(line, names) for line in lines]
+    assert [len(dataset) for dataset in datasets] == [16, COUNT, COUNT]
+    assert datasets[2].labels.tolist() == LABELS[:15] * 2
+    for dataset in datasets:
+        dataset.close()

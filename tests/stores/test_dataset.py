@@ -201,9 +201,9 @@ def test_an_image_that_cannot_be_decoded_is_named_and_left_out_on_request(tmp_pa
     data[4] = (EncodedImage(b"<!DOCTYPE html>"), 0)
     pack(data, f"lmdb:{tmp_path}/a.lmdb")
     dataset = opened(tmp_path / "a.lmdb", transform=crop)
-    with pytest.raises(ValueError, match="OpenCV cannot decode") as raised:
+    with pytest.raises(ValueError, match="text, not an image: it begins with '<!DOC") as raised:
         _ = dataset[4]
-    assert "while decoding '4' of lmdb:" in raised.value.__notes__[0]
+    assert raised.value.__notes__ == ["in 0 of the sample", "while reading sample 4 (4)"]
     for num_workers in (0, 2):
         loader = Loader(dataset, batch_size=3, num_workers=num_workers, on_error="skip")
         with pytest.warns(UserWarning, match="1 bad sample left out"):
@@ -251,6 +251,68 @@ def test_truncated_jpegs_are_repaired_on_request_and_counted_over_all_workers(tr
         assert dataset.num_repaired == 6
 
 
+def test_a_whole_photo_with_a_film_behind_it_is_not_repaired(tmp_path, opened):
+    whole = FILES[0] + b"film" * 50
+    pack([(EncodedImage(whole), 0)], f"lmdb:{tmp_path}/a.lmdb")
+    dataset = opened(tmp_path / "a.lmdb", repair=True)
+    assert dataset[0][0].shape == (48, 64, 3)
+    assert dataset.num_repaired == 0
+
+
+def bomb_jpeg():
+    file = io.BytesIO()
+    Image.new("RGB", (64, 64)).save(file, "JPEG")
+    data = bytearray(file.getvalue())
+    place = data.index(b"\xff\xc0") + 5
+    data[place : place + 4] = (30_000).to_bytes(2, "big") * 2
+    return bytes(data)
+
+
+def test_a_file_that_claims_too_many_pixels_costs_no_memory(tmp_path, opened):
+    import tracemalloc
+
+    file = io.BytesIO()
+    Image.new("1", (30_000, 30_000)).save(file, "PNG")
+    pack(
+        [(EncodedImage(data), 0) for data in (bomb_jpeg(), file.getvalue())],
+        f"lmdb:{tmp_path}/a.lmdb",
+    )
+    for repair in (False, True):
+        dataset = opened(tmp_path / "a.lmdb", repair=repair)
+        for index in (0, 1):
+            tracemalloc.start()
+            with pytest.raises(ValueError, match=r"30000 x 30000 px .* more than 100,000,000"):
+                _ = dataset[index]
+            assert tracemalloc.get_traced_memory()[1] < 5_000_000
+            tracemalloc.stop()
+
+
+class TallOnes:
+    def __call__(self, image):
+        if image.mean() > self.limit:
+            raise ValueError("too bright")
+        return image[:8, :8]
+
+    def __init__(self, limit):
+        self.limit = limit
+
+
+def test_what_a_transform_raises_names_its_sample_and_the_transform(path, opened):
+    means = [opened(path)[i][0].mean() for i in range(20)]
+    brightest = int(np.argmax(means))
+    dataset = opened(path, transform=TallOnes(sorted(means)[-2]))
+    for num_workers in (0, 2):
+        with pytest.raises(ValueError, match="too bright") as raised:
+            list(Loader(dataset, batch_size=20, num_workers=num_workers))
+        dataset.close()
+        said = "\n".join([str(raised.value), *raised.value.__notes__])
+        assert (
+            f"while reading sample {brightest} ({brightest:02}), in its transform TallOnes" in said
+        )
+        assert "samples [" not in said
+        assert "on_error='skip'" in said
+
+
 def test_without_repair_nothing_is_counted(path, opened):
     assert opened(path).num_repaired == 0
 
@@ -291,13 +353,27 @@ def test_a_path_with_the_extension_of_a_kind_needs_no_prefix(path):
         ("lmdb:a", {"layout": "json"}, ConfigError, "lmdb stores is 'records' or 'pickle'"),
         ("folder:a", {"layout": "pickle"}, ConfigError, "layout of folder stores is 'auto'"),
         ("tar:a", {"layout": "pickle"}, ConfigError, "tar stores have no option 'layout'"),
+        ("mongodb:ada:s3cret@host/db.c", {}, ConfigError, "has the form mongodb://USER:PASSWORD@"),
+        ("mongodb//ada:s3cret@host/db.c", {}, ConfigError, "has the form mongodb://USER:PASSWORD@"),
+        ("MongoDB:/ada:s3cret@host/db.c", {}, ConfigError, "has the form mongodb://USER:PASSWORD@"),
+        ("lmbd:a.lmdb", {}, ConfigError, "begin with lmbd: are not known"),
+        ("SQLite:a", {}, ConfigError, "begin with SQLite: are not known"),
         ("lmdb:a", {"verify": "often"}, ConfigError, "verify is 'once'"),
         ("lmdb:a", {"color": 1}, ConfigError, "lmdb stores have no option 'color'"),
     ],
 )
 def test_wrong_addresses_and_options_are_named(address, options, error, message):
-    with pytest.raises(error, match=message):
+    with pytest.raises(error, match=message) as raised:
         open_store(address, **options)
+    assert "s3cret" not in str(raised.value)
+
+
+def test_schemes_may_be_written_large_and_paths_with_a_colon_be_named(tmp_path, monkeypatch):
+    assert open_store("LMDB:a.lmdb").address == "lmdb:a.lmdb"
+    monkeypatch.chdir(tmp_path)
+    assert open_store("./run:3").address == "folder:run:3"
+    (tmp_path / "run:3").mkdir()
+    assert open_store("run:3").address == "folder:run:3"
 
 
 def hand_made(path, samples, *, keys=True):
@@ -340,6 +416,37 @@ class Program:
 
     def __reduce__(self):
         return os.mkdir, (self.path,)
+
+
+def test_labels_of_numpy_and_a_length_as_text_are_understood(tmp_path, opened):
+    import lmdb
+
+    with lmdb.open(str(tmp_path / "a.lmdb"), subdir=False) as env, env.begin(write=True) as txn:
+        for number in range(3):
+            txn.put(str(number).encode(), pickle.dumps((FILES[number], np.int64(number))))
+        txn.put(b"__len__", b"3")
+    dataset = opened(tmp_path / "a.lmdb", layout="pickle", trusted=True, decode=None)
+    assert [label for _, label in map(dataset.__getitem__, range(3))] == [0, 1, 2]
+    pack(dataset, f"lmdb:{tmp_path}/b.lmdb")
+    assert opened(tmp_path / "b.lmdb").labels.tolist() == [0, 1, 2]
+    pack([(1, 2)], f"lmdb:{tmp_path}/c.lmdb")
+    with pytest.raises(StoreError, match="is no file of pickles: open it without layout"):
+        opened(tmp_path / "c.lmdb", layout="pickle", trusted=True)
+
+
+@pytest.mark.parametrize("index", [slice(3), "a", None, 1.5])
+def test_an_index_that_is_no_integer_is_named(path, opened, index):
+    with pytest.raises(TypeError, match="an index of a dataset is an integer, not"):
+        _ = opened(path)[index]
+
+
+def test_a_store_given_by_the_caller_is_not_closed(path):
+    with open_store(f"lmdb:{path}") as store:
+        first = store.get_many([0])
+        with store.borrow([0]):
+            StoreDataset(store, decode=None)
+            assert store._open is not None
+        assert store.get_many([0]) == first
 
 
 def test_no_pickle_is_run_without_trust(tmp_path, opened):

@@ -3,12 +3,16 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
+import multiprocessing
 import os
 import signal
 import subprocess
 import sys
 import tempfile
+import threading
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import numpy as np
@@ -18,9 +22,10 @@ from hypothesis import strategies as st
 
 from penstock.errors import ConfigError, StoreError
 from penstock.stores import EncodedImage, StoreDataset, create_store, open_store, pack
+from penstock.stores.folder.listing import list_classes
 from penstock.stores.folder.store import FolderStore
 from penstock.stores.folder.writer import FolderWriter
-from penstock.stores.records import decode_record, encode_record
+from penstock.stores.records import decode_record, encode_record, header_of
 from penstock.testing.stores import _CLASSES, StoreContract, _images
 
 JPEG = bytes.fromhex("ffd8ffe000104a464946")
@@ -365,6 +370,8 @@ def test_any_records_come_back_with_keys_labels_and_classes(tmp_path, records, n
     assert list(store.keys) == [record.key for record in expected]
     assert store.class_names == names
     assert store.metadata == {"by": "me"}
+    if not records:  # which `pack` refuses
+        return
     with_lmdb = tmp_path / "a.lmdb"
     pack(store, with_lmdb, num_workers=0)
     with open_store(with_lmdb) as packed:
@@ -486,6 +493,77 @@ def test_a_folder_of_somebodys_own_files_is_never_replaced(tmp_path):
     assert files_of(tmp_path) == {**before, "made.partial/letters.txt": b"..."}
 
 
+VOC_XML = XML.format(OBJECT.format("cat"))
+PACKED = {
+    "classes": [image("a/1.jpg", 0)],
+    "flat": [image("1.jpg")],
+    "voc": [encode_record("1", (EncodedImage(JPEG), VOC_XML), (0,))],
+    "index": [encode_record("1", {"a": 1})],
+}
+
+
+@pytest.mark.parametrize("added", ["a/mine.jpg", "annotations/work.csv", "mine.jpg", "notes.txt"])
+@pytest.mark.parametrize("layout", PACKED)
+def test_files_added_to_a_packed_folder_are_never_removed(tmp_path, layout, added):
+    place = tmp_path / "made"
+    write(place, PACKED[layout], class_names=("a",) if layout == "classes" else ())
+    touch(place, added, data=b"my work")
+    before = files_of(place)
+    message = f"files that Penstock did not write, '{added}' for one, and would be replaced"
+    with pytest.raises(StoreError, match=message):
+        pack([(1.5, 0)], f"folder:{place}")
+    assert files_of(place) == before
+    assert os.listdir(tmp_path) == ["made"]
+    (place / added).unlink()
+    pack([(1.5, 0)], f"folder:{place}")
+    assert len(open_store(place)) == 1
+
+
+@pytest.mark.parametrize("how", ["another size", "the same size", "a link"])
+def test_files_that_were_edited_after_packing_are_never_removed(tmp_path, how):
+    place = tmp_path / "made"
+    write(place, PACKED["voc"])
+    xml = place / "Annotations" / "1.xml"
+    if how == "a link":
+        xml.rename(tmp_path / "1.xml")
+        xml.symlink_to(tmp_path / "1.xml")
+    else:
+        xml.write_text(VOC_XML if how == "the same size" else "<annotation/>")
+        os.utime(xml, ns=(10**18, 10**18))
+    with pytest.raises(StoreError, match=r"changed since .* 'Annotations/1\.xml' for one"):
+        FolderWriter(place)
+    assert xml.exists()
+
+
+def test_a_packed_folder_that_lost_its_list_or_some_files_is_handled_with_care(tmp_path):
+    records = [image("a/1.jpg", 0), image("a/2.jpg", 0)]
+    write(tmp_path / "made", records, class_names=("a",))
+    (tmp_path / "made" / "a" / "1.jpg").unlink()
+    write(tmp_path / "made", records, class_names=("a",))  # nothing is lost by that
+    path = tmp_path / "made" / ".penstock-files"
+    path.write_bytes(path.read_bytes()[:-1])
+    with pytest.raises(StoreError, match=r"\.penstock-files is truncated"):
+        FolderWriter(tmp_path / "made")
+    path.write_bytes(encode_record("files", {"paths": 1}).data)
+    with pytest.raises(StoreError, match=r"\.penstock-files is damaged: .* move the folder away"):
+        FolderWriter(tmp_path / "made")
+    path.unlink()
+    with pytest.raises(StoreError, match=r"'a/1\.jpg' for one"):
+        FolderWriter(tmp_path / "made")
+    assert (tmp_path / "made" / "a" / "1.jpg").exists()
+
+
+def test_a_file_added_to_a_packed_folder_while_it_is_packed_anew_is_kept(tmp_path):
+    write(tmp_path / "made", [image("1.jpg")])
+    writer = FolderWriter(tmp_path / "made")
+    writer.put_many([image("2.jpg")])
+    touch(tmp_path, "made/mine.jpg")
+    with pytest.raises(StoreError, match=r"'mine\.jpg' for one"):
+        writer.finish()
+    writer.close()
+    assert sorted(files_of(tmp_path / "made")) == ["1.jpg", "mine.jpg"]
+
+
 def test_files_that_somebody_puts_there_meanwhile_are_not_replaced_either(tmp_path):
     writer = FolderWriter(tmp_path / "made")
     writer.put_many([image("1.jpg")])
@@ -504,7 +582,9 @@ def test_an_empty_folder_one_of_ours_and_the_target_of_a_link_are_replaced(tmp_p
         assert list(store.keys) == [record.key for record in records]
     assert (tmp_path / "link").is_symlink()
     assert sorted(os.listdir(tmp_path)) == ["link", "real"]
-    assert sorted(os.listdir(tmp_path / "real")) == [".penstock", "2.jpg", "3.jpg"]
+    assert sorted(os.listdir(tmp_path / "real")) == [
+        ".penstock", ".penstock-files", "2.jpg", "3.jpg",
+    ]  # fmt: skip
 
 
 def test_an_index_that_names_files_elsewhere_is_not_followed(tmp_path):
@@ -513,10 +593,44 @@ def test_an_index_that_names_files_elsewhere_is_not_followed(tmp_path):
 
     touch(tmp_path, "secret.jpg", "folder/1.jpg")
     for path in ("../secret.jpg", f"{tmp_path}/secret.jpg", "a/../../secret.jpg"):
-        kinds = np.zeros(1, np.uint8)
-        write_index(tmp_path / "folder", Listing(PackedList(["a"]), PackedList([path]), kinds))
+        kinds, labels = np.zeros(1, np.uint8), np.zeros(1, np.int64)
+        listing = Listing(PackedList(["a"]), PackedList([path]), kinds, labels)
+        write_index(tmp_path / "folder", listing)
         with pytest.raises(StoreError, match="names a file outside of the folder"):
             len(FolderStore(tmp_path / "folder"))
+
+
+NONSENSE = {
+    "an unknown kind": {"kinds": np.full(1, 9, np.uint8)},
+    "kinds in rows and columns": {"kinds": np.zeros((1, 2), np.uint8)},
+    "kinds that are fractions": {"kinds": np.zeros(1)},
+    "checksums that are fractions": {"checksums": np.zeros(1)},
+    "checksums of too many": {"checksums": np.zeros(2, np.uint64)},
+    "paths that are no text": {"paths": {"text": np.full(1, 255, "u1"), "offsets": [0, 1]}},
+    "paths that are none": {"paths": [1]},
+    "no index": {"index": None},
+    "a pair without a label": {"labels": None},
+    "labels of too many": {"labels": np.zeros(2, np.int64)},
+    "labels in rows and columns": {"labels": np.zeros((1, 2), np.int64)},
+    "labels that are fractions": {"labels": np.zeros(1)},
+    "labels in rows for too many": {
+        "labels": {"values": np.zeros(2, np.int64), "offsets": np.arange(3)}
+    },
+    "keys that are no text": {"keys": {"text": np.full(1, 255, "u1"), "offsets": np.arange(2)}},
+}
+
+
+@pytest.mark.parametrize("name", NONSENSE)
+def test_an_index_that_says_nonsense_is_named(tmp_path, name):
+    write(tmp_path / "made", [image("1.jpg", 0)], class_names=("a",), index="always")
+    path = tmp_path / "made" / ".penstock-index"
+    tree = decode_record(path.read_bytes()).sample
+    parts = {**NONSENSE[name]}
+    if "labels" in parts or "keys" in parts:
+        parts = {"index": {**tree["index"], "are_pairs": False, **parts}}
+    path.write_bytes(encode_record("folder", {**tree, **parts}).data)
+    with pytest.raises(StoreError, match=rf"the index {path} is damaged: "):
+        len(FolderStore(tmp_path / "made"))
 
 
 @pytest.mark.parametrize("damage", ["cut", "flip", "pickle", "lengths", "version"])
@@ -576,6 +690,98 @@ def test_a_resumed_writer_keeps_what_is_whole_and_removes_the_rest(tmp_path):
     expected = {record.key: decode_record(record.data).sample[0].data for record in records}
     assert files_of(tmp_path / "made") == expected
     assert sorted(os.listdir(tmp_path)) == ["made"]
+
+
+def test_a_resumed_writer_finds_a_folder_that_is_finished(tmp_path):
+    records = [image("a/1.jpg", 0), encode_record("x", {"a": 1}), encode_record("y", 1, (0, 0))]
+    write(tmp_path / "made", records, class_names=("a",), what="x")
+    before = files_of(tmp_path / "made"), (tmp_path / "made").stat().st_ino
+    writer = FolderWriter(tmp_path / "made", class_names=("a",), what="x", resume=True)
+    assert writer.finished
+    assert writer.written() == [("a/1.jpg", 0), ("x", ()), ("y", (0, 0))]
+    with pytest.raises(StoreError, match="made is complete"):
+        writer.put_many([image("b.jpg")])
+    writer.finish()
+    writer.close()
+    assert (files_of(tmp_path / "made"), (tmp_path / "made").stat().st_ino) == before
+    assert os.listdir(tmp_path) == ["made"]
+
+
+def test_a_folder_of_another_source_or_one_with_less_in_it_is_not_finished(tmp_path):
+    write(tmp_path / "made", [image("1.jpg"), image("2.jpg")], what="x")
+    for facts in ({"what": "y", "resume": True}, {"what": "x"}):
+        with contextlib.closing(FolderWriter(tmp_path / "made", **facts)) as writer:
+            assert not writer.finished
+            assert writer.written() == []
+    (tmp_path / "made" / "1.jpg").unlink()
+    with contextlib.closing(FolderWriter(tmp_path / "made", what="x", resume=True)) as writer:
+        assert not writer.finished
+
+
+def test_an_interrupted_writer_comes_before_a_finished_folder(tmp_path):
+    write(tmp_path / "made", [image("1.jpg")], what="x")
+    with contextlib.closing(FolderWriter(tmp_path / "made", what="x")) as writer:
+        writer.put_many([image("1.jpg")])
+    with contextlib.closing(FolderWriter(tmp_path / "made", what="x", resume=True)) as writer:
+        assert not writer.finished
+        assert writer.written() == [("1.jpg", None)]
+        assert writer.checksum_at(0) == header_of(image("1.jpg").data, "")[1]
+
+
+def test_a_key_that_comes_twice_is_refused_before_anything_is_written(tmp_path):
+    with contextlib.closing(FolderWriter(tmp_path / "made", what="x")) as writer:
+        writer.put_many([image("1.jpg")])
+        for records in ([image("2.jpg"), image("1.jpg")], [image("3.jpg"), image("3.jpg")]):
+            with pytest.raises(StoreError, match=r"the key '[13]\.jpg' is there twice"):
+                writer.put_many(records)
+        assert sorted(files_of(tmp_path / "made.partial")) == ["1.jpg"]
+        writer.put_many([image("2.jpg")])
+        writer.finish()
+    assert list(FolderStore(tmp_path / "made").keys) == ["1.jpg", "2.jpg"]
+
+
+def test_a_folder_that_lacks_a_record_is_not_finished(tmp_path):
+    with contextlib.closing(FolderWriter(tmp_path / "made")) as writer:
+        with pytest.raises(StoreError, match="cannot be a file"):
+            writer.put_many([image("1.jpg"), image("../2.jpg")])
+        with pytest.raises(StoreError, match="lacks a record that could not be written"):
+            writer.finish()
+    assert not (tmp_path / "made").exists()
+
+
+@pytest.mark.filterwarnings("ignore:.*multi-threaded:DeprecationWarning")
+def test_a_slow_listing_holds_up_no_other_folder_and_no_forked_child(tmp_path, monkeypatch):
+    from penstock.stores.folder import store as module
+
+    touch(tmp_path, "slow/a/1.jpg", "fast/a/1.jpg")
+    is_listing, may_go_on = threading.Event(), threading.Event()
+
+    def list_slowly(root):
+        if root.name == "slow":
+            is_listing.set()
+            assert may_go_on.wait(20)
+        return list_classes(root)
+
+    monkeypatch.setattr(module, "list_classes", list_slowly)
+    thread = threading.Thread(target=len, args=[FolderStore(tmp_path / "slow")])
+    thread.start()
+    try:
+        assert is_listing.wait(20)
+        with ThreadPoolExecutor(1) as pool:
+            found = pool.submit(lambda: list(FolderStore(tmp_path / "fast").keys))
+            assert found.result(timeout=20) == ["a/1.jpg"]
+        child = multiprocessing.get_context("fork").Process(
+            target=len, args=[FolderStore(tmp_path / "fast")]
+        )
+        child.start()
+        child.join(20)
+        is_hanging = child.exitcode is None
+        child.kill()
+        child.join()
+        assert not is_hanging
+    finally:
+        may_go_on.set()
+        thread.join()
 
 
 def test_a_journal_that_names_files_elsewhere_is_not_followed(tmp_path):

@@ -165,7 +165,9 @@ def test_images_with_boxes_are_not_shrunk(tmp_path):
     writer = LMDBWriter(tmp_path / "a.lmdb", class_names=("cell",))
     writer.put_many([encode_record("a", (EncodedImage(photo(60, 80)), "<xml/>"), (0, 0))])
     writer.finish()
-    with pytest.raises(ConfigError, match="annotations in pixels"):
+    with pytest.raises(
+        ConfigError, match="a tuple of EncodedImage, str; resize and quality are for image files"
+    ):
         pack(f"lmdb:{tmp_path}/a.lmdb", f"lmdb:{tmp_path}/b.lmdb", resize=30)
     assert os.listdir(tmp_path) == ["a.lmdb"]
 
@@ -354,3 +356,166 @@ def test_a_record_damaged_in_what_is_left_is_named_when_resuming(tmp_path):
     assert "is damaged" in errors
     with pytest.raises(StoreError, match="No such file"):
         LMDBDataset(address)
+
+
+def test_a_dataset_over_a_store_is_packed_as_its_store_is(tmp_path):
+    address = f"lmdb:{tmp_path}/a.lmdb"
+    pack(Photos(8), address)
+    for source in (LMDBDataset(tmp_path / "a.lmdb"), LMDBDataset(tmp_path / "a.lmdb", decode=None)):
+        pack(source, f"lmdb:{tmp_path}/b.lmdb")
+        assert samples_of(f"lmdb:{tmp_path}/b.lmdb") == samples_of(address)
+    with pytest.raises(ConfigError, match=r"has transforms\. To pack what it is made from, give"):
+        pack(LMDBDataset(tmp_path / "a.lmdb", transform=np.mean), f"lmdb:{tmp_path}/c.lmdb")
+
+
+@pytest.mark.parametrize("num_shards", [1, 3])
+def test_a_destination_that_is_no_store_is_not_replaced(tmp_path, num_shards):
+    thesis = tmp_path / "thesis.txt"
+    thesis.write_text("years of work")
+    with pytest.raises(StoreError, match=r"did not pack|is a file, and shards"):
+        pack(Photos(2), f"lmdb:{thesis}", num_shards=num_shards)
+    import lmdb
+
+    foreign = tmp_path / "foreign.lmdb"
+    with lmdb.open(str(foreign), subdir=False, lock=False) as env, env.begin(write=True) as txn:
+        txn.put(b"my", b"only copy")
+    with pytest.raises(StoreError, match=r"did not pack|is a file, and shards"):
+        pack(Photos(2), f"lmdb:{foreign}", num_shards=num_shards)
+    folder = tmp_path / "folder"
+    folder.mkdir()
+    (folder / "data.csv").write_text("1,2,3")
+    with pytest.raises(StoreError, match=r"is a folder, and the new|holds something else"):
+        pack(Photos(2), f"lmdb:{folder}", num_shards=num_shards)
+    assert sorted(os.listdir(tmp_path)) == ["folder", "foreign.lmdb", "thesis.txt"]
+    assert thesis.read_text() == "years of work"
+
+
+def test_through_a_link_its_target_is_replaced(tmp_path):
+    (tmp_path / "real").mkdir()
+    (tmp_path / "link.lmdb").symlink_to(tmp_path / "real" / "a.lmdb")
+    pack(Photos(2), f"lmdb:{tmp_path}/link.lmdb")
+    assert (tmp_path / "link.lmdb").is_symlink()
+    assert os.listdir(tmp_path / "real") == ["a.lmdb"]
+
+
+class Numbers:
+    """Samples that a later version of the code makes otherwise."""
+
+    def __init__(self, offset=0, class_names=("cat", "dog"), fail_at=None):
+        self.offset, self.class_names, self.fail_at = offset, class_names, fail_at
+
+    def __len__(self):
+        return 60
+
+    def __getitem__(self, index):
+        if index == self.fail_at:
+            raise OSError("the disk is away")
+        return np.full(10, index + self.offset), index % 2
+
+
+@pytest.mark.parametrize("num_shards", [1, 4])
+def test_a_source_that_has_changed_is_not_mixed_with_what_is_there(tmp_path, num_shards):
+    address = f"lmdb:{tmp_path}/a.lmdb"
+    options = {"num_shards": num_shards, "num_workers": 0}
+    with pytest.raises(OSError, match="the disk is away"):
+        pack(Numbers(fail_at=50), address, **options)
+    with pytest.raises(StoreError, match=r"sample '00' of the source is not what the interrupted"):
+        pack(Numbers(offset=1000), address, resume=True, **options)
+    with pytest.raises(StoreError, match="from another source or with other options"):
+        pack(Numbers(class_names=("dog", "cat")), address, resume=True, **options)
+    report = pack(Numbers(), address, resume=True, **options)
+    assert report.num_resumed == 48
+    assert [int(array[0]) for array, _ in samples_of(address)] == list(range(60))
+
+
+@pytest.mark.parametrize("num_shards", [1, 3])
+def test_resuming_what_is_complete_does_nothing(tmp_path, num_shards):
+    address = f"lmdb:{tmp_path}/a.lmdb"
+    pack(Numbers(), address, num_shards=num_shards)
+    before = {path: path.stat().st_mtime_ns for path in tmp_path.rglob("*.lmdb")}
+    report = pack(Numbers(fail_at=3), address, num_shards=num_shards, resume=True)
+    assert (report.num_records, report.num_resumed) == (60, 60)
+    assert {path: path.stat().st_mtime_ns for path in tmp_path.rglob("*.lmdb")} == before
+
+
+def test_shards_are_even_and_empty_ones_do_not_show(tmp_path):
+    address = f"lmdb:{tmp_path}/a.lmdb"
+    pack(Photos(9), address, num_shards=4)
+    dataset = LMDBDataset(tmp_path / "a.lmdb", decode=None)
+    assert dataset.labels.tolist() == [0, 1] * 4 + [0]
+    assert dataset.can_get_batch
+    sizes = []
+    for path in sorted((tmp_path / "a.lmdb").iterdir()):
+        with open_store(path) as shard:
+            sizes.append(len(shard))
+    assert sizes == [2, 2, 2, 3]
+    pack(Photos(3), address, num_shards=5)
+    few = LMDBDataset(tmp_path / "a.lmdb", decode=None)
+    assert few.labels.tolist() == [0, 1, 0]
+    assert few.can_get_batch
+    report = pack(Photos(20, set(range(12, 20))), address, num_shards=4, on_error="skip")
+    assert report.num_left_out == 8
+    assert LMDBDataset(tmp_path / "a.lmdb").labels.tolist() == [0, 1] * 6
+
+
+def test_left_out_samples_are_counted_over_an_interruption(tmp_path):
+    address = f"lmdb:{tmp_path}/a.lmdb"
+
+    class Flaky(Photos):
+        fail_at = 30
+
+        def __getitem__(self, index):
+            if index == self.fail_at:
+                raise KeyboardInterrupt
+            return super().__getitem__(index)
+
+    with pytest.raises(KeyboardInterrupt):
+        pack(Flaky(40, {2, 5}), address, on_error="skip", num_workers=0)
+    Flaky.fail_at = None
+    report = pack(Flaky(40, {2, 5}), address, on_error="skip", num_workers=0, resume=True)
+    assert report.num_resumed > 0
+    assert (report.num_records, report.num_left_out) == (38, 2)
+
+
+def test_images_of_16_bits_keep_their_brightness_and_32_bits_are_refused(tmp_path):
+    def png(array):
+        file = io.BytesIO()
+        Image.fromarray(array).save(file, "PNG")
+        return EncodedImage(file.getvalue())
+
+    deep = png(np.full((40, 40), 30_000, np.uint16))
+    address = f"lmdb:{tmp_path}/a.lmdb"
+    pack([deep], address, resize=20)
+    (image,) = samples_of(address)
+    with Image.open(io.BytesIO(image.data)) as small:
+        assert small.size == (20, 20)
+        assert abs(np.asarray(small).mean() - 30_000 / 257) < 2
+    file = io.BytesIO()
+    Image.fromarray(np.full((40, 40), 0.5, np.float32)).save(file, "TIFF")
+    with pytest.raises(ValueError, match=r"an image of F pixels \(32 bits\)"):
+        pack([EncodedImage(file.getvalue())], address, resize=20)
+
+
+def test_an_image_that_the_check_calls_broken_is_not_made_whole_by_shrinking(tmp_path, data_dir):
+    from penstock.images import check_image, shrink_image
+
+    def refuses(act, *args):
+        try:
+            act(*args)
+        except Exception:
+            return True
+        return False
+
+    files = [path.read_bytes() for path in sorted((data_dir / "broken").glob("*.jp*g"))]
+    broken = [data for data in files if refuses(check_image, data)]
+    assert len(broken) > 5
+    assert all(refuses(shrink_image, data, 16, None) for data in broken)
+
+
+def test_no_file_is_open_in_a_writer_when_workers_are_forked(tmp_path):
+    from penstock.stores.lmdb.writer import LMDBWriter
+
+    writer = LMDBWriter(tmp_path / "a.lmdb")
+    targets = {os.path.realpath(f"/proc/self/fd/{fd}") for fd in os.listdir("/proc/self/fd")}
+    assert str(tmp_path / "a.lmdb.partial") not in targets
+    writer.close()

@@ -4,10 +4,12 @@
 from __future__ import annotations
 
 import contextlib
+import gc
 import os
 import pickle
 import random
 import struct
+import sys
 import tracemalloc
 
 import msgspec
@@ -118,7 +120,7 @@ def test_the_image_of_a_pair_is_found_without_decoding():
     for sample, label in (
         ((EncodedImage(b"x"), 4), 5),
         ([EncodedImage(b"x"), 4], 4),
-        ((EncodedImage(b"x"), True), True),
+        ((EncodedImage(b"x"), True), 1),
         ((b"x", 4), 4),
         ((EncodedImage(b"x"), 4, 4), 4),
     ):
@@ -255,6 +257,10 @@ HOSTILE = {
         sealed(head("k", None, array_ext(0, 1, "|u1", [1] * 100)), b"1"),
         "does not fit",
     ),
+    "blobs that overlap": (
+        sealed(head("k", None, [ext(3, struct.pack("<QQ", 0, 4))] * 2), b"1234"),
+        "a blob begins at byte 0, the one before ends at 4",
+    ),
     "an unknown extension": (sealed(head("k", None, ext(9, b"x"))), "unknown extension type 9"),
     "a short extension": (sealed(head("k", None, ext(3, b"x"))), "is damaged"),
     "a tuple that is none": (sealed(head("k", None, ext(2, b"\x01"))), "a tuple is not an array"),
@@ -281,6 +287,36 @@ def test_a_hostile_record_is_an_error_that_names_it_and_takes_no_memory(data, me
         tracemalloc.stop()
     assert str(raised.value).startswith("record 5 of somewhere")
     assert peak < 20 * len(data) + 1_000_000
+
+
+def test_a_record_is_gone_when_it_is_dropped_without_a_collection():
+    data = encode_record("k", (EncodedImage(b"x" * 1000), 1), 1).data
+    gc.disable()
+    try:
+        before = sys.getrefcount(data)
+        for _ in range(10):
+            decode_record(data, copy=False)
+        with contextlib.suppress(StoreError):
+            decode_record(sealed(head("k", None, ext(9, b""))))
+        assert sys.getrefcount(data) == before
+    finally:
+        gc.enable()
+
+
+@pytest.mark.parametrize("label", [True, 2**63, 1.5, "cat", [1], (1, None)])
+def test_a_label_that_could_not_be_read_is_not_written(label):
+    with pytest.raises(StoreError, match="sample 'k' has the label"):
+        encode_record("k", 1, label)
+
+
+@pytest.mark.parametrize("depth", [63, 64])
+def test_as_deep_as_can_be_written_can_be_read(depth):
+    deep = 1
+    for _ in range(depth):
+        deep = (deep,)
+    assert decode_record(encode_record("k", deep).data).sample == deep
+    with pytest.raises(StoreError, match="more than 64 containers"):
+        encode_record("k", ((deep,),))
 
 
 def test_a_pickle_is_not_run(tmp_path):

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import gzip
 import io
 import json
@@ -10,6 +11,7 @@ import multiprocessing
 import os
 import pickle
 import tarfile
+import threading
 from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
@@ -126,6 +128,29 @@ def test_names_that_are_in_two_shards_get_their_shard_in_front(tmp_path):
         assert store.get(["b/1"])[0].sample == {"txt": "b"}
 
 
+def test_shards_of_one_name_get_their_folders_in_front_as_well(tmp_path):
+    for folder in ("x/a", "x/b", "y/a"):
+        (tmp_path / folder).mkdir(parents=True)
+        write(tmp_path / folder / "000.tar", {"1.txt": folder.encode()})
+    with TarStore(f"{tmp_path}/x/{{a,b}}/000.tar") as store:
+        assert list(store.keys) == ["a/000/1", "b/000/1"]
+        assert store.get(["b/000/1"])[0].sample == {"txt": "x/b"}
+    with TarStore(f"{tmp_path}/{{x/a,x/b,y/a}}/000.tar") as store:
+        assert list(store.keys) == ["x/a/000/1", "x/b/000/1", "y/a/000/1"]
+    with pytest.raises(StoreError, match=r"y/a/000\.tar is named twice"):
+        len(TarStore(f"{tmp_path}/{{x/a,y/a,y/a}}/000.tar"))
+
+
+def test_a_key_that_two_shards_would_give_is_an_error(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    os.mkdir("x")
+    write("x.tar", {"y/1.txt": b"", "1.txt": b""})
+    write("x/y.tar", {"1.txt": b""})
+    write("y.tar", {"1.txt": b""})
+    with pytest.raises(StoreError, match=r"two samples of .* would be called 'x/y/1'"):
+        len(TarStore("{x,x/y,y}.tar"))
+
+
 @pytest.mark.parametrize("keep", [300, 512, 700, 1024, 5000, 9999, "end mark"])
 def test_a_truncated_shard_is_an_error(tmp_path, keep):
     path = write(tmp_path / "a.tar", {f"{i}.jpg": b"x" * 600 for i in range(7)})
@@ -179,6 +204,46 @@ def test_links_are_an_error(tmp_path, kind):
         len(TarStore(tmp_path / "a.tar"))
 
 
+def hostile(**options):
+    """A tar file of one file, with a header that says what it should not."""
+    size, file = options.pop("size", None), io.BytesIO()
+    with tarfile.open(fileobj=file, mode="w", format=tarfile.PAX_FORMAT) as tar:
+        add(tar, "1.jpg", b"abc", **options)
+    data = bytearray(file.getvalue())
+    if size is not None:
+        data[124:136] = size
+        data[148:156] = b" " * 8
+        data[148:156] = b"%06o\0 " % sum(data[:512])
+    return bytes(data)
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"size": b"\xff" * 12},
+        {"size": b"\x80" + (2**80).to_bytes(11, "big")},
+        {"size": b"\x80" + (2**63).to_bytes(11, "big")},
+        {"size": b"\x80" + (2**62).to_bytes(11, "big")},
+        {"size": b"%011o\0" % 20_000},
+        {"size": b"zzzzzzzzzzz\0"},
+        {"pax_headers": {"size": "99999999999999999999999"}},
+        {"pax_headers": {"size": "-512"}},
+        {"pax_headers": {"size": "-1536"}},  # back to the header that says so, for ever
+        {"pax_headers": {"size": "abc"}},
+        {"pax_headers": {"GNU.sparse.map": "a,b"}},
+        {"pax_headers": {"GNU.sparse.size": "x", "GNU.sparse.major": "1"}},
+        {"pax_headers": {"GNU.sparse.size": "3", "GNU.sparse.map": "0,3"}},
+    ],
+    ids=str,
+)
+@pytest.mark.parametrize("is_first", [True, False])
+def test_a_header_that_says_what_cannot_be_is_an_error(tmp_path, options, is_first):
+    start = b"" if is_first else hostile()[:1024]
+    (tmp_path / "a.tar").write_bytes(start + hostile(**options))
+    with pytest.raises(StoreError, match=r"a\.tar (is|has)"):
+        len(TarStore(tmp_path / "a.tar"))
+
+
 def test_a_missing_shard_is_named(shards):
     with pytest.raises(StoreError, match=r"cannot read .*shard-003\.tar: No such file"):
         len(TarStore(f"{shards}/shard-{{000..003}}.tar"))
@@ -196,6 +261,9 @@ def test_a_missing_shard_is_named(shards):
             r"1\.cls in .*a\.tar should hold the number of a class, and holds b'cat'",
         ),
         ("1.cls", b"1" * 5000, r"1\.cls in .*a\.tar should hold the number"),
+        ("1.cls", b"9" * 27, r"1\.cls in .*a\.tar should .* holds b'9{27}'\. That is more than 64"),
+        ("1.cls", b"%d" % 2**63, r"1\.cls in .*a\.tar should hold .* more than 64 bits"),
+        ("1.cls", b"1_0", r"1\.cls in .*a\.tar should hold the number of a class"),
         ("1.json", b"{", r"1\.json in .*a\.tar cannot be read: Expecting"),
         ("1.json", b"[" * 200_000, r"1\.json in .*a\.tar cannot be read"),
         ("1.txt", b"\xff", r"1\.txt in .*a\.tar cannot be read: 'utf-8'"),
@@ -228,7 +296,7 @@ def test_a_shard_that_changes_is_noticed(shards):
     write(shards / "shard-001.tar", pairs(10, 9))
     with store:
         assert store.get_many([0])[0].key == "000000"
-        with pytest.raises(StoreError, match=r"shard-001\.tar is not the file that was listed"):
+        with pytest.raises(StoreError, match=r"shard-001\.tar was changed since it was listed"):
             store.get_many([12])
     assert TarStore(shards).fingerprint != before
 
@@ -238,7 +306,8 @@ def test_more_shards_than_are_kept_open_are_read(shards, monkeypatch):
     with TarStore(shards) as store:
         for _ in range(2):
             assert [r.key for r in store.get_many([25, 5, 15])] == ["000025", "000005", "000015"]
-        assert len(store._open._kept) == 1
+        with store._open.lent(store._opened) as open_shards:
+            assert len(open_shards._kept) == 1
 
 
 def test_threads_read_at_the_same_time(shards):
@@ -247,6 +316,77 @@ def test_threads_read_at_the_same_time(shards):
             for record in found:
                 number = int(record.key)
                 assert record.sample[0].data == b"image %d" % number * number
+
+
+def shards_open():
+    found = []
+    for fd in os.listdir("/proc/self/fd"):
+        with contextlib.suppress(OSError):  # that of the listing itself
+            found.append(os.readlink(f"/proc/self/fd/{fd}"))
+    return sorted(path for path in found if path.endswith(".tar"))
+
+
+def test_a_store_that_is_closed_while_it_is_read_goes_on_and_closes_then(shards, monkeypatch):
+    is_reading, may_go_on = threading.Event(), threading.Event()
+    pread = module._pread
+
+    def read_slowly(fd, *rest):
+        if not may_go_on.is_set():
+            is_reading.set()
+            assert may_go_on.wait(20)
+        return pread(fd, *rest)
+
+    monkeypatch.setattr(module, "_pread", read_slowly)
+    store = TarStore(shards)
+    len(store)
+    with ThreadPoolExecutor(1) as pool:
+        found = pool.submit(store.get_many, [3])
+        assert is_reading.wait(20)
+        StoreDataset(store, decode=None)  # a second one over the same store
+        store.close()
+        others = [os.open("/dev/null", os.O_RDONLY) for _ in range(9)]  # the numbers that are free
+        may_go_on.set()
+        assert found.result(20)[0].sample == (EncodedImage(b"image 3" * 3), 0)
+    for fd in others:
+        os.close(fd)
+    assert shards_open() == []
+    assert store.get_many([4])[0].key == "000004"
+    store.close()
+
+
+def test_a_store_that_is_dropped_leaves_nothing_open(shards):
+    store = TarStore(shards)
+    store.get_many([0, 15, 29])
+    assert len(shards_open()) == 3
+    del store
+    assert shards_open() == []
+
+
+def test_a_listing_is_pickled_as_arrays(tmp_path):
+    sizes = []
+    for count in (1000, 2000):
+        store = TarStore(
+            write(
+                tmp_path / f"{count}.tar",
+                pairs(0, 10)
+                | dict.fromkeys(
+                    (f"{i:07}.{e}" for i in range(count) for e in ("jpg", "cls")), b"1"
+                ),
+            )
+        )
+        assert isinstance(store.labels, np.ndarray)
+        buffers = []
+        sizes.append(len(pickle.dumps(store, 5, buffer_callback=buffers.append)))
+        with pickle.loads(pickle.dumps(store)) as copy:
+            assert copy.get_many([-1])[0].sample == (EncodedImage(b"1"), 1)
+    assert sizes[1] - sizes[0] < 100  # the arrays go beside it, and are shared
+
+
+def test_classes_that_some_samples_lack(tmp_path):
+    files = {"1.jpg": b"a", "2.jpg": b"b", "2.cls": b"5", "3.jpg": b"c"}
+    with TarStore(write(tmp_path / "a.tar", files)) as store:
+        assert [row.tolist() for row in store.labels] == [[], [5], []]
+        assert [record.label for record in store.scan()] == [None, 5, None]
 
 
 def _read_in_child(store, sender):

@@ -13,7 +13,7 @@ from penstock import Loader
 from penstock.data import Subset
 from penstock.data.names import describe_sample
 from penstock.errors import ConfigError, StoreError
-from penstock.stores import EncodedImage, create_store, pack
+from penstock.stores import EncodedImage, StoreDataset, create_store, open_store, pack
 from penstock.stores.folder.listing import IMAGE_SUFFIXES
 from penstock.stores.records import encode_record
 from penstock.vision import ImageFolder
@@ -104,6 +104,37 @@ def test_transforms_take_image_and_class(root):
     assert dataset[3] == (0, "1")
 
 
+def test_transforms_may_come_by_position_as_torchvisions(root):
+    assert ImageFolder(root, np.max, str)[3] == (0, "1")
+
+
+def test_labels_cannot_be_written_to_and_the_lists_make_no_samples(root):
+    dataset = ImageFolder(root, transform=np.max)
+    with pytest.raises(ValueError, match="read-only"):
+        dataset.labels[3] = 7
+    dataset.targets[3] = 7
+    assert dataset[3] == (0, 1)
+    labels = dataset.labels.copy()
+    labels[3] = 7
+    assert dataset[3] == (0, 1)
+
+
+def test_the_folder_of_one_class_says_which_folder_to_name(root):
+    with pytest.raises(StoreError) as caught:
+        ImageFolder(root / "dog")
+    assert str(caught.value) == (
+        f"{root}/dog has 1 image(s) in itself, '2.png' for one, but no class folders. If it is the "
+        f"folder of one class, name the one above it: {root}. If its images have no classes, "
+        f'StoreDataset("{root}/dog") reads them without.'
+    )
+    assert len(StoreDataset(root / "dog")) == 1
+    (root / "dog" / "sub").mkdir()
+    with pytest.raises(StoreError, match="but no image in its subfolders") as caught:
+        ImageFolder(root / "dog")
+    assert f'StoreDataset(open_store("{root}/dog", layout="flat"))' in str(caught.value)
+    assert len(StoreDataset(open_store(root / "dog", layout="flat"))) == 1
+
+
 def test_an_error_names_the_file(root):
     (root / "cat" / "1.png").write_bytes(b"")
     (root / "dog" / "2.png").unlink()
@@ -120,9 +151,11 @@ def test_an_error_names_the_file(root):
 
 def test_a_copy_by_pickle_leaves_the_long_lists_behind(root):
     dataset = ImageFolder(root)
+    before = len(pickle.dumps(dataset))
     lists = dataset.samples, dataset.targets
+    assert dataset.samples is lists[0]  # not made again for every image of a loop
+    assert len(pickle.dumps(dataset)) == before
     copy = pickle.loads(pickle.dumps(dataset))
-    assert not {"samples", "targets"} & vars(copy).keys()
     assert (copy.samples, copy.targets) == lists
     assert copy[2][1] == 0
 

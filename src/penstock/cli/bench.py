@@ -75,7 +75,7 @@ def bench(
         Path | None, typer.Option("--json", help="Write all figures here as well.")
     ] = None,
 ) -> None:
-    """Compare torch's DataLoader with Penstock's on the images of a folder.
+    """Compare torch's DataLoader with Penstock's on a folder of images.
 
     Both read the same files with the same plain torch dataset: decode, random-resized crop, flip,
     normalise to float32. Each loader has a process of its own with persistent workers, which are

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import io
 import math
+import warnings
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final
@@ -12,6 +13,7 @@ from typing import TYPE_CHECKING, Any, Final
 import numpy as np
 
 from penstock.data.ragged import RaggedArray
+from penstock.errors import StoreError, StoreUnreachable
 from penstock.stores.records import EncodedImage
 
 if TYPE_CHECKING:
@@ -112,6 +114,7 @@ class Sizes:
         heights_px: Of each image in them, as its header says; int64.
         widths_px: Likewise.
         num_unreadable: Images whose header cannot be read.
+        num_damaged: Records that cannot be read, of those that were to be looked at.
     """
 
     num_records: int
@@ -119,6 +122,7 @@ class Sizes:
     heights_px: NDArray[np.int64]
     widths_px: NDArray[np.int64]
     num_unreadable: int
+    num_damaged: int
 
     @property
     def total_bytes(self) -> int:
@@ -137,26 +141,57 @@ def measure(store: Store, num_sampled: int, tell: Callable[[int, int], object]) 
         tell: Called with the number read so far, and of all that will be.
 
     Raises:
-        StoreError: one of them is missing or damaged.
+        StoreUnreachable: its server went away. Records that are damaged are counted.
     """
     length = len(store)
     num_read = min(num_sampled or length, length)
     positions = np.arange(num_read) * length // max(1, num_read)
-    num_bytes: list[int] = []
-    shapes: list[tuple[int, int] | None] = []
-    for start in range(0, num_read, _READ_RECORDS):
-        with store.borrow(positions[start : start + _READ_RECORDS]) as records:
-            num_bytes += [_num_bytes(record.sample, shapes) for record in records]
-        tell(len(num_bytes), num_read)
-    known = [shape for shape in shapes if shape is not None]
-    pairs = np.array(known, np.int64).reshape(-1, 2)
-    return Sizes(
-        length,
-        np.array(num_bytes, np.int64),
-        pairs[:, 0],
-        pairs[:, 1],
-        len(shapes) - len(known),
-    )
+    found = _Found([], [])
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", module=r"PIL\.")  # only headers are read
+        for start in range(0, num_read, _READ_RECORDS):
+            _look_at(store, positions[start : start + _READ_RECORDS], found)
+            tell(min(start + _READ_RECORDS, num_read), num_read)
+    return found.sizes(length)
+
+
+@dataclass
+class _Found:
+    """What has been found so far."""
+
+    num_bytes: list[int]
+    shapes: list[tuple[int, int] | None]
+    num_damaged: int = 0
+
+    def sizes(self, num_records: int) -> Sizes:
+        """Return it in arrays."""
+        known = [shape for shape in self.shapes if shape is not None]
+        pairs = np.array(known, np.int64).reshape(-1, 2)
+        return Sizes(
+            num_records,
+            np.array(self.num_bytes, np.int64),
+            pairs[:, 0],
+            pairs[:, 1],
+            len(self.shapes) - len(known),
+            self.num_damaged,
+        )
+
+
+def _look_at(store: Store, positions: NDArray[np.int64], found: _Found) -> None:
+    """Read records together; one by one if something is wrong with one of them."""
+    try:
+        with store.borrow(positions) as records:
+            for record in records:
+                found.num_bytes.append(_num_bytes(record.sample, found.shapes))
+        return
+    except StoreUnreachable:
+        raise
+    except StoreError:
+        if len(positions) == 1:
+            found.num_damaged += 1
+            return
+    for position in positions:
+        _look_at(store, position[None], found)
 
 
 def _num_bytes(value: Any, shapes: list[tuple[int, int] | None]) -> int:  # noqa: ANN401

@@ -8,10 +8,11 @@ import os
 import sys
 import time
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, TypeVar
+from typing import TYPE_CHECKING, Annotated, Any, Final, TypeVar
 
 import typer
 
+from penstock.cli.arguments import ImageField, KeyField, LabelField  # noqa: TC001 - typer's
 from penstock.cli.lines import printable, without_password
 from penstock.cli.progress import Bar
 from penstock.data import PackedList
@@ -22,10 +23,13 @@ if TYPE_CHECKING:
     from penstock.cli.decoding import BrokenFile
     from penstock.cli.store_survey import BadRecord
     from penstock.cli.survey import Findings
+    from penstock.stores.store import Store
 
 __all__ = ["check"]
 
 T = TypeVar("T")
+
+_MARKER: Final = ".penstock"  # that `pack` leaves in a folder which it makes
 
 
 def check(
@@ -42,16 +46,20 @@ def check(
     as_json: Annotated[
         bool, typer.Option("--json", help="Give one JSON object instead of lines.")
     ] = False,
+    image_field: ImageField = None,
+    label_field: LabelField = None,
+    key_field: KeyField = None,
 ) -> None:
-    """Find the images of a folder, or the records of a store, that are broken.
+    """Find the broken images or records of a folder or store.
 
     Every image is decoded whole, in worker processes; of a store every checksum is compared, and
     every record with the index. For each broken one a line goes to stdout: its path or key, a tab,
     and what is wrong. The exit status is 1 if there are any, otherwise 0.
     """
     num_workers = workers or _num_usable_cores()
-    if _is_store(what):
-        num_broken = _check_store(what, num_workers, as_json=as_json)
+    fields = {"image_field": image_field, "label_field": label_field, "key_field": key_field}
+    if _is_store(what) or any(fields.values()):
+        num_broken = _check_store(what, num_workers, fields, as_json=as_json)
     else:
         num_broken = _check_folder(Path(what), num_workers, as_json=as_json)
     if num_broken:
@@ -59,11 +67,13 @@ def check(
 
 
 def _is_store(what: str) -> bool:
-    if ":" not in what and not Path(what).suffix:
+    path = Path(what)
+    if ":" not in what and not path.suffix and not (path / _MARKER).exists():
         return False  # a plain folder, for which the packages of stores need not be there
     from penstock.cli.sources import is_store
+    from penstock.stores.folder.marks import read_marker
 
-    return is_store(what)
+    return is_store(what) or read_marker(path) is not None
 
 
 def _check_folder(folder: Path, num_workers: int, *, as_json: bool) -> int:
@@ -89,30 +99,53 @@ def _check_folder(folder: Path, num_workers: int, *, as_json: bool) -> int:
     return len(broken)
 
 
-def _check_store(what: str, num_workers: int, *, as_json: bool) -> int:
+def _check_store(what: str, num_workers: int, fields: dict[str, Any], *, as_json: bool) -> int:
     from penstock.cli.sources import open_named, parse
     from penstock.cli.store_survey import check_store
     from penstock.cli.survey import Findings
 
     start_s = time.monotonic()
-    options: dict[str, Any] = {"verify": "always"} if parse(what).kind == "lmdb" else {}
-    store = open_named(what, **options)
-    try:
-        findings: Findings[BadRecord] = Findings(len(store))
+    kind, place = parse(what)
+    options: dict[str, Any] = {"verify": "always"} if kind == "lmdb" else {}
+    with open_named(what, **fields, **options) as store:
+        others = [] if ":" in what or kind != "folder" else _others(store, Path(place))
+        findings: Findings[BadRecord] = Findings(len(store) + len(others))
         try:
             with Bar() as bar:
                 check_store(store, num_workers, findings, _tell(bar))
+                _check_others(others, num_workers, findings)
         finally:
             wall_s = time.monotonic() - start_s
             broken = sorted(findings.broken, key=_position)
             if as_json:
-                _write_json(_record_of_store(store.address, findings, broken, wall_s))
+                _write_json(_record_of_store(store, findings, broken, wall_s))
             else:
                 _write_lines([(record.key, record.reason) for record in broken])
-            _summarise(findings, "records", wall_s)
-    finally:
-        store.close()
+            of_what = f"records and {len(others):,} other images" if others else "records"
+            _summarise(findings, of_what, wall_s, is_store=True)
     return len(broken)
+
+
+def _others(store: Store, folder: Path) -> list[str]:
+    """Return the images below a folder that `pack` made which are no record's."""
+    from penstock.cli.decoding import iter_image_paths
+    from penstock.stores.folder.store import FolderStore
+
+    assert isinstance(store, FolderStore)
+    of_records = {os.fspath(store.file_of(position)) for position in range(len(store))}
+    return sorted(path for path in iter_image_paths(folder) if path not in of_records)
+
+
+def _check_others(paths: Sequence[str], num_workers: int, findings: Findings[BadRecord]) -> None:
+    from penstock.cli.store_survey import BadRecord
+    from penstock.cli.survey import Findings, check_files
+
+    if paths:
+        found: Findings[BrokenFile] = Findings(len(paths))
+        check_files(paths, num_workers, found)
+        findings.num_checked += found.num_checked
+        findings.num_images += found.num_images
+        findings.broken += [BadRecord(None, str(f.path), f.reason) for f in found.broken]
 
 
 def _position(record: BadRecord) -> int:
@@ -137,11 +170,14 @@ def _write_lines(broken: Sequence[tuple[str, str]]) -> None:
     sys.stdout.flush()
 
 
-def _summarise(findings: Findings[T], what: str, wall_s: float) -> None:
+def _summarise(findings: Findings[T], what: str, wall_s: float, *, is_store: bool = False) -> None:
     num_all = f"{findings.num_files:,}"
     if findings.num_checked < findings.num_files:
         num_all = f"stopped after {findings.num_checked:,} of {num_all}"
-    sys.stderr.write(f"{num_all} {what}, {len(findings.broken):,} broken, {wall_s:.1f} s\n")
+    # Of a folder each file is one; a store may have none, or several in a record.
+    images = f"{findings.num_images:,} images decoded, " if is_store else ""
+    broken = f"{len(findings.broken):,} broken, {wall_s:.1f} s"
+    sys.stderr.write(f"{num_all} {what}, {images}{broken}\n")
 
 
 def _record_of_files(
@@ -157,12 +193,13 @@ def _record_of_files(
 
 
 def _record_of_store(
-    address: str, findings: Findings[BadRecord], broken: Sequence[BadRecord], wall_s: float
+    store: Store, findings: Findings[BadRecord], broken: Sequence[BadRecord], wall_s: float
 ) -> dict[str, Any]:
     return {
-        "address": address,
-        "num_records": findings.num_files,
+        "address": without_password(store.address),
+        "num_records": len(store),
         "num_checked": findings.num_checked,
+        "num_images": findings.num_images,
         "num_broken": len(broken),
         "seconds": round(wall_s, 3),
         "broken": [

@@ -3,11 +3,12 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Annotated, Any
 
 import typer
 from typer.core import TyperGroup
 
+from penstock import __version__
 from penstock.cli.bench import bench
 from penstock.cli.check import check
 from penstock.cli.lines import without_password
@@ -42,15 +43,36 @@ def _mask(error: Exception) -> None:
         error.message = without_password(message)  # type: ignore[attr-defined]  # it was there
 
 
+def _show_version(*, is_asked: bool) -> None:
+    if is_asked:
+        typer.echo(f"penstock {__version__}")
+        raise typer.Exit
+
+
+def _common(
+    version: Annotated[
+        bool,
+        typer.Option(
+            "--version",
+            callback=lambda value: _show_version(is_asked=value),
+            is_eager=True,
+            help="Show the version and exit.",
+        ),
+    ] = False,
+) -> None:
+    """Pack training data, check it, count it, feed it, and see what that costs."""
+
+
 def make_app() -> typer.Typer:
     """Return the command line."""
     app = typer.Typer(
         cls=_Group,
-        help="Pack training data, check it, count it, feed it, and see what that costs.",
         no_args_is_help=True,
         add_completion=False,
         pretty_exceptions_enable=False,
+        rich_markup_mode=None,  # its boxes call flags <bool>, and break lines twice
     )
+    app.callback()(_common)
     for command in (pack, check, stats, bench):
         app.command()(command)
     return app

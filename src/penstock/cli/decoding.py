@@ -10,8 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, NoReturn
 
-import cv2
-
+from penstock.cli.reasons import reason_of
 from penstock.errors import ConfigError
 from penstock.images import check_image, decode_image
 from penstock.stores.folder.listing import IMAGE_SUFFIXES
@@ -28,7 +27,6 @@ __all__ = [
     "find_images",
     "iter_image_paths",
     "read_image",
-    "reason_of",
     "sort_out_broken",
 ]
 
@@ -112,22 +110,6 @@ def _reason_not_to_read(path: Path) -> str | None:
     except Exception as error:  # over damaged data Pillow raises nearly anything
         return reason_of(error)
     return None
-
-
-def reason_of(error: BaseException) -> str:
-    """Return in one line what an error of `count_pixels` says, without the file's name.
-
-    Example:
-        >>> reason_of(FileNotFoundError(2, "No such file or directory", "a.jpg"))
-        'No such file or directory'
-        >>> reason_of(KeyError("tag"))
-        "KeyError: 'tag'"
-    """
-    if isinstance(error, OSError) and error.strerror:
-        return error.strerror
-    text = " ".join(str(error).split())
-    speaks = text and isinstance(error, (ValueError, OSError, cv2.error))
-    return text if speaks else f"{type(error).__name__}: {text or 'no details'}"
 
 
 def count_pixels(path: Path | str) -> int:

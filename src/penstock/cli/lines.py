@@ -9,8 +9,14 @@ from typing import Final
 
 __all__ = ["amount", "printable", "without_password"]
 
-# To the last @ of the word: somebody may have typed one of the password's own without escaping it.
-_PASSWORD: Final = re.compile(r"([a-z][a-z0-9+.-]*://[^:@/\s]*):\S*@", re.IGNORECASE)
+# To the last @ of the line, or of the word: somebody may have typed one of the password's own
+# without escaping it, or a space. Slashes may be folded, as paths fold them, or missing.
+_PASSWORDS: Final = (
+    # MongoDB's; a port is none.
+    re.compile(r"(mongo[a-z+.-]*[:/]+[^:@/\s]*):(?!\d{1,5}(?:[/,\s]|$))[^\n]*@", re.IGNORECASE),
+    re.compile(r"([a-z][a-z0-9+.-]*:?/+[^:@/\s]*):\S*@", re.IGNORECASE),
+    re.compile(r"([^:@/\s]*):[^/\s]*@"),
+)
 _SECRET_OPTION: Final = re.compile(
     r"([?&](?:\w*(?:password|token|secret)\w*|authMechanismProperties)=)[^&\s]*", re.IGNORECASE
 )
@@ -22,8 +28,12 @@ def without_password(text: str) -> str:
     Example:
         >>> without_password("cannot reach mongodb://me:pa@ss@host/db.photos?proxyPassword=x&w=1")
         'cannot reach mongodb://me:***@host/db.photos?proxyPassword=***&w=1'
+        >>> without_password("mongodb:/me:pass@host does not exist")
+        'mongodb:/me:***@host does not exist'
     """
-    return _SECRET_OPTION.sub(r"\1***", _PASSWORD.sub(r"\1:***@", text))
+    for password in _PASSWORDS:
+        text = password.sub(r"\1:***@", text)
+    return _SECRET_OPTION.sub(r"\1***", text)
 
 
 def printable(text: str) -> str:

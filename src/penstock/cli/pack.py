@@ -13,9 +13,17 @@ from typing import TYPE_CHECKING, Annotated, Any, Final
 
 import typer
 
+from penstock.cli.arguments import (
+    SOURCE_HELP,
+    ImageField,
+    KeyField,
+    LabelField,
+)
 from penstock.cli.lines import amount, printable, without_password
 from penstock.cli.progress import Bar
-from penstock.errors import ConfigError, PenstockError, StoreError
+from penstock.cli.reasons import short_reason
+from penstock.cli.stopping import INTERRUPTED, TERMINATED, Termination
+from penstock.errors import ConfigError, PenstockError, StoreError, StoreUnreachable, WorkerDied
 from penstock.faults import text_of
 
 if TYPE_CHECKING:
@@ -26,18 +34,22 @@ if TYPE_CHECKING:
 
 __all__ = ["pack"]
 
-_INTERRUPTED: Final = 130  # as shells have it: 128 and the number of SIGINT
 _SHARD: Final = re.compile(r"\d{5}-of-\d{5}\.lmdb")
 _USER: Final = re.compile(r"//[^/@]*@")
+_HINT: Final = (
+    "--skip-bad leaves such samples out and lists them; with --resume it goes on from here."
+)
+# Of the notes that are added to an error: the one of a record, that of a sample or of those read
+# together, and the one that speaks to those who call the library.
+_OF_RECORD: Final = "while encoding"
+_OF_SAMPLE: Final = "while reading sample"
+_OF_LIBRARY: Final = "(on_error="
 
 
 def pack(
     src: Annotated[
         str,
-        typer.Argument(
-            metavar="SRC",
-            help="A folder, a store's address, or module:callable, which is run for a dataset.",
-        ),
+        typer.Argument(metavar="SRC", help=SOURCE_HELP),
     ],
     dst: Annotated[
         str,
@@ -78,6 +90,9 @@ def pack(
         Path | None,
         typer.Option(metavar="DIR", help="Copy the LMDB file SRC into DIR first, and read that."),
     ] = None,
+    image_field: ImageField = None,
+    label_field: LabelField = None,
+    key_field: KeyField = None,
 ) -> None:
     """Pack a dataset into a store.
 
@@ -87,10 +102,17 @@ def pack(
     """
     from penstock.stores.packing import pack as pack_into
 
+    options = {
+        "split": split,
+        "trust_pickle": trust_pickle,
+        "copy_local": copy_local,
+        "image_field": image_field,
+        "label_field": label_field,
+        "key_field": key_field,
+    }
     _check_places(src, dst, num_shards=shards)
-    with _saying_what_is_kept(dst), Bar() as bar:
-        source = _source(src, split=split, trust_pickle=trust_pickle, copy_local=copy_local)
-        with source as samples, _errors_of_samples(src):
+    with _saying_what_is_kept(dst), _source(src, options) as samples, Bar() as bar:
+        with _errors_of_samples(src):
             report = pack_into(
                 samples,
                 dst,
@@ -103,62 +125,85 @@ def pack(
                 on_error="skip" if skip_bad else "raise",
                 progress=_tell(bar),
             )
-    _report(report)
+        address = getattr(samples, "address", "")
+    _report(report, address, is_resumed=resume)
 
 
-def _source(src: str, **options: Any) -> contextlib.AbstractContextManager[Any]:  # noqa: ANN401
-    from penstock.cli.sources import dataset_named, names_a_dataset, open_named
+@contextlib.contextmanager
+def _source(src: str, options: dict[str, Any]) -> Iterator[Any]:
+    """Return what is packed; while that is a store, libraries are kept from writing to stderr.
 
-    if not names_a_dataset(src):
-        return open_named(src, **options)
-    given = [f"--{name.replace('_', '-')}" for name, value in options.items() if value]
-    if given:
-        raise ConfigError(f"{given[0]} is not for {src}, which makes its dataset itself.")
-    return dataset_named(src)
+    A dataset of the user's own may write there what it likes.
+    """
+    from penstock.cli.quiet import silent_libraries
+    from penstock.cli.sources import names_a_dataset, source_named
+
+    quiet = contextlib.nullcontext() if names_a_dataset(src) else silent_libraries()
+    with quiet, source_named(src, **options) as samples:
+        yield samples
 
 
 @contextlib.contextmanager
 def _saying_what_is_kept(dst: str) -> Iterator[None]:
-    """Say at a Ctrl-C how to go on."""
+    """Say at a Ctrl-C or SIGTERM how to go on."""
+    with Termination() as termination:
+        try:
+            yield
+            return
+        except KeyboardInterrupt:
+            pass
+        except WorkerDied:
+            if not termination.is_noted:  # sent to the whole group, it ends workers as well
+                raise
+    sys.stderr.write(f"penstock: {without_password(_stopped(dst))}\n")
+    raise typer.Exit(TERMINATED if termination.is_noted else INTERRUPTED)
+
+
+def _stopped(dst: str) -> str:
     from penstock.cli.sources import parse
 
-    try:
-        yield
-    except KeyboardInterrupt:
-        kind, place = parse(dst)
-        partial = Path(f"{place}.partial")
-        if kind == "mongodb":
-            kept = "What was packed so far is kept beside the collection: "
-        elif partial.exists():
-            kept = f"What was packed so far is kept in {partial}: "
-        else:
-            sys.stderr.write("penstock: stopped before anything was packed.\n")
-            raise typer.Exit(_INTERRUPTED) from None
-        sys.stderr.write(f"penstock: stopped. {kept}the same command with --resume goes on.\n")
-        raise typer.Exit(_INTERRUPTED) from None
+    kind, place = parse(dst)
+    partial = Path(f"{place}.partial")
+    if kind == "mongodb":
+        kept = "What was packed so far is kept beside the collection"
+    elif partial.exists():
+        kept = f"What was packed so far is kept in {partial}"
+    else:
+        return "stopped before anything was packed."
+    return f"stopped. {kept}: the same command with --resume goes on."
 
 
 @contextlib.contextmanager
 def _errors_of_samples(src: str) -> Iterator[None]:
-    """Turn what a decoder raises into an error that says which sample, and what to do.
+    """Say at an error of a sample which one it was, and what to do.
 
-    Not where the user's own code is run: its author needs the traceback.
+    An exception of the user's own code keeps its type and traceback: its author needs them.
     """
     from penstock.cli.sources import names_a_dataset
 
     try:
         yield
-    except PenstockError:
-        raise
-    except (ValueError, OSError) as error:
-        if names_a_dataset(src):
+    except Exception as error:
+        notes = _notes(error)
+        is_of_sample = any(note.startswith(_OF_SAMPLE) for note in notes)
+        if isinstance(error, StoreError) and is_of_sample:
+            if isinstance(error, StoreUnreachable):
+                raise
+            raise StoreError(f"{error} {_HINT}") from error
+        if isinstance(error, PenstockError) or not is_of_sample:
             raise
-        # The one that names on_error speaks to those who call the library.
-        notes = "; ".join(n for n in getattr(error, "__notes__", ()) if "on_error" not in n)
-        raise StoreError(
-            f"{text_of(error)} ({notes}). --skip-bad leaves such samples out and lists them; with "
-            "--resume it goes on from here."
-        ) from error
+        if names_a_dataset(src):
+            error.__notes__ = [*notes, _HINT]
+            raise
+        where = [note for note in notes if note.startswith(_OF_RECORD)] or notes
+        raise StoreError(f"{text_of(error)} ({'; '.join(where)}). {_HINT}") from error
+
+
+def _notes(error: BaseException) -> list[str]:
+    """Return the notes of an error, but the one that speaks to those who call the library."""
+    notes = map(str, getattr(error, "__notes__", ()))
+    named_twice = re.compile(r"\b(sample \d+) \(\1\)")
+    return [named_twice.sub(r"\1", note) for note in notes if not note.startswith(_OF_LIBRARY)]
 
 
 def _tell(bar: Bar) -> Callable[[PackProgress], None]:
@@ -171,32 +216,29 @@ def _tell(bar: Bar) -> Callable[[PackProgress], None]:
     return tell
 
 
-def _report(report: PackReport) -> None:
+def _report(report: PackReport, source_address: str, *, is_resumed: bool) -> None:
     for failure in report.left_out:
         name = failure.name if failure.name is not None else f"sample {failure.index}"
-        reason = without_password(_reason(failure.error))
-        sys.stdout.write(f"{printable(name)}\t{printable(reason)}\n")
-    num_new = report.num_records - report.num_resumed
-    wall_s = max(1e-9, report.wall_s)
-    parts = [
-        f"{report.num_records:,} records",
-        f"{amount(report.num_bytes)} in {wall_s:.1f} s "
-        f"({report.num_bytes / 1e6 / wall_s:,.1f} MB/s, {num_new / wall_s:,.0f} records/s)",
-    ]
-    if report.num_resumed:
-        parts.insert(1, f"{report.num_resumed:,} of them from the interrupted run")
+        reason = short_reason(failure.error, failure.index, name, source_address)
+        sys.stdout.write(f"{printable(name)}\t{printable(without_password(reason))}\n")
+    is_complete = is_resumed and 0 < report.num_records == report.num_resumed
+    parts = [f"{report.num_records:,} records"]
+    parts += ["already complete"] if is_complete else _speed(report)
     if report.num_left_out:
         parts.append(f"{report.num_left_out:,} left out")
     sys.stdout.write(f"{printable(without_password(report.address))}: {', '.join(parts)}\n")
     sys.stdout.flush()
 
 
-def _reason(error: BaseException) -> str:
-    """Return in one line what is wrong with a sample."""
-    if isinstance(error, OSError) and error.strerror:
-        return error.strerror
-    says = isinstance(error, (PenstockError, ValueError, OSError)) and str(error)
-    return " ".join(str(error).split()) if says else text_of(error)
+def _speed(report: PackReport) -> Iterator[str]:
+    num_new = report.num_records - report.num_resumed
+    wall_s = max(1e-9, report.wall_s)
+    if report.num_resumed:
+        yield f"{report.num_resumed:,} of them from the interrupted run"
+    yield (
+        f"{amount(report.num_bytes)} in {wall_s:.1f} s "
+        f"({report.num_bytes / 1e6 / wall_s:,.1f} MB/s, {num_new / wall_s:,.0f} records/s)"
+    )
 
 
 def _check_places(src: str, dst: str, *, num_shards: int) -> None:
@@ -242,5 +284,5 @@ def _check_apart(source: Address, target: Address) -> None:
         )
     if one.is_relative_to(other) and other.is_dir():
         raise ConfigError(f"DST ({target.place}) would replace the folder that SRC lies in.")
-    if target.kind == "folder" and other.is_relative_to(one):
+    if other.is_relative_to(one):
         raise ConfigError(f"DST ({target.place}) would be in the folder SRC, and a part of it.")

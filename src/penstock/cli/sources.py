@@ -19,10 +19,11 @@ if TYPE_CHECKING:
 
     from penstock.stores.store import Store
 
-__all__ = ["dataset_named", "is_store", "names_a_dataset", "open_named", "parse"]
+__all__ = ["is_store", "names_a_dataset", "open_named", "parse", "source_named"]
 
 _PARTIAL: Final = ".partial"
-_CALLABLE: Final = re.compile(r"[^\W\d]\w*(?:\.[^\W\d]\w*)*:[^\W\d]\w*(?:\.[^\W\d]\w*)*")
+_FIELD_ENDS: Final = {"mongodb": "field", "arrow": "column"}  # as their stores call them
+_OBJECT: Final = re.compile(r"[^\W\d]\w*(?:\.[^\W\d]\w*)*:[^\W\d]\w*(?:\.[^\W\d]\w*)*")
 
 
 def parse(text: str) -> Address:
@@ -53,6 +54,9 @@ def open_named(
     split: str | None = None,
     trust_pickle: bool = False,
     copy_local: Path | None = None,
+    image_field: str | None = None,
+    label_field: str | None = None,
+    key_field: str | None = None,
     **options: Any,  # noqa: ANN401
 ) -> Store:
     """Return the store that a text names.
@@ -62,6 +66,9 @@ def open_named(
         split: Which part of a folder.
         trust_pickle: Whether it is an LMDB file of pickles, which may be decoded.
         copy_local: A folder into which an LMDB file is copied, to be read from there.
+        image_field: The field or column of images, in MongoDB, Parquet and Arrow.
+        label_field: That of classes.
+        key_field: That of keys.
         options: Of `open_store`.
 
     Raises:
@@ -78,6 +85,7 @@ def open_named(
         if is_given and kind != of_kind:
             kinds = {"folder": "folders", "lmdb": "LMDB files"}
             raise ConfigError(f"{option} is for {kinds[of_kind]}; SRC is of the kind {kind!r}.")
+    options.update(_fields(kind, image=image_field, label=label_field, key=key_field))
     if kind == "lmdb":
         _refuse_unfinished(Path(place))
         if copy_local is not None:
@@ -91,6 +99,17 @@ def open_named(
     return open_store(place if kind == "mongodb" else f"{kind}:{place}", **options)
 
 
+def _fields(kind: str, **named: str | None) -> dict[str, str]:
+    """Return the options of the store that say which field or column is what."""
+    given = {what: name for what, name in named.items() if name is not None}
+    if given and kind not in _FIELD_ENDS:
+        raise ConfigError(
+            f"--{next(iter(given))}-field is for MongoDB collections, Parquet and Arrow; this is "
+            f"of the kind {kind!r}."
+        )
+    return {f"{what}_{_FIELD_ENDS[kind]}": name for what, name in given.items()}
+
+
 def _refuse_unfinished(path: Path) -> None:
     """Raise where `penstock pack` has not ended; a file by itself the store finds out."""
     partial = path if path.name.endswith(_PARTIAL) else path.with_name(path.name + _PARTIAL)
@@ -102,25 +121,49 @@ def _refuse_unfinished(path: Path) -> None:
 
 
 def names_a_dataset(text: str) -> bool:
-    """Return whether a text is `module:callable`, and not an address or something on disk.
+    """Return whether a text is `module:name`, and not an address or something on disk.
 
     Example:
         >>> names_a_dataset("my.data:photos"), names_a_dataset("lmdb:photos")
         (True, False)
     """
-    if _CALLABLE.fullmatch(text) is None or os.path.lexists(text):
+    if _OBJECT.fullmatch(text) is None or os.path.lexists(text):
         return False
-    return Address.parse(text) == Address("folder", text)
+    if text.lower().startswith("mongodb:"):  # half an address, most likely with a password
+        return False
+    try:
+        return Address.parse(text) == Address("folder", text)
+    except ConfigError:  # the module is no kind of store
+        return True
 
 
 @contextlib.contextmanager
-def dataset_named(text: str) -> Iterator[Any]:
-    """Return what `module:callable` gives, the current folder being on the import path meanwhile.
+def source_named(text: str, **options: Any) -> Iterator[Any]:  # noqa: ANN401
+    """Return a store, or the dataset that `module:name` is or makes.
+
+    Args:
+        text: As it was typed.
+        options: Of `open_named`; those that are not given are None or false.
 
     Raises:
-        ConfigError: there is no such module, or nothing in it that is so called and can be called.
+        ConfigError: an option does not fit, or there is no such module or dataset in it.
+        StoreError: the store is unfinished.
         Exception: what the user's code raises.
     """
+    if not names_a_dataset(text):
+        with open_named(text, **options) as store:
+            yield store
+        return
+    given = [f"--{name.replace('_', '-')}" for name, value in options.items() if value]
+    if given:
+        raise ConfigError(f"{given[0]} is not for {text}, which makes its dataset itself.")
+    with _dataset_named(text) as dataset:
+        yield dataset
+
+
+@contextlib.contextmanager
+def _dataset_named(text: str) -> Iterator[Any]:
+    """Return the dataset, the current folder being on the import path meanwhile."""
     module_name, _, name = text.partition(":")
     here = os.getcwd()
     sys.path.insert(0, here)
@@ -130,15 +173,22 @@ def dataset_named(text: str) -> Iterator[Any]:
             if not hasattr(found, part):
                 raise ConfigError(f"{text}: {module_name} has no {name}.")
             found = getattr(found, part)
-        if not callable(found):
-            raise ConfigError(
-                f"{text} is of type {type(found).__qualname__} and cannot be called. Name a "
-                "function or a class that returns the dataset."
-            )
-        yield found()
+        yield _dataset_of(found, text)
     finally:
         with contextlib.suppress(ValueError):
             sys.path.remove(here)
+
+
+def _dataset_of(found: Any, text: str) -> Any:  # noqa: ANN401
+    is_dataset = hasattr(found, "__getitem__") and hasattr(found, "__len__")
+    if is_dataset and not isinstance(found, type):
+        return found
+    if not callable(found):
+        raise ConfigError(
+            f"{text} is of type {type(found).__qualname__} and cannot be called. Name a dataset, "
+            "or a function or a class that returns one."
+        )
+    return found()
 
 
 def _import(name: str, here: str) -> Any:  # noqa: ANN401
@@ -150,5 +200,5 @@ def _import(name: str, here: str) -> Any:  # noqa: ANN401
             raise
         raise ConfigError(
             f"there is no module {error.name} in {here}, and none is installed. SRC is the path of "
-            "a folder, a store's address, or module:callable."
+            "a folder, a store's address, or module:name of a dataset."
         ) from error

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import sys
 import warnings
@@ -15,14 +16,18 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from penstock.cli.lines import amount, printable
+from penstock.cli.arguments import SOURCE_HELP, ImageField, KeyField, LabelField
+from penstock.cli.lines import amount, printable, without_password
 from penstock.cli.progress import Bar
 from penstock.errors import ConfigError
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
+
     from numpy.typing import NDArray
 
     from penstock.cli.census import Classes, Sizes
+    from penstock.stores.store import Store
 
 __all__ = ["stats"]
 
@@ -31,7 +36,7 @@ _SAMPLED: Final = 1000  # records: a mean to some 3 % where sizes vary as much a
 
 
 def stats(
-    src: Annotated[str, typer.Argument(metavar="SRC", help="A folder, or a store's address.")],
+    src: Annotated[str, typer.Argument(metavar="SRC", help=SOURCE_HELP)],
     png: Annotated[
         Path | None, typer.Option("--png", metavar="FILE", help="Draw a chart into this file.")
     ] = None,
@@ -45,28 +50,42 @@ def stats(
     split: Annotated[
         str | None, typer.Option(metavar="NAME", help="Which part of a folder, as in VOC's.")
     ] = None,
+    image_field: ImageField = None,
+    label_field: LabelField = None,
+    key_field: KeyField = None,
 ) -> None:
-    """Count the classes of a folder or store, and measure its images.
+    """Count the classes of a folder or dataset, and measure its images.
 
     Classes are counted from the index, without reading a record. Sizes come from records spread
-    evenly over the store, and of an image its header alone is read.
+    evenly over the store, and of an image its header alone is read. A dataset without a list of its
+    labels is read as a whole.
     """
     from penstock.cli.census import count_classes, measure
-    from penstock.cli.sources import open_named
 
     if png is not None:
         _check_drawable(png)
-    with open_named(src, split=split) as store:
+    fields = {"image_field": image_field, "label_field": label_field, "key_field": key_field}
+    with _store(src, split=split, **fields) as store:
         classes = count_classes(store.index)
         with Bar() as bar:
             sizes = measure(store, sample, lambda done, of: bar.show(done, of, "read for sizes"))
-        address = store.address
+        address = without_password(store.address)
     if png is not None:
         _draw(png, address, classes, sizes)
     if as_json:
         sys.stdout.write(json.dumps(_record(address, classes, sizes), indent=2) + "\n")
     else:
         _print(address, classes, sizes)
+
+
+@contextlib.contextmanager
+def _store(src: str, **options: str | None) -> Iterator[Store]:
+    from penstock.cli.dataset_store import DatasetStore
+    from penstock.cli.sources import source_named
+    from penstock.stores.store import Store
+
+    with source_named(src, **options) as samples:
+        yield samples if isinstance(samples, Store) else DatasetStore(samples, src)
 
 
 def _check_drawable(png: Path) -> None:
@@ -178,6 +197,8 @@ def _size_table(address: str, sizes: Sizes) -> Table:
             table.add_row(row, _range(values, "median"))
     if sizes.num_unreadable:
         table.add_row("images whose header cannot be read", f"{sizes.num_unreadable:,}")
+    if sizes.num_damaged:
+        table.add_row("records that cannot be read", f"{sizes.num_damaged:,}")
     return table
 
 
@@ -185,9 +206,10 @@ def _about_sizes(sizes: Sizes) -> str:
     num_read = len(sizes.num_bytes)
     is_all = num_read == sizes.num_records
     read = "all records" if is_all else f"{num_read:,} records, spread evenly"
+    advice = " `penstock check` lists those that cannot be read." if sizes.num_damaged else ""
     return (
         f"Sizes from {read}: bytes of images, arrays, strings and bytes; pixels from the images' "
-        "headers."
+        f"headers.{advice}"
     )
 
 
@@ -234,6 +256,7 @@ def _record_of_sizes(sizes: Sizes) -> dict[str, Any]:
         "record_bytes": _spread(sizes.num_bytes),
         "num_images": len(sizes.heights_px),
         "num_unreadable": sizes.num_unreadable,
+        "num_damaged": sizes.num_damaged,
         "height_px": _spread(sizes.heights_px),
         "width_px": _spread(sizes.widths_px),
     }

@@ -8,15 +8,16 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
-from penstock.cli.decoding import reason_of
-from penstock.cli.survey import survey
+from penstock.cli.reasons import reason_of, short_reason
+from penstock.cli.survey import Verdict, survey
+from penstock.errors import StoreUnreachable
 from penstock.images import check_image
-from penstock.stores.records import EncodedImage
+from penstock.stores.records import EncodedImage, encode_record
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
 
-    from penstock.cli.survey import Findings, Verdict
+    from penstock.cli.survey import Findings
     from penstock.stores.records import Record
     from penstock.stores.store import Store
 
@@ -58,6 +59,7 @@ def check_store(
 
     Raises:
         StoreError: the store cannot be opened, or its index is damaged.
+        StoreUnreachable: its server went away.
         WorkerDied: more workers were lost than bad records can account for.
     """
     records = _Records(store)
@@ -67,6 +69,8 @@ def check_store(
     store.close()  # workers that are forked inherit no connection
     if len(records):
         survey(records, num_workers, findings, tell)
+    if not findings.broken and (changed := _change_of_files(store)) is not None:
+        findings.broken.append(BadRecord(None, store.address, changed))
 
 
 class _Records:
@@ -87,30 +91,34 @@ class _Records:
         try:
             with self._store.borrow(indices) as records:
                 return [self._verdict(i, r) for i, r in zip(indices, records, strict=True)]
+        except StoreUnreachable as error:
+            return [Verdict(index, unreachable=error) for index in indices]
         except Exception as error:
             if len(indices) == 1:
-                return [(indices[0], self._reason(indices[0], error))]
+                return [self._bad(indices[0], error)]
         return [self.__getitem__(index) for index in indices]
 
     def _verdict(self, index: int, record: Record) -> Verdict:
         key, label = self._index.keys[index], self._index.label_of(index)
         if record.key != key:
-            return index, f"the record at its place is called {record.key!r}"
+            return Verdict(index, f"the record at its place is called {record.key!r}")
         if _like(record.label, label) != label:
-            return index, f"its label is {record.label}, by the index it is {label}"
+            return Verdict(index, f"its label is {record.label}, by the index it is {label}")
+        num_images = 0
         for image in images_of(record.sample):
             try:
                 check_image(image.data)
             except Exception as error:  # over damaged data Pillow raises nearly anything
                 reason = reason_of(error)
-                return index, f"truncated: {reason}" if reason == _TRUNCATED else reason
-        return None
+                is_cut = reason == _TRUNCATED
+                return Verdict(index, f"truncated: {reason}" if is_cut else reason, num_images)
+            num_images += 1
+        return Verdict(index, None, num_images)
 
-    def _reason(self, index: int, error: Exception) -> str:
-        """Return what is wrong, without what the line says already and without advice."""
-        said = reason_of(error).removeprefix("StoreError: ")
-        name = f"record {index} ({self._index.keys[index]!r}) of {self._store.address} "
-        return said.removeprefix(name).partition(". ")[0]
+    def _bad(self, index: int, error: Exception) -> Verdict:
+        return Verdict(
+            index, short_reason(error, index, self._index.keys[index], self._store.address)
+        )
 
     def broken(self, index: int, reason: str) -> BadRecord:
         return BadRecord(index, self._index.keys[index], reason)
@@ -145,9 +153,51 @@ def images_of(sample: Any) -> Iterator[EncodedImage]:  # noqa: ANN401
 
 def _wrong_counts(store: Store) -> str | None:
     """Return how the numbers of records contradict each other, where a store keeps several."""
-    if not store.address.startswith("lmdb:"):
-        return None  # each record of the index is looked for, which is all that can be done
-    path = Path(store.address.removeprefix("lmdb:"))
+    kind, _, place = store.address.partition(":")
+    if kind == "lmdb":
+        return _wrong_counts_of_lmdb(store, Path(place))
+    if kind == "folder":
+        return _wrong_count_of_folder(store, Path(place))
+    return None  # each record of the index is looked for, which is all that can be done
+
+
+def _wrong_count_of_folder(store: Store, path: Path) -> str | None:
+    from penstock.stores.folder.marks import read_marker
+
+    marker = read_marker(path)
+    stated = len(store) if marker is None else marker.get("num_records")
+    if stated == len(store):
+        return None
+    return f"{stated:,} records were packed into it, and {len(store):,} are there"
+
+
+def _change_of_files(store: Store) -> str | None:
+    """Return how a folder that was packed without checksums of its files differs from then.
+
+    All are read again, here: one hash over all is what there is to compare.
+    """
+    from penstock.stores.folder.marks import INDEX_NAME, read_marker
+    from penstock.stores.index_builder import IndexBuilder
+
+    path = Path(store.address.removeprefix("folder:"))
+    if not store.address.startswith("folder:") or (path / INDEX_NAME).exists():
+        return None
+    marker = read_marker(path)
+    if marker is None:
+        return None
+    builder = IndexBuilder()
+    for record in store.scan():
+        builder.add([encode_record(record.key, record.sample, record.label)])
+    found = builder.index(store.class_names, {}).fingerprint
+    if found == marker.get("fingerprint"):
+        return None
+    return (
+        "files were changed, renamed or replaced since it was packed: the fingerprint was "
+        f"{marker.get('fingerprint')}, now it is {found}"
+    )
+
+
+def _wrong_counts_of_lmdb(store: Store, path: Path) -> str | None:
     is_sharded = path.is_dir() and not (path / "data.mdb").exists()
     counts = [_counts(file) for file in (sorted(path.glob("*.lmdb")) if is_sharded else [path])]
     stored, stated = (sum(numbers) for numbers in zip(*counts, strict=True))

@@ -8,30 +8,46 @@ replaced, the other files of its task are decoded again, and the rest goes on.
 
 from __future__ import annotations
 
-import os
 import re
 import warnings
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Final, Generic, Protocol, TypeVar
 
-from PIL import Image
-
-from penstock.cli.decoding import BrokenFile, count_pixels, reason_of
+from penstock.cli.decoding import BrokenFile, count_pixels
+from penstock.cli.quiet import silence_libraries
+from penstock.cli.reasons import reason_of
 from penstock.faults import FaultPolicy
 from penstock.loader import Loader
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
+    from penstock.errors import StoreUnreachable
     from penstock.faults import Failure
 
 __all__ = ["Findings", "Inspected", "Verdict", "check_files", "survey"]
 
 T = TypeVar("T")
 T_co = TypeVar("T_co", covariant=True)
-Verdict = tuple[int, str] | None
-"""What is wrong with which; None where it is sound."""
+
+
+@dataclass(frozen=True, slots=True)
+class Verdict:
+    """What is known of one file or record.
+
+    Attributes:
+        index: Which.
+        reason: What is wrong with it; None where it is sound.
+        num_images: Images in it that were decoded, and are whole.
+        unreachable: Why nothing can be known, of this one or of any: it ends the check.
+    """
+
+    index: int
+    reason: str | None = None
+    num_images: int = 0
+    unreachable: StoreUnreachable | None = None
+
 
 # Files in a task: it costs the loader some 0.1 ms, decoding a photo some 5 ms.
 _MAX_TASK_FILES: Final = 16
@@ -53,11 +69,13 @@ class Findings(Generic[T]):
     Attributes:
         num_files: Files or records to check.
         num_checked: Of which are done, broken ones included.
+        num_images: Images in them that were decoded, and are whole.
         broken: Those that are broken.
     """
 
     num_files: int
     num_checked: int = 0
+    num_images: int = 0
     broken: list[T] = field(default_factory=list)
 
 
@@ -112,6 +130,7 @@ def survey(
         tell: Called with `findings` each time that more is known.
 
     Raises:
+        StoreUnreachable: a server went away.
         WorkerDied: more workers were lost than bad files can account for.
     """
     loader = _loader(inspected, num_workers)
@@ -120,12 +139,21 @@ def survey(
         warnings.filterwarnings("ignore", "epoch 0: .* bad samples? left out", UserWarning)
         try:
             for verdicts in loader:
-                findings.num_checked += len(verdicts)
-                findings.broken += [inspected.broken(*v) for v in verdicts if v is not None]
+                for verdict in verdicts:
+                    _note(verdict, inspected, findings)
                 tell(findings)
         finally:
             findings.num_checked += len(loader.failures)
             findings.broken += [inspected.broken(f.index, _end(f)) for f in loader.failures]
+
+
+def _note(verdict: Verdict, inspected: Inspected[T], findings: Findings[T]) -> None:
+    if verdict.unreachable is not None:
+        raise verdict.unreachable
+    findings.num_checked += 1
+    findings.num_images += verdict.num_images
+    if verdict.reason is not None:
+        findings.broken.append(inspected.broken(verdict.index, verdict.reason))
 
 
 def _end(failure: Failure) -> str:
@@ -147,7 +175,7 @@ def _loader(inspected: Inspected[T], num_workers: int) -> Loader[Verdict]:
         num_workers=num_workers,
         timeout=_LONGEST_TASK_S,
         collate_fn=_as_they_are,
-        worker_init_fn=_prepare_worker,
+        worker_init_fn=_silence_worker,
         on_error=FaultPolicy("skip", max_failures=None, max_respawns=_MAX_RESPAWNS),
     )
 
@@ -170,8 +198,8 @@ class _Files:
         try:
             self._decode(self._paths[index])
         except Exception as error:  # over damaged data Pillow raises nearly anything
-            return index, reason_of(error)
-        return None
+            return Verdict(index, reason_of(error))
+        return Verdict(index, num_images=1)
 
     def broken(self, index: int, reason: str) -> BrokenFile:
         return BrokenFile(Path(self._paths[index]), reason)
@@ -181,9 +209,5 @@ class _Files:
         return self._paths[index]
 
 
-def _prepare_worker(worker_id: int) -> None:
-    """Let a worker be silent: what is wrong with a file is said once, by the report."""
-    warnings.simplefilter("ignore", Image.DecompressionBombWarning)  # the limit here is another
-    # libpng and libjpeg write there by themselves; the worker's own errors take another way.
-    with open(os.devnull, "wb") as nowhere:
-        os.dup2(nowhere.fileno(), 2)
+def _silence_worker(worker_id: int) -> None:
+    silence_libraries()  # what is wrong with a file is said once, by the report

@@ -91,7 +91,7 @@ class PackedList(Sequence[T]):
             offsets: String i is `text[offsets[i] : offsets[i + 1]]`; int64, shape (strings + 1,).
 
         Raises:
-            ValueError: the offsets do not rise from 0 to `len(text)`.
+            ValueError: the offsets do not rise from 0 to `len(text)`, or it is no UTF-8.
 
         Example:
             >>> text = np.frombuffer(b"catdog", np.uint8)
@@ -102,7 +102,14 @@ class PackedList(Sequence[T]):
         is_rising = offsets.ndim == 1 and len(offsets) > 0 and bool(np.all(np.diff(offsets) >= 0))
         if not is_rising or offsets[0] != 0 or offsets[-1] != len(text):
             raise ValueError(f"the offsets of strings do not rise from 0 to {len(text)}.")
-        return _restore("str", np.asarray(text, np.uint8), offsets)
+        text = np.asarray(text, np.uint8)
+        starts = offsets[:-1][offsets[:-1] < len(text)]
+        if bool(
+            np.any(text[starts] & 0xC0 == 0x80)
+        ):  # a string begins in the middle of a character
+            raise ValueError("the offsets of strings cut a character in two.")
+        str(text.data, "utf-8", "surrogatepass")
+        return _restore("str", text, offsets)
 
     def to_utf8(self) -> tuple[NDArray[np.uint8], NDArray[np.int64]]:
         """Return the arrays that `from_utf8` takes; not copies where they lie side by side.

@@ -3,7 +3,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
 
@@ -21,6 +21,9 @@ if TYPE_CHECKING:
     from penstock.randomness.samples import SampleStreams
 
 __all__ = ["MapReader", "note_samples"]
+
+_ONE_SAMPLE: Final = "while reading sample "
+_MOST_LISTED: Final = 16
 
 
 class MapReader:
@@ -93,7 +96,11 @@ class MapReader:
         try:
             return self._dataset.__getitems__(indices)
         except Exception as error:
-            annotate(error, f"while reading {note_samples(self._dataset, indices)} of the dataset")
+            # A dataset that knows which sample it was has said so.
+            if not any(_ONE_SAMPLE in note for note in getattr(error, "__notes__", ())):
+                named = note_samples(self._dataset, indices)
+                annotate(error, f"while reading {named} of the dataset")
+            self._note_policy(error)
             raise
 
     def read_each(self, indices: Any, position: int, stride: int) -> Any:  # noqa: ANN401
@@ -133,6 +140,9 @@ class MapReader:
         where = "" if transform is None else f", in its transform {transform}"
         named = note_samples(self._dataset, [index])
         annotate(error, f"while reading {named} of the dataset{where}")
+        self._note_policy(error)
+
+    def _note_policy(self, error: Exception) -> None:
         if not self._tolerates:
             annotate(error, "(on_error='skip' or 'replace' goes on without a sample that fails)")
 
@@ -143,6 +153,9 @@ def note_samples(dataset: Any, indices: Any) -> str:  # noqa: ANN401
         listed = indices.tolist() if isinstance(indices, np.ndarray) else list(indices)
     except TypeError:  # a slice, say
         return f"samples {indices!r}"
+    if len(listed) > _MOST_LISTED:
+        first = ", ".join(map(repr, listed[:_MOST_LISTED]))
+        return f"samples [{first}, … {len(listed)} in all]"
     if len(listed) != 1:
         return f"samples {listed}"
     name = describe_sample(dataset, listed[0])

@@ -10,6 +10,7 @@ folder:PATH, PATH                            a folder
 
 from __future__ import annotations
 
+import os
 import re
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, Literal, NamedTuple
@@ -81,16 +82,23 @@ class Address(NamedTuple):
         """
         text = str(text)
         for prefix, kind in _PREFIXES.items():
-            if text.startswith(prefix):
-                place = text if kind == "mongodb" else text.removeprefix(prefix)
-                if not place.removeprefix(prefix):
+            if text[: len(prefix)].lower() == prefix:
+                rest = text[len(prefix) :]
+                if not rest:
                     raise ConfigError(f"the address {prefix!r} names no place: {prefix}PATH.")
-                return cls(kind, place)
-        scheme = re.match(r"([a-z][a-z0-9+.-]+)://", text)
-        if scheme is not None:
+                return cls(kind, prefix + rest if kind == "mongodb" else rest)
+        if text[:7].lower() == "mongodb":  # not quoted: a password may be in it
+            raise ConfigError(
+                "an address that begins with mongodb has the form "
+                "mongodb://USER:PASSWORD@HOST/DB.COLLECTION (or mongodb+srv://…). Name a folder "
+                "that is called so as ./mongodb…"
+            )
+        scheme = re.match(r"[A-Za-z][A-Za-z0-9+.-]+:(//)?", text)
+        if scheme is not None and not os.path.exists(text):
             raise ConfigError(
                 f"addresses that begin with {scheme[0]} are not known. Known are a folder, "
-                "lmdb:PATH, mongodb://HOST/DB.COLLECTION, tar:PATH and arrow:PATH."
+                "lmdb:PATH, mongodb://HOST/DB.COLLECTION, tar:PATH and arrow:PATH; a path with a "
+                "colon is named as ./PATH."
             )
         if not text:
             raise ConfigError("the address of a store is empty.")

@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import io
+import operator
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
@@ -11,6 +12,7 @@ from typing import TYPE_CHECKING, Any, Literal
 import numpy as np
 
 from penstock.data.dataset import Dataset
+from penstock.engine.transforms import transform_that_raised
 from penstock.errors import ConfigError
 from penstock.faults import annotate
 from penstock.randomness.samples import one_sample
@@ -23,7 +25,6 @@ if TYPE_CHECKING:
 
     from penstock.data.dataset import Empty
     from penstock.data.ragged import RaggedArray
-    from penstock.stores.records import Record
     from penstock.stores.store import Store
 
 __all__ = ["StoreDataset"]
@@ -79,18 +80,20 @@ class StoreDataset(Dataset[Any]):
             StoreError: the store cannot be opened.
             ConfigError: `decode` is none of these.
         """
-        self.store = store if not isinstance(store, (str, Path)) else open_store(store)
+        is_ours = isinstance(store, (str, Path))
+        self.store = open_store(store) if isinstance(store, (str, Path)) else store
         self.transform = transform
         self.target_transform = target_transform
         self.decode = decode
         self._decode = _decoder(decode)
         self._repairs = RepairCount() if repair else None
         len(self.store)  # reads the index, and says at once if there is no such store
-        self.store.close()  # processes that are forked from here on inherit no connection
+        if is_ours:
+            self.store.close()  # processes that are forked from here on inherit no connection
 
     @property
     def labels(self) -> NDArray[np.int64] | RaggedArray | None:
-        """Class of each sample, int64 of shape (samples,), or its classes; not a copy."""
+        """Class of each sample, int64 of shape (samples,), or its classes; a read-only view."""
         return self.store.labels
 
     @property
@@ -128,17 +131,50 @@ class StoreDataset(Dataset[Any]):
             StoreError: its record is missing or damaged.
             ValueError: an image in it cannot be decoded.
         """
-        (sample,) = self.__getitems__([index])
+        try:
+            position = operator.index(index)
+        except TypeError:
+            raise TypeError(f"an index of a dataset is an integer, not {index!r}.") from None
+        (sample,) = self.__getitems__([position])
         return sample
 
     def __getitems__(self, indices: ArrayLike) -> list[Any]:
         """Return samples, fetched together, each made under its own random numbers."""
-        samples = []
-        with self.store.borrow(indices) as records:
-            for k, record in enumerate(records):
+        positions = self.store.checked(indices)
+        samples = self._taken(positions)
+        for k, position in enumerate(positions.tolist()):
+            try:
                 with one_sample(k):
-                    samples.append(self._sample(record))
+                    samples[k] = self._transformed(samples[k])
+            except Exception as error:
+                self._note(error, position)
+                raise
         return samples
+
+    def _taken(self, positions: NDArray[np.int64]) -> list[Any]:
+        """Return samples with their images decoded and nothing in them that is the store's.
+
+        No code of the user's runs while the store lends its memory, and no exception leaves the
+        block with frames that have views of it: who looks at them later would crash the process.
+        """
+        samples: list[Any] = []
+        failure = None
+        with self.store.borrow(positions) as records:
+            while len(samples) < len(records):  # no variable for a record, which would outlive it
+                try:
+                    samples.append(self._own(records[len(samples)].sample))
+                except Exception as error:
+                    failure = error.with_traceback(None)
+                    break
+        if failure is not None:
+            self._note(failure, int(positions[len(samples)]))
+            raise failure
+        return samples
+
+    def _note(self, error: Exception, position: int) -> None:
+        transform = transform_that_raised(self, error)
+        where = "" if transform is None else f", in its transform {transform}"
+        annotate(error, f"while reading sample {position} ({self.describe(position)}){where}")
 
     @property
     def can_get_batch(self) -> bool:
@@ -163,12 +199,8 @@ class StoreDataset(Dataset[Any]):
         np.take(np.asarray(self.labels), positions, out=labels)
         return [files, labels]
 
-    def _sample(self, record: Record) -> Any:  # noqa: ANN401
-        try:
-            sample = self._own(record.sample)
-        except Exception as error:
-            annotate(error, f"while decoding {record.key!r} of {self.store.address}")
-            raise
+    def _transformed(self, sample: Any) -> Any:  # noqa: ANN401
+        sample = self._user_decoded(sample)
         if type(sample) is tuple and len(sample) == 2:
             first, second = sample
             if self.transform is not None:
@@ -178,6 +210,18 @@ class StoreDataset(Dataset[Any]):
             return first, second
         return sample if self.transform is None else self.transform(sample)
 
+    def _user_decoded(self, value: Any) -> Any:  # noqa: ANN401
+        """Return a sample whose images the user's own function has decoded, if there is one."""
+        if not callable(self.decode):
+            return value
+        if isinstance(value, EncodedImage):
+            return self.decode(bytes(value.data))
+        if type(value) in (tuple, list):
+            return type(value)(_named(n, self._user_decoded, item) for n, item in enumerate(value))
+        if isinstance(value, Mapping):
+            return {key: _named(key, self._user_decoded, item) for key, item in value.items()}
+        return value
+
     def _own(self, value: Any) -> Any:  # noqa: ANN401
         """Return a sample with its images decoded and nothing in it that belongs to the store."""
         if isinstance(value, EncodedImage):
@@ -186,12 +230,10 @@ class StoreDataset(Dataset[Any]):
             return value if value.flags.owndata else value.copy()
         if isinstance(value, memoryview):
             return bytes(value)
-        if type(value) is tuple:
-            return tuple(map(self._own, value))
-        if type(value) is list:
-            return list(map(self._own, value))
+        if type(value) in (tuple, list):
+            return type(value)(_named(n, self._own, item) for n, item in enumerate(value))
         if isinstance(value, Mapping):
-            return {key: self._own(item) for key, item in value.items()}
+            return {key: _named(key, self._own, item) for key, item in value.items()}
         return value
 
     def _image(self, data: bytes | memoryview) -> Any:  # noqa: ANN401
@@ -205,6 +247,8 @@ class StoreDataset(Dataset[Any]):
         return self._made(data)
 
     def _made(self, data: bytes | memoryview) -> Any:  # noqa: ANN401
+        if callable(self.decode):
+            return EncodedImage(bytes(data))
         return bytes(data) if self._decode is None else self._decode(data)
 
     def describe(self, index: int) -> str:
@@ -225,6 +269,15 @@ class StoreDataset(Dataset[Any]):
         return f"<{type(self).__name__} {', '.join(parts)}>"
 
 
+def _named(key: object, make: Callable[[Any], Any], item: Any) -> Any:  # noqa: ANN401
+    """Return `make(item)`; what that raises says which part of the sample it was."""
+    try:
+        return make(item)
+    except Exception as error:
+        annotate(error, f"in {key!r} of the sample")
+        raise
+
+
 def _decoder(decode: Decode) -> Callable[[Any], Any] | None:
     if decode is None:
         return None
@@ -233,7 +286,7 @@ def _decoder(decode: Decode) -> Callable[[Any], Any] | None:
     if decode == "pil":
         return _decode_pil
     if callable(decode):
-        return _OnBytes(decode)
+        return decode
     raise ConfigError(f"decode is 'rgb', 'pil', a function or None, not {decode!r}.")
 
 
@@ -253,13 +306,3 @@ def _decode_pil(data: bytes | memoryview) -> Any:  # noqa: ANN401
     from PIL import Image
 
     return Image.open(io.BytesIO(data)).convert("RGB")
-
-
-class _OnBytes:
-    """Calls a user's function with bytes that stay valid, whatever it keeps of them."""
-
-    def __init__(self, function: Callable[[bytes], Any]) -> None:
-        self._function = function
-
-    def __call__(self, data: bytes | memoryview) -> Any:  # noqa: ANN401
-        return self._function(bytes(data))

@@ -79,6 +79,7 @@ class LMDBDataset(StoreDataset):
             decode=decode,
             repair=repair,
         )
+        self.store.close()  # processes that are forked from here on inherit no connection
 
 
 class MongoDataset(StoreDataset):
@@ -117,3 +118,4 @@ class MongoDataset(StoreDataset):
             decode=decode,
             repair=repair,
         )
+        self.store.close()  # processes that are forked from here on inherit no connection

@@ -7,6 +7,7 @@ crash: lmdb.h says not to use it on remote file systems.
 
 from __future__ import annotations
 
+import hashlib
 import os
 import shutil
 import tempfile
@@ -86,17 +87,19 @@ def warn_if_remote(path: Path) -> None:
 def copy_to_local(path: Path, folder: Path) -> Path:
     """Return a copy of a file or folder in `folder`, made now unless one is there already.
 
-    The copy's name holds the size and time of the original, so that a changed one is copied again.
+    The copy's name holds sizes and times of all files of the original, so that a changed one is
+    copied again. Older copies stay.
     Several processes may ask at once: each copies, and one copy stays.
 
     Raises:
         StoreError: there is no original, or no space for the copy.
     """
     try:
-        status = path.stat()
         files = sorted(path.rglob("*")) if path.is_dir() else [path]
-        size_bytes = sum(file.stat().st_size for file in files if file.is_file())
-        name = f"{path.stem}-{status.st_mtime_ns:x}-{size_bytes:x}{path.suffix}"
+        marks = [(file.name, file.stat().st_size, file.stat().st_mtime_ns) for file in files]
+        size_bytes = sum(size for _, size, _ in marks)
+        digest = hashlib.blake2b(repr(marks).encode(), digest_size=8).hexdigest()
+        name = f"{path.stem}-{digest}{path.suffix}"
         copy = folder / name
         if copy.exists():
             return copy

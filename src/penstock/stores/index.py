@@ -3,7 +3,6 @@
 
 from __future__ import annotations
 
-import functools
 import zlib
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
@@ -42,6 +41,27 @@ class Index:
     metadata: Mapping[str, Any] = field(default_factory=dict)
     fingerprint: str = ""
     are_pairs: bool = False
+
+    def __post_init__(self) -> None:
+        """Keep labels from being written to: samples would not follow."""
+        self._freeze()
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        """Take over what was pickled, and freeze it anew."""
+        self.__dict__.update(state)
+        self._freeze()
+
+    def _freeze(self) -> None:
+        labels = self.labels
+        for array in (
+            (labels.values, labels.offsets) if isinstance(labels, RaggedArray) else (labels,)
+        ):
+            if array is not None:
+                array.flags.writeable = False
+
+    def __getstate__(self) -> dict[str, Any]:
+        """Leave the table of hashes behind: it is quickly made anew."""
+        return {name: value for name, value in self.__dict__.items() if name != "_table"}
 
     def __len__(self) -> int:
         """Return the number of records."""
@@ -93,12 +113,15 @@ class Index:
                 return int(position)
         return -1
 
-    @functools.cached_property
+    @property
     def _hashes(self) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
         """Hashes of all keys, sorted, and whose they are: 16 bytes a key, where a dict has 150."""
-        hashes = np.fromiter(map(_hash, self.keys), np.int64, len(self.keys))
-        order = np.argsort(hashes, kind="stable")
-        return hashes[order], order
+        table = self.__dict__.get("_table")
+        if table is None:
+            hashes = np.fromiter(map(_hash, self.keys), np.int64, len(self.keys))
+            order = np.argsort(hashes, kind="stable")
+            table = self.__dict__["_table"] = hashes[order], order
+        return table
 
     def to_tree(self) -> dict[str, Any]:
         """Return the index as a tree that a record can hold."""
@@ -123,12 +146,14 @@ class Index:
             StoreError: it is none; `name` says of which store.
         """
         try:
-            keys = PackedList.from_utf8(tree["keys"]["text"], tree["keys"]["offsets"])
-            labels = tree["labels"]
-            if isinstance(labels, dict):
-                labels = RaggedArray(labels["values"], labels["offsets"])
+            keys = PackedList.from_utf8(
+                _vector(tree["keys"]["text"], np.uint8), _vector(tree["keys"]["offsets"], np.int64)
+            )
+            labels = _labels_of(tree["labels"])
             if labels is not None and len(labels) != len(keys):
                 raise ValueError(f"{len(labels)} labels for {len(keys)} keys")
+            if tree["are_pairs"] and not isinstance(labels, np.ndarray):
+                raise ValueError("its samples should be pairs, and have no labels")
             return cls(
                 keys,
                 labels,
@@ -137,15 +162,30 @@ class Index:
                 str(tree["fingerprint"]),
                 bool(tree["are_pairs"]),
             )
-        except (KeyError, TypeError, ValueError) as error:
+        except (KeyError, TypeError, ValueError, AttributeError) as error:
             raise StoreError(
                 f"the index of {name} is damaged: {error}. Pack it anew, or restore it from a copy."
             ) from error
 
 
+def _vector(value: Any, dtype: type) -> NDArray[Any]:  # noqa: ANN401
+    if not isinstance(value, np.ndarray) or value.dtype != dtype or value.ndim != 1:
+        raise TypeError(f"{value!r:.60} is no array of {dtype.__name__} in a row")
+    return value
+
+
+def _labels_of(value: Any) -> NDArray[np.int64] | RaggedArray | None:  # noqa: ANN401
+    if value is None:
+        return None
+    if isinstance(value, dict):
+        return RaggedArray(_vector(value["values"], np.int64), _vector(value["offsets"], np.int64))
+    return _vector(value, np.int64)
+
+
 def joined(indexes: Sequence[Index]) -> Index:
     """Return one index for the records of several stores in a row, as those of shards."""
-    first = indexes[0]
+    first, fingerprints = indexes[0], [index.fingerprint for index in indexes]
+    indexes = [index for index in indexes if len(index)] or [first]
     labels: Any = None
     if all(isinstance(index.labels, np.ndarray) for index in indexes):
         labels = np.concatenate([index.labels for index in indexes])
@@ -156,7 +196,7 @@ def joined(indexes: Sequence[Index]) -> Index:
         labels,
         first.class_names,
         first.metadata,
-        "+".join(index.fingerprint for index in indexes),
+        "+".join(fingerprints),
         all(index.are_pairs for index in indexes),
     )
 

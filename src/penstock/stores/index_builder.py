@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import array
 import struct
 from typing import TYPE_CHECKING, Any
 
@@ -14,7 +15,7 @@ from penstock.stores.index import Index, labels_from
 from penstock.stores.records import header_of
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping, Sequence
+    from collections.abc import Mapping, Sequence
 
     from penstock.stores.records import EncodedRecord
 
@@ -40,6 +41,8 @@ class IndexBuilder:
         """Begin with no record."""
         self.keys: list[str] = []
         self.labels: list[int | tuple[int, ...] | None] = []
+        self.checksums = array.array("Q")
+        self._known: set[str] = set()
         self._digest = 0
         self._are_pairs = True
 
@@ -47,10 +50,21 @@ class IndexBuilder:
         """Return the number of records added."""
         return len(self.keys)
 
-    def add(self, records: Iterable[EncodedRecord]) -> None:
-        """Add records, in order."""
+    def add(self, records: Sequence[EncodedRecord]) -> None:
+        """Add records, in order.
+
+        Raises:
+            StoreError: a key is there twice; then none of these is added.
+        """
+        keys = [record.key for record in records]
+        if len(set(keys)) < len(keys) or not self._known.isdisjoint(keys):
+            raise _repeated(
+                next(k for n, k in enumerate(keys) if k in self._known or k in keys[:n])
+            )
+        self._known.update(keys)
         for record in records:
             _, checksum = header_of(record.data, f"record {record.key!r}")
+            self.checksums.append(checksum)
             link = struct.pack("<QQ", self._digest, checksum)
             self._digest = xxhash.xxh3_64_intdigest(link)
             self.keys.append(record.key)
@@ -58,14 +72,10 @@ class IndexBuilder:
             self._are_pairs = self._are_pairs and record.is_pair
 
     def index(self, class_names: Sequence[str], metadata: Mapping[str, Any]) -> Index:
-        """Return the index of all records added.
-
-        Raises:
-            StoreError: a key is there twice.
-        """
+        """Return the index of all records added."""
         keys = PackedList(self.keys)
         text = "\0".join((str(len(keys)), f"{self._digest:016x}", *class_names))
-        index = Index(
+        return Index(
             keys,
             labels_from(self.labels),
             tuple(class_names),
@@ -73,9 +83,7 @@ class IndexBuilder:
             xxhash.xxh3_128_hexdigest(text.encode("utf-8", "surrogatepass")),
             self._are_pairs and len(keys) > 0,
         )
-        twice = index.first_repeated()
-        if twice is not None:
-            raise StoreError(
-                f"the key {twice!r} is there twice; every record of a store has a key of its own."
-            )
-        return index
+
+
+def _repeated(key: str) -> StoreError:
+    return StoreError(f"the key {key!r} is there twice; every record of a store has its own.")

@@ -3,6 +3,8 @@
 
 from __future__ import annotations
 
+import io
+import zlib
 from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -10,10 +12,11 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from penstock.data.labels import known_labels
-from penstock.data.ragged import RaggedArray
+from penstock.data.names import describe_sample
 from penstock.errors import ConfigError
 from penstock.faults import annotate
 from penstock.stores.address import open_store
+from penstock.stores.dataset import StoreDataset
 from penstock.stores.records import EncodedImage, EncodedRecord, encode_record
 from penstock.stores.store import Store
 
@@ -38,6 +41,8 @@ def pack_source(
     shrink = None if resize is None and quality is None else _Shrink(resize, quality)
     if isinstance(src, (str, Path)):
         src = open_store(src)
+    if isinstance(src, StoreDataset):
+        src = _store_of(src)
     if isinstance(src, Store):
         return _StoreSource(src, shrink, limit)
     if not (hasattr(src, "__getitem__") and hasattr(src, "__len__")):
@@ -46,6 +51,21 @@ def pack_source(
             "dataset with __getitem__ and __len__. Make a list or a folder of a stream first."
         )
     return _DatasetSource(src, shrink, limit)
+
+
+def _store_of(dataset: StoreDataset) -> Store:
+    """Return the store behind a dataset, whose samples would be decoded pixels otherwise.
+
+    Raises:
+        ConfigError: it has transforms: is their outcome to be packed, or what they are given?
+    """
+    if dataset.transform is not None or dataset.target_transform is not None:
+        raise ConfigError(
+            f"{dataset!r} has transforms. To pack what it is made from, give its store "
+            f"({dataset.store.address!r}). To pack what the transforms make, wrap it in a dataset "
+            "of your own; random ones are then decided once and for all."
+        )
+    return dataset.store
 
 
 class PackSource:
@@ -70,7 +90,7 @@ class PackSource:
         raise NotImplementedError
 
     def describe(self, index: int) -> str:
-        """Return the sample's name, for errors."""
+        """Return the sample's name, for errors; raise `LookupError` if it has none."""
         raise NotImplementedError
 
     def position_of(self, key: str) -> int:
@@ -88,15 +108,12 @@ class _StoreSource(PackSource):
         self._store = store
         self._shrink = shrink
         self._length = len(store) if limit is None else min(limit, len(store))
-        if shrink is not None and isinstance(store.labels, RaggedArray):
-            raise ConfigError(
-                f"the images of {store.address} have annotations in pixels, which would no longer "
-                "fit if the images were shrunk. Pack without resize and quality."
-            )
         self.class_names = store.class_names
         self.metadata = dict(store.metadata)
         self.what = f"{store.fingerprint} {shrink} {self._length}"
-        store.close()  # workers that are forked inherit no connection
+        if shrink is not None and self._length:
+            self._check_shrinkable()
+        store.close()  # workers that are forked inherit no connection; the next read opens it again
 
     def __len__(self) -> int:
         return self._length
@@ -107,6 +124,15 @@ class _StoreSource(PackSource):
     def __getitems__(self, indices: Sequence[int]) -> list[EncodedRecord]:
         with self._store.borrow(indices) as records:
             return list(map(self._encoded, records))
+
+    def _check_shrinkable(self) -> None:
+        """Say at once what the first sample would say after a part was written."""
+        try:
+            self[0]
+        except ConfigError:
+            raise
+        except Exception:
+            return  # a damaged one: that is for the run to say
 
     def _encoded(self, record: Record) -> EncodedRecord:
         try:
@@ -138,6 +164,8 @@ class _DatasetSource(PackSource):
         self.class_names = tuple(map(str, names))
         self.metadata = {}
         identity = getattr(dataset, "fingerprint", "")
+        if self._labels is not None:
+            identity = f"{identity} {zlib.crc32(repr(self._labels.tolist()).encode()):08x}"
         self.what = (
             f"{type(dataset).__qualname__} {len(dataset)} {identity} {shrink} {self._length}"
         )
@@ -158,9 +186,10 @@ class _DatasetSource(PackSource):
         return None
 
     def describe(self, index: int) -> str:
-        from penstock.data.names import describe_sample
-
-        return describe_sample(self._dataset, index) or f"sample {index}"
+        name = describe_sample(self._dataset, index)
+        if name is None:
+            raise LookupError(f"sample {index} has no name")
+        return name
 
     def position_of(self, key: str) -> int:
         return int(key)
@@ -186,32 +215,65 @@ class _Shrink:
     def __repr__(self) -> str:
         return f"resize={self._size_px} quality={self._quality}"
 
-    def __call__(self, data: bytes | memoryview) -> bytes | memoryview:
+    def __call__(self, image: Any) -> EncodedImage:  # noqa: ANN401
         from penstock.images import shrink_image
 
-        return shrink_image(data, self._size_px, self._quality)
+        data = image.data if isinstance(image, EncodedImage) else _as_file(image)
+        return EncodedImage(shrink_image(data, self._size_px, self._quality))
 
 
-def _storable(value: Any, shrink: _Shrink | None) -> Any:  # noqa: ANN401
-    """Return a sample with its images shrunk, and Pillow's images as arrays or files."""
-    if isinstance(value, EncodedImage):
-        return value if shrink is None else EncodedImage(shrink(value.data))
-    if isinstance(value, tuple):
-        return tuple(_storable(item, shrink) for item in value)
-    if isinstance(value, list):
-        return [_storable(item, shrink) for item in value]
-    if isinstance(value, Mapping):
-        return {key: _storable(item, shrink) for key, item in value.items()}
-    if type(value).__module__.partition(".")[0] == "PIL":
-        return _of_pillow(value, shrink)
-    return value
+def _storable(sample: Any, shrink: _Shrink | None) -> Any:  # noqa: ANN401
+    """Return a sample with its image shrunk, and Pillow's images as arrays.
 
-
-def _of_pillow(image: Any, shrink: _Shrink | None) -> Any:  # noqa: ANN401
+    Raises:
+        ConfigError: it is to be shrunk, and is neither an image nor the pair of one and its class.
+            Anything else may hold places in pixels, which would be wrong then.
+    """
     if shrink is None:
-        return np.asarray(image)
-    import io
+        return _without_pillow(sample)
+    if _is_image(sample):
+        return shrink(sample)
+    match sample:
+        case (image, label) if _is_image(image) and (label is None or _is_number(label)):
+            return shrink(image), label
+    raise ConfigError(
+        f"a sample is {_kinds(sample)}; resize and quality are for image files alone or with their "
+        "class (EncodedImage, or Pillow's images). Anything else may hold places in pixels, which "
+        "would no longer fit: pack without them."
+    )
 
+
+def _is_image(value: object) -> bool:
+    return isinstance(value, EncodedImage) or _is_pillow(value)
+
+
+def _is_pillow(value: object) -> bool:
+    return type(value).__module__.partition(".")[0] == "PIL"
+
+
+def _is_number(value: Any) -> bool:  # noqa: ANN401
+    return isinstance(value, (int, float)) or getattr(value, "ndim", None) == 0
+
+
+def _kinds(sample: object) -> str:
+    kind = type(sample).__name__
+    if isinstance(sample, (tuple, list)):
+        return f"a {kind} of {', '.join(type(item).__name__ for item in sample)}"[:120]
+    return f"a {kind}"
+
+
+def _without_pillow(value: Any) -> Any:  # noqa: ANN401
+    if isinstance(value, tuple):
+        return tuple(map(_without_pillow, value))
+    if isinstance(value, list):
+        return list(map(_without_pillow, value))
+    if isinstance(value, Mapping):
+        return {key: _without_pillow(item) for key, item in value.items()}
+    return np.asarray(value) if _is_pillow(value) else value
+
+
+def _as_file(image: Any) -> bytes:  # noqa: ANN401
+    """Return Pillow's image as a file, without loss."""
     file = io.BytesIO()
     image.save(file, "PNG")
-    return EncodedImage(shrink(file.getvalue()))
+    return file.getvalue()

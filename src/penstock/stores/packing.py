@@ -15,14 +15,15 @@ import warnings
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final, Literal
 
-from penstock.errors import ConfigError
+from penstock.errors import ConfigError, StoreError
 from penstock.faults import FaultPolicy
 from penstock.loader import Loader
 from penstock.stores.address import create_store
 from penstock.stores.pack_source import pack_source
+from penstock.stores.records import header_of
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
+    from collections.abc import Callable, Mapping, Sequence
     from pathlib import Path
 
     from penstock.faults import Failure
@@ -33,6 +34,7 @@ if TYPE_CHECKING:
 __all__ = ["PackProgress", "PackReport", "pack"]
 
 _TASK_RECORDS: Final = 16  # a worker's task: small enough for a progress bar, large beside its cost
+_NUM_COMPARED: Final = 8  # records, when a run is resumed
 _FEW_RECORDS: Final = 64  # are packed sooner than workers are started
 
 
@@ -87,6 +89,7 @@ def pack(
     on_error: Literal["raise", "skip"] = "raise",
     metadata: Mapping[str, Any] | None = None,
     progress: Callable[[PackProgress], object] | None = None,
+    worker_init_fn: Callable[[int], object] | None = None,
 ) -> PackReport:
     """Pack samples into a store, which takes its place when it is complete.
 
@@ -105,10 +108,12 @@ def pack(
             if given, of all other images as well.
         limit: Take this many from the front only.
         num_shards: Number of LMDB files.
-        resume: Whether to go on where an interrupted run with the same arguments stopped.
+        resume: Whether to go on where an interrupted run with the same arguments stopped. If that
+            run had come to its end, nothing is done.
         on_error: Whether a sample that cannot be read or stored ends it, or is left out.
         metadata: Any JSON, kept in the store's index.
         progress: Called again and again with how far it has come.
+        worker_init_fn: Called in each worker with its number, first of all.
 
     Returns:
         What was packed.
@@ -135,18 +140,21 @@ def pack(
     _check(resize, quality, limit, on_error)
     start_s = time.monotonic()
     source = pack_source(src, resize=resize, quality=quality, limit=limit)
+    if not len(source):
+        raise ConfigError("there is no sample to pack: an empty store would take the place of DST.")
+    kept = dict(metadata if metadata is not None else source.metadata)
     writer = create_store(
         dst,
         class_names=source.class_names,
-        metadata=metadata if metadata is not None else source.metadata,
-        what=source.what,
+        metadata=kept,
+        what=f"{source.what} {list(source.class_names)} {kept}",
         resume=resume,
         num_shards=num_shards,
         num_records=len(source),
     )
     try:
         num_resumed, first = _where_to_go_on(source, writer)
-        loader = _loader(source, first, num_workers, on_error)
+        loader = _loader(source, first, num_workers, on_error, worker_init_fn)
         num_new, num_bytes = _write_all(loader, writer, source, first, progress)
         writer.finish()
     finally:
@@ -158,18 +166,21 @@ def pack(
         num_resumed,
         num_bytes,
         time.monotonic() - start_s,
-        len(source) - first - num_new,
+        len(source) - num_resumed - num_new,
         tuple(loader.failures),
     )
 
 
 def _check(resize: int | None, quality: int | None, limit: int | None, on_error: str) -> None:
+    for name, value in (("resize", resize), ("quality", quality), ("limit", limit)):
+        if value is not None and not isinstance(value, int):
+            raise ConfigError(f"{name}={value!r} is no integer.")
     if resize is not None and resize < 1:
         raise ConfigError(f"resize={resize}: the shorter side has at least 1 pixel.")
     if quality is not None and not 1 <= quality <= 100:
         raise ConfigError(f"quality={quality}: JPEG's quality goes from 1 to 100.")
-    if limit is not None and limit < 0:
-        raise ConfigError(f"limit={limit}: a number of samples is not negative.")
+    if limit is not None and limit < 1:
+        raise ConfigError(f"limit={limit}: at least 1 sample is packed.")
     if on_error not in ("raise", "skip"):
         raise ConfigError(f"on_error is 'raise' or 'skip', not {on_error!r}.")
 
@@ -179,12 +190,36 @@ def _where_to_go_on(source: PackSource, writer: StoreWriter) -> tuple[int, int]:
     written = writer.written()
     if not written:
         return 0, 0
+    if writer.finished:
+        return len(written), len(source)
+    _check_same(source, writer, written)
     # Samples may have been left out, so the last key counts, and not how many there are.
     return len(written), source.position_of(written[-1][0]) + 1
 
 
+def _check_same(source: PackSource, writer: StoreWriter, written: Sequence[Any]) -> None:
+    """Compare some of what was written with what the source gives now.
+
+    Raises:
+        StoreError: they differ: it would become a mixture.
+    """
+    last = len(written) - 1
+    for number in sorted({last * part // _NUM_COMPARED for part in range(_NUM_COMPARED + 1)}):
+        key = written[number][0]
+        record = source[source.position_of(key)]
+        if header_of(record.data, key)[1] != writer.checksum_at(number):
+            raise StoreError(
+                f"sample {key!r} of the source is not what the interrupted run packed: the source "
+                "has changed since, or draws random numbers. Pack without resume."
+            )
+
+
 def _loader(
-    source: PackSource, first: int, num_workers: int | None, on_error: str
+    source: PackSource,
+    first: int,
+    num_workers: int | None,
+    on_error: str,
+    worker_init_fn: Callable[[int], object] | None,
 ) -> Loader[EncodedRecord]:
     num_left = len(source) - first
     if num_workers is None:
@@ -195,6 +230,7 @@ def _loader(
         sampler=range(first, len(source)),
         num_workers=min(num_workers, -(-num_left // _TASK_RECORDS)),
         collate_fn=_as_they_are,
+        worker_init_fn=worker_init_fn,
         on_error=FaultPolicy("skip", max_failures=None) if on_error == "skip" else "raise",
     )
 

@@ -31,6 +31,7 @@ from __future__ import annotations
 
 import re
 import struct
+import threading
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final
@@ -66,6 +67,8 @@ _ALIGNMENT: Final = 16
 _ARRAY, _TUPLE, _IMAGE, _BYTES = 1, 2, 3, 4
 _LONG_BYTES: Final = 64  # from here on a binary is a blob
 _DEEPEST: Final = 64  # containers within containers
+_LEAST_LABEL: Final = -(2**63)
+_GREATEST_LABEL: Final = 2**63 - 1
 # Numbers, booleans, fixed-width strings, times: nothing that holds a pointer, or fields.
 _DTYPE: Final = re.compile(r"[<>|=]?(?:[biufcSU]\d{1,9}|[mM]8(?:\[[0-9a-zA-Z/]{1,16}\])?)\Z")
 
@@ -156,6 +159,7 @@ def encode_record(
         >>> decode_record(record.data).sample
         (<EncodedImage of 3 bytes>, 3)
     """
+    _check_label(label, key)
     blobs = _Blobs()
     try:
         head = msgspec.msgpack.encode([key, label, _plain(sample, blobs, "$", 0)])
@@ -166,6 +170,16 @@ def encode_record(
     total = HEADER_BYTES + len(body)
     header = _HEADER.pack(_MAGIC, _VERSION, len(head), total, xxhash.xxh3_64_intdigest(body))
     return EncodedRecord(key, label, header + body, is_pair(sample, label))
+
+
+def _check_label(label: Any, key: str) -> None:  # noqa: ANN401
+    several = label if isinstance(label, tuple) else () if label is None else (label,)
+    for one in several:
+        if type(one) is not int or not _LEAST_LABEL <= one <= _GREATEST_LABEL:
+            raise StoreError(
+                f"sample {key!r} has the label {label!r}; a label is an integer of 64 bits, a "
+                "tuple of such, or None."
+            )
 
 
 def is_pair(sample: Any, label: object) -> bool:  # noqa: ANN401
@@ -205,7 +219,7 @@ def _plain(value: Any, blobs: _Blobs, path: str, depth: int) -> Any:  # noqa: AN
     kind = type(value)
     if kind in (str, int, float, bool) or value is None:
         return value
-    if depth > _DEEPEST:
+    if depth >= _DEEPEST and isinstance(value, (Mapping, list, tuple)):
         raise ValueError(f"at {path} there are more than {_DEEPEST} containers in one another")
     if isinstance(value, EncodedImage):
         return msgspec.msgpack.Ext(_IMAGE, blobs.add(value.data))
@@ -341,9 +355,12 @@ def decode_record(
     """
     head_bytes = check_record(data, name) if verify else header_of(data, name)[0]
     view = memoryview(data)
-    reading = _Reading(view[_blobs_start(head_bytes) :], copy=copy)
     try:
-        head = reading.decode(view[HEADER_BYTES : HEADER_BYTES + head_bytes])
+        head = _here.decode(
+            view[HEADER_BYTES : HEADER_BYTES + head_bytes],
+            view[_blobs_start(head_bytes) :],
+            copy=copy,
+        )
     except (msgspec.MsgspecError, ValueError, TypeError, OverflowError, struct.error) as error:
         raise StoreError(f"{name} is damaged: {error}.") from error
     except RecursionError:
@@ -363,14 +380,26 @@ def _label(value: Any, name: str) -> int | tuple[int, ...] | None:  # noqa: ANN4
     raise StoreError(f"{name} is damaged: its label is neither an integer nor several nor none.")
 
 
-class _Reading:
-    """Decodes the head of one record, whose blobs are given."""
+class _Reading(threading.local):
+    """Decodes the heads of records, one at a time in each thread.
 
-    def __init__(self, blobs: memoryview, *, copy: bool) -> None:
-        self._blobs = blobs
-        self._copy = copy
+    One decoder is kept: making one takes as long as decoding a record, and it would be in a cycle
+    with what it decodes, which then lives until the next collection.
+    """
+
+    def __init__(self) -> None:
+        self._blobs = memoryview(b"")
+        self._copy = True
         self._depth = 0
-        self.decode = msgspec.msgpack.Decoder(ext_hook=self._extension).decode
+        self._end = 0  # of the blob before; they follow each other, none is there twice
+        self._decode = msgspec.msgpack.Decoder(ext_hook=self._extension).decode
+
+    def decode(self, head: memoryview, blobs: memoryview, *, copy: bool) -> Any:  # noqa: ANN401
+        self._blobs, self._copy, self._depth, self._end = blobs, copy, 0, 0
+        try:
+            return self._decode(head)
+        finally:
+            self._blobs = memoryview(b"")
 
     def _extension(self, code: int, data: memoryview) -> Any:  # noqa: ANN401
         if code == _TUPLE:
@@ -383,6 +412,11 @@ class _Reading:
                 f"{size:,} bytes should begin at byte {start:,} of its blobs, which have "
                 f"{len(self._blobs):,}"
             )
+        if start != self._end + -self._end % _ALIGNMENT:  # or a small record could hold terabytes
+            raise ValueError(
+                f"a blob begins at byte {start:,}, the one before ends at {self._end:,}"
+            )
+        self._end = start + size
         blob = self._blobs[start : start + size]
         if code == _ARRAY:
             return self._array(blob, data[_SPAN.size :])
@@ -393,7 +427,7 @@ class _Reading:
         self._depth += 1
         if self._depth > _DEEPEST:
             raise ValueError(f"more than {_DEEPEST} tuples in one another")
-        items = self.decode(data)
+        items = self._decode(data)
         self._depth -= 1
         if type(items) is not list:
             raise ValueError("a tuple is not an array")
@@ -420,6 +454,9 @@ class _Reading:
         if not shape:
             return array[()]
         return array.copy() if self._copy else array
+
+
+_here = _Reading()
 
 
 def image_start(head_bytes: int) -> int:

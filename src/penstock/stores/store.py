@@ -18,7 +18,6 @@ from __future__ import annotations
 
 import abc
 import contextlib
-import functools
 from typing import TYPE_CHECKING, Any, Final, Protocol, Self
 
 import numpy as np
@@ -49,6 +48,8 @@ class Store(abc.ABC):
         Any thread. It pickles, and goes on in the other process with a connection of its own.
     """
 
+    _index: Index | None = None  # until it was read, maybe in another process
+
     @property
     @abc.abstractmethod
     def address(self) -> str:
@@ -56,7 +57,7 @@ class Store(abc.ABC):
 
     @abc.abstractmethod
     def _load_index(self) -> Index:
-        """Return the index; called once."""
+        """Return the index; called once, or by several threads at the same time."""
 
     @abc.abstractmethod
     def _read(
@@ -77,10 +78,14 @@ class Store(abc.ABC):
     def close(self) -> None:  # noqa: B027 - a store may hold nothing
         """Give back what this process holds. May be called again, and the store used again."""
 
-    @functools.cached_property
+    @property
     def index(self) -> Index:
         """Keys, labels, class names, metadata; read at first use."""
-        return self._load_index()
+        # No lock: two threads may both read it, and get equal ones. (functools.cached_property has
+        # one for all instances on Python 3.11: waiting for a server would block every store.)
+        if self._index is None:
+            self._index = self._load_index()
+        return self._index
 
     def __len__(self) -> int:
         """Return the number of records."""
@@ -122,7 +127,7 @@ class Store(abc.ABC):
             StoreError: a record is missing or damaged; the message names it.
         """
         with self._read(self.checked(positions), copy=True) as records:
-            return records
+            return list(records)
 
     def borrow(self, positions: ArrayLike) -> contextlib.AbstractContextManager[list[Record]]:
         """Return records for use in a `with` block, without copying what need not be.
@@ -170,7 +175,7 @@ class Store(abc.ABC):
         if array.size == 0:
             return np.empty(0, np.int64)
         if array.ndim != 1 or array.dtype.kind not in "iu":
-            raise TypeError(f"positions are a list of integers, not {positions!r:.80}.")
+            raise TypeError(f"positions are a list of integers, not {positions!r:.80}")
         array = array.astype(np.int64, copy=False)
         length = len(self)
         low, high = int(array.min()), int(array.max())
@@ -210,6 +215,13 @@ class StoreWriter(Protocol):
     def address(self) -> str:
         """Of the store that is made, without any secret."""
 
+    @property
+    def finished(self) -> bool:
+        """Whether a writer told to resume found the store complete: nothing is left to be done."""
+
+    def checksum_at(self, number: int) -> int:
+        """Return the checksum of a record that `written` lists, if it is not `finished`."""
+
     def written(self) -> Sequence[tuple[str, int | tuple[int, ...] | None]]:
         """Return key and label of what an interrupted writer left, verified; empty if anew."""
 
@@ -217,7 +229,8 @@ class StoreWriter(Protocol):
         """Append records.
 
         Raises:
-            StoreError: no space, the server cannot be reached, or a key comes a second time.
+            StoreError: no space, the server cannot be reached, or a key comes a second time; then
+                none of these records is written.
         """
 
     def finish(self) -> None:

@@ -3,7 +3,6 @@
 
 from __future__ import annotations
 
-import functools
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -29,8 +28,14 @@ class ImageFolder(StoreDataset):
     keeps its number instead of being an error; and no folder is listed twice, whatever links lead
     into it.
 
+    torchvision's `loader`, `is_valid_file` and `allow_empty` are not there: `decode` takes a
+    function of the file's bytes, `penstock.data.Subset` a part of the images, and empty class
+    folders are allowed. See docs/folders.md.
+
     Only names are kept in memory, in two arrays that workers share. `samples` and `targets` are
-    lists, made when they are asked for: of a million images they take some 200 MB.
+    lists, made when they are asked for: of a million images they take some 200 MB. They and
+    `labels`, which cannot be written to, describe the samples and do not make them: to train with
+    other classes, use `target_transform`.
 
     Concurrency:
         Any thread or process; it pickles.
@@ -51,9 +56,9 @@ class ImageFolder(StoreDataset):
     def __init__(
         self,
         root: str | Path,
-        *,
         transform: Callable[[Any], Any] | None = None,
         target_transform: Callable[[Any], Any] | None = None,
+        *,
         decode: Decode = "rgb",
         repair: bool = False,
     ) -> None:
@@ -85,6 +90,7 @@ class ImageFolder(StoreDataset):
                 f'StoreDataset("{store.address}").'
             )
         self._store = store
+        self._lists: dict[str, list[Any]] = {}  # made when they are asked for
 
     @property
     def root(self) -> Path:
@@ -96,22 +102,26 @@ class ImageFolder(StoreDataset):
         """Name of each class: `class_names`, as torchvision has them."""
         return list(self.class_names)
 
-    @functools.cached_property
+    @property
     def samples(self) -> list[tuple[str, int]]:
         """Path and class of each image."""
-        paths = map(self.describe, range(len(self)))
-        return list(zip(paths, self.targets, strict=True))
+        if "samples" not in self._lists:
+            paths = map(self.describe, range(len(self)))
+            self._lists["samples"] = list(zip(paths, self.targets, strict=True))
+        return self._lists["samples"]
 
     @property
     def imgs(self) -> list[tuple[str, int]]:
         """The same list as `samples`."""
         return self.samples
 
-    @functools.cached_property
+    @property
     def targets(self) -> list[int]:
         """Class of each image; as an array they are `labels`."""
-        labels: Any = self.labels
-        return [] if labels is None else [int(label) for label in labels]
+        if "targets" not in self._lists:
+            labels: Any = self.labels
+            self._lists["targets"] = [] if labels is None else labels.tolist()
+        return self._lists["targets"]
 
     def describe(self, index: int) -> str:
         """Return the path of an image: what errors call it."""
@@ -119,4 +129,4 @@ class ImageFolder(StoreDataset):
 
     def __getstate__(self) -> dict[str, Any]:
         """Leave the long lists behind, which any copy can make for itself."""
-        return {k: v for k, v in self.__dict__.items() if k not in ("samples", "targets")}
+        return {**self.__dict__, "_lists": {}}

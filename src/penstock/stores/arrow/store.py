@@ -5,17 +5,17 @@ from __future__ import annotations
 
 import contextlib
 import hashlib
-import os
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final, NamedTuple
+from typing import TYPE_CHECKING, Any, Final, Literal, NamedTuple
 
 import numpy as np
 import pyarrow as pa  # type: ignore[import-untyped]  # it has no annotations
 
 from penstock.data.packed_list import PackedList
 from penstock.errors import ConfigError, StoreError
-from penstock.stores.arrow.tables import Tables, hugging_face_features, table_paths
+from penstock.stores.arrow.tables import TableFile, Tables, hugging_face_features, table_paths
 from penstock.stores.index import Index, labels_from
+from penstock.stores.lending import Lending
 from penstock.stores.records import EncodedImage, Record
 from penstock.stores.store import Store
 
@@ -39,6 +39,14 @@ class _Columns(NamedTuple):
     label_names: tuple[str, ...]  # that Hugging Face's datasets wrote down
 
 
+class _Seen(NamedTuple):
+    """What was found when the files were opened first."""
+
+    files: tuple[TableFile, ...]
+    schema: pa.Schema
+    columns: _Columns
+
+
 class ArrowStore(Store):
     """Rows of Parquet files, of Arrow files (IPC, as a file or a stream), or of a folder of those.
 
@@ -47,15 +55,16 @@ class ArrowStore(Store):
     A sample is the pair (image, class) where there are no other columns than these and the key; the
     image alone where there is no class; otherwise a dict of all columns. Images are columns of
     bytes, or of structs that have `bytes`, as Hugging Face's. Classes are integers, or texts: then
-    the class names are the texts, sorted.
+    the class names are the texts, sorted. Files that were changed since they were opened first are
+    an error.
 
     Arrow files are mapped and read in place, in any order. Of Parquet files a whole row group is
     decoded for one row, and the last four are kept: read them in order, or convert them once with
     `penstock pack`. See docs/stores-read-only.md.
 
     Concurrency:
-        Any thread or process; each process opens the files for itself. Not to be closed while
-        another thread reads.
+        Any thread or process; each process opens the files for itself. Closed while another thread
+        reads, they stay open until it has read.
 
     Example:
         >>> import tempfile
@@ -74,7 +83,7 @@ class ArrowStore(Store):
         path: str | Path,
         *,
         image_column: str | None = None,
-        label_column: str | None = None,
+        label_column: str | Literal[False] | None = None,
         key_column: str | None = None,
     ) -> None:
         """Name the files; they are opened at first use.
@@ -84,14 +93,18 @@ class ArrowStore(Store):
             image_column: The column of images. None takes the only one that holds bytes, or structs
                 with `bytes`.
             label_column: The column of classes. None takes the only one that Hugging Face's
-                datasets call a ClassLabel, or that is called label, class, target or the like.
+                datasets call a ClassLabel; else the only one of integers or texts that is called
+                class, cls, label, labels, target, targets or y. If there is none, but an image
+                column and several columns of integers, and no lists or structs beside them, that
+                is an error: it may be any of these. False says that there is no class.
             key_column: The column of keys, all different: texts or integers. None takes the number
                 of the row.
         """
         self._path = Path(path)
         self._wanted = image_column, label_column, key_column
-        self._open: Tables | None = None
-        self._found: _Columns | None = None
+        # At most one; of two threads that open it first, the first one's is everybody's.
+        self._seen: list[_Seen] = []
+        self._open: Lending[Tables] = Lending()
 
     @property
     def address(self) -> str:
@@ -99,32 +112,41 @@ class ArrowStore(Store):
         return f"arrow:{self._path}"
 
     def close(self) -> None:
-        """Close the files that are open."""
-        tables, self._open = self._open, None
-        if tables is not None and tables.pid == os.getpid():
+        """Close the files that are open, when no thread is reading them any more."""
+        self._open.close()
+
+    def _opened(self) -> Tables:
+        """Open the files, if they are those that were there at first."""
+        paths = [file.path for file in self._seen[0].files] if self._seen else None
+        tables = Tables(paths if paths is not None else table_paths(self._path))
+        try:
+            if not self._seen:
+                schema = tables.schema if tables.schema is not None else pa.schema([])
+                columns = _choose(schema, self._path, *self._wanted)
+                self._seen.append(_Seen(tuple(tables.files), schema, columns))
+            self._check_unchanged(tables)
+        except BaseException:
             tables.close()
-
-    def __getstate__(self) -> dict[str, Any]:
-        """Leave open files behind. An index that was read goes along."""
-        return {**self.__dict__, "_open": None}
-
-    def _tables(self) -> Tables:
-        tables = self._open
-        if tables is None or tables.pid != os.getpid():
-            tables = Tables(table_paths(self._path))
-            if "index" in self.__dict__ and tables.num_rows != len(self.index):
-                tables.close()
-                raise StoreError(f"{self._path} was changed while it was in use; open it again.")
-            self._open = tables
+            raise
         return tables
 
-    def _columns(self) -> _Columns:
-        if self._found is None:
-            self._found = _choose(self._tables().schema, self._path, *self._wanted)
-        return self._found
+    def _check_unchanged(self, tables: Tables) -> None:
+        seen = self._seen[0]
+        for before, now in zip(seen.files, tables.files, strict=True):
+            if before != now:
+                raise StoreError(
+                    f"{now.path} was changed since its index was read: it had {before.size_bytes:,}"
+                    f" bytes, it has {now.size_bytes:,} and another time, or only that. Open the "
+                    "store again, in a new ArrowStore or dataset."
+                )
+        if tables.schema is not None and not tables.schema.equals(seen.schema, check_metadata=True):
+            raise StoreError(f"{self._path} was changed since: it has other columns.")
 
     def _load_index(self) -> Index:
-        tables, columns = self._tables(), self._columns()
+        with self._open.lent(self._opened) as tables:
+            return self._index_of(tables, self._seen[0].columns)
+
+    def _index_of(self, tables: Tables, columns: _Columns) -> Index:
         labels, names = None, columns.label_names
         if columns.label is not None:
             labels, names = _labels(tables.column(columns.label), columns, self._path)
@@ -155,14 +177,21 @@ class ArrowStore(Store):
 
     def _fingerprint_of(self, tables: Tables, columns: _Columns) -> str:
         digest = hashlib.blake2b(f"{tables.num_rows}\0{columns}".encode(), digest_size=16)
-        for path in table_paths(self._path):
-            status = path.stat()
-            digest.update(f"{path.name}\0{status.st_size}\0{status.st_mtime_ns}\0".encode())
+        for file in tables.files:
+            digest.update(f"{file.path.name}\0{file.size_bytes}\0{file.time_ns}\0".encode())
         return digest.hexdigest()
 
     @contextlib.contextmanager
     def _read(self, positions: NDArray[np.int64], *, copy: bool) -> Iterator[list[Record]]:
-        index, tables, columns = self.index, self._tables(), self._columns()
+        index = self.index
+        with self._open.lent(self._opened) as tables:
+            records = self._records(index, tables, positions, copy=copy)
+        yield records  # what they show of the files is theirs, and stays when these are closed
+
+    def _records(
+        self, index: Index, tables: Tables, positions: NDArray[np.int64], *, copy: bool
+    ) -> list[Record]:
+        columns = self._seen[0].columns
         records: list[Any] = [None] * len(positions)
         pieces, rows = tables.places(positions)
         for place in np.argsort(pieces, kind="stable").tolist():
@@ -177,7 +206,7 @@ class ArrowStore(Store):
             label = _own_label(index, position)
             sample = self._sample(table, int(rows[place]), columns, label, copy=copy)
             records[place] = Record(index.keys[position], label, sample)
-        yield records
+        return records
 
     def _sample(
         self, table: pa.Table, row: int, columns: _Columns, label: int | None, *, copy: bool
@@ -219,10 +248,10 @@ def _own_label(index: Index, position: int) -> int | None:
 
 
 def _choose(
-    schema: pa.Schema | None,
+    schema: pa.Schema,
     place: Path,
     image: str | None,
-    label: str | None,
+    label: str | Literal[False] | None,
     key: str | None,
 ) -> _Columns:
     """Return which column is what.
@@ -230,29 +259,51 @@ def _choose(
     Raises:
         ConfigError: a column that is named is not there; or several may be meant.
     """
-    schema = schema if schema is not None else pa.schema([])
     features = hugging_face_features(schema, place)
     listed = ", ".join(f"{field.name} ({field.type})" for field in schema)
     for name in (image, label, key):
-        if name is not None and schema.names.count(name) != 1:
+        if isinstance(name, str) and schema.names.count(name) != 1:
             raise ConfigError(f"{place} has no column {name!r}, or two. It has: {listed}.")
     if image is None:
         found = [f.name for f in schema if _holds_images(f.type) and f.name not in (label, key)]
         image = _only(found, "image", place, listed)
     if label is None:
-        found = [name for name in schema.names if _class_names(features, name) is not None]
-        found = found or [
-            field.name
-            for field in schema
-            if field.name.lower() in _LABEL_NAMES and _holds_classes(field.type)
-        ]
-        label = _only([name for name in found if name != key], "label", place, listed)
+        others = [field for field in schema if field.name not in (image, key)]
+        label = _only(_that_may_be_labels(others, features), "label", place, listed)
+        if label is None and image is not None:
+            _refuse_unnamed_labels(others, place, listed)
+    label = label or None
     return _Columns(
         image,
         label,
         key,
         tuple(name for name in schema.names if name not in (image, label, key)),
         (_class_names(features, label) if label is not None else None) or (),
+    )
+
+
+def _that_may_be_labels(fields: list[pa.Field], features: dict[str, Any]) -> list[str]:
+    """Return the columns that are called labels: by Hugging Face's datasets, else by their name."""
+    found = [field.name for field in fields if _class_names(features, field.name) is not None]
+    return found or [
+        field.name
+        for field in fields
+        if field.name.lower() in _LABEL_NAMES and _holds_classes(field.type)
+    ]
+
+
+def _refuse_unnamed_labels(fields: list[pa.Field], place: Path, listed: str) -> None:
+    """Raise if several columns are what labels are, and none is called so.
+
+    Lists and structs beside them are annotations; then integers are widths and the like.
+    """
+    found = [field.name for field in fields if pa.types.is_integer(field.type)]
+    if len(found) < 2 or any(pa.types.is_nested(field.type) for field in fields):
+        return
+    raise ConfigError(
+        f"{place} has {len(found)} columns that may hold the labels, and none is called so: "
+        f'{", ".join(found)}. Name one: label_column="{found[0]}"; or say that there is none: '
+        f"label_column=False. Its columns: {listed}."
     )
 
 
@@ -291,8 +342,15 @@ def _class_names(features: dict[str, Any], name: str) -> tuple[str, ...] | None:
 def _labels(column: pa.ChunkedArray, columns: _Columns, place: Path) -> tuple[Any, tuple[str, ...]]:
     """Return the classes of all rows, and the names of the classes."""
     if pa.types.is_integer(column.type):
+        try:
+            column = column.cast(pa.int64())
+        except pa.ArrowInvalid as error:
+            raise StoreError(
+                f"the column {columns.label!r} of {place} has a class that 64 bits with a sign do "
+                f"not hold: {error}."
+            ) from error
         if not column.null_count:
-            return column.to_numpy().astype(np.int64), columns.label_names
+            return np.array(column.to_numpy()), columns.label_names  # no view of a mapped file
         return labels_from(column.to_pylist()), columns.label_names
     texts = column.to_pylist()
     if not all(isinstance(text, str) or text is None for text in texts):

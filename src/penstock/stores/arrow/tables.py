@@ -13,7 +13,7 @@ import json
 import os
 import threading
 from collections import OrderedDict
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 import numpy as np
 import pyarrow as pa  # type: ignore[import-untyped]  # it has no annotations
@@ -27,11 +27,13 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
-__all__ = ["Tables", "hugging_face_features", "table_paths"]
+__all__ = ["TableFile", "Tables", "hugging_face_features", "table_paths"]
 
 _SUFFIXES: Final = (".parquet", ".arrow", ".feather")
 _PARQUET_MAGIC: Final = b"PAR1"
 _IPC_MAGIC: Final = b"ARROW1"
+_END_OF_STREAM: Final = bytes.fromhex("ffffffff 00000000")
+_OLD_END_OF_STREAM: Final = bytes(4)  # of Arrow before 0.15
 _MAX_GROUPS: Final = 4  # decoded row groups kept: of images, some 100 MB each as commonly written
 
 
@@ -88,11 +90,31 @@ def hugging_face_features(schema: pa.Schema, place: Path) -> dict[str, Any]:
     return features if isinstance(features, dict) else {}
 
 
+class TableFile(NamedTuple):
+    """A file as it was when it was opened.
+
+    Attributes:
+        path: Where it lies.
+        size_bytes: Its size.
+        time_ns: When it was changed last.
+    """
+
+    path: Path
+    size_bytes: int
+    time_ns: int
+
+    @classmethod
+    def of(cls, path: Path) -> TableFile:
+        """Return the file at `path` as it is now."""
+        status = path.stat()
+        return cls(path, status.st_size, status.st_mtime_ns)
+
+
 class Tables:
     """Files of one schema, open in one process; rows counted through all of them.
 
     Attributes:
-        pid: The process.
+        files: Which they are.
         schema: Of all files.
         num_rows: Of all files together.
     """
@@ -103,7 +125,7 @@ class Tables:
         Raises:
             StoreError: one cannot be read, or has other columns than the first.
         """
-        self.pid = os.getpid()
+        self.files: list[TableFile] = []
         self._sources: list[Any] = []
         self._loaders: list[Callable[[], pa.Table]] = []  # of the pieces
         self._pieces: dict[int, pa.Table] = {}  # those that are mapped
@@ -126,11 +148,17 @@ class Tables:
     def _add(self, path: Path) -> list[int]:
         """Open one file and return the number of rows of each of its pieces."""
         try:
+            self.files.append(TableFile.of(path))
             with path.open("rb") as file:
                 magic = file.read(6)
             if magic.startswith(_PARQUET_MAGIC):
-                return self._add_parquet(path)
-            return self._add_arrow(path, is_stream=magic != _IPC_MAGIC)
+                lengths = self._add_parquet(path)
+            else:
+                lengths = self._add_arrow(path, is_stream=magic != _IPC_MAGIC)
+            # What is open now is the file that was looked at, unless it was replaced in between.
+            if TableFile.of(path) != self.files[-1]:
+                raise StoreError(f"{path} was changed while it was opened. Open it again.")
+            return lengths
         except (OSError, pa.ArrowException) as error:
             raise StoreError(
                 f"cannot read {path}: {error}. It is damaged, or neither Parquet nor Arrow."
@@ -151,7 +179,7 @@ class Tables:
         self._sources.append(source)
         reader = pa.ipc.open_stream(source) if is_stream else pa.ipc.open_file(source)
         self._check_schema(reader.schema, path)
-        batches = list(reader) if is_stream else _batches(reader)
+        batches = _streamed(reader, source, path) if is_stream else _batches(reader)
         for batch in batches:
             batch.validate()  # sizes and ends of its arrays; what lies between is not looked at
             self._pieces[len(self._loaders)] = pa.Table.from_batches([batch])
@@ -210,3 +238,28 @@ class Tables:
 
 def _batches(reader: Any) -> list[pa.RecordBatch]:  # noqa: ANN401
     return [reader.get_batch(number) for number in range(reader.num_record_batches)]
+
+
+def _streamed(reader: Any, source: Any, path: Path) -> list[pa.RecordBatch]:  # noqa: ANN401
+    """Return the batches of a stream.
+
+    Raises:
+        StoreError: it lacks the mark at its end. Arrow lets a stream end without one; but so does
+            one that was cut between two messages, and nothing else would tell that rows are gone.
+    """
+    batches = []
+    end = source.tell()
+    for batch in reader:
+        batches.append(batch)
+        end = source.tell()
+    source.seek(end)
+    rest = source.read(len(_END_OF_STREAM) + 1)
+    if rest not in (_END_OF_STREAM, _OLD_END_OF_STREAM):
+        num_rows = sum(batch.num_rows for batch in batches)
+        what = "goes on behind the mark of its end" if rest else "has no mark of its end"
+        raise StoreError(
+            f"{path} {what}: it is a stream of Arrow's, and after {num_rows:,} rows, at byte "
+            f"{end:,}, it should end. Was it cut, or not closed by its writer? Copy or write it "
+            "again."
+        )
+    return batches

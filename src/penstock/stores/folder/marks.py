@@ -1,8 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a writer leaves in a folder beside the records: two files that begin with `.penstock`.
+"""What a writer leaves in a folder beside the records: files that begin with `.penstock`.
 
 .penstock         JSON: that a writer made this folder, in which layout, from what, with which
                   metadata; and the fingerprint of the records for as long as no file changes
+.penstock-files   a record: which files it wrote, so that no others are ever removed: see guard.py
 .penstock-index   a record: keys, labels, class names, the path, kind and checksum of each; only
                   where a listing of the folder would not give the same
 """
@@ -25,7 +26,7 @@ from penstock.stores.index import Index
 from penstock.stores.records import decode_record, encode_record
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Iterator
     from pathlib import Path
 
     from numpy.typing import NDArray
@@ -40,6 +41,7 @@ __all__ = [
     "VOC",
     "Listing",
     "annotation_path",
+    "file_stats",
     "is_safe",
     "names_fingerprint",
     "read_index",
@@ -129,13 +131,18 @@ def annotation_path(image_path: str) -> str:
     return f"Annotations/{os.path.splitext(name)[0]}.xml"
 
 
-def stat_fingerprint(root: Path, listing: Listing) -> str:
-    """Return a hash of keys, labels, class names, and size and time of every file; none is read.
+def file_stats(root: Path, listing: Listing) -> NDArray[np.int64]:
+    """Return size in bytes and time in ns of every file; int64, shape (files, 2).
 
     A file that is not there counts as one of size -1.
     """
+    stats = [_size_and_time(f"{root}/{path}") for path in listing.files()]
+    return np.array(stats, np.int64).reshape(-1, 2)
+
+
+def stat_fingerprint(listing: Listing, stats: NDArray[np.int64]) -> str:
+    """Return a hash of keys, labels, class names, and size and time of every file."""
     digest = _digest_of_names(listing)
-    stats = np.array([_size_and_time(f"{root}/{path}") for path in listing.files()], np.int64)
     digest.update(stats.tobytes())
     return digest.hexdigest()
 
@@ -231,26 +238,53 @@ def read_index(root: Path) -> Listing | None:
         return None
     name = f"the index {path}"
     try:
-        tree = decode_record(path.read_bytes(), name).sample
-        index = Index.from_tree(tree["index"], name)
-        paths = PackedList.from_utf8(tree["paths"]["text"], tree["paths"]["offsets"])
-        kinds = np.asarray(tree["kinds"], np.uint8)
-        checksums = tree["checksums"]
-        if checksums is not None:
-            checksums = np.asarray(checksums, np.uint64)
-        _check_lengths(len(index), paths, kinds, checksums)
+        listing = _listing_of(decode_record(path.read_bytes(), name).sample, name)
     except OSError as error:
         raise StoreError(f"{name} cannot be read: {error}.") from error
-    except (KeyError, TypeError, ValueError) as error:
+    except (KeyError, IndexError, TypeError, ValueError, AttributeError) as error:
         raise StoreError(f"{name} is damaged: {error}.") from error
-    unsafe = next((file for file in paths if not is_safe(file)), None)
+    unsafe = next((file for file in listing.paths if not is_safe(file)), None)
     if unsafe is not None:
         raise StoreError(f"{name} names a file outside of the folder, {unsafe!r}. Do not trust it.")
+    return listing
+
+
+def _listing_of(tree: Any, name: str) -> Listing:  # noqa: ANN401
+    index = Index.from_tree(tree["index"], name)
+    paths = PackedList.from_utf8(tree["paths"]["text"], tree["paths"]["offsets"])
     keys = PackedList(index.keys)
+    kinds = _column(tree["kinds"], np.uint8, len(keys), "kinds")
+    checksums = tree["checksums"]
+    if checksums is not None:
+        checksums = _column(checksums, np.uint64, len(keys), "checksums")
+    if len(paths) != len(keys):
+        raise ValueError(f"{len(keys)} keys, but {len(paths)} paths")
+    for _ in (*keys, *paths):
+        pass  # each is decoded, so that what is no UTF-8 is found now
+    if len(kinds) and int(kinds.max()) > RECORD:
+        raise ValueError(f"a record is of kind {int(kinds.max())}; {RECORD} is the last one known")
+    _check_labels(index.labels, kinds)
     return Listing(keys, paths, kinds, index.labels, index.class_names, checksums)
 
 
-def _check_lengths(length: int, *columns: Sequence[Any] | NDArray[Any] | None) -> None:
-    found = [len(column) for column in columns if column is not None]
-    if any(number != length for number in found):
-        raise ValueError(f"{length} keys, but {found} paths, kinds and checksums")
+def _column(value: Any, dtype: type, length: int, what: str) -> NDArray[Any]:  # noqa: ANN401
+    if not isinstance(value, np.ndarray) or value.dtype != dtype or value.shape != (length,):
+        form = f"{value.dtype}, {value.shape}" if isinstance(value, np.ndarray) else repr(value)
+        raise ValueError(f"{what} should be {np.dtype(dtype)}, ({length},), and are {form:.60}")
+    return value
+
+
+def _check_labels(labels: object, kinds: NDArray[np.uint8]) -> None:
+    """Raise unless there is a label for each record, and one alone for each pair."""
+    if labels is None:
+        counts = np.zeros(len(kinds), np.int64)
+    elif isinstance(labels, RaggedArray):
+        counts = np.diff(labels.offsets)
+    else:
+        counts = np.ones(len(_column(labels, np.int64, len(kinds), "labels")), np.int64)
+    if labels is not None and len(counts) != len(kinds):
+        raise ValueError(f"{len(kinds)} keys, but {len(counts)} labels")
+    (wrong,) = np.nonzero((kinds == PAIR) & (counts != 1))
+    if len(wrong):
+        number = int(wrong[0])
+        raise ValueError(f"record {number} is an image with a class, and has {counts[number]}")

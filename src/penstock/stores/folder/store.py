@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import contextlib
 import errno
-import functools
 import os
 import stat
 import warnings
@@ -19,11 +18,13 @@ from penstock.callers import users_level
 from penstock.errors import ConfigError, StoreError
 from penstock.stores.folder.listing import IMAGE_SUFFIXES, list_classes, list_flat, scan
 from penstock.stores.folder.marks import (
+    IMAGE,
     PAIR,
     RECORD,
     VOC,
     Listing,
     annotation_path,
+    file_stats,
     names_fingerprint,
     read_index,
     read_marker,
@@ -101,6 +102,8 @@ class FolderStore(Store):
         self._path = Path(path)
         self._layout: Layout = layout
         self._split = split
+        # At most one; of two threads that list at the same time, the first one's is everybody's.
+        self._listings: list[Listing] = []
         self._fingerprint: str | None = None
 
     @property
@@ -121,7 +124,7 @@ class FolderStore(Store):
         in every kind of store.
         """
         if self._fingerprint is None:
-            found = stat_fingerprint(self._path, self._listing)
+            found = stat_fingerprint(self._listing, file_stats(self._path, self._listing))
             marker = read_marker(self._path) or {}
             is_as_made = marker.get("files") == found
             self._fingerprint = str(marker["fingerprint"]) if is_as_made else found
@@ -131,16 +134,22 @@ class FolderStore(Store):
         """Return the file that a record, or its image, is in."""
         return self._path / self._listing.paths[position]
 
-    @functools.cached_property
+    @property
     def _listing(self) -> Listing:
+        # Without a lock: listing may take minutes, and a child that was forked meanwhile would wait
+        # for it for ever.
+        if not self._listings:
+            self._listings.append(self._listed())
+        return self._listings[0]
+
+    def _listed(self) -> Listing:
         if not self._path.is_dir():
             raise _no_folder(self._path)
         listing = read_index(self._path) if self._layout == "auto" and not self._split else None
         if listing is None:
             listing = self._list()
         if not len(listing.keys) and read_marker(self._path) is None:
-            known = ", ".join(IMAGE_SUFFIXES)
-            raise StoreError(f"no image in {self._path}. Looked for files ending in {known}.")
+            raise _no_image(self._path)
         return listing
 
     def _list(self) -> Listing:
@@ -207,7 +216,7 @@ class FolderStore(Store):
                 raise StoreError(f"{name} is another record, called {record.key!r}.")
             return record
         image = EncodedImage(data)
-        label = self._label(position)
+        label = self.label_at(position)
         if kind == VOC:
             path = os.fspath(self._path / annotation_path(self._listing.paths[position]))
             xml = self._annotation(path)
@@ -216,10 +225,11 @@ class FolderStore(Store):
         self._check(position, data)
         return Record(self.keys[position], label, (image, label) if kind == PAIR else image)
 
-    def _label(self, position: int) -> int | tuple[int, ...] | None:
-        """Return a label as it was written: beside records of several, one is a row of one."""
+    def label_at(self, position: int) -> int | tuple[int, ...] | None:
+        """Return the label of a record, as far as it is known without reading one."""
         label = self.index.label_of(position)
-        if isinstance(label, tuple) and self._listing.kinds[position] != VOC:
+        # Beside records of several labels, that of an image is a row of one.
+        if isinstance(label, tuple) and self._listing.kinds[position] in (PAIR, IMAGE):
             return label[0] if label else None
         return label
 
@@ -291,6 +301,23 @@ def _found_layout(root: Path) -> str:
             stacklevel=users_level(),
         )
     return "classes" if visible or not images else "flat"
+
+
+def _no_image(path: Path) -> StoreError:
+    subfolders, images = scan(os.fspath(path))
+    if not images:
+        known = ", ".join(IMAGE_SUFFIXES)
+        return StoreError(f"no image in {path}. Looked for files ending in {known}.")
+    where = "no image in its subfolders" if subfolders else "no class folders"
+    above = os.path.dirname(os.path.abspath(path))
+    flat = f'StoreDataset("{path}")'
+    if any(not name.startswith(".") for name in subfolders):
+        flat = f'StoreDataset(open_store("{path}", layout="flat"))'
+    return StoreError(
+        f"{path} has {len(images):,} image(s) in itself, {images[0]!r} for one, but {where}. If it "
+        f"is the folder of one class, name the one above it: {above}. If its images have no "
+        f"classes, {flat} reads them without."
+    )
 
 
 def _no_folder(path: Path) -> StoreError:

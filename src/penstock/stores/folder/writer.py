@@ -9,7 +9,7 @@ A kill leaves DST as it was. A writer that resumes goes by the journal: it verif
 there, and removes the others.
 
 Keys and class names may come from anybody's database: they never lead out of the folder. And DST is
-replaced only if a writer made it, or if it is empty: never somebody's own files.
+replaced only if nothing is in it but what a writer put there: never somebody's own files.
 """
 
 from __future__ import annotations
@@ -26,6 +26,7 @@ import xxhash
 
 from penstock.data.packed_list import PackedList
 from penstock.errors import ConfigError, StoreError
+from penstock.stores.folder.guard import JOURNAL_NAME, NEW_NAME, note_files, refuse_to_replace
 from penstock.stores.folder.listing import list_classes, list_flat
 from penstock.stores.folder.marks import (
     IMAGE,
@@ -35,6 +36,7 @@ from penstock.stores.folder.marks import (
     VOC,
     Listing,
     annotation_path,
+    file_stats,
     is_safe,
     read_marker,
     stat_fingerprint,
@@ -42,7 +44,7 @@ from penstock.stores.folder.marks import (
     write_marker,
 )
 from penstock.stores.folder.paths import MAX_NAME_BYTES, Placed, folder_name, placed
-from penstock.stores.folder.store import read_file
+from penstock.stores.folder.store import FolderStore, read_file
 from penstock.stores.folder.voc import list_voc, xml_text
 from penstock.stores.index_builder import IndexBuilder
 from penstock.stores.placing import Lock, no_space, put_in_place, remove
@@ -62,8 +64,6 @@ if TYPE_CHECKING:
 
 __all__ = ["FolderWriter"]
 
-_JOURNAL: Final = OURS + "-journal"
-_NEW: Final = OURS + "-new"  # a file until it is whole
 _MAX_PATH_BYTES: Final = 4096  # of Linux, the folder's own path included
 _MAX_DEPTH: Final = 100  # folders in one another: shutil.rmtree takes no more than some 900
 _LISTS: Final[dict[int, tuple[str, Callable[[Path], Listing]]]] = {
@@ -108,18 +108,21 @@ class FolderWriter:
                 that are added are not seen.
 
         Raises:
-            StoreError: the folder has files that no writer made; another writer is at it; what it
-                left is of another source.
+            StoreError: the folder has files that no writer put there, or that were changed since;
+                another writer is at it; what it left is of another source.
             ConfigError: `index` is neither of the two.
         """
         if index not in ("auto", "always"):
             raise ConfigError(f"index is 'auto' or 'always', not {index!r}.")
         self._path = Path(path)
         self._place = Path(os.path.realpath(path))  # through a link, its target is replaced
-        _refuse_to_replace(self._place)
-        self._partial = self._place.with_name(self._place.name + ".partial")
         self._facts = tuple(class_names), dict(metadata or {})
         self._what = what
+        self._finished: FolderStore | None = None
+        self._has_failed = False
+        if not (resume and self._store_of_the_same() is not None):
+            refuse_to_replace(self._place)
+        self._partial = self._place.with_name(self._place.name + ".partial")
         self._is_index_wanted = index == "always"
         self._built = IndexBuilder()
         self._paths: list[str] = []
@@ -141,12 +144,19 @@ class FolderWriter:
             raise
 
     def _begin(self, *, resume: bool, is_ours: bool) -> None:
+        if resume and not (self._partial / JOURNAL_NAME).exists():
+            self._finished = self._store_of_the_same()
+        if self._finished is not None:
+            if is_ours:  # what a kill left of the folder that was replaced
+                remove(self._partial)
+            (self._place / JOURNAL_NAME).unlink(missing_ok=True)
+            return
         if not is_ours:
             raise StoreError(
                 f"{self._partial} is in the way: it is where a folder lies until it is complete, "
                 "and it holds files that no writer of Penstock left. Move it away."
             )
-        journal = self._partial / _JOURNAL
+        journal = self._partial / JOURNAL_NAME
         if resume and journal.exists():
             self._take_over(journal)
             return
@@ -154,10 +164,21 @@ class FolderWriter:
         self._partial.mkdir()
         self._note([json.dumps({"what": self._what})])
 
+    def _store_of_the_same(self) -> FolderStore | None:
+        """Return the folder that is in place, if it was made from the same source and is whole."""
+        marker = read_marker(self._place)
+        if marker is None or marker.get("what") != self._what:
+            return None
+        store = FolderStore(self._place)
+        try:
+            return store if len(store) == marker.get("num_records") else None
+        except StoreError:
+            return None
+
     def _note(self, lines: Sequence[str]) -> None:
         """Append lines to the journal, at once."""
         data = "".join(line + "\n" for line in lines).encode()
-        with (self._partial / _JOURNAL).open("ab", buffering=0) as journal:
+        with (self._partial / JOURNAL_NAME).open("ab", buffering=0) as journal:
             while data:
                 data = data[journal.write(data) :]
 
@@ -175,13 +196,13 @@ class FolderWriter:
                 break
         self._remove_others()
         kept = lines[: 1 + len(self._built)]
-        new = self._partial / _NEW
+        new = self._partial / NEW_NAME
         new.write_bytes(b"".join(line + b"\n" for line in kept))
         os.replace(new, journal)
 
     def _remove_others(self) -> None:
         """Remove files that were written, but not noted in the journal any more."""
-        known = {_JOURNAL, *self._listing(self._built.index(*self._facts)).files()}
+        known = {JOURNAL_NAME, *self._listing(self._built.index(*self._facts)).files()}
         for folder, _, names in os.walk(self._partial):
             for name in names:
                 path = os.path.join(folder, name)
@@ -198,11 +219,12 @@ class FolderWriter:
                 return False
         try:
             of_record, record = self._read_back(key, label, path, kind)
+            if header_of(record.data, key)[1] != checksum:
+                return False
+            self._built.add([record])
         except (OSError, ValueError, StoreError):
             return False
-        if header_of(record.data, key)[1] != checksum:
-            return False
-        self._keep(record, of_record)
+        self._keep(of_record)
         return True
 
     def _read_back(
@@ -232,28 +254,54 @@ class FolderWriter:
         """`folder:` and the path."""
         return f"folder:{self._path}"
 
+    @property
+    def finished(self) -> bool:
+        """Whether a writer that was to resume found the folder complete, from the same source.
+
+        Then `written` has all records, and there is nothing to be written.
+        """
+        return self._finished is not None
+
+    def checksum_at(self, number: int) -> int:
+        """Return the checksum of a record that `written` lists, if it is not `finished`."""
+        return self._built.checksums[number]
+
     def written(self) -> Sequence[tuple[str, int | tuple[int, ...] | None]]:
         """Return key and label of the records that were found."""
+        store = self._finished
+        if store is not None:
+            return [(key, store.label_at(position)) for position, key in enumerate(store.keys)]
         return list(zip(self._built.keys, self._built.labels, strict=True))
 
     def put_many(self, records: Sequence[EncodedRecord]) -> None:
-        """Write records, each to its file."""
-        lines = []
-        try:
-            for record in records:
-                of_record = placed(record, self._facts[0])
-                for path, data in of_record.files.items():
-                    self._write(record.key, path, data)
-                self._keep(record, of_record)
-                checksum = header_of(record.data, record.key)[1]
-                entry = record.key, record.label, self._paths[-1], of_record.kind, checksum
-                lines.append(json.dumps(entry))
-            self._note(lines)
-        except OSError as error:
-            raise self._failure(error) from error
+        """Write records, each to its file.
 
-    def _keep(self, record: EncodedRecord, of_record: Placed) -> None:
-        self._built.add([record])
+        Raises:
+            StoreError: a key comes a second time: then none of these records is written. Or one
+                cannot be written: then those before it are, and `finish` is refused.
+        """
+        if self._finished is not None:
+            raise StoreError(f"{self._path} is complete, and nothing can be added to it.")
+        self._built.add(records)
+        try:
+            self._note(list(map(self._put, records)))
+        except OSError as error:
+            self._has_failed = True
+            raise self._failure(error) from error
+        except BaseException:
+            self._has_failed = True
+            raise
+
+    def _put(self, record: EncodedRecord) -> str:
+        """Write the files of one record, and return its line of the journal."""
+        of_record = placed(record, self._facts[0])
+        for path, data in of_record.files.items():
+            self._write(record.key, path, data)
+        self._keep(of_record)
+        checksum = header_of(record.data, record.key)[1]
+        return json.dumps((record.key, record.label, self._paths[-1], of_record.kind, checksum))
+
+    def _keep(self, of_record: Placed) -> None:
         self._paths.append(next(iter(of_record.files)))
         self._kinds.append(of_record.kind)
         digest = xxhash.xxh3_64()
@@ -276,7 +324,7 @@ class FolderWriter:
                 _refuse(key, f"the file {path!r} is there already, as another record's")
         except (FileExistsError, NotADirectoryError):
             _refuse(key, f"a part of {path!r} is another record's file")
-        new = f"{self._partial}/{_NEW}"
+        new = f"{self._partial}/{NEW_NAME}"
         flags = os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW | os.O_CLOEXEC
         with open(os.open(new, flags, 0o666), "wb", buffering=0) as file:
             view = memoryview(data)
@@ -326,13 +374,23 @@ class FolderWriter:
         )
 
     def finish(self) -> None:
-        """Complete the folder and put it in its place."""
+        """Complete the folder and put it in its place.
+
+        Raises:
+            StoreError: files that no writer put there are in its place; no space; a record could
+                not be written. What was there is as it was.
+        """
+        if self._finished is not None:
+            self.close()
+            return
+        if self._has_failed:
+            raise StoreError(f"{self._path} lacks a record that could not be written.")
         index = self._built.index(*self._facts)
         try:
             self._complete(index)
-            _refuse_to_replace(self._place)  # again: somebody may have put files there meanwhile
+            refuse_to_replace(self._place)  # again: somebody may have put files there meanwhile
             put_in_place(self._partial, self._place)
-            (self._place / _JOURNAL).unlink()  # until now it could be gone on with
+            (self._place / JOURNAL_NAME).unlink()  # until now it could be gone on with
         except OSError as error:
             raise self._failure(error) from error
         self.close()
@@ -342,13 +400,16 @@ class FolderWriter:
         layout = self._layout(expected)
         if layout is None:
             write_index(self._partial, expected)
+        _sync(self._partial)  # on network file systems a file may get its time with its last byte
+        stats = file_stats(self._partial, expected)
+        note_files(self._partial, expected.files(), stats)
         write_marker(
             self._partial,
             {
                 "layout": layout or "index",
                 "num_records": len(index),
                 "fingerprint": index.fingerprint,
-                "files": stat_fingerprint(self._partial, expected),
+                "files": stat_fingerprint(expected, stats),
                 "what": self._what,
                 "metadata": dict(index.metadata),
             },
@@ -384,27 +445,11 @@ def _refuse(key: str, reason: str) -> NoReturn:
     raise StoreError(f"record {key!r:.300} cannot be a file: {reason}. Give it another key.")
 
 
-def _refuse_to_replace(place: Path) -> None:
-    """Raise unless `place` is free, empty, or made by a writer."""
-    if not place.exists():
-        return
-    try:
-        if place.is_dir() and (not os.listdir(place) or read_marker(place) is not None):
-            return
-    except OSError as error:
-        raise StoreError(f"cannot list {place}: {error.strerror}.") from error
-    what = "a folder with files that Penstock did not write" if place.is_dir() else "a file"
-    raise StoreError(
-        f"{place} is {what}, and would be replaced as a whole. Name a place that is free, or "
-        "remove it yourself."
-    )
-
-
 def _is_free_or_ours(partial: Path) -> bool:
     return (
         not partial.exists()
         or not os.listdir(partial)
-        or ((partial / _JOURNAL).exists() or read_marker(partial) is not None)
+        or ((partial / JOURNAL_NAME).exists() or read_marker(partial) is not None)
     )
 
 

@@ -18,10 +18,11 @@ Reference:
 
 from __future__ import annotations
 
+import collections
 import contextlib
 import os
 import threading
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any
 
 import lmdb
 
@@ -32,8 +33,6 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 __all__ = ["Environment", "acquire"]
-
-_PAGE_SHORTFALL: Final = 16  # pages at the end that a foreign writer freed before they were written
 
 
 class Environment:
@@ -68,12 +67,11 @@ class Environment:
         try:
             with self._env.begin(buffers=True) as transaction:
                 yield transaction
-        except lmdb.Error as error:
-            raise StoreError(f"cannot read {self.path}: {error}.") from error
         finally:
             with _state.lock:
                 self._num_readers -= 1
-            self.release()
+                self._release()
+                _state.drain()
 
     def size_bytes(self) -> int:
         """Return the bytes that the file's own header accounts for."""
@@ -96,14 +94,25 @@ class Environment:
         self._num_users += 1
 
     def release(self) -> None:
-        """Count one user less; with the last one the file is closed."""
+        """Count one user less; with the last one the file is closed. Any thread, at any moment.
+
+        Also from a finalizer, which the garbage collector may run while this very thread holds the
+        lock: then whoever holds it does it when it is done.
+        """
         if self.pid != os.getpid():
             return
-        with _state.lock:
-            self._num_users -= 1
-            if self._num_users == 0:
-                _state.environments.pop(self._identity, None)
-                self._env.close()
+        _state.dropped.append(self)
+        if _state.lock.acquire(blocking=False):
+            try:
+                _state.drain()
+            finally:
+                _state.lock.release()
+
+    def _release(self) -> None:
+        self._num_users -= 1
+        if self._num_users == 0:
+            _state.environments.pop(self._identity, None)
+            self._env.close()
 
 
 class _State:
@@ -112,6 +121,12 @@ class _State:
     def __init__(self) -> None:
         self.lock = threading.Lock()
         self.environments: dict[tuple[object, ...], Environment] = {}
+        self.dropped: collections.deque[Environment] = collections.deque()
+
+    def drain(self) -> None:
+        """Release what finalizers have dropped; the lock is held."""
+        while self.dropped:
+            self.dropped.popleft()._release()
 
     def inherit(self, parents: _State) -> None:
         """Close the environments of the process that this one was forked from.
@@ -127,23 +142,36 @@ class _State:
 _state = _State()
 
 
-def _after_fork() -> None:
+def _before_fork() -> None:
+    # No other thread is opening or closing a file at that moment: py-lmdb would remember it in the
+    # child, and we would not know of it.
+    _state.lock.acquire()
+
+
+def _after_fork_in_parent() -> None:
+    _state.lock.release()
+
+
+def _after_fork_in_child() -> None:
     global _state
     parents, _state = _state, _State()
     _state.inherit(parents)
 
 
-os.register_at_fork(after_in_child=_after_fork)
+os.register_at_fork(
+    before=_before_fork,
+    after_in_parent=_after_fork_in_parent,
+    after_in_child=_after_fork_in_child,
+)
 
 
-def acquire(path: Path, *, readahead: bool, is_ours: bool = True) -> Environment:
+def acquire(path: Path, *, readahead: bool) -> Environment:
     """Return this process's environment of a file; `release` it when done.
 
     Args:
         path: The file, or a folder with a `data.mdb` in it.
         readahead: Whether the system reads ahead: good for scans, bad for random access to a file
             larger than memory. Who opens it first decides.
-        is_ours: Whether a `StoreWriter` made it; then its size must be exact.
 
     Raises:
         StoreError: there is no such file, it is no LMDB file, or it is truncated.
@@ -160,21 +188,22 @@ def acquire(path: Path, *, readahead: bool, is_ours: bool = True) -> Environment
         environment = _state.environments.get(identity)
         if environment is None:
             environment = Environment(path, identity, readahead=readahead)
-            _check_size(environment, status.st_size, is_ours=is_ours)
+            _check_size(environment, status.st_size)
             _state.environments[identity] = environment
         environment.retain()
+        _state.drain()
         return environment
 
 
-def _check_size(environment: Environment, size_bytes: int, *, is_ours: bool) -> None:
+def _check_size(environment: Environment, size_bytes: int) -> None:
     """Refuse a truncated file: reading past its end would end the process by SIGBUS."""
     expected = environment.size_bytes()
-    allowed = 0 if is_ours else _PAGE_SHORTFALL * 4096
-    if size_bytes + allowed < expected:
+    if size_bytes < expected:
         environment.discard()
         raise StoreError(
             f"{environment.path} is truncated: it has {size_bytes:,} bytes, its header accounts "
-            f"for {expected:,}. Was it copied while the disk was full? Copy it again."
+            f"for {expected:,}. Was it copied while the disk was full? Copy it again. (A file of "
+            "other making may lack free pages at its end: `mdb_copy -c` makes it whole.)"
         )
 
 
@@ -189,7 +218,7 @@ def _open(path: Path, *, readahead: bool) -> Any:  # noqa: ANN401
             create=False,
         )
     except lmdb.Error as error:
-        hint = ""
+        text, hint = str(error).rstrip("."), ""
         if "already open" in str(error):
             hint = " Other code has it open, in this process or before its fork: close it there."
-        raise StoreError(f"cannot open {path} as an LMDB file: {error}.{hint}") from error
+        raise StoreError(f"cannot open {path} as an LMDB file: {text}.{hint}") from error

@@ -11,25 +11,26 @@ A pickle is a program: whoever wrote the file decides what runs when it is read.
 from __future__ import annotations
 
 import contextlib
-import hashlib
 import os
 import pickle
 import weakref
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
+import numpy as np
+
 from penstock.data.packed_list import PackedList
 from penstock.errors import ConfigError, StoreError
 from penstock.stores.filesystems import warn_if_remote
 from penstock.stores.index import Index
 from penstock.stores.lmdb import environments
+from penstock.stores.lmdb.store import SUMMARY_KEY
 from penstock.stores.records import EncodedImage, Record
 from penstock.stores.store import Store, missing_records
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    import numpy as np
     from numpy.typing import NDArray
 
     from penstock.stores.lmdb.environments import Environment
@@ -87,7 +88,18 @@ class PickledLMDBStore(Store):
     def _environment(self) -> Environment:
         if self._open is None or self._open.environment.pid != os.getpid():
             self._open = _OpenFile(self._path, readahead=self._readahead)
+            if self._index is not None and self._mark() != self._index.fingerprint:
+                raise StoreError(
+                    f"{self.address} is not the file that it was: it was written to while it was "
+                    "in use; make the dataset again."
+                )
         return self._open.environment
+
+    def _mark(self) -> str:
+        """Return size and time of the file: it has no fingerprint of its own."""
+        file = self._path / "data.mdb" if self._path.is_dir() else self._path
+        status = os.stat(file)
+        return f"{status.st_size:x}-{status.st_mtime_ns:x}"
 
     def _load_index(self) -> Index:
         warn_if_remote(self._path)
@@ -98,14 +110,17 @@ class PickledLMDBStore(Store):
                 names = [_text(key) for key in self._unpickled(keys, _KEYS)]
             elif length is not None:
                 names = [str(number) for number in range(self._unpickled(length, _LENGTH))]
+            elif transaction.get(SUMMARY_KEY) is not None:
+                raise StoreError(f"{self.address} is no file of pickles: open it without layout.")
             else:
                 raise StoreError(
                     f"{self.address} has neither __keys__ nor __len__: it is not of this layout."
                 )
-        digest = hashlib.blake2b(repr((names, self._path.stat().st_size)).encode(), digest_size=16)
-        return Index(PackedList(names), fingerprint=digest.hexdigest())
+        return Index(PackedList(names), fingerprint=self._mark())
 
     def _unpickled(self, value: Any, key: bytes) -> Any:  # noqa: ANN401
+        if key == _LENGTH and bytes(value).isdigit():  # some write it as text
+            return int(value)
         try:
             return pickle.loads(value)
         except Exception as error:  # a damaged pickle raises nearly anything
@@ -130,7 +145,7 @@ class _OpenFile:
     """The file, open in one process, for as long as somebody holds this."""
 
     def __init__(self, path: Path, *, readahead: bool) -> None:
-        self.environment = environments.acquire(path, readahead=readahead, is_ours=False)
+        self.environment = environments.acquire(path, readahead=readahead)
         self.close = weakref.finalize(self, self.environment.release)
 
 
@@ -143,8 +158,8 @@ def _record(key: str, sample: Any) -> Record:  # noqa: ANN401
         data, label = sample
         if isinstance(data, bytes) and data.startswith(_IMAGES):
             data = EncodedImage(data)
-        known = int(label) if isinstance(label, int) else None
-        return Record(key, known, (data, label))
+        known = int(label) if isinstance(label, (int, np.integer)) else None
+        return Record(key, known, (data, label if known is None else known))
     if isinstance(sample, bytes) and sample.startswith(_IMAGES):
         sample = EncodedImage(sample)
     return Record(key, None, sample)

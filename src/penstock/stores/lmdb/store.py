@@ -18,6 +18,7 @@ import weakref
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, Literal, NamedTuple
 
+import lmdb
 import numpy as np
 
 from penstock.errors import ConfigError, StoreError
@@ -49,6 +50,8 @@ INDEX_KEY: Final = b"penstock.index"
 SUMMARY_KEY: Final = b"penstock.summary"
 PACK_KEY: Final = b"\0"  # sorts before all others
 _SHARD: Final = re.compile(r"(\d{5})-of-(\d{5})\.lmdb")
+
+_SCAN_RECORDS: Final = 256
 
 Verify = Literal["once", "always", "never"]
 
@@ -108,6 +111,17 @@ class LMDBStore(Store):
         """Return what was packed, in the words of whoever packed it."""
         return self._files().what
 
+    def checksums(self) -> list[int]:
+        """Return the checksum that each record's header states, in order."""
+        files = self._files()
+        found: list[int] = []
+        for start in range(0, len(self), _SCAN_RECORDS):
+            positions = np.arange(start, min(start + _SCAN_RECORDS, len(self)))
+            with files.values(positions, self.index.keys) as values:
+                for position, value in zip(positions.tolist(), values, strict=True):
+                    found.append(header_of(value, self._name(position))[1])
+        return found
+
     def close(self) -> None:
         """Close what is open, unless another store of this process uses it as well."""
         files, self._open = self._open, None
@@ -127,14 +141,19 @@ class LMDBStore(Store):
                 name = f"the index of {part.environment.path}"
                 value = transaction.get(INDEX_KEY)
                 indexes.append(Index.from_tree(decode_record(value, name).sample, name))
+                if len(indexes[-1]) != part.stop - part.start:
+                    raise StoreError(
+                        f"{name} has {len(indexes[-1])} keys, its summary says "
+                        f"{part.stop - part.start} records. Pack it anew, or restore a copy."
+                    )
         return indexes[0] if len(indexes) == 1 else joined(indexes)
 
     def _files(self) -> _OpenFiles:
         files = self._open
         if files is None or files.pid != os.getpid():
             files = _OpenFiles(self._path, self.address, readahead=self._readahead)
-            if "index" in self.__dict__:  # read earlier, maybe in another process
-                files.check_same(self.index)
+            if self._index is not None:  # read earlier, maybe in another process
+                files.check_same(self._index)
             self._open = files
         return files
 
@@ -142,13 +161,36 @@ class LMDBStore(Store):
     def _read(self, positions: NDArray[np.int64], *, copy: bool) -> Iterator[list[Record]]:
         files = self._files()
         with files.values(positions, self.index.keys) as values:
-            records = []
-            for position, value in zip(positions.tolist(), values, strict=True):
-                verify = self._is_to_verify(files, position)
-                record = decode_record(value, self._name(position), verify=verify, copy=copy)
-                files.is_verified[position] |= verify
-                records.append(record)
-            yield records
+            records = [
+                self._decoded(files, position, value, copy=copy)
+                for position, value in zip(positions.tolist(), values, strict=True)
+            ]
+            try:
+                yield records
+            finally:
+                records.clear()
+
+    def _decoded(
+        self,
+        files: _OpenFiles,
+        position: int,
+        value: Any,  # noqa: ANN401
+        *,
+        copy: bool,
+    ) -> Record:
+        verify = self._is_to_verify(files, position)
+        name = self._name(position)
+        try:
+            record = decode_record(value, name, verify=verify, copy=copy)
+        except StoreError as error:
+            # Without the frames that have views of the map: a debugger that shows their variables
+            # once the file is closed would end the process.
+            message = str(error)
+        else:
+            files.is_verified[position] |= verify
+            return record
+        del value
+        raise StoreError(message)
 
     @contextlib.contextmanager
     def borrow_images(self, positions: NDArray[np.int64]) -> Iterator[list[memoryview]]:
@@ -164,7 +206,11 @@ class LMDBStore(Store):
                 for position, value in zip(positions.tolist(), values, strict=True):
                     self._find_image(files, position, value)
                 starts = files.image_starts[positions]
-            yield [value[start:] for value, start in zip(values, starts.tolist(), strict=True)]
+            images = [value[start:] for value, start in zip(values, starts.tolist(), strict=True)]
+            try:
+                yield images
+            finally:
+                images.clear()
 
     def _find_image(self, files: _OpenFiles, position: int, value: Any) -> None:  # noqa: ANN401
         """Verify a record as is asked for, and note where its image begins."""
@@ -239,9 +285,13 @@ class _OpenFiles:
         """Return views of the records at `positions`, valid inside the block."""
         with contextlib.ExitStack() as stack:
             if len(self.parts) == 1:
-                yield self._of_part(stack, self.parts[0], positions, keys)
+                values = self._of_part(stack, self.parts[0], positions, keys)
+                try:
+                    yield values
+                finally:
+                    values.clear()
                 return
-            values: list[Any] = [None] * len(positions)
+            values = [None] * len(positions)
             stops = [part.stop for part in self.parts]
             of_part = np.searchsorted(stops, positions, side="right")
             for number in np.unique(of_part).tolist():
@@ -249,7 +299,11 @@ class _OpenFiles:
                 found = self._of_part(stack, self.parts[number], positions[places], keys)
                 for place, value in zip(places.tolist(), found, strict=True):
                     values[place] = value
-            yield values
+                del found, value
+            try:
+                yield values
+            finally:
+                values.clear()
 
     def _of_part(
         self,
@@ -262,8 +316,11 @@ class _OpenFiles:
         transaction = stack.enter_context(part.environment.reading())
         order = np.argsort(positions, kind="stable")
         ascending = positions[order] - part.start
-        with transaction.cursor() as cursor:
-            found = cursor.getmulti(position_keys(ascending))
+        try:
+            with transaction.cursor() as cursor:
+                found = cursor.getmulti(position_keys(ascending))
+        except lmdb.Error as error:
+            raise StoreError(f"cannot read {part.environment.path}: {error}") from error
         if len(found) != len(positions):  # it passes over what is not there
             there = {int.from_bytes(key, "big") for key, _ in found}
             absent = [p for p in positions.tolist() if p - part.start not in there]
@@ -285,8 +342,11 @@ def _summary(environment: Environment) -> dict[str, Any]:
         if value is None or transaction.get(INDEX_KEY) is None:
             raise _no_store(environment, transaction)
         name = f"the summary of {environment.path}"
-        summary: dict[str, Any] = decode_record(value, name).sample
-    return summary
+        summary = decode_record(value, name).sample
+    match summary:
+        case {"count": int(count), "fingerprint": str(), "what": str()} if 0 <= count < 2**40:
+            return dict(summary)
+    raise StoreError(f"{name} is damaged: it is {summary!r:.80}.")
 
 
 def _no_store(environment: Environment, transaction: Any) -> StoreError:  # noqa: ANN401

@@ -11,10 +11,12 @@ the file is as compact as LMDB's own compacting copy.
 
 from __future__ import annotations
 
+import bisect
 import contextlib
 import errno
 import os
 import sys
+import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
@@ -40,6 +42,7 @@ if TYPE_CHECKING:
 
 __all__ = ["LMDBWriter", "ShardedLMDBWriter"]
 
+_TRANSACTION_S: Final = 10.0  # for records that take long to make
 _TRANSACTION_BYTES: Final = 64 << 20  # a few seconds of work to lose; an fsync for each is cheap
 _LMDB_MAGIC: Final = (0xBEEFC0DE).to_bytes(4, sys.byteorder)
 _LMDB_MAGIC_END: Final = 20  # of the first page: a header of 16 bytes, and then the magic
@@ -74,24 +77,34 @@ class LMDBWriter:
         Raises:
             StoreError: another writer is at it, or what it left is of another source.
         """
-        self._path = Path(path)
+        self._address = f"lmdb:{path}"
+        self._path = Path(os.path.realpath(path))  # through a link, its target is replaced
         self._partial = self._path.with_name(self._path.name + ".partial")
         self._facts = tuple(class_names), dict(metadata or {})
         self._what = what.encode()
         self._map_bytes = map_bytes
         self._transaction_bytes = transaction_bytes
         self._built = IndexBuilder()
+        self._num_flushed = 0
+        self._flushed_s = time.monotonic()
         self._waiting: list[EncodedRecord] = []
         self._waiting_bytes = 0
         self._env: Any = None
-        if self._path.is_dir():
-            raise StoreError(f"{self._path} is a folder, and the new store a file: name another.")
+        self.finished = False
+        _check_file_replaceable(self._path)
         self._lock = Lock(self._path.with_name(self._path.name + ".partial.lock"), self._path)
         try:
             if not resume:
                 _remove_partial(self._partial)
+            elif what_is_in(self._path) == what:
+                _remove_partial(self._partial)
+                self._found = self._of_finished()
+                self.finished = True
+                return
             self._open()
             self._go_on()
+            self._found = list(zip(self._built.keys, self._built.labels, strict=True))
+            self._close_file()  # workers may be forked before the first record comes
         except BaseException:
             self.close()
             raise
@@ -136,25 +149,36 @@ class LMDBWriter:
             record = decode_record(value, name, copy=False)
             pair = is_pair(record.sample, record.label)
             self._built.add([EncodedRecord(record.key, record.label, value, pair)])
+        self._num_flushed = num_records
+
+    def _of_finished(self) -> list[tuple[str, int | tuple[int, ...] | None]]:
+        with LMDBStore(self._path) as store:
+            return [(key, store.index.label_of(i)) for i, key in enumerate(store.keys)]
+
+    def checksum_at(self, number: int) -> int:
+        """Return the checksum of a record that `written` lists, if it is not `finished`."""
+        return self._built.checksums[number]
 
     @property
     def address(self) -> str:
-        """`lmdb:` and the path."""
-        return f"lmdb:{self._path}"
+        """`lmdb:` and the path, as it was given."""
+        return self._address
 
     def written(self) -> Sequence[tuple[str, int | tuple[int, ...] | None]]:
         """Return key and label of the records that were found."""
-        return list(zip(self._built.keys, self._built.labels, strict=True))
+        return self._found
 
     def put_many(self, records: Sequence[EncodedRecord]) -> None:
-        """Append records; they are on disk some 64 MiB later, or after `finish`."""
+        """Append records; they are on disk some 64 MiB or 10 s later, or after `finish`."""
+        self._built.add(records)
         self._waiting += records
         self._waiting_bytes += sum(len(record.data) for record in records)
-        if self._waiting_bytes >= self._transaction_bytes:
+        is_late = time.monotonic() - self._flushed_s > _TRANSACTION_S
+        if self._waiting_bytes >= self._transaction_bytes or is_late:
             self._flush()
 
     def _flush(self) -> None:
-        first = len(self._built)
+        first = self._num_flushed
         keys = position_keys(np.arange(first, first + len(self._waiting)))
         items = [(k, record.data) for k, record in zip(keys, self._waiting, strict=True)]
 
@@ -163,11 +187,14 @@ class LMDBWriter:
                 cursor.putmulti(items, append=True)
 
         self._write(put)
-        self._built.add(self._waiting)
+        self._num_flushed += len(self._waiting)
         self._waiting, self._waiting_bytes = [], 0
+        self._flushed_s = time.monotonic()
 
     def _write(self, put: Callable[[Any], object]) -> None:
         """Do one transaction, in a larger map if it does not fit."""
+        if self._env is None:
+            self._open()
         while True:
             try:
                 with self._env.begin(write=True) as transaction:
@@ -181,6 +208,8 @@ class LMDBWriter:
 
     def finish(self) -> None:
         """Complete the file and put it in its place."""
+        if self.finished:
+            return
         self._flush()
         index = self._built.index(*self._facts)
         what = self._what.decode()
@@ -202,6 +231,7 @@ class LMDBWriter:
                 if os.fstat(file.fileno()).st_size != size_bytes:
                     file.truncate(size_bytes)
                 os.fsync(file.fileno())
+            _check_file_replaceable(self._path)  # what is there now may not be what was there then
             put_in_place(self._partial, self._path)
         except OSError as error:
             raise self._failure(error) from error
@@ -209,12 +239,16 @@ class LMDBWriter:
 
     def close(self) -> None:
         """Let go of everything; what is not finished stays in `DST.partial`, on disk."""
-        if self._env is not None:
+        if self._waiting:
             with contextlib.suppress(StoreError):  # its disk is full: that was said before
                 self._flush()
+        self._close_file()
+        self._lock.close()
+
+    def _close_file(self) -> None:
+        if self._env is not None:
             self._env.close()
             self._env = None
-        self._lock.close()
 
     def _failure(self, error: Exception) -> StoreError:
         cause = error
@@ -259,7 +293,8 @@ class ShardedLMDBWriter:
         Raises:
             StoreError: another writer is at it, or what it left is of another source.
         """
-        self._path = Path(path)
+        self._address = f"lmdb:{path}"
+        self._path = Path(os.path.realpath(path))  # through a link, its target is replaced
         self._partial = self._path.with_name(self._path.name + ".partial")
         self._facts: dict[str, Any] = {
             "class_names": class_names,
@@ -268,7 +303,11 @@ class ShardedLMDBWriter:
             "transaction_bytes": transaction_bytes,
         }
         self._names = [shard_name(number, num_shards) for number in range(num_shards)]
-        self._num_full = max(1, -(-num_records // num_shards))  # records in a shard, the last apart
+        # Where each shard ends, but the last, which takes what is left.
+        self._stops = [(k + 1) * num_records // num_shards for k in range(num_shards - 1)]
+        self._seen: set[str] = set()
+        self._checksums: list[int] = []
+        self.finished = False
         self._written: list[tuple[str, int | tuple[int, ...] | None]] = []
         self._num_put = 0
         self._writer: LMDBWriter | None = None  # of the shard under way
@@ -277,11 +316,30 @@ class ShardedLMDBWriter:
         try:
             if not resume:
                 _remove_partial(self._partial)
+            elif self._is_finished():
+                _remove_partial(
+                    self._partial
+                )  # the old folder, if the kill came after the exchange
+                self.finished = True
+                return
             self._partial.mkdir(exist_ok=True)
             self._take_over()
         except BaseException:
             self.close()
             raise
+
+    def _is_finished(self) -> bool:
+        paths = [self._path / name for name in self._names]
+        if any(what_is_in(path) != self._facts["what"] for path in paths):
+            return False
+        with LMDBStore(self._path) as store:
+            index = store.index
+            self._written = [(key, index.label_of(i)) for i, key in enumerate(index.keys)]
+        return True
+
+    def checksum_at(self, number: int) -> int:
+        """Return the checksum of a record that `written` lists, if it is not `finished`."""
+        return self._checksums[number]
 
     def _take_over(self) -> None:
         for name in self._names:
@@ -293,15 +351,19 @@ class ShardedLMDBWriter:
                     self._written += [
                         (k, shard.index.label_of(i)) for i, k in enumerate(shard.keys)
                     ]
+                    self._checksums += shard.checksums()
             elif path.with_name(name + ".partial").exists():
                 self._writer = LMDBWriter(path, resume=True, **self._facts)
-                self._written += self._writer.written()
+                found = self._writer.written()
+                self._written += found
+                self._checksums += [self._writer.checksum_at(i) for i in range(len(found))]
         self._num_put = len(self._written)
+        self._seen.update(key for key, _ in self._written)
 
     @property
     def address(self) -> str:
-        """`lmdb:` and the path."""
-        return f"lmdb:{self._path}"
+        """`lmdb:` and the path, as it was given."""
+        return self._address
 
     def written(self) -> Sequence[tuple[str, int | tuple[int, ...] | None]]:
         """Return key and label of the records that were found."""
@@ -309,16 +371,24 @@ class ShardedLMDBWriter:
 
     def put_many(self, records: Sequence[EncodedRecord]) -> None:
         """Append records to one shard after the other; the last takes all that are left."""
+        self._check_keys([record.key for record in records])
         while records:
-            shard = min(self._num_put // self._num_full, len(self._names) - 1)
-            num_free = (shard + 1) * self._num_full - self._num_put
-            if shard == len(self._names) - 1:
-                num_free = max(num_free, len(records) + 1)
+            shard = bisect.bisect_right(self._stops, self._num_put)
+            is_last = shard == len(self._stops)
+            num_free = len(records) + 1 if is_last else self._stops[shard] - self._num_put
             self._of_shard(shard).put_many(records[:num_free])
             self._num_put += len(records[:num_free])
             if len(records) >= num_free:
                 self._finish_shard()
             records = records[num_free:]
+
+    def _check_keys(self, keys: list[str]) -> None:
+        for key in keys:
+            if key in self._seen:
+                raise StoreError(
+                    f"the key {key!r} is there twice; every record of a store has its own."
+                )
+            self._seen.add(key)
 
     def _of_shard(self, number: int) -> LMDBWriter:
         if self._writer is None:
@@ -332,11 +402,14 @@ class ShardedLMDBWriter:
 
     def finish(self) -> None:
         """Complete the last shards and put the folder in its place."""
+        if self.finished:
+            return
         self._finish_shard()
         for number in range(len(self._names)):  # those that no record is left for
             if not (self._partial / self._names[number]).exists():
                 self._of_shard(number)
                 self._finish_shard()
+        _check_replaceable(self._path)
         put_in_place(self._partial, self._path)
         self.close()
 
@@ -388,13 +461,35 @@ def _is_lmdb_or_empty(path: Path) -> bool:
     return not start or start.endswith(_LMDB_MAGIC)
 
 
+def what_is_in(path: Path) -> str | None:
+    """Return what a finished file was packed from; None if there is no such file."""
+    if not path.is_file() or not _is_lmdb_or_empty(path):
+        return None
+    with contextlib.suppress(StoreError), LMDBStore(path) as store:
+        return store.what()
+    return None
+
+
+def _check_file_replaceable(path: Path) -> None:
+    """Raise unless there is nothing at `path`, an empty file, or a store."""
+    if path.is_dir():
+        raise StoreError(f"{path} is a folder, and the new store a file: name another.")
+    if not path.exists() or not path.stat().st_size or what_is_in(path) is not None:
+        return
+    raise StoreError(
+        f"{path} is a file that Penstock did not pack, or a damaged one, and would be replaced: "
+        "name another, or remove it."
+    )
+
+
 def _check_replaceable(path: Path) -> None:
     """Raise unless there is nothing at `path`, or shards of an older store alone."""
     if not path.exists():
         return
-    names = os.listdir(path) if path.is_dir() else [path.name]
-    others = [name for name in names if not is_shard(name)]
-    if others or not path.is_dir():
+    if not path.is_dir():
+        raise StoreError(f"{path} is a file, and shards lie in a folder: name another.")
+    others = [name for name in os.listdir(path) if not is_shard(name)]
+    if others:
         raise StoreError(
             f"{path} holds something else than the shards of a store ({others[0]!r}), and would be "
             "replaced as a whole: name another folder, or remove it."

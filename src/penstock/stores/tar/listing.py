@@ -7,20 +7,23 @@ Reference:
 
 from __future__ import annotations
 
+import contextlib
 import os
 import re
 import tarfile
+from array import array
 from dataclasses import dataclass
-from pathlib import Path
-from typing import TYPE_CHECKING, Final
+from pathlib import Path, PurePath
+from typing import TYPE_CHECKING, BinaryIO, Final
 
 import numpy as np
 
 from penstock.data.packed_list import PackedList
+from penstock.data.ragged import RaggedArray
 from penstock.errors import ConfigError, StoreError
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterator, Sequence
 
     from numpy.typing import NDArray
 
@@ -38,6 +41,7 @@ _COMPRESSED: Final = (
     (b"\xfd7zXZ", "xz", "unxz"),
 )
 _MAX_CLS_BYTES: Final = 32  # of a number
+_NUMBER: Final = re.compile(rb"\s*[+-]?\d+\s*")
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,7 +66,7 @@ class TarListing:
     Attributes:
         shards: The tar files, in order.
         keys: Name of each sample.
-        labels: What its `.cls` file says; None if it has none.
+        labels: What their `.cls` files say, as in `Index`.
         shard_of: Number of the shard that a sample is in, int64, shape (samples,).
         starts: Sample i has the files from `starts[i]` to `starts[i + 1]`; int64, shape
             (samples + 1,).
@@ -74,7 +78,7 @@ class TarListing:
 
     shards: tuple[Shard, ...]
     keys: PackedList[str]
-    labels: list[int | None]
+    labels: NDArray[np.int64] | RaggedArray | None
     shard_of: NDArray[np.int64]
     starts: NDArray[np.int64]
     offsets: NDArray[np.int64]
@@ -150,14 +154,14 @@ def list_shards(place: str) -> TarListing:
 
 
 class _Lister:
-    """Collects the samples of one shard after the other."""
+    """Collects the samples of one shard after the other, in arrays: there may be millions."""
 
     def __init__(self) -> None:
-        self._names: list[list[str]] = []  # of the samples of each shard
-        self._stems: list[str] = []
-        self._labels: list[int | None] = []
-        self._files: list[tuple[int, int, int]] = []  # offset, size, extension
-        self._starts = [0]
+        self._names: list[PackedList[str]] = []  # of the samples of each shard
+        self._classes = array("q")  # of the samples that have one
+        self._num_classes = array("q")  # of each sample: 0 or 1
+        self._files = array("q")  # offset, size, extension; offset, size, extension; …
+        self._num_files = array("q")  # of each sample
         self._extensions: dict[str, int] = {}
 
     def add(self, path: str) -> None:
@@ -176,35 +180,45 @@ class _Lister:
         with open(path, "rb") as file:
             for name, files in samples.items():
                 self._add_sample(path, name, files, file.fileno())
-        self._names.append(list(samples))
-        self._stems.append(Path(path).stem)
+        self._names.append(PackedList(samples))
 
     def _add_sample(self, path: str, name: str, files: dict[str, tuple[int, int]], fd: int) -> None:
-        label = None
         for extension, (offset, size) in files.items():
             number = self._extensions.setdefault(extension, len(self._extensions))
-            self._files.append((offset, size, number))
+            self._files.extend((offset, size, number))
             if extension == "cls":
-                label = _class_in(os.pread(fd, min(size, _MAX_CLS_BYTES + 1), offset), path, name)
-        self._labels.append(label)
-        self._starts.append(len(self._files))
+                data = os.pread(fd, min(size, _MAX_CLS_BYTES + 1), offset)
+                self._classes.append(_class_in(data, path, name))
+        self._num_classes.append("cls" in files)
+        self._num_files.append(len(files))
 
-    def _keys(self) -> Iterator[str]:
-        """Yield names; where shards share some, with their shard's name in front of all."""
+    def _labels(self) -> NDArray[np.int64] | RaggedArray | None:
+        if not self._classes:
+            return None
+        classes = np.array(self._classes, np.int64)
+        if len(classes) == len(self._num_classes):
+            return classes
+        return RaggedArray(classes, _starts(self._num_classes))
+
+    def _keys(self, shards: Sequence[Shard]) -> Iterator[str]:
+        """Yield names; where shards share some, with what their paths differ by in front of all."""
         count = sum(map(len, self._names))
-        is_prefixed = len({name for names in self._names for name in names}) < count
-        for stem, names in zip(self._stems, self._names, strict=True):
-            yield from (f"{stem}/{name}" for name in names) if is_prefixed else names
+        if len({name for names in self._names for name in names}) == count:
+            for names in self._names:
+                yield from names
+            return
+        for prefix, names in zip(_prefixes(shards), self._names, strict=True):
+            yield from (f"{prefix}/{name}" for name in names)
 
     def listing(self, shards: tuple[Shard, ...]) -> TarListing:
         files = np.array(self._files, np.int64).reshape(-1, 3)
         offsets, sizes, extensions = (np.ascontiguousarray(files[:, k]) for k in range(3))
         return TarListing(
             shards,
-            PackedList(self._keys()),
-            self._labels,
+            PackedList(self._keys(shards)),
+            self._labels(),
             np.repeat(np.arange(len(shards)), [len(names) for names in self._names]),
-            np.array(self._starts, np.int64),
+            _starts(self._num_files),
             offsets,
             sizes,
             extensions,
@@ -212,15 +226,36 @@ class _Lister:
         )
 
 
+def _starts(counts: Sequence[int]) -> NDArray[np.int64]:
+    starts = np.zeros(len(counts) + 1, np.int64)
+    np.cumsum(np.array(counts, np.int64), out=starts[1:])
+    return starts
+
+
+def _prefixes(shards: Sequence[Shard]) -> list[str]:
+    """Return as many of the last parts of each path as it takes to tell the shards apart.
+
+    Raises:
+        StoreError: two are the same file.
+    """
+    paths = [PurePath(shard.path).with_suffix("").parts for shard in shards]
+    for depth in range(1, max(map(len, paths)) + 1):
+        prefixes = ["/".join(parts[-depth:]) for parts in paths]
+        if len(set(prefixes)) == len(prefixes):
+            return prefixes
+    seen: set[str] = set()
+    twice = next(s.path for s in shards if s.path in seen or seen.add(s.path))  # type: ignore[func-returns-value]
+    raise StoreError(f"{twice} is named twice, so each of its samples would be there twice.")
+
+
 def _class_in(data: bytes, path: str, name: str) -> int:
-    try:
-        if len(data) > _MAX_CLS_BYTES:
-            raise ValueError
+    is_number = len(data) <= _MAX_CLS_BYTES and _NUMBER.fullmatch(data) is not None
+    if is_number and -(2**63) <= int(data) < 2**63:
         return int(data)
-    except ValueError:
-        raise StoreError(
-            f"{name}.cls in {path} should hold the number of a class, and holds {data!r:.60}."
-        ) from None
+    hint = " That is more than 64 bits." if is_number else ""
+    raise StoreError(
+        f"{name}.cls in {path} should hold the number of a class, and holds {data!r:.60}.{hint}"
+    )
 
 
 def _members(path: str) -> Iterator[tuple[str, int, int]]:
@@ -228,24 +263,65 @@ def _members(path: str) -> Iterator[tuple[str, int, int]]:
     with open(path, "rb") as file:
         _refuse_compressed(path, file.read(8))
         file.seek(0)
-        try:
-            with tarfile.open(fileobj=file, mode="r:") as tar:
-                while (member := tar.next()) is not None:
-                    tar.members = []  # type: ignore[attr-defined]  # 1 KB each, of every file
-                    if member.issym() or member.islnk() or member.issparse():
-                        raise StoreError(
-                            f"{path} has a link or a sparse file, {member.name!r}: pack the shard "
-                            "with `tar --dereference --hard-dereference`."
-                        )
-                    if member.isreg():
-                        yield member.name, member.offset_data, member.size
-                end = tar.offset
-        except tarfile.TarError as error:
-            raise StoreError(
-                f"{path} is truncated, damaged, or no tar file: {error}. Restore it from a copy."
-            ) from error
+        size_bytes = os.fstat(file.fileno()).st_size
+        with contextlib.closing(_Members(path, file)) as members:
+            while (member := members.next()) is not None:
+                if member.issym() or member.islnk() or member.issparse():
+                    raise StoreError(
+                        f"{path} has a link or a sparse file, {member.name!r}: pack the shard "
+                        "with `tar --dereference --hard-dereference`."
+                    )
+                stop = member.offset_data + member.size
+                # A negative size would lead back to this same header, for ever.
+                if member.size < 0 or stop > size_bytes:
+                    raise StoreError(
+                        f"{path} is truncated or damaged: {member.name!r} should go from byte "
+                        f"{member.offset_data:,} to {stop:,}, and the file ends at byte "
+                        f"{size_bytes:,}. Restore it from a copy."
+                    )
+                if member.isreg():
+                    yield member.name, member.offset_data, member.size
+            end = members.end
         file.seek(end)
         _check_end(path, end, file.read(tarfile.BLOCKSIZE))
+
+
+class _Members:
+    """The headers of a tar file, which may be damaged in any way."""
+
+    def __init__(self, path: str, file: BinaryIO) -> None:
+        self._path = path
+        try:
+            self._tar = tarfile.open(fileobj=file, mode="r:")  # noqa: SIM115 - see `close`
+        except OSError:
+            raise
+        except Exception as error:
+            raise self._damaged(error) from error
+
+    def next(self) -> tarfile.TarInfo | None:
+        """Return the next header; None at the end, or at what is no header."""
+        try:
+            member = self._tar.next()
+        except OSError:
+            raise
+        except Exception as error:  # sizes and maps that are no numbers raise nearly anything
+            raise self._damaged(error) from error
+        self._tar.members = []  # type: ignore[attr-defined]  # 1 KB each, of every file
+        return member
+
+    @property
+    def end(self) -> int:
+        """Where the pass has come to, in bytes."""
+        return int(self._tar.offset)
+
+    def close(self) -> None:
+        """Let go of it; the file stays open."""
+        self._tar.close()
+
+    def _damaged(self, error: Exception) -> StoreError:
+        return StoreError(
+            f"{self._path} is truncated, damaged, or no tar file: {error}. Restore it from a copy."
+        )
 
 
 def _check_end(path: str, end: int, block: bytes) -> None:

@@ -4,7 +4,6 @@
 from __future__ import annotations
 
 import contextlib
-import functools
 import hashlib
 import io
 import json
@@ -16,7 +15,8 @@ from typing import TYPE_CHECKING, Any, Final
 import numpy as np
 
 from penstock.errors import StoreError
-from penstock.stores.index import Index, labels_from
+from penstock.stores.index import Index
+from penstock.stores.lending import Lending
 from penstock.stores.records import EncodedImage, Record
 from penstock.stores.store import Store
 from penstock.stores.tar.listing import TarListing, list_shards
@@ -52,11 +52,12 @@ class TarStore(Store):
         .jpg …    image         any other bytes, those of .pkl, .pyd and .pth too: none is run
 
     Names that begin with a dot, or have none, are no samples. Where two shards have samples of one
-    name, all keys begin with the name of their shard.
+    name, all keys begin with the name of their shard, and with as many of the folders it is in as
+    it takes to tell the shards apart: `a/000/1` and `b/000/1`.
 
     Concurrency:
-        Any thread or process; each process opens the files for itself. Not to be closed while
-        another thread reads.
+        Any thread or process; each process opens the files for itself. Closed while another thread
+        reads, they stay open until it has read.
 
     Example:
         >>> import tarfile, tempfile
@@ -79,7 +80,9 @@ class TarStore(Store):
             path: A tar file, a folder of such, or a pattern as `shard-{000..015}.tar`.
         """
         self._place = str(path)
-        self._open: _OpenShards | None = None
+        # At most one; of two threads that list at the same time, the first one's is everybody's.
+        self._listings: list[TarListing] = []
+        self._open: Lending[_OpenShards] = Lending()
 
     @property
     def address(self) -> str:
@@ -87,18 +90,14 @@ class TarStore(Store):
         return f"tar:{self._place}"
 
     def close(self) -> None:
-        """Close the files that are open."""
-        shards, self._open = self._open, None
-        if shards is not None:
-            shards.close()
+        """Close the files that are open, those that a thread is reading when it has read."""
+        self._open.close()
 
-    def __getstate__(self) -> dict[str, Any]:
-        """Leave open files behind. A listing that was made goes along."""
-        return {**self.__dict__, "_open": None}
-
-    @functools.cached_property
+    @property
     def _listing(self) -> TarListing:
-        return list_shards(self._place)
+        if not self._listings:
+            self._listings.append(list_shards(self._place))
+        return self._listings[0]
 
     def _load_index(self) -> Index:
         listing = self._listing
@@ -106,33 +105,33 @@ class TarStore(Store):
         for shard in listing.shards:
             name = os.path.basename(shard.path)
             digest.update(f"{name}\0{shard.size_bytes}\0{shard.time_ns}\0".encode())
-        return Index(
+        index = Index(
             listing.keys,
-            labels_from(listing.labels),
+            listing.labels,
             fingerprint=digest.hexdigest(),
             are_pairs=len(listing.keys) > 0 and _are_pairs(listing),
         )
-
-    def _shards(self) -> _OpenShards:
-        shards = self._open
-        if shards is None or shards.pid != os.getpid():
-            shards = self._open = _OpenShards(self._listing.shards)
-        return shards
+        twice = index.first_repeated()
+        if twice is not None:  # x/y.tar with a sample z, and x.tar with one y/z
+            raise StoreError(f"two samples of {self.address} would be called {twice!r}.")
+        return index
 
     @contextlib.contextmanager
     def _read(self, positions: NDArray[np.int64], *, copy: bool) -> Iterator[list[Record]]:
-        listing, shards = self._listing, self._shards()
         records: list[Any] = [None] * len(positions)
-        of_shard = listing.shard_of[positions]
-        for place in np.lexsort((positions, of_shard)).tolist():
-            position = int(positions[place])
-            with shards.descriptor(int(of_shard[place])) as fd:
-                records[place] = self._record(position, fd)
+        of_shard = self._listing.shard_of[positions]
+        with self._open.lent(self._opened) as shards:
+            for place in np.lexsort((positions, of_shard)).tolist():
+                with shards.descriptor(int(of_shard[place])) as fd:
+                    records[place] = self._record(int(positions[place]), fd)
         yield records
+
+    def _opened(self) -> _OpenShards:
+        return _OpenShards(self._listing.shards)
 
     def _record(self, position: int, fd: int) -> Record:
         listing = self._listing
-        key, label = listing.keys[position], listing.labels[position]
+        key, label = listing.keys[position], _label_of(listing, position)
         values = {}
         for number in range(int(listing.starts[position]), int(listing.starts[position + 1])):
             extension = listing.extension_names[int(listing.extensions[number])]
@@ -149,11 +148,12 @@ class _OpenShards:
     """The files of one store, open in one process."""
 
     def __init__(self, shards: tuple[Shard, ...]) -> None:
-        self.pid = os.getpid()
         self._shards = shards
         self._lock = threading.Lock()
         self._kept: dict[int, int] = {}  # file descriptors, by shard
-        self.close = weakref.finalize(self, _close_in, self.pid, self._kept)
+        # For a store that is dropped without being closed. It takes no lock, as it may be called in
+        # the middle of anything, and closes nothing in a forked child.
+        self.close = weakref.finalize(self, _close_in, os.getpid(), self._kept)
 
     @contextlib.contextmanager
     def descriptor(self, number: int) -> Iterator[int]:
@@ -180,8 +180,8 @@ class _OpenShards:
         if (status.st_size, status.st_mtime_ns) != (shard.size_bytes, shard.time_ns):
             os.close(fd)
             raise StoreError(
-                f"{shard.path} is not the file that was listed: it has been changed since. Open "
-                "the store again."
+                f"{shard.path} was changed since it was listed. Open the store again, in a new "
+                "TarStore or dataset."
             )
         return fd
 
@@ -190,6 +190,14 @@ def _close_in(pid: int, kept: dict[int, int]) -> None:
     if pid == os.getpid():
         while kept:
             os.close(kept.popitem()[1])
+
+
+def _label_of(listing: TarListing, position: int) -> int | None:
+    labels = listing.labels
+    if labels is None or isinstance(labels, np.ndarray):
+        return None if labels is None else int(labels[position])
+    row = labels[position]
+    return int(row[0]) if len(row) else None
 
 
 def _are_pairs(listing: TarListing) -> bool:

@@ -1,0 +1,67 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Decoders that write to stderr by themselves, without a file's name, are kept silent."""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import os
+import sys
+import warnings
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+__all__ = ["silence_libraries", "silent_libraries"]
+
+
+def silence_libraries() -> None:
+    """Let this process, a worker, write nothing to stderr: its errors take another way."""
+    _ignore_pillow()
+    with open(os.devnull, "wb") as nowhere:
+        os.dup2(nowhere.fileno(), 2)
+
+
+@contextlib.contextmanager
+def silent_libraries() -> Iterator[None]:
+    """Keep what libraries write to descriptor 2 off stderr, here and in workers started meanwhile.
+
+    libpng, libjpeg and OpenCV write there. Python's `sys.stderr` goes on, by a descriptor of its
+    own, so that progress and errors are seen.
+    """
+    with contextlib.ExitStack() as stack:
+        stack.enter_context(warnings.catch_warnings())
+        _ignore_pillow()
+        try:
+            real = os.dup(2)
+        except OSError:  # there is no stderr
+            yield
+            return
+        stack.callback(os.close, real)
+        stack.callback(os.dup2, real, 2)
+        _go_on_by(real, stack)
+        with open(os.devnull, "wb") as nowhere:
+            os.dup2(nowhere.fileno(), 2)
+        yield
+
+
+def _go_on_by(descriptor: int, stack: contextlib.ExitStack) -> None:
+    """Let `sys.stderr` write to a descriptor for as long as `stack`, if it writes to 2."""
+    before = sys.stderr
+    try:
+        if before.fileno() != 2:
+            return
+    except (AttributeError, OSError, ValueError, io.UnsupportedOperation):
+        return  # somebody has put another in its place, or closed it
+    before.flush()
+    own = open(  # noqa: SIM115 - the stack closes it
+        descriptor, "w", encoding=before.encoding, errors=before.errors, buffering=1, closefd=False
+    )
+    stack.callback(own.close)
+    stack.callback(setattr, sys, "stderr", before)
+    sys.stderr = own
+
+
+def _ignore_pillow() -> None:
+    warnings.filterwarnings("ignore", module=r"PIL\.")

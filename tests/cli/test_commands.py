@@ -1,0 +1,90 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What all commands have in common: version, help, passwords that are not shown."""
+
+from __future__ import annotations
+
+import itertools
+import re
+import subprocess
+import sys
+
+import pytest
+
+import penstock
+from penstock.cli import main
+from penstock.cli.lines import without_password
+
+pytest.importorskip("rich")
+pytest.importorskip("cv2")
+
+
+def test_the_version_is_shown(capsys):
+    assert main(["--version"]) == 0
+    assert capsys.readouterr().out == f"penstock {penstock.__version__}\n"
+
+
+def test_the_package_can_be_run_as_a_module():
+    command = [sys.executable, "-m", "penstock", "--version"]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=60)
+    assert (done.returncode, done.stdout) == (0, f"penstock {penstock.__version__}\n")
+
+
+@pytest.mark.parametrize("command", ["pack", "check", "stats", "bench"])
+def test_help_is_wrapped_once_and_calls_a_flag_by_its_name(command, capsys, monkeypatch):
+    monkeypatch.setenv("COLUMNS", "80")
+    assert main([command, "--help"]) == 0
+    out = capsys.readouterr().out
+    assert "<bool>" not in out
+    assert max(map(len, out.splitlines())) <= 80
+    # Ragged text has a line of a few words in the middle of a sentence.
+    text = out.partition("\n\n")[2].partition("Arguments:")[0]
+    lines = [line.strip() for line in text.splitlines()]
+    short = [one for one, after in itertools.pairwise(lines) if one and after and len(one) < 50]
+    assert short == []
+
+
+def test_the_list_of_commands_says_what_each_does(capsys, monkeypatch):
+    monkeypatch.setenv("COLUMNS", "80")
+    assert main(["--help"]) == 0
+    commands = capsys.readouterr().out.partition("Commands:\n")[2].splitlines()
+    assert [line.split()[0] for line in commands] == ["pack", "check", "stats", "bench"]
+    assert all(line.endswith(".") and not line.endswith("...") for line in commands)
+
+
+@pytest.mark.parametrize(
+    "address",
+    [
+        "mongodb://ada:secret@127.0.0.1/lab.photos",
+        "mongodb:/ada:secret@127.0.0.1/lab.photos",
+        "mongodb:ada:secret@127.0.0.1/lab.photos",
+        "mongodb//ada:secret@127.0.0.1/lab.photos",
+        "mongodb/ada:secret@127.0.0.1/lab.photos",
+        "MongoDB+SRV://ada:sec/secret@127.0.0.1/lab.photos",
+        "mongodb:ada:sec/secret@127.0.0.1/lab.photos",
+        "mongodb://ada:sec secret@127.0.0.1/lab.photos",
+        "mongodb://ada:1234secret@127.0.0.1/lab.photos",
+        "mongodb://:secret@127.0.0.1/lab.photos",
+        "mongodb:secret@127.0.0.1/lab.photos",
+        "mongdb:ada:secret@127.0.0.1/lab.photos",
+        "ada:secret@127.0.0.1/lab.photos",
+        "postgres://ada:secret@127.0.0.1/lab",
+    ],
+)
+def test_what_looks_like_a_password_is_masked(address):
+    text = f"'{address}' does not exist. Name a folder."
+    masked = without_password(text)
+    assert "secret" not in masked
+    assert re.search(r":\*\*\*@127\.0\.0\.1/lab.*' does not exist\. Name a folder\.", masked)
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "cannot read mongodb://127.0.0.1:27017/lab.photos: record 'icon@2x.png' is not there.",
+        "cannot read mongodb://a:27017,b:27018/lab.photos: 'icon@2x.png' is not there.",
+        "/data/photos@home/1.jpg: text, not an image",
+        "the time is 12:30, ask ada@host",
+    ],
+)
+def test_what_is_no_password_is_shown(text):
+    assert without_password(text) == text

@@ -43,7 +43,7 @@ from tests.stores.mongod import (  # noqa: F401 - the fixtures are found by thei
 )
 
 from penstock import Loader
-from penstock.errors import ConfigError, StoreError
+from penstock.errors import ConfigError, StoreError, StoreUnreachable
 from penstock.stores import (
     EncodedImage,
     MongoDataset,
@@ -52,6 +52,7 @@ from penstock.stores import (
     pack,
 )
 from penstock.stores.mongo import clients as mongo_clients
+from penstock.stores.mongo import connection as mongo_connection
 from penstock.stores.mongo.address import MongoAddress
 from penstock.stores.mongo.store import MongoStore
 from penstock.stores.mongo.writer import MongoWriter
@@ -215,16 +216,84 @@ def test_credentials_may_come_as_client_options(uri, mongod, tmp_path):  # noqa:
 def test_no_server_is_an_error_within_the_time_to_retry():
     uri = f"mongodb://{USER}:p%40ss@127.0.0.1:{free_port()}/db.c"
     start_s = time.monotonic()
-    with pytest.raises(StoreError) as caught:
+    with pytest.raises(StoreUnreachable) as caught:
         MongoDataset(uri, retry_s=1.5)
-    assert time.monotonic() - start_s < 10
+    assert time.monotonic() - start_s < 4
     assert str(caught.value).startswith(
         f"cannot read {MongoAddress.parse(uri)}: no answer from 127"
     )
-    assert "for 1.5 s" in str(caught.value)
     assert "Connection refused" in str(caught.value)
     assert "Is mongod running there" in str(caught.value)
+    assert "A larger `retry_s` waits longer" in str(caught.value)
     assert_no_secret(shown(caught.value))
+
+
+def test_first_contact_waits_5_seconds_at_most_and_the_log_says_that_it_waits(caplog):
+    uri = f"mongodb://127.0.0.1:{free_port()}/db.c"
+    start_s = time.monotonic()
+    with ThreadPoolExecutor(2) as threads:
+        for raised in [
+            threads.submit(MongoDataset, uri),
+            threads.submit(MongoWriter, uri.replace("db.c", "db.d")),
+        ]:
+            error = raised.exception()
+            assert type(error) is StoreUnreachable
+            assert "`retry_s` (60 s) is for servers that answered before" in str(error)
+    assert time.monotonic() - start_s < 8
+    said = [record for record in caplog.records if record.name == "penstock"]
+    assert [record.levelname for record in said] == ["WARNING", "WARNING"]
+    assert "db.c does not answer" in caplog.text
+    assert "waiting for it, 5 s at most" in caplog.text
+
+
+def test_who_knows_the_server_waits_for_it_longer_than_first_contact_does(
+    own_mongod,  # noqa: F811
+    monkeypatch,
+):
+    monkeypatch.setattr(mongo_connection, "_FIRST_CONTACT_S", 0.1)
+    uri = own_mongod.uri("tests.c")
+    written(uri, records(4))
+    with MongoStore(uri) as store:
+        len(store)
+    own_mongod.kill()
+    with pytest.raises(StoreUnreachable):
+        len(MongoStore(uri))
+    timer = threading.Timer(1.5, own_mongod.start)
+    timer.start()
+    with pickle.loads(pickle.dumps(store)) as copy:  # as a worker gets one
+        assert copy.get_many([3])[0].key == "3.jpg"
+    timer.join()
+
+
+def test_a_name_that_cannot_be_looked_up_is_a_server_out_of_reach(monkeypatch):
+    import dns.resolver
+
+    nobody = dns.resolver.Resolver(configure=False)
+    nobody.nameservers, nobody.port = ["127.0.0.1"], free_port()
+    monkeypatch.setattr(dns.resolver, "default_resolver", nobody)
+    uri = f"mongodb+srv://{USER}:p%40ss@db.lab.example/db.c?connectTimeoutMS=300"
+    with pytest.raises(StoreUnreachable, match=r"mongodb\+srv://db.lab.example/db.c") as caught:
+        MongoDataset(uri, retry_s=1)
+    assert_no_secret(shown(caught.value))
+
+
+def test_what_the_driver_says_is_masked_where_it_is_secret_and_nowhere_else():
+    address = MongoAddress.parse(
+        "mongodb://u:p%40ss%2Bw@host/db.c?authMechanismProperties=AWS_SESSION_TOKEN:tok9"
+    )
+    plain = "configured timeouts for user u: socketTimeoutMS: 20000.0ms"
+    assert address.scrubbed(plain) == plain
+    said = "mongodb://u:p%40ss%2Bw@host/db: p@ss+w, p%40ss%2Bw, tok9, u"
+    assert address.scrubbed(said) == "mongodb://***@host/db: ***, ***, ***, u"
+    options = {"username": "me", "password": "abc", "proxyPassword": "xyz"}
+    assert address.scrubbed("some abc, xyz", options) == "some ***, ***"
+    assert MongoAddress.parse("mongodb://a:c@h/d.c").scrubbed("cannot") == "cannot"
+
+
+@pytest.mark.parametrize("name", ["image_field", "query", "retry_s"])
+def test_an_argument_among_the_options_of_the_address_is_called_one(name):
+    with pytest.raises(ConfigError, match=rf"{name} is an argument: MongoDataset\(address, {name}"):
+        MongoStore(f"mongodb://localhost/db.c?w=1&{name}=data")
 
 
 def test_tls_and_its_options_reach_the_client(mongod_program, tmp_path):  # noqa: F811
@@ -268,6 +337,60 @@ def test_stores_of_one_server_share_a_client_that_the_last_one_closes(uri):
     assert mongo_clients._state.clients == []
     with pytest.raises(pymongo.errors.InvalidOperation):
         client.admin.command("ping")
+
+
+FORGETTING = """
+import faulthandler, gc, sys
+from penstock.stores.mongo.store import MongoStore
+faulthandler.dump_traceback_later(30, exit=True)
+class Holder: pass
+gc.collect()
+for number in range(100):
+    holder = Holder()
+    holder.itself, holder.store = holder, MongoStore("mongodb://127.0.0.1:1/a.b")
+    holder.store._connection()
+    del holder  # for the collector to find, while the next client is made
+    store = MongoStore(f"mongodb://127.0.0.1:1/a.b?appName=x{number}")
+    store._connection()
+    store.close()
+"""
+
+
+def test_a_store_may_be_collected_while_a_client_is_made():
+    subprocess.run([sys.executable, "-c", FORGETTING], check=True, timeout=60)
+
+
+def test_letting_go_of_a_store_never_waits_for_a_lock(uri):
+    written(uri, records(3))
+    forgotten, closed = MongoStore(uri), MongoStore(uri)
+    assert [len(forgotten), len(closed)] == [3, 3]
+    done = threading.Thread(target=closed.close)
+    with mongo_clients._state._lock:
+        del forgotten
+        done.start()
+        done.join(10)
+        assert not done.is_alive()
+    assert len(mongo_clients._state.clients) == 1
+    with MongoStore(uri) as store:  # the next one counts
+        len(store)
+    assert mongo_clients._state.clients == []
+
+
+def test_what_was_never_closed_is_closed_at_exit_without_a_word(uri):
+    written(uri, records(3))
+    script = f"""
+from penstock.stores.mongo.store import MongoStore
+store = MongoStore({uri!r})
+assert len(store.get_many([0, 1])) == 2
+itself = [MongoStore({uri!r})]
+itself.append(itself)
+len(itself[0])
+del itself
+"""
+    ended = subprocess.run(
+        [sys.executable, "-W", "error", "-X", "dev", "-c", script], capture_output=True, timeout=60
+    )
+    assert (ended.returncode, ended.stderr) == (0, b"")
 
 
 def test_options_of_the_uri_come_before_ours(mongod, tmp_path):  # noqa: F811
@@ -314,6 +437,32 @@ def test_a_forked_child_makes_its_own_client_and_leaves_the_parents_alone(uri):
     receiver.close()
     assert child.exitcode == 0
     assert store.get_many([39])[0].sample[0].data == image(39)
+    store.close()
+
+
+def test_a_child_forked_while_a_thread_has_the_lock_is_not_held_up(uri):
+    written(uri, records(40))
+    store = MongoStore(uri)
+    store.get_many([0])
+    receiver, sender = multiprocessing.Pipe(duplex=False)
+    child = multiprocessing.get_context("fork").Process(target=read_all, args=(store, sender))
+    has_it, forked = threading.Event(), threading.Event()
+
+    def hold():
+        with mongo_clients._state._lock:
+            has_it.set()
+            forked.wait()
+
+    holder = threading.Thread(target=hold)
+    holder.start()
+    has_it.wait()
+    child.start()
+    forked.set()
+    holder.join()
+    sender.close()
+    assert len(receiver.recv()) == 40
+    receiver.close()
+    child.join()
     store.close()
 
 
@@ -501,6 +650,54 @@ def test_a_collection_packed_anew_is_not_read_with_the_old_index(uri, collection
             anew.get_many([0])
 
 
+IMAGE = image(2)
+HOSTILE = {
+    "another record": records(5)[3].data,
+    "no pair": encode_record("2.jpg", {"x": bytes(500)}, 2).data,
+    "padding first": encode_record("2.jpg", (b"x" * 64, EncodedImage(IMAGE)), 2).data,
+    "another label": encode_record("2.jpg", (EncodedImage(IMAGE), 3), 3).data,
+    "not binary": "text",
+    "nothing": None,
+}
+
+
+@pytest.mark.parametrize("kind", HOSTILE)
+@pytest.mark.parametrize("verify", [True, False])
+def test_a_record_that_is_no_image_of_its_own_is_never_taken_for_one(uri, collection, kind, verify):
+    written(uri, records(5))
+    collection.update_one({"_id": 2}, {"$set": {"record": HOSTILE[kind]}})
+    with MongoStore(uri, verify=verify) as store:
+        assert store.index.are_pairs
+        with pytest.raises(StoreError, match=r"'2\.jpg'"), store.borrow_images(np.array([1, 2])):
+            pass
+        if kind == "another record":
+            with pytest.raises(StoreError, match=r"the record of '3\.jpg' lies there"):
+                store.get_many([2])
+
+
+@pytest.mark.parametrize(
+    ("document", "field", "value", "expected"),
+    [
+        ("summary", "count", 4, "its summary speaks of 4 records, its index of 5"),
+        ("summary", "count", None, "its summary speaks of None records"),
+        ("summary", "num_index_parts", 10**12, "speaks of 1000000000000 parts"),
+        ("summary", "num_index_parts", "many", "speaks of 'many' parts"),
+        ("summary", "fingerprint", None, "is not the one that its summary speaks of"),
+        ("index.0", "data", "text", "its parts are not binary"),
+        ("index.0", "data", b"PNSK", "index of .* is truncated"),
+        ("index.0", "data", encode_record("index", [1]).data, "index of .* is damaged"),
+    ],
+)
+def test_documents_of_the_index_that_were_damaged_are_named(
+    uri, collection, document, field, value, expected
+):
+    written(uri, records(5))
+    collection.update_one({"_id": f"penstock.{document}"}, {"$set": {field: value}})
+    with pytest.raises(StoreError, match=expected) as caught:
+        len(MongoStore(uri))
+    assert collection.name in str(caught.value)
+
+
 def test_a_later_layout_is_refused(uri, collection):
     written(uri, records(1))
     collection.update_one({"_id": "penstock.summary"}, {"$set": {"version": 9}})
@@ -554,6 +751,145 @@ def test_resuming_takes_over_files_and_refuses_what_is_damaged(uri, collection):
     written(uri, items)
     with MongoStore(uri) as store:
         assert [record.key for record in store.scan()] == [item.key for item in items]
+
+
+def waiting_records_of(uri, **facts):
+    """Keys that a writer told to resume finds."""
+    writer = MongoWriter(uri, resume=True, **facts)
+    try:
+        return [key for key, _ in writer.written()]
+    finally:
+        writer.close()
+
+
+def test_closing_an_interrupted_writer_keeps_the_records_that_wait(uri, collection):
+    writer = MongoWriter(uri, what="a")
+    writer.put_many(records(20))
+    partial = collection.database[f"{collection.name}.partial"]
+    assert partial.count_documents({"_id": {"$gte": 0}}) == 0
+    writer.close()
+    assert waiting_records_of(uri, what="a") == [f"{number}.jpg" for number in range(20)]
+
+
+def test_records_that_wait_for_long_are_inserted(uri, collection):
+    partial = collection.database[f"{collection.name}.partial"]
+    for message_s, expected in ((0, 2), (3600, 0)):
+        writer = MongoWriter(uri, what="a", message_s=message_s)
+        writer.put_many(records(2))
+        assert partial.count_documents({"_id": {"$gte": 0}}) == expected
+        writer.close()
+
+
+class Interrupting(pymongo.monitoring.CommandListener):
+    """A Ctrl-C that comes when the server has carried out an insert."""
+
+    is_armed = False
+
+    def started(self, event): ...
+
+    def failed(self, event): ...
+
+    def succeeded(self, event):
+        if self.is_armed and event.command_name == "insert":
+            self.is_armed = False
+            raise KeyboardInterrupt
+
+
+def test_a_ctrl_c_in_the_middle_of_an_insert_loses_and_doubles_nothing(uri):
+    ctrl_c = Interrupting()
+    writer = MongoWriter(uri, what="a", client_options={"event_listeners": [ctrl_c]})
+    writer.put_many(records(9))
+    ctrl_c.is_armed = True
+    with pytest.raises(KeyboardInterrupt):
+        writer._flush()
+    assert not ctrl_c.is_armed
+    writer.close()
+    assert waiting_records_of(uri, what="a") == [f"{number}.jpg" for number in range(9)]
+
+
+def test_closing_a_writer_whose_server_is_away_takes_no_minute(own_mongod):  # noqa: F811
+    writer = MongoWriter(own_mongod.uri("tests.c"), retry_s=1)
+    writer.put_many(records(3))
+    own_mongod.kill()
+    start_s = time.monotonic()
+    with pytest.warns(RuntimeWarning, match=r"lock on .* stays"):
+        writer.close()
+    assert time.monotonic() - start_s < 10
+
+
+def test_of_a_call_with_a_key_that_was_there_nothing_is_inserted(uri, collection):
+    writer = MongoWriter(uri, what="a", message_bytes=1)
+    first, second, third = records(3)
+    writer.put_many([first])
+    with pytest.raises(StoreError, match=r"'0.jpg' is there twice"):
+        writer.put_many([second, third, first])
+    writer.close()
+    partial = collection.database[f"{collection.name}.partial"]
+    assert partial.distinct("key") == ["0.jpg"]
+
+
+def test_resuming_what_is_complete_finds_nothing_to_be_done(uri, collection):
+    items = records(6)
+    written(uri, items, what="a")
+    summary = collection.find_one({"_id": "penstock.summary"})
+    pack_id = collection.find_one({"_id": "penstock.pack"})
+    writer = MongoWriter(uri, what="a", resume=True)
+    assert writer.finished
+    assert list(writer.written()) == [(item.key, item.label) for item in items]
+    with pytest.raises(StoreError, match="is complete"):
+        writer.put_many(records(7)[6:])
+    writer.finish()
+    writer.close()
+    assert collection.find_one({"_id": "penstock.summary"}) == summary
+    assert collection.find_one({"_id": "penstock.pack"}) == pack_id
+    assert f"{collection.name}.partial" not in collection.database.list_collection_names()
+    for what, resume in (("b", True), ("a", False)):
+        writer = MongoWriter(uri, what=what, resume=resume)
+        assert not writer.finished
+        assert list(writer.written()) == []
+        writer.close()
+    writer = MongoWriter(uri, what="a", resume=True)  # something is left unfinished
+    assert not writer.finished
+    writer.close()
+
+
+def test_a_file_whose_record_was_never_inserted_goes_at_the_end(uri, collection):
+    large = encode_record("large", {"x": bytes(15_100_000)})
+    writer = MongoWriter(uri, what="a")
+    writer.put_many([large])
+    writer.close()
+    collection.database[f"{collection.name}.partial"].delete_one({"_id": 0})  # killed just before
+    writer = MongoWriter(uri, what="a", resume=True)
+    writer.put_many([large])
+    writer.finish()
+    files = collection.database[f"{collection.name}.penstock.files"]
+    assert files.distinct("_id") == [collection.find_one({"_id": 0})["file"]]
+
+
+forks_with_a_client: list[int] | None = None
+
+
+def note_fork():
+    if forks_with_a_client is not None:
+        forks_with_a_client.append(len(mongo_clients._state.clients))
+
+
+os.register_at_fork(before=note_fork)
+
+
+def test_a_dataset_that_was_opened_leaves_no_client_for_workers_to_inherit(uri):
+    written(uri, records(3))
+    dataset = MongoDataset(uri, decode=None)
+    assert mongo_clients._state.clients == []
+    assert len(dataset) == 3
+
+
+def test_packing_forks_no_worker_while_a_client_is_open(uri, monkeypatch):
+    written(uri, records(100))
+    for source in ([(EncodedImage(image(number)), 0) for number in range(100)], uri):
+        monkeypatch.setitem(globals(), "forks_with_a_client", [])
+        pack(source, uri.replace("?", "_packed?"), num_workers=2)
+        assert forks_with_a_client == [0, 0]
 
 
 SLOW_WRITER = """
@@ -654,6 +990,7 @@ def test_a_dataset_of_any_kind_is_packed_and_read_back_by_workers(uri):
     batches = list(Loader(dataset, batch_size=10, num_workers=2))
     assert np.concatenate([batch[0] for batch in batches]).sum() == sum(range(50)) * 12
     assert dataset.labels.tolist() == [number % 3 for number in range(50)]
+    dataset.close()
 
 
 # Collections of somebody's own
@@ -815,7 +1152,45 @@ def test_documents_that_were_removed_or_hold_no_image_are_named(foreign, uri):
             store.get_many([7])
 
 
-@pytest.mark.parametrize("label", [None, 1.5, [1, 2], "hen"])
+def test_a_field_that_no_document_has_is_refused_on_opening_with_those_there_are(foreign, uri):
+    fields = r"'path' \(str\), .*'data' \(binary, 2,004 bytes\)"
+    for image_field in ("dta", "path"):
+        with pytest.raises(StoreError, match=rf"'{image_field}'.* as image_field.*{fields}"):
+            MongoDataset(uri, image_field=image_field)
+    with pytest.raises(StoreError, match=rf"a field 'lable'.* as label_field.*{fields}"):
+        MongoDataset(uri, image_field="data", label_field="lable")
+    with pytest.raises(StoreError, match=rf"that fits the query has an image .*'dta'.*{fields}"):
+        MongoDataset(uri, image_field="dta", query={"path": "3.jpg"})
+
+
+def test_a_query_is_advised_where_it_helps(foreign, uri):
+    bucket = gridfs.GridFSBucket(foreign.database)
+    file_id = bucket.upload_from_stream("gone", b"image")
+    foreign.update_one({"path": "3.jpg"}, {"$set": {"data": file_id}})
+    bucket.delete(file_id)
+    foreign.update_one({"path": "4.jpg"}, {"$unset": {"data": 1}})
+    foreign.update_one({"path": "5.jpg"}, {"$set": {"data": "/5.jpg"}})
+    with MongoStore(uri, image_field="data", key_field="path") as store:
+        with pytest.raises(StoreError, match=r"bucket 'fs'\)\.$"):
+            store.get(["3.jpg"])
+        for key in ("4.jpg", "5.jpg"):
+            with pytest.raises(StoreError, match="Leave such documents out with query=") as caught:
+                store.get([key])
+            query = eval(str(caught.value).partition("query=")[2].rstrip("."))
+            with MongoStore(uri, image_field="data", key_field="path", query=query) as rest:
+                assert key not in rest.keys
+                assert "6.jpg" in rest.keys
+
+
+@pytest.mark.parametrize("label", ["NaN", "Infinity", "1e30", str(2**70), "-1e999", "[1]", "null"])
+def test_labels_of_a_manifest_that_are_no_classes_are_named(foreign, uri, tmp_path, label):
+    manifest = tmp_path / "train.json"
+    manifest.write_text(f'{{"path_list": ["1.jpg", "2.jpg"], "label_list": [0, {label}]}}')
+    with pytest.raises(StoreError, match=r"the label of '2.jpg' in .* is "):
+        MongoDataset(uri, image_field="data", key_field="path", manifest=manifest)
+
+
+@pytest.mark.parametrize("label", [None, 1.5, [1, 2], "hen", float("nan"), float("inf"), -1e30])
 def test_a_label_of_another_kind_is_named(foreign, uri, label):
     foreign.update_one({"path": "8.jpg"}, {"$set": {"meta.number": label}})
     fields = {"image_field": "data", "label_field": "meta.number", "key_field": "path"}

@@ -61,9 +61,9 @@ class IndexBuilder:
             raise _repeated(
                 next(k for n, k in enumerate(keys) if k in self._known or k in keys[:n])
             )
+        checksums = [header_of(record.data, f"record {record.key!r}")[1] for record in records]
         self._known.update(keys)
-        for record in records:
-            _, checksum = header_of(record.data, f"record {record.key!r}")
+        for record, checksum in zip(records, checksums, strict=True):
             self.checksums.append(checksum)
             link = struct.pack("<QQ", self._digest, checksum)
             self._digest = xxhash.xxh3_64_intdigest(link)

@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Final, Self
 from urllib.parse import unquote, unquote_plus
@@ -14,7 +15,7 @@ from pymongo.uri_parser import split_options
 from penstock.errors import ConfigError
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping
+    from collections.abc import Iterable, Iterator
 
 __all__ = ["MongoAddress"]
 
@@ -23,7 +24,21 @@ _URI: Final = re.compile(r"(mongodb(?:\+srv)?://)([^/]*)/([^?]*)(?:\?(.*))?", re
 _ESCAPED: Final = r"(?:[^:@/?#\[\]%\s]|%[0-9A-Fa-f]{2})"
 _USER: Final = re.compile(rf"{_ESCAPED}*(?::{_ESCAPED}*)?")
 _HOST: Final = re.compile(r"(?:\[[0-9A-Fa-f:.]+\]|[A-Za-z0-9._%-]+)(?::\d{1,5})?")
-_SECRET_OPTION: Final = re.compile("user|passw|propert|token|secret", re.IGNORECASE)
+_USER_OF_A_URI: Final = re.compile(r"(//)[^/@\s]*@")
+_SECRET_OPTION: Final = re.compile("passw|propert|token|secret", re.IGNORECASE)
+_LEAST_SECRET: Final = 3  # characters; shorter ones are parts of any text
+_ARGUMENTS: Final = frozenset(
+    [
+        "image_field",
+        "label_field",
+        "key_field",
+        "query",
+        "manifest",
+        "verify",
+        "retry_s",
+        "client_options",
+    ]
+)
 
 
 @dataclass(frozen=True)
@@ -36,7 +51,7 @@ class MongoAddress:
         database: Name of the database.
         collection: Name of the collection.
         uri: What a client connects with. Never to be shown.
-        secrets: User, password and secret options, as given and unescaped. Never to be shown.
+        secrets: Password and secret options, as given and unescaped. Never to be shown.
         option_names: Of the URI, in lower case.
 
     Example:
@@ -85,7 +100,7 @@ class MongoAddress:
             database,
             collection,
             f"{scheme}{user}{at}{hosts}/{plain_path}",
-            frozenset(_secrets(user.split(":"), options)),
+            frozenset(_secrets(user.partition(":")[2], options)),
             frozenset(map(str.lower, options)),
         )
 
@@ -95,12 +110,13 @@ class MongoAddress:
 
     def scrubbed(self, text: str, options: Mapping[str, object] | None = None) -> str:
         """Return what the driver says, without the secrets of the address or of client options."""
-        given = {name: str(value) for name, value in (options or {}).items()}
-        secrets = self.secrets | set(_secrets([], given))
+        text = _USER_OF_A_URI.sub(r"\1***@", text)
+        secrets = self.secrets | set(_secrets("", options or {}))
         for secret in sorted(secrets, key=len, reverse=True):
-            # Short ones as words alone: a user called `a` is no reason to black out every a.
-            edge = r"\b" if len(secret) < 4 and secret.isalnum() else ""
-            text = re.sub(f"{edge}{re.escape(secret)}{edge}", "***", text)
+            # A user's name may be any word, as short as it likes: it is shown where the driver
+            # or the server names it.
+            if len(secret) >= _LEAST_SECRET:
+                text = text.replace(secret, "***")
         return text
 
     def __str__(self) -> str:
@@ -113,6 +129,11 @@ def _options(query: str) -> dict[str, str]:
     parts = [part for part in re.split("[&;]", query) if part]
     for part in parts:
         name = part.partition("=")[0]
+        if name.lower() in _ARGUMENTS:
+            raise ConfigError(
+                f"the options of a MongoDB address are the driver's. {name} is an argument: "
+                f"MongoDataset(address, {name.lower()}=...), or open_store likewise."
+            )
         if not _is_known(part):
             shown = repr(name) if re.fullmatch("[A-Za-z]{1,40}", name) and "=" in part else "one"
             raise ConfigError(
@@ -130,7 +151,16 @@ def _is_known(part: str) -> bool:
     return True
 
 
-def _secrets(user_and_password: list[str], options: Mapping[str, str]) -> Iterator[str]:
+def _secrets(password: str, options: Mapping[str, object]) -> Iterator[str]:
     hidden = [value for name, value in options.items() if _SECRET_OPTION.search(name)]
-    for text in filter(None, user_and_password + hidden):
+    for text in filter(None, (password, *_texts(hidden))):
         yield from {text, unquote(text), unquote_plus(text)}
+
+
+def _texts(values: Iterable[object]) -> Iterator[str]:
+    """Yield values and, of properties such as NAME:VALUE,NAME:VALUE, those of each."""
+    for value in values:
+        if isinstance(value, Mapping):
+            yield from map(str, value.values())
+        else:
+            yield from {str(value), *(part.partition(":")[2] for part in str(value).split(","))}

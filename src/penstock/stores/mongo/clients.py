@@ -1,12 +1,14 @@
 # SPDX-License-Identifier: Apache-2.0
-"""MongoDB clients: one for each process and set of options, and reads that outlast a restart.
+"""MongoDB clients: one for each process and set of options.
 
 Guarantees
     A client is made at first use, and closed when the last of its users has let go and nothing is
     under way. Stores of one database and the same options share it.
     It never crosses a fork: a child forgets what it inherited, without closing it, as its sockets
     are the parent's; and makes its own. It is never pickled.
-    No error has a user, a password or an option of the URI in it, nor a cause that does.
+    Letting go never waits for a lock. The garbage collector may let go of a store at any moment,
+    also while this thread has the lock, or pymongo one of its own: it only leaves a note, and the
+    next that takes a client or lets go of one reads it. What is left is closed at exit.
 
 A client of ours has at most 2 connections for reading and one that watches the server; whoever
 needs more says so (`maxPoolSize`). Compression is left to the user: image files do not shrink.
@@ -17,188 +19,126 @@ Reference:
 
 from __future__ import annotations
 
+import atexit
+import collections
 import contextlib
 import os
-import random
 import threading
-import time
-import weakref
-from typing import TYPE_CHECKING, Any, Final, TypeVar
+from typing import TYPE_CHECKING, Any, Final
 
 from pymongo import MongoClient
-from pymongo.errors import (
-    ConnectionFailure,
-    CursorNotFound,
-    OperationFailure,
-    PyMongoError,
-)
+from pymongo.errors import PyMongoError
 
-from penstock.errors import ConfigError, StoreError
+from penstock.errors import ConfigError, StoreError, StoreUnreachable
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Mapping
-
-    from pymongo.database import Database
+    from collections.abc import Iterator, Mapping
 
     from penstock.stores.mongo.address import MongoAddress
 
-__all__ = ["MongoConnection"]
-
-T = TypeVar("T")
+__all__ = ["SharedClient", "acquire", "is_name_failure"]
 
 _POOL_SIZE: Final = 2  # a worker has one thread that reads; the second is for a user's own
-_SELECTION_S: Final = 5.0  # per try; a server that restarts is back within a few
-_FIRST_PAUSE_S: Final = 0.1
-_LONGEST_PAUSE_S: Final = 5.0
-_WRONG_CREDENTIALS: Final = 18
-_NOT_ALLOWED: Final = 13
-_NO_SPACE: Final = 14031
-_COLLECTION_REPLACED: Final = 175  # while it was read
-_HINTS: Final = {
-    _WRONG_CREDENTIALS: "Check user and password, and the database that the user belongs to: one "
-    "of `admin` needs the option authSource=admin.",
-    _NOT_ALLOWED: "The user needs the role `read` on the database to read, `readWrite` to pack.",
-    _NO_SPACE: "The server's disk is full. What was packed so far is kept: make room, and go on "
-    "with --resume.",
-}
-# Jitter, so that workers do not all come back at once. Not the global generator: drawing from it
-# would change a user's random numbers whenever a server restarts.
-_jitter: Final = random.SystemRandom()
+# Per try. The client goes on connecting between tries, so that a slow one is in time for a later.
+_SELECTION_S: Final = 2.0
 
 
-class MongoConnection:
-    """What one store uses of this process's client.
+class SharedClient:
+    """One client and its users.
 
     Attributes:
-        pid: The process that may use it.
-        close: Lets go of the client. May be called again, from any process.
+        has_answered: Whether the server ever did, through this client.
+        selection_s: Seconds for which one try waits for a server.
     """
 
     def __init__(
-        self, address: MongoAddress, client_options: Mapping[str, Any], retry_s: float
+        self, state: _State, uri: str, options: Mapping[str, Any], client: MongoClient[Any]
     ) -> None:
-        """Take part in a client; nothing is sent yet.
-
-        Raises:
-            ConfigError: an option does not fit.
-        """
-        self.pid = os.getpid()
-        self._address = address
-        self._options = client_options
-        self._retry_s = retry_s
-        self._shared = _acquire(address, client_options, retry_s)
-        self.close = weakref.finalize(self, _release_in, self.pid, self._shared)
-
-    @property
-    def is_usable(self) -> bool:
-        """Whether it is this process's, and has neither been closed nor failed."""
-        return self.pid == os.getpid() and self.close.alive
-
-    def run(
-        self, doing: str, action: Callable[[Database[Any]], T], retry_s: float | None = None
-    ) -> T:
-        """Return what `action` returns; it is called again for as long as the server is away.
-
-        Args:
-            doing: What errors say could not be done: "read", "write".
-            action: Called with the database. It must do no harm if it is called again after it was
-                carried out.
-            retry_s: Instead of the connection's own, where that is longer.
-
-        Raises:
-            StoreError: the server stayed away for `retry_s`, or refuses. The connection is closed.
-        """
-        limit_s = self._retry_s if retry_s is None else min(retry_s, self._retry_s)
-        deadline_s = time.monotonic() + limit_s
-        pause_s = _FIRST_PAUSE_S
-        while True:
-            # Errors are raised outside of the handlers: none carries the driver's as its context.
-            try:
-                with self._shared.in_use() as client:
-                    return action(client[self._address.database])
-            except (ConnectionFailure, CursorNotFound) as error:
-                said = self._said(error)
-            except OperationFailure as error:
-                if error.code != _COLLECTION_REPLACED:
-                    refusal: StoreError = self._refused(doing, error)
-                    break
-                said = self._said(error)
-            except PyMongoError as error:
-                refusal = StoreError(f"cannot {doing} {self._address}: {self._said(error)}.")
-                break
-            wait_s = pause_s * _jitter.uniform(0.5, 1.0)
-            if time.monotonic() + wait_s + self._shared.selection_s > deadline_s:
-                refusal = self._away(doing, said, limit_s)
-                break
-            time.sleep(wait_s)
-            pause_s = min(2 * pause_s, _LONGEST_PAUSE_S)
-        # The driver keeps its last error, whose traceback has our frames, and through them the
-        # store: left to the garbage collector, the client would never be closed.
-        self.close()
-        raise refusal
-
-    def _said(self, error: PyMongoError) -> str:
-        text = str(error) or type(error).__name__
-        return self._address.scrubbed(text, self._options).partition(", Timeout:")[0].rstrip(".")
-
-    def _refused(self, doing: str, error: OperationFailure) -> StoreError:
-        details = error.details or {}
-        # A bulk write's details hold the documents themselves: only what the server said is shown.
-        failed = details.get("writeErrors") or details.get("writeConcernErrors") or [details]
-        first = failed[0]
-        said = self._address.scrubbed(str(first.get("errmsg") or "it refuses"), self._options)
-        code = first.get("code", error.code)
-        hint = _HINTS.get(code, "") if isinstance(code, int) else ""
-        return StoreError(
-            f"cannot {doing} {self._address}: the server says: {said.rstrip('.')} (code {code}). "
-            f"{hint}".rstrip()
-        )
-
-    def _away(self, doing: str, said: str, limit_s: float) -> StoreError:
-        return StoreError(
-            f"cannot {doing} {self._address}: no answer from {self._address.hosts} for "
-            f"{limit_s:g} s ({said}). Is mongod running there, can this machine reach it, "
-            "and do both use TLS or neither? A larger `retry_s` waits longer."
-        )
-
-
-class _SharedClient:
-    """One client and its users."""
-
-    def __init__(self, uri: str, options: Mapping[str, Any], client: MongoClient[Any]) -> None:
+        """Keep a client that nobody uses yet."""
         self.uri = uri
         self.options = options
         self.client = client
         self.num_users = 0
+        self.has_answered = False
         self.selection_s = float(client.options.server_selection_timeout)
+        self._state = state
 
     @contextlib.contextmanager
     def in_use(self) -> Iterator[MongoClient[Any]]:
-        with _state.lock:
-            if self.num_users == 0:
-                raise StoreError("a MongoDB store was closed by another thread while it was used.")
-            self.num_users += 1
+        """Return the client, which is not closed before the block is left.
+
+        Raises:
+            StoreError: it is closed already.
+        """
+        with self._state.locked():
+            is_open = self.num_users > 0
+            self.num_users += is_open
+        if not is_open:
+            raise StoreError("a MongoDB store was closed by another thread while it was used.")
         try:
             yield self.client
         finally:
             self.release()
 
     def release(self) -> None:
-        with _state.lock:
-            self.num_users -= 1
-            if self.num_users:
-                return
-            _state.clients.remove(self)
-        self.client.close()  # asks the server: not under the lock
+        """Count one user less; with the last one the client is closed."""
+        self.abandon()
+        self._state.settle()
+
+    def abandon(self) -> None:
+        """Count one user less, some time later: for the garbage collector to call."""
+        self._state.let_go.append(self)
 
 
 class _State:
     """What this process has."""
 
     def __init__(self) -> None:
-        self.lock = threading.Lock()
-        self.clients: list[_SharedClient] = []
+        self.clients: list[SharedClient] = []
+        self.let_go: collections.deque[SharedClient] = collections.deque()  # once for each user
         self.inherited: _State | None = None
+        self._lock = threading.Lock()
+
+    @contextlib.contextmanager
+    def locked(self) -> Iterator[None]:
+        """Hold the lock; nothing in the block may wait, or do more than count."""
+        with self._lock:
+            yield
+        self.settle()  # what could not be, as the lock was held
+
+    def settle(self) -> None:
+        """Count who let go, and close what nobody uses. Whoever has the lock does so after it."""
+        while self.let_go and self._lock.acquire(blocking=False):
+            try:
+                unused = self._count()
+            finally:
+                self._lock.release()
+            for shared in unused:
+                shared.client.close()  # asks the server: not under the lock
+
+    def _count(self) -> list[SharedClient]:
+        unused = []
+        while self.let_go:
+            shared = self.let_go.popleft()
+            shared.num_users -= 1
+            if shared.num_users == 0:
+                self.clients.remove(shared)
+                unused.append(shared)
+        return unused
+
+    def joined(self, made: SharedClient | None, uri: str, options: object) -> SharedClient | None:
+        """Return the client of this URI and these options, with one user more; or add `made`."""
+        with self.locked():
+            for shared in self.clients:
+                if shared.uri == uri and shared.options == options:
+                    break
+            else:
+                if made is None:
+                    return None
+                shared = made
+                self.clients.append(shared)
+            shared.num_users += 1
+            return shared
 
 
 _state = _State()
@@ -206,25 +146,38 @@ _state = _State()
 
 def _after_fork() -> None:
     global _state
-    parents, _state = _state, _State()
+    parents, _state = _state, _State()  # with a lock of its own: a thread may have held that one
     # Kept, not dropped: a client that is garbage warns of not having been closed.
     _state.inherited = parents
 
 
+def _close_all() -> None:
+    for shared in tuple(_state.clients):
+        shared.client.close()
+
+
 os.register_at_fork(after_in_child=_after_fork)
+atexit.register(_close_all)
 
 
-def _acquire(address: MongoAddress, options: Mapping[str, Any], retry_s: float) -> _SharedClient:
+def acquire(address: MongoAddress, options: Mapping[str, Any], retry_s: float) -> SharedClient:
+    """Return this process's client for an address, which has one user more: `release` it.
+
+    Raises:
+        ConfigError: an option does not fit.
+        StoreUnreachable: the name of a `mongodb+srv://` address cannot be looked up.
+    """
+    state = _state
     wanted = {**_defaults(address, options, retry_s), **options}
-    with _state.lock:
-        for shared in _state.clients:
-            if shared.uri == address.uri and shared.options == wanted:
-                break
-        else:
-            shared = _SharedClient(address.uri, wanted, _new_client(address, wanted))
-            _state.clients.append(shared)
-        shared.num_users += 1
-        return shared
+    shared = state.joined(None, address.uri, wanted)
+    if shared is None:
+        # Not under the lock: it makes thousands of objects, and may look up names.
+        made = SharedClient(state, address.uri, wanted, _new_client(address, wanted))
+        shared = state.joined(made, address.uri, wanted)
+        assert shared is not None
+        if shared is not made:  # another thread's was there first
+            made.client.close()
+    return shared
 
 
 def _defaults(
@@ -243,13 +196,17 @@ def _defaults(
 
 
 def _new_client(address: MongoAddress, options: Mapping[str, Any]) -> MongoClient[Any]:
+    # Raised outside of the handler: with the driver's error as its context it would show secrets.
     try:
         return MongoClient(address.uri, **options)
     except (PyMongoError, TypeError, ValueError, OSError) as error:
-        said = address.scrubbed(str(error), options)
-    raise ConfigError(f"the options for {address} do not fit: {said.rstrip('.')}.")
+        said = address.scrubbed(str(error), options).rstrip(".")
+        is_away = is_name_failure(error)
+    if is_away:
+        raise StoreUnreachable(f"cannot look up {address}: {said}.")
+    raise ConfigError(f"the options for {address} do not fit: {said}.")
 
 
-def _release_in(pid: int, shared: _SharedClient) -> None:
-    if pid == os.getpid():
-        shared.release()
+def is_name_failure(error: BaseException) -> bool:
+    """Return whether a `mongodb+srv://` name was not found: pymongo calls that a wrong option."""
+    return type(error.__cause__).__module__.partition(".")[0] == "dns"

@@ -31,17 +31,18 @@ def read_files(
     """
     asked = {"$in": list(dict.fromkeys(ids))}
     found = database[f"{bucket}.files"].find({"_id": asked}, {"length": 1})
-    lengths = {file["_id"]: file["length"] for file in found}
+    lengths = {file["_id"]: file.get("length") for file in found}
     parts: dict[ObjectId, list[bytes]] = defaultdict(list)
     order = [("files_id", 1), ("n", 1)]
     for chunk in database[f"{bucket}.chunks"].find({"files_id": asked}, sort=order):
-        parts[chunk["files_id"]].append(chunk["data"])
+        data = chunk.get("data")
+        parts[chunk["files_id"]].append(data if isinstance(data, bytes) else b"")
     files = {file_id: b"".join(parts[file_id]) for file_id in lengths}
     for file_id, data in files.items():
         if len(data) != lengths[file_id]:
             raise StoreError(
                 f"the GridFS file {file_id} in {database.name}.{bucket} lacks a part: it has "
-                f"{len(data):,} of {lengths[file_id]:,} bytes. Restore it from a copy."
+                f"{len(data):,} of {lengths[file_id]!r:.40} bytes. Restore it from a copy."
             )
     return files
 
@@ -56,9 +57,8 @@ def write_file(
     files.upload_from_stream_with_id(file_id, key, data, metadata={"pack": pack})
 
 
-def remove_other_files(
-    database: Database[Any], bucket: str, keep: Iterable[ObjectId], pack: ObjectId
-) -> None:
+def remove_other_files(database: Database[Any], bucket: str, keep: Iterable[ObjectId]) -> None:
     """Remove what earlier packs, and interrupted ones, left in a bucket of ours."""
-    database[f"{bucket}.files"].delete_many({"metadata.pack": {"$ne": pack}})
-    database[f"{bucket}.chunks"].delete_many({"files_id": {"$nin": list(keep)}})
+    kept = list(keep)
+    database[f"{bucket}.files"].delete_many({"_id": {"$nin": kept}})
+    database[f"{bucket}.chunks"].delete_many({"files_id": {"$nin": kept}})

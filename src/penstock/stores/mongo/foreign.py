@@ -27,11 +27,13 @@ if TYPE_CHECKING:
     from pymongo.database import Database
 
     from penstock.stores.mongo.address import MongoAddress
-    from penstock.stores.mongo.clients import MongoConnection
+    from penstock.stores.mongo.connection import MongoConnection
 
 __all__ = ["ForeignLayout", "MongoFields"]
 
 _BUCKET: Final = "fs"  # where drivers put GridFS files unless told otherwise
+_IMAGES: Final = {"$type": ["binData", "objectId"]}  # a file, or the id of one in GridFS
+_LABELS: Final = range(-(2**63), 2**63)
 
 
 @dataclass(frozen=True)
@@ -79,13 +81,14 @@ class ForeignLayout:
         """Read ids, keys and labels by one query, in the order of `_id`; never an image.
 
         Raises:
-            StoreError: no field of images is named, a key comes twice, a label is neither an
-                integer nor a name, or the manifest does not fit.
+            StoreError: no field of images is named, or one that no document has; a key comes
+                twice, a label is neither an integer nor a name, or the manifest does not fit.
         """
         image_field = fields.image
         if image_field is None:
             raise connection.run("read", lambda database: _fields_to_name(database, address))
         found = connection.run("read", lambda database: _snapshot(database, address, fields))
+        connection.run("read", lambda database: _check_fields(database, address, fields, found))
         if fields.manifest is not None:
             found = _as_listed(found, fields.manifest, address)
         labels, class_names = _numbered(found, address)
@@ -124,16 +127,16 @@ class ForeignLayout:
         """
         if isinstance(value, bytes):
             return bytes(value)  # not bson.Binary, which other kinds of binaries come as
+        field, advice = self._image_field, ""
         if isinstance(value, ObjectId):
             problem = f"names the GridFS file {value}, which is not there (bucket {_BUCKET!r})"
         elif value is None:
-            problem = "has no such field"
+            problem, advice = "has no such field", "{'$ne': None}"
         else:
-            problem = f"has a {type(value).__name__} there"
-        raise StoreError(
-            f"{name} has no image in {self._image_field!r}: its document {problem}. Leave such "
-            f"documents out with query={{'{self._image_field}': {{'$type': 'binData'}}}}."
-        )
+            problem, advice = f"has a {type(value).__name__} there", f"{_IMAGES}"
+        if advice:
+            advice = f" Leave such documents out with query={{{field!r}: {advice}}}."
+        raise StoreError(f"{name} has no image in {field!r}: its document {problem}.{advice}")
 
 
 class _Snapshot(NamedTuple):
@@ -162,6 +165,28 @@ def _snapshot(database: Database[Any], address: MongoAddress, fields: MongoField
     if not found.ids:
         raise _nothing(address, fields)
     return found
+
+
+def _check_fields(
+    database: Database[Any], address: MongoAddress, fields: MongoFields, found: _Snapshot
+) -> None:
+    """Refuse fields that no document has: names with a typing mistake in them.
+
+    Raises:
+        StoreError: with the fields that there are.
+    """
+    collection, chosen = database[address.collection], dict(fields.query or {})
+    lacking = None
+    if collection.find_one({"$and": [chosen, {fields.image: _IMAGES}]}, {"_id": 1}) is None:
+        lacking = f"an image or the id of a GridFS file in {fields.image!r}", "image_field"
+    elif found.labels is not None and all(label is None for label in found.labels):
+        lacking = f"a field {fields.label!r}", "label_field"
+    if lacking is not None:
+        whose = "that fits the query " if chosen else ""
+        raise StoreError(
+            f"no document of {address} {whose}has {lacking[0]}, which was named as {lacking[1]}. "
+            f"The first one has {_fields_of(collection.find_one(chosen) or {})}."
+        )
 
 
 def _nothing(address: MongoAddress, fields: MongoFields) -> StoreError:
@@ -227,13 +252,19 @@ def _numbered(
         names, numbers = np.unique(np.array(labels, np.object_), return_inverse=True)
         return numbers.astype(np.int64), tuple(names.tolist())
     for label, key in zip(labels, found.keys, strict=True):
-        # The mongo shell stores numbers as floating-point ones.
-        if not isinstance(label, (int, float)) or label != int(label):
+        if not _is_class(label):
             raise StoreError(
-                f"the label of {key!r} in {address} is {label!r:.80}. All labels are integers, or "
-                "all are names of classes."
+                f"the label of {key!r} in {address} is {label!r:.80}. All labels are integers of "
+                "64 bits, or all are names of classes."
             )
-    return np.array(labels, np.int64), ()
+    return np.array([int(label) for label in labels], np.int64), ()
+
+
+def _is_class(label: object) -> bool:
+    # The mongo shell stores numbers as floating-point ones.
+    if isinstance(label, float):
+        return label.is_integer() and int(label) in _LABELS
+    return isinstance(label, int) and label in _LABELS
 
 
 def _fingerprint(keys: list[str], labels: NDArray[np.int64] | None, ids: _Ids) -> str:
@@ -287,13 +318,17 @@ def _fields_to_name(database: Database[Any], address: MongoAddress) -> StoreErro
         return StoreError(
             f"{address} is not there, or is empty. `penstock pack SRC {address}` makes it."
         )
-    fields = ", ".join(f"{name!r} ({_described(value)})" for name, value in first.items())
     images = [name for name, value in first.items() if isinstance(value, bytes)]
     return StoreError(
         f"{address} was not packed by Penstock, so say which fields are what: "
         f"image_field={images[0] if images else 'NAME'!r}, and label_field=, if there are labels. "
-        f"Its first document has {fields:.1000}."
+        f"Its first document has {_fields_of(first)}."
     )
+
+
+def _fields_of(document: Mapping[str, Any]) -> str:
+    text = ", ".join(f"{name!r} ({_described(value)})" for name, value in document.items())
+    return f"{text:.1000}"
 
 
 def _described(value: object) -> str:

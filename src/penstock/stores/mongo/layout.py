@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 import bson
 import numpy as np
+from bson import ObjectId
 
 from penstock.errors import StoreError
 from penstock.stores.index import Index
@@ -31,7 +32,7 @@ if TYPE_CHECKING:
     from pymongo.database import Database
 
     from penstock.stores.mongo.address import MongoAddress
-    from penstock.stores.mongo.clients import MongoConnection
+    from penstock.stores.mongo.connection import MongoConnection
 
 __all__ = [
     "LAYOUT_VERSION",
@@ -53,6 +54,7 @@ PACK_ID: Final = "penstock.pack"
 LOCKS: Final = "penstock.locks"  # the collection of the locks of writers
 _TRIES: Final = 5
 _FIELDS: Final = {"record": 1, "file": 1, "fingerprint": 1}
+_MOST_PARTS: Final = 100_000  # of the index: 800 GB
 
 
 def index_id(part: int) -> str:
@@ -116,22 +118,37 @@ class PackedLayout:
         Raises:
             StoreError: it is damaged.
         """
-        name = f"the index of {self._address}"
         for _ in range(_TRIES):
-            ids: list[Any] = [index_id(part) for part in range(int(summary["num_index_parts"]))]
+            ids: list[Any] = [index_id(part) for part in range(_num_parts(summary, self._address))]
             parts = connection.run("read", functools.partial(self._index_parts, ids))
             if len(parts) == len(ids):
-                data = b"".join(parts[part]["data"] for part in ids)
-                index = Index.from_tree(decode_record(data, name).sample, name)
-                if index.fingerprint == summary["fingerprint"]:
+                index = self._index([parts[part].get("data") for part in ids])
+                if index.fingerprint == summary.get("fingerprint"):
+                    self._check_count(index, summary)
                     return index
             # Was the collection replaced between our two queries?
             found = connection.run("read", lambda database: find_summary(database, self._address))
             summary = found or summary
         raise StoreError(
-            f"{name} lacks a part, or is not the one that its summary speaks of. Pack it anew, or "
-            "restore it from a copy."
+            f"the index of {self._address} lacks a part, or is not the one that its summary speaks "
+            "of. Pack it anew, or restore it from a copy."
         )
+
+    def _index(self, parts: list[Any]) -> Index:
+        if not all(isinstance(part, bytes) for part in parts):
+            raise StoreError(
+                f"the index of {self._address} is damaged: its parts are not binary. Pack it anew, "
+                "or restore it from a copy."
+            )
+        tree = decode_record(b"".join(parts), f"the index of {self._address}").sample
+        return Index.from_tree(tree, str(self._address))
+
+    def _check_count(self, index: Index, summary: Mapping[str, Any]) -> None:
+        if summary.get("count") != len(index):
+            raise StoreError(
+                f"{self._address} is damaged: its summary speaks of {summary.get('count')!r:.40} "
+                f"records, its index of {len(index):,}. Pack it anew, or restore it from a copy."
+            )
 
     def _index_parts(self, ids: list[Any], database: Database[Any]) -> dict[Any, dict[str, Any]]:
         return by_id(database[self._address.collection], ids, {"data": 1})
@@ -150,8 +167,10 @@ class PackedLayout:
         def read(database: Database[Any]) -> dict[int, bytes]:
             found = by_id(database[self._address.collection], ids, _FIELDS)
             self._check_same(found.pop(SUMMARY_ID, {}), index)
-            files = {p: d["file"] for p, d in found.items() if "file" in d}
-            values = {p: d["record"] for p, d in found.items() if "record" in d}
+            files = {p: d["file"] for p, d in found.items() if isinstance(d.get("file"), ObjectId)}
+            values = {
+                p: d["record"] for p, d in found.items() if isinstance(d.get("record"), bytes)
+            }
             if files:
                 bucket = bucket_of(self._address.collection)
                 contents = read_files(database, bucket, list(files.values()))
@@ -169,3 +188,13 @@ class PackedLayout:
                 f"{index.fingerprint}, now {now}. It was packed anew while it was in use; make "
                 "the dataset again."
             )
+
+
+def _num_parts(summary: Mapping[str, Any], address: MongoAddress) -> int:
+    found = summary.get("num_index_parts")
+    if not isinstance(found, int) or not 0 < found <= _MOST_PARTS:
+        raise StoreError(
+            f"the summary of {address} is damaged: it speaks of {found!r:.40} parts of the index. "
+            "Pack it anew, or restore it from a copy."
+        )
+    return found

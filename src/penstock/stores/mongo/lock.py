@@ -8,7 +8,7 @@ import os
 import socket
 import warnings
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any
 
 from bson import ObjectId
 from pymongo.errors import DuplicateKeyError
@@ -22,11 +22,10 @@ if TYPE_CHECKING:
     from pymongo.database import Database
 
     from penstock.stores.mongo.address import MongoAddress
-    from penstock.stores.mongo.clients import MongoConnection
+    from penstock.stores.mongo.connection import MongoConnection
 
 __all__ = ["MongoLock"]
 
-_RELEASE_S: Final = 10.0  # the error that ends a writer may be that the server is away
 _held_here: set[ObjectId] = set()
 
 
@@ -86,14 +85,20 @@ class MongoLock:
             f'db.getCollection("{LOCKS}").deleteOne({{_id: "{self._address.collection}"}})'
         )
 
-    def release(self, connection: MongoConnection) -> None:
-        """Give it back. May be called again."""
+    def release(self, connection: MongoConnection, retry_s: float) -> None:
+        """Give it back. May be called again.
+
+        Args:
+            connection: To the server.
+            retry_s: Seconds for which a server that is away is waited for; then it stays, and a
+                warning says so.
+        """
         if self._token not in _held_here:
             return
         _held_here.discard(self._token)
         mine = {"_id": self._address.collection, "token": self._token}
         try:
-            connection.run("write", lambda database: database[LOCKS].delete_one(mine), _RELEASE_S)
+            connection.run("write", lambda database: database[LOCKS].delete_one(mine), retry_s)
         except StoreError as error:
             warnings.warn(
                 f"the lock on {self._address} stays: {error} The next writer on this host takes "

@@ -1,17 +1,19 @@
 # SPDX-License-Identifier: Apache-2.0
 """Writing a store to a MongoDB collection, beside its place until it is complete.
 
-    COLLECTION.partial      grows by some 16 MB at a time, in the server's journal before the next
+    COLLECTION.partial      grows by some 16 MB or 10 s at a time, each in the server's journal
     COLLECTION              the old collection, or none, until the finished one takes its name
 
 A kill at any moment leaves COLLECTION as it was; a writer that resumes goes on behind the last
-record of the partial one. A record's `_id` is its position: an insert whose answer was lost can be
-sent again without doubling anything.
+record of the partial one. A writer that is closed before it finished inserts what waits. A record's
+`_id` is its position: an insert whose answer was lost can be sent again without doubling anything.
 """
 
 from __future__ import annotations
 
+import contextlib
 import functools
+import time
 from typing import TYPE_CHECKING, Any, Final
 
 from bson import ObjectId
@@ -22,13 +24,15 @@ from pymongo.write_concern import WriteConcern
 from penstock.errors import StoreError
 from penstock.stores.index_builder import IndexBuilder
 from penstock.stores.mongo.address import MongoAddress
-from penstock.stores.mongo.clients import MongoConnection
+from penstock.stores.mongo.connection import MongoConnection
 from penstock.stores.mongo.files import read_files, remove_other_files, write_file
 from penstock.stores.mongo.layout import (
     LAYOUT_VERSION,
     PACK_ID,
     SUMMARY_ID,
+    PackedLayout,
     bucket_of,
+    find_summary,
     index_id,
     partial_of,
 )
@@ -41,9 +45,13 @@ if TYPE_CHECKING:
     from pymongo.collection import Collection
     from pymongo.database import Database
 
+    from penstock.stores.index import Index
+
 __all__ = ["MongoWriter"]
 
 _MESSAGE_BYTES: Final = 16_000_000  # MongoDB takes 48 MB at a time; what is lost is sent again
+_MESSAGE_S: Final = 10.0  # of work to lose in a kill
+_CLOSE_S: Final = 10.0  # a Ctrl-C may come because the server is away
 _FILE_BYTES: Final = 15_000_000  # from here on a record is a file: a document has at most 16 MiB
 _INDEX_PART_BYTES: Final = 8_000_000
 _DUPLICATE_KEY: Final = 11000
@@ -66,6 +74,7 @@ class MongoWriter:
         client_options: Mapping[str, Any] | None = None,
         retry_s: float = 60.0,
         message_bytes: int = _MESSAGE_BYTES,
+        message_s: float = _MESSAGE_S,
     ) -> None:
         """Begin a store, or go on with one.
 
@@ -76,12 +85,15 @@ class MongoWriter:
             what: Says what is being packed, and how; a resumed writer has to be given the same.
             resume: Whether to go on with what an interrupted writer left, if it left anything.
             client_options: For `pymongo.MongoClient`.
-            retry_s: Seconds for which a write waits for a server that is away.
+            retry_s: Seconds for which a write waits for a server that went away; one that has never
+                answered is waited for 5 s at most.
             message_bytes: Size from which records are sent.
+            message_s: Seconds after which they are sent, however small they are.
 
         Raises:
             StoreError: another writer is at it, what it left is of another source, or the
                 collection is one that Penstock did not make.
+            StoreUnreachable: the server does not answer.
             ConfigError: the URI or an option is wrong.
         """
         self._address = MongoAddress.parse(uri)
@@ -90,13 +102,19 @@ class MongoWriter:
         self._facts = tuple(class_names), dict(metadata or {})
         self._what = what
         self._message_bytes = message_bytes
+        self._message_s = message_s
         self._pack = ObjectId()
         self._files: list[ObjectId] = []
         self._built = IndexBuilder()
+        self._finished: Index | None = None
+        self._num_inserted = 0
         self._waiting: list[EncodedRecord] = []
         self._waiting_bytes = 0
+        self._insertion: _Insertion | None = None  # of what waits: one was begun, and broke off
+        self._waiting_since_s = 0.0
         self._open: MongoConnection | None = None
         self._lock: MongoLock | None = None
+        self._has_failed = False
         try:
             self._lock = MongoLock(self._connection(), self._address)
             self._begin(resume=resume)
@@ -109,9 +127,12 @@ class MongoWriter:
         run = self._connection().run
         run("write", self._check_destination)
         pack = run("write", lambda database: self._partial(database).find_one({"_id": PACK_ID}))
+        self._finished = self._complete() if resume and pack is None else None
+        if self._finished is not None:
+            return
         if not resume or pack is None:
             run("write", self._start_anew)
-        elif pack.get("what") != self._what or pack.get("version") != LAYOUT_VERSION:
+        elif not self._is_same(pack):
             raise StoreError(
                 f"{self._partial_name} holds a part of something else: it was packed from another "
                 "source or with other options. Give the same ones again, or pack without --resume."
@@ -119,6 +140,22 @@ class MongoWriter:
         else:
             self._pack = pack["pack"]
             self._take_over()
+
+    def _is_same(self, pack: Mapping[str, Any]) -> bool:
+        """Return whether a collection was packed from the same source, in this layout."""
+        known = isinstance(pack.get("pack"), ObjectId) and pack.get("version") == LAYOUT_VERSION
+        return known and pack.get("what") == self._what
+
+    def _complete(self) -> Index | None:
+        """Return the index of the collection in place, if it is the one that is to be packed."""
+        run, target = self._connection().run, self._address.collection
+        pack = run("read", lambda database: database[target].find_one({"_id": PACK_ID}))
+        if pack is None or not self._is_same(pack):
+            return None
+        summary = run("read", lambda database: find_summary(database, self._address))
+        if summary is None:
+            return None
+        return PackedLayout(self._address).load(self._connection(), summary)
 
     def _check_destination(self, database: Database[Any]) -> None:
         """Refuse to drop what is somebody else's."""
@@ -144,10 +181,11 @@ class MongoWriter:
         run("write", lambda database: self._partial(database).delete_many(index))
         while records := run("read", self._next_written):
             self._built.add(records)
+            self._num_inserted += len(records)
 
     def _next_written(self, database: Database[Any]) -> list[EncodedRecord]:
         """Return some of the records behind those taken over."""
-        first = len(self._built)
+        first = self._num_inserted
         there = self._partial(database)
         found = there.find({"_id": {"$gte": first}}, sort=[("_id", 1)], limit=16)
         records = []
@@ -156,17 +194,17 @@ class MongoWriter:
             if document["_id"] != position:
                 raise StoreError(f"{name} follows on {position - 1}. Pack without --resume.")
             data = document.get("record")
-            if data is None:
+            if not isinstance(data, bytes):
                 data = self._file(database, document.get("file"), name)
             record = decode_record(data, name, copy=False)
             pair = is_pair(record.sample, record.label)
             records.append(EncodedRecord(record.key, record.label, data, pair))
         return records
 
-    def _file(self, database: Database[Any], file_id: ObjectId | None, name: str) -> bytes:
-        wanted = [] if file_id is None else [file_id]
+    def _file(self, database: Database[Any], file_id: object, name: str) -> bytes:
+        wanted = [file_id] if isinstance(file_id, ObjectId) else []
         files = read_files(database, bucket_of(self._address.collection), wanted)
-        if file_id is None or file_id not in files:
+        if not isinstance(file_id, ObjectId) or file_id not in files:
             raise StoreError(f"{name} has no file in GridFS. Pack without --resume.")
         self._files.append(file_id)
         return files[file_id]
@@ -176,29 +214,66 @@ class MongoWriter:
         """`mongodb://HOST/DATABASE.COLLECTION`."""
         return self._address.shown
 
+    @property
+    def finished(self) -> bool:
+        """Whether a writer told to resume found the collection complete; nothing is to be done."""
+        return self._finished is not None
+
     def written(self) -> Sequence[tuple[str, int | tuple[int, ...] | None]]:
         """Return key and label of the records that were found."""
+        done = self._finished
+        if done is not None:
+            return [(key, done.label_of(position)) for position, key in enumerate(done.keys)]
         return list(zip(self._built.keys, self._built.labels, strict=True))
 
+    def checksum_at(self, number: int) -> int:
+        """Return the checksum of a record that `written` lists."""
+        return self._built.checksums[number]
+
     def put_many(self, records: Sequence[EncodedRecord]) -> None:
-        """Append records; they are in the server's journal some 16 MB later, or after `finish`."""
+        """Append records; they are in the server's journal some 16 MB or 10 s later, or at the end.
+
+        Raises:
+            StoreError: a key comes a second time, and none of these is written; or the server
+                refuses them.
+            StoreUnreachable: it does not answer.
+        """
+        if self._finished is not None and records:
+            raise StoreError(f"{self.address} is complete; pack without --resume to make it anew.")
+        self._built.add(records)
+        if not self._waiting:
+            self._waiting_since_s = time.monotonic()
         for record in records:
             self._waiting.append(record)
             self._waiting_bytes += len(record.data)
             if self._waiting_bytes >= self._message_bytes:
                 self._flush()
+        if time.monotonic() - self._waiting_since_s >= self._message_s:
+            self._flush()
 
-    def _flush(self) -> None:
-        if not self._waiting:
-            return
-        run = self._connection().run
-        documents = [
-            self._document(position, record)
-            for position, record in enumerate(self._waiting, len(self._built))
-        ]
-        run("write", _Insertion(self._partial, documents))
-        self._built.add(self._waiting)
-        self._waiting, self._waiting_bytes = [], 0
+    def _flush(self, retry_s: float | None = None) -> None:
+        while self._waiting:
+            try:
+                self._insert(retry_s)
+            except Exception:
+                self._has_failed = True  # what was refused once need not be tried again at the end
+                raise
+
+    def _insert(self, retry_s: float | None) -> None:
+        """Insert what waits. An insertion that a Ctrl-C broke off is done again, as it was."""
+        insertion = self._insertion
+        if insertion is None:
+            documents = [
+                self._document(position, record)
+                for position, record in enumerate(self._waiting, self._num_inserted)
+            ]
+            insertion = self._insertion = _Insertion(self._partial, documents)
+        self._connection().run("write", insertion, retry_s)
+        rest = self._waiting[insertion.stop - self._num_inserted :]
+        rest_bytes = sum(len(record.data) for record in rest)
+        self._waiting, self._waiting_bytes = rest, rest_bytes
+        self._num_inserted, self._insertion = insertion.stop, None
+        self._waiting_since_s = time.monotonic()
 
     def _document(self, position: int, record: EncodedRecord) -> dict[str, Any]:
         document = {"_id": position, "key": record.key, "label": record.label}
@@ -217,6 +292,8 @@ class MongoWriter:
 
     def finish(self) -> None:
         """Complete the collection and put it in its place."""
+        if self._finished is not None:
+            return
         self._flush()
         index = self._built.index(*self._facts)
         data = encode_record("index", index.to_tree()).data
@@ -261,14 +338,23 @@ class MongoWriter:
     def _remove_old_files(self, database: Database[Any]) -> None:
         bucket = bucket_of(self._address.collection)
         if database.list_collection_names(filter={"name": f"{bucket}.chunks"}):
-            remove_other_files(database, bucket, self._files, self._pack)
+            remove_other_files(database, bucket, self._files)
 
     def close(self) -> None:
-        """Let go of everything; what is not finished stays in `COLLECTION.partial`."""
-        lock, self._lock = self._lock, None
-        if lock is not None:
-            lock.release(self._connection())
-        self._disconnect()
+        """Let go of everything; what is not finished stays in `COLLECTION.partial`.
+
+        Records that wait are inserted, so that a writer that resumes goes on behind the last one.
+        """
+        lock = self._lock
+        try:
+            if lock is not None and not self._has_failed:
+                with contextlib.suppress(StoreError):  # whatever ended the writing comes first
+                    self._flush(_CLOSE_S)
+        finally:
+            self._lock = None
+            if lock is not None:
+                lock.release(self._connection(), 1.0 if self._has_failed else _CLOSE_S)
+            self._disconnect()
 
     @property
     def _partial_name(self) -> str:
@@ -280,7 +366,9 @@ class MongoWriter:
 
     def _connection(self) -> MongoConnection:
         if self._open is None or not self._open.is_usable:
-            self._open = MongoConnection(self._address, self._client_options, self._retry_s)
+            self._open = MongoConnection(
+                self._address, self._client_options, self._retry_s, is_known=self._lock is not None
+            )
         return self._open
 
     def _disconnect(self) -> None:
@@ -302,6 +390,7 @@ class _Insertion:
         collection_in: Callable[[Database[Any]], Collection[Any]],
         documents: list[dict[str, Any]],
     ) -> None:
+        self.stop = int(documents[-1]["_id"]) + 1  # position behind the last
         self._collection_in = collection_in
         self._documents = documents
         self._is_again = False

@@ -8,7 +8,8 @@ Question
 
 Method
     raw lmdb           `transaction.get(key)` for each image in one open transaction: a bare loop
-                       without labels, batches or a loader. The limit.
+                       without labels or a loader. The limit. Each value is dropped at once, or kept
+                       until 64 are there, as a batch has to.
     pickle recipe      the common hand-made LMDB dataset: `pickle.loads(transaction.get(key))` gives
                        `(bytes, label)`; under torch's DataLoader.
     penstock, lmdb     `LMDBDataset(path, decode=None)` under `penstock.torch.DataLoader`.
@@ -237,8 +238,8 @@ def read(
         return Reading.of(meter, len(sampler) / meter.wall_s, num_batches)
 
 
-def raw_lmdb(size: Size) -> Reading:
-    """Get every image's value from LMDB in a bare loop."""
+def raw_lmdb(size: Size, *, keep: bool) -> Reading:
+    """Get every image's value from LMDB in a bare loop, and keep those of a batch if asked to."""
     import lmdb
 
     with photos(size) as folder, tempfile.TemporaryDirectory() as place:
@@ -256,10 +257,16 @@ def raw_lmdb(size: Size) -> Reading:
             for number, (data, _) in enumerate(expected):
                 check(transaction.get(number.to_bytes(8, "big")) == data, "another image")
             num_bytes = 0
+            get = transaction.get
             with Meter() as meter:
-                for key in keys:
-                    num_bytes += len(transaction.get(key))
-        return Reading.of(meter, len(keys) / meter.wall_s, 0)
+                if keep:
+                    for start in range(0, len(keys), _BATCH_SIZE):
+                        batch = [get(key) for key in keys[start : start + _BATCH_SIZE]]
+                        num_bytes += sum(map(len, batch))
+                else:
+                    for key in keys:
+                        num_bytes += len(get(key))
+        return Reading.of(meter, len(keys) / meter.wall_s, -(-len(keys) // _BATCH_SIZE))
 
 
 def _recipe(folder: Path, place: Path) -> Recipe:
@@ -343,7 +350,7 @@ def packed(size: Size, kind: Literal["lmdb", "mongodb", "recipe"]) -> Reading:
             with mongod.client() as client:
                 num_bytes = client["bench"].command("collStats", "packed")["storageSize"]
         more = {"size_MB": num_bytes / 1e6, "source_MB": total / 1e6}
-        return Reading.of(meter, num_images / meter.wall_s, 0, more)
+        return Reading.of(meter, num_images / meter.wall_s, -(-num_images // _BATCH_SIZE), more)
 
 
 _PACKS: dict[Literal["recipe", "lmdb", "mongodb"], str] = {
@@ -354,7 +361,10 @@ _PACKS: dict[Literal["recipe", "lmdb", "mongodb"], str] = {
 
 
 def _contenders() -> dict[str, Callable[[Size], Reading]]:
-    found: dict[str, Callable[[Size], Reading]] = {"raw lmdb, bare loop": raw_lmdb}
+    found: dict[str, Callable[[Size], Reading]] = {
+        "raw lmdb, bare loop": partial(raw_lmdb, keep=False),
+        "raw lmdb, lists of 64": partial(raw_lmdb, keep=True),
+    }
     for workers in (0, 2):
         kinds: list[tuple[str, Callable[[Path, Path], Any], str, bool]] = [
             ("torch, pickle recipe", _recipe, "torch", False),
@@ -386,6 +396,7 @@ BENCHMARK = Benchmark(
     smoke=Size(num_images=20, num_passes=2, num_slow_passes=1),
     targets=[
         Target("penstock, lmdb, 0 workers", "raw lmdb, bare loop", at_least=0.8),
+        Target("penstock, lmdb, 0 workers", "raw lmdb, lists of 64"),
         Target("penstock, lmdb, 2 workers", "torch, pickle recipe, 2 workers", at_least=2),
         Target("penstock, lmdb, 0 workers", "torch, pickle recipe, 0 workers"),
         Target("penstock, mongodb, 0 workers", "torch, mongodb find_one, 0 workers", at_least=5),

@@ -55,6 +55,20 @@ class Output(Protocol):
         """Take back what `empty` gave: there is no batch after all."""
 
 
+def _with_arrays_converted(batch: Any, convert: Callable[[Any], Any]) -> Any:  # noqa: ANN401
+    """Return a batch with `convert` applied, but for rows of strings or bytes.
+
+    They are left as collating has them, and are not looked at one by one.
+    """
+    if type(batch) in (list, tuple):
+        if batch and type(batch[0]) in (str, bytes):
+            return batch
+        return [_with_arrays_converted(item, convert) for item in batch]
+    if type(batch) is dict:
+        return {key: _with_arrays_converted(item, convert) for key, item in batch.items()}
+    return convert(batch)
+
+
 class Assembler:
     """Makes batches of samples, for one epoch.
 
@@ -123,7 +137,9 @@ class Assembler:
 
         A dataset of the core gives arrays, also where the loader's batches are tensors.
         """
-        return batch if self._recipe.framework is None else self._collator().sample(batch)
+        if self._recipe.framework is None:
+            return batch
+        return _with_arrays_converted(batch, self._collator().sample)
 
     def _collate(self, samples: Any, *, rehearsing: bool) -> Any:  # noqa: ANN401
         if self._recipe.collate_fn is not None:

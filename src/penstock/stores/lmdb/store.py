@@ -326,8 +326,8 @@ class _OpenFiles:
             absent = [p for p in positions.tolist() if p - part.start not in there]
             raise missing_records([keys[p] for p in absent], self._address)
         values: list[Any] = [None] * len(found)
-        for place, (_, value) in zip(order.tolist(), found, strict=True):
-            values[place] = value
+        for place, pair in zip(order.tolist(), found, strict=True):
+            values[place] = pair[1]
         return values
 
 

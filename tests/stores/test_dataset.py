@@ -440,6 +440,15 @@ def test_an_index_that_is_no_integer_is_named(path, opened, index):
         _ = opened(path)[index]
 
 
+def test_files_as_they_are_need_no_random_numbers_and_transforms_do(path, opened):
+    from penstock.data.dataset import is_drawless
+
+    assert is_drawless(opened(path, decode=None))
+    assert is_drawless(Subset(opened(path, decode=None), [1, 2]))
+    assert not is_drawless(opened(path))
+    assert not is_drawless(opened(path, decode=None, transform=noisy_crop))
+
+
 def test_a_store_given_by_the_caller_is_not_closed(path):
     with open_store(f"lmdb:{path}") as store:
         first = store.get_many([0])

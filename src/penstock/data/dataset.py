@@ -188,6 +188,8 @@ def register_drawless(cls: type) -> None:
 def is_drawless(dataset: object) -> bool:
     """Return whether reading `dataset` is known to draw no random number.
 
+    Its class is known for it, or it says so itself, by an attribute `is_drawless`.
+
     Example:
         >>> import numpy as np
         >>> from penstock.data import ArrayDataset, Subset
@@ -196,7 +198,7 @@ def is_drawless(dataset: object) -> bool:
     """
     if type(dataset) in _parts_of:
         return all(map(is_drawless, _parts_of[type(dataset)](dataset)))
-    return type(dataset) in _drawless
+    return type(dataset) in _drawless or getattr(dataset, "is_drawless", False) is True
 
 
 def reads_together(dataset: object) -> bool:

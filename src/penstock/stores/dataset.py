@@ -187,6 +187,11 @@ class StoreDataset(Dataset[Any]):
             and self.target_transform is None
         )
 
+    @property
+    def is_drawless(self) -> bool:
+        """Whether no random number is drawn: no code of the user's is run."""
+        return self.can_get_batch
+
     def get_batch(self, indices: NDArray[np.int64], empty: Empty) -> list[Any]:
         """Return the files' bytes as a tuple, and the labels, int64 of shape (batch,).
 

@@ -211,7 +211,9 @@ def test_a_truncated_file_is_an_error_and_no_bus_error(file):
             store.get_many(range(40))
 
 
-@pytest.mark.parametrize("content", [b"", b"no database", os.urandom(20_000)])
+@pytest.mark.parametrize(
+    "content", [b"", b"no database", bytes(range(256)) * 80], ids=["empty", "text", "binary"]
+)
 def test_what_is_no_lmdb_file_is_an_error(tmp_path, content):
     path = tmp_path / "a.lmdb"
     path.write_bytes(content)

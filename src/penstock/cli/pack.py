@@ -34,7 +34,6 @@ if TYPE_CHECKING:
 
 __all__ = ["pack"]
 
-_SHARD: Final = re.compile(r"\d{5}-of-\d{5}\.lmdb")
 _USER: Final = re.compile(r"//[^/@]*@")
 _HINT: Final = (
     "--skip-bad leaves such samples out and lists them; with --resume it goes on from here."
@@ -260,7 +259,9 @@ def _check_places(src: str, dst: str, *, num_shards: int) -> None:
     if num_shards > 1 and not path.is_dir():
         raise ConfigError(f"{path} is a file; --shards makes a folder. Name another DST.")
     if num_shards > 1:
-        others = sorted(e.name for e in path.iterdir() if not _SHARD.fullmatch(e.name))
+        from penstock.stores.lmdb.store import is_shard
+
+        others = sorted(e.name for e in path.iterdir() if not is_shard(e.name))
         if others:
             raise ConfigError(
                 f"{path} is a folder with other things in it ({others[0]}), which the new store "

@@ -74,6 +74,10 @@ class Index:
         label = self.labels[position]
         return tuple(label.tolist()) if isinstance(self.labels, RaggedArray) else int(label)
 
+    def entries(self) -> list[tuple[str, int | tuple[int, ...] | None]]:
+        """Return key and label of every record, in order, as a `StoreWriter` lists them."""
+        return [(key, self.label_of(position)) for position, key in enumerate(self.keys)]
+
     def positions_of(self, keys: Iterable[str]) -> NDArray[np.int64]:
         """Return where records of these names are; int64, shape (keys,).
 

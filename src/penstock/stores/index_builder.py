@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
     from penstock.stores.records import EncodedRecord
 
-__all__ = ["IndexBuilder"]
+__all__ = ["IndexBuilder", "repeated"]
 
 
 class IndexBuilder:
@@ -58,9 +58,7 @@ class IndexBuilder:
         """
         keys = [record.key for record in records]
         if len(set(keys)) < len(keys) or not self._known.isdisjoint(keys):
-            raise _repeated(
-                next(k for n, k in enumerate(keys) if k in self._known or k in keys[:n])
-            )
+            raise repeated(next(k for n, k in enumerate(keys) if k in self._known or k in keys[:n]))
         checksums = [header_of(record.data, f"record {record.key!r}")[1] for record in records]
         self._known.update(keys)
         for record, checksum in zip(records, checksums, strict=True):
@@ -85,5 +83,6 @@ class IndexBuilder:
         )
 
 
-def _repeated(key: str) -> StoreError:
+def repeated(key: str) -> StoreError:
+    """Return the error of a key that comes a second time, for the caller to raise."""
     return StoreError(f"the key {key!r} is there twice; every record of a store has its own.")

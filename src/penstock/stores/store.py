@@ -33,7 +33,7 @@ if TYPE_CHECKING:
     from penstock.stores.index import Index
     from penstock.stores.records import EncodedRecord, Record
 
-__all__ = ["Store", "StoreWriter", "missing_records"]
+__all__ = ["Store", "StoreWriter", "missing_records", "other_source"]
 
 _SCAN_RECORDS: Final = 64  # read at a time: enough for one round trip to be nothing beside them
 
@@ -247,4 +247,12 @@ def missing_records(keys: Sequence[str], address: str) -> StoreError:
     return StoreError(
         f"{len(keys)} record(s) that the index of {address} has are not there: {shown}{more}. They "
         "were removed since; pack the store anew, or leave them out with on_error='skip'."
+    )
+
+
+def other_source(partial: object) -> StoreError:
+    """Return the error of a writer that was told to resume what is not its own, to be raised."""
+    return StoreError(
+        f"{partial} holds a part of something else: it was packed from another source or with "
+        "other options. Give the same ones again, or pack without --resume."
     )

@@ -56,6 +56,7 @@ from penstock.stores.records import (
     header_of,
     is_pair,
 )
+from penstock.stores.store import other_source
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
@@ -187,10 +188,7 @@ class FolderWriter:
         lines = journal.read_bytes().split(b"\n")[:-1]  # the last one may have been cut off
         head, *entries = [_from_json(line) for line in lines] or [None]
         if not isinstance(head, dict) or head.get("what") != self._what:
-            raise StoreError(
-                f"{self._partial} holds a part of something else: it was packed from another "
-                "source or with other options. Give the same ones again, or pack without --resume."
-            )
+            raise other_source(self._partial)
         for entry in entries:
             if not self._take_over_one(entry):
                 break

@@ -24,7 +24,7 @@ import lmdb
 import numpy as np
 
 from penstock.errors import StoreError
-from penstock.stores.index_builder import IndexBuilder
+from penstock.stores.index_builder import IndexBuilder, repeated
 from penstock.stores.lmdb.store import (
     INDEX_KEY,
     PACK_KEY,
@@ -36,6 +36,7 @@ from penstock.stores.lmdb.store import (
 )
 from penstock.stores.placing import Lock, no_room_for, no_space, put_in_place, remove
 from penstock.stores.records import EncodedRecord, decode_record, encode_record, is_pair
+from penstock.stores.store import other_source
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
@@ -127,7 +128,7 @@ class LMDBWriter:
             is_new = transaction.stat()["entries"] == 0
             what = None if is_new else _what_is_packed(transaction)
             if not is_new and what != self._what:
-                raise _other_source(self._partial)
+                raise other_source(self._partial)
         self._write(self._reopen)
         if not is_new:
             with self._env.begin(buffers=True) as transaction:
@@ -153,7 +154,7 @@ class LMDBWriter:
 
     def _of_finished(self) -> list[tuple[str, int | tuple[int, ...] | None]]:
         with LMDBStore(self._path) as store:
-            return [(key, store.index.label_of(i)) for i, key in enumerate(store.keys)]
+            return store.index.entries()
 
     def checksum_at(self, number: int) -> int:
         """Return the checksum of a record that `written` lists, if it is not `finished`."""
@@ -333,8 +334,7 @@ class ShardedLMDBWriter:
         if any(what_is_in(path) != self._facts["what"] for path in paths):
             return False
         with LMDBStore(self._path) as store:
-            index = store.index
-            self._written = [(key, index.label_of(i)) for i, key in enumerate(index.keys)]
+            self._written = store.index.entries()
         return True
 
     def checksum_at(self, number: int) -> int:
@@ -347,10 +347,8 @@ class ShardedLMDBWriter:
             if path.exists():
                 with LMDBStore(path) as shard:
                     if shard.what() != self._facts["what"]:
-                        raise _other_source(self._partial)
-                    self._written += [
-                        (k, shard.index.label_of(i)) for i, k in enumerate(shard.keys)
-                    ]
+                        raise other_source(self._partial)
+                    self._written += shard.index.entries()
                     self._checksums += shard.checksums()
             elif path.with_name(name + ".partial").exists():
                 self._writer = LMDBWriter(path, resume=True, **self._facts)
@@ -385,9 +383,7 @@ class ShardedLMDBWriter:
     def _check_keys(self, keys: list[str]) -> None:
         for key in keys:
             if key in self._seen:
-                raise StoreError(
-                    f"the key {key!r} is there twice; every record of a store has its own."
-                )
+                raise repeated(key)
             self._seen.add(key)
 
     def _of_shard(self, number: int) -> LMDBWriter:
@@ -494,10 +490,3 @@ def _check_replaceable(path: Path) -> None:
             f"{path} holds something else than the shards of a store ({others[0]!r}), and would be "
             "replaced as a whole: name another folder, or remove it."
         )
-
-
-def _other_source(partial: Path) -> StoreError:
-    return StoreError(
-        f"{partial} holds a part of something else: it was packed from another source or with "
-        "other options. Give the same ones again, or pack without --resume."
-    )

@@ -38,6 +38,7 @@ from penstock.stores.mongo.layout import (
 )
 from penstock.stores.mongo.lock import MongoLock
 from penstock.stores.records import EncodedRecord, decode_record, encode_record, is_pair
+from penstock.stores.store import other_source
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
@@ -133,10 +134,7 @@ class MongoWriter:
         if not resume or pack is None:
             run("write", self._start_anew)
         elif not self._is_same(pack):
-            raise StoreError(
-                f"{self._partial_name} holds a part of something else: it was packed from another "
-                "source or with other options. Give the same ones again, or pack without --resume."
-            )
+            raise other_source(self._partial_name)
         else:
             self._pack = pack["pack"]
             self._take_over()
@@ -223,7 +221,7 @@ class MongoWriter:
         """Return key and label of the records that were found."""
         done = self._finished
         if done is not None:
-            return [(key, done.label_of(position)) for position, key in enumerate(done.keys)]
+            return done.entries()
         return list(zip(self._built.keys, self._built.labels, strict=True))
 
     def checksum_at(self, number: int) -> int:

@@ -7,7 +7,7 @@ import io
 import operator
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, Literal, Protocol, cast
 
 import numpy as np
 
@@ -15,7 +15,7 @@ from penstock.data.dataset import Dataset
 from penstock.engine.transforms import transform_that_raised
 from penstock.errors import ConfigError
 from penstock.faults import annotate
-from penstock.randomness.samples import one_sample
+from penstock.randomness.samples import one_sample, sample_rng
 from penstock.stores.address import open_store
 from penstock.stores.records import EncodedImage
 from penstock.stores.repairs import RepairCount
@@ -30,6 +30,42 @@ if TYPE_CHECKING:
 __all__ = ["StoreDataset"]
 
 Decode = Literal["rgb", "pil"] | Callable[[bytes], Any] | None
+
+
+class FileTransform(Protocol):
+    """A transform that decodes image files itself, and writes into the batch.
+
+    `penstock.vision.ImagePipeline` is one.
+
+    Attributes:
+        takes_files: True.
+        shape: Of one result.
+        dtype: Of one result.
+        is_drawless: Whether it draws no random number.
+        steps: Functions of the user's that it calls.
+    """
+
+    takes_files: bool
+    shape: tuple[int, ...]
+    dtype: np.dtype[Any]
+    steps: tuple[Any, ...]
+
+    @property
+    def is_drawless(self) -> bool:
+        """Whether it draws no random number."""
+
+    def __call__(self, image: Any) -> Any:  # noqa: ANN401
+        """Return the result for one image file (bytes), in new memory."""
+
+    def write(
+        self,
+        data: bytes,
+        out: NDArray[Any],
+        rng: np.random.Generator | None,
+        *,
+        strict: bool = True,
+    ) -> None:
+        """Write the result for one image file into a row of a batch."""
 
 
 class StoreDataset(Dataset[Any]):
@@ -68,13 +104,14 @@ class StoreDataset(Dataset[Any]):
 
         Args:
             store: A store, or its address as `open_store` takes it.
-            transform: Takes the sample; the first of the two if it is a pair, as it mostly is.
+            transform: Takes the sample; the first of the two if it is a pair, as it mostly is. An
+                `ImagePipeline` takes the image files of pairs as they are, a batch at a time.
             target_transform: Takes the second.
             decode: What becomes of images: "rgb" gives uint8 arrays of shape (height, width, 3);
                 "pil" Pillow's RGB images, for transforms made for those; a function is called with
                 the file's bytes; None leaves these bytes.
-            repair: Whether JPEG files that lack their end, as truncated ones do, are given one, so
-                that they decode to what is there. `num_repaired` counts them.
+            repair: Whether JPEG and PNG files that lack their end, as truncated ones do, are given
+                one, so that they decode to what is there. `num_repaired` counts them.
 
         Raises:
             StoreError: the store cannot be opened.
@@ -86,10 +123,24 @@ class StoreDataset(Dataset[Any]):
         self.target_transform = target_transform
         self.decode = decode
         self._decode = _decoder(decode)
+        self._refuse_two_decoders()
         self._repairs = RepairCount() if repair else None
         len(self.store)  # reads the index, and says at once if there is no such store
         if is_ours:
             self.store.close()  # processes that are forked from here on inherit no connection
+
+    @property
+    def _pipeline(self) -> FileTransform | None:
+        """The transform, if it decodes files itself; asked anew, as it may be replaced."""
+        is_one = getattr(self.transform, "takes_files", False) is True
+        return cast("FileTransform", self.transform) if is_one else None
+
+    def _refuse_two_decoders(self) -> None:
+        if self._pipeline is not None and self.decode not in ("rgb", None):
+            raise ConfigError(
+                f"{type(self.transform).__name__} decodes images itself: leave decode out, which "
+                f"is {self.decode!r}."
+            )
 
     @property
     def labels(self) -> NDArray[np.int64] | RaggedArray | None:
@@ -178,22 +229,23 @@ class StoreDataset(Dataset[Any]):
 
     @property
     def can_get_batch(self) -> bool:
-        """Whether `get_batch` can be used: image files as they are, with their labels."""
-        return (
-            self.store.index.are_pairs
-            and self._decode is None
-            and self._repairs is None
-            and self.transform is None
-            and self.target_transform is None
-        )
+        """Whether `get_batch` can be used: images with their labels, as files or by a pipeline."""
+        if not self.store.index.are_pairs or self.target_transform is not None:
+            return False
+        if self._pipeline is not None:
+            return True
+        return self._decode is None and self._repairs is None and self.transform is None
 
     @property
     def is_drawless(self) -> bool:
         """Whether no random number is drawn: no code of the user's is run."""
-        return self.can_get_batch
+        pipeline = self._pipeline
+        return self.can_get_batch and (pipeline is None or pipeline.is_drawless)
 
     def get_batch(self, indices: NDArray[np.int64], empty: Empty) -> list[Any]:
         """Return the files' bytes as a tuple, and the labels, int64 of shape (batch,).
+
+        In the place of the bytes, an `ImagePipeline` writes its images into the batch's memory.
 
         Only where `can_get_batch` is true.
         """
@@ -202,18 +254,61 @@ class StoreDataset(Dataset[Any]):
             files = tuple(map(bytes, images))
         labels = empty((len(positions),), np.int64)
         np.take(np.asarray(self.labels), positions, out=labels)
-        return [files, labels]
+        pipeline = self._pipeline
+        if pipeline is None:
+            return [files, labels]
+        batch = empty((len(files), *pipeline.shape), pipeline.dtype)
+        for k, position in enumerate(positions.tolist()):
+            try:
+                self._write(pipeline, files[k], batch[k], k)
+            except Exception as error:
+                self._note(error, position)
+                raise
+        return [batch, labels]
+
+    def _write(self, pipeline: FileTransform, data: bytes, row: NDArray[Any], k: int) -> None:
+        """Let the pipeline make sample k of a batch."""
+        file, strict = self._repaired(data)
+        if pipeline.steps:  # they may draw from anywhere
+            with one_sample(k):
+                pipeline.write(file, row, sample_rng(), strict=strict)
+        else:
+            rng = None if pipeline.is_drawless else sample_rng(k)
+            pipeline.write(file, row, rng, strict=strict)
+
+    def _repaired(self, data: bytes) -> tuple[bytes, bool]:
+        """Return a file, repaired if it is to be, and whether it is then to be read strictly."""
+        if self._repairs is None:
+            return data, True
+        from penstock.images import repair_image
+
+        repaired = repair_image(data)
+        if repaired is None:
+            return data, True
+        self._repairs.add()
+        return repaired, False
 
     def _transformed(self, sample: Any) -> Any:  # noqa: ANN401
         sample = self._user_decoded(sample)
         if type(sample) is tuple and len(sample) == 2:
             first, second = sample
             if self.transform is not None:
-                first = self.transform(first)
+                first = self._first_transformed(first)
             if self.target_transform is not None:
                 second = self.target_transform(second)
             return first, second
-        return sample if self.transform is None else self.transform(sample)
+        return sample if self.transform is None else self._first_transformed(sample)
+
+    def _first_transformed(self, image: Any) -> Any:  # noqa: ANN401
+        pipeline = self._pipeline
+        if pipeline is None or not isinstance(image, bytes):
+            assert self.transform is not None
+            return self.transform(image)
+        out = np.empty(pipeline.shape, pipeline.dtype)
+        file, strict = self._repaired(image)
+        rng = None if pipeline.is_drawless else sample_rng()
+        pipeline.write(file, out, rng, strict=strict)
+        return out
 
     def _user_decoded(self, value: Any) -> Any:  # noqa: ANN401
         """Return a sample whose images the user's own function has decoded, if there is one."""
@@ -242,14 +337,12 @@ class StoreDataset(Dataset[Any]):
         return value
 
     def _image(self, data: bytes | memoryview) -> Any:  # noqa: ANN401
-        if self._repairs is not None:
-            from penstock.images import repair_jpeg
-
-            repaired = repair_jpeg(data)
-            if repaired is not None:
-                self._repairs.add()
-                return _decode_repaired(repaired) if self.decode == "rgb" else self._made(repaired)
-        return self._made(data)
+        if self._pipeline is not None:
+            return bytes(data)
+        file, strict = (data, True) if self._repairs is None else self._repaired(bytes(data))
+        if strict or self.decode != "rgb":
+            return self._made(file)
+        return _decode_repaired(bytes(file))
 
     def _made(self, data: bytes | memoryview) -> Any:  # noqa: ANN401
         if callable(self.decode):

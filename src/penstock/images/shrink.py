@@ -1,0 +1,73 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Image files made smaller, for packing."""
+
+from __future__ import annotations
+
+import io
+from typing import Final
+
+from PIL import Image
+
+from penstock.images.decode import decode_image
+from penstock.images.headers import ImageHeader, read_header
+from penstock.images.pillow import open_by_pillow
+
+__all__ = ["shrink_image"]
+
+_ORIENTATION: Final = 0x0112  # Exif's tag
+_QUALITY: Final = 90
+_LONGEST_PX: Final = 65_500  # libjpeg's limit, a little less than the form's
+_GREY_MODES: Final = ("1", "L", "I;16", "I;16B", "I;16L", "I;16N")
+
+
+def shrink_image(data: bytes | memoryview, size_px: int | None, quality: int | None) -> bytes:
+    """Return an image file whose shorter side has at most `size_px` pixels.
+
+    What is smaller already stays as it is, byte for byte, unless a quality is given. A JPEG file is
+    returned otherwise, RGB or grey, with the orientation tag of the original; transparency is lost.
+
+    Args:
+        data: The whole file.
+        size_px: Length of the shorter side; None leaves the size.
+        quality: From 1 to 100, as libjpeg has it; None takes 90 for what is shrunk.
+
+    Raises:
+        ValueError: the file is damaged, too large, in no form that the decoders know, or still
+            longer than the 65,500 px of a JPEG file.
+    """
+    header = read_header(data)
+    shorter = min(header.height_px, header.width_px)
+    is_large = size_px is not None and shorter > size_px
+    if not is_large and quality is None:
+        return bytes(data)
+    # Whole: decoded at a half or a quarter, which would be faster, a lossless grey file ends the
+    # process (simplejpeg 1.9).
+    image = Image.fromarray(decode_image(data, orientation="stored"))
+    if _is_grey(data, header):
+        image = image.getchannel(0)
+    if is_large and size_px is not None:
+        scale = size_px / shorter
+        width, height = (max(1, round(side * scale)) for side in image.size)
+        image = image.resize((width, height), Image.Resampling.LANCZOS)
+    if max(image.size) > _LONGEST_PX:
+        raise ValueError(f"{image.height} x {image.width} px is more than a JPEG file can have")
+    return _as_jpeg(image, header.orientation, quality or _QUALITY)
+
+
+def _is_grey(data: bytes | memoryview, header: ImageHeader) -> bool:
+    if header.jpeg is not None:
+        return header.jpeg.num_components == 1
+    try:
+        with open_by_pillow(data) as image:
+            return image.mode in _GREY_MODES
+    except ValueError:  # Pillow refuses some metadata that is not looked at otherwise
+        return False
+
+
+def _as_jpeg(image: Image.Image, orientation: int, quality: int) -> bytes:
+    exif = Image.Exif()
+    if orientation != 1:
+        exif[_ORIENTATION] = orientation
+    file = io.BytesIO()
+    image.save(file, "JPEG", quality=quality, exif=exif if orientation != 1 else b"")
+    return file.getvalue()

@@ -10,19 +10,80 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable, Mapping, MutableMapping, MutableSequence, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
 
 from penstock.errors import CollateError
 
 if TYPE_CHECKING:
+    from numpy.typing import DTypeLike, NDArray
+
     from penstock.data.dataset import Empty
 
-__all__ = ["CollateMap", "Collator", "check_shapes", "collate", "convert", "default_collate"]
+__all__ = [
+    "BatchMemory",
+    "CollateInto",
+    "CollateMap",
+    "Collator",
+    "check_shapes",
+    "collate",
+    "convert",
+    "default_collate",
+]
 
 CollateMap = dict[type | tuple[type, ...], Callable[..., Any]]
 """Type of the first sample -> function `(samples, *, collate_fn_map)` that makes them one leaf."""
+
+
+class BatchMemory(Protocol):
+    """What a collate function writes a batch into.
+
+    Concurrency:
+        Valid until `collate_into` returns, in the thread that it was called in.
+    """
+
+    def empty(self, shape: tuple[int, ...], dtype: DTypeLike) -> NDArray[Any]:
+        """Return an uninitialised C-contiguous array, in the slot that goes to the trainer.
+
+        Every element has to be written: it holds what an earlier batch left there.
+        """
+
+    def leaf(self, array: NDArray[Any]) -> Any:  # noqa: ANN401
+        """Return an array as the loader gives it: as it is, or as a tensor over the same memory.
+
+        Any array will do, of `empty` or not; one without a tensor type (text, objects) stays an
+        array. In a worker that has not imported torch it is an object that becomes the tensor where
+        the batch arrives, and has none of its methods.
+        """
+
+
+class CollateInto(Protocol):
+    """A collate function that writes into the slot, instead of being copied there.
+
+    A loader calls `collate_into` of an object that has it, and the object itself everywhere else:
+    in torch's loader, say. Both make the same batch.
+
+    Example:
+        >>> class Rows:
+        ...     def collate_into(self, samples, out):
+        ...         rows = out.empty((len(samples), 3), "float32")
+        ...         for row, sample in zip(rows, samples):
+        ...             row[:] = sample
+        ...         return out.leaf(rows)
+        ...
+        ...     def __call__(self, samples):
+        ...         return self.collate_into(samples, Collator(np.empty))
+        >>> from penstock import Loader
+        >>> [batch.tolist() for batch in Loader([(1, 2, 3), (4, 5, 6)], 2, collate_fn=Rows())]
+        [[[1.0, 2.0, 3.0], [4.0, 5.0, 6.0]]]
+    """
+
+    def collate_into(self, samples: Sequence[Any], out: BatchMemory) -> Any:  # noqa: ANN401
+        """Return samples as one batch, its arrays from `out`."""
+
+    def __call__(self, samples: Sequence[Any], /) -> Any:  # noqa: ANN401
+        """Return the same batch in memory of its own."""
 
 
 def collate(samples: Sequence[Any], *, collate_fn_map: CollateMap) -> Any:  # noqa: ANN401
@@ -128,6 +189,11 @@ class MixedTypes(Exception):  # a word to the caller, who has the framework coll
 class Collator:
     """The default collate of one worker: arrays are stacked straight into the slot.
 
+    It is the `BatchMemory` of other collate functions as well.
+
+    Attributes:
+        empty: Gives memory for an array of the batch.
+
     Concurrency:
         One thread.
     """
@@ -142,7 +208,7 @@ class Collator:
             wrap: Applied to each array made here. With it, values of mixed types raise
                 `MixedTypes`, and what has no tensor type is refused, as torch does.
         """
-        self._empty = empty
+        self.empty = empty
         self._wrap = wrap
         self._map: CollateMap = {
             np.ndarray: self._stack,
@@ -160,6 +226,10 @@ class Collator:
     def sample(self, sample: Any) -> Any:  # noqa: ANN401
         """Return a sample that is a batch by itself, its arrays wrapped."""
         return sample if self._wrap is None else convert(sample, self._convert_leaf)
+
+    def leaf(self, array: np.ndarray[Any, Any]) -> Any:  # noqa: ANN401
+        """Return an array as the loader gives it, wrapped unless it is one of text or objects."""
+        return array if self._wrap is None else self._convert_leaf(array)
 
     def _convert_leaf(self, leaf: Any) -> Any:  # noqa: ANN401
         if isinstance(leaf, np.ndarray) and leaf.dtype.kind in "SUO":
@@ -191,7 +261,7 @@ class Collator:
         if any(array.dtype != first.dtype for array in arrays):
             self._refuse_mixture(arrays)
             return self._finish(np.stack(arrays))
-        out = self._empty((len(arrays), *first.shape), first.dtype)
+        out = self.empty((len(arrays), *first.shape), first.dtype)
         return self._finish(np.stack(arrays, out=out))
 
     def _scalars(self, values: Sequence[Any], *, collate_fn_map: CollateMap) -> Any:  # noqa: ANN401

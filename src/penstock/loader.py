@@ -50,7 +50,8 @@ class Loader(Generic[SampleT]):
             `sampler` and `drop_last`.
         num_workers: Worker processes; 0 loads in this process.
         collate_fn: Makes a batch of a list of samples; None stacks arrays and numbers
-            (`penstock.collate.default_collate`).
+            (`penstock.collate.default_collate`). One with a method `collate_into`
+            is given memory in the slot (`penstock.collate.CollateInto`).
         drop_last: Leave out the last batch if it is not full.
         timeout: Longest wait for a batch, in seconds; 0 waits for ever.
         worker_init_fn: Called in each worker with its id, after seeding.

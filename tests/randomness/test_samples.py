@@ -223,3 +223,18 @@ def test_without_torch_random_and_numpy_draw_the_same():
     )
     expected = [GOLDEN["random"], GOLDEN["numpy"], GOLDEN["rng"]]
     assert done.stdout.strip() == repr(expected)
+
+
+def test_samples_read_within_a_sample_draw_on_from_its_stream():
+    """A dataset that makes one sample of several others must not draw the same numbers twice."""
+    streams = SampleStreams(7, 0)
+    with streams.active():
+        streams.begin_sample(5)
+        together = sample_rng().random(4).tolist()
+        streams.begin_sample(5)
+        apart = [sample_rng().random()]
+        for k in (0, 1):
+            with one_sample(k):
+                apart.append(sample_rng().random())
+        apart.append(sample_rng().random())
+    assert apart == together

@@ -28,6 +28,7 @@ __all__ = [
     "Dataset",
     "Empty",
     "IterableDataset",
+    "announce_epoch",
     "batch_reader",
     "can_resume",
     "is_current",
@@ -213,6 +214,27 @@ def reads_together(dataset: object) -> bool:
             parts = _parts_of.get(cls)
             return parts is None or all(map(reads_together, parts(dataset)))
     return True
+
+
+def announce_epoch(dataset: object, epoch: int) -> None:
+    """Tell a dataset the number of the epoch, if it has a method `set_epoch`.
+
+    A combinator without one has its parts told.
+
+    Example:
+        >>> from penstock.data import Subset
+        >>> class Told(list):
+        ...     def set_epoch(self, epoch):
+        ...         print("epoch", epoch)
+        >>> announce_epoch(Subset(Told("abc"), [0]), 3)
+        epoch 3
+    """
+    set_epoch = getattr(dataset, "set_epoch", None)
+    if callable(set_epoch):
+        set_epoch(epoch)
+    elif type(dataset) in _parts_of:
+        for part in _parts_of[type(dataset)](dataset):
+            announce_epoch(part, epoch)
 
 
 def can_resume(dataset: object) -> bool:

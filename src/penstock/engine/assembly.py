@@ -9,7 +9,8 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
 
-from penstock.collate import Collator, MixedTypes
+from penstock.collate import BatchMemory, Collator, MixedTypes
+from penstock.data.dataset import is_current
 from penstock.engine.logbook import Phase
 from penstock.engine.map_reader import note_samples
 from penstock.errors import CollateError
@@ -21,6 +22,7 @@ if TYPE_CHECKING:
 
     from numpy.typing import DTypeLike, NDArray
 
+    from penstock.collate import CollateInto
     from penstock.data.dataset import Empty
     from penstock.engine.logbook import Notes
     from penstock.engine.plan import Recipe
@@ -29,7 +31,7 @@ if TYPE_CHECKING:
 __all__ = ["Assembler", "Output"]
 
 
-class DefaultCollate(Protocol):
+class DefaultCollate(BatchMemory, Protocol):
     """What a default collate offers (`penstock.collate.Collator`, and the frameworks' own)."""
 
     def batch(self, samples: Sequence[Any]) -> Any:  # noqa: ANN401
@@ -67,6 +69,12 @@ def _with_arrays_converted(batch: Any, convert: Callable[[Any], Any]) -> Any:  #
     if type(batch) is dict:
         return {key: _with_arrays_converted(item, convert) for key, item in batch.items()}
     return convert(batch)
+
+
+def _collates_into(kind: type) -> bool:
+    # Of the type, as Python looks up its own methods: an object that answers to any name has none.
+    # A subclass that overrides the call alone means its own version to be used.
+    return is_current(kind, "collate_into", ("__call__",))
 
 
 class Assembler:
@@ -142,8 +150,12 @@ class Assembler:
         return _with_arrays_converted(batch, self._collator().sample)
 
     def _collate(self, samples: Any, *, rehearsing: bool) -> Any:  # noqa: ANN401
-        if self._recipe.collate_fn is not None:
-            return self._recipe.collate_fn(samples)
+        collate_fn: Any = self._recipe.collate_fn
+        if collate_fn is not None:
+            if self._recipe.is_batched and _collates_into(type(collate_fn)):
+                into: CollateInto = collate_fn
+                return into.collate_into(samples, self._collator(rehearsing=rehearsing))
+            return collate_fn(samples)
         collator = self._collator(rehearsing=rehearsing)
         if not self._recipe.is_batched:
             return collator.sample(samples)

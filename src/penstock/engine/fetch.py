@@ -6,6 +6,7 @@ from __future__ import annotations
 import contextlib
 from typing import TYPE_CHECKING, Any
 
+from penstock.data.dataset import announce_epoch
 from penstock.engine.assembly import Assembler
 from penstock.engine.epoch import Share
 from penstock.engine.logbook import Notes
@@ -96,11 +97,9 @@ class Fetcher:
             self._salvage.take_bad()  # they were told when the batches were given
 
     def _announce(self, epoch: int) -> None:
-        set_epoch = getattr(self._recipe.dataset, "set_epoch", None)
-        if callable(set_epoch):
-            if self._streams is not None:
-                self._streams.begin_iterator()
-            set_epoch(epoch)
+        if self._streams is not None:
+            self._streams.begin_iterator()
+        announce_epoch(self._recipe.dataset, epoch)
 
     def _scope(self) -> _Scope:
         return _Scope(self._share_info, self._streams, isolated=self._isolated)

@@ -171,6 +171,7 @@ class _Worker:
                 framework.root,
                 lambda: importlib.import_module(framework.adapter).prepare_worker(info),
             )
+        when_imported("cv2", _keep_opencv_to_one_thread)
         if self._recipe.worker_init_fn is not None:
             self._recipe.worker_init_fn(identity.worker_id)
 
@@ -256,6 +257,16 @@ class _Worker:
 
 
 _NOTHING = Packed(b"", (), ())
+
+
+def _keep_opencv_to_one_thread() -> None:
+    """Leave each worker one core, as torch's loader does with torch.
+
+    Not `setNumThreads(1)`: in a forked worker that waits for threads that do not exist there.
+    """
+    set_num_threads = getattr(sys.modules.get("cv2"), "setNumThreads", None)
+    if set_num_threads is not None:  # cv2 is imported twice, the first time without its functions
+        set_num_threads(0)
 
 
 def _report_bad(bad: BadSample) -> BadReport:

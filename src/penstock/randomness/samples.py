@@ -324,6 +324,11 @@ class SampleStreams:
         self._which = np.asarray(which) if outer is None else outer[which]
         return outer
 
+    @property
+    def is_batch(self) -> bool:
+        """Whether samples are being read at once."""
+        return self._count > 0
+
     def single_out(self, k: int) -> tuple[Any, ...]:
         """Begin sample k of a batch by itself; returns what `restore_batch` takes."""
         outer = (
@@ -376,10 +381,11 @@ class _Active:
 def one_sample(k: int) -> Iterator[None]:
     """Seed everything for sample k of a batch that is read at once, in the block.
 
-    For a reader of batches that has to read a sample by itself after all.
+    For a reader of batches that has to read a sample by itself after all. Within one sample, where
+    a dataset reads others to make its own of, nothing happens: they all draw from the one stream.
     """
     streams = _here.streams
-    if streams is None:
+    if streams is None or not streams.is_batch:
         yield
         return
     outer = streams.single_out(k)

@@ -38,7 +38,10 @@ def empty_tensor(empty: Empty, shape: tuple[int, ...], dtype: torch.dtype) -> to
 
 
 class TensorCollator:
-    """The default collate of a worker that has imported torch.
+    """The default collate of a worker that has imported torch, and other collates' `BatchMemory`.
+
+    Attributes:
+        empty: Gives memory for an array of the batch.
 
     Concurrency:
         One thread.
@@ -46,7 +49,7 @@ class TensorCollator:
 
     def __init__(self, empty: Empty) -> None:
         """Collate into arrays given by `empty`."""
-        self._empty = empty
+        self.empty = empty
 
     def batch(self, samples: Sequence[Any]) -> Any:  # noqa: ANN401
         """Return the samples of a batch as one tree."""
@@ -61,13 +64,20 @@ class TensorCollator:
         """Return a sample that is a batch by itself, its arrays as tensors."""
         return default_convert(sample)
 
+    def leaf(self, array: np.ndarray[Any, Any]) -> Any:  # noqa: ANN401
+        """Return an array as a tensor over its memory; one of text or objects as it is."""
+        if array.dtype.kind in "SUO":
+            return array
+        # A tensor of what may not be written to is undefined behaviour, and torch warns.
+        return torch.from_numpy(array if array.flags.writeable else array.copy())
+
     def _stack(self, tensors: Sequence[Any], *, collate_fn_map: CollateMap) -> Any:  # noqa: ANN401
         first = tensors[0]
         if not _is_plain(first) or any(t.dtype != first.dtype or t.requires_grad for t in tensors):
             return _stock.collate_tensor_fn(tensors, collate_fn_map=collate_fn_map)
         if any(tensor.shape != first.shape for tensor in tensors):
             check_shapes([tensor.shape for tensor in tensors])
-        out = empty_tensor(self._empty, (len(tensors), *first.shape), first.dtype)
+        out = empty_tensor(self.empty, (len(tensors), *first.shape), first.dtype)
         return torch.stack(tuple(tensors), 0, out=out)
 
     def _stack_arrays(self, arrays: Sequence[Any], *, collate_fn_map: CollateMap) -> Any:  # noqa: ANN401

@@ -81,7 +81,8 @@ class DataLoader(torch.utils.data.DataLoader[T_co]):
         batch_sampler: Yields lists of indices, instead of `batch_size`, `shuffle`, `sampler`,
             `drop_last`.
         num_workers: Worker processes; 0 loads in this process.
-        collate_fn: Makes a batch of a list of samples.
+        collate_fn: Makes a batch of a list of samples. One with a method `collate_into`
+            is given memory in the slot (`penstock.collate.CollateInto`).
         pin_memory: Copy batches to page-locked memory where there is an accelerator.
         drop_last: Leave out the last batch if it is not full.
         timeout: Longest wait for a batch, in seconds; 0 waits for ever.

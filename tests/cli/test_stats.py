@@ -310,3 +310,94 @@ def test_what_is_not_there_is_refused(tmp_path, capsys):
     assert main(["stats", str(tmp_path / "nowhere.lmdb")]) == 1
     assert "cannot open" in capsys.readouterr().err
     assert main(["stats", str(tmp_path), "--sample", "-1"]) == 2
+
+
+def voc_folder(root, boxes_of_images, size=(60, 80)):
+    """Write a VOC folder whose images have the boxes given, as VOC has them: 1-based, inclusive."""
+    (root / "Annotations").mkdir(parents=True)
+    (root / "JPEGImages").mkdir()
+    for number, boxes in enumerate(boxes_of_images):
+        (root / "JPEGImages" / f"{number}.jpg").write_bytes(png(*size))
+        objects = "".join(
+            "<object><name>cell</name><bndbox>"
+            f"<xmin>{a}</xmin><ymin>{b}</ymin><xmax>{c}</xmax><ymax>{d}</ymax></bndbox></object>"
+            for a, b, c, d in boxes
+        )
+        (root / "Annotations" / f"{number}.xml").write_text(
+            f"<annotation><filename>{number}.jpg</filename><size><width>{size[1]}</width>"
+            f"<height>{size[0]}</height></size>{objects}</annotation>"
+        )
+    return root
+
+
+def test_boxes_are_counted_by_image_and_area(tmp_path, capsys):
+    boxes = [[(1, 1, 10, 10), (1, 1, 40, 40)], [], [(1, 1, 80, 60), (5, 5, 4, 4)]]
+    source = voc_folder(tmp_path / "voc", boxes)
+    objects = stats_of(capsys, source)["objects"]
+    assert objects["num_boxes"] == 4
+    assert objects["num_boxes_without_area"] == 1
+    assert objects["boxes_by_size"] == {"small": 1, "medium": 2, "large": 0}
+    assert objects["boxes_per_image"] == {"edges": [0, 1, 2, 3], "counts": [1, 0, 2]}
+    assert objects["longer_side_px"] == {"edges": [80, 81], "counts": [3]}
+    area = objects["box_area_px"]
+    assert sum(area["counts"]) == 3
+    assert area["edges"][0] <= 100 < area["edges"][1]
+    assert main(["stats", str(source), "--png", str(tmp_path / "a.png")]) == 0
+    out = capsys.readouterr().out
+    assert "Boxes per image\n  0  ████" in out
+    assert "Boxes: 1 small, 2 medium, 0 large" in out
+    assert "Without area: 1" in out
+    alone = tmp_path / "alone.png"
+    assert main(["stats", str(source / "JPEGImages"), "--png", str(alone)]) == 0
+    with Image.open(tmp_path / "a.png") as chart, Image.open(alone) as other:
+        assert chart.height > other.height
+
+
+def test_a_folder_with_boxes_that_cannot_be_read_has_the_rest_counted(tmp_path, capsys):
+    source = voc_folder(tmp_path / "voc", [[(1, 1, 10, 10)], [("a", 1, 2, 3)]])
+    found = stats_of(capsys, source)
+    assert "objects" not in found
+    assert "1.xml" in found["objects_error"]
+    assert found["num_records"] == 2
+    assert main(["stats", str(source)]) == 0
+    assert "Its boxes: " in capsys.readouterr().out
+
+
+def test_stores_and_plain_folders_have_no_boxes(photos, capsys):
+    found = stats_of(capsys, photos)
+    assert "objects" not in found
+    assert "objects_error" not in found
+
+
+def test_imglab_files_and_yolo_are_sources(data_dir, tmp_path, capsys):
+    found = stats_of(capsys, data_dir / "faces" / "training.xml")
+    assert found["objects"]["num_boxes"] == sum(c["count"] for c in found["classes"]) > 0
+    for folder in ("images", "labels"):
+        (tmp_path / folder / "train").mkdir(parents=True)
+    (tmp_path / "images" / "train" / "1.png").write_bytes(png(50, 100))
+    (tmp_path / "labels" / "train" / "1.txt").write_text("0 0.5 0.5 0.5 0.5\n1 0.2 0.2 0.1 0.1\n")
+    (tmp_path / "cells.yaml").write_text(f"path: {tmp_path}\ntrain: images/train\nnames: [a, b]\n")
+    found = stats_of(capsys, tmp_path / "cells.yaml")
+    assert [c["name"] for c in found["classes"]] == ["a", "b"]
+    assert found["objects"]["num_boxes"] == 2
+    assert found["objects"]["boxes_by_size"] == {"small": 1, "medium": 1, "large": 0}
+    assert main(["stats", str(tmp_path / "none.yaml")]) == 1
+
+
+@pytest.mark.parametrize(
+    "values",
+    [[3], [0, 0, 5], [1, 1000], [0, 1000], [0.5, 0.1], [1.0, 1e9], [7, 8, 9] * 9, range(40), []],
+    ids=lambda values: f"{len(values)} values",
+)
+def test_every_value_lies_in_a_bin_of_the_histogram(values):
+    from penstock.cli.histogram import histogram
+
+    array = np.array(values)
+    found = histogram(array)
+    assert found.counts.sum() == len(array)
+    assert len(found.edges) == len(found.counts) + 1 <= 31
+    assert (np.diff(found.edges) > 0).all()
+    expected, _ = np.histogram(array, found.edges)
+    assert found.counts.tolist() == expected.tolist()
+    assert len(found.lines()) == len(found.counts)
+    assert all(line.isascii() for line in found.lines(in_ascii=True))

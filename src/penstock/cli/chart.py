@@ -11,6 +11,7 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator, StrMethodFormatter
 
 from penstock.cli.lines import amount
+from penstock.cli.object_chart import draw_box_areas, draw_boxes_per_image
 from penstock.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -20,6 +21,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from penstock.cli.census import Classes, Sizes
+    from penstock.cli.object_census import Objects
 
 __all__ = ["draw_chart"]
 
@@ -31,8 +33,14 @@ _NUM_BINS: Final = 40
 _BLUE, _ORANGE, _GREY = "#0072B2", "#E69F00", "#999999"
 
 
-def draw_chart(png: Path, address: str, classes: Classes | None, sizes: Sizes) -> None:
-    """Draw class counts and image sizes into a PNG file.
+def draw_chart(
+    png: Path,
+    address: str,
+    classes: Classes | None,
+    sizes: Sizes,
+    objects: Objects | None = None,
+) -> None:
+    """Draw class counts and image sizes into a PNG file, and below them what objects are like.
 
     Of many classes the largest have a bar each; one more stands for the others, with their mean,
     and a line from the smallest to the largest of them.
@@ -42,11 +50,16 @@ def draw_chart(png: Path, address: str, classes: Classes | None, sizes: Sizes) -
     """
     num_bars = 0 if classes is None else min(len(classes.ids), _MAX_BARS + 1)
     num_charts = 1 if classes is None else 2
-    figure = Figure(
-        figsize=(7 * num_charts, max(4.0, 1.6 + 0.24 * num_bars)), dpi=120, layout="constrained"
-    )
+    height = max(4.0, 1.6 + 0.24 * num_bars)
+    heights = [height] if objects is None else [height, 4.0]
+    num_columns = num_charts if objects is None else 2
+    figure = Figure(figsize=(7 * num_columns, sum(heights)), dpi=120, layout="constrained")
     FigureCanvasAgg(figure)
-    axes = figure.subplots(1, num_charts, squeeze=False)[0]
+    grid = figure.add_gridspec(len(heights), num_columns, height_ratios=heights)
+    axes = [figure.add_subplot(grid[0, n]) for n in range(num_charts)]
+    if objects is not None:
+        draw_boxes_per_image(figure.add_subplot(grid[1, 0]), objects)
+        draw_box_areas(figure.add_subplot(grid[1, 1]), objects)
     figure.suptitle(_short(address, 80), fontsize=11, parse_math=False)
     if classes is not None:
         _draw_classes(axes[0], classes)

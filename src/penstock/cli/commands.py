@@ -11,9 +11,11 @@ from typer.core import TyperGroup
 from penstock import __version__
 from penstock.cli.bench import bench
 from penstock.cli.check import check
+from penstock.cli.convert import convert
 from penstock.cli.lines import without_password
 from penstock.cli.pack import pack
 from penstock.cli.stats import stats
+from penstock.cli.view import view
 
 __all__ = ["make_app"]
 
@@ -73,6 +75,6 @@ def make_app() -> typer.Typer:
         rich_markup_mode=None,  # its boxes call flags <bool>, and break lines twice
     )
     app.callback()(_common)
-    for command in (pack, check, stats, bench):
+    for command in (pack, check, stats, view, bench, convert):
         app.command()(command)
     return app

@@ -19,7 +19,14 @@ if TYPE_CHECKING:
 
     from penstock.stores.store import Store
 
-__all__ = ["is_store", "names_a_dataset", "open_named", "parse", "source_named"]
+__all__ = [
+    "is_store",
+    "names_a_dataset",
+    "object_named",
+    "open_named",
+    "parse",
+    "source_named",
+]
 
 _PARTIAL: Final = ".partial"
 _FIELD_ENDS: Final = {"mongodb": "field", "arrow": "column"}  # as their stores call them
@@ -157,13 +164,20 @@ def source_named(text: str, **options: Any) -> Iterator[Any]:  # noqa: ANN401
     given = [f"--{name.replace('_', '-')}" for name, value in options.items() if value]
     if given:
         raise ConfigError(f"{given[0]} is not for {text}, which makes its dataset itself.")
-    with _dataset_named(text) as dataset:
-        yield dataset
+    with object_named(text) as found:
+        yield _dataset_of(found, text)
 
 
 @contextlib.contextmanager
-def _dataset_named(text: str) -> Iterator[Any]:
-    """Return the dataset, the current folder being on the import path meanwhile."""
+def object_named(text: str) -> Iterator[Any]:
+    """Return what `module:name` names, the current folder being on the import path meanwhile.
+
+    Raises:
+        ConfigError: it is no such text, or there is no such module, or nothing of the name in it.
+        Exception: what the module raises.
+    """
+    if _OBJECT.fullmatch(text) is None:
+        raise ConfigError(f"{text} is not module:name.")
     module_name, _, name = text.partition(":")
     here = os.getcwd()
     sys.path.insert(0, here)
@@ -173,7 +187,7 @@ def _dataset_named(text: str) -> Iterator[Any]:
             if not hasattr(found, part):
                 raise ConfigError(f"{text}: {module_name} has no {name}.")
             found = getattr(found, part)
-        yield _dataset_of(found, text)
+        yield found
     finally:
         with contextlib.suppress(ValueError):
             sys.path.remove(here)

@@ -7,8 +7,8 @@ import contextlib
 import json
 import sys
 import warnings
-from pathlib import Path  # noqa: TC003 - typer reads the annotations at run time
-from typing import TYPE_CHECKING, Annotated, Any, Final
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Final
 
 import numpy as np
 import typer
@@ -19,7 +19,7 @@ from rich.text import Text
 from penstock.cli.arguments import SOURCE_HELP, ImageField, KeyField, LabelField
 from penstock.cli.lines import amount, printable, without_password
 from penstock.cli.progress import Bar
-from penstock.errors import ConfigError
+from penstock.errors import ConfigError, StoreError
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -27,7 +27,9 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from penstock.cli.census import Classes, Sizes
+    from penstock.cli.object_census import Objects
     from penstock.stores.store import Store
+    from penstock.vision.datasets.annotated import AnnotatedImages
 
 __all__ = ["stats"]
 
@@ -61,29 +63,52 @@ def stats(
     labels is read as a whole.
     """
     from penstock.cli.census import count_classes, measure
+    from penstock.cli.object_census import count_objects
+    from penstock.cli.stats_record import record_of
 
     if png is not None:
         _check_drawable(png)
     fields = {"image_field": image_field, "label_field": label_field, "key_field": key_field}
-    with _store(src, split=split, **fields) as store:
+    objects, why_none = _objects(src, split)
+    with _store(src, objects, split=split, **fields) as store:
         classes = count_classes(store.index)
         with Bar() as bar:
             sizes = measure(store, sample, lambda done, of: bar.show(done, of, "read for sizes"))
         address = without_password(store.address)
+    counted = None if objects is None else count_objects(objects)
     if png is not None:
-        _draw(png, address, classes, sizes)
+        _draw(png, address, classes, sizes, counted)
     if as_json:
-        sys.stdout.write(json.dumps(_record(address, classes, sizes), indent=2) + "\n")
+        record = record_of(address, classes, sizes, counted, why_none)
+        sys.stdout.write(json.dumps(record, indent=2) + "\n")
     else:
-        _print(address, classes, sizes)
+        _print(address, classes, sizes, counted, why_none)
+
+
+def _objects(src: str, split: str | None) -> tuple[AnnotatedImages | None, str | None]:
+    """Return the annotations that SRC has boxes in, or why it has none that can be read.
+
+    A VOC folder is a store as well, whose classes and sizes are known whatever its boxes are like.
+    """
+    from penstock.cli.named_dataset import annotated_named
+
+    try:
+        return annotated_named(src, split, as_it_is=True), None
+    except StoreError as error:
+        if not Path(src).is_dir():
+            raise
+        return None, str(error)
 
 
 @contextlib.contextmanager
-def _store(src: str, **options: str | None) -> Iterator[Store]:
+def _store(src: str, objects: AnnotatedImages | None, **options: str | None) -> Iterator[Store]:
     from penstock.cli.dataset_store import DatasetStore
     from penstock.cli.sources import source_named
     from penstock.stores.store import Store
 
+    if objects is not None and not Path(src).is_dir():
+        yield objects.store
+        return
     with source_named(src, **options) as samples:
         yield samples if isinstance(samples, Store) else DatasetStore(samples, src)
 
@@ -96,15 +121,27 @@ def _check_drawable(png: Path) -> None:
         raise ConfigError(f"cannot write --png {png}: name a file in a folder that exists.")
 
 
-def _draw(png: Path, address: str, classes: Classes | None, sizes: Sizes) -> None:
+def _draw(
+    png: Path,
+    address: str,
+    classes: Classes | None,
+    sizes: Sizes,
+    objects: Objects | None,
+) -> None:
     from penstock.cli.chart import draw_chart
 
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", "Glyph .* missing", UserWarning)  # shown as a box
-        draw_chart(png, address, classes, sizes)
+        draw_chart(png, address, classes, sizes, objects)
 
 
-def _print(address: str, classes: Classes | None, sizes: Sizes) -> None:
+def _print(
+    address: str,
+    classes: Classes | None,
+    sizes: Sizes,
+    objects: Objects | None,
+    why_none: str | None,
+) -> None:
     console = Console()
     if not console.is_terminal:  # nothing is cut off in a file
         console = Console(width=max(console.width, 120))
@@ -115,6 +152,11 @@ def _print(address: str, classes: Classes | None, sizes: Sizes) -> None:
         console.print(_about_classes(classes) + "\n", highlight=False)
     console.print(_size_table(address, sizes))
     console.print(_about_sizes(sizes), highlight=False)
+    if objects is not None:
+        lines = objects.lines(in_ascii=not console.encoding.startswith("utf"))
+        console.print("\n" + "\n".join(lines), highlight=False, markup=False)
+    if why_none is not None:
+        console.print(f"\nIts boxes: {printable(why_none)}", highlight=False, markup=False)
 
 
 def _class_table(classes: Classes, num_records: int) -> Table:
@@ -211,63 +253,3 @@ def _about_sizes(sizes: Sizes) -> str:
         f"Sizes from {read}: bytes of images, arrays, strings and bytes; pixels from the images' "
         f"headers.{advice}"
     )
-
-
-def _record(address: str, classes: Classes | None, sizes: Sizes) -> dict[str, Any]:
-    return {
-        "address": address,
-        "num_records": sizes.num_records,
-        "num_classes": None if classes is None else len(classes.ids),
-        **({} if classes is None else _record_of_classes(classes)),
-        "sizes": _record_of_sizes(sizes),
-    }
-
-
-def _record_of_classes(classes: Classes) -> dict[str, Any]:
-    rows = [
-        {
-            "class": int(classes.ids[row]),
-            "name": name,
-            "count": int(classes.counts[row]),
-            "share": float(classes.shares[row]),
-        }
-        for row, name in enumerate(classes.names)
-    ]
-    record: dict[str, Any] = {
-        "classes": rows,
-        "num_empty_classes": classes.num_empty,
-        "largest_to_smallest": classes.imbalance,
-        "effective_classes": classes.effective_classes,
-    }
-    if classes.num_images is not None:
-        for row, number in zip(rows, classes.num_images.tolist(), strict=True):
-            row["images"] = number
-    if classes.objects_per_image is not None:
-        record["objects_per_image"] = _spread(classes.objects_per_image)
-        record["num_images_without_objects"] = int((classes.objects_per_image == 0).sum())
-    return record
-
-
-def _record_of_sizes(sizes: Sizes) -> dict[str, Any]:
-    return {
-        "num_sampled": len(sizes.num_bytes),
-        "total_bytes": sizes.total_bytes,
-        "is_total_estimated": len(sizes.num_bytes) < sizes.num_records,
-        "record_bytes": _spread(sizes.num_bytes),
-        "num_images": len(sizes.heights_px),
-        "num_unreadable": sizes.num_unreadable,
-        "num_damaged": sizes.num_damaged,
-        "height_px": _spread(sizes.heights_px),
-        "width_px": _spread(sizes.widths_px),
-    }
-
-
-def _spread(values: NDArray[np.int64]) -> dict[str, float] | None:
-    if not len(values):
-        return None
-    return {
-        "min": int(values.min()),
-        "median": float(np.median(values)),
-        "mean": float(values.mean()),
-        "max": int(values.max()),
-    }

@@ -2,6 +2,7 @@
 """Index streams: which samples an epoch takes, in which order."""
 
 from penstock.sampling.distributed import DistributedSampler
+from penstock.sampling.grouped import AspectRatioBatchSampler, GroupedSampler
 from penstock.sampling.permutation import Permutation
 from penstock.sampling.samplers import (
     BatchSampler,
@@ -15,8 +16,10 @@ from penstock.sampling.samplers import (
 )
 
 __all__ = [
+    "AspectRatioBatchSampler",
     "BatchSampler",
     "DistributedSampler",
+    "GroupedSampler",
     "IndexSampler",
     "Indices",
     "Permutation",

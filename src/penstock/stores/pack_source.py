@@ -7,7 +7,7 @@ import io
 import zlib
 from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
 
@@ -27,6 +27,8 @@ if TYPE_CHECKING:
 
 
 __all__ = ["PackSource", "pack_source"]
+
+_DEEPEST: Final = 8  # datasets that are parts of datasets
 
 
 def pack_source(
@@ -61,9 +63,9 @@ def _store_of(dataset: StoreDataset) -> Store:
     """
     if dataset.transform is not None or dataset.target_transform is not None:
         raise ConfigError(
-            f"{dataset!r} has transforms. To pack what it is made from, give its store "
-            f"({dataset.store.address!r}). To pack what the transforms make, wrap it in a dataset "
-            "of your own; random ones are then decided once and for all."
+            f"{dataset!r} has transforms. To pack what it is made from, give its attribute "
+            "`store`. To pack what the transforms make, wrap it in a dataset of your own; random "
+            "ones are then decided once and for all."
         )
     return dataset.store
 
@@ -160,8 +162,7 @@ class _DatasetSource(PackSource):
         self._length = len(dataset) if limit is None else min(limit, len(dataset))
         self._width = len(str(max(0, self._length - 1)))
         self._labels = known_labels(dataset)
-        names = getattr(dataset, "class_names", None) or getattr(dataset, "classes", None) or ()
-        self.class_names = tuple(map(str, names))
+        self.class_names = _class_names(dataset)
         self.metadata = {}
         identity = getattr(dataset, "fingerprint", "")
         if self._labels is not None:
@@ -178,11 +179,13 @@ class _DatasetSource(PackSource):
         label = self._label(index, sample)
         return encode_record(f"{index:0{self._width}}", _storable(sample, self._shrink), label)
 
-    def _label(self, index: int, sample: Any) -> int | None:  # noqa: ANN401
+    def _label(self, index: int, sample: Any) -> int | tuple[int, ...] | None:  # noqa: ANN401
         if self._labels is not None and self._labels.dtype.kind in "biu":
             return int(self._labels[index])
         if isinstance(sample, (tuple, list)) and len(sample) == 2:
             return _as_integer(sample[1])
+        if isinstance(sample, Mapping) and "labels" in sample:  # of the objects of an image
+            return _as_integers(sample["labels"])
         return None
 
     def describe(self, index: int) -> str:
@@ -193,6 +196,21 @@ class _DatasetSource(PackSource):
 
     def position_of(self, key: str) -> int:
         return int(key)
+
+
+def _class_names(dataset: Any) -> tuple[str, ...]:  # noqa: ANN401
+    """Return the names of the classes, as the dataset has them or the one it is a part of."""
+    for _ in range(_DEEPEST):
+        names = getattr(dataset, "class_names", None) or getattr(dataset, "classes", None)
+        if names:
+            return tuple(map(str, names))
+        dataset = getattr(dataset, "dataset", None)
+    return ()
+
+
+def _as_integers(values: Any) -> tuple[int, ...] | None:  # noqa: ANN401
+    array = np.asarray(values)
+    return tuple(array.tolist()) if array.ndim == 1 and array.dtype.kind in "iu" else None
 
 
 def _as_integer(value: Any) -> int | None:  # noqa: ANN401

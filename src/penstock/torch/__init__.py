@@ -24,6 +24,7 @@ from penstock.torch.datasets import (
     TensorDataset,
     random_split,
 )
+from penstock.torch.images import NormalizeImages
 from penstock.torch.loader import DataLoader
 from penstock.torch.samplers import (
     BatchSampler,
@@ -43,6 +44,7 @@ __all__ = [
     "Dataset",
     "DistributedSampler",
     "IterableDataset",
+    "NormalizeImages",
     "RandomSampler",
     "Sampler",
     "SequentialSampler",

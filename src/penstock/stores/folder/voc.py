@@ -16,9 +16,10 @@ import re
 import warnings
 from typing import TYPE_CHECKING, Final
 from xml.etree import ElementTree
-from xml.parsers import expat
 
 import numpy as np
+from defusedxml.common import DTDForbidden
+from defusedxml.ElementTree import DefusedXMLParser
 
 from penstock.callers import users_level
 from penstock.data.packed_list import PackedList
@@ -28,9 +29,19 @@ from penstock.stores.folder.marks import VOC, Listing
 from penstock.stores.index import labels_from
 
 if TYPE_CHECKING:
+    from collections.abc import Container
     from pathlib import Path
 
-__all__ = ["list_voc", "looks_like_voc", "object_names", "parse_xml", "xml_bytes", "xml_text"]
+__all__ = [
+    "list_voc",
+    "looks_like_voc",
+    "object_names",
+    "parse_xml",
+    "stems_of_split",
+    "warn_of_images_alone",
+    "xml_bytes",
+    "xml_text",
+]
 
 _DECLARED: Final = re.compile(rb"""\A\s*<\?xml[^>]{0,200}?encoding\s*=\s*["']([\w.:-]{1,40})["']""")
 # Those whose ASCII is ASCII, so that the declaration can be read: what annotation tools write.
@@ -91,39 +102,40 @@ def parse_xml(text: str) -> ElementTree.Element:
         Traceback (most recent call last):
         ValueError: it has a DOCTYPE, which annotations have no use for; it is not read...
     """
-    builder = ElementTree.TreeBuilder()
-    depth = 0
-
-    def start(tag: str, attributes: dict[str, str]) -> None:
-        nonlocal depth
-        depth += 1
-        if depth > _DEEPEST:
-            raise ValueError(f"more than {_DEEPEST} elements in one another")
-        builder.start(tag, attributes)
-
-    def end(tag: str) -> None:
-        nonlocal depth
-        depth -= 1
-        builder.end(tag)
-
-    parser = expat.ParserCreate()
-    parser.buffer_text = True
-    parser.StartDoctypeDeclHandler = _refuse_doctype
-    parser.StartElementHandler = start
-    parser.EndElementHandler = end
-    parser.CharacterDataHandler = builder.data
+    parser = DefusedXMLParser(target=_Builder(), forbid_dtd=True)
     try:
-        parser.Parse(text, True)
-    except expat.ExpatError as error:
+        parser.feed(text)
+        root: ElementTree.Element = parser.close()
+    except DTDForbidden as error:
+        raise ValueError(
+            "it has a DOCTYPE, which annotations have no use for; it is not read, as entities in "
+            "it could name files or fill the memory"
+        ) from error
+    except ElementTree.ParseError as error:
         raise ValueError(f"not well-formed XML: {error}") from error
-    return builder.close()
+    return root
 
 
-def _refuse_doctype(*_: object) -> None:
-    raise ValueError(
-        "it has a DOCTYPE, which annotations have no use for; it is not read, as entities in it "
-        "could name files or fill the memory"
-    )
+class _Builder:
+    """Builds the tree, to a depth that no annotation has, and leaves namespaces out.
+
+    Those who follow the elements down would otherwise have Python's stack grow with them.
+    """
+
+    def __init__(self) -> None:
+        builder = ElementTree.TreeBuilder()
+        self._start, self._end, self._depth = builder.start, builder.end, 0
+        self.data, self.close = builder.data, builder.close
+
+    def start(self, tag: str, attributes: dict[str, str]) -> None:
+        self._depth += 1
+        if self._depth > _DEEPEST:
+            raise ValueError(f"more than {_DEEPEST} elements in one another")
+        self._start(tag.rpartition("}")[2], attributes)
+
+    def end(self, tag: str) -> None:
+        self._depth -= 1
+        self._end(tag.rpartition("}")[2])
 
 
 def object_names(text: str) -> list[str]:
@@ -160,9 +172,9 @@ def list_voc(root: Path, split: str | None = None) -> Listing:
     names = _names_by_stem(root)
     if split is None:
         keys = sorted(names)
-        _warn_of_images_alone(root, images.keys() - names.keys())
+        warn_of_images_alone(root / "JPEGImages", images.keys() - names.keys())
     else:
-        keys = _stems_of_split(root, split)
+        keys = stems_of_split(root, split, names)
         _check_split(root, split, keys, names)
     class_names = sorted({name for of_image in names.values() for name in of_image})
     class_of = {name: number for number, name in enumerate(class_names)}
@@ -205,17 +217,22 @@ def _names_by_stem(root: Path) -> dict[str, list[str]]:
     return found
 
 
-def _stems_of_split(root: Path, split: str) -> list[str]:
+def stems_of_split(root: Path, split: str, names: Container[str] = ()) -> list[str]:
+    """Return the names in `ImageSets/Main/SPLIT.txt`; StoreError if there is none.
+
+    A line is one of `names`, or begins with one: in VOC's lists of a class, 1 or -1 comes after it.
+    """
     folder = root / "ImageSets" / "Main"
     known = sorted(path.stem for path in folder.glob("*.txt"))
     if split not in known:
         has = ", ".join(map(repr, known)) or "none"
         raise StoreError(f"{root} has no split {split!r} in ImageSets/Main; it has {has}.")
     try:
-        lines = (folder / f"{split}.txt").read_text(encoding="utf-8").splitlines()
+        lines = (folder / f"{split}.txt").read_text(encoding="utf-8-sig").splitlines()
     except (OSError, ValueError) as error:
         raise StoreError(f"cannot read {folder / split}.txt: {error}.") from error
-    return [line.split()[0] for line in lines if line.strip()]
+    stripped = [line.strip() for line in lines if line.strip()]
+    return [line if line in names else line.split()[0] for line in stripped]
 
 
 def _check_split(root: Path, split: str, keys: list[str], names: dict[str, list[str]]) -> None:
@@ -230,11 +247,12 @@ def _check_split(root: Path, split: str, keys: list[str], names: dict[str, list[
         raise StoreError(f"the split {split!r} of {root} names {twice!r} twice.")
 
 
-def _warn_of_images_alone(root: Path, stems: set[str]) -> None:
+def warn_of_images_alone(folder: Path, stems: set[str]) -> None:
+    """Warn of images in `folder` that have no annotation; `stems` are their names."""
     if stems:
         warnings.warn(
-            f"{len(stems)} image(s) in {root / 'JPEGImages'} have no file in Annotations and are "
-            f"left out: {min(stems)!r} is one.",
+            f"{len(stems)} image(s) in {folder} have no file in Annotations and are left out: "
+            f"{min(stems)!r} is one.",
             UserWarning,
             stacklevel=users_level(),
         )

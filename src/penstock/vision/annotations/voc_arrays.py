@@ -1,35 +1,25 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Pascal VOC's annotations: the objects of an image, and their boxes.
-
-VOC counts pixels from 1 and includes both ends: a box over the whole of a 640 x 480 image is
-xmin=1, ymin=1, xmax=640, ymax=480. Here boxes are 0-based and half-open, so that the same box is
-(0, 0, 640, 480), its width 640 - 0, and its pixels `image[0:480, 0:640]`:
-
-    x1, y1, x2, y2 = xmin - 1, ymin - 1, xmax, ymax
-
-Reference:
-    Everingham and others, "The PASCAL Visual Object Classes Challenge 2012 development kit".
-"""
+"""Pascal VOC's XML as arrays: what a network that finds boxes is trained on."""
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING
 
 import numpy as np
 
-from penstock.stores.folder.voc import parse_xml, xml_text
+from penstock.vision.annotations.voc import voc_root
+from penstock.vision.annotations.voc_elements import (
+    read_box,
+    read_class_name,
+    read_flag,
+    read_length,
+)
 
 if TYPE_CHECKING:
-    from xml.etree.ElementTree import Element
-
     from numpy.typing import NDArray
 
 __all__ = ["VOCAnnotation", "parse_voc"]
-
-_SIDES: Final = ("xmin", "ymin", "xmax", "ymax")
-_FLAGS: Final = {"": False, "0": False, "1": True}
 
 
 @dataclass(frozen=True, eq=False)
@@ -66,7 +56,7 @@ class VOCAnnotation:
 
 
 def parse_voc(xml: str | bytes) -> VOCAnnotation:
-    """Return what an annotation says.
+    """Return the boxes of an annotation; `annotations.voc.read_voc` returns all that it says.
 
     Nothing outside of `xml` is read: a DOCTYPE, which entities need, is an error. `difficult` and
     `truncated` may be missing and are then false, as in many tools' files.
@@ -90,64 +80,21 @@ def parse_voc(xml: str | bytes) -> VOCAnnotation:
         >>> found.class_names, found.boxes_xyxy_px
         (('cell',), array([[  0.,  10.,  20., 480.]], dtype=float32))
     """
-    root = parse_xml(xml if isinstance(xml, str) else xml_text(bytes(xml)))
-    if root.tag != "annotation":
-        raise ValueError(f"the root element is <{root.tag}>, not <annotation>")
+    root = voc_root(xml)
     objects = root.findall("object")
-    names = [_class_name(item, number) for number, item in enumerate(objects)]
+    names = [read_class_name(item, f"object {number}") for number, item in enumerate(objects)]
     where = [f"object {number} ({name})" for number, name in enumerate(names)]
     pairs = list(zip(objects, where, strict=True))
-    boxes = np.array([_box(item, place) for item, place in pairs], np.float32)
+    boxes = np.array([read_box(item, place) for item, place in pairs], np.float32)
+    flags = {
+        flag: np.array([bool(read_flag(item, flag, place)) for item, place in pairs], np.bool_)
+        for flag in ("difficult", "truncated")
+    }
     return VOCAnnotation(
         (root.findtext("filename") or "").strip(),
-        _length(root, "width"),
-        _length(root, "height"),
+        read_length(root, "width"),
+        read_length(root, "height"),
         tuple(names),
         boxes.reshape(-1, 4),
-        np.array([_flag(item, "difficult", place) for item, place in pairs], np.bool_),
-        np.array([_flag(item, "truncated", place) for item, place in pairs], np.bool_),
+        **flags,
     )
-
-
-def _class_name(item: Element, number: int) -> str:
-    name = (item.findtext("name") or "").strip()
-    if not name:
-        raise ValueError(f"object {number} has no name")
-    return name
-
-
-def _box(item: Element, where: str) -> tuple[float, float, float, float]:
-    box = item.find("bndbox")
-    if box is None:
-        raise ValueError(f"{where} has no bndbox")
-    left, top, right, bottom = (_number(box.findtext(side), f"{where}: {side}") for side in _SIDES)
-    return left - 1, top - 1, right, bottom
-
-
-def _number(text: str | None, where: str) -> float:
-    if text is None:
-        raise ValueError(f"{where} is missing")
-    try:
-        number = float(text)
-    except ValueError:
-        number = math.nan
-    if not math.isfinite(number):
-        raise ValueError(f"{where} is {text.strip()[:40]!r}, not a number")
-    return number
-
-
-def _flag(item: Element, name: str, where: str) -> bool:
-    text = (item.findtext(name) or "").strip()
-    if text not in _FLAGS:
-        raise ValueError(f"{where}: {name} is {text[:40]!r}, not 0 or 1")
-    return _FLAGS[text]
-
-
-def _length(root: Element, name: str) -> int | None:
-    text = root.findtext(f"size/{name}")
-    if text is None:
-        return None
-    number = _number(text, f"size: {name}")
-    if number < 0 or number != int(number):
-        raise ValueError(f"size: {name} is {text.strip()[:40]!r}, not a number of pixels")
-    return int(number) or None

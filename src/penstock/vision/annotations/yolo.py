@@ -1,0 +1,347 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Data sets as YOLO's tools keep them: images, a text file of labels for each, a YAML file.
+
+    data.yaml                   names, where the images of each split are, kpt_shape
+    images/train/1.jpg          an image …
+    labels/train/1.txt          … and its objects: see `yolo_labels`. Without the file it has none
+
+The label file has the image's path with the last `images` made `labels`, or lies beside the image.
+"""
+
+from __future__ import annotations
+
+import os
+import warnings
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final, Literal
+
+import yaml
+
+from penstock.callers import users_level
+from penstock.errors import ConfigError, StoreError
+from penstock.stores.folder.listing import IMAGE_SUFFIXES, cannot_list
+from penstock.vision.annotations.image_size import upright_size
+from penstock.vision.annotations.model import AnnotatedImage
+from penstock.vision.annotations.numbers import whole_number
+from penstock.vision.annotations.paths import key_of, listed_path
+from penstock.vision.annotations.repeated import first_repeated
+from penstock.vision.annotations.text_lines import numbered_lines, read_text
+from penstock.vision.annotations.yolo_labels import Labels, read_label_line
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+
+__all__ = ["YoloData", "read_yolo", "read_yolo_data", "write_yolo_yaml"]
+
+_MAX_YAML_BYTES: Final = 1_000_000  # a thousand classes take 20 kB
+_MAX_CLASSES: Final = 1_000_000
+_NO_SPLITS: Final = frozenset(
+    (
+        "path",
+        "names",
+        "nc",
+        "kpt_shape",
+        "flip_idx",
+        "download",
+        "kpt_names",
+        "roboflow",
+        "yaml_file",
+    )
+)
+
+
+@dataclass(frozen=True, slots=True)
+class YoloData:
+    """What a data set's YAML file says; or its folders, where it has none.
+
+    Attributes:
+        source: The file or folder.
+        root: Where relative paths start from.
+        class_names: By their numbers; empty where the data set does not say.
+        splits: For each split, the folders or lists of its images.
+        num_landmarks: K of `kpt_shape`; 0 without.
+        num_values: 2 or 3 for each landmark.
+    """
+
+    source: Path
+    root: Path
+    class_names: tuple[str, ...]
+    splits: dict[str, tuple[str, ...]]
+    num_landmarks: int = 0
+    num_values: int = 3
+
+
+def read_yolo(
+    yaml_or_folder: str | Path,
+    split: str = "train",
+    *,
+    polygons: Literal["error", "box"] = "error",
+) -> tuple[list[AnnotatedImage], tuple[str, ...]]:
+    """Return the images of a split, and the names of all classes.
+
+    The header of each image is read, for its size: pixels are those of the image as a viewer shows
+    it. Landmarks are fractions of width and height as well, and taken as they are: 0 is pixel 0.
+
+    Args:
+        yaml_or_folder: The YAML file; or a folder with `data.yaml`, or with `images` and `labels`
+            and perhaps `classes.txt`.
+        split: One of the YAML file's, or of the folders in `images`.
+        polygons: What to do with a line that has a polygon: "box" takes the box around it.
+
+    Returns:
+        The images, sorted by path within each folder, in the order of a list; `key` is the path
+        below the split's folder, without suffix. And the names, by the classes' numbers; where the
+        data set has none, "0", "1" and so on, to the highest that comes up.
+
+    Raises:
+        ConfigError: `polygons` is none of the two.
+        StoreError: something cannot be read, or is not as it has to be. The message names the file
+            and the line.
+    """
+    if polygons not in ("error", "box"):
+        raise ConfigError(f"polygons is 'error' or 'box', not {polygons!r}.")
+    data = read_yolo_data(yaml_or_folder)
+    labels = Labels(data.class_names, data.num_landmarks, data.num_values, polygons)
+    files = _files_of_split(data, split)
+    missing = 0
+    images = []
+    for path, key in files:
+        file = _label_file(path)
+        missing += not os.path.isfile(file)
+        images.append(_image(path, key, file, labels))
+    if images and missing == len(images):
+        _warn_of_no_labels(data, split, _label_file(files[0][0]))
+    return images, data.class_names or _numbers(images)
+
+
+def _numbers(images: list[AnnotatedImage]) -> tuple[str, ...]:
+    highest = max((int(found.class_name) for i in images for found in i.objects), default=-1)
+    if highest >= _MAX_CLASSES:
+        raise StoreError(f"an object is of class {highest}: no data set has that many classes.")
+    return tuple(map(str, range(highest + 1)))
+
+
+def _warn_of_no_labels(data: YoloData, split: str, file: Path) -> None:
+    warnings.warn(
+        f"no image of split {split!r} of {data.source} has labels: {file} is not there, for one. "
+        "All count as images without objects.",
+        UserWarning,
+        stacklevel=users_level(),
+    )
+
+
+def read_yolo_data(yaml_or_folder: str | Path) -> YoloData:
+    """Return what a YAML file or a folder says of its data set; no image is looked at.
+
+    Raises:
+        StoreError: it cannot be read, or is not as it has to be.
+    """
+    source = Path(yaml_or_folder)
+    if not source.is_dir():
+        return _from_yaml(source)
+    found = sorted(p for p in source.iterdir() if p.suffix.lower() in (".yaml", ".yml"))
+    usual = [p for p in found if p.stem in ("data", "dataset")] or found
+    if len(usual) > 1:
+        names = ", ".join(p.name for p in usual)
+        raise StoreError(f"{source} has several YAML files ({names}): name one of them.")
+    return _from_yaml(usual[0]) if usual else _from_folder(source)
+
+
+def _from_folder(root: Path) -> YoloData:
+    images = root / "images"
+    if not images.is_dir():
+        raise StoreError(f"{root} has neither a YAML file nor a folder 'images': no YOLO data set.")
+    splits: dict[str, tuple[str, ...]] = {}
+    splits |= {p.name: (f"images/{p.name}",) for p in sorted(images.iterdir()) if p.is_dir()}
+    lists = [root / "classes.txt", root / "labels" / "classes.txt"]
+    names = next((read_text(p).split("\n") for p in lists if p.exists()), [])
+    class_names = tuple(name.strip() for name in "\n".join(names).strip().split("\n"))
+    return YoloData(
+        root,
+        root,
+        class_names if class_names != ("",) else (),
+        splits or {"train": ("images",)},
+    )
+
+
+def _from_yaml(path: Path) -> YoloData:
+    said = _load(path)
+    try:
+        names = _names(said.get("names"), said.get("nc"))
+        num_landmarks, num_values = _kpt_shape(said.get("kpt_shape"))
+        splits = {
+            name: _places(name, value)
+            for name, value in said.items()
+            if name not in _NO_SPLITS and value and _is_places(value)
+        }
+        root = _root(_text(said.get("path", ""), "path"), path)
+    except ValueError as error:
+        raise StoreError(f"cannot read {path}: {error}.") from error
+    return YoloData(path, root, names, splits, num_landmarks, num_values)
+
+
+def _root(said: str, path: Path) -> Path:
+    """Return where relative paths start from: from the YAML file's folder, or the current one."""
+    places = [listed_path(said, folder) for folder in (path.parent, Path())]
+    return next(filter(os.path.isdir, places), places[0])
+
+
+def _load(path: Path) -> dict[str, Any]:
+    text = read_text(path)
+    if len(text) > _MAX_YAML_BYTES:
+        raise StoreError(f"cannot read {path}: {len(text):,} characters are too many for YAML.")
+    try:
+        # All scalars stay text: a class called "no" is no False. Nothing is built but lists and
+        # dicts, and what an alias repeats is not copied.
+        said = yaml.load(text, Loader=yaml.BaseLoader)
+    except (yaml.YAMLError, ValueError, RecursionError) as error:
+        raise StoreError(f"cannot read {path}: it is no YAML: {error}.") from error
+    if not isinstance(said, dict) or not all(isinstance(key, str) for key in said):
+        raise StoreError(f"cannot read {path}: it is no mapping of names to values.")
+    return said
+
+
+def _text(value: object, what: str) -> str:
+    if not isinstance(value, str):
+        raise ValueError(f"{what} is a {type(value).__name__}, not a text")
+    return value
+
+
+def _names(value: object, count: object) -> tuple[str, ...]:
+    match value:
+        case list():
+            names = tuple(_text(name, "a class name") for name in value)
+        case dict():
+            names = _names_by_number(value)
+        case None | "":
+            names = ()
+        case _:
+            raise ValueError("names is neither a list nor a mapping of numbers to names")
+    number = None if count is None else whole_number(_text(count, "nc"))
+    if number is not None and names and number != len(names):
+        raise ValueError(f"nc is {number}, and names has {len(names)}")
+    twice = first_repeated(names)
+    if twice is not None:
+        raise ValueError(f"two classes are called {twice!r}")
+    if "" in names:
+        raise ValueError(f"class {names.index('')} has an empty name")
+    return names
+
+
+def _names_by_number(value: dict[Any, Any]) -> tuple[str, ...]:
+    by_number = {whole_number(str(key)): _text(name, "a class name") for key, name in value.items()}
+    if set(by_number) != set(range(len(value))):
+        raise ValueError(f"names has {len(value)} classes, and not each number from 0 to that")
+    return tuple(by_number[number] for number in range(len(value)))
+
+
+def _kpt_shape(value: object) -> tuple[int, int]:
+    if value is None:
+        return 0, 3
+    shape = [whole_number(str(number)) for number in value] if isinstance(value, list) else []
+    match shape:
+        case [int() as count, 2 | 3 as values] if 0 < count <= 10_000:
+            return count, values
+    raise ValueError("kpt_shape is the number of landmarks and 2 or 3, as in [17, 3]")
+
+
+def _is_places(value: object) -> bool:
+    return isinstance(value, str) or (
+        isinstance(value, list) and all(isinstance(place, str) for place in value)
+    )
+
+
+def _places(name: str, value: str | list[str]) -> tuple[str, ...]:
+    places = (value,) if isinstance(value, str) else tuple(value)
+    if any("\0" in place for place in places):
+        raise ValueError(f"{name} is no path: it has a null character")
+    return places
+
+
+def _files_of_split(data: YoloData, split: str) -> list[tuple[Path, str]]:
+    """Return path and key of each image."""
+    if split not in data.splits:
+        has = ", ".join(map(repr, data.splits)) or "none"
+        raise StoreError(f"{data.source} has no split {split!r}; it has {has}.")
+    found: dict[Path, str] = {}
+    for place in data.splits[split]:
+        path = listed_path(place, data.root)
+        if not os.path.exists(path) and place.startswith("../"):
+            # Some sites write paths from a folder further down than the file that has them.
+            path = listed_path(place.removeprefix("../"), data.root)
+        if os.path.isdir(path):
+            found |= dict(_in_folder(path))
+        elif os.path.isfile(path):
+            found |= dict(_in_list(path, data.root))
+        else:
+            raise StoreError(f"{data.source}: {split} is {place!r}, and {path} is not there.")
+    if not found:
+        raise StoreError(f"split {split!r} of {data.source} has no images.")
+    return list(found.items())
+
+
+def _in_folder(folder: Path) -> Iterator[tuple[Path, str]]:
+    paths: list[str] = []
+    for above, _, names in os.walk(folder, onerror=_refuse_to_pass_over):
+        images = (n for n in names if n.lower().endswith(IMAGE_SUFFIXES) and n[0] != ".")
+        paths += (os.path.relpath(os.path.join(above, name), folder) for name in images)
+    for path in sorted(path.replace(os.sep, "/") for path in paths):
+        yield folder / path, os.path.splitext(path)[0]
+
+
+def _refuse_to_pass_over(error: OSError) -> None:
+    raise cannot_list(error) from error
+
+
+def _in_list(file: Path, root: Path) -> Iterator[tuple[Path, str]]:
+    for number, line in numbered_lines(file):
+        try:
+            places = [listed_path(line, folder) for folder in (file.parent, root)]
+            path = next(filter(os.path.exists, places), places[0])
+            if not path.name:
+                raise ValueError(f"{line[:80]!r} names no file")
+        except (OSError, ValueError) as error:
+            raise StoreError(f"cannot read {file}, line {number}: {error}.") from error
+        key = os.path.splitext(key_of(line))[0]
+        yield path, key.removeprefix("images/")
+
+
+def _label_file(image: Path) -> Path:
+    beside = image.with_name(os.path.splitext(image.name)[0] + ".txt")
+    folders = image.parent.parts
+    if "images" not in folders:
+        return beside
+    last = len(folders) - 1 - folders[::-1].index("images")
+    usual = Path(*folders[:last], "labels", *folders[last + 1 :], beside.name)
+    return beside if os.path.exists(beside) and not os.path.exists(usual) else usual
+
+
+def _image(path: Path, key: str, file: Path, labels: Labels) -> AnnotatedImage:
+    try:
+        height_px, width_px = upright_size(path)
+    except (OSError, ValueError) as error:
+        raise StoreError(f"cannot read the size of {path}: {error}.") from error
+    objects = []
+    for number, line in numbered_lines(file) if os.path.isfile(file) else ():
+        try:
+            objects.append(read_label_line(line, labels, width_px, height_px))
+        except ValueError as error:
+            raise StoreError(f"cannot read {file}, line {number}: {error}.") from error
+    return AnnotatedImage(path, key, width_px, height_px, tuple(objects), str(file))
+
+
+def write_yolo_yaml(
+    class_names: Sequence[str],
+    splits: Sequence[str],
+    *,
+    num_landmarks: int = 0,
+    num_values: int = 3,
+) -> bytes:
+    """Return the YAML file of a data set with `images/SPLIT` and `labels/SPLIT` beside it."""
+    said: dict[str, Any] = {split: f"images/{split}" for split in splits}
+    if num_landmarks:
+        said["kpt_shape"] = [num_landmarks, num_values]
+    said["names"] = dict(enumerate(class_names))
+    text: str = yaml.safe_dump(said, sort_keys=False, allow_unicode=True)
+    return text.encode()

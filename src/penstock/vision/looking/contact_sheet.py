@@ -1,0 +1,149 @@
+# SPDX-License-Identifier: Apache-2.0
+"""`contact_sheet`: many samples in one image, with what is marked in them."""
+
+from __future__ import annotations
+
+import math
+from typing import TYPE_CHECKING, Any, Final
+
+import cv2
+import numpy as np
+
+from penstock.errors import ConfigError
+from penstock.vision.looking.displayed import class_text, sample_of
+from penstock.vision.looking.drawing import Pens, class_colour, draw_onto
+from penstock.vision.looking.lettering import fitted, line_height, text_width, write
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from numpy.typing import NDArray
+
+__all__ = ["contact_sheet"]
+
+_PAPER: Final = (245, 245, 245)
+_GAP_PX: Final = 8
+_TEXT_PX: Final = 12
+_CHIP_PX: Final = 12  # side of a colour in the legend
+_MOST_CLASSES: Final = 60  # of the legend
+_MOST_NAMED: Final = 0.1  # of an image; the rest is left to the legend
+_COARSE: Final = 3.0  # enlarged more than this, pixels stay pixels
+
+
+def contact_sheet(
+    samples: Sequence[Any],
+    class_names: Sequence[str] = (),
+    *,
+    columns: int | None = None,
+    tile_px: int = 360,
+) -> NDArray[np.uint8]:
+    """Return one image of many samples, scaled to tiles, with what is marked in them.
+
+    Below an image stand its class, or what it is called; below all, the colours of the classes.
+    Lines and letters are drawn after scaling, so they can be read in images of any size.
+
+    Args:
+        samples: At least one, each as `draw_objects` takes it, or (image, class).
+        class_names: Name of class 0, 1, 2 …
+        columns: Tiles in a row; as many as make about a square if not given.
+        tile_px: Width of a tile, and the most height of its image.
+
+    Returns:
+        uint8 of shape (height, width, 3), RGB; a fresh array.
+
+    Raises:
+        ConfigError: there is no sample, or one without an image; a number is out of range.
+
+    Example:
+        >>> cell = {"image": np.zeros((48, 64, 3), np.uint8), "image_id": "a"}
+        >>> contact_sheet([cell] * 6, columns=3, tile_px=100).shape
+        (208, 332, 3)
+    """
+    if not samples:
+        raise ConfigError("a contact sheet needs at least one sample")
+    if tile_px < 32 or (columns is not None and columns < 1):
+        raise ConfigError(
+            f"tile_px is 32 or more and columns 1 or more, but got tile_px={tile_px}, "
+            f"columns={columns}"
+        )
+    found = [sample_of(sample) for sample in samples]
+    tiles = [_tile(sample, class_names, tile_px) for sample in found]
+    columns = min(len(tiles), columns or math.ceil(math.sqrt(len(tiles))))
+    rows = [tiles[start : start + columns] for start in range(0, len(tiles), columns)]
+    width = columns * (tile_px + _GAP_PX) + _GAP_PX
+    legend = _legend(found, class_names, width)
+    return np.concatenate([_gap(width), *(_row(row, width, tile_px) for row in rows), *legend])
+
+
+def _gap(width: int, height: int = _GAP_PX) -> NDArray[np.uint8]:
+    return np.full((height, width, 3), _PAPER, np.uint8)
+
+
+def _row(tiles: list[NDArray[np.uint8]], width: int, tile_px: int) -> NDArray[np.uint8]:
+    row = _gap(width, max(len(tile) for tile in tiles) + _GAP_PX)
+    for number, tile in enumerate(tiles):
+        left = _GAP_PX + number * (tile_px + _GAP_PX)
+        row[: len(tile), left : left + tile_px] = tile
+    return row
+
+
+def _tile(sample: dict[str, Any], class_names: Sequence[str], tile_px: int) -> NDArray[np.uint8]:
+    """Return an image, scaled and drawn into, with its caption."""
+    image = sample["image"]
+    height, width = image.shape[:2]
+    scale = tile_px / max(height, width)
+    size = max(1, round(width * scale)), max(1, round(height * scale))
+    scaled = np.ascontiguousarray(cv2.resize(image, size, interpolation=_interpolation(scale)))
+    pens = Pens(2 if tile_px >= 200 else 1, _TEXT_PX)
+    by = size[0] / width, size[1] / height
+    draw_onto(scaled, sample, class_names, pens, by, most_named=_MOST_NAMED)
+    tile = _gap(tile_px, size[1] + line_height(_TEXT_PX) + 4)
+    left = (tile_px - size[0]) // 2
+    tile[: size[1], left : left + size[0]] = scaled
+    caption = fitted(_caption(sample, class_names), tile_px, _TEXT_PX)
+    write(
+        tile,
+        caption,
+        max(0, (tile_px - text_width(caption, _TEXT_PX)) // 2),
+        size[1] + 3,
+        _TEXT_PX,
+        _PAPER,
+    )
+    return tile
+
+
+def _interpolation(scale: float) -> int:
+    if scale < 1:
+        return cv2.INTER_AREA
+    return cv2.INTER_NEAREST if scale > _COARSE else cv2.INTER_LINEAR
+
+
+def _caption(sample: dict[str, Any], class_names: Sequence[str]) -> str:
+    parts = [str(sample["image_id"])] if "image_id" in sample else []
+    if "label" in sample:
+        parts.append(class_text(sample["label"], class_names))
+    return "  ".join(part for part in parts if part)
+
+
+def _legend(
+    samples: list[dict[str, Any]], class_names: Sequence[str], width: int
+) -> list[NDArray[np.uint8]]:
+    """Return lines with the colour, the name and the number of the objects of each class."""
+    labels = [np.asarray(sample["labels"]) for sample in samples if "labels" in sample]
+    numbers = [found.ravel() for found in labels if found.ndim == 1 and found.dtype.kind in "iu"]
+    ids, counts = np.unique(np.concatenate([*numbers, np.empty(0, np.int64)]), return_counts=True)
+    lines: list[NDArray[np.uint8]] = []
+    left = width
+    for label, count in list(zip(ids.astype(int).tolist(), counts.tolist(), strict=True))[
+        :_MOST_CLASSES
+    ]:
+        text = fitted(f"{class_text(label, class_names)} ({count})", width // 2, _TEXT_PX)
+        needed = _CHIP_PX + 4 + text_width(text, _TEXT_PX) + 3 * _GAP_PX
+        if left + needed > width:
+            lines.append(_gap(width, line_height(_TEXT_PX) + _GAP_PX))
+            left = _GAP_PX
+        line = lines[-1]
+        line[2 : 2 + _CHIP_PX, left : left + _CHIP_PX] = class_colour(label)
+        write(line, text, left + _CHIP_PX + 4, 1, _TEXT_PX, _PAPER)
+        left += needed
+    return lines

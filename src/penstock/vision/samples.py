@@ -1,0 +1,160 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What a sample with objects is: a dict whose arrays, other than the image, go by object.
+
+    "image"         uint8 (H, W, 3)         the one array that is not by object
+    "boxes"         float32 (N, 4)          left, top, right, bottom: pixels, 0-based, half-open
+    "labels"        int64 (N,)              and any other array with N rows
+    "landmarks"     float32 (N, K, 2)       (0, 0) is the centre of the top left pixel; NaN: none
+    "image_id", …   str, int, tuple, dict   of the image as a whole
+
+So whoever drops an object drops its row of every array, of those too that a user has added.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from penstock.errors import ConfigError
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+    from numpy.typing import NDArray
+
+__all__ = ["image_of", "joined", "kept", "num_objects", "with_image"]
+
+
+def num_objects(sample: Mapping[str, Any]) -> int:
+    """Return how many objects a sample has, having checked that its arrays agree on it.
+
+    Args:
+        sample: A dict with "boxes", float (N, 4), or without any array by object.
+
+    Returns:
+        N; 0 where there are neither boxes nor other arrays by object.
+
+    Raises:
+        ConfigError: "boxes" has another shape, or an array has another number of rows.
+
+    Example:
+        >>> boxes = np.array([[0, 0, 8, 6], [2, 2, 4, 4]], np.float32)
+        >>> num_objects({"boxes": boxes, "labels": np.array([1, 0]), "image_id": "cells/7"})
+        2
+    """
+    boxes = sample.get("boxes")
+    shape = (0, 4) if boxes is None else np.shape(boxes)
+    if len(shape) != 2 or shape[1] != 4:
+        raise ConfigError(
+            f'"boxes" of a sample has the shape {shape}, not (N, 4): left, top, right and bottom '
+            "of each object; without an object it is (0, 4)"
+        )
+    num_rows = None if boxes is None else len(boxes)
+    first = "boxes"
+    for key in _arrays_by_object(sample):
+        shape = sample[key].shape
+        if num_rows is None:
+            first, num_rows = key, shape[0] if shape else None
+        if not shape or shape[0] != num_rows:
+            raise ConfigError(
+                f'"{key}" of a sample has the shape {shape}, but "{first}" has {num_rows} rows: '
+                'each array other than "image" has a row for each object. Keep what belongs to '
+                "the whole image as a number, str, tuple or dict"
+            )
+    return num_rows or 0
+
+
+def kept(sample: Mapping[str, Any], which: NDArray[Any]) -> dict[str, Any]:
+    """Return a sample with some of its objects.
+
+    Args:
+        sample: A dict as this module's first lines have it.
+        which: bool (N,), True for those to keep; or their numbers, int (M,), in the order wanted.
+
+    Returns:
+        A new dict. Its arrays by object are copies; the image and what is no array are the same
+        objects as before.
+
+    Raises:
+        ConfigError: an array has another number of rows than there are objects.
+
+    Example:
+        >>> boxes = np.array([[0, 0, 8, 6], [2, 2, 4, 4]], np.float32)
+        >>> sample = {"boxes": boxes, "labels": np.array([1, 0]), "image_id": "cells/7"}
+        >>> kept(sample, boxes[:, 2] > 4)["labels"]
+        array([1])
+    """
+    num_objects(sample)
+    rows = _arrays_by_object(sample)
+    return {key: value[which] if key in rows else value for key, value in sample.items()}
+
+
+def _arrays_by_object(sample: Mapping[str, Any]) -> list[str]:
+    return [
+        key for key, value in sample.items() if key != "image" and isinstance(value, np.ndarray)
+    ]
+
+
+def image_of(sample: Any) -> NDArray[Any]:  # noqa: ANN401 - it is being checked
+    """Return the image of a sample, or the sample itself where it is a bare image.
+
+    Raises:
+        ConfigError: there is no array (H, W) or (H, W, C) in it.
+    """
+    image = sample.get("image") if isinstance(sample, dict) else sample
+    if isinstance(image, np.ndarray) and image.ndim in {2, 3} and image.size:
+        return image
+    found = f"shape {image.shape}" if isinstance(image, np.ndarray) else type(image).__name__
+    raise ConfigError(
+        "a transform takes an image as a uint8 array (H, W, 3), or a dict with one under "
+        f'"image"; got {found}. A transform that makes tensors comes last; Pillow\'s images '
+        "become arrays by numpy.asarray(image)"
+    )
+
+
+def with_image(sample: Any, image: NDArray[Any]) -> Any:  # noqa: ANN401
+    """Return a new dict with another image; the image itself where the sample is a bare one."""
+    return {**sample, "image": image} if isinstance(sample, dict) else image
+
+
+def joined(samples: Sequence[Mapping[str, Any]], image: NDArray[Any]) -> dict[str, Any]:
+    """Return one sample with the objects of several.
+
+    Args:
+        samples: At least one. What is of the image as a whole is taken from the first.
+        image: The image that shows all of them.
+
+    Returns:
+        A new dict; its arrays by object are new ones.
+
+    Raises:
+        ConfigError: a sample lacks an array that another one has, or has it with another shape.
+
+    Example:
+        >>> one = {"boxes": np.zeros((1, 4), np.float32), "labels": np.array([5])}
+        >>> two = {"boxes": np.ones((2, 4), np.float32), "labels": np.array([6, 7])}
+        >>> joined([one, two], np.zeros((8, 8, 3), np.uint8))["labels"]
+        array([5, 6, 7])
+    """
+    for sample in samples:
+        num_objects(sample)
+    result = {**samples[0], "image": image}
+    for key in dict.fromkeys(key for sample in samples for key in _arrays_by_object(sample)):
+        result[key] = _rows_of_all(key, samples)
+    return result
+
+
+def _rows_of_all(key: str, samples: Sequence[Mapping[str, Any]]) -> NDArray[Any]:
+    # An image without objects may not know how many landmarks each would have had.
+    filled = [sample for sample in samples if num_objects(sample)] or samples[:1]
+    arrays = [sample.get(key) for sample in filled]
+    shapes = {
+        str(array.shape[1:]) if isinstance(array, np.ndarray) else "no array" for array in arrays
+    }
+    if len(shapes) > 1:
+        raise ConfigError(
+            f'the objects of several images cannot be joined: "{key}" has, for each object, '
+            f"{' and '.join(sorted(shapes))}. All samples need the same arrays"
+        )
+    return np.concatenate([array for array in arrays if array is not None])

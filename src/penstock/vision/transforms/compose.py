@@ -1,0 +1,59 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Transforms one after the other."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from penstock.errors import ConfigError
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+__all__ = ["Compose"]
+
+
+class Compose:
+    """Applies transforms in turn, each to what the one before it gave.
+
+    Attributes:
+        transforms: The transforms.
+
+    Concurrency:
+        As its transforms.
+
+    Example:
+        >>> import numpy as np
+        >>> from penstock.vision.transforms.flips import HorizontalFlip, VerticalFlip
+        >>> half_turn = Compose(HorizontalFlip(1), VerticalFlip(1))
+        >>> half_turn(np.arange(4, dtype=np.uint8).reshape(2, 2))
+        array([[3, 2],
+               [1, 0]], dtype=uint8)
+    """
+
+    def __init__(self, *transforms: Any) -> None:  # noqa: ANN401 - they are being checked
+        """Keep the transforms.
+
+        Args:
+            *transforms: Functions of a sample that return one.
+
+        Raises:
+            ConfigError: one of them cannot be called.
+        """
+        for number, transform in enumerate(transforms):
+            if not callable(transform):
+                hint = ": write Compose(*transforms)" if isinstance(transform, list) else ""
+                raise ConfigError(
+                    f"Compose takes functions of a sample; number {number} is {transform!r}{hint}"
+                )
+        self.transforms: tuple[Callable[[Any], Any], ...] = transforms
+
+    def __call__(self, sample: Any) -> Any:  # noqa: ANN401 - of any kind
+        """Return the sample after all transforms."""
+        for transform in self.transforms:
+            sample = transform(sample)
+        return sample
+
+    def __repr__(self) -> str:
+        """Return the call that makes it."""
+        return f"Compose({', '.join(map(repr, self.transforms))})"

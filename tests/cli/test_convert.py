@@ -1,0 +1,135 @@
+# SPDX-License-Identifier: Apache-2.0
+"""`penstock convert` says what it wrote and what was lost, and gives a line for what is wrong."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import signal
+from pathlib import Path
+
+import pytest
+
+from penstock.cli import main
+
+pytest.importorskip("rich")
+Image = pytest.importorskip("PIL.Image")
+
+from penstock.vision.annotations.voc import read_voc_folder  # noqa: E402 - it needs the above
+
+OBJECT = (
+    "<object><name>cat</name><difficult>1</difficult><bndbox><xmin>1</xmin><ymin>1</ymin>"
+    "<xmax>40</xmax><ymax>30</ymax></bndbox></object>"
+)
+
+
+@pytest.fixture
+def photos(tmp_path, monkeypatch):
+    """A VOC folder `voc` with one object, lists `points.txt` and `classes.txt` of its image."""
+    monkeypatch.chdir(tmp_path)
+    for folder in ("voc/Annotations", "voc/JPEGImages"):
+        Path(folder).mkdir(parents=True)
+    Image.new("L", (40, 30)).save("voc/JPEGImages/1.jpg")
+    Path("voc/Annotations/1.xml").write_text(f"<annotation>{OBJECT}</annotation>")
+    Path("points.txt").write_text("voc/JPEGImages/1.jpg 1 2 3 4 0 0 40 30 f\n")
+    Path("classes.txt").write_text("voc/JPEGImages/1.jpg cat\n")
+    return tmp_path
+
+
+def run(*arguments):
+    return main(["convert", *arguments])
+
+
+def test_what_was_lost_and_written_is_told(photos, capsys):
+    assert run("voc", "yolo", "--to", "yolo") == 0
+    assert capsys.readouterr().out.splitlines() == [
+        "difficult: 1 lost; yolo has no place for it",
+        "yolo: 1 images, 1 objects",
+    ]
+    assert Path("yolo/labels/train/1.txt").read_text() == "0 0.5 0.5 1.0 1.0\n"
+
+
+def test_strict_writes_nothing_where_something_would_be_lost(photos, capsys):
+    assert run("voc", "yolo", "--to", "yolo", "--strict") == 1
+    told = capsys.readouterr()
+    assert told.err == "penstock: yolo has no place for some of it: difficult (1).\n"
+    assert told.out == ""
+    assert not Path("yolo").exists()
+
+
+def test_sources_of_several_forms_become_one_set(photos, capsys):
+    options = ["--layout", "xyxy", "--box", "--classes", "sex", "--images", "link"]
+    sources = ["voc", "landmarks:points.txt", "image-list:classes.txt"]
+    assert run(*sources, "one", "--to", "voc", *options) == 0
+    assert capsys.readouterr().out == "one: 1 images, 1 objects, 2 of them told of twice\n"
+    (image,) = read_voc_folder("one")
+    (found,) = image.objects
+    assert (found.class_name, found.extra) == ("cat", {"sex": "f"})
+    assert found.landmarks_xy_px == ((1, 2), (3, 4))
+    assert os.readlink("one/JPEGImages/1.jpg") == os.path.realpath("voc/JPEGImages/1.jpg")
+
+
+def test_options_of_lists_are_those_of_the_list_that_is_written(photos, capsys):
+    assert run("landmarks:points.txt", "a", "--to", "voc", "--box", "--classes", "sex") == 0
+    options = [
+        "--box",
+        "--layout",
+        "xyxy",
+        "--box-format",
+        "xywh",
+        "--separator",
+        ",",
+        "--origin",
+        "1",
+    ]
+    assert run("a", "b.txt", "--to", "landmarks", *options) == 0
+    assert "columns: path x1 y1 .. x2 y2 left top width height\n" in capsys.readouterr().out
+    assert Path("b.txt").read_text() == "a/JPEGImages/1.jpg,2,4,3,5,1,1,40,30\n"
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["voc", "x", "--to", "voc", "--polygons", "box"], "--polygons is of no use to any"),
+        (["voc", "x", "--to", "voc", "--landmarks", "5"], "--landmarks is of no use to any"),
+        (["points.txt", "x", "--to", "voc"], "name the format, 'landmarks' or 'image-list'"),
+        (["nothing", "x", "--to", "voc"], "nothing is not there"),
+        (["voc", "points.txt", "--to", "imglab"], "is there already, and is not replaced"),
+        (["voc", "voc/new", "--to", "voc"], "which is read: name another"),
+        (["landmarks:points.txt", "x", "--to", "voc", "--box"], "points.txt, line 1: it has"),
+    ],
+)
+def test_what_is_wrong_is_one_line_and_nothing_is_written(photos, capsys, arguments, message):
+    before = sorted(os.listdir())
+    assert run(*arguments) != 0
+    told = capsys.readouterr()
+    assert message in told.err
+    assert told.err.startswith("penstock: ")
+    assert told.err.count("\n") == 1
+    assert sorted(os.listdir()) == before
+
+
+@pytest.mark.parametrize(("number", "status"), [(signal.SIGTERM, 143), (signal.SIGINT, 130)])
+def test_who_stops_it_finds_nothing_half_written(photos, capsys, monkeypatch, number, status):
+    before = sorted(os.listdir())
+
+    def stopped_while_copying(source, place):
+        Path(place).write_bytes(b"half")
+        signal.raise_signal(number)
+
+    monkeypatch.setattr(shutil, "copyfile", stopped_while_copying)
+    assert run("voc", "new", "--to", "voc") == status
+    assert "half written has been removed" in capsys.readouterr().err
+    assert sorted(os.listdir()) == before
+
+
+def test_names_that_would_change_a_terminal_are_escaped(photos, capsys):
+    assert run("voc", "a\x1b[31m", "--to", "voc") == 0
+    assert capsys.readouterr().out == "a\\x1b[31m: 1 images, 1 objects\n"
+
+
+def test_the_forms_are_those_of_the_library():
+    from penstock.cli.convert import Form
+    from penstock.vision.convert import FORMATS
+
+    assert tuple(form.value for form in Form) == FORMATS

@@ -1,0 +1,183 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Similar samples share a batch, every sample comes once, and chance decides the rest."""
+
+from __future__ import annotations
+
+import json
+
+import numpy as np
+import pytest
+import torch
+
+from penstock import Loader
+from penstock.errors import ConfigError, StateError
+from penstock.sampling.grouped import AspectRatioBatchSampler, GroupedSampler
+from penstock.torch import DataLoader
+
+
+def sizes_of(num_images=1000):
+    """Photos of five common shapes, lying and standing, in three scales."""
+    rng = np.random.default_rng(7)
+    shapes = np.array([(3, 4), (2, 3), (9, 16), (1, 1), (4, 5)])[rng.integers(5, size=num_images)]
+    standing = rng.random(num_images) < 0.4
+    shapes[standing] = shapes[standing][:, ::-1]
+    return shapes * rng.choice([60, 100, 160], (num_images, 1))
+
+
+class Sized:
+    def __init__(self, sizes_px):
+        self.sizes_px = sizes_px
+
+    def __len__(self):
+        return len(self.sizes_px)
+
+    def __getitem__(self, index):
+        return index
+
+
+def wasted(sizes, batches):
+    """Padded pixels, as a part of all."""
+    padded = sum(int(np.prod(sizes[batch].max(axis=0))) * len(batch) for batch in batches)
+    return 1 - np.prod(sizes, axis=1).sum() / padded
+
+
+@pytest.mark.parametrize("num_samples", [0, 1, 7, 64, 1000, 1003])
+@pytest.mark.parametrize("shuffle", [True, False])
+def test_every_index_comes_once(num_samples, shuffle):
+    keys = np.random.default_rng(1).random(num_samples)
+    sampler = GroupedSampler(keys, 8, shuffle=shuffle)
+    assert sorted(sampler) == list(range(num_samples)) == sorted(sampler.indices().tolist())
+    assert len(sampler) == num_samples
+
+
+def test_a_group_is_a_run_of_the_sorted_window():
+    keys = np.random.default_rng(1).permutation(1000)
+    order = GroupedSampler(keys, 10, window=100).indices()
+    groups = {tuple(sorted(keys[order[k : k + 10]] // 10)) for k in range(0, 1000, 10)}
+    assert groups == {(n,) * 10 for n in range(100)}
+
+
+def test_epochs_and_seeds_differ_and_repeat():
+    keys = np.random.default_rng(1).random(640)
+    sampler, other = GroupedSampler(keys, 8, seed=3), GroupedSampler(keys, 8, seed=4)
+    first = list(sampler)
+    sampler.set_epoch(1)
+    assert list(sampler) not in (first, list(other))
+    sampler.set_epoch(0)
+    assert list(sampler) == first
+
+
+def test_groups_are_not_the_same_in_every_epoch():
+    sampler = AspectRatioBatchSampler(sizes_of(), 8)
+
+    def groups():
+        return {tuple(sorted(batch)) for batch in sampler}
+
+    first = groups()
+    sampler.set_epoch(1)
+    assert len(first & groups()) < 5  # of 125
+
+
+def test_the_order_of_batches_says_nothing_of_their_shape():
+    sizes = sizes_of(8000)
+    order = AspectRatioBatchSampler(sizes, 8).sampler.indices()
+    ratio = (sizes[order, 0] / sizes[order, 1]).reshape(-1, 8).mean(axis=1)
+    assert abs(np.corrcoef(ratio, np.arange(len(ratio)))[0, 1]) < 0.1
+    assert abs(np.corrcoef(ratio[1:], ratio[:-1])[0, 1]) < 0.1
+
+
+def test_little_is_padded():
+    sizes = sizes_of()
+    at_random = np.random.default_rng(3).permutation(1000).reshape(-1, 8)
+    assert wasted(sizes, at_random) > 0.5
+    assert wasted(sizes, [np.array(batch) for batch in AspectRatioBatchSampler(sizes, 8)]) < 0.3
+
+
+def test_those_left_over_are_of_any_shape():
+    keys = np.arange(103)
+    left = []
+    sampler = GroupedSampler(keys, 10)
+    for epoch in range(200):
+        sampler.set_epoch(epoch)
+        left += sampler.indices()[100:].tolist()
+    assert min(left) < 10
+    assert np.mean(left) == pytest.approx(51, abs=5)
+
+
+def test_without_shuffling_the_order_is_by_key():
+    assert list(GroupedSampler([3, 1, 2, 1], 2, shuffle=False)) == [1, 3, 2, 0]
+
+
+@pytest.mark.parametrize("drop_last", [True, False])
+def test_the_length_is_that_of_the_batches(drop_last):
+    batches = AspectRatioBatchSampler(sizes_of(30), 8, drop_last)
+    assert len(batches) == len(list(batches)) == (3 if drop_last else 4)
+
+
+@pytest.mark.parametrize("kind", [Loader, DataLoader, torch.utils.data.DataLoader])
+def test_loaders_take_it(kind):
+    sizes = sizes_of(50)
+    batches = list(kind(Sized(sizes), batch_sampler=AspectRatioBatchSampler(Sized(sizes), 8)))
+    assert [batch.tolist() for batch in batches] == list(AspectRatioBatchSampler(sizes, 8))
+
+
+@pytest.mark.parametrize("kind", [Loader, DataLoader])
+@pytest.mark.parametrize("epoch", [0, 2])
+def test_a_loader_resumes_in_the_middle(kind, epoch):
+    data = Sized(sizes_of(200))
+
+    def make():
+        return kind(data, batch_sampler=AspectRatioBatchSampler(data, 8, seed=5), seed=1)
+
+    loader = make()
+    loader.set_epoch(epoch)
+    batches = iter(loader)
+    for _ in range(11):
+        next(batches)
+    state = json.loads(json.dumps(loader.state_dict()))
+    rest = [batch.tolist() for batch in batches]
+    again = make()
+    again.load_state_dict(state)
+    assert [batch.tolist() for batch in again] == rest
+    assert len(rest) == 14
+    assert state["samples"] == 88
+
+
+def test_a_state_of_other_sizes_is_refused():
+    data = Sized(sizes_of(200))
+    state = Loader(data, batch_sampler=AspectRatioBatchSampler(data, 8)).state_dict()
+    other = AspectRatioBatchSampler(data.sizes_px[::-1].copy(), 8)
+    with pytest.raises(StateError, match=r"sampler\.keys"):
+        Loader(data, batch_sampler=other).load_state_dict(state)
+
+
+def test_ranks_share_groups_of_similar_images():
+    sizes = sizes_of(960)
+    one = list(AspectRatioBatchSampler(sizes, 16, seed=2))
+    ranks = [
+        list(AspectRatioBatchSampler(sizes, 8, seed=2, num_replicas=2, rank=r)) for r in (0, 1)
+    ]
+    assert [sorted(a + b) for a, b in zip(*ranks, strict=True)] == [sorted(batch) for batch in one]
+
+
+@pytest.mark.parametrize(
+    ("make", "message"),
+    [
+        (lambda: GroupedSampler([[1]], 2), r"shape \(1, 1\)"),
+        (lambda: GroupedSampler([1, np.nan], 2), r"keys\[1\] is nan"),
+        (lambda: GroupedSampler(["a"], 2), "one number per sample"),
+        (lambda: GroupedSampler([1], 0), "group_size should be a positive integer"),
+        (lambda: GroupedSampler([1], 1, window=0), "window should be a positive integer"),
+        (
+            lambda: AspectRatioBatchSampler([(1, 2), (0, 0), (3, 0)], 2),
+            r"image 1 are \(0, 0\) \(2 such",
+        ),
+        (lambda: AspectRatioBatchSampler([1, 2], 2), r"integers of shape \(images, 2\)"),
+        (lambda: AspectRatioBatchSampler([(1.5, 2)], 2), "dtype float64"),
+        (lambda: AspectRatioBatchSampler([(1, 2)], 2, num_replicas=2, rank=2), "Invalid rank 2"),
+    ],
+    ids=["matrix", "nan", "text", "size", "window", "unknown", "list", "floats", "rank"],
+)
+def test_arguments_out_of_range_are_refused(make, message):
+    with pytest.raises(ConfigError, match=message):
+        make()

@@ -1,0 +1,129 @@
+# SPDX-License-Identifier: Apache-2.0
+"""`ImageList`: a text file of images and classes, read like class folders."""
+
+from __future__ import annotations
+
+import pickle
+
+import numpy as np
+import pytest
+from tests.vision.annotation_files import painted, write_photo
+
+from penstock import Loader
+from penstock.data.labels import known_labels
+from penstock.errors import ConfigError, StoreError
+from penstock.stores import StoreDataset, pack
+from penstock.vision import ImageFolder
+from penstock.vision.datasets.image_list import ImageList
+
+
+@pytest.fixture
+def folder(tmp_path):
+    for number, name in enumerate(["cat/1.png", "cat/2.png", "dog/3 a.png"]):
+        write_photo(tmp_path / "images" / name, painted(height=10 + number))
+    return tmp_path
+
+
+def write_list(folder, text):
+    path = folder / "train.txt"
+    path.write_bytes(text.encode())
+    return path
+
+
+BY_NAME = "images/dog/3 a.png dog\r\nimages\\cat\\1.png cat\r\n\r\nimages/cat/2.png cat\r\n"
+
+
+def test_samples_are_images_with_the_class_of_their_line(folder):
+    dataset = ImageList(write_list(folder, BY_NAME))
+    assert dataset.class_names == ("cat", "dog")
+    assert dataset.labels.tolist() == [1, 0, 0]
+    assert dataset.labels.dtype == np.int64
+    assert [(image.shape[0], label) for image, label in map(dataset.__getitem__, range(3))] == [
+        (12, 1), (10, 0), (11, 0),
+    ]  # fmt: skip
+    assert known_labels(dataset) is not None
+    assert dataset.describe(0) == str(folder / "images/dog/3 a.png")
+    assert dataset.store.keys[0] == "images/dog/3 a.png"
+
+
+def test_numbers_stay_what_they_are(folder):
+    path = write_list(folder, "images/cat/1.png 7\nimages/cat/2.png 2\n")
+    assert ImageList(path).labels.tolist() == [7, 2]
+    assert ImageList(path).class_names == ()
+    assert ImageList(path, class_names=list("abcdefgh")).class_names == tuple("abcdefgh")
+    with pytest.raises(StoreError, match=r"train.txt has the class 7, and class_names are 3: from"):
+        ImageList(path, class_names=["a", "b", "c"])
+
+
+def test_classes_may_be_given_in_their_order(folder):
+    path = write_list(folder, BY_NAME)
+    assert ImageList(path, class_names=["dog", "bird", "cat"]).labels.tolist() == [0, 2, 2]
+    with pytest.raises(StoreError, match="has the class 'dog', and class_names lacks it"):
+        ImageList(path, class_names=["cat"])
+
+
+def test_paths_may_lie_anywhere(folder, tmp_path_factory):
+    elsewhere = tmp_path_factory.mktemp("elsewhere")
+    write_photo(elsewhere / "9.png", painted(height=17))
+    path = write_list(folder, f"{elsewhere}/9.png 0\n{folder}/images/cat/1.png 1\n")
+    dataset = ImageList(path)
+    assert [dataset[i][0].shape[0] for i in range(2)] == [17, 10]
+    assert list(dataset.store.keys) == [f"{elsewhere}/9.png", "images/cat/1.png"]
+    below = ImageList(write_list(folder, "cat/1.png 0\n"), folder / "images")
+    assert list(below.store.keys) == ["cat/1.png"]
+
+
+def test_a_batch_is_read_as_that_of_class_folders(folder):
+    listed = ImageList(
+        write_list(folder, "cat/1.png cat\ncat/2.png cat\ndog/3 a.png dog\n"),
+        folder / "images",
+        decode=None,
+    )
+    found = ImageFolder(folder / "images", decode=None)
+    assert listed.can_get_batch
+    assert found.can_get_batch
+    both = [listed.get_batch([0, 2], np.empty), found.get_batch([0, 2], np.empty)]
+    assert both[0][0] == both[1][0]
+    assert both[0][1].tolist() == both[1][1].tolist() == [0, 1]
+    assert listed.fingerprint == found.fingerprint
+
+
+@pytest.mark.parametrize("num_workers", [0, 2])
+def test_it_is_loaded_by_workers_and_pickles(folder, num_workers):
+    dataset = ImageList(write_list(folder, BY_NAME), transform=np.mean)
+    loader = Loader(dataset, batch_size=3, num_workers=num_workers)
+    ((means, labels),) = list(loader)
+    assert means.tolist() == [90.0] * 3
+    assert labels.tolist() == [1, 0, 0]
+    assert pickle.loads(pickle.dumps(dataset))[0][1] == 1
+
+
+def test_it_is_packed_with_keys_and_labels(folder):
+    pytest.importorskip("lmdb")
+    dataset = ImageList(write_list(folder, BY_NAME))
+    address = f"lmdb:{folder}/packed.lmdb"
+    pack(dataset, address, num_workers=0)
+    packed = StoreDataset(address)
+    assert packed.labels.tolist() == [1, 0, 0]
+    assert packed.class_names == ("cat", "dog")
+    assert list(packed.store.keys) == list(dataset.store.keys)
+    np.testing.assert_array_equal(packed[0][0], dataset[0][0])
+    packed.close()
+
+
+def test_what_is_wrong_is_named(folder):
+    with pytest.raises(ConfigError, match="class_names is a list of names, not the text 'cat'"):
+        ImageList(write_list(folder, BY_NAME), class_names="cat")
+    with pytest.raises(StoreError, match=r"absent.txt"):
+        ImageList(folder / "absent.txt")
+    with pytest.raises(StoreError, match=r"train.txt has no lines"):
+        ImageList(write_list(folder, "# nothing\n"))
+    with pytest.raises(StoreError, match=r"line 2: 'images/cat/2.png' has no label"):
+        ImageList(write_list(folder, "images/cat/1.png 1\nimages/cat/2.png\n"))
+    missing = ImageList(write_list(folder, "images/cat/1.png 1\nimages/cat/9.png 1\n"))
+    with pytest.raises(StoreError, match=r"train.txt has are not there: .*images/cat/9.png"):
+        missing[1]
+    twice = ImageList(write_list(folder, "images/cat/1.png 1\nimages/cat/1.png 0\n"))
+    assert twice.labels.tolist() == [1, 0]
+    with pytest.raises(StoreError, match=r"the key 'images/cat/1.png' is there twice"):
+        pack(twice, f"{folder}/packed", num_workers=0)

@@ -1,0 +1,203 @@
+# SPDX-License-Identifier: Apache-2.0
+"""`LandmarkList` and `ImglabDetection`: faces from text files and from dlib's XML."""
+
+from __future__ import annotations
+
+import pickle
+
+import numpy as np
+import pytest
+from tests.vision.annotation_files import (
+    HEIGHT,
+    WIDTH,
+    assert_equal_samples,
+    painted,
+    write_photo,
+)
+
+from penstock.errors import ConfigError, StoreError
+from penstock.stores import StoreDataset, pack
+from penstock.vision.datasets.landmark_sets import ImglabDetection, LandmarkList
+
+RED_POINTS = [(4, 6), (19, 11)]  # opposite corners of the rectangle, as pixels
+
+
+@pytest.fixture
+def folder(tmp_path):
+    for name in ("faces/1.png", "faces/2.png"):
+        write_photo(tmp_path / name, painted(box=(4, 6, 20, 12)))
+    return tmp_path
+
+
+def write_list(folder, text):
+    path = folder / "train.txt"
+    path.write_bytes(text.encode())
+    return path
+
+
+def test_landmarks_lie_on_their_pixels_and_lines_of_one_image_are_one_sample(folder):
+    path = write_list(
+        folder,
+        "faces\\1.png 4 19 6 11\r\n  faces/2.png 1 2 3 4\r\n\r\nfaces/1.png 7 8 9 10\r\n",
+    )
+    dataset = LandmarkList(path)
+    assert len(dataset) == 2
+    sample = dataset[0]
+    assert sample["landmarks"].tolist() == [[[4, 6], [19, 11]], [[7, 9], [8, 10]]]
+    for x, y in sample["landmarks"][0].astype(int):
+        assert (sample["image"][y, x] == painted(box=(4, 6, 20, 12))[6, 4]).all()
+    assert sample["boxes"].tolist() == [[4, 6, 20, 12], [7, 9, 9, 11]]  # around the points
+    assert sample["labels"].tolist() == [0, 0]
+    assert (dataset.class_names, dataset.num_landmarks) == (("object",), 2)
+    assert [dataset[i]["image_id"] for i in range(2)] == ["faces/1.png", "faces/2.png"]
+    assert dataset.sizes_px.tolist() == [[HEIGHT, WIDTH]] * 2
+
+
+def test_boxes_and_missing_points_are_read_as_told(folder):
+    path = write_list(folder, "faces/1.png,-3,2,10,20,4,6,-1,-1\n")
+    dataset = LandmarkList(
+        path, has_box=True, box_at="before", box_format="xywh", layout="xyxy", missing=-1,
+        separator=",",
+    )  # fmt: skip
+    sample = dataset[0]
+    np.testing.assert_array_equal(sample["landmarks"], [[[4, 6], [np.nan, np.nan]]])
+    assert sample["boxes"].tolist() == [[0, 2, 7, 22]]
+    assert dataset.box_counts.clipped == 1
+
+
+def test_class_columns_are_arrays_and_the_first_is_the_labels(folder):
+    text = "faces/1.png 4 19 6 11 2 glasses\nfaces/2.png 4 19 6 11 0 none\n"
+    path = write_list(folder, text)
+    dataset = LandmarkList(path, classes=["gender", "wears"])
+    assert [dataset[i]["labels"].tolist() for i in range(2)] == [[2], [0]]
+    assert [row.tolist() for row in dataset.labels] == [[2], [0]]
+    assert dataset.class_names == ("0", "1", "2")
+    assert [dataset[i]["gender"].tolist() for i in range(2)] == [[2], [0]]
+    assert [dataset[i]["wears"].tolist() for i in range(2)] == [[0], [1]]
+    assert dataset[0]["wears"].dtype == np.int64
+    assert dataset.attribute_names["wears"] == ("glasses", "none")
+    other = LandmarkList(
+        path,
+        classes=["wears", "class"],
+        class_names=["none", "glasses"],
+        attribute_names={"wears": ["0", "1", "2"]},
+    )
+    assert [other[i]["labels"].tolist() for i in range(2)] == [[1], [0]]
+    assert [other[i]["wears"].tolist() for i in range(2)] == [[2], [0]]
+    assert "class" not in other[0]
+    single = LandmarkList(write_list(folder, "faces/1.png 4 19 6 11 2\n"), classes="gender")
+    assert single[0]["gender"].tolist() == [2]
+
+
+def test_without_landmarks_and_boxes_it_is_a_list_of_classes(folder):
+    path = write_list(folder, "faces/1.png 1 4\nfaces/2.png 0 2\n")
+    dataset = LandmarkList(path, num_landmarks=0, classes=["a", "b"])
+    assert "landmarks" not in dataset[0]
+    assert dataset[0]["boxes"].tolist() == [[0, 0, WIDTH, HEIGHT]]
+    assert dataset[0]["b"].tolist() == [4]
+
+
+def test_a_bad_line_or_argument_is_named(folder, tmp_path):
+    with pytest.raises(StoreError, match=r"train.txt, line 2: it has 4 columns, not 5"):
+        LandmarkList(write_list(folder, "faces/1.png 4 19 6 11\nfaces/2.png 4 19 6\n"))
+    path = write_list(folder, "faces/1.png 4 19 6 11 2\n")
+    with pytest.raises(StoreError, match=r"none of the 1 given: .'1',"):
+        LandmarkList(path, classes=["gender"], class_names=["1"])
+    with pytest.raises(StoreError, match=r"absent.txt"):
+        LandmarkList(tmp_path / "absent.txt")
+    with pytest.raises(ConfigError, match="layout is 'xxyy' or 'xyxy', not 'yyxx'"):
+        LandmarkList(path, layout="yyxx")
+    with pytest.raises(ConfigError, match="an attribute is called 'image'"):
+        LandmarkList(path, classes=["image"])
+    missing = LandmarkList(write_list(folder, "faces/3.png 4 19 6 11\n"))
+    with pytest.raises(StoreError, match=r"3.png.* annotated in .*train.txt, line 1"):
+        missing[0]
+
+
+def imglab(*boxes, size="width='40' height='30'"):
+    return (
+        f"<dataset><images><image file='faces/1.png' {size}>{''.join(boxes)}</image>"
+        "<image file='faces/2.png'/></images></dataset>"
+    )
+
+
+def part(name, x, y):
+    return f"<part name='{name}' x='{x}' y='{y}'/>"
+
+
+BOX = "<box top='6' left='4' width='16' height='6'{}>{}</box>"
+
+
+def test_parts_are_landmarks_and_a_missing_part_is_not_marked(folder):
+    both = part("nose", 4, 6) + part("chin", 19, 11)
+    path = folder / "faces.xml"
+    path.write_text(
+        imglab(
+            BOX.format("", both),
+            BOX.format(" ignore='1'", "<label>cat</label>" + part("nose", 5, 7)),
+            BOX.format(" gender='male'", ""),
+        )
+    )
+    dataset = ImglabDetection(path, attributes=["gender"])
+    sample = dataset[0]
+    assert dataset.landmark_names == ("chin", "nose")
+    nan = [np.nan, np.nan]
+    expected = [[[19, 11], [4, 6]], [nan, [5, 7]], [nan, nan]]
+    np.testing.assert_array_equal(sample["landmarks"], expected)
+    assert sample["boxes"].tolist() == [[4, 6, 20, 12]] * 3
+    assert dataset.class_names == ("cat", "object")
+    assert sample["labels"].tolist() == [1, 0, 1]
+    assert sample["difficult"].tolist() == [False, True, False]
+    assert sample["gender"].tolist() == [0, 0, 1]
+    assert len(dataset) == 2
+    assert len(ImglabDetection(path, keep_empty=False)) == 1
+    assert ImglabDetection(path, skip_difficult=True)[0]["labels"].tolist() == [1, 1]
+    nose = ImglabDetection(path, landmark_names=["nose"])
+    assert nose[0]["landmarks"].shape == (3, 1, 2)
+
+
+@pytest.mark.parametrize(
+    ("xml", "message"),
+    [
+        ("<dataset><images>", "cannot read .*faces.xml: "),
+        ("<annotation/>", "the root element is <annotation>, not <dataset>"),
+        (imglab("<box top='6' left='4' width='16'/>"), r"image 0 \(faces/1.png\): box 0 has no he"),
+        (imglab(BOX.format("", part("", 1, 2))), "a part has no name"),
+    ],
+)
+def test_damaged_xml_is_an_error_of_its_image(folder, xml, message):
+    (folder / "faces.xml").write_text(xml)
+    with pytest.raises(StoreError, match=message):
+        ImglabDetection(folder / "faces.xml")
+
+
+def test_real_faces_have_what_they_are_known_to_have(data_dir):
+    found = [
+        ImglabDetection(data_dir / f"faces/{name}_with_face_landmarks.xml")
+        for name in ("training", "testing")
+    ]
+    assert [len(dataset) for dataset in found] == [4, 5]
+    assert [len(dataset.labels.values) for dataset in found] == [18, 25]
+    assert [dataset.num_landmarks for dataset in found] == [68, 68]
+    assert found[0].landmark_names == tuple(f"{n:02}" for n in range(68))
+    for dataset in found:
+        for index in range(len(dataset)):
+            sample = dataset[index]
+            assert sample["image"].shape[:2] == tuple(dataset.sizes_px[index])
+            assert sample["landmarks"].shape == (len(sample["boxes"]), 68, 2)
+            centres = sample["landmarks"].mean(axis=1)
+            assert (centres > sample["boxes"][:, :2]).all()
+            assert (centres < sample["boxes"][:, 2:]).all()
+    copy = pickle.loads(pickle.dumps(found[0]))
+    assert copy.landmark_names == found[0].landmark_names
+
+
+def test_real_faces_go_into_a_store_and_back(data_dir, tmp_path):
+    pytest.importorskip("lmdb")
+    dataset = ImglabDetection(data_dir / "faces/training_with_face_landmarks.xml")
+    pack(dataset, f"lmdb:{tmp_path}/faces.lmdb", num_workers=0)
+    packed = StoreDataset(f"lmdb:{tmp_path}/faces.lmdb")
+    for index in range(len(dataset)):
+        assert_equal_samples(packed[index], dataset[index])
+    assert packed.store.metadata["landmark_names"] == list(dataset.landmark_names)
+    packed.close()

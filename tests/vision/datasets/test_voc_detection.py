@@ -1,0 +1,208 @@
+# SPDX-License-Identifier: Apache-2.0
+"""`VOCDetection`: folders as they lie on the disk, and real ones."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from tests.vision.annotation_files import (
+    assert_equal_samples,
+    is_red,
+    painted,
+    voc_object,
+    write_split,
+    write_voc_image,
+)
+
+from penstock import Loader
+from penstock.errors import ConfigError, StoreError
+from penstock.randomness.samples import sample_rng
+from penstock.vision.datasets.voc_detection import VOCDetection
+
+LANDMARKS = "<landmarks><x1>11</x1><y1>8</y1><x2>21</x2><y2>9</y2></landmarks>"
+
+
+@pytest.fixture
+def root(tmp_path):
+    pixels = painted(box=(4, 6, 20, 12))
+    write_voc_image(tmp_path, "b", voc_object("dog", (5, 7, 20, 12), LANDMARKS), pixels=pixels)
+    write_voc_image(tmp_path, "a", voc_object("cat", extra="<difficult>1</difficult>"))
+    write_voc_image(tmp_path, "c")
+    write_split(tmp_path, "train", "b", "c")
+    return tmp_path
+
+
+def test_boxes_and_landmarks_are_0_based_and_lie_on_their_pixels(root):
+    dataset = VOCDetection(root)
+    assert [dataset[i]["image_id"] for i in range(3)] == ["a", "b", "c"]
+    sample = dataset[1]
+    assert sample["boxes"].tolist() == [[4, 6, 20, 12]]
+    assert is_red(sample["image"])[6:12, 4:20].all()
+    assert sample["landmarks"].tolist() == [[[10, 7], [20, 8]]]
+    assert (dataset.num_landmarks, dataset[0]["landmarks"].shape) == (2, (1, 2, 2))
+    assert np.isnan(dataset[0]["landmarks"]).all()
+    assert dataset[0]["difficult"].tolist() == [True]
+    assert dataset.describe(1) == str(root / "JPEGImages/b.jpg")
+
+
+def test_a_split_has_its_images_in_its_order_and_the_classes_of_all(root):
+    dataset = VOCDetection(root, "train")
+    assert [dataset[i]["image_id"] for i in range(2)] == ["b", "c"]
+    assert dataset.class_names == ("cat", "dog")
+    assert [row.tolist() for row in dataset.labels] == [[1], []]
+    named = VOCDetection(root, "train", class_names=["dog"])  # the other file is not read
+    assert named[0]["labels"].tolist() == [0]
+    assert len(VOCDetection(root, "train", keep_empty=False)) == 1
+
+
+def test_a_box_that_begins_and_ends_at_one_number_has_no_area(tmp_path):
+    objects = [voc_object("a", (5, 7, 5, 12)), voc_object("b", (5, 7, 6, 12))]
+    write_voc_image(tmp_path, "1", *objects)
+    dataset = VOCDetection(tmp_path)
+    assert dataset[0]["labels"].tolist() == [1]
+    assert dataset[0]["boxes"].tolist() == [[4, 6, 6, 12]]
+    assert dataset.box_counts.zero_area == 1
+    assert VOCDetection(tmp_path, bad_boxes="keep")[0]["boxes"].tolist()[0] == [4, 6, 5, 12]
+    edges = VOCDetection(tmp_path, origin=0)  # coordinates are edges: nothing is between 5 and 5
+    assert edges[0]["boxes"].tolist() == [[5, 7, 6, 12]]
+
+
+def test_an_inverted_box_is_swapped_in_its_own_numbers(tmp_path):
+    write_voc_image(tmp_path, "1", voc_object("a", (20, 7, 5, 12)))
+    assert VOCDetection(tmp_path)[0]["boxes"].tolist() == [[4, 6, 20, 12]]
+
+
+def test_the_size_in_the_file_says_in_which_frame_its_boxes_are(tmp_path):
+    turned = np.ascontiguousarray(np.rot90(painted(64, 96, (16, 8, 56, 24)), 1))
+    upright, stored = voc_object("a", (17, 9, 56, 24)), voc_object("a", (9, 41, 24, 80))
+    write_voc_image(tmp_path, "1", upright, size=(64, 96), pixels=turned, orientation=6)
+    write_voc_image(tmp_path, "2", stored, size=(96, 64), pixels=turned, orientation=6)
+    for sample, shape in zip(VOCDetection(tmp_path), [(64, 96), (96, 64)], strict=False):
+        assert sample["image"].shape[:2] == shape
+        x1, y1, x2, y2 = sample["boxes"][0].astype(int)
+        inside = is_red(sample["image"])[y1:y2, x1:x2]
+        assert inside.all()
+        assert inside.sum() == is_red(sample["image"]).sum() == 40 * 16
+
+
+def test_a_transform_and_more_fields_may_be_asked_for(root):
+    write_voc_image(root, "d", voc_object("cat", extra="<pose>Left</pose>"))
+    dataset = VOCDetection(root, attributes=["pose"], transform=lambda sample: sample["pose"])
+    assert dataset.attribute_names == {"pose": ("", "Left")}
+    assert [dataset[i].tolist() for i in range(4)] == [[0], [0], [], [1]]
+
+
+@pytest.mark.parametrize(
+    ("xml", "message"),
+    [
+        ("<annotation>", r"cannot read .*1.xml: .*XML"),
+        ("<html/>", "root element is <html>"),
+        (f"<annotation>{voc_object(' ')}</annotation>", "1.xml: object 0 has no name"),
+        (
+            f"<annotation>{voc_object('a', (1, 2, 'x', 4))}</annotation>",
+            r"1.xml: object 0 \(a\): x",
+        ),
+        ("<!DOCTYPE a [<!ENTITY x 'y'>]><annotation/>", "1.xml: it has a DOCTYPE"),
+    ],
+)
+def test_a_damaged_annotation_is_an_error_of_its_file(tmp_path, xml, message):
+    write_voc_image(tmp_path, "1")
+    (tmp_path / "Annotations/1.xml").write_text(xml)
+    with pytest.raises(StoreError, match=message):
+        VOCDetection(tmp_path)
+
+
+def test_what_is_not_there_is_said_when_the_dataset_is_made(root, tmp_path):
+    with pytest.raises(StoreError, match="absent is not a folder, or is not there"):
+        VOCDetection(tmp_path / "absent")
+    with pytest.raises(StoreError, match=r"has no split 'val' in ImageSets/Main; it has 'train'"):
+        VOCDetection(root, "val")
+    write_split(root, "wrong", "b", "x")
+    with pytest.raises(StoreError, match=r"split 'wrong' .* names 1 image.* x.xml is not there"):
+        VOCDetection(root, "wrong")
+    write_split(root, "twice", "b", "b")
+    with pytest.raises(StoreError, match="names 'b' twice"):
+        VOCDetection(root, "twice")
+    with pytest.raises(StoreError, match=r"a.xml: the class of its object 0 is none of the 1"):
+        VOCDetection(root, class_names=["dog"])
+    with pytest.raises(ConfigError, match="bad_boxes is one of"):
+        VOCDetection(root, bad_boxes="mend")
+    (root / "JPEGImages/b.jpg").unlink()
+    dataset = VOCDetection(root)
+    with pytest.raises(StoreError, match=r"cannot read .*b.jpg.* annotated in .*b.xml"):
+        dataset[1]
+
+
+def noisy(sample):
+    """Draw from the sample's own generator."""
+    return {**sample, "noise": sample_rng().random(len(sample["boxes"]))}
+
+
+def keep(samples):
+    return samples
+
+
+@pytest.mark.parametrize("num_workers", [0, 1])
+def test_an_epoch_may_go_on_without_what_cannot_be_read(root, num_workers):
+    (root / "JPEGImages/b.jpg").unlink()
+    write_voc_image(root, "d", voc_object("cat"), size=(99, 99))  # of another image
+    loader = Loader(
+        VOCDetection(root), batch_size=4, num_workers=num_workers, collate_fn=keep, on_error="skip"
+    )
+    with pytest.warns(UserWarning, match="2 bad samples left out"):
+        (batch,) = list(loader)
+    assert [sample["image_id"] for sample in batch] == ["a", "c"]
+    names = sorted(failure.name for failure in loader.failures)
+    assert names == [str(root / "JPEGImages/b.jpg"), str(root / "JPEGImages/d.jpg")]
+
+
+@pytest.mark.parametrize("start_method", ["fork", "spawn"])
+def test_workers_give_what_none_give(root, start_method):
+    dataset = VOCDetection(root, transform=noisy)
+
+    def epoch(num_workers):
+        how = {"multiprocessing_context": start_method} if num_workers else {}
+        loader = Loader(
+            dataset, batch_size=2, shuffle=True, num_workers=num_workers, seed=3,
+            collate_fn=keep, **how,
+        )  # fmt: skip
+        return [sample for batch in loader for sample in batch]
+
+    alone, together = epoch(0), epoch(2)
+    assert len(alone) == len(together) == 3
+    for one, other in zip(alone, together, strict=True):
+        assert_equal_samples(one, other)
+
+
+def test_a_real_data_set_has_what_it_is_known_to_have(data_dir):
+    dataset = VOCDetection(data_dir / "bccd", bad_boxes="keep")
+    assert len(dataset) == 364
+    assert dataset.class_names == ("Platelets", "RBC", "WBC")
+    assert np.bincount(dataset.labels.values).tolist() == [361, 4155, 372]
+    counts = dataset.box_counts
+    assert (counts.total, counts.kept, counts.zero_area) == (4888, 4888, 2)
+    assert (counts.inverted, counts.outside, counts.unchecked) == (0, 0, 0)
+    boxes = dataset.store.table.boxes
+    on_the_far_edge = (boxes[:, 2] == 640) | (boxes[:, 3] == 480)
+    assert on_the_far_edge.sum() == 545
+    empty = [dataset.store.keys[i] for i in range(364) if (_sides(dataset, i) <= 1).any()]
+    assert empty == ["BloodImage_00338", "BloodImage_00343"]
+    sizes = {split: len(VOCDetection(data_dir / "bccd", split)) for split in ("train", "val")}
+    assert sizes == {"train": 205, "val": 87}
+
+
+def _sides(dataset, index):
+    boxes = dataset.store.table.objects_of(index)["boxes"]
+    return boxes[:, 2:] - boxes[:, :2]
+
+
+def test_the_two_boxes_of_it_that_have_no_area_are_left_out(data_dir):
+    dataset = VOCDetection(data_dir / "bccd")
+    assert str(dataset.box_counts) == "4,888 objects, 4,886 kept (2 zero_area, 2 dropped)"
+    position = list(dataset.store.keys).index("BloodImage_00338")
+    sample = dataset[position]
+    assert len(sample["boxes"]) == len(sample["labels"]) == len(dataset.labels[position])
+    assert sample["image"].shape == (480, 640, 3)
+    assert dataset.sizes_px[position].tolist() == [480, 640]
+    with pytest.raises(StoreError, match=r"BloodImage_00343.xml"):
+        VOCDetection(data_dir / "bccd", bad_boxes="raise")

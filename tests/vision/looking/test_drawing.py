@@ -1,0 +1,229 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What is drawn lies where the sample says, in its class's colour, and within the image."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+
+from penstock.errors import ConfigError
+from penstock.vision.looking.contact_sheet import contact_sheet
+from penstock.vision.looking.displayed import class_text, sample_of, shown_image
+from penstock.vision.looking.drawing import class_colour, draw_objects
+from penstock.vision.looking.lettering import fitted, line_height, text_width, write
+
+GROUND = 60
+
+
+def sample(boxes=(), labels=None, height=120, width=160, **more):
+    return {
+        "image": np.full((height, width, 3), GROUND, np.uint8),
+        "boxes": np.array(boxes, np.float32).reshape(-1, 4),
+        **({} if labels is None else {"labels": np.array(labels)}),
+        **more,
+    }
+
+
+def where(image, colour):
+    """Rows and columns of a colour: top, left, bottom, right; half-open."""
+    rows, columns = np.nonzero((image == colour).all(axis=2))
+    return rows.min(), columns.min(), rows.max() + 1, columns.max() + 1
+
+
+def test_a_box_is_drawn_along_its_outermost_pixels():
+    image = draw_objects(sample([[30, 20, 90, 80]], [2]))
+    colour = class_colour(2)
+    for row, column in ((20, 50), (79, 50), (50, 30), (50, 89)):
+        assert tuple(image[row, column]) == colour
+    assert (image[50, 40:80] == GROUND).all()
+    assert (image[:, 100:] == GROUND).all()
+
+
+def test_the_sample_is_not_drawn_into():
+    given = sample([[30, 20, 90, 80]], [2])
+    draw_objects(given)
+    assert (given["image"] == GROUND).all()
+
+
+def test_colours_are_those_of_the_class_whatever_else_is_there():
+    one = draw_objects(sample([[30, 40, 90, 80]], [3]))
+    two = draw_objects(sample([[100, 10, 150, 60], [30, 40, 90, 80]], [1, 3]))
+    assert np.array_equal(one[60:, :95], two[60:, :95])
+    assert len({class_colour(n) for n in range(7)}) == 7
+
+
+def test_the_first_colours_differ_in_brightness_or_hue_for_the_colour_blind():
+    colours = np.array([class_colour(n) for n in range(7)], float)
+    without_red = colours @ [[0, 0, 0], [0.7, 0.7, 0], [0, 0, 1]]  # no difference of red and green
+    without_red += colours @ [[0.3, 0.3, 0], [0, 0, 0], [0, 0, 0]]
+    distances = np.linalg.norm(without_red[:, None] - without_red[None], axis=2)
+    assert distances[~np.eye(7, dtype=bool)].min() > 20
+
+
+@pytest.mark.parametrize(
+    "box", [[0, 0, 160, 120], [-500, -500, -400, -400], [150, 110, 900, 900], [-5, -5, 8, 8],
+            [40, 40, 40, 40], [80, 90, 20, 10], [1e30, 0, -1e30, 5], [np.nan, 0, 5, 5]],
+)  # fmt: skip
+def test_any_box_can_be_drawn_and_tags_stay_within_the_image(box):
+    image = draw_objects(sample([box], [0]), ["name"])
+    assert image.shape == (120, 160, 3)
+
+
+def test_a_tag_is_whole_at_every_border():
+    places = [[0, 0, 20, 20], [140, 0, 160, 20], [0, 100, 20, 120], [140, 100, 160, 120]]
+    alone = draw_objects(sample([[60, 60, 80, 80]], [1]), ["", "thing"])
+    size = (alone == class_colour(1)).all(axis=2).sum()
+    for place in places:
+        there = draw_objects(sample([place], [1]), ["", "thing"])
+        assert (there == class_colour(1)).all(axis=2).sum() > size * 0.75  # lines are cut, not text
+
+
+def test_names_do_not_cover_each_other():
+    crowded = sample([[40, 40, 90, 90]] * 12, range(12))
+    image = draw_objects(crowded, [f"class {n}" for n in range(12)])
+    alone = draw_objects(sample([[40, 40, 90, 90]], [11]), [f"class {n}" for n in range(12)])
+    top, left, _, _ = where(alone, class_colour(11))
+    tag = alone[top : top + line_height(10) + 2, left : left + text_width("class 11", 10)]
+    assert np.array_equal(image[top : top + len(tag), left : left + tag.shape[1]], tag)
+
+
+def test_landmarks_lie_on_their_pixel_and_those_not_marked_are_left_out():
+    points = np.array([[[20, 30], [100, 90], [np.nan, np.nan], [1e9, 5]]], np.float32)
+    image = draw_objects(sample([[10, 10, 110, 110]], landmarks=points))
+    assert (image[30, 20] == 255).all()
+    assert (image[90, 100] == 255).all()
+    hidden = draw_objects(
+        sample([[10, 10, 110, 110]], landmarks=points, visibility=np.array([[1, 2, 0, 0]]))
+    )
+    assert not (hidden[30, 20] == 255).all()
+    assert (hidden[90, 100] == 255).all()
+
+
+def test_landmarks_follow_the_scale_of_a_tile():
+    given = sample(height=100, width=100, landmarks=np.array([[[9.5, 49.5], [89.5, 49.5]]]))
+    sheet = contact_sheet([{**given, "boxes": np.zeros((1, 4))}], tile_px=200)
+    white = (sheet[8:208, 8:208] == 255).all(axis=2)
+    centres = [
+        np.argwhere(white[:, part])[:, 1].mean() for part in (slice(0, 100), slice(100, 200))
+    ]
+    assert centres[0] == pytest.approx(19.5, abs=1.5)
+    assert centres[1] == pytest.approx(179.5 - 100, abs=1.5)
+
+
+@pytest.mark.parametrize(
+    "image",
+    [
+        np.full((6, 8, 3), 51, np.uint8),
+        np.full((6, 8), 51, np.uint8),
+        np.full((6, 8, 4), 51, np.uint8),
+        np.full((1, 6, 8), 51, np.uint8),
+        np.full((3, 6, 8), 0.2, np.float32),
+        torch.full((3, 6, 8), 0.2),
+        np.full((6, 8, 1), 51, np.int64),
+    ],
+    ids=["rgb", "grey", "alpha", "grey-first", "floats", "tensor", "ints"],
+)
+def test_images_of_any_form_are_shown(image):
+    shown = shown_image(image)
+    assert (shown.shape, shown.dtype) == ((6, 8, 3), np.uint8)
+    assert (shown == 51).all()
+    assert shown.flags.writeable
+
+
+def test_normalised_images_are_stretched():
+    shown = shown_image(np.linspace(-2, 2, 48, dtype=np.float32).reshape(6, 8))
+    assert (shown.min(), shown.max()) == (0, 255)
+
+
+@pytest.mark.parametrize("value", [np.zeros(3), "text", None, np.zeros((0, 4, 3))])
+def test_what_is_no_image_is_an_error(value):
+    with pytest.raises(ConfigError, match="an image should be an array"):
+        shown_image(value)
+
+
+def test_samples_of_any_form_are_taken():
+    image = np.zeros((4, 5, 3), np.uint8)
+    assert sample_of((image, 3))["label"] == 3
+    assert sample_of((image, {"boxes": torch.zeros(1, 4)}))["boxes"].shape == (1, 4)
+    assert list(sample_of(image)) == ["image"]
+    with pytest.raises(ConfigError, match="a sample has no \"image\", but 'photo'"):
+        sample_of({"photo": image})
+
+
+def test_classes_are_named_numbered_or_mixed():
+    names = ["cat", "dog"]
+    assert [class_text(n, names) for n in (1, 5, -1, "cow", np.int64(0))] == [
+        "dog", "5", "-1", "cow", "cat",
+    ]  # fmt: skip
+    assert class_text(np.array([0.0, 1.0]), names) == "dog"
+    assert class_text(np.array([0.25, 0.75]), names) == "0.75 dog + 0.25 cat"
+    assert class_text(object(), names) == ""
+
+
+def test_text_is_shortened_to_its_room():
+    whole = "a rather long name"
+    short = fitted(whole, 60, 12)
+    assert short.endswith("…")
+    assert text_width(short, 12) <= 60 < text_width(whole, 12)
+    assert fitted(whole, 1000, 12) == whole
+    assert fitted(whole, 1, 12) == ""
+    assert text_width(fitted("long " * 100_000, 200, 12), 12) <= 200
+
+
+@pytest.mark.parametrize("text", ["plain", "é ñ", "中文", "a\nb\x00", ""])
+def test_any_text_is_written_within_its_line(text):
+    image = np.full((60, 300, 3), 200, np.uint8)
+    write(image, text, 10, 20, 12, (200, 200, 200))
+    rows = np.flatnonzero((image != 200).any(axis=(1, 2)))
+    assert len(rows) == 0 or (rows.min() >= 20 and rows.max() < 20 + line_height(12))
+    assert bool(len(rows)) == bool(text)
+
+
+def test_text_beyond_a_border_is_cut():
+    image = np.full((20, 40, 3), 200, np.uint8)
+    for left, top in ((-10, -5), (35, 15), (100, 100), (-500, 0)):
+        write(image, "long text", left, top, 12, (0, 0, 0))
+    assert (image[:10, :10] != 200).any()
+
+
+def test_a_sheet_has_a_tile_for_each_sample():
+    samples = [sample([[10, 10, 50, 50]], [n % 2], image_id=f"photo {n}") for n in range(7)]
+    sheet = contact_sheet(samples, ["cat", "dog"], columns=3, tile_px=100)
+    assert sheet.shape[1] == 3 * 108 + 8
+    tops = [8 + n * (75 + line_height(12) + 4 + 8) for n in range(3)]
+    for number in range(9):
+        top, left = tops[number // 3], 8 + number % 3 * 108
+        middle = sheet[top + 60, left + 80]
+        assert (middle == (GROUND if number < 7 else 245)).all()
+
+
+def test_the_legend_has_the_colours_of_the_classes_that_occur():
+    sheet = contact_sheet([sample([[10, 10, 50, 50]] * 3, [2, 5, 5])], [], tile_px=100)
+    below = sheet[8 + 75 + line_height(12) + 8 :]
+    for label in (2, 5):
+        assert (below == class_colour(label)).all(axis=2).any()
+    assert not (below == class_colour(1)).all(axis=2).any()
+
+
+def test_a_crowd_keeps_the_names_of_rare_classes():
+    boxes = [[x, y, x + 12, y + 12] for x in range(0, 160, 14) for y in range(30, 120, 14)]
+    labels = [0] * len(boxes)
+    labels[-1] = 1
+    sheet = contact_sheet([sample(boxes, labels)], ["common", "rare"], tile_px=320)
+    colour = (sheet[8:248] == class_colour(1)).all(axis=2)
+    assert colour.sum() > 200  # a tag, not lines alone
+
+
+def test_tiny_and_narrow_images_are_enlarged():
+    sheet = contact_sheet([np.zeros((2, 3), np.uint8), np.zeros((1, 500, 3), np.uint8)], tile_px=90)
+    assert sheet.shape[1] == 2 * 98 + 8
+
+
+@pytest.mark.parametrize(
+    ("samples", "options"), [([], {}), ([np.zeros((4, 4))], {"columns": 0}),
+                             ([np.zeros((4, 4))], {"tile_px": 3})], ids=["none", "columns", "tile"],
+)  # fmt: skip
+def test_a_sheet_of_nothing_is_an_error(samples, options):
+    with pytest.raises(ConfigError):
+        contact_sheet(samples, **options)

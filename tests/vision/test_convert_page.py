@@ -1,0 +1,51 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What docs/convert.md shows runs, and prints what it says."""
+
+from __future__ import annotations
+
+import re
+import shlex
+from pathlib import Path
+
+import pytest
+
+from penstock.cli import main
+
+Image = pytest.importorskip("PIL.Image")
+PAGE = Path(__file__).parents[2] / "docs" / "convert.md"
+
+XML = (
+    "<annotation><object><name>face</name><bndbox><xmin>11</xmin><ymin>11</ymin><xmax>60</xmax>"
+    "<ymax>80</ymax></bndbox></object></annotation>"
+)
+
+
+@pytest.fixture
+def photos(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    for folder in ("photos/Annotations", "photos/JPEGImages", "more"):
+        Path(folder).mkdir(parents=True)
+    for path in ("photos/JPEGImages/1.jpg", "more/2.jpg"):
+        Image.new("L", (100, 90)).save(path)
+    Path("photos/Annotations/1.xml").write_text(XML)
+    Path("points.txt").write_text("photos/JPEGImages/1.jpg 20 50 30 30.5 10 10 60 80 31\n")
+    Path("classes.txt").write_text("more/2.jpg nobody\n")
+
+
+def blocks(language):
+    return re.findall(rf"```{language}\n(.*?)```", PAGE.read_text(), re.DOTALL)
+
+
+@pytest.mark.skipif(not PAGE.exists(), reason="the pages are not there")
+def test_the_python_of_the_page_runs(photos, capsys):
+    names = {}
+    code = "".join(blocks("python"))
+    exec(compile(code, str(PAGE), "exec"), names)
+    assert capsys.readouterr().out.splitlines() == re.findall(r"print\(.*\)  # (.*)", code)
+
+
+@pytest.mark.skipif(not PAGE.exists(), reason="the pages are not there")
+def test_the_command_of_the_page_runs(photos, capsys):
+    command, said = blocks("console")[1].split("\n", 1)
+    assert main(shlex.split(command.removeprefix("$ penstock "))) == 0
+    assert capsys.readouterr().out == said

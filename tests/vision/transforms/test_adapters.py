@@ -1,0 +1,219 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Transforms of Albumentations and torchvision on our samples, under our seeds."""
+
+from __future__ import annotations
+
+import pickle
+import subprocess
+import sys
+import threading
+import warnings
+
+import numpy as np
+import pytest
+from PIL import Image, ImageOps
+from tests.vision.rectangles import Scenes, check_bounds, check_objects, scene, seeded
+
+import penstock
+from penstock.errors import ConfigError
+from penstock.vision.transforms.adapters import Albumentations, Torchvision
+from penstock.vision.transforms.mosaic import Mosaic
+
+A = pytest.importorskip("albumentations")
+
+
+def as_list(samples):
+    return samples
+
+
+def equal(one, other):
+    for key, value in one.items():
+        np.testing.assert_array_equal(value, other[key])
+
+
+@pytest.mark.parametrize(
+    "transform",
+    [
+        A.HorizontalFlip(p=1),
+        A.Compose([A.VerticalFlip(p=1), A.Transpose(p=1)]),
+        A.Compose([A.Resize(150, 110)]),
+        A.OneOf([A.HorizontalFlip(p=1), A.VerticalFlip(p=1)], p=1),
+    ],
+)
+def test_boxes_landmarks_and_rows_move_with_the_pixels(transform):
+    sample = scene(4)
+    changed = Albumentations(transform)(sample)
+    check_objects(changed)
+    check_bounds(changed)
+    assert not np.array_equal(changed["boxes"], sample["boxes"])
+    assert changed["landmarks"].shape == (6, 3, 2)
+    assert changed["image_id"] == "scene"
+    equal(sample, scene(4))
+
+
+@pytest.mark.parametrize(
+    "boxes",
+    [
+        None,
+        A.BboxParams("yolo", label_fields=["labels"], min_visibility=0.6),
+        A.BboxParams("coco", label_fields=[], min_visibility=0.6),
+        A.BboxParams("pascal_voc", min_visibility=0.6),
+    ],
+)
+def test_what_a_crop_drops_is_dropped_from_every_array(boxes):
+    crop = Albumentations(A.Compose([A.RandomCrop(60, 60)], bbox_params=boxes))
+    counts = []
+    for position in range(30):
+        with seeded(2, position):
+            cut = crop(scene(4))
+        if boxes is not None:
+            check_objects(cut)
+        assert cut["weights"].tolist() == cut["labels"].tolist()
+        assert cut["landmarks"].shape == (len(cut["boxes"]), 3, 2)
+        counts.append(len(cut["boxes"]))
+    assert min(counts) < max(counts)
+
+
+def test_landmarks_beyond_a_crop_become_nan_and_those_not_marked_stay_so():
+    sample = scene(4)
+    sample["landmarks"][:, 0] = np.nan
+    crop = Albumentations(A.Compose([A.Crop(0, 0, 60, 60)]))
+    cut = crop(sample)
+    assert np.isnan(cut["landmarks"][:, 0]).all()
+    assert np.isnan(cut["landmarks"][:, 1:]).any()
+    seen = cut["landmarks"][~np.isnan(cut["landmarks"])]
+    assert (seen < 60).all()
+
+
+def test_a_transform_of_colours_alone_takes_samples_without_a_warning():
+    sample = scene(4)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        changed = Albumentations(A.Compose([A.InvertImg(p=1)]))(sample)
+    assert (changed["image"] == 255 - sample["image"]).all()
+    equal({**changed, "image": 0}, {**sample, "image": 0})
+
+
+def test_samples_without_objects_and_bare_images_pass():
+    flip = Albumentations(A.Compose([A.HorizontalFlip(p=1)]))
+    empty = flip(scene(1, num_objects=0))
+    assert empty["boxes"].shape == (0, 4)
+    assert empty["landmarks"].shape == (0, 3, 2)
+    image = scene(1)["image"]
+    assert (flip(image) == image[:, ::-1]).all()
+    assert (flip({"image": image})["image"] == image[:, ::-1]).all()
+
+
+def random_chain():
+    return Albumentations(
+        A.Compose(
+            [
+                A.HorizontalFlip(p=0.5),
+                A.OneOf([A.GaussNoise(p=1), A.Blur(p=1)], p=0.7),
+                A.RandomBrightnessContrast(p=0.7),
+                A.Affine(translate_px=(-5, 5), p=0.7),
+            ],
+            bbox_params=A.BboxParams("pascal_voc", clip=True),
+        )
+    )
+
+
+def test_samples_depend_on_the_seed_and_not_on_the_workers():
+    runs = []
+    for num_workers in (0, 3):
+        loader = penstock.Loader(
+            Mosaic(Scenes(6, transform=random_chain()), 48, probability=0.5),
+            seed=7,
+            batch_size=2,
+            shuffle=True,
+            num_workers=num_workers,
+            collate_fn=as_list,
+        )
+        runs.append([sample for _ in range(2) for batch in loader for sample in batch])
+    for one, other in zip(*runs, strict=True):
+        equal(one, other)
+
+
+def test_each_transform_of_a_chain_draws_numbers_of_its_own():
+    chain = Albumentations(A.Compose([A.HorizontalFlip(p=0.5), A.VerticalFlip(p=0.5)]))
+    image = np.arange(4, dtype=np.uint8).reshape(2, 2)[..., None].repeat(3, axis=2)
+    seen = set()
+    for position in range(60):
+        with seeded(1, position):
+            seen.add(int(chain(image)[0, 0, 0]))
+    assert seen == {0, 1, 2, 3}
+
+
+def test_threads_do_not_disturb_each_other():
+    chain = random_chain()
+    expected = []
+    for position in range(20):
+        with seeded(3, position):
+            expected.append(chain(scene(position)))
+    found = {}
+
+    def work(start):
+        for position in range(start, 20, 2):
+            with seeded(3, position):
+                found[position] = chain(scene(position))
+
+    threads = [threading.Thread(target=work, args=(start,)) for start in range(2)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    for position in range(20):
+        equal(found[position], expected[position])
+
+
+def test_the_adapters_pickle_after_use():
+    chain = random_chain()
+    with seeded(1):
+        one = chain(scene(1))
+    with seeded(1):
+        equal(pickle.loads(pickle.dumps(chain))(scene(1)), one)
+    assert "HorizontalFlip" in repr(chain)
+
+
+def test_what_is_not_of_albumentations_is_refused():
+    with pytest.raises(ConfigError, match="takes a transform of the package albumentations"):
+        Albumentations(ImageOps.mirror)
+    with pytest.raises(ConfigError, match="Torchvision takes a transform; got 3"):
+        Torchvision(3)
+
+
+def test_nothing_is_imported_before_a_transform_is_given():
+    program = (
+        "import sys, penstock.vision\n"
+        "print({'torch', 'torchvision', 'albumentations'} & set(sys.modules))"
+    )
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
+    assert (done.stdout.strip(), done.returncode) == ("set()", 0), done.stderr
+
+
+class Mirror:
+    """A transform as torchvision's first kind are: a Pillow image in, one out."""
+
+    def __call__(self, image):
+        assert isinstance(image, Image.Image)
+        return ImageOps.mirror(image)
+
+
+def test_a_transform_of_pillow_images_takes_and_gives_arrays():
+    image = scene(1)["image"]
+    changed = Torchvision(Mirror())(image)
+    assert (changed == image[:, ::-1]).all()
+    assert changed.flags.writeable
+    assert Torchvision(Mirror())({"image": image, "image_id": "a"})["image_id"] == "a"
+
+
+def test_one_that_knows_no_boxes_gets_samples_with_boxes_only_for_their_colours():
+    with pytest.raises(ConfigError, match="Mirror gets no more than the image, and the sample"):
+        Torchvision(Mirror())(scene(1))
+    inverted = Torchvision(ImageOps.invert, colour_only=True)(scene(1))
+    assert (inverted["image"] == 255 - scene(1)["image"]).all()
+    equal({**inverted, "image": 0}, {**scene(1), "image": 0})
+
+
+def test_what_is_no_picture_any_more_is_left_as_it_is():
+    assert Torchvision(lambda image: image.size)(np.zeros((4, 6, 3), np.uint8)) == (6, 4)

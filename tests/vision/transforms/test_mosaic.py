@@ -1,0 +1,323 @@
+# SPDX-License-Identifier: Apache-2.0
+"""`Mosaic`: objects of several images on one canvas, partners and centre drawn as published."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from scipy import stats
+from tests.vision.rectangles import Scenes, check_objects, scene, seeded
+
+import penstock
+from penstock.errors import ConfigError
+from penstock.randomness.samples import one_sample
+from penstock.vision.transforms.compose import Compose
+from penstock.vision.transforms.flips import HorizontalFlip
+from penstock.vision.transforms.hsv import HSV
+from penstock.vision.transforms.mixing import MixUp
+from penstock.vision.transforms.mosaic import Mosaic
+from penstock.vision.transforms.perspective import RandomPerspective
+
+
+def as_list(samples):
+    return samples
+
+
+def flat(value, size=(64, 64)):
+    """An image of one value without objects."""
+    return {
+        "image": np.full((*size, 3), value, np.uint8),
+        "boxes": np.zeros((0, 4), np.float32),
+        "labels": np.zeros(0, np.int64),
+    }
+
+
+def made(dataset, count, index=0, seed=11):
+    samples = []
+    for position in range(count):
+        with seeded(seed, position):
+            samples.append(dataset[index])
+    return samples
+
+
+@pytest.mark.parametrize("tiles", [4, 9])
+@pytest.mark.parametrize("size", [64, 101])
+def test_objects_of_all_tiles_keep_their_colours_and_rows(tiles, size):
+    mosaic = Mosaic(Scenes(), size, tiles=tiles, min_side_px=4)
+    counts = []
+    for index, sample in enumerate(made(mosaic, 30, index=2)):
+        assert sample["image"].shape == (2 * size, 2 * size, 3), index
+        assert sample["image_id"] == "scene/2"
+        assert sample["visibility"].shape == (len(sample["boxes"]), 3)
+        check_objects(sample)
+        counts.append(len(sample["boxes"]))
+    assert max(counts) > 12  # of more than two images
+
+
+def test_a_sample_through_the_whole_recipe_keeps_its_objects():
+    chain = Compose(RandomPerspective(96, min_side_px=5), HorizontalFlip())
+    for sample in made(Mosaic(Scenes(), 96, transform=chain), 40):
+        assert sample["image"].shape == (96, 96, 3)
+        check_objects(sample)
+
+
+def test_the_centre_is_uniform_and_the_canvas_grey_beyond_the_tiles():
+    mosaic = Mosaic([flat(200)], 64)
+    centres = []
+    for sample in made(mosaic, 400):
+        shown = sample["image"][..., 0]
+        assert set(np.unique(shown)) <= {114, 200}
+        # The tiles reach s to either side of the centre; the canvas cuts one of the two.
+        for axis in (0, 1):
+            (seen,) = np.nonzero((shown == 200).any(axis=axis))
+            first, last = int(seen[0]), int(seen[-1]) + 1
+            centres.append(first + 64 if first > 0 else last - 64)
+    assert min(centres) >= 32
+    assert max(centres) <= 96
+    shifted = np.array(centres) + np.random.default_rng(1).random(len(centres))
+    assert stats.kstest(shifted, stats.uniform(32, 64).cdf).pvalue > 0.01
+
+
+def test_the_centre_of_x_and_that_of_y_are_drawn_apart():
+    both = []
+    for sample in made(Mosaic([flat(200)], 64), 200):
+        is_tile = sample["image"][..., 0] == 200
+        both.append([np.nonzero(is_tile.any(axis=axis))[0][0] for axis in (0, 1)])
+    assert abs(np.corrcoef(np.array(both).T)[0, 1]) < 0.25
+
+
+def test_partners_are_uniform_over_the_dataset_and_the_sample_is_in_each_quadrant():
+    mosaic = Mosaic([flat(value) for value in (10, 20, 30, 40, 50)], 32)
+    partners, places = [], []
+    for sample in made(mosaic, 500, index=4):
+        image = sample["image"][..., 0]
+        corners = [image[y, x] for y in (16, 47) for x in (16, 47)]
+        values = [int(value) // 10 - 1 for value in corners if value != 114]
+        partners += values
+        places += [place for place, value in enumerate(corners) if value == 50]
+    counts = np.bincount(partners, minlength=5)
+    assert stats.chisquare(counts[:4]).pvalue > 0.01
+    assert stats.chisquare(np.bincount(places, minlength=4)).pvalue > 0.01
+
+
+def test_nine_tiles_meet_without_gaps_around_square_images():
+    for sample in made(Mosaic([flat(200)], 40, tiles=9), 30):
+        assert (sample["image"] == 200).all()
+
+
+def test_nine_tiles_are_each_cut_at_their_cell():
+    wide, high = flat(50, (20, 64)), flat(200, (64, 20))
+    mosaic = Mosaic([wide, high], 64, tiles=9)
+    for sample in made(mosaic, 30):
+        values, counts = np.unique(sample["image"][..., 0], return_counts=True)
+        assert set(values) <= {50, 114, 200}
+        assert dict(zip(values.tolist(), counts.tolist(), strict=True))[50] > 0
+
+
+@pytest.mark.parametrize("tiles", [4, 9])
+def test_tiles_of_any_shape_and_their_boxes_do_not_overlap(tiles):
+    boxes = {"boxes": np.array([[-500, -500, 900, 900]], np.float32), "labels": np.array([1])}
+    shapes = [{**flat(200, size), **boxes} for size in ((20, 64), (64, 20), (50, 50))]
+    for sample in made(Mosaic(shapes, 64, tiles=tiles, min_side_px=0), 60, index=1):
+        areas = np.prod(sample["boxes"][:, 2:] - sample["boxes"][:, :2], axis=1)
+        assert areas.sum() == (sample["image"][..., 0] == 200).sum()
+
+
+def test_landmarks_cut_off_with_their_tile_are_not_marked():
+    for sample in made(Mosaic(Scenes(), 64), 30):
+        marked = sample["landmarks"][~np.isnan(sample["landmarks"]).any(axis=-1)]
+        assert (marked >= -0.5).all()
+        assert (marked < 127.5).all()
+    assert any(np.isnan(sample["landmarks"]).any() for sample in made(Mosaic(Scenes(), 64), 30))
+
+
+def test_without_a_mosaic_a_sample_is_letterboxed():
+    for sample in made(Mosaic(Scenes(), 80, probability=0), 3):
+        assert sample["image"].shape == (80, 80, 3)
+        assert len(sample["boxes"]) == 6
+        check_objects(sample)
+    shapes = {sample["image"].shape for sample in made(Mosaic(Scenes(), 80, probability=0.5), 30)}
+    assert shapes == {(80, 80, 3), (160, 160, 3)}
+
+
+class KnowsEpochs(Scenes):
+    epoch = None
+
+    def set_epoch(self, epoch):
+        self.epoch = epoch
+
+
+def test_mosaics_end_before_the_last_epochs_and_the_dataset_within_is_told():
+    inner = KnowsEpochs()
+    mosaic = MixUp(Mosaic(inner, 32, until_epoch=3), 0)
+    sides = []
+    for epoch in range(5):
+        mosaic.set_epoch(epoch)
+        assert inner.epoch == epoch
+        sides.append(mosaic[0]["image"].shape[0])
+    assert sides == [64, 64, 64, 32, 32]
+
+
+@pytest.mark.parametrize("num_workers", [0, 2])
+def test_the_loader_tells_the_epoch(num_workers):
+    loader = penstock.Loader(
+        Mosaic(Scenes(3), 32, until_epoch=1),
+        seed=7,
+        num_workers=num_workers,
+        collate_fn=as_list,
+    )
+    sides = [{batch[0]["image"].shape[0] for batch in loader} for _ in range(2)]
+    assert sides == [{64}, {32}]
+
+
+def nested(transform=None):
+    chain = Compose(RandomPerspective(48), HSV(), HorizontalFlip())
+    mosaic = Mosaic(Scenes(7, transform=transform), 48, probability=0.8, transform=chain)
+    return MixUp(mosaic, probability=0.7, transform=HorizontalFlip())
+
+
+def loaded(num_workers, transform=None):
+    loader = penstock.Loader(
+        nested(transform),
+        batch_size=3,
+        shuffle=True,
+        seed=7,
+        num_workers=num_workers,
+        collate_fn=as_list,
+    )
+    return [sample for _ in range(2) for batch in loader for sample in batch]
+
+
+def test_mixtures_of_mosaics_are_the_same_for_any_number_of_workers():
+    alone, helped = (loaded(number, HorizontalFlip()) for number in (0, 3))
+    assert len(alone) == len(helped) == 14
+    for one, other in zip(alone, helped, strict=True):
+        assert one.keys() == other.keys()
+        for key, value in one.items():
+            np.testing.assert_array_equal(value, other[key])
+    assert not all(
+        np.array_equal(one["image"], other["image"])
+        for one, other in zip(alone[:7], alone[7:], strict=True)
+    )
+
+
+class ReadAsStoresAre(Scenes):
+    """`__getitem__` is a batch of one, made under its own random numbers."""
+
+    def __init__(self, draws):
+        super().__init__()
+        self.draws = draws
+
+    def __getitem__(self, index):
+        with one_sample(0):
+            self.draws.append(penstock.sample_rng().random())
+            return super().__getitem__(index)
+
+
+def test_partners_of_a_store_draw_numbers_of_their_own():
+    draws = []
+    made(Mosaic(ReadAsStoresAre(draws), 64), 1)
+    assert len(set(draws)) == 4
+
+
+class Broken(Scenes):
+    def __getitem__(self, index):
+        if index == 3:
+            raise OSError("the disk is gone")
+        return super().__getitem__(index)
+
+
+def test_a_partner_that_fails_is_named_and_the_exception_keeps_its_type():
+    loader = penstock.Loader(Mosaic(Broken(), 32), seed=1, collate_fn=as_list)
+    with pytest.raises(OSError, match="the disk is gone") as caught:
+        list(loader)
+    notes = "\n".join(caught.value.__notes__)
+    assert "in sample 3 (scene/3.png), which Mosaic drew as a partner of sample" in notes
+
+
+@pytest.mark.parametrize("on_error", ["skip", "replace"])
+def test_samples_with_a_broken_partner_can_be_passed_over(on_error):
+    policy = penstock.FaultPolicy(on_error, max_failures=None)
+    runs = []
+    for num_workers in (0, 2):
+        loader = penstock.Loader(
+            Mosaic(Broken(7), 32),
+            batch_size=7,
+            seed=1,
+            on_error=policy,
+            num_workers=num_workers,
+            collate_fn=as_list,
+        )
+        with pytest.warns(UserWarning, match=r"bad samples .*"):
+            runs.append([sample["image"] for batch in loader for sample in batch])
+        assert len(runs[-1]) == (7 if on_error == "replace" else 7 - len(loader.failures))
+    assert loader.failures
+    for one, other in zip(*runs, strict=True):
+        np.testing.assert_array_equal(one, other)
+
+
+def test_what_the_dataset_says_of_itself_is_handed_on():
+    class Told(Scenes):
+        labels = np.arange(7)
+        fingerprint = "7ca8"
+
+    mosaic = MixUp(Mosaic(Told(), 32))
+    assert mosaic.class_names == tuple("abcdef")
+    assert mosaic.class_to_idx["c"] == 2
+    assert mosaic.labels is Told.labels
+    assert mosaic.fingerprint == "7ca8"
+    assert mosaic.describe(3) == "scene/3.png"
+    assert len(mosaic) == 7
+    assert not hasattr(mosaic, "get_batch")
+    assert not hasattr(mosaic, "__getitems__")
+
+
+def test_a_dataset_that_says_nothing_is_handed_on_as_such():
+    mosaic = Mosaic([flat(1)], 32)
+    assert (mosaic.class_names, mosaic.labels, mosaic.fingerprint) == ((), None, None)
+    assert mosaic.describe(0) == "sample 0"
+
+
+def test_indices_count_from_the_end_too_and_others_are_refused():
+    mosaic = Mosaic(Scenes(), 32, probability=0)
+    assert mosaic[-1]["image_id"] == "scene/6"
+    for index in (7, -8):
+        with pytest.raises(IndexError, match=f"index {index} is out of range for a dataset of 7"):
+            mosaic[index]
+    with pytest.raises(TypeError, match="an index of a dataset is an integer"):
+        mosaic[0:2]
+    with pytest.raises(IndexError):
+        Mosaic([], 32)[0]
+
+
+def test_images_that_do_not_fit_one_canvas_are_named():
+    grey = {**flat(1), "image": np.zeros((4, 4), np.uint8)}
+    with pytest.raises(ConfigError, match="decode all of them"):
+        made(Mosaic([flat(1), grey], 32), 20)
+    with pytest.raises(ConfigError, match="got a tuple"):
+        Mosaic([(scene(1)["image"], 0)], 32)[0]
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"tiles": 5}, "tiles is 4 or 9; got 5"),
+        ({"size": 1}, "size is an int of at least 2; got 1"),
+        ({"size": (64, 64)}, r"size is an int of at least 2; got \(64, 64\)"),
+        ({"probability": -1}, "probability .* got -1"),
+        ({"until_epoch": -1}, "until_epoch is an int of at least 0; got -1"),
+        ({"transform": 3}, "transform is a function of a sample, or None; got 3"),
+    ],
+)
+def test_arguments_out_of_range_are_named_with_their_values(options, message):
+    with pytest.raises(ConfigError, match=message):
+        Mosaic(Scenes(), **options)
+
+
+def test_a_stream_is_refused():
+    class Stream(penstock.data.IterableDataset):
+        def __iter__(self):
+            return iter([])
+
+    with pytest.raises(ConfigError, match="Mosaic draws partners by index"):
+        Mosaic(Stream())

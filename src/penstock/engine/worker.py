@@ -12,6 +12,7 @@ Guarantees
 from __future__ import annotations
 
 import collections
+import gc
 import importlib
 import os
 import signal
@@ -120,6 +121,7 @@ class _Worker:
         self._fetcher: Fetcher | None = None
         self._failure: ExceptionReport | None = None  # of setting up: the answer to every task
         self._is_set_up = True
+        self._has_served = False
         self._share_ended = False
 
     def open_logbook(self) -> None:
@@ -133,6 +135,9 @@ class _Worker:
         except Exception as error:
             self._failure = report_exception(error)
             self._is_set_up = False
+        # What is here, modules mostly, stays: the collector need not go over it again and again,
+        # some 5 % of the time, nor touch pages that a forked worker shares with the trainer.
+        gc.freeze()
         while True:
             self._notes.phase(Phase.WAITING)
             message = decode(self._next_frame().data)
@@ -143,6 +148,14 @@ class _Worker:
                 self._pool.retire(message.retired)
                 self._serve(message)
                 del message
+                self._freeze_once()
+
+    def _freeze_once(self) -> None:
+        """Freeze what the first batch has brought as well: what it imports, what datasets open."""
+        if not self._has_served:
+            self._has_served = True
+            gc.collect()  # or garbage of that batch would stay too
+            gc.freeze()
 
     def close(self) -> None:
         self._pool.close()

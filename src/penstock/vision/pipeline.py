@@ -14,8 +14,9 @@ Reference:
 from __future__ import annotations
 
 import functools
+import threading
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final, Literal, Self
+from typing import TYPE_CHECKING, Any, Final, Literal, Self, cast
 
 import cv2
 import numpy as np
@@ -274,31 +275,41 @@ class ImagePipeline:
         rng: np.random.Generator | None,
     ) -> None:
         """Do what is left to do with the part that was cut out."""
-        small = self._resized(pixels, cut)
+        is_bytes = self.output == "uint8_hwc"
+        small = self._resized(pixels, cut, out if is_bytes else self._workplace.image(self))
         if self.flip and rng is not None and rng.random() < self.flip:
-            small = cv2.flip(small, 1)  # type: ignore[assignment]  # cv2's own types
+            cv2.flip(small, 1, dst=small)
         if self.color is not None and rng is not None:
             small = self.color.apply(small, rng)
         for step in self.steps:
             small = self._stepped(step, small)
-        if self.output == "uint8_hwc":
+        if not is_bytes:
+            planes = self._workplace.planes(self)
+            cv2.split(small, planes)
+            for plane, table, row in zip(planes, self._tables, out, strict=True):
+                cv2.LUT(plane, table, dst=row)
+        elif small is not out:
             out[...] = small
-            return
-        for plane, table, row in zip(cv2.split(small), self._tables, out, strict=True):
-            cv2.LUT(plane, table, dst=row)
 
-    def _resized(self, pixels: NDArray[np.uint8], cut: Cut) -> NDArray[np.uint8]:
+    def _resized(
+        self, pixels: NDArray[np.uint8], cut: Cut, place: NDArray[np.uint8]
+    ) -> NDArray[np.uint8]:
+        """Return the part at its size: `place`, or a new array that the user's steps may keep."""
         size = cut.resized_width, cut.resized_height
-        small: Any
         if self.resample == "antialias":
-            small = np.asarray(Image.fromarray(pixels).resize(size, Image.Resampling.BILINEAR))
+            image = Image.fromarray(pixels).resize(size, Image.Resampling.BILINEAR)
+            resized = np.asarray(image)
+        elif self.steps or (cut.resized_height, cut.resized_width) != self.size:
+            resized = cast("NDArray[np.uint8]", cv2.resize(pixels, size))
         else:
-            small = cv2.resize(pixels, size, interpolation=cv2.INTER_LINEAR)
-        kept: NDArray[np.uint8] = small
-        if (cut.resized_height, cut.resized_width) != self.size:
-            bottom, right = cut.row_offset + self.size[0], cut.column_offset + self.size[1]
-            kept = np.ascontiguousarray(small[cut.row_offset : bottom, cut.column_offset : right])
-        return kept
+            cv2.resize(pixels, size, dst=place)
+            return place
+        bottom, right = cut.row_offset + self.size[0], cut.column_offset + self.size[1]
+        kept = resized[cut.row_offset : bottom, cut.column_offset : right]
+        if self.steps:
+            return np.array(kept)
+        place[...] = kept
+        return place
 
     def _stepped(
         self, step: Callable[[NDArray[np.uint8]], NDArray[np.uint8]], small: NDArray[np.uint8]
@@ -316,6 +327,14 @@ class ImagePipeline:
         return np.ascontiguousarray(result)
 
     @functools.cached_property
+    def _workplace(self) -> _Workplace:
+        return _Workplace()
+
+    def __getstate__(self) -> dict[str, Any]:
+        """Leave the memory behind that a thread works in."""
+        return {name: value for name, value in self.__dict__.items() if name != "_workplace"}
+
+    @functools.cached_property
     def _tables(self) -> list[NDArray[np.float32]]:
         """What each value of a pixel becomes, for each colour."""
         values = np.arange(256, dtype=np.float64) / 255
@@ -330,6 +349,25 @@ class ImagePipeline:
         parts += [f"steps={list(self.steps)}"] * bool(self.steps)
         parts += [f"output={self.output!r}", f"resample={self.resample!r}"]
         return f"ImagePipeline({', '.join(parts)})"
+
+
+class _Workplace(threading.local):
+    """Memory in which a thread makes one image after another: new memory costs page faults."""
+
+    _image: NDArray[np.uint8] | None = None
+    _planes: list[NDArray[np.uint8]] | None = None
+
+    def image(self, pipeline: ImagePipeline) -> NDArray[np.uint8]:
+        """Return an array of the size of the pipeline's images."""
+        if self._image is None:
+            self._image = np.empty((*pipeline.size, 3), np.uint8)
+        return self._image
+
+    def planes(self, pipeline: ImagePipeline) -> list[NDArray[np.uint8]]:
+        """Return an array for each colour."""
+        if self._planes is None:
+            self._planes = [np.empty(pipeline.size, np.uint8) for _ in range(3)]
+        return self._planes
 
 
 def _checked_channels(name: str, values: Sequence[float] | None) -> tuple[float, ...] | None:

@@ -74,3 +74,13 @@ class Unstackable(Plain):
 
     def __getitem__(self, index):
         return np.array(["a", "b"])
+
+
+class LateOpenCV(Plain):
+    """Samples are the number of threads of OpenCV, which is imported for the first of them."""
+
+    def __getitem__(self, index):
+        was_there = "cv2" in sys.modules
+        import cv2
+
+        return was_there and index == 0, cv2.getNumThreads()

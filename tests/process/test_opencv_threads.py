@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import cv2
 import pytest
+from tests.process.plain_datasets import LateOpenCV
 
 from penstock import Loader
 
@@ -38,3 +39,10 @@ def test_a_worker_uses_one_thread(start_method):
 def test_a_worker_init_fn_may_ask_for_more():
     loader = Loader(Threads(), num_workers=1, worker_init_fn=ask_for_three)
     assert {int(n) for batch in loader for n in batch} == {3}
+
+
+def test_a_worker_that_imports_it_late_uses_one_thread():
+    loader = Loader(LateOpenCV(4), batch_size=4, num_workers=1, multiprocessing_context="spawn")
+    ((was_there, numbers),) = loader
+    assert not was_there.any()
+    assert numbers.tolist() == [1] * 4

@@ -22,7 +22,7 @@ Method
     same workers, after one warm-up epoch, which is checked: number, shape, type and range. The
     consumer reads the first and the last number of each batch.
 
-    Another folder of class folders: PENSTOCK_BENCH_IMAGES=/path.
+    Another folder of class folders: PENSTOCK_BENCH_IMAGES=/path. Without any, noise is drawn.
 
 Left out
     Reading from a disk; start of the workers; what a trainer does with the other core.
@@ -40,11 +40,15 @@ Result
 
 from __future__ import annotations
 
+import atexit
+import functools
 import io
 import itertools
 import math
 import os
 import random
+import shutil
+import tempfile
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -79,7 +83,21 @@ def image_folder() -> Path:
     given = os.environ.get("PENSTOCK_BENCH_IMAGES")
     tests_data = os.environ.get("PENSTOCK_TEST_DATA", Path(__file__).parents[2] / "shared" / "data")
     folder = Path(given) if given else Path(tests_data) / "clothing" / "train"
-    check(folder.is_dir(), f"no folder {folder}: set PENSTOCK_BENCH_IMAGES to one of class folders")
+    check(not given or folder.is_dir(), f"PENSTOCK_BENCH_IMAGES={folder} is no folder")
+    return folder if folder.is_dir() else drawn_folder()
+
+
+@functools.cache
+def drawn_folder() -> Path:
+    """Return a folder of drawn photos that lasts as long as this process: to see that all works."""
+    from PIL import Image
+
+    folder = Path(tempfile.mkdtemp())
+    atexit.register(shutil.rmtree, folder)
+    (folder / "noise").mkdir()
+    for number in range(70):
+        noise = np.random.default_rng(number).integers(0, 256, (40, 40, 3), np.uint8)
+        Image.fromarray(noise).resize((400, 320)).save(folder / "noise" / f"{number:02}.jpg")
     return folder
 
 

@@ -116,12 +116,40 @@ def test_threads_of_numpy_and_torch_are_no_hazard():
     assert counted == ["{}", "0"]
 
 
-def test_the_warning_comes_once_and_says_what_runs_and_what_to_do():
+def test_idle_threads_of_opencv_are_ended_for_the_fork_and_come_back():
     pytest.importorskip("cv2")
     said = run("""
-        import cv2
-        cv2.setNumThreads(2)
+        import cv2, signal
+        from penstock.engine.fork_hazards import opencv_at_rest
+        cv2.setNumThreads(3)
         blur()
+        report()
+        with warnings.catch_warnings(record=True) as caught:
+            warnings.simplefilter("always")
+            warn_of_fork()
+        print(len(caught))
+        blur()
+        with opencv_at_rest():
+            report()
+            pid = os.fork()
+            if pid == 0:
+                signal.alarm(20)  # ends a child that waits for ever
+                cv2.setNumThreads(1)
+                blur()
+                os._exit(0)
+        print(os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]), cv2.getNumThreads())
+        blur()
+        report()
+    """)
+    assert said == ["{'OpenCV': 2}", "0", "{}", "0 3", "{'OpenCV': 2}"]
+
+
+def test_the_warning_comes_once_and_says_what_runs_and_what_to_do():
+    pytest.importorskip("sklearn")
+    said = run("""
+        os.environ["OMP_NUM_THREADS"] = "2"
+        from sklearn.cluster import KMeans
+        KMeans(3, n_init=1, random_state=0).fit(np.random.default_rng(0).random((5000, 10)))
         report()
         with warnings.catch_warnings(record=True) as caught:
             warnings.simplefilter("always")
@@ -131,12 +159,11 @@ def test_the_warning_comes_once_and_says_what_runs_and_what_to_do():
             print(one.category.__name__, one.message)
     """)
     assert said == [
-        "{'OpenCV': 1}",
+        "{'GNU OpenMP': 1}",
         "RuntimeWarning Workers are about to be forked, and that is not safe here. 1 thread of "
-        "OpenCV run: cv2.setNumThreads(1) in a worker can wait for ever for threads that do not "
-        "exist there, and so can any call that needs a lock that one of them held. Choose "
-        'multiprocessing_context="forkserver" (or "spawn"). For OpenCV, cv2.setNumThreads(1) '
-        "before the fork helps as well: it ends the threads (0 does not).",
+        "GNU OpenMP run: the first parallel loop in a worker waits for ever for threads that do "
+        'not exist there. Choose multiprocessing_context="forkserver" (or "spawn"). For GNU '
+        "OpenMP, a trainer that computes with one thread (OMP_NUM_THREADS=1) helps as well.",
     ]
 
 

@@ -32,7 +32,7 @@ import threading
 import time
 import warnings
 from collections import Counter
-from typing import TYPE_CHECKING, Final, NamedTuple
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 import numpy as np
 
@@ -41,7 +41,14 @@ if TYPE_CHECKING:
 
     import numpy.typing as npt
 
-__all__ = ["Library", "busy_device", "hazard_of", "running_hazards", "warn_of_fork"]
+__all__ = [
+    "Library",
+    "busy_device",
+    "hazard_of",
+    "opencv_at_rest",
+    "running_hazards",
+    "warn_of_fork",
+]
 
 _MAX_LOOKS: Final = 4  # at threads that are running just now: pools spin a moment before they sleep
 _LOOK_AGAIN_S: Final = 0.001
@@ -113,9 +120,30 @@ def warn_of_fork(*, stacklevel: int = 2) -> None:
     global _has_warned
     if _has_warned:
         return
-    if message := _message(running_hazards(), busy_device(sys.modules)):
+    with opencv_at_rest():
+        threads = running_hazards()
+    if message := _message(threads, busy_device(sys.modules)):
         _has_warned = True
         warnings.warn(message, RuntimeWarning, stacklevel=stacklevel + 1)
+
+
+@contextlib.contextmanager
+def opencv_at_rest() -> Iterator[None]:
+    """End OpenCV's idle threads for the block, in which processes may then be forked.
+
+    They start again with the next call that uses them. Threads that are at work just then, for
+    another thread of Python, go on; `running_hazards` counts those.
+    """
+    cv2: Any = sys.modules.get("cv2")
+    number = cv2.getNumThreads() if hasattr(cv2, "setNumThreads") else 1
+    if number <= 1:
+        yield
+        return
+    cv2.setNumThreads(1)
+    try:
+        yield
+    finally:
+        cv2.setNumThreads(number)
 
 
 def _message(threads: Mapping[Library, int], device: str | None) -> str | None:

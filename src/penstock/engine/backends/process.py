@@ -24,6 +24,7 @@ from __future__ import annotations
 
 import atexit
 import collections
+import contextlib
 import logging
 import multiprocessing
 import multiprocessing.process
@@ -41,7 +42,7 @@ import numpy as np
 from penstock.callers import users_level
 from penstock.engine.backends.worker_process import WorkerProcess, wait_for_ends
 from penstock.engine.fault_log import NO_LOSSES, Losses
-from penstock.engine.fork_hazards import warn_of_fork
+from penstock.engine.fork_hazards import opencv_at_rest, warn_of_fork
 from penstock.engine.interrupts import HeldInterrupts
 from penstock.engine.lifeline import Lifeline
 from penstock.engine.logbook import Logbook
@@ -265,7 +266,8 @@ class ProcessBackend:
                 name=f"penstock-{worker_id}",
                 daemon=True,
             )
-            process.start()
+            with opencv_at_rest() if recipe is not None else contextlib.nullcontext():
+                process.start()
         except BaseException as error:
             channel.close()
             logbook.close()

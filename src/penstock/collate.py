@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 import numpy as np
 
 from penstock.errors import CollateError
+from penstock.faults import annotate
 
 if TYPE_CHECKING:
     from numpy.typing import DTypeLike, NDArray
@@ -103,10 +104,17 @@ def collate(samples: Sequence[Any], *, collate_fn_map: CollateMap) -> Any:  # no
     if function is not None:
         return function(samples, collate_fn_map=collate_fn_map)
     if isinstance(first, Mapping):
-        columns = {
-            key: collate([sample[key] for sample in samples], collate_fn_map=collate_fn_map)
-            for key in first
-        }
+        try:
+            columns = {
+                key: collate([sample[key] for sample in samples], collate_fn_map=collate_fn_map)
+                for key in first
+            }
+        except CollateError as error:
+            if "boxes" in first:
+                annotate(
+                    error, "(for images with boxes: collate_fn=penstock.vision.detection_collate)"
+                )
+            raise
         return _mapping_like(first, columns)
     if isinstance(first, tuple) and hasattr(first, "_fields"):
         return type(first)(*_columns(samples, collate_fn_map, strict=False))

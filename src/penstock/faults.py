@@ -6,7 +6,7 @@ from __future__ import annotations
 import contextlib
 import math
 import numbers
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Final, Literal
 
 from penstock.errors import ConfigError
@@ -156,7 +156,7 @@ class Failure:
     index: Any
     name: str | None
     error: BaseException
-    traceback: str
+    traceback: str = field(repr=False)  # or a list of failures would fill screens
     worker_id: int | None
     epoch: int
     step: int

@@ -499,3 +499,21 @@ def test_a_missing_extra_is_named():
         "MissingExtraError this store needs lmdb, which is not installed. Install it with: "
         'pip install "penstock[lmdb]"\n'
     )
+
+
+class Numbered(StoreDataset):
+    """A dataset of the user's whose samples have one member more."""
+
+    def __getitem__(self, index):
+        return (*super().__getitem__(index), index)
+
+
+@pytest.mark.parametrize("name", ["penstock", "penstock.torch", "torch.utils.data"])
+def test_a_getitem_of_a_subclass_is_heard_in_batches_too(path, name):
+    library = pytest.importorskip(name)
+    make_loader = Loader if name == "penstock" else library.DataLoader
+    dataset = Numbered(str(path), transform=np.mean)
+    batches = list(make_loader(dataset, batch_size=2))
+    assert all(len(batch) == 3 for batch in batches)
+    assert [int(i) for batch in batches for i in batch[2]] == list(range(len(dataset)))
+    dataset.close()

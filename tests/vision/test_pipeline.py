@@ -366,3 +366,63 @@ def test_options_that_make_no_sense_are_refused(options):
 def test_a_decoder_beside_the_pipeline_is_refused(folder):
     with pytest.raises(ConfigError, match="decodes images itself"):
         ImageFolder(folder, transform=ImagePipeline.eval(32), decode="pil")
+
+
+@pytest.mark.parametrize("resample", ["bilinear", "antialias"])
+@pytest.mark.parametrize("size", [(2, 3000), (3000, 2), (40, 900)], ids=str)
+def test_a_panorama_is_not_resized_as_a_whole(resample, size):
+    """20,000 x 2 px would become 2,560,000 x 256."""
+    image = smooth_image(*size)
+    pipeline = ImagePipeline.eval(64, output="uint8_hwc", resample=resample)
+    cut = pipeline.crop.cut(*size, None)
+    resized = (cut.resized_width, cut.resized_height)
+    if resample == "bilinear":
+        whole = cv2.resize(image, resized)
+    else:
+        whole = np.asarray(Image.fromarray(image).resize(resized, Image.Resampling.BILINEAR))
+    bottom, right = cut.row_offset + 64, cut.column_offset + 64
+    expected = whole[cut.row_offset : bottom, cut.column_offset : right].astype(int)
+    assert np.abs(pipeline(image) - expected).max() <= 4
+    assert pipeline(smooth_image(2, 30_000)).shape == (64, 64, 3)
+
+
+@pytest.mark.parametrize(
+    "cut",
+    [
+        Cut(0, 0, 200, 50, 8, 8),
+        Cut(0, -1, 5, 5, 8, 8),
+        Cut(0, 0, 0, 5, 8, 8),
+        Cut(0, 0, 5, 5, 8, 1),
+    ],
+    ids=["beyond", "before", "nothing", "too narrow"],
+)
+def test_a_crop_that_does_not_fit_is_named(cut):
+    crop = FixedCrop(*cut[:4], size=8)
+    crop._cut = cut
+    with pytest.raises(ValueError, match="for an image of 120 x 160 px"):
+        ImagePipeline(crop)(smooth_image())
+
+
+class Negative(ImagePipeline):
+    """A pipeline of the user's that changes what it returns."""
+
+    def __call__(self, image):
+        return -super().__call__(image)
+
+
+def test_a_pipeline_that_is_called_otherwise_is_called(folder):
+    plain = ImageFolder(folder, transform=ImagePipeline.eval(16))
+    negative = ImageFolder(folder, transform=Negative.eval(16), decode=None)
+    assert np.array_equal(negative[3][0], -plain[3][0])
+    batches = zip(Loader(plain, batch_size=4), Loader(negative, batch_size=4), strict=True)
+    assert all(np.array_equal(a[0], -b[0]) for a, b in batches)
+
+
+def test_only_the_first_of_a_pair_is_left_to_the_pipeline(tmp_path):
+    data = as_file(smooth_image())
+    pack([(EncodedImage(data), EncodedImage(data))], f"lmdb:{tmp_path}/x.lmdb", num_workers=0)
+    dataset = StoreDataset(f"lmdb:{tmp_path}/x.lmdb", transform=ImagePipeline.eval(16))
+    image, mask = dataset[0]
+    assert image.shape == (3, 16, 16)
+    assert np.array_equal(mask, smooth_image())
+    dataset.close()

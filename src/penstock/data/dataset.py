@@ -181,6 +181,20 @@ def register_combinator(cls: type, parts: Callable[[Any], Iterable[Any]]) -> Non
     _parts_of[cls] = parts
 
 
+def _parts(dataset: Any) -> Iterable[Any] | None:  # noqa: ANN401
+    """Return what a combinator combines; None for anything else.
+
+    torch's are known too where nothing of ours has imported torch.
+    """
+    cls = type(dataset)
+    if cls in _parts_of:
+        return _parts_of[cls](dataset)
+    name = f"{cls.__module__}.{cls.__qualname__}"
+    if name == "torch.utils.data.dataset.Subset":
+        return [dataset.dataset]
+    return list(dataset.datasets) if name == "torch.utils.data.dataset.ConcatDataset" else None
+
+
 def register_drawless(cls: type) -> None:
     """Say that reading a dataset of exactly type `cls` never draws a random number."""
     _drawless.add(cls)
@@ -197,8 +211,9 @@ def is_drawless(dataset: object) -> bool:
         >>> is_drawless(Subset(ArrayDataset(np.arange(4)), [0, 2])), is_drawless([1, 2])
         (True, False)
     """
-    if type(dataset) in _parts_of:
-        return all(map(is_drawless, _parts_of[type(dataset)](dataset)))
+    parts = _parts(dataset)
+    if parts is not None:
+        return all(map(is_drawless, parts))
     return type(dataset) in _drawless or getattr(dataset, "is_drawless", False) is True
 
 
@@ -232,9 +247,9 @@ def announce_epoch(dataset: object, epoch: int) -> None:
     set_epoch = getattr(dataset, "set_epoch", None)
     if callable(set_epoch):
         set_epoch(epoch)
-    elif type(dataset) in _parts_of:
-        for part in _parts_of[type(dataset)](dataset):
-            announce_epoch(part, epoch)
+        return
+    for part in _parts(dataset) or ():
+        announce_epoch(part, epoch)
 
 
 def can_resume(dataset: object) -> bool:

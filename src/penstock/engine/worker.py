@@ -151,8 +151,11 @@ class _Worker:
                 self._freeze_once()
 
     def _freeze_once(self) -> None:
-        """Freeze what the first batch has brought as well: what it imports, what datasets open."""
-        if not self._has_served:
+        """Freeze what the first batch has brought as well: what it imports, what datasets open.
+
+        Not with an iterable: its iterator is there too, and ends with the epoch.
+        """
+        if not self._has_served and self._recipe is not None and not self._recipe.is_iterable:
             self._has_served = True
             gc.collect()  # or garbage of that batch would stay too
             gc.freeze()

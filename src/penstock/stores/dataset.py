@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, Literal, Protocol, cast
 
 import numpy as np
 
-from penstock.data.dataset import Dataset
+from penstock.data.dataset import Dataset, is_current, read_each
 from penstock.engine.transforms import transform_that_raised
 from penstock.errors import ConfigError
 from penstock.faults import annotate
@@ -132,8 +132,12 @@ class StoreDataset(Dataset[Any]):
     @property
     def _pipeline(self) -> FileTransform | None:
         """The transform, if it decodes files itself; asked anew, as it may be replaced."""
-        is_one = getattr(self.transform, "takes_files", False) is True
-        return cast("FileTransform", self.transform) if is_one else None
+        transform = self.transform
+        if getattr(transform, "takes_files", False) is not True:
+            return None
+        # A subclass that changes what calling it gives has not changed what it writes.
+        is_one = is_current(type(transform), "write", ("__call__",))
+        return cast("FileTransform", transform) if is_one else None
 
     def _refuse_two_decoders(self) -> None:
         if self._pipeline is not None and self.decode not in ("rgb", None):
@@ -186,11 +190,19 @@ class StoreDataset(Dataset[Any]):
             position = operator.index(index)
         except TypeError:
             raise TypeError(f"an index of a dataset is an integer, not {index!r}.") from None
-        (sample,) = self.__getitems__([position])
+        (sample,) = self._samples([position])
         return sample
 
     def __getitems__(self, indices: ArrayLike) -> list[Any]:
-        """Return samples, fetched together, each made under its own random numbers."""
+        """Return samples, fetched together, each made under its own random numbers.
+
+        If a subclass has a `__getitem__` of its own, that is called for each of them.
+        """
+        if is_current(type(self), "__getitems__", ("__getitem__",)):
+            return self._samples(indices)
+        return read_each(self, np.asarray(indices).tolist())
+
+    def _samples(self, indices: ArrayLike) -> list[Any]:
         positions = self.store.checked(indices)
         samples = self._taken(positions)
         for k, position in enumerate(positions.tolist()):
@@ -213,7 +225,7 @@ class StoreDataset(Dataset[Any]):
         with self.store.borrow(positions) as records:
             while len(samples) < len(records):  # no variable for a record, which would outlive it
                 try:
-                    samples.append(self._own(records[len(samples)].sample))
+                    samples.append(self._own_sample(records[len(samples)].sample))
                 except Exception as error:
                     failure = error.with_traceback(None)
                     break
@@ -322,6 +334,16 @@ class StoreDataset(Dataset[Any]):
             return {key: _named(key, self._user_decoded, item) for key, item in value.items()}
         return value
 
+    def _own_sample(self, sample: Any) -> Any:  # noqa: ANN401
+        """Return a sample as `_own` does, but for the file that a pipeline takes as it is."""
+        if self._pipeline is None:
+            return self._own(sample)
+        if isinstance(sample, EncodedImage):
+            return bytes(sample.data)
+        if type(sample) is tuple and len(sample) == 2 and isinstance(sample[0], EncodedImage):
+            return bytes(sample[0].data), _named(1, self._own, sample[1])
+        return self._own(sample)
+
     def _own(self, value: Any) -> Any:  # noqa: ANN401
         """Return a sample with its images decoded and nothing in it that belongs to the store."""
         if isinstance(value, EncodedImage):
@@ -337,8 +359,6 @@ class StoreDataset(Dataset[Any]):
         return value
 
     def _image(self, data: bytes | memoryview) -> Any:  # noqa: ANN401
-        if self._pipeline is not None:
-            return bytes(data)
         file, strict = (data, True) if self._repairs is None else self._repaired(bytes(data))
         if strict or self.decode != "rgb":
             return self._made(file)

@@ -49,8 +49,8 @@ class NormalizeImages(torch.nn.Module):
             ConfigError: not three numbers, or a `std` that is not above 0.
         """
         super().__init__()
-        means = torch.tensor(mean or (0.0, 0.0, 0.0), dtype=torch.float64)
-        stds = torch.tensor(std or (1.0, 1.0, 1.0), dtype=torch.float64)
+        means = torch.as_tensor((0.0,) * 3 if mean is None else mean, dtype=torch.float64)
+        stds = torch.as_tensor((1.0,) * 3 if std is None else std, dtype=torch.float64)
         if means.shape != (3,) or stds.shape != (3,) or bool((stds <= 0).any()):
             raise ConfigError(
                 f"mean and std are three numbers each, std above 0; not {mean!r} and {std!r}."

@@ -41,6 +41,8 @@ if TYPE_CHECKING:
 
 __all__ = ["IMAGENET_MEAN", "IMAGENET_STD", "ImagePipeline"]
 
+_MOST_BESIDE: Final = 8  # times what is kept: a photo resized as a whole has 1 to 3
+
 IMAGENET_MEAN: Final = (0.485, 0.456, 0.406)
 """Mean of ImageNet's pixels, for red, green, blue; in units of the full scale."""
 IMAGENET_STD: Final = (0.229, 0.224, 0.225)
@@ -241,7 +243,7 @@ class ImagePipeline:
             ValueError: it is damaged or too large. `out` may have been written to.
         """
         header = read_header(data, max_pixels=self.max_pixels)
-        cut = self.crop.cut(header.upright_height_px, header.upright_width_px, rng)
+        cut = self._cut(header.upright_height_px, header.upright_width_px, rng)
         region, factor = self._part(cut)
         fast = self.resample == "bilinear"
         pixels = decode_region(
@@ -257,9 +259,24 @@ class ImagePipeline:
                 "an image is uint8 of shape (height, width, 3), not "
                 f"{image.dtype} of shape {image.shape}"
             )
-        cut = self.crop.cut(image.shape[0], image.shape[1], rng)
+        cut = self._cut(image.shape[0], image.shape[1], rng)
         region, factor = self._part(cut)
         self._finish(reduced(image, region, factor), cut, out, rng)
+
+    def _cut(self, height: int, width: int, rng: np.random.Generator | None) -> Cut:
+        cut = self.crop.cut(height, width, rng)
+        if (
+            0 <= cut.top < cut.top + cut.height <= height
+            and 0 <= cut.left < cut.left + cut.width <= width
+            and 0 <= cut.row_offset <= cut.resized_height - self.size[0]
+            and 0 <= cut.column_offset <= cut.resized_width - self.size[1]
+        ):
+            return cut
+        raise ValueError(
+            f"{self.crop!r} gave {cut} for an image of {height} x {width} px (height x width), and "
+            f"keeps {self.size[0]} x {self.size[1]} px: it reaches beyond the image, or what is "
+            "kept beyond what is resized"
+        )
 
     def _part(self, cut: Cut) -> tuple[Region, int]:
         region = Region(cut.top, cut.left, cut.height, cut.width)
@@ -295,17 +312,21 @@ class ImagePipeline:
         self, pixels: NDArray[np.uint8], cut: Cut, place: NDArray[np.uint8]
     ) -> NDArray[np.uint8]:
         """Return the part at its size: `place`, or a new array that the user's steps may keep."""
-        size = cut.resized_width, cut.resized_height
-        if self.resample == "antialias":
-            image = Image.fromarray(pixels).resize(size, Image.Resampling.BILINEAR)
-            resized = np.asarray(image)
-        elif self.steps or (cut.resized_height, cut.resized_width) != self.size:
-            resized = cast("NDArray[np.uint8]", cv2.resize(pixels, size))
-        else:
-            cv2.resize(pixels, size, dst=place)
+        height, width = self.size
+        is_whole = (cut.resized_height, cut.resized_width) == self.size
+        if is_whole and not self.steps and self.resample == "bilinear":
+            cv2.resize(pixels, (width, height), dst=place)
             return place
-        bottom, right = cut.row_offset + self.size[0], cut.column_offset + self.size[1]
-        kept = resized[cut.row_offset : bottom, cut.column_offset : right]
+        if self.resample == "antialias" or (
+            cut.resized_height * cut.resized_width > _MOST_BESIDE * height * width
+        ):
+            kept = _window(pixels, cut, self.size, self.resample)
+        else:
+            resized = cv2.resize(pixels, (cut.resized_width, cut.resized_height))
+            bottom, right = cut.row_offset + height, cut.column_offset + width
+            kept = cast("NDArray[np.uint8]", resized)[
+                cut.row_offset : bottom, cut.column_offset : right
+            ]
         if self.steps:
             return np.array(kept)
         place[...] = kept
@@ -349,6 +370,31 @@ class ImagePipeline:
         parts += [f"steps={list(self.steps)}"] * bool(self.steps)
         parts += [f"output={self.output!r}", f"resample={self.resample!r}"]
         return f"ImagePipeline({', '.join(parts)})"
+
+
+def _window(
+    pixels: NDArray[np.uint8], cut: Cut, size: tuple[int, int], resample: Resample
+) -> NDArray[np.uint8]:
+    """Return what is kept of an image that is resized, without making the rest of it.
+
+    Of a panorama the rest may be thousands of times as much.
+    """
+    height, width = size
+    down, across = pixels.shape[0] / cut.resized_height, pixels.shape[1] / cut.resized_width
+    top, left = cut.row_offset * down, cut.column_offset * across
+    if resample == "antialias":
+        box = (left, top, left + width * across, top + height * down)
+        image = Image.fromarray(pixels).resize((width, height), Image.Resampling.BILINEAR, box)
+        return np.asarray(image)
+    # Pixel x of the output lies at (x + 0.5) across - 0.5 of what is left of the window, as cv2's
+    # resize has it.
+    shift = left + 0.5 * across - 0.5, top + 0.5 * down - 0.5
+    back = np.array([[across, 0, shift[0]], [0, down, shift[1]]])
+    flags = cv2.INTER_LINEAR | cv2.WARP_INVERSE_MAP
+    return cast(
+        "NDArray[np.uint8]",
+        cv2.warpAffine(pixels, back, (width, height), flags=flags, borderMode=cv2.BORDER_REPLICATE),
+    )
 
 
 class _Workplace(threading.local):

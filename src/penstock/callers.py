@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import os
 import sys
@@ -10,8 +11,12 @@ import sys
 __all__ = ["users_level"]
 
 _OURS = os.path.dirname(os.path.abspath(__file__)) + os.sep
-# Between our frames: what calls our loader, and our cached properties.
-_OTHERS = (os.path.join("torch", "utils", "data", "dataloader.py"), functools.__file__)
+# Between our frames: what calls our loader, our cached properties and our context managers.
+_OTHERS = (
+    os.path.join("torch", "utils", "data", "dataloader.py"),
+    functools.__file__,
+    contextlib.__file__,
+)
 
 
 def users_level() -> int:

@@ -203,6 +203,7 @@ def test_json_has_the_counts_and_every_broken_file(folder, capsys):
     assert record.pop("seconds") > 0
     assert record == {
         "num_files": 13,
+        "num_annotations": 0,
         "num_checked": 13,
         "num_broken": 1,
         "broken": [
@@ -686,3 +687,42 @@ def test_a_server_that_goes_away_ends_the_check_and_breaks_no_record(store):
         check_store(lost, 1, findings, lambda _: None)
     assert findings.broken == []
     assert 0 < findings.num_checked <= 6
+
+
+def voc_folder(root, names):
+    for folder in ("Annotations", "JPEGImages"):
+        (root / folder).mkdir(parents=True)
+    for name in names:
+        write_image(root / "JPEGImages" / f"{name}.png")
+        (root / "Annotations" / f"{name}.xml").write_text(
+            f"<annotation><filename>{name}.png</filename><object><name>cat</name></object>"
+            "</annotation>"
+        )
+    return root
+
+
+@pytest.mark.parametrize("is_below", [False, True], ids=["itself", "below"])
+def test_annotations_are_compared_with_the_images_beside_them(tmp_path, capsys, is_below):
+    root = voc_folder(tmp_path / "all" / "voc", "abcd")
+    (root / "JPEGImages" / "b.png").unlink()
+    (root / "Annotations" / "c.xml").write_text("<annotation><object>")
+    (root / "Annotations" / "d.xml").unlink()  # an image alone is no fault
+    where = tmp_path / "all" if is_below else root
+    assert main(["check", str(where), *ONE_WORKER]) == 1
+    out, err = capsys.readouterr()
+    first, second = out.splitlines()
+    assert first.startswith(f"{root / 'Annotations' / 'c.xml'}\tnot well-formed XML: ")
+    assert second == (
+        f"{root / 'JPEGImages' / 'b.png'}\tis not there, and is annotated in "
+        f"{root / 'Annotations' / 'b.xml'}"
+    )
+    assert err.startswith("3 files and 3 annotations, 2 broken, ")
+
+
+def test_a_sound_voc_folder_is_sound_and_its_annotations_are_counted(tmp_path, capsys):
+    root = voc_folder(tmp_path, "ab")
+    (root / "Annotations" / "b.xml").rename(root / "Annotations" / "other.xml")  # by <filename>
+    (root / "Annotations" / "._a.xml").write_bytes(b"\0")  # what macOS leaves behind
+    assert main(["check", str(root), "--json", *ONE_WORKER]) == 0
+    record = json.loads(capsys.readouterr().out)
+    assert (record["num_files"], record["num_annotations"], record["broken"]) == (2, 2, [])

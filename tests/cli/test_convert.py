@@ -49,6 +49,31 @@ def test_what_was_lost_and_written_is_told(photos, capsys):
     assert Path("yolo/labels/train/1.txt").read_text() == "0 0.5 0.5 1.0 1.0\n"
 
 
+def test_bad_boxes_are_told_and_may_be_left_out(photos, capsys):
+    text = Path("voc/Annotations/1.xml").read_text()
+    flat = OBJECT.replace("<xmax>40", "<xmax>1")
+    Path("voc/Annotations/1.xml").write_text(text.replace("</object>", f"</object>{flat}"))
+    assert run("voc", "kept", "--to", "yolo") == 0
+    told = capsys.readouterr().out.splitlines()
+    assert told[0] == "bad boxes: 1 zero_area; kept as they are (--bad-boxes)"
+    assert len(Path("kept/labels/train/1.txt").read_text().splitlines()) == 2
+    assert run("voc", "left", "--to", "yolo", "--bad-boxes", "drop") == 0
+    told = capsys.readouterr().out.splitlines()
+    assert told[0] == "bad boxes: 1 zero_area; 1 dropped (--bad-boxes)"
+    assert told[-1] == "left: 1 images, 1 objects"
+    assert run("voc", "none", "--to", "yolo", "--bad-boxes", "raise") == 1
+    assert "1 bad box(es)" in capsys.readouterr().err
+
+
+def test_objects_that_are_not_joined_are_told(photos, capsys):
+    Path("other.txt").write_text("voc/JPEGImages/1.jpg 1 2 3 4 5 5 20 20\n")
+    options = ["--to", "voc", "--box", "--layout", "xyxy"]
+    assert run("voc", "landmarks:other.txt", "one", *options) == 0
+    assert capsys.readouterr().out.splitlines()[0] == (
+        "1 objects of 1 images told of by two sources were not joined: 1 with another box"
+    )
+
+
 def test_strict_writes_nothing_where_something_would_be_lost(photos, capsys):
     assert run("voc", "yolo", "--to", "yolo", "--strict") == 1
     told = capsys.readouterr()

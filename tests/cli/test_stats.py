@@ -336,6 +336,7 @@ def test_boxes_are_counted_by_image_and_area(tmp_path, capsys):
     objects = stats_of(capsys, source)["objects"]
     assert objects["num_boxes"] == 4
     assert objects["num_boxes_without_area"] == 1
+    assert objects["bad_boxes"] == {"zero_area": 0, "inverted": 1, "outside": 0}
     assert objects["boxes_by_size"] == {"small": 1, "medium": 2, "large": 0}
     assert objects["boxes_per_image"] == {"edges": [0, 1, 2, 3], "counts": [1, 0, 2]}
     assert objects["longer_side_px"] == {"edges": [80, 81], "counts": [3]}
@@ -346,11 +347,20 @@ def test_boxes_are_counted_by_image_and_area(tmp_path, capsys):
     out = capsys.readouterr().out
     assert "Boxes per image\n  0  ████" in out
     assert "Boxes: 1 small, 2 medium, 0 large" in out
-    assert "Without area: 1" in out
+    assert "Bad boxes: 1 inverted; `bad_boxes=`" in out
+    assert f"{tmp_path / 'a.png'}: chart\n" in out
     alone = tmp_path / "alone.png"
     assert main(["stats", str(source / "JPEGImages"), "--png", str(alone)]) == 0
     with Image.open(tmp_path / "a.png") as chart, Image.open(alone) as other:
         assert chart.height > other.height
+
+
+def test_objects_are_small_below_32_pixels_squared_and_large_from_96_on(tmp_path, capsys):
+    # Of 31 x 33 = 32 * 32 - 1 pixels, 32 x 32, 95 x 97 = 96 * 96 - 1, 96 x 96.
+    ends = [(31, 33), (32, 32), (95, 97), (96, 96)]
+    boxes = [[(1, 1, right, bottom) for right, bottom in ends]]
+    objects = stats_of(capsys, voc_folder(tmp_path / "voc", boxes, (100, 100)))["objects"]
+    assert objects["boxes_by_size"] == {"small": 1, "medium": 2, "large": 1}
 
 
 def test_a_folder_with_boxes_that_cannot_be_read_has_the_rest_counted(tmp_path, capsys):

@@ -36,6 +36,18 @@ class Darker:
     def __call__(self, sample):
         return {**sample, "image": sample["image"] // 20}
 
+def dark_ones():
+    return dark_cell
+
+def dark_cell(sample):
+    return {**sample, "image": sample["image"] // 20}
+
+def of_two(sample, other):
+    return sample
+
+def misspelt(sample):
+    return sample["imge"]
+
 number = 3
 
 def dark(image):
@@ -47,6 +59,7 @@ def dark(image):
 def here(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     (tmp_path / "viewed_cells.py").write_text(DATASET)
+    monkeypatch.setattr(sys, "dont_write_bytecode", True)
     yield tmp_path
     sys.modules.pop("viewed_cells", None)
 
@@ -104,6 +117,58 @@ def test_a_class_as_transform_is_made(here):
     assert sheet[8 + 5, 8 + 60].max() <= 9
 
 
+def test_a_function_that_makes_a_transform_is_called(here):
+    arguments = ["--transform", "viewed_cells:dark_ones", "--tile", 64]
+    sheet = viewed(here, "viewed_cells:Cells", *arguments)
+    assert sheet[8 + 5, 8 + 60].max() <= 9
+
+
+def test_rows_or_columns_may_be_said(here):
+    sheet = viewed(here, "viewed_cells:Cells", "-n", 7, "--rows", 2, "--tile", 64)
+    assert sheet.shape[1] == 4 * 72 + 8
+    assert main(["view", "viewed_cells:Cells", "-o", "a.png", "--rows", "1", "--columns", "2"]) == 1
+
+
+def test_what_cannot_be_shown_has_its_error_in_its_place(here, capsys):
+    for name in "ab":
+        save(here / "photos" / "cat" / f"{name}.png", np.full((30, 40, 3), 200, np.uint8))
+    (here / "photos" / "cat" / "b.png").write_bytes(b"")
+    arguments = ["photos", "-o", "sheet.png", "--in-order", "--tile", "96"]
+    assert main(["view", *arguments]) == 1
+    told = capsys.readouterr().out.splitlines()
+    assert told[0] == "cat/b.png\tthe file is empty"
+    assert told[1].startswith("sheet.png: 2 images, 1 of them not to be shown, ")
+    sheet = cv2.imread("sheet.png")[..., ::-1]
+    assert (sheet[8 + 10, 8 + 10] == 200).all()
+    assert sheet[8 + 60, 8 + 104 + 90].tolist() == [253, 224, 221]
+
+
+def test_where_nothing_can_be_shown_there_is_an_error_and_no_sheet(here, capsys):
+    save(here / "photos" / "cat" / "a.png", np.full((30, 40, 3), 200, np.uint8))
+    (here / "photos" / "cat" / "a.png").write_bytes(b"")
+    assert main(["view", "photos", "-o", "sheet.png"]) == 1
+    assert "the file is empty" in capsys.readouterr().err
+    assert not (here / "sheet.png").exists()
+
+
+def test_an_error_of_the_users_module_is_told_in_a_line_with_its_file(here, capsys):
+    (here / "viewed_wrong.py").write_text("x = 1\nraise RuntimeError('no weights')\n")
+    (here / "viewed_typo.py").write_text("x = = 1\n")
+    for arguments in (
+        ["viewed_wrong:cells"],
+        ["viewed_cells:Cells", "--transform", "viewed_wrong:x"],
+    ):
+        assert main(["view", *arguments, "-o", "a.png"]) == 1
+        said = "viewed_wrong.py, line 2: RuntimeError: no weights\n"
+        assert capsys.readouterr().err.endswith(said)
+    assert main(["view", "viewed_typo:cells", "-o", "a.png"]) == 1
+    assert "viewed_typo.py, line 1: SyntaxError: " in capsys.readouterr().err
+    line = 1 + DATASET.splitlines().index('    return sample["imge"]')
+    arguments = ["--transform", "viewed_cells:misspelt", "-o", "a.png"]
+    assert main(["view", "viewed_cells:Cells", *arguments]) == 1
+    assert f"viewed_cells.py, line {line}: KeyError: 'imge'\n" in capsys.readouterr().err
+
+
 def test_an_image_folder_with_a_transform_of_images(here):
     for name in ("cat", "dog"):
         save(here / "photos" / name / "1.png", np.full((30, 40, 3), 200, np.uint8))
@@ -117,9 +182,35 @@ def test_a_voc_folder_its_split_and_a_mosaic(data_dir, here):
     source = data_dir / "bccd"
     sheet = viewed(here, source, "--split", "val", "-n", 2, "--tile", 200)
     assert has_colour(sheet, 1)
-    canvas = viewed(here, source, "--mosaic", 320, "-n", 1, "--tile", 300)
-    assert (canvas == 114).all(axis=2).mean() > 0.05  # what no image covers
-    assert has_colour(canvas, 1)
+    cut = viewed(here, source, "--mosaic", 320, "-n", 1, "--tile", 300)
+    assert has_colour(cut, 1)
+
+
+def test_a_mosaic_is_cut_as_training_cuts_it(here):
+    from penstock import Loader
+    from penstock.vision import Mosaic, RandomPerspective, YOLODetection
+
+    for name in "abcd":
+        save(here / "data" / "images" / f"{name}.png", np.full((64, 64, 3), 50, np.uint8))
+        labels = here / "data" / "labels" / f"{name}.txt"
+        labels.parent.mkdir(exist_ok=True)
+        labels.write_text("")
+    (here / "data" / "data.yaml").write_text("train: images\nnames: [cell]\n")
+    sheet = viewed(here, "data", "--mosaic", 64, "-n", 1, "--tile", 64)
+    dataset = YOLODetection("data")
+    trained = Mosaic(dataset, 64, transform=RandomPerspective(64))
+    (sample,) = next(iter(Loader(trained, 1, shuffle=True, seed=0, collate_fn=list)))
+    assert np.array_equal(sheet[8 : 8 + 64, 8 : 8 + 64], sample["image"])
+
+
+def test_a_transform_may_cut_the_mosaic_itself(here):
+    (here / "viewed_cells.py").write_text(
+        DATASET + "\nfrom penstock.vision import Letterbox\nsmall = Letterbox(64)\n"
+    )
+    arguments = ["--mosaic", 64, "-n", 1, "--tile", 64, "--transform", "viewed_cells:small"]
+    sheet = viewed(here, "viewed_cells:Cells", *arguments)
+    whole = sheet[8 : 8 + 64, 8 : 8 + 64]
+    assert (whole == 114).all(axis=2).mean() > 0.3  # the canvas, and not a cut of it
 
 
 def test_imglab_landmarks(data_dir, here):
@@ -145,6 +236,25 @@ def test_yolo_lists_and_stores(here):
     assert viewed(here, "photos.lmdb", "--tile", 64).shape[1] == 2 * 72 + 8
 
 
+@pytest.mark.parametrize("name", ["photo.jpg", "photo", "photo.png.txt"])
+def test_what_is_there_is_not_overwritten_by_a_file_of_another_kind(here, capsys, name):
+    (here / name).write_bytes(b"mine")
+    assert main(["view", "viewed_cells:Cells", "-o", name]) == 1
+    said = capsys.readouterr().err
+    assert f"cannot write --output {name}: a contact sheet is a PNG file; name one that" in said
+    assert (here / name).read_bytes() == b"mine"
+    assert main(["view", "viewed_cells:Cells", "-o", "SHEET.PNG", "--tile", "64"]) == 0
+
+
+def test_a_sheet_too_large_is_an_error_and_not_drawn(here, capsys):
+    arguments = ["-o", "a.png", "--tile", "4096", "--columns", "5"]
+    path = here / "many.py"
+    path.write_text("from viewed_cells import Cells\ncells = [Cells()[0]] * 400\n")
+    assert main(["view", "many:cells", *arguments, "-n", "400"]) == 1
+    assert "400 images, 5 in a row and each 4,096 pixels wide, would be" in capsys.readouterr().err
+    sys.modules.pop("many", None)
+
+
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
@@ -159,10 +269,14 @@ def test_yolo_lists_and_stores(here):
             "of type int",
         ),
         (["viewed_cells:Cells", "-o", "a.png", "--transform", "viewed_cells:no"], "has no no"),
+        (
+            ["viewed_cells:Cells", "-o", "a.png", "--transform", "viewed_cells:of_two"],
+            "takes (sample, other): a transform takes one sample",
+        ),
         (["viewed_cells:Cells", "-o", "a.png", "--split", "val"], "--split is not for"),
         (["list.xml", "-o", "a.png", "--split", "val"], "--split is for folders"),
     ],
-    ids=["source", "output", "form", "callable", "name", "split", "list"],
+    ids=["source", "output", "form", "callable", "name", "two", "split", "list"],
 )
 def test_mistakes_are_told(here, capsys, arguments, message):
     (here / "list.xml").write_text("<dataset/>")

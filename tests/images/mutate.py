@@ -18,7 +18,7 @@ import zlib
 from pathlib import Path
 
 import numpy as np
-from tests.images.making import many_forms
+from tests.images.making import many_forms, oriented, picture, saved
 
 from penstock.images import (
     check_image,
@@ -33,6 +33,20 @@ from penstock.images.regions import Region, decode_region
 LONGEST_S = 60  # for all that is done with one file; the slowest that was seen took 2 s
 LIMIT_BYTES = 4 << 30  # of addresses: the libraries alone take more than 1 GiB of those
 EXTREMES = (0, 1, 2, 0x7F, 0x80, 0xFF, 0x7FFF, 0x8000, 0xFFFF, 0x7FFFFFFF, 0xFFFFFFFF)
+
+
+def many_files():
+    """Return files of all forms, and larger JPEG files, of which parts are decoded."""
+    large = picture(120, 90)
+    return many_forms() | {
+        "codestream.j2k": saved(picture(), "JPEG2000", no_jp2=True),
+        "large.jpg": saved(large, "JPEG"),
+        "large444.jpg": saved(large, "JPEG", subsampling=0),
+        "large_restarts.jpg": saved(large, "JPEG", restart_marker_rows=1),
+        "large_grey.jpg": saved(large[:, :, 0].copy(), "JPEG"),
+        "large_progressive.jpg": saved(large, "JPEG", progressive=True),
+        **{f"large{turn}.jpg": oriented("JPEG", turn, large) for turn in range(2, 9)},
+    }
 
 
 def mutated(rng, files):
@@ -89,11 +103,35 @@ def _correct_checksums(data):
 
 
 def upper_half(data):
+    """Decode a part of the image as it is seen: whatever decodes as a whole gives the same here."""
     header = read_header(data)
-    height, width = max(1, header.upright_height_px // 2), header.upright_width_px
+    region = Region(0, 0, max(1, header.upright_height_px // 2), header.upright_width_px)
+    image = part_or_none(decode_image, data)
     for factor in (1, 2):
-        part = decode_region(data, header, Region(0, 0, height, width), factor)
-        assert part.shape == (-(-height // factor), -(-width // factor), 3)
+        for whole in (False, True):
+            part = part_or_none(
+                decode_region, data, header, region, factor, fast=False, whole=whole
+            )
+            if image is None:
+                assert part is None or not whole, "what the whole decode notices is overlooked"
+                continue
+            assert part is not None, "a part is refused, the whole is not"
+            if factor == 1:
+                assert np.array_equal(part, image[: region.height]), "other pixels"
+            # A turned image is widened on any side to whole pixels of the reduced one.
+            extra = np.subtract(
+                part.shape, (-(-region.height // factor), image.shape[1] // factor, 3)
+            )
+            assert ((extra >= 0) & (extra <= 1)).all(), f"a part of shape {part.shape}"
+    if image is None:
+        raise ValueError("refused as a whole")
+
+
+def part_or_none(decode, *arguments, **how):
+    try:
+        return decode(*arguments, **how)
+    except ValueError:
+        return None
 
 
 def attempt(data):
@@ -122,7 +160,7 @@ def attempt(data):
 
 def main(seed, start, stop, *folders):
     resource.setrlimit(resource.RLIMIT_AS, (LIMIT_BYTES, LIMIT_BYTES))
-    files = many_forms()
+    files = many_files()
     for folder in folders:
         paths = [p for p in sorted(Path(folder).iterdir()) if p.suffix in (".jpg", ".png", ".gif")]
         files.update({p.name: p.read_bytes() for p in paths if 1000 < p.stat().st_size < 20_000})

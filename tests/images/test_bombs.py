@@ -7,6 +7,7 @@ import os
 import struct
 import subprocess
 import sys
+import time
 import zlib
 
 import numpy as np
@@ -28,7 +29,7 @@ from tests.images.making import (
     with_frame,
 )
 
-from penstock.images import decode_image, repair_image
+from penstock.images import check_image, decode_image, read_header, repair_image
 
 FORMS = many_forms()
 
@@ -81,6 +82,55 @@ def _entry(data, tag):
     return next(at for at in entries if struct.unpack_from("<H", data, at)[0] == tag)
 
 
+def jpeg2000_of_few_bytes(height, width):
+    """A codestream that claims to be a single tile, of which hardly a byte is there."""
+    data = bytearray(saved(np.zeros((64, 64, 3), np.uint8), "JPEG2000", no_jp2=True))
+    struct.pack_into(">IIIIIIII", data, 8, width, height, 0, 0, width, height, 0, 0)
+    return bytes(data)
+
+
+def jpeg2000_with_second_box(height, width):
+    """A file with two boxes that give its size: OpenCV takes the first, Pillow the last."""
+    data = FORMS["rgb.jp2"]
+    start = data.find(b"jp2h") - 4
+    box = struct.pack(">I4sIIHBBBB", 22, b"ihdr", height, width, 3, 7, 7, 0, 0)
+    size_bytes = int.from_bytes(data[start : start + 4], "big")
+    stop = start + size_bytes
+    head = (size_bytes + len(box)).to_bytes(4, "big")
+    return data[:start] + head + data[start + 4 : stop] + box + data[stop:]
+
+
+def gif_with_comment(num_blocks):
+    data = FORMS["flat.gif"]
+    place = data.find(struct.pack("<cHHHH", b",", 0, 0, WIDTH, HEIGHT))
+    return data[:place] + b"!\xfe" + b"\1a" * num_blocks + b"\0" + data[place:]
+
+
+def tiled_tiff(height, width, *tiles, big=False):
+    """A TIFF file of one Deflate tile; `tiles` are pairs of length and width, all of them written.
+
+    The tile has the bytes for the first pair if that is small.
+    """
+    length, across = tiles[0]
+    raw = b"".join(bytes((row % 256, 7, 9)) * across for row in range(min(length, 4096)))
+    content = zlib.compress(raw[: 1 << 20] if length > 4096 else raw)
+    start, offset, number = (16, "Q", 16) if big else (8, "I", 4)
+    sides = [
+        (tag, number, side) for pair in tiles for tag, side in zip((323, 322), pair, strict=True)
+    ]
+    tags = [
+        (256, 4, width), (257, 4, height), (258, 3, 8), (259, 3, 8), (262, 3, 2), (277, 3, 3),
+        *sorted(sides), (324, 4, start), (325, 4, len(content)),
+    ]  # fmt: skip
+    head = struct.pack("<2sHHHQ", b"II", 43, 8, 0, 0) if big else b"II*\0" + bytes(4)
+    data = bytearray(head + content + bytes(len(content) % 2))
+    struct.pack_into("<" + offset, data, start // 2, len(data))
+    data += struct.pack("<" + ("Q" if big else "H"), len(tags))
+    for tag, kind, value in tags:
+        data += struct.pack(f"<HH{offset}{offset}", tag, kind, 1, value)
+    return bytes(data) + bytes(8)
+
+
 HUGE = {
     "jpeg": with_frame(FORMS["baseline.jpg"], height=65535, width=65535),
     "progressive": with_frame(FORMS["progressive.jpg"], height=65535, width=65535),
@@ -111,6 +161,13 @@ COSTLY = {
     "tiff without data": tiff_of(9000, 11000),
     "bmp without data": bmp_of(9000, 11000),
     "ppm without data": b"P6 11000 9000 255\n123",
+    "jp2 of few bytes": jpeg2000_of_few_bytes(9000, 11000),
+    "jp2 of few bytes, other box": jpeg2000_of(24, 36, claimed=(9000, 11000)),
+    "jp2 with two boxes": jpeg2000_with_second_box(9000, 11000),
+    "tiff of a huge tile": tiled_tiff(1, 1, (26_000, 26_000)),
+    "tiff of a huge tile, told twice": tiled_tiff(1, 1, (26_000, 26_000), (16, 16)),
+    "big tiff of a huge tile": tiled_tiff(1, 1, (26_000, 26_000), big=True),
+    "gif with text": gif_with_comment(3_000_000),
     # Text and a profile that unpack to 50 MB each, many times.
     "png with text": png_file(1, 1, b"\0abc", before=png_chunk(b"zTXt", b"k\0\0" + TEXT) * 20),
     "png with profile": png_file(1, 1, b"\0abc", before=png_chunk(b"iCCP", b"k\0\0" + TEXT)),
@@ -124,14 +181,15 @@ def test_what_does_not_decode_to_many_pixels_takes_no_memory_for_them(name, tmp_
     path.write_bytes(COSTLY[name])
     script = (
         "import resource, sys\n"
-        "from penstock.images import decode_image\n"
+        "from penstock.images import check_image, decode_image\n"
         "from tests.images.making import many_forms\n"
         "for data in many_forms().values(): decode_image(data)\n"
         "data = open(sys.argv[1], 'rb').read()\n"
         "def peak(): return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss\n"
         "before = peak()\n"
-        "try: decode_image(data)\n"
-        "except ValueError: pass\n"
+        "for decode in (decode_image, check_image):\n"
+        "    try: decode(data)\n"
+        "    except ValueError: pass\n"
         "print(peak() - before)"
     )
     done = subprocess.run(
@@ -139,6 +197,56 @@ def test_what_does_not_decode_to_many_pixels_takes_no_memory_for_them(name, tmp_
         capture_output=True, text=True, timeout=60, check=True,
     )  # fmt: skip
     assert int(done.stdout) * 1024 < 40_000_000  # 9000 x 11000 px would take 297 MB
+
+
+@pytest.mark.parametrize("big", [False, True])
+@pytest.mark.parametrize(
+    "tiles", [[(26_000, 26_000)], [(64, 64), (26_000, 26_000)], [(8192, 2064)], [(1 << 31, 16)]]
+)
+def test_a_tile_far_larger_than_its_image_is_refused(tiles, big):
+    with pytest.raises(ValueError, match=r"a TIFF file with tiles of \d+ x \d+ px .* 6 pixels"):
+        decode_image(tiled_tiff(2, 3, *tiles, big=big))
+
+
+@pytest.mark.parametrize("big", [False, True])
+@pytest.mark.parametrize("tile", [(16, 16), (256, 512), (4096, 4096)])
+def test_a_small_image_in_a_usual_tile_decodes(tile, big):
+    image = decode_image(tiled_tiff(2, 3, tile, big=big))
+    assert image.tolist() == [[[0, 7, 9]] * 3, [[1, 7, 9]] * 3]
+
+
+def test_a_second_size_in_a_file_is_refused_before_its_memory_is_taken():
+    with pytest.raises(ValueError, match=r"800000000 x 36 px .* is more than 100,000,000 pixels"):
+        decode_image(jpeg2000_of(24, 36, claimed=(800_000_000, 36)))
+    with pytest.raises(ValueError, match=r"gives two sizes: 25 x 36 px .*, and 24 x 36 px"):
+        decode_image(jpeg2000_of(24, 36, claimed=(25, 36)))
+    data = jpeg2000_with_second_box(800_000_000, 36)
+    assert decode_image(data).shape == (24, 36, 3)  # OpenCV heeds the first box
+    with pytest.raises(ValueError, match=r"800000000 x 36 px .* is more than 100,000,000 pixels"):
+        check_image(data)
+
+
+def test_a_large_jpeg_2000_of_hardly_a_byte_is_refused_and_a_small_one_of_one_colour_is_not():
+    with pytest.raises(ValueError, match=r"a JPEG 2000 file of \d+ bytes for 9999 x 9999 px"):
+        decode_image(jpeg2000_of_few_bytes(9999, 9999))
+    data = saved(np.full((1600, 1600), 128, np.uint8), "JPEG2000")
+    assert decode_image(data).shape == (1600, 1600, 3)
+
+
+def test_a_gif_of_a_million_blocks_of_text_is_refused_and_one_of_many_is_not():
+    with pytest.raises(ValueError, match="a GIF file of 1,000,000 blocks of text or more"):
+        decode_image(gif_with_comment(1_000_000))
+    expected = decode_image(FORMS["flat.gif"])
+    assert np.array_equal(decode_image(gif_with_comment(20_000)), expected)
+
+
+def test_junk_before_a_jpegs_first_segment_costs_no_more_than_its_size():
+    """8 MB took 4 s where each two bytes were searched in a copy of 4096."""
+    data = FORMS["baseline.jpg"]
+    junk = data[:2] + b"\xff\0" * 4_000_000 + data[2:]
+    before = time.process_time()
+    assert read_header(junk).width_px == WIDTH
+    assert time.process_time() - before < 1.5
 
 
 def test_a_jpeg_of_too_many_scans_is_refused():

@@ -15,8 +15,7 @@ pytest.importorskip("cv2")
 pytest.importorskip("PIL.Image")
 
 ROOT = Path(__file__).parents[2]
-# What the 100,000,000 pixels that are allowed take, at most: 3 bytes each here, and some 12 in the
-# decoder of an animated WebP, which is where 20,000 files had their peak of 1.5 GB.
+# What the 100,000,000 pixels that are allowed take, at most: 16 bytes each (docs/decoding.md).
 MOST_BYTES = 2_000_000_000
 
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`decode_region`: the same pixels as decoding the whole file, and no damage overlooked in them."""
+"""`decode_region`: the same pixels as decoding the whole file, and which damage it notices."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 import simplejpeg
 from PIL import Image
+from tests.images.making import oriented, with_frame
 
 from penstock.images import decode_image, read_header
 from penstock.images import regions as regions_module
@@ -117,14 +118,160 @@ def test_what_ends_early_can_be_decoded_when_asked():
     assert np.abs(got.astype(int) - photo()[:30]).mean() < 20
 
 
-def test_a_turned_image_is_cut_as_it_is_seen():
+def upright(array, orientation):
+    """Exif's turns by numpy alone."""
+    if orientation >= 5:
+        array = array.swapaxes(0, 1)
+    if orientation in (3, 4, 7, 8):
+        array = array[::-1]
+    return array[:, ::-1] if orientation in (2, 3, 6, 7) else array
+
+
+def turned_jpeg(orientation, subsampling="420"):
     exif = Image.Exif()
-    exif[0x0112] = 6
-    data = jpeg(exif=exif)
-    upright = decode_image(data)
-    assert upright.shape == (WIDTH, HEIGHT, 3)
-    got = decode_region(data, read_header(data), Region(30, 10, 200, 100))
-    assert np.array_equal(got, upright[30:230, 10:110])
+    exif[0x0112] = orientation
+    return jpeg(subsampling, exif=exif)
+
+
+UPRIGHT_PARTS = [
+    Region(0, 0, 41, 50),
+    Region(17, 33, 71, 102),
+    Region(150, 3, 53, 117),
+    Region(0, 0, 203, 203),
+    Region(100, 100, 1, 1),
+]
+
+
+@pytest.mark.parametrize("part", UPRIGHT_PARTS, ids=str)
+@pytest.mark.parametrize("fast", [True, False], ids=["fast", "smooth"])
+@pytest.mark.parametrize("factor", [1, 2, 4])
+@pytest.mark.parametrize("orientation", range(1, 9))
+def test_a_turned_image_is_cut_as_it_is_seen(orientation, factor, fast, part):
+    data = turned_jpeg(orientation)
+    # Where the pixels of the part are stored, told by the numbers of all pixels, turned.
+    numbers = upright(np.arange(HEIGHT * WIDTH).reshape(HEIGHT, WIDTH), orientation)
+    seen = numbers[part.top : part.top + part.height, part.left : part.left + part.width]
+    rows, columns = seen // WIDTH // factor, seen % WIDTH // factor
+    stored = whole(data, factor, fast=fast)[
+        rows.min() : rows.max() + 1, columns.min() : columns.max() + 1
+    ]
+    got = decode_region(data, read_header(data), part, factor, fast=fast)
+    assert np.array_equal(got, upright(stored, orientation))
+
+
+@pytest.mark.parametrize("form", ["JPEG", "PNG", "TIFF"])
+@pytest.mark.parametrize("orientation", range(1, 9))
+def test_a_turned_file_of_any_form_is_cut_out_of_the_upright_image(orientation, form):
+    data = oriented(form, orientation, photo(51, 70))
+    got = decode_region(data, read_header(data), Region(7, 5, 30, 41), fast=False)
+    assert np.array_equal(got, decode_image(data)[7:37, 5:46])
+
+
+@pytest.mark.parametrize("orientation", range(1, 9))
+def test_of_a_turned_image_too_the_rows_behind_the_part_are_not_decoded(orientation):
+    """Told by damage there, which is not noticed."""
+    data = bytearray(turned_jpeg(orientation))
+    data[-3000:-2998] = b"\xff\xd9"
+    header = read_header(bytes(data))
+    part = {
+        1: Region(0, 0, 60, WIDTH), 2: Region(0, 0, 60, WIDTH),
+        3: Region(HEIGHT - 60, 0, 60, WIDTH), 4: Region(HEIGHT - 60, 0, 60, WIDTH),
+        5: Region(0, 0, WIDTH, 60), 6: Region(0, HEIGHT - 60, WIDTH, 60),
+        7: Region(0, HEIGHT - 60, WIDTH, 60), 8: Region(0, 0, WIDTH, 60),
+    }[orientation]  # fmt: skip
+    undamaged = decode_region(turned_jpeg(orientation), header, part)
+    assert np.array_equal(decode_region(bytes(data), header, part), undamaged)
+    with pytest.raises(ValueError, match=r"(?i)corrupt|premature"):
+        decode_region(bytes(data), header, part, whole=True)
+
+
+def test_a_small_file_of_endless_scans_is_refused():
+    data = jpeg(progressive=True)
+    last = data.rfind(b"\xff\xda")
+    bomb = data[:last] + data[last:-2] * 120 + data[-2:]
+    with pytest.raises(ValueError, match=r"a JPEG file of 1\d\d scans, more than 100"):
+        decode_region(bomb, read_header(bomb), Region(0, 0, 50, 50))
+
+
+@pytest.mark.parametrize("progressive", [False, True])
+def test_a_file_without_the_bytes_for_its_pixels_is_refused_unseen(progressive):
+    data = with_frame(jpeg(progressive=progressive), height=9000, width=11000)
+    with pytest.raises(ValueError, match="bytes cannot be an image of 9000 x 11000 px"):
+        decode_region(data, read_header(data), Region(0, 0, 50, 50))
+
+
+def test_a_part_of_an_image_of_too_many_pixels_is_refused():
+    data = jpeg()
+    with pytest.raises(ValueError, match=r"203 x 310 px .* is more than 62,929 pixels"):
+        decode_region(data, read_header(data), Region(0, 0, 9, 9), max_pixels=HEIGHT * WIDTH - 1)
+
+
+RARE = (0x22, 0x12, 0x11)  # sampling that libjpeg-turbo has no name for
+ONLY_AS_A_WHOLE = {
+    "rare sampling": with_frame(jpeg("444"), height=8, width=8, sampling=RARE),
+    "gaps": (lambda data: data[:20] + b"gaps" + data[20:])(jpeg()),
+    "gaps in a progressive file": (lambda data: data[:20] + b"gap" + data[20:])(
+        jpeg(progressive=True)
+    ),
+}
+
+
+@pytest.mark.parametrize("every_row", [False, True])
+@pytest.mark.parametrize("factor", [1, 2])
+@pytest.mark.parametrize("kind", sorted(ONLY_AS_A_WHOLE))
+def test_what_decodes_as_a_whole_decodes_in_parts(kind, factor, every_row):
+    data = ONLY_AS_A_WHOLE[kind]
+    image, part = decode_image(data), Region(2, 0, 6, 8)
+    got = decode_region(data, read_header(data), part, factor, whole=every_row)
+    assert np.array_equal(got, reduced(image, part, factor))
+
+
+def test_no_file_without_its_end_marker_passes_wherever_it_was_cut():
+    data = jpeg()
+    header = read_header(data)
+    for size in range(header.jpeg.scan_offset, len(data) - 1, 61):
+        with pytest.raises(ValueError, match=r"(?i)premature end"):
+            decode_region(data[:size], header, Region(0, 0, 16, 16))
+
+
+def test_a_file_cut_off_and_given_an_end_passes_if_the_part_lies_above_the_cut():
+    data = jpeg()
+    header = read_header(data)
+    cut = data[: len(data) * 2 // 3] + b"\xff\xd9"
+    above, across = Region(0, 0, 60, WIDTH), Region(0, 0, 190, WIDTH)
+    assert np.array_equal(decode_region(cut, header, above), decode_region(data, header, above))
+    for part, every_row in ((across, False), (above, True)):
+        with pytest.raises(ValueError, match=r"(?i)premature end"):
+            decode_region(cut, header, part, whole=every_row)
+
+
+def verdict(decode, *arguments, **how):
+    try:
+        return decode(*arguments, **how)
+    except ValueError:
+        return None
+
+
+def test_of_changed_bits_all_rows_show_as_much_as_the_whole_file_and_fewer_rows_less():
+    """JPEG has no checksums: most changes give other pixels, and nobody can tell."""
+    data = jpeg()
+    header = read_header(data)
+    part = Region(20, 0, 100, WIDTH)
+    rng = np.random.default_rng(11)
+    noticed_by_all = noticed_by_part = 0
+    for place in rng.integers(header.jpeg.scan_offset, len(data) - 2, 400):
+        damaged = bytearray(data)
+        damaged[place] ^= 1 << int(rng.integers(8))
+        image = verdict(decode_image, bytes(damaged))
+        got = verdict(decode_region, bytes(damaged), header, part, fast=False)
+        for factor in (1, 4):
+            every = verdict(decode_region, bytes(damaged), header, part, factor, whole=True)
+            assert (every is None) == (image is None)
+        noticed_by_all += image is None
+        noticed_by_part += got is None
+        if image is not None:
+            assert np.array_equal(got, image[20:120])
+    assert 0 < noticed_by_part < noticed_by_all < 200
 
 
 def test_other_forms_are_reduced_by_averaging():

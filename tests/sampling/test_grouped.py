@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 import torch
 
+import penstock
 from penstock import Loader
 from penstock.errors import ConfigError, StateError
 from penstock.sampling.grouped import AspectRatioBatchSampler, GroupedSampler
@@ -106,6 +107,49 @@ def test_those_left_over_are_of_any_shape():
 
 def test_without_shuffling_the_order_is_by_key():
     assert list(GroupedSampler([3, 1, 2, 1], 2, shuffle=False)) == [1, 3, 2, 0]
+
+
+def test_areas_go_up_and_down_in_turn_from_one_ratio_to_the_next():
+    # Ratios that are 0, 1, 2 and -1 eighths of a doubling from the square; three areas of each.
+    ratios, scales = 2 ** (np.array([0, 1, 2, -1]) / 8), (4000, 1000, 2000)
+    sizes = [(round(side * r), side) for r in ratios for side in scales]
+    order = next(iter(AspectRatioBatchSampler(sizes, 12, shuffle=False)))
+    up, down = [1000, 2000, 4000], [4000, 2000, 1000]
+    assert [sizes[index][1] for index in order] == down + up + down + up
+    assert [index // 3 for index in order] == [3] * 3 + [0] * 3 + [1] * 3 + [2] * 3
+
+
+class Images:
+    """A dataset whose sizes are known to none but who reads it."""
+
+    num_read = 0
+
+    def __len__(self):
+        return 3
+
+    def __getitem__(self, index):
+        self.num_read += 1
+        return np.zeros((4 + index, 5, 3), np.uint8), 0
+
+
+def test_a_dataset_without_sizes_is_refused_and_not_read():
+    images = Images()
+    for source in (images, penstock.data.Subset(images, [0, 2])):
+        with pytest.raises(ConfigError, match=r"got a (Images|Subset), which does not say them"):
+            AspectRatioBatchSampler(source, 2)
+    assert images.num_read == 0
+    with pytest.raises(ConfigError, match=r"got list of shape"):
+        AspectRatioBatchSampler([images[0], images[1]], 2)
+
+
+@pytest.mark.parametrize("kind", [penstock.data.Subset, torch.utils.data.Subset])
+def test_a_subset_has_the_sizes_of_what_it_is_of(kind):
+    sizes = sizes_of(60)
+    inner = kind(Sized(sizes), list(range(59, 9, -1)))
+    part = kind(inner, [3, 8, 40, 7, 1, 0])
+    assert list(AspectRatioBatchSampler(part, 2, seed=3)) == list(
+        AspectRatioBatchSampler(sizes[[56, 51, 19, 52, 58, 59]], 2, seed=3)
+    )
 
 
 @pytest.mark.parametrize("drop_last", [True, False])

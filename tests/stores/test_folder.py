@@ -890,3 +890,33 @@ def test_a_lock_file_of_somebody_elses_stays(tmp_path):
     touch(tmp_path, "uv.lock")
     write(tmp_path / "uv", [image("1.jpg")])
     assert sorted(os.listdir(tmp_path)) == ["uv", "uv.lock"]
+
+
+def test_an_image_that_a_voc_folder_lacks_is_named_with_its_annotation(tmp_path):
+    voc(tmp_path, {"1": ["cat"], "2": ["dog"]})
+    (tmp_path / "JPEGImages/1.jpg").unlink()
+    with pytest.raises(StoreError) as caught:
+        pack(str(tmp_path), f"lmdb:{tmp_path}/a.lmdb")
+    assert str(caught.value) == (
+        f"a file of folder:{tmp_path} is not there: {tmp_path}/JPEGImages/1.jpg. Its annotation is "
+        f"{tmp_path}/Annotations/1.xml. It was removed, renamed, or never there. Restore it, or "
+        "leave out what lacks one with on_error='skip'."
+    )
+
+
+def test_a_pipe_or_a_huge_file_among_annotations_is_not_read(tmp_path):
+    voc(tmp_path, {"1": ["cat"]}, train="1")
+    pipe = tmp_path / "Annotations/2.xml"
+    os.mkfifo(pipe)
+    with pytest.raises(StoreError, match=r"cannot read .*/2\.xml: .*not a regular file"):
+        len(FolderStore(tmp_path))
+    pipe.unlink()
+    with pipe.open("wb") as file:
+        file.truncate(300 << 20)  # takes no room on the disk
+    with pytest.raises(StoreError, match=r"2\.xml: it has 314,572,800 bytes, and 268,435,456 is"):
+        len(FolderStore(tmp_path))
+    pipe.unlink()
+    (tmp_path / "ImageSets/Main/train.txt").unlink()
+    os.mkfifo(tmp_path / "ImageSets/Main/train.txt")
+    with pytest.raises(StoreError, match=r"train\.txt: .*not a regular file"):
+        len(FolderStore(tmp_path, split="train"))

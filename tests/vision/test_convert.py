@@ -241,6 +241,24 @@ def test_what_is_there_is_never_replaced(source, tmp_path, form):
         convert(source, source / "new", target_format=form)
 
 
+@pytest.mark.parametrize("form", ["voc", "imglab"])
+def test_what_comes_there_while_sources_are_read_is_not_replaced_either(source, tmp_path, form):
+    place = tmp_path / "new"
+
+    class Slow(Source):
+        def checked_form(self):
+            if form == "voc":
+                place.mkdir()
+            (place / "mine" if form == "voc" else place).write_text("mine")
+            return super().checked_form()
+
+    with pytest.raises(StoreError, match=r"cannot write .*new: (File exists|Directory not empty)"):
+        convert(Slow(source), place, target_format=form)
+    assert files_of(tmp_path / "new") == (["mine"] if form == "voc" else [])
+    assert (place / "mine" if form == "voc" else place).read_text() == "mine"
+    assert sorted(os.listdir(tmp_path)) == ["new", "voc"]
+
+
 def test_an_empty_folder_is_filled(source, tmp_path):
     (tmp_path / "new").mkdir()
     convert(source, tmp_path / "new", target_format="voc")
@@ -318,7 +336,7 @@ def test_odd_names_stay_what_they_are(tmp_path, name, form):
     assert [(o.class_name, o.box_xyxy_px) for o in image.objects] == [("cat", (1, 2, 20, 15))]
 
 
-@pytest.mark.parametrize("name", ["a\nb", "a\x1b[31m", " ", "x" * 220])
+@pytest.mark.parametrize("name", ["a\nb", "a\x1b[31m", " ", "x" * 220, "a\\b"])
 def test_names_that_no_list_could_hold_are_refused(tmp_path, name):
     source = voc(tmp_path / "voc", **{name: one()})
     with pytest.raises(StoreError, match=r"no name that a file could be given|too long a name"):

@@ -37,6 +37,8 @@ def folders(tmp_path, monkeypatch):
     box = "<box top='1' left='2' width='9' height='8'><part name='0' x='3' y='4'/></box>"
     xml = f"<dataset><images><image file='1.jpg'>{box}</image></images></dataset>"
     Path("faces/training.xml").write_text(xml)
+    for name in ("1", "2"):
+        write_photo(f"faces/lfw/{name}.jpg", painted(300, 300))
     write_photo("clothes/1.jpg")
     Path("clothes/train.txt").write_text("1.jpg hat\n")
 
@@ -48,6 +50,8 @@ def test_the_python_of_the_page_runs(folders, capsys):
     for block in re.findall(r"```python\n(.*?)```", PAGE.read_text(), re.DOTALL):
         exec(compile(block, str(PAGE), "exec"), names)
     assert capsys.readouterr().out.splitlines() == [
+        "('neutral', 'smiling')",
+        "5 2 objects, 2 kept",
         "['boxes', 'difficult', 'image', 'image_id', 'labels', 'truncated']",
         "[[ 67.  10. 200. 150.]",
         " [  0.   8.  20.  30.]] ['cat', 'cat']",
@@ -57,9 +61,12 @@ def test_the_python_of_the_page_runs(folders, capsys):
         "VOC2012/JPEGImages/1.jpg True",
         "3 objects, 2 kept (1 zero_area, 1 outside, 1 clipped, 1 dropped)",
         "True True",
+        "[160 210] () 0",
         "('cat', 'dog') cat",
     ]
     assert names["clothes"][0][1] == 0
     assert names["dlib"][0]["landmarks"].tolist() == [[[3, 4]]]
     assert names["yolo"][0]["boxes"].tolist() == [[0, 0, 40, 30]]
+    assert list(names["batches"]) == [[0]]
     names["packed"].close()
+    names["known"].close()

@@ -426,3 +426,13 @@ def test_only_the_first_of_a_pair_is_left_to_the_pipeline(tmp_path):
     assert image.shape == (3, 16, 16)
     assert np.array_equal(mask, smooth_image())
     dataset.close()
+
+
+def test_all_rows_are_decoded_when_asked():
+    """Damage below the crop is seen then, and not otherwise."""
+    data = bytearray(as_file(smooth_image(480, 160), "JPEG", quality=95))
+    data[-600:-540] = b"\xff\xd9" * 30
+    top = FixedCrop(0, 0, 100, 160, size=64)
+    assert ImagePipeline(top)(bytes(data)).shape == (3, 64, 64)
+    with pytest.raises(ValueError, match=r"(?i)premature|corrupt"):
+        ImagePipeline(top, whole=True)(bytes(data))

@@ -7,10 +7,13 @@ import re
 
 import numpy as np
 import pytest
+import torch
 from tests.vision.rectangles import scene
 
 from penstock.errors import ConfigError
 from penstock.vision.samples import image_of, joined, kept, num_objects
+from penstock.vision.transforms.mosaic import Mosaic
+from penstock.vision.transforms.perspective import RandomPerspective
 
 
 def test_objects_are_kept_in_every_array_and_the_image_is_left_alone():
@@ -59,6 +62,54 @@ def test_an_image_without_objects_joins_any_other():
     both = joined([empty, scene(1)], empty["image"])
     assert num_objects(both) == 6
     assert both["landmarks"].shape == (6, 3, 2)
+
+
+def test_an_array_without_rows_says_nothing_wherever_it_stands():
+    image = np.zeros((2, 2, 3), np.uint8)
+    bare = {"image": image, "boxes": np.zeros((0, 4), np.float32)}
+    with_none = {**bare, "landmarks": np.zeros((0, 5, 2), np.float32)}
+    for order in ([bare, with_none], [with_none, bare]):
+        assert joined(order, image)["landmarks"].shape == (0, 5, 2)
+    plain = {**bare, "boxes": np.ones((2, 4), np.float32)}
+    for order in ([with_none, plain], [plain, with_none]):
+        both = joined(order, image)
+        assert sorted(both) == ["boxes", "image"]
+        assert num_objects(both) == 2
+
+
+def test_what_is_true_of_one_image_alone_is_not_joined():
+    one = {**scene(1), "letterbox": (1.0, 1.0, 0, 0, 90, 120)}
+    assert "letterbox" not in joined([one, scene(2)], one["image"])
+
+
+@pytest.mark.parametrize("key", ["boxes", "labels", "landmarks"])
+@pytest.mark.parametrize("make", [np.ndarray.tolist, torch.from_numpy], ids=["list", "tensor"])
+def test_what_goes_by_object_but_is_no_array_is_refused_with_the_remedy(key, make):
+    sample = scene(1)
+    sample[key] = make(sample[key])
+    kind, remedy = ("list", "asarray") if make is np.ndarray.tolist else ("Tensor", r"\.numpy\(\)")
+    message = rf'"{key}" of a sample is of type {kind}, but what goes by object is a .*{remedy}'
+    for use in (
+        num_objects,
+        lambda sample: kept(sample, np.arange(2)),
+        lambda sample: joined([sample, scene(2)], sample["image"]),
+        RandomPerspective(60),
+        lambda sample: Mosaic([sample], 60)[0],
+    ):
+        with pytest.raises(ConfigError, match=message):
+            use(sample)
+
+
+def test_a_tensor_of_the_users_own_is_refused_and_one_for_an_image_is_not():
+    with pytest.raises(ConfigError, match='"score" of a sample is of type Tensor'):
+        num_objects({**scene(1), "score": torch.zeros(6)})
+    assert num_objects({**scene(1), "image": torch.zeros(3, 4, 4)}) == 6
+
+
+def test_the_one_class_of_an_image_may_be_called_labels():
+    assert num_objects({"image": np.zeros((2, 2, 3), np.uint8), "labels": 3}) == 0
+    with pytest.raises(ConfigError, match='"labels" of a sample is of type int'):
+        num_objects({"boxes": np.zeros((1, 4)), "labels": 3})
 
 
 def test_what_is_no_image_is_named():

@@ -3,16 +3,80 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Final
+from enum import StrEnum
+from typing import TYPE_CHECKING, Annotated, Final
 
 import typer
 
-__all__ = ["SOURCE_HELP", "ImageField", "KeyField", "LabelField"]
+if TYPE_CHECKING:
+    from penstock.vision.datasets.box_policy import BadBoxes as Policy
+    from penstock.vision.datasets.box_policy import BoxCounts
+
+__all__ = [
+    "ANNOTATED_HELP",
+    "SOURCE_HELP",
+    "BadBoxes",
+    "BadBoxesOption",
+    "ImageField",
+    "KeyField",
+    "LabelField",
+    "bad_boxes_text",
+]
 
 SOURCE_HELP: Final = (
     "A folder, a store's address, or module:name of a dataset, or of a function or class that "
     "makes one; it is run."
 )
+
+ANNOTATED_HELP: Final = (
+    " Also YOLO's folder or yaml file, imglab's XML, a list of landmarks or of images."
+)
+
+
+class BadBoxes(StrEnum):
+    """What becomes of boxes that cannot be right; see `penstock.vision.datasets.box_policy`."""
+
+    keep = "keep"
+    drop = "drop"
+    fix = "fix"
+    error = "raise"
+
+    @property
+    def policy(self) -> Policy:
+        """What the library calls it."""
+        return self.value
+
+
+BadBoxesOption = Annotated[
+    BadBoxes | None,
+    typer.Option(
+        "--bad-boxes",
+        help="What becomes of boxes without area, inverted ones, and those beyond their image.",
+        show_default="fix",
+    ),
+]
+
+
+def bad_boxes_text(counts: BoxCounts) -> str:
+    """Return a line on boxes that cannot be right, and what became of them; "" if all are.
+
+    Example:
+        >>> from penstock.vision.datasets.box_policy import BoxCounts
+        >>> bad_boxes_text(BoxCounts(9, 9, zero_area=2, outside=1))
+        'bad boxes: 2 zero_area, 1 outside; kept as they are (--bad-boxes)'
+        >>> bad_boxes_text(BoxCounts(9, 7, zero_area=2, outside=1, clipped=1, dropped=2))
+        'bad boxes: 2 zero_area, 1 outside; 1 clipped, 2 dropped (--bad-boxes)'
+    """
+    kinds = _counted(counts, "zero_area", "inverted", "outside")
+    if not kinds:
+        return ""
+    done = _counted(counts, "swapped", "clipped", "dropped")
+    return f"bad boxes: {kinds}; {done or 'kept as they are'} (--bad-boxes)"
+
+
+def _counted(counts: BoxCounts, *names: str) -> str:
+    return ", ".join(f"{getattr(counts, n):,} {n}" for n in names if getattr(counts, n))
+
 
 # Fields of MongoDB's documents and columns of tables are one option with two names.
 ImageField = Annotated[

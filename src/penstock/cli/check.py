@@ -53,8 +53,9 @@ def check(
     """Find the broken images or records of a folder or store.
 
     Every image is decoded whole, in worker processes; of a store every checksum is compared, and
-    every record with the index. For each broken one a line goes to stdout: its path or key, a tab,
-    and what is wrong. The exit status is 1 if there are any, otherwise 0.
+    every record with the index. VOC's annotations are read, and their images looked for. For each
+    broken one a line goes to stdout: its path or key, a tab, and what is wrong. The exit status is
+    1 if there are any, otherwise 0.
     """
     num_workers = workers or _num_usable_cores()
     fields = {"image_field": image_field, "label_field": label_field, "key_field": key_field}
@@ -77,6 +78,7 @@ def _is_store(what: str) -> bool:
 
 
 def _check_folder(folder: Path, num_workers: int, *, as_json: bool) -> int:
+    from penstock.cli.annotation_check import broken_annotations, voc_folders
     from penstock.cli.decoding import iter_image_paths, no_image_in
     from penstock.cli.survey import Findings, check_files
 
@@ -85,17 +87,23 @@ def _check_folder(folder: Path, num_workers: int, *, as_json: bool) -> int:
     if not paths:
         raise no_image_in(folder)
     findings: Findings[BrokenFile] = Findings(len(paths))
+    num_annotations = 0
     try:
         with Bar() as bar:
+            for root in voc_folders(folder, paths):
+                num_found, broken = broken_annotations(root)
+                num_annotations += num_found
+                findings.broken += broken
             check_files(paths, num_workers, findings, _tell(bar))
     finally:  # a check that is interrupted says what it has found so far
         wall_s = time.monotonic() - start_s
         broken = sorted(findings.broken, key=lambda file: str(file.path))
         if as_json:
-            _write_json(_record_of_files(findings, broken, wall_s))
+            _write_json(_record_of_files(findings, broken, wall_s, num_annotations))
         else:
             _write_lines([(str(file.path), file.reason) for file in broken])
-        _summarise(findings, "files", wall_s)
+        annotations = f" and {num_annotations:,} annotations" if num_annotations else ""
+        _summarise(findings, f"files{annotations}", wall_s)
     return len(broken)
 
 
@@ -181,10 +189,14 @@ def _summarise(findings: Findings[T], what: str, wall_s: float, *, is_store: boo
 
 
 def _record_of_files(
-    findings: Findings[BrokenFile], broken: Sequence[BrokenFile], wall_s: float
+    findings: Findings[BrokenFile],
+    broken: Sequence[BrokenFile],
+    wall_s: float,
+    num_annotations: int,
 ) -> dict[str, Any]:
     return {
         "num_files": findings.num_files,
+        "num_annotations": num_annotations,
         "num_checked": findings.num_checked,
         "num_broken": len(broken),
         "seconds": round(wall_s, 3),

@@ -11,7 +11,9 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from penstock.cli.arguments import BadBoxes, bad_boxes_text
 from penstock.cli.lines import printable
+from penstock.cli.list_options import option_of, takes_list_options
 from penstock.cli.stopping import INTERRUPTED, TERMINATED, Termination
 from penstock.errors import ConfigError
 
@@ -42,27 +44,6 @@ class Placing(StrEnum):
     copy = "copy"
 
 
-class Layout(StrEnum):
-    """Order of coordinates in a landmark list."""
-
-    xxyy = "xxyy"
-    xyxy = "xyxy"
-
-
-class BoxForm(StrEnum):
-    """Columns of a box in a landmark list."""
-
-    xyxy = "xyxy"
-    xywh = "xywh"
-
-
-class BoxAt(StrEnum):
-    """Where the box of a landmark list is."""
-
-    before = "before"
-    after = "after"
-
-
 class Polygons(StrEnum):
     """What happens to polygons in YOLO's label files."""
 
@@ -70,6 +51,7 @@ class Polygons(StrEnum):
     box = "box"
 
 
+@takes_list_options
 def convert(
     src: Annotated[
         list[str],
@@ -98,51 +80,21 @@ def convert(
     split: Annotated[
         str | None, typer.Option(metavar="NAME", help="Take this part only, of VOC or YOLO.")
     ] = None,
-    landmarks: Annotated[
-        int | None,
-        typer.Option(min=0, metavar="K", help="Landmarks in a line.", show_default="found out"),
-    ] = None,
-    layout: Annotated[
-        Layout | None, typer.Option(help="x1 .. xn y1 .. yn, or x1 y1 x2 y2 ..")
-    ] = None,
-    box: Annotated[
-        bool, typer.Option("--box", help="Lines of the landmark list have a box.")
-    ] = False,
-    box_format: Annotated[
-        BoxForm | None, typer.Option(help="Left, top, and right, bottom or width, height.")
-    ] = None,
-    box_at: Annotated[
-        BoxAt | None, typer.Option(help="The box comes before or after the landmarks.")
-    ] = None,
-    classes: Annotated[
-        str,
-        typer.Option(metavar="A,B", help="Columns at the end; 'class' is the object's class."),
-    ] = "",
-    missing: Annotated[
-        float | None,
-        typer.Option(metavar="X", help="x and y of landmarks that are not marked, besides nan."),
-    ] = None,
-    origin: Annotated[
-        int | None,
-        typer.Option(
-            min=0,
-            max=1,
-            help="Number of the first pixel, of VOC and landmark lists.",
-            show_default="1 for voc, 0 for lists",
-        ),
-    ] = None,
-    root: Annotated[
-        Path | None, typer.Option(metavar="DIR", help="Where the paths in lists start from.")
-    ] = None,
-    separator: Annotated[
-        str | None, typer.Option(metavar="TEXT", help="Separates columns.", show_default="blanks")
-    ] = None,
     polygons: Annotated[
         Polygons | None, typer.Option(help="Refuse YOLO's polygons, or take the box around.")
     ] = None,
     default_class: Annotated[
         str, typer.Option(metavar="NAME", help="Class of objects without one, in VOC and YOLO.")
     ] = "object",
+    bad_boxes: Annotated[
+        BadBoxes,
+        typer.Option(
+            "--bad-boxes",
+            help="What becomes of boxes without area, inverted ones, and those beyond their image.",
+        ),
+    ] = BadBoxes.keep,
+    *,
+    list_columns: dict[str, Any],
 ) -> None:
     """Convert annotations between VOC, YOLO, imglab and text lists.
 
@@ -153,20 +105,9 @@ def convert(
     """
     from penstock.vision.convert import convert as convert_to
 
-    of_list = {
-        "num_landmarks": landmarks,
-        "layout": _value(layout),
-        "has_box": box or None,
-        "box_format": _value(box_format),
-        "box_at": _value(box_at),
-        "classes": tuple(name.strip() for name in classes.split(",") if name.strip()) or None,
-        "missing": missing,
-        "separator": separator,
-        "origin": origin,
-    }
     sources = [_source(text, _value(from_)) for text in src]
-    others = {"split": split, "root": root, "polygons": _value(polygons)}
-    options = {name: v for name, v in {**of_list, **others}.items() if v is not None}
+    others = {"split": split, "polygons": _value(polygons)}
+    options = {name: v for name, v in {**list_columns, **others}.items() if v is not None}
     columns = None
     if to is Form.landmarks and not any(source.takes("layout") for source in sources):
         columns = _taken_columns(options)
@@ -179,6 +120,7 @@ def convert(
             strict=strict,
             columns=columns,
             default_class=default_class,
+            bad_boxes=bad_boxes.policy,
         )
     _report(report)
 
@@ -224,8 +166,7 @@ def _with_options(sources: list[Source], options: dict[str, Any]) -> list[Source
 
     for name in options:
         if not any(source.takes(name) for source in sources):
-            shown = {"num_landmarks": "landmarks", "has_box": "box"}.get(name, name)
-            raise ConfigError(f"--{shown.replace('_', '-')} is of no use to any of these sources.")
+            raise ConfigError(f"{option_of(name)} is of no use to any of these sources.")
     return [
         Source(source.path, source.form, {n: v for n, v in options.items() if source.takes(n)})
         for source in sources
@@ -233,6 +174,9 @@ def _with_options(sources: list[Source], options: dict[str, Any]) -> list[Source
 
 
 def _report(report: ConvertReport) -> None:
+    boxes = bad_boxes_text(report.box_counts)
+    if boxes:
+        sys.stdout.write(f"{boxes}\n")
     for what, count in report.losses.items():
         line = f"{what}: {count:,} lost; {report.form} has no place for it"
         sys.stdout.write(f"{printable(line)}\n")

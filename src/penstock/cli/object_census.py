@@ -3,7 +3,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
@@ -11,6 +11,8 @@ import numpy as np
 from penstock.cli.histogram import histogram
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
+
     from numpy.typing import NDArray
 
     from penstock.vision.datasets.annotated import AnnotatedImages
@@ -31,12 +33,15 @@ class Objects:
         boxes_per_image: int64 (images,); objects that have no box do not count.
         areas_px: Area of each box that has one, in square pixels; float64 (boxes,).
         num_without_area: Boxes that are empty, or end before they begin.
+        bad_boxes: How many boxes are of each kind that cannot be right, by the names that
+            `penstock.vision.datasets.box_policy` has for them.
     """
 
     sizes_px: NDArray[np.int64]
     boxes_per_image: NDArray[np.int64]
     areas_px: NDArray[np.float64]
     num_without_area: int
+    bad_boxes: Mapping[str, int] = field(default_factory=dict)
 
     @property
     def longer_sides_px(self) -> NDArray[np.int64]:
@@ -56,6 +61,7 @@ class Objects:
         return {
             "num_boxes": int(self.boxes_per_image.sum()),
             "num_boxes_without_area": self.num_without_area,
+            "bad_boxes": dict(self.bad_boxes),
             "boxes_by_size": self.by_kind,
             "boxes_per_image": histogram(self.boxes_per_image).record(),
             "box_area_px": histogram(self.areas_px).record(),
@@ -81,9 +87,8 @@ class Objects:
             f"Boxes: {small:,} small, {medium:,} medium, {large:,} large (below {_SMALL_PX} x "
             f"{_SMALL_PX} pixels, to {_LARGE_PX} x {_LARGE_PX}, from there on)."
         )
-        if self.num_without_area:
-            text += f" Without area: {self.num_without_area:,}; `bad_boxes=` says what they become."
-        return text
+        bad = ", ".join(f"{count:,} {kind}" for kind, count in self.bad_boxes.items() if count)
+        return f"{text} Bad boxes: {bad}; `bad_boxes=` says what they become." if bad else text
 
 
 def count_objects(dataset: AnnotatedImages) -> Objects:
@@ -100,4 +105,23 @@ def count_objects(dataset: AnnotatedImages) -> Objects:
         per_image.astype(np.int64),
         sides[has_area].prod(axis=1),
         int((~has_area).sum()),
+        _bad_boxes(dataset, boxes[is_there], sizes[table.images_of_objects[is_there]]),
     )
+
+
+def _bad_boxes(
+    dataset: AnnotatedImages, boxes: NDArray[np.float64], sizes_px: NDArray[np.int64]
+) -> dict[str, int]:
+    """Return the counts of bad boxes: of the files' own, and those beyond their image.
+
+    The files' own sizes, of which the data set knows some alone, are not enough for the last kind.
+    """
+    from penstock.vision.datasets.box_policy import judged  # stores alone need no OpenCV
+
+    found = dataset.box_counts
+    num_outside = int(judged(boxes, sizes_px, "keep").outside.sum())
+    return {
+        "zero_area": found.zero_area,
+        "inverted": found.inverted,
+        "outside": max(found.outside, num_outside),  # what the data set has cut is inside by now
+    }

@@ -4,51 +4,45 @@
 from __future__ import annotations
 
 import contextlib
-import os
-import re
 import sys
 import time
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Final
+from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
 
 import typer
 
 from penstock.cli.arguments import (
+    ANNOTATED_HELP,
     SOURCE_HELP,
+    BadBoxesOption,
     ImageField,
     KeyField,
     LabelField,
+    bad_boxes_text,
 )
 from penstock.cli.lines import amount, printable, without_password
+from penstock.cli.list_options import option_of, takes_list_options
+from penstock.cli.pack_errors import errors_of_samples, saying_what_is_kept
+from penstock.cli.pack_places import check_places
 from penstock.cli.progress import Bar
 from penstock.cli.reasons import short_reason
-from penstock.cli.stopping import INTERRUPTED, TERMINATED, Termination
-from penstock.errors import ConfigError, PenstockError, StoreError, StoreUnreachable, WorkerDied
-from penstock.faults import text_of
+from penstock.errors import ConfigError
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable, Iterator, Mapping
 
-    from penstock.stores.address import Address
+    from penstock.cli.arguments import BadBoxes
+    from penstock.stores.dataset import StoreDataset
     from penstock.stores.packing import PackProgress, PackReport
 
 __all__ = ["pack"]
 
-_USER: Final = re.compile(r"//[^/@]*@")
-_HINT: Final = (
-    "--skip-bad leaves such samples out and lists them; with --resume it goes on from here."
-)
-# Of the notes that are added to an error: the one of a record, that of a sample or of those read
-# together, and the one that speaks to those who call the library.
-_OF_RECORD: Final = "while encoding"
-_OF_SAMPLE: Final = "while reading sample"
-_OF_LIBRARY: Final = "(on_error="
 
-
+@takes_list_options
 def pack(
     src: Annotated[
         str,
-        typer.Argument(metavar="SRC", help=SOURCE_HELP),
+        typer.Argument(metavar="SRC", help=SOURCE_HELP + ANNOTATED_HELP),
     ],
     dst: Annotated[
         str,
@@ -81,6 +75,15 @@ def pack(
     split: Annotated[
         str | None, typer.Option(metavar="NAME", help="Which part of a folder, as in VOC's.")
     ] = None,
+    objects: Annotated[
+        bool,
+        typer.Option(
+            "--objects",
+            help="Pack a VOC folder as detection takes it, with boxes and classes as arrays, and "
+            "not as images with the text of their XML.",
+        ),
+    ] = False,
+    bad_boxes: BadBoxesOption = None,
     trust_pickle: Annotated[
         bool,
         typer.Option("--trust-pickle", help="SRC is an LMDB file of pickles, which may run code."),
@@ -92,12 +95,17 @@ def pack(
     image_field: ImageField = None,
     label_field: LabelField = None,
     key_field: KeyField = None,
+    *,
+    list_columns: Mapping[str, Any],
 ) -> None:
     """Pack a dataset into a store.
 
     What is at DST stays until the new store is complete. Image files are stored byte for byte,
     unless they are to be shrunk. With --skip-bad a line goes to stdout for each sample left out:
     its name, a tab, and the reason. The last line says what was packed, how fast, and where.
+
+    Of YOLO, imglab, lists of landmarks, and of VOC with --objects, a sample is the dict that the
+    dataset of that form gives: image, boxes, labels, landmarks.
     """
     from penstock.stores.packing import pack as pack_into
 
@@ -109,9 +117,10 @@ def pack(
         "label_field": label_field,
         "key_field": key_field,
     }
-    _check_places(src, dst, num_shards=shards)
-    with _saying_what_is_kept(dst), _source(src, options) as samples, Bar() as bar:
-        with _errors_of_samples(src):
+    check_places(src, dst, num_shards=shards)
+    described = _Described(objects, bad_boxes, list_columns)
+    with saying_what_is_kept(dst), _source(src, described, options) as samples, Bar() as bar:
+        with errors_of_samples(src):
             report = pack_into(
                 samples,
                 dst,
@@ -124,12 +133,25 @@ def pack(
                 on_error="skip" if skip_bad else "raise",
                 progress=_tell(bar),
             )
-        address = getattr(samples, "address", "")
+        address = getattr(getattr(samples, "store", samples), "address", "")
+    counts = getattr(samples, "box_counts", None)
+    if counts is not None and (boxes := bad_boxes_text(counts)):
+        sys.stdout.write(f"{boxes}\n")
+    if split is None and (others := _other_splits(src, address)):
+        sys.stdout.write(f"{printable(address)}; not packed: {printable(others)} (--split)\n")
     _report(report, address, is_resumed=resume)
 
 
+class _Described(NamedTuple):
+    """How annotations are to be read: the options for them."""
+
+    as_objects: bool
+    bad_boxes: BadBoxes | None
+    columns: Mapping[str, Any]
+
+
 @contextlib.contextmanager
-def _source(src: str, options: dict[str, Any]) -> Iterator[Any]:
+def _source(src: str, described: _Described, options: dict[str, Any]) -> Iterator[Any]:
     """Return what is packed; while that is a store, libraries are kept from writing to stderr.
 
     A dataset of the user's own may write there what it likes.
@@ -138,71 +160,58 @@ def _source(src: str, options: dict[str, Any]) -> Iterator[Any]:
     from penstock.cli.sources import names_a_dataset, source_named
 
     quiet = contextlib.nullcontext() if names_a_dataset(src) else silent_libraries()
-    with quiet, source_named(src, **options) as samples:
-        yield samples
-
-
-@contextlib.contextmanager
-def _saying_what_is_kept(dst: str) -> Iterator[None]:
-    """Say at a Ctrl-C or SIGTERM how to go on."""
-    with Termination() as termination:
-        try:
-            yield
+    with quiet:
+        found = _annotated(src, described, options)
+        if found is not None:
+            yield found
             return
-        except KeyboardInterrupt:
-            pass
-        except WorkerDied:
-            if not termination.is_noted:  # sent to the whole group, it ends workers as well
-                raise
-    sys.stderr.write(f"penstock: {without_password(_stopped(dst))}\n")
-    raise typer.Exit(TERMINATED if termination.is_noted else INTERRUPTED)
+        with source_named(src, **options) as samples:
+            yield samples
 
 
-def _stopped(dst: str) -> str:
-    from penstock.cli.sources import parse
+def _annotated(src: str, described: _Described, options: dict[str, Any]) -> StoreDataset | None:
+    """Return the dataset of annotated images, if it is to be packed; None for all else.
 
-    kind, place = parse(dst)
-    partial = Path(f"{place}.partial")
-    if kind == "mongodb":
-        kept = "What was packed so far is kept beside the collection"
-    elif partial.exists():
-        kept = f"What was packed so far is kept in {partial}"
-    else:
-        return "stopped before anything was packed."
-    return f"stopped. {kept}: the same command with --resume goes on."
-
-
-@contextlib.contextmanager
-def _errors_of_samples(src: str) -> Iterator[None]:
-    """Say at an error of a sample which one it was, and what to do.
-
-    An exception of the user's own code keeps its type and traceback: its author needs them.
+    Raises:
+        ConfigError: an option does not fit it.
+        StoreError: it cannot be read.
     """
-    from penstock.cli.sources import names_a_dataset
+    from penstock.cli.named_dataset import described_dataset, folder_form
+    from penstock.cli.sources import is_store, names_a_dataset
+    from penstock.stores.folder.voc import looks_like_voc
 
-    try:
-        yield
-    except Exception as error:
-        notes = _notes(error)
-        is_of_sample = any(note.startswith(_OF_SAMPLE) for note in notes)
-        if isinstance(error, StoreError) and is_of_sample:
-            if isinstance(error, StoreUnreachable):
-                raise
-            raise StoreError(f"{error} {_HINT}") from error
-        if isinstance(error, PenstockError) or not is_of_sample:
-            raise
-        if names_a_dataset(src):
-            error.__notes__ = [*notes, _HINT]
-            raise
-        where = [note for note in notes if note.startswith(_OF_RECORD)] or notes
-        raise StoreError(f"{text_of(error)} ({'; '.join(where)}). {_HINT}") from error
+    is_path = not names_a_dataset(src) and not is_store(src)
+    is_voc = is_path and Path(src).is_dir() and folder_form(Path(src)) == "voc"
+    found = None
+    if described.as_objects or not is_voc:
+        policy = described.bad_boxes.policy if described.bad_boxes else "fix"
+        found = described_dataset(src, options["split"], described.columns, bad_boxes=policy)
+    used = {
+        "--objects": described.as_objects,
+        "--bad-boxes": described.bad_boxes is not None,
+        **{option_of(name): True for name in described.columns},
+    }
+    wrong = next((name for name, is_used in used.items() if is_used), None)
+    if found is None and wrong is not None:
+        advice = f"{without_password(src)} has none"
+        if is_voc:
+            advice = "a VOC folder is packed with them by --objects: give that as well"
+        raise ConfigError(f"{wrong} is for objects marked in images; {advice}.")
+    if found is None and is_voc and not looks_like_voc(Path(src)):
+        raise ConfigError(f"{src} is VOC in other folders than VOC's own: give --objects.")
+    others = [name for name, value in options.items() if value and name != "split"]
+    if found is not None and others:
+        raise ConfigError(f"--{others[0].replace('_', '-')} is for stores, and {src} is none.")
+    return found
 
 
-def _notes(error: BaseException) -> list[str]:
-    """Return the notes of an error, but the one that speaks to those who call the library."""
-    notes = map(str, getattr(error, "__notes__", ()))
-    named_twice = re.compile(r"\b(sample \d+) \(\1\)")
-    return [named_twice.sub(r"\1", note) for note in notes if not note.startswith(_OF_LIBRARY)]
+def _other_splits(src: str, address: str) -> str:
+    """Return the parts of YOLO's that are not in its "train", which is taken if none is named."""
+    if not address.startswith("YOLO "):
+        return ""
+    from penstock.vision.annotations.yolo import read_yolo_data
+
+    return ", ".join(name for name in read_yolo_data(src).splits if name != "train")
 
 
 def _tell(bar: Bar) -> Callable[[PackProgress], None]:
@@ -238,52 +247,3 @@ def _speed(report: PackReport) -> Iterator[str]:
         f"{amount(report.num_bytes)} in {wall_s:.1f} s "
         f"({report.num_bytes / 1e6 / wall_s:,.1f} MB/s, {num_new / wall_s:,.0f} records/s)"
     )
-
-
-def _check_places(src: str, dst: str, *, num_shards: int) -> None:
-    """Refuse a destination that would take the source with it, or something else that is there.
-
-    Raises:
-        ConfigError: so it is.
-    """
-    from penstock.cli.sources import names_a_dataset, parse
-
-    target = parse(dst)
-    if not names_a_dataset(src):
-        _check_apart(parse(src), target)
-    path = Path(target.place)
-    if target.kind != "lmdb" or not path.exists():
-        return
-    if num_shards == 1 and path.is_dir():
-        raise ConfigError(f"{path} is a folder: name a file for DST, or give --shards.")
-    if num_shards > 1 and not path.is_dir():
-        raise ConfigError(f"{path} is a file; --shards makes a folder. Name another DST.")
-    if num_shards > 1:
-        from penstock.stores.lmdb.store import is_shard
-
-        others = sorted(e.name for e in path.iterdir() if not is_shard(e.name))
-        if others:
-            raise ConfigError(
-                f"{path} is a folder with other things in it ({others[0]}), which the new store "
-                "would replace. Name another DST."
-            )
-
-
-def _check_apart(source: Address, target: Address) -> None:
-    if (source.kind == "mongodb") != (target.kind == "mongodb"):
-        return
-    if source.kind == "mongodb":
-        places = [_USER.sub("//", a.place).partition("?")[0] for a in (source, target)]
-        if places[0] == places[1]:
-            raise ConfigError(f"SRC and DST are the same collection, {places[0]}.")
-        return
-    one, other = (Path(os.path.realpath(address.place)) for address in (source, target))
-    if one == other:
-        raise ConfigError(
-            f"SRC and DST are the same place, {target.place}. Pack into another one, and rename "
-            "that when you have looked at it."
-        )
-    if one.is_relative_to(other) and other.is_dir():
-        raise ConfigError(f"DST ({target.place}) would replace the folder that SRC lies in.")
-    if other.is_relative_to(one):
-        raise ConfigError(f"DST ({target.place}) would be in the folder SRC, and a part of it.")

@@ -3,12 +3,20 @@
 
 from __future__ import annotations
 
+import contextlib
+import os
 import re
-from typing import Final
+import sysconfig
+import traceback
+from typing import TYPE_CHECKING, Final
 
-from penstock.errors import PenstockError, StoreError
+import penstock
+from penstock.errors import ConfigError, PenstockError, StoreError
 
-__all__ = ["reason_of", "short_reason"]
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+__all__ = ["errors_in_code", "reason_in_code", "reason_of", "short_reason"]
 
 _QUOTED: Final = r"""(?:'(?:[^'\\]|\\.)*'|"(?:[^"\\]|\\.)*")"""
 _ABSENT: Final = re.compile(r"\d+ record\(s\) that the index of .* are not there: .*", re.DOTALL)
@@ -34,6 +42,56 @@ def reason_of(error: BaseException) -> str:
     is_of_opencv = type(error).__module__ == "cv2"
     speaks = text and (isinstance(error, (ValueError, OSError, PenstockError)) or is_of_opencv)
     return text if speaks else f"{type(error).__name__}: {text or 'no details'}"
+
+
+def reason_in_code(error: BaseException) -> str:
+    """Return in one line what code of the user's raised, and where: its file and line.
+
+    That is the innermost line outside of the libraries.
+
+    Example:
+        >>> try:
+        ...     int("three")
+        ... except ValueError as error:
+        ...     reason_in_code(error).partition("line ")[2]
+        "2: ValueError: invalid literal for int() with base 10: 'three'"
+    """
+    text = " ".join(str(error).split())
+    said = f"{type(error).__name__}: {text}" if text else type(error).__name__
+    if isinstance(error, SyntaxError) and error.filename:
+        return f"{error.filename}, line {error.lineno}: {type(error).__name__}: {error.msg}"
+    frames = traceback.extract_tb(error.__traceback__)
+    own = [frame for frame in frames if not _is_of_library(frame.filename)]
+    if not own:
+        return said
+    return f"{own[-1].filename}, line {own[-1].lineno}: {said}"
+
+
+def _is_of_library(file: str) -> bool:
+    if file.startswith("<frozen"):
+        return True
+    paths = sysconfig.get_paths()
+    folders = [paths[name] for name in ("stdlib", "platstdlib", "purelib", "platlib")]
+    folders.append(os.path.dirname(penstock.__file__))
+    return any(file.startswith(folder + os.sep) for folder in folders)
+
+
+@contextlib.contextmanager
+def errors_in_code(named: str) -> Iterator[None]:
+    """Let what code of the user's raises be told in a line, with its file.
+
+    Args:
+        named: As it was named on the command line.
+
+    Raises:
+        ConfigError: instead of the exception, which is its cause. Penstock's own pass.
+    """
+    try:
+        yield
+    except PenstockError:
+        raise
+    except Exception as error:
+        raise ConfigError(f"{named}: {reason_in_code(error)}") from error
 
 
 def short_reason(error: BaseException, position: int, key: str, address: str) -> str:

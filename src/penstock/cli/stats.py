@@ -8,23 +8,25 @@ import json
 import sys
 import warnings
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Final
+from typing import TYPE_CHECKING, Annotated, Any, Final, NamedTuple, cast
 
-import numpy as np
 import typer
-from rich.console import Console
-from rich.table import Table
-from rich.text import Text
 
-from penstock.cli.arguments import SOURCE_HELP, ImageField, KeyField, LabelField
-from penstock.cli.lines import amount, printable, without_password
+from penstock.cli.arguments import (
+    ANNOTATED_HELP,
+    SOURCE_HELP,
+    ImageField,
+    KeyField,
+    LabelField,
+)
+from penstock.cli.lines import printable, without_password
+from penstock.cli.list_options import takes_list_options
 from penstock.cli.progress import Bar
+from penstock.cli.stats_tables import print_tables
 from penstock.errors import ConfigError, StoreError
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
-
-    from numpy.typing import NDArray
+    from collections.abc import Iterator, Mapping
 
     from penstock.cli.census import Classes, Sizes
     from penstock.cli.object_census import Objects
@@ -33,12 +35,12 @@ if TYPE_CHECKING:
 
 __all__ = ["stats"]
 
-_FIRST_ROWS, _LAST_ROWS = 30, 10  # of more classes than these, the middle is left out
 _SAMPLED: Final = 1000  # records: a mean to some 3 % where sizes vary as much as their mean
 
 
+@takes_list_options
 def stats(
-    src: Annotated[str, typer.Argument(metavar="SRC", help=SOURCE_HELP)],
+    src: Annotated[str, typer.Argument(metavar="SRC", help=SOURCE_HELP + ANNOTATED_HELP)],
     png: Annotated[
         Path | None, typer.Option("--png", metavar="FILE", help="Draw a chart into this file.")
     ] = None,
@@ -55,6 +57,8 @@ def stats(
     image_field: ImageField = None,
     label_field: LabelField = None,
     key_field: KeyField = None,
+    *,
+    list_columns: Mapping[str, Any],
 ) -> None:
     """Count the classes of a folder or dataset, and measure its images.
 
@@ -69,48 +73,97 @@ def stats(
     if png is not None:
         _check_drawable(png)
     fields = {"image_field": image_field, "label_field": label_field, "key_field": key_field}
-    objects, why_none = _objects(src, split)
-    with _store(src, objects, split=split, **fields) as store:
-        classes = count_classes(store.index)
+    with _opened(src, split, list_columns, fields) as source:
+        classes = count_classes(source.store.index)
         with Bar() as bar:
-            sizes = measure(store, sample, lambda done, of: bar.show(done, of, "read for sizes"))
-        address = without_password(store.address)
-    counted = None if objects is None else count_objects(objects)
+            sizes = measure(
+                source.store, sample, lambda done, of: bar.show(done, of, "read for sizes")
+            )
+        address = source.address
+    counted = None if source.objects is None else count_objects(source.objects)
     if png is not None:
         _draw(png, address, classes, sizes, counted)
     if as_json:
-        record = record_of(address, classes, sizes, counted, why_none)
+        record = record_of(address, classes, sizes, counted, source.why_none)
         sys.stdout.write(json.dumps(record, indent=2) + "\n")
     else:
-        _print(address, classes, sizes, counted, why_none)
+        print_tables(address, classes, sizes, counted, source.why_none)
+    if png is not None:  # beside JSON nothing is on stdout
+        typer.echo(printable(f"{png}: chart"), err=as_json)
 
 
-def _objects(src: str, split: str | None) -> tuple[AnnotatedImages | None, str | None]:
-    """Return the annotations that SRC has boxes in, or why it has none that can be read.
+class _Source(NamedTuple):
+    """What is counted.
 
-    A VOC folder is a store as well, whose classes and sizes are known whatever its boxes are like.
+    Attributes:
+        store: With classes and sizes.
+        objects: Annotations with boxes; None where there are none.
+        why_none: Why boxes that are there cannot be read.
+        name: `module:name`, if it was named so.
     """
-    from penstock.cli.named_dataset import annotated_named
 
-    try:
-        return annotated_named(src, split, as_it_is=True), None
-    except StoreError as error:
-        if not Path(src).is_dir():
-            raise
-        return None, str(error)
+    store: Store
+    objects: AnnotatedImages | None = None
+    why_none: str | None = None
+    name: str | None = None
+
+    @property
+    def address(self) -> str:
+        return without_password(self.name or self.store.address)
 
 
 @contextlib.contextmanager
-def _store(src: str, objects: AnnotatedImages | None, **options: str | None) -> Iterator[Store]:
-    from penstock.cli.dataset_store import DatasetStore
+def _opened(
+    src: str, split: str | None, columns: Mapping[str, Any], fields: Mapping[str, str | None]
+) -> Iterator[_Source]:
+    """Return what SRC names.
+
+    A VOC folder is a store as well, whose classes and sizes are known whatever its boxes are like.
+    """
+    from penstock.cli.named_dataset import described_dataset
     from penstock.cli.sources import source_named
+
+    is_voc = _is_voc(src)
+    found: Any = None
+    why_none = None
+    try:
+        found = described_dataset(src, split, columns, bad_boxes="keep")
+    except StoreError as error:
+        if not is_voc:
+            raise
+        why_none = str(error)
+    if found is not None and not is_voc:
+        yield _source_of(found)
+        return
+    with source_named(src, split=split, **fields) as samples:
+        if is_voc:
+            yield _Source(samples, found, why_none)
+        else:
+            yield _source_of(samples, src)
+
+
+def _is_voc(src: str) -> bool:
+    from penstock.cli.named_dataset import folder_form
+    from penstock.cli.sources import is_store, names_a_dataset
+    from penstock.stores.folder.voc import looks_like_voc
+
+    if names_a_dataset(src) or is_store(src) or not looks_like_voc(Path(src)):
+        return False
+    return folder_form(Path(src)) == "voc"
+
+
+def _source_of(samples: Any, name: str | None = None) -> _Source:  # noqa: ANN401
+    """Return a source; of a dataset over a store that, as transforms are nothing to count by."""
+    from penstock.cli.dataset_store import DatasetStore
+    from penstock.stores.dataset import StoreDataset
     from penstock.stores.store import Store
 
-    if objects is not None and not Path(src).is_dir():
-        yield objects.store
-        return
-    with source_named(src, **options) as samples:
-        yield samples if isinstance(samples, Store) else DatasetStore(samples, src)
+    if isinstance(samples, Store):
+        return _Source(samples)
+    if not isinstance(samples, StoreDataset):
+        return _Source(DatasetStore(samples, name or ""))
+    has_boxes = hasattr(samples, "box_counts")  # as `AnnotatedImages` has, which needs OpenCV
+    return _Source(samples.store, cast("Any", samples) if has_boxes else None, name=name)
 
 
 def _check_drawable(png: Path) -> None:
@@ -133,123 +186,3 @@ def _draw(
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", "Glyph .* missing", UserWarning)  # shown as a box
         draw_chart(png, address, classes, sizes, objects)
-
-
-def _print(
-    address: str,
-    classes: Classes | None,
-    sizes: Sizes,
-    objects: Objects | None,
-    why_none: str | None,
-) -> None:
-    console = Console()
-    if not console.is_terminal:  # nothing is cut off in a file
-        console = Console(width=max(console.width, 120))
-    if classes is None:
-        console.print("Its records have no labels.")
-    else:
-        console.print(_class_table(classes, sizes.num_records))
-        console.print(_about_classes(classes) + "\n", highlight=False)
-    console.print(_size_table(address, sizes))
-    console.print(_about_sizes(sizes), highlight=False)
-    if objects is not None:
-        lines = objects.lines(in_ascii=not console.encoding.startswith("utf"))
-        console.print("\n" + "\n".join(lines), highlight=False, markup=False)
-    if why_none is not None:
-        console.print(f"\nIts boxes: {printable(why_none)}", highlight=False, markup=False)
-
-
-def _class_table(classes: Classes, num_records: int) -> Table:
-    several = classes.num_images is not None
-    table = Table(
-        title=f"{num_records:,} records, {len(classes.ids):,} classes", title_justify="left"
-    )
-    table.add_column("class", overflow="fold")
-    for heading in ("objects", "share", "images") if several else ("records", "share"):
-        table.add_column(heading, justify="right", no_wrap=True)
-    first, last = _rows_shown(len(classes.ids))
-    for row in first:
-        _add_class(table, classes, row)
-    if num_hidden := len(classes.ids) - len(first) - len(last):
-        hidden = slice(len(first), len(first) + num_hidden)
-        counts = int(classes.counts[hidden].sum())
-        share = f"{float(classes.shares[hidden].sum()):.2%}"
-        table.add_row(f"… {num_hidden:,} more", f"{counts:,}", share, *[""] * several)
-    for row in last:
-        _add_class(table, classes, row)
-    return table
-
-
-def _rows_shown(num_classes: int) -> tuple[range, range]:
-    if num_classes <= _FIRST_ROWS + _LAST_ROWS:
-        return range(num_classes), range(0)
-    return range(_FIRST_ROWS), range(num_classes - _LAST_ROWS, num_classes)
-
-
-def _add_class(table: Table, classes: Classes, row: int) -> None:
-    cells = [f"{classes.counts[row]:,}", f"{classes.shares[row]:.2%}"]
-    if classes.num_images is not None:
-        cells.append(f"{classes.num_images[row]:,}")
-    table.add_row(Text(printable(classes.names[row])), *cells)
-
-
-def _about_classes(classes: Classes) -> str:
-    if classes.imbalance is None or classes.effective_classes is None:
-        return "All classes are empty."
-    num_filled = len(classes.ids) - classes.num_empty
-    empty = f" Empty classes: {classes.num_empty:,}." if classes.num_empty else ""
-    text = (
-        f"Largest to smallest class: {classes.imbalance:,.1f} : 1.{empty} Effective classes: "
-        f"{classes.effective_classes:,.1f} of {num_filled:,}, the number of equally large classes "
-        "with the same entropy, exp(-sum of p ln p)."
-    )
-    if classes.objects_per_image is None:
-        return text
-    objects = classes.objects_per_image
-    return (
-        f"{text} Objects per image: {_range(objects, 'mean')} (min / mean / max). "
-        f"Images without any: {int((objects == 0).sum()):,}."
-    )
-
-
-def _range(values: NDArray[np.int64], middle: str) -> str:
-    """Return min, middle and max of values that are there."""
-    if middle == "mean":
-        return f"{values.min():,} / {values.mean():,.1f} / {values.max():,}"
-    return f"{values.min():,} / {np.median(values):,.0f} / {values.max():,}"
-
-
-def _size_table(address: str, sizes: Sizes) -> Table:
-    num_read = len(sizes.num_bytes)
-    is_all = num_read == sizes.num_records
-    title = Text(printable(address), overflow="fold")
-    table = Table(title=title, title_justify="left", show_header=False)
-    table.add_column("what", no_wrap=True)
-    table.add_column("value", justify="right", no_wrap=True)
-    table.add_row("records", f"{sizes.num_records:,}")
-    if num_read:
-        total = amount(sizes.total_bytes)
-        least, most = amount(int(sizes.num_bytes.min())), amount(int(sizes.num_bytes.max()))
-        mean = amount(float(sizes.num_bytes.mean()))
-        table.add_row("size of all" if is_all else "size of all, estimated", total)
-        table.add_row("size of a record, min / mean / max", f"{least} / {mean} / {most}")
-    if len(sizes.heights_px):
-        for what, values in (("height", sizes.heights_px), ("width", sizes.widths_px)):
-            row = f"{what} of an image in pixels, min / median / max"
-            table.add_row(row, _range(values, "median"))
-    if sizes.num_unreadable:
-        table.add_row("images whose header cannot be read", f"{sizes.num_unreadable:,}")
-    if sizes.num_damaged:
-        table.add_row("records that cannot be read", f"{sizes.num_damaged:,}")
-    return table
-
-
-def _about_sizes(sizes: Sizes) -> str:
-    num_read = len(sizes.num_bytes)
-    is_all = num_read == sizes.num_records
-    read = "all records" if is_all else f"{num_read:,} records, spread evenly"
-    advice = " `penstock check` lists those that cannot be read." if sizes.num_damaged else ""
-    return (
-        f"Sizes from {read}: bytes of images, arrays, strings and bytes; pixels from the images' "
-        f"headers.{advice}"
-    )

@@ -3,31 +3,31 @@
 
 from __future__ import annotations
 
+import contextlib
+import inspect
+import sys
 from pathlib import Path  # noqa: TC003 - typer reads the annotations at run time
 from typing import TYPE_CHECKING, Annotated, Any, Final
 
 import typer
 
-from penstock.cli.arguments import SOURCE_HELP
+from penstock.cli.arguments import ANNOTATED_HELP, SOURCE_HELP, BadBoxesOption
 from penstock.cli.lines import printable, without_password
-from penstock.errors import ConfigError
+from penstock.cli.list_options import takes_list_options
+from penstock.cli.reasons import errors_in_code, reason_in_code, reason_of
+from penstock.errors import ConfigError, PenstockError
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Mapping
 
 __all__ = ["view"]
 
 _MOST_IMAGES: Final = 400  # more make a sheet that no viewer opens
 
 
+@takes_list_options
 def view(
-    src: Annotated[
-        str,
-        typer.Argument(
-            metavar="SRC",
-            help=SOURCE_HELP + " Also YOLO's yaml, imglab's XML, or a list of images or landmarks.",
-        ),
-    ],
+    src: Annotated[str, typer.Argument(metavar="SRC", help=SOURCE_HELP + ANNOTATED_HELP)],
     output: Annotated[
         Path, typer.Option("-o", "--output", metavar="FILE", help="The PNG file to write.")
     ],
@@ -44,63 +44,155 @@ def view(
     ] = False,
     transform: Annotated[
         str | None,
-        typer.Option(metavar="MODULE:NAME", help="A transform of samples, or what makes one."),
+        typer.Option(
+            metavar="MODULE:NAME",
+            help="A transform of samples; or a class, or a function without arguments, that makes "
+            "one.",
+        ),
     ] = None,
     mosaic: Annotated[
         int | None,
-        typer.Option(min=2, metavar="PIXELS", help="Mosaic of 4, each image of this longer side."),
+        typer.Option(
+            min=2,
+            metavar="PIXELS",
+            help="Mosaic of 4, each image of this longer side, cut to it by "
+            "RandomPerspective(PIXELS) as in training, unless --transform cuts it.",
+        ),
     ] = None,
+    bad_boxes: BadBoxesOption = None,
     columns: Annotated[int | None, typer.Option(min=1, help="Images in a row.")] = None,
+    rows: Annotated[int | None, typer.Option(min=1, help="Rows, instead of --columns.")] = None,
     tile: Annotated[int, typer.Option(min=32, max=4096, help="Width of an image in pixels.")] = 360,
+    *,
+    list_columns: Mapping[str, Any],
 ) -> None:
     """Draw a batch, augmented, with its boxes and landmarks.
 
     A contact sheet is written, as PNG. The batch is the first one that `Loader(dataset,
     batch_size=N, shuffle=True, seed=SEED)` gives, with the same random augmentation: what training
-    would see.
+    would see. What cannot be shown has its error in the place of the image, and a line on stdout:
+    its name, a tab, and the reason; the exit status is 1 then.
     """
     from penstock.cli.named_dataset import dataset_named
+    from penstock.cli.sources import names_a_dataset
     from penstock.vision.looking.contact_sheet import contact_sheet
+    from penstock.vision.looking.displayed import Unshown
 
     if not output.parent.is_dir() or output.is_dir():
         raise ConfigError(f"cannot write --output {output}: name a file in a folder that exists.")
-    with dataset_named(src, split) as dataset:
+    if output.suffix.lower() != ".png":
+        raise ConfigError(
+            f"cannot write --output {output}: a contact sheet is a PNG file; name one that ends in "
+            ".png."
+        )
+    if rows is not None and columns is not None:
+        raise ConfigError("--rows and --columns: give one of them.")
+    with contextlib.ExitStack() as stack:
+        with errors_in_code(src) if names_a_dataset(src) else contextlib.nullcontext():
+            named = dataset_named(
+                src, split, list_columns, bad_boxes=bad_boxes.policy if bad_boxes else "fix"
+            )
+            dataset = stack.enter_context(named)
         class_names: Any = getattr(dataset, "class_names", None)
         class_names = class_names or getattr(dataset, "classes", None) or ()
-        seen = _augmented(dataset, transform, mosaic)
-        samples = _first_batch(seen, num_images, seed, epoch, shuffle=not in_order)
+        change = None if transform is None else _transform_named(transform, stack)
+        samples = _first_batch(
+            _Seen(dataset, change, mosaic), num_images, seed, epoch, shuffle=not in_order
+        )
         if not samples:
             raise ConfigError(f"{without_password(src)} has no samples.")
-        sheet = contact_sheet(samples, tuple(class_names), columns=columns, tile_px=tile)
+        shown = _checked(samples)
+        in_a_row = columns if rows is None else -(-len(shown) // rows)
+        sheet = contact_sheet(shown, tuple(class_names), columns=in_a_row, tile_px=tile)
     _write(output, sheet)
-    typer.echo(printable(f"{output}: {len(samples)} images, {sheet.shape[1]} x {sheet.shape[0]}"))
+    failed = [sample for sample in shown if isinstance(sample, Unshown)]
+    for one in failed:
+        typer.echo(printable(one.name) + "\t" + printable(without_password(one.reason)))
+    lost = f", {len(failed)} of them not to be shown" if failed else ""
+    size = f"{sheet.shape[1]} x {sheet.shape[0]}"
+    typer.echo(printable(f"{output}: {len(samples)} images{lost}, {size}"))
+    if failed:
+        sys.stdout.flush()
+        raise typer.Exit(1)
 
 
-def _augmented(dataset: Any, transform: str | None, mosaic: int | None) -> Any:  # noqa: ANN401
-    if mosaic is not None:
-        from penstock.vision.transforms.mosaic import Mosaic
+class _Failed:
+    """What stands for a sample that could not be made."""
 
-        dataset = Mosaic(dataset, mosaic)
-    if transform is None:
-        return dataset
-    return _Transformed(dataset, _transform_named(transform))
+    def __init__(self, name: str, error: Exception) -> None:
+        self.name = name
+        self.error = error
 
 
-class _Transformed:
-    """The samples of a dataset, transformed: as dicts, or the image of a pair alone."""
+def _checked(samples: list[Any]) -> list[Any]:
+    """Return samples as they are drawn; where there is none at all, raise what was wrong."""
+    from penstock.vision.looking.displayed import Unshown
 
-    def __init__(self, dataset: Any, transform: Callable[[Any], Any]) -> None:  # noqa: ANN401
+    failed = [sample for sample in samples if isinstance(sample, _Failed)]
+    if len(failed) == len(samples):
+        first = failed[0]
+        if isinstance(first.error, PenstockError):
+            raise first.error
+        raise ConfigError(f"no image can be shown: {first.name}: {_reason(first.error)}")
+    return [
+        Unshown(sample.name, _reason(sample.error)) if isinstance(sample, _Failed) else sample
+        for sample in samples
+    ]
+
+
+def _reason(error: Exception) -> str:
+    is_of_data = isinstance(error, (PenstockError, ValueError, OSError))
+    return reason_of(error) if is_of_data else reason_in_code(error)
+
+
+class _Seen:
+    """The samples of a dataset as training gets them; the errors of those that cannot be made."""
+
+    def __init__(
+        self,
+        dataset: Any,  # noqa: ANN401
+        transform: Callable[[Any], Any] | None,
+        mosaic_px: int | None,
+    ) -> None:
         self._dataset = dataset
         self._transform = transform
+        self._cut: Callable[[Any], Any] | None = None
+        self._canvas_px = (2 * mosaic_px, 2 * mosaic_px) if mosaic_px else None
+        if mosaic_px is not None:
+            from penstock.vision.transforms.mosaic import Mosaic
+            from penstock.vision.transforms.perspective import RandomPerspective
+
+            self._dataset = Mosaic(dataset, mosaic_px)
+            self._cut = RandomPerspective(mosaic_px)
 
     def __len__(self) -> int:
         return len(self._dataset)
 
     def __getitem__(self, index: int) -> Any:  # noqa: ANN401
-        sample = self._dataset[index]
+        try:
+            return self._cut_out(self._transformed(self._dataset[index]))
+        except Exception as error:
+            return _Failed(self._name(index), error)
+
+    def _transformed(self, sample: Any) -> Any:  # noqa: ANN401
+        """Return a sample transformed: a dict, or the image of a pair alone."""
+        if self._transform is None:
+            return sample
         if isinstance(sample, tuple) and sample:
             return (self._transform(sample[0]), *sample[1:])
         return self._transform(sample)
+
+    def _cut_out(self, sample: Any) -> Any:  # noqa: ANN401
+        """Return a mosaic cut to its size, if it still is the whole canvas."""
+        if self._cut is None or not isinstance(sample, dict):
+            return sample
+        shape = getattr(sample.get("image"), "shape", ())
+        return self._cut(sample) if tuple(shape[:2]) == self._canvas_px else sample
+
+    def _name(self, index: int) -> str:
+        from penstock.data.names import describe_sample
+
+        return describe_sample(self._dataset, index) or f"sample {index}"
 
     def __getattr__(self, name: str) -> Any:  # noqa: ANN401
         if name.startswith("_") or name not in ("describe", "set_epoch"):
@@ -108,18 +200,39 @@ class _Transformed:
         return getattr(self._dataset, name)
 
 
-def _transform_named(text: str) -> Callable[[Any], Any]:
+def _transform_named(text: str, stack: contextlib.ExitStack) -> Callable[[Any], Any]:
+    """Return a transform; until the stack is left, it may import from the current folder."""
     from penstock.cli.sources import object_named
 
-    with object_named(text) as found:
-        if isinstance(found, type):
+    with errors_in_code(text):
+        found = stack.enter_context(object_named(text))
+        takes_none, takes_one = _takes(found), _takes(found, "a sample")
+        if isinstance(found, type) or (takes_none and not takes_one):
             found = found()
-        if not callable(found):
+        elif callable(found) and not takes_one:
             raise ConfigError(
-                f"--transform {text} is of type {type(found).__qualname__} and cannot be called."
+                f"--transform {text} takes {inspect.signature(found)}: a transform takes one "
+                "sample, and what makes one takes nothing."
             )
-        transform: Callable[[Any], Any] = found
-        return transform
+    if not callable(found):
+        raise ConfigError(
+            f"--transform {text} is of type {type(found).__qualname__} and cannot be called."
+        )
+    transform: Callable[[Any], Any] = found
+    return transform
+
+
+def _takes(found: Any, *arguments: object) -> bool:  # noqa: ANN401
+    """Return whether something can be called with these; what nobody can tell takes a sample."""
+    try:
+        signature = inspect.signature(found)
+    except (TypeError, ValueError):
+        return bool(arguments)
+    try:
+        signature.bind(*arguments)
+    except TypeError:
+        return False
+    return True
 
 
 def _first_batch(

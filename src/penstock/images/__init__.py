@@ -5,7 +5,9 @@ segments    the parts of JPEG, PNG and WebP files
 headers     form, size and orientation, without a pixel
 orientation Exif's tag: read, done, taken out
 jpeg, png, pillow   one way each to pixels
+tiff        what its tiles would take
 decode      which of them for which file
+regions     a part of an image, and no more of it than the part needs
 repair      truncated files made whole as far as they go
 checks, shrink      what `penstock check` and `penstock pack` ask for
 """

@@ -4,8 +4,8 @@
 from __future__ import annotations
 
 from penstock.images.decode import decode_image
-from penstock.images.headers import read_header
-from penstock.images.pillow import open_by_pillow, told_as_value_errors
+from penstock.images.headers import MAX_PIXELS, read_header
+from penstock.images.pillow import check_opened, open_by_pillow, told_as_value_errors
 
 __all__ = ["check_image"]
 
@@ -28,5 +28,6 @@ def check_image(data: bytes | memoryview) -> int:
     num_pixels = decode_image(data).size // 3
     with told_as_value_errors(), open_by_pillow(data) as image:
         if header.form in ("webp", "jpeg2000"):
+            check_opened(image, header, MAX_PIXELS)
             image.load()
     return num_pixels

@@ -13,9 +13,10 @@ from penstock.errors import ConfigError
 from penstock.images.headers import MAX_PIXELS, read_header
 from penstock.images.jpeg import decode_jpeg
 from penstock.images.orientation import turned_back, turned_upright
-from penstock.images.pillow import open_by_pillow, told_as_value_errors
+from penstock.images.pillow import check_opened, open_by_pillow, told_as_value_errors
 from penstock.images.png import essential_png, repair_png
 from penstock.images.segments import as_octets
+from penstock.images.tiff import check_tiles
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -27,6 +28,12 @@ __all__ = ["decode_image"]
 
 # Width, height and largest value of a binary PNM file, with what may lie between them.
 _PNM: Final = re.compile(rb"P([56])" + rb"(?:\s+(?:#[^\n]*\n\s*)*)(\d{1,9})" * 3 + rb"\s", re.ASCII)
+
+# One colour takes a JPEG 2000 file next to no bytes, so that no least number tells a whole file
+# from a claim. Large images are refused where no picture can be so small: photos have some 10 px
+# per byte, and one colour as encoders that lose some write it up to 15,000.
+_FREE_PIXELS: Final = 1 << 24  # their decoding takes some 300 MB
+_MAX_PIXELS_PER_BYTE: Final = 1 << 14
 
 
 def decode_image(
@@ -105,11 +112,13 @@ def _decode(
     if header.form in ("webp", "jpeg2000"):
         if header.form == "webp":
             _check_riff(data)
+        else:
+            _check_amount(data, header)
         pixels = _by_opencv(data)
-        return _by_pillow(data, header) if pixels is None else pixels
+        return _by_pillow(data, header, max_pixels) if pixels is None else pixels
     if header.form == "ppm" and (match := _PNM.match(data)):
         return _binary_pnm(data, match)
-    return _by_pillow(data, header)
+    return _by_pillow(data, header, max_pixels)
 
 
 def _check_riff(data: bytes | memoryview) -> None:
@@ -117,6 +126,17 @@ def _check_riff(data: bytes | memoryview) -> None:
     size_bytes = 8 + int.from_bytes(data[4:8], "little")
     if len(data) < size_bytes:
         raise ValueError(f"the WebP file is truncated: {len(data)} bytes of {size_bytes}")
+
+
+def _check_amount(data: bytes | memoryview, header: ImageHeader) -> None:
+    """Raise if a JPEG 2000 file is far too small for a large image."""
+    num_pixels = header.height_px * header.width_px
+    if num_pixels > max(_FREE_PIXELS, len(data) * _MAX_PIXELS_PER_BYTE):
+        size = f"{header.height_px} x {header.width_px} px (height x width)"
+        raise ValueError(
+            f"a JPEG 2000 file of {len(data)} bytes for {size}: more than "
+            f"{_MAX_PIXELS_PER_BYTE:,} pixels per byte are taken for an image that is not there"
+        )
 
 
 def _by_opencv(data: bytes | memoryview) -> NDArray[np.uint8] | None:
@@ -161,12 +181,17 @@ def _binary_pnm(data: bytes | memoryview, match: re.Match[bytes]) -> NDArray[np.
     return pixels
 
 
-def _by_pillow(data: bytes | memoryview, header: ImageHeader) -> NDArray[np.uint8]:
+def _by_pillow(
+    data: bytes | memoryview, header: ImageHeader, max_pixels: int | None
+) -> NDArray[np.uint8]:
+    if header.form == "tiff":
+        check_tiles(data, header.height_px * header.width_px)
     with told_as_value_errors(), open_by_pillow(data) as image:
         if image.mode == "F" or (image.mode == "I" and header.form != "ppm"):
             raise ValueError(
                 f"an image of {image.mode} pixels (32 bits) has no one meaning in 8 bits"
             )
+        check_opened(image, header, max_pixels)
         image.load()
         pixels = _as_rgb(image)
     # Pillow turns a TIFF file upright, and no other.
@@ -180,4 +205,5 @@ def _as_rgb(image: Image.Image) -> NDArray[np.uint8]:
     image.info.pop("transparency", None)  # else colours may be taken for it, with a warning
     if image.mode in ("RGBa", "La"):  # TIFF, multiplied by alpha
         image = image.convert(image.mode.upper())
-    return np.array(image.convert("RGB"))
+    # An image that is RGB already would be copied.
+    return np.array(image if image.mode == "RGB" else image.convert("RGB"))

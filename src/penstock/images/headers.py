@@ -16,7 +16,8 @@ from penstock.images.segments import JPEG_MAGIC, PNG_MAGIC, START_OF_SCAN, as_oc
 
 __all__ = ["MAX_PIXELS", "ImageHeader", "JpegHeader", "check_size", "read_header"]
 
-# 300 MB decoded. What is larger is far more likely a decompression bomb than a photo.
+# 300 MB of pixels, and several times that while they are decoded. What is larger is far more likely
+# a decompression bomb than a photo.
 MAX_PIXELS: Final = 100_000_000
 
 _PROCESS_OF_SOF: Final = {
@@ -38,6 +39,7 @@ _PROCESS_OF_SOF: Final = {
 _APP1: Final = 0xE1
 _FRAME: Final = struct.Struct(">BHHB")  # precision, height, width, number of components
 _IHDR: Final = struct.Struct(">I4sII")
+_MAX_GIF_BLOCKS: Final = 1_000_000  # Pillow takes 83 bytes for each; 1 MB of XMP is some 11,000
 _JPEG2000_SIZE: Final = b"\xff\x4f\xff\x51"  # start of the codestream, and of its SIZ segment
 
 
@@ -201,18 +203,22 @@ def _read_gif(data: bytes | memoryview) -> ImageHeader:
     """Return the size of the screen, or of the first frame where that reaches beyond it."""
     width, height, flags = struct.unpack_from("<HHB", data, 6)
     place = 13 + (3 << (flags & 7) + 1 if flags & 0x80 else 0)  # behind the palette
+    num_blocks = 0
     while data[place : place + 1] == b"!":
-        place = _behind_blocks(data, place + 2)
+        place += 2
+        while place < len(data) and data[place] and num_blocks < _MAX_GIF_BLOCKS:
+            place += 1 + data[place]
+            num_blocks += 1
+        place += 1
+        num_blocks += 1
+        if num_blocks >= _MAX_GIF_BLOCKS:
+            raise ValueError(
+                f"a GIF file of {_MAX_GIF_BLOCKS:,} blocks of text or more before its first image"
+            )
     if data[place : place + 1] == b",":
         left, top, frame_width, frame_height = struct.unpack_from("<HHHH", data, place + 1)
         width, height = max(width, left + frame_width), max(height, top + frame_height)
     return ImageHeader("gif", height, width)
-
-
-def _behind_blocks(data: bytes | memoryview, place: int) -> int:
-    while place < len(data) and data[place]:
-        place += 1 + data[place]
-    return place + 1
 
 
 def _read_jpeg2000(data: bytes | memoryview) -> ImageHeader:

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
     from penstock.images.headers import ImageHeader, JpegHeader
 
-__all__ = ["decode_jpeg"]
+__all__ = ["check_jpeg", "decode_jpeg"]
 
 _KNOWN: Final = {
     "baseline", "extended", "progressive", "lossless", "arithmetic", "arithmetic progressive",
@@ -40,11 +40,7 @@ def decode_jpeg(
     Raises:
         ValueError: the file is damaged, or of a kind that no library here decodes.
     """
-    _check_kind(jpeg)
-    if strict:
-        _check_amount(data, header, jpeg)
-    if not (jpeg.is_single_scan and jpeg.process in ("baseline", "extended", "lossless")):
-        _check_scans(data)
+    check_jpeg(data, header, jpeg, strict=strict)
     try:
         return _by_turbojpeg(data, jpeg, strict)
     except ValueError as error:
@@ -54,6 +50,21 @@ def decode_jpeg(
         if len(tidy) == len(data):
             raise
     return _by_turbojpeg(tidy, jpeg, strict)
+
+
+def check_jpeg(
+    data: bytes | memoryview, header: ImageHeader, jpeg: JpegHeader, *, strict: bool
+) -> None:
+    """Raise ValueError if a file cannot be decoded, or only at a cost that its size does not tell.
+
+    Whoever hands a file to a decoder asks first. A usual file costs a microsecond; one of several
+    scans is searched for them.
+    """
+    _check_kind(jpeg)
+    if strict:
+        _check_amount(data, header, jpeg)
+    if not (jpeg.is_single_scan and jpeg.process in ("baseline", "extended", "lossless")):
+        _check_scans(data)
 
 
 def _check_kind(jpeg: JpegHeader) -> None:

@@ -98,11 +98,12 @@ def turned_upright(pixels: NDArray[np.uint8], orientation: int) -> NDArray[np.ui
     Reference:
         Exif 2.32, 4.6.4 A: the tag names the sides at which row 0 and column 0 are to be seen.
     """
+    place = None
     if orientation >= 5:
-        pixels = cv2.transpose(pixels).astype(np.uint8, copy=False)
+        pixels = place = cv2.transpose(pixels).astype(np.uint8, copy=False)
     if orientation not in _FLIP_OF:
         return pixels
-    return cv2.flip(pixels, _FLIP_OF[orientation]).astype(np.uint8, copy=False)
+    return cv2.flip(pixels, _FLIP_OF[orientation], dst=place).astype(np.uint8, copy=False)
 
 
 # OpenCV's codes, after the transposition that 5 and above begin with: 0 turns the columns upside

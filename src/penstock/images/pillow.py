@@ -12,7 +12,9 @@ from PIL import Image
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-__all__ = ["open_by_pillow", "told_as_value_errors", "unidentified"]
+    from penstock.images.headers import ImageHeader
+
+__all__ = ["check_opened", "open_by_pillow", "told_as_value_errors", "unidentified"]
 
 # Not among them: what has no mark to know it by (TGA), what starts another program to be drawn
 # (EPS), what holds a file of another form and size (ICO), what is decoded by slow Python (QOI).
@@ -57,6 +59,24 @@ def open_by_pillow(data: bytes | memoryview) -> Image.Image:
         with told_as_value_errors():
             return make(file, "")
     raise unidentified(bytes(data[:_NUM_BYTES_SHOWN]))
+
+
+def check_opened(image: Image.Image, header: ImageHeader, max_pixels: int | None) -> None:
+    """Raise ValueError if Pillow is about to decode another size than the header's.
+
+    A file may give its size in several places, and Pillow's is not always the one that was judged.
+    Of TIFF Pillow may give the sides changed round, as the image is to be seen.
+    """
+    size = f"{image.height} x {image.width} px (height x width)"
+    if max_pixels is not None and image.height * image.width > max_pixels:
+        raise ValueError(f"{size} is more than {max_pixels:,} pixels")
+    if (image.height, image.width) not in (
+        (header.height_px, header.width_px),
+        (header.upright_height_px, header.upright_width_px),
+    ):
+        raise ValueError(
+            f"the file gives two sizes: {size}, and {header.height_px} x {header.width_px} px"
+        )
 
 
 def unidentified(start: bytes) -> ValueError:

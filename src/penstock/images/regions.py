@@ -1,16 +1,26 @@
 # SPDX-License-Identifier: Apache-2.0
 """A part of an image file, decoding no more of it than the part needs.
 
-Three ways save time, all of them libjpeg-turbo's, and none changes which pixels come out of a
-given file:
+Three ways save time, all of them libjpeg-turbo's:
 
 - A JPEG file is decoded at a half, a quarter or an eighth of its size where the part is that much
   larger than what it will be resized to.
 - The rows below the part are not decoded. The decoder is told, in a copy of the file's header, that
-  the image ends there; that it then finds more data than it expects is what says that all went
-  well. Anything else, a file that ends early included, and the file is decoded as a whole.
+  the image ends there; that it then finds more data than it expects, up to an end marker, is what
+  says that it got so far without a warning. Anything else, and the file is decoded as a whole.
 - Colour, which most files store at half the resolution, is enlarged by repeating it. It differs
   from smooth enlargement by 0.4 of 255 in the mean of a photo.
+
+What holds for damaged files, as JPEG has no checksums:
+
+- A file that `decode_image` decodes gives the same pixels here, bit for bit, but for the coarser
+  colour. None is refused that `decode_image` decodes.
+- A file without its end marker is an error, wherever the part lies. One that was cut off, and given
+  an end marker, is none if the part lies above the cut.
+- Of other damage less is noticed than by decoding all rows, which itself notices a part of it. Of
+  2,000 photos with one bit changed, `decode_image` refused 421. `decode_region`, for a part that
+  ended after five eighths of the rows, refused 20 of those; 161 had their damage below the part;
+  240 gave wrong pixels without a word. `whole=True` refuses all of the 421.
 """
 
 from __future__ import annotations
@@ -23,6 +33,9 @@ import numpy as np
 import simplejpeg
 
 from penstock.images.decode import decode_image
+from penstock.images.headers import check_size
+from penstock.images.jpeg import check_jpeg
+from penstock.images.orientation import turned_upright
 from penstock.images.segments import as_octets
 
 if TYPE_CHECKING:
@@ -36,6 +49,9 @@ _REDUCTIONS: Final = (8, 4, 2)
 _LEAST_ROWS_SAVED: Final = 32  # two rows of blocks: less is not worth a copy of the file
 # libjpeg keeps the first of its warnings only. So this one says that nothing was wrong before the
 # last row, and that the file goes on to its end.
+# What Exif's orientations do to the image as it is seen, once 5 and above have been transposed.
+_MIRRORS_ROWS: Final = (3, 4, 7, 8)  # the first becomes the last
+_MIRRORS_COLUMNS: Final = (2, 3, 6, 7)
 _ALL_ROWS_DECODED: Final = re.compile(r"extraneous bytes before marker 0xd9$")
 
 
@@ -69,6 +85,7 @@ def decode_region(
     *,
     fast: bool = True,
     strict: bool = True,
+    whole: bool = False,
     max_pixels: int | None = None,
 ) -> NDArray[np.uint8]:
     """Return a part of an image file, perhaps reduced.
@@ -78,23 +95,43 @@ def decode_region(
         header: What `read_header` says of it.
         region: Which part, as the image is seen upright; within it.
         factor: By how much it is reduced: 1, 2, 4 or 8. The part is widened to whole pixels of the
-            reduced image.
+            reduced image, which is that of the stored pixels: an image is turned last.
         fast: Whether colour may be enlarged by repeating it.
         strict: As for `decode_image`. Damage below the part is not looked for.
+        whole: Whether every row is decoded, to notice what can be noticed: all that `decode_image`
+            notices.
         max_pixels: As for `decode_image`.
 
     Returns:
         uint8, shape (rows, columns, 3), RGB; a view of new memory.
 
     Raises:
-        ValueError: as `decode_image`.
+        ValueError: as `decode_image`, for files that it refuses; not for all of them, unless
+            `whole`.
     """
     data = as_octets(data)
-    if strict and header.orientation == 1 and _is_usual(header.jpeg):
-        bottom = region.top + region.height
-        return _cut(_decode_jpeg(data, header, bottom, factor, fast=fast), region, factor)
-    image = decode_image(data, strict=strict, max_pixels=max_pixels)
-    return reduced(image, region, factor)
+    check_size(header.height_px, header.width_px, max_pixels)
+    stored = _as_stored(region, header)
+    part = None
+    if strict and header.jpeg is not None and _is_usual(header.jpeg):
+        check_jpeg(data, header, header.jpeg, strict=True)
+        part = _decode_part(data, header, stored, factor, fast=fast, whole=whole)
+    if part is None:
+        image = decode_image(data, strict=strict, max_pixels=max_pixels, orientation="stored")
+        part = reduced(image, stored, factor)
+    return turned_upright(part, header.orientation)
+
+
+def _as_stored(region: Region, header: ImageHeader) -> Region:
+    """Return which part of the stored pixels is seen as a part of the upright image."""
+    top, left, height, width = region
+    if header.orientation in _MIRRORS_ROWS:
+        top = header.upright_height_px - top - height
+    if header.orientation in _MIRRORS_COLUMNS:
+        left = header.upright_width_px - left - width
+    if header.orientation >= 5:
+        return Region(left, top, width, height)
+    return Region(top, left, height, width)
 
 
 def reduced(image: NDArray[np.uint8], region: Region, factor: int) -> NDArray[np.uint8]:
@@ -113,11 +150,10 @@ def reduced(image: NDArray[np.uint8], region: Region, factor: int) -> NDArray[np
     return cast("NDArray[np.uint8]", small)
 
 
-def _is_usual(jpeg: JpegHeader | None) -> bool:
+def _is_usual(jpeg: JpegHeader) -> bool:
     """Whether a file is of the kind that nearly all are, and that is known to decode in parts."""
     return (
-        jpeg is not None
-        and jpeg.process in ("baseline", "progressive")
+        jpeg.process in ("baseline", "progressive")
         and jpeg.precision_bits == 8
         and jpeg.num_components in (1, 3)
     )
@@ -129,26 +165,42 @@ def _cut(pixels: NDArray[np.uint8], region: Region, factor: int) -> NDArray[np.u
     return pixels[region.top // factor : bottom, region.left // factor : right]
 
 
-def _decode_jpeg(
-    data: bytes | memoryview, header: ImageHeader, num_rows: int, factor: int, *, fast: bool
-) -> NDArray[np.uint8]:
-    """Return the rows of a file from the first to `num_rows`, or more, reduced."""
+def _decode_part(
+    data: bytes | memoryview,
+    header: ImageHeader,
+    region: Region,
+    factor: int,
+    *,
+    fast: bool,
+    whole: bool,
+) -> NDArray[np.uint8] | None:
+    """Return a part of a file, reduced; None if it is not to be had from libjpeg-turbo directly.
+
+    `decode_image` knows what else may help, and what to say where nothing does.
+    """
     jpeg = header.jpeg
     assert jpeg is not None
+    num_rows = region.top + region.height
     # Smooth enlargement looks at the next row of colour: 2 rows of pixels, or 4.
     needed = num_rows if fast else num_rows + 4 * factor
     if (
-        jpeg.process == "baseline"
+        not whole
+        and jpeg.process == "baseline"
         and jpeg.is_single_scan
         and header.height_px - needed >= _LEAST_ROWS_SAVED
     ):
         rows = _decode_rows(data, header, needed, factor, fast=fast)
         if rows is not None:
-            return rows
-    whole: NDArray[np.uint8] = simplejpeg.decode_jpeg(
-        data, "RGB", fastupsample=fast, **_least(header.height_px, header.width_px, factor)
-    )
-    return whole
+            return _cut(rows, region, factor)
+    height, width = header.height_px, header.width_px
+    try:
+        rows = simplejpeg.decode_jpeg(
+            data, "RGB", fastupsample=fast, **_least(height, width, factor)
+        )
+    except ValueError:
+        return None
+    is_as_said = rows.shape == (-(-height // factor), -(-width // factor), 3)
+    return _cut(rows, region, factor) if is_as_said else None
 
 
 def _decode_rows(

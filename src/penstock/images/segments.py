@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import re
 import struct
 from typing import TYPE_CHECKING, Final
 
@@ -16,6 +17,7 @@ PNG_MAGIC: Final = b"\x89PNG\r\n\x1a\n"
 START_OF_SCAN: Final = 0xDA
 _END_OF_IMAGE: Final = 0xD9
 _WITHOUT_LENGTH: Final = frozenset((0x01, *range(0xD0, 0xD9)))  # TEM, restarts, start of image
+_MARKER: Final = re.compile(rb"\xff[^\x00\xff]")  # what comes before it, 0xFF included, is padding
 _LENGTH: Final = struct.Struct(">H")
 _PNG_CHUNK: Final = struct.Struct(">I4s")
 _WEBP_CHUNK: Final = struct.Struct("<4sI")
@@ -71,20 +73,10 @@ def _cut_off(size_bytes: int) -> ValueError:
 
 def _search_marker(data: bytes | memoryview, place: int) -> tuple[int, int]:
     """Return the code of the next marker, and the place of the byte 0xFF before it."""
-    while True:
-        block = bytes(data[place : place + 4096])
-        found = block.find(b"\xff")
-        if found < 0:
-            place += 4096
-        else:
-            place += found
-            while place + 1 < len(data) and data[place + 1] == 0xFF:  # padding
-                place += 1
-            if place + 1 < len(data) and data[place + 1]:
-                return data[place + 1], place
-            place += 2
-        if place + 1 >= len(data):
-            raise _cut_off(len(data))
+    found = _MARKER.search(data, place)
+    if found is None:
+        raise _cut_off(len(data))
+    return data[found.start() + 1], found.start()
 
 
 def png_chunks(data: bytes | memoryview) -> Iterator[tuple[bytes, int, int]]:

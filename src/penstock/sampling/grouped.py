@@ -19,6 +19,7 @@ __all__ = ["AspectRatioBatchSampler", "GroupedSampler"]
 _WINDOW: Final = 32  # groups that are sorted together
 _RATIO_STEPS: Final = 8  # to a doubling of the aspect ratio: a batch differs by some 9 %
 _AREA_STEPS: Final = 2  # to a doubling of the area
+_DEEPEST: Final = 8  # subsets of subsets
 
 
 class GroupedSampler(IndexSampler):
@@ -139,7 +140,8 @@ class AspectRatioBatchSampler(BatchSampler):
 
         Args:
             source: Height and width of each image, int (n, 2), above 0; or a dataset that has them
-                as `sizes_px`, as the detection datasets of `penstock.vision` do.
+                as `sizes_px`, as the detection datasets of `penstock.vision` do; or a subset of
+                such a dataset.
             batch_size: Images in a batch of this rank, at least 1.
             drop_last: Whether a last, shorter batch is left out.
             shuffle: Whether orders are random. Otherwise by shape: for validation.
@@ -163,12 +165,16 @@ class AspectRatioBatchSampler(BatchSampler):
 
 
 def _sizes_of(source: Any) -> NDArray[np.int64]:  # noqa: ANN401
-    sizes = np.asarray(getattr(source, "sizes_px", source))
-    if sizes.ndim != 2 or sizes.shape[1] != 2 or sizes.dtype.kind not in "iu":
+    known = _known_sizes(source)
+    try:
+        sizes = np.asarray(known)
+    except ValueError:  # a list of things that have no common shape
+        sizes = np.empty(0, object)
+    if known is None or sizes.ndim != 2 or sizes.shape[1] != 2 or sizes.dtype.kind not in "iu":
         raise ConfigError(
             "AspectRatioBatchSampler takes the height and width of each image, integers of shape "
-            f"(images, 2), or a dataset with such sizes_px; got {type(source).__name__} of shape "
-            f"{sizes.shape}, dtype {sizes.dtype}."
+            "(images, 2), or a dataset with such sizes_px, or a subset of one; got "
+            f"{_described(source, known, sizes)}."
         )
     unknown = np.flatnonzero((sizes <= 0).any(axis=1))
     if unknown.size:
@@ -178,6 +184,34 @@ def _sizes_of(source: Any) -> NDArray[np.int64]:  # noqa: ANN401
             "is not known. `penstock check` finds images that cannot be read."
         )
     return sizes.astype(np.int64)
+
+
+def _known_sizes(source: Any) -> Any:  # noqa: ANN401
+    """Sizes as given, or as the dataset has them; None if it has none. No sample is read."""
+    wanted: list[Any] = []  # indices of subsets of subsets, the outermost first
+    for _ in range(_DEEPEST):
+        if (sizes := getattr(source, "sizes_px", None)) is not None:
+            sizes = np.asarray(sizes)
+            for indices in reversed(wanted):
+                sizes = sizes[np.asarray(indices, np.int64)]
+            return sizes
+        inner, indices = getattr(source, "dataset", None), getattr(source, "indices", None)
+        if inner is None or indices is None:
+            break
+        wanted.append(indices)
+        source = inner
+    is_given = isinstance(source, (list, tuple)) or hasattr(source, "__array__")
+    return source if is_given and not wanted else None
+
+
+def _described(source: Any, known: Any, sizes: NDArray[Any]) -> str:  # noqa: ANN401
+    kind = type(source).__name__
+    if known is not None:
+        return f"{kind} of shape {sizes.shape}, dtype {sizes.dtype}"
+    return (
+        f"a {kind}, which does not say them. `penstock.images.headers.read_header` finds those of "
+        "a file without decoding it"
+    )
 
 
 def _shape_keys(sizes: NDArray[np.int64]) -> NDArray[np.int64]:

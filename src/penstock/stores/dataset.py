@@ -19,6 +19,7 @@ from penstock.randomness.samples import one_sample, sample_rng
 from penstock.stores.address import open_store
 from penstock.stores.records import EncodedImage
 from penstock.stores.repairs import RepairCount
+from penstock.stores.transform_check import check_transform
 
 if TYPE_CHECKING:
     from numpy.typing import ArrayLike, NDArray
@@ -117,6 +118,8 @@ class StoreDataset(Dataset[Any]):
             StoreError: the store cannot be opened.
             ConfigError: `decode` is none of these.
         """
+        check_transform("transform", transform)
+        check_transform("target_transform", target_transform)
         is_ours = isinstance(store, (str, Path))
         self.store = open_store(store) if isinstance(store, (str, Path)) else store
         self.transform = transform

@@ -11,9 +11,11 @@ from penstock.vision.crops import RandomResizedCrop, ResizedCenterCrop, Squash
 from penstock.vision.datasets.annotated import AnnotatedImages
 from penstock.vision.datasets.annotation_rules import AnnotationRules
 from penstock.vision.datasets.box_policy import BoxCounts
+from penstock.vision.datasets.frame_votes import FrameCounts
 from penstock.vision.datasets.image_folder import ImageFolder
 from penstock.vision.datasets.image_list import ImageList
 from penstock.vision.datasets.landmark_sets import ImglabDetection, LandmarkList
+from penstock.vision.datasets.packed_annotations import PackedAnnotations
 from penstock.vision.datasets.voc_detection import VOCDetection
 from penstock.vision.datasets.yolo_detection import YOLODetection
 from penstock.vision.looking.contact_sheet import contact_sheet
@@ -45,6 +47,7 @@ __all__ = [
     "Compose",
     "CutMix",
     "DetectionCollate",
+    "FrameCounts",
     "HorizontalFlip",
     "ImageFolder",
     "ImageList",
@@ -55,6 +58,7 @@ __all__ = [
     "MixUp",
     "Mosaic",
     "ObjectCrop",
+    "PackedAnnotations",
     "RandomPerspective",
     "RandomResizedCrop",
     "ResizedCenterCrop",

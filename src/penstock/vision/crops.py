@@ -4,15 +4,15 @@
 from __future__ import annotations
 
 import math
-from typing import TYPE_CHECKING, Final, NamedTuple, Protocol
+from typing import TYPE_CHECKING, Any, Final, NamedTuple, Protocol
 
 from penstock.errors import ConfigError
-from penstock.vision.arguments import checked_size
+from penstock.vision.arguments import checked_size, named_here, shown
 
 if TYPE_CHECKING:
     import numpy as np
 
-__all__ = ["Crop", "Cut", "RandomResizedCrop", "ResizedCenterCrop", "Squash"]
+__all__ = ["Crop", "Cut", "RandomResizedCrop", "ResizedCenterCrop", "Squash", "checked_crop"]
 
 _TRIES: Final = 10
 
@@ -49,6 +49,23 @@ class Crop(Protocol):
         """Return the part of an image of this size, in pixels; `rng` only if it draws."""
 
 
+def checked_crop(crop: Any) -> Crop:  # noqa: ANN401 - it is being checked
+    """Return a crop.
+
+    Raises:
+        ConfigError: it lacks what a `Crop` has, or is a class.
+    """
+    is_crop = callable(getattr(crop, "cut", None)) and hasattr(crop, "size")
+    if is_crop and not isinstance(crop, type):
+        found: Crop = crop
+        return found
+    raise ConfigError(
+        "crop decides which part of an image is taken and at which size: RandomResizedCrop(224), "
+        "ResizedCenterCrop(224, resize=256), Squash(224), or an object of your own with `size`, "
+        f"`is_drawless` and `cut(height, width, rng)`; got {shown(crop)}"
+    )
+
+
 class RandomResizedCrop:
     """A part of random area and shape, resized: the crop of torchvision's ImageNet recipe.
 
@@ -68,6 +85,7 @@ class RandomResizedCrop:
 
     is_drawless = False
 
+    @named_here(scale="area")
     def __init__(
         self,
         size: int | tuple[int, int],

@@ -28,8 +28,14 @@ from penstock.images.headers import MAX_PIXELS, read_header
 from penstock.images.regions import Region, decode_region, reduced, reduction
 from penstock.randomness.samples import sample_rng
 from penstock.stores.records import EncodedImage
-from penstock.vision.arguments import checked_size
-from penstock.vision.crops import Cut, RandomResizedCrop, ResizedCenterCrop
+from penstock.vision.arguments import (
+    checked_full_scale,
+    checked_size,
+    checked_transform,
+    named_here,
+    shown,
+)
+from penstock.vision.crops import Cut, RandomResizedCrop, ResizedCenterCrop, checked_crop
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -95,12 +101,14 @@ class ImagePipeline:
         *,
         flip: float = 0.0,
         color: ColorJitter | None = None,
-        steps: Sequence[Callable[[NDArray[np.uint8]], NDArray[np.uint8]]] = (),
+        steps: Sequence[Callable[[NDArray[np.uint8]], NDArray[np.uint8]]]
+        | Callable[[NDArray[np.uint8]], NDArray[np.uint8]] = (),
         output: Output = "float_chw",
         mean: Sequence[float] | None = IMAGENET_MEAN,
         std: Sequence[float] | None = IMAGENET_STD,
         resample: Resample = "bilinear",
         max_pixels: int | None = MAX_PIXELS,
+        whole: bool = False,
     ) -> None:
         """Put a chain together.
 
@@ -109,16 +117,18 @@ class ImagePipeline:
                 `ResizedCenterCrop`, `Squash`, or your own.
             flip: Probability that left and right are exchanged.
             color: Changes of brightness, contrast, saturation and hue.
-            steps: Functions of the cropped and resized image, uint8 of shape (height, width, 3),
-                which return one of the same shape; what they draw by `sample_rng()`, or in a loader
-                with a seed by the global generators, is the sample's own.
+            steps: Functions, or one, of the cropped and resized image, uint8 of shape (height,
+                width, 3), which return one of the same shape; what they draw by `sample_rng()`, or
+                in a loader with a seed by the global generators, is the sample's own.
             output: "float_chw" gives float32 of shape (3, height, width), in units of the full
                 scale, `mean` subtracted and divided by `std`. "uint8_hwc" gives uint8 of shape
                 (height, width, 3), a quarter of the bytes, to be normalised on the device.
-            mean: For red, green, blue; None subtracts nothing.
-            std: For red, green, blue; None divides by nothing.
+            mean: For red, green, blue, in units of the full scale; None subtracts nothing.
+            std: For red, green, blue, likewise; None divides by nothing.
             resample: "bilinear" or "antialias", see above.
             max_pixels: Files of more pixels are an error, and cost no memory. None allows all.
+            whole: Whether all rows of a file are decoded, so that damage is noticed as far as a
+                decoder can notice it; otherwise those below the crop are not.
 
         Raises:
             ConfigError: an argument is none of those.
@@ -129,23 +139,26 @@ class ImagePipeline:
             raise ConfigError(f"output is 'float_chw' or 'uint8_hwc', not {output!r}.")
         if resample not in ("bilinear", "antialias"):
             raise ConfigError(f"resample is 'bilinear' or 'antialias', not {resample!r}.")
-        self.crop = crop
+        self.crop = checked_crop(crop)
         self.flip = flip
-        self.color = color
-        self.steps = tuple(steps)
+        self.color = _checked_color(color)
+        self.steps = _checked_steps(steps)
         self.output = output
         self.mean = _checked_channels("mean", mean)
         self.std = _checked_channels("std", std)
         self.resample = resample
         self.max_pixels = max_pixels
-        self.size = checked_size(crop.size)
+        self.whole = whole
+        self.size = checked_size(self.crop.size)
         is_float = output == "float_chw"
         self.shape = (3, *self.size) if is_float else (*self.size, 3)
         self.dtype = np.dtype(np.float32 if is_float else np.uint8)
 
     @classmethod
+    @named_here(scale="area")
     def train(
         cls,
+        /,
         size: int | tuple[int, int] = 224,
         *,
         area: tuple[float, float] = (0.08, 1.0),
@@ -245,9 +258,15 @@ class ImagePipeline:
         header = read_header(data, max_pixels=self.max_pixels)
         cut = self._cut(header.upright_height_px, header.upright_width_px, rng)
         region, factor = self._part(cut)
-        fast = self.resample == "bilinear"
         pixels = decode_region(
-            data, header, region, factor, fast=fast, strict=strict, max_pixels=self.max_pixels
+            data,
+            header,
+            region,
+            factor,
+            fast=self.resample == "bilinear",
+            whole=self.whole,
+            strict=strict,
+            max_pixels=self.max_pixels,
         )
         self._finish(pixels, cut, out, rng)
 
@@ -368,6 +387,8 @@ class ImagePipeline:
         parts += [f"flip={self.flip}"] * bool(self.flip)
         parts += [f"color={self.color}"] * (self.color is not None)
         parts += [f"steps={list(self.steps)}"] * bool(self.steps)
+        parts += [f"mean={self.mean}"] * (self.mean != IMAGENET_MEAN)
+        parts += [f"std={self.std}"] * (self.std != IMAGENET_STD)
         parts += [f"output={self.output!r}", f"resample={self.resample!r}"]
         return f"ImagePipeline({', '.join(parts)})"
 
@@ -425,7 +446,29 @@ def _checked_channels(name: str, values: Sequence[float] | None) -> tuple[float,
             f"{name} is three numbers, for red, green, blue"
             f"{', above 0' if name == 'std' else ''}; not {values!r}."
         )
+    checked_full_scale(name, numbers)
     return numbers
+
+
+def _checked_color(color: Any) -> ColorJitter | None:  # noqa: ANN401 - it is being checked
+    if color is None or (callable(getattr(color, "apply", None)) and not isinstance(color, type)):
+        found: ColorJitter | None = color
+        return found
+    raise ConfigError(
+        "color is a ColorJitter, ColorJitter(brightness=0.4, contrast=0.4, saturation=0.4), or "
+        f"None; got {shown(color)}. Other changes of colour, as HSV(), go into steps"
+    )
+
+
+def _checked_steps(steps: Any) -> tuple[Callable[[Any], Any], ...]:  # noqa: ANN401
+    if callable(steps):
+        steps = (steps,)
+    if not isinstance(steps, (tuple, list)):
+        raise ConfigError(f"steps is a list of functions of an image; got {shown(steps)}")
+    return tuple(
+        checked_transform(f"step {number} of an ImagePipeline is", step)
+        for number, step in enumerate(steps)
+    )
 
 
 def _kind(value: object) -> str:

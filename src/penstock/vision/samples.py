@@ -12,7 +12,8 @@ So whoever drops an object drops its row of every array, of those too that a use
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+import sys
+from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
 
@@ -23,7 +24,23 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
-__all__ = ["image_of", "joined", "kept", "num_objects", "with_image"]
+__all__ = [
+    "image_of",
+    "is_tensor",
+    "joined",
+    "kept",
+    "num_objects",
+    "with_image",
+    "without_letterbox",
+]
+
+_BY_OBJECT: Final = ("boxes", "labels", "landmarks")
+
+
+def is_tensor(value: object) -> bool:
+    """Return whether a value is a tensor of torch, which need not be imported."""
+    torch = sys.modules.get("torch")
+    return torch is not None and isinstance(value, torch.Tensor)
 
 
 def num_objects(sample: Mapping[str, Any]) -> int:
@@ -36,13 +53,15 @@ def num_objects(sample: Mapping[str, Any]) -> int:
         N; 0 where there are neither boxes nor other arrays by object.
 
     Raises:
-        ConfigError: "boxes" has another shape, or an array has another number of rows.
+        ConfigError: "boxes" has another shape, or an array has another number of rows; or what goes
+            by object is a list or a tensor, of which rows would be left behind.
 
     Example:
         >>> boxes = np.array([[0, 0, 8, 6], [2, 2, 4, 4]], np.float32)
         >>> num_objects({"boxes": boxes, "labels": np.array([1, 0]), "image_id": "cells/7"})
         2
     """
+    _check_kinds(sample)
     boxes = sample.get("boxes")
     shape = (0, 4) if boxes is None else np.shape(boxes)
     if len(shape) != 2 or shape[1] != 4:
@@ -63,6 +82,23 @@ def num_objects(sample: Mapping[str, Any]) -> int:
                 "the whole image as a number, str, tuple or dict"
             )
     return num_rows or 0
+
+
+def _check_kinds(sample: Mapping[str, Any]) -> None:
+    """Raise where something goes by object that is no array, and would not follow its object."""
+    for key, value in sample.items():
+        if isinstance(value, np.ndarray) or key == "image":
+            continue
+        # A sample for classification may well call its one class "labels".
+        is_of_image = key == "labels" and "boxes" not in sample and np.isscalar(value)
+        if is_tensor(value) or (key in _BY_OBJECT and not is_of_image):
+            remedy = "value.numpy()" if is_tensor(value) else "numpy.asarray(value)"
+            raise ConfigError(
+                f'"{key}" of a sample is of type {type(value).__name__}, but what goes by object '
+                f"is a numpy array with a row for each: {remedy} in the dataset. "
+                "(detection_collate makes tensors of arrays. What belongs to the whole image is a "
+                "number, str, tuple or dict, under another name than boxes, labels or landmarks)"
+            )
 
 
 def kept(sample: Mapping[str, Any], which: NDArray[Any]) -> dict[str, Any]:
@@ -118,18 +154,30 @@ def with_image(sample: Any, image: NDArray[Any]) -> Any:  # noqa: ANN401
     return {**sample, "image": image} if isinstance(sample, dict) else image
 
 
+def without_letterbox(sample: Any) -> Any:  # noqa: ANN401
+    """Return a new dict without what `Letterbox` noted, which is true until pixels move.
+
+    A sample that lacks it already, or a bare image, is returned itself.
+    """
+    if not isinstance(sample, dict) or "letterbox" not in sample:
+        return sample
+    return {key: value for key, value in sample.items() if key != "letterbox"}
+
+
 def joined(samples: Sequence[Mapping[str, Any]], image: NDArray[Any]) -> dict[str, Any]:
     """Return one sample with the objects of several.
 
     Args:
-        samples: At least one. What is of the image as a whole is taken from the first.
+        samples: At least one. What is of the image as a whole is taken from the first, but for
+            "letterbox", which is true of no more than one image.
         image: The image that shows all of them.
 
     Returns:
         A new dict; its arrays by object are new ones.
 
     Raises:
-        ConfigError: a sample lacks an array that another one has, or has it with another shape.
+        ConfigError: a sample with objects lacks an array that another such one has, or has it with
+            another shape. Arrays without a row say nothing.
 
     Example:
         >>> one = {"boxes": np.zeros((1, 4), np.float32), "labels": np.array([5])}
@@ -137,18 +185,21 @@ def joined(samples: Sequence[Mapping[str, Any]], image: NDArray[Any]) -> dict[st
         >>> joined([one, two], np.zeros((8, 8, 3), np.uint8))["labels"]
         array([5, 6, 7])
     """
-    for sample in samples:
-        num_objects(sample)
-    result = {**samples[0], "image": image}
+    counts = [num_objects(sample) for sample in samples]
+    result = {**without_letterbox(samples[0]), "image": image}
+    # An image without objects may not know how many landmarks each would have had, nor of them.
+    filled = [sample for sample, count in zip(samples, counts, strict=True) if count]
     for key in dict.fromkeys(key for sample in samples for key in _arrays_by_object(sample)):
-        result[key] = _rows_of_all(key, samples)
+        arrays = _same_arrays(key, filled or [sample for sample in samples if key in sample][:1])
+        if arrays:
+            result[key] = np.concatenate(arrays)
+        else:
+            result.pop(key, None)
     return result
 
 
-def _rows_of_all(key: str, samples: Sequence[Mapping[str, Any]]) -> NDArray[Any]:
-    # An image without objects may not know how many landmarks each would have had.
-    filled = [sample for sample in samples if num_objects(sample)] or samples[:1]
-    arrays = [sample.get(key) for sample in filled]
+def _same_arrays(key: str, samples: Sequence[Mapping[str, Any]]) -> list[NDArray[Any]]:
+    arrays = [sample.get(key) for sample in samples]
     shapes = {
         str(array.shape[1:]) if isinstance(array, np.ndarray) else "no array" for array in arrays
     }
@@ -157,4 +208,4 @@ def _rows_of_all(key: str, samples: Sequence[Mapping[str, Any]]) -> NDArray[Any]
             f'the objects of several images cannot be joined: "{key}" has, for each object, '
             f"{' and '.join(sorted(shapes))}. All samples need the same arrays"
         )
-    return np.concatenate([array for array in arrays if array is not None])
+    return [array for array in arrays if isinstance(array, np.ndarray)]

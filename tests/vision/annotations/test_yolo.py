@@ -218,7 +218,7 @@ def test_images_that_are_none_or_not_there_are_named(data):
 def test_whole_pixels_come_back_whole(box, width, height, points):
     box = tuple(min(v, side) for v, side in zip(box, (width, height) * 2, strict=True))
     points = tuple((float(min(x, width)), float(min(y, height))) for x, y in points)
-    labels = Labels(("a", "b"), len(points), 2)
+    labels = Labels(("a", "b"), len(points), 2, slack=1)
     found = AnnotatedObject("b", box, points)
     line = label_line(found, 1, labels, width, height)
     assert read_label_line(line, labels, width, height) == found
@@ -227,7 +227,7 @@ def test_whole_pixels_come_back_whole(box, width, height, points):
 @settings(deadline=None, max_examples=100)
 @given(st.tuples(NUMBER, NUMBER, NUMBER, NUMBER))
 def test_fractions_of_pixels_come_back_to_a_millionth(box):
-    labels = Labels(("a",))
+    labels = Labels(("a",), slack=9)
     line = label_line(AnnotatedObject("a", box), 0, labels, 6000, 6000)
     if max(abs(float(word)) for word in line.split()) <= 2:
         again = read_label_line(line, labels, 6000, 6000).box_xyxy_px

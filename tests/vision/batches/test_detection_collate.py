@@ -37,6 +37,20 @@ def assert_same(one, other):
         assert one == other
 
 
+class Dated(Photos):
+    """With arrays of types that torch does not have."""
+
+    def __init__(self):
+        super().__init__(4)
+
+    def __getitem__(self, index):
+        sample = super().__getitem__(index)
+        count = len(sample["boxes"])
+        sample["taken"] = np.arange(count).astype("datetime64[D]")
+        sample["precise"] = np.arange(count, dtype=np.longdouble)
+        return sample
+
+
 def test_images_become_floats_and_targets_a_list_of_dicts():
     samples = [sample_of(n) for n in range(4)]
     images, targets = detection_collate(samples)
@@ -228,6 +242,41 @@ def test_rows_that_do_not_match_name_the_sample():
 def test_what_is_no_such_sample_is_an_error(sample):
     with pytest.raises(ConfigError, match='takes dicts with an "image", but sample 1 of the batch'):
         detection_collate([sample_of(1), sample])
+
+
+@pytest.mark.parametrize("kind", [Loader, DataLoader, torch.utils.data.DataLoader])
+@pytest.mark.parametrize("num_workers", [0, 1])
+def test_arrays_that_torch_has_no_type_for_stay_arrays(kind, num_workers):
+    loader = kind(Dated(), 4, collate_fn=detection_collate, num_workers=num_workers)
+    ((_, targets),) = loader
+    for index, target in enumerate(targets):
+        assert_same(target["taken"], Dated()[index]["taken"])
+        assert_same(target["precise"], Dated()[index]["precise"])
+    assert isinstance(targets[3]["labels"], torch.Tensor) is (kind is DataLoader)
+
+
+def test_lists_and_tensors_that_go_by_object_name_the_sample():
+    with pytest.raises(ConfigError, match='"labels" of a sample is of type list, but') as caught:
+        detection_collate([sample_of(1), {**sample_of(2), "labels": [1, 2]}])
+    assert "in sample 1 of the batch" in caught.value.__notes__[0]
+
+
+def test_a_class_in_place_of_an_instance_is_told_without_the_samples():
+    for make in (lambda: DetectionCollate([sample_of(1)]), lambda: DetectionCollate(sample_of(1))):
+        with pytest.raises(
+            ConfigError, match=r"give an instance, DetectionCollate\(\), not"
+        ) as caught:
+            make()
+        assert len(str(caught.value)) < 250
+
+
+@pytest.mark.parametrize("name", ["mean", "std"])
+def test_numbers_in_0_to_255_are_refused_with_the_unit(name):
+    with pytest.raises(
+        ConfigError, match=rf"{name} is in units .* {name}=\(0.4851, 0.4561, 0.4059"
+    ):
+        DetectionCollate(**{name: (123.7, 116.3, 103.5)})
+    DetectionCollate(mean=(1, 1, 1), std=(1, 1, 1))
 
 
 @pytest.mark.parametrize(

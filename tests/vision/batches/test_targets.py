@@ -180,6 +180,42 @@ def test_neighbours_that_are_not_views_of_one_array_are_copied():
     assert [target["b"][0, 0] for target in found] == [0, 1, 0]
 
 
+def shared(targets):
+    """Whether what is pickled of the field "b" is the memory of the first target's."""
+    buffers = []
+    pickle.dumps(targets, protocol=5, buffer_callback=buffers.append)
+    return any(np.shares_memory(np.frombuffer(b.raw(), "u1"), targets[0]["b"]) for b in buffers)
+
+
+def test_rows_one_after_another_are_not_copied():
+    whole = np.zeros((4000, 4), np.float32)
+    assert shared(Targets([{"b": whole[:2000]}, {"b": whole[2000:]}]))
+
+
+def test_rows_with_gaps_that_end_where_the_next_begin_are_copied():
+    whole = np.arange(48_000, dtype=np.float32).reshape(6000, 8)[:, ::2]  # half of what it spans
+    first, second = whole[:4000], whole[2000:4000]
+    assert first[:2000].nbytes * 2 == first.nbytes
+    found = again(Targets([{"b": first}, {"b": second}]))
+    assert np.array_equal(found[0]["b"], first)
+    assert np.array_equal(found[1]["b"], second)
+
+
+def test_rows_that_only_happen_to_be_neighbours_are_copied():
+    memory = memoryview(bytearray(64_000))
+    first, second = (np.frombuffer(memory[k : k + 32_000], "f4") for k in (0, 32_000))
+    assert first.base is not second.base
+    assert not shared(Targets([{"b": first}, {"b": second}]))
+
+
+def test_rows_that_may_not_be_written_to_arrive_writable_however_many():
+    whole = np.zeros((4000, 4), np.float32)
+    whole.flags.writeable = False
+    targets = Targets([{"b": whole[:2000]}, {"b": whole[2000:]}])
+    assert not shared(targets)
+    again(targets)[1]["b"][:] = 1
+
+
 @given(
     st.lists(st.tuples(st.integers(0, 3), st.integers(0, 900), st.integers(0, 900)), min_size=1),
     st.sampled_from([np.asarray, torch.from_numpy]),

@@ -139,6 +139,75 @@ def test_an_object_without_a_box_has_one_around_its_landmarks_or_the_whole_image
     assert dataset_of(image, rules={"bad_boxes": "raise"})[0]["boxes"].tolist() == boxes
 
 
+def test_an_object_with_neither_box_nor_landmarks_is_bad(photo):
+    image = one_image(photo, thing(), thing(None, "dog"), source="1.xml")
+    for policy in ("fix", "drop"):
+        dataset = dataset_of(image, rules={"bad_boxes": policy})
+        assert str(dataset.box_counts) == "2 objects, 1 kept (1 dropped, 1 unboxed)"
+        assert dataset[0]["boxes"].tolist() == [[0, 0, 8, 6]]
+    with pytest.raises(StoreError) as caught:
+        dataset_of(image, rules={"bad_boxes": "raise"})
+    assert str(caught.value) == (
+        "1 bad box(es), in 0-based half-open pixels: object 1 (dog) of 1.xml: it has neither a box "
+        "nor landmarks. Correct the files, or choose bad_boxes='fix' or 'drop'."
+    )
+    kept = dataset_of(image, rules={"bad_boxes": "keep"})
+    assert kept[0]["boxes"].tolist()[1] == [0, 0, WIDTH, HEIGHT]
+    assert (kept.box_counts.unboxed, kept.box_counts.dropped) == (1, 0)
+
+
+def test_a_class_that_is_called_almost_like_one_given_is_shown_with_it(photo):
+    names = ["RBC", "WBC", "Platelet"]
+    image = one_image(photo, thing(name="RBC"), thing(name="Platelets"), thing(name="Platelets"))
+    with pytest.raises(StoreError) as caught:
+        dataset_of(replace(image, source="1.xml"), class_names=names)
+    assert str(caught.value) == (
+        "1.xml: the class of its object 1, 'Platelets', is none of the 3 given: ('RBC', 'WBC', "
+        "'Platelet'). Is 'Platelet' meant? Add it to class_names, or leave such objects out by "
+        "unknown_classes='drop'."
+    )
+    with pytest.warns(UserWarning, match=r".") as warned:
+        dataset_of(image, class_names=names, rules={"unknown_classes": "drop"})
+    assert [str(one.message) for one in warned] == [
+        "2 of 3 objects are of none of the classes asked for, and are left out: 2 'Platelets' "
+        "(is 'Platelet' meant?).",
+        "no object is of 2 of the 3 classes given: 'WBC', 'Platelet'. They keep their numbers.",
+    ]
+
+
+@pytest.mark.parametrize("transform", [[len], (), "flip", 3])
+def test_a_transform_that_cannot_be_called_is_refused_at_once(photo, transform):
+    kind = type(transform).__name__
+    with pytest.raises(ConfigError, match=f"transform is a {kind}, which cannot be called"):
+        dataset_of(full(photo), transform=transform)
+
+
+def test_names_that_every_object_would_have_room_for_are_bounded(photo):
+    def named(number):
+        names = tuple(f"n{number}_{n}" for n in range(1000))
+        return thing(landmarks_xy_px=((1.0, 1.0),) * 1000, landmark_names=names)
+
+    many = one_image(photo, named(1), named(2), named(3), source="1.xml")
+    with pytest.raises(StoreError, match=r"object 2 \(cat\) of 1.xml: with its landmarks, 'n3_0'"):
+        dataset_of(many)
+    points = ((1.0, 1.0),) * 10_001
+    with pytest.raises(StoreError, match=r"object 0 .* of 1.xml: 10,001 landmarks; 10,000 is the"):
+        dataset_of(one_image(photo, thing(landmarks_xy_px=points), source="1.xml"))
+    said = [thing(extra={f"q{i}_{n}": "1" for n in range(20)}) for i in range(60)]
+    image = one_image(photo, *said, source="1.xml")
+    assert not dataset_of(image).attribute_names
+    with pytest.raises(StoreError, match=r"object 50 \(cat\) of 1.xml: 'q50_0' is one attribute m"):
+        dataset_of(image, attributes=None)
+    assert list(dataset_of(image, attributes=["q7_3"]).attribute_names) == ["q7_3"]
+
+
+def test_landmarks_that_nearly_no_object_has_do_not_fill_the_memory(photo):
+    points = ((1.0, 1.0),) * 9_000
+    objects = [thing(landmarks_xy_px=points), *[thing()] * 8_000]
+    with pytest.raises(StoreError, match=r"8,001 objects would have 9,000 landmarks each, and onl"):
+        dataset_of(one_image(photo, *objects))
+
+
 def test_the_policy_decides_which_boxes_and_labels_there_are(photo):
     image = one_image(
         photo,
@@ -189,11 +258,17 @@ def test_difficult_objects_may_be_left_out(photo):
 
 
 def test_a_class_that_is_none_of_those_given_is_an_error_or_left_out(photo):
-    with pytest.raises(StoreError, match=r"1.xml: the class of its object 0 is none of the 1 giv"):
+    with pytest.raises(StoreError, match=r"1.xml: the class of its object 0, 'dog', is none of"):
         dataset_of(full(photo, source="1.xml"), class_names=["cat"])
-    dataset = dataset_of(
-        full(photo), class_names=["bird", "cat"], rules={"unknown_classes": "drop"}
-    )
+    with pytest.warns(UserWarning, match=r".") as caught:
+        dataset = dataset_of(
+            full(photo), class_names=["bird", "cat"], rules={"unknown_classes": "drop"}
+        )
+    assert [str(one.message) for one in caught] == [
+        "1 of 2 objects are of none of the classes asked for, and are left out: 1 'dog'.",
+        "no object is of 1 of the 2 classes given: 'bird'. They keep their numbers.",
+    ]
+    assert {one.filename for one in caught} == {__file__}
     assert dataset[0]["labels"].tolist() == [1]
     assert (dataset.class_names, dataset.box_counts.unknown) == (("bird", "cat"), 1)
 
@@ -346,6 +421,8 @@ SOME_OBJECTS = st.lists(
 )
 
 
+@pytest.mark.filterwarnings("ignore:no object is of")
+@pytest.mark.filterwarnings("ignore:.* objects are of none of the classes")
 @given(
     st.lists(SOME_OBJECTS, min_size=1, max_size=4),
     st.sampled_from(["fix", "drop", "keep"]),

@@ -191,7 +191,7 @@ def test_classes_are_sorted_or_as_given():
     images = [one_image("1.jpg", thing(name="dog"), thing(name="cat"), thing(name=""))]
     assert table_of(*images).class_names == ("cat", "dog", "object")
     given = table_of(*images, class_names=["dog", "bird"])
-    assert given.labels.tolist() == [0, -1, -1]
+    assert given.labels.tolist() == [0, -1, -2]
     with pytest.raises(ConfigError, match="class_names is a list of names, not the text 'dog'"):
         table_of(*images, class_names="dog")
     with pytest.raises(ConfigError, match="a name is there twice"):

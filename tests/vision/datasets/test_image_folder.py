@@ -194,3 +194,26 @@ def test_a_folder_of_other_samples_is_refused(tmp_path):
     pack([{"a": 1}, {"a": 2}], tmp_path / "packed")
     with pytest.raises(StoreError, match="samples other than images with a class"):
         ImageFolder(tmp_path / "packed")
+
+
+def test_folders_of_annotations_are_not_taken_for_classes(tmp_path):
+    for name in ("Annotations", "ImageSets", "JPEGImages"):
+        (tmp_path / "voc" / name).mkdir(parents=True)
+    write_image(tmp_path / "voc/JPEGImages/1.png")
+    with pytest.raises(StoreError) as caught:
+        ImageFolder(tmp_path / "voc")
+    assert str(caught.value) == (
+        f"{tmp_path}/voc has Annotations and JPEGImages, as Pascal VOC has them: these are no "
+        f"classes. VOCDetection('{tmp_path}/voc') reads the objects in the images."
+    )
+
+
+@pytest.mark.parametrize("labels", ["labels", "labels/train", "train/labels"])
+def test_folders_of_yolo_are_not_taken_for_classes(tmp_path, labels):
+    write_image(tmp_path / labels.replace("labels", "images") / "1.png")
+    write_image(tmp_path / labels / "1.png")
+    names = sorted({"images", "labels"} if labels[0] == "l" else {"train"})
+    assert ImageFolder(tmp_path).classes == names  # classes, as there is no text file
+    (tmp_path / labels / "1.txt").write_text("0 .5 .5 1 1")
+    with pytest.raises(StoreError, match=r"images and labels .text files., .* YOLODetection\('/"):
+        ImageFolder(tmp_path)

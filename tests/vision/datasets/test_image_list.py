@@ -121,9 +121,47 @@ def test_what_is_wrong_is_named(folder):
     with pytest.raises(StoreError, match=r"line 2: 'images/cat/2.png' has no label"):
         ImageList(write_list(folder, "images/cat/1.png 1\nimages/cat/2.png\n"))
     missing = ImageList(write_list(folder, "images/cat/1.png 1\nimages/cat/9.png 1\n"))
-    with pytest.raises(StoreError, match=r"train.txt has are not there: .*images/cat/9.png"):
+    with pytest.raises(StoreError, match=r"train.txt is not there: .*images/cat/9.png"):
         missing[1]
     twice = ImageList(write_list(folder, "images/cat/1.png 1\nimages/cat/1.png 0\n"))
     assert twice.labels.tolist() == [1, 0]
     with pytest.raises(StoreError, match=r"the key 'images/cat/1.png' is there twice"):
         pack(twice, f"{folder}/packed", num_workers=0)
+
+
+@pytest.mark.parametrize(
+    ("line", "separator"),
+    [("a b.jpg 1 0 1", None), ("a b.jpg,1,0,1", ","), ("b.jpg\t1\t0\t1", None)],
+)
+def test_several_labels_in_a_line_are_an_error(folder, line, separator):
+    path = write_list(folder, f"c.jpg{separator or ' '}1\n{line}\n")
+    with pytest.raises(StoreError, match=r"line 2: .*b.jpg' would .* \['1', '0', '1'\] labels\?"):
+        ImageList(path, separator=separator)
+
+
+def test_a_path_may_look_as_if_it_had_labels_if_it_is_there(folder):
+    photo = folder / "images/1.jpg 0 copy"
+    photo.write_bytes(write_photo(folder / "1.png").read_bytes())
+    text = "images/1.jpg 0 copy 7\nimages/2.jpg 1.png 8\nnone 9\n"
+    dataset = ImageList(write_list(folder, text))
+    assert dataset.labels.tolist() == [7, 8, 9]
+    assert dataset.describe(0) == str(photo)
+
+
+def test_whole_numbers_with_a_point_are_numbers(folder):
+    def labels_of(*labels):
+        lines = (f"images/cat/{n}.png {label}\n" for n, label in enumerate(labels))
+        dataset = ImageList(write_list(folder, "".join(lines)))
+        return dataset.labels.tolist(), dataset.class_names
+
+    assert labels_of("1.0", "0.000", "3", "-1.") == ([1, 0, 3, -1], ())
+    assert labels_of("1.0", "0.5") == ([1, 0], ("0.5", "1.0"))
+
+
+def test_transforms_that_cannot_be_called_are_refused_at_once(folder):
+    path = write_list(folder, "images/cat/1.png 0\n")
+    for name in ("transform", "target_transform"):
+        with pytest.raises(ConfigError, match=f"^{name} is a list, which cannot be called: join"):
+            ImageList(path, **{name: [len]})
+        with pytest.raises(ConfigError, match=f"^{name} is a dict, which cannot be called: it ta"):
+            ImageFolder(folder / "images", **{name: {}})

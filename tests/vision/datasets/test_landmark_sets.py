@@ -201,3 +201,10 @@ def test_real_faces_go_into_a_store_and_back(data_dir, tmp_path):
         assert_equal_samples(packed[index], dataset[index])
     assert packed.store.metadata["landmark_names"] == list(dataset.landmark_names)
     packed.close()
+
+
+def test_a_list_says_how_many_landmarks_were_found(folder):
+    path = write_list(folder, "1.png 1 2 3 4 5 6 9 9\n")  # 2 and a box, which nobody said
+    assert ", 4 landmarks each, as the first line has them, " in repr(LandmarkList(path))
+    said = LandmarkList(path, num_landmarks=2, has_box=True)
+    assert ", 2 landmarks each, 1 objects" in repr(said)

@@ -3,6 +3,8 @@
 
 from __future__ import annotations
 
+import os
+
 import numpy as np
 import pytest
 from tests.vision.annotation_files import (
@@ -113,7 +115,7 @@ def test_a_damaged_annotation_is_an_error_of_its_file(tmp_path, xml, message):
 
 
 def test_what_is_not_there_is_said_when_the_dataset_is_made(root, tmp_path):
-    with pytest.raises(StoreError, match="absent is not a folder, or is not there"):
+    with pytest.raises(StoreError, match=r"absent is not there: looked for /.*/absent\."):
         VOCDetection(tmp_path / "absent")
     with pytest.raises(StoreError, match=r"has no split 'val' in ImageSets/Main; it has 'train'"):
         VOCDetection(root, "val")
@@ -123,7 +125,7 @@ def test_what_is_not_there_is_said_when_the_dataset_is_made(root, tmp_path):
     write_split(root, "twice", "b", "b")
     with pytest.raises(StoreError, match="names 'b' twice"):
         VOCDetection(root, "twice")
-    with pytest.raises(StoreError, match=r"a.xml: the class of its object 0 is none of the 1"):
+    with pytest.raises(StoreError, match=r"a.xml: the class of its object 0, 'cat', is none of"):
         VOCDetection(root, class_names=["dog"])
     with pytest.raises(ConfigError, match="bad_boxes is one of"):
         VOCDetection(root, bad_boxes="mend")
@@ -206,3 +208,45 @@ def test_the_two_boxes_of_it_that_have_no_area_are_left_out(data_dir):
     assert dataset.sizes_px[position].tolist() == [480, 640]
     with pytest.raises(StoreError, match=r"BloodImage_00343.xml"):
         VOCDetection(data_dir / "bccd", bad_boxes="raise")
+
+
+def test_an_object_with_a_polygon_alone_is_bad(tmp_path):
+    polygon = "<polygon><x1>1</x1><y1>2</y1></polygon>"
+    marks = "<landmarks><x1>3</x1><y1>4</y1></landmarks>"
+    objects = [voc_object("a"), voc_object("b", None, polygon), voc_object("c", None, marks)]
+    write_voc_image(tmp_path, "1", *objects)
+    for policy in ("fix", "drop"):
+        dataset = VOCDetection(tmp_path, bad_boxes=policy)
+        assert dataset[0]["labels"].tolist() == [0, 2]
+        assert (dataset.box_counts.unboxed, dataset.box_counts.dropped) == (2, 1)
+    with pytest.raises(StoreError, match=r"object 1 \(b\) of .*1.xml: it has neither a box nor l"):
+        VOCDetection(tmp_path, bad_boxes="raise")
+    kept = VOCDetection(tmp_path, bad_boxes="keep")
+    assert kept[0]["boxes"].tolist()[1] == [0, 0, 40, 30]
+
+
+def test_a_pipe_among_the_annotations_is_not_waited_for(root):
+    os.mkfifo(root / "Annotations/z.xml")
+    with pytest.raises(StoreError, match=r"cannot read .*/Annotations/z.xml: .*not a regular fil"):
+        VOCDetection(root)
+
+
+def test_very_many_names_of_landmarks_are_an_error_that_names_the_file(tmp_path):
+    def marks(number):
+        points = (f"<n{number}_{k}><x>3</x><y>3</y></n{number}_{k}>" for k in range(30))
+        return f"<landmarks>{''.join(points)}</landmarks>"
+
+    write_voc_image(tmp_path, "1", *(voc_object(extra=marks(n)) for n in range(100)))
+    with pytest.raises(StoreError, match=r"object 66 \(cat\) of .*/1.xml: with its landmarks, 'n"):
+        VOCDetection(tmp_path)
+
+
+def test_the_folder_of_torchvision_is_told_from_its_parent(tmp_path):
+    write_voc_image(tmp_path / "VOCdevkit/VOC2012", "1", voc_object())
+    with pytest.raises(StoreError, match=r"no Annotations of its own. .*/VOCdevkit/VOC2012\."):
+        VOCDetection(tmp_path)
+
+
+def test_a_list_of_transforms_is_refused_before_anything_is_read(tmp_path):
+    with pytest.raises(ConfigError, match=r"transform is a list, .*: join several by penstock.vis"):
+        VOCDetection(tmp_path / "absent", transform=[len])

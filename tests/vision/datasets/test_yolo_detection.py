@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 from tests.vision.annotation_files import is_red, painted, write_photo
 
+from penstock import Loader
 from penstock.errors import ConfigError, StoreError
 from penstock.vision.datasets.yolo_detection import YOLODetection
 
@@ -67,11 +68,14 @@ def test_boxes_that_reach_beyond_are_cut(root):
 
 def test_classes_may_be_chosen_or_named(root):
     path = write_yaml(root)
-    dataset = YOLODetection(path, class_names=["cat", "dog"])
+    with pytest.warns(UserWarning, match="no object is of 1 of the 2 classes given: 'dog'"):
+        dataset = YOLODetection(path, class_names=["cat", "dog"])
     assert [row.tolist() for row in dataset.labels] == [[0], [0], []]
     with pytest.raises(StoreError, match=r"is none of the 1 given: .'dog'"):
         YOLODetection(path, class_names=["dog"])
-    assert YOLODetection(path, class_names=["dog"], unknown_classes="drop").box_counts.unknown == 2
+    with pytest.warns(UserWarning, match="2 of 2 objects .*: 2 'cat'|no object is of"):
+        dropped = YOLODetection(path, class_names=["dog"], unknown_classes="drop")
+    assert dropped.box_counts.unknown == 2
     path.unlink()
     assert YOLODetection(root).class_names == ("0", "1")
     named = YOLODetection(root, class_names=["a", "b", "c"])
@@ -120,3 +124,58 @@ def test_what_is_not_there_is_said_when_the_dataset_is_made(root):
         YOLODetection(root / "absent")
     with pytest.raises(ConfigError, match="polygons is 'error' or 'box'"):
         YOLODetection(write_yaml(root), polygons="keep")
+
+
+def test_one_damaged_header_is_an_error_of_its_own_sample(root):
+    (root / "labels/train/1.txt").write_text(LINE + LINE)
+    (root / "images/train/1.png").write_bytes(b"<html>not found</html>")
+    dataset = YOLODetection(write_yaml(root), bad_boxes="raise")
+    assert str(dataset.box_counts) == "3 objects, 1 kept (2 unsized)"
+    with pytest.raises(ValueError, match=r"2 object.s. are shares of its size, and are left out"):
+        dataset[0]
+    blind = YOLODetection(root, decode=len)  # a function that takes whatever there is
+    with pytest.raises(ValueError, match=r"2 object.s. are shares of its size"):
+        blind[0]
+    assert dataset[1]["labels"].tolist() == [1]
+    with pytest.warns(UserWarning, match="1 bad sample left out"):
+        loaded = list(Loader(dataset, batch_size=1, on_error="skip", collate_fn=list))
+    assert [batch[0]["image_id"] for batch in loaded if batch] == ["2", "3"]
+    write_photo(root / "images/train/1.png", painted(HEIGHT, WIDTH))
+    with pytest.raises(ValueError, match="its size can be read now, and could not when the data s"):
+        dataset[0]
+
+
+def test_a_folder_of_which_no_image_can_be_read_is_an_error_at_once(root):
+    for name in ("1", "2", "3"):
+        (root / f"images/train/{name}.png").write_bytes(b"")
+    with pytest.raises(StoreError, match=r"cannot read the size of .*/1.png: the file is empty"):
+        YOLODetection(write_yaml(root))
+
+
+@pytest.mark.parametrize(
+    ("line", "named"),
+    [
+        ("0 1.5 0.5 0.2 0.2", "column 2, the box's centre x, is 1.5: "),
+        ("0 0.5 -0.06 0.2 0.2", "column 3, the box's centre y, is -0.06: "),
+        ("0 0.5 0.5 1.06 0.2", "column 4, the box's width, is 1.06: "),
+        ("0 0.5 0.5 0.2 -0.2", "column 5, the box's height, is -0.2: "),
+        ("0 320 0.5 0.2 0.2", "column 2 is 320, .* these may be pixels"),
+    ],
+)
+def test_a_box_that_is_no_share_of_the_image_is_an_error_that_names_it(root, line, named):
+    (root / "labels/train/1.txt").write_text(f"{LINE}{line}\n")
+    with pytest.raises(StoreError, match=rf"cannot read .*/labels/train/1.txt, line 2: {named}"):
+        YOLODetection(write_yaml(root))
+
+
+def test_how_far_out_a_box_may_be_can_be_said(root):
+    (root / "labels/train/1.txt").write_text("0 1.05 0.5 0.2 1.05\n0 1.4 0.5 1 1\n")
+    with pytest.raises(StoreError, match="line 2: column 2"):
+        YOLODetection(write_yaml(root))
+    dataset = YOLODetection(root, slack=0.5)
+    np.testing.assert_allclose(
+        dataset[0]["boxes"], [[91.2, 0, 96, 64], [86.4, 0, 96, 64]], atol=1e-3
+    )
+    assert dataset.box_counts.clipped == 2
+    with pytest.raises(ConfigError, match="slack is at least 0, not -1"):
+        YOLODetection(root, slack=-1)

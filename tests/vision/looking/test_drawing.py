@@ -9,9 +9,9 @@ import torch
 
 from penstock.errors import ConfigError
 from penstock.vision.looking.contact_sheet import contact_sheet
-from penstock.vision.looking.displayed import class_text, sample_of, shown_image
+from penstock.vision.looking.displayed import Unshown, class_text, sample_of, shown_image
 from penstock.vision.looking.drawing import class_colour, draw_objects
-from penstock.vision.looking.lettering import fitted, line_height, text_width, write
+from penstock.vision.looking.lettering import fitted, line_height, text_width, wrapped, write
 
 GROUND = 60
 
@@ -62,6 +62,52 @@ def test_the_first_colours_differ_in_brightness_or_hue_for_the_colour_blind():
 
 
 @pytest.mark.parametrize(
+    "labels",
+    [
+        ["cat", "dog"],
+        np.array(["cat", "dog"]),
+        np.array(["cat", "dog"], object),
+        [np.nan, 1],
+        np.array([np.inf, -np.inf]),
+        [None, "cat"],
+        [[], [0.2, 0.8]],
+        [b"cat", 3],
+        [],
+    ],
+    ids=["texts", "array", "objects", "nan", "infinity", "none", "mixture", "bytes", "too-few"],
+)
+def test_labels_of_any_form_are_drawn(labels):
+    given = {**sample([[30, 20, 90, 80], [5, 5, 20, 20]]), "labels": labels}
+    assert (draw_objects(given, ["cow"])[79, 50] != GROUND).any()
+    assert contact_sheet([given], ["cow"], tile_px=100).shape[1] == 116
+
+
+def test_a_text_has_the_colour_of_its_class_and_what_is_no_class_is_grey():
+    for label, colour in (
+        ("dog", class_colour(1)),
+        ("cow", class_colour("cow")),
+        (np.nan, class_colour(None)),
+    ):
+        drawn = draw_objects({**sample([[30, 20, 90, 80]]), "labels": [label]}, ["cat", "dog"])
+        assert tuple(drawn[79, 50]) == colour
+    assert len({class_colour(None), *map(class_colour, range(7))}) == 8
+    assert class_colour("cow") == class_colour(str(np.array(["cow"])[0]))
+    assert len({class_colour(f"class {n}") for n in range(50)}) == 7
+
+
+def test_seven_classes_apart_colours_repeat():
+    assert [class_colour(n + 7) for n in range(7)] == [class_colour(n) for n in range(7)]
+
+
+def test_the_legend_has_classes_that_are_texts():
+    given = {**sample([[10, 10, 50, 50]] * 2), "labels": ["cow", "dog"]}
+    sheet = contact_sheet([given], ["cat", "dog"], tile_px=200)
+    below = sheet[8 + 150 + line_height(12) + 8 :]
+    for label in ("cow", 1):
+        assert (below == class_colour(label)).all(axis=2).sum() >= 12 * 12
+
+
+@pytest.mark.parametrize(
     "box", [[0, 0, 160, 120], [-500, -500, -400, -400], [150, 110, 900, 900], [-5, -5, 8, 8],
             [40, 40, 40, 40], [80, 90, 20, 10], [1e30, 0, -1e30, 5], [np.nan, 0, 5, 5]],
 )  # fmt: skip
@@ -109,6 +155,14 @@ def test_landmarks_follow_the_scale_of_a_tile():
     ]
     assert centres[0] == pytest.approx(19.5, abs=1.5)
     assert centres[1] == pytest.approx(179.5 - 100, abs=1.5)
+
+
+def test_a_landmark_lies_in_the_middle_of_its_enlarged_pixel():
+    given = sample(height=50, width=50, landmarks=np.array([[[10.0, 20.0]]]))
+    sheet = contact_sheet([{**given, "boxes": np.zeros((1, 4))}], tile_px=200)
+    rows, columns = np.nonzero((sheet[8:208, 8:208] == 255).all(axis=2))
+    assert columns.mean() == pytest.approx(41.5, abs=0.6)  # pixel 10 is 40 to 43 now
+    assert rows.mean() == pytest.approx(81.5, abs=0.6)
 
 
 @pytest.mark.parametrize(
@@ -180,6 +234,18 @@ def test_any_text_is_written_within_its_line(text):
     assert bool(len(rows)) == bool(text)
 
 
+def written(text):
+    page = np.full((20, 60, 3), 200, np.uint8)
+    write(page, text, 0, 0, 12, (200, 200, 200))
+    return page
+
+
+def test_letters_that_no_font_has_are_question_marks_and_no_boxes():
+    one, other = written("中"), written("文")
+    assert np.array_equal(one, written("?")) or not np.array_equal(one, other)
+    assert not np.array_equal(written("Ж"), written("中"))
+
+
 def test_text_beyond_a_border_is_cut():
     image = np.full((20, 40, 3), 200, np.uint8)
     for left, top in ((-10, -5), (35, 15), (100, 100), (-500, 0)):
@@ -227,3 +293,40 @@ def test_tiny_and_narrow_images_are_enlarged():
 def test_a_sheet_of_nothing_is_an_error(samples, options):
     with pytest.raises(ConfigError):
         contact_sheet(samples, **options)
+
+
+def test_a_sheet_that_would_fill_the_memory_is_refused_with_its_numbers():
+    wide = [np.zeros((1, 9000, 3), np.uint8)] * 400
+    message = r"82,088 x 73,328 pixels, 6,019 million; the most is 200 million\. Show fewer"
+    with pytest.raises(ConfigError, match=message):
+        contact_sheet([np.zeros((8, 9, 3), np.uint8)] * 400, tile_px=4096)
+    assert contact_sheet(wide, tile_px=400, columns=40).shape[1] == 40 * 408 + 8
+
+
+def test_what_cannot_be_shown_has_a_tile_with_the_reason():
+    lost = Unshown("b.jpg", "cannot read b.jpg: no such file " * 9)
+    sheet = contact_sheet([sample(), lost, sample()], columns=3, tile_px=100)
+    tile = sheet[8 : 8 + 66, 8 + 108 : 8 + 208]
+    assert (tile[2, 2] == tile[64, 97]).all()
+    assert (tile[2, 2] != sheet[0, 0]).any()
+    dark = (tile < 100).all(axis=2)
+    assert dark.any(axis=1).sum() > 25  # several lines
+    assert not dark[:, :8].any()
+    assert not dark[:, -8:].any()
+    assert contact_sheet([lost], tile_px=40).shape[1] == 56
+
+
+@pytest.mark.parametrize("width", [1, 20, 55, 200])
+def test_wrapped_lines_fit_and_have_all_of_the_text(width):
+    text = "cannot read /data/photos/a_very_long_name_of_a_file.jpg: it is not there"
+    lines = wrapped(text, width, 12, 999)
+    assert "".join(lines).replace(" ", "") == text.replace(" ", "")
+    assert all(text_width(line, 12) <= max(width, 15) for line in lines)
+    few = wrapped(text, width, 12, 2)
+    assert len(few) <= 2
+    assert width == 200 or few[-1].endswith("…") or not few[-1]
+
+
+def test_no_line_of_nothing():
+    assert wrapped("", 50, 12, 3) == []
+    assert wrapped("a cat", 50, 12, 0) == []

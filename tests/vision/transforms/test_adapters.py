@@ -11,12 +11,21 @@ import warnings
 
 import numpy as np
 import pytest
+import torch
 from PIL import Image, ImageOps
-from tests.vision.rectangles import Scenes, check_bounds, check_objects, scene, seeded
+from tests.vision.rectangles import (
+    Scenes,
+    check_bounds,
+    check_objects,
+    sample_of,
+    scene,
+    seeded,
+)
 
 import penstock
 from penstock.errors import ConfigError
-from penstock.vision.transforms.adapters import Albumentations, Torchvision
+from penstock.vision.transforms.adapters import Albumentations, Torchvision, _knows_marks
+from penstock.vision.transforms.letterbox import Letterbox
 from penstock.vision.transforms.mosaic import Mosaic
 
 A = pytest.importorskip("albumentations")
@@ -83,6 +92,55 @@ def test_landmarks_beyond_a_crop_become_nan_and_those_not_marked_stay_so():
     assert np.isnan(cut["landmarks"][:, 1:]).any()
     seen = cut["landmarks"][~np.isnan(cut["landmarks"])]
     assert (seen < 60).all()
+
+
+def test_what_is_unmarked_after_a_cut_is_not_visible():
+    cut = Albumentations(A.Compose([A.Crop(0, 0, 60, 60)]))(scene(4))
+    is_lost = np.isnan(cut["landmarks"]).any(axis=-1)
+    assert is_lost.any()
+    assert np.array_equal(cut["visibility"], np.where(is_lost, 0, np.arange(3)))
+
+
+def test_landmarks_beyond_the_image_are_lost_or_kept_as_its_options_say():
+    sample = sample_of([(2, 2, 6, 6)], [0], (20, 30))
+    outside = [(-9, 5), (29.4, 19.4), (-0.4, 3)]
+    sample["landmarks"] = np.array([outside], np.float32)
+    mirrored = Albumentations(A.HorizontalFlip(p=1))(sample)
+    assert np.isnan(mirrored["landmarks"][0, 0]).all()
+    np.testing.assert_allclose(mirrored["landmarks"][0, 2], [29, 3], atol=1e-4)
+    keep = A.KeypointParams("xy", remove_invisible=False)
+    mirrored = Albumentations(A.Compose([A.HorizontalFlip(p=1)], keypoint_params=keep))(sample)
+    np.testing.assert_allclose(mirrored["landmarks"][0, 0], [38, 5], atol=1e-4)
+
+
+def test_resizing_multiplies_landmarks_plainly_as_the_page_says():
+    sample = sample_of([(2, 2, 6, 6)], [0], (20, 30))
+    resized = Albumentations(A.Resize(40, 60))(sample)
+    np.testing.assert_allclose(resized["landmarks"], sample["landmarks"] * 2, atol=1e-4)
+
+
+def test_what_letterbox_noted_ends_where_pixels_may_move():
+    boxed = Letterbox(64)(scene(1))
+    assert "letterbox" not in Albumentations(A.HorizontalFlip(p=0))(boxed)
+    assert "letterbox" in Albumentations(A.InvertImg(p=1))(boxed)
+    assert "letterbox" in Torchvision(ImageOps.invert, colour_only=True)(boxed)
+    assert "letterbox" not in Torchvision(Mirror())({"image": boxed["image"], "letterbox": ()})
+
+
+class Own(A.Compose):
+    """A Compose of a user's own, called as any."""
+
+
+def test_a_compose_that_returns_something_else_is_refused_wherever_it_is():
+    def parts():
+        return [A.HorizontalFlip(p=1)]
+
+    message = "ReplayCompose returns something else, or does more: give albumentations.Compose"
+    for make in (lambda: A.ReplayCompose(parts()), lambda: A.Compose([A.ReplayCompose(parts())])):
+        with pytest.raises(ConfigError, match=message):
+            Albumentations(make())
+    image = scene(1)["image"]
+    assert (Albumentations(Own(parts()))(image) == image[:, ::-1]).all()
 
 
 def test_a_transform_of_colours_alone_takes_samples_without_a_warning():
@@ -213,6 +271,44 @@ def test_one_that_knows_no_boxes_gets_samples_with_boxes_only_for_their_colours(
     inverted = Torchvision(ImageOps.invert, colour_only=True)(scene(1))
     assert (inverted["image"] == 255 - scene(1)["image"]).all()
     equal({**inverted, "image": 0}, {**scene(1), "image": 0})
+
+
+class Of2:
+    """As a transform of v2 that torchvision has."""
+
+
+Of2.__module__ = "torchvision.transforms.v2._geometry"
+
+
+class UsersOwn(Of2, torch.nn.Module):
+    """A user's subclass of it."""
+
+
+class OldCompose:
+    """As torchvision's first Compose, which hands on whatever it is given."""
+
+    def __init__(self, *transforms):
+        self.transforms = transforms
+
+
+OldCompose.__module__, OldCompose.__qualname__ = "torchvision.transforms.transforms", "Compose"
+
+
+@pytest.mark.parametrize(
+    ("transform", "knows"),
+    [
+        (Of2(), True),
+        (UsersOwn(), True),
+        (torch.nn.Sequential(UsersOwn(), torch.nn.Sequential(UsersOwn())), True),
+        (torch.nn.Sequential(UsersOwn(), torch.nn.Identity()), False),
+        (OldCompose(Of2(), UsersOwn()), True),
+        (OldCompose(Of2(), Mirror()), False),
+        (Mirror(), False),
+    ],
+    ids=["v2", "subclass", "sequential", "sequential-mixed", "compose", "compose-mixed", "old"],
+)
+def test_what_is_made_of_v2_alone_is_known_to_move_boxes(transform, knows):
+    assert _knows_marks(transform) is knows
 
 
 def test_what_is_no_picture_any_more_is_left_as_it_is():

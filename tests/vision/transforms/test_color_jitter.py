@@ -6,6 +6,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 from PIL import Image, ImageEnhance
+from tests.vision.rectangles import seeded
 
 from penstock.errors import ConfigError
 from penstock.vision import ColorJitter
@@ -52,6 +53,19 @@ def test_factors_are_uniform_and_the_image_is_left_alone(image):
     assert abs(np.mean(values) - 100) < 1.5
     ColorJitter(0.4, 0.4, 0.4, 0.1).apply(image, rng)
     assert np.array_equal(image, before)
+
+
+def test_a_sample_keeps_all_but_its_image(image):
+    jitter = ColorJitter(0.4, 0.4, 0.4, 0.1)
+    sample = {"image": image, "boxes": np.zeros((1, 4), np.float32), "image_id": "a"}
+    with seeded(1):
+        changed = jitter(sample)
+    with seeded(1):
+        assert np.array_equal(changed["image"], jitter(image))
+    assert changed["boxes"] is sample["boxes"]
+    assert sample["image"] is image
+    with pytest.raises(ConfigError, match=r"ColorJitter takes uint8 .* got float32 \(4, 4, 3\)"):
+        jitter({"image": np.zeros((4, 4, 3), np.float32)})
 
 
 @pytest.mark.parametrize(

@@ -13,6 +13,7 @@ from tests.vision.rectangles import Scenes, seeded
 import penstock
 from penstock.data import Subset
 from penstock.errors import ConfigError
+from penstock.vision.transforms.letterbox import Letterbox
 from penstock.vision.transforms.mixing import CutMix, MixUp
 
 
@@ -130,6 +131,12 @@ def test_images_of_two_sizes_are_refused_with_both_sizes():
             made(kind(mixed, num_classes=2), 20)
 
 
+def test_samples_mixed_or_not_have_the_same_entries():
+    scenes = Scenes(5, size=(60, 90), transform=Letterbox(64))
+    entries = {frozenset(sample) for sample in made(MixUp(scenes, 0.5), 20)}
+    assert entries == {frozenset(Scenes()[0])}
+
+
 def test_cutmix_refuses_boxes():
     with pytest.raises(ConfigError, match="Use Mosaic or MixUp"):
         CutMix(Scenes())[0]
@@ -171,6 +178,7 @@ def test_mixtures_are_batches_as_any_samples():
     ("options", "message"),
     [
         ({"alpha": 0}, "alpha is a number of at least 1e-06; got 0"),
+        ({"alpha": float("inf")}, "alpha is a finite number of at least 1e-06; got inf"),
         ({"probability": 1.2}, "probability .* got 1.2"),
         ({"num_classes": 0}, "num_classes is an int of at least 1; got 0"),
     ],

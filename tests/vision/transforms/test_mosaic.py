@@ -5,15 +5,18 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
+import torch
 from scipy import stats
 from tests.vision.rectangles import Scenes, check_objects, scene, seeded
 
 import penstock
+from penstock.data.dataset import reads_together
 from penstock.errors import ConfigError
-from penstock.randomness.samples import one_sample
+from penstock.randomness.samples import SampleStreams, one_sample
 from penstock.vision.transforms.compose import Compose
 from penstock.vision.transforms.flips import HorizontalFlip
 from penstock.vision.transforms.hsv import HSV
+from penstock.vision.transforms.letterbox import Letterbox
 from penstock.vision.transforms.mixing import MixUp
 from penstock.vision.transforms.mosaic import Mosaic
 from penstock.vision.transforms.perspective import RandomPerspective
@@ -55,7 +58,7 @@ def test_objects_of_all_tiles_keep_their_colours_and_rows(tiles, size):
 
 
 def test_a_sample_through_the_whole_recipe_keeps_its_objects():
-    chain = Compose(RandomPerspective(96, min_side_px=5), HorizontalFlip())
+    chain = Compose(RandomPerspective(96, min_side_px=5), HorizontalFlip(0.5, (1, 0, 2)))
     for sample in made(Mosaic(Scenes(), 96, transform=chain), 40):
         assert sample["image"].shape == (96, 96, 3)
         check_objects(sample)
@@ -105,6 +108,15 @@ def test_nine_tiles_meet_without_gaps_around_square_images():
         assert (sample["image"] == 200).all()
 
 
+def test_the_part_of_nine_tiles_that_is_kept_lies_anywhere():
+    whole = {"boxes": np.array([[0, 0, 8, 8]], np.float32), "labels": np.array([1])}
+    mosaic = Mosaic([{**flat(200, (8, 8)), **whole}], 8, tiles=9, min_side_px=0)
+    first = np.array([sample["boxes"][0] for sample in made(mosaic, 300)])
+    assert {*first[:, 0]} == {*first[:, 1]} == set(range(9))
+    assert (first[:, 2:] - first[:, :2] == 8).all()
+    assert abs(np.corrcoef(first[:, 0], first[:, 1])[0, 1]) < 0.2
+
+
 def test_nine_tiles_are_each_cut_at_their_cell():
     wide, high = flat(50, (20, 64)), flat(200, (64, 20))
     mosaic = Mosaic([wide, high], 64, tiles=9)
@@ -132,12 +144,30 @@ def test_landmarks_cut_off_with_their_tile_are_not_marked():
 
 
 def test_without_a_mosaic_a_sample_is_letterboxed():
-    for sample in made(Mosaic(Scenes(), 80, probability=0), 3):
+    for sample in made(Mosaic(Scenes(), 80, probability=0, transform=dict), 3):
         assert sample["image"].shape == (80, 80, 3)
         assert len(sample["boxes"]) == 6
         check_objects(sample)
-    shapes = {sample["image"].shape for sample in made(Mosaic(Scenes(), 80, probability=0.5), 30)}
-    assert shapes == {(80, 80, 3), (160, 160, 3)}
+
+
+def test_all_samples_of_a_mosaic_have_one_size_and_the_same_entries():
+    inner = Scenes(transform=Letterbox(70))  # its note is of one image, and soon stale
+    samples = made(Mosaic(inner, 80, probability=0.5), 30)
+    assert {sample["image"].shape for sample in samples} == {(160, 160, 3)}
+    assert {frozenset(sample) for sample in samples} == {frozenset(scene(1))}
+    assert min(len(sample["boxes"]) for sample in samples) == 6
+    for sample in samples:
+        check_objects(sample)
+
+
+def test_a_perspective_later_in_the_chain_makes_the_same_of_a_sample_without_a_mosaic():
+    cut = RandomPerspective(80, degrees=20)
+    within = made(Mosaic(Scenes(), 80, probability=0, transform=cut), 10, index=3)
+    for position, sample in enumerate(within):
+        with seeded(11, position):
+            later = cut(Mosaic(Scenes(), 80, probability=0)[3])
+        np.testing.assert_allclose(later["boxes"], sample["boxes"], atol=1e-3)
+        assert np.abs(later["image"].astype(int) - sample["image"]).max() <= 2
 
 
 class KnowsEpochs(Scenes):
@@ -149,7 +179,7 @@ class KnowsEpochs(Scenes):
 
 def test_mosaics_end_before_the_last_epochs_and_the_dataset_within_is_told():
     inner = KnowsEpochs()
-    mosaic = MixUp(Mosaic(inner, 32, until_epoch=3), 0)
+    mosaic = MixUp(Mosaic(inner, 32, until_epoch=3, transform=dict), 0)
     sides = []
     for epoch in range(5):
         mosaic.set_epoch(epoch)
@@ -161,7 +191,7 @@ def test_mosaics_end_before_the_last_epochs_and_the_dataset_within_is_told():
 @pytest.mark.parametrize("num_workers", [0, 2])
 def test_the_loader_tells_the_epoch(num_workers):
     loader = penstock.Loader(
-        Mosaic(Scenes(3), 32, until_epoch=1),
+        Mosaic(Scenes(3), 32, until_epoch=1, transform=dict),
         seed=7,
         num_workers=num_workers,
         collate_fn=as_list,
@@ -171,9 +201,9 @@ def test_the_loader_tells_the_epoch(num_workers):
 
 
 def nested(transform=None):
-    chain = Compose(RandomPerspective(48), HSV(), HorizontalFlip())
+    chain = Compose(RandomPerspective(48), HSV(), HorizontalFlip(0.5, (1, 0, 2)))
     mosaic = Mosaic(Scenes(7, transform=transform), 48, probability=0.8, transform=chain)
-    return MixUp(mosaic, probability=0.7, transform=HorizontalFlip())
+    return MixUp(mosaic, probability=0.7, transform=HorizontalFlip(landmark_order=False))
 
 
 def loaded(num_workers, transform=None):
@@ -189,7 +219,7 @@ def loaded(num_workers, transform=None):
 
 
 def test_mixtures_of_mosaics_are_the_same_for_any_number_of_workers():
-    alone, helped = (loaded(number, HorizontalFlip()) for number in (0, 3))
+    alone, helped = (loaded(number, HorizontalFlip(0.5, (1, 0, 2))) for number in (0, 3))
     assert len(alone) == len(helped) == 14
     for one, other in zip(alone, helped, strict=True):
         assert one.keys() == other.keys()
@@ -269,7 +299,53 @@ def test_what_the_dataset_says_of_itself_is_handed_on():
     assert mosaic.describe(3) == "scene/3.png"
     assert len(mosaic) == 7
     assert not hasattr(mosaic, "get_batch")
-    assert not hasattr(mosaic, "__getitems__")
+
+
+class Chosen:
+    """A subset that reads one by one."""
+
+    def __init__(self, dataset, places):
+        self.dataset, self.places = dataset, places
+
+    def __len__(self):
+        return len(self.places)
+
+    def __getitem__(self, index):
+        return self.dataset[self.places[index]]
+
+
+@pytest.mark.parametrize("num_workers", [0, 2])
+@pytest.mark.parametrize("kind", [penstock.data.Subset, torch.utils.data.Subset])
+def test_a_subset_of_mosaics_gives_the_samples_that_it_gives_one_by_one(kind, num_workers):
+    def loaded(dataset, num_workers):
+        loader = penstock.Loader(
+            dataset, batch_size=3, seed=7, num_workers=num_workers, collate_fn=as_list
+        )
+        return [sample for _ in range(2) for batch in loader for sample in batch]
+
+    places = [4, 0, 2, 6]
+    found = loaded(kind(nested(), places), num_workers)
+    expected = loaded(Chosen(nested(), places), 0)
+    assert len(found) == len(expected) == 8
+    for one, other in zip(found, expected, strict=True):
+        for key, value in one.items():
+            np.testing.assert_array_equal(value, other[key])
+
+
+def test_samples_that_are_asked_for_at_once_draw_each_their_own_numbers():
+    streams = SampleStreams(11, 0)
+    with streams.active(isolated=True):
+        streams.begin_batch(5, 1, 3)
+        together = Mosaic(Scenes(), 32).__getitems__([2, 2, 4])
+    for position, (index, sample) in enumerate(zip((2, 2, 4), together, strict=True)):
+        with seeded(11, 5 + position):
+            np.testing.assert_array_equal(sample["image"], Mosaic(Scenes(), 32)[index]["image"])
+
+
+def test_a_loader_still_reads_mosaics_one_by_one_to_name_the_one_that_fails():
+    mosaic = Mosaic(Broken(), 32)
+    assert not reads_together(mosaic)
+    assert not reads_together(penstock.data.Subset(mosaic, [1, 2]))
 
 
 def test_a_dataset_that_says_nothing_is_handed_on_as_such():
@@ -306,7 +382,8 @@ def test_images_that_do_not_fit_one_canvas_are_named():
         ({"size": (64, 64)}, r"size is an int of at least 2; got \(64, 64\)"),
         ({"probability": -1}, "probability .* got -1"),
         ({"until_epoch": -1}, "until_epoch is an int of at least 0; got -1"),
-        ({"transform": 3}, "transform is a function of a sample, or None; got 3"),
+        ({"transform": 3}, "transform is None, or a function of a sample; got 3"),
+        ({"transform": Letterbox}, r"got the class Letterbox: make an instance .* Letterbox\(…\)"),
     ],
 )
 def test_arguments_out_of_range_are_named_with_their_values(options, message):

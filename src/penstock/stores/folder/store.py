@@ -6,7 +6,6 @@ from __future__ import annotations
 import contextlib
 import errno
 import os
-import stat
 import warnings
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, Literal
@@ -30,17 +29,18 @@ from penstock.stores.folder.marks import (
     read_marker,
     stat_fingerprint,
 )
+from penstock.stores.folder.reading import read_file
 from penstock.stores.folder.voc import list_voc, looks_like_voc, xml_text
 from penstock.stores.index import Index
 from penstock.stores.records import EncodedImage, Record, decode_record
 from penstock.stores.store import Store, missing_records
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterator, Sequence
 
     from numpy.typing import NDArray
 
-__all__ = ["FolderStore", "Layout", "read_file"]
+__all__ = ["FolderStore", "Layout"]
 
 Layout = Literal["auto", "classes", "flat", "voc"]
 _LAYOUTS: Final = ("auto", "classes", "flat", "voc")
@@ -194,7 +194,8 @@ class FolderStore(Store):
     def _files(self, positions: NDArray[np.int64]) -> list[bytes]:
         """Return the files of records; those that are not there are named together."""
         root, paths = os.fspath(self._path), self._listing.paths
-        files, absent = [], []
+        files: list[bytes] = []
+        absent: list[int] = []
         for position in positions.tolist():
             path = f"{root}/{paths[position]}"
             try:
@@ -202,9 +203,9 @@ class FolderStore(Store):
             except OSError as error:
                 if error.errno not in _GONE:
                     raise StoreError(f"cannot read {path}: {error.strerror}.") from error
-                absent.append(path)
+                absent.append(position)
         if absent:
-            raise missing_records(absent, self.address)
+            raise self._missing(absent)
         return files
 
     def _record(self, position: int, data: bytes) -> Record:
@@ -219,7 +220,7 @@ class FolderStore(Store):
         label = self.label_at(position)
         if kind == VOC:
             path = os.fspath(self._path / annotation_path(self._listing.paths[position]))
-            xml = self._annotation(path)
+            xml = self._annotation(position, path)
             self._check(position, data + xml)
             return Record(self.keys[position], label, (image, _decoded(xml, path)))
         self._check(position, data)
@@ -233,12 +234,30 @@ class FolderStore(Store):
             return label[0] if label else None
         return label
 
-    def _annotation(self, path: str) -> bytes:
+    def _missing(self, positions: list[int], paths: Sequence[str] = ()) -> StoreError:
+        """Return the error of files that are not there: those of records, or the `paths` given."""
+        files = list(paths) or [str(self.file_of(position)) for position in positions]
+        if read_marker(self._path) is not None:
+            return missing_records(files, self.address)
+        said = ""
+        if self._listing.kinds[positions[0]] == VOC:
+            image = self._listing.paths[positions[0]]
+            said = f" Its annotation is {self._path / annotation_path(image)}."
+            if paths:
+                said = f" It is the annotation of {self._path / image}."
+        more = f", and {len(files) - 1} more" if len(files) > 1 else ""
+        return StoreError(
+            f"a file of {self.address} is not there: {files[0]}{more}.{said} It was removed, "
+            "renamed, or never there. Restore it, or leave out what lacks one with "
+            "on_error='skip'."
+        )
+
+    def _annotation(self, position: int, path: str) -> bytes:
         try:
             return read_file(path)
         except OSError as error:
             if error.errno in _GONE:
-                raise missing_records([path], self.address) from error
+                raise self._missing([position], [path]) from error
             raise StoreError(f"cannot read {path}: {error.strerror}.") from error
 
     def _check(self, position: int, data: bytes) -> None:
@@ -253,28 +272,6 @@ class FolderStore(Store):
                 f"{self.keys[position]!r}): its checksum was {expected:016x}, now it is "
                 f"{found:016x}. Restore it from a copy, or pack the folder anew."
             )
-
-
-def read_file(path: str) -> bytes:
-    """Return a file's bytes. A pipe of that name is not waited for.
-
-    Raises:
-        OSError: it cannot be read, or is no regular file.
-    """
-    fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK | os.O_NOCTTY)
-    try:
-        status = os.fstat(fd)
-        if not stat.S_ISREG(status.st_mode):
-            raise OSError(errno.EINVAL, "not a regular file", path)
-        data = os.read(fd, status.st_size + 1)
-        if len(data) == status.st_size:
-            return data
-        parts = [data]  # larger than one read gives (2 GiB), or changing
-        while parts[-1]:
-            parts.append(os.read(fd, 1 << 30))
-        return b"".join(parts)
-    finally:
-        os.close(fd)
 
 
 def _decoded(xml: bytes, path: str) -> str:

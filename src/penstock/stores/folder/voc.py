@@ -26,6 +26,7 @@ from penstock.data.packed_list import PackedList
 from penstock.errors import StoreError
 from penstock.stores.folder.listing import cannot_list, image_names
 from penstock.stores.folder.marks import VOC, Listing
+from penstock.stores.folder.reading import MAX_XML_BYTES, read_annotation
 from penstock.stores.index import labels_from
 
 if TYPE_CHECKING:
@@ -211,7 +212,9 @@ def _names_by_stem(root: Path) -> dict[str, list[str]]:
     found = {}
     for name in files:
         try:
-            found[name.removesuffix(".xml")] = object_names(xml_text((folder / name).read_bytes()))
+            found[name.removesuffix(".xml")] = object_names(
+                xml_text(read_annotation(folder / name, MAX_XML_BYTES))
+            )
         except (OSError, ValueError) as error:
             raise StoreError(f"cannot read {folder / name}: {error}.") from error
     return found
@@ -228,7 +231,8 @@ def stems_of_split(root: Path, split: str, names: Container[str] = ()) -> list[s
         has = ", ".join(map(repr, known)) or "none"
         raise StoreError(f"{root} has no split {split!r} in ImageSets/Main; it has {has}.")
     try:
-        lines = (folder / f"{split}.txt").read_text(encoding="utf-8-sig").splitlines()
+        data = read_annotation(folder / f"{split}.txt")
+        lines = data.decode("utf-8-sig").splitlines()
     except (OSError, ValueError) as error:
         raise StoreError(f"cannot read {folder / split}.txt: {error}.") from error
     stripped = [line.strip() for line in lines if line.strip()]

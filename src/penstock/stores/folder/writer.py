@@ -44,7 +44,8 @@ from penstock.stores.folder.marks import (
     write_marker,
 )
 from penstock.stores.folder.paths import MAX_NAME_BYTES, Placed, folder_name, placed
-from penstock.stores.folder.store import FolderStore, read_file
+from penstock.stores.folder.reading import read_file
+from penstock.stores.folder.store import FolderStore
 from penstock.stores.folder.voc import list_voc, xml_text
 from penstock.stores.index_builder import IndexBuilder
 from penstock.stores.placing import Lock, no_space, put_in_place, remove

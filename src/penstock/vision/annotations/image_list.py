@@ -8,7 +8,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from penstock.errors import StoreError
-from penstock.vision.annotations.numbers import whole_number
+from penstock.stores.folder.listing import IMAGE_SUFFIXES
+from penstock.vision.annotations.numbers import whole_value
 from penstock.vision.annotations.paths import listed_path
 from penstock.vision.annotations.text_lines import numbered_lines
 
@@ -32,21 +33,22 @@ def read_image_list(
         separator: What separates path and label; None is blanks and tabs.
 
     Returns:
-        Pairs of path and label. Labels are ints if all of them are whole numbers, else texts.
+        Pairs of path and label. Labels are ints if all of them are whole numbers, written as 1 or
+        as 1.0; else texts.
 
     Raises:
-        StoreError: the list cannot be read, has no lines, or one without a label. The message names
-            the line.
+        StoreError: the list cannot be read, has no lines, or one without a label or with several.
+            The message names the line.
     """
     path = Path(path)
     folder = path.parent if root is None else Path(root)
     pairs = []
-    for number, text, label in read_labelled_paths(path, separator):
+    for number, text, label in read_labelled_paths(path, separator, folder):
         try:
             pairs.append((listed_path(text, folder), label))
         except ValueError as error:
             raise StoreError(f"cannot read {path}, line {number}: {error}.") from error
-    numbers = [whole_number(label) for _, label in pairs]
+    numbers = [whole_value(label) for _, label in pairs]
     if any(number is None for number in numbers):
         return list(pairs)
     return [
@@ -54,8 +56,15 @@ def read_image_list(
     ]
 
 
-def read_labelled_paths(path: Path, separator: str | None = None) -> list[tuple[int, str, str]]:
+def read_labelled_paths(
+    path: Path, separator: str | None = None, root: Path | None = None
+) -> list[tuple[int, str, str]]:
     """Return number, path and label of each line, as they stand there.
+
+    Args:
+        path: The list.
+        separator: What separates path and label.
+        root: As in `read_image_list`.
 
     Raises:
         StoreError: see `read_image_list`.
@@ -65,10 +74,30 @@ def read_labelled_paths(path: Path, separator: str | None = None) -> list[tuple[
         words = [word.strip() for word in line.rsplit(separator, 1)]
         if len(words) != 2 or not all(words):
             raise StoreError(f"cannot read {path}, line {number}: {line[:80]!r} has no label.")
+        several = _columns_of_labels(words[0], separator, path.parent if root is None else root)
+        if several:
+            raise StoreError(
+                f"cannot read {path}, line {number}: {words[0]!r:.80} is no image and is not "
+                f"there; {several[0]!r:.80} would be one. Are {[*several[1:], words[1]]!r:.80} "
+                "labels? A line has one. Leave one column, or read images of several labels with "
+                "a dataset of your own."
+            )
         found.append((number, words[0], words[1]))
     if not found:
         raise StoreError(f"{path} has no lines: it is no list of images.")
     return found
+
+
+def _columns_of_labels(text: str, separator: str | None, root: Path) -> list[str]:
+    """Return a path's columns, if it seems to end before the last of them; else nothing."""
+    if text.lower().endswith(IMAGE_SUFFIXES):
+        return []
+    columns = [word.strip() for word in text.split(separator)]
+    ends = [n for n, word in enumerate(columns) if word.lower().endswith(IMAGE_SUFFIXES)]
+    if not ends or os.path.exists(root / text.replace("\\", "/").replace("\0", "")):
+        return []
+    first = (separator or " ").join(columns[: ends[0] + 1])
+    return [first, *columns[ends[0] + 1 :]]
 
 
 def write_image_list(pairs: Iterable[tuple[str | Path, int | str]]) -> bytes:

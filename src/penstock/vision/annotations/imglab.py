@@ -16,7 +16,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 from penstock.errors import StoreError
+from penstock.stores.folder.reading import MAX_XML_BYTES, read_annotation
 from penstock.stores.folder.voc import parse_xml, xml_text
+from penstock.vision.annotations.limits import MAX_LANDMARK_NAMES
 from penstock.vision.annotations.model import AnnotatedImage, AnnotatedObject
 from penstock.vision.annotations.numbers import coordinate, coordinate_text, whole_number
 from penstock.vision.annotations.paths import key_of, listed_path
@@ -30,7 +32,6 @@ __all__ = ["read_imglab", "write_imglab"]
 
 _SIDES: Final = ("left", "top", "width", "height")
 _FLAGS: Final = ("truncated", "occluded", "difficult")
-_MAX_NAMES: Final = 2_000  # of parts: every box with parts gets a place for each of them
 _VALUES_OF_FLAG: Final = {"0": False, "false": False, "1": True, "true": True}
 
 
@@ -54,12 +55,13 @@ def read_imglab(path: str | Path) -> list[AnnotatedImage]:
     """
     path = Path(path)
     try:
-        root = parse_xml(xml_text(path.read_bytes()))
+        root = parse_xml(xml_text(read_annotation(path, MAX_XML_BYTES)))
         if root.tag != "dataset":
             raise ValueError(f"the root element is <{root.tag}>, not <dataset>")
         names = sorted({_part_name(part) for part in root.iterfind("images/image/box/part")})
-        if len(names) > _MAX_NAMES:
-            raise ValueError(f"its parts have {len(names):,} names; {_MAX_NAMES:,} is the most")
+        if len(names) > MAX_LANDMARK_NAMES:
+            most = f"{MAX_LANDMARK_NAMES:,} is the most"
+            raise ValueError(f"its parts have {len(names):,} names; {most}")
         images = enumerate(root.iterfind("images/image"))
         return [_image(item, number, names, path) for number, item in images]
     except (OSError, ValueError) as error:

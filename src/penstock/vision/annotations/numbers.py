@@ -11,7 +11,7 @@ import math
 from decimal import Decimal
 from typing import Final
 
-__all__ = ["coordinate", "coordinate_text", "whole_number"]
+__all__ = ["coordinate", "coordinate_text", "whole_number", "whole_value"]
 
 # In px. What is larger is damage; and float32, which training uses, would make infinity of some.
 _FARTHEST: Final = 1e9
@@ -70,3 +70,14 @@ def whole_number(text: str) -> int | None:
     digits = text[1:] if text[:1] in ("-", "+") else text
     is_whole = digits.isascii() and digits.isdigit() and len(digits) <= 18
     return int(text) if is_whole else None
+
+
+def whole_value(text: str) -> int | None:
+    """Return a whole number also where a tool wrote it with a point; None if there is a fraction.
+
+    Example:
+        >>> whole_value("1.0"), whole_value("2"), whole_value("1.5"), whole_value("1e3")
+        (1, 2, None, None)
+    """
+    text = text.strip()
+    return whole_number(text.rstrip("0").removesuffix(".") if "." in text else text)

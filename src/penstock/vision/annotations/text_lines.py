@@ -7,6 +7,7 @@ import codecs
 from typing import TYPE_CHECKING, Final
 
 from penstock.errors import StoreError
+from penstock.stores.folder.reading import MAX_ANNOTATION_BYTES, read_annotation
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -17,16 +18,18 @@ __all__ = ["numbered_lines", "read_text"]
 _OTHER_MARKS: Final = (codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)
 
 
-def read_text(path: Path) -> str:
+def read_text(path: Path, max_bytes: int = MAX_ANNOTATION_BYTES) -> str:
     """Return a file in UTF-8, without its byte order mark.
 
     Raises:
-        StoreError: it cannot be read, or is in another encoding.
+        StoreError: it cannot be read, is larger than `max_bytes`, or is in another encoding.
     """
     try:
-        data = path.read_bytes()
+        data = read_annotation(path, max_bytes)
     except OSError as error:
         raise StoreError(f"cannot read {path}: {error.strerror}.") from error
+    except ValueError as error:
+        raise StoreError(f"cannot read {path}: {error}.") from error
     if data.startswith(_OTHER_MARKS):
         raise StoreError(f"cannot read {path}: it is in UTF-16; convert it to UTF-8.")
     try:

@@ -11,10 +11,11 @@ from __future__ import annotations
 
 import os
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 from penstock.errors import ConfigError, StoreError
 from penstock.stores.folder.listing import IMAGE_SUFFIXES, cannot_list
+from penstock.stores.folder.reading import MAX_XML_BYTES, read_annotation
 from penstock.stores.folder.voc import (
     parse_xml,
     stems_of_split,
@@ -30,6 +31,8 @@ if TYPE_CHECKING:
     from xml.etree.ElementTree import Element
 
 __all__ = ["read_voc", "read_voc_folder", "voc_root", "write_voc"]
+
+_NUM_SHOWN: Final = 5  # folders, in an error
 
 
 def read_voc(
@@ -163,7 +166,12 @@ def _places(root: Path) -> tuple[Path, Path]:
         if (root / of_xml).is_dir():
             return root / of_xml, root / of_images
     if not root.is_dir():
-        raise StoreError(f"{root} is not a folder, or is not there.")
+        what = "a file, not a folder" if root.exists() else "not there"
+        raise StoreError(f"{root} is {what}: looked for {os.path.abspath(root)}.")
+    below = sorted(root.glob("VOCdevkit/*/Annotations"))
+    if below:  # torchvision's `root`
+        names = ", ".join(str(folder.parent) for folder in below[:_NUM_SHOWN])
+        raise StoreError(f"{root} has no Annotations of its own. Name one of these: {names}.")
     return root, root
 
 
@@ -212,7 +220,7 @@ def _read_file(
     file: Path, key: str, images: Path, pictures: dict[str, str], origin: int
 ) -> AnnotatedImage:
     try:
-        root = voc_root(file.read_bytes())
+        root = voc_root(read_annotation(file, MAX_XML_BYTES))
         path = images / _picture(root, key, pictures)
         return _image(root, path, key, origin, str(file))
     except (OSError, ValueError) as error:

@@ -23,6 +23,7 @@ import math
 import re
 from typing import TYPE_CHECKING, Final, NamedTuple
 
+from penstock.vision.annotations.limits import MAX_LANDMARK_NAMES, MAX_LANDMARKS
 from penstock.vision.annotations.numbers import coordinate, coordinate_text
 from penstock.vision.annotations.repeated import first_repeated
 from penstock.vision.annotations.xml_text import xml_escaped
@@ -67,6 +68,9 @@ def read_landmarks(item: Element, where: str, origin: int) -> Landmarks:
         raise ValueError(f"{where} has landmarks twice: <{holders[0].tag}>, <{holders[1].tag}>")
     points = _points(holders[0], f"{where}: {holders[0].tag}", origin)
     names = tuple(point.name for point in points)
+    most = MAX_LANDMARK_NAMES if any(names) else MAX_LANDMARKS
+    if len(points) > most:
+        raise ValueError(f"{where} has {len(points):,} landmarks; {most:,} is the most")
     if any(names) and not all(names):
         raise ValueError(f"{where}: landmark {names.index('')} has no name, and others have one")
     twice = first_repeated(names)

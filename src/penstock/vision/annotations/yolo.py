@@ -27,7 +27,7 @@ from penstock.vision.annotations.numbers import whole_number
 from penstock.vision.annotations.paths import key_of, listed_path
 from penstock.vision.annotations.repeated import first_repeated
 from penstock.vision.annotations.text_lines import numbered_lines, read_text
-from penstock.vision.annotations.yolo_labels import Labels, read_label_line
+from penstock.vision.annotations.yolo_labels import SLACK, Labels, read_label_line
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -77,6 +77,8 @@ def read_yolo(
     split: str = "train",
     *,
     polygons: Literal["error", "box"] = "error",
+    slack: float = SLACK,
+    unreadable: dict[str, int] | None = None,
 ) -> tuple[list[AnnotatedImage], tuple[str, ...]]:
     """Return the images of a split, and the names of all classes.
 
@@ -88,6 +90,11 @@ def read_yolo(
             and perhaps `classes.txt`.
         split: One of the YAML file's, or of the folders in `images`.
         polygons: What to do with a line that has a polygon: "box" takes the box around it.
+        slack: How far beyond 0 to 1 a box's centre and sides may be: 0.05 unless given. What is
+            farther is an error.
+        unreadable: Given an empty dict, an image whose size cannot be read is returned without size
+            and objects, and put into it: its path, and how many objects that are. Otherwise it is
+            an error, and so it is if none can be read.
 
     Returns:
         The images, sorted by path within each folder, in the order of a list; `key` is the path
@@ -95,21 +102,26 @@ def read_yolo(
         data set has none, "0", "1" and so on, to the highest that comes up.
 
     Raises:
-        ConfigError: `polygons` is none of the two.
+        ConfigError: `polygons` is none of the two; `slack` is negative.
         StoreError: something cannot be read, or is not as it has to be. The message names the file
             and the line.
     """
     if polygons not in ("error", "box"):
         raise ConfigError(f"polygons is 'error' or 'box', not {polygons!r}.")
+    if not slack >= 0:
+        raise ConfigError(f"slack is at least 0, not {slack!r}.")
     data = read_yolo_data(yaml_or_folder)
-    labels = Labels(data.class_names, data.num_landmarks, data.num_values, polygons)
+    labels = Labels(data.class_names, data.num_landmarks, data.num_values, polygons, slack)
     files = _files_of_split(data, split)
     missing = 0
     images = []
     for path, key in files:
         file = _label_file(path)
         missing += not os.path.isfile(file)
-        images.append(_image(path, key, file, labels))
+        images.append(_image(path, key, file, labels, unreadable))
+    if unreadable and len(unreadable) == len(files):  # the wrong folder, sooner than all damaged
+        path, key = files[0]
+        _image(path, key, _label_file(path), labels, None)
     if images and missing == len(images):
         _warn_of_no_labels(data, split, _label_file(files[0][0]))
     return images, data.class_names or _numbers(images)
@@ -188,9 +200,7 @@ def _root(said: str, path: Path) -> Path:
 
 
 def _load(path: Path) -> dict[str, Any]:
-    text = read_text(path)
-    if len(text) > _MAX_YAML_BYTES:
-        raise StoreError(f"cannot read {path}: {len(text):,} characters are too many for YAML.")
+    text = read_text(path, _MAX_YAML_BYTES)
     try:
         # All scalars stay text: a class called "no" is no False. Nothing is built but lists and
         # dicts, and what an alias repeats is not copied.
@@ -317,13 +327,19 @@ def _label_file(image: Path) -> Path:
     return beside if os.path.exists(beside) and not os.path.exists(usual) else usual
 
 
-def _image(path: Path, key: str, file: Path, labels: Labels) -> AnnotatedImage:
+def _image(
+    path: Path, key: str, file: Path, labels: Labels, unreadable: dict[str, int] | None
+) -> AnnotatedImage:
+    lines = list(numbered_lines(file)) if os.path.isfile(file) else []
     try:
         height_px, width_px = upright_size(path)
     except (OSError, ValueError) as error:
-        raise StoreError(f"cannot read the size of {path}: {error}.") from error
+        if unreadable is None:
+            raise StoreError(f"cannot read the size of {path}: {error}.") from error
+        unreadable[os.fspath(path)] = len(lines)
+        return AnnotatedImage(path, key, None, None, (), str(file))
     objects = []
-    for number, line in numbered_lines(file) if os.path.isfile(file) else ():
+    for number, line in lines:
         try:
             objects.append(read_label_line(line, labels, width_px, height_px))
         except ValueError as error:

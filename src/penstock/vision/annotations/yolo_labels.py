@@ -16,12 +16,17 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final, Literal
 
 from penstock.vision.annotations.model import AnnotatedObject
-from penstock.vision.annotations.numbers import coordinate, whole_number
+from penstock.vision.annotations.numbers import coordinate, whole_value
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-__all__ = ["Labels", "label_line", "read_label_line"]
+__all__ = ["SLACK", "Labels", "label_line", "read_label_line"]
+
+# Of a box's centre and sides, beyond 0 to 1. Boxes cut short after some digits, or of objects at
+# the border that a tool moved or turned, are that far out at most; what is farther is no share of
+# this image.
+SLACK: Final = 0.05
 
 _DIGITS: Final = 6  # of a pixel
 _FARTHEST: Final = 2.0  # of width or height: what is farther out was never divided by them
@@ -37,12 +42,14 @@ class Labels:
         num_landmarks: K of `kpt_shape`.
         num_values: 2 or 3 for each landmark.
         polygons: "box" takes the box around a polygon, "error" refuses it.
+        slack: How far beyond 0 to 1 a box's centre and sides may be.
     """
 
     class_names: Sequence[str] = ()
     num_landmarks: int = 0
     num_values: int = 3
     polygons: Literal["error", "box"] = "error"
+    slack: float = SLACK
 
     @property
     def num_columns(self) -> int:
@@ -61,7 +68,7 @@ def read_label_line(line: str, labels: Labels, width_px: int, height_px: int) ->
     if len(words) != labels.num_columns:
         return _polygon(words, labels, width_px, height_px)
     name = _class_name(words[0], labels)
-    values = [_fraction(word, place) for place, word in enumerate(words[1:5], 2)]
+    values = [_share(word, place, labels.slack) for place, word in enumerate(words[1:5], 2)]
     points, visibility = _points(words, labels, width_px, height_px)
     return AnnotatedObject(
         name,
@@ -83,7 +90,7 @@ def _box(values: list[float], width_px: int, height_px: int) -> tuple[float, flo
 
 
 def _class_name(word: str, labels: Labels) -> str:
-    number = _whole(word)
+    number = whole_value(word)
     if number is None or number < 0:
         raise ValueError(f"column 1 is {word[:40]!r}, not the number of a class")
     if not labels.class_names:
@@ -96,17 +103,27 @@ def _class_name(word: str, labels: Labels) -> str:
     return labels.class_names[number]
 
 
-def _whole(word: str) -> int | None:
-    """Return a whole number, which some tools write as "0.000"."""
-    return whole_number(word.rstrip("0").removesuffix(".") if "." in word else word)
+_COLUMNS: Final = {2: "centre x", 3: "centre y", 4: "width", 5: "height"}
 
 
-def _fraction(word: str, place: int) -> float:
+def _share(word: str, place: int, slack: float) -> float:
+    """Return a number of a box; one that is no share of the image's side is an error."""
+    value = _fraction(word, place, max(_FARTHEST, 1 + slack))
+    if not -slack <= value <= 1 + slack:
+        raise ValueError(
+            f"column {place}, the box's {_COLUMNS[place]}, is {word[:40]}: it is a share of the "
+            f"image's side, from 0 to 1, and more than {slack:g} beyond is no slip of rounding. "
+            "Correct the line, or give slack=1 and the like to have bad_boxes decide"
+        )
+    return value
+
+
+def _fraction(word: str, place: int, farthest: float = _FARTHEST) -> float:
     try:
         value = coordinate(word)
     except ValueError as error:
         raise ValueError(f"column {place} {error}") from None
-    if abs(value) > _FARTHEST:
+    if abs(value) > farthest:
         raise ValueError(
             f"column {place} is {word[:40]}, and a fraction of width or height is at most 1: these "
             "may be pixels"
@@ -130,7 +147,7 @@ def _points(
 
 
 def _visibility(word: str, place: int) -> int:
-    number = _whole(word)
+    number = whole_value(word)
     if number not in (0, 1, 2):
         raise ValueError(f"column {place} is {word[:40]!r}, and visibility is 0, 1 or 2")
     return number

@@ -79,12 +79,14 @@ class DetectionCollate:
                 shape (height, width, channels). Whatever else a transform made, floats or tensors,
                 is taken as it is. "uint8_hwc" takes all as they are.
             mean: Subtracted from the values in 0..1, one per channel, of images converted here.
-            std: Then they are divided by it.
+                Itself in units of 0..1: (0.485, 0.456, 0.406) rather than (123.7, 116.3, 103.5).
+            std: Then they are divided by it. Likewise.
             pad_multiple: "pad" goes on to a multiple of this many pixels, 32 for most networks.
             fill: Value of pixels that "pad" adds, from 0 to 255; converted like the others.
             targets: "dict" gives a dict per image: all of the sample but the image, as
                 torchvision's detectors take it. "array" gives float32 (objects, 5), each row x1,
-                y1, x2, y2, class, as older SSD and RetinaNet code takes it; all else is left out.
+                y1, x2, y2, class, as older SSD and RetinaNet code takes it; all else is left out,
+                "image_size" too: who needs the sizes before padding takes "dict".
 
         Raises:
             ConfigError: an argument is out of its range, or contradicts another.
@@ -121,7 +123,8 @@ class DetectionCollate:
         if self._targets == "array":
             return batch, _class_rows(taken, out)
         rows = {
-            key: split(out.leaf(v), offsets) for key, (v, offsets) in _fields(taken, out).items()
+            key: split(_leaf(values, out), offsets)
+            for key, (values, offsets) in _fields(taken, out).items()
         }
         targets = Targets(_target(sample, rows, number) for number, sample in enumerate(taken))
         if sizes is not None:
@@ -134,6 +137,13 @@ def _holds_tensors(sample: object) -> bool:
     return isinstance(sample, Mapping) and any(map(is_tensor, sample.values()))
 
 
+def _leaf(values: NDArray[Any], out: BatchMemory) -> Any:  # noqa: ANN401
+    """What the batch has for an array; itself, as of texts, where torch has no such type."""
+    dtype = values.dtype
+    is_number = dtype.kind in "biufc" and dtype.char not in "gG" and dtype.isnative
+    return out.leaf(values) if is_number else values
+
+
 class _TensorMemory:
     """Ordinary memory, of which leaves are tensors."""
 
@@ -141,7 +151,7 @@ class _TensorMemory:
         return np.empty(shape, dtype)
 
     def leaf(self, array: NDArray[Any]) -> Any:  # noqa: ANN401
-        return array if array.dtype.kind in "SUO" else sys.modules["torch"].from_numpy(array)
+        return sys.modules["torch"].from_numpy(array)
 
 
 def _with_arrays(sample: Any, position: int) -> dict[str, Any]:  # noqa: ANN401

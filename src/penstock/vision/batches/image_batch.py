@@ -3,13 +3,14 @@
 
 from __future__ import annotations
 
-import sys
 from typing import TYPE_CHECKING, Any, Final, Literal
 
 import cv2
 import numpy as np
 
 from penstock.errors import CollateError, ConfigError
+from penstock.vision.arguments import checked_full_scale
+from penstock.vision.samples import is_tensor
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -24,12 +25,6 @@ Images = Literal["stack", "pad", "list"]
 Output = Literal["float_chw", "uint8_hwc"]
 
 _MOST_CHANNELS: Final = 4  # a longer last axis is no channels, but a width
-
-
-def is_tensor(value: object) -> bool:
-    """Return whether a value is a tensor of torch, which need not be imported."""
-    torch = sys.modules.get("torch")
-    return torch is not None and isinstance(value, torch.Tensor)
 
 
 def as_array(value: Any) -> NDArray[Any]:  # noqa: ANN401 - an array, or a CPU tensor
@@ -51,6 +46,11 @@ class ImageBatch:
         fill: int,
     ) -> None:
         """Check the arguments."""
+        if not isinstance(images, str):
+            raise ConfigError(
+                f"images is 'stack', 'pad' or 'list', not a {type(images).__name__}. As collate_fn "
+                "give an instance, DetectionCollate(), not the class, which is called with samples"
+            )
         if images not in ("stack", "pad", "list"):
             raise ConfigError(f"images is 'stack', 'pad' or 'list', not {images!r}")
         if output not in ("float_chw", "uint8_hwc"):
@@ -179,6 +179,8 @@ def _values(mean: Sequence[float] | None, std: Sequence[float] | None) -> NDArra
             f"mean is finite and std above 0, but got mean={mean!r}, std={std!r}; both are in "
             "units of values in 0..1"
         )
+    checked_full_scale("mean", tuple(of_mean.tolist()))
+    checked_full_scale("std", tuple(of_std.tolist()))
     values = np.arange(256) / 255
     return ((values - of_mean[:, None]) / of_std[:, None]).astype(np.float32)
 

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 from penstock.errors import ConfigError, StoreError
 from penstock.stores.placing import put_in_place
 from penstock.vision.annotations.image_size import header_of
+from penstock.vision.convert.boxes import added_px, total_counts, with_good_boxes
 from penstock.vision.convert.losses import count_losses
 from penstock.vision.convert.merging import merge
 from penstock.vision.convert.sources import FORMATS, Collection, Source, read_source
@@ -23,6 +24,7 @@ if TYPE_CHECKING:
 
     from penstock.vision.annotations.landmark_list import LandmarkColumns
     from penstock.vision.annotations.model import AnnotatedImage
+    from penstock.vision.datasets.box_policy import BadBoxes, BoxCounts
 
 __all__ = ["ConvertReport", "convert"]
 
@@ -39,6 +41,7 @@ class ConvertReport:
         num_joined: Objects that two sources told of.
         losses: What the form has no place for, and how many objects, splits or classes lost it.
         notes: What else there is to say, a sentence each.
+        box_counts: What was found about the boxes of the sources, and done.
     """
 
     path: Path
@@ -48,6 +51,7 @@ class ConvertReport:
     num_joined: int
     losses: Mapping[str, int]
     notes: tuple[str, ...]
+    box_counts: BoxCounts
 
 
 def convert(
@@ -61,6 +65,7 @@ def convert(
     columns: LandmarkColumns | None = None,
     target_origin: int = 1,
     default_class: str = "object",
+    bad_boxes: BadBoxes = "keep",
     **options: Any,  # noqa: ANN401
 ) -> ConvertReport:
     """Read annotations, and write them in another form.
@@ -81,7 +86,12 @@ def convert(
         strict: Whether anything that the form has no place for is an error.
         columns: Of a landmark list that is written; None takes what all objects have.
         target_origin: VOC's number of the first pixel, in what is written.
-        default_class: What an object without a class is called in VOC and YOLO.
+        default_class: What an object without a class is called in VOC and YOLO. A source all of
+            whose objects are called so has no classes.
+        bad_boxes: What becomes of boxes that cannot be right, see
+            `penstock.vision.datasets.box_policy`: "keep" leaves them as they are, and what VOC says
+            of one column is one column elsewhere; "drop", "fix" and "raise". They are counted
+            always.
         options: Of the sources that are no `Source`: see there. Each goes to the sources that have
             it.
 
@@ -90,30 +100,38 @@ def convert(
 
     Raises:
         ConfigError: an argument is none of those allowed; `dst` lies in a source.
-        StoreError: a source cannot be read; `dst` is there and not empty; two images would have one
-            name; something would be lost, and `strict` forbids it. Then nothing is written.
+        StoreError: a source cannot be read, or a box is bad and `bad_boxes` forbids it; `dst` is
+            there and not empty; two images would have one name; something would be lost, and
+            `strict` forbids it. Then nothing is written.
     """
     sources = _sources(src, source_format, options)
     target = _target(Path(dst), target_format, images, target_origin)
     _check_place(target, sources)
-    collection, num_joined = merge([read_source(source) for source in sources])
-    collection, notes = _completed(collection, target, default_class)
+    read = [_read(source, bad_boxes) for source in sources]
+    merging = merge([collection for collection, _ in read], default_class)
+    collection, notes = _completed(merging.collection, target, default_class)
     if target.form == "landmarks":
         target = replace(target, columns=_columns(columns, collection))
     losses = count_losses(collection, target.form, target.columns)
     if strict and losses:
         raise StoreError(f"{target.form} has no place for some of it: {_listed(losses)}.")
-    notes += _write(collection, target)
+    notes = (*merging.notes(), *notes, *_write(collection, target))
     num_objects = sum(len(image.objects) for image in collection.images)
     return ConvertReport(
         target.place,
         target.form,
         len(collection.images),
         num_objects,
-        num_joined,
+        merging.num_joined,
         losses,
         notes,
+        total_counts(counts for _, counts in read),
     )
+
+
+def _read(source: Source, bad_boxes: BadBoxes) -> tuple[Collection, BoxCounts]:
+    more_px = added_px(source.checked_form(), source.options)
+    return with_good_boxes(read_source(source), bad_boxes, more_px)
 
 
 def _listed(losses: Mapping[str, int]) -> str:

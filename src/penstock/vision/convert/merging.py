@@ -1,18 +1,28 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Several collections made one: what they say of the same image file comes together.
+"""Several collections made one: what they say of the same image (`same_images`) comes together.
 
 Two objects of one image are the same object if each comes from another source, they have the same
 box, or one of them has none and neither source has another object in that image; and if they do not
 contradict each other. All others stay apart.
+
+A source whose objects are all of the class that stands for none ("object" mostly), as an earlier
+`convert` writes them, has no classes: that one contradicts no other.
 """
 
 from __future__ import annotations
 
-import os
-from dataclasses import fields, replace
-from typing import TYPE_CHECKING, Any
+from collections import Counter
+from dataclasses import dataclass, field, fields, replace
+from typing import TYPE_CHECKING, Any, Final
 
-from penstock.errors import StoreError
+from penstock.vision.convert.same_images import (
+    Listed,
+    aliases,
+    check_sizes,
+    copies,
+    listed_once,
+    matches,
+)
 from penstock.vision.convert.sources import Collection
 
 if TYPE_CHECKING:
@@ -20,70 +30,142 @@ if TYPE_CHECKING:
 
     from penstock.vision.annotations.model import AnnotatedImage, AnnotatedObject
 
-__all__ = ["merge"]
+__all__ = ["Merging", "merge"]
+
+_INVENTED: Final = "\0"  # stands for the class that stands for none; no file has it
 
 
-def merge(collections: Sequence[Collection]) -> tuple[Collection, int]:
-    """Return the images of all collections, each file once, and how many objects became one.
+@dataclass(slots=True)
+class Merging:
+    """What came of putting sources together.
+
+    Attributes:
+        collection: All of them as one.
+        num_joined: Objects that two sources told of.
+        apart: Why objects of images that two sources tell of were not joined, and how many.
+        num_images_apart: Images in which there are such.
+        copies: Two paths of each image that may be one: of equal file name, in two sources.
+        aliases: Two paths of each image that has its file in common with another of its source.
+    """
+
+    collection: Collection
+    num_joined: int = 0
+    apart: Counter[str] = field(default_factory=Counter)
+    num_images_apart: int = 0
+    copies: list[tuple[str, str]] = field(default_factory=list)
+    aliases: list[tuple[str, str]] = field(default_factory=list)
+
+    def notes(self) -> tuple[str, ...]:
+        """Return sentences on what may have gone wrong."""
+        notes = []
+        if self.apart:
+            why = ", ".join(f"{count:,} {reason}" for reason, count in self.apart.items())
+            notes.append(
+                f"{self.apart.total():,} objects of {self.num_images_apart:,} images told of by "
+                f"two sources were not joined: {why}"
+            )
+        if self.copies:
+            one, other = self.copies[0]
+            notes.append(
+                f"{len(self.copies):,} images have the file name of one in another source, and "
+                f"another path, {one} and {other} for one: if they are copies, let both sources "
+                "name the same files, or nothing of theirs is joined"
+            )
+        if self.aliases:
+            one, other = self.aliases[0]
+            notes.append(
+                f"{len(self.aliases):,} images are the same file as another one of their source, "
+                f"{one} and {other} for one: they stay two images"
+            )
+        return tuple(notes)
+
+
+def merge(collections: Sequence[Collection], default_class: str = "object") -> Merging:
+    """Return the images of all collections, each file once, and what became of their objects.
+
+    Args:
+        collections: What was read.
+        default_class: The class that stands for none.
 
     Raises:
         StoreError: two sources give an image another size.
     """
-    found: dict[str, AnnotatedImage] = {}
+    merging = Merging(Collection(()))
+    found: list[Listed] = []
     key_of: dict[tuple[int, str], str] = {}
-    num_joined = 0
-    for number, collection in enumerate(collections):
-        for place, image in _by_file(collection.images).items():
-            if place in found:
-                found[place], joined = _merged(found[place], image)
-                num_joined += joined
+    for number, collection in enumerate(_without_invented(collections, default_class)):
+        images = listed_once(collection.images)
+        merging.copies += copies(found, images)
+        merging.aliases += aliases(images)
+        for one, same in zip(images, matches(found, images), strict=True):
+            if same is None:
+                found.append(one)
             else:
-                found[place] = image
-            key_of[number, image.key] = found[place].key
+                same.image = _merged(same.image, one.image, merging)
+            key_of |= dict.fromkeys(((number, key) for key in one.keys), (same or one).image.key)
     splits: dict[str, dict[str, None]] = {}
     for number, collection in enumerate(collections):
         for name, keys in collection.splits.items():
             splits.setdefault(name, {}).update((key_of[number, key], None) for key in keys)
-    names = _class_names(collections)
     listed = {name: tuple(keys) for name, keys in splits.items()}
-    return Collection(tuple(found.values()), listed, names), num_joined
+    merged = tuple(_with_invented(one.image, default_class) for one in found)
+    names = _class_names(collections, merged, default_class)
+    merging.collection = Collection(merged, listed, names)
+    return merging
 
 
-def _by_file(images: Iterable[AnnotatedImage]) -> dict[str, AnnotatedImage]:
-    """Return the images of one source by their files: lists name one in a line for each object."""
-    found: dict[str, AnnotatedImage] = {}
-    for image in images:
-        place = os.path.realpath(image.path)
-        if place in found:
-            _check_sizes(found[place], image)
-            image = replace(found[place], objects=found[place].objects + image.objects)
-        found[place] = image
-    return found
+def _classes(images: Iterable[AnnotatedImage]) -> set[str]:
+    return {found.class_name for image in images for found in image.objects} - {""}
 
 
-def _class_names(collections: Sequence[Collection]) -> tuple[str, ...]:
+def _without_invented(
+    collections: Sequence[Collection], default_class: str
+) -> Sequence[Collection]:
+    """Return collections in which the class that stands for none is marked as such."""
+    if len(collections) < 2:
+        return collections
+    return [
+        _renamed(collection, default_class, _INVENTED)
+        if _classes(collection.images) == {default_class}
+        else collection
+        for collection in collections
+    ]
+
+
+def _renamed(collection: Collection, before: str, after: str) -> Collection:
+    images = tuple(_with_class(image, before, after) for image in collection.images)
+    return replace(collection, images=images)
+
+
+def _with_class(image: AnnotatedImage, before: str, after: str) -> AnnotatedImage:
+    objects = (
+        replace(found, class_name=after) if found.class_name == before else found
+        for found in image.objects
+    )
+    return replace(image, objects=tuple(objects))
+
+
+def _with_invented(image: AnnotatedImage, default_class: str) -> AnnotatedImage:
+    is_there = any(found.class_name == _INVENTED for found in image.objects)
+    return _with_class(image, _INVENTED, default_class) if is_there else image
+
+
+def _class_names(
+    collections: Sequence[Collection], merged: Sequence[AnnotatedImage], default_class: str
+) -> tuple[str, ...]:
     """Return the names in the order of those that number them; the others sorted behind them."""
+    used = _classes(merged)
     ordered = dict.fromkeys(name for c in collections for name in c.class_names)
-    if not ordered:
-        return ()
-    used = {o.class_name for c in collections for i in c.images for o in i.objects} - {""}
-    return (*ordered, *sorted(used - ordered.keys()))
+    if (default_class,) in (c.class_names for c in collections) and default_class not in used:
+        ordered.pop(default_class)  # an earlier `convert` invented it; all objects have better ones
+    return (*ordered, *sorted(used - ordered.keys())) if ordered else ()
 
 
-def _check_sizes(one: AnnotatedImage, other: AnnotatedImage) -> None:
-    sizes = [(image.width_px, image.height_px) for image in (one, other)]
-    if None not in (*sizes[0], *sizes[1]) and sizes[0] != sizes[1]:
-        (w, h), (other_w, other_h) = sizes
-        raise StoreError(
-            f"{one.source} gives {one.path} {w} x {h} px (width x height), and {other.source} "
-            f"{other_w} x {other_h}: their boxes are not of one frame."
-        )
-
-
-def _merged(one: AnnotatedImage, other: AnnotatedImage) -> tuple[AnnotatedImage, int]:
-    _check_sizes(one, other)
-    objects, num_joined = list(one.objects), 0
+def _merged(one: AnnotatedImage, other: AnnotatedImage, merging: Merging) -> AnnotatedImage:
+    check_sizes(one, other)
+    objects, alone = list(one.objects), []
     are_alone = len(one.objects) == 1 == len(other.objects)
+    unjoined = dict(enumerate(one.objects))
     with_box: dict[object, list[int]] = {}
     for number, found in enumerate(objects):
         with_box.setdefault(found.box_xyxy_px, []).append(number)
@@ -92,15 +174,31 @@ def _merged(one: AnnotatedImage, other: AnnotatedImage) -> tuple[AnnotatedImage,
         numbers = [0] if are_alone else with_box.get(box, []) if box is not None else []
         number = next((n for n in numbers if _can_be_one(objects[n], found)), -1)
         if number < 0:
-            objects.append(found)
+            alone.append(found)
             continue
         if not are_alone:
             numbers.remove(number)  # each object of one source is one object of the other at most
         objects[number] = _joined(objects[number], found)
-        num_joined += 1
+        del unjoined[number]
+        merging.num_joined += 1
+    if unjoined and alone:  # nothing is told twice where one source has them all
+        merging.num_images_apart += 1
+        others = list(unjoined.values())
+        merging.apart.update(_reason(found, others, are_alone=are_alone) for found in alone)
     width_px, height_px = one.width_px or other.width_px, one.height_px or other.height_px
-    merged = replace(one, objects=tuple(objects), width_px=width_px, height_px=height_px)
-    return merged, num_joined
+    return replace(one, objects=(*objects, *alone), width_px=width_px, height_px=height_px)
+
+
+def _reason(found: AnnotatedObject, others: Sequence[AnnotatedObject], *, are_alone: bool) -> str:
+    """Return why an object is none of those of another source."""
+    boxes = {found.box_xyxy_px, *(other.box_xyxy_px for other in others)}
+    if not are_alone and (found.box_xyxy_px is None or boxes == {None, found.box_xyxy_px}):
+        return "without a box"
+    same = [o for o in others if o.box_xyxy_px == found.box_xyxy_px or are_alone]
+    if not same or (are_alone and len(boxes - {None}) > 1):
+        return "with another box"
+    names = {found.class_name, *(other.class_name for other in same)} - {"", _INVENTED}
+    return "of another class" if len(names) > 1 else "with other values"
 
 
 def _can_be_one(one: AnnotatedObject, other: AnnotatedObject) -> bool:
@@ -114,7 +212,7 @@ def _values(found: AnnotatedObject) -> list[Any]:
 
 
 def _is_empty(value: object) -> bool:
-    return value is None or value in ("", (), {})
+    return value is None or value in ("", _INVENTED, (), {})
 
 
 def _agree(one: Any, other: Any) -> bool:  # noqa: ANN401
@@ -126,6 +224,8 @@ def _agree(one: Any, other: Any) -> bool:  # noqa: ANN401
 def _joined(one: AnnotatedObject, other: AnnotatedObject) -> AnnotatedObject:
     names = [field.name for field in fields(one)]
     pairs = zip(names, _values(one), _values(other), strict=True)
-    values: dict[str, Any] = {name: b if _is_empty(a) else a for name, a, b in pairs}
+    values: dict[str, Any] = {
+        name: a if not _is_empty(a) else b if not _is_empty(b) else a or b for name, a, b in pairs
+    }
     values["extra"] = {**other.extra, **one.extra}
     return replace(one, **values)

@@ -57,6 +57,10 @@ class Source:
         """Return whether its form has an option; raises as `read_source` does."""
         return option in _OPTIONS[_checked_form(self)]
 
+    def checked_form(self) -> str:
+        """Return its form, found out if need be; raises as `read_source` does."""
+        return _checked_form(self)
+
 
 @dataclass(frozen=True, slots=True)
 class Collection:

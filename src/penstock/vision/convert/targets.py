@@ -222,11 +222,16 @@ def _paths_in_list(
     """Return how the list names an image: from its own folder, with "/"."""
     if target.images == "reference":
         folder = os.path.realpath(target.place.parent)
-        return lambda image: os.path.relpath(os.path.realpath(image.path), folder)
+        return lambda image: os.path.relpath(_with_real_folder(image.path), folder)
     names = names_of(collection.images)
     for image in collection.images:
         _put_image(image, target, made / "images" / _file_name(image, names))
     return lambda image: f"images/{_file_name(image, names)}"
+
+
+def _with_real_folder(path: Path) -> str:
+    """Return a path whose ".." lead where they seem to; a link itself keeps its name."""
+    return os.path.join(os.path.realpath(path.parent), path.name)
 
 
 def _file_name(image: AnnotatedImage, names: Mapping[str, str]) -> str:

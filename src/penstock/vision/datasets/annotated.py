@@ -3,14 +3,17 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from penstock.errors import ConfigError
 from penstock.stores.dataset import StoreDataset
+from penstock.stores.transform_check import check_transform
 from penstock.vision.datasets.annotation_rules import AnnotationRules, settled
 from penstock.vision.datasets.annotation_store import AnnotationStore
+from penstock.vision.datasets.class_check import warn_of_absent
 from penstock.vision.datasets.frames import size_of_file
 from penstock.vision.datasets.table_builder import TableBuilder
 
@@ -23,6 +26,7 @@ if TYPE_CHECKING:
     from penstock.vision.annotations.model import AnnotatedImage
     from penstock.vision.datasets.annotation_table import AnnotationTable
     from penstock.vision.datasets.box_policy import BoxCounts
+    from penstock.vision.datasets.frame_votes import FrameCounts
 
 __all__ = ["AnnotatedImages"]
 
@@ -42,8 +46,9 @@ class AnnotatedImages(StoreDataset):
 
     The first three and the last are always there; the others in all samples, if any file has them.
     What is no array belongs to the image as a whole; every array but the image has a row for each
-    object. An object without a box has the one around its landmarks' pixels, and without these the
-    whole image. Arrays are the caller's own.
+    object. An object without a box has the one around its landmarks' pixels, or the whole image if
+    all of these are missing; one that has neither box nor landmarks is bad. Arrays are the
+    caller's own.
 
     All annotations are read when the dataset is made, into arrays that workers share; image files
     then, of which only the header, where no annotation says a size that is needed. Pixels and boxes
@@ -90,7 +95,8 @@ class AnnotatedImages(StoreDataset):
 
         Args:
             images: What was read; gone through once.
-            class_names: The classes in their order; those found, sorted, if not given.
+            class_names: The classes in their order; those found, sorted, if not given. It is a
+                warning if no object is of one of them.
             attributes: Which of the objects' `extra` (or "pose") become arrays; None takes all.
             transform: Takes the sample.
             decode: As for `StoreDataset`.
@@ -112,6 +118,7 @@ class AnnotatedImages(StoreDataset):
             transform=transform,
             decode=decode,
             repair=repair,
+            given_classes=class_names,
         )
 
     def _take(
@@ -123,23 +130,41 @@ class AnnotatedImages(StoreDataset):
         transform: Callable[[Any], Any] | None,
         decode: Decode,
         repair: bool,
+        given_classes: Sequence[str] | None = None,
+        unreadable: Mapping[str, int] | None = None,
     ) -> None:
-        """Become the dataset of a table as it was read."""
+        """Become the dataset of a table as it was read; classes given are looked for in it."""
+        check_transform("transform", transform)
         if getattr(transform, "takes_files", False) is True:
             raise ConfigError(
                 f"{type(transform).__name__} makes images alone, and would leave the boxes behind: "
                 "give transforms of samples, such as Letterbox or RandomPerspective."
             )
-        table, self._box_counts = settled(table, rules)
+        all_labels = table.labels
+        table, counts = settled(table, rules)
+        num_unsized = sum((unreadable or {}).values())
+        self._box_counts = replace(
+            counts, total=counts.total + num_unsized, unsized=counts.unsized + num_unsized
+        )
+        if given_classes is not None:
+            warn_of_absent(table.class_names, all_labels)
         self._rules = rules
         self._sizes_px: NDArray[np.int64] | None = None
-        store = AnnotationStore(table, rules.orientation, name)
+        store = AnnotationStore(table, rules.orientation, name, unreadable)
         StoreDataset.__init__(self, store, transform=transform, decode=decode, repair=repair)
 
     @property
     def box_counts(self) -> BoxCounts:
         """What was found about the boxes of the files, and done."""
         return self._box_counts
+
+    @property
+    def frame_counts(self) -> FrameCounts:
+        """In which frame annotations are, as far as their sizes tell: see `frame_votes`.
+
+        When it is first asked for, the headers of up to 1,000 images are read.
+        """
+        return self.store.frame_votes.counts()
 
     @property
     def landmark_names(self) -> tuple[str, ...]:
@@ -186,5 +211,12 @@ class AnnotatedImages(StoreDataset):
         return self.store.table.paths[index]
 
     def __repr__(self) -> str:
-        """Return what it is, and what became of its boxes."""
-        return f"{super().__repr__()[:-1]}, {self._box_counts}>"
+        """Return what it is, what became of its boxes, and what is known of their frames."""
+        parts = [super().__repr__()[:-1]]
+        if self.num_landmarks:
+            parts.append(f"{self.num_landmarks} landmarks each")
+        parts.append(str(self._box_counts))
+        frames = self.store.frame_votes.known
+        if frames is not None:
+            parts.append(f"frames: {frames}")
+        return f"{', '.join(parts)}>"

@@ -10,6 +10,7 @@ import numpy as np
 
 from penstock.errors import ConfigError, StoreError
 from penstock.vision.datasets.box_policy import BAD_BOXES, BadBoxes, BoxCounts, Verdict, judged
+from penstock.vision.datasets.class_check import refuse_unknown, warn_of_dropped
 from penstock.vision.datasets.frames import ORIENTATIONS, Orientation, size_of_file
 
 if TYPE_CHECKING:
@@ -72,7 +73,11 @@ def settled(table: AnnotationTable, rules: AnnotationRules) -> tuple[AnnotationT
     Raises:
         StoreError: a class is unknown, or a box bad, and the rules say that this is an error.
     """
-    is_known = _checked_classes(table, rules)
+    if rules.unknown_classes == "raise":
+        refuse_unknown(table, lambda image: _source(table, image))
+    else:
+        warn_of_dropped(table)
+    is_known = table.labels >= 0
     is_easy = np.ones(table.num_objects, np.bool_)
     if rules.skip_difficult and "difficult" in table.columns:
         is_easy = ~table.columns["difficult"]
@@ -83,20 +88,8 @@ def settled(table: AnnotationTable, rules: AnnotationRules) -> tuple[AnnotationT
     )
     table = table.with_objects(is_known & is_easy)
     table, counts = _with_good_boxes(_with_sizes(table, rules), rules, counts)
+    table = replace(table, unknown_classes=(), is_bare=None)
     return table if rules.keep_empty else table.without_empty(), counts
-
-
-def _checked_classes(table: AnnotationTable, rules: AnnotationRules) -> NDArray[np.bool_]:
-    is_known = table.labels >= 0
-    if rules.unknown_classes == "raise" and not is_known.all():
-        number = int(np.argmin(is_known))
-        image = int(table.images_of_objects[number])
-        raise StoreError(
-            f"{_source(table, image)}: the class of its object {number - table.offsets[image]} is "
-            f"none of the {len(table.class_names)} given: {table.class_names!r:.200}. Add it to "
-            "class_names, or leave such objects out by unknown_classes='drop'."
-        )
-    return is_known
 
 
 def _with_sizes(table: AnnotationTable, rules: AnnotationRules) -> AnnotationTable:
@@ -110,7 +103,8 @@ def _with_sizes(table: AnnotationTable, rules: AnnotationRules) -> AnnotationTab
         wanted = _needs_size(table, rules)
     for position in np.flatnonzero(wanted).tolist():
         sizes_px[position] = size_of_file(table.paths[position], rules.orientation) or 0
-    return replace(table, sizes_px=sizes_px)
+    is_said = table.is_size_said if rules.orientation == "auto" else None
+    return replace(table, sizes_px=sizes_px, is_size_said=is_said)
 
 
 def _needs_size(table: AnnotationTable, rules: AnnotationRules) -> NDArray[np.bool_]:
@@ -149,10 +143,14 @@ def _with_good_boxes(
     is_whole = np.isnan(boxes).any(axis=1)
     boxes[is_whole, :2] = 0
     boxes[is_whole, 2:] = sizes_px[is_whole, ::-1]
+    is_bare = np.zeros(len(boxes), np.bool_)
+    if table.is_bare is not None and rules.bad_boxes != "keep":
+        is_bare = table.is_bare
     found = _verdict(boxes, sizes_px, rules, is_without)
-    if rules.bad_boxes == "raise" and found.is_bad.any():
-        raise _bad_boxes(table, found)
-    is_kept = found.is_kept | is_whole  # also of an image whose size cannot be read
+    if rules.bad_boxes == "raise" and (found.is_bad | is_bare).any():
+        raise _bad_boxes(table, found, is_bare)
+    # Those around the whole image also where its size cannot be read.
+    is_kept = (found.is_kept | is_whole) & ~is_bare
     kinds = ("zero_area", "inverted", "outside", "swapped", "clipped")
     counts = replace(
         counts,
@@ -187,19 +185,20 @@ def _verdict(
     )
 
 
-def _bad_boxes(table: AnnotationTable, found: Verdict) -> StoreError:
+def _bad_boxes(table: AnnotationTable, found: Verdict, is_bare: NDArray[np.bool_]) -> StoreError:
     images = table.images_of_objects
-    numbers = np.flatnonzero(found.is_bad).tolist()
+    numbers = np.flatnonzero(found.is_bad | is_bare).tolist()
     shown = []
     for number in numbers[:_NUM_SHOWN]:
         image = int(images[number])
         height, width = table.sizes_px[image].tolist()
         size = f"{height} x {width} px (height x width)" if height else "of unknown size"
         box = ", ".join(f"{side:g}" for side in found.boxes[number])
+        said = f"({box}) in an image of {size} is {found.kinds_of(number)}"
         shown.append(
             f"object {number - table.offsets[image]} "
-            f"({table.class_names[table.labels[number]]}) of {_source(table, image)}: ({box}) in "
-            f"an image of {size} is {found.kinds_of(number)}"
+            f"({table.class_names[table.labels[number]]}) of {_source(table, image)}: "
+            f"{'it has neither a box nor landmarks' if is_bare[number] else said}"
         )
     more = f"; and {len(numbers) - _NUM_SHOWN} more" if len(numbers) > _NUM_SHOWN else ""
     return StoreError(

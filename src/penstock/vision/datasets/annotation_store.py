@@ -9,14 +9,17 @@ from typing import TYPE_CHECKING, Any
 from penstock.data.ragged import RaggedArray
 from penstock.errors import StoreError
 from penstock.faults import annotate
-from penstock.stores.folder.store import read_file
+from penstock.images.headers import read_header
+from penstock.stores.folder.reading import read_file
 from penstock.stores.index import Index
 from penstock.stores.records import EncodedImage, Record
 from penstock.stores.store import Store
-from penstock.vision.datasets.frames import Orientation, in_frame
+from penstock.vision.datasets.frame_votes import FrameVotes
+from penstock.vision.datasets.frames import Frame, Orientation, in_frame
+from penstock.vision.datasets.packed_sizes import SIZES, packed_sizes
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping
+    from collections.abc import Callable, Iterator, Mapping
 
     import numpy as np
     from numpy.typing import NDArray
@@ -31,19 +34,27 @@ class AnnotationStore(Store):
 
     A label is the tuple of the objects' classes. Nothing is held open; the annotations are in
     memory, the files are read when they are asked for. Metadata have the names of landmarks and
-    attributes, so that a packed copy has them too.
+    attributes, and the sizes that are known, so that a packed copy has them too.
 
     Concurrency:
         Any thread or process.
     """
 
-    def __init__(self, table: AnnotationTable, orientation: Orientation, name: str) -> None:
+    def __init__(
+        self,
+        table: AnnotationTable,
+        orientation: Orientation,
+        name: str,
+        unreadable: Mapping[str, int] | None = None,
+    ) -> None:
         """Keep the table.
 
         Args:
             table: What is marked; boxes float32.
             orientation: In which frame the pixels are.
             name: What errors call the store.
+            unreadable: Paths of images whose size, which their objects are shares of, could not be
+                read, and the number of these objects, which are left out.
 
         Raises:
             StoreError: two images have one key.
@@ -51,6 +62,8 @@ class AnnotationStore(Store):
         self.table = table
         self._orientation = orientation
         self._name = name
+        self._unreadable = dict(unreadable or {})
+        self.frame_votes = FrameVotes(table)
         twice = self.index.first_repeated()
         if twice is not None:
             raise StoreError(
@@ -94,14 +107,43 @@ class AnnotationStore(Store):
             raise StoreError(f"cannot read {path}: {error.strerror}.{said}") from error
         height, width = self.table.sizes_px[position].tolist()
         try:
-            return in_frame(data, self._orientation, (height, width) if height else None)
+            if path in self._unreadable:
+                self._refuse(path, data)
+            size = (height, width) if height else None
+            return in_frame(data, self._orientation, size, self._either(position))
         except ValueError as error:
             annotate(error, f"while reading {path}, annotated in {source or 'a table'}")
             raise
 
+    def _either(self, position: int) -> Callable[[], Frame]:
+        """Return what to ask where an image's size fits both frames."""
+        is_said = self.table.is_size_said
+        return self.frame_votes.frame if is_said is not None and is_said[position] else _upright
+
+    def _refuse(self, path: str, data: bytes) -> None:
+        """Raise for an image whose objects could not be placed."""
+        num_objects = self._unreadable[path]
+        said = f"its {num_objects} object(s) are shares of its size, and are left out"
+        try:
+            read_header(data)
+        except ValueError as error:
+            raise ValueError(f"{error}; {said}") from error
+        raise ValueError(
+            f"its size can be read now, and could not when the data set was made; {said}. Make the "
+            "data set anew"
+        )
+
+
+def _upright() -> Frame:
+    return "upright"
+
 
 def _metadata(table: AnnotationTable) -> Mapping[str, Any]:
     found: dict[str, Any] = {}
+    if (table.sizes_px > 0).any():
+        found[SIZES] = packed_sizes(table.sizes_px)
+    if table.num_landmarks:
+        found["num_landmarks"] = table.num_landmarks
     if table.landmark_names:
         found["landmark_names"] = list(table.landmark_names)
     if table.attribute_names:

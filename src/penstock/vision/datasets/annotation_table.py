@@ -42,7 +42,8 @@ class AnnotationTable:
             where it is not known.
         offsets: int64, shape (images + 1,).
         boxes: 0-based, half-open xyxy in pixels; shape (objects, 4). NaN: an object without a box.
-        labels: Number of each object's class; int64, shape (objects,).
+        labels: Number of each object's class; int64, shape (objects,). -1 - n: it is none of
+            `class_names`, but `unknown_classes[n]`.
         class_names: Name of each class.
         columns: What else there is of each object, by the name that it has in a sample:
             "landmarks", float32, shape (objects, points, 2); "visibility", int8, shape
@@ -50,6 +51,11 @@ class AnnotationTable:
             attributes, int64, shape (objects,). What no file says is not there.
         landmark_names: Names of the points; empty if they have none.
         attribute_names: For each attribute the texts that its numbers stand for.
+        unknown_classes: Classes of objects that are none of `class_names`.
+        is_size_said: bool, shape (images,): whether an annotation says the size, and not the image
+            file; None for nowhere.
+        is_bare: bool, shape (objects,): which have neither a box nor landmarks, not even missing
+            ones; None for none.
     """
 
     paths: PackedList[str]
@@ -63,6 +69,9 @@ class AnnotationTable:
     columns: Mapping[str, NDArray[Any]] = field(default_factory=dict)
     landmark_names: tuple[str, ...] = ()
     attribute_names: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
+    unknown_classes: tuple[str, ...] = ()
+    is_size_said: NDArray[np.bool_] | None = None
+    is_bare: NDArray[np.bool_] | None = None
 
     def __len__(self) -> int:
         """Return the number of images."""
@@ -101,6 +110,7 @@ class AnnotationTable:
             boxes=self.boxes[is_kept],
             labels=self.labels[is_kept],
             columns={name: column[is_kept] for name, column in self.columns.items()},
+            is_bare=None if self.is_bare is None else self.is_bare[is_kept],
         )
 
     def without_empty(self) -> AnnotationTable:
@@ -116,6 +126,7 @@ class AnnotationTable:
             sources=PackedList(self.sources[chosen]),
             sizes_px=self.sizes_px[chosen],
             offsets=np.concatenate([[0], np.cumsum(counts[chosen])]),
+            is_size_said=None if self.is_size_said is None else self.is_size_said[chosen],
         )
 
     def fingerprint(self) -> str:

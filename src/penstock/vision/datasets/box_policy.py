@@ -7,6 +7,10 @@
     outside     reaches beyond the image            cut to the image; left out      out     error
                                                     if it lies beyond altogether
 
+An object of VOC's that has neither a box nor landmarks, but a polygon or a turned box, is bad too:
+out under "fix" and "drop", an error under "raise". `unboxed` counts it. Under "keep" it is the
+whole image.
+
 Under "keep" all of them stay as the file has them; they are counted under every policy. A box may
 be of two kinds. What was swapped is looked at again for the image's borders.
 
@@ -54,7 +58,10 @@ class BoxCounts:
         dropped: Objects left out because of their box.
         difficult: Objects left out as difficult ones.
         unknown: Objects left out because their class is none of those asked for.
-        unboxed: Objects that had no box in the file and were given one.
+        unboxed: Objects that have no box in the file. Those with landmarks were given one around
+            them; those without were dropped, or under "keep" given the whole image.
+        unsized: Objects left out because the size of their image, which they are shares of, could
+            not be read.
         unchecked: Boxes of images whose size is not known: whether they reach beyond the right or
             the lower border nobody can say.
 
@@ -74,6 +81,7 @@ class BoxCounts:
     difficult: int = 0
     unknown: int = 0
     unboxed: int = 0
+    unsized: int = 0
     unchecked: int = 0
 
     def __str__(self) -> str:

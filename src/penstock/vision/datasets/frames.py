@@ -8,33 +8,37 @@ annotation names decides:
     the annotation's size is ...    the pixels are
     that of the upright image       upright
     that of the stored image        as stored: the tag is taken off
-    both (square, mirrored, 180)    upright
+    both (square, mirrored, 180)    in the frame that the other images prove: see `frame_votes`
     neither                         an error
     not there                       upright
 """
 
 from __future__ import annotations
 
-import errno
-import os
-import stat
-from typing import Final, Literal
+from typing import TYPE_CHECKING, Final, Literal
 
+import cv2
+
+from penstock.images import decode_image
 from penstock.images.headers import ImageHeader, read_header
 from penstock.images.orientation import without_orientation
-from penstock.stores.folder.store import read_file
+from penstock.vision.annotations.image_size import header_of
 
-__all__ = ["ORIENTATIONS", "Orientation", "in_frame", "size_of_file"]
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+__all__ = ["ORIENTATIONS", "Frame", "Orientation", "frame_of", "in_frame", "size_of_file"]
 
 Orientation = Literal["auto", "upright", "stored"]
 ORIENTATIONS: Final = ("auto", "upright", "stored")
-
-_START_BYTES: Final = 128 << 10  # mostly all that lies before a JPEG's pixels: Exif has 64 KiB
-_JPEG_MAGIC: Final = b"\xff\xd8\xff"
+Frame = Literal["upright", "stored"]
 
 
 def in_frame(
-    data: bytes, orientation: Orientation, annotated_hw_px: tuple[int, int] | None
+    data: bytes,
+    orientation: Orientation,
+    annotated_hw_px: tuple[int, int] | None,
+    either: Callable[[], Frame] = lambda: "upright",
 ) -> bytes:
     """Return an image file that decodes to pixels in the annotation's frame.
 
@@ -43,9 +47,11 @@ def in_frame(
         orientation: "auto" as at the top of this module; "upright" or "stored" whatever the
             annotation says.
         annotated_hw_px: Height and width of the image that was annotated; None if not known.
+        either: Asked for the frame of a turned image whose size is that of both.
 
     Returns:
-        The same bytes, or a copy without the tag.
+        The same bytes, or a copy without the tag; of forms whose tag cannot be taken off (all but
+        JPEG, PNG, WebP) the stored pixels as a PNG file.
 
     Raises:
         ValueError: its header is damaged, or has neither size.
@@ -54,22 +60,35 @@ def in_frame(
         return data
     header = read_header(data)
     if orientation == "auto" and annotated_hw_px is not None:
-        upright = header.upright_height_px, header.upright_width_px
-        if annotated_hw_px == upright:
+        frame = frame_of(header, annotated_hw_px)
+        if (either() if frame is None else frame) == "upright":
             return data
-        if annotated_hw_px != (header.height_px, header.width_px):
-            raise _other_size(header, annotated_hw_px)
-    return data if header.orientation == 1 else _without_tag(data, header)
+    return data if header.orientation == 1 else _without_tag(data)
 
 
-def _without_tag(data: bytes, header: ImageHeader) -> bytes:
+def frame_of(header: ImageHeader, annotated_hw_px: tuple[int, int]) -> Frame | None:
+    """Return the frame of an annotation; None if its size fits both, which are not one.
+
+    Raises:
+        ValueError: it fits neither.
+    """
+    is_upright = annotated_hw_px == (header.upright_height_px, header.upright_width_px)
+    is_stored = annotated_hw_px == (header.height_px, header.width_px)
+    if not is_upright and not is_stored:
+        raise _other_size(header, annotated_hw_px)
+    if is_upright and is_stored:
+        return "upright" if header.orientation == 1 else None
+    return "upright" if is_upright else "stored"
+
+
+def _without_tag(data: bytes) -> bytes:
     changed = without_orientation(data)
-    if read_header(changed).orientation != 1:
-        raise ValueError(
-            f"the annotation is in the frame of the stored pixels, and the Exif orientation of a "
-            f"{header.form} file cannot be taken off: convert it to JPEG or PNG"
-        )
-    return changed
+    if read_header(changed).orientation == 1:
+        return changed
+    pixels = cv2.cvtColor(decode_image(data, orientation="stored"), cv2.COLOR_RGB2BGR)
+    is_done, file = cv2.imencode(".png", pixels, [cv2.IMWRITE_PNG_COMPRESSION, 1])
+    assert is_done  # of any uint8 image
+    return file.tobytes()
 
 
 def _other_size(header: ImageHeader, annotated_hw_px: tuple[int, int]) -> ValueError:
@@ -92,34 +111,10 @@ def size_of_file(path: str, orientation: Orientation) -> tuple[int, int] | None:
         path: The file. Of a JPEG file mostly only the beginning is read.
         orientation: "stored", or else upright.
     """
-    header = _header_of_file(path)
-    if header is None:
+    try:
+        header = header_of(path)
+    except (OSError, ValueError):
         return None
     if orientation == "stored":
         return header.height_px, header.width_px
     return header.upright_height_px, header.upright_width_px
-
-
-def _header_of_file(path: str) -> ImageHeader | None:
-    try:
-        start, is_whole = _start_of(path)
-        if start.startswith(_JPEG_MAGIC) and not is_whole:
-            try:
-                return read_header(start)
-            except ValueError:
-                pass  # more lies before the pixels than was read
-        return read_header(start if is_whole else read_file(path))
-    except (OSError, ValueError):
-        return None
-
-
-def _start_of(path: str) -> tuple[bytes, bool]:
-    """Return the beginning of a file, and whether that is all of it; a pipe is not waited for."""
-    fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK | os.O_NOCTTY)
-    try:
-        if not stat.S_ISREG(os.fstat(fd).st_mode):
-            raise OSError(errno.EINVAL, "not a regular file", path)
-        data = os.read(fd, _START_BYTES)
-        return data, len(data) < _START_BYTES
-    finally:
-        os.close(fd)

@@ -4,12 +4,14 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final
 
 from penstock.errors import StoreError
 from penstock.stores.dataset import StoreDataset
 from penstock.stores.folder.marks import INDEX_NAME
 from penstock.stores.folder.store import FolderStore
+from penstock.stores.folder.voc import looks_like_voc
+from penstock.stores.transform_check import check_transform
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -17,6 +19,8 @@ if TYPE_CHECKING:
     from penstock.stores.dataset import Decode
 
 __all__ = ["ImageFolder"]
+
+_SPLITS: Final = ("train", "val", "valid", "test")
 
 
 class ImageFolder(StoreDataset):
@@ -72,10 +76,15 @@ class ImageFolder(StoreDataset):
             repair: Whether JPEG files without an end are given one.
 
         Raises:
-            StoreError: there is no such folder, no image in it, or a folder that cannot be listed.
+            StoreError: there is no such folder, no image in it, or a folder that cannot be listed;
+                or it is a folder of Pascal VOC's or YOLO's.
             ConfigError: `decode` is none of those.
         """
+        check_transform("transform", transform)
+        check_transform("target_transform", target_transform)
         has_index = (Path(root) / INDEX_NAME).is_file()
+        if not has_index:
+            _refuse_other_layouts(Path(root))
         store = FolderStore(root, layout="auto" if has_index else "classes")
         super().__init__(
             store,
@@ -130,3 +139,24 @@ class ImageFolder(StoreDataset):
     def __getstate__(self) -> dict[str, Any]:
         """Leave the long lists behind, which any copy can make for itself."""
         return {**self.__dict__, "_lists": {}}
+
+
+def _refuse_other_layouts(root: Path) -> None:
+    """Raise if the subfolders are those of a format of annotations, and no classes."""
+    if looks_like_voc(root):
+        found, reader = "Annotations and JPEGImages, as Pascal VOC has them", "VOCDetection"
+    elif any(_looks_like_yolo(folder) for folder in (root, *(root / name for name in _SPLITS))):
+        found, reader = "images and labels (text files), as YOLO has them", "YOLODetection"
+    else:
+        return
+    raise StoreError(
+        f"{root} has {found}: these are no classes. {reader}({str(root)!r}) reads the objects in "
+        "the images."
+    )
+
+
+def _looks_like_yolo(root: Path) -> bool:
+    labels = root / "labels"
+    if not labels.is_dir() or not (root / "images").is_dir():
+        return False
+    return any(next(labels.glob(pattern), None) is not None for pattern in ("*.txt", "*/*.txt"))

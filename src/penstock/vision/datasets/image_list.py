@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 from penstock.errors import ConfigError, StoreError
 from penstock.stores.dataset import StoreDataset
 from penstock.stores.folder.listed import ListedStore
+from penstock.stores.transform_check import check_transform
 from penstock.vision.annotations.image_list import read_image_list
 
 if TYPE_CHECKING:
@@ -22,8 +23,10 @@ __all__ = ["ImageList"]
 class ImageList(StoreDataset):
     """A line for each image: `path label`. A sample is (image, class), as of `ImageFolder`.
 
-    Labels that are numbers stay the numbers that they are. Texts are numbered in the order of
-    `class_names`, or of their sorting. An image may be there twice; then its list cannot be packed.
+    The label is the last column; the path is all before it. Labels that are whole numbers, written
+    as 1 or as 1.0, stay the numbers that they are; if one is none, all are texts. Texts
+    are numbered in the order of `class_names`, or of their sorting. An image may be there
+    twice; then its list cannot be packed.
 
     Concurrency:
         Any thread or process; it pickles.
@@ -72,6 +75,8 @@ class ImageList(StoreDataset):
         """
         if isinstance(class_names, str):
             raise ConfigError(f"class_names is a list of names, not the text {class_names!r}.")
+        check_transform("transform", transform)
+        check_transform("target_transform", target_transform)
         entries = read_image_list(path, root, separator=separator)
         labels, names = _numbered([label for _, label in entries], class_names, path)
         store = ListedStore(

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, Final
 import numpy as np
 
 from penstock.errors import ConfigError, StoreError
+from penstock.vision.annotations.limits import MAX_LANDMARK_NAMES, MAX_LANDMARKS
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -21,6 +22,8 @@ if TYPE_CHECKING:
 __all__ = ["LandmarkCollector", "int64_of", "natural_order"]
 
 _SEEN: Final = 2
+_MANY_PLACES: Final = 1 << 26  # half a gigabyte
+_SPARSE: Final = 100  # places for each point that is given
 
 
 class LandmarkCollector:
@@ -92,6 +95,7 @@ class LandmarkCollector:
         targets = places[self._orders.of_points()]
         is_wanted = targets >= 0
         owners, targets = owners[is_wanted], targets[is_wanted]
+        _refuse_mostly_missing(len(counts), num_points, len(owners))
         landmarks = np.full((len(counts), num_points, 2), np.nan, np.float32)
         landmarks[owners, targets] = np.frombuffer(self._xy, np.float32).reshape(-1, 2)[is_wanted]
         landmarks[np.isnan(landmarks).any(axis=2)] = np.nan  # half a point is none
@@ -103,6 +107,16 @@ class LandmarkCollector:
         return names, columns
 
 
+def _refuse_mostly_missing(num_objects: int, num_points: int, num_given: int) -> None:
+    num_places = num_objects * num_points
+    if num_places > _MANY_PLACES and num_places > _SPARSE * max(1, num_given):
+        raise StoreError(
+            f"{num_objects:,} objects would have {num_points:,} landmarks each, and only "
+            f"{num_given:,} are given in all. Choose those that you want by landmark_names, or "
+            "leave out the objects that have very many."
+        )
+
+
 class _Orders:
     """In which order objects have their landmarks: few ways, mostly one."""
 
@@ -111,6 +125,7 @@ class _Orders:
         self._numbers = array("q")  # of each object: which order; -1 without landmarks
         self._unnamed: tuple[int, str] | None = None
         self._named = ""
+        self._names: set[str] = set()
 
     def add(self, names: tuple[str, ...], num_points: int, where: str) -> None:
         if not num_points:
@@ -133,7 +148,22 @@ class _Orders:
                 "none: nobody can say which belong together."
             )
         key = names or ("",) * num_points
+        if key not in self._orders:
+            self._check_number(names, num_points, where)
         self._numbers.append(self._orders.setdefault(key, len(self._orders)))
+
+    def _check_number(self, names: tuple[str, ...], num_points: int, where: str) -> None:
+        """Raise if every object would have room for very many points, as one may name them."""
+        before = len(self._names)
+        self._names.update(names)
+        if len(self._names) > MAX_LANDMARK_NAMES:
+            raise StoreError(
+                f"{where}: with its landmarks, {names[0]!r:.80} for one, there are "
+                f"{len(self._names):,} names, {before:,} of them before; {MAX_LANDMARK_NAMES:,} "
+                "is the most. Is a number of the object part of each name?"
+            )
+        if num_points > MAX_LANDMARKS:
+            raise StoreError(f"{where}: {num_points:,} landmarks; {MAX_LANDMARKS:,} is the most.")
 
     def joined(
         self, wanted: Sequence[str] | None

@@ -6,6 +6,7 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Final, Literal
 
+from penstock.stores.transform_check import check_transform
 from penstock.vision.annotations.imglab import read_imglab
 from penstock.vision.annotations.landmark_list import CLASS_COLUMN, read_landmark_list
 from penstock.vision.datasets.annotated import AnnotatedImages
@@ -77,7 +78,8 @@ class LandmarkList(AnnotatedImages):
 
         Args:
             path: The text file.
-            num_landmarks: Of each line; those of the first line if not given.
+            num_landmarks: Of each line. If not given, as many as the first line has numbers for:
+                better say it, as a box or a column that was forgotten counts as landmarks then.
             layout: "xxyy": all x, then all y; "xyxy": in turn.
             has_box: Whether a line has a box.
             box_format: "xyxy" corners, "xywh" corner, width and height.
@@ -108,6 +110,7 @@ class LandmarkList(AnnotatedImages):
         rules = AnnotationRules(
             orientation, bad_boxes, unknown_classes, added_px=1 if has_last_px else 0
         )
+        check_transform("transform", transform)
         images = read_landmark_list(
             path,
             num_landmarks=num_landmarks,
@@ -125,8 +128,25 @@ class LandmarkList(AnnotatedImages):
         for image in _grouped(images):
             builder.add(_with_classes(image, classes))
         table = builder.table(class_names, has_numbers=True, attribute_names=attribute_names)
-        name = f"landmark list {path}"
-        self._take(table, rules, name, transform=transform, decode=decode, repair=repair)
+        self._is_counted = num_landmarks is None
+        self._take(
+            replace(table, is_bare=None),  # a line without box and landmarks is of the whole image
+            rules,
+            f"landmark list {path}",
+            transform=transform,
+            decode=decode,
+            repair=repair,
+            given_classes=class_names,
+        )
+
+    def __repr__(self) -> str:
+        """Return what it is; where nobody said how many landmarks there are, how many were found.
+
+        A box that was forgotten (`has_box`) looks like two landmarks more.
+        """
+        found = f"{self.num_landmarks} landmarks each"
+        counted = f"{found}, as the first line has them" if self._is_counted else found
+        return super().__repr__().replace(found, counted, 1)
 
 
 def _grouped(images: Iterable[AnnotatedImage]) -> Iterable[AnnotatedImage]:
@@ -223,6 +243,7 @@ class ImglabDetection(AnnotatedImages):
                 image.
             ConfigError: an argument is none of those.
         """
+        check_transform("transform", transform)
         rules = AnnotationRules(orientation, bad_boxes, unknown_classes, skip_difficult, keep_empty)
         builder = TableBuilder(attributes)
         for image in read_imglab(path):
@@ -230,5 +251,12 @@ class ImglabDetection(AnnotatedImages):
         table = builder.table(
             class_names, attribute_names=attribute_names, landmark_names=landmark_names
         )
-        name = f"imglab {path}"
-        self._take(table, rules, name, transform=transform, decode=decode, repair=repair)
+        self._take(
+            table,
+            rules,
+            f"imglab {path}",
+            transform=transform,
+            decode=decode,
+            repair=repair,
+            given_classes=class_names,
+        )

@@ -12,6 +12,7 @@ import numpy as np
 
 from penstock.data.packed_list import PackedList
 from penstock.errors import ConfigError, StoreError
+from penstock.vision.annotations.limits import MAX_ATTRIBUTES
 from penstock.vision.datasets.annotation_table import FLAGS, AnnotationTable
 from penstock.vision.datasets.landmark_columns import LandmarkCollector, int64_of, natural_order
 
@@ -58,6 +59,7 @@ class TableBuilder:
         self._paths, self._keys, self._sources = _Texts(), _Texts(), _Texts()
         self._sizes, self._counts = array("q"), array("q")
         self._boxes = array("d")
+        self._bare = array("b")
         self._classes = _Words()
         self._flags = {name: array("b") for name in FLAGS}
         self._points = LandmarkCollector()
@@ -93,8 +95,9 @@ class TableBuilder:
             raise StoreError(f"{where}: its box is {box}, which no pixel has.")
         self._points.add(item, where)
         self._boxes.extend(_NO_BOX if box is None else box)
+        self._bare.append(box is None and not item.landmarks_xy_px)
         if self._takes_all:
-            self._take_new_attributes(item)
+            self._take_new_attributes(item, where)
         for name, words in self._attributes.items():
             words.add(item.extra.get(name, item.pose if name == "pose" else ""))
         self._classes.add(item.class_name or UNNAMED)
@@ -102,9 +105,15 @@ class TableBuilder:
             value = getattr(item, name)
             flags.append(-1 if value is None else int(value))
 
-    def _take_new_attributes(self, item: AnnotatedObject) -> None:
-        for name in item.extra.keys() - self._attributes.keys():
+    def _take_new_attributes(self, item: AnnotatedObject, where: str) -> None:
+        for name in sorted(item.extra.keys() - self._attributes.keys()):
             _check_name(name)
+            if len(self._attributes) >= MAX_ATTRIBUTES:
+                raise StoreError(
+                    f"{where}: {name!r:.80} is one attribute more than {MAX_ATTRIBUTES:,}, and "
+                    "every object would have a number for each. Name those that you want: "
+                    "attributes=[…]."
+                )
             self._attributes[name] = words = _Words()
             for _ in range(len(self._classes.numbers)):  # those before had none
                 words.add("")
@@ -121,7 +130,8 @@ class TableBuilder:
 
         Args:
             class_names: The classes, in order; those found, sorted, if not given. An object of
-                another class gets -1.
+                another class gets -1 - n: see
+                `AnnotationTable`.
             has_numbers: Whether classes that are numbers from 0 keep theirs: see `numbered_names`.
                 Attributes always do.
             attribute_names: For an attribute the texts that count as 0, 1, 2 …; else those found.
@@ -136,19 +146,24 @@ class TableBuilder:
         sort = numbered_names if has_numbers else sorted
         names = tuple(sort(self._classes.names) if class_names is None else class_names)
         attributes, columns = self._attribute_columns(attribute_names or {})
+        unknown = tuple(sorted(self._classes.names.keys() - set(names)))
+        sizes_px = int64_of(self._sizes).reshape(-1, 2)
         points, columns_of_points = self._points.columns(landmark_names)
         return AnnotationTable(
             paths=self._paths.packed(),
             keys=self._keys.packed(),
             sources=self._sources.packed(),
-            sizes_px=int64_of(self._sizes).reshape(-1, 2),
+            sizes_px=sizes_px,
             offsets=np.concatenate([np.zeros(1, np.int64), np.cumsum(int64_of(self._counts))]),
             boxes=np.frombuffer(self._boxes, np.float64).reshape(-1, 4),
-            labels=self._classes.as_numbers_of(names),
+            labels=self._classes.as_numbers_of(names, unknown),
             class_names=names,
             columns={**columns_of_points, **self._flag_columns(), **columns},
             landmark_names=points,
             attribute_names=attributes,
+            unknown_classes=unknown,
+            is_size_said=np.asarray((sizes_px > 0).all(axis=1)),
+            is_bare=np.frombuffer(self._bare, np.bool_),
         )
 
     def _flag_columns(self) -> dict[str, NDArray[Any]]:
@@ -201,12 +216,18 @@ class _Words:
     def add(self, name: str) -> None:
         self.numbers.append(self.names.setdefault(name, len(self.names)))
 
-    def as_numbers_of(self, names: Sequence[str]) -> NDArray[np.int64]:
-        """Return for each the place of its text in `names`; -1 if it is not there."""
+    def as_numbers_of(self, names: Sequence[str], others: Sequence[str] = ()) -> NDArray[np.int64]:
+        """Return for each the place of its text in `names`.
+
+        -1 - n if it is not there, but `others[n]`; -1 if it is in neither.
+        """
+        elsewhere = {name: -1 - place for place, name in enumerate(others)}
         places = {name: place for place, name in enumerate(names)}
         if len(places) < len(names):
             raise ConfigError(f"a name is there twice: {list(names)!r:.200}.")
-        table = np.array([places.get(name, -1) for name in self.names], np.int64)
+        table = np.array(
+            [places.get(name, elsewhere.get(name, -1)) for name in self.names], np.int64
+        )
         return table[int64_of(self.numbers)]
 
 

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from penstock.stores.folder.voc import stems_of_split
+from penstock.stores.transform_check import check_transform
 from penstock.vision.annotations.voc import read_voc_folder
 from penstock.vision.datasets.annotated import AnnotatedImages
 from penstock.vision.datasets.annotation_rules import AnnotationRules, UnknownClasses
@@ -31,6 +32,10 @@ class VOCDetection(AnnotatedImages):
 
     VOC includes both ends of a box, so xmin = xmax is a box of one column if taken at its word; it
     counts as `zero_area` all the same, and is left out unless `bad_boxes` is "keep".
+
+    torchvision's `image_set` is `split` here, its `year` is part of `root` (VOCdevkit/VOC2012), and
+    its `target_transform` and `transforms` are `transform`, which takes the whole sample. See
+    docs/detection.md.
 
     Concurrency:
         Any thread or process; it pickles.
@@ -103,17 +108,27 @@ class VOCDetection(AnnotatedImages):
         rules = AnnotationRules(
             orientation, bad_boxes, unknown_classes, skip_difficult, keep_empty, added_px=origin
         )
+        check_transform("transform", transform)
         images = read_voc_folder(root, split if class_names is not None else None, origin=origin)
-        if class_names is None:
-            class_names = sorted({found.class_name for one in images for found in one.objects})
+        names = class_names
+        if names is None:
+            names = sorted({found.class_name for one in images for found in one.objects})
             if split is not None:
                 images = _of_split(images, root, split, origin)
         builder = TableBuilder(attributes)
         for image in images:
             builder.add(image)
-        table = builder.table(class_names, landmark_names=landmark_names)
+        table = builder.table(names, landmark_names=landmark_names)
         name = f"VOC {root}" if split is None else f"VOC {root}, split {split}"
-        self._take(table, rules, name, transform=transform, decode=decode, repair=repair)
+        self._take(
+            table,
+            rules,
+            name,
+            transform=transform,
+            decode=decode,
+            repair=repair,
+            given_classes=class_names,
+        )
 
 
 def _of_split(

@@ -9,7 +9,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 from penstock.errors import ConfigError
+from penstock.stores.transform_check import check_transform
 from penstock.vision.annotations.yolo import read_yolo
+from penstock.vision.annotations.yolo_labels import SLACK
 from penstock.vision.datasets.annotated import AnnotatedImages
 from penstock.vision.datasets.annotation_rules import AnnotationRules, UnknownClasses
 from penstock.vision.datasets.table_builder import TableBuilder
@@ -31,7 +33,8 @@ class YOLODetection(AnnotatedImages):
 
     A sample is the dict of `AnnotatedImages`, with landmarks where the files have keypoints. Class
     names and their order are those of the yaml file. Shares become pixels of the upright image, the
-    one that a viewer shows; its size is read from each file's header.
+    one that a viewer shows; its size is read from each file's header. An image whose header cannot
+    be read has no objects, and reading it raises.
 
     Concurrency:
         Any thread or process; it pickles.
@@ -60,6 +63,7 @@ class YOLODetection(AnnotatedImages):
         class_names: Sequence[str] | None = None,
         unknown_classes: UnknownClasses = "raise",
         polygons: Literal["error", "box"] = "error",
+        slack: float = SLACK,
         orientation: Orientation = "auto",
         bad_boxes: BadBoxes = "fix",
         keep_empty: bool = True,
@@ -76,6 +80,8 @@ class YOLODetection(AnnotatedImages):
                 names none, the names of classes 0, 1, 2 …
             unknown_classes: What becomes of an object of another class: "raise" or "drop".
             polygons: What becomes of lines that outline an object: "error", or the "box" around it.
+            slack: How far beyond 0 to 1 a box's centre and sides may be; what is farther is an
+                error, and no box of this image. `bad_boxes` decides on what is nearer.
             orientation: In which frame the pixels are; "auto" is upright here.
             bad_boxes: "fix", "drop", "keep" or "raise": see `penstock.vision.datasets.box_policy`.
             keep_empty: Whether images without an object are there.
@@ -87,16 +93,32 @@ class YOLODetection(AnnotatedImages):
             ConfigError: an argument is none of those.
         """
         rules = AnnotationRules(orientation, bad_boxes, unknown_classes, keep_empty=keep_empty)
-        images, names = read_yolo(yaml_or_folder, split, polygons=polygons)
+        check_transform("transform", transform)
+        unreadable: dict[str, int] = {}
+        images, names = read_yolo(
+            yaml_or_folder, split, polygons=polygons, slack=slack, unreadable=unreadable
+        )
         builder = TableBuilder()
         for image in _with_different_keys(images):
             builder.add(image)
         if class_names is not None and names == tuple(map(str, range(len(names)))):
             table = _named(builder.table(names), class_names, yaml_or_folder)
+            class_names = None  # names for numbers, of which not all have to come up
         else:
             table = builder.table(names if class_names is None else class_names)
+        # The sizes are those of the files, and say nothing of the frame.
+        table = replace(table, is_size_said=None)
         name = f"YOLO {yaml_or_folder}, split {split}"
-        self._take(table, rules, name, transform=transform, decode=decode, repair=repair)
+        self._take(
+            table,
+            rules,
+            name,
+            transform=transform,
+            decode=decode,
+            repair=repair,
+            given_classes=class_names,
+            unreadable=unreadable,
+        )
 
 
 def _with_different_keys(images: Sequence[AnnotatedImage]) -> Iterator[AnnotatedImage]:

@@ -4,15 +4,16 @@
 from __future__ import annotations
 
 import math
+from collections import Counter
 from typing import TYPE_CHECKING, Any, Final
 
 import cv2
 import numpy as np
 
 from penstock.errors import ConfigError
-from penstock.vision.looking.displayed import class_text, sample_of
+from penstock.vision.looking.displayed import Unshown, class_of, class_text, sample_of
 from penstock.vision.looking.drawing import Pens, class_colour, draw_onto
-from penstock.vision.looking.lettering import fitted, line_height, text_width, write
+from penstock.vision.looking.lettering import fitted, line_height, text_width, wrapped, write
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -22,11 +23,13 @@ if TYPE_CHECKING:
 __all__ = ["contact_sheet"]
 
 _PAPER: Final = (245, 245, 245)
+_ERROR_PAPER: Final = (253, 224, 221)  # behind what stands for an image that cannot be shown
 _GAP_PX: Final = 8
 _TEXT_PX: Final = 12
 _CHIP_PX: Final = 12  # side of a colour in the legend
 _MOST_CLASSES: Final = 60  # of the legend
 _MOST_NAMED: Final = 0.1  # of an image; the rest is left to the legend
+_MOST_PX: Final = 200_000_000  # of a sheet: 600 MB; few programs open more
 _COARSE: Final = 3.0  # enlarged more than this, pixels stay pixels
 
 
@@ -43,7 +46,8 @@ def contact_sheet(
     Lines and letters are drawn after scaling, so they can be read in images of any size.
 
     Args:
-        samples: At least one, each as `draw_objects` takes it, or (image, class).
+        samples: At least one, each as `draw_objects` takes it, or (image, class); an `Unshown`
+            has its reason in the place of the image.
         class_names: Name of class 0, 1, 2 …
         columns: Tiles in a row; as many as make about a square if not given.
         tile_px: Width of a tile, and the most height of its image.
@@ -52,7 +56,8 @@ def contact_sheet(
         uint8 of shape (height, width, 3), RGB; a fresh array.
 
     Raises:
-        ConfigError: there is no sample, or one without an image; a number is out of range.
+        ConfigError: there is no sample, or one without an image; a number is out of range; the
+            sheet would have more than 200 million pixels.
 
     Example:
         >>> cell = {"image": np.zeros((48, 64, 3), np.uint8), "image_id": "a"}
@@ -66,13 +71,45 @@ def contact_sheet(
             f"tile_px is 32 or more and columns 1 or more, but got tile_px={tile_px}, "
             f"columns={columns}"
         )
-    found = [sample_of(sample) for sample in samples]
-    tiles = [_tile(sample, class_names, tile_px) for sample in found]
-    columns = min(len(tiles), columns or math.ceil(math.sqrt(len(tiles))))
+    made = [one if isinstance(one, Unshown) else sample_of(one) for one in samples]
+    found = [sample for sample in made if not isinstance(sample, Unshown)]
+    columns = min(len(made), columns or math.ceil(math.sqrt(len(made))))
+    _check_size(made, columns, tile_px)
+    tiles = [
+        _tile_without(sample, tile_px)
+        if isinstance(sample, Unshown)
+        else _tile(sample, class_names, tile_px)
+        for sample in made
+    ]
     rows = [tiles[start : start + columns] for start in range(0, len(tiles), columns)]
     width = columns * (tile_px + _GAP_PX) + _GAP_PX
     legend = _legend(found, class_names, width)
     return np.concatenate([_gap(width), *(_row(row, width, tile_px) for row in rows), *legend])
+
+
+def _check_size(samples: list[dict[str, Any] | Unshown], columns: int, tile_px: int) -> None:
+    """Raise before anything is drawn, rather than fill the memory."""
+    heights = [
+        tile_px if isinstance(sample, Unshown) else _size_in_tile(sample["image"], tile_px)[1]
+        for sample in samples
+    ]
+    rows = [max(heights[start : start + columns]) for start in range(0, len(heights), columns)]
+    width = columns * (tile_px + _GAP_PX) + _GAP_PX
+    height = sum(rows) + len(rows) * (line_height(_TEXT_PX) + 4 + _GAP_PX) + _GAP_PX
+    if width * height > _MOST_PX:
+        raise ConfigError(
+            f"a sheet of {len(samples):,} images, {columns:,} in a row and each {tile_px:,} pixels "
+            f"wide, would be {width:,} x {height:,} pixels, {width * height / 1e6:,.0f} million; "
+            f"the most is {_MOST_PX / 1e6:,.0f} million. Show fewer images, or smaller ones "
+            "(tile_px, --tile)."
+        )
+
+
+def _size_in_tile(image: NDArray[Any], tile_px: int) -> tuple[int, int]:
+    """Return width and height of an image, scaled to a tile."""
+    height, width = image.shape[:2]
+    scale = tile_px / max(height, width)
+    return max(1, round(width * scale)), max(1, round(height * scale))
 
 
 def _gap(width: int, height: int = _GAP_PX) -> NDArray[np.uint8]:
@@ -92,23 +129,33 @@ def _tile(sample: dict[str, Any], class_names: Sequence[str], tile_px: int) -> N
     image = sample["image"]
     height, width = image.shape[:2]
     scale = tile_px / max(height, width)
-    size = max(1, round(width * scale)), max(1, round(height * scale))
+    size = _size_in_tile(image, tile_px)
     scaled = np.ascontiguousarray(cv2.resize(image, size, interpolation=_interpolation(scale)))
     pens = Pens(2 if tile_px >= 200 else 1, _TEXT_PX)
     by = size[0] / width, size[1] / height
     draw_onto(scaled, sample, class_names, pens, by, most_named=_MOST_NAMED)
-    tile = _gap(tile_px, size[1] + line_height(_TEXT_PX) + 4)
-    left = (tile_px - size[0]) // 2
-    tile[: size[1], left : left + size[0]] = scaled
-    caption = fitted(_caption(sample, class_names), tile_px, _TEXT_PX)
-    write(
-        tile,
-        caption,
-        max(0, (tile_px - text_width(caption, _TEXT_PX)) // 2),
-        size[1] + 3,
-        _TEXT_PX,
-        _PAPER,
-    )
+    return _captioned(scaled, _caption(sample, class_names), tile_px)
+
+
+def _tile_without(sample: Unshown, tile_px: int) -> NDArray[np.uint8]:
+    """Return what stands for an image that cannot be shown: the reason, and its caption."""
+    step = line_height(_TEXT_PX)
+    page = np.full((max(step + 2 * _GAP_PX, tile_px * 2 // 3), tile_px, 3), _ERROR_PAPER, np.uint8)
+    most = (len(page) - 2 * _GAP_PX) // step
+    for row, line in enumerate(wrapped(sample.reason, tile_px - 2 * _GAP_PX, _TEXT_PX, most)):
+        write(page, line, _GAP_PX, _GAP_PX + row * step, _TEXT_PX, _ERROR_PAPER)
+    return _captioned(page, sample.name, tile_px)
+
+
+def _captioned(picture: NDArray[np.uint8], caption: str, tile_px: int) -> NDArray[np.uint8]:
+    """Return a picture in the middle of a tile, with a line below it."""
+    height, width = picture.shape[:2]
+    tile = _gap(tile_px, height + line_height(_TEXT_PX) + 4)
+    left = (tile_px - width) // 2
+    tile[:height, left : left + width] = picture
+    caption = fitted(caption, tile_px, _TEXT_PX)
+    place = max(0, (tile_px - text_width(caption, _TEXT_PX)) // 2)
+    write(tile, caption, place, height + 3, _TEXT_PX, _PAPER)
     return tile
 
 
@@ -129,14 +176,11 @@ def _legend(
     samples: list[dict[str, Any]], class_names: Sequence[str], width: int
 ) -> list[NDArray[np.uint8]]:
     """Return lines with the colour, the name and the number of the objects of each class."""
-    labels = [np.asarray(sample["labels"]) for sample in samples if "labels" in sample]
-    numbers = [found.ravel() for found in labels if found.ndim == 1 and found.dtype.kind in "iu"]
-    ids, counts = np.unique(np.concatenate([*numbers, np.empty(0, np.int64)]), return_counts=True)
+    counts = _counted(samples, class_names)
     lines: list[NDArray[np.uint8]] = []
     left = width
-    for label, count in list(zip(ids.astype(int).tolist(), counts.tolist(), strict=True))[
-        :_MOST_CLASSES
-    ]:
+    for label in sorted(counts, key=lambda it: (isinstance(it, str), it))[:_MOST_CLASSES]:
+        count = counts[label]
         text = fitted(f"{class_text(label, class_names)} ({count})", width // 2, _TEXT_PX)
         needed = _CHIP_PX + 4 + text_width(text, _TEXT_PX) + 3 * _GAP_PX
         if left + needed > width:
@@ -147,3 +191,14 @@ def _legend(
         write(line, text, left + _CHIP_PX + 4, 1, _TEXT_PX, _PAPER)
         left += needed
     return lines
+
+
+def _counted(samples: list[dict[str, Any]], class_names: Sequence[str]) -> Counter[int | str]:
+    """Return how many objects there are of each class that is a number or a name."""
+    counts: Counter[int | str] = Counter()
+    for sample in samples:
+        labels = sample.get("labels", ())
+        one_each = [label for label in labels if isinstance(label, str) or not np.ndim(label)]
+        found = [class_of(label, class_names) for label in one_each]
+        counts.update(label for label in found if label is not None)
+    return counts

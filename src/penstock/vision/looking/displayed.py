@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 import numpy as np
 
@@ -16,10 +16,17 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
-__all__ = ["class_text", "sample_of", "shown_image"]
+__all__ = ["Unshown", "class_of", "class_text", "sample_of", "shown_image"]
 
 _MOST_CHANNELS: Final = 4
 _NUM_SHOWN: Final = 2  # classes of a mixture
+
+
+class Unshown(NamedTuple):
+    """A sample that cannot be made, in a contact sheet: what it is called, and why."""
+
+    name: str
+    reason: str
 
 
 def sample_of(sample: Any) -> dict[str, Any]:  # noqa: ANN401
@@ -87,6 +94,25 @@ def _in_bytes(pixels: NDArray[Any]) -> NDArray[np.uint8]:
     scaled = (values - least) * (255 / max(most - least, 1e-12))
     in_bytes: NDArray[np.uint8] = np.rint(scaled).astype(np.uint8)
     return in_bytes
+
+
+def class_of(label: Any, class_names: Sequence[str]) -> int | str | None:  # noqa: ANN401
+    """Return the number of a class, of a mixture that of its largest part.
+
+    A text that is none of `class_names` stays a text; None is returned for what is no class, as
+    NaN and infinity.
+
+    Example:
+        >>> names = ["cat", "dog"]
+        >>> [class_of(label, names) for label in (1, [0.2, 0.8], "dog", "cow", float("nan"))]
+        [1, 1, 1, 'cow', None]
+    """
+    if isinstance(label, str):
+        return class_names.index(label) if label in class_names else str(label)
+    weights = np.asarray(label)
+    if weights.dtype.kind not in "biuf" or not weights.size or not np.isfinite(weights).all():
+        return None
+    return int(weights.argmax()) if weights.ndim else int(weights)
 
 
 def class_text(label: Any, class_names: Sequence[str]) -> str:  # noqa: ANN401

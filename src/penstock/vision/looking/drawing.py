@@ -4,12 +4,13 @@
 from __future__ import annotations
 
 import math
+import zlib
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 import cv2
 import numpy as np
 
-from penstock.vision.looking.displayed import class_text, sample_of
+from penstock.vision.looking.displayed import class_of, class_text, sample_of
 from penstock.vision.looking.lettering import fitted, line_height, text_width, write
 
 if TYPE_CHECKING:
@@ -24,6 +25,7 @@ _COLOURS: Final = (
     (230, 159, 0), (86, 180, 233), (0, 158, 115), (240, 228, 66),
     (0, 114, 178), (213, 94, 0), (204, 121, 167),
 )  # fmt: skip
+_NO_CLASS: Final = (160, 160, 160)
 _DARK: Final = (20, 20, 20)
 _POINT: Final = (255, 255, 255)
 _FAR: Final = 1e5  # pixels
@@ -45,14 +47,21 @@ class Pens(NamedTuple):
         return cls(max(1, round(side / 320)), int(np.clip(side / 32, 10, 64)))
 
 
-def class_colour(label: int) -> tuple[int, int, int]:
-    """Return the colour of a class, RGB: always the same; eight classes apart they repeat.
+def class_colour(label: int | str | None) -> tuple[int, int, int]:
+    """Return the colour of a class, RGB: always the same; seven classes apart they repeat.
+
+    Args:
+        label: Its number; or its name, whose colour does not depend on other names; None, which is
+            grey, for what is no class.
 
     Example:
-        >>> class_colour(0), class_colour(1) == class_colour(8)
-        ((230, 159, 0), True)
+        >>> class_colour(0), class_colour(1) == class_colour(8), class_colour("cat")
+        ((230, 159, 0), True, (213, 94, 0))
     """
-    return _COLOURS[label % len(_COLOURS)]
+    if label is None:
+        return _NO_CLASS
+    number = zlib.crc32(label.encode("utf-8", "replace")) if isinstance(label, str) else label
+    return _COLOURS[number % len(_COLOURS)]
 
 
 def draw_objects(
@@ -112,7 +121,7 @@ def draw_onto(
     boxes = boxes.clip(-_FAR, _FAR)  # beyond what OpenCV's integers hold
     labels = sample.get("labels")
     names = _names(labels, len(boxes), class_names)
-    colours = [class_colour(_number(labels, n)) for n in range(len(boxes))]
+    colours = [class_colour(_class(labels, n, class_names)) for n in range(len(boxes))]
     areas = np.prod(boxes[:, 2:] - boxes[:, :2], axis=1)
     # Small ones last: they would vanish under the lines of large ones.
     order = np.argsort(-areas, kind="stable").tolist()
@@ -127,11 +136,14 @@ def draw_onto(
             _draw_tag(image, boxes[n], names[n], colours[n], pens, taken)
 
 
-def _number(labels: Any, n: int) -> int:  # noqa: ANN401
+def _class(
+    labels: Any,  # noqa: ANN401
+    n: int,
+    class_names: Sequence[str],
+) -> int | str | None:
     if labels is None or n >= len(labels):
         return 0
-    label = np.asarray(labels[n])
-    return int(label) if label.ndim == 0 else int(label.argmax())
+    return class_of(labels[n], class_names)
 
 
 def _names(labels: Any, num_boxes: int, class_names: Sequence[str]) -> list[str]:  # noqa: ANN401

@@ -10,13 +10,18 @@ import copy
 import importlib
 import random
 import threading
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
 
 from penstock.errors import ConfigError
 from penstock.randomness.samples import sample_rng
-from penstock.vision.samples import image_of, kept, num_objects, with_image
+from penstock.vision.arguments import is_of, shown
+from penstock.vision.samples import image_of, kept, num_objects, with_image, without_letterbox
+from penstock.vision.transforms.coordinates import hidden_where_unmarked
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
 
 __all__ = ["Albumentations", "Torchvision"]
 
@@ -30,12 +35,18 @@ class Albumentations:
     """An Albumentations transform on our samples, reproducible under our seeds.
 
     Boxes are handed over as boxes, landmarks as keypoints. What Albumentations drops is dropped
-    from every array by object; a landmark that it drops becomes NaN. The options of the
-    `bbox_params` and `keypoint_params` that the Compose has (min_visibility, clip, …) hold; their
-    `format` and `label_fields` are not needed, nor are the params themselves.
+    from every array by object; a landmark that it drops becomes NaN, its visibility 0. The options
+    of the `bbox_params` and `keypoint_params` that the Compose has (min_visibility, clip, …) hold;
+    their `format` and `label_fields` are not needed, nor are the params themselves.
 
     Landmarks keep their numbers: a mirror image by Albumentations exchanges no left and right
-    ones, as `HorizontalFlip(landmark_order=…)` does.
+    ones, as `HorizontalFlip(landmark_order=…)` does. Its flips and crops count keypoints as
+    landmarks are counted, from the centres of pixels. Its resizing multiplies them plainly by the
+    scale s: what would be at s (x + 0.5) - 0.5 comes to s x, up to (s - 1) / 2 pixels beside it.
+
+    Where Albumentations removes invisible keypoints (`remove_invisible`, the default), it takes
+    none beyond the image, either: such landmarks become NaN. A transform that moves pixels drops
+    "letterbox".
 
     All its random numbers come from `sample_rng()`. That costs some 15 us for each sample; giving
     every transform a seed, by its `set_random_seed`, some 160 us for five transforms.
@@ -62,13 +73,15 @@ class Albumentations:
             transform: A `Compose`, or any single transform, of Albumentations 2.0.
 
         Raises:
-            ConfigError: it is not from Albumentations.
+            ConfigError: it is not from Albumentations, or is a Compose that returns something else,
+                as `ReplayCompose` does.
         """
-        if not callable(transform) or not _is_of(transform, "albumentations"):
+        if not callable(transform) or not is_of(transform, "albumentations"):
             raise ConfigError(
                 "Albumentations takes a transform of the package albumentations, such as "
-                f"albumentations.Compose([…]); got {transform!r}"
+                f"albumentations.Compose([…]); got {shown(transform)}"
             )
+        _check_composes(transform)
         self.transform = transform
         self._of_thread = threading.local()
 
@@ -86,15 +99,30 @@ class Albumentations:
         if not isinstance(sample, dict):
             return self._seeded(())(**data)["image"]
         num_objects(sample)
+        if not {"bboxes", "keypoints"}.isdisjoint(local.targets):
+            sample = without_letterbox(sample)
         if "boxes" in sample and "bboxes" in local.targets:
             data["bboxes"] = np.asarray(sample["boxes"], np.float32)
             data[_ROWS] = np.arange(len(sample["boxes"]))
         if "landmarks" in sample and "keypoints" in local.targets:
             points = np.asarray(sample["landmarks"], np.float32)
-            numbers = np.flatnonzero(~np.isnan(points).any(axis=-1))
-            data["keypoints"], data[_POINTS] = points.reshape(-1, 2)[numbers], numbers
+            points, numbers = self._handed_over(points.reshape(-1, 2), data["image"].shape[1::-1])
+            data["keypoints"], data[_POINTS] = points, numbers
         given = tuple(name for name in ("bboxes", "keypoints") if name in data)
         return _taken_back(sample, self._seeded(given)(**data))
+
+    def _handed_over(
+        self, points: NDArray[np.float32], limits: tuple[int, ...]
+    ) -> tuple[NDArray[np.float32], NDArray[np.int64]]:
+        """Landmarks that are marked, and that Albumentations takes; and their numbers."""
+        params = getattr(getattr(self.transform, "processors", {}).get("keypoints"), "params", None)
+        is_taken = ~np.isnan(points).any(axis=-1)
+        if getattr(params, "remove_invisible", True):
+            # It takes 0 to the width; half a pixel before that is in the image all the same.
+            is_taken &= ((points >= -0.5) & (points < limits)).all(axis=-1)
+            points = np.maximum(points, 0)
+        numbers = np.flatnonzero(is_taken)
+        return points[numbers], numbers
 
     def _of_this_thread(self) -> Any:  # noqa: ANN401
         """Copies of the transform, and what of a sample it would change."""
@@ -129,6 +157,21 @@ class Albumentations:
     def __repr__(self) -> str:
         """Return the call that makes it."""
         return f"Albumentations({self.transform!r})"
+
+
+def _check_composes(transform: Any) -> None:  # noqa: ANN401
+    """Raise where a Compose is called in another way than albumentations.Compose is."""
+    compose = importlib.import_module("albumentations").Compose
+    cls = type(transform)
+    if isinstance(transform, compose) and cls.__call__ is not compose.__call__:
+        raise ConfigError(
+            f"Albumentations takes Compose([…]) apart to follow boxes and landmarks, and "
+            f"{cls.__name__} returns something else, or does more: give "
+            "albumentations.Compose([…]) of the same transforms. (What ReplayCompose is for, a "
+            "seed does: the same sample comes out again)"
+        )
+    for part in getattr(transform, "transforms", ()):
+        _check_composes(part)
 
 
 def _rebuilt(transform: Any, given: tuple[str, ...]) -> Any:  # noqa: ANN401
@@ -171,7 +214,7 @@ def _taken_back(sample: dict[str, Any], data: dict[str, Any]) -> dict[str, Any]:
         numbers = np.asarray(data[_POINTS], np.int64).reshape(-1)
         moved = np.full(sample["landmarks"].shape, np.nan, np.float32)
         moved.reshape(-1, 2)[numbers] = np.asarray(data["keypoints"]).reshape(-1, 2)
-        result["landmarks"] = moved
+        result = hidden_where_unmarked({**result, "landmarks": moved})
     if "bboxes" in data:
         result = kept(result, np.asarray(data[_ROWS], np.int64).reshape(-1))
         result["boxes"] = np.asarray(data["bboxes"], np.float32).reshape(-1, 4)
@@ -184,6 +227,8 @@ class Torchvision:
     The transform gets a Pillow image; one of `torchvision.transforms.v2` gets boxes and landmarks,
     too, as `tv_tensors`. A Pillow image comes back as an array, a tensor as a tensor. Objects that
     `SanitizeBoundingBoxes` drops are dropped from every array by object.
+
+    "letterbox" is dropped, as pixels may have moved, unless `colour_only` says that they did not.
 
     In seeded loading torch's generator is seeded for each sample, so the same sample comes out for
     any number of workers.
@@ -200,7 +245,8 @@ class Torchvision:
 
         Args:
             transform: Of `torchvision.transforms` or `torchvision.transforms.v2`, or any function
-                of a Pillow image.
+                of a Pillow image. Of v2 are also subclasses of its transforms, and a `Compose` or
+                an `nn.Sequential` of nothing else.
             colour_only: Whether it leaves every pixel in its place, so that boxes and landmarks
                 need not be told. The first kind can transform samples with boxes only then.
 
@@ -208,7 +254,7 @@ class Torchvision:
             ConfigError: it cannot be called.
         """
         if not callable(transform):
-            raise ConfigError(f"Torchvision takes a transform; got {transform!r}")
+            raise ConfigError(f"Torchvision takes a transform; got {shown(transform)}")
         self.transform = transform
         self.colour_only = bool(colour_only)
 
@@ -225,9 +271,11 @@ class Torchvision:
         marks = [
             key for key in ("boxes", "landmarks") if isinstance(sample, dict) and key in sample
         ]
+        if not self.colour_only:
+            sample = without_letterbox(sample)
         if not marks or self.colour_only:
             return with_image(sample, _as_array(self.transform(picture)))
-        if not type(self.transform).__module__.startswith("torchvision.transforms.v2"):
+        if not _knows_marks(self.transform):
             raise ConfigError(
                 f"{type(self.transform).__name__} gets no more than the image, and the sample has "
                 f"{' and '.join(marks)}: use the transforms of torchvision.transforms.v2, or say "
@@ -257,6 +305,7 @@ class Torchvision:
                     "leave out SanitizeKeyPoints"
                 )
             result["landmarks"] = points[data["labels"].numpy()]
+            result = hidden_where_unmarked(result)
         return result
 
     def __repr__(self) -> str:
@@ -298,6 +347,13 @@ def _as_array(image: Any) -> Any:  # noqa: ANN401
     return np.array(image) if isinstance(image, Image.Image) else image
 
 
-def _is_of(transform: Any, package: str) -> bool:  # noqa: ANN401
-    """Whether a class of the object is from the package; the user's own subclasses, too."""
-    return any(cls.__module__.partition(".")[0] == package for cls in type(transform).__mro__)
+def _knows_marks(transform: Any) -> bool:  # noqa: ANN401
+    """Whether a transform is of torchvision's v2, or a chain of nothing else."""
+    classes = [f"{cls.__module__}.{cls.__qualname__}" for cls in type(transform).__mro__]
+    if any(name.startswith("torchvision.transforms.v2") for name in classes):
+        return True
+    if "torch.nn.modules.container.Sequential" in classes:
+        return all(map(_knows_marks, transform))
+    if "torchvision.transforms.transforms.Compose" in classes:
+        return all(map(_knows_marks, transform.transforms))
+    return False

@@ -10,6 +10,8 @@ import numpy as np
 
 from penstock.errors import ConfigError
 from penstock.randomness.samples import sample_rng
+from penstock.vision.arguments import checked_number
+from penstock.vision.samples import image_of, with_image
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -58,17 +60,30 @@ class ColorJitter:
         Raises:
             ConfigError: out of range.
         """
-        named = {"brightness": brightness, "contrast": contrast, "saturation": saturation}
-        for name, amount in named.items():
-            if not amount >= 0:
-                raise ConfigError(f"{name} is at least 0, not {amount!r}.")
-        if not 0 <= hue <= 0.5:
-            raise ConfigError(f"hue is from 0 to 0.5 turns, not {hue!r}.")
-        self.amounts = {name: amount for name, amount in {**named, "hue": hue}.items() if amount}
+        amounts = {
+            "brightness": checked_number("brightness", brightness, 0),
+            "contrast": checked_number("contrast", contrast, 0),
+            "saturation": checked_number("saturation", saturation, 0),
+            "hue": checked_number("hue", hue, 0, 0.5),
+        }
+        self.amounts = {name: amount for name, amount in amounts.items() if amount}
 
-    def __call__(self, image: NDArray[np.uint8]) -> NDArray[np.uint8]:
-        """Return a changed copy of a uint8 image of shape (height, width, 3), RGB."""
-        return self.apply(image, sample_rng())
+    def __call__(self, sample: Any) -> Any:  # noqa: ANN401 - a dict or an array
+        """Return the sample with new colours; a bare image likewise.
+
+        Returns:
+            A new dict with a new image; or a new image, uint8 (H, W, 3).
+
+        Raises:
+            ConfigError: the image is not uint8 (H, W, 3).
+        """
+        image = image_of(sample)
+        if image.dtype != np.uint8 or image.shape[2:] != (3,):
+            raise ConfigError(
+                f"ColorJitter takes uint8 (H, W, 3), RGB; got {image.dtype} {image.shape}. Put it "
+                "before what normalises the image"
+            )
+        return with_image(sample, self.apply(image, sample_rng()))
 
     def apply(self, image: NDArray[np.uint8], rng: np.random.Generator) -> NDArray[np.uint8]:
         """Return a changed copy of an image, with numbers drawn from `rng`."""

@@ -6,6 +6,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from penstock.errors import ConfigError
+from penstock.vision.arguments import checked_transform
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -38,14 +39,16 @@ class Compose:
             *transforms: Functions of a sample that return one.
 
         Raises:
-            ConfigError: one of them cannot be called.
+            ConfigError: one of them cannot be called, is a class, or is of Albumentations and not
+                wrapped.
         """
         for number, transform in enumerate(transforms):
-            if not callable(transform):
-                hint = ": write Compose(*transforms)" if isinstance(transform, list) else ""
+            if isinstance(transform, list):
                 raise ConfigError(
-                    f"Compose takes functions of a sample; number {number} is {transform!r}{hint}"
+                    f"Compose takes functions of a sample; number {number} is a list of "
+                    f"{len(transform)}: write Compose(*transforms)"
                 )
+            checked_transform(f"transform {number} of Compose is", transform)
         self.transforms: tuple[Callable[[Any], Any], ...] = transforms
 
     def __call__(self, sample: Any) -> Any:  # noqa: ANN401 - of any kind

@@ -7,7 +7,8 @@ Boxes count the edges of pixels, landmarks their centres:
     pixels       | 0 | 1 | 2 |        x -> a (x + 0.5) + b - 0.5
     landmark       0   1   2
 
-A landmark that is cut off with its part of the image becomes NaN: not marked.
+A landmark that is cut off with its part of the image becomes NaN: not marked; its "visibility", if
+the sample has that, becomes 0, which says the same. Whoever moves pixels drops "letterbox".
 """
 
 from __future__ import annotations
@@ -16,12 +17,12 @@ from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
 
-from penstock.vision.samples import kept, num_objects
+from penstock.vision.samples import kept, num_objects, without_letterbox
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
-__all__ = ["areas_px", "clipped", "moved", "visible_landmarks", "warped"]
+__all__ = ["areas_px", "clipped", "hidden_where_unmarked", "moved", "visible_landmarks", "warped"]
 
 _CENTRE: Final = 0.5  # from the edge of a pixel to its centre
 
@@ -40,7 +41,7 @@ def moved(
 
     Returns:
         A new dict; its boxes and landmarks are new arrays, in float32, everything else is as
-        before.
+        before, but for "letterbox", which is gone.
 
     Raises:
         ConfigError: an array has another number of rows than there are objects.
@@ -51,7 +52,7 @@ def moved(
         array([[ 8.,  0., 10.,  4.]], dtype=float32)
     """
     num_objects(sample)
-    result = dict(sample)
+    result: dict[str, Any] = dict(without_letterbox(sample))
     factors, offsets = np.asarray(scale, np.float64), np.asarray(shift_px, np.float64)
     if "boxes" in sample:
         corners = np.asarray(sample["boxes"], np.float64).reshape(-1, 2, 2) * factors + offsets
@@ -68,6 +69,7 @@ def warped(sample: dict[str, Any], matrix: NDArray[np.float64]) -> dict[str, Any
     """Return a sample with boxes and landmarks under a projective map.
 
     A box becomes the bounds of its four corners. What the map takes through infinity becomes NaN.
+    The rest is as `moved` has it.
 
     Args:
         sample: With "boxes", "landmarks", or neither.
@@ -77,7 +79,7 @@ def warped(sample: dict[str, Any], matrix: NDArray[np.float64]) -> dict[str, Any
         A new dict; its boxes and landmarks are new arrays, in float32.
     """
     num_objects(sample)
-    result = dict(sample)
+    result: dict[str, Any] = dict(without_letterbox(sample))
     if "boxes" in sample:
         corners = np.asarray(sample["boxes"])[:, [[0, 1], [2, 1], [2, 3], [0, 3]]]
         corners = _mapped(corners, matrix)
@@ -86,7 +88,7 @@ def warped(sample: dict[str, Any], matrix: NDArray[np.float64]) -> dict[str, Any
     if "landmarks" in sample:
         points = _mapped(sample["landmarks"] + _CENTRE, matrix) - _CENTRE
         result["landmarks"] = points.astype(np.float32)
-    return result
+    return hidden_where_unmarked(result)
 
 
 def _mapped(points: NDArray[Any], matrix: NDArray[np.float64]) -> NDArray[np.float64]:
@@ -124,13 +126,28 @@ def clipped(
 def visible_landmarks(
     sample: dict[str, Any], region_px: tuple[float, float, float, float]
 ) -> dict[str, Any]:
-    """Return a new dict whose landmarks are NaN where they lie beyond the region."""
+    """Return a new dict whose landmarks are NaN, visibility 0, where they lie beyond the region."""
     result = dict(sample)
     if "landmarks" in sample:
         edges = sample["landmarks"] + _CENTRE
         is_seen = ((edges >= region_px[:2]) & (edges < region_px[2:])).all(axis=-1)
         result["landmarks"] = np.where(is_seen[..., None], sample["landmarks"], np.float32("nan"))
-    return result
+    return hidden_where_unmarked(result)
+
+
+def hidden_where_unmarked(sample: dict[str, Any]) -> dict[str, Any]:
+    """Return a new dict with a "visibility" of 0 for each landmark that is NaN.
+
+    "visibility" of another shape than (N, K) is a user's own array, and is left alone.
+    """
+    landmarks, visibility = sample.get("landmarks"), sample.get("visibility")
+    if not isinstance(landmarks, np.ndarray) or not isinstance(visibility, np.ndarray):
+        return sample
+    if visibility.shape != landmarks.shape[:2]:
+        return sample
+    hidden = np.array(visibility)
+    hidden[np.isnan(landmarks).any(axis=-1)] = 0
+    return {**sample, "visibility": hidden}
 
 
 def areas_px(boxes: NDArray[Any]) -> NDArray[np.float64]:

@@ -139,7 +139,8 @@ def _scaled(image: NDArray[Any], scale: float) -> NDArray[Any]:
         return image
     # Averages of areas, or what shrinks by more than 2 would skip pixels between the four it reads.
     method = cv2.INTER_AREA if scale < 1 else cv2.INTER_LINEAR
-    return np.asarray(cv2.resize(image, (columns, rows), interpolation=method))
+    scaled = cv2.resize(image, (columns, rows), interpolation=method)
+    return np.asarray(scaled).reshape(rows, columns, *image.shape[2:])  # one channel stays an axis
 
 
 def _up(length: int, stride: int) -> int:

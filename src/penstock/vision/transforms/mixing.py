@@ -11,8 +11,8 @@ import numpy as np
 
 from penstock.errors import ConfigError
 from penstock.randomness.samples import sample_rng
-from penstock.vision.arguments import checked_number, checked_whole
-from penstock.vision.samples import image_of, joined
+from penstock.vision.arguments import checked_number, checked_whole, named_here
+from penstock.vision.samples import image_of, joined, without_letterbox
 from penstock.vision.transforms.partners import PartneredDataset
 
 if TYPE_CHECKING:
@@ -49,7 +49,7 @@ class _LabelMixing(PartneredDataset):
 
     def _alone(self, sample: Any) -> Any:  # noqa: ANN401
         if isinstance(sample, dict):
-            return sample
+            return without_letterbox(sample)
         image, label = self._pair(sample)
         return image, self._soft(label)
 
@@ -102,9 +102,9 @@ class MixUp(_LabelMixing):
 
         image = share * one + (1 - share) * other          share ~ Beta(alpha, alpha)
 
-    Of detection samples (dicts) the objects of both are kept, as they are. Of pairs (image, class)
-    the labels are mixed as the images are: float32 (num_classes,); also those of samples that
-    are not mixed, so that all samples are alike.
+    Of detection samples (dicts) the objects of both are kept, as they are; "letterbox" is dropped.
+    Of pairs (image, class) the labels are mixed as the images are: float32 (num_classes,); also
+    those of samples that are not mixed, so that all samples are alike.
 
     Concurrency:
         As the dataset and the transform. Partners come from the sample's own generator.
@@ -120,6 +120,7 @@ class MixUp(_LabelMixing):
         (dtype('float32'), 1.0, True)
     """
 
+    @named_here(p="probability")
     def __init__(
         self,
         dataset: Any,  # noqa: ANN401 - anything with an index and a length
@@ -191,6 +192,7 @@ class CutMix(_LabelMixing):
         True
     """
 
+    @named_here(p="probability")
     def __init__(
         self,
         dataset: Any,  # noqa: ANN401 - anything with an index and a length

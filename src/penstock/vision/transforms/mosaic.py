@@ -12,7 +12,8 @@
                cx                                       | 6 |  5  | 4 |
 
 Each image is scaled until its longer side is s, put into its cell at the corner or side next to the
-middle, and cut at the cell. Where it does not fill the cell, the canvas is grey.
+middle, and cut at the cell. Where it does not fill the cell, the canvas is grey. The canvas is 2 s
+wide and high: a `RandomPerspective(s)` has to cut it to s.
 """
 
 from __future__ import annotations
@@ -24,8 +25,8 @@ import numpy as np
 
 from penstock.errors import ConfigError
 from penstock.randomness.samples import sample_rng
-from penstock.vision.arguments import checked_number, checked_whole
-from penstock.vision.samples import image_of, joined
+from penstock.vision.arguments import checked_number, checked_whole, named_here
+from penstock.vision.samples import image_of, joined, without_letterbox
 from penstock.vision.transforms.coordinates import clipped, moved
 from penstock.vision.transforms.letterbox import Letterbox
 from penstock.vision.transforms.partners import PartneredDataset
@@ -42,14 +43,18 @@ _AROUND: Final = ((1, 0), (2, 0), (2, 1), (2, 2), (1, 2), (0, 2), (0, 1), (0, 0)
 
 
 class Mosaic(PartneredDataset):
-    """Samples of a detection dataset, each on one canvas with partners.
+    """Samples of a detection dataset, each on one canvas with partners; the canvas is 2 s wide.
 
-    The canvas is 2 s wide and high. `RandomPerspective(s)` cuts it to s, moving it at random, and
-    belongs into `transform` or the chain after it. A sample that gets no mosaic is letterboxed
-    to s, which `RandomPerspective(s)` takes as well.
+    `Mosaic(dataset, s)` alone gives images of 2 s x 2 s. To get s x s, as the recipe trains on, you
+    must pass `transform=RandomPerspective(s)`, which moves the canvas at random and cuts it.
 
-    Boxes are clipped to the visible part of their image; landmarks beyond are NaN. What is of
-    the image as a whole ("image_id") is that of sample `index`.
+    A sample that gets no mosaic (`probability`, `until_epoch`) is letterboxed to s and handed to
+    `transform`. Without a `transform` it lies in the middle of a canvas of 2 s, so that all samples
+    have one size; a `RandomPerspective(s)` later in the chain makes the same of it.
+
+    Boxes are clipped to the visible part of their image; landmarks beyond are NaN, their visibility
+    0. What is of the image as a whole ("image_id") is that of sample `index`; "letterbox" is
+    dropped.
 
     Attributes:
         dataset: Where the images come from: its samples are dicts.
@@ -72,6 +77,7 @@ class Mosaic(PartneredDataset):
         ((128, 128, 3), 4, {3})
     """
 
+    @named_here(p="probability", img_scale="size")
     def __init__(
         self,
         dataset: Any,  # noqa: ANN401 - anything with an index and a length
@@ -88,12 +94,14 @@ class Mosaic(PartneredDataset):
 
         Args:
             dataset: Map-style, with a length.
-            size: s, in pixels, at least 2: the longer side of each image on the canvas.
+            size: s, in pixels, at least 2: the longer side of each image on the canvas, which is
+                2 s wide and high.
             tiles: 4 or 9.
             probability: Of a mosaic, 0 to 1.
             fill: Value of the canvas in all channels, 0 to 255.
             min_side_px: Objects are dropped whose box, clipped, is not wider and higher than this.
-            transform: Applied to the result.
+            transform: Applied to the result: `RandomPerspective(size)`, or a chain that begins
+                with it. None gives the whole canvas.
             until_epoch: Epochs from this one on have no mosaic: the recipe trains its last epochs
                 (10 or 15) on whole images. None: all have. The loader tells the epoch.
 
@@ -110,9 +118,12 @@ class Mosaic(PartneredDataset):
         self.fill = checked_whole("fill", fill, 0, 255)
         self.min_side_px = checked_number("min_side_px", min_side_px, 0)
         self._letterbox = Letterbox(self.size_px, self.fill)
+        self._middle = Letterbox(2 * self.size_px, self.fill, enlarge=False)
 
     def _alone(self, sample: Any) -> Any:  # noqa: ANN401
-        return self._letterbox(_checked_sample(sample))
+        boxed = self._letterbox(_checked_sample(sample))
+        # What comes after `transform` may well want images of one size: a batch, or MixUp.
+        return without_letterbox(boxed if self.transform is not None else self._middle(boxed))
 
     def _combined(self, index: int) -> dict[str, Any]:
         rng, side = sample_rng(), self.size_px

@@ -10,6 +10,7 @@ import numpy as np
 
 from penstock.randomness.samples import sample_rng
 from penstock.vision.arguments import checked_number
+from penstock.vision.crops import checked_crop
 from penstock.vision.samples import image_of, kept, with_image
 from penstock.vision.transforms.coordinates import areas_px, clipped, moved
 
@@ -24,7 +25,8 @@ __all__ = ["ObjectCrop"]
 class ObjectCrop:
     """Cuts a part out of an image, resizes it, and takes the objects along that are seen in it.
 
-    Boxes are clipped to the part; landmarks beyond it become NaN.
+    Boxes are clipped to the part; landmarks beyond it become NaN, their visibility 0. What
+    `Letterbox` noted is dropped.
 
     Concurrency:
         Any thread or process; it pickles.
@@ -52,9 +54,9 @@ class ObjectCrop:
                 result.
 
         Raises:
-            ConfigError: an argument is out of its range.
+            ConfigError: an argument is out of its range, or `crop` is none.
         """
-        self.crop = crop
+        self.crop = checked_crop(crop)
         self.min_visibility = checked_number("min_visibility", min_visibility, 0, 1)
         self.min_side_px = checked_number("min_side_px", min_side_px, 0)
 
@@ -97,6 +99,7 @@ def _pixels(image: NDArray[Any], cut: Cut, size: tuple[int, int]) -> NDArray[Any
     shrinks = cut.resized_height < cut.height or cut.resized_width < cut.width
     method = cv2.INTER_AREA if shrinks else cv2.INTER_LINEAR
     scaled = np.asarray(cv2.resize(part, resized, interpolation=method))
+    scaled = scaled.reshape(*scaled.shape[:2], *image.shape[2:])  # one channel stays an axis
     rows = slice(cut.row_offset, cut.row_offset + size[0])
     columns = slice(cut.column_offset, cut.column_offset + size[1])
     return np.ascontiguousarray(scaled[rows, columns])

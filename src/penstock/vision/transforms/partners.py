@@ -10,17 +10,23 @@ from __future__ import annotations
 import operator
 from typing import TYPE_CHECKING, Any, Final
 
-from penstock.data.dataset import Dataset, IterableDataset, announce_epoch
+from penstock.data.dataset import (
+    Dataset,
+    IterableDataset,
+    announce_epoch,
+    read_each,
+    register_combinator,
+)
 from penstock.data.fingerprint import fingerprint_of
 from penstock.data.labels import known_labels
 from penstock.data.names import describe_sample
 from penstock.errors import ConfigError
 from penstock.faults import annotate
 from penstock.randomness.samples import sample_rng
-from penstock.vision.arguments import checked_number, checked_whole
+from penstock.vision.arguments import checked_number, checked_transform, checked_whole
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Sequence
 
 __all__ = ["PartneredDataset"]
 
@@ -60,8 +66,8 @@ class PartneredDataset(Dataset[Any]):
                 f"{kind} draws partners by index, so its dataset needs __getitem__ and __len__; "
                 f"{type(dataset).__name__} does not have both"
             )
-        if transform is not None and not callable(transform):
-            raise ConfigError(f"transform is a function of a sample, or None; got {transform!r}")
+        if transform is not None:
+            checked_transform("transform is None, or", transform)
         self.dataset = dataset
         self.probability = checked_number("probability", probability, 0, 1)
         self.transform = transform
@@ -88,6 +94,10 @@ class PartneredDataset(Dataset[Any]):
         else:
             sample = self._alone(self.dataset[position])
         return sample if self.transform is None else self.transform(sample)
+
+    def __getitems__(self, indices: Sequence[int]) -> list[Any]:
+        """Return the samples at `indices`, each made under its own random numbers."""
+        return read_each(self, indices)
 
     def _combined(self, index: int) -> Any:  # noqa: ANN401
         raise NotImplementedError
@@ -172,3 +182,9 @@ class PartneredDataset(Dataset[Any]):
     def __repr__(self) -> str:
         """Return what it is around."""
         return f"<{type(self).__name__} of {self.dataset!r}, probability={self.probability:g}>"
+
+
+# `__getitems__` is there for subsets of other libraries, which read batches and know nothing of
+# streams. A loader had better read sample by sample, to say which one failed: so it is told of a
+# part that cannot be read together.
+register_combinator(PartneredDataset, lambda _: [None])

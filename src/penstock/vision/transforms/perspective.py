@@ -33,7 +33,8 @@ class RandomPerspective:
     `Mosaic`, 2 s wide, is cut to s around its middle, and an image of s is only moved.
 
     A box becomes the bounds of its four corners, clipped to the result. Objects are dropped of
-    which too little is left, by the three limits. Landmarks beyond the result become NaN.
+    which too little is left, by the three limits. Landmarks beyond the result become NaN,
+    their visibility 0. "letterbox" is dropped.
 
     Concurrency:
         Any thread or process; it pickles.
@@ -133,8 +134,10 @@ class RandomPerspective:
         matrix = _TO_CENTRES @ matrix @ _TO_EDGES
         dsize, colour = (size[1], size[0]), (self.fill,) * 4
         if self.perspective:
-            return np.asarray(cv2.warpPerspective(image, matrix, dsize, borderValue=colour))
-        return np.asarray(cv2.warpAffine(image, matrix[:2], dsize, borderValue=colour))
+            moved = cv2.warpPerspective(image, matrix, dsize, borderValue=colour)
+        else:
+            moved = cv2.warpAffine(image, matrix[:2], dsize, borderValue=colour)
+        return np.asarray(moved).reshape(*size, *image.shape[2:])  # one channel stays an axis
 
     def _with_objects(
         self,

@@ -1,0 +1,124 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What `convert` could not join of two sources is told, and an invented class stands in no way."""
+
+from __future__ import annotations
+
+import pytest
+from tests.vision.test_convert import one, picture, voc
+
+from penstock.vision.annotations.voc import read_voc_folder
+from penstock.vision.annotations.yolo import read_yolo
+from penstock.vision.convert import Source, convert
+
+BOX = (2, 3, 20, 15)  # in a list: 1 2 20 15
+OTHER = (1, 1, 9, 9)
+COLUMNS = {"num_landmarks": 1, "has_box": True, "box_at": "after"}
+
+
+def listed(folder, text, columns=COLUMNS):
+    (folder / "list.txt").write_text(text)
+    return Source(folder / "list.txt", "landmarks", columns)
+
+
+def joined(folder, root, text, columns=COLUMNS, to="voc"):
+    return convert([root, listed(folder, text, columns)], folder / "one", target_format=to)
+
+
+@pytest.mark.parametrize(
+    ("line", "columns", "why"),
+    [
+        ("voc/JPEGImages/a.jpg 4 5 1 2 21 15\n", COLUMNS, "with another box"),
+        ("voc/JPEGImages/a.jpg 4 5\n", {"num_landmarks": 1}, "without a box"),
+        (
+            "voc/JPEGImages/a.jpg 4 5 1 2 20 15 dog\n",
+            {**COLUMNS, "classes": ["class"]},
+            "of another class",
+        ),
+        (
+            "voc/JPEGImages/a.jpg 4 5 1 2 20 15 2\n",
+            {**COLUMNS, "classes": ["age"]},
+            "with other values",
+        ),
+    ],
+    ids=["box", "boxless", "class", "values"],
+)
+@pytest.mark.parametrize("more", [one(box=OTHER), ""], ids=["several", "alone"])
+def test_objects_that_are_not_joined_are_counted_with_the_reason(
+    tmp_path, line, columns, why, more
+):
+    root = voc(tmp_path / "voc", a=one(inner="<age>1</age>") + more)
+    report = joined(tmp_path, root, line, columns)
+    if why == "without a box" and not more:  # the only object of both is the same
+        assert (report.num_joined, report.notes) == (1, ())
+        return
+    assert report.num_joined == 0
+    assert report.notes[0] == (
+        f"1 objects of 1 images told of by two sources were not joined: 1 {why}"
+    )
+
+
+def test_where_one_source_has_all_objects_of_the_other_nothing_is_told(tmp_path):
+    root = voc(tmp_path / "voc", a=one() + one(box=OTHER), b="")
+    text = "voc/JPEGImages/a.jpg 4 5 1 2 20 15\nvoc/JPEGImages/b.jpg 4 5 1 2 20 15\n"
+    report = joined(tmp_path, root, text)
+    assert report.num_joined == 1
+    assert report.notes == ("1 objects had no class, and are called 'object'",)
+
+
+@pytest.mark.parametrize("is_first", [True, False], ids=["before", "after"])
+def test_a_class_that_convert_invented_gives_way_to_a_real_one(tmp_path, is_first):
+    root = voc(tmp_path / "voc", a=one("face") + one("face", box=OTHER))
+    points = "voc/JPEGImages/a.jpg 4 5 1 2 20 15\nvoc/JPEGImages/a.jpg 7 8 0 0 9 9\n"
+    source = listed(tmp_path, points)
+    convert(source, tmp_path / "points", target_format="voc", images="link")
+    both = [tmp_path / "points", root] if is_first else [root, tmp_path / "points"]
+    report = convert(both, tmp_path / "one", target_format="voc")
+    assert (report.num_objects, report.num_joined, report.notes) == (2, 2, ())
+    (image,) = read_voc_folder(tmp_path / "one")
+    assert [found.class_name for found in image.objects] == ["face", "face"]
+    assert image.objects[0].landmarks_xy_px == ((4, 5),)
+
+
+def test_an_invented_class_of_yolo_is_no_class_of_the_whole(tmp_path):
+    root = voc(tmp_path / "voc", a=one("face"))
+    convert(listed(tmp_path, "voc/JPEGImages/a.jpg 4 5 1 2 20 15\n"), tmp_path / "points",
+            target_format="yolo", images="link")  # fmt: skip
+    report = convert([tmp_path / "points", root], tmp_path / "one", target_format="yolo")
+    assert (report.num_joined, report.losses) == (1, {})
+    (image,), names = read_yolo(tmp_path / "one")
+    assert names == ("face",)
+    assert image.objects[0].class_name == "face"
+
+
+def test_an_invented_class_stays_where_nothing_better_is_known(tmp_path):
+    root = voc(tmp_path / "voc", a=one("object"))
+    other = voc(tmp_path / "other", b=one("cat"))
+    convert([root, other], tmp_path / "one", target_format="imglab")
+    assert "<label>object</label>" in (tmp_path / "one").read_text()
+
+
+def test_a_real_class_of_that_name_contradicts_others(tmp_path):
+    root = voc(tmp_path / "voc", a=one("object") + one("cat", box=OTHER))
+    columns = {**COLUMNS, "classes": ["class"]}
+    report = joined(tmp_path, root, "voc/JPEGImages/a.jpg 4 5 1 2 20 15 dog\n", columns)
+    assert report.num_joined == 0
+    assert report.notes[0].endswith("1 of another class")
+
+
+def test_copies_of_the_same_photos_are_pointed_at(tmp_path):
+    root = voc(tmp_path / "voc", a=one(), b=one())
+    for name in ("a", "c"):
+        picture(tmp_path / f"copies/{name}.jpg")
+    text = "copies/a.jpg 4 5 1 2 20 15\ncopies/c.jpg 4 5 1 2 20 15\n"
+    report = joined(tmp_path, root, text)
+    assert report.num_joined == 0
+    note = next(note for note in report.notes if "copies, let both" in note)
+    assert note.startswith("1 images have the file name of one in another source, and another path")
+    assert f"{root / 'JPEGImages/a.jpg'} and {tmp_path / 'copies/a.jpg'} for one" in note
+
+
+def test_the_same_file_by_another_path_is_no_copy(tmp_path):
+    root = voc(tmp_path / "voc", a=one())
+    (tmp_path / "links").symlink_to(root / "JPEGImages")
+    report = joined(tmp_path, root, "links/a.jpg 4 5 1 2 20 15\n")
+    assert (report.num_joined, report.notes) == (1, ())

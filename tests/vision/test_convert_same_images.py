@@ -1,0 +1,145 @@
+# SPDX-License-Identifier: Apache-2.0
+"""`convert` takes images for one where they are, and not where a link makes them seem so."""
+
+from __future__ import annotations
+
+import pytest
+from tests.vision.test_convert import one, picture, voc
+
+from penstock.errors import StoreError
+from penstock.vision.annotations.voc import read_voc_folder
+from penstock.vision.convert import Source, convert
+
+LABEL = "0 .5 .5 .2 .2\n"
+
+
+def yolo(root, labels, splits=("train", "val")):
+    for name, text in labels.items():
+        file = root / f"labels/{name}.txt"
+        file.parent.mkdir(parents=True, exist_ok=True)
+        file.write_text(text)
+        (root / f"images/{name}").parent.mkdir(parents=True, exist_ok=True)
+    lines = [f"{split}: images/{split}\n" for split in splits]
+    (root / "data.yaml").write_text("".join(lines) + "names: [cat]\n")
+    return root
+
+
+def told_of_a_link(report):
+    return [note for note in report.notes if "the same file as another one of their source" in note]
+
+
+def classes_of(folder, split=None):
+    images = read_voc_folder(folder, split)
+    return {image.key: [found.class_name for found in image.objects] for image in images}
+
+
+@pytest.fixture
+def linked(tmp_path):
+    """VOC, whose b.jpg is a link to a.jpg."""
+    root = voc(tmp_path / "voc", a=one("cat"), b=one("dog"))
+    (root / "JPEGImages/b.jpg").unlink()
+    (root / "JPEGImages/b.jpg").symlink_to("a.jpg")
+    return root
+
+
+@pytest.mark.parametrize("split", [None, "a\nb\n", "b\n"], ids=["none", "both", "link"])
+def test_a_link_in_a_voc_folder_keeps_its_own_objects(linked, tmp_path, split):
+    if split is not None:
+        (linked / "ImageSets/Main").mkdir(parents=True)
+        (linked / "ImageSets/Main/train.txt").write_text(split)
+    report = convert(linked, tmp_path / "one", target_format="voc")
+    assert (report.num_images, report.num_objects) == (2, 2)
+    (note,) = told_of_a_link(report)
+    images = linked / "JPEGImages"
+    assert f"{images / 'a.jpg'} and {images / 'b.jpg'} for one: they stay two images" in note
+    assert classes_of(tmp_path / "one") == {"a": ["cat"], "b": ["dog"]}
+    if split is not None:
+        assert list(classes_of(tmp_path / "one", "train")) == split.split()
+
+
+def test_a_list_names_a_link_by_its_own_name(linked, tmp_path):
+    convert(linked, tmp_path / "list.txt", target_format="image-list")
+    assert (tmp_path / "list.txt").read_text() == (
+        "voc/JPEGImages/a.jpg cat\nvoc/JPEGImages/b.jpg dog\n"
+    )
+
+
+def test_a_link_to_an_image_of_another_split_of_yolo_is_an_image(tmp_path):
+    root = yolo(tmp_path / "yolo", {"train/a": LABEL, "val/b": LABEL})
+    picture(root / "images/train/a.jpg")
+    (root / "images/val/b.jpg").symlink_to("../train/a.jpg")
+    report = convert(root, tmp_path / "one", target_format="voc")
+    assert (report.num_images, report.num_objects, report.losses) == (2, 2, {})
+    assert len(told_of_a_link(report)) == 1
+    assert list(classes_of(tmp_path / "one", "train")) == ["a"]
+    assert list(classes_of(tmp_path / "one", "val")) == ["b"]
+
+
+@pytest.mark.parametrize("is_link", [True, False], ids=["link", "folder"])
+def test_an_image_of_two_splits_of_yolo_has_its_objects_once(tmp_path, is_link):
+    root = yolo(tmp_path / "yolo", {"train/a": LABEL, "val/a": LABEL})
+    picture(root / "images/train/a.jpg")
+    if is_link:
+        (root / "images/val/a.jpg").symlink_to("../train/a.jpg")
+    else:
+        (root / "data.yaml").write_text("train: images/train\nval: images/train\nnames: [cat]\n")
+    report = convert(root, tmp_path / "one", target_format="voc")
+    assert (report.num_images, report.num_objects, report.notes) == (1, 1, ())
+    for split in ("train", "val"):
+        assert classes_of(tmp_path / "one", split) == {"a": ["cat"]}
+
+
+def test_a_link_of_equal_name_with_other_objects_is_an_error(tmp_path):
+    root = yolo(tmp_path / "yolo", {"train/a": LABEL, "val/a": "0 .5 .5 .9 .9\n"})
+    picture(root / "images/train/a.jpg")
+    (root / "images/val/a.jpg").symlink_to("../train/a.jpg")
+    with pytest.raises(StoreError, match="would both be called 'a'"):
+        convert(root, tmp_path / "one", target_format="voc")
+
+
+@pytest.mark.parametrize(
+    ("lines", "ages"),
+    [
+        ("a.jpg 7\nb.jpg 8\n", [{"age": "7"}, {"age": "8"}]),
+        ("b.jpg 8\na.jpg 7\n", [{"age": "7"}, {"age": "8"}]),
+        ("b.jpg 8\n", [{}, {"age": "8"}]),
+    ],
+    ids=["in-order", "turned", "link"],
+)
+def test_another_source_joins_the_image_that_it_names(linked, tmp_path, lines, ages):
+    (tmp_path / "ages.txt").write_text(lines)
+    options = {"num_landmarks": 0, "classes": ["age"], "root": linked / "JPEGImages"}
+    sources = [linked, Source(tmp_path / "ages.txt", "landmarks", options)]
+    report = convert(sources, tmp_path / "one", target_format="voc")
+    assert (report.num_images, report.num_objects) == (2, 2)
+    images = read_voc_folder(tmp_path / "one")
+    assert [dict(image.objects[0].extra) for image in images] == ages
+
+
+def test_lines_of_one_image_are_one_however_the_path_is_written(tmp_path):
+    picture(tmp_path / "p/x.jpg")
+    (tmp_path / "l.txt").write_text("p/x.jpg 1 2\n./p/../p/x.jpg 3 4\n")
+    source = Source(tmp_path / "l.txt", "landmarks")
+    report = convert(source, tmp_path / "one", target_format="voc")
+    assert (report.num_images, report.num_objects) == (1, 2)
+
+
+def test_two_sizes_of_one_image_in_one_source_are_an_error(tmp_path):
+    picture(tmp_path / "a.jpg")
+    boxes = "<box left='1' top='2' width='3' height='4'/>"
+    images = "".join(
+        f"<image file='a.jpg' width='{width}' height='30'>{boxes}</image>" for width in (40, 80)
+    )
+    (tmp_path / "x.xml").write_text(f"<dataset><images>{images}</images></dataset>")
+    with pytest.raises(StoreError, match=r"image 0 gives .*a\.jpg 40 x 30 px .*image 1 80 x 30"):
+        convert(tmp_path / "x.xml", tmp_path / "one", target_format="voc")
+
+
+def test_an_object_of_one_source_is_one_object_of_the_other_at_most(tmp_path):
+    root = voc(tmp_path / "voc", a=one() + one(box=(1, 1, 9, 9)))
+    (tmp_path / "list.txt").write_text("voc/JPEGImages/a.jpg 4 5 1 2 20 15\n" * 2)
+    source = Source(tmp_path / "list.txt", "landmarks", {"num_landmarks": 1, "has_box": True})
+    report = convert([root, source], tmp_path / "one", target_format="voc")
+    assert (report.num_objects, report.num_joined) == (3, 1)
+    (image,) = read_voc_folder(tmp_path / "one")
+    assert [found.landmarks_xy_px for found in image.objects] == [((4, 5),), (), ((4, 5),)]

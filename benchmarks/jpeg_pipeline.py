@@ -56,8 +56,8 @@ Result
     would take perhaps half, which takes compiled code of our own.
 
 What it does not show
-    Large photos, where decoding at a half or a quarter gains much more; files that come from a disk;
-    a trainer that computes on the same cores.
+    Large photos, where decoding at a half or a quarter gains much more; files that come from a
+    disk; a trainer that computes on the same cores.
 """
 
 from __future__ import annotations

@@ -14,9 +14,8 @@ Reference:
 from __future__ import annotations
 
 import functools
-import threading
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final, Literal, Self, cast
+from typing import TYPE_CHECKING, Any, Final, Literal, Self
 
 import cv2
 import numpy as np
@@ -36,6 +35,7 @@ from penstock.vision.arguments import (
     shown,
 )
 from penstock.vision.crops import Cut, RandomResizedCrop, ResizedCenterCrop, checked_crop
+from penstock.vision.resizing import Resample, Workplace, kept_of_resized
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -47,15 +47,12 @@ if TYPE_CHECKING:
 
 __all__ = ["IMAGENET_MEAN", "IMAGENET_STD", "ImagePipeline"]
 
-_MOST_BESIDE: Final = 8  # times what is kept: a photo resized as a whole has 1 to 3
-
 IMAGENET_MEAN: Final = (0.485, 0.456, 0.406)
 """Mean of ImageNet's pixels, for red, green, blue; in units of the full scale."""
 IMAGENET_STD: Final = (0.229, 0.224, 0.225)
 """Their standard deviation."""
 
 Output = Literal["float_chw", "uint8_hwc"]
-Resample = Literal["bilinear", "antialias"]
 
 
 class ImagePipeline:
@@ -313,7 +310,7 @@ class ImagePipeline:
     ) -> None:
         """Do what is left to do with the part that was cut out."""
         is_bytes = self.output == "uint8_hwc"
-        small = self._resized(pixels, cut, out if is_bytes else self._workplace.image(self))
+        small = self._resized(pixels, cut, out if is_bytes else self._workplace.image(self.size))
         if self.flip and rng is not None and rng.random() < self.flip:
             cv2.flip(small, 1, dst=small)
         if self.color is not None and rng is not None:
@@ -321,7 +318,7 @@ class ImagePipeline:
         for step in self.steps:
             small = self._stepped(step, small)
         if not is_bytes:
-            planes = self._workplace.planes(self)
+            planes = self._workplace.planes(self.size)
             cv2.split(small, planes)
             for plane, table, row in zip(planes, self._tables, out, strict=True):
                 cv2.LUT(plane, table, dst=row)
@@ -332,21 +329,11 @@ class ImagePipeline:
         self, pixels: NDArray[np.uint8], cut: Cut, place: NDArray[np.uint8]
     ) -> NDArray[np.uint8]:
         """Return the part at its size: `place`, or a new array that the user's steps may keep."""
-        height, width = self.size
         is_whole = (cut.resized_height, cut.resized_width) == self.size
         if is_whole and not self.steps and self.resample == "bilinear":
-            cv2.resize(pixels, (width, height), dst=place)
+            cv2.resize(pixels, (cut.resized_width, cut.resized_height), dst=place)
             return place
-        if self.resample == "antialias" or (
-            cut.resized_height * cut.resized_width > _MOST_BESIDE * height * width
-        ):
-            kept = _window(pixels, cut, self.size, self.resample)
-        else:
-            resized = cv2.resize(pixels, (cut.resized_width, cut.resized_height))
-            bottom, right = cut.row_offset + height, cut.column_offset + width
-            kept = cast("NDArray[np.uint8]", resized)[
-                cut.row_offset : bottom, cut.column_offset : right
-            ]
+        kept = kept_of_resized(pixels, cut, self.size, self.resample)
         if self.steps:
             return np.array(kept)
         place[...] = kept
@@ -368,8 +355,8 @@ class ImagePipeline:
         return np.ascontiguousarray(result)
 
     @functools.cached_property
-    def _workplace(self) -> _Workplace:
-        return _Workplace()
+    def _workplace(self) -> Workplace:
+        return Workplace()
 
     def __getstate__(self) -> dict[str, Any]:
         """Leave the memory behind that a thread works in."""
@@ -392,50 +379,6 @@ class ImagePipeline:
         parts += [f"std={self.std}"] * (self.std != IMAGENET_STD)
         parts += [f"output={self.output!r}", f"resample={self.resample!r}"]
         return f"ImagePipeline({', '.join(parts)})"
-
-
-def _window(
-    pixels: NDArray[np.uint8], cut: Cut, size: tuple[int, int], resample: Resample
-) -> NDArray[np.uint8]:
-    """Return what is kept of an image that is resized, without making the rest of it.
-
-    Of a panorama the rest may be thousands of times as much.
-    """
-    height, width = size
-    down, across = pixels.shape[0] / cut.resized_height, pixels.shape[1] / cut.resized_width
-    top, left = cut.row_offset * down, cut.column_offset * across
-    if resample == "antialias":
-        box = (left, top, left + width * across, top + height * down)
-        image = Image.fromarray(pixels).resize((width, height), Image.Resampling.BILINEAR, box)
-        return np.asarray(image)
-    # Pixel x of the output lies at (x + 0.5) across - 0.5 of what is left of the window, as cv2's
-    # resize has it.
-    shift = left + 0.5 * across - 0.5, top + 0.5 * down - 0.5
-    back = np.array([[across, 0, shift[0]], [0, down, shift[1]]])
-    flags = cv2.INTER_LINEAR | cv2.WARP_INVERSE_MAP
-    return cast(
-        "NDArray[np.uint8]",
-        cv2.warpAffine(pixels, back, (width, height), flags=flags, borderMode=cv2.BORDER_REPLICATE),
-    )
-
-
-class _Workplace(threading.local):
-    """Memory in which a thread makes one image after another: new memory costs page faults."""
-
-    _image: NDArray[np.uint8] | None = None
-    _planes: list[NDArray[np.uint8]] | None = None
-
-    def image(self, pipeline: ImagePipeline) -> NDArray[np.uint8]:
-        """Return an array of the size of the pipeline's images."""
-        if self._image is None:
-            self._image = np.empty((*pipeline.size, 3), np.uint8)
-        return self._image
-
-    def planes(self, pipeline: ImagePipeline) -> list[NDArray[np.uint8]]:
-        """Return an array for each colour."""
-        if self._planes is None:
-            self._planes = [np.empty(pipeline.size, np.uint8) for _ in range(3)]
-        return self._planes
 
 
 def _checked_channels(name: str, values: Sequence[float] | None) -> tuple[float, ...] | None:

@@ -130,3 +130,11 @@ def test_a_side_that_float32_cannot_tell_from_nothing_is_none():
     assert found.is_kept.tolist() == [False, True]
     assert found.zero_area.tolist() == [True, False]
     assert found.boxes[1].tolist() == [0, 0, 10, 5]
+
+
+def test_a_box_that_only_just_misses_the_image_is_outside():
+    sliver = (-4.4e-10, 0, 0, 1)
+    for policy in ("fix", "drop"):
+        found = judge(sliver, policy)
+        assert (found.outside.tolist(), found.is_kept.tolist()) == ([True], [False])
+    assert judge(sliver, "raise").is_bad.all()

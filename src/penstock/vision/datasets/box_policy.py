@@ -158,8 +158,10 @@ def judged(
     zero_area: NDArray[np.bool_] = np.any(sides == 0, axis=1)
     inverted: NDArray[np.bool_] = np.any(sides < 0, axis=1)
     upright = _swapped(boxes, sides < 0, added_px)
-    outside = _is_outside(upright, sizes_px)
     cut = _cut(upright, sizes_px)
+    # A box of which nothing lies within is outside, however little it misses the border.
+    is_gone = ~zero_area & np.any(cut[:, 2:] <= cut[:, :2], axis=1)
+    outside = _is_outside(upright, sizes_px) | is_gone
     if policy in ("keep", "raise"):
         none, every = np.zeros(len(boxes), np.bool_), np.ones(len(boxes), np.bool_)
         is_as_said = zero_area | inverted | outside | (policy == "keep")

@@ -220,9 +220,13 @@ def is_drawless(dataset: object) -> bool:
 def reads_together(dataset: object) -> bool:
     """Return whether `__getitems__` of `dataset` does more than read one sample after the other.
 
-    A combinator's does if it does so for all of its parts.
+    A combinator's does if it does so for all of its parts. Where it does not, a dataset may say so,
+    by an attribute `reads_each`.
     """
-    if getattr(dataset, "__getitems__", None) is None:
+    if (
+        getattr(dataset, "__getitems__", None) is None
+        or getattr(dataset, "reads_each", False) is True
+    ):
         return False
     for cls in type(dataset).__mro__:
         if "__getitems__" in vars(cls):

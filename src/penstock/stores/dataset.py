@@ -281,15 +281,17 @@ class StoreDataset(Dataset[Any]):
                 raise
         return [batch, labels]
 
-    def _write(self, pipeline: FileTransform, data: bytes, row: NDArray[Any], k: int) -> None:
-        """Let the pipeline make sample k of a batch."""
-        file, strict = self._repaired(data)
-        if pipeline.steps:  # they may draw from anywhere
+    def _write(
+        self, pipeline: FileTransform, data: bytes, row: NDArray[Any], k: int | None = None
+    ) -> None:
+        """Let the pipeline make sample k of a batch, or the one that is being made."""
+        if pipeline.steps and k is not None:  # they may draw from anywhere
             with one_sample(k):
-                pipeline.write(file, row, sample_rng(), strict=strict)
-        else:
-            rng = None if pipeline.is_drawless else sample_rng(k)
-            pipeline.write(file, row, rng, strict=strict)
+                self._write(pipeline, data, row)
+            return
+        file, strict = self._repaired(data)
+        rng = None if pipeline.is_drawless else sample_rng(k)
+        pipeline.write(file, row, rng, strict=strict)
 
     def _repaired(self, data: bytes) -> tuple[bytes, bool]:
         """Return a file, repaired if it is to be, and whether it is then to be read strictly."""
@@ -320,9 +322,7 @@ class StoreDataset(Dataset[Any]):
             assert self.transform is not None
             return self.transform(image)
         out = np.empty(pipeline.shape, pipeline.dtype)
-        file, strict = self._repaired(image)
-        rng = None if pipeline.is_drawless else sample_rng()
-        pipeline.write(file, out, rng, strict=strict)
+        self._write(pipeline, image, out)
         return out
 
     def _user_decoded(self, value: Any) -> Any:  # noqa: ANN401

@@ -35,6 +35,7 @@ from penstock.vision.arguments import (
     shown,
 )
 from penstock.vision.crops import Cut, RandomResizedCrop, ResizedCenterCrop, checked_crop
+from penstock.vision.normalizing import lookup_tables, write_planes
 from penstock.vision.resizing import Resample, Workplace, kept_of_resized
 
 if TYPE_CHECKING:
@@ -318,10 +319,7 @@ class ImagePipeline:
         for step in self.steps:
             small = self._stepped(step, small)
         if not is_bytes:
-            planes = self._workplace.planes(self.size)
-            cv2.split(small, planes)
-            for plane, table, row in zip(planes, self._tables, out, strict=True):
-                cv2.LUT(plane, table, dst=row)
+            write_planes(small, self._tables, self._workplace.planes(self.size), out)
         elif small is not out:
             out[...] = small
 
@@ -363,11 +361,9 @@ class ImagePipeline:
         return {name: value for name, value in self.__dict__.items() if name != "_workplace"}
 
     @functools.cached_property
-    def _tables(self) -> list[NDArray[np.float32]]:
+    def _tables(self) -> NDArray[np.float32]:
         """What each value of a pixel becomes, for each colour."""
-        values = np.arange(256, dtype=np.float64) / 255
-        pairs = zip(self.mean or (0.0,) * 3, self.std or (1.0,) * 3, strict=True)
-        return [((values - mean) / std).astype(np.float32) for mean, std in pairs]
+        return lookup_tables(self.mean or (0.0,) * 3, self.std or (1.0,) * 3)
 
     def __repr__(self) -> str:
         """Return the chain."""

@@ -5,11 +5,11 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, Final, Literal
 
-import cv2
 import numpy as np
 
 from penstock.errors import CollateError, ConfigError
 from penstock.vision.arguments import checked_full_scale
+from penstock.vision.normalizing import lookup_tables, write_planes
 from penstock.vision.samples import is_tensor
 
 if TYPE_CHECKING:
@@ -144,20 +144,13 @@ class ImageBatch:
     def _convert(
         self, array: NDArray[Any], place: NDArray[Any], planes: list[NDArray[np.uint8]]
     ) -> None:
-        """Write an image as float planes.
-
-        Taken apart into planes that stay in the cache, then looked up: 0.53 ms for 640 x 640, where
-        a multiplication of the transposed image by numpy takes 0.90 ms, and one by OpenCV's own
-        `blobFromImage` 3.3 ms, all on one core.
-        """
+        """Write an image as float planes; `planes` is memory to work in."""
         if len(self._values) not in (1, len(planes)):
             raise ConfigError(
                 f"mean and std have {len(self._values)} values, but an image of the batch has "
                 f"{len(planes)} channel(s)"
             )
-        cv2.split(np.ascontiguousarray(array), planes)
-        for channel, plane in enumerate(planes):
-            cv2.LUT(plane, self._values[channel % len(self._values)], dst=place[channel])
+        write_planes(np.ascontiguousarray(array), self._values, planes, place)
 
 
 def _values(mean: Sequence[float] | None, std: Sequence[float] | None) -> NDArray[np.float32]:
@@ -181,8 +174,7 @@ def _values(mean: Sequence[float] | None, std: Sequence[float] | None) -> NDArra
         )
     checked_full_scale("mean", tuple(of_mean.tolist()))
     checked_full_scale("std", tuple(of_std.tolist()))
-    values = np.arange(256) / 255
-    return ((values - of_mean[:, None]) / of_std[:, None]).astype(np.float32)
+    return lookup_tables(of_mean, of_std)
 
 
 def _is_hwc(array: NDArray[Any]) -> bool:

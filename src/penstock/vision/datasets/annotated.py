@@ -10,7 +10,6 @@ import numpy as np
 
 from penstock.errors import ConfigError
 from penstock.stores.dataset import StoreDataset
-from penstock.stores.transform_check import check_transform
 from penstock.vision.datasets.annotation_rules import AnnotationRules, settled
 from penstock.vision.datasets.annotation_store import AnnotationStore
 from penstock.vision.datasets.class_check import warn_of_absent
@@ -134,7 +133,6 @@ class AnnotatedImages(StoreDataset):
         unreadable: Mapping[str, int] | None = None,
     ) -> None:
         """Become the dataset of a table as it was read; classes given are looked for in it."""
-        check_transform("transform", transform)
         if getattr(transform, "takes_files", False) is True:
             raise ConfigError(
                 f"{type(transform).__name__} makes images alone, and would leave the boxes behind: "

@@ -15,7 +15,6 @@ from penstock.data.dataset import (
     IterableDataset,
     announce_epoch,
     read_each,
-    register_combinator,
 )
 from penstock.data.fingerprint import fingerprint_of
 from penstock.data.labels import known_labels
@@ -94,6 +93,10 @@ class PartneredDataset(Dataset[Any]):
         else:
             sample = self._alone(self.dataset[position])
         return sample if self.transform is None else self.transform(sample)
+
+    # `__getitems__` is there for subsets of other libraries, which read batches and know nothing of
+    # streams. A loader had better read sample by sample, to say which one failed.
+    reads_each = True
 
     def __getitems__(self, indices: Sequence[int]) -> list[Any]:
         """Return the samples at `indices`, each made under its own random numbers."""
@@ -182,9 +185,3 @@ class PartneredDataset(Dataset[Any]):
     def __repr__(self) -> str:
         """Return what it is around."""
         return f"<{type(self).__name__} of {self.dataset!r}, probability={self.probability:g}>"
-
-
-# `__getitems__` is there for subsets of other libraries, which read batches and know nothing of
-# streams. A loader had better read sample by sample, to say which one failed: so it is told of a
-# part that cannot be read together.
-register_combinator(PartneredDataset, lambda _: [None])

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from penstock.data.labels import known_labels
+from penstock.data.known_labels import known_labels
 from penstock.data.packed_list import PackedList
 from penstock.stores.index import Index, labels_from
 from penstock.stores.pack_source import pack_source

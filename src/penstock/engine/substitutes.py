@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
 
-from penstock.data.labels import known_labels
+from penstock.data.known_labels import known_labels
 from penstock.engine.plan import sample_key
 from penstock.errors import TooManyFailures
 from penstock.randomness.keys import Purpose, seed_sequence

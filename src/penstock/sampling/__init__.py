@@ -2,7 +2,7 @@
 """Index streams: which samples an epoch takes, in which order."""
 
 from penstock.sampling.distributed import DistributedSampler
-from penstock.sampling.grouped import AspectRatioBatchSampler, GroupedSampler
+from penstock.sampling.buckets import AspectRatioBatchSampler, GroupedSampler
 from penstock.sampling.permutation import Permutation
 from penstock.sampling.samplers import (
     BatchSampler,
@@ -12,8 +12,8 @@ from penstock.sampling.samplers import (
     Sampler,
     SequentialSampler,
     SubsetRandomSampler,
-    WeightedRandomSampler,
 )
+from penstock.sampling.weighted import WeightedRandomSampler
 
 __all__ = [
     "AspectRatioBatchSampler",

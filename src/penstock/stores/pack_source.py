@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
 
-from penstock.data.labels import known_labels
+from penstock.data.known_labels import known_labels
 from penstock.data.names import describe_sample
 from penstock.errors import ConfigError
 from penstock.faults import annotate

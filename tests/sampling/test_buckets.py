@@ -12,7 +12,7 @@ import torch
 import penstock
 from penstock import Loader
 from penstock.errors import ConfigError, StateError
-from penstock.sampling.grouped import AspectRatioBatchSampler, GroupedSampler
+from penstock.sampling.buckets import AspectRatioBatchSampler, GroupedSampler
 from penstock.torch import DataLoader
 
 

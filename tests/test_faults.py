@@ -18,7 +18,7 @@ from hypothesis import strategies as st
 
 from penstock import FaultPolicy, Loader, sample_rng
 from penstock.data import ConcatDataset, IterableDataset, Subset
-from penstock.data.known_labels import known_labels
+from penstock.data.labels.known import known_labels
 from penstock.errors import ConfigError, TooManyFailures, WorkerDied
 from penstock.faults import policy_of
 from penstock.sampling import SubsetRandomSampler

@@ -8,6 +8,7 @@ framework. Importing this package imports numpy and the standard library, nothin
 from __future__ import annotations
 
 from penstock.faults import Failure, FaultPolicy
+from penstock.labels import labels_of
 from penstock.loader import Loader
 from penstock.randomness.everything import seed_everything, seeded
 from penstock.randomness.samples import renumbered_samples, sample_rng
@@ -19,6 +20,7 @@ __all__ = [
     "Loader",
     "WorkerInfo",
     "get_worker_info",
+    "labels_of",
     "renumbered_samples",
     "sample_rng",
     "seed_everything",

@@ -8,8 +8,9 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from penstock.data.known_labels import known_labels
+from penstock.data.labels.known import known_labels
 from penstock.data.packed_list import PackedList
+from penstock.data.ragged import RaggedArray
 from penstock.stores.index import Index, labels_from
 from penstock.stores.pack_source import pack_source
 from penstock.stores.records import decode_record
@@ -56,8 +57,10 @@ class DatasetStore(Store):
     def _load_index(self) -> Index:
         """Return the labels that the dataset knows; otherwise all samples are read for them."""
         labels = known_labels(self._dataset)
-        if labels is not None and labels.dtype.kind in "biu":
-            of_all: Any = np.array(labels, np.int64)  # a copy: an index's own are made read-only
+        if isinstance(labels, RaggedArray):  # copies: an index's own are made read-only
+            of_all: Any = RaggedArray(labels.values.copy(), labels.offsets.copy())
+        elif labels is not None and labels.dtype.kind in "biu":
+            of_all = np.array(labels, np.int64)
         else:
             of_all = labels_from([self._source[n].label for n in range(len(self._source))])
         keys = PackedList([str(n) for n in range(len(self._source))])

@@ -54,26 +54,80 @@ class RaggedArray(Sequence["NDArray[np.int64]"]):
     @classmethod
     def of(cls, rows: Iterable[Iterable[int]]) -> RaggedArray:
         """Return the rows, packed."""
-        arrays = [np.asarray(list(row), np.int64) for row in rows]
+        arrays = [
+            np.asarray(row if isinstance(row, (np.ndarray, list)) else list(row), np.int64)
+            for row in rows
+        ]
         offsets = np.zeros(len(arrays) + 1, np.int64)
         np.cumsum([len(array) for array in arrays], out=offsets[1:])
         values = np.concatenate(arrays) if arrays else np.empty(0, np.int64)
         return cls(values, offsets)
+
+    @classmethod
+    def joined(cls, parts: Sequence[RaggedArray]) -> RaggedArray:
+        """Return the rows of all parts, one part after the other; a copy.
+
+        Example:
+            >>> a, b = RaggedArray.of([[7], []]), RaggedArray.of([[8, 9]])
+            >>> [row.tolist() for row in RaggedArray.joined([a, b, a])]
+            [[7], [], [8, 9], [7], []]
+        """
+        if not parts:
+            return cls(np.empty(0, np.int64), np.zeros(1, np.int64))
+        counts = np.concatenate([np.diff(part.offsets) for part in parts])
+        offsets = np.zeros(len(counts) + 1, np.int64)
+        np.cumsum(counts, out=offsets[1:])
+        return cls(np.concatenate([part.values for part in parts]), offsets)
 
     def __len__(self) -> int:
         """Return the number of samples."""
         return len(self.offsets) - 1
 
     def __getitem__(self, index: Any) -> Any:  # noqa: ANN401 - an integer, or many
-        """Return a view of one sample's values; a `RaggedArray` for a slice or index array."""
-        if isinstance(index, (slice, np.ndarray, list)):
-            chosen = np.arange(len(self))[index]
-            return RaggedArray.of(self[i] for i in chosen.tolist())
+        """Return a view of one sample's values; a `RaggedArray` for a slice or index array.
+
+        A slice without a step, too, is a view; indices and masks give a copy.
+        """
+        if isinstance(index, slice):
+            start, stop, step = index.indices(len(self))
+            return self._run(start, stop) if step == 1 else self._take(np.arange(start, stop, step))
+        if isinstance(index, list) or (isinstance(index, np.ndarray) and index.ndim):
+            return self._take(self._positions(np.asarray(index)))
         position = operator.index(index)
         if not -len(self) <= position < len(self):
             raise IndexError(f"index {position} is out of range for {len(self)} samples.")
         position %= len(self)
         return self.values[self.offsets[position] : self.offsets[position + 1]]
+
+    def _run(self, start: int, stop: int) -> RaggedArray:
+        offsets = self.offsets[start : max(start, stop) + 1]
+        return RaggedArray(self.values[offsets[0] : offsets[-1]], offsets - offsets[0])
+
+    def _positions(self, index: NDArray[Any]) -> NDArray[np.int64]:
+        """Return an index array or a mask as positions from 0."""
+        if index.dtype == np.bool_:
+            if index.shape != (len(self),):
+                raise IndexError(f"a mask of shape {index.shape} for {len(self)} samples.")
+            return np.flatnonzero(index)
+        if not index.size:  # an empty list is an array of floats
+            return np.empty(0, np.int64)
+        if index.ndim != 1 or index.dtype.kind not in "iu":
+            raise IndexError(f"indices are a row of integers; got {index.dtype} {index.shape}.")
+        smallest, largest = int(index.min()), int(index.max())
+        if smallest < -len(self) or largest >= len(self):
+            wrong = smallest if smallest < -len(self) else largest
+            raise IndexError(f"index {wrong} is out of range for {len(self)} samples.")
+        index = index.astype(np.int64, copy=False)
+        return np.where(index < 0, index + len(self), index) if smallest < 0 else index
+
+    def _take(self, positions: NDArray[np.int64]) -> RaggedArray:
+        starts = self.offsets[positions]
+        offsets = np.zeros(len(positions) + 1, np.int64)
+        np.cumsum(self.offsets[positions + 1] - starts, out=offsets[1:])
+        # Value k of the result lies as far behind the start of its row here as it does there.
+        places = np.repeat(starts - offsets[:-1], np.diff(offsets))
+        places += np.arange(offsets[-1])
+        return RaggedArray(self.values[places], offsets)
 
     def __iter__(self) -> Iterator[NDArray[np.int64]]:
         """Yield a view for each sample."""

@@ -11,8 +11,9 @@ from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
 
-from penstock.data.known_labels import known_labels
+from penstock.data.labels.known import known_labels
 from penstock.data.names import describe_sample
+from penstock.data.ragged import RaggedArray
 from penstock.errors import ConfigError
 from penstock.faults import annotate
 from penstock.stores.address import open_store
@@ -23,8 +24,9 @@ from penstock.stores.store import Store
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from penstock.stores.records import Record
+    from numpy.typing import NDArray
 
+    from penstock.stores.records import Record
 
 __all__ = ["PackSource", "pack_source"]
 
@@ -166,7 +168,7 @@ class _DatasetSource(PackSource):
         self.metadata = {}
         identity = getattr(dataset, "fingerprint", "")
         if self._labels is not None:
-            identity = f"{identity} {zlib.crc32(repr(self._labels.tolist()).encode()):08x}"
+            identity = f"{identity} {_checksum(self._labels):08x}"
         self.what = (
             f"{type(dataset).__qualname__} {len(dataset)} {identity} {shrink} {self._length}"
         )
@@ -180,6 +182,8 @@ class _DatasetSource(PackSource):
         return encode_record(f"{index:0{self._width}}", _storable(sample, self._shrink), label)
 
     def _label(self, index: int, sample: Any) -> int | tuple[int, ...] | None:  # noqa: ANN401
+        if isinstance(self._labels, RaggedArray):
+            return tuple(self._labels[index].tolist())
         if self._labels is not None and self._labels.dtype.kind in "biu":
             return int(self._labels[index])
         if isinstance(sample, (tuple, list)) and len(sample) == 2:
@@ -196,6 +200,12 @@ class _DatasetSource(PackSource):
 
     def position_of(self, key: str) -> int:
         return int(key)
+
+
+def _checksum(labels: NDArray[Any] | RaggedArray) -> int:
+    if isinstance(labels, RaggedArray):
+        return zlib.crc32(labels.values.tobytes(), zlib.crc32(labels.offsets.tobytes()))
+    return zlib.crc32(repr(labels.tolist()).encode())
 
 
 def _class_names(dataset: Any) -> tuple[str, ...]:  # noqa: ANN401

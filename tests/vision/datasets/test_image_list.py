@@ -10,7 +10,7 @@ import pytest
 from tests.vision.annotation_files import painted, write_photo
 
 from penstock import Loader
-from penstock.data.known_labels import known_labels
+from penstock.data.labels.known import known_labels
 from penstock.errors import ConfigError, StoreError
 from penstock.stores import StoreDataset, pack
 from penstock.vision import ImageFolder

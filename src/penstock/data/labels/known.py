@@ -1,0 +1,94 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The classes of a dataset's samples, found without reading one."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from penstock.data.labels.names import class_names_of
+from penstock.data.labels.search import LabelSearch
+from penstock.data.labels.values import NotLabelsError, as_labels, to_labels
+from penstock.errors import ConfigError
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+    from penstock.data.ragged import RaggedArray
+
+__all__ = ["as_labels", "class_names_of", "known_labels", "labels_given_or_known"]
+
+
+def known_labels(dataset: Any) -> NDArray[Any] | RaggedArray | None:  # noqa: ANN401
+    """Return the labels of every sample, or None where the dataset does not say.
+
+    No sample is read. Asked are the attributes `labels`, `targets`, `_labels` and the lists
+    `samples`, `_samples`, `imgs` of (path, class); a method `get_labels()`; and a Hugging Face
+    dataset's columns. Subsets, concatenations, stacks, datasets of tensors or arrays, and datasets
+    that wrap another of the same length are looked through. Labels that do not fit the dataset's
+    length are no answer.
+
+    They are the labels as the dataset keeps them, before any `target_transform`.
+
+    Returns:
+        Integers, bools or strings, shape (len(dataset),); or a `RaggedArray` where samples have
+        several. May be the dataset's own array.
+
+    Example:
+        >>> from penstock.data import Subset
+        >>> class Digits(list):
+        ...     targets = [3, 1, 3]
+        >>> known_labels(Subset(Digits("abc"), [2, 1]))
+        array([3, 1])
+    """
+    return LabelSearch().find(dataset)
+
+
+def labels_given_or_known(source: Any, who: str) -> NDArray[Any] | RaggedArray:  # noqa: ANN401
+    """Return labels that were given, or those of the dataset that was given.
+
+    Args:
+        source: In any form that `as_labels` takes, or a dataset whose labels `known_labels` finds.
+        who: What asks, for the message: the name of a sampler's class.
+
+    Returns:
+        As `known_labels` does.
+
+    Raises:
+        ConfigError: it is neither; the message says what was looked for.
+
+    Example:
+        >>> labels_given_or_known([1, 0, 1], "MySampler")
+        array([1, 0, 1])
+    """
+    search = LabelSearch()
+    if not _is_plain(source):
+        labels = search.find(source)
+        if labels is not None:
+            return labels
+    try:
+        return to_labels(source)
+    except NotLabelsError as error:
+        raise ConfigError(_refusal(source, who, search, str(error))) from None
+
+
+def _is_plain(source: Any) -> bool:  # noqa: ANN401
+    """Whether it is labels, if anything: it has nothing to look into."""
+    return type(source) in (list, tuple, np.ndarray, range)
+
+
+def _refusal(source: Any, who: str, search: LabelSearch, reason: str) -> str:  # noqa: ANN401
+    kind = type(source).__qualname__
+    if _is_plain(source):
+        return (
+            f"{who} takes one label per sample (integers, bools or strings), a list of class "
+            f"numbers per sample, or a dataset; this {kind} is {reason}. If it holds samples, give "
+            f"{who} the result of `penstock.labels_of(dataset, scan=True)`."
+        )
+    return (
+        f"{who} cannot tell the labels of the samples of {kind} without reading them: "
+        f"{search.report()}. Give the dataset an attribute `labels` (an array with one label per "
+        "sample), give the labels themselves, or read the samples once: "
+        f"`{who}(penstock.labels_of(dataset, scan=True), ...)`."
+    )

@@ -1,0 +1,437 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Labels are found where datasets keep them, and no sample is read for it."""
+
+from __future__ import annotations
+
+import array
+
+import numpy as np
+import pytest
+import torch
+import torch.utils.data as torch_data
+from hypothesis import given
+from hypothesis import strategies as st
+
+from penstock.data import (
+    ArrayDataset,
+    ChainDataset,
+    ConcatDataset,
+    IterableDataset,
+    PackedList,
+    StackDataset,
+    Subset,
+    random_split,
+)
+from penstock.data.labels.known import (
+    as_labels,
+    class_names_of,
+    known_labels,
+    labels_given_or_known,
+)
+from penstock.data.labels.search import LabelSearch
+from penstock.data.ragged import RaggedArray
+from penstock.errors import ConfigError
+
+
+class Images(torch_data.Dataset):
+    """Samples that must not be read."""
+
+    def __init__(self, length=4, **attributes):
+        self.length = length
+        self.__dict__.update(attributes)
+
+    def __len__(self):
+        return self.length
+
+    def __getitem__(self, index):
+        raise AssertionError(f"sample {index} was read")
+
+
+def rows_of(labels):
+    assert isinstance(labels, RaggedArray)
+    return [row.tolist() for row in labels]
+
+
+PAIRS = [("a.jpg", 2), ("b.jpg", 0), ("c.jpg", 2), ("d.jpg", 1)]
+
+
+@pytest.mark.parametrize(
+    "attributes",
+    [
+        {"labels": [2, 0, 2, 1]},
+        {"targets": torch.tensor([2, 0, 2, 1])},
+        {"_labels": np.array([2, 0, 2, 1], np.uint8)},
+        {"samples": PAIRS},
+        {"_samples": tuple(PAIRS)},
+        {"imgs": [list(pair) for pair in PAIRS]},
+        {"samples": PackedList(PAIRS)},
+        {"labels": array.array("l", [2, 0, 2, 1])},
+        {"labels": np.array([[2], [0], [2], [1]])},
+        {"labels": None, "targets": (2, 0, 2, 1)},
+        {"labels": lambda: 3, "targets": (2, 0, 2, 1)},
+        {"labels": ["a/1.png", "a/2.png", "a/3.png", "a/4.png"], "samples": PAIRS},
+        {"labels": np.array([0.5, 1.5, 2.5, 3.5]), "targets": [2, 0, 2, 1]},
+        {"get_labels": lambda: [2, 0, 2, 1]},
+        {"targets": [torch.tensor(n) for n in (2, 0, 2, 1)]},
+    ],
+    ids=lambda attributes: "-".join(attributes),
+)
+def test_labels_are_found_in_what_datasets_keep(attributes):
+    assert known_labels(Images(**attributes)).tolist() == [2, 0, 2, 1]
+
+
+@pytest.mark.parametrize(
+    "attributes",
+    [
+        {"labels": [1, 2, 3]},
+        {"samples": PAIRS[:3]},
+        {"get_labels": lambda: [1, 2, 3]},
+        {"targets": [1, 2, 3, 4], "samples": PAIRS[:3]},  # one of the two is out of date
+        {"samples": [("a.jpg", "a.png")] * 4},
+        {"samples": ["a.jpg"] * 4},
+        {"samples": [("a.jpg", 0), ("b.jpg", None), ("c.jpg", 0), ("d.jpg", 0)]},
+        {"targets": np.zeros((4, 2, 2), int)},
+        {"targets": np.array([[3, 0], [0, 1], [1, 1], [0, 0]])},
+        {"targets": [1, None, 2, 3]},
+        {"targets": [1, "a", 2, 3]},
+        {"targets": {0: 1, 1: 1, 2: 1, 3: 1}},
+        {"targets": [10**30, 1, 2, 3]},
+        {"targets": [2**63, -1, 2, 3]},
+        {"get_labels": lambda index: index},
+        {},
+    ],
+    ids=lambda attributes: "-".join(attributes) or "nothing",
+)
+def test_what_does_not_fit_or_is_no_class_is_no_answer(attributes):
+    assert known_labels(Images(**attributes)) is None
+
+
+def test_a_property_that_fails_is_no_answer_and_hides_no_other():
+    class Failing(Images):
+        targets = (3, 1, 3, 1)
+
+        @property
+        def labels(self):
+            raise FileNotFoundError("annotations.csv")
+
+    assert known_labels(Failing()).tolist() == [3, 1, 3, 1]
+
+
+def test_lists_that_a_property_makes_are_not_asked_for_once_labels_are_there():
+    class Lazy(Images):
+        labels = np.arange(4)
+
+        @property
+        def samples(self):
+            raise AssertionError("a list of millions was made")
+
+    assert known_labels(Lazy()) is Lazy.labels
+
+
+def test_an_array_is_returned_as_it_is_and_a_range_of_it_as_a_view():
+    labels = np.arange(4, dtype=np.int16)
+    dataset = Images(labels=labels)
+    assert known_labels(dataset) is labels
+    every_other = known_labels(torch_data.Subset(dataset, range(1, 4, 2)))
+    assert np.shares_memory(every_other, labels)
+    assert every_other.tolist() == [1, 3]
+    assert known_labels(torch_data.Subset(dataset, range(3, -1, -2))).tolist() == [3, 1]
+    assert known_labels(torch_data.Subset(dataset, range(2, 6))) is None
+
+
+@pytest.mark.parametrize("module", [torch_data, None], ids=["torch", "penstock"])
+def test_labels_are_found_through_what_datasets_are_made_of(module):
+    subset, concat = (
+        (Subset, ConcatDataset) if module is None else (module.Subset, module.ConcatDataset)
+    )
+    a, b = Images(labels=[5, 6, 7, 8]), Images(2, targets=torch.tensor([0, 9]))
+    whole = concat([a, subset(b, [1]), concat([b, a])])
+    assert known_labels(whole).tolist() == [5, 6, 7, 8, 9, 0, 9, 5, 6, 7, 8]
+    assert known_labels(subset(whole, torch.tensor([4, -1, 0]))).tolist() == [9, 8, 5]
+    assert known_labels(subset(subset(whole, np.array([4, 5, 6])), [2, 0])).tolist() == [9, 9]
+    assert known_labels(subset(a, np.array([2, 0], np.uint64))).tolist() == [7, 5]
+    assert known_labels(concat([a, Images()])) is None
+    assert known_labels(concat([a, Images(labels=["a", "b", "c", "d"])])) is None
+    assert known_labels(subset(a, [4])) is None
+    assert known_labels(subset(a, ["b", "a"])) is None
+    assert known_labels(subset(whole, [])).tolist() == []
+
+
+def test_splits_have_the_labels_of_their_samples():
+    dataset = Images(100, labels=np.arange(100) * 3)
+    for parts in (
+        random_split(dataset, [70, 30]),
+        torch_data.random_split(dataset, [70, 30]),
+    ):
+        for part in parts:
+            assert known_labels(part).tolist() == [3 * index for index in part.indices]
+
+
+@given(st.data())
+def test_labels_of_nested_parts_are_those_that_reading_gives(data):
+    def part(depth):
+        kind = data.draw(st.sampled_from(["leaf", "subset", "concat"] if depth else ["leaf"]))
+        if kind == "leaf":
+            labels = data.draw(st.lists(st.integers(-3, 300), max_size=6))
+            return ArrayDataset(np.zeros(len(labels)), np.array(labels, np.int64))
+        if kind == "concat":
+            return ConcatDataset([part(depth - 1) for _ in range(data.draw(st.integers(1, 3)))])
+        inner = part(depth - 1)
+        last = len(inner) - 1
+        indices = st.lists(st.integers(0, last), max_size=6) if last >= 0 else st.just([])
+        return Subset(inner, data.draw(indices))
+
+    dataset = part(3)
+    labels = known_labels(dataset)
+    assert labels.tolist() == [int(dataset[n][1]) for n in range(len(dataset))]
+
+
+def test_numbers_of_two_types_are_joined_without_becoming_floats():
+    a = Images(2, labels=np.array([1, 2], np.uint64))
+    b = Images(2, labels=np.array([-1, 2]))
+    c = Images(2, labels=np.array([True, False]))
+    joined = known_labels(ConcatDataset([a, b, c]))
+    assert (joined.dtype, joined.tolist()) == (np.int64, [1, 2, -1, 2, 1, 0])
+    a.labels[0] = 2**63
+    assert known_labels(ConcatDataset([a, b])) is None
+
+
+def test_single_labels_and_rows_are_joined_as_rows():
+    rows = Images(2, labels=RaggedArray.of([[4, 4], []]))
+    both = ConcatDataset([Images(2, labels=[1, 0]), rows])
+    assert rows_of(known_labels(both)) == [[1], [0], [4, 4], []]
+    assert rows_of(known_labels(Subset(both, [2, 2, 1]))) == [[4, 4], [4, 4], [0]]
+
+
+def test_datasets_that_are_dealt_out_in_turn_are_no_concatenation():
+    class InTurn(Images):
+        pass
+
+    parts = [Images(2, labels=[0, 0]), Images(2, labels=[1, 1])]
+    assert known_labels(InTurn(4, datasets=parts)) is None
+
+
+@pytest.mark.parametrize("stack", [StackDataset, torch_data.StackDataset])
+def test_a_stack_has_the_labels_of_the_part_that_is_them(stack):
+    images, labelled = Images(3), Images(3, labels=[7, 8, 9])
+    assert known_labels(stack(images, [1, 0, 1])).tolist() == [1, 0, 1]
+    assert known_labels(stack(np.array([1, 0, 1]), images)).tolist() == [1, 0, 1]
+    assert known_labels(stack(labelled, [0.1, 0.2, 0.3])).tolist() == [7, 8, 9]
+    assert known_labels(stack(labelled, range(3))).tolist() == [7, 8, 9]
+    assert known_labels(stack(labelled, ["a.png", "b.png", "c.png"])).tolist() == [7, 8, 9]
+    assert known_labels(stack(image=images, target=["b", "a", "b"])).tolist() == ["b", "a", "b"]
+    assert rows_of(known_labels(stack(image=images, labels=[[1], [], [2]]))) == [[1], [], [2]]
+    assert known_labels(stack(image=images, number=[1, 0, 1])) is None
+    assert known_labels(stack(images, images)) is None
+
+
+def test_of_tensors_and_arrays_the_last_row_of_integers_is_the_labels():
+    x, y = torch.zeros(3, 2), torch.tensor([4, 2, 4])
+    assert known_labels(torch_data.TensorDataset(x, y)).tolist() == [4, 2, 4]
+    assert known_labels(torch_data.TensorDataset(y, x)).tolist() == [4, 2, 4]
+    assert known_labels(torch_data.TensorDataset(torch.arange(3), y, x)).tolist() == [4, 2, 4]
+    assert known_labels(torch_data.TensorDataset(x)) is None
+    assert known_labels(torch_data.TensorDataset(x, torch.zeros(3))) is None
+    assert known_labels(ArrayDataset(np.zeros((3, 2)), np.array([4, 2, 4]))).tolist() == [4, 2, 4]
+    one_hot = torch.tensor([[1, 0], [1, 1], [0, 0]])
+    assert rows_of(known_labels(torch_data.TensorDataset(x, one_hot))) == [[0], [0, 1], []]
+    assert known_labels(torch_data.TensorDataset(one_hot)) is None  # it may be the samples
+
+
+def test_a_wrapper_of_the_same_length_is_looked_through():
+    inner = Images(targets=[3, 1, 3, 1])
+    assert known_labels(Images(dataset=inner)).tolist() == [3, 1, 3, 1]
+    assert known_labels(Images(3, dataset=inner)) is None
+    assert known_labels(Images(dataset=Images(dataset=inner))).tolist() == [3, 1, 3, 1]
+
+
+@pytest.mark.parametrize("order", [[3, 2, 1, 0], np.array([0, 2, 1, 3]), torch.arange(4)])
+def test_a_wrapper_that_keeps_an_order_may_have_the_labels_in_it(order):
+    inner = Images(targets=[3, 1, 3, 1])
+    assert known_labels(Images(dataset=inner, order=order)) is None
+    assert known_labels(Images(dataset=inner, weights=[0.5] * 4)).tolist() == [3, 1, 3, 1]
+
+
+def test_a_loader_is_no_dataset():
+    loader = torch_data.DataLoader(Images(targets=[3, 1, 3, 1]), shuffle=True)
+    assert known_labels(loader) is None
+
+
+def test_a_dataset_within_itself_ends_the_search():
+    dataset = Images()
+    dataset.dataset = dataset
+    assert known_labels(dataset) is None
+    deep = Images(labels=[1, 2, 3, 4])
+    for _ in range(10_000):
+        deep = Images(dataset=deep)
+    assert known_labels(deep) is None
+
+
+def test_streams_and_things_without_a_length_have_no_known_labels():
+    class Stream(IterableDataset):
+        labels = (1, 2)
+
+        def __iter__(self):
+            raise AssertionError("read")
+
+        def __len__(self):
+            return 2
+
+    class TorchStream(torch_data.IterableDataset):
+        labels = (1, 2)
+
+        def __iter__(self):
+            raise AssertionError("read")
+
+        def __len__(self):
+            return 2
+
+    assert known_labels(Stream()) is None
+    assert known_labels(TorchStream()) is None
+    assert known_labels(ChainDataset([Stream()])) is None
+    assert known_labels(5) is None
+    assert known_labels([1, 2]) is None
+
+
+def test_rows_are_taken_and_joined_as_lists_are():
+    rng = np.random.default_rng(3)
+    rows = [rng.integers(0, 9, size).tolist() for size in rng.integers(0, 4, 50)]
+    ragged = RaggedArray.of(rows)
+    chosen = rng.integers(-50, 50, 80)
+    assert rows_of(ragged[chosen]) == [rows[n] for n in chosen]
+    assert rows_of(ragged[chosen.tolist()]) == [rows[n] for n in chosen]
+    assert rows_of(ragged[chosen.astype(np.int8)]) == [rows[n] for n in chosen]
+    mask = rng.random(50) < 0.5
+    assert rows_of(ragged[mask]) == [row for row, kept in zip(rows, mask, strict=True) if kept]
+    for where in (slice(3, 20), slice(None, None, -3), slice(20, 3), slice(-5, None), slice(0)):
+        assert rows_of(ragged[where]) == rows[where]
+    assert rows_of(ragged[[]]) == []
+    assert rows_of(RaggedArray.joined([ragged, ragged[:0], ragged[10:]])) == rows + rows[10:]
+    assert rows_of(RaggedArray.joined([])) == []
+    assert np.shares_memory(ragged[3:20].values, ragged.values)
+    assert ragged[np.uint8(49)].tolist() == rows[49]
+    assert ragged[np.arange(50, dtype=np.uint8)] == ragged
+    for wrong in ([50], [-51], np.array([1.0]), np.ones(49, bool), np.zeros((2, 2), int)):
+        with pytest.raises(IndexError):
+            ragged[wrong]
+
+
+@pytest.mark.parametrize(
+    ("given_as", "rows"),
+    [
+        ([[1, 2], [], [2]], [[1, 2], [], [2]]),
+        ([[0, 1], [1, 0]], [[0, 1], [1, 0]]),  # a list of lists is class numbers, always
+        (np.array([[0, 1], [1, 0]]), [[1], [0]]),  # an array is a column for each class
+        (torch.tensor([[0.0, 1.0], [1.0, 1.0]]), [[1], [0, 1]]),
+        ([[True, False, True], [False] * 3], [[0, 2], []]),
+        ([np.array([True, False]), np.array([True, True])], [[0], [0, 1]]),
+        ([np.array([3, 3]), np.array([]), np.array([1])], [[3, 3], [], [1]]),
+        ([torch.tensor([3]), torch.tensor([], dtype=torch.int64)], [[3], []]),
+        ([{2, 1}, frozenset()], [[1, 2], []]),
+        ([("dog", "cat"), (), ("eel",)], [[1, 0], [], [2]]),
+        (np.array([[1, 2], [3]], object), [[1, 2], [3]]),
+    ],
+    ids=lambda value: None,
+)
+def test_rows_are_taken_in_every_form(given_as, rows):
+    assert rows_of(as_labels(given_as)) == rows
+    assert rows_of(labels_given_or_known(given_as, "Sampler")) == rows
+
+
+@pytest.mark.parametrize(
+    "value",
+    [None, 3, "abc", b"abc", {1: 2}, [[[1]]], [[1.5]], [1, [2]], [[True], [True, False]], object()],
+    ids=lambda value: type(value).__name__,
+)
+def test_what_is_no_labels_is_not_taken_for_them(value):
+    assert as_labels(value) is None
+
+
+def test_labels_that_a_pandas_column_holds_are_taken():
+    pandas = pytest.importorskip("pandas")
+    assert as_labels(pandas.Series([2, 1])).tolist() == [2, 1]
+    assert as_labels(pandas.Series(["a", "b"])).tolist() == ["a", "b"]
+    assert as_labels(pandas.Series(["a", "b", "a"]).astype("category")).tolist() == ["a", "b", "a"]
+    assert as_labels(pandas.Series([1.0, None])) is None
+
+
+def test_given_labels_that_are_none_are_refused_with_what_they_are():
+    with pytest.raises(ConfigError) as caught:
+        labels_given_or_known([0.5, 1.5], "RepeatFactorSampler")
+    assert str(caught.value) == (
+        "RepeatFactorSampler takes one label per sample (integers, bools or strings), a list of "
+        "class numbers per sample, or a dataset; this list is a list of float. If it holds "
+        "samples, give RepeatFactorSampler the result of `penstock.labels_of(dataset, scan=True)`."
+    )
+
+
+def test_a_dataset_that_does_not_tell_is_refused_with_what_was_looked_for():
+    dataset = Images(targets=[0.5] * 4, samples=["a.jpg"] * 4)
+    with pytest.raises(ConfigError) as caught:
+        labels_given_or_known(ConcatDataset([dataset]), "ClassBalancedSampler")
+    message = str(caught.value)
+    assert message.startswith(
+        "ClassBalancedSampler cannot tell the labels of the samples of ConcatDataset without "
+        "reading them: "
+    )
+    assert "in Images: `targets` is a list of float; " in message
+    assert "in ConcatDataset: dataset 0 (Images) tells none" in message
+    assert "`ClassBalancedSampler(penstock.labels_of(dataset, scan=True), ...)`" in message
+
+
+def test_a_dataset_that_is_a_list_gives_its_own_labels():
+    class Samples(list):
+        labels = (1, 0)
+
+    assert labels_given_or_known(Samples("ab"), "Sampler").tolist() == [1, 0]
+    assert labels_given_or_known(Images(labels=[1, 0, 1, 0]), "S").tolist() == [1, 0, 1, 0]
+
+
+def test_a_named_column_is_the_only_one_that_is_asked():
+    dataset = Images(labels=[1, 2, 3, 4], identity=[4, 3, 2, 1])
+    assert LabelSearch("identity").find(dataset).tolist() == [4, 3, 2, 1]
+    assert LabelSearch("identity").find(Subset(dataset, [0])).tolist() == [4]
+    assert LabelSearch("age").find(dataset) is None
+    stack = StackDataset(image=Images(), age=[1, 2, 2, 1], labels=[0, 0, 0, 0])
+    assert LabelSearch("age").find(stack).tolist() == [1, 2, 2, 1]
+    arrays = ArrayDataset(np.array([5, 6]), np.array([7, 8]), np.array([1, 2]))
+    assert LabelSearch(1).find(arrays).tolist() == [7, 8]
+    assert LabelSearch(-3).find(arrays).tolist() == [5, 6]
+    assert LabelSearch(3).find(arrays) is None
+    assert LabelSearch(0).find(StackDataset([5, 6], [7, 8])).tolist() == [5, 6]
+
+
+def test_class_names_are_found_by_number():
+    assert class_names_of(Images(classes=["a", "b"], labels=[0, 1, 1, 0])) == ("a", "b")
+    assert class_names_of(Images(class_names=("a", "b"))) == ("a", "b")
+    assert class_names_of(Subset(Images(class_to_idx={"b": 1, "a": 0}), [0])) == ("a", "b")
+    assert class_names_of(Images(class_to_idx={"b": 4, "a": 0})) is None
+    assert class_names_of(Images(labels=["dog", "cat", "dog", "eel"])) == ("cat", "dog", "eel")
+    assert class_names_of(Images(classes=["a", "b"], labels=[0, 1, 2, 0])) is None
+    assert class_names_of(Images(classes=3)) is None
+    a, b = Images(classes=["a", "b"]), Images(classes=["b", "c"])
+    assert class_names_of(ConcatDataset([a, a])) == ("a", "b")
+    assert class_names_of(ConcatDataset([a, b])) is None
+
+
+def test_ten_million_labels_behind_a_subset_are_gathered_by_arrays():
+    rng = np.random.default_rng(0)
+    parts = [Images(1_000_000, labels=rng.integers(0, 99, 1_000_000, np.uint8)) for _ in range(10)]
+    indices = rng.permutation(10_000_000)
+    labels = known_labels(Subset(ConcatDataset(parts), indices))
+    whole = np.concatenate([part.labels for part in parts])
+    assert labels.dtype == np.uint8
+    assert np.array_equal(labels, whole[indices])
+
+
+def test_our_own_datasets_tell_their_labels_and_names(data_dir):
+    vision = pytest.importorskip("penstock.vision")
+    photos = vision.ImageFolder(data_dir / "clothing" / "train")
+    labels = known_labels(photos)
+    assert labels is photos.labels
+    assert class_names_of(Subset(photos, [0])) == tuple(photos.classes)
+    cells = vision.VOCDetection(data_dir / "bccd", "train")
+    assert known_labels(cells) == cells.labels
+    mosaic = vision.Mosaic(cells, size=64)
+    assert known_labels(Subset(mosaic, [5, 5])) == cells.labels[[5, 5]]
+    assert class_names_of(mosaic) == cells.class_names

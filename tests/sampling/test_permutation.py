@@ -19,7 +19,7 @@ from hypothesis import strategies as st
 from scipy import stats
 
 from penstock.errors import ConfigError
-from penstock.sampling import permutation
+from penstock.sampling import feistel
 from penstock.sampling.permutation import LARGEST, TABLE_LIMIT, Permutation
 
 HUGE = 10**10
@@ -342,7 +342,7 @@ def test_pairs_that_share_a_half_end_unrelated():
 
 @pytest.mark.parametrize("rounds", [4, 5])
 def test_fewer_rounds_fail_that_test(rounds, monkeypatch):
-    monkeypatch.setattr(permutation, "_ROUNDS", rounds)
+    monkeypatch.setattr(feistel, "ROUNDS", rounds)
     assert min(paired_differences(2000)) < 1e-10
 
 

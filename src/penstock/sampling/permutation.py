@@ -2,46 +2,23 @@
 """A shuffled order of up to 2^62 items that is never stored.
 
 Up to `TABLE_LIMIT` items are shuffled in a table, every order equally likely. Above it the value at
-a position is computed, by a cipher whose blocks are the numbers below a x b:
-
-    position = left * b + right               b = ceil(sqrt(n)), a = ceil(n / b)
-    8 rounds, by turns:                       left  = (left  + F(right)) mod a
-                                              right = (right + F(left))  mod b
-    value = left * b + right                  and from the start with it while value >= n
-
-Each round can be undone, whatever F is, so the whole is a bijection; walking on from values that
-are too large (fewer than b of the a x b) makes it one of range(n). F is a keyed 32-bit hash: the
-finaliser of MurmurHash3 with better constants and two key words per round. Its result is scaled to
-the modulus by a multiplication: a remainder would take three times as long.
-
-Why 8 rounds: for pairs of positions that share a half, the differences of their values were counted
-over many keys, chi-square. On 64 x 65 (2,000 keys) 3, 4 and 5 rounds are told from chance at
-p < 1e-16, with truly random functions for F just as with this one, and 6 are not. On 16 x 17
-(60,000 keys), where the same flaw is larger, 6 rounds give p < 1e-200, 7 give p = 4e-6, and 8 pass
-(p = 0.16). The flaw shrinks as a and b grow, so 8 leave a margin everywhere above `TABLE_LIMIT`.
-This is statistics, not secrecy: F is too weak a hash to hide anything.
+a position is computed, by a cipher: see `feistel`.
 
 Rejected: `(i * m + c) mod n` is faster, but neighbours keep one constant distance, in every epoch;
 storing a shuffle takes 80 GB for 10^10 items, and time before the first is known.
-
-Reference:
-    Luby, Rackoff: How to construct pseudorandom permutations from pseudorandom functions. SIAM J.
-    Computing 17, 1988. Black, Rogaway: Ciphers with arbitrary finite domains. CT-RSA 2002 (the
-    rounds over a x b, and the walk). The hash's shifts and multipliers are those that C. Wellons
-    found for 32 bits ("lowbias32", 2018).
 """
 
 from __future__ import annotations
 
-import math
 import operator
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any, Final, NamedTuple, Protocol, overload
+from typing import TYPE_CHECKING, Any, Final, Protocol, overload
 
 import numpy as np
 
 from penstock.errors import ConfigError
 from penstock.randomness.keys import Purpose, checked_count, seed_sequence
+from penstock.sampling.feistel import LOW_32, PIECE, Feistel
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -55,21 +32,8 @@ LARGEST: Final = 1 << 62
 #: Up to this many items are shuffled in a table: 32 KiB, made in some 60 us.
 TABLE_LIMIT: Final = 4096
 
-# Positions worked on at a time, with 384 KiB for them and the scratch, which a second-level cache
-# holds. Each costs 25 ns; in pieces of 8192 it is 30 ns and of 4096 some 40, as numpy's calls show.
-_PIECE: Final = 1 << 14
 # Python integers made at a time when iterating: the first one comes after 0.4 ms.
 _CHUNK: Final = 4096
-
-_ROUNDS: Final = 8  # see above
-_KEYS_PER_ROUND: Final = 2
-_LOW_32: Final = 0xFFFF_FFFF
-# Scalars of the arrays' own types, so that numpy computes in those. Making one takes 0.2 us.
-_MULTIPLIER_1: Final = np.uint32(0x7FEB352D)
-_MULTIPLIER_2: Final = np.uint32(0x846CA68B)
-_SHIFT_15: Final = np.uint32(15)
-_SHIFT_16: Final = np.uint32(16)
-_SHIFT_32: Final = np.uint64(32)
 
 
 class Permutation:
@@ -116,7 +80,7 @@ class Permutation:
         self.seed: Final = _checked_seed(seed)
         first, *rest = self.seed if isinstance(self.seed, tuple) else (self.seed,)
         randomness = seed_sequence(first, Purpose.ORDER, *rest)
-        self._order: _Order = (_Table if n <= TABLE_LIMIT else _Feistel)(self.n, randomness)
+        self._order: _Order = (_Table if n <= TABLE_LIMIT else Feistel)(self.n, randomness)
 
     def __len__(self) -> int:
         """Return n."""
@@ -197,8 +161,8 @@ class Permutation:
         # The step of one position or none is never taken, and may be too large for numpy.
         start, step = positions.start, positions.step if len(positions) > 1 else 1
         values = np.empty(len(positions), np.int64)
-        for first in range(0, len(values), _PIECE):
-            piece = values[first : first + _PIECE]
+        for first in range(0, len(values), PIECE):
+            piece = values[first : first + PIECE]
             piece[:] = np.arange(first, first + len(piece))
             piece *= step
             piece += start
@@ -241,7 +205,7 @@ def _checked_seed(seed: object) -> int | tuple[int, ...]:
     parts = tuple(checked_count(f"seed[{i}]", part) for i, part in enumerate(seed))
     for i, part in enumerate(parts[1:], 1):
         # Two words of key could be mistaken for two parts.
-        if part > _LOW_32:
+        if part > LOW_32:
             raise ConfigError(f"seed[{i}] should be below 2**32, but got seed[{i}]={part}.")
     return parts if len(parts) > 1 else parts[0]
 
@@ -266,140 +230,6 @@ class _Table:
         return int(self._table[position])
 
     def replace(self, values: NDArray[np.int64]) -> None:
-        for first in range(0, len(values), _PIECE):
-            piece = values[first : first + _PIECE]
+        for first in range(0, len(values), PIECE):
+            piece = values[first : first + PIECE]
             piece[:] = self._table[piece]
-
-
-class _Scratch(NamedTuple):
-    """What the rounds work in: made for each call, so that threads share nothing."""
-
-    left: NDArray[np.uint32]
-    right: NDArray[np.uint32]
-    hashed: NDArray[np.uint32]
-    shifted: NDArray[np.uint32]
-
-    @classmethod
-    def of_length(cls, length: int) -> _Scratch:
-        return cls(*np.empty((4, length), np.uint32))
-
-    def start(self, length: int) -> _Scratch:
-        return _Scratch(*(buffer[:length] for buffer in self))
-
-
-class _Feistel:
-    """Many items: the rounds of the module's docstring."""
-
-    def __init__(self, n: int, randomness: np.random.SeedSequence) -> None:
-        self._n = n
-        self._b = math.isqrt(n - 1) + 1
-        self._a = -(-n // self._b)
-        keys = randomness.generate_state(_ROUNDS * _KEYS_PER_ROUND, np.uint32)
-        self._keys = [(first, second) for first, second in keys.reshape(_ROUNDS, _KEYS_PER_ROUND)]
-
-    def value_at(self, position: int) -> int:
-        """Return one value: `replace` in Python's integers, ten times as fast for a single one."""
-        value = self._n
-        while value >= self._n:
-            left, right = divmod(position, self._b)
-            for number, (first, second) in enumerate(self._keys):
-                if number % 2 == 0:
-                    left = (left + _hash(right, int(first), int(second), self._a)) % self._a
-                else:
-                    right = (right + _hash(left, int(first), int(second), self._b)) % self._b
-            position = value = left * self._b + right
-        return value
-
-    def replace(self, values: NDArray[np.int64]) -> None:
-        scratch = _Scratch.of_length(min(len(values), _PIECE))
-        self._encipher(values, scratch)
-        outside = np.flatnonzero(values >= self._n)
-        while len(outside):
-            walkers = values[outside]
-            self._encipher(walkers, scratch)
-            values[outside] = walkers
-            outside = outside[walkers >= self._n]
-
-    def _encipher(self, values: NDArray[np.int64], scratch: _Scratch) -> None:
-        for first in range(0, len(values), _PIECE):
-            piece = values[first : first + _PIECE].view(np.uint64)
-            self._encipher_piece(piece, scratch.start(len(piece)))
-
-    def _encipher_piece(self, piece: NDArray[np.uint64], scratch: _Scratch) -> None:
-        left, right, hashed, shifted = scratch
-        a, b = np.uint64(self._a), np.uint64(self._b)
-        a_32, b_32 = np.uint32(self._a), np.uint32(self._b)
-        np.copyto(right, piece, casting="unsafe")  # the low 32 bits
-        np.floor_divide(piece, b, out=piece)
-        np.copyto(left, piece, casting="unsafe")
-        # The remainder is below 2^32, so 32 bits of the product and of the difference are enough.
-        np.multiply(left, b_32, out=hashed)
-        np.subtract(right, hashed, out=right)
-        # Both halves are stored now, and `piece` is free to hold what takes 64 bits.
-        for number, (first, second) in enumerate(self._keys):
-            if number % 2 == 0:
-                _hash_into(hashed, right, first, second, shifted)
-                _scale(hashed, a, piece)
-                _add(left, hashed, a_32, shifted)
-            else:
-                _hash_into(hashed, left, first, second, shifted)
-                _scale(hashed, b, piece)
-                _add(right, hashed, b_32, shifted)
-        np.copyto(piece, left)
-        np.multiply(piece, b, out=piece)
-        np.add(piece, right, out=piece)
-
-
-def _hash(half: int, first: int, second: int, modulus: int) -> int:
-    """Return F of one half: a number below `modulus`, decided by two words of key."""
-    hashed = half ^ first
-    hashed ^= hashed >> 16
-    hashed = hashed * 0x7FEB352D & _LOW_32 ^ second
-    hashed ^= hashed >> 15
-    hashed = hashed * 0x846CA68B & _LOW_32
-    hashed ^= hashed >> 16
-    return hashed * modulus >> 32
-
-
-# The same in arrays: F is `_hash_into`, then `_scale`. In place: fresh arrays would cost more than
-# the arithmetic.
-
-
-def _hash_into(
-    hashed: NDArray[np.uint32],
-    half: NDArray[np.uint32],
-    first: np.uint32,
-    second: np.uint32,
-    shifted: NDArray[np.uint32],
-) -> None:
-    np.bitwise_xor(half, first, out=hashed)
-    np.right_shift(hashed, _SHIFT_16, out=shifted)
-    np.bitwise_xor(hashed, shifted, out=hashed)
-    np.multiply(hashed, _MULTIPLIER_1, out=hashed)
-    np.bitwise_xor(hashed, second, out=hashed)
-    np.right_shift(hashed, _SHIFT_15, out=shifted)
-    np.bitwise_xor(hashed, shifted, out=hashed)
-    np.multiply(hashed, _MULTIPLIER_2, out=hashed)
-    np.right_shift(hashed, _SHIFT_16, out=shifted)
-    np.bitwise_xor(hashed, shifted, out=hashed)
-
-
-def _scale(hashed: NDArray[np.uint32], modulus: np.uint64, wide: NDArray[np.uint64]) -> None:
-    """Bring 32 random bits below `modulus`."""
-    np.copyto(wide, hashed)
-    np.multiply(wide, modulus, out=wide)
-    np.right_shift(wide, _SHIFT_32, out=wide)
-    np.copyto(hashed, wide, casting="unsafe")
-
-
-def _add(
-    half: NDArray[np.uint32],
-    summand: NDArray[np.uint32],
-    modulus: np.uint32,
-    reduced: NDArray[np.uint32],
-) -> None:
-    """Add modulo `modulus`, which is at most 2^31: the sum is below 2^32."""
-    np.add(half, summand, out=half)
-    # What would be negative wraps round to more than it was: the remainder is the smaller one.
-    np.subtract(half, modulus, out=reduced)
-    np.minimum(half, reduced, out=half)

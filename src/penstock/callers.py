@@ -14,6 +14,7 @@ _OURS = os.path.dirname(os.path.abspath(__file__)) + os.sep
 # Between our frames: what calls our loader, our cached properties and our context managers.
 _OTHERS = (
     os.path.join("torch", "utils", "data", "dataloader.py"),
+    os.path.join("torch", "utils", "data", "sampler.py"),
     functools.__file__,
     contextlib.__file__,
 )

@@ -14,10 +14,13 @@ from penstock.engine.plan import Placed, as_given
 from penstock.randomness.guarded import GuardedIterator, guarded_draws
 from penstock.randomness.keys import Purpose, seed_sequence
 from penstock.ranks import Rank, current_rank
-from penstock.sampling.samplers import BatchSampler, IndexSampler, batches_of, digest
+from penstock.sampling.batches import BatchSampler, Layout, batches_of, pieces_of
+from penstock.sampling.samplers import IndexSampler, digest
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
+
+    from numpy.typing import NDArray
 
     from penstock.engine.epoch import Progress
     from penstock.sampling.samplers import Indices
@@ -30,6 +33,7 @@ __all__ = [
     "covers",
     "length_of",
     "tell_epoch",
+    "with_inner",
 ]
 
 _SKIPPED_AT_A_TIME: Final = 1024
@@ -42,11 +46,13 @@ class Description(NamedTuple):
 
     Attributes:
         settings: As JSON has it.
-        samples_in: How many samples a number of batches hold, over all ranks; None if not known.
+        samples_in: How many samples the first batches of an epoch hold, over all ranks, given the
+            number of the epoch (None: the sampler's own) and that of the batches; None if not
+            known.
     """
 
     settings: dict[str, Any]
-    samples_in: Callable[[int], int | None]
+    samples_in: Callable[[int | None, int], int | None]
 
 
 class IndexSource(Protocol):
@@ -88,20 +94,22 @@ class SeededIndices:
             seed: Of the loader.
             given: The user's samplers, where those above stand for them.
         """
-        self._given = _with_inner(*given) or _with_inner(sampler, batch_sampler)
+        self._given = with_inner(*given) or with_inner(sampler, batch_sampler)
         self._outer = sampler if batch_sampler is None else batch_sampler
         self._is_batched = batch_sampler is not None
-        self._parts = _with_inner(sampler, batch_sampler)
+        self._parts = with_inner(sampler, batch_sampler)
         self._seed = seed
         self._order: IndexSampler | None = None
         self._batch_size: int | None = None
         self._drop_last = False
         self._described = self._outer
+        self._batches: BatchSampler | None = None
         inner = sampler
         if isinstance(batch_sampler, BatchSampler) and is_current(
             type(batch_sampler), "index_batches", ("__iter__",)
         ):
             inner = batch_sampler.sampler
+            self._batches = batch_sampler
             self._batch_size = batch_sampler.batch_size
             self._drop_last = batch_sampler.drop_last
             self._described = inner
@@ -120,18 +128,28 @@ class SeededIndices:
         with guarded_draws(self._outer, sequence):
             tell_epoch(epoch, *self._parts)
         if self._order is not None:
-            return self._by_position(self._order.indices(), progress.num_steps)
+            return self._by_position(self._order.indices(), self._layout(), progress.num_steps)
         drawn = GuardedIterator(self._outer, sequence)
         first = drawn.take(1)
         return self._one_by_one(first, drawn, progress.num_steps)
 
-    def _by_position(self, order: Indices, first: int) -> Iterator[object]:
+    def _layout(self) -> Layout:
+        """Where the batches of the sampler's epoch lie; a sample by itself is a batch of one."""
         assert self._order is not None
-        rank, world_size = self._order.rank, self._order.world_size
-        batches = batches_of(order, self._batch_size or 1, self._drop_last, first)
-        for position, batch in batches:
+        if self._batches is not None:
+            return self._batches.layout()
+        ranks = self._order.world_size
+        return Layout(self._order.rank, ranks, ranks)
+
+    def _by_position(self, order: Indices, layout: Layout, first: int) -> Iterator[object]:
+        if layout.offsets is None:
+            size = self._batch_size or 1
+            batches = batches_of(order, size, self._drop_last, first * size)
+        else:
+            batches = pieces_of(order, layout.offsets[first:])
+        for step, batch in enumerate(batches, first):
             indices = int(batch[0]) if self._batch_size is None else batch
-            yield Placed(indices, position * world_size + rank, world_size)
+            yield Placed(indices, layout.first + step * layout.per_batch, layout.stride)
 
     def _one_by_one(
         self, first: list[Any], drawn: GuardedIterator, num_skipped: int
@@ -175,11 +193,25 @@ class SeededIndices:
             settings["drop_last"] = self._drop_last
         return Description(settings, self._samples_in)
 
-    def _samples_in(self, num_batches: int) -> int | None:
+    def _samples_in(self, epoch: int | None, num_batches: int) -> int | None:
         if self._order is None:
             return None
-        all_batches = num_batches * (self._batch_size or 1) * self._order.world_size
+        ranks = self._order.world_size
+        if (offsets := self._offsets_of(epoch)) is not None:
+            return int(offsets[min(num_batches, len(offsets) - 1)]) * ranks
+        all_batches = num_batches * (self._batch_size or 1) * ranks
         return min(all_batches, self._order.total_size)
+
+    def _offsets_of(self, epoch: int | None) -> NDArray[np.int64] | None:
+        """Where the batches of an epoch begin, whatever epoch the sampler is in."""
+        if self._order is None or self._batches is None or self._batches.is_even:
+            return None
+        now = self._order.epoch
+        try:
+            self._order.set_epoch(now if epoch is None else epoch)
+            return self._layout().offsets
+        finally:
+            self._order.set_epoch(now)
 
     def sampler_epoch(self) -> int | None:
         """Return the epoch that the innermost sampler was told, if it tells."""
@@ -194,8 +226,8 @@ class SeededIndices:
         return
 
 
-def _with_inner(*samplers: Any) -> list[Any]:  # noqa: ANN401
-    """Samplers, and what they are made of, each once, from the outside in."""
+def with_inner(*samplers: Any) -> list[Any]:  # noqa: ANN401
+    """Return samplers, and what they are made of, each once, from the outside in."""
     found: list[Any] = []
     waiting = [sampler for sampler in samplers if sampler is not None]
     while waiting:
@@ -214,7 +246,7 @@ def covers(dataset: object, *samplers: Any) -> bool:  # noqa: ANN401
     Only the common ones are known: an unknown one may keep to a part of the data set, of which no
     other sample must get into the batches.
     """
-    inner = [part for part in _with_inner(*samplers) if not hasattr(part, "sampler")]
+    inner = [part for part in with_inner(*samplers) if not hasattr(part, "sampler")]
     return bool(inner) and all(
         type(part).__name__ in _COVERING
         and type(part).__module__.startswith(_KNOWN_PACKAGES)
@@ -225,7 +257,7 @@ def covers(dataset: object, *samplers: Any) -> bool:  # noqa: ANN401
 
 def tell_epoch(epoch: int, *samplers: Any) -> None:  # noqa: ANN401
     """Tell samplers, and those that they are made of, the epoch, if they have `set_epoch`."""
-    for part in _with_inner(*samplers):
+    for part in with_inner(*samplers):
         if callable(set_epoch := getattr(part, "set_epoch", None)):
             set_epoch(epoch)
 
@@ -282,7 +314,7 @@ class StreamSource:
     def describe(self) -> Description:
         """Return what the shares of the workers depend on."""
         # The last batch of each worker may be shorter, so nobody knows the number of samples.
-        return Description(self._settings, lambda num_batches: None)
+        return Description(self._settings, lambda epoch, num_batches: None)
 
     def sampler_epoch(self) -> None:
         """Return None: there is no sampler."""

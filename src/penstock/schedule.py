@@ -22,6 +22,7 @@ from penstock.engine.epoch import Epoch, Progress, Share
 from penstock.errors import StateError
 from penstock.indices import length_of
 from penstock.randomness.keys import Purpose, checked_count, seed_sequence
+from penstock.sampling.sampler_state import differences
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -198,7 +199,7 @@ class Schedule:
             "seed": self._seed,
             "epoch": epoch,
             "batches": progress.num_steps,
-            "samples": samples_in(progress.num_steps),
+            "samples": samples_in(epoch, progress.num_steps),
         }
         draws = progress.draws
         if draws is None and self._seed is None:
@@ -232,14 +233,14 @@ class Schedule:
                 "once the epoch is over, or the iterator is deleted or closed"
             )
         number, progress, seed, saved = _parsed(state)
-        differences = [] if seed == self._seed else _differences(seed, self._seed, "seed")
-        if not differences:
+        found = [] if seed == self._seed else differences(seed, self._seed, "seed")
+        if not found:
             here = {"length": length_of(dataset), **source.describe().settings}
-            differences = _differences(saved, here)
-        if differences:
+            found = differences(saved, here)
+        if found:
             raise StateError(
                 "this state was saved by a loader that orders its samples otherwise: "
-                + "; ".join(differences)
+                + "; ".join(found)
                 + ". Make the loader as it was, or begin a new epoch without the state"
             )
         _check_stream(dataset, progress)
@@ -303,13 +304,3 @@ def _as_ranges(steps: set[int]) -> list[list[int]]:
         else:
             ranges.append([step, step + 1])
     return ranges
-
-
-def _differences(saved: Any, here: Any, name: str = "") -> list[str]:  # noqa: ANN401
-    if isinstance(saved, dict) and isinstance(here, dict):
-        found = []
-        for key in sorted({*saved, *here}):
-            inner = f"{name}.{key}" if name else key
-            found += _differences(saved.get(key), here.get(key), inner)
-        return found
-    return [] if saved == here else [f"{name} is {saved!r} in the state and {here!r} here"]

@@ -81,6 +81,14 @@ def current_share() -> ShareInfo:
     return _share
 
 
+def share_unasked() -> ShareInfo:
+    """Return the same as `current_share`, without counting as a stream that deals itself out.
+
+    Whether somebody asked decides whether a loader warns of workers that read the same.
+    """
+    return _share
+
+
 def was_asked() -> bool:
     """Return whether anybody has asked in this process which worker or share it is."""
     return _was_asked

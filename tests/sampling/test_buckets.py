@@ -12,7 +12,7 @@ import torch
 import penstock
 from penstock import Loader
 from penstock.errors import ConfigError, StateError
-from penstock.sampling.buckets import AspectRatioBatchSampler, GroupedSampler
+from penstock.sampling.buckets import AspectRatioBatchSampler, BucketSampler
 from penstock.torch import DataLoader
 
 
@@ -46,21 +46,21 @@ def wasted(sizes, batches):
 @pytest.mark.parametrize("shuffle", [True, False])
 def test_every_index_comes_once(num_samples, shuffle):
     keys = np.random.default_rng(1).random(num_samples)
-    sampler = GroupedSampler(keys, 8, shuffle=shuffle)
+    sampler = BucketSampler(keys, 8, shuffle=shuffle)
     assert sorted(sampler) == list(range(num_samples)) == sorted(sampler.indices().tolist())
     assert len(sampler) == num_samples
 
 
 def test_a_group_is_a_run_of_the_sorted_window():
     keys = np.random.default_rng(1).permutation(1000)
-    order = GroupedSampler(keys, 10, window=100).indices()
+    order = BucketSampler(keys, 10, window=100).indices()
     groups = {tuple(sorted(keys[order[k : k + 10]] // 10)) for k in range(0, 1000, 10)}
     assert groups == {(n,) * 10 for n in range(100)}
 
 
 def test_epochs_and_seeds_differ_and_repeat():
     keys = np.random.default_rng(1).random(640)
-    sampler, other = GroupedSampler(keys, 8, seed=3), GroupedSampler(keys, 8, seed=4)
+    sampler, other = BucketSampler(keys, 8, seed=3), BucketSampler(keys, 8, seed=4)
     first = list(sampler)
     sampler.set_epoch(1)
     assert list(sampler) not in (first, list(other))
@@ -97,7 +97,7 @@ def test_little_is_padded():
 def test_those_left_over_are_of_any_shape():
     keys = np.arange(103)
     left = []
-    sampler = GroupedSampler(keys, 10)
+    sampler = BucketSampler(keys, 10)
     for epoch in range(200):
         sampler.set_epoch(epoch)
         left += sampler.indices()[100:].tolist()
@@ -106,7 +106,7 @@ def test_those_left_over_are_of_any_shape():
 
 
 def test_without_shuffling_the_order_is_by_key():
-    assert list(GroupedSampler([3, 1, 2, 1], 2, shuffle=False)) == [1, 3, 2, 0]
+    assert list(BucketSampler([3, 1, 2, 1], 2, shuffle=False)) == [1, 3, 2, 0]
 
 
 def test_areas_go_up_and_down_in_turn_from_one_ratio_to_the_next():
@@ -207,11 +207,11 @@ def test_ranks_share_groups_of_similar_images():
 @pytest.mark.parametrize(
     ("make", "message"),
     [
-        (lambda: GroupedSampler([[1]], 2), r"shape \(1, 1\)"),
-        (lambda: GroupedSampler([1, np.nan], 2), r"keys\[1\] is nan"),
-        (lambda: GroupedSampler(["a"], 2), "one number per sample"),
-        (lambda: GroupedSampler([1], 0), "group_size should be a positive integer"),
-        (lambda: GroupedSampler([1], 1, window=0), "window should be a positive integer"),
+        (lambda: BucketSampler([[1]], 2), r"shape \(1, 1\)"),
+        (lambda: BucketSampler([1, np.nan], 2), r"keys\[1\] is nan"),
+        (lambda: BucketSampler(["a"], 2), "one number per sample"),
+        (lambda: BucketSampler([1], 0), "batch_size should be a positive integer"),
+        (lambda: BucketSampler([1], 1, window=0), "window should be a positive integer"),
         (
             lambda: AspectRatioBatchSampler([(1, 2), (0, 0), (3, 0)], 2),
             r"image 1 are \(0, 0\) \(2 such",

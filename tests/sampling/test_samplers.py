@@ -121,34 +121,6 @@ def test_an_unshuffled_share_is_exactly_torchs(length, ranks, pad, data):
     assert list(ours) == list(theirs)
 
 
-@pytest.mark.parametrize("replacement", [True, False])
-def test_weights_decide_how_often_an_index_comes(replacement):
-    weights = np.array([0.0, 1.0, 2.0, 5.0])
-    firsts = np.zeros(4)
-    sampler = WeightedRandomSampler(weights, 3, replacement)
-    for epoch in range(4000):
-        sampler.set_epoch(epoch)
-        firsts[sampler.indices()[0]] += 1
-    np.testing.assert_allclose(firsts / 4000, weights / 8, atol=0.03)  # 4 standard deviations
-    assert firsts[0] == 0
-
-
-@given(st.lists(st.floats(0, 1e300), min_size=1, max_size=30), st.data())
-def test_without_replacement_no_index_comes_twice(weights, data):
-    available = np.count_nonzero(weights)
-    if available and np.isfinite(np.sum(weights)):
-        num_samples = data.draw(st.integers(1, int(available)))
-        order = WeightedRandomSampler(weights, num_samples, replacement=False).indices()
-        assert len(set(order.tolist())) == num_samples
-        assert all(weights[index] > 0 for index in order)
-
-
-def test_more_weights_than_torch_allows():
-    weights = np.zeros((1 << 24) + 10, np.float32)
-    weights[-1] = 1
-    assert set(WeightedRandomSampler(weights, 5)) == {(1 << 24) + 9}
-
-
 @pytest.mark.parametrize("module", [BatchSampler, stock.BatchSampler])
 @pytest.mark.parametrize(
     ("size", "drop_last", "expected"),
@@ -223,16 +195,6 @@ def test_a_batch_sampler_passes_the_epoch_on():
         (lambda: RandomSampler(range(3)).set_epoch(-1), ConfigError, "epoch=-1"),
         (lambda: SubsetRandomSampler([0.5]), ConfigError, "dtype float64"),
         (lambda: SubsetRandomSampler([[1]]), ConfigError, r"shape \(1, 1\)"),
-        (lambda: WeightedRandomSampler([1], 0), ConfigError, "num_samples=0"),
-        (lambda: WeightedRandomSampler([1], True), ConfigError, "num_samples=True"),
-        (lambda: WeightedRandomSampler([1], 1, 1), ConfigError, "replacement=1"),
-        (lambda: WeightedRandomSampler([[1]], 1), ConfigError, r"1d sequence .* \(1, 1\)"),
-        (lambda: WeightedRandomSampler([1, -1], 1), ConfigError, r"weights\[1\] is -1.0"),
-        (lambda: WeightedRandomSampler([np.nan], 1), ConfigError, r"weights\[0\] is nan"),
-        (lambda: WeightedRandomSampler([0, 0], 1), ConfigError, "0 of 2 are"),
-        (lambda: WeightedRandomSampler([], 1), ConfigError, "0 of 0 are"),
-        (lambda: WeightedRandomSampler([1e308] * 2, 1), ConfigError, "finite sum"),
-        (lambda: WeightedRandomSampler([1, 0], 2, False), ConfigError, "2 or more .* 1 of 2 are"),
         (lambda: DistributedSampler(range(3), 2, 2), ConfigError, r"rank 2, .* \[0, 1\]"),
         (lambda: DistributedSampler(range(3), 2, -1), ConfigError, "rank -1"),
         (lambda: DistributedSampler(range(3), 0, 0), ConfigError, "num_replicas=0"),

@@ -3,16 +3,16 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Final
 
 import numpy as np
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator, StrMethodFormatter
 
+from penstock.cli.chart_style import BLUE, GREY, MAX_NAME, ORANGE, save, short, tidy
 from penstock.cli.lines import amount
 from penstock.cli.object_chart import draw_box_areas, draw_boxes_per_image
-from penstock.errors import ConfigError
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -27,10 +27,7 @@ __all__ = ["draw_chart"]
 
 _MAX_BARS: Final = 30  # more cannot be labelled legibly on one page
 _LOG_FROM: Final = 50  # largest to smallest; below that small bars can be seen beside large ones
-_MAX_NAME: Final = 24  # characters
 _NUM_BINS: Final = 40
-# Colours that the colour-blind can tell apart (Okabe and Ito, "Color Universal Design").
-_BLUE, _ORANGE, _GREY = "#0072B2", "#E69F00", "#999999"
 
 
 def draw_chart(
@@ -60,14 +57,11 @@ def draw_chart(
     if objects is not None:
         draw_boxes_per_image(figure.add_subplot(grid[1, 0]), objects)
         draw_box_areas(figure.add_subplot(grid[1, 1]), objects)
-    figure.suptitle(_short(address, 80), fontsize=11, parse_math=False)
+    figure.suptitle(short(address, 80), fontsize=11, parse_math=False)
     if classes is not None:
         _draw_classes(axes[0], classes)
     _draw_sizes(axes[-1], sizes)
-    try:
-        figure.savefig(png, format="png")
-    except OSError as error:
-        raise ConfigError(f"cannot write --png {png}: {error.strerror}.") from error
+    save(figure, png)
 
 
 def _draw_classes(axes: Axes, classes: Classes) -> None:
@@ -75,11 +69,11 @@ def _draw_classes(axes: Axes, classes: Classes) -> None:
     rows = np.arange(num_bars)
     counts = classes.counts[:num_bars]
     several = classes.num_images is not None
-    axes.barh(rows, counts, color=_BLUE, label="objects" if several else "records")
+    axes.barh(rows, counts, color=BLUE, label="objects" if several else "records")
     if classes.num_images is not None:
         images = classes.num_images[:num_bars]
-        axes.barh(rows, images, height=0.35, color=_ORANGE, label="images with such objects")
-    names = [_short(name, _MAX_NAME) for name in classes.names[:num_bars]]
+        axes.barh(rows, images, height=0.35, color=ORANGE, label="images with such objects")
+    names = [short(name, MAX_NAME) for name in classes.names[:num_bars]]
     if len(classes.ids) > num_bars:
         names.append(_draw_others(axes, classes, num_bars))
     axes.set_yticks(range(len(names)))
@@ -89,7 +83,7 @@ def _draw_classes(axes: Axes, classes: Classes) -> None:
     axes.set_title(_headline(classes), fontsize=10)
     if several or len(classes.ids) > num_bars:
         axes.legend(loc="lower right", fontsize=8)
-    _tidy(axes, "x")
+    tidy(axes, "x")
 
 
 def _draw_others(axes: Axes, classes: Classes, num_bars: int) -> str:
@@ -97,7 +91,7 @@ def _draw_others(axes: Axes, classes: Classes, num_bars: int) -> str:
     others = classes.counts[num_bars:]
     mean, least, most = float(others.mean()), int(others.min()), int(others.max())
     axes.barh(
-        num_bars, mean, color=_GREY, xerr=[[mean - least], [most - mean]], capsize=3,
+        num_bars, mean, color=GREY, xerr=[[mean - least], [most - mean]], capsize=3,
         ecolor="black", label="mean of the others, smallest to largest",
     )  # fmt: skip
     return f"{len(others):,} others"
@@ -131,7 +125,7 @@ def _headline(classes: Classes) -> str:
 
 def _draw_sizes(axes: Axes, sizes: Sizes) -> None:
     if len(sizes.heights_px):
-        both = (("height", sizes.heights_px, _BLUE), ("width", sizes.widths_px, _ORANGE))
+        both = (("height", sizes.heights_px, BLUE), ("width", sizes.widths_px, ORANGE))
         bins = _bins(axes, np.concatenate([values for _, values, _ in both])).tolist()
         for what, values, colour in both:
             label = f"{what}, median {np.median(values):,.0f} px"
@@ -142,13 +136,13 @@ def _draw_sizes(axes: Axes, sizes: Sizes) -> None:
         axes.set_title(f"Sizes of {len(sizes.heights_px):,} images", fontsize=10)
         axes.legend(fontsize=8)
     else:
-        axes.hist(sizes.num_bytes, _bins(axes, sizes.num_bytes).tolist(), color=_BLUE)
+        axes.hist(sizes.num_bytes, _bins(axes, sizes.num_bytes).tolist(), color=BLUE)
         axes.set_xlabel("bytes", fontsize=9)
         axes.set_ylabel("records", fontsize=9)
         total = f"{amount(sizes.total_bytes)} in all"
         axes.set_title(f"Sizes of {len(sizes.num_bytes):,} records, {total}", fontsize=10)
     axes.yaxis.set_major_locator(MaxNLocator("auto", integer=True))
-    _tidy(axes, "y")
+    tidy(axes, "y")
 
 
 def _bins(axes: Axes, values: NDArray[np.int64]) -> NDArray[np.float64]:
@@ -162,15 +156,3 @@ def _bins(axes: Axes, values: NDArray[np.int64]) -> NDArray[np.float64]:
     start = least - (num_bins * step - (most - least + 1)) // 2
     edges: NDArray[np.float64] = start - 0.5 + step * np.arange(num_bins + 1, dtype=np.float64)
     return edges
-
-
-def _tidy(axes: Axes, along: Any) -> None:  # noqa: ANN401 - "x" or "y"
-    axes.grid(axis=along, linewidth=0.5, alpha=0.5)
-    axes.set_axisbelow(True)
-    axes.tick_params(labelsize=8)
-    axes.spines[["top", "right"]].set_visible(False)
-
-
-def _short(text: str, length: int) -> str:
-    text = "".join(c if c.isprintable() else "?" for c in text)
-    return text if len(text) <= length else text[: length - 1] + "…"

@@ -22,6 +22,16 @@ from penstock.cli.arguments import (
 from penstock.cli.lines import printable, without_password
 from penstock.cli.list_options import takes_list_options
 from penstock.cli.progress import Bar
+from penstock.cli.sampler_options import (
+    Alpha,
+    Beta,
+    Exact,
+    NumSamples,
+    SamplerChoice,
+    SamplerName,
+    Seed,
+    Threshold,
+)
 from penstock.cli.stats_tables import print_tables
 from penstock.errors import ConfigError, StoreError
 
@@ -57,6 +67,13 @@ def stats(
     image_field: ImageField = None,
     label_field: LabelField = None,
     key_field: KeyField = None,
+    sampler: SamplerName = None,
+    alpha: Alpha = None,
+    beta: Beta = None,
+    threshold: Threshold = None,
+    num_samples: NumSamples = None,
+    exact: Exact = False,
+    seed: Seed = None,
     *,
     list_columns: Mapping[str, Any],
 ) -> None:
@@ -64,8 +81,11 @@ def stats(
 
     Classes are counted from the index, without reading a record. Sizes come from records spread
     evenly over the store, and of an image its header alone is read. A dataset without a list of its
-    labels is read as a whole.
+    labels is read as a whole. With --sampler, the classes alone are counted: as they are, and as a
+    sampler shows them.
     """
+    choice = SamplerChoice(sampler, alpha, beta, threshold, num_samples, exact, seed)
+    choice.check()
     from penstock.cli.census import count_classes, measure
     from penstock.cli.object_census import count_objects
     from penstock.cli.stats_record import record_of
@@ -74,6 +94,9 @@ def stats(
         _check_drawable(png)
     fields = {"image_field": image_field, "label_field": label_field, "key_field": key_field}
     with _opened(src, split, list_columns, fields) as source:
+        if sampler is not None:
+            _show_balance(source, choice, png, as_json=as_json)
+            return
         classes = count_classes(source.store.index)
         with Bar() as bar:
             sizes = measure(
@@ -100,12 +123,14 @@ class _Source(NamedTuple):
         objects: Annotations with boxes; None where there are none.
         why_none: Why boxes that are there cannot be read.
         name: `module:name`, if it was named so.
+        dataset: What it named, which may know its labels where a store would read them.
     """
 
     store: Store
     objects: AnnotatedImages | None = None
     why_none: str | None = None
     name: str | None = None
+    dataset: Any = None
 
     @property
     def address(self) -> str:
@@ -161,9 +186,23 @@ def _source_of(samples: Any, name: str | None = None) -> _Source:  # noqa: ANN40
     if isinstance(samples, Store):
         return _Source(samples)
     if not isinstance(samples, StoreDataset):
-        return _Source(DatasetStore(samples, name or ""))
+        return _Source(DatasetStore(samples, name or ""), dataset=samples)
     has_boxes = hasattr(samples, "box_counts")  # as `AnnotatedImages` has, which needs OpenCV
     return _Source(samples.store, cast("Any", samples) if has_boxes else None, name=name)
+
+
+def _show_balance(
+    source: _Source, choice: SamplerChoice, png: Path | None, *, as_json: bool
+) -> None:
+    from penstock.cli.balance_stats import show_balance
+    from penstock.data.labels.known import class_names_of, known_labels
+
+    labels = None if source.dataset is None else known_labels(source.dataset)
+    names = None if source.dataset is None else class_names_of(source.dataset)
+    if labels is None:
+        index = source.store.index
+        labels, names = index.labels, names or index.class_names
+    show_balance(source.address, labels, names, choice, png=png, as_json=as_json)
 
 
 def _check_drawable(png: Path) -> None:

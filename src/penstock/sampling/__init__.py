@@ -1,11 +1,20 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Index streams: which samples an epoch takes, in which order."""
+"""Index streams: which samples an epoch takes, in which order, and how often."""
 
+from penstock.sampling.balance import BalanceReport, ClassCounts, balance_report
+from penstock.sampling.balanced_batches import BalancedBatchSampler
+from penstock.sampling.balanced_shuffle import BalancedShuffle, ShuffleCounts
+from penstock.sampling.batches import BatchSampler
+from penstock.sampling.bucket_batches import BucketBatchSampler
+from penstock.sampling.buckets import AspectRatioBatchSampler, BucketSampler
+from penstock.sampling.class_aware import ClassAwareSampler
+from penstock.sampling.class_balanced import ClassBalancedSampler, DynamicBalancedSampler
+from penstock.sampling.class_shares import class_shares
 from penstock.sampling.distributed import DistributedSampler
-from penstock.sampling.buckets import AspectRatioBatchSampler, GroupedSampler
+from penstock.sampling.mixture import MixtureSampler
 from penstock.sampling.permutation import Permutation
+from penstock.sampling.repeat_factor import RepeatFactorSampler
 from penstock.sampling.samplers import (
-    BatchSampler,
     IndexSampler,
     Indices,
     RandomSampler,
@@ -17,15 +26,28 @@ from penstock.sampling.weighted import WeightedRandomSampler
 
 __all__ = [
     "AspectRatioBatchSampler",
+    "BalanceReport",
+    "BalancedBatchSampler",
+    "BalancedShuffle",
     "BatchSampler",
+    "BucketBatchSampler",
+    "BucketSampler",
+    "ClassAwareSampler",
+    "ClassBalancedSampler",
+    "ClassCounts",
     "DistributedSampler",
-    "GroupedSampler",
+    "DynamicBalancedSampler",
     "IndexSampler",
     "Indices",
+    "MixtureSampler",
     "Permutation",
     "RandomSampler",
+    "RepeatFactorSampler",
     "Sampler",
     "SequentialSampler",
+    "ShuffleCounts",
     "SubsetRandomSampler",
     "WeightedRandomSampler",
+    "balance_report",
+    "class_shares",
 ]

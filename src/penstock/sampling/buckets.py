@@ -8,13 +8,14 @@ from typing import TYPE_CHECKING, Any, Final
 import numpy as np
 
 from penstock.errors import ConfigError
+from penstock.sampling.batches import BatchSampler
 from penstock.sampling.distributed import DistributedSampler
-from penstock.sampling.samplers import BatchSampler, IndexSampler, check_positive, digest
+from penstock.sampling.samplers import IndexSampler, check_positive, digest
 
 if TYPE_CHECKING:
     from numpy.typing import ArrayLike, NDArray
 
-__all__ = ["AspectRatioBatchSampler", "GroupedSampler"]
+__all__ = ["AspectRatioBatchSampler", "BucketSampler"]
 
 _WINDOW: Final = 32  # groups that are sorted together
 _RATIO_STEPS: Final = 8  # to a doubling of the aspect ratio: a batch differs by some 9 %
@@ -22,19 +23,19 @@ _AREA_STEPS: Final = 2  # to a doubling of the area
 _DEEPEST: Final = 8  # subsets of subsets
 
 
-class GroupedSampler(IndexSampler):
-    """Every index once, in random order, each run of `group_size` of similar ones.
+class BucketSampler(IndexSampler):
+    """Every index once, in random order, each run of `batch_size` of similar ones.
 
     A random order is cut into windows of many groups. Each window is sorted by `keys` and cut into
     groups, and then all groups are put in random order. So a batch holds similar samples, which
     ones is another draw in each epoch, and the order of the batches says nothing. Where the indices
     do not divide evenly, the last, shorter group is of samples as chance has it.
 
-    Batches are `group_size` indices in a row: `BatchSampler(sampler, group_size, drop_last)`.
+    Batches are `batch_size` indices in a row: `BatchSampler(sampler, batch_size, drop_last)`.
 
     Example:
         >>> lengths = [7, 1, 8, 2, 9, 3]
-        >>> order = list(GroupedSampler(lengths, group_size=3))
+        >>> order = list(BucketSampler(lengths, batch_size=3))
         >>> sorted(sorted(lengths[i] for i in order[k : k + 3]) for k in (0, 3))
         [[1, 2, 3], [7, 8, 9]]
     """
@@ -42,7 +43,7 @@ class GroupedSampler(IndexSampler):
     def __init__(
         self,
         keys: ArrayLike,
-        group_size: int,
+        batch_size: int,
         *,
         shuffle: bool = True,
         seed: int = 0,
@@ -53,7 +54,7 @@ class GroupedSampler(IndexSampler):
         Args:
             keys: A number per sample, shape (n,), finite: samples with close ones are similar. Kept
                 as one array. Where many are equal, chance decides which of these come together.
-            group_size: Indices in a group, at least 1; the batch size, or that of all ranks
+            batch_size: Indices in a group, at least 1; the batch size, or that of all ranks
                 together.
             shuffle: Whether orders are random. Otherwise the order is by `keys`, smallest first.
             seed: Decides the orders.
@@ -64,18 +65,10 @@ class GroupedSampler(IndexSampler):
             ConfigError: one of the above does not hold.
         """
         super().__init__(seed)
-        check_positive("group_size", group_size)
+        check_positive("batch_size", batch_size)
         check_positive("window", window)
-        self.keys: NDArray[Any] = np.array(keys)
-        if self.keys.ndim != 1 or self.keys.dtype.kind not in "iuf":
-            raise ConfigError(
-                "keys should be one number per sample, but got an array of shape "
-                f"{self.keys.shape}, dtype {self.keys.dtype}."
-            )
-        if not np.isfinite(self.keys).all():
-            first = int(np.flatnonzero(~np.isfinite(self.keys))[0])
-            raise ConfigError(f"keys should be finite, but keys[{first}] is {self.keys[first]}.")
-        self.group_size = group_size
+        self.keys = checked_keys(keys)
+        self.batch_size = batch_size
         self.shuffle = bool(shuffle)
         self.window = window
 
@@ -89,33 +82,54 @@ class GroupedSampler(IndexSampler):
             return np.argsort(self.keys, kind="stable").astype(np.int64, copy=False)
         rng = self.rng()
         order = rng.permutation(len(self.keys))
-        num_groups, num_left = divmod(len(order), self.group_size)
+        num_groups, num_left = divmod(len(order), self.batch_size)
         # Those left over are taken before anything is sorted: otherwise they would be those with
         # the largest keys, and `drop_last` would hardly ever show them.
         grouped = order[: len(order) - num_left]
-        size = self.window * self.group_size
+        size = self.window * self.batch_size
         for start in range(0, len(grouped), size):
             part = grouped[start : start + size]
             part[:] = part[np.argsort(self.keys[part], kind="stable")]
-        groups = rng.permutation(grouped.reshape(num_groups, self.group_size))
+        groups = rng.permutation(grouped.reshape(num_groups, self.batch_size))
         return np.concatenate((groups.ravel(), order[len(order) - num_left :]))
+
+    def _varies(self) -> bool:
+        return self.shuffle
 
     def settings(self) -> dict[str, Any]:
         """Return what the orders depend on; the keys by their digest."""
         return {
             **super().settings(),
             "keys": digest(self.keys),
-            "group_size": self.group_size,
+            "batch_size": self.batch_size,
             "shuffle": self.shuffle,
             "window": self.window,
         }
+
+
+def checked_keys(keys: ArrayLike) -> NDArray[Any]:
+    """Return a copy of one finite number per sample, shape (n,).
+
+    Raises:
+        ConfigError: they are not.
+    """
+    array = np.array(keys)
+    if array.ndim != 1 or (array.size and array.dtype.kind not in "iuf"):
+        raise ConfigError(
+            "keys should be one number per sample, but got an array of shape "
+            f"{array.shape}, dtype {array.dtype}."
+        )
+    if not np.isfinite(array).all():
+        first = int(np.flatnonzero(~np.isfinite(array))[0])
+        raise ConfigError(f"keys should be finite, but keys[{first}] is {array[first]}.")
+    return array
 
 
 class AspectRatioBatchSampler(BatchSampler):
     """Batches of images of similar shape, which are padded to one size at little cost.
 
     Images are alike in their aspect ratio, to 9 %, and among those in their area. For a loader's
-    `batch_sampler`; it is a `BatchSampler` over a `GroupedSampler`, so that a loader resumes in it
+    `batch_sampler`; it is a `BatchSampler` over a `BucketSampler`, so that a loader resumes in it
     at once. Every image comes once in an epoch.
 
     Example:
@@ -156,7 +170,7 @@ class AspectRatioBatchSampler(BatchSampler):
         check_positive("batch_size", batch_size)
         check_positive("num_replicas", num_replicas)
         keys = _shape_keys(_sizes_of(source))
-        order: IndexSampler = GroupedSampler(
+        order: IndexSampler = BucketSampler(
             keys, batch_size * num_replicas, shuffle=shuffle, seed=seed
         )
         if num_replicas > 1 or rank:

@@ -23,7 +23,16 @@ from penstock.sampling.samplers import (
 if TYPE_CHECKING:
     from penstock.sampling.samplers import Indices
 
-__all__ = ["DistributedSampler"]
+__all__ = ["DistributedSampler", "check_rank"]
+
+
+def check_rank(rank: int, num_replicas: int) -> None:
+    """Raise `ConfigError` unless `rank` is one of so many."""
+    check_positive("num_replicas", num_replicas)
+    if not 0 <= rank < num_replicas:
+        raise ConfigError(
+            f"Invalid rank {rank}, rank should be in the interval [0, {num_replicas - 1}]."
+        )
 
 
 class DistributedSampler(IndexSampler):
@@ -86,11 +95,7 @@ class DistributedSampler(IndexSampler):
         found = current_rank()
         num_replicas = found.world_size if num_replicas is None else num_replicas
         rank = found.rank if rank is None else rank
-        check_positive("num_replicas", num_replicas)
-        if not 0 <= rank < num_replicas:
-            raise ConfigError(
-                f"Invalid rank {rank}, rank should be in the interval [0, {num_replicas - 1}]."
-            )
+        check_rank(rank, num_replicas)
         if pad not in ("repeat", "drop", "none"):
             raise ConfigError(f"pad should be 'repeat', 'drop' or 'none', but got pad={pad!r}.")
         self.num_replicas = num_replicas
@@ -169,6 +174,12 @@ class DistributedSampler(IndexSampler):
                 name = type(self.sampler).__name__
                 error.add_note(f"DistributedSampler deals out integers; {name} yields others")
                 raise
+
+    def _num_items(self) -> int:
+        return min(self.total_size, len(self.sampler))
+
+    def _varies(self) -> bool:
+        return self.sampler._varies() if isinstance(self.sampler, IndexSampler) else True
 
     def settings(self) -> dict[str, Any]:
         """Return what the global order depends on: not the number of ranks."""

@@ -10,23 +10,21 @@ thousand at a time.
 from __future__ import annotations
 
 import hashlib
-import itertools
-from typing import TYPE_CHECKING, Any, Final, Generic, Protocol, TypeVar, cast
+from typing import TYPE_CHECKING, Any, Final, Generic, Protocol, TypeVar
 
 import numpy as np
 
-from penstock.data.dataset import is_current
 from penstock.errors import ConfigError
 from penstock.randomness.keys import Purpose, checked_count, seed_sequence
 from penstock.sampling.permutation import Permutation
+from penstock.sampling.sampler_state import Place, Resumable
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Sequence, Sized
+    from collections.abc import Iterator, Sequence, Sized
 
     from numpy.typing import NDArray
 
 __all__ = [
-    "BatchSampler",
     "EveryNth",
     "IndexSampler",
     "Indices",
@@ -34,7 +32,6 @@ __all__ = [
     "Sampler",
     "SequentialSampler",
     "SubsetRandomSampler",
-    "batches_of",
     "check_positive",
     "digest",
 ]
@@ -43,9 +40,6 @@ T_co = TypeVar("T_co", covariant=True)
 
 # Python integers made at a time: 4096 of them are 150 KB, and numpy's cost per call is gone.
 _CHUNK: Final = 4096
-# Indices computed at a time where an order is not stored: 128 KiB, and numpy's cost per call is
-# gone.
-_BLOCK: Final = 1 << 14
 # Orders of more indices than this (8 MiB of them) are computed, not stored, where that is possible.
 LONGEST_STORED: Final = 1 << 20
 
@@ -78,10 +72,11 @@ class Sampler(Generic[T_co]):
         raise NotImplementedError(f"{type(self).__name__} is a Sampler and must define __iter__().")
 
 
-class IndexSampler(Sampler[int]):
+class IndexSampler(Resumable, Sampler[int]):
     """A sampler whose order is one array, decided by (seed, epoch).
 
-    Subclasses define `indices` and `__len__`, and `settings` if they have any.
+    Subclasses define `indices` and `__len__`, and `settings` if they have any. `state_dict` and
+    `load_state_dict` are for loops of one's own, and for other libraries' loaders.
 
     Attributes:
         seed: As given.
@@ -150,10 +145,28 @@ class IndexSampler(Sampler[int]):
         return {"kind": type(self).__name__, "length": len(self), "seed": self.seed}
 
     def __iter__(self) -> Iterator[int]:
-        """Yield the order of the epoch that is current when the first index is asked for."""
+        """Yield the order of the epoch that is current when the first index is asked for.
+
+        After `load_state_dict`, only the rest of it.
+
+        Warns:
+            UserWarning: torch's own loader asks for the order of an epoch that it has had already.
+        """
+        return self._from(self._next_place())
+
+    def _from(self, place: Place) -> Iterator[int]:
+        place.begin(self.epoch)
         order = self.indices()
-        for start in range(0, len(order), _CHUNK):
-            yield from order[start : start + _CHUNK].tolist()
+        for start in range(place.given, len(order), _CHUNK):
+            for index in order[start : start + _CHUNK].tolist():
+                place.given += 1
+                yield index
+
+    def _num_shares(self) -> int:
+        return self.world_size
+
+    def _num_items(self) -> int:
+        return self.total_size
 
 
 def check_positive(name: str, value: object) -> None:
@@ -191,6 +204,9 @@ class SequentialSampler(IndexSampler):
     def settings(self) -> dict[str, Any]:
         """Return what the orders depend on."""
         return {"kind": "SequentialSampler", "length": len(self)}
+
+    def _varies(self) -> bool:
+        return False
 
 
 class _Ascending:
@@ -345,95 +361,3 @@ class SubsetRandomSampler(IndexSampler):
 def digest(array: NDArray[Any]) -> str:
     """Return what tells an array's values from others: 64 bits as text."""
     return hashlib.blake2b(np.ascontiguousarray(array).data, digest_size=8).hexdigest()
-
-
-class BatchSampler(Sampler[list[int]]):
-    """Batches of another sampler's indices.
-
-    Example:
-        >>> batches = BatchSampler(SequentialSampler(range(5)), batch_size=2, drop_last=False)
-        >>> list(batches), len(batches)
-        ([[0, 1], [2, 3], [4]], 3)
-        >>> list(batches.index_batches())
-        [array([0, 1]), array([2, 3]), array([4])]
-    """
-
-    def __init__(self, sampler: Iterable[Any], batch_size: int, drop_last: bool) -> None:
-        """Set the size of the batches.
-
-        Args:
-            sampler: Any iterable of indices; of other keys too, as long as only `__iter__` is used.
-            batch_size: Indices in a batch, at least 1.
-            drop_last: Whether a last, shorter batch is left out.
-
-        Raises:
-            ConfigError: `batch_size` is not a positive integer, or `drop_last` no bool.
-        """
-        check_positive("batch_size", batch_size)
-        if not isinstance(drop_last, bool):
-            raise ConfigError(
-                f"drop_last should be a boolean value, but got drop_last={drop_last!r}."
-            )
-        self.sampler = sampler
-        self.batch_size = batch_size
-        self.drop_last = drop_last
-
-    def set_epoch(self, epoch: int) -> None:
-        """Pass the epoch on to the sampler, if it takes one."""
-        set_epoch = getattr(self.sampler, "set_epoch", None)
-        if callable(set_epoch):
-            set_epoch(epoch)
-
-    def __len__(self) -> int:
-        """Return the number of batches.
-
-        Raises:
-            TypeError: the sampler has no length.
-        """
-        length = len(cast("Sized", self.sampler))
-        return length // self.batch_size if self.drop_last else -(-length // self.batch_size)
-
-    def __iter__(self) -> Iterator[list[int]]:
-        """Yield lists of what the sampler yields, drawn no earlier than asked for."""
-        indices = iter(self.sampler)
-        while batch := list(itertools.islice(indices, self.batch_size)):
-            if len(batch) == self.batch_size or not self.drop_last:
-                yield batch
-            if len(batch) < self.batch_size:
-                return
-
-    def index_batches(self) -> Iterator[NDArray[np.int64] | list[Any]]:
-        """Return the batches as int64 arrays if the sampler is an `IndexSampler`, else as lists.
-
-        The arrays have shape (batch,) and are views of the order of the epoch: do not write. The
-        same indices as iterating; a subclass with an `__iter__` of its own is simply iterated. The
-        order is that of the epoch at the time of the call.
-        """
-        if not (
-            isinstance(self.sampler, IndexSampler)
-            and is_current(type(self.sampler), "indices", ("__iter__",))
-            and is_current(type(self), "index_batches", ("__iter__",))
-        ):
-            return iter(self)
-        order = self.sampler.indices()
-        return (batch for _, batch in batches_of(order, self.batch_size, self.drop_last))
-
-
-def batches_of(
-    order: Indices, batch_size: int, drop_last: bool, first: int = 0
-) -> Iterator[tuple[int, NDArray[np.int64]]]:
-    """Yield (position of its first index, indices) for each batch of an order.
-
-    Args:
-        order: An array is cut into views. Any other order is computed in blocks.
-        batch_size: Indices in a batch.
-        drop_last: Whether a last, shorter batch is left out.
-        first: The batch to begin with; those before it cost nothing.
-    """
-    stop = len(order) - len(order) % batch_size if drop_last else len(order)
-    is_stored = isinstance(order, np.ndarray)
-    block = max(stop, 1) if is_stored else max(_BLOCK // batch_size, 1) * batch_size
-    for start in range(first * batch_size, stop, block):
-        part = np.asarray(order[start : min(start + block, stop)], np.int64)
-        for offset in range(0, len(part), batch_size):
-            yield start + offset, part[offset : offset + batch_size]

@@ -33,9 +33,11 @@ from torch.utils.data import DistributedSampler as TorchDistributedSampler
 from torch.utils.data import RandomSampler as TorchRandomSampler
 
 from penstock.engine.plan import as_given
-from penstock.indices import SeededIndices
+from penstock.indices import Description, SeededIndices, tell_epoch, with_inner
 from penstock.randomness.generators import GlobalStates
 from penstock.randomness.guarded import GuardedIterator
+from penstock.sampling import IndexSampler
+from penstock.sampling.sampler_state import Resumable
 from penstock.torch.samplers import (
     STOCK_SAMPLERS,
     DistributedSampler,
@@ -50,7 +52,6 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
     from penstock.engine.epoch import Progress
-    from penstock.indices import Description
     from penstock.torch.loader import DataLoader
 
 __all__ = ["UnseededIndices"]
@@ -138,6 +139,9 @@ class UnseededIndices:
         self._is_stock = (is_stock_batch or not loader._auto_collation) and (
             type(self._inner) in STOCK_SAMPLERS
         )
+        ordered = [part for part in with_inner(sampler) if isinstance(part, IndexSampler)]
+        # Its order is a function of the epoch, which nobody else would tell it.
+        self._ordered = ordered[-1] if ordered else None
 
     def begin(self, epoch: int, progress: Progress) -> Iterator[object]:
         """Return the indices from batch `progress.num_steps` on; notes in `progress` the draws."""
@@ -148,6 +152,8 @@ class UnseededIndices:
         if found is not None:
             progress.draws = found if isinstance(found, Draws) else Draws.from_json(found)
             return self._redraw(progress.draws, progress.num_steps)
+        if self._ordered is not None:
+            tell_epoch(epoch, self._loader._index_sampler)
         progress.draws = self._draws_now()
         return self._draw(progress.draws)
 
@@ -156,9 +162,9 @@ class UnseededIndices:
         states = {g.name: _encode(g.get()) for g in self._generators() if g.is_private}
         return {"between": states} if states else None
 
-    def sampler_epoch(self) -> None:
-        """Return None: the order is the sampler's own business."""
-        return
+    def sampler_epoch(self) -> int | None:
+        """Return the epoch of an `IndexSampler`; None: the order is the sampler's own business."""
+        return None if self._ordered is None else self._ordered.epoch
 
     def _draw(self, draws: Draws) -> Iterator[object]:
         # torch's iterator asks the sampler for an iterator, draws the base seed, and asks again if
@@ -179,7 +185,8 @@ class UnseededIndices:
         return map(as_given, iter(sampler))
 
     def _draws_now(self) -> Draws:
-        epoch = getattr(self._inner, "epoch", None)
+        teller = self._inner if self._ordered is None else self._ordered
+        epoch = getattr(teller, "epoch", None)
         return Draws(
             is_new=self._is_new,
             asked_twice=self._is_new and self._loader.num_workers > 0,
@@ -217,8 +224,10 @@ class UnseededIndices:
 
     def _redraw(self, draws: Draws, num_steps: int) -> Iterator[object]:
         """Draw the epoch again, up to where it was; the global generators are left alone."""
-        if draws.sampler_epoch is not None and hasattr(self._inner, "set_epoch"):
-            self._inner.set_epoch(draws.sampler_epoch)
+        if draws.sampler_epoch is not None:
+            tell_epoch(draws.sampler_epoch, self._loader._index_sampler)
+        if isinstance(self._inner, Resumable):  # the loader knows how much was given
+            self._inner.forget_state()
         users = GlobalStates.now()
         try:
             self._restore(draws.states)
@@ -240,7 +249,11 @@ class UnseededIndices:
         if isinstance(loader.dataset, IterableDataset):
             return loader._stream_source().describe()
         sampler = seeded_sampler(loader.sampler, 0)
-        return SeededIndices(sampler, seeded_sampler(loader.batch_sampler, 0), 0).describe()
+        settings, samples_in = SeededIndices(
+            sampler, seeded_sampler(loader.batch_sampler, 0), 0
+        ).describe()
+        # Without a seed the order is that of the epoch which the sampler was told, not of ours.
+        return Description(settings, lambda epoch, num_batches: samples_in(None, num_batches))
 
 
 def _torch_generators(private: dict[int, torch.Generator]) -> list[_Generator]:

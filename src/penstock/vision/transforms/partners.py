@@ -17,7 +17,7 @@ from penstock.data.dataset import (
     read_each,
 )
 from penstock.data.fingerprint import fingerprint_of
-from penstock.data.known_labels import known_labels
+from penstock.data.labels.known import known_labels
 from penstock.data.names import describe_sample
 from penstock.errors import ConfigError
 from penstock.faults import annotate

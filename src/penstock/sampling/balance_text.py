@@ -1,0 +1,249 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A report of class balance as text: a table that fits 100 columns, and a verdict in words."""
+
+from __future__ import annotations
+
+import math
+import textwrap
+import unicodedata
+from typing import TYPE_CHECKING, Final
+
+import numpy as np
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+    from penstock.sampling.balance import BalanceReport, ClassCounts
+
+__all__ = ["table_of", "verdict_of"]
+
+_FIRST_ROWS, _LAST_ROWS = 15, 10  # of more classes than these, the middle is one row
+_MAX_NAME, _MAX_NAME_ALONE = 18, 32  # columns, beside those of two levels and of one
+_WIDTH: Final = 88  # columns, of what is wrapped
+_GAP: Final = "  "
+# Of the way to equal classes (`ClassCounts.progress`): below it, nobody would notice in training.
+_HARDLY: Final = 0.1
+_NOTHING: Final = 0.02
+_LITTLE: Final = 0.3
+_NEARLY_ALL: Final = 0.9
+_EVEN: Final = 1.25  # largest to smallest: no imbalance to speak of
+_MANY_CLASSES: Final = 50
+_COMMON: Final = 0.5  # of all images, or of all objects
+
+
+def table_of(report: BalanceReport) -> str:
+    """Return the report as text: a line of what it is, the classes, sums, and the verdict."""
+    lines = [_headline(report), ""]
+    lines += _aligned(_class_rows(report), 2 if report.objects is not None else 1)
+    lines += ["", *_aligned(_sum_rows(report), 1), ""]
+    return "\n".join([*lines, *textwrap.wrap(report.verdict, _WIDTH)])
+
+
+def _headline(report: BalanceReport) -> str:
+    epochs = "an epoch" if report.num_epochs == 1 else f"the mean of {report.num_epochs:,} epochs"
+    return (
+        f"{len(report.classes):,} classes, {report.num_samples:,} samples, before and after "
+        f"{report.sampler}: {epochs} of {_number(report.epoch_size)}"
+    )
+
+
+def _class_rows(report: BalanceReport) -> list[list[str]]:
+    """Return the header and a row for each class shown, the largest class first."""
+    levels = [report.images] if report.objects is None else [report.images, report.objects]
+    order = np.argsort(-levels[-1].before, kind="stable")
+    num_last = _LAST_ROWS if len(order) > _FIRST_ROWS + _LAST_ROWS + 1 else 0
+    num_first = _FIRST_ROWS if num_last else len(order)
+    rows = [_class_row(report, report.class_names[n], [n]) for n in order[:num_first].tolist()]
+    middle = order[num_first : len(order) - num_last]
+    if len(middle):
+        rows.append(_class_row(report, f"... {len(middle):,} more", middle.tolist()))
+    last = order[len(order) - num_last :].tolist()
+    rows += [_class_row(report, report.class_names[n], [n]) for n in last]
+    if report.objects is None:
+        return [["class", "samples", "shown", "times", "share", "-> after"], *rows]
+    above = ["", "images", "shown", "of all", "-> after", "objects", "shown", "share", "-> after"]
+    above[0] = "class"
+    return [above, *rows]
+
+
+def _class_row(report: BalanceReport, name: str, which: list[int]) -> list[str]:
+    images = report.images
+    before, after = images.before[which].sum(), images.after[which].sum()
+    width = _MAX_NAME if report.objects is not None else _MAX_NAME_ALONE
+    counts = [_cut(name, width), f"{before:,}", _number(after)]
+    if report.objects is None:
+        times = f"{after / max(before, 1):.2f}"
+        return [*counts, times, *_shares_of(images, which)]
+    # An image may hold several of the classes: their sum is no number of images.
+    frequencies = ["", ""]
+    if len(which) > 1:
+        counts[1:] = ["", ""]
+    else:
+        parts = report.frequencies_before[which[0]], report.frequencies_after[which[0]]
+        frequencies = [_percent(part, len(report.classes)) for part in parts]
+    objects = report.objects
+    totals = [f"{objects.before[which].sum():,}", _number(objects.after[which].sum())]
+    return [*counts, *frequencies, *totals, *_shares_of(objects, which)]
+
+
+def _shares_of(counts: ClassCounts, which: list[int]) -> list[str]:
+    both = counts.shares_before[which].sum(), counts.shares_after[which].sum()
+    return [_percent(share, len(counts.before)) for share in both]
+
+
+def _sum_rows(report: BalanceReport) -> list[list[str]]:
+    rows = [["", "before", "after"]]
+    levels = [("", report.images)]
+    if report.objects is not None:
+        levels = [("images: ", report.images), ("objects: ", report.objects)]
+    for what, counts in levels:
+        ratios = _ratio_text(counts.ratio_before), _ratio_text(counts.ratio_after)
+        rows.append([f"{what}largest to smallest class", *ratios])
+        both = counts.effective_before, counts.effective_after
+        rows.append([f"{what}effective classes", *(f"{n:,.2f}" for n in both)])
+    size = _number(report.epoch_size)
+    rows.append(["samples of an epoch", f"{report.num_samples:,}", size])
+    rows.append(["different samples", f"{report.num_samples:,}", f"{report.num_shown:,}"])
+    rows.append(["never shown", "0", f"{report.num_never_shown:,}"])
+    rows.append(["most repeats of a sample", "1", f"{report.most_repeats:,}"])
+    return rows
+
+
+def verdict_of(report: BalanceReport) -> str:
+    """Return what the sampler changed, at what price, and what would help where it did not."""
+    if not len(report.classes):
+        return "No sample has a class: there is nothing to balance."
+    if report.objects is None:
+        return " ".join([_change(report.images, "samples"), *_prices(report)])
+    # Tags are there or not; only boxes come several to an image.
+    has_boxes = bool(np.any(report.objects.before != report.images.before))
+    what = "objects" if has_boxes else "labels"
+    return " ".join(
+        [
+            _change(report.images, "images"),
+            _change(report.objects, what),
+            *_why_hardly(report, report.objects, has_boxes=has_boxes),
+            *_prices(report),
+        ]
+    )
+
+
+def _change(counts: ClassCounts, what: str) -> str:
+    """Say how far balance over one level has changed."""
+    before, after = _ratio_text(counts.ratio_before), _ratio_text(counts.ratio_after)
+    numbers = (
+        f"(largest to smallest {before} -> {after}, effective classes "
+        f"{counts.effective_before:,.2f} -> {counts.effective_after:,.2f} of "
+        f"{len(counts.before):,})"
+    )
+    return f"Balance over {what} {_in_words(counts)} {numbers}."
+
+
+def _in_words(counts: ClassCounts) -> str:
+    progress = counts.progress
+    if counts.ratio_before <= _EVEN and counts.ratio_after <= _EVEN:
+        return "was even and stays so"
+    if abs(progress) < _NOTHING:
+        return "does not change"
+    if progress < 0:
+        return "gets worse"
+    if progress < _HARDLY:
+        return "hardly changes"
+    if progress < _LITTLE:
+        return "improves a little"
+    if progress < _NEARLY_ALL:
+        return "improves"
+    return "is nearly even now" if counts.ratio_after > _EVEN else "is even now"
+
+
+def _why_hardly(report: BalanceReport, objects: ClassCounts, *, has_boxes: bool) -> Iterable[str]:
+    """Say why balance over objects has not followed, and what would do more."""
+    images = report.images
+    is_behind = images.progress >= _HARDLY and objects.progress < min(_LITTLE, images.progress / 2)
+    if objects.ratio_before <= _EVEN or not (is_behind or images.ratio_before <= _EVEN):
+        return
+    top = int(np.argmax(objects.after))
+    name = _cut(report.class_names[top])
+    frequency, share = report.frequencies_after[top], objects.shares_after[top]
+    what = "objects" if has_boxes else "labels"
+    if frequency >= _COMMON or share >= _COMMON:
+        yield (
+            f"Class {name} is in {_percent(frequency)} of the images shown and has "
+            f"{_percent(share)} of their {what}: it comes along, whichever images are chosen."
+        )
+    if has_boxes:
+        yield (
+            "While most images are to be shown, choosing among them changes that little. What does "
+            "more: crops around objects of rare classes (penstock.vision.ObjectCrop), or weights "
+            "of classes or a focal loss."
+        )
+    else:
+        yield "Weights of classes in the loss would do more."
+
+
+def _prices(report: BalanceReport) -> Iterable[str]:
+    """Say what it costs: samples never shown, classes never shown, few samples many times."""
+    epochs = "an epoch" if report.num_epochs == 1 else f"{report.num_epochs:,} epochs"
+    what = "samples" if report.objects is None else "images"
+    if report.num_never_shown:
+        part = report.num_never_shown / report.num_samples
+        yield f"{_percent(part)} of the {what} are never shown in {epochs}."
+    lost = np.flatnonzero(report.images.after == 0)
+    if len(lost):
+        names = ", ".join(_cut(report.class_names[n]) for n in lost[:3].tolist())
+        more = ", ..." if len(lost) > 3 else ""
+        yield f"Classes never shown: {len(lost):,} ({names}{more})."
+    rarest = int(np.argmin(report.images.before))
+    if report.repeats[rarest] > _EVEN:
+        number, name = int(report.images.before[rarest]), _cut(report.class_names[rarest])
+        subject = f"Each of the {number:,} {what}" if number > 1 else f"The only {what[:-1]}"
+        yield (
+            f"{subject} of the rarest class, {name}, comes {report.repeats[rarest]:,.1f} times an "
+            "epoch on average."
+        )
+
+
+def _aligned(rows: list[list[str]], num_groups: int) -> list[str]:
+    """Return rows as lines: the first column to the left, others to the right."""
+    widths = [max(map(_columns, column)) for column in zip(*rows, strict=True)]
+    lines = []
+    for row in rows:
+        cells = [row[0] + " " * (widths[0] - _columns(row[0]))]
+        cells += [text.rjust(width) for text, width in zip(row[1:], widths[1:], strict=True)]
+        if num_groups > 1:
+            cells.insert(5, "|")
+        lines.append(_GAP.join(cells).rstrip())
+    rule = "-" * max(map(_columns, lines))
+    return [lines[0], rule, *lines[1:]]
+
+
+def _cut(name: str, width: int = _MAX_NAME_ALONE) -> str:
+    """Return a name that stays in its line and column."""
+    name = "".join(c if c.isprintable() else "?" for c in name)
+    if _columns(name) <= width:
+        return name
+    while _columns(name) > width - 3:
+        name = name[:-1]
+    return name + "..."
+
+
+def _columns(text: str) -> int:
+    """Return the columns of a terminal that a text takes: signs of East Asia take two."""
+    return sum(
+        0 if unicodedata.combining(c) else 2 if unicodedata.east_asian_width(c) in "WF" else 1
+        for c in text
+    )
+
+
+def _number(value: float) -> str:
+    """Return a mean; whole numbers, and large ones, without a decimal."""
+    return f"{value:,.0f}" if float(value).is_integer() or value >= 10_000 else f"{value:,.1f}"
+
+
+def _percent(part: float, num_classes: int = 0) -> str:
+    """Return a part of all; with more digits where many classes have a small part each."""
+    return f"{part:.3%}" if num_classes > _MANY_CLASSES else f"{part:.1%}"
+
+
+def _ratio_text(ratio: float) -> str:
+    return f"{ratio:,.1f} : 1" if math.isfinite(ratio) else "one has none"

@@ -1,0 +1,289 @@
+# SPDX-License-Identifier: Apache-2.0
+"""`ClassItems`: the samples of each class, and draws from them in turn."""
+
+from __future__ import annotations
+
+import functools
+from typing import TYPE_CHECKING, Any, Final
+
+import numpy as np
+
+from penstock.data.ragged import RaggedArray
+from penstock.errors import ConfigError
+from penstock.sampling.samplers import digest
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from numpy.typing import NDArray
+
+__all__ = ["ClassItems", "grouped"]
+
+_BLOCK: Final = 1 << 20  # labels looked up at a time: their positions take no array of their own
+_DENSE: Final = 4  # class numbers may span so many times the samples, and are counted, not sorted
+_LOW_BITS: Final = 16  # numpy sorts integers of so many bits by counting them, in O(n)
+
+
+class ClassItems:
+    """The samples of a dataset by their classes.
+
+    A sample with several labels is an item of each of its classes, once. Samples without any make
+    up a group of their own behind the classes. Draws are given as positions: of a class in
+    `classes`, or `len(classes)` for those without.
+
+    Attributes:
+        classes: The labels' own values, ascending, shape (classes,): integers or strings.
+        counts: Samples that have each class, int64 of shape (classes,), all above 0.
+        num_samples: Samples of the dataset.
+
+    Concurrency:
+        Any number of threads may use one; nothing changes. Do not write to its arrays.
+
+    Example:
+        >>> items = ClassItems.of(np.array([7, 3, 7, 7]))
+        >>> items.classes, items.counts, items.items_of(1)
+        (array([3, 7]), array([1, 3]), array([0, 2, 3], dtype=uint32))
+    """
+
+    def __init__(
+        self,
+        classes: NDArray[Any],
+        counts: NDArray[np.int64],
+        items: NDArray[np.unsignedinteger[Any]],
+        num_samples: int,
+    ) -> None:
+        """Keep the arrays.
+
+        Args:
+            classes: As the attribute.
+            counts: As the attribute.
+            items: Indices of samples, those of the first class first, and behind those of the last
+                one the samples without a class.
+            num_samples: As the attribute.
+        """
+        self.classes = classes
+        self.counts = counts
+        self.num_samples = num_samples
+        self._items = items
+        #: Samples of each class, and last of those without one.
+        self.sizes: NDArray[np.int64] = np.append(counts, len(items) - int(counts.sum()))
+        self._starts: NDArray[np.int64] = np.cumsum(self.sizes) - self.sizes
+
+    @classmethod
+    def of(cls, labels: NDArray[Any] | RaggedArray) -> ClassItems:
+        """Group samples by their labels.
+
+        Args:
+            labels: One per sample, integers, bools or strings of shape (samples,); or the labels of
+                each sample.
+
+        Raises:
+            ConfigError: there is no label at all.
+        """
+        values = labels.values if isinstance(labels, RaggedArray) else labels
+        if not len(values):
+            raise ConfigError(
+                f"there is nothing to balance: {len(labels)} samples with no label at all."
+            )
+        classes, codes = _codes(values)
+        if isinstance(labels, RaggedArray):
+            return cls._of_ragged(labels, classes, codes)
+        counts = _counts(codes, len(classes))
+        items = np.empty(len(labels), _index_dtype(len(labels)))
+        for start, order, places in _blocks(codes, counts):
+            items[places] = start + order
+        return cls(classes, counts, items, len(labels))
+
+    @classmethod
+    def _of_ragged(
+        cls,
+        labels: RaggedArray,
+        classes: NDArray[Any],
+        codes: NDArray[Any],
+    ) -> ClassItems:
+        order = grouped(codes, len(classes))
+        num_labels = np.diff(labels.offsets)
+        samples = np.repeat(np.arange(len(labels), dtype=np.int64), num_labels)[order]
+        codes = codes[order]
+        # Within a class the samples ascend, so that a class which one has twice stands together.
+        is_first = np.ones(len(samples), bool)
+        is_first[1:] = (samples[1:] != samples[:-1]) | (codes[1:] != codes[:-1])
+        counts = _counts(codes[is_first], len(classes))
+        without = np.flatnonzero(num_labels == 0)
+        items = np.concatenate((samples[is_first], without))
+        return cls(classes, counts, items.astype(_index_dtype(len(labels))), len(labels))
+
+    def items_of(self, position: int) -> NDArray[np.unsignedinteger[Any]]:
+        """Return the samples of one class, ascending: a view."""
+        start = int(self._starts[position])
+        return self._items[start : start + int(self.sizes[position])]
+
+    @property
+    def unlabelled(self) -> NDArray[np.unsignedinteger[Any]]:
+        """Samples without any class, ascending: a view."""
+        return self.items_of(len(self.classes))
+
+    @property
+    def code_dtype(self) -> np.dtype[Any]:
+        """The smallest type of integers that holds every position of a class."""
+        return np.min_scalar_type(len(self.classes))
+
+    @functools.cached_property
+    def digest(self) -> str:
+        """What tells these samples and classes from others: part of a loader's fingerprint."""
+        return digest(self._items) + digest(self.counts)
+
+    def independent(
+        self, sequence: NDArray[np.integer[Any]], rng: np.random.Generator
+    ) -> NDArray[np.int64]:
+        """Return an item for each entry of `sequence`, whatever was drawn before; a fresh array."""
+        drawn = rng.integers(self.sizes[sequence])
+        drawn += self._starts[sequence]
+        chosen: NDArray[np.int64] = self._items[drawn].astype(np.int64)
+        return chosen
+
+    def cycled(
+        self, sequence: NDArray[np.integer[Any]], rng: np.random.Generator
+    ) -> NDArray[np.int64]:
+        """Return an item for each entry of `sequence`, by turns; a fresh array.
+
+        A class goes through all of its items, in random order, before one comes again, which it
+        does in another order.
+
+        Args:
+            sequence: Positions of classes, shape (draws,); best of type `code_dtype`.
+            rng: Decides the orders.
+        """
+        wanted = _counts(sequence, len(self.sizes))
+        turns = self._by_turns(wanted, rng)
+        drawn = np.empty(len(sequence), np.int64)
+        for start, order, places in _blocks(sequence, wanted):
+            drawn[start : start + len(order)][order] = turns[places]
+        return drawn
+
+    def _by_turns(self, wanted: NDArray[np.int64], rng: np.random.Generator) -> NDArray[np.int64]:
+        """Return `wanted[c]` items of each class c, one class after the other."""
+        drawn = np.empty(int(wanted.sum()), np.int64)
+        stops = np.cumsum(wanted)
+        for size, alike in self._alike(wanted):
+            if len(alike) == 1 and wanted[alike[0]] <= size:
+                # Of a large class perhaps few are wanted: no need to shuffle all of them.
+                first, which = int(self._starts[alike[0]]), int(alike[0])
+                some = rng.choice(size, int(wanted[which]), replace=False)
+                drawn[stops[which] - wanted[which] : stops[which]] = self._items[first + some]
+                continue
+            cycles = -(-wanted[alike] // size)
+            rows = self._items[
+                np.repeat(self._starts[alike], cycles)[:, None] + np.arange(size)
+            ].astype(np.int64)
+            if size > 1:
+                rng.permuted(rows, axis=1, out=rows)
+            _take_first(rows.ravel(), cycles * size, wanted[alike], drawn, stops[alike])
+        return drawn
+
+    def _alike(self, wanted: NDArray[np.int64]) -> Iterator[tuple[int, NDArray[np.int64]]]:
+        """Classes of which any are wanted, by their size: shuffled together, however many."""
+        asked = np.flatnonzero(wanted)
+        asked = asked[np.argsort(self.sizes[asked], kind="stable")]
+        sizes = self.sizes[asked]
+        for alike in np.split(asked, np.flatnonzero(np.diff(sizes)) + 1):
+            if len(alike):
+                yield int(self.sizes[alike[0]]), alike
+
+
+def _take_first(
+    rows: NDArray[np.int64],
+    lengths: NDArray[np.int64],
+    wanted: NDArray[np.int64],
+    drawn: NDArray[np.int64],
+    stops: NDArray[np.int64],
+) -> None:
+    """Copy the first `wanted` of each of the pieces of `rows` to where they end at `stops`."""
+    if len(lengths) == 1:
+        drawn[stops[0] - wanted[0] : stops[0]] = rows[: wanted[0]]
+        return
+    starts = np.cumsum(lengths) - lengths
+    place = np.arange(int(wanted.sum())) - np.repeat(np.cumsum(wanted) - wanted, wanted)
+    drawn[np.repeat(stops - wanted, wanted) + place] = rows[np.repeat(starts, wanted) + place]
+
+
+def _counts(codes: NDArray[np.integer[Any]], num_codes: int) -> NDArray[np.int64]:
+    """How often each code occurs; in blocks, as `np.bincount` takes a copy of 8 bytes each."""
+    counts = np.zeros(num_codes, np.int64)
+    for start in range(0, len(codes), _BLOCK):
+        counts += np.bincount(codes[start : start + _BLOCK], minlength=num_codes)
+    return counts
+
+
+def _blocks(
+    codes: NDArray[np.integer[Any]], counts: NDArray[np.int64]
+) -> Iterator[tuple[int, NDArray[np.int64], NDArray[np.int64]]]:
+    """Group codes a block at a time: a sort of them all takes 16 bytes each, and misses the cache.
+
+    Yields:
+        Of each block: where it begins; its indices, counted from there, grouped by code; and for
+        each of these its place among all indices grouped by code.
+    """
+    following = np.cumsum(counts) - counts
+    for start in range(0, len(codes), _BLOCK):
+        block = codes[start : start + _BLOCK]
+        here = np.bincount(block, minlength=len(counts))
+        places = np.repeat(following - (np.cumsum(here) - here), here)
+        places += np.arange(len(block))
+        yield start, grouped(block, len(counts)), places
+        following += here
+
+
+def grouped(codes: NDArray[np.integer[Any]], num_codes: int) -> NDArray[np.int64]:
+    """Return the indices that sort `codes`, equal ones in the order they had: a fresh array.
+
+    Args:
+        codes: Integers from 0 to `num_codes` - 1.
+        num_codes: Decides how they are sorted: numpy takes O(n) for 16 bits, and O(n log n) above.
+    """
+    if num_codes <= 1 << _LOW_BITS:
+        return np.argsort(codes.astype(np.uint16, copy=False), kind="stable")
+    first = np.argsort((codes & 0xFFFF).astype(np.uint16), kind="stable")
+    high = (codes >> _LOW_BITS)[first]
+    return first[grouped(high, -(-num_codes >> _LOW_BITS) + 1)]
+
+
+def _codes(values: NDArray[Any]) -> tuple[NDArray[Any], NDArray[np.unsignedinteger[Any]]]:
+    """Return the classes, ascending, and for each value its place among them."""
+    if values.dtype.kind == "b":
+        values = values.view(np.uint8)
+    if values.dtype.kind in "iu":
+        least, most = int(values.min()), int(values.max())
+        if most - least < max(_DENSE * len(values), 1 << _LOW_BITS):
+            return _dense_codes(values, least, most)
+    classes, codes = np.unique(values, return_inverse=True)
+    return classes, codes.astype(_index_dtype(len(classes)))
+
+
+def _dense_codes(
+    values: NDArray[Any], least: int, most: int
+) -> tuple[NDArray[Any], NDArray[np.unsignedinteger[Any]]]:
+    """Do without a sort what `np.unique` does with one."""
+    blocks = range(0, len(values), _BLOCK)
+    is_there = np.zeros(most - least + 1, bool)
+    for start in blocks:
+        is_there[_above(values[start : start + _BLOCK], least)] = True
+    classes = np.flatnonzero(is_there)
+    place = np.cumsum(is_there) - 1
+    codes = np.empty(len(values), np.min_scalar_type(len(classes)))
+    for start in blocks:
+        codes[start : start + _BLOCK] = place[_above(values[start : start + _BLOCK], least)]
+    kind = np.uint64 if values.dtype == np.uint64 else np.int64
+    return classes.astype(kind) + kind(least), codes
+
+
+def _above(values: NDArray[Any], least: int) -> NDArray[np.int64]:
+    """`values` - `least`, which may be beyond what their own type holds."""
+    if values.dtype == np.uint64:
+        return (values - np.uint64(least)).astype(np.int64)
+    return values.astype(np.int64) - least
+
+
+def _index_dtype(length: int) -> np.dtype[Any]:
+    """What holds indices below `length`: in 4 bytes each, where that is enough."""
+    return np.dtype(np.uint32 if length <= np.iinfo(np.uint32).max else np.uint64)

@@ -1,0 +1,288 @@
+# SPDX-License-Identifier: Apache-2.0
+"""One order over several datasets, each with a share of its own.
+
+Nothing is stored. Of N = num_samples indices in epoch e, source s with n items has the quota q:
+
+    v        = Permutation(N, (seed, e))[k]        k: position in the epoch
+    s, j       such that v is number j of the q numbers of source s
+    p        = (e * q + j) mod n                   where the source is, round and round
+    index    = start of s + Permutation(n, (seed, s, g))[p]
+    g        = e // (n / gcd(n, q))                the epochs after which a round ends with an epoch
+
+So a source is gone through in rounds, on over the ends of epochs. Its order is a new one whenever
+the end of a round is the end of an epoch too: in each epoch if q is a multiple of n, in each round
+if n is a multiple of q. In between it stays, so that no stretch of n draws has an index twice, the
+ones over the end of a round included; and as each epoch takes another stretch, no two are of the
+same samples. Within an epoch all positions are shuffled in any case.
+
+Rejected: a new order in each round. Where a round ends within an epoch, samples of its last part
+come again in that epoch, though the epoch is shorter than a round; and a source of one item that
+comes a million times would need a million orders.
+"""
+
+from __future__ import annotations
+
+import math
+import operator
+from collections.abc import Mapping, Sequence, Sized
+from typing import TYPE_CHECKING, Any, Final, Literal
+
+import numpy as np
+
+from penstock.errors import ConfigError
+from penstock.sampling.permutation import LARGEST, Permutation
+from penstock.sampling.permutations import Permutations
+from penstock.sampling.samplers import LONGEST_STORED, IndexSampler, check_positive, digest
+
+if TYPE_CHECKING:
+    from numpy.typing import ArrayLike, NDArray
+
+    from penstock.sampling.samplers import Indices
+
+__all__ = ["MixtureSampler"]
+
+_MOST_STATED: Final = 64  # sources whose numbers a state lists; of more it has a digest
+
+
+class MixtureSampler(IndexSampler):
+    """Indices into several datasets in a row, of each as many as its share says.
+
+    For a `ConcatDataset` of the sources. In each epoch the counts are exact: `quotas`, the shares
+    of `num_samples` by largest remainder. Each source is gone through in random order, round and
+    round over the epochs: within any epoch, and after any number of them, no sample of a source has
+    come more than once more than another of it. The order of an epoch is shuffled as a whole.
+
+    Shares between those by length and equal ones come from
+    `penstock.sampling.class_shares(lengths, alpha)` as `weights`: length to the power 1 - alpha.
+    Multilingual training knows it by the temperature T, 1 - alpha = 1 / T. There is no argument for
+    it here, so that `alpha` means one thing, and is computed in one place, for classes and sources.
+
+    An order takes no memory to speak of, however long the sources are, and some 0.1 us per index;
+    50 us per source at the start of an epoch.
+
+    Attributes:
+        names: Of the sources, str: keys of the mapping, or "0", "1" …
+        lengths: Samples of each, int64 (sources,). This and the two below: do not write.
+        shares: As asked for, summing to 1, float64 (sources,).
+        quotas: Indices of each in an epoch, summing to `num_samples`, int64 (sources,).
+        num_samples: Indices in an epoch.
+
+    Example:
+        >>> sampler = MixtureSampler({"web": 1_000_000, "books": 50}, [3, 1], num_samples=200)
+        >>> dict(zip(sampler.names, sampler.quotas.tolist()))
+        {'web': 150, 'books': 50}
+        >>> books = [index - 1_000_000 for index in sampler if index >= 1_000_000]
+        >>> sorted(books) == list(range(50))
+        True
+    """
+
+    names: tuple[str, ...]
+    lengths: NDArray[np.int64]
+    shares: NDArray[np.float64]
+    quotas: NDArray[np.int64]
+    num_samples: int
+
+    def __init__(
+        self,
+        sources: Any,  # noqa: ANN401 - lengths, datasets, or a dataset of them
+        weights: ArrayLike | Mapping[str, float] | None = None,
+        num_samples: int | Literal["oversample", "undersample"] | None = None,
+        seed: int = 0,
+    ) -> None:
+        """Set the sources and their shares.
+
+        Args:
+            sources: The datasets in the order of the `ConcatDataset`; or their lengths; or a dict
+                of either, by name; or the `ConcatDataset`. No sample is read.
+            weights: One per source, finite, not negative, not all 0; only their ratios count. By
+                name if the sources are. 0 leaves a source out. None: the lengths.
+            num_samples: Indices in an epoch. None: as many as there are samples. "oversample": no
+                more than it takes for every source with a weight to come whole.
+                "undersample": as many as can be had in these shares without a sample coming twice.
+                (Hugging Face's `interleave_datasets` stops by chance at about the same lengths, and
+                calls them "all_exhausted" and "first_exhausted".)
+            seed: Decides the orders.
+
+        Raises:
+            ConfigError: one of the above does not hold; or a source with a weight is empty, or its
+                share of `num_samples` is less than one.
+        """
+        super().__init__(seed)
+        self.names, lengths = _names_and_lengths(sources)
+        parts = lengths if weights is None else _parts(weights, self.names)
+        for name, length, part in zip(self.names, lengths, parts, strict=True):
+            if part and not length:
+                raise ConfigError(
+                    f"source {name!r} has no samples to draw, but a weight above 0. Give it "
+                    "weight 0, or leave it out."
+                )
+        self.num_samples = _epoch_length(num_samples, lengths, parts)
+        quotas = _largest_remainder(self.num_samples, parts)
+        self._check_quotas(quotas, parts)
+        total = sum(parts)
+        self.lengths = np.array(lengths, np.int64)
+        self.shares = np.array([part / total for part in parts])
+        self.quotas = np.array(quotas, np.int64)
+
+    def _check_quotas(self, quotas: Sequence[int], parts: Sequence[int]) -> None:
+        for name, quota, part in zip(self.names, quotas, parts, strict=True):
+            if part and not quota:
+                total = sum(parts)
+                least = min(part for part in parts if part)
+                raise ConfigError(
+                    f"source {name!r} would never be drawn: {part / total:.3g} of "
+                    f"num_samples={self.num_samples} is less than one sample. num_samples="
+                    f"{-(-total // least)} is enough for every source; weight 0 leaves one out."
+                )
+
+    def __len__(self) -> int:
+        """Return `num_samples`."""
+        return self.num_samples
+
+    def indices(self) -> Indices:
+        """Return the order of the current epoch, of length `num_samples`.
+
+        A fresh int64 array, or, if it were a long one, an object that computes what is asked of it.
+        """
+        order = _Order(self)
+        return order if len(order) > LONGEST_STORED else order[:]
+
+    def settings(self) -> dict[str, Any]:
+        """Return what the orders depend on: lengths and quotas; of many their digests."""
+        lengths, quotas = _stated(self.lengths), _stated(self.quotas)
+        return {**super().settings(), "lengths": lengths, "quotas": quotas}
+
+
+class _Order:
+    """The order of one epoch, not stored."""
+
+    def __init__(self, sampler: MixtureSampler) -> None:
+        epoch, seed = sampler.epoch, sampler.seed
+        drawn = np.flatnonzero(sampler.quotas)
+        lengths, quotas = sampler.lengths[drawn].tolist(), sampler.quotas[drawn].tolist()
+        # In Python's integers: an epoch times a quota may be too large for others.
+        seeds, offsets = [], []
+        for source, length, quota in zip(drawn.tolist(), lengths, quotas, strict=True):
+            seeds.append((seed, source, epoch // (length // math.gcd(length, quota))))
+            offsets.append(epoch * quota % length)
+        self._places = Permutation(sampler.num_samples, (seed, epoch))
+        self._items = Permutations(lengths, seeds)
+        self._stops = np.cumsum(quotas, dtype=np.int64)
+        # What a place of a source is moved by to be the place in its round.
+        self._moves = np.array(offsets, np.int64) - (self._stops - quotas)
+        self._lengths = np.array(lengths, np.int64)
+        self._starts = (np.cumsum(sampler.lengths) - sampler.lengths)[drawn]
+
+    def __len__(self) -> int:
+        return len(self._places)
+
+    def __getitem__(self, which: slice | NDArray[np.int64]) -> NDArray[np.int64]:
+        places = self._places[which]
+        sources = np.searchsorted(self._stops, places, side="right")
+        places += self._moves[sources]  # below 2^63: an offset and a quota are below 2^62 each
+        places %= self._lengths[sources]
+        indices = self._items.at(sources, places)
+        indices += self._starts[sources]
+        return indices
+
+    def __array__(self, dtype: Any = None, copy: bool | None = None) -> NDArray[Any]:  # noqa: ANN401
+        return self[:] if dtype is None else self[:].astype(dtype, copy=False)
+
+
+def _stated(numbers: NDArray[np.int64]) -> list[int] | str:
+    return numbers.tolist() if len(numbers) <= _MOST_STATED else digest(numbers)
+
+
+def _names_and_lengths(sources: Any) -> tuple[tuple[str, ...], list[int]]:  # noqa: ANN401
+    # Torch's ConcatDataset and ours have both; a StackDataset has `datasets` too, side by side.
+    parts = sources.datasets if hasattr(sources, "cumulative_sizes") else sources
+    if isinstance(parts, Mapping):
+        names, parts = tuple(str(name) for name in parts), list(parts.values())
+    elif isinstance(parts, (list, tuple, np.ndarray)):
+        names = tuple(str(number) for number in range(len(parts)))
+    else:
+        # Anything else that can be iterated may be one dataset, and would be read through here.
+        raise ConfigError(
+            "MixtureSampler takes a list or dict of datasets, or of their lengths, or a "
+            f"ConcatDataset; got {type(sources).__name__}."
+        )
+    lengths = [_length(name, part) for name, part in zip(names, parts, strict=True)]
+    if not 0 < sum(lengths) <= LARGEST:
+        raise ConfigError(
+            f"{len(lengths)} sources have {sum(lengths)} samples in all: there should be one or "
+            "more, and at most 2**62."
+        )
+    return names, lengths
+
+
+def _length(name: str, source: object) -> int:
+    if not isinstance(source, (bool, str)):
+        try:
+            length = len(source) if isinstance(source, Sized) else operator.index(source)  # type: ignore[arg-type]
+        except TypeError:
+            length = -1
+        if length >= 0:
+            return length
+    raise ConfigError(
+        f"source {name!r} should be a dataset with a length, or the length, 0 or more; got "
+        f"{source!r:.80}."
+    )
+
+
+def _parts(weights: ArrayLike | Mapping[str, float], names: tuple[str, ...]) -> list[int]:
+    """Return integers of the same ratios as the weights, without any rounding."""
+    if isinstance(weights, Mapping):
+        if set(weights) != set(names):
+            raise ConfigError(
+                f"weights are given for {sorted(map(str, weights))}, but the sources are "
+                f"{sorted(names)}."
+            )
+        weights = [weights[name] for name in names]
+    values = np.asarray(weights, np.float64)
+    if values.shape != (len(names),):
+        raise ConfigError(
+            f"weights should be one number for each of the {len(names)} sources, but have shape "
+            f"{values.shape}."
+        )
+    for name, value in zip(names, values, strict=True):
+        if not 0 <= value < math.inf:
+            raise ConfigError(
+                f"weights should be finite and 0 or more, but that of source {name!r} is {value}."
+            )
+    ratios = [value.as_integer_ratio() for value in values.tolist()]
+    common = max(denominator for _, denominator in ratios)  # they are all powers of two
+    parts = [numerator * (common // denominator) for numerator, denominator in ratios]
+    if not any(parts):
+        raise ConfigError("one weight or more should be above 0, but all are 0.")
+    return parts
+
+
+def _epoch_length(num_samples: object, lengths: Sequence[int], parts: Sequence[int]) -> int:
+    total, drawn = sum(parts), [pair for pair in zip(lengths, parts, strict=True) if pair[1]]
+    if num_samples is None:
+        num_samples = sum(lengths)
+    elif num_samples == "oversample":  # the least N with N * part / total >= length, for all
+        num_samples = max(-(-length * total // part) for length, part in drawn)
+    elif num_samples == "undersample":
+        num_samples = max(min(length * total // part for length, part in drawn), 1)
+    elif isinstance(num_samples, str):
+        raise ConfigError(
+            "num_samples should be a positive integer, 'oversample', 'undersample' or None, but "
+            f"got num_samples={num_samples!r}."
+        )
+    check_positive("num_samples", num_samples)
+    assert isinstance(num_samples, int)
+    if num_samples > LARGEST:
+        raise ConfigError(f"num_samples should be at most 2**62, but got {num_samples}.")
+    return num_samples
+
+
+def _largest_remainder(num_samples: int, parts: Sequence[int]) -> list[int]:
+    """Return shares of `num_samples` in integers; of equal remainders, the first goes up first."""
+    total = sum(parts)
+    quotas = [num_samples * part // total for part in parts]
+    remainders = [num_samples * part % total for part in parts]
+    by_remainder = sorted(range(len(parts)), key=lambda number: -remainders[number])
+    for number in by_remainder[: num_samples - sum(quotas)]:
+        quotas[number] += 1
+    return quotas

@@ -1,0 +1,225 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Where a sampler by itself stands in its epoch, and how to go on from there.
+
+For hand-written loops and other libraries' loaders. Penstock's own loaders do not use it: they
+count the batches that the user was given, which with workers are fewer than the sampler gave.
+"""
+
+from __future__ import annotations
+
+import copy
+import sys
+import warnings
+from typing import TYPE_CHECKING, Any, Final
+
+from penstock.callers import users_level
+from penstock.errors import StateError
+from penstock.randomness.keys import checked_count
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+__all__ = ["Place", "Resumable", "differences"]
+
+_FORMAT: Final = 1
+
+
+class Place:
+    """How far one iterator of a sampler has come.
+
+    Attributes:
+        epoch: Of its order; None if the sampler tells none.
+        given: Items of it that were given.
+        settings: Of the sampler when it was first asked for them: a digest of many samples takes a
+            while, and some loaders ask for a state with every batch.
+    """
+
+    def __init__(self, epoch: int | None, given: int = 0, *, is_begun: bool = False) -> None:
+        """Begin at an item."""
+        self.epoch = epoch
+        self.given = given
+        self.settings: dict[str, Any] | None = None
+        self.is_begun = is_begun
+
+    def begin(self, epoch: int | None) -> None:
+        """Note that the first item is asked for, in an epoch that may be another by now."""
+        if epoch != self.epoch:
+            self.epoch, self.given = epoch, 0
+        self.is_begun = True
+
+
+class Resumable:
+    """What gives the items of an epoch by number, and can begin with any of them.
+
+    Subclasses iterate from `_next_place()` and count there what they give.
+    """
+
+    _place: Place | None = None  # of the iterator made last, or loaded
+    _has_warned: bool = False
+
+    def _num_shares(self) -> int:
+        """Items given by all ranks together for one of this rank, as positions count them."""
+        return 1
+
+    def settings(self) -> dict[str, Any]:
+        """Return what the items depend on, as JSON has it."""
+        raise NotImplementedError(f"{type(self).__name__} must define settings().")
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return how far the iterator made last has come, as JSON has it; below 1 KB.
+
+        "position" in it counts what was given: indices of all ranks together, or batches. A loader
+        with workers asks for some ahead; `penstock.Loader` and `penstock.torch.DataLoader` have a
+        state of their own, which counts what the loop was given, and do not use this one.
+
+        Example:
+            >>> from penstock.sampling import RandomSampler
+            >>> sampler = RandomSampler(range(5), seed=7)
+            >>> indices = iter(sampler)
+            >>> first = next(indices), next(indices)
+            >>> again = RandomSampler(range(5), seed=7)
+            >>> again.load_state_dict(sampler.state_dict())
+            >>> list(again) == list(indices), len(list(again))
+            (True, 5)
+        """
+        epoch, place = getattr(self, "epoch", None), self._place
+        if place is None or place.epoch != epoch:
+            place = Place(epoch)
+        if place.settings is None:
+            place.settings = self.settings()
+        return {
+            "format": _FORMAT,
+            "epoch": epoch,
+            "position": place.given * self._num_shares(),
+            "fingerprint": copy.deepcopy(place.settings),
+        }
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Let the next `iter()` begin where `state` was saved, in its epoch; later ones do not.
+
+        The state of any rank will do, and of another number of ranks. Choosing another epoch drops
+        it.
+
+        Raises:
+            StateError: the state is of another sampler, or one with other settings; the message
+                says what differs.
+        """
+        epoch, position, saved = _parsed(state)
+        if found := differences(saved, self.settings()):
+            raise StateError(
+                f"this state was saved by a sampler with another order than this "
+                f"{type(self).__name__}: " + "; ".join(found) + ". Make the sampler as it was, or "
+                "begin a new epoch without the state"
+            )
+        given = self._given_of(position)
+        if epoch is not None:
+            self.set_epoch(epoch)
+        self._place = Place(epoch, given)
+
+    def forget_state(self) -> None:
+        """Let the next `iter()` begin with the first item, whatever state was loaded."""
+        self._place = None
+
+    def set_epoch(self, epoch: int) -> None:
+        """Choose the epoch."""
+        raise NotImplementedError(f"{type(self).__name__} must define set_epoch().")
+
+    def _num_items(self) -> int:
+        """Items of all ranks in an epoch, without those that are given twice to make it even."""
+        return len(self)  # type: ignore[arg-type]
+
+    def _given_of(self, position: int) -> int:
+        """Return this rank's part of what all have given."""
+        if (shares := self._num_shares()) == 1:
+            return position
+        if position >= self._num_items():
+            return len(self)  # type: ignore[arg-type]
+        given, rest = divmod(position, shares)
+        if rest:
+            raise StateError(
+                f"this state was saved after {position} indices of all ranks together, which "
+                f"{shares} ranks cannot have given alike: {position} is no multiple of {shares}. "
+                f"Resume with a number of ranks that divides {position}"
+            )
+        return given
+
+    def _next_place(self) -> Place:
+        """Return where a new iterator begins: where one was loaded that nobody has used."""
+        last, place = self._place, Place(getattr(self, "epoch", None))
+        if last is not None and last.given and last.is_begun and last.epoch == place.epoch:
+            self._warn_of_same_order(place.epoch)
+        if last is not None and not last.is_begun and last.epoch == place.epoch:
+            place.given = last.given
+            # Some loaders make an iterator and drop it for another before the first item: the place
+            # is handed on until one is used. But of an epoch that is over, a first iterator without
+            # items is all there is to come: the next one is of a new epoch.
+            place.is_begun = self._is_over(place.given)
+        self._place = place
+        return place
+
+    def _varies(self) -> bool:
+        """Whether another epoch has another order."""
+        return True
+
+    def _warn_of_same_order(self, epoch: int | None) -> None:
+        """Say once that nobody calls `set_epoch`, if it is torch's own loader that asks."""
+        if self._has_warned or epoch is None or not _is_asked_by_torch() or not self._varies():
+            return
+        self._has_warned = True
+        warnings.warn(
+            f"this {type(self).__name__} gives the order of epoch {epoch} once more: nobody has "
+            "called set_epoch since, and torch's own DataLoader does not. Call "
+            "sampler.set_epoch(epoch) at the beginning of each epoch, or use "
+            "penstock.torch.DataLoader, which does.",
+            stacklevel=users_level(),
+        )
+
+    def _is_over(self, given: int) -> bool:
+        try:
+            return 0 < given >= len(self)  # type: ignore[arg-type]
+        except TypeError:  # a sampler without a length
+            return False
+
+
+def _is_asked_by_torch() -> bool:
+    """Whether it is torch's loader whose call of `__iter__` led here."""
+    frame = sys._getframe(4)  # behind _warn_of_same_order, _next_place and __iter__
+    return str(frame.f_globals.get("__name__")).startswith("torch.utils.data.")
+
+
+def differences(saved: Any, here: Any, name: str = "") -> list[str]:  # noqa: ANN401
+    """Return a sentence for each value that is not the same in two trees of dicts.
+
+    Example:
+        >>> differences({"sampler": {"seed": 1}}, {"sampler": {"seed": 2}})
+        ['sampler.seed is 1 in the state and 2 here']
+    """
+    if isinstance(saved, dict) and isinstance(here, dict):
+        found = []
+        for key in sorted({*saved, *here}):
+            inner = f"{name}.{key}" if name else key
+            found += differences(saved.get(key), here.get(key), inner)
+        return found
+    return [] if saved == here else [f"{name} is {saved!r} in the state and {here!r} here"]
+
+
+def _parsed(state: Any) -> tuple[int | None, int, dict[str, Any]]:  # noqa: ANN401
+    """Return the epoch, the position and the fingerprint."""
+    try:
+        if state["format"] != _FORMAT:
+            raise StateError(
+                f"this state has format {state['format']!r}; this version of Penstock reads format "
+                f"{_FORMAT}"
+            )
+        epoch = state["epoch"]
+        if epoch is not None:
+            epoch = checked_count("epoch", epoch)
+        return epoch, checked_count("position", state["position"]), dict(state["fingerprint"])
+    except (KeyError, TypeError, ValueError) as error:
+        if isinstance(error, StateError):
+            raise
+        raise StateError(
+            f"this is not a state of a sampler ({type(error).__name__}: {error}): "
+            f"{repr(state)[:200]}. Give the dict that the sampler's state_dict() returned; the "
+            "state of a loader goes to the loader's load_state_dict()"
+        ) from error

@@ -1,0 +1,258 @@
+# SPDX-License-Identifier: Apache-2.0
+"""`penstock stats --sampler` shows classes as they are and as a sampler has them."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from penstock.cli import main
+
+pytest.importorskip("rich")
+pytest.importorskip("lmdb")
+pytest.importorskip("msgspec")
+Image = pytest.importorskip("PIL.Image")
+
+from penstock.stores import create_store  # noqa: E402 - it needs the above
+from penstock.stores.records import encode_record  # noqa: E402
+
+COUNTS = {"coat": 12, "hat": 4, "skirt": 2}
+NAMES = ("coat", "hat", "skirt")
+
+
+@pytest.fixture(scope="module", autouse=True)
+def fonts():
+    """Let matplotlib open its fonts, which it does once and for good."""
+    if importlib.util.find_spec("matplotlib"):
+        from matplotlib.backends.backend_agg import FigureCanvasAgg
+        from matplotlib.figure import Figure
+
+        figure = Figure()
+        figure.text(0, 0, "1")
+        FigureCanvasAgg(figure).draw()
+
+
+@pytest.fixture
+def clothes(tmp_path):
+    """Folders of classes, whose files are no images: none may be opened."""
+    for name, count in COUNTS.items():
+        (tmp_path / "clothes" / name).mkdir(parents=True)
+        for number in range(count):
+            (tmp_path / "clothes" / name / f"{number}.png").write_bytes(b"no image")
+    return tmp_path / "clothes"
+
+
+def balance_of(capsys, *arguments):
+    """Give the JSON object."""
+    capsys.readouterr()
+    assert main(["stats", *map(str, arguments), "--json"]) == 0, capsys.readouterr().err
+    return json.loads(capsys.readouterr().out)
+
+
+def refusal_of(capsys, *arguments):
+    """Give what stderr says."""
+    capsys.readouterr()
+    assert main(["stats", *map(str, arguments)]) == 1
+    return capsys.readouterr().err
+
+
+def after(record, level="images"):
+    return {row["name"]: row[f"{level}_after"] for row in record["balance"]["classes"]}
+
+
+@pytest.mark.parametrize(
+    ("options", "expected"),
+    [
+        ("natural", {"coat": 12, "hat": 4, "skirt": 2}),
+        ("balanced --exact", {"coat": 6, "hat": 6, "skirt": 6}),
+        ("balanced --alpha 0 --exact", {"coat": 12, "hat": 4, "skirt": 2}),
+        ("balanced --num-samples undersample --exact", {"coat": 2, "hat": 2, "skirt": 2}),
+        ("balanced --num-samples oversample --exact", {"coat": 12, "hat": 12, "skirt": 12}),
+        ("effective --beta 0 --num-samples 36 --exact", {"coat": 24, "hat": 8, "skirt": 4}),
+        ("repeat-factor --threshold 0.44444445", {"coat": 12, "hat": 6, "skirt": 4}),
+        ("class-aware --num-samples 9", {"coat": 3, "hat": 3, "skirt": 3}),
+    ],
+)
+def test_each_sampler_is_the_one_of_its_name(clothes, capsys, options, expected):
+    name, *others = options.split()
+    found = balance_of(capsys, clothes, "--sampler", name, *others)
+    assert after(found) == pytest.approx(expected, abs=1e-9)
+    assert found["sampler"]["name"] == name
+    assert found["address"] == f"folder:{clothes}"
+    assert found["balance"]["objects"] is None
+
+
+def test_the_seed_decides_the_draws(clothes, capsys):
+    options = [clothes, "--sampler", "balanced", "--alpha", "0.5"]
+    first, again, other = (balance_of(capsys, *options, "--seed", seed) for seed in (1, 1, 2))
+    assert first == again
+    assert after(first) != after(other)
+    assert first["sampler"] == {"name": "balanced", "alpha": 0.5, "seed": 1}
+
+
+def test_the_table_says_what_was_asked_and_what_came_of_it(clothes, capsys):
+    assert main(["stats", str(clothes), "--sampler", "balanced", "--exact"]) == 0
+    out = capsys.readouterr().out
+    assert out.splitlines()[0] == f"folder:{clothes}, sampler: balanced, exact"
+    assert "coat        12      6   0.50  66.7%     33.3%" in out
+    assert "largest to smallest class  6.0 : 1  1.0 : 1" in out
+    assert "Balance over samples is even now" in out
+
+
+def test_a_chart_has_bars_before_and_after(clothes, tmp_path, capsys):
+    pytest.importorskip("matplotlib")
+    png = tmp_path / "a.png"
+    assert main(["stats", str(clothes), "--sampler", "balanced", "--png", str(png)]) == 0
+    assert f"{png}: chart\n" in capsys.readouterr().out
+    with Image.open(png) as image:
+        colours = {colour for _, colour in image.convert("RGB").getcolors(1 << 24)}
+        width = image.width
+    assert {(0, 0x72, 0xB2), (0xE6, 0x9F, 0)} <= colours
+    write_boxes(tmp_path / "boxes.lmdb")
+    two = tmp_path / "b.png"
+    natural = ["--sampler", "natural", "--png", str(two), "--json"]
+    assert main(["stats", str(tmp_path / "boxes.lmdb"), *natural]) == 0
+    out, err = capsys.readouterr()
+    assert json.loads(out)
+    assert err.endswith(f"{two}: chart\n")
+    with Image.open(two) as image:
+        assert image.width == 2 * width  # a panel for images, one for objects
+
+
+def write_boxes(path):
+    """Ten images, all with cells, one with a parasite."""
+    writer = create_store(path, class_names=("cell", "parasite"))
+    rows = [(0, 0, 0, 1) if n == 3 else (0, 0, 0) for n in range(10)]
+    writer.put_many([encode_record(str(n), {"n": n}, row) for n, row in enumerate(rows)])
+    writer.finish()
+
+
+def test_a_store_of_boxes_has_images_and_objects(tmp_path, capsys):
+    write_boxes(tmp_path / "boxes.lmdb")
+    options = ["--sampler", "repeat-factor", "--threshold", "0.4"]
+    found = balance_of(capsys, tmp_path / "boxes.lmdb", *options)
+    assert after(found) == {"cell": 11, "parasite": 2}
+    assert after(found, "objects") == {"cell": 33, "parasite": 2}
+    assert "Class cell is in 100.0% of the images" in found["balance"]["verdict"]
+
+
+def test_real_blood_cells(data_dir, capsys):
+    pytest.importorskip("cv2")
+    options = ["--sampler", "repeat-factor", "--threshold", "0.95"]
+    found = balance_of(capsys, data_dir / "bccd", *options)["balance"]
+    assert found["num_samples"] == 364
+    assert found["epoch_size"] == 427
+    assert "Balance over objects hardly changes" in found["verdict"]
+
+
+def test_lists_and_yolo_are_sources(tmp_path, capsys):
+    cv2 = pytest.importorskip("cv2")
+    for folder in ("cells/images", "cells/labels"):
+        (tmp_path / folder).mkdir(parents=True)
+    for number, classes in enumerate(["0", "0", "00", "01"]):
+        cv2.imwrite(str(tmp_path / f"cells/images/{number}.png"), np.zeros((8, 8, 3), np.uint8))
+        lines = "".join(f"{c} 0.5 0.5 0.5 0.5\n" for c in classes)
+        (tmp_path / f"cells/labels/{number}.txt").write_text(lines)
+    (tmp_path / "cells/data.yaml").write_text("names: [red, white]\ntrain: images\n")
+    found = balance_of(capsys, tmp_path / "cells", "--sampler", "natural")
+    assert after(found) == {"red": 4, "white": 1}
+    assert after(found, "objects") == {"red": 5, "white": 1}
+    listed = "".join(f"images/{n}.png {'hat' if n else 'coat'}\n" for n in range(4))
+    (tmp_path / "cells/list.txt").write_text(listed)
+    found = balance_of(capsys, tmp_path / "cells/list.txt", "--sampler", "class-aware")
+    assert after(found) == {"coat": 2, "hat": 2}
+
+
+DATASETS = """
+class Unreadable:
+    def __len__(self):
+        return 4
+    def __getitem__(self, index):
+        raise RuntimeError("a sample was read")
+
+class Words(Unreadable):
+    labels = ["hat", "hat", "hat", "coat"]
+
+class Tags(Unreadable):
+    labels = [[0, 1], [0], [0], []]
+    class_names = ("day", "rain")
+
+class Read(list):
+    def __init__(self):
+        super().__init__([("a", 0), ("b", 0), ("c", 0), ("d", 1)])
+
+class Silent(list):
+    def __init__(self):
+        super().__init__([{"text": "a"}, {"text": "b"}])
+"""
+
+
+@pytest.fixture
+def module(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    Path("balance_sets.py").write_text(DATASETS)
+    yield "balance_sets"
+    sys.modules.pop("balance_sets", None)
+
+
+def test_datasets_of_ones_own_are_counted_by_the_labels_that_they_know(module, capsys):
+    found = balance_of(capsys, f"{module}:Words", "--sampler", "balanced", "--exact")
+    assert after(found) == {"coat": 2, "hat": 2}
+    found = balance_of(capsys, f"{module}:Tags", "--sampler", "natural")
+    assert after(found) == after(found, "objects") == {"day": 3, "rain": 1}
+    assert found["balance"]["num_unlabelled"] == 1
+
+
+def test_a_dataset_that_knows_none_is_read(module, capsys):
+    found = balance_of(capsys, f"{module}:Read", "--sampler", "balanced", "--exact")
+    assert after(found) == {"0": 2, "1": 2}
+
+
+def test_samples_without_labels_are_refused(module, tmp_path, capsys):
+    said = "balance_sets:Silent: its samples have no labels, so --sampler balanced has no classes"
+    assert said in refusal_of(capsys, f"{module}:Silent", "--sampler", "balanced")
+    (tmp_path / "flat").mkdir()
+    (tmp_path / "flat" / "a.png").write_bytes(b"")
+    assert "no labels" in refusal_of(capsys, tmp_path / "flat", "--sampler", "natural")
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        ("--alpha 0.5", "--alpha is for a sampler: say which, with --sampler."),
+        ("--exact", "--exact is for a sampler"),
+        ("--sampler natural --seed 1", "--seed is for --sampler balanced or effective or repeat"),
+        ("--sampler effective --alpha 1", "--alpha is for --sampler balanced; effective takes"),
+        ("--sampler balanced --beta 0.9", "--beta is for --sampler effective; balanced takes"),
+        ("--sampler class-aware --exact", "--exact is for --sampler balanced or effective; class"),
+        (
+            "--sampler balanced --threshold 0.1",
+            "--threshold is for --sampler repeat-factor; balanced takes --alpha, --num-samples",
+        ),
+        ("--sampler repeat-factor", "--sampler repeat-factor needs --threshold: the part of"),
+        (
+            "--sampler repeat-factor --threshold 1 --num-samples oversample",
+            "--num-samples of --sampler repeat-factor is a number, at least 1, but got 'oversam",
+        ),
+        ("--sampler balanced --num-samples 0", '1, or "oversample", or "undersample", but got'),
+        ("--sampler effective --beta 1", "beta should be 0 or more and below 1, but got beta=1"),
+    ],
+)
+def test_an_option_of_another_sampler_is_refused(clothes, capsys, options, said):
+    assert said in refusal_of(capsys, clothes, *options.split())
+
+
+def test_a_sampler_that_is_not_there_is_refused(clothes, capsys):
+    assert main(["stats", str(clothes), "--sampler", "fair"]) == 2
+    assert "repeat-factor" in capsys.readouterr().err
+
+
+def test_a_chart_that_cannot_be_written_is_refused(clothes, tmp_path, capsys):
+    pytest.importorskip("matplotlib")
+    options = ["--sampler", "natural", "--png", tmp_path / "nowhere" / "a.png"]
+    assert "cannot write --png" in refusal_of(capsys, clothes, *options)

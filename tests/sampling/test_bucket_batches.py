@@ -1,0 +1,283 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A batch is of one bucket and within its budget, on every rank, and every sample comes once."""
+
+from __future__ import annotations
+
+import json
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from scipy import stats
+
+import penstock
+from penstock import Loader
+from penstock.errors import ConfigError, StateError
+from penstock.sampling.bucket_batches import BucketBatchSampler
+from penstock.sampling.distributed import DistributedSampler
+from penstock.torch import DataLoader
+
+LENGTHS = np.random.default_rng(4).integers(1, 200, 503)
+
+
+class Drawing:
+    """Gives its index, and a random number of the sample."""
+
+    def __len__(self):
+        return len(LENGTHS)
+
+    def __getitem__(self, index):
+        return np.array([index, penstock.sample_rng().random()])
+
+
+@st.composite
+def arguments(draw):
+    keys = draw(st.lists(st.integers(0, 40), max_size=60))
+    sizes = {
+        "batch_size": draw(st.none() | st.integers(1, 9)),
+        "max_tokens": draw(st.none() | st.integers(40, 200)),
+    }
+    if sizes == {"batch_size": None, "max_tokens": None}:
+        sizes["batch_size"] = 3
+    boundaries = draw(st.none() | st.sets(st.integers(0, 40), max_size=5).map(sorted))
+    return {
+        "keys": keys,
+        **sizes,
+        "boundaries": boundaries,
+        "drop_last": draw(st.booleans()),
+        "shuffle": draw(st.booleans()),
+        "seed": draw(st.integers(0, 5)),
+    }
+
+
+def ranks_of(num_replicas, **options):
+    return [
+        BucketBatchSampler(**options, num_replicas=num_replicas, rank=rank)
+        for rank in range(num_replicas)
+    ]
+
+
+@given(arguments(), st.integers(1, 4), st.integers(0, 3))
+@settings(deadline=None)
+def test_batches_are_of_one_bucket_and_within_the_budget(options, num_replicas, epoch):
+    keys = np.array(options["keys"], np.int64)
+    samplers = ranks_of(num_replicas, **options)
+    for sampler in samplers:
+        sampler.set_epoch(epoch)
+    shares = [list(sampler) for sampler in samplers]
+    assert {len(share) for share in shares} == {len(sampler) for sampler in samplers}
+    for batches in zip(*shares, strict=True):
+        together = np.concatenate(batches).astype(np.int64)
+        buckets = np.searchsorted(samplers[0].boundaries, keys[together], side="right")
+        assert len(set(buckets.tolist())) == 1
+        assert len({len(batch) for batch in batches}) == 1
+        for batch in batches:
+            assert len(batch) <= (options["batch_size"] or len(keys))
+            if options["max_tokens"] is not None:
+                assert len(batch) * keys[batch].max() <= options["max_tokens"]
+    counts = np.bincount([i for share in shares for batch in share for i in batch], None, len(keys))
+    if options["drop_last"]:
+        assert counts.max(initial=0) <= 1
+    else:
+        assert counts.min(initial=1) == 1
+        num_buckets = len(samplers[0].boundaries) + 1
+        assert counts.sum() - len(keys) <= (num_replicas - 1) * num_buckets
+
+
+@given(arguments(), st.sampled_from([1, 2, 3]))
+@settings(deadline=None)
+def test_ranks_share_the_batches_of_one(options, num_replicas):
+    # A budget of all ranks together may be room for more than the ranks' own ones.
+    options |= {"max_tokens": None, "batch_size": options["batch_size"] or 2}
+    one = {**options, "batch_size": options["batch_size"] * num_replicas}
+    whole = [set(batch) for batch in BucketBatchSampler(**one)]
+    shares = [list(sampler) for sampler in ranks_of(num_replicas, **options)]
+    united = [set().union(*batches) for batches in zip(*shares, strict=True)]
+    if options["drop_last"]:
+        assert united == whole
+    else:  # those taken twice are of the same bucket, and have been there before
+        assert all(batch <= more for batch, more in zip(whole, united, strict=True))
+
+
+def test_an_epoch_is_another_draw_of_batches_and_of_their_order():
+    sampler = BucketBatchSampler(LENGTHS, 8, boundaries=[50, 100, 150])
+    first = list(sampler)
+    assert first == list(sampler)
+    sampler.set_epoch(1)
+    second = list(sampler)
+    assert len(second) == len(first) == len(sampler)
+    assert not {frozenset(batch) for batch in first} & {frozenset(batch) for batch in second}
+    buckets = [[np.searchsorted([50, 100, 150], LENGTHS[b[0]]) for b in e] for e in (first, second)]
+    assert buckets[0] != buckets[1]
+
+
+def test_any_sample_of_a_bucket_may_be_left_out_and_any_may_stand_anywhere():
+    sampler = BucketBatchSampler(np.arange(20), 7, drop_last=True, boundaries=[10])
+    kept, places = np.zeros(20), np.zeros((2, 7), int)
+    for epoch in range(2000):
+        sampler.set_epoch(epoch)
+        for place, batch in enumerate(sampler):
+            kept[batch] += 1
+            if 3 in batch:
+                places[place, batch.index(3)] += 1
+    assert stats.chisquare(kept).pvalue > 1e-6
+    assert stats.chisquare(places.ravel()).pvalue > 1e-6
+
+
+def test_without_shuffling_batches_are_by_key():
+    sampler = BucketBatchSampler([9, 1, 8, 2, 3], 2, boundaries=[5], shuffle=False)
+    assert list(sampler) == [[1, 3], [4], [2, 0]]
+
+
+def test_boundaries_that_are_found_waste_less_than_a_tenth():
+    lengths = np.random.default_rng(1).geometric(0.01, 20_000)
+    for batch in BucketBatchSampler(lengths, max_tokens=4096):
+        assert lengths[batch].max() < 1.1 * lengths[batch].min() + 1e-6
+
+
+def test_samples_without_any_length_make_up_batches_of_their_own():
+    batches = list(BucketBatchSampler([0, 5, 0, 0], max_tokens=10))
+    assert sorted(sorted(batch) for batch in batches) == [[0, 2, 3], [1]]
+
+
+def test_the_larger_of_two_limits_does_not_matter():
+    assert len(BucketBatchSampler([2] * 12, 4, max_tokens=6)) == 4
+    assert len(BucketBatchSampler([2] * 12, 2, max_tokens=6)) == 6
+
+
+def test_a_budget_may_be_in_seconds():
+    sampler = BucketBatchSampler([0.5] * 10 + [1.5] * 3, max_tokens=1.6, boundaries=[1.0])
+    assert sorted(len(batch) for batch in sampler) == [1, 1, 1, 1, 3, 3, 3]
+
+
+def make_sampler(num_replicas=1, rank=0):
+    return BucketBatchSampler(
+        LENGTHS, 12 // num_replicas, boundaries=[60, 120], seed=5, num_replicas=num_replicas,
+        rank=rank,
+    )  # fmt: skip
+
+
+@pytest.mark.parametrize("kind", [Loader, DataLoader])
+@pytest.mark.parametrize("num_replicas", [1, 3])
+@pytest.mark.parametrize("epoch", [0, 2])
+def test_a_loader_resumes_at_any_step(kind, num_replicas, epoch):
+    def make():
+        return kind(Drawing(), batch_sampler=make_sampler(num_replicas, num_replicas - 1), seed=1)
+
+    loader = make()
+    loader.set_epoch(epoch)
+    states, whole = [loader.state_dict()], []
+    for batch in loader:
+        whole.append(batch.tolist())
+        states.append(json.loads(json.dumps(loader.state_dict())))
+    assert len(whole) == len(make_sampler(num_replicas)) == 44
+    given = np.cumsum([0] + [len(batch) for batch in whole]) * num_replicas
+    assert [state["samples"] for state in states[:-1]] == given[:-1].tolist()
+    for step in (0, 1, 2, 20, 43):
+        again = make()
+        again.load_state_dict(states[step])
+        assert again.state_dict()["samples"] == states[step]["samples"]
+        assert [batch.tolist() for batch in again] == whole[step:]
+
+
+def test_random_numbers_do_not_depend_on_the_number_of_ranks():
+    def drawn(num_replicas):
+        loaders = [
+            Loader(Drawing(), batch_sampler=make_sampler(num_replicas, rank), seed=1)
+            for rank in range(num_replicas)
+        ]
+        return [
+            {tuple(row) for batch in batches for row in batch.tolist()}
+            for batches in zip(*loaders, strict=True)
+        ]
+
+    one = drawn(1)
+    assert len({number for batch in one for _, number in batch}) == len(LENGTHS)
+    for num_replicas in (2, 3):
+        assert all(few <= all_ for few, all_ in zip(one, drawn(num_replicas), strict=True))
+
+
+def test_a_state_of_other_keys_boundaries_or_sizes_is_refused():
+    state = Loader(Drawing(), batch_sampler=make_sampler()).state_dict()
+    for sampler, what in (
+        (BucketBatchSampler(LENGTHS[::-1], 12, boundaries=[60, 120], seed=5), "keys"),
+        (BucketBatchSampler(LENGTHS, 12, boundaries=[60], seed=5), "buckets"),
+        (BucketBatchSampler(LENGTHS, 13, boundaries=[60, 120], seed=5), "global_batch_size"),
+    ):
+        with pytest.raises(StateError, match=what):
+            Loader(Drawing(), batch_sampler=sampler).load_state_dict(state)
+
+
+def test_a_state_may_be_loaded_with_another_number_of_ranks():
+    loader = Loader(Drawing(), batch_sampler=make_sampler())
+    batches = iter(loader)
+    for _ in range(7):
+        next(batches)
+    state = loader.state_dict()
+    rest = [{index for index, _ in batch.tolist()} for batch in batches]
+    again = [Loader(Drawing(), batch_sampler=make_sampler(2, rank)) for rank in (0, 1)]
+    for part in again:
+        part.load_state_dict(state)
+    united = [
+        {index for batch in batches for index, _ in batch.tolist()}
+        for batches in zip(*again, strict=True)
+    ]
+    assert len(united) == len(rest)
+    assert all(few <= all_ for few, all_ in zip(rest, united, strict=True))
+
+
+@pytest.mark.parametrize("kind", [Loader, DataLoader, torch.utils.data.DataLoader])
+@pytest.mark.parametrize("num_workers", [0, 1])
+def test_loaders_take_it(kind, num_workers):
+    sampler = make_sampler()
+    loader = kind(Drawing(), batch_sampler=sampler, num_workers=num_workers)
+    assert len(loader) == 44
+    assert [batch[:, 0].tolist() for batch in loader] == list(make_sampler())
+
+
+def test_a_torch_loader_without_a_seed_resumes_in_the_epoch_of_the_sampler():
+    def make():
+        return DataLoader(Drawing(), batch_sampler=make_sampler())
+
+    loader = make()
+    loader.batch_sampler.set_epoch(3)
+    batches = iter(loader)
+    sizes = [len(next(batches)) for _ in range(5)]
+    state = loader.state_dict()
+    rest = [batch[:, 0].tolist() for batch in batches]
+    again = make()
+    again.load_state_dict(state)
+    assert [batch[:, 0].tolist() for batch in again] == rest
+    assert state["samples"] == sum(sizes)
+
+
+def test_batches_of_a_share_are_cut_where_they_begin():
+    sampler = make_sampler()
+    assert [batch.tolist() for batch in sampler.index_batches()] == list(sampler)
+    with pytest.raises(TypeError, match="DistributedSampler deals out integers"):
+        DistributedSampler(sampler, 2, 0).indices()
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({}, "a batch_size, or max_tokens, or both; got neither"),
+        ({"batch_size": 0}, "batch_size should be a positive integer"),
+        ({"max_tokens": 8}, r"sample 2 has length 9, .* max_tokens=8 by itself \(2 such of 4\)"),
+        ({"batch_size": 2, "boundaries": [3, 3]}, r"numbers that ascend, but got \[3, 3\]"),
+        ({"batch_size": 2, "boundaries": ["a"]}, r"numbers that ascend, but got \['a'\]"),
+        ({"batch_size": 2, "boundaries": [[1]]}, r"numbers that ascend, but got \[\[1\]\]"),
+        ({"batch_size": 2, "keys": [1, -2]}, r"keys\[1\] is -2. Give the boundaries"),
+        ({"max_tokens": 2, "keys": [1, -2], "boundaries": [0]}, r"0 or more, but keys\[1\] is -2"),
+        ({"batch_size": 2, "keys": [1, np.inf]}, r"keys\[1\] is inf"),
+        ({"batch_size": 2, "num_replicas": 2, "rank": 2}, "Invalid rank 2"),
+        ({"batch_size": 2, "drop_last": 1}, "drop_last should be a boolean"),
+    ],
+    ids=["none", "size", "long", "equal", "text", "matrix", "negative", "debt", "inf", "rank",
+         "drop"],
+)  # fmt: skip
+def test_arguments_out_of_range_are_refused(options, message):
+    with pytest.raises(ConfigError, match=message):
+        BucketBatchSampler(**{"keys": [1, 2, 9, 9], **options})

@@ -1,0 +1,87 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Classes in turn, and of each a sample that has it."""
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from scipy import stats
+
+from penstock.errors import ConfigError
+from penstock.sampling.class_aware import ClassAwareSampler
+
+rows_of_labels = st.lists(st.lists(st.integers(0, 4), max_size=3), min_size=1, max_size=20)
+
+
+@given(rows_of_labels.filter(any), st.integers(1, 80), st.integers(1, 3), st.integers(0, 9))
+def test_every_class_comes_once_before_any_comes_again(rows, num_samples, in_a_row, seed):
+    sampler = ClassAwareSampler(rows, num_samples, in_a_row, seed)
+    drawn = sampler.indices().tolist()
+    assert len(drawn) == num_samples
+    classes = {label for row in rows for label in row}
+    for start in range(0, num_samples, in_a_row * len(classes)):
+        cycle = drawn[start : start + in_a_row * len(classes)]
+        if len(cycle) < in_a_row * len(classes):
+            break
+        # Each turn is of a class that all of its samples have, and no two turns of the same one.
+        turns = [
+            set.intersection(*(set(rows[index]) for index in cycle[turn : turn + in_a_row]))
+            for turn in range(0, len(cycle), in_a_row)
+        ]
+        assert _can_all_differ(turns)
+
+
+def _can_all_differ(choices):
+    """Whether a different class can be taken from each set."""
+    owner = {}
+
+    def place(turn, seen):
+        for label in choices[turn] - seen:
+            seen.add(label)
+            if label not in owner or place(owner[label], seen):
+                owner[label] = turn
+                return True
+        return False
+
+    return all(place(turn, set()) for turn in range(len(choices)))
+
+
+def test_single_labels_are_equally_frequent_to_within_one():
+    labels = np.repeat(np.arange(6), [500, 200, 100, 50, 10, 1])
+    drawn = labels[ClassAwareSampler(labels, 1000, seed=1).indices()]
+    assert set(np.bincount(drawn).tolist()) == {166, 167}
+
+
+def test_the_order_of_classes_is_random():
+    labels = np.repeat(np.arange(4), 10)
+    first = [labels[ClassAwareSampler(labels, 1, seed=seed).indices()[0]] for seed in range(400)]
+    assert stats.chisquare(np.bincount(first, minlength=4)).pvalue > 1e-6
+
+
+def test_items_of_a_class_are_as_likely_as_each_other():
+    labels = np.repeat(np.arange(3), [50, 20, 5])
+    sampler = ClassAwareSampler(labels, 60, seed=1)
+    counts = np.zeros(75, int)
+    for epoch in range(300):
+        sampler.set_epoch(epoch)
+        counts += np.bincount(sampler.indices(), minlength=75)
+    for label in range(3):
+        assert stats.chisquare(counts[labels == label]).pvalue > 1e-6
+
+
+def test_samples_without_a_label_never_come():
+    assert 1 not in ClassAwareSampler([[0], [], [1]], 500)
+
+
+@pytest.mark.parametrize(
+    ("make", "message"),
+    [
+        (lambda: ClassAwareSampler([]), "no label at all"),
+        (lambda: ClassAwareSampler([0, 1], 0), "num_samples"),
+        (lambda: ClassAwareSampler([0, 1], samples_per_class=0), "samples_per_class"),
+        (lambda: ClassAwareSampler(5), "ClassAwareSampler"),
+    ],
+)
+def test_what_makes_no_sense_is_an_error(make, message):
+    with pytest.raises(ConfigError, match=message):
+        make()

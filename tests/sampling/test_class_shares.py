@@ -1,0 +1,67 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Shares of classes: powers of their counts, or by effective numbers."""
+
+import math
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from penstock.errors import ConfigError
+from penstock.sampling.class_shares import class_shares
+
+counts_of_classes = st.lists(st.integers(1, 10**9), min_size=1, max_size=20)
+
+
+@given(counts_of_classes, st.floats(0, 3))
+def test_a_share_is_a_power_of_the_count(counts, alpha):
+    expected = [count ** (1 - alpha) for count in counts]
+    expected = [part / math.fsum(expected) for part in expected]
+    assert class_shares(counts, alpha) == pytest.approx(expected, rel=1e-9)
+
+
+@given(counts_of_classes, st.sampled_from([0.0, 0.5, 0.9, 0.999, 0.9999999]))
+def test_effective_shares_divide_the_natural_ones_by_the_effective_number(counts, beta):
+    # The effective number as a sum: 1 + beta + ... + beta ** (count - 1).
+    counts = [min(count, 2000) for count in counts]
+    numbers = [math.fsum(beta**power for power in range(count)) for count in counts]
+    expected = [count / number for count, number in zip(counts, numbers, strict=True)]
+    expected = [part / math.fsum(expected) for part in expected]
+    assert class_shares(counts, "effective", beta) == pytest.approx(expected, rel=1e-6)
+
+
+def test_effective_shares_go_from_natural_to_equal_as_beta_rises():
+    counts = [1000, 100, 10]
+    assert class_shares(counts, "effective", 0.0) == pytest.approx(class_shares(counts, 0.0))
+    nearly = class_shares(counts, "effective", 1 - 1e-9)
+    assert nearly == pytest.approx([1 / 3] * 3, rel=1e-6)
+    ratios = [
+        class_shares(counts, "effective", beta)[0] / class_shares(counts, "effective", beta)[2]
+        for beta in (0.0, 0.9, 0.99, 0.999, 0.9999)
+    ]
+    assert ratios == sorted(ratios, reverse=True)
+
+
+def test_no_alpha_overflows():
+    shares = class_shares([1, 10**18], alpha=100.0)
+    assert shares.tolist() == [1.0, 0.0]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (([1, 2], -0.1), "alpha=-0.1"),
+        (([1, 2], math.nan), "alpha=nan"),
+        (([1, 2], math.inf), "alpha=inf"),
+        (([1, 2], True), "alpha=True"),
+        (([1, 2], "balanced"), "alpha='balanced'"),
+        (([1, 2], "effective", 1.0), r"below 1, but got beta=1\.0"),
+        (([1, 2], "effective", -0.5), r"beta=-0\.5"),
+        (([1, 0],), "1 or more each"),
+        (([],), "one class or more"),
+        (([[1, 2]],), "how many samples each class has"),
+    ],
+)
+def test_what_makes_no_sense_is_an_error(arguments, message):
+    with pytest.raises(ConfigError, match=message):
+        class_shares(*arguments)

@@ -1,0 +1,304 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A mixture has exact shares, goes through each source in rounds, and stores nothing."""
+
+import json
+import tracemalloc
+from fractions import Fraction
+
+import numpy as np
+import pytest
+import torch.utils.data
+from hypothesis import assume, given
+from hypothesis import strategies as st
+from scipy import stats
+
+from penstock import Loader
+from penstock.data import ArrayDataset, ConcatDataset, StackDataset
+from penstock.errors import ConfigError
+from penstock.sampling import DistributedSampler
+from penstock.sampling.mixture import MixtureSampler
+
+seeds = st.integers(0, 1 << 70)
+epochs = st.integers(0, (1 << 32) - 1)
+# A length from 0, and a weight or none; the weights of empty sources are made 0.
+sources = st.lists(
+    st.tuples(st.integers(0, 40), st.one_of(st.just(0.0), st.floats(0.01, 3))),
+    min_size=1,
+    max_size=6,
+)
+
+
+def mixture(sources, num_samples, seed=0):
+    """A sampler of drawn sources; of none that has both samples and a weight, nothing."""
+    lengths = [length for length, _ in sources]
+    weights = [weight if length else 0.0 for length, weight in sources]
+    assume(any(weights))
+    try:
+        return MixtureSampler(lengths, weights, num_samples, seed)
+    except ConfigError as error:
+        assume("would never be drawn" not in str(error))
+        raise
+
+
+def counts_of(sampler, epoch=0):
+    """How often each sample comes in an epoch, as an array for each source."""
+    sampler.set_epoch(epoch)
+    counts = np.bincount(sampler.indices(), minlength=sampler.lengths.sum())
+    return np.split(counts, np.cumsum(sampler.lengths)[:-1])
+
+
+def spread(counts):
+    return np.ptp(counts) if len(counts) else 0
+
+
+@given(sources, st.integers(1, 300), seeds, epochs)
+def test_every_epoch_has_exactly_the_quotas(sources, num_samples, seed, epoch):
+    sampler = mixture(sources, num_samples, seed)
+    assert len(sampler) == sampler.quotas.sum() == num_samples
+    assert [counts.sum() for counts in counts_of(sampler, epoch)] == sampler.quotas.tolist()
+
+
+@given(sources, st.integers(1, 300))
+def test_quotas_are_the_shares_to_less_than_one_and_the_largest_remainders_go_up(sources, wanted):
+    sampler = mixture(sources, wanted)
+    weights = [Fraction(weight) if length else 0 for length, weight in sources]
+    exact = [wanted * weight / sum(weights) for weight in weights]
+    np.testing.assert_allclose(sampler.shares, [float(part / wanted) for part in exact])
+    above = {
+        part - int(part) for part, quota in zip(exact, sampler.quotas, strict=True) if quota > part
+    }
+    below = {
+        part - quota for part, quota in zip(exact, sampler.quotas, strict=True) if quota < part
+    }
+    assert all(abs(quota - part) < 1 for part, quota in zip(exact, sampler.quotas, strict=True))
+    assert not above or not below or min(above) >= max(below)
+
+
+@given(sources, st.integers(1, 120), seeds)
+def test_no_sample_is_ever_ahead_of_its_source_by_more_than_one(sources, num_samples, seed):
+    sampler = mixture(sources, num_samples, seed)
+    totals = [np.zeros(length, np.int64) for length, _ in sources]
+    for epoch in range(8):
+        for total, counts in zip(totals, counts_of(sampler, epoch), strict=True):
+            assert spread(counts) <= 1
+            total += counts
+            assert spread(total) <= 1
+
+
+def test_an_epoch_far_on_is_where_the_rounds_have_come_to_by_then():
+    sampler = MixtureSampler([7, 100], [1, 1], num_samples=10)  # 5 of each; 7 epochs are 5 rounds
+    first, second = counts_of(sampler, 7 * 20 * 1000), counts_of(sampler, 7 * 20 * 1000 + 1)
+    assert (first[0] + second[0]).min() == 1  # 10 draws of 7 samples
+    assert not (first[1] & second[1]).any()
+
+
+@given(sources, seeds, st.integers(0, 100))
+def test_oversampling_shows_every_sample_in_every_epoch_and_takes_no_longer(sources, seed, epoch):
+    sampler = mixture(sources, "oversample", seed)
+    for counts, share in zip(counts_of(sampler, epoch), sampler.shares, strict=True):
+        assert not share or not len(counts) or counts.min() >= 1
+    shorter = (len(sampler) - 1) * sampler.shares
+    assert (shorter < sampler.lengths + 1e-9)[sampler.shares > 0].any()
+
+
+@given(sources, seeds, st.integers(0, 100))
+def test_undersampling_shows_no_sample_twice_in_an_epoch_and_is_no_shorter(sources, seed, epoch):
+    sampler = mixture(sources, "undersample", seed)
+    assert all(counts.max(initial=0) <= 1 for counts in counts_of(sampler, epoch))
+    longer = (len(sampler) + 1) * sampler.shares
+    assert (longer > sampler.lengths - 1e-9)[sampler.shares > 0].any()
+
+
+@pytest.mark.parametrize(
+    ("lengths", "weights", "over", "under"),
+    [
+        ([10, 100], [1, 1], 200, 20),
+        ([10, 100], [9, 1], 1000, 11),  # one more would be 10.8 of 10 samples
+        ([10, 100], [1, 10], 110, 110),
+        ([7, 7, 0], [1, 2, 0], 21, 10),
+        ([5, 5], None, 10, 10),
+    ],
+)
+def test_lengths_of_epochs_that_show_all_or_nothing_twice(lengths, weights, over, under):
+    assert len(MixtureSampler(lengths, weights, "oversample")) == over
+    assert len(MixtureSampler(lengths, weights, "undersample")) == under
+
+
+def test_without_weights_every_sample_comes_once():
+    for epoch in range(3):
+        assert [set(counts) for counts in counts_of(MixtureSampler([5, 9]), epoch)] == [{1}, {1}]
+
+
+def test_a_source_is_shuffled_anew_when_its_round_ends_with_an_epoch():
+    sampler = MixtureSampler([40, 40], num_samples=20)  # four epochs are a round
+    parts = [{counts.nonzero()[0].tobytes() for counts in counts_of(sampler, e)} for e in range(8)]
+    assert len(set.union(*parts)) == 16
+
+
+@pytest.mark.parametrize("num_samples", [5000, 3 << 19])  # stored, and not
+def test_any_part_of_an_order_is_a_part_of_the_whole(num_samples):
+    sampler = MixtureSampler([10, 10**9, 5000, 0, 1], [1, 2, 3, 0, 1], num_samples, seed=7)
+    sampler.set_epoch(2)
+    order = sampler.indices()
+    whole = order[:]
+    assert whole.dtype == np.int64
+    assert len(whole) == len(order) == num_samples
+    np.testing.assert_array_equal(np.asarray(order), whole)
+    for part in (slice(0, 100), slice(17, 4000, 3), slice(-50, None), slice(3, 3)):
+        np.testing.assert_array_equal(order[part], whole[part])
+    picked = np.random.default_rng(0).integers(num_samples, size=500)
+    np.testing.assert_array_equal(order[picked], whole[picked])
+
+
+def test_an_order_of_huge_sources_takes_no_memory():
+    sampler = MixtureSampler([10**9, 1 << 61, 3], [2, 1, 1], num_samples=1 << 61, seed=1)
+    tracemalloc.start()
+    sampler.set_epoch((1 << 32) - 1)  # an epoch times a quota is far beyond 64 bits
+    order = sampler.indices()
+    block = order[(1 << 61) - 16384 :]
+    peak_bytes = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    assert peak_bytes < 4e6
+    stops = np.cumsum(sampler.lengths)
+    found = np.bincount(np.searchsorted(stops, block, side="right"), minlength=3)
+    assert 0 <= block.min() <= block.max() < stops[-1]
+    assert stats.chisquare(found, sampler.shares * len(block)).pvalue > 1e-6
+
+
+def test_one_sample_may_come_a_million_times():
+    sampler = MixtureSampler([1, 3_000_000], num_samples=2_000_000, weights=[1, 1])
+    block = sampler.indices()[: 1 << 16]
+    assert stats.binomtest(int((block == 0).sum()), len(block)).pvalue > 1e-6
+
+
+def test_sources_stand_in_random_order_and_items_are_equally_likely():
+    sampler = MixtureSampler([20, 30, 50], [1, 1, 2], num_samples=40, seed=2)
+    firsts, table = np.zeros(100), np.zeros((3, 3))
+    for epoch in range(6000):
+        sampler.set_epoch(epoch)
+        order = sampler.indices()
+        firsts[order[0]] += 1
+        one, other = np.searchsorted([20, 50], order[[7, 30]], side="right")
+        table[one, other] += 1
+    each = np.repeat([1 / 4 / 20, 1 / 4 / 30, 1 / 2 / 50], [20, 30, 50])
+    assert stats.chisquare(firsts, each * 6000).pvalue > 1e-6
+    # 40 places without replacement: the second is a little less likely to be as the first.
+    quotas = sampler.quotas
+    pairs = (np.outer(quotas, quotas) - np.diag(quotas)) / (40 * 39) * 6000
+    assert stats.chisquare(table.ravel(), pairs.ravel()).pvalue > 1e-6
+
+
+@given(sources, st.integers(1, 80), st.integers(1, 5), seeds)
+def test_ranks_deal_one_order_out_among_them(sources, num_samples, ranks, seed):
+    sampler = mixture(sources, num_samples, seed)
+    whole = list(sampler)
+    shares = [list(DistributedSampler(sampler, ranks, rank, pad="none")) for rank in range(ranks)]
+    assert [whole[rank::ranks] for rank in range(ranks)] == shares
+
+
+def test_ranks_share_an_order_that_is_not_stored():
+    sampler = MixtureSampler([10**9, 10**6], [1, 3], num_samples=3_000_000)
+    whole = sampler.indices()
+    for rank in range(3):
+        share = DistributedSampler(sampler, 3, rank).indices()
+        np.testing.assert_array_equal(share[100:200], whole[300 + rank : 600 : 3])
+
+
+@pytest.mark.parametrize("epoch", [0, 3])
+@pytest.mark.parametrize("step", range(6))
+def test_a_loader_goes_on_where_a_state_was_taken(step, epoch):
+    data = ConcatDataset([ArrayDataset(np.arange(9)), ArrayDataset(100 + np.arange(50))])
+
+    def loader():
+        sampler = MixtureSampler(data, [2, 1], num_samples=24, seed=5)
+        return Loader(data, batch_size=4, sampler=sampler)
+
+    def values(batches):
+        return [batch[0].tolist() for batch in batches]
+
+    whole = loader()
+    whole.set_epoch(epoch)
+    expected = values(whole)
+    first = loader()
+    first.set_epoch(epoch)
+    batches = iter(first)
+    assert values(next(batches) for _ in range(step)) == expected[:step]
+    second = loader()
+    second.load_state_dict(json.loads(json.dumps(first.state_dict())))
+    assert values(second) == expected[step:]
+
+
+@pytest.mark.parametrize("module", [ConcatDataset, torch.utils.data.ConcatDataset])
+def test_indices_are_those_of_the_concatenated_datasets(module):
+    parts = {"a": ["a"] * 3, "b": ["b"] * 40, "c": ["c"] * 8}
+    joined = module(list(parts.values()))
+    sampler = MixtureSampler(joined, [1, 2, 1], num_samples=40)
+    drawn = [joined[index] for index in sampler]
+    assert {name: drawn.count(name) for name in parts} == {"a": 10, "b": 20, "c": 10}
+    by_name = MixtureSampler(parts, {"c": 1, "a": 1, "b": 2}, num_samples=40)
+    by_length = MixtureSampler(np.array([3, 40, 8]), [0.1, 0.2, 0.1], num_samples=40)
+    assert list(sampler) == list(by_name) == list(by_length)
+    assert by_name.names == ("a", "b", "c")
+    assert sampler.names == ("0", "1", "2")
+
+
+def test_settings_tell_what_the_order_depends_on_and_nothing_else():
+    def settings(*args, epoch=0, **kwargs):
+        sampler = MixtureSampler(*args, **kwargs)
+        sampler.set_epoch(epoch)
+        return json.dumps(sampler.settings())
+
+    first = settings([10, 20], [1, 3], 40)
+    assert first == settings({"a": range(10), "b": range(20)}, [2, 6], 40, epoch=9)
+    others = [
+        settings([10, 21], [1, 3], 40),
+        settings([10, 20], [1, 4], 40),
+        settings([10, 20], [1, 3], 41),
+        settings([10, 20], [1, 3], 40, seed=1),
+    ]
+    assert first not in others
+    many = [settings([2] * 200, seed=seed) for seed in (0, 0, 1)]
+    assert many[0] == many[1] != many[2]
+    assert len(many[0]) < 300
+
+
+@pytest.mark.parametrize(
+    ("make", "words"),
+    [
+        (lambda: MixtureSampler([]), "0 sources have 0 samples"),
+        (lambda: MixtureSampler([0, 0]), "2 sources have 0 samples"),
+        (lambda: MixtureSampler([1 << 62, 1]), r"at most 2\*\*62"),
+        (lambda: MixtureSampler(ArrayDataset(np.arange(5))), "got ArrayDataset"),
+        (lambda: MixtureSampler(StackDataset("ab", "cd")), "got StackDataset"),
+        (lambda: MixtureSampler(100), "got int"),
+        (lambda: MixtureSampler([5, -1]), "source '1' .* got -1"),
+        (lambda: MixtureSampler({"web": None}), "source 'web' .* got None"),
+        (lambda: MixtureSampler([5, True]), "source '1' .* got True"),
+        (lambda: MixtureSampler([5, 1.5]), "source '1' .* got 1.5"),
+        (lambda: MixtureSampler(["web"]), "source '0' .* got 'web'"),
+        (lambda: MixtureSampler([5, 5], [1]), r"each of the 2 sources, .* \(1,\)"),
+        (lambda: MixtureSampler([5, 5], 1), r"each of the 2 sources, .* \(\)"),
+        (lambda: MixtureSampler([5, 5], [1, -1]), "source '1' is -1.0"),
+        (lambda: MixtureSampler([5, 5], [1, np.nan]), "source '1' is nan"),
+        (lambda: MixtureSampler([5, 5], [np.inf, 1]), "source '0' is inf"),
+        (lambda: MixtureSampler([5, 5], [0, 0]), "all are 0"),
+        (lambda: MixtureSampler([5, 0], [1, 1]), "source '1' has no samples"),
+        (lambda: MixtureSampler({"a": 5}, {"b": 1}), r"given for \['b'\], .* are \['a'\]"),
+        (lambda: MixtureSampler([5, 5], num_samples=0), "num_samples=0"),
+        (lambda: MixtureSampler([5, 5], num_samples=2.5), "num_samples=2.5"),
+        (lambda: MixtureSampler([5, 5], num_samples="all"), "'oversample', .* num_samples='all'"),
+        (lambda: MixtureSampler([5, 5], [1, 1e-30], "oversample"), r"at most 2\*\*62"),
+        (
+            lambda: MixtureSampler({"web": 90, "books": 10}, [999, 1]),
+            "source 'books' .* 0.001 of num_samples=100 .* num_samples=1000 is enough",
+        ),
+        (lambda: MixtureSampler([5], seed=-1), "seed=-1"),
+    ],
+)
+def test_wrong_arguments_are_named(make, words):
+    with pytest.raises(ConfigError, match=words):
+        make()
+
+
+def test_as_many_samples_as_the_message_says_are_enough():
+    assert MixtureSampler([90, 10], [999, 1], 1000).quotas.tolist() == [999, 1]

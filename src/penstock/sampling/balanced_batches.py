@@ -199,26 +199,15 @@ def drawn_together(
     num_entries = np.bincount(sequence, minlength=len(items.counts))
     stops = np.cumsum(num_entries)
     by_class = np.empty((len(sequence), together), np.int64)  # those of the first class first
-    for size, alike in _by_size(items.counts, num_entries):
+    for size, alike in items.alike(num_entries):
         for which in _in_blocks(alike, size, num_entries[alike] * together):
             entries = num_entries[which]
             numbers = _turns_of(size, entries, together, rng)
-            chosen = np.repeat(items._starts[which], entries)[:, None] + numbers
             rows = _ranges(stops[which] - entries, entries)
-            by_class[rows] = items._items[chosen]
+            by_class[rows] = items.at(np.repeat(which, entries)[:, None], numbers)
     drawn = np.empty_like(by_class)
     drawn[grouped(sequence, len(items.counts))] = by_class
     return drawn
-
-
-def _by_size(
-    counts: NDArray[np.int64], num_entries: NDArray[np.int64]
-) -> Iterator[tuple[int, NDArray[np.int64]]]:
-    """Classes of one size, of which any are wanted: they are shuffled together."""
-    asked = np.flatnonzero(num_entries)
-    asked = asked[np.argsort(counts[asked], kind="stable")]
-    for alike in np.split(asked, np.flatnonzero(np.diff(counts[asked])) + 1):
-        yield int(counts[alike[0]]), alike
 
 
 def _in_blocks(

@@ -10,6 +10,7 @@ import numpy as np
 
 from penstock.data.ragged import RaggedArray
 from penstock.errors import ConfigError
+from penstock.sampling.class_codes import ClassCodes
 from penstock.sampling.samplers import digest
 
 if TYPE_CHECKING:
@@ -19,8 +20,7 @@ if TYPE_CHECKING:
 
 __all__ = ["ClassItems", "grouped"]
 
-_BLOCK: Final = 1 << 20  # labels looked up at a time: their positions take no array of their own
-_DENSE: Final = 4  # class numbers may span so many times the samples, and are counted, not sorted
+_BLOCK: Final = 1 << 20  # codes grouped at a time: those of all would take 16 bytes each
 _LOW_BITS: Final = 16  # numpy sorts integers of so many bits by counting them, in O(n)
 
 
@@ -85,7 +85,8 @@ class ClassItems:
             raise ConfigError(
                 f"there is nothing to balance: {len(labels)} samples with no label at all."
             )
-        classes, codes = _codes(values)
+        found = ClassCodes(values)
+        classes, codes = found.classes, found.of(values)
         if isinstance(labels, RaggedArray):
             return cls._of_ragged(labels, classes, codes)
         counts = _counts(codes, len(classes))
@@ -117,6 +118,13 @@ class ClassItems:
         """Return the samples of one class, ascending: a view."""
         start = int(self._starts[position])
         return self._items[start : start + int(self.sizes[position])]
+
+    def at(
+        self, positions: NDArray[np.int64], numbers: NDArray[np.integer[Any]]
+    ) -> NDArray[np.unsignedinteger[Any]]:
+        """Return items of classes by their numbers in each, from 0; the two are broadcast."""
+        chosen: NDArray[np.unsignedinteger[Any]] = self._items[self._starts[positions] + numbers]
+        return chosen
 
     @property
     def unlabelled(self) -> NDArray[np.unsignedinteger[Any]]:
@@ -165,7 +173,7 @@ class ClassItems:
         """Return `wanted[c]` items of each class c, one class after the other."""
         drawn = np.empty(int(wanted.sum()), np.int64)
         stops = np.cumsum(wanted)
-        for size, alike in self._alike(wanted):
+        for size, alike in self.alike(wanted):
             if len(alike) == 1 and wanted[alike[0]] <= size:
                 # Of a large class perhaps few are wanted: no need to shuffle all of them.
                 first, which = int(self._starts[alike[0]]), int(alike[0])
@@ -181,8 +189,11 @@ class ClassItems:
             _take_first(rows.ravel(), cycles * size, wanted[alike], drawn, stops[alike])
         return drawn
 
-    def _alike(self, wanted: NDArray[np.int64]) -> Iterator[tuple[int, NDArray[np.int64]]]:
-        """Classes of which any are wanted, by their size: shuffled together, however many."""
+    def alike(self, wanted: NDArray[np.int64]) -> Iterator[tuple[int, NDArray[np.int64]]]:
+        """Yield sizes, and the classes of that size of which any are wanted.
+
+        They can be shuffled together, however many they are: there are at most sqrt(2 n) sizes.
+        """
         asked = np.flatnonzero(wanted)
         asked = asked[np.argsort(self.sizes[asked], kind="stable")]
         sizes = self.sizes[asked]
@@ -246,42 +257,6 @@ def grouped(codes: NDArray[np.integer[Any]], num_codes: int) -> NDArray[np.int64
     first = np.argsort((codes & 0xFFFF).astype(np.uint16), kind="stable")
     high = (codes >> _LOW_BITS)[first]
     return first[grouped(high, -(-num_codes >> _LOW_BITS) + 1)]
-
-
-def _codes(values: NDArray[Any]) -> tuple[NDArray[Any], NDArray[np.unsignedinteger[Any]]]:
-    """Return the classes, ascending, and for each value its place among them."""
-    if values.dtype.kind == "b":
-        values = values.view(np.uint8)
-    if values.dtype.kind in "iu":
-        least, most = int(values.min()), int(values.max())
-        if most - least < max(_DENSE * len(values), 1 << _LOW_BITS):
-            return _dense_codes(values, least, most)
-    classes, codes = np.unique(values, return_inverse=True)
-    return classes, codes.astype(_index_dtype(len(classes)))
-
-
-def _dense_codes(
-    values: NDArray[Any], least: int, most: int
-) -> tuple[NDArray[Any], NDArray[np.unsignedinteger[Any]]]:
-    """Do without a sort what `np.unique` does with one."""
-    blocks = range(0, len(values), _BLOCK)
-    is_there = np.zeros(most - least + 1, bool)
-    for start in blocks:
-        is_there[_above(values[start : start + _BLOCK], least)] = True
-    classes = np.flatnonzero(is_there)
-    place = np.cumsum(is_there) - 1
-    codes = np.empty(len(values), np.min_scalar_type(len(classes)))
-    for start in blocks:
-        codes[start : start + _BLOCK] = place[_above(values[start : start + _BLOCK], least)]
-    kind = np.uint64 if values.dtype == np.uint64 else np.int64
-    return classes.astype(kind) + kind(least), codes
-
-
-def _above(values: NDArray[Any], least: int) -> NDArray[np.int64]:
-    """`values` - `least`, which may be beyond what their own type holds."""
-    if values.dtype == np.uint64:
-        return (values - np.uint64(least)).astype(np.int64)
-    return values.astype(np.int64) - least
 
 
 def _index_dtype(length: int) -> np.dtype[Any]:

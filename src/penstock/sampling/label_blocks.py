@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple
 import numpy as np
 
 from penstock.data.ragged import RaggedArray
+from penstock.sampling.class_codes import ClassCodes
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -18,8 +19,6 @@ __all__ = ["LabelBlock", "LabelBlocks"]
 
 # Samples and labels at a time: a few MiB of temporaries, and numpy's cost per call is gone.
 _BLOCK: Final = 1 << 18
-# Whole numbers in a range no wider than this are looked up in a table (4 MiB), not searched for.
-_MAX_TABLE: Final = 1 << 20
 
 
 class LabelBlock(NamedTuple):
@@ -69,9 +68,8 @@ class LabelBlocks:
         self._values = labels.values if isinstance(labels, RaggedArray) else labels
         self._offsets = labels.offsets if isinstance(labels, RaggedArray) else None
         self.num_labels = len(self._values)
-        self._least = 0
-        self._table: NDArray[np.int64] | None = None
-        self.classes: NDArray[Any] = self._classes()
+        self._codes = ClassCodes(self._values) if self.num_labels else None
+        self.classes: NDArray[Any] = self._values if self._codes is None else self._codes.classes
 
     def __iter__(self) -> Iterator[LabelBlock]:
         """Yield the blocks, in order of the samples."""
@@ -85,7 +83,8 @@ class LabelBlocks:
                 counts = np.diff(self._offsets[start : stop + 1])
                 rows = np.repeat(np.arange(stop - start, dtype=np.int64), counts)
                 values = self._values[self._offsets[start] : self._offsets[stop]]
-            yield LabelBlock(start, stop, rows, self._codes(values))
+            codes = np.empty(0) if self._codes is None else self._codes.of(values)
+            yield LabelBlock(start, stop, rows, codes.astype(np.int64))
             start = stop
 
     def _end_of_block(self, start: int) -> int:
@@ -95,22 +94,3 @@ class LabelBlocks:
         # One sample at least, however many labels it has.
         labels = int(self._offsets[start]) + _BLOCK
         return max(start + 1, min(stop, int(np.searchsorted(self._offsets, labels, "right")) - 1))
-
-    def _classes(self) -> NDArray[Any]:
-        values = self._values
-        if not len(values) or values.dtype.kind not in "biu":
-            return np.unique(values)
-        least, most = int(values.min()), int(values.max())
-        if most - least >= _MAX_TABLE or most > np.iinfo(np.int64).max:
-            return np.unique(values)
-        occurs = np.zeros(most - least + 1, np.bool_)
-        for start in range(0, len(values), _BLOCK):
-            occurs[values[start : start + _BLOCK].astype(np.int64) - least] = True
-        self._least = least
-        self._table = np.cumsum(occurs, dtype=np.int64) - 1
-        return (np.flatnonzero(occurs) + least).astype(values.dtype)
-
-    def _codes(self, values: NDArray[Any]) -> NDArray[np.int64]:
-        if self._table is None:
-            return np.searchsorted(self.classes, values).astype(np.int64)
-        return self._table[values.astype(np.int64) - self._least]

@@ -1,0 +1,63 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Classes and codes are those of `np.unique`, however far apart the numbers are."""
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from penstock.sampling import class_codes
+from penstock.sampling.class_codes import ClassCodes
+
+near = st.lists(st.integers(-50, 50), min_size=1, max_size=40)
+far = st.lists(st.integers(-(2**63), 2**63 - 1), min_size=1, max_size=40)
+huge = st.lists(st.integers(2**64 - 60, 2**64 - 1), min_size=1, max_size=40)
+
+
+def compare(labels):
+    classes, inverse = np.unique(labels, return_inverse=True)
+    found = ClassCodes(labels)
+    assert found.classes.tolist() == classes.tolist()
+    assert found.of(labels).tolist() == inverse.tolist()
+    assert found.of(labels[::2]).tolist() == inverse[::2].tolist()
+    assert found.of(labels).dtype == found.dtype == np.min_scalar_type(len(classes))
+
+
+@given(near)
+def test_near_numbers(labels):
+    for dtype in (np.int8, np.int16, np.int32, np.int64, ">i4"):
+        compare(np.array(labels, dtype))
+
+
+@given(far)
+def test_numbers_far_apart(labels):
+    compare(np.array(labels, np.int64))
+
+
+@given(huge)
+def test_numbers_that_only_unsigned_ones_hold(labels):
+    compare(np.array(labels, np.uint64))
+
+
+@given(st.lists(st.text(max_size=3).filter(lambda text: "\0" not in text), min_size=1))
+def test_strings(labels):
+    compare(np.array(labels))
+
+
+@given(st.lists(st.booleans(), min_size=1))
+def test_bools(labels):
+    compare(np.array(labels))
+    assert ClassCodes(np.array(labels)).classes.dtype == bool
+
+
+@pytest.mark.parametrize("num_classes", [255, 256, 65_535, 65_536, 70_000])
+def test_codes_hold_one_class_more_than_there_are(num_classes):
+    found = ClassCodes(np.arange(num_classes))
+    assert np.iinfo(found.dtype).max >= num_classes
+    assert found.of(np.array([num_classes - 1])).tolist() == [num_classes - 1]
+
+
+def test_labels_of_many_blocks(monkeypatch):
+    monkeypatch.setattr(class_codes, "_BLOCK", 7)
+    for labels in (np.arange(100) % 11, np.arange(100) % 11 * 10**12, np.array(list("abcab") * 9)):
+        compare(labels)

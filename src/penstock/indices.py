@@ -9,12 +9,15 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple, Protocol
 
 import numpy as np
 
+from penstock.callers import users_level
 from penstock.data.dataset import is_current
 from penstock.engine.plan import Placed, as_given
+from penstock.errors import ConfigError
 from penstock.randomness.guarded import GuardedIterator, guarded_draws
 from penstock.randomness.keys import Purpose, seed_sequence
 from penstock.ranks import Rank, current_rank
 from penstock.sampling.batches import BatchSampler, Layout, batches_of, pieces_of
+from penstock.sampling.distributed import DistributedSampler
 from penstock.sampling.samplers import IndexSampler, digest
 
 if TYPE_CHECKING:
@@ -30,6 +33,7 @@ __all__ = [
     "IndexSource",
     "SeededIndices",
     "StreamSource",
+    "check_samplers",
     "covers",
     "length_of",
     "tell_epoch",
@@ -252,6 +256,62 @@ def covers(dataset: object, *samplers: Any) -> bool:  # noqa: ANN401
         and type(part).__module__.startswith(_KNOWN_PACKAGES)
         and any(getattr(part, name, None) is dataset for name in ("data_source", "dataset"))
         for part in inner
+    )
+
+
+def check_samplers(dataset: object, sampler: Any, batch_sampler: Any) -> None:  # noqa: ANN401
+    """Compare the samplers that a user gave to a loader with its dataset, and with the ranks.
+
+    Args:
+        dataset: Of the loader.
+        sampler: As it was given; None if it was not.
+        batch_sampler: Likewise.
+
+    Raises:
+        ConfigError: one was made for a dataset of more samples, or gives batches and is in the
+            place of one that gives indices.
+
+    Warns:
+        UserWarning: one was made for fewer samples; or there are several ranks, and it gives all of
+            its order to each.
+    """
+    if isinstance(sampler, BatchSampler):
+        kind = type(sampler).__name__
+        raise ConfigError(f"{kind} gives batches: give it as batch_sampler={kind}(...), alone.")
+    parts = with_inner(sampler, batch_sampler)
+    orders = [part for part in parts if isinstance(part, IndexSampler)]
+    if not orders:
+        return
+    _check_length(orders[0], length_of(dataset))
+    _check_ranks(orders, next(part for part in (batch_sampler, sampler) if part is not None))
+
+
+def _check_length(order: IndexSampler, length: int | None) -> None:
+    made_for = order.source_length
+    if made_for is None or length is None or made_for == length:
+        return
+    told = (
+        f"{type(order).__name__} was made for a dataset of {made_for} samples, but this one has "
+        f"{length}"
+    )
+    advice = "Make it from the very dataset that the loader gets, a Subset of it perhaps"
+    if made_for > length:
+        raise ConfigError(f"{told}: some indices are not there. {advice}.")
+    warnings.warn(f"{told}: the rest never comes. {advice}.", stacklevel=users_level())
+
+
+def _check_ranks(orders: list[IndexSampler], given: object) -> None:
+    ranks = current_rank()
+    if ranks.world_size == 1 or any(
+        order.world_size > 1 or isinstance(order, DistributedSampler) for order in orders
+    ):
+        return
+    warnings.warn(
+        f"this is rank {ranks.rank} of {ranks.world_size}, and {type(given).__name__} gives the "
+        "same indices to all of them. Wrap the sampler in penstock.sampling.DistributedSampler, or "
+        "give a batch sampler num_replicas= and rank=. Where ranks are to have the same data, "
+        "DistributedSampler(sampler, 1, 0) says so.",
+        stacklevel=users_level(),
     )
 
 

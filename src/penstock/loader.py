@@ -13,7 +13,7 @@ from penstock.engine.fault_log import FaultLog
 from penstock.engine.plan import Plan, Recipe
 from penstock.errors import ConfigError
 from penstock.faults import Failure, FaultPolicy, policy_of
-from penstock.indices import SeededIndices, StreamSource, covers
+from penstock.indices import SeededIndices, StreamSource, check_samplers, covers
 from penstock.randomness.keys import checked_count
 from penstock.ranks import Rank, current_rank
 from penstock.sampling import BatchSampler, RandomSampler, SequentialSampler
@@ -119,6 +119,7 @@ class Loader(Generic[SampleT]):
         if self._is_iterable:
             _check_iterable(shuffle=shuffle, sampler=sampler, batch_sampler=batch_sampler)
         _check_sampling(batch_size, sampler, batch_sampler, shuffle=shuffle, drop_last=drop_last)
+        check_samplers(dataset, sampler, batch_sampler)
         if sampler is None and batch_sampler is None:
             sampler = self._default_sampler(shuffle=shuffle)
         if batch_sampler is None and batch_size is not None:

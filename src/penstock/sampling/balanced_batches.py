@@ -12,7 +12,7 @@ from penstock.data.labels.known import labels_given_or_known
 from penstock.errors import ConfigError
 from penstock.sampling.batches import BatchSampler, Layout
 from penstock.sampling.class_items import ClassItems, grouped
-from penstock.sampling.distributed import check_rank
+from penstock.sampling.distributed import chosen_rank
 from penstock.sampling.samplers import IndexSampler, check_positive
 
 if TYPE_CHECKING:
@@ -69,8 +69,8 @@ class BalancedBatchSampler(BatchSampler):
         num_batches: int | None = None,
         seed: int = 0,
         *,
-        num_replicas: int = 1,
-        rank: int = 0,
+        num_replicas: int | None = None,
+        rank: int | None = None,
     ) -> None:
         """Find the samples of each class.
 
@@ -82,9 +82,9 @@ class BalancedBatchSampler(BatchSampler):
             num_batches: Batches of an epoch, over all ranks; at least 1. None: as many as the
                 samples make up, at least 1.
             seed: Decides the orders. The same on all ranks.
-            num_replicas: Number of ranks that share an epoch. Nothing is asked of
-                torch.distributed.
-            rank: This one.
+            num_replicas: Number of ranks that share an epoch; None asks as
+                `DistributedSampler` does.
+            rank: This one; None asks likewise.
 
         Raises:
             ConfigError: one of the above does not hold, there are fewer than `p_classes` classes,
@@ -92,7 +92,7 @@ class BalancedBatchSampler(BatchSampler):
         """
         check_positive("p_classes", p_classes)
         check_positive("k_samples", k_samples)
-        check_rank(rank, num_replicas)
+        chosen = chosen_rank(rank, num_replicas)
         self.labels = labels_given_or_known(labels, type(self).__name__)
         items = ClassItems.of(self.labels)
         if p_classes > len(items.classes):
@@ -108,7 +108,7 @@ class BalancedBatchSampler(BatchSampler):
         self.p_classes = p_classes
         self.k_samples = k_samples
         order = _BalancedOrder(items, p_classes, k_samples, num_batches, seed)
-        order.rank, order.num_replicas = rank, num_replicas
+        order.rank, order.num_replicas = chosen
         super().__init__(order, p_classes * k_samples, drop_last=False)
 
     def layout(self) -> Layout:
@@ -132,6 +132,9 @@ class _BalancedOrder(IndexSampler):
         self._k_samples = k_samples
         self._num_batches = num_batches
 
+    def _public_name(self) -> str:
+        return "BalancedBatchSampler"
+
     @property
     def world_size(self) -> int:
         return self.num_replicas
@@ -139,6 +142,10 @@ class _BalancedOrder(IndexSampler):
     @property
     def total_size(self) -> int:
         return len(self) * self.num_replicas
+
+    @property
+    def source_length(self) -> int:
+        return self._items.num_samples
 
     def __len__(self) -> int:
         num_batches = -(-self._num_batches // self.num_replicas)

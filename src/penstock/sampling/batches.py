@@ -103,6 +103,8 @@ class BatchSampler(Resumable, Sampler[list[int]]):
         set_epoch = getattr(self.sampler, "set_epoch", None)
         if callable(set_epoch):
             set_epoch(epoch)
+        if self._place is not None:
+            self._place.is_told = True
 
     def __len__(self) -> int:
         """Return the number of batches.

@@ -11,7 +11,7 @@ from penstock.errors import ConfigError
 from penstock.sampling.batches import BatchSampler, Layout
 from penstock.sampling.buckets import checked_keys
 from penstock.sampling.class_items import grouped
-from penstock.sampling.distributed import check_rank
+from penstock.sampling.distributed import chosen_rank
 from penstock.sampling.samplers import IndexSampler, check_positive, digest
 
 if TYPE_CHECKING:
@@ -63,8 +63,8 @@ class BucketBatchSampler(BatchSampler):
         boundaries: ArrayLike | None = None,
         shuffle: bool = True,
         seed: int = 0,
-        num_replicas: int = 1,
-        rank: int = 0,
+        num_replicas: int | None = None,
+        rank: int | None = None,
     ) -> None:
         """Set the buckets and the sizes of their batches.
 
@@ -80,21 +80,21 @@ class BucketBatchSampler(BatchSampler):
                 10 %, so that less than that of a batch is padding; keys are 0 or more then.
             shuffle: Whether orders are random. Otherwise by key, smallest first: for validation.
             seed: Decides the orders. The same on all ranks.
-            num_replicas: Number of ranks that share an epoch. Nothing is asked of
-                torch.distributed.
-            rank: This one.
+            num_replicas: Number of ranks that share an epoch; None asks as
+                `DistributedSampler` does.
+            rank: This one; None asks likewise.
 
         Raises:
             ConfigError: one of the above does not hold, or a sample is longer than `max_tokens`.
         """
         lengths = checked_keys(keys)
-        check_rank(rank, num_replicas)
+        chosen = chosen_rank(rank, num_replicas)
         _check_limits(lengths, batch_size, max_tokens)
         self.boundaries = _boundaries(lengths, boundaries)
         buckets = _buckets(lengths, self.boundaries)
         sizes = _sizes(lengths, buckets, batch_size, max_tokens)
-        order = _BucketOrder(lengths, buckets, sizes * num_replicas, seed)
-        order.rank, order.num_replicas = rank, num_replicas
+        order = _BucketOrder(lengths, buckets, sizes * chosen.world_size, seed)
+        order.rank, order.num_replicas = chosen
         order.is_shuffled, order.is_cut = bool(shuffle), drop_last
         self._order = order
         super().__init__(order, int(sizes.max(initial=1)), drop_last)
@@ -136,6 +136,9 @@ class _BucketOrder(IndexSampler):
         self._counts = np.bincount(buckets, minlength=len(sizes))
         self.sizes = sizes
 
+    def _public_name(self) -> str:
+        return "BucketBatchSampler"
+
     @property
     def world_size(self) -> int:
         return self.num_replicas
@@ -143,6 +146,10 @@ class _BucketOrder(IndexSampler):
     @property
     def total_size(self) -> int:
         return len(self) * self.num_replicas
+
+    @property
+    def source_length(self) -> int:
+        return len(self._keys)
 
     def __len__(self) -> int:
         return int(self._lengths().sum())

@@ -9,7 +9,7 @@ import numpy as np
 
 from penstock.errors import ConfigError
 from penstock.sampling.batches import BatchSampler
-from penstock.sampling.distributed import DistributedSampler
+from penstock.sampling.distributed import DistributedSampler, chosen_rank
 from penstock.sampling.samplers import IndexSampler, check_positive, digest
 
 if TYPE_CHECKING:
@@ -71,6 +71,11 @@ class BucketSampler(IndexSampler):
         self.batch_size = batch_size
         self.shuffle = bool(shuffle)
         self.window = window
+
+    @property
+    def source_length(self) -> int:
+        """Samples of the dataset that it was made for."""
+        return len(self.keys)
 
     def __len__(self) -> int:
         """Return the number of samples."""
@@ -147,8 +152,8 @@ class AspectRatioBatchSampler(BatchSampler):
         *,
         shuffle: bool = True,
         seed: int = 0,
-        num_replicas: int = 1,
-        rank: int = 0,
+        num_replicas: int | None = None,
+        rank: int | None = None,
     ) -> None:
         """Set the sizes of the images and of the batches.
 
@@ -160,21 +165,21 @@ class AspectRatioBatchSampler(BatchSampler):
             drop_last: Whether a last, shorter batch is left out.
             shuffle: Whether orders are random. Otherwise by shape: for validation.
             seed: Decides the orders. The same on all ranks.
-            num_replicas: Number of ranks that share an epoch; step k is similar images on all of
-                them. Nothing is asked of torch.distributed.
-            rank: This one.
+            num_replicas: Number of ranks that share an epoch, step k of which is similar images on
+                all of them; None asks as `DistributedSampler` does.
+            rank: This one; None asks likewise.
 
         Raises:
             ConfigError: one of the above does not hold, or a size is not known.
         """
         check_positive("batch_size", batch_size)
-        check_positive("num_replicas", num_replicas)
+        chosen = chosen_rank(rank, num_replicas)
         keys = _shape_keys(_sizes_of(source))
         order: IndexSampler = BucketSampler(
-            keys, batch_size * num_replicas, shuffle=shuffle, seed=seed
+            keys, batch_size * chosen.world_size, shuffle=shuffle, seed=seed
         )
-        if num_replicas > 1 or rank:
-            order = DistributedSampler(order, num_replicas, rank)
+        if chosen.world_size > 1:
+            order = DistributedSampler(order, chosen.world_size, chosen.rank)
         super().__init__(order, batch_size, drop_last)
 
 

@@ -87,6 +87,11 @@ class ClassAwareSampler(IndexSampler):
         """Share of the draws made for each class: all the same; a fresh array."""
         return np.full(len(self.classes), 1.0 / len(self.classes))
 
+    @property
+    def source_length(self) -> int:
+        """Samples of the dataset that it was made for."""
+        return self._items.num_samples
+
     def __len__(self) -> int:
         """Return `num_samples`."""
         return self.num_samples

@@ -84,7 +84,7 @@ class ClassBalancedSampler(IndexSampler):
             labels: A label for each sample, an integer or a string; or some for each: a list of
                 lists, a `RaggedArray`, an array of 0 and 1 of shape (samples, classes). Or a
                 dataset that knows them, see `penstock.labels_of`.
-            alpha: 0 or more, or "effective".
+            alpha: 0 to 2, or "effective".
             num_samples: Indices in an epoch, at least 1. None means as many as there are samples;
                 without replacement, as "undersample". "undersample" is the longest epoch in which
                 no sample need come twice: with `alpha` 1, as many of each class as the rarest has.
@@ -141,6 +141,11 @@ class ClassBalancedSampler(IndexSampler):
         shares: NDArray[np.float64] = class_shares(self.counts, self.alpha, self.beta) * labelled
         return shares
 
+    @property
+    def source_length(self) -> int:
+        """Samples of the dataset that it was made for."""
+        return self._items.num_samples
+
     def __len__(self) -> int:
         """Return `num_samples`."""
         return self.num_samples
@@ -158,6 +163,9 @@ class ClassBalancedSampler(IndexSampler):
         if self.replacement is True:
             return self._items.independent(sequence, rng)
         return self._items.cycled(sequence, rng)
+
+    def _told(self) -> dict[str, Any]:
+        return {"classes": len(self.classes), "alpha": self.alpha, **super()._told()}
 
     def settings(self) -> dict[str, Any]:
         """Return what the draws depend on; the labels by their digest."""

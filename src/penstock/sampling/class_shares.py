@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 import math
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Final, Literal
 
 import numpy as np
 
@@ -14,6 +14,8 @@ if TYPE_CHECKING:
     from numpy.typing import ArrayLike, NDArray
 
 __all__ = ["Alpha", "check_alpha", "check_beta", "class_shares"]
+
+_MOST_ALPHA: Final = 2  # classes as frequent as they were rare: more is a mistake
 
 Alpha = float | Literal["effective"]
 """How far classes are balanced: 0 not at all, 1 wholly; or by their effective number."""
@@ -32,7 +34,7 @@ def class_shares(counts: ArrayLike, alpha: Alpha = 1.0, beta: float = 0.999) -> 
 
     Args:
         counts: Samples of each class, shape (classes,), each above 0.
-        alpha: 0 or more, or "effective".
+        alpha: 0 to 2, or "effective".
         beta: From 0, which is natural, to below 1, which would be the same for all. Matters to
             "effective" alone.
 
@@ -67,10 +69,13 @@ def class_shares(counts: ArrayLike, alpha: Alpha = 1.0, beta: float = 0.999) -> 
 def check_alpha(alpha: object) -> None:
     """Raise `ConfigError` unless `alpha` is 0 or more, or "effective"."""
     is_number = isinstance(alpha, (int, float, np.number)) and not isinstance(alpha, bool)
-    if not (alpha == "effective" or (is_number and 0 <= alpha < math.inf)):  # type: ignore[operator]
+    if isinstance(alpha, str) and alpha == "effective":
+        return
+    if not (is_number and 0 <= alpha <= _MOST_ALPHA):  # type: ignore[operator]
         raise ConfigError(
             "alpha should be a number from 0, which leaves classes as they are, to 1, which makes "
-            f'all equally frequent (or above), or "effective", but got alpha={alpha!r}.'
+            f"all equally frequent (or to {_MOST_ALPHA}, which turns their order round), or "
+            f'"effective", but got alpha={alpha!r}. The size of an epoch is num_samples.'
         )
 
 

@@ -11,7 +11,8 @@ import numpy as np
 from penstock.errors import ConfigError
 from penstock.randomness.guarded import guarded_draws
 from penstock.randomness.keys import Purpose, seed_sequence
-from penstock.ranks import current_rank
+from penstock.ranks import Rank, current_rank
+from penstock.sampling.batches import BatchSampler
 from penstock.sampling.samplers import (
     EveryNth,
     IndexSampler,
@@ -23,16 +24,24 @@ from penstock.sampling.samplers import (
 if TYPE_CHECKING:
     from penstock.sampling.samplers import Indices
 
-__all__ = ["DistributedSampler", "check_rank"]
+__all__ = ["DistributedSampler", "chosen_rank"]
 
 
-def check_rank(rank: int, num_replicas: int) -> None:
-    """Raise `ConfigError` unless `rank` is one of so many."""
+def chosen_rank(rank: int | None, num_replicas: int | None) -> Rank:
+    """Return the rank that was given; what is None as `current_rank` says.
+
+    Raises:
+        ConfigError: it is not one of so many.
+    """
+    found = current_rank()
+    num_replicas = found.world_size if num_replicas is None else num_replicas
+    rank = found.rank if rank is None else rank
     check_positive("num_replicas", num_replicas)
     if not 0 <= rank < num_replicas:
         raise ConfigError(
             f"Invalid rank {rank}, rank should be in the interval [0, {num_replicas - 1}]."
         )
+    return Rank(rank, num_replicas)
 
 
 class DistributedSampler(IndexSampler):
@@ -92,18 +101,20 @@ class DistributedSampler(IndexSampler):
             TypeError: the source is neither, or has no length.
         """
         super().__init__(seed)
-        found = current_rank()
-        num_replicas = found.world_size if num_replicas is None else num_replicas
-        rank = found.rank if rank is None else rank
-        check_rank(rank, num_replicas)
+        chosen = chosen_rank(rank, num_replicas)
         if pad not in ("repeat", "drop", "none"):
             raise ConfigError(f"pad should be 'repeat', 'drop' or 'none', but got pad={pad!r}.")
-        self.num_replicas = num_replicas
-        self.rank = rank
+        self.rank, self.num_replicas = chosen
         self.pad = pad
         self.sampler = self._sampler_of(source, shuffle)
 
     def _sampler_of(self, source: Any, shuffle: bool | None) -> Any:  # noqa: ANN401
+        if isinstance(source, BatchSampler):
+            raise TypeError(
+                f"DistributedSampler deals out indices, but {type(source).__name__} gives batches. "
+                "Give that one num_replicas= and rank=, if it takes them, or wrap the sampler "
+                "inside it."
+            )
         is_dataset = hasattr(source, "__getitem__")
         if not hasattr(source, "__len__") or not (is_dataset or hasattr(source, "__iter__")):
             raise TypeError(
@@ -125,6 +136,11 @@ class DistributedSampler(IndexSampler):
     def world_size(self) -> int:
         """`num_replicas`."""
         return self.num_replicas
+
+    @property
+    def source_length(self) -> int | None:
+        """Samples of the dataset that the sampler inside was made for, if it knows."""
+        return self.sampler.source_length if isinstance(self.sampler, IndexSampler) else None
 
     @property
     def num_samples(self) -> int:
@@ -177,6 +193,9 @@ class DistributedSampler(IndexSampler):
 
     def _num_items(self) -> int:
         return min(self.total_size, len(self.sampler))
+
+    def _told(self) -> dict[str, Any]:
+        return {"rank": self.rank, "num_replicas": self.num_replicas, "of": self.sampler}
 
     def _varies(self) -> bool:
         return self.sampler._varies() if isinstance(self.sampler, IndexSampler) else True

@@ -135,6 +135,11 @@ class MixtureSampler(IndexSampler):
                     f"{-(-total // least)} is enough for every source; weight 0 leaves one out."
                 )
 
+    @property
+    def source_length(self) -> int:
+        """Samples of the dataset that it was made for."""
+        return int(self.lengths.sum())
+
     def __len__(self) -> int:
         """Return `num_samples`."""
         return self.num_samples

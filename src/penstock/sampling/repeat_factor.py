@@ -134,6 +134,11 @@ class RepeatFactorSampler(IndexSampler):
         """Indices in an epoch: as given, or round(sum of `repeat_factors`)."""
         return self._epoch_size if self._num_samples is None else self._num_samples
 
+    @property
+    def source_length(self) -> int:
+        """Samples of the dataset that it was made for."""
+        return len(self.repeat_factors)
+
     def __len__(self) -> int:
         """Return `num_samples`."""
         return self.num_samples

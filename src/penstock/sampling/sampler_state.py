@@ -32,6 +32,9 @@ class Place:
         given: Items of it that were given.
         settings: Of the sampler when it was first asked for them: a digest of many samples takes a
             while, and some loaders ask for a state with every batch.
+        is_begun: Whether an item was asked for.
+        is_torchs: Whether torch's own loader made the iterator.
+        is_told: Whether the sampler was told an epoch after that.
     """
 
     def __init__(self, epoch: int | None, given: int = 0, *, is_begun: bool = False) -> None:
@@ -40,6 +43,8 @@ class Place:
         self.given = given
         self.settings: dict[str, Any] | None = None
         self.is_begun = is_begun
+        self.is_torchs = False
+        self.is_told = False
 
     def begin(self, epoch: int | None) -> None:
         """Note that the first item is asked for, in an epoch that may be another by now."""
@@ -146,8 +151,9 @@ class Resumable:
     def _next_place(self) -> Place:
         """Return where a new iterator begins: where one was loaded that nobody has used."""
         last, place = self._place, Place(getattr(self, "epoch", None))
-        if last is not None and last.given and last.is_begun and last.epoch == place.epoch:
-            self._warn_of_same_order(place.epoch)
+        place.is_torchs = _is_asked_by_torch()
+        if last is not None and place.is_torchs and last.is_torchs:
+            self._warn_of_same_order(last)
         if last is not None and not last.is_begun and last.epoch == place.epoch:
             place.given = last.given
             # Some loaders make an iterator and drop it for another before the first item: the place
@@ -157,18 +163,22 @@ class Resumable:
         self._place = place
         return place
 
+    def _public_name(self) -> str:
+        return type(self).__name__
+
     def _varies(self) -> bool:
         """Whether another epoch has another order."""
         return True
 
-    def _warn_of_same_order(self, epoch: int | None) -> None:
-        """Say once that nobody calls `set_epoch`, if it is torch's own loader that asks."""
-        if self._has_warned or epoch is None or not _is_asked_by_torch() or not self._varies():
+    def _warn_of_same_order(self, last: Place) -> None:
+        """Say once that nobody calls `set_epoch`, where torch's loader had the order before."""
+        is_same = last.given > 0 and not last.is_told and last.epoch == getattr(self, "epoch", None)
+        if not is_same or last.epoch is None or self._has_warned or not self._varies():
             return
         self._has_warned = True
         warnings.warn(
-            f"this {type(self).__name__} gives the order of epoch {epoch} once more: nobody has "
-            "called set_epoch since, and torch's own DataLoader does not. Call "
+            f"this {self._public_name()} gives the order of epoch {last.epoch} once more: nobody "
+            "has called set_epoch since, and torch's own DataLoader does not. Call "
             "sampler.set_epoch(epoch) at the beginning of each epoch, or use "
             "penstock.torch.DataLoader, which does.",
             stacklevel=users_level(),
@@ -183,7 +193,7 @@ class Resumable:
 
 def _is_asked_by_torch() -> bool:
     """Whether it is torch's loader whose call of `__iter__` led here."""
-    frame = sys._getframe(4)  # behind _warn_of_same_order, _next_place and __iter__
+    frame = sys._getframe(3)  # behind _next_place and __iter__
     return str(frame.f_globals.get("__name__")).startswith("torch.utils.data.")
 
 

@@ -99,6 +99,11 @@ class IndexSampler(Resumable, Sampler[int]):
         """Indices of all shares together, in an epoch."""
         return len(self)
 
+    @property
+    def source_length(self) -> int | None:
+        """Samples of the dataset that it was made for, if it knows; loaders compare it."""
+        return None
+
     def __len__(self) -> int:
         """Return the number of indices in an epoch."""
         return len(self.indices())
@@ -124,6 +129,8 @@ class IndexSampler(Resumable, Sampler[int]):
             TypeError: an epoch that is no integer.
         """
         self.epoch = checked_count("epoch", epoch)
+        if self._place is not None:
+            self._place.is_told = True
 
     def rng(self) -> np.random.Generator:
         """Return a new generator, always the same for one seed and epoch."""
@@ -143,6 +150,15 @@ class IndexSampler(Resumable, Sampler[int]):
     def settings(self) -> dict[str, Any]:
         """Return what the orders depend on, as JSON has it: part of a loader's fingerprint."""
         return {"kind": type(self).__name__, "length": len(self), "seed": self.seed}
+
+    def __repr__(self) -> str:
+        """Return the kind, and the settings that are no digest of an array."""
+        told = {name: value for name, value in self._told().items() if name != "kind"}
+        return f"{type(self).__name__}({', '.join(f'{k}={v!r}' for k, v in told.items())})"
+
+    def _told(self) -> dict[str, Any]:
+        """What a log should tell of it."""
+        return {"length": len(self), "seed": self.seed, "epoch": self.epoch}
 
     def __iter__(self) -> Iterator[int]:
         """Yield the order of the epoch that is current when the first index is asked for.

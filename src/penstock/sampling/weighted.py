@@ -68,6 +68,11 @@ class WeightedRandomSampler(IndexSampler):
         self.replacement = replacement
         _check_weights(self.weights, num_samples, replacement=replacement)
 
+    @property
+    def source_length(self) -> int:
+        """Samples of the dataset that it was made for."""
+        return len(self.weights)
+
     def __len__(self) -> int:
         """Return `num_samples`."""
         return self.num_samples

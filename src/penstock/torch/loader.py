@@ -18,7 +18,7 @@ from penstock.engine.fault_log import FaultLog
 from penstock.engine.plan import Framework, Plan, Recipe
 from penstock.errors import ConfigError
 from penstock.faults import Failure, FaultPolicy, policy_of
-from penstock.indices import SeededIndices, StreamSource, covers, tell_epoch
+from penstock.indices import SeededIndices, StreamSource, check_samplers, covers, tell_epoch
 from penstock.loader import check_workers
 from penstock.ranks import Rank, current_rank
 from penstock.schedule import EpochIterator, Schedule, worker_base_seed
@@ -158,6 +158,7 @@ class DataLoader(torch.utils.data.DataLoader[T_co]):
         self.on_error = on_error
         self._faults = FaultLog(policy_of(on_error), dataset)
         check_workers(num_workers, timeout, prefetch_factor, persistent_workers=persistent_workers)
+        check_samplers(dataset, sampler, batch_sampler)
         super().__init__(
             dataset,
             batch_size,

@@ -30,6 +30,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
     from numpy.typing import NDArray
+    from torch.utils.data import Dataset
 
 __all__ = [
     "STOCK_SAMPLERS",
@@ -97,10 +98,35 @@ class WeightedRandomSampler(TorchWeightedRandomSampler):
 class DistributedSampler(TorchDistributedSampler[Any]):
     """torch's `DistributedSampler`, holding this rank's share alone, as an int64 array.
 
+    It takes datasets. To deal out the order of a sampler is `penstock.sampling.DistributedSampler`.
+
     Example:
         >>> [list(DistributedSampler(range(5), 2, rank, shuffle=False)) for rank in (0, 1)]
         [[0, 2, 4], [1, 3, 0]]
     """
+
+    def __init__(
+        self,
+        dataset: Dataset[Any],
+        num_replicas: int | None = None,
+        rank: int | None = None,
+        shuffle: bool = True,
+        seed: int = 0,
+        drop_last: bool = False,
+    ) -> None:
+        """As torch's.
+
+        Raises:
+            TypeError: the dataset is a sampler of Penstock's, of which torch would shuffle the
+                positions, and so undo what it balances.
+        """
+        if isinstance(dataset, sampling.Sampler):
+            raise TypeError(
+                f"torch's DistributedSampler takes a dataset, but got a {type(dataset).__name__}: "
+                "it would deal out its positions, not its indices. "
+                "penstock.sampling.DistributedSampler deals out the order of any sampler."
+            )
+        super().__init__(dataset, num_replicas, rank, shuffle, seed, drop_last)
 
     def __iter__(self) -> Iterator[int]:
         """Return an iterator over this rank's indices; the order is drawn now."""

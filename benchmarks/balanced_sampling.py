@@ -14,6 +14,8 @@ Method
     penstock weighted once  the same without replacement: every sample, heavy ones first.
     penstock balanced       `ClassBalancedSampler(labels)`: equal shares of the classes, each gone
                             through before a sample of it comes again.
+    penstock balanced, equal classes
+                            the same, of 1,000 classes that all have 10,000 samples.
     penstock exact          the same with `exact=True`: equal counts in each epoch.
     penstock share of 8     `DistributedSampler` over it, rank 3 of 8.
     penstock class-aware    `ClassAwareSampler(labels)`.
@@ -125,11 +127,12 @@ def zipf_counts(total: int, num_parts: int) -> Any:  # noqa: ANN401 - a numpy ar
     return counts
 
 
-def make_data(num_samples: int, num_classes: int) -> Data:
+def make_data(num_samples: int, num_classes: int, *, equal: bool = False) -> Data:
     """Return labels in random order; in place, so that memory does not rise above what stays."""
     import numpy as np
 
-    counts = zipf_counts(num_samples, num_classes)
+    alike = np.full(num_classes, num_samples // num_classes)
+    counts = alike if equal else zipf_counts(num_samples, num_classes)
     labels = np.repeat(np.arange(num_classes), counts)
     np.random.default_rng(_SEED).shuffle(labels)
     return Data(labels, (1.0 / counts)[labels], counts)
@@ -241,10 +244,12 @@ def order_epochs(
     agree: Callable[..., None] = are_equal_shares,
     *,
     many: bool = False,
+    equal: bool = False,
 ) -> Reading:
     """Make one sampler and the orders of some epochs."""
     take(make(make_data(_NUM_WARM, 10)))
-    data = make_data(size.num_many if many else size.num_samples, size.num_classes)
+    num_samples = size.num_many if many else size.num_samples
+    data = make_data(num_samples, size.num_classes, equal=equal)
     gc.collect()
     before_bytes = peak_bytes()
     start_s = time.perf_counter()
@@ -278,6 +283,7 @@ _OURS = {
         order_epochs, make=partial(weighted, replacement=False), agree=are_all_samples
     ),
     "balanced": partial(order_epochs, make=balanced),
+    "balanced, equal classes": partial(order_epochs, make=balanced, equal=True),
     "exact": partial(
         order_epochs,
         make=partial(balanced, exact=True),

@@ -9,7 +9,8 @@ Question
 Method
     natural         `penstock.torch.DataLoader(shuffle=True, seed=)`: every photo once an epoch.
     alpha 0.5, 1    `ClassBalancedSampler`: shares by the square root of the counts; equal shares.
-    loss weights    natural shares, and a cross-entropy weighted by 1 / count.
+    loss weights    natural shares, and `CrossEntropyLoss(weight=1 / count)`, whose mean divides by
+                    the weights of the batch.
     torch           torch's DataLoader and `WeightedRandomSampler(1 / count, len(dataset))`, the
                     usual recipe.
 

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple, Protocol
 import numpy as np
 
 from penstock.callers import users_level
-from penstock.data.dataset import is_current
+from penstock.data.dataset import follows_epochs, is_current
 from penstock.engine.plan import Placed, as_given
 from penstock.errors import ConfigError
 from penstock.randomness.guarded import GuardedIterator, guarded_draws
@@ -33,6 +33,7 @@ __all__ = [
     "IndexSource",
     "SeededIndices",
     "StreamSource",
+    "Told",
     "check_samplers",
     "covers",
     "length_of",
@@ -59,6 +60,18 @@ class Description(NamedTuple):
     samples_in: Callable[[int | None, int], int | None]
 
 
+class Told(NamedTuple):
+    """What a sampler has been told last.
+
+    Attributes:
+        epoch: The epoch's number.
+        times: How often it has been told one; None if it does not count.
+    """
+
+    epoch: int
+    times: int | None = None
+
+
 class IndexSource(Protocol):
     """Gives the indices of a loader's next epoch."""
 
@@ -68,8 +81,8 @@ class IndexSource(Protocol):
     def describe(self) -> Description:
         """Return what the order depends on, besides the loader's seed."""
 
-    def sampler_epoch(self) -> int | None:
-        """Return the epoch that the sampler was told, if it tells; None if it does not matter."""
+    def told(self) -> Told | None:
+        """Return what the sampler was told, if it tells; None if it does not matter."""
 
     def draws(self) -> Any:  # noqa: ANN401 - the loader's own
         """Return what the draws of the next epoch depend on; None if the seed decides them."""
@@ -210,19 +223,20 @@ class SeededIndices:
         """Where the batches of an epoch begin, whatever epoch the sampler is in."""
         if self._order is None or self._batches is None or self._batches.is_even:
             return None
-        now = self._order.epoch
+        now, times = self._order.epoch, self._order.times_told
         try:
             self._order.set_epoch(now if epoch is None else epoch)
             return self._layout().offsets
         finally:
             self._order.set_epoch(now)
+            self._order.times_told = times
 
-    def sampler_epoch(self) -> int | None:
-        """Return the epoch that the innermost sampler was told, if it tells."""
+    def told(self) -> Told | None:
+        """Return what the innermost sampler was told, if it tells."""
         for part in reversed(self._given):
             epoch = getattr(part, "epoch", None)
             if isinstance(epoch, int) and callable(getattr(part, "set_epoch", None)):
-                return epoch
+                return Told(epoch, getattr(part, "times_told", None))
         return None
 
     def draws(self) -> None:
@@ -355,11 +369,19 @@ class StreamSource:
     """Stands for the indices of an iterable dataset, of which only the numbers count."""
 
     def __init__(
-        self, batch_size: int | None, *, drop_last: bool, num_workers: int, rank: Rank
+        self,
+        dataset: Any,  # noqa: ANN401
+        batch_size: int | None,
+        *,
+        drop_last: bool,
+        num_workers: int,
+        rank: Rank,
     ) -> None:
         """Note what the shares of the workers depend on."""
         self._batch_size = batch_size
+        own = {"dataset": dataset.settings()} if follows_epochs(dataset) else {}
         self._settings = {
+            **own,
             "batch_size": batch_size,
             "drop_last": drop_last,
             "num_workers": max(num_workers, 1),
@@ -376,7 +398,7 @@ class StreamSource:
         # The last batch of each worker may be shorter, so nobody knows the number of samples.
         return Description(self._settings, lambda epoch, num_batches: None)
 
-    def sampler_epoch(self) -> None:
+    def told(self) -> None:
         """Return None: there is no sampler."""
         return
 

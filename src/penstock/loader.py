@@ -200,6 +200,7 @@ class Loader(Generic[SampleT]):
     def _source(self) -> IndexSource:
         if self._is_iterable:
             return StreamSource(
+                self.dataset,
                 self.batch_size,
                 drop_last=self.drop_last,
                 num_workers=self.num_workers,

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, Final
 import numpy as np
 
 from penstock.callers import users_level
-from penstock.data.dataset import can_resume
+from penstock.data.dataset import can_resume, follows_epochs
 from penstock.data.fingerprint import fingerprint_of
 from penstock.engine.epoch import Epoch, Progress, Share
 from penstock.errors import StateError
@@ -27,7 +27,7 @@ from penstock.sampling.sampler_state import differences
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from penstock.indices import Description, IndexSource
+    from penstock.indices import Description, IndexSource, Told
 
 __all__ = ["EpochIterator", "Schedule", "worker_base_seed"]
 
@@ -55,10 +55,15 @@ def _check_stream(dataset: object, progress: Progress) -> None:
         )
     num_batches = sum(share.num_batches for share in shares if share.state is None)
     if num_batches:
+        advice = (
+            "It holds samples, which no state can."
+            if follows_epochs(dataset)
+            else "With these two methods, which return and take a position as JSON has it, iter() "
+            "can begin there."
+        )
         warnings.warn(
             f"{kind} has no state_dict() and load_state_dict(state), so the {num_batches} batches "
-            "that were given before are read once more and dropped. With these two methods, which "
-            "return and take a position as JSON has it, iter() can begin there.",
+            f"that were given before are read once more and dropped. {advice}",
             stacklevel=4,
         )
 
@@ -113,7 +118,7 @@ class Schedule:
         self._seed = None if seed is None else checked_count("seed", seed)
         self._next_epoch = 0
         self._is_chosen = False  # whether the user has said so
-        self._sampler_epoch: int | None = 0  # what the sampler was told last
+        self._told: Told | None = None  # what the sampler had been told when an epoch began
         self._resumed: Progress | None = None  # how much of `_next_epoch` was given already
         self._current: tuple[int, Progress] | None = None  # the epoch begun last
         self._description: Description | None = None  # of it; made when it is asked for
@@ -123,16 +128,27 @@ class Schedule:
         """Return all but what runs: a loader is pickled as a recipe, not as a running stream."""
         return {**self.__dict__, "_current": None, "_description": None, "_running": []}
 
-    def next(self, source: IndexSource) -> Epoch:
-        """Return the next epoch, or the rest of the one whose state was loaded."""
-        told = source.sampler_epoch()
-        if told is not None and told != self._sampler_epoch and not self._is_chosen:
-            self.set_epoch(told)  # as loops do that were written for torch: sampler.set_epoch(e)
+    def next(self, source: IndexSource, *, is_followed: bool = False) -> Epoch:
+        """Return the next epoch, or the rest of the one whose state was loaded.
+
+        Args:
+            source: Gives its indices.
+            is_followed: Whether the dataset is told the number in any case.
+        """
+        told = source.told()
+        if told is not None and not self._is_chosen and self._is_users(told):
+            self.set_epoch(told.epoch)  # as loops written for torch do: sampler.set_epoch(e)
         progress = self._resumed or Progress()
         number = self._next_epoch
         indices = source.begin(number, progress)
-        is_announced = self._seed is not None or self._is_chosen
+        is_announced = self._seed is not None or self._is_chosen or is_followed
         return Epoch(number, indices, progress, is_announced)
+
+    def _is_users(self, told: Told) -> bool:
+        """Whether the user has told it since an epoch began, perhaps the same number again."""
+        if self._told is None:
+            return bool(told.epoch or told.times)
+        return told != self._told
 
     def begin(self, epoch: Epoch, iterator: object, source: IndexSource | None = None) -> None:
         """Note that workers have begun an epoch, and by which iterator the user gets it."""
@@ -141,7 +157,7 @@ class Schedule:
         if source is not None:
             self._current = epoch.number, epoch.progress
             self._next_epoch = epoch.number + 1
-            self._sampler_epoch = source.sampler_epoch()
+            self._told = source.told()
             self._is_chosen = False
             self._resumed = self._description = None
 

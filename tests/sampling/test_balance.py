@@ -9,14 +9,19 @@ import math
 
 import numpy as np
 import pytest
+import torch
 import torch.utils.data as stock
 from hypothesis import given
 from hypothesis import strategies as st
 
+from penstock.data.dataset import IterableDataset
 from penstock.data.ragged import RaggedArray
 from penstock.errors import ConfigError
+from penstock.loader import Loader
 from penstock.sampling import (
+    BalancedBatchSampler,
     BatchSampler,
+    BucketBatchSampler,
     DistributedSampler,
     RandomSampler,
     SequentialSampler,
@@ -124,6 +129,134 @@ def test_a_sampler_is_counted_in_its_epoch_and_put_back_into_it():
     assert (mean.epoch_size, mean.num_epochs, sampler.epoch) == (50, 2, 7)
 
 
+def test_a_state_that_was_loaded_is_still_there():
+    labels = np.repeat([0, 1], [90, 10])
+
+    def samplers():
+        random = RandomSampler(labels, seed=2)
+        yield random
+        yield BatchSampler(RandomSampler(labels, seed=2), 8, False)
+        yield BucketBatchSampler(labels, 8, seed=2)
+        yield DistributedSampler(RandomSampler(labels, seed=2), 2, 1)
+
+    for sampler, same in zip(samplers(), samplers(), strict=True):
+        sampler.set_epoch(3)
+        iterator = iter(sampler)
+        for _ in range(4):
+            next(iterator)
+        state = sampler.state_dict()
+        balance_report(sampler, labels, epochs=2)
+        assert sampler.state_dict() == state
+        rest = [np.asarray(item).tolist() for item in iterator]
+        same.load_state_dict(state)
+        balance_report(same, labels, epochs=2)
+        assert [np.asarray(item).tolist() for item in same] == rest, same
+
+
+def test_the_generators_of_others_stay_as_they_are():
+    class Own(stock.Sampler):
+        def __init__(self):
+            self.rng = np.random.default_rng(5)
+            self.num_asked = 0
+
+        def __iter__(self):
+            self.num_asked += 1
+            return iter(self.rng.permutation(3).tolist())
+
+    labels = [0, 0, 1]
+    own = Own()
+    balance_report(own, labels, epochs=3)
+    balance_report(stock.BatchSampler(own, 2, False), labels)
+    assert own.num_asked == 0
+    assert list(own) == np.random.default_rng(5).permutation(3).tolist()
+    generator = torch.Generator().manual_seed(3)
+    for random in (stock.RandomSampler(labels, generator=generator), stock.RandomSampler(labels)):
+        before = generator.get_state(), torch.get_rng_state()
+        balance_report(random, labels, epochs=2)
+        assert all(map(torch.equal, before, (generator.get_state(), torch.get_rng_state())))
+
+
+@pytest.mark.parametrize("wrap", [lambda s: s, lambda s: stock.BatchSampler(s, 4, False)])
+def test_behind_ranks_the_epoch_is_that_of_the_sampler_inside(wrap):
+    labels = np.repeat([0, 1], [90, 10])
+    inner = WeightedRandomSampler(np.ones(100), 50, seed=4)
+    ranks = DistributedSampler(inner, 2, 0)
+    inner.set_epoch(7)
+    expected = np.bincount(labels[inner.indices()], minlength=2)
+    assert balance_report(wrap(ranks), labels).images.after.tolist() == expected.tolist()
+    assert (ranks.epoch, inner.epoch) == (0, 7)
+    inner.set_epoch(8)
+    both = expected + np.bincount(labels[inner.indices()], minlength=2)
+    inner.set_epoch(7)
+    mean = balance_report(wrap(ranks), labels, epochs=2).images.after
+    assert mean.tolist() == (both / 2).tolist()
+    assert (ranks.epoch, inner.epoch) == (0, 7)
+
+
+def test_of_ranks_the_whole_epoch_is_counted_and_the_report_says_so():
+    labels = np.repeat([0, 1], [90, 10])
+    inner = ClassBalancedSampler(labels, exact=True)
+    report = balance_report(DistributedSampler(inner, 3, 2))
+    assert report.images.after.tolist() == [50, 50]
+    assert report.sampler == "DistributedSampler of ClassBalancedSampler, all 3 ranks"
+    foreign = DistributedSampler(stock.RandomSampler(labels), 3, 2)
+    assert balance_report(foreign, labels).images.after.tolist() == [90, 10]
+    for batches in (
+        BatchSampler(DistributedSampler(inner, 2, 1), 5, False),
+        BalancedBatchSampler(labels, 2, 5, num_batches=10, num_replicas=2, rank=1),
+        BucketBatchSampler(labels, 5, num_replicas=2, rank=0),
+    ):
+        report = balance_report(batches, labels)
+        assert report.epoch_size == 100
+        assert report.sampler == f"{type(batches).__name__}, all 2 ranks"
+    alone = balance_report(stock.DistributedSampler(labels, 2, 1), labels)
+    assert (alone.epoch_size, alone.sampler) == (50, "DistributedSampler, rank 1 of 2")
+
+
+class Unreadable:
+    labels = (0, 0, 1)
+    class_names = ("cat", "dog")
+
+    def __len__(self):
+        return 3
+
+    def __getitem__(self, index):
+        raise AssertionError("a sample was read")
+
+
+def test_a_loaders_sampler_is_counted_without_reading():
+    dataset = Unreadable()
+    for loader in (
+        Loader(dataset, batch_size=2),
+        Loader(dataset, batch_size=None),
+        stock.DataLoader(dataset, batch_size=2, shuffle=True),
+        stock.DataLoader(dataset, batch_sampler=[[0, 1], [2]]),
+    ):
+        report = balance_report(loader)
+        assert report.images.after.tolist() == [2, 1]
+        assert report.class_names == ("cat", "dog")
+    balanced = ClassBalancedSampler(dataset, exact=True, num_samples=4)
+    report = balance_report(stock.DataLoader(dataset, batch_size=2, sampler=balanced))
+    assert report.images.after.tolist() == [2, 2]
+
+
+class Lines(IterableDataset):
+    def __iter__(self):
+        raise AssertionError("a sample was read")
+
+
+def test_what_is_no_sampler_is_refused_without_reading_or_showing_it():
+    with pytest.raises(ConfigError, match="Unreadable has __getitem__, as datasets have"):
+        balance_report(Unreadable())
+    with pytest.raises(ConfigError, match="Loader has a stream, Lines, and no sampler"):
+        balance_report(Loader(Lines(), batch_size=2), [0, 1])
+    images = [(np.arange(999, dtype=np.uint8), 0)] * 3
+    for samples in (images, [image for image, _ in images], [np.ones((3, 3), int)] * 3):
+        with pytest.raises(ConfigError) as refusal:
+            balance_report(samples, [0, 0, 1])
+        assert len(str(refusal.value)) < 200
+
+
 def test_every_kind_of_sampler_is_counted():
     labels = np.array([0, 0, 1])
     times = [2, 1]
@@ -155,8 +288,6 @@ def test_labels_are_the_samplers_own_if_none_are_given():
     labels = np.repeat([0, 1], [90, 10])
     sampler = ClassBalancedSampler(labels, exact=True)
     assert balance_report(sampler).images.after.tolist() == [50, 50]
-    rank = DistributedSampler(sampler, 2, 0)
-    assert balance_report(rank).images.after.sum() == 50
     with pytest.raises(ConfigError, match=r"needs labels, and RandomSampler keeps none .*: the cl"):
         balance_report(RandomSampler(labels))
 
@@ -169,7 +300,33 @@ def test_names_come_from_the_dataset_or_as_given():
     pets = Pets("abc")
     assert balance_report([0, 1], pets).class_names == ("cat", "cow")
     assert balance_report([0], pets, class_names={2: "C"}).class_names == ("0", "C")
-    assert balance_report([0], pets, class_names=["a"]).class_names == ("a", "2")
+    assert balance_report([0], pets, class_names=list("abc")).class_names == ("a", "c")
+    sampler = RepeatFactorSampler(pets, 0.5)
+    assert balance_report(sampler).class_names == ("cat", "cow")
+    assert balance_report(BatchSampler(sampler, 2, False)).class_names == ("cat", "cow")
+    assert balance_report(sampler, [2, 0, 2]).class_names == ("0", "2")  # may be other classes
+
+
+@pytest.mark.parametrize(
+    ("labels", "names", "said"),
+    [
+        ([0, 2], ["a", "b"], "has 2 names, for classes 0 to 1, but the labels have class 2. Give"),
+        ([0, 1], "ab", "should be a list of names or a dict, but got str"),
+        (["cat", "dog"], ["a", "b"], "go by class number, but these labels are strings, as .*cat"),
+    ],
+)
+def test_names_that_would_be_those_of_other_classes_are_refused(labels, names, said):
+    with pytest.raises(ConfigError, match=f"class_names {said}"):
+        balance_report([0], np.array(labels), class_names=names)
+
+
+def test_labels_of_bytes_are_texts_in_json():
+    report = balance_report([0, 0], np.array([b"cat", b"dog\xff"]))
+    assert report.class_names == ("cat", "dog\\xff")
+    assert [row["class"] for row in json.loads(json.dumps(report.record()))["classes"]] == [
+        "cat",
+        "dog\\xff",
+    ]
 
 
 @pytest.mark.parametrize(
@@ -191,6 +348,45 @@ def test_indices_have_one_epoch():
         balance_report([0], np.array([0]), epochs=2)
     with pytest.raises(ConfigError, match=r"epochs should be a positive integer"):
         balance_report([0], np.array([0]), epochs=0)
+
+
+def test_of_several_epochs_all_numbers_are_of_one():
+    class Turns(stock.Sampler):
+        epoch = 0
+
+        def set_epoch(self, epoch):
+            self.epoch = epoch
+
+        def __iter__(self):
+            return iter([[0, 0, 0, 1], [0, 2]][self.epoch])
+
+    report = balance_report(Turns(), np.array([0, 0, 1, 1]), epochs=2)
+    assert (report.epoch_size, report.num_shown, report.num_never_shown) == (3, 2, 2)
+    assert (report.num_in_no_epoch, report.most_repeats) == (1, 3)
+    assert report.num_different.tolist() == [1.5, 0.5]
+    record = report.record()
+    assert (record["num_never_shown"], record["num_in_no_epoch"]) == (2, 1)
+    text = str(report)
+    for row in (
+        "not shown in an epoch            0        2",
+        "in none of the 2 epochs          0        1",
+        "most repeats in one epoch        1        3",
+    ):
+        assert row in text, text
+    said = "50.0% of the samples are not shown in an epoch, in the mean, and 25.0% in none of"
+    assert said in report.verdict
+
+
+def test_what_was_even_and_is_ruined_gets_worse():
+    labels = np.repeat([0, 1, 2], 30)
+    report = balance_report(np.r_[np.zeros(80, int), 30, 60], labels)
+    assert report.images.progress == pytest.approx(-1)
+    assert report.record()["images"]["progress"] == report.images.progress
+    assert "Balance over samples gets worse (largest to smallest 1.0 : 1 -> 80.0 : 1" in (
+        report.verdict
+    )
+    half = balance_report([0] * 9 + [3], np.array([0, 0, 0, 1])).images
+    assert -1 < half.progress < 0
 
 
 def test_the_verdict_says_that_boxes_do_not_follow_images_and_why():
@@ -218,7 +414,10 @@ def test_on_blood_cells_images_get_more_even_and_boxes_hardly(data_dir):
 
 def test_the_verdict_of_tags_speaks_of_no_boxes():
     tags = RaggedArray.of([[0, 1] if n % 9 == 0 else [0] for n in range(90)])
-    verdict = balance_report(RepeatFactorSampler(tags, 0.15), tags).verdict
+    report = balance_report(RepeatFactorSampler(tags, 0.15), tags)
+    verdict = report.verdict
+    assert "objects" not in str(report)
+    assert "labels: effective classes" in str(report)
     assert "labels" in verdict
     assert "ObjectCrop" not in verdict
     assert "objects" not in verdict
@@ -234,7 +433,9 @@ def test_the_verdict_names_the_price():
     assert "Each of the 10 samples of the rarest class, 1, comes 9.0 times an e" in over.verdict
     lost = balance_report(np.arange(90), labels)
     assert "gets worse" in lost.verdict
-    assert "Classes never shown: 1 (1)." in lost.verdict
+    assert "Class never shown: 1." in lost.verdict
+    several = balance_report([0], np.arange(6), class_names=["a", "t-shirt", "b", "c", "d", "e"])
+    assert "Classes never shown: t-shirt, b, c and 2 more." in several.verdict
 
 
 def test_a_sampler_that_goes_by_nothing_is_not_blamed():

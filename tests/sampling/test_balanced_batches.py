@@ -122,6 +122,28 @@ def test_an_epoch_has_as_many_batches_as_the_samples_make_up_and_at_least_one():
     assert len(BalancedBatchSampler(LABELS, 7, 40)) == 1
 
 
+def test_samples_without_a_label_make_no_batches():
+    labels = RaggedArray.of([[0], [1]] * 8 + [[]] * 100)
+    assert len(BalancedBatchSampler(labels, 2, 2)) == 4
+
+
+def test_it_knows_the_names_of_the_classes_and_says_what_it_is():
+    class Pets(Drawing):
+        labels = np.tile([0, 1], 26)
+        class_names = ("cat", "dog")
+
+    sampler = BalancedBatchSampler(Pets(), 2, 3, num_batches=9)
+    assert sampler.class_names == ("cat", "dog")
+    assert BalancedBatchSampler(LABELS, 2, 3).class_names is None
+    assert repr(sampler) == "BalancedBatchSampler(p_classes=2, k_samples=3, num_batches=9)"
+
+
+def test_numbers_may_be_numpys():
+    sampler = BalancedBatchSampler(LABELS, *np.array([2, 3, 4]))
+    assert list(sampler) == list(BalancedBatchSampler(LABELS, 2, 3, 4))
+    json.dumps(sampler.state_dict())
+
+
 def test_epochs_and_seeds_differ_and_repeat():
     sampler, other = BalancedBatchSampler(LABELS, 3, 4, seed=3), BalancedBatchSampler(LABELS, 3, 4)
     first = list(sampler)

@@ -16,6 +16,7 @@ import penstock
 from penstock import Loader
 from penstock.errors import ConfigError, StateError
 from penstock.sampling.bucket_batches import BucketBatchSampler
+from penstock.sampling.buckets import BucketSampler
 from penstock.sampling.distributed import DistributedSampler
 from penstock.torch import DataLoader
 
@@ -256,8 +257,50 @@ def test_a_torch_loader_without_a_seed_resumes_in_the_epoch_of_the_sampler():
 def test_batches_of_a_share_are_cut_where_they_begin():
     sampler = make_sampler()
     assert [batch.tolist() for batch in sampler.index_batches()] == list(sampler)
-    with pytest.raises(TypeError, match="DistributedSampler deals out integers"):
-        DistributedSampler(sampler, 2, 0).indices()
+    with pytest.raises(TypeError, match="DistributedSampler deals out indices, but Bucket"):
+        DistributedSampler(sampler, 2, 0)
+
+
+@pytest.mark.parametrize(
+    "keys", [[1e-300, 1e300], [5e-324, 1.7976931348623157e308, 1, 0], [1.7e308, 1e308]]
+)
+def test_lengths_may_be_as_far_apart_as_numbers_can_be(keys):
+    for options in ({"batch_size": 2}, {"max_tokens": 1.7976931348623157e308}):
+        batches = list(BucketBatchSampler(keys, **options))
+        assert sorted(index for batch in batches for index in batch) == list(range(len(keys)))
+        assert len(batches) == len(keys)
+
+
+def test_padding_of_a_bucket_is_below_a_tenth_of_it():
+    keys = np.arange(1, 2000)
+    for batch in BucketBatchSampler(keys, len(keys)):
+        assert keys[batch].max() < 1.1 * keys[batch].min() * (1 + 1e-12)
+
+
+def test_a_dataset_is_refused_and_not_read():
+    class Unread(Drawing):
+        def __getitem__(self, index):
+            raise AssertionError("a sample was read")
+
+    for make in (BucketBatchSampler, BucketSampler):
+        with pytest.raises(ConfigError, match=r"got a Unread\. For a dataset give the lengths"):
+            make(Unread(), 4)
+
+
+def test_ranks_may_change_where_the_global_sizes_are_the_same():
+    def make(num_replicas, **sizes):
+        sampler = BucketBatchSampler(
+            LENGTHS, boundaries=[60], **sizes, num_replicas=num_replicas, rank=0
+        )
+        return Loader(Drawing(), batch_sampler=sampler)
+
+    state = make(1, batch_size=12).state_dict()
+    make(2, batch_size=6).load_state_dict(state)
+    with pytest.raises(StateError, match="global_batch_size"):
+        make(2, batch_size=12).load_state_dict(state)
+    state = make(1, max_tokens=1200).state_dict()
+    with pytest.raises(StateError, match="global_batch_sizes"):
+        make(2, max_tokens=1200).load_state_dict(state)
 
 
 @pytest.mark.parametrize(
@@ -274,9 +317,18 @@ def test_batches_of_a_share_are_cut_where_they_begin():
         ({"batch_size": 2, "keys": [1, np.inf]}, r"keys\[1\] is inf"),
         ({"batch_size": 2, "num_replicas": 2, "rank": 2}, "Invalid rank 2"),
         ({"batch_size": 2, "drop_last": 1}, "drop_last should be a boolean"),
+        ({"batch_size": 2, "shuffle": "no"}, "shuffle should be a boolean .* shuffle='no'"),
+        ({"max_tokens": "8"}, "max_tokens should be a number, but got max_tokens='8'"),
+        ({"max_tokens": True}, "max_tokens should be a number"),
+        ({"batch_size": 2, "boundaries": [np.nan]}, r"ascend, but got \[nan\]"),
+        ({"batch_size": 2, "boundaries": [1, np.nan, 2]}, r"ascend, but got \[1, nan, 2\]"),
+        ({"batch_size": 2, "boundaries": [[1], [1, 2]]}, r"ascend, but got \[\[1\], \[1, 2\]\]"),
+        ({"batch_size": 2, "keys": [[1], [1, 2]]}, "one number per sample, but"),
+        ({"batch_size": 2, "keys": (key for key in [1])}, "got a generator"),
     ],
     ids=["none", "size", "long", "equal", "text", "matrix", "negative", "debt", "inf", "rank",
-         "drop"],
+         "drop", "shuffle", "text budget", "bool budget", "nan", "nan between", "ragged boundaries",
+         "ragged keys", "generator"],
 )  # fmt: skip
 def test_arguments_out_of_range_are_refused(options, message):
     with pytest.raises(ConfigError, match=message):

@@ -210,6 +210,8 @@ def test_ranks_share_groups_of_similar_images():
         (lambda: BucketSampler([[1]], 2), r"shape \(1, 1\)"),
         (lambda: BucketSampler([1, np.nan], 2), r"keys\[1\] is nan"),
         (lambda: BucketSampler(["a"], 2), "one number per sample"),
+        (lambda: BucketSampler([[1], [1, 2]], 2), "one number per sample, but"),
+        (lambda: BucketSampler([1], 1, shuffle=0), "shuffle should be a boolean value"),
         (lambda: BucketSampler([1], 0), "batch_size should be a positive integer"),
         (lambda: BucketSampler([1], 1, window=0), "window should be a positive integer"),
         (
@@ -220,7 +222,19 @@ def test_ranks_share_groups_of_similar_images():
         (lambda: AspectRatioBatchSampler([(1.5, 2)], 2), "dtype float64"),
         (lambda: AspectRatioBatchSampler([(1, 2)], 2, num_replicas=2, rank=2), "Invalid rank 2"),
     ],
-    ids=["matrix", "nan", "text", "size", "window", "unknown", "list", "floats", "rank"],
+    ids=[
+        "matrix",
+        "nan",
+        "text",
+        "ragged",
+        "shuffle",
+        "size",
+        "window",
+        "unknown",
+        "list",
+        "floats",
+        "rank",
+    ],
 )
 def test_arguments_out_of_range_are_refused(make, message):
     with pytest.raises(ConfigError, match=message):

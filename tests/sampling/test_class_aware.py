@@ -7,6 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from scipy import stats
 
+from penstock.data.ragged import RaggedArray
 from penstock.errors import ConfigError
 from penstock.sampling.class_aware import ClassAwareSampler
 
@@ -15,7 +16,7 @@ rows_of_labels = st.lists(st.lists(st.integers(0, 4), max_size=3), min_size=1, m
 
 @given(rows_of_labels.filter(any), st.integers(1, 80), st.integers(1, 3), st.integers(0, 9))
 def test_every_class_comes_once_before_any_comes_again(rows, num_samples, in_a_row, seed):
-    sampler = ClassAwareSampler(rows, num_samples, in_a_row, seed)
+    sampler = ClassAwareSampler(RaggedArray.of(rows), num_samples, in_a_row, seed)
     drawn = sampler.indices().tolist()
     assert len(drawn) == num_samples
     classes = {label for row in rows for label in row}
@@ -56,6 +57,15 @@ def test_the_order_of_classes_is_random():
     labels = np.repeat(np.arange(4), 10)
     first = [labels[ClassAwareSampler(labels, 1, seed=seed).indices()[0]] for seed in range(400)]
     assert stats.chisquare(np.bincount(first, minlength=4)).pvalue > 1e-6
+
+
+def test_each_cycle_has_an_order_of_its_own():
+    labels = np.repeat(np.arange(4), 10)
+    drawn = labels[ClassAwareSampler(labels, 4 * 500, seed=2).indices()].reshape(500, 4)
+    for place in range(4):
+        assert stats.chisquare(np.bincount(drawn[:, place], minlength=4)).pvalue > 1e-6
+    pairs = np.bincount(4 * drawn[:-1:2, 0] + drawn[1::2, 0], minlength=16)
+    assert stats.chisquare(pairs).pvalue > 1e-6
 
 
 def test_items_of_a_class_are_as_likely_as_each_other():

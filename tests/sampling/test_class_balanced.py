@@ -2,6 +2,7 @@
 """Shares of classes as asked, in the mean or exactly, and each class's samples in turn."""
 
 import collections
+import json
 import math
 
 import numpy as np
@@ -14,7 +15,12 @@ from scipy import stats
 from penstock.data import Subset
 from penstock.data.ragged import RaggedArray
 from penstock.errors import ConfigError
-from penstock.sampling.class_balanced import ClassBalancedSampler, DynamicBalancedSampler
+from penstock.sampling.class_balanced import (
+    ClassBalancedSampler,
+    DynamicBalancedSampler,
+    _whole_counts,
+)
+from penstock.sampling.class_shares import class_shares
 
 LEAST_P = 1e-6  # of a test that is right, one in a million seeds would fail
 COUNTS = np.array([600, 240, 100, 50, 10])
@@ -93,6 +99,30 @@ def test_exact_counts_that_are_no_whole_numbers_are_right_in_the_mean():
     assert stats.chisquare(num_up).pvalue > LEAST_P
 
 
+def test_neighbouring_classes_are_rounded_up_together_as_often_as_others():
+    # Of 5 quotas of 1.4 two are rounded up; in a fixed order the same neighbours never would be.
+    sampler = ClassBalancedSampler(LABELS, 1.0, 7, exact=True, seed=6)
+    pairs = collections.Counter()
+    for drawn in orders(sampler, 2000):
+        counts = np.bincount(LABELS[drawn], minlength=5)
+        pairs[tuple(np.flatnonzero(counts == 2).tolist())] += 1
+    assert len(pairs) == 10
+    assert stats.chisquare(list(pairs.values())).pvalue > LEAST_P
+
+
+def test_large_quotas_keep_their_sum():
+    quotas = np.array([6e8 + 0.4] * 5)
+    assert _whole_counts(quotas, np.random.default_rng(0)).sum() == round(quotas.sum())
+
+
+def test_beta_counts_in_the_shares_and_the_draws():
+    sampler = ClassBalancedSampler(LABELS, "effective", 20_000, beta=0.9, seed=1)
+    assert sampler.shares == pytest.approx(class_shares(COUNTS, "effective", 0.9))
+    drawn = np.bincount(LABELS[sampler.indices()], minlength=5)
+    assert stats.chisquare(drawn, sampler.shares * 20_000).pvalue > LEAST_P
+    assert abs(sampler.shares - class_shares(COUNTS, "effective")).max() > 0.05
+
+
 def test_a_class_of_a_tiny_share_is_not_starved_by_rounding():
     labels = [0] * 9999 + [1]
     sampler = ClassBalancedSampler(labels, 0.0, 1000, exact=True, seed=2)
@@ -135,6 +165,42 @@ def test_oversampling_gives_every_sample_of_every_class(labels, alpha):
     assert set(sampler.indices().tolist()) == set(range(len(labels)))
     # In one draw less, some class would not have all of its samples by its share.
     assert ((len(sampler) - 1) * sampler.shares < sampler.counts - 1e-6).any()
+
+
+@given(st.lists(st.lists(st.integers(0, 4), max_size=3), min_size=1, max_size=20).filter(any))
+def test_undersampling_is_no_longer_than_the_data_whatever_their_labels(rows):
+    sampler = ClassBalancedSampler(RaggedArray.of(rows), num_samples="undersample")
+    assert 1 <= len(sampler) <= len(rows)
+    sizes = [*sampler.counts.tolist(), sum(not row for row in rows)]
+    quotas = [*(sampler.shares * len(sampler)), len(sampler) * sizes[-1] / len(rows)]
+    if len(sampler) > 1:
+        assert all(quota <= size + 1e-6 for quota, size in zip(quotas, sizes, strict=True))
+
+
+def test_over_and_undersampling_are_exact_in_every_epoch():
+    under = ClassBalancedSampler(LABELS, num_samples="undersample")
+    over = ClassBalancedSampler(LABELS, num_samples="oversample")
+    assert under.exact
+    assert over.exact
+    for drawn in orders(under, 50):
+        assert len(np.unique(drawn)) == len(drawn)
+    for drawn in orders(over, 50):
+        assert len(np.unique(drawn)) == len(LABELS)
+
+
+def test_one_label_in_rows_of_one_can_be_drawn_without_replacement():
+    rows = RaggedArray.of([[label] for label in LABELS.tolist()])
+    assert list(ClassBalancedSampler(rows, replacement=False, seed=3)) == list(
+        ClassBalancedSampler(LABELS, replacement=False, seed=3)
+    )
+
+
+def test_a_group_without_samples_is_never_offered_to_the_draw():
+    # numpy's multinomial gives the last class what rounding leaves over of the shares before it.
+    shares = ClassBalancedSampler(np.arange(5))._all_shares()
+    assert len(shares) == 5
+    assert shares.min() > 0
+    assert len(ClassBalancedSampler([[0], [1], []])._all_shares()) == 3
 
 
 def test_over_and_undersampling_go_by_the_largest_and_the_smallest_class():
@@ -216,7 +282,7 @@ def test_a_cosine_ramp_begins_and_ends_slowly():
 
 def test_one_epoch_alone_has_the_end():
     sampler = DynamicBalancedSampler(LABELS, num_epochs=1)
-    sampler.set_epoch(0)
+    sampler.epoch = 0
     assert sampler.alpha == DynamicBalancedSampler(LABELS, num_epochs=1).alpha == 1.0
 
 
@@ -232,12 +298,18 @@ def test_one_epoch_alone_has_the_end():
         (lambda: ClassBalancedSampler([0, 1], replacement="yes"), "replacement='yes'"),
         (lambda: ClassBalancedSampler([0, 1], exact=1), "exact=1"),
         (lambda: ClassBalancedSampler([0, 1], "effective", beta=1.0), r"beta=1\.0"),
-        (lambda: ClassBalancedSampler([[0], [1]], replacement=False), "one label per sample"),
+        (
+            lambda: ClassBalancedSampler([[0], [1, 0]], replacement=False),
+            "one label per sample, but sample 1 has 2",
+        ),
+        (
+            lambda: ClassBalancedSampler([0, 1], 1, "oversample", replacement=False),
+            "which replacement=False rules out",
+        ),
         (
             lambda: ClassBalancedSampler(["cat"] * 5 + ["dog"], num_samples=4, replacement=False),
             r"2\.0 samples of class dog, which has 1\. At most 2",
         ),
-        (lambda: ClassBalancedSampler([0] * 9 + [1], 60.0, "oversample"), "Give num_samples"),
         (lambda: DynamicBalancedSampler([0, 1], 0), "num_epochs"),
         (lambda: DynamicBalancedSampler([0, 1], 2, "effective"), "start should be a number"),
         (lambda: DynamicBalancedSampler([0, 1], 2, ramp="slow"), "ramp='slow'"),
@@ -248,6 +320,28 @@ def test_one_epoch_alone_has_the_end():
 def test_what_makes_no_sense_is_an_error(make, message):
     with pytest.raises(ConfigError, match=message):
         make()
+
+
+def test_class_names_of_a_dataset_are_kept():
+    class Pets(list):
+        labels = (0, 1, 1)
+        class_names = ("cat", "dog")
+
+    assert ClassBalancedSampler(Pets("abc")).class_names == ("cat", "dog")
+    assert ClassBalancedSampler([0, 1]).class_names is None
+
+
+def test_numbers_of_numpy_are_numbers():
+    sampler = ClassBalancedSampler(
+        LABELS, np.float32(0.5), np.int64(50), beta=np.float64(0.9), seed=np.int64(3)
+    )
+    assert len(sampler) == 50
+    assert json.loads(json.dumps(sampler.state_dict()))["fingerprint"]["alpha"] == 0.5
+
+
+def test_its_repr_tells_what_a_log_should():
+    text = repr(ClassBalancedSampler(LABELS, 0.5, seed=7))
+    assert text == "ClassBalancedSampler(classes=5, alpha=0.5, length=1000, seed=7, epoch=0)"
 
 
 def test_a_class_repeats_no_more_than_it_must():

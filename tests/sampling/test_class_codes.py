@@ -1,6 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Classes and codes are those of `np.unique`, however far apart the numbers are."""
 
+import tracemalloc
+
 import numpy as np
 import pytest
 from hypothesis import given
@@ -14,9 +16,16 @@ far = st.lists(st.integers(-(2**63), 2**63 - 1), min_size=1, max_size=40)
 huge = st.lists(st.integers(2**64 - 60, 2**64 - 1), min_size=1, max_size=40)
 
 
+def wide(dtype):
+    if dtype.kind in "iu":
+        return np.uint64 if dtype.kind == "u" and dtype.itemsize == 8 else np.int64
+    return dtype
+
+
 def compare(labels):
     classes, inverse = np.unique(labels, return_inverse=True)
     found = ClassCodes(labels)
+    assert found.classes.dtype == wide(labels.dtype)
     assert found.classes.tolist() == classes.tolist()
     assert found.of(labels).tolist() == inverse.tolist()
     assert found.of(labels[::2]).tolist() == inverse[::2].tolist()
@@ -29,6 +38,12 @@ def test_near_numbers(labels):
         compare(np.array(labels, dtype))
 
 
+@pytest.mark.parametrize("dtype", ["int32", "uint32", ">i4", ">u4", "int64", "uint64", ">u8"])
+@pytest.mark.parametrize("step", [1, 1000, 500_000_000])
+def test_classes_are_of_one_type_however_far_apart(dtype, step):
+    compare(np.arange(5)[[3, 1, 3, 4]].astype(dtype) * np.array(step, dtype))
+
+
 @given(far)
 def test_numbers_far_apart(labels):
     compare(np.array(labels, np.int64))
@@ -37,6 +52,7 @@ def test_numbers_far_apart(labels):
 @given(huge)
 def test_numbers_that_only_unsigned_ones_hold(labels):
     compare(np.array(labels, np.uint64))
+    compare(np.array(labels, ">u8"))
 
 
 @given(st.lists(st.text(max_size=3).filter(lambda text: "\0" not in text), min_size=1))
@@ -57,7 +73,22 @@ def test_codes_hold_one_class_more_than_there_are(num_classes):
     assert found.of(np.array([num_classes - 1])).tolist() == [num_classes - 1]
 
 
-def test_labels_of_many_blocks(monkeypatch):
+@pytest.mark.parametrize("num_few", [5, 4096])
+def test_labels_of_many_blocks(monkeypatch, num_few):
     monkeypatch.setattr(class_codes, "_BLOCK", 7)
+    monkeypatch.setattr(class_codes, "_FEW", num_few)
     for labels in (np.arange(100) % 11, np.arange(100) % 11 * 10**12, np.array(list("abcab") * 9)):
         compare(labels)
+
+
+@pytest.mark.parametrize("step", [1, 8, 90, 110, 1 << 40])
+def test_a_table_takes_no_more_than_the_labels_whatever_their_spacing(step):
+    labels = np.random.default_rng(0).integers(3000, size=200_000) * step
+    tracemalloc.start()
+    found = ClassCodes(labels)
+    kept_bytes, peak_bytes = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    compare(labels)
+    assert len(found.classes) == 3000
+    assert kept_bytes < 2.1 * len(labels)  # of 8 bytes each
+    assert peak_bytes < 20 * len(labels)

@@ -1,13 +1,17 @@
 # SPDX-License-Identifier: Apache-2.0
 """Samples by class: found without a sort, and given in turn."""
 
+import tracemalloc
+
 import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from scipy import stats
 
 from penstock.data.ragged import RaggedArray
 from penstock.errors import ConfigError
+from penstock.sampling import class_items
 from penstock.sampling.class_items import ClassItems, grouped
 
 rows_of_labels = st.lists(st.lists(st.integers(-3, 5), max_size=4), min_size=1, max_size=30)
@@ -74,6 +78,98 @@ def test_a_class_gives_all_its_items_before_one_comes_again(labels, wanted, seed
             cycle = of_class[start : start + size]
             assert len(set(cycle)) == len(cycle)
             assert set(cycle) <= set(items.items_of(position).tolist())
+
+
+def drawn_often(sizes, sequence, together=1, repeats=6000):
+    """Numbers of items within their classes, (repeats, draws x together), which take turns."""
+    labels = np.repeat(np.arange(len(sizes)), sizes)
+    items, rng = ClassItems.of(labels), np.random.default_rng(5)
+    sequence = np.array(sequence)
+    drawn = [items.cycled_together(sequence, together, rng).ravel() for _ in range(repeats)]
+    first = np.cumsum(sizes) - sizes
+    return np.array(drawn) - np.repeat(first[sequence], together)
+
+
+def assert_independent(one, other):
+    table = np.zeros((one.max() + 1, other.max() + 1))
+    np.add.at(table, (one, other), 1)
+    assert stats.chi2_contingency(table).pvalue > 1e-6
+
+
+def assert_even(numbers, size):
+    assert stats.chisquare(np.bincount(numbers, minlength=size)).pvalue > 1e-6
+
+
+@pytest.mark.parametrize(
+    ("sizes", "num_draws"),
+    [([5], 5), ([5], 3), ([5], 12), ([5, 5, 5], 5), ([5, 5, 5], 3), ([5, 5, 5], 12)],
+    ids=["one turn", "part of a turn", "some turns", "alike", "parts of alike", "turns of alike"],
+)
+def test_every_place_of_a_turn_is_as_likely_for_every_item(sizes, num_draws):
+    drawn = drawn_often(sizes, np.tile(np.arange(len(sizes)), num_draws))
+    for numbers in drawn.T:
+        assert_even(numbers, 5)
+
+
+def test_classes_of_one_size_are_drawn_from_independently():
+    drawn = drawn_often([4, 4, 4], np.tile(np.arange(3), 4))
+    for one, other in ((0, 1), (0, 2), (1, 2), (9, 11)):
+        assert_independent(drawn[:, one], drawn[:, other])
+
+
+def test_a_turn_tells_nothing_of_the_next():
+    for sizes in ([4], [4, 4]):
+        drawn = drawn_often(sizes, np.repeat(np.arange(len(sizes)), 8))
+        for one, other in ((0, 4), (3, 4), (3, 7), (1, 5)):
+            assert_independent(drawn[:, one], drawn[:, other])
+
+
+def test_all_orders_of_a_turn_are_as_likely():
+    drawn = drawn_often([4, 4], [0, 0, 0, 0, 1, 1, 1, 1])
+    for numbers in (drawn[:, :4], drawn[:, 4:]):
+        orders = np.unique(numbers @ [64, 16, 4, 1], return_counts=True)[1]
+        assert len(orders) == 24
+        assert stats.chisquare(orders).pvalue > 1e-6
+
+
+def test_what_gives_way_to_keep_draws_apart_has_any_later_place_as_likely():
+    # Of 5 items in threes, the second three are two of one turn and one of the next.
+    drawn = drawn_often([5], [0, 0, 0, 0], together=3, repeats=10_000)
+    turn, following = drawn[:, :5], drawn[:, 5:10]
+    for last in (3, 4):
+        assert (following[:, 0] != turn[:, last]).all()
+        place = np.argmax(following == turn[:, [last]], axis=1)
+        assert_even(place - 1, 4)
+    for numbers in following.T:
+        assert_even(numbers, 5)
+
+
+def test_parts_of_the_classes_of_one_size_are_drawn_as_all_of_them_are(monkeypatch):
+    monkeypatch.setattr(class_items, "_BLOCK", 64)
+    labels = np.random.default_rng(0).permutation(np.repeat(np.arange(50), 7))
+    items = ClassItems.of(labels)
+    sequence = np.random.default_rng(1).integers(50, size=1000)
+    drawn = items.cycled(sequence, np.random.default_rng(2))
+    assert (labels[drawn] == sequence).all()
+    for number in range(50):
+        of_class = drawn[sequence == number]
+        for start in range(0, len(of_class), 7):
+            assert len(set(of_class[start : start + 7].tolist())) == len(
+                of_class[start : start + 7]
+            )
+
+
+def test_a_turn_of_many_classes_takes_little_more_than_what_is_drawn(monkeypatch):
+    monkeypatch.setattr(class_items, "_BLOCK", 1 << 14)
+    labels = np.repeat(np.arange(500), 1000)
+    items = ClassItems.of(labels)
+    sequence = np.random.default_rng(0).permutation(labels).astype(items.code_dtype)
+    tracemalloc.start()
+    drawn = items.cycled(sequence, np.random.default_rng(1))
+    peak_bytes = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    assert (np.bincount(drawn) == 1).all()
+    assert peak_bytes < 15 * len(drawn)  # 8 of them are what is drawn
 
 
 def test_independent_draws_keep_to_their_class():

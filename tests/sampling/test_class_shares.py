@@ -13,7 +13,7 @@ from penstock.sampling.class_shares import class_shares
 counts_of_classes = st.lists(st.integers(1, 10**9), min_size=1, max_size=20)
 
 
-@given(counts_of_classes, st.floats(0, 3))
+@given(counts_of_classes, st.floats(0, 2))
 def test_a_share_is_a_power_of_the_count(counts, alpha):
     expected = [count ** (1 - alpha) for count in counts]
     expected = [part / math.fsum(expected) for part in expected]
@@ -42,9 +42,10 @@ def test_effective_shares_go_from_natural_to_equal_as_beta_rises():
     assert ratios == sorted(ratios, reverse=True)
 
 
-def test_no_alpha_overflows():
-    shares = class_shares([1, 10**18], alpha=100.0)
-    assert shares.tolist() == [1.0, 0.0]
+def test_the_largest_alpha_turns_the_order_of_classes_round():
+    shares = class_shares([1, 10**18], alpha=2.0)
+    assert shares == pytest.approx([1.0, 1e-18], rel=1e-9)
+    assert class_shares([1, 2, 4], 2.0) == pytest.approx(class_shares([4, 2, 1], 0.0))
 
 
 @pytest.mark.parametrize(
@@ -53,11 +54,13 @@ def test_no_alpha_overflows():
         (([1, 2], -0.1), "alpha=-0.1"),
         (([1, 2], math.nan), "alpha=nan"),
         (([1, 2], math.inf), "alpha=inf"),
+        (([1, 2], 445), "but got alpha=445. The size of an epoch is num_samples"),
         (([1, 2], True), "alpha=True"),
         (([1, 2], "balanced"), "alpha='balanced'"),
         (([1, 2], "effective", 1.0), r"below 1, but got beta=1\.0"),
         (([1, 2], "effective", -0.5), r"beta=-0\.5"),
         (([1, 0],), "1 or more each"),
+        (([1, math.inf],), "1 or more each"),
         (([],), "one class or more"),
         (([[1, 2]],), "how many samples each class has"),
     ],

@@ -12,7 +12,9 @@ from hypothesis import strategies as st
 
 from penstock import Loader
 from penstock.data import ArrayDataset
+from penstock.errors import ConfigError
 from penstock.sampling import (
+    BalancedBatchSampler,
     BatchSampler,
     BucketSampler,
     ClassAwareSampler,
@@ -27,6 +29,7 @@ from penstock.sampling import (
     WeightedRandomSampler,
 )
 from penstock.torch import DataLoader
+from penstock.torch import DistributedSampler as TorchDistributedSampler
 
 NUM_SAMPLES = 90
 LABELS = np.random.default_rng(0).permutation(np.repeat(np.arange(4), [50, 25, 12, 3]))
@@ -117,6 +120,32 @@ def test_parts_of_an_order_are_parts_of_the_whole(kind):
     assert order[np.array([11, 3])].tolist() == [whole[11], whole[3]]
 
 
+LONG = (1 << 20) + 5
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda: RandomSampler(range(LONG), seed=3),
+        lambda: RandomSampler(range(2 * LONG), num_samples=LONG, seed=3),
+        lambda: SequentialSampler(range(LONG)),
+        lambda: MixtureSampler([LONG, 7], [1, 1], num_samples=LONG, seed=3),
+        lambda: DistributedSampler(RandomSampler(range(3 * LONG), seed=3), 2, 1),
+    ],
+    ids=["random", "part", "sequential", "mixture", "share"],
+)
+def test_an_order_that_is_not_stored_is_indexed_like_one_that_is(make):
+    order = make().indices()
+    assert not isinstance(order, np.ndarray)
+    assert len(order) >= LONG
+    whole = order[:]
+    assert whole.dtype == np.int64
+    assert len(whole) == len(order)
+    for part in (slice(7, 31), slice(LONG - 3, None), slice(5, LONG, 100_003)):
+        assert order[part].tolist() == whole[part].tolist()
+    assert order[np.array([LONG - 1, 0, 17])].tolist() == whole[[LONG - 1, 0, 17]].tolist()
+
+
 @every_sampler
 def test_settings_are_json_and_tell_seeds_but_not_epochs_apart(kind):
     sampler = MAKERS[kind](3)
@@ -126,6 +155,33 @@ def test_settings_are_json_and_tell_seeds_but_not_epochs_apart(kind):
     assert sampler.settings() == settings
     if kind != "one of two ranks":  # its own seed is not what decides
         assert MAKERS[kind](4).settings() != settings
+
+
+SETTINGS = {
+    "alpha": (ClassBalancedSampler, {"alpha": 0.5}, {"alpha": 1.0}),
+    "beta": (ClassBalancedSampler, {"beta": 0.9}, {"beta": 0.99}),
+    "exact": (ClassBalancedSampler, {"exact": True}, {"exact": False}),
+    "replacement": (ClassBalancedSampler, {"replacement": True}, {"replacement": "auto"}),
+    "num_samples": (ClassBalancedSampler, {"num_samples": 50}, {"num_samples": 51}),
+    "start": (DynamicBalancedSampler, {"num_epochs": 3, "start": 0.1}, {"num_epochs": 3}),
+    "end": (DynamicBalancedSampler, {"num_epochs": 3, "end": 0.9}, {"num_epochs": 3}),
+    "epochs": (DynamicBalancedSampler, {"num_epochs": 3}, {"num_epochs": 4}),
+    "ramp": (DynamicBalancedSampler, {"num_epochs": 3, "ramp": "cosine"}, {"num_epochs": 3}),
+    "in a row": (ClassAwareSampler, {"samples_per_class": 2}, {"samples_per_class": 3}),
+    "weighted": (
+        WeightedRandomSampler,
+        {"num_samples": 50, "replacement": True},
+        {"num_samples": 50, "replacement": False},
+    ),
+}
+
+
+@pytest.mark.parametrize("what", SETTINGS)
+def test_settings_tell_everything_apart_that_decides_the_order(what):
+    kind, one, other = SETTINGS[what]
+    labels = LABELS + 1  # weights, too
+    assert kind(labels, **one).settings() == kind(labels, **one).settings()
+    assert kind(labels, **one).settings() != kind(labels, **other).settings()
 
 
 @every_sampler
@@ -192,11 +248,26 @@ def test_torch_s_own_loader_is_warned_of_when_nobody_tells_the_epoch(kind):
     list(loader)  # says it once
 
 
+@pytest.mark.parametrize(
+    "peek",
+    [lambda loader, sampler: next(iter(loader)), lambda loader, sampler: list(sampler)],
+    ids=["loader", "sampler"],
+)
+def test_a_look_before_the_loop_is_no_reason_to_warn(peek):
+    sampler = ClassBalancedSampler(LABELS)
+    loader = stock.DataLoader(range(NUM_SAMPLES), batch_size=8, sampler=sampler)
+    peek(loader, sampler)
+    for epoch in range(2):
+        sampler.set_epoch(epoch)
+        list(loader)
+
+
 def test_an_order_that_is_always_the_same_is_no_reason_to_warn():
     for sampler in (
         SequentialSampler(range(9)),
         BucketSampler([3, 1, 2], 2, shuffle=False),
         DistributedSampler(range(9), 2, 0, shuffle=False),
+        DistributedSampler(stock.SequentialSampler(range(9)), 2, 0),
     ):
         loader = stock.DataLoader(range(9), batch_size=2, sampler=sampler)
         assert [b.tolist() for b in loader] == [b.tolist() for b in loader]
@@ -234,3 +305,59 @@ def test_our_loaders_tell_the_epoch_and_hear_what_the_loop_tells(kind, as_batche
     sampler, ours = loader()
     ours.load_state_dict(state)
     assert epoch_of(ours) == order_of(kind, 3, 8)
+    sampler, ours = loader()
+    next(iter(ours))  # one rank has a look at a batch, the others have not
+    for epoch in (0, 0, 1):
+        sampler.set_epoch(epoch)
+        assert epoch_of(ours) == order_of(kind, 3, epoch)
+
+
+def test_a_sampler_for_another_dataset_is_named():
+    sampler = ClassBalancedSampler(LABELS)
+    for make in (Loader, DataLoader):
+        with pytest.raises(ConfigError, match=r"made for a dataset of 90 samples, .* has 89"):
+            make(ArrayDataset(np.arange(89)), sampler=sampler)
+        with pytest.raises(ConfigError, match="made for a dataset of 90"):
+            make(
+                ArrayDataset(np.arange(89)),
+                batch_sampler=BatchSampler(DistributedSampler(sampler, 2, 0), 4, False),
+            )
+        with pytest.warns(UserWarning, match="this one has 91: the rest never comes") as caught:
+            make(ArrayDataset(np.arange(91)), sampler=sampler)
+        assert caught[0].filename == __file__
+
+
+def test_batches_in_the_place_of_indices_are_named():
+    batches = BatchSampler(RandomSampler(range(NUM_SAMPLES)), 4, drop_last=False)
+    for make in (Loader, DataLoader):
+        with pytest.raises(ConfigError, match="give it as batch_sampler=BatchSampler"):
+            make(DATA, sampler=batches)
+    with pytest.raises(TypeError, match="gives batches"):
+        DistributedSampler(batches, 2, 0)
+
+
+@pytest.mark.parametrize("make", [Loader, DataLoader], ids=["numpy", "torch"])
+def test_a_sampler_that_gives_all_ranks_the_same_is_named(make, monkeypatch):
+    monkeypatch.setenv("RANK", "1")
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    sampler = ClassBalancedSampler(LABELS)
+    with pytest.warns(UserWarning, match="rank 1 of 2, and ClassBalancedSampler gives the same"):
+        make(DATA, sampler=sampler)
+    for shared in (DistributedSampler(sampler), DistributedSampler(sampler, 1, 0)):
+        make(DATA, sampler=shared)
+    batches = BalancedBatchSampler(LABELS, 2, 3)
+    assert (batches.sampler.rank, batches.sampler.num_replicas) == (1, 2)
+    make(DATA, batch_sampler=batches)
+
+
+def test_torch_s_distributed_sampler_refuses_a_sampler():
+    with pytest.raises(TypeError, match=r"penstock\.sampling\.DistributedSampler deals out"):
+        TorchDistributedSampler(ClassBalancedSampler(LABELS), 2, 0)
+
+
+@every_sampler
+def test_a_repr_is_short_and_names_the_kind(kind):
+    sampler = MAKERS[kind](3)
+    assert repr(sampler).startswith(type(sampler).__name__ + "(")
+    assert "seed=3" in repr(sampler)
+    assert len(repr(sampler)) < 250

@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """A mixture has exact shares, goes through each source in rounds, and stores nothing."""
 
+import itertools
 import json
 import tracemalloc
 from fractions import Fraction
@@ -74,22 +75,60 @@ def test_quotas_are_the_shares_to_less_than_one_and_the_largest_remainders_go_up
     assert not above or not below or min(above) >= max(below)
 
 
-@given(sources, st.integers(1, 120), seeds)
-def test_no_sample_is_ever_ahead_of_its_source_by_more_than_one(sources, num_samples, seed):
+@given(sources, st.integers(1, 120), seeds, st.integers(0, 1 << 20))
+def test_no_sample_comes_twice_in_a_round_of_epochs(sources, num_samples, seed, generation):
     sampler = mixture(sources, num_samples, seed)
-    totals = [np.zeros(length, np.int64) for length, _ in sources]
-    for epoch in range(8):
-        for total, counts in zip(totals, counts_of(sampler, epoch), strict=True):
-            assert spread(counts) <= 1
-            total += counts
-            assert spread(total) <= 1
+    lengths, quotas = sampler.lengths.tolist(), sampler.quotas.tolist()
+    for source, (length, quota) in enumerate(zip(lengths, quotas, strict=True)):
+        num_epochs = max(length // quota, 1) if quota else 1
+        first = generation * num_epochs
+        counts = [counts_of(sampler, first + epoch)[source] for epoch in range(num_epochs)]
+        total = np.sum(counts, axis=0)
+        assert spread(total) <= 1
+        assert total.sum() == quota * num_epochs
+        assert not length or total.max() <= max(-(-quota // length), 1)
 
 
-def test_an_epoch_far_on_is_where_the_rounds_have_come_to_by_then():
-    sampler = MixtureSampler([7, 100], [1, 1], num_samples=10)  # 5 of each; 7 epochs are 5 rounds
-    first, second = counts_of(sampler, 7 * 20 * 1000), counts_of(sampler, 7 * 20 * 1000 + 1)
-    assert (first[0] + second[0]).min() == 1  # 10 draws of 7 samples
-    assert not (first[1] & second[1]).any()
+def test_epochs_of_other_rounds_are_of_other_samples():
+    # 1001 and 100 share no factor; ten epochs are a round. Two draws of 100 share 10 on average,
+    # with a variance of 8.1: the mean of 200 is off by 1.2 with p = 2e-9.
+    sampler = MixtureSampler([1001], num_samples=100, seed=4)
+    drawn = []
+    for epoch in range(210):
+        sampler.set_epoch(epoch)
+        drawn.append(set(sampler))
+    shared = [len(one & other) for one, other in zip(drawn, drawn[10:], strict=False)]
+    assert abs(np.mean(shared) - 100 * 100 / 1001) < 1.2
+    assert all(not one & other for one, other in zip(drawn[::10], drawn[9::10], strict=True))
+
+
+def test_those_left_over_of_a_round_are_others_each_time():
+    sampler = MixtureSampler([13], num_samples=5)  # two epochs are a round, of 10
+    left = np.zeros(13)
+    for epoch in range(0, 6000, 2):
+        total = counts_of(sampler, epoch)[0] + counts_of(sampler, epoch + 1)[0]
+        left += total == 0
+    assert left.sum() == 3 * 3000
+    assert stats.chisquare(left).pvalue > 1e-6
+
+
+def test_a_source_with_a_quota_above_its_length_has_an_order_of_its_own_in_each_epoch():
+    sampler = MixtureSampler([5, 100], [1, 1], num_samples=14)  # 7 of each: two come once more
+    more = np.zeros(5)
+    for epoch in range(3000):
+        counts = counts_of(sampler, epoch)[0]
+        assert counts.min() == 1
+        more += counts == 2
+    assert more.sum() == 2 * 3000
+    assert stats.chisquare(more).pvalue > 1e-6
+
+
+def test_an_epoch_far_on_is_in_the_round_that_has_come_by_then():
+    sampler = MixtureSampler([100, 7], [1, 1], num_samples=10)  # 20 epochs are a round of the first
+    last = (1 << 32) - 1
+    in_round = [counts_of(sampler, epoch)[0] for epoch in range(last - last % 20, last + 1)]
+    assert len(in_round) == 16
+    assert np.sum(in_round, axis=0).max() == 1
 
 
 @given(sources, seeds, st.integers(0, 100))
@@ -117,6 +156,10 @@ def test_undersampling_shows_no_sample_twice_in_an_epoch_and_is_no_shorter(sourc
         ([10, 100], [1, 10], 110, 110),
         ([7, 7, 0], [1, 2, 0], 21, 10),
         ([5, 5], None, 10, 10),
+        ([30, 10], [0.3, 0.1], 40, 40),  # decimals that are no binary fractions
+        ([90, 10], [0.9, 0.1], 100, 100),
+        ([7, 70, 700], [0.01, 0.1, 1], 777, 777),
+        ([10**15, 1], [1, 1], 2 * 10**15, 2),
     ],
 )
 def test_lengths_of_epochs_that_show_all_or_nothing_twice(lengths, weights, over, under):
@@ -129,7 +172,7 @@ def test_without_weights_every_sample_comes_once():
         assert [set(counts) for counts in counts_of(MixtureSampler([5, 9]), epoch)] == [{1}, {1}]
 
 
-def test_a_source_is_shuffled_anew_when_its_round_ends_with_an_epoch():
+def test_a_source_is_shuffled_anew_in_each_round():
     sampler = MixtureSampler([40, 40], num_samples=20)  # four epochs are a round
     parts = [{counts.nonzero()[0].tobytes() for counts in counts_of(sampler, e)} for e in range(8)]
     assert len(set.union(*parts)) == 16
@@ -144,10 +187,23 @@ def test_any_part_of_an_order_is_a_part_of_the_whole(num_samples):
     assert whole.dtype == np.int64
     assert len(whole) == len(order) == num_samples
     np.testing.assert_array_equal(np.asarray(order), whole)
+    for position in (0, 4000, -1, np.int64(70)):
+        assert type(order[position]) is int or isinstance(order, np.ndarray)
+        assert order[position] == whole[position]
+    assert list(itertools.islice(order, 5000)) == whole[:5000].tolist()
+    with pytest.raises(IndexError):
+        order[num_samples]
     for part in (slice(0, 100), slice(17, 4000, 3), slice(-50, None), slice(3, 3)):
         np.testing.assert_array_equal(order[part], whole[part])
     picked = np.random.default_rng(0).integers(num_samples, size=500)
     np.testing.assert_array_equal(order[picked], whole[picked])
+
+
+def test_an_order_that_is_not_stored_is_no_array_without_a_copy():
+    order = MixtureSampler([10**9], num_samples=1 << 21).indices()
+    with pytest.raises(ValueError, match="is not stored"):
+        np.array(order, copy=False)
+    assert np.array(order, np.int32).dtype == np.int32
 
 
 def test_an_order_of_huge_sources_takes_no_memory():
@@ -242,6 +298,14 @@ def test_indices_are_those_of_the_concatenated_datasets(module):
     assert sampler.names == ("0", "1", "2")
 
 
+def test_names_may_be_any_keys_and_weights_go_by_them():
+    sampler = MixtureSampler({1: 10, "1": 30, ("web", "de"): 0}, {"1": 3, 1: 1, ("web", "de"): 0})
+    assert sampler.names == (1, "1", ("web", "de"))
+    assert sampler.quotas.tolist() == [10, 30, 0]
+    with pytest.raises(ConfigError, match=r"source \('web', 'de'\) has no samples"):
+        MixtureSampler({("web", "de"): 0, 1: 3}, [1, 1])
+
+
 def test_settings_tell_what_the_order_depends_on_and_nothing_else():
     def settings(*args, epoch=0, **kwargs):
         sampler = MixtureSampler(*args, **kwargs)
@@ -250,6 +314,7 @@ def test_settings_tell_what_the_order_depends_on_and_nothing_else():
 
     first = settings([10, 20], [1, 3], 40)
     assert first == settings({"a": range(10), "b": range(20)}, [2, 6], 40, epoch=9)
+    assert first == settings(np.array([10, 20]), [1, 3], np.int64(40))
     others = [
         settings([10, 21], [1, 3], 40),
         settings([10, 20], [1, 4], 40),
@@ -278,6 +343,10 @@ def test_settings_tell_what_the_order_depends_on_and_nothing_else():
         (lambda: MixtureSampler(["web"]), "source '0' .* got 'web'"),
         (lambda: MixtureSampler([5, 5], [1]), r"each of the 2 sources, .* \(1,\)"),
         (lambda: MixtureSampler([5, 5], 1), r"each of the 2 sources, .* \(\)"),
+        (lambda: MixtureSampler([5, 5], ["1", "2"]), r"list of numbers, but got \['1', '2'\]"),
+        (lambda: MixtureSampler([5, 5], [[1], [1, 2]]), "list of numbers, but got"),
+        (lambda: MixtureSampler([5, 5], (w for w in "ab")), "list of numbers, but got <generator"),
+        (lambda: MixtureSampler([5, 5], {0: 1, 1: 1}), r"for \[0, 1\], .* are \['0', '1'\]"),
         (lambda: MixtureSampler([5, 5], [1, -1]), "source '1' is -1.0"),
         (lambda: MixtureSampler([5, 5], [1, np.nan]), "source '1' is nan"),
         (lambda: MixtureSampler([5, 5], [np.inf, 1]), "source '0' is inf"),

@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import collections
+import json
 import math
 import xml.etree.ElementTree as ET
 
@@ -23,7 +24,7 @@ IMPOSSIBLE = 1e-7  # p of a chi-square test that fails
 ROWS = [[0, 0], [0], [0, 1], [0], [], [0], [0], [2, 0, 2], [0], [0]]
 
 rows = st.lists(st.lists(st.integers(-3, 4), max_size=4), min_size=1, max_size=30)
-thresholds = st.floats(0, 3)
+thresholds = st.floats(1e-6, 1)
 
 
 def factors_by_hand(images, threshold, power):
@@ -216,13 +217,37 @@ def test_thresholds_and_roots():
         for root in (True, False)
     ]
     np.testing.assert_allclose(rare, [10**0.5, 10, 20**0.5, 20])
-    assert RepeatFactorSampler(labels, 0).repeat_factors.tolist() == [1.0] * 100
+    assert RepeatFactorSampler(labels, 0.01).repeat_factors.tolist() == [1.0] * 100
 
 
-@pytest.mark.parametrize("threshold", [-0.1, float("nan"), float("inf"), "0.1", None])
-def test_a_threshold_that_is_none_is_refused(threshold):
-    with pytest.raises(ConfigError, match=r"threshold should be a finite number, 0 or more: .*"):
+@pytest.mark.parametrize(
+    "threshold", [-0.1, 0, 1.1, 50, True, float("nan"), float("inf"), "0.1", None, 1j]
+)
+def test_a_threshold_that_is_no_share_is_refused(threshold):
+    said = r"threshold should be a share of the images, above 0 and at most 1 \(0.5 for 50 %\)"
+    with pytest.raises(ConfigError, match=said):
         RepeatFactorSampler(np.array([0, 1]), threshold)
+
+
+@pytest.mark.parametrize("name", ["root", "shuffle"])
+def test_a_flag_that_is_no_bool_is_refused(name):
+    with pytest.raises(ConfigError, match=f"{name} should be a boolean value, but got {name}='no'"):
+        RepeatFactorSampler(np.array([0, 1]), 0.1, **{name: "no"})
+
+
+def test_numbers_of_numpys_types_are_taken():
+    sampler = RepeatFactorSampler(np.array([0, 1]), np.float32(0.5), num_samples=np.int64(5))
+    assert len(sampler.indices()) == len(sampler) == 5
+    json.dumps(sampler.settings())
+
+
+def test_the_datasets_names_are_kept():
+    class Cells(list):
+        class_names = ("red", "white")
+        labels = ((0,), (0, 1))
+
+    assert RepeatFactorSampler(Cells("ab"), 0.5).class_names == ("red", "white")
+    assert RepeatFactorSampler(np.array([0, 1]), 0.5).class_names is None
 
 
 def test_an_epoch_of_nothing_is_refused():

@@ -75,7 +75,20 @@ def test_what_is_held_is_what_came_in_less_what_was_crowded_out(steps, seed):
 
 
 def test_an_empty_reservoir_gives_nothing():
-    with pytest.raises(IndexError, match="holds no sample"):
+    with pytest.raises(IndexError, match="holds no such sample"):
         Reservoir().give(np.random.default_rng(0))
-    with pytest.raises(IndexError, match="holds no sample"):
+    with pytest.raises(IndexError, match="holds no such sample"):
         Reservoir().crowd_out(np.random.default_rng(0))
+    with pytest.raises(IndexError, match="holds no such sample"):
+        Reservoir().take(np.random.default_rng(0))
+
+
+def test_what_is_taken_is_fresh_and_gone():
+    rng, reservoir = np.random.default_rng(1), filled("abcd")
+    kept = reservoir.give(rng)[0]
+    taken = [reservoir.take(rng) for _ in range(3)]
+    assert sorted([kept, *taken]) == list("abcd")
+    assert list(reservoir) == [kept]
+    assert reservoir.num_fresh == 0
+    with pytest.raises(IndexError, match="holds no such sample"):
+        reservoir.take(rng)

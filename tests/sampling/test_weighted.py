@@ -203,7 +203,7 @@ def test_weights_are_the_samplers_own():
 
 def test_settings_tell_weights_apart_and_not_epochs():
     def settings(weights, epoch=0):
-        sampler = WeightedRandomSampler(weights, 5)
+        sampler = WeightedRandomSampler(weights, np.int64(5))
         sampler.set_epoch(epoch)
         return json.dumps(sampler.settings())
 
@@ -218,6 +218,9 @@ def test_settings_tell_weights_apart_and_not_epochs():
         (lambda: WeightedRandomSampler([1], True), "num_samples=True"),
         (lambda: WeightedRandomSampler([1], 1, 1), "replacement=1"),
         (lambda: WeightedRandomSampler([[1]], 1), r"1d sequence .* \(1, 1\)"),
+        (lambda: WeightedRandomSampler(["1", "2"], 1), r"list of numbers, but got \['1', '2'\]"),
+        (lambda: WeightedRandomSampler([[1], [1, 2]], 1), "list of numbers, but got"),
+        (lambda: WeightedRandomSampler((w for w in [1]), 1), "but got <generator"),
         (lambda: WeightedRandomSampler([1, -1], 1), r"weights\[1\] is -1.0"),
         (lambda: WeightedRandomSampler([np.nan], 1), r"weights\[0\] is nan"),
         (lambda: WeightedRandomSampler([1, np.inf], 1), r"weights\[1\] is inf \(1 such of 2\)"),

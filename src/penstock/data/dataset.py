@@ -31,6 +31,7 @@ __all__ = [
     "announce_epoch",
     "batch_reader",
     "can_resume",
+    "follows_epochs",
     "is_current",
     "is_drawless",
     "read_each",
@@ -254,6 +255,15 @@ def announce_epoch(dataset: object, epoch: int) -> None:
         return
     for part in _parts(dataset) or ():
         announce_epoch(part, epoch)
+
+
+def follows_epochs(dataset: object) -> bool:
+    """Return whether an epoch's samples are decided by its number, as a stream of ours says.
+
+    Such a dataset has `follows_epochs = True`, `set_epoch(epoch)`, which every loader calls, and
+    `settings()`: what else decides its samples, as JSON has it, for a loader's fingerprint.
+    """
+    return getattr(type(dataset), "follows_epochs", False) is True
 
 
 def can_resume(dataset: object) -> bool:

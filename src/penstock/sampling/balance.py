@@ -7,32 +7,30 @@ is shown, so that a sampler of images can even out the images of the classes and
 
 from __future__ import annotations
 
-import itertools
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from penstock.data.dataset import is_current
 from penstock.data.labels.known import class_names_of, labels_given_or_known
 from penstock.data.ragged import RaggedArray
 from penstock.errors import ConfigError
 from penstock.sampling.balance_text import table_of, verdict_of
 from penstock.sampling.label_blocks import LabelBlocks
-from penstock.sampling.samplers import IndexSampler, check_positive
+from penstock.sampling.samplers import check_positive
+from penstock.sampling.shown_times import is_loader, name_of, parts_of, sampler_in, times_shown
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Sequence
 
     from numpy.typing import NDArray
 
     from penstock.sampling.label_blocks import LabelBlock
+    from penstock.sampling.shown_times import ShownTimes
 
 __all__ = ["BalanceReport", "ClassCounts", "balance_report"]
-
-_BLOCK: Final = 1 << 20  # indices counted at a time: no array of a whole order is made for it
 
 
 @dataclass(frozen=True, eq=False, slots=True)
@@ -79,14 +77,16 @@ class ClassCounts:
 
     @property
     def progress(self) -> float:
-        """How much of the way to equal classes was made, of ln(classes) - entropy.
+        """How much of the way to equal classes was made, of ln(classes) - entropy; -1 to 1.
 
-        1 is all of it, 0 nothing, below 0 the wrong way. 0 too where classes were equal before.
+        1 is all of it, 0 nothing. Below 0 it is the wrong way: so much of the way that is left now
+        was added. -1 is all of it, where classes were equal before.
         """
         equal = math.log(max(len(self.before), 1))
-        way = equal - math.log(self.effective_before or 1)
-        left = equal - math.log(self.effective_after or 1)
-        return 1 - left / way if way > 1e-9 else 0.0
+        before = equal - math.log(self.effective_before or 1)
+        after = equal - math.log(self.effective_after or 1)
+        longer = max(before, after)
+        return (before - after) / longer if longer > 1e-9 else 0.0
 
     def record(self) -> dict[str, Any]:
         """Return the sums of it as JSON has them; null where the smallest class has none."""
@@ -109,19 +109,20 @@ class BalanceReport:
     `str(report)` is a table for 80 to 100 columns, with the verdict below. Its arrays are its own.
 
     Attributes:
-        sampler: The name of its kind.
+        sampler: The name of its kind, and which ranks were counted where there are several.
         classes: The classes that occur, ascending; shape (classes,).
         class_names: A name for each.
         images: Samples that hold each class.
         objects: Labels of each class, as of boxes; None where each sample has one class.
-        num_different: Different samples with each class that were shown in all the epochs counted;
-            int64 of shape (classes,).
+        num_different: Different samples with each class in an epoch; float64 of shape (classes,),
+            the mean of the epochs.
         num_samples: Samples of the data set.
         num_unlabelled: Of them, those without any class.
         epoch_size: Indices in an epoch; the mean of the epochs.
         num_epochs: Epochs counted.
-        num_shown: Different samples in all of them together.
-        most_repeats: How often the sample that came most came in all of them together.
+        num_shown: Different samples in an epoch; the mean of the epochs.
+        num_in_no_epoch: Samples that came in none of the epochs counted.
+        most_repeats: How often the sample that came most in one epoch came in that one.
     """
 
     sampler: str
@@ -129,18 +130,24 @@ class BalanceReport:
     class_names: tuple[str, ...]
     images: ClassCounts
     objects: ClassCounts | None
-    num_different: NDArray[np.int64]
+    num_different: NDArray[np.float64]
     num_samples: int
     num_unlabelled: int
     epoch_size: float
     num_epochs: int
-    num_shown: int
+    num_shown: float
+    num_in_no_epoch: int
     most_repeats: int
 
     @property
-    def num_never_shown(self) -> int:
-        """Samples that came in none of the epochs counted."""
+    def num_never_shown(self) -> float:
+        """Samples that do not come in an epoch; the mean of the epochs."""
         return self.num_samples - self.num_shown
+
+    @property
+    def has_boxes(self) -> bool:
+        """Whether an image has several labels of a class, as of boxes; tags it has once."""
+        return self.objects is not None and bool(np.any(self.objects.before != self.images.before))
 
     @property
     def frequencies_before(self) -> NDArray[np.float64]:
@@ -180,6 +187,7 @@ class BalanceReport:
             "num_epochs": self.num_epochs,
             "num_shown": self.num_shown,
             "num_never_shown": self.num_never_shown,
+            "num_in_no_epoch": self.num_in_no_epoch,
             "most_repeats": self.most_repeats,
             "images": self.images.record(),
             "objects": None if self.objects is None else self.objects.record(),
@@ -189,11 +197,11 @@ class BalanceReport:
 
     def _row(self, position: int) -> dict[str, Any]:
         row = {
-            "class": self.classes[position].item(),
+            "class": _plain(self.classes[position].item()),
             "name": self.class_names[position],
             "images_before": int(self.images.before[position]),
             "images_after": float(self.images.after[position]),
-            "different_images": int(self.num_different[position]),
+            "different_images": float(self.num_different[position]),
         }
         if self.objects is not None:
             row["objects_before"] = int(self.objects.before[position])
@@ -211,21 +219,27 @@ def balance_report(
     """Count the classes that a sampler shows, beside those of the data set. No sample is read.
 
     Args:
-        sampler: A sampler of indices, of batches of them, or the indices themselves. Epochs are
-            counted from the one it is in, and it is put back into that. What it draws from global
-            generators, as torch's samplers do, is drawn.
+        sampler: A sampler of indices, of batches of them, or the indices themselves; or a loader,
+            whose sampler is counted. Epochs are counted from the one that it is in, on a copy: it
+            stays as it is, also a state that it has loaded. What shares an epoch among ranks is
+            counted as a whole, of all ranks; torch's own DistributedSampler as its rank alone.
+            Samplers that draw from global or own torch generators draw what the epoch decides.
         labels: The class of each sample or the classes of each, or a dataset that knows them. None
-            takes the attribute `labels` of the sampler, or of the one that it wraps.
-        class_names: Names by class number, or by class. None takes those that the dataset has.
+            takes the attribute `labels` of the sampler, or of the one that it wraps; else those
+            that the loader's dataset knows.
+        class_names: Names by class number, or a dict by class. None takes those that the dataset
+            has, or the sampler by its attribute `class_names`.
         epochs: How many epochs to draw and count, at least 1.
 
     Returns:
-        The counts. Of several epochs they are means, and "different" and "never shown" are of all
-        together. Where samples have any number of classes there are counts of objects as well.
+        The counts. Of several epochs all are means per epoch, but for `num_in_no_epoch`, and for
+        `most_repeats`, which is of one epoch. Where samples have any number of classes there are
+        counts of objects as well.
 
     Raises:
-        ConfigError: labels are not known, or an index is beyond them; indices themselves have
-            one epoch.
+        ConfigError: labels are not known, or an index is beyond them; a dataset was given for the
+            sampler; names leave out a class, or are given for strings; indices themselves have one
+            epoch.
 
     Example:
         >>> from penstock.sampling import WeightedRandomSampler
@@ -236,28 +250,39 @@ def balance_report(
         (array([90, 10]), 9.0, True)
     """
     check_positive("epochs", epochs)
-    given = _labels_of(sampler) if labels is None else labels
+    inner = sampler_in(sampler)
+    given, named = _labels_of(sampler, inner) if labels is None else (labels, labels)
     known = labels_given_or_known(given, "balance_report")
-    times, num_drawn = _times_shown(sampler, len(known), epochs)
+    shown = times_shown(inner, len(known), epochs)
     blocks = LabelBlocks(known)
-    images, objects = _counted(blocks, times)
-    names = class_names_of(given) if class_names is None else class_names
+    _check_names(blocks.classes, class_names)
+    images, objects = _counted(blocks, shown)
+    names = _names_known(named, blocks.classes) if class_names is None else class_names
     return BalanceReport(
-        sampler=_kind_of(sampler),
+        sampler=name_of(inner),
         classes=blocks.classes,
         class_names=_names(blocks.classes, names),
         images=ClassCounts(images[0].astype(np.int64), images[1] / epochs),
         objects=ClassCounts(objects[0].astype(np.int64), objects[1] / epochs)
         if blocks.is_ragged
         else None,
-        num_different=images[2].astype(np.int64),
+        num_different=images[2] / epochs,
         num_samples=len(known),
         num_unlabelled=_num_unlabelled(known),
-        epoch_size=num_drawn / epochs,
+        epoch_size=int(shown.times.sum()) / epochs,
         num_epochs=epochs,
-        num_shown=int(np.count_nonzero(times)),
-        most_repeats=int(times.max(initial=0)),
+        num_shown=int(shown.epochs.sum()) / epochs,
+        num_in_no_epoch=len(known) - int(np.count_nonzero(shown.times)),
+        most_repeats=shown.most_repeats,
     )
+
+
+def _names_known(source: Any, classes: NDArray[Any]) -> tuple[str, ...] | None:  # noqa: ANN401
+    """Return the names that a sampler or a data set has, if they are by number and enough."""
+    names = class_names_of(source)
+    if names is None or classes.dtype.kind not in "biu":
+        return None
+    return names if len(classes) and len(names) > int(classes[-1]) else None
 
 
 def _shares(counts: NDArray[Any]) -> NDArray[np.float64]:
@@ -277,94 +302,36 @@ def _effective(counts: NDArray[Any]) -> float:
     return math.exp(-float((there * np.log(there)).sum())) if len(there) else 0.0
 
 
-def _labels_of(sampler: Any) -> Any:  # noqa: ANN401 - whatever stands for labels
-    """The labels that a sampler keeps, or one of those that it is made of."""
-    inner = sampler
-    while inner is not None:
-        if (labels := getattr(inner, "labels", None)) is not None:
-            return labels
-        inner = getattr(inner, "sampler", getattr(inner, "batch_sampler", None))
+def _labels_of(given: Any, sampler: Any) -> tuple[Any, Any]:  # noqa: ANN401
+    """Return the labels that a sampler keeps, or one inside it, and what has their names."""
+    for part in parts_of(sampler):
+        if (labels := getattr(part, "labels", None)) is not None:
+            return labels, part
+    if is_loader(given):
+        return given.dataset, given.dataset
     raise ConfigError(
-        f"balance_report needs labels, and {_kind_of(sampler)} keeps none (it has no attribute "
+        f"balance_report needs labels, and {name_of(sampler)} keeps none (it has no attribute "
         "`labels`). Give them as the second argument: the class of each sample, or the data set."
     )
 
 
-def _kind_of(sampler: Any) -> str:  # noqa: ANN401
-    is_indices = isinstance(sampler, (list, tuple, range)) or hasattr(sampler, "__array__")
-    return "indices" if is_indices else type(sampler).__name__
-
-
-def _times_shown(sampler: Any, num_samples: int, epochs: int) -> tuple[NDArray[np.int64], int]:  # noqa: ANN401
-    """Return how often each sample came in some epochs, and the number of indices in all."""
-    times = np.zeros(num_samples, np.int64)
-    set_epoch = getattr(sampler, "set_epoch", None)
-    first = getattr(sampler, "epoch", 0)
-    if epochs > 1 and _kind_of(sampler) == "indices":
-        raise ConfigError(f"indices are one epoch, but got epochs={epochs}. Give the sampler.")
-    try:
-        for epoch in range(first, first + epochs):
-            if callable(set_epoch):
-                set_epoch(epoch)
-            for part in _parts_of(sampler):
-                _check_indices(part, num_samples)
-                np.add.at(times, part, 1)
-    finally:
-        if callable(set_epoch):
-            set_epoch(first)
-    return times, int(times.sum())
-
-
-def _parts_of(sampler: Any) -> Iterator[NDArray[Any]]:  # noqa: ANN401
-    """Yield an epoch's indices, many at a time."""
-    kind = type(sampler)
-    if isinstance(sampler, IndexSampler) and is_current(kind, "indices", ("__iter__",)):
-        order: Any = sampler.indices()
-    elif hasattr(sampler, "__array__"):
-        order = np.asarray(sampler)
-    else:
-        drawn = iter(sampler)
-        while part := list(itertools.islice(drawn, _BLOCK)):
-            is_batched = isinstance(part[0], (list, tuple, np.ndarray))
-            yield np.asarray([*itertools.chain.from_iterable(part)] if is_batched else part)
-        return
-    for start in range(0, len(order), _BLOCK):
-        yield order[start : start + _BLOCK]
-
-
-def _check_indices(indices: NDArray[Any], num_samples: int) -> None:
-    if not indices.size:
-        return
-    if indices.ndim != 1 or indices.dtype.kind not in "iu":
-        raise ConfigError(
-            "balance_report counts integers, indices of samples, but the sampler gave "
-            f"{indices[0]!r}."
-        )
-    least, most = int(indices.min()), int(indices.max())
-    if least < 0 or most >= num_samples:
-        raise ConfigError(
-            f"the sampler gave index {least if least < 0 else most}, but there are labels of "
-            f"{num_samples} samples: it was made for another data set."
-        )
-
-
 def _counted(
-    blocks: LabelBlocks, times: NDArray[np.int64]
+    blocks: LabelBlocks, shown: ShownTimes
 ) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
     """Return counts of images and of objects: a row before, one after, one of different images."""
     num_classes = len(blocks.classes)
     images = np.zeros((3, num_classes))
     objects = np.zeros((3, num_classes))
     for block in blocks:
-        objects += _of_block(block, times, num_classes)
+        objects += _of_block(block, shown, num_classes)
         if blocks.is_ragged:
-            images += _of_block(block.once(num_classes), times, num_classes)
+            images += _of_block(block.once(num_classes), shown, num_classes)
     return (images if blocks.is_ragged else objects), objects
 
 
-def _of_block(block: LabelBlock, times: NDArray[np.int64], num_classes: int) -> NDArray[np.float64]:
-    shown = times[block.start : block.stop][block.rows]
-    weights = (None, shown, shown > 0)
+def _of_block(block: LabelBlock, shown: ShownTimes, num_classes: int) -> NDArray[np.float64]:
+    here = slice(block.start, block.stop)
+    weights = (None, shown.times[here][block.rows], shown.epochs[here][block.rows])
     return np.stack([np.bincount(block.codes, w, num_classes) for w in weights]).astype(np.float64)
 
 
@@ -380,8 +347,33 @@ def _names(
     """Return a name for each class: the class itself where it has none."""
     values = classes.tolist()
     if isinstance(names, Mapping):
-        return tuple(str(names.get(value, value)) for value in values)
-    if names is None or classes.dtype.kind not in "biu":
-        return tuple(map(str, values))
+        return tuple(str(names.get(value, _plain(value))) for value in values)
+    if names is None:
+        return tuple(str(_plain(value)) for value in values)
     known = tuple(names)
-    return tuple(known[v] if 0 <= v < len(known) else str(v) for v in values)
+    return tuple(str(known[v] if v >= 0 else v) for v in values)
+
+
+def _check_names(classes: NDArray[Any], names: object) -> None:
+    """Refuse names that would be those of other classes."""
+    if names is None or isinstance(names, Mapping) or not len(classes):
+        return
+    if classes.dtype.kind not in "biu":
+        raise ConfigError(
+            f"class_names go by class number, but these labels are strings, as {classes[0]!r}. "
+            "Leave them out, or give a dict of names by class."
+        )
+    if isinstance(names, str) or not hasattr(names, "__len__"):
+        raise ConfigError(
+            f"class_names should be a list of names or a dict, but got {type(names).__name__}."
+        )
+    if len(names) <= int(classes[-1]):
+        raise ConfigError(
+            f"class_names has {len(names)} names, for classes 0 to {len(names) - 1}, but the "
+            f"labels have class {classes[-1]}. Give a name for each number, or a dict."
+        )
+
+
+def _plain(label: Any) -> Any:  # noqa: ANN401
+    """Return a class as JSON has it."""
+    return label.decode("utf-8", "backslashreplace") if isinstance(label, bytes) else label

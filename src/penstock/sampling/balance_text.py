@@ -61,9 +61,13 @@ def _class_rows(report: BalanceReport) -> list[list[str]]:
     rows += [_class_row(report, report.class_names[n], [n]) for n in last]
     if report.objects is None:
         return [["class", "samples", "shown", "times", "share", "-> after"], *rows]
-    above = ["", "images", "shown", "of all", "-> after", "objects", "shown", "share", "-> after"]
-    above[0] = "class"
-    return [above, *rows]
+    images, labels = ["images", "shown", "of all", "-> after"], ["shown", "share", "-> after"]
+    return [["class", *images, _labels(report), *labels], *rows]
+
+
+def _labels(report: BalanceReport) -> str:
+    """What images have any number of."""
+    return "objects" if report.has_boxes else "labels"
 
 
 def _class_row(report: BalanceReport, name: str, which: list[int]) -> list[str]:
@@ -95,17 +99,24 @@ def _sum_rows(report: BalanceReport) -> list[list[str]]:
     rows = [["", "before", "after"]]
     levels = [("", report.images)]
     if report.objects is not None:
-        levels = [("images: ", report.images), ("objects: ", report.objects)]
+        levels = [("images: ", report.images), (f"{_labels(report)}: ", report.objects)]
     for what, counts in levels:
         ratios = _ratio_text(counts.ratio_before), _ratio_text(counts.ratio_after)
         rows.append([f"{what}largest to smallest class", *ratios])
         both = counts.effective_before, counts.effective_after
         rows.append([f"{what}effective classes", *(f"{n:,.2f}" for n in both)])
-    size = _number(report.epoch_size)
-    rows.append(["samples of an epoch", f"{report.num_samples:,}", size])
-    rows.append(["different samples", f"{report.num_samples:,}", f"{report.num_shown:,}"])
-    rows.append(["never shown", "0", f"{report.num_never_shown:,}"])
-    rows.append(["most repeats of a sample", "1", f"{report.most_repeats:,}"])
+    total = f"{report.num_samples:,}"
+    rows.append(["samples of an epoch", total, _number(report.epoch_size)])
+    rows.append(["different samples", total, _number(report.num_shown)])
+    if report.num_epochs == 1:
+        rows.append(["never shown", "0", _number(report.num_never_shown)])
+        rows.append(["most repeats of a sample", "1", f"{report.most_repeats:,}"])
+        return rows
+    rows.append(["not shown in an epoch", "0", _number(report.num_never_shown)])
+    rows.append(
+        [f"in none of the {report.num_epochs:,} epochs", "0", f"{report.num_in_no_epoch:,}"]
+    )
+    rows.append(["most repeats in one epoch", "1", f"{report.most_repeats:,}"])
     return rows
 
 
@@ -115,14 +126,11 @@ def verdict_of(report: BalanceReport) -> str:
         return "No sample has a class: there is nothing to balance."
     if report.objects is None:
         return " ".join([_change(report.images, "samples"), *_prices(report)])
-    # Tags are there or not; only boxes come several to an image.
-    has_boxes = bool(np.any(report.objects.before != report.images.before))
-    what = "objects" if has_boxes else "labels"
     return " ".join(
         [
             _change(report.images, "images"),
-            _change(report.objects, what),
-            *_why_hardly(report, report.objects, has_boxes=has_boxes),
+            _change(report.objects, _labels(report)),
+            *_why_hardly(report, report.objects),
             *_prices(report),
         ]
     )
@@ -156,7 +164,7 @@ def _in_words(counts: ClassCounts) -> str:
     return "is nearly even now" if counts.ratio_after > _EVEN else "is even now"
 
 
-def _why_hardly(report: BalanceReport, objects: ClassCounts, *, has_boxes: bool) -> Iterable[str]:
+def _why_hardly(report: BalanceReport, objects: ClassCounts) -> Iterable[str]:
     """Say why balance over objects has not followed, and what would do more."""
     images = report.images
     is_behind = images.progress >= _HARDLY and objects.progress < min(_LITTLE, images.progress / 2)
@@ -165,13 +173,13 @@ def _why_hardly(report: BalanceReport, objects: ClassCounts, *, has_boxes: bool)
     top = int(np.argmax(objects.after))
     name = _cut(report.class_names[top])
     frequency, share = report.frequencies_after[top], objects.shares_after[top]
-    what = "objects" if has_boxes else "labels"
     if frequency >= _COMMON or share >= _COMMON:
         yield (
             f"Class {name} is in {_percent(frequency)} of the images shown and has "
-            f"{_percent(share)} of their {what}: it comes along, whichever images are chosen."
+            f"{_percent(share)} of their {_labels(report)}: it comes along, whichever images are "
+            "chosen."
         )
-    if has_boxes:
+    if report.has_boxes:
         yield (
             "While most images are to be shown, choosing among them changes that little. What does "
             "more: crops around objects of rare classes (penstock.vision.ObjectCrop), or weights "
@@ -183,16 +191,22 @@ def _why_hardly(report: BalanceReport, objects: ClassCounts, *, has_boxes: bool)
 
 def _prices(report: BalanceReport) -> Iterable[str]:
     """Say what it costs: samples never shown, classes never shown, few samples many times."""
-    epochs = "an epoch" if report.num_epochs == 1 else f"{report.num_epochs:,} epochs"
     what = "samples" if report.objects is None else "images"
     if report.num_never_shown:
-        part = report.num_never_shown / report.num_samples
-        yield f"{_percent(part)} of the {what} are never shown in {epochs}."
+        part = _percent(report.num_never_shown / report.num_samples)
+        if report.num_epochs == 1:
+            yield f"{part} of the {what} are never shown in an epoch."
+        else:
+            never = _percent(report.num_in_no_epoch / report.num_samples)
+            yield (
+                f"{part} of the {what} are not shown in an epoch, in the mean, and {never} in none "
+                f"of the {report.num_epochs:,} epochs."
+            )
     lost = np.flatnonzero(report.images.after == 0)
     if len(lost):
         names = ", ".join(_cut(report.class_names[n]) for n in lost[:3].tolist())
-        more = ", ..." if len(lost) > 3 else ""
-        yield f"Classes never shown: {len(lost):,} ({names}{more})."
+        more = f" and {len(lost) - 3:,} more" if len(lost) > 3 else ""
+        yield f"Class{'es' if len(lost) > 1 else ''} never shown: {names}{more}."
     rarest = int(np.argmin(report.images.before))
     if report.repeats[rarest] > _EVEN:
         number, name = int(report.images.before[rarest]), _cut(report.class_names[rarest])

@@ -6,7 +6,7 @@ from __future__ import annotations
 import functools
 import sys
 import weakref
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from penstock.data.dataset import IterableDataset, announce_epoch
 from penstock.errors import ConfigError
@@ -37,14 +37,20 @@ class BalancedShuffle(IterableDataset[Any]):
     balanced: while only one class has been seen, nothing else can be given. Of a rare class's first
     samples there are few to choose from, so they come more often than later ones.
 
-    Order and random numbers are decided by the stream, `seed`, the epoch, and which worker and rank
-    this is. Each worker has a buffer of its own, of its share of the stream: let the stream deal
-    itself out (`penstock.data.shard`). penstock's loaders tell the epoch by themselves. With
-    torch's own DataLoader call `set_epoch` before every epoch, or the same order comes again; it
-    does not reach persistent workers. There, under DDP, give each rank a seed of its own.
+    The order is decided by the stream, `seed`, the epoch, and which worker and rank this is; the
+    seed of a loader, or torch's, does not reach it. Each worker has a buffer of its own, of its
+    share of the stream: let the stream deal itself out (`penstock.data.shard`). penstock's loaders
+    tell the epoch by themselves. With torch's own DataLoader call `set_epoch` before every epoch,
+    or the same order comes again; it does not reach persistent workers. There, under DDP, give each
+    rank a seed of its own.
 
     A saved loader's state goes on exactly, by reading the stream again from its start: what the
     buffer holds is data, and does not go into a state.
+
+    What may come again is given as a copy (`copy.deepcopy`), so it may be written to; of a balanced
+    stream that is most of what the rare classes give, and little of the common ones. With
+    `alpha=0`, or while there is one class, nothing is copied. A sample of bytes and numbers is
+    copied in some microseconds, arrays and tensors at the speed of memory.
 
     Memory: `buffer_size` samples, and one more while it comes in, in every worker: in all,
     `buffer_size` x max(1, num_workers) x the size of a sample. `memory_bytes` measures it. Let the
@@ -68,12 +74,16 @@ class BalancedShuffle(IterableDataset[Any]):
         ({0: 90, 1: 10}, 0)
     """
 
+    # All of penstock's loaders tell it the epoch, those without a seed too: its order is decided by
+    # nothing else that changes.
+    follows_epochs: ClassVar[bool] = True
+
     def __init__(
         self,
         dataset: Iterable[Any],
-        get_label: Callable[[Any], Hashable] | None = None,
-        *,
         buffer_size: int = 1000,
+        *,
+        get_label: Callable[[Any], Hashable] | None = None,
         alpha: Alpha = 1.0,
         beta: float = 0.999,
         transform: Callable[[Any], Any] | None = None,
@@ -84,13 +94,13 @@ class BalancedShuffle(IterableDataset[Any]):
         Args:
             dataset: An iterable dataset of penstock or torch, or anything that can be iterated, in
                 every epoch anew.
+            buffer_size: Samples to hold, at least as many as there are classes (with `alpha=0`, at
+                least 1). The larger, the better the shuffle, and the more samples of a rare class
+                to choose from.
             get_label: Returns the class of a sample: anything that can be hashed; arrays and
                 tensors without dimensions count as their number. None takes the last of a tuple or
                 list, and of a dict what is called "label", "labels", "target" or "targets".
                 `operator.itemgetter("kind")` is one that pickles.
-            buffer_size: Samples to hold, at least as many as there are classes (with `alpha=0`, at
-                least 1). The larger, the better the shuffle, and the more samples of a rare class
-                to choose from.
             alpha: As for `class_shares`: 0 natural, 0.5 square root, 1 all the same; or
                 "effective", which goes by how many have come so far: nearly all the same at first.
             beta: As for `class_shares`.
@@ -135,6 +145,19 @@ class BalancedShuffle(IterableDataset[Any]):
         self.epoch = checked_count("epoch", epoch)
         announce_epoch(self.dataset, epoch)
 
+    def settings(self) -> dict[str, Any]:
+        """Return what the order depends on besides the stream, as JSON has it.
+
+        Part of a loader's fingerprint. The functions are not in it.
+        """
+        return {
+            "kind": type(self).__name__,
+            "buffer_size": int(self.buffer_size),
+            "alpha": self.alpha if isinstance(self.alpha, str) else float(self.alpha),
+            "beta": float(self.beta),
+            "seed": self.seed,
+        }
+
     def __len__(self) -> int:
         """Return the length of the stream, if it has one.
 
@@ -144,10 +167,7 @@ class BalancedShuffle(IterableDataset[Any]):
         return len(self.dataset)  # type: ignore[arg-type]
 
     def __iter__(self) -> Iterator[Any]:
-        """Begin the stream; nothing is read before the first sample is asked for.
-
-        A sample that may come again is given as a copy (`copy.deepcopy`), so it may be written to.
-        """
+        """Begin the stream; nothing is read before the first sample is asked for."""
         self._tally = Tally()
         newest = ShufflePass(self, iter(self.dataset), self._tally)
         self._newest = weakref.ref(newest)

@@ -116,7 +116,7 @@ class BatchSampler(Resumable, Sampler[list[int]]):
         return length // self.batch_size if self.drop_last else -(-length // self.batch_size)
 
     def _varies(self) -> bool:
-        return self.sampler._varies() if isinstance(self.sampler, Resumable) else True
+        return isinstance(self.sampler, Resumable) and self.sampler._varies()
 
     def layout(self) -> Layout:
         """Return where the batches of the current epoch lie. The sampler is an `IndexSampler`."""

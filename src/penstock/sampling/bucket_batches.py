@@ -3,13 +3,14 @@
 
 from __future__ import annotations
 
+import numbers
 from typing import TYPE_CHECKING, Any, ClassVar, Final
 
 import numpy as np
 
 from penstock.errors import ConfigError
 from penstock.sampling.batches import BatchSampler, Layout
-from penstock.sampling.buckets import checked_keys
+from penstock.sampling.buckets import check_bool, checked_keys
 from penstock.sampling.class_items import grouped
 from penstock.sampling.distributed import chosen_rank
 from penstock.sampling.samplers import IndexSampler, check_positive, digest
@@ -88,6 +89,8 @@ class BucketBatchSampler(BatchSampler):
             ConfigError: one of the above does not hold, or a sample is longer than `max_tokens`.
         """
         lengths = checked_keys(keys)
+        check_bool("drop_last", drop_last)
+        check_bool("shuffle", shuffle)
         chosen = chosen_rank(rank, num_replicas)
         _check_limits(lengths, batch_size, max_tokens)
         self.boundaries = _boundaries(lengths, boundaries)
@@ -95,7 +98,7 @@ class BucketBatchSampler(BatchSampler):
         sizes = _sizes(lengths, buckets, batch_size, max_tokens)
         order = _BucketOrder(lengths, buckets, sizes * chosen.world_size, seed)
         order.rank, order.num_replicas = chosen
-        order.is_shuffled, order.is_cut = bool(shuffle), drop_last
+        order.is_shuffled, order.is_cut = shuffle, drop_last
         self._order = order
         super().__init__(order, int(sizes.max(initial=1)), drop_last)
 
@@ -245,6 +248,7 @@ def _check_limits(keys: NDArray[Any], batch_size: int | None, max_tokens: float 
         if batch_size is None:
             raise ConfigError("batches need a batch_size, or max_tokens, or both; got neither.")
         return
+    _check_number("max_tokens", max_tokens)
     if (low := np.flatnonzero(keys < 0)).size:
         raise ConfigError(
             f"with max_tokens keys are lengths, 0 or more, but keys[{low[0]}] is {keys[low[0]]}."
@@ -257,9 +261,14 @@ def _check_limits(keys: NDArray[Any], batch_size: int | None, max_tokens: float 
         )
 
 
+def _check_number(name: str, value: object) -> None:
+    if isinstance(value, bool) or not isinstance(value, numbers.Real):
+        raise ConfigError(f"{name} should be a number, but got {name}={value!r}.")
+
+
 def _boundaries(keys: NDArray[Any], given: ArrayLike | None) -> NDArray[Any]:
     if given is not None:
-        return _checked_boundaries(np.array(given))
+        return _checked_boundaries(given)
     if (low := np.flatnonzero(keys < 0)).size:
         raise ConfigError(
             "without boundaries buckets are of lengths, 0 or more, in steps of 10 %, but "
@@ -269,19 +278,27 @@ def _boundaries(keys: NDArray[Any], given: ArrayLike | None) -> NDArray[Any]:
         return np.empty(0)
     highest = keys.max()
     lowest, highest = float(keys.min(initial=highest, where=keys > 0)), float(highest)
-    num_steps = int(np.log(highest / lowest) / np.log(_GROWTH)) + 1
-    boundaries = lowest * _GROWTH ** np.arange(num_steps + 1)
+    # In logarithms: the quotient of the two may be beyond all numbers.
+    first, last, step = np.log(lowest), np.log(highest), np.log(_GROWTH)
+    boundaries: NDArray[np.float64]
+    boundaries = np.exp(first + step * np.arange(int((last - first) / step) + 1))
     boundaries[0] = lowest  # what is below it has no length at all
     return boundaries
 
 
-def _checked_boundaries(boundaries: NDArray[Any]) -> NDArray[Any]:
-    is_numbers = boundaries.ndim == 1 and (boundaries.dtype.kind in "iuf" or not boundaries.size)
-    if not is_numbers or not (boundaries[1:] > boundaries[:-1]).all():
-        raise ConfigError(
-            f"boundaries should be numbers that ascend, but got {boundaries.tolist()}."
-        )
+def _checked_boundaries(given: ArrayLike) -> NDArray[Any]:
+    try:
+        boundaries = np.array(given)
+    except ValueError:  # lists of different lengths
+        boundaries = np.empty(0, object)
+    is_numbers = boundaries.ndim == 1 and boundaries.dtype.kind in "iuf"
+    if not is_numbers or not _ascend(boundaries):
+        raise ConfigError(f"boundaries should be numbers that ascend, but got {given!r:.80}.")
     return boundaries
+
+
+def _ascend(numbers: NDArray[Any]) -> bool:
+    return bool((numbers[1:] > numbers[:-1]).all()) and not np.isnan(numbers).any()
 
 
 def _buckets(keys: NDArray[Any], boundaries: NDArray[Any]) -> NDArray[np.unsignedinteger[Any]]:
@@ -308,7 +325,8 @@ def _sizes(
     longest = np.zeros(num_buckets)
     np.maximum.at(longest, buckets, keys)
     has_length = longest > 0
-    fitting = np.floor(max_tokens / longest[has_length])
-    fitting -= fitting * longest[has_length] > max_tokens  # the quotient may have been rounded up
+    with np.errstate(over="ignore"):  # as many as one likes
+        fitting = np.floor(max_tokens / longest[has_length])
+        fitting -= fitting * longest[has_length] > max_tokens  # it may have been rounded up
     sizes[has_length] = np.minimum(fitting, most).astype(np.int64)
     return np.maximum(sizes, 1)

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
@@ -67,10 +68,11 @@ class BucketSampler(IndexSampler):
         super().__init__(seed)
         check_positive("batch_size", batch_size)
         check_positive("window", window)
+        check_bool("shuffle", shuffle)
         self.keys = checked_keys(keys)
-        self.batch_size = batch_size
-        self.shuffle = bool(shuffle)
-        self.window = window
+        self.batch_size = int(batch_size)  # of numpy's integers there would be no JSON
+        self.shuffle = shuffle
+        self.window = int(window)
 
     @property
     def source_length(self) -> int:
@@ -112,13 +114,29 @@ class BucketSampler(IndexSampler):
         }
 
 
+def check_bool(name: str, value: object) -> None:
+    """Raise `ConfigError` unless `value` is a bool."""
+    if not isinstance(value, bool):
+        raise ConfigError(f"{name} should be a boolean value, but got {name}={value!r}.")
+
+
 def checked_keys(keys: ArrayLike) -> NDArray[Any]:
     """Return a copy of one finite number per sample, shape (n,).
 
     Raises:
         ConfigError: they are not.
     """
-    array = np.array(keys)
+    # Of a dataset, numpy would read every sample.
+    if not isinstance(keys, Sequence) and not hasattr(keys, "__array__"):
+        raise ConfigError(
+            f"keys should be one number per sample, such as its length, but got a "
+            f"{type(keys).__name__}. For a dataset give the lengths of its samples: an array, or a "
+            "list such as [len(text) for text in texts]."
+        )
+    try:
+        array = np.array(keys)
+    except ValueError as error:  # lists of different lengths
+        raise ConfigError(f"keys should be one number per sample, but {error}") from None
     if array.ndim != 1 or (array.size and array.dtype.kind not in "iuf"):
         raise ConfigError(
             "keys should be one number per sample, but got an array of shape "

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from penstock.data.labels.known import labels_given_or_known
+from penstock.data.labels.known import class_names_of, labels_given_or_known
 from penstock.sampling.class_items import ClassItems
 from penstock.sampling.samplers import IndexSampler, check_positive
 
@@ -24,6 +24,9 @@ class ClassAwareSampler(IndexSampler):
     without a label never come. Within a class they come in turn too, in random order: all before
     one comes again in the epoch.
 
+    Classes are drawn equally often, not shown so: a class that comes along with others is shown
+    more.
+
     `ClassBalancedSampler` with `alpha=1` has the same shares; there the classes of draws follow
     each other as chance has it, and samples without a label keep their share.
 
@@ -31,8 +34,11 @@ class ClassAwareSampler(IndexSampler):
         labels: As they were given or found.
         classes: The labels' values, ascending, shape (classes,).
         counts: Samples that have each class, int64 of shape (classes,).
+        class_names: Of the dataset that was given, by class number; None if it has none.
         num_samples: Indices in an epoch.
-        samples_per_class: Draws in a row of one class.
+        samples_per_class: Draws in a row of one class. Of a class that ends its turn among them, a
+            sample may come twice in the row; `BalancedBatchSampler` keeps them apart, and together
+            on one rank.
 
     Reference:
         Gao et al.: Solution for Large-Scale Hierarchical Object Detection Datasets with Incomplete
@@ -67,9 +73,11 @@ class ClassAwareSampler(IndexSampler):
         super().__init__(seed)
         check_positive("samples_per_class", samples_per_class)
         self.labels = labels_given_or_known(labels, type(self).__name__)
+        self.class_names = class_names_of(labels)
         self._items = ClassItems.of(self.labels)
         self.num_samples = self._items.num_samples if num_samples is None else num_samples
         check_positive("num_samples", self.num_samples)
+        self.num_samples = int(self.num_samples)
         self.samples_per_class = samples_per_class
 
     @property

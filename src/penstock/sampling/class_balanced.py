@@ -4,11 +4,12 @@
 from __future__ import annotations
 
 import math
+import operator
 from typing import TYPE_CHECKING, Any, Final, Literal
 
 import numpy as np
 
-from penstock.data.labels.known import labels_given_or_known
+from penstock.data.labels.known import class_names_of, labels_given_or_known
 from penstock.data.ragged import RaggedArray
 from penstock.errors import ConfigError
 from penstock.sampling.class_items import ClassItems
@@ -50,8 +51,9 @@ class ClassBalancedSampler(IndexSampler):
         labels: As they were given or found.
         classes: The labels' values, ascending, shape (classes,).
         counts: Samples that have each class, int64 of shape (classes,).
-        alpha: As given.
+        class_names: Of the dataset that was given, by class number; None if it has none.
         replacement: As given.
+        beta: As given.
         exact: Whether each epoch has its shares exactly.
         num_samples: Indices in an epoch.
 
@@ -87,9 +89,9 @@ class ClassBalancedSampler(IndexSampler):
             alpha: 0 to 2, or "effective".
             num_samples: Indices in an epoch, at least 1. None means as many as there are samples;
                 without replacement, as "undersample". "undersample" is the longest epoch in which
-                no sample need come twice: with `alpha` 1, as many of each class as the rarest has.
-                "oversample" is the shortest in which all samples can come: with `alpha` 1, as
-                many of each class as the largest has.
+                no class gives more than it has: with `alpha` 1, as many samples of each class as
+                the rarest has. "oversample" is the shortest in which every class gives all that it
+                has: with `alpha` 1, as many of each as the largest has. Both are exact.
             replacement: "auto" begins a class anew when all its samples have come. True draws each
                 sample of a class whatever was drawn before. False gives no sample twice in an
                 epoch, and is always exact.
@@ -109,17 +111,20 @@ class ClassBalancedSampler(IndexSampler):
         check_beta(beta)
         _check_flags(replacement, exact)
         self.labels = labels_given_or_known(labels, type(self).__name__)
-        self.alpha = alpha
-        self.beta = beta
+        self.class_names = class_names_of(labels)
+        self._alpha: Alpha = alpha if isinstance(alpha, str) else float(alpha)
+        self.beta = float(beta)
         self.replacement = replacement
-        self.exact = exact or replacement is False
+        self.exact = exact or replacement is False or isinstance(num_samples, str)
         self._items = ClassItems.of(self.labels)
-        if replacement is False and isinstance(self.labels, RaggedArray):
-            raise ConfigError(
-                "replacement=False takes one label per sample, but these are several each: a "
-                'sample is drawn for one class and may be drawn for another. Use "auto".'
-            )
+        if replacement is False:
+            _check_single(self.labels)
         self.num_samples = self._resolved(num_samples)
+
+    @property
+    def alpha(self) -> Alpha:
+        """As given; a number as float."""
+        return self._alpha
 
     @property
     def classes(self) -> NDArray[Any]:
@@ -179,8 +184,14 @@ class ClassBalancedSampler(IndexSampler):
         }
 
     def _all_shares(self) -> NDArray[np.float64]:
-        """`shares`, and behind them that of samples without a label."""
-        shares = np.append(self.shares, len(self._items.unlabelled) / self._items.num_samples)
+        """`shares`, and behind them that of samples without a label, if there are any.
+
+        A share of 0 must not stand there: `Generator.multinomial` gives the last one what rounding
+        leaves over.
+        """
+        shares, num_without = self.shares, len(self._items.unlabelled)
+        if num_without:
+            shares = np.append(shares, num_without / self._items.num_samples)
         shares /= shares.sum()
         return shares
 
@@ -188,32 +199,28 @@ class ClassBalancedSampler(IndexSampler):
         """How many indices an epoch has."""
         if num_samples is None and self.replacement is not False:
             return self._items.num_samples
-        if num_samples == "oversample":
-            return self._longest_quotient(np.ceil, np.max)
-        most = self._longest_quotient(np.floor, np.min)
+        if num_samples == "oversample" and self.replacement is not False:
+            return int(np.max(_rounded(self._draws_until_all(), np.ceil)))
+        # Of samples with several labels a class may have more than there is room for in all.
+        most = min(int(_rounded(self._draws_until_all(), np.floor).min()), self._items.num_samples)
         if num_samples is None or num_samples == "undersample":
             return max(most, 1)
-        check_positive("num_samples", num_samples)
-        assert isinstance(num_samples, int)
-        if self.replacement is False and num_samples > most:
-            raise ConfigError(self._too_many(num_samples, most))
-        return num_samples
-
-    def _longest_quotient(self, rounded: Any, chosen: Any) -> int:  # noqa: ANN401 - of numpy
-        """In how many draws the samples of each class come once: of the classes the last, or first.
-
-        A share may be so small that the number is beyond all integers.
-        """
-        quotients = self._items.sizes[: len(self.shares)] / self.shares
-        nearest = np.rint(quotients)
-        is_whole = np.abs(quotients - nearest) <= _ROUNDING * np.maximum(nearest, 1.0)
-        number = float(chosen(np.where(is_whole, nearest, rounded(quotients))))
-        if number >= 2**62:
+        if num_samples == "oversample":
             raise ConfigError(
-                f"an epoch in which all samples come would have {number:.3g} of them, with "
-                f"alpha={self.alpha!r}. Give num_samples."
+                'num_samples="oversample" gives samples of rare classes again, which '
+                'replacement=False rules out. Leave one of the two out, or use "undersample".'
             )
-        return int(number)
+        check_positive("num_samples", num_samples)
+        wanted = operator.index(num_samples)  # type: ignore[arg-type]
+        if self.replacement is False and wanted > most:
+            raise ConfigError(self._too_many(wanted, most))
+        return wanted
+
+    def _draws_until_all(self) -> NDArray[np.float64]:
+        """In how many draws each class gives all its samples, and those without a class."""
+        shares = self._all_shares()
+        draws: NDArray[np.float64] = self._items.sizes[: len(shares)] / shares
+        return draws
 
     def _too_many(self, num_samples: int, most: int) -> str:
         shares = self.shares
@@ -297,14 +304,13 @@ class DynamicBalancedSampler(ClassBalancedSampler):
         self.ramp = ramp
         self.num_epochs = num_epochs
         super().__init__(labels, self.start, num_samples, replacement, seed, exact=exact)
-        self.set_epoch(0)
 
-    def set_epoch(self, epoch: int) -> None:
-        """Choose the epoch, and with it `alpha`."""
-        super().set_epoch(epoch)
+    @property
+    def alpha(self) -> float:
+        """Of the current epoch."""
         last = self.num_epochs - 1
         progress = min(self.epoch / last, 1.0) if last else 1.0
-        self.alpha = self.start + (self.end - self.start) * _RAMPS[self.ramp](progress)
+        return self.start + (self.end - self.start) * _RAMPS[self.ramp](progress)
 
     def settings(self) -> dict[str, Any]:
         """Return what the draws depend on: the same in all epochs."""
@@ -329,16 +335,38 @@ def _check_flags(replacement: object, exact: object) -> None:
         raise ConfigError(f"exact should be a boolean value, but got exact={exact!r}.")
 
 
+def _check_single(labels: NDArray[Any] | RaggedArray) -> None:
+    if isinstance(labels, RaggedArray) and bool((np.diff(labels.offsets) > 1).any()):
+        first = int(np.argmax(np.diff(labels.offsets) > 1))
+        raise ConfigError(
+            f"replacement=False takes one label per sample, but sample {first} has "
+            f"{len(labels[first])}: drawn for one class, it may be drawn for another again. Use "
+            'replacement="auto".'
+        )
+
+
+def _is_whole(numbers: NDArray[np.float64]) -> NDArray[np.bool_]:
+    """Whether they are whole numbers, but for what rounding has done to them."""
+    nearest = np.rint(numbers)
+    tolerance = np.minimum(_ROUNDING * np.maximum(nearest, 1.0), 0.1)
+    is_whole: NDArray[np.bool_] = np.abs(numbers - nearest) <= tolerance
+    return is_whole
+
+
+def _rounded(numbers: NDArray[np.float64], how: Any) -> NDArray[np.float64]:  # noqa: ANN401
+    """Round up or down, by `np.ceil` or `np.floor`, what is no whole number."""
+    return np.where(_is_whole(numbers), np.rint(numbers), how(numbers))
+
+
 def _whole_counts(quotas: NDArray[np.float64], rng: np.random.Generator) -> NDArray[np.int64]:
     """Round quotas up or down by chance, so that the sum stays and each is right in the mean.
 
     Systematic sampling (Madow 1949): the fractions in a row, in random order, and a comb of teeth 1
     apart laid over them, beginning anywhere. A quota is rounded up if a tooth meets its fraction.
     """
-    nearest = np.rint(quotas)
-    is_whole = np.abs(quotas - nearest) <= _ROUNDING * np.maximum(nearest, 1.0)
-    counts = np.where(is_whole, nearest, np.floor(quotas)).astype(np.int64)
-    fractions = np.where(is_whole, 0.0, quotas - np.floor(quotas))
+    counts = _rounded(quotas, np.floor).astype(np.int64)
+    fractions = np.maximum(quotas - counts, 0.0)
+    fractions[_is_whole(quotas)] = 0.0
     num_up = round(float(quotas.sum())) - int(counts.sum())
     order = rng.permutation(len(quotas))
     ends = np.cumsum(fractions[order])

@@ -12,6 +12,7 @@ from penstock.data.ragged import RaggedArray
 from penstock.errors import ConfigError
 from penstock.sampling.class_codes import ClassCodes
 from penstock.sampling.samplers import digest
+from penstock.sampling.shuffled_turns import drawn_by_turns
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -20,7 +21,8 @@ if TYPE_CHECKING:
 
 __all__ = ["ClassItems", "grouped"]
 
-_BLOCK: Final = 1 << 20  # codes grouped at a time: those of all would take 16 bytes each
+# Codes grouped, or numbers shuffled, at a time: those of all would take 16 bytes each.
+_BLOCK: Final = 1 << 20
 _LOW_BITS: Final = 16  # numpy sorts integers of so many bits by counting them, in O(n)
 
 
@@ -87,11 +89,12 @@ class ClassItems:
             )
         found = ClassCodes(values)
         classes, codes = found.classes, found.of(values)
+        del found  # its table may take as much as all that follows
         if isinstance(labels, RaggedArray):
             return cls._of_ragged(labels, classes, codes)
         counts = _counts(codes, len(classes))
         items = np.empty(len(labels), _index_dtype(len(labels)))
-        for start, order, places in _blocks(codes, counts):
+        for start, order, places in _blocks(codes, np.cumsum(counts) - counts):
             items[places] = start + order
         return cls(classes, counts, items, len(labels))
 
@@ -162,60 +165,51 @@ class ClassItems:
             sequence: Positions of classes, shape (draws,); best of type `code_dtype`.
             rng: Decides the orders.
         """
-        wanted = _counts(sequence, len(self.sizes))
-        turns = self._by_turns(wanted, rng)
-        drawn = np.empty(len(sequence), np.int64)
-        for start, order, places in _blocks(sequence, wanted):
-            drawn[start : start + len(order)][order] = turns[places]
-        return drawn
+        return self.cycled_together(sequence, 1, rng).reshape(-1)
 
-    def _by_turns(self, wanted: NDArray[np.int64], rng: np.random.Generator) -> NDArray[np.int64]:
-        """Return `wanted[c]` items of each class c, one class after the other."""
-        drawn = np.empty(int(wanted.sum()), np.int64)
-        stops = np.cumsum(wanted)
-        for size, alike in self.alike(wanted):
-            if len(alike) == 1 and wanted[alike[0]] <= size:
-                # Of a large class perhaps few are wanted: no need to shuffle all of them.
-                first, which = int(self._starts[alike[0]]), int(alike[0])
-                some = rng.choice(size, int(wanted[which]), replace=False)
-                drawn[stops[which] - wanted[which] : stops[which]] = self._items[first + some]
-                continue
-            cycles = -(-wanted[alike] // size)
-            rows = self._items[
-                np.repeat(self._starts[alike], cycles)[:, None] + np.arange(size)
-            ].astype(np.int64)
-            if size > 1:
-                rng.permuted(rows, axis=1, out=rows)
-            _take_first(rows.ravel(), cycles * size, wanted[alike], drawn, stops[alike])
-        return drawn
+    def cycled_together(
+        self, sequence: NDArray[np.integer[Any]], together: int, rng: np.random.Generator
+    ) -> NDArray[np.int64]:
+        """Return `together` items for each entry of `sequence`, by turns, as `cycled` does.
 
-    def alike(self, wanted: NDArray[np.int64]) -> Iterator[tuple[int, NDArray[np.int64]]]:
-        """Yield sizes, and the classes of that size of which any are wanted.
+        The items of one entry differ, as long as the class has so many.
 
-        They can be shuffled together, however many they are: there are at most sqrt(2 n) sizes.
+        Args:
+            sequence: As for `cycled`.
+            together: At least 1.
+            rng: Decides the orders.
+
+        Returns:
+            Indices of samples, shape (draws, together); a fresh array.
         """
-        asked = np.flatnonzero(wanted)
-        asked = asked[np.argsort(self.sizes[asked], kind="stable")]
-        sizes = self.sizes[asked]
-        for alike in np.split(asked, np.flatnonzero(np.diff(sizes)) + 1):
-            if len(alike):
-                yield int(self.sizes[alike[0]]), alike
+        entries = _counts(sequence, len(self.sizes))
+        by_size = np.flatnonzero(entries)
+        by_size = by_size[np.argsort(self.sizes[by_size], kind="stable")]
+        starts = np.zeros_like(entries)
+        starts[by_size] = np.cumsum(entries[by_size]) - entries[by_size]
+        by_class = np.empty((len(sequence), together), self._items.dtype)
+        num_drawn = 0
+        for alike in self._alike(by_size, entries * together):
+            numbers = drawn_by_turns(int(self.sizes[alike[0]]), entries[alike], together, rng)
+            classes = np.repeat(alike, entries[alike])
+            by_class[num_drawn : num_drawn + len(numbers)] = self.at(classes[:, None], numbers)
+            num_drawn += len(numbers)
+        drawn = np.empty(by_class.shape, np.int64)
+        for start, order, places in _blocks(sequence, starts):
+            drawn[start : start + len(order)][order] = by_class[places]
+        return drawn
 
+    def _alike(
+        self, by_size: NDArray[np.int64], wanted: NDArray[np.int64]
+    ) -> Iterator[NDArray[np.int64]]:
+        """Cut classes into parts that are shuffled together: of one size, and not too many items.
 
-def _take_first(
-    rows: NDArray[np.int64],
-    lengths: NDArray[np.int64],
-    wanted: NDArray[np.int64],
-    drawn: NDArray[np.int64],
-    stops: NDArray[np.int64],
-) -> None:
-    """Copy the first `wanted` of each of the pieces of `rows` to where they end at `stops`."""
-    if len(lengths) == 1:
-        drawn[stops[0] - wanted[0] : stops[0]] = rows[: wanted[0]]
-        return
-    starts = np.cumsum(lengths) - lengths
-    place = np.arange(int(wanted.sum())) - np.repeat(np.cumsum(wanted) - wanted, wanted)
-    drawn[np.repeat(stops - wanted, wanted) + place] = rows[np.repeat(starts, wanted) + place]
+        There are at most sqrt(2 n) sizes.
+        """
+        sizes = self.sizes[by_size]
+        num_shuffled = np.cumsum(-(-wanted[by_size] // sizes) * sizes)
+        is_cut = (np.diff(sizes) > 0) | (np.diff(num_shuffled // _BLOCK) > 0)
+        return (part for part in np.split(by_size, np.flatnonzero(is_cut) + 1) if len(part))
 
 
 def _counts(codes: NDArray[np.integer[Any]], num_codes: int) -> NDArray[np.int64]:
@@ -227,21 +221,25 @@ def _counts(codes: NDArray[np.integer[Any]], num_codes: int) -> NDArray[np.int64
 
 
 def _blocks(
-    codes: NDArray[np.integer[Any]], counts: NDArray[np.int64]
+    codes: NDArray[np.integer[Any]], starts: NDArray[np.int64]
 ) -> Iterator[tuple[int, NDArray[np.int64], NDArray[np.int64]]]:
     """Group codes a block at a time: a sort of them all takes 16 bytes each, and misses the cache.
 
+    Args:
+        codes: Below `len(starts)`.
+        starts: Where the places of each code begin, which are in a row.
+
     Yields:
         Of each block: where it begins; its indices, counted from there, grouped by code; and for
-        each of these its place among all indices grouped by code.
+        each of these its place.
     """
-    following = np.cumsum(counts) - counts
+    following = starts.copy()
     for start in range(0, len(codes), _BLOCK):
         block = codes[start : start + _BLOCK]
-        here = np.bincount(block, minlength=len(counts))
+        here = np.bincount(block, minlength=len(starts))
         places = np.repeat(following - (np.cumsum(here) - here), here)
         places += np.arange(len(block))
-        yield start, grouped(block, len(counts)), places
+        yield start, grouped(block, len(starts)), places
         following += here
 
 

@@ -56,7 +56,7 @@ def class_shares(counts: ArrayLike, alpha: Alpha = 1.0, beta: float = 0.999) -> 
     check_alpha(alpha)
     check_beta(beta)
     sizes = np.asarray(counts, np.float64)
-    if sizes.ndim != 1 or not len(sizes) or not bool(np.all(sizes > 0)):
+    if sizes.ndim != 1 or not len(sizes) or not bool(np.all((sizes > 0) & np.isfinite(sizes))):
         raise ConfigError(
             "class_shares takes how many samples each class has, one class or more with 1 or more "
             f"each, but got {counts!r}."

@@ -198,7 +198,8 @@ class DistributedSampler(IndexSampler):
         return {"rank": self.rank, "num_replicas": self.num_replicas, "of": self.sampler}
 
     def _varies(self) -> bool:
-        return self.sampler._varies() if isinstance(self.sampler, IndexSampler) else True
+        # Another's sampler may well be one that never varies.
+        return isinstance(self.sampler, IndexSampler) and self.sampler._varies()
 
     def settings(self) -> dict[str, Any]:
         """Return what the global order depends on: not the number of ranks."""

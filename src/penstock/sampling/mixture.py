@@ -3,21 +3,20 @@
 
 Nothing is stored. Of N = num_samples indices in epoch e, source s with n items has the quota q:
 
-    v        = Permutation(N, (seed, e))[k]        k: position in the epoch
-    s, j       such that v is number j of the q numbers of source s
-    p        = (e * q + j) mod n                   where the source is, round and round
-    index    = start of s + Permutation(n, (seed, s, g))[p]
-    g        = e // (n / gcd(n, q))                the epochs after which a round ends with an epoch
+    v          = Permutation(N, (seed, e))[k]      k: position in the epoch
+    s, j         such that v is number j of the q numbers of source s
+    rounds     = max(n // q, 1)                    as many whole epochs as fit into the source
+    p          = (e mod rounds) * q + j
+    index      = start of s + Permutation(n, (seed, s, e // rounds))[p mod n]
 
-So a source is gone through in rounds, on over the ends of epochs. Its order is a new one whenever
-the end of a round is the end of an epoch too: in each epoch if q is a multiple of n, in each round
-if n is a multiple of q. In between it stays, so that no stretch of n draws has an index twice, the
-ones over the end of a round included; and as each epoch takes another stretch, no two are of the
-same samples. Within an epoch all positions are shuffled in any case.
+So a source is gone through in rounds of whole epochs, each in an order of its own. No sample comes
+twice in a round, and the n mod q that are left over of it wait: others in each round, as the order
+is another. A source with q > n has a round of one epoch; p goes on at its start again.
 
-Rejected: a new order in each round. Where a round ends within an epoch, samples of its last part
-come again in that epoch, though the epoch is shorter than a round; and a source of one item that
-comes a million times would need a million orders.
+Rejected: going on over the ends of rounds, with a new order only where one ends with an epoch. Of n
+and q without a common factor that is after n epochs, and until then those that are n // q apart are
+of nearly the same samples. With a new order within the epoch, samples of the last part of a round
+would come again in it, though the epoch is shorter than a round.
 """
 
 from __future__ import annotations
@@ -25,7 +24,7 @@ from __future__ import annotations
 import math
 import operator
 from collections.abc import Mapping, Sequence, Sized
-from typing import TYPE_CHECKING, Any, Final, Literal
+from typing import TYPE_CHECKING, Any, Final, Literal, overload
 
 import numpy as np
 
@@ -33,8 +32,11 @@ from penstock.errors import ConfigError
 from penstock.sampling.permutation import LARGEST, Permutation
 from penstock.sampling.permutations import Permutations
 from penstock.sampling.samplers import LONGEST_STORED, IndexSampler, check_positive, digest
+from penstock.sampling.weighted import as_weights
 
 if TYPE_CHECKING:
+    from collections.abc import Hashable, Iterator
+
     from numpy.typing import ArrayLike, NDArray
 
     from penstock.sampling.samplers import Indices
@@ -42,15 +44,19 @@ if TYPE_CHECKING:
 __all__ = ["MixtureSampler"]
 
 _MOST_STATED: Final = 64  # sources whose numbers a state lists; of more it has a digest
+_CHUNK: Final = 4096  # indices computed at a time, where they are asked for one by one
+_PRECISION: Final = 10**12  # as exact as ratios of decimal fractions in float64 are
 
 
 class MixtureSampler(IndexSampler):
     """Indices into several datasets in a row, of each as many as its share says.
 
     For a `ConcatDataset` of the sources. In each epoch the counts are exact: `quotas`, the shares
-    of `num_samples` by largest remainder. Each source is gone through in random order, round and
-    round over the epochs: within any epoch, and after any number of them, no sample of a source has
-    come more than once more than another of it. The order of an epoch is shuffled as a whole.
+    of `num_samples` by largest remainder. Each source is gone through in random order, over as many
+    whole epochs as it lasts, and then in another one. Until then no sample of it comes twice; those
+    that were left over, fewer than a quota, wait. A source with a quota above its length is
+    shuffled in each epoch, where its samples come equally often, or once more. The order of an
+    epoch is shuffled as a whole.
 
     Shares between those by length and equal ones come from
     `penstock.sampling.class_shares(lengths, alpha)` as `weights`: length to the power 1 - alpha.
@@ -61,7 +67,7 @@ class MixtureSampler(IndexSampler):
     50 us per source at the start of an epoch.
 
     Attributes:
-        names: Of the sources, str: keys of the mapping, or "0", "1" …
+        names: Of the sources: the keys of the mapping, or "0", "1" …
         lengths: Samples of each, int64 (sources,). This and the two below: do not write.
         shares: As asked for, summing to 1, float64 (sources,).
         quotas: Indices of each in an epoch, summing to `num_samples`, int64 (sources,).
@@ -76,7 +82,7 @@ class MixtureSampler(IndexSampler):
         True
     """
 
-    names: tuple[str, ...]
+    names: tuple[Hashable, ...]
     lengths: NDArray[np.int64]
     shares: NDArray[np.float64]
     quotas: NDArray[np.int64]
@@ -85,7 +91,7 @@ class MixtureSampler(IndexSampler):
     def __init__(
         self,
         sources: Any,  # noqa: ANN401 - lengths, datasets, or a dataset of them
-        weights: ArrayLike | Mapping[str, float] | None = None,
+        weights: ArrayLike | Mapping[Any, float] | None = None,
         num_samples: int | Literal["oversample", "undersample"] | None = None,
         seed: int = 0,
     ) -> None:
@@ -165,11 +171,11 @@ class _Order:
         epoch, seed = sampler.epoch, sampler.seed
         drawn = np.flatnonzero(sampler.quotas)
         lengths, quotas = sampler.lengths[drawn].tolist(), sampler.quotas[drawn].tolist()
-        # In Python's integers: an epoch times a quota may be too large for others.
         seeds, offsets = [], []
         for source, length, quota in zip(drawn.tolist(), lengths, quotas, strict=True):
-            seeds.append((seed, source, epoch // (length // math.gcd(length, quota))))
-            offsets.append(epoch * quota % length)
+            generation, epoch_of_round = divmod(epoch, max(length // quota, 1))
+            seeds.append((seed, source, generation))
+            offsets.append(epoch_of_round * quota)
         self._places = Permutation(sampler.num_samples, (seed, epoch))
         self._items = Permutations(lengths, seeds)
         self._stops = np.cumsum(quotas, dtype=np.int64)
@@ -181,8 +187,25 @@ class _Order:
     def __len__(self) -> int:
         return len(self._places)
 
-    def __getitem__(self, which: slice | NDArray[np.int64]) -> NDArray[np.int64]:
+    @overload
+    def __getitem__(self, which: int | np.integer[Any]) -> int: ...
+
+    @overload
+    def __getitem__(self, which: slice | NDArray[np.int64]) -> NDArray[np.int64]: ...
+
+    def __getitem__(
+        self, which: int | np.integer[Any] | slice | NDArray[np.int64]
+    ) -> int | NDArray[np.int64]:
         places = self._places[which]
+        if isinstance(places, int):
+            return int(self._indices(np.array([places]))[0])
+        return self._indices(places)
+
+    def __iter__(self) -> Iterator[int]:
+        for start in range(0, len(self), _CHUNK):
+            yield from self[start : start + _CHUNK].tolist()
+
+    def _indices(self, places: NDArray[np.int64]) -> NDArray[np.int64]:
         sources = np.searchsorted(self._stops, places, side="right")
         places += self._moves[sources]  # below 2^63: an offset and a quota are below 2^62 each
         places %= self._lengths[sources]
@@ -191,6 +214,8 @@ class _Order:
         return indices
 
     def __array__(self, dtype: Any = None, copy: bool | None = None) -> NDArray[Any]:  # noqa: ANN401
+        if copy is False:
+            raise ValueError("a MixtureSampler's order is not stored: an array of it is a copy.")
         return self[:] if dtype is None else self[:].astype(dtype, copy=False)
 
 
@@ -198,11 +223,11 @@ def _stated(numbers: NDArray[np.int64]) -> list[int] | str:
     return numbers.tolist() if len(numbers) <= _MOST_STATED else digest(numbers)
 
 
-def _names_and_lengths(sources: Any) -> tuple[tuple[str, ...], list[int]]:  # noqa: ANN401
+def _names_and_lengths(sources: Any) -> tuple[tuple[Hashable, ...], list[int]]:  # noqa: ANN401
     # Torch's ConcatDataset and ours have both; a StackDataset has `datasets` too, side by side.
     parts = sources.datasets if hasattr(sources, "cumulative_sizes") else sources
     if isinstance(parts, Mapping):
-        names, parts = tuple(str(name) for name in parts), list(parts.values())
+        names, parts = tuple(parts), list(parts.values())
     elif isinstance(parts, (list, tuple, np.ndarray)):
         names = tuple(str(number) for number in range(len(parts)))
     else:
@@ -220,7 +245,7 @@ def _names_and_lengths(sources: Any) -> tuple[tuple[str, ...], list[int]]:  # no
     return names, lengths
 
 
-def _length(name: str, source: object) -> int:
+def _length(name: Hashable, source: object) -> int:
     if not isinstance(source, (bool, str)):
         try:
             length = len(source) if isinstance(source, Sized) else operator.index(source)  # type: ignore[arg-type]
@@ -234,16 +259,15 @@ def _length(name: str, source: object) -> int:
     )
 
 
-def _parts(weights: ArrayLike | Mapping[str, float], names: tuple[str, ...]) -> list[int]:
+def _parts(weights: ArrayLike | Mapping[Any, float], names: tuple[Hashable, ...]) -> list[int]:
     """Return integers of the same ratios as the weights, without any rounding."""
     if isinstance(weights, Mapping):
         if set(weights) != set(names):
             raise ConfigError(
-                f"weights are given for {sorted(map(str, weights))}, but the sources are "
-                f"{sorted(names)}."
+                f"weights are given for {list(weights)}, but the sources are {list(names)}."
             )
         weights = [weights[name] for name in names]
-    values = np.asarray(weights, np.float64)
+    values = as_weights(weights)
     if values.shape != (len(names),):
         raise ConfigError(
             f"weights should be one number for each of the {len(names)} sources, but have shape "
@@ -267,19 +291,30 @@ def _epoch_length(num_samples: object, lengths: Sequence[int], parts: Sequence[i
     if num_samples is None:
         num_samples = sum(lengths)
     elif num_samples == "oversample":  # the least N with N * part / total >= length, for all
-        num_samples = max(-(-length * total // part) for length, part in drawn)
+        num_samples = max(-_floor(-length * total, part) for length, part in drawn)
     elif num_samples == "undersample":
-        num_samples = max(min(length * total // part for length, part in drawn), 1)
+        num_samples = max(min(_floor(length * total, part) for length, part in drawn), 1)
     elif isinstance(num_samples, str):
         raise ConfigError(
             "num_samples should be a positive integer, 'oversample', 'undersample' or None, but "
             f"got num_samples={num_samples!r}."
         )
     check_positive("num_samples", num_samples)
-    assert isinstance(num_samples, int)
-    if num_samples > LARGEST:
-        raise ConfigError(f"num_samples should be at most 2**62, but got {num_samples}.")
-    return num_samples
+    wanted = operator.index(num_samples)  # type: ignore[arg-type]
+    if wanted > LARGEST:
+        raise ConfigError(f"num_samples should be at most 2**62, but got {wanted}.")
+    return wanted
+
+
+def _floor(numerator: int, denominator: int) -> int:
+    """Round a quotient down, but to a whole number that it only just misses.
+
+    0.3 and 0.1 are no binary fractions, so that 30 / (0.3 / 0.4) is a little more than 40.
+    """
+    nearest = (2 * numerator + denominator) // (2 * denominator)
+    if abs(numerator - nearest * denominator) * _PRECISION <= abs(numerator):
+        return nearest
+    return numerator // denominator
 
 
 def _largest_remainder(num_samples: int, parts: Sequence[int]) -> list[int]:

@@ -56,6 +56,11 @@ class Reservoir(Generic[T]):
         """Samples that were never given."""
         return list(self._fresh)
 
+    @property
+    def num_fresh(self) -> int:
+        """Number of samples that were never given."""
+        return len(self._fresh)
+
     def add(self, sample: T) -> None:
         """Take in a sample."""
         self._fresh.append(sample)
@@ -67,7 +72,7 @@ class Reservoir(Generic[T]):
             IndexError: nothing is held.
         """
         if self._fresh:
-            sample = _pop_any(self._fresh, rng)
+            sample = self.take(rng)
             self._given[self._num_first_given] = sample
             self._num_first_given += 1
             return sample, False
@@ -77,6 +82,14 @@ class Reservoir(Generic[T]):
             number = _pop_any(self._due, rng)
             if number in self._given:
                 return self._given[number], True
+
+    def take(self, rng: np.random.Generator) -> T:
+        """Return a sample that was never given, and let go of it.
+
+        Raises:
+            IndexError: all that are held were given before, or nothing is held.
+        """
+        return _pop_any(self._fresh, rng)
 
     def crowd_out(self, rng: np.random.Generator) -> T | None:
         """Let go of a sample; return it if it was never given, else None.
@@ -96,7 +109,7 @@ class Reservoir(Generic[T]):
 def _pop_any(items: list[T], rng: np.random.Generator) -> T:
     """Take one item out, at random; the last takes its place."""
     if not items:
-        raise IndexError("the reservoir holds no sample")
+        raise IndexError("the reservoir holds no such sample")
     chosen = int(rng.random() * len(items))
     items[chosen], items[-1] = items[-1], items[chosen]
     return items.pop()

@@ -102,8 +102,9 @@ class Resumable:
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Let the next `iter()` begin where `state` was saved, in its epoch; later ones do not.
 
-        The state of any rank will do, and of another number of ranks. Choosing another epoch drops
-        it.
+        The state of any rank will do, and of another number of ranks; but with `pad="none"`, where
+        a rank may be at its end before others are, that of each rank by itself. Choosing another
+        epoch drops it.
 
         Raises:
             StateError: the state is of another sampler, or one with other settings; the message
@@ -172,15 +173,16 @@ class Resumable:
 
     def _warn_of_same_order(self, last: Place) -> None:
         """Say once that nobody calls `set_epoch`, where torch's loader had the order before."""
-        is_same = last.given > 0 and not last.is_told and last.epoch == getattr(self, "epoch", None)
+        was_used = last.is_begun and last.given > 0 and not last.is_told
+        is_same = was_used and last.epoch == getattr(self, "epoch", None)
         if not is_same or last.epoch is None or self._has_warned or not self._varies():
             return
         self._has_warned = True
         warnings.warn(
             f"this {self._public_name()} gives the order of epoch {last.epoch} once more: nobody "
             "has called set_epoch since, and torch's own DataLoader does not. Call "
-            "sampler.set_epoch(epoch) at the beginning of each epoch, or use "
-            "penstock.torch.DataLoader, which does.",
+            "sampler.set_epoch(epoch) at the beginning of each epoch, or use one "
+            "penstock.torch.DataLoader for all of them, which does.",
             stacklevel=users_level(),
         )
 

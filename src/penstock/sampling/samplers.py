@@ -88,6 +88,8 @@ class IndexSampler(Resumable, Sampler[int]):
     seed: int
     epoch: int
     rank: int = 0
+    #: How often `set_epoch` was called: a loader sees by it that somebody else has.
+    times_told: int = 0
 
     @property
     def world_size(self) -> int:
@@ -129,6 +131,7 @@ class IndexSampler(Resumable, Sampler[int]):
             TypeError: an epoch that is no integer.
         """
         self.epoch = checked_count("epoch", epoch)
+        self.times_told += 1
         if self._place is not None:
             self._place.is_told = True
 
@@ -186,8 +189,8 @@ class IndexSampler(Resumable, Sampler[int]):
 
 
 def check_positive(name: str, value: object) -> None:
-    """Raise `ConfigError` unless `value` is a positive integer."""
-    if not isinstance(value, int) or isinstance(value, bool) or value <= 0:
+    """Raise `ConfigError` unless `value` is a positive integer, numpy's included."""
+    if not isinstance(value, (int, np.integer)) or isinstance(value, bool) or value <= 0:
         raise ConfigError(f"{name} should be a positive integer value, but got {name}={value!r}.")
 
 

@@ -5,7 +5,8 @@
 
 One sample goes out for each that comes in, after the first `buffer_size` have come in. What comes
 in when the buffer is full crowds a sample out of the largest reservoir, so a rare class keeps all
-it has until it has as many as the others.
+it has until it has as many as the others. A sample of the largest is let go of when it is given, so
+only those that may come again are copied.
 """
 
 from __future__ import annotations
@@ -32,6 +33,8 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Hashable, Iterator
 
     from penstock.sampling.balanced_shuffle import BalancedShuffle
+
+    Entry = tuple[int, int, Any]  # number of the class, place in the stream, sample
 
 __all__ = ["ShuffleCounts", "ShufflePass", "Tally"]
 
@@ -99,7 +102,7 @@ class ShufflePass:
         self._is_plain = owner.alpha == 0  # all classes in one reservoir: nothing is repeated
         self._tally = tally
         self._class_of: dict[Hashable, int] = {}
-        self._pools: list[Reservoir[tuple[int, Any]]] = []
+        self._pools: list[Reservoir[Entry]] = []
         self._lengths = np.zeros(0, np.int64)  # of the pools
         self._num_held = 0
         self._bounds = np.zeros(0)  # sums of the shares, up to and with each pool
@@ -126,7 +129,7 @@ class ShufflePass:
     def held(self) -> Iterator[Any]:
         """Yield the samples of the buffer."""
         for pool in self._pools:
-            for _, sample in pool:
+            for _, _, sample in pool:
                 yield sample
 
     def _take_in(self) -> None:
@@ -148,7 +151,7 @@ class ShufflePass:
         number = self._numbered(self._class_name(sample))
         self._num_read += 1
         self._tally.read[number] += 1
-        self._put(0 if self._is_plain else number, (number, sample))
+        self._put(0 if self._is_plain else number, (number, self._num_asked - 1, sample))
 
     def _note(self, error: Exception) -> None:
         annotate(
@@ -191,7 +194,7 @@ class ShufflePass:
             self._lengths = np.append(self._lengths, 0)
         return number
 
-    def _put(self, pool: int, entry: tuple[int, Any]) -> None:
+    def _put(self, pool: int, entry: Entry) -> None:
         self._pools[pool].add(entry)
         self._lengths[pool] += 1
         self._num_held += 1
@@ -208,13 +211,44 @@ class ShufflePass:
 
     def _give(self) -> Any:  # noqa: ANN401
         rng = self._rng if self._num_given else self._first_rng
-        (number, sample), is_repeat = self._pools[self._drawn_pool(rng)].give(rng)
+        pool = self._drawn_pool(rng)
+        is_kept, is_repeat = self._is_kept(pool), False
+        if is_kept:
+            (number, place, sample), is_repeat = self._pools[pool].give(rng)
+        else:
+            number, place, sample = self._pools[pool].take(rng)
+            self._lengths[pool] -= 1
+            self._num_held -= 1
         self._num_given += 1
         self._tally.given[number] += 1
         self._tally.repeated[number] += is_repeat
-        if not self._is_plain:
-            sample = copy.deepcopy(sample)
+        if is_kept:
+            sample = self._copied(sample, number, place)
         return sample if self._transform is None else _called(self._transform, sample)
+
+    def _is_kept(self, pool: int) -> bool:
+        """Whether what a pool gives now may come again.
+
+        Of one pool each sample comes once. Of the largest, the next sample to come in would crowd
+        it out.
+        """
+        if len(self._pools) == 1:
+            return False
+        is_largest = self._lengths[pool] == self._lengths.max()
+        return self._has_ended or not is_largest or self._pools[pool].num_fresh < 2
+
+    def _copied(self, sample: Any, number: int, place: int) -> Any:  # noqa: ANN401
+        try:
+            return copy.deepcopy(sample)
+        except Exception as error:
+            annotate(
+                error,
+                f"BalancedShuffle gives sample {place} (counted from 0) of its stream, "
+                f"{self._kind}, of class {self._tally.names[number]!r}, as a copy "
+                "(copy.deepcopy), since it may come again, and it cannot be copied. Let the "
+                "stream give plain data, and open, decode or move it in transform.",
+            )
+            raise
 
     def _drawn_pool(self, rng: np.random.Generator) -> int:
         if len(self._pools) == 1:
@@ -228,7 +262,7 @@ class ShufflePass:
 
     def _finish(self) -> None:
         for pool in self._pools:
-            for number, _ in pool.fresh:
+            for number, _, _ in pool.fresh:
                 self._tally.dropped[number] += 1
         self._pools, self._lengths = [], self._lengths[:0]
 

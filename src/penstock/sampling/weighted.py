@@ -13,7 +13,7 @@ from penstock.sampling.samplers import IndexSampler, check_positive, digest
 if TYPE_CHECKING:
     from numpy.typing import ArrayLike, NDArray
 
-__all__ = ["WeightedRandomSampler"]
+__all__ = ["WeightedRandomSampler", "as_weights"]
 
 _BLOCK: Final = 1 << 16  # points searched for at a time: 512 KiB
 
@@ -63,8 +63,8 @@ class WeightedRandomSampler(IndexSampler):
             raise ConfigError(
                 f"replacement should be a boolean value, but got replacement={replacement!r}."
             )
-        self.weights: NDArray[np.float64] = np.array(weights, np.float64)
-        self.num_samples = num_samples
+        self.weights: NDArray[np.float64] = as_weights(weights)
+        self.num_samples = int(num_samples)  # of numpy's integers there would be no JSON
         self.replacement = replacement
         _check_weights(self.weights, num_samples, replacement=replacement)
 
@@ -117,6 +117,24 @@ class WeightedRandomSampler(IndexSampler):
         first = np.argpartition(arrivals, self.num_samples - 1)[: self.num_samples]
         first = first[np.argsort(arrivals[first], kind="stable")]
         return candidates[first].astype(np.int64, copy=False)
+
+
+def as_weights(weights: ArrayLike) -> NDArray[np.float64]:
+    """Return a copy of some numbers, of any shape.
+
+    Raises:
+        ConfigError: they are none, or lists of different lengths, or something that is no array.
+    """
+    try:
+        given = np.asarray(weights)
+        if given.dtype.kind not in "USmM":  # of those, numpy would read the numbers in strings
+            return np.array(given, np.float64)
+        reason = f"an array of {given.dtype}"
+    except (TypeError, ValueError) as error:
+        reason = str(error)
+    raise ConfigError(
+        f"weights should be an array or a list of numbers, but got {weights!r:.80} ({reason})."
+    )
 
 
 def _sums(weights: NDArray[np.float64]) -> NDArray[np.float64]:

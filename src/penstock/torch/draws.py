@@ -33,7 +33,7 @@ from torch.utils.data import DistributedSampler as TorchDistributedSampler
 from torch.utils.data import RandomSampler as TorchRandomSampler
 
 from penstock.engine.plan import as_given
-from penstock.indices import Description, SeededIndices, tell_epoch, with_inner
+from penstock.indices import Description, SeededIndices, Told, tell_epoch, with_inner
 from penstock.randomness.generators import GlobalStates
 from penstock.randomness.guarded import GuardedIterator
 from penstock.sampling import IndexSampler
@@ -162,9 +162,10 @@ class UnseededIndices:
         states = {g.name: _encode(g.get()) for g in self._generators() if g.is_private}
         return {"between": states} if states else None
 
-    def sampler_epoch(self) -> int | None:
-        """Return the epoch of an `IndexSampler`; None: the order is the sampler's own business."""
-        return None if self._ordered is None else self._ordered.epoch
+    def told(self) -> Told | None:
+        """Return what an `IndexSampler` was told; None: the order is the sampler's own business."""
+        order = self._ordered
+        return None if order is None else Told(order.epoch, order.times_told)
 
     def _draw(self, draws: Draws) -> Iterator[object]:
         # torch's iterator asks the sampler for an iterator, draws the base seed, and asks again if

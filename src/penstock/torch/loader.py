@@ -13,6 +13,7 @@ import torch.utils.data
 from torch.utils.data import _utils as torch_data
 from torch.utils.data import default_collate, default_convert
 
+from penstock.data.dataset import follows_epochs
 from penstock.engine.delivery import Stream
 from penstock.engine.fault_log import FaultLog
 from penstock.engine.plan import Framework, Plan, Recipe
@@ -291,6 +292,7 @@ class DataLoader(torch.utils.data.DataLoader[T_co]):
 
     def _stream_source(self) -> StreamSource:
         return StreamSource(
+            self.dataset,
             self.batch_size,
             drop_last=self.drop_last,
             num_workers=self.num_workers,
@@ -316,7 +318,7 @@ class _LoaderIterator:
         self._sampler = loader._index_sampler
         self._pin = _should_pin(loader)
         source = loader._source()
-        epoch = loader._schedule.next(source)
+        epoch = loader._schedule.next(source, is_followed=follows_epochs(loader.dataset))
         if loader._seed is not None:
             self._base_seed = worker_base_seed(loader._seed)
         else:
@@ -330,7 +332,7 @@ class _LoaderIterator:
     def _reset(self, loader: DataLoader[Any]) -> None:
         """Begin another epoch with the same workers; torch's `__iter__` calls it."""
         source = loader._source(self._base_seed)
-        epoch = loader._schedule.next(source)
+        epoch = loader._schedule.next(source, is_followed=follows_epochs(loader.dataset))
         self._num_yielded = 0
         self._len_called = _len_called(loader)
         self._stream.begin_epoch(epoch)

@@ -5,8 +5,8 @@ from __future__ import annotations
 
 import contextlib
 import os
-import sys
-import time
+import re
+import warnings
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, Final
 
@@ -14,12 +14,14 @@ import numpy as np
 
 from penstock.data.combinators import Subset
 from penstock.data.labels.cache import LabelCache
+from penstock.data.labels.known import of_splits
 from penstock.data.labels.of_sample import Found, ReadLabels, as_found, label_of_sample
-from penstock.data.labels.search import LabelSearch, is_iterable, length_of
-from penstock.data.labels.values import NotLabelsError, numbered
+from penstock.data.labels.progress_line import ProgressLine
+from penstock.data.labels.search import LabelSearch, is_iterable, kind_of, length_of
+from penstock.data.labels.values import NotLabelsError, check_no_columns, numbered
 from penstock.data.names import describe_sample
 from penstock.data.ragged import RaggedArray
-from penstock.errors import ConfigError, PenstockError
+from penstock.errors import ConfigError, PenstockError, UnpicklableError
 from penstock.faults import annotate
 from penstock.loader import Loader
 
@@ -35,7 +37,8 @@ __all__ = ["labels_of"]
 _BATCH: Final = 32  # samples whose labels travel together
 _FEW: Final = 64  # starting workers takes longer than reading as many
 _NUM_CHECKED: Final = 16  # samples that are compared with a cache
-_REDRAW_S: Final = 0.1
+_MOST_ALONE: Final = 20  # samples of which each may have a class of its own
+_STEP: Final = re.compile(r"(^in |, )epoch \d+, step \d+$")
 _ADVICE: Final = (
     "labels_of(scan=True) reads every sample for its label. Repair this one, leave it out with a "
     "`Subset`, or give the dataset an attribute `labels`."
@@ -55,12 +58,15 @@ def labels_of(
     """Return the class of every sample, without reading one if the dataset tells them.
 
     Where it looks is what `penstock.data.labels.known` says. Labels that are strings become
-    numbers, in the order of their sorted texts.
+    numbers, in the order of their sorted texts: those of this dataset, so that two datasets with
+    other texts are not numbered alike (`penstock.data.labels.known.class_names_of` tells them).
 
     With `scan=True` the labels of a dataset that does not tell them are read from its samples, once
-    and by worker processes, and kept in a file beside it. That file is used again while the
-    dataset's fingerprint is the same. Where it has no fingerprint, 16 samples spread over it are
-    compared first, so a change elsewhere may go unseen: `cache=False` reads all of them again.
+    and by worker processes, and kept in a file beside its folder, also for subsets of it. That file
+    is used again while the dataset's fingerprint and settings are the same. Where it has no
+    fingerprint, up to 32 samples, spread over it and of its rarest classes, are compared first, so
+    a change elsewhere may go unseen: `cache=False` reads all of them again. Under several ranks,
+    scan on rank 0 first and let the others wait, or each reads everything.
 
     Args:
         dataset: Map-style, with a length.
@@ -73,17 +79,23 @@ def labels_of(
             an attribute, a part of a `StackDataset`, a key of samples that are dicts; or their
             place in tuples.
         num_workers: Processes that read; None is one for each usable core.
-        cache: Whether to keep what was read in the dataset's `root`, `path` or beside its store; or
-            a folder or file (`*.npz`) for it. Without such a place it is not kept.
-        progress: Whether to show how far it has come, on stderr; None if that is a terminal.
+        cache: Whether to keep what was read beside the dataset's `root` or `path` or its store; or
+            a folder or file (`*.npz`) for it. Without such a place it is not kept, nor is it where
+            `get_label` depends on something that cannot be pickled.
+        progress: Whether to show how far it has come, and where the labels are kept, on stderr;
+            None if that is a terminal.
 
     Returns:
         int64, shape (len(dataset),), which may be the dataset's own array; or a `RaggedArray` where
         samples have several classes, or none.
 
     Raises:
-        ConfigError: the labels are not known and `scan` is False, a sample has none, or the dataset
-            is a stream. A sample that cannot be read raises its own error, with its name.
+        ConfigError: the labels are not known and `scan` is False, a sample has none, the dataset
+            is a stream, empty or ends early, or `cache` names a file of something else. A sample
+            that cannot be read raises its own error, with its name.
+
+    Warns:
+        UserWarning: the samples' labels are all different, or cannot be kept where `cache` says.
 
     Example:
         >>> from penstock.data import ArrayDataset, Subset
@@ -102,31 +114,38 @@ def labels_of(
         if known is not None:
             return known if isinstance(known, RaggedArray) else numbered(known)
     except NotLabelsError as error:
-        raise ConfigError(f"The labels of {_kind(dataset)} are {error}.") from None
+        raise ConfigError(f"The labels of {kind_of(dataset)} are {error}.") from None
+    if not len(dataset):
+        raise ConfigError(
+            f"{kind_of(dataset)} has no samples, so none to read a label from: look at the path or "
+            "pattern that it was made with."
+        )
     view = _LabelView(dataset, get_label, column)
     kept = LabelCache(dataset, get_label, column, cache)
     read = kept.load()
     if read is None or not (kept.is_certain or _agrees(view, read)):
-        read = _scanned(view, num_workers, progress)
-        kept.save(read)
+        line = ProgressLine(len(view), progress)
+        read = _scanned(view, num_workers, line)
+        if kept.save(read):
+            line.tell(f"kept in {kept.path}")
+        elif kept.why_not:
+            line.tell(f"not kept: {kept.why_not}")
     return read.labels
 
 
 def _check(dataset: Any, *, scan: bool, get_label: object) -> None:  # noqa: ANN401
     if is_iterable(dataset):
         raise ConfigError(
-            f"{_kind(dataset)} is a stream: its samples have no numbers, so no sampler can choose "
-            "among them and labels_of cannot list their labels. "
+            f"{kind_of(dataset)} is a stream: its samples have no numbers, so no sampler can "
+            "choose among them and labels_of cannot list their labels. "
             "`penstock.sampling.BalancedShuffle` balances a stream while it is read."
         )
     if isinstance(dataset, Mapping):
-        raise ConfigError(
-            f"{_kind(dataset)} holds {sorted(map(str, dataset))[:8]}: give labels_of one of them."
-        )
+        raise ConfigError(of_splits(dataset, "labels_of"))
     if length_of(dataset) is None or not hasattr(dataset, "__getitem__"):
         raise ConfigError(
             "labels_of takes a dataset with __len__ and __getitem__; "
-            f"{_kind(dataset)} has not both."
+            f"{kind_of(dataset)} has not both."
         )
     if get_label is not None and not scan:
         raise ConfigError("get_label reads samples: allow it by scan=True, or leave get_label out.")
@@ -134,15 +153,11 @@ def _check(dataset: Any, *, scan: bool, get_label: object) -> None:  # noqa: ANN
 
 def _not_known(dataset: Any, search: LabelSearch) -> str:  # noqa: ANN401
     return (
-        f"{_kind(dataset)} does not tell the labels of its {len(dataset)} samples: "
+        f"{kind_of(dataset)} does not tell the labels of its {len(dataset)} samples: "
         f"{search.report()}. Give it an attribute `labels` (an array with one label per sample), "
         "name what holds them by `column=`, or let labels_of(dataset, scan=True) read every sample "
         "once."
     )
-
-
-def _kind(dataset: object) -> str:
-    return type(dataset).__qualname__
 
 
 class _LabelView:
@@ -162,6 +177,10 @@ class _LabelView:
     def is_by_rule(self) -> bool:
         return self._get_label is None
 
+    @property
+    def kind(self) -> str:
+        return kind_of(self._dataset)
+
     def __len__(self) -> int:
         return len(self._dataset)
 
@@ -173,7 +192,7 @@ class _LabelView:
             return label_of_sample(sample, self._column)
         except NotLabelsError as error:
             raise ConfigError(
-                f"{self.name(index)} of {_kind(self._dataset)} {error}. Give `get_label=`, a "
+                f"{self.name(index)} of {kind_of(self._dataset)} {error}. Give `get_label=`, a "
                 "function of a sample that returns its class: an integer, a bool, a string, or "
                 "several."
             ) from error
@@ -194,10 +213,11 @@ def _as_they_are(labels: list[Found]) -> list[Found]:
 
 
 def _agrees(view: _LabelView, read: ReadLabels) -> bool:
-    """Whether some samples, spread over the dataset, have the labels that were kept."""
-    positions = np.unique(np.linspace(0, len(view) - 1, min(len(view), _NUM_CHECKED)).astype(int))
+    """Whether some samples, spread over the dataset and its classes, have the labels kept."""
+    spread = np.linspace(0, len(view) - 1, min(len(view), _NUM_CHECKED)).astype(int)
+    positions = np.union1d(spread, _rarest(read.labels))
     some: Subset[Found] = Subset(view, positions.tolist())
-    loader: Loader[Found] = Loader(some, batch_size=_NUM_CHECKED, collate_fn=_as_they_are)
+    loader: Loader[Found] = Loader(some, batch_size=_BATCH, collate_fn=_as_they_are)
     try:
         found = [label for batch in loader for label in batch]
     except Exception:  # the scan comes to it as well, and says it
@@ -205,7 +225,17 @@ def _agrees(view: _LabelView, read: ReadLabels) -> bool:
     return read.agree(positions.tolist(), found)
 
 
-def _scanned(view: _LabelView, num_workers: int | None, progress: bool | None) -> ReadLabels:
+def _rarest(labels: Labels) -> NDArray[np.int64]:
+    """Return the first sample of each of the classes that have the fewest."""
+    values = labels.values if isinstance(labels, RaggedArray) else labels
+    _, first, counts = np.unique(values, return_index=True, return_counts=True)
+    first = first[np.argsort(counts, kind="stable")[:_NUM_CHECKED]]
+    if isinstance(labels, RaggedArray):
+        first = np.searchsorted(labels.offsets, first, side="right") - 1
+    return first.astype(np.int64)
+
+
+def _scanned(view: _LabelView, num_workers: int | None, line: ProgressLine) -> ReadLabels:
     found: list[Found] = []
     loader: Loader[Found] = Loader(
         view,
@@ -213,17 +243,34 @@ def _scanned(view: _LabelView, num_workers: int | None, progress: bool | None) -
         num_workers=_usable(len(view)) if num_workers is None else num_workers,
         collate_fn=_as_they_are,
     )
-    batches: Any = iter(loader)
     try:
+        batches: Any = iter(loader)
         # Closed at once: after an error the traceback would keep it, and its workers, alive.
-        with contextlib.closing(batches), _Line(len(view), progress) as line:
+        with contextlib.closing(batches), line:
             for batch in batches:
                 found += batch
                 line.show(len(found))
+                if len(found) == len(batch) and len(batch) == _BATCH:  # rather than after hours
+                    _read_labels(view, found)
+    except UnpicklableError as error:
+        annotate(error, "Or read in this process: labels_of(..., num_workers=0).")
+        raise
     except Exception as error:
         if not isinstance(error, PenstockError):
-            annotate(error, _ADVICE)
+            _say_as_scan(error)
         raise
+    if len(found) != len(view):  # an iterator takes a StopIteration for its end
+        raise ConfigError(
+            f"Reading the labels of {view.kind} ended after {len(found)} of {len(view)} samples: "
+            f"a StopIteration from sample {len(found)}, or one a little after it, ends any loop. "
+            "Repair what raises it (a `next()` without a default, mostly)."
+        )
+    read = _read_labels(view, found)
+    _warn_of_indices(view, read.labels)
+    return read
+
+
+def _read_labels(view: _LabelView, found: list[Found]) -> ReadLabels:
     try:
         read = ReadLabels.of(found, view.name)
     except NotLabelsError as error:
@@ -231,25 +278,37 @@ def _scanned(view: _LabelView, num_workers: int | None, progress: bool | None) -
             f"Read from the samples, {error}. Give `get_label=`, a function that returns labels of "
             "one kind."
         ) from None
-    if view.is_by_rule:
-        _refuse_one_hot(read.labels)
+    try:
+        if view.is_by_rule:
+            check_no_columns(read.labels)
+    except NotLabelsError:
+        width = int(read.labels.offsets[1])  # type: ignore[union-attr]
+        raise ConfigError(
+            f"Every sample's label is a row of {width} zeros and ones. If there is one for each "
+            "class, give get_label=lambda sample: np.asarray(sample[-1], bool); if they are "
+            "numbers of classes, get_label=lambda sample: sample[-1]."
+        ) from None
     return read
 
 
-def _refuse_one_hot(labels: Labels) -> None:
-    """Raise where every label is a row of as many zeros and ones.
+def _say_as_scan(error: Exception) -> None:
+    """Tell a sample's own error as one of this scan; the loader's options and steps are not it."""
+    notes = [note for note in getattr(error, "__notes__", ()) if "on_error=" not in note]
+    notes = [_STEP.sub("", note) for note in notes]
+    error.__notes__ = [note for note in notes if note]
+    annotate(error, _ADVICE)
 
-    One cannot see whether these are two classes or one column per class, and a wrong guess would
-    go unseen.
-    """
-    if not isinstance(labels, RaggedArray) or len(labels) < 2:
+
+def _warn_of_indices(view: _LabelView, labels: Labels) -> None:
+    """Warn where each sample has a class of its own."""
+    if isinstance(labels, RaggedArray) or len(labels) <= _MOST_ALONE:
         return
-    widths = np.unique(np.diff(labels.offsets))
-    if len(widths) == 1 and widths[0] > 1 and np.isin(labels.values, (0, 1)).all():
-        raise ConfigError(
-            f"Every sample's label is a row of {widths[0]} zeros and ones. If there is one for "
-            "each class, give get_label=lambda sample: np.asarray(sample[-1], bool); if they are "
-            "numbers of classes, get_label=lambda sample: sample[-1]."
+    if len(np.unique(labels)) == len(labels):
+        warnings.warn(
+            f"The labels of all {len(labels)} samples of {view.kind} are different: they may be "
+            "numbers of the samples, not classes. If the class has another place in a sample, give "
+            "its position or key, as column=1.",
+            stacklevel=4,
         )
 
 
@@ -260,38 +319,3 @@ def _usable(num_samples: int) -> int:
     affinity = getattr(os, "sched_getaffinity", None)  # not on macOS
     cores = len(affinity(0)) if affinity is not None else os.cpu_count() or 1
     return min(cores, -(-num_samples // _BATCH))
-
-
-class _Line:
-    """How far it has come, in one line of a terminal that is written over and wiped at the end."""
-
-    def __init__(self, num_all: int, wanted: bool | None) -> None:
-        self._num_all = num_all
-        is_terminal = sys.stderr is not None and sys.stderr.isatty()
-        self._is_shown = is_terminal if wanted is None else wanted
-        self._start_s = self._drawn_s = time.monotonic()
-        self._width = 0
-
-    def __enter__(self) -> _Line:
-        return self
-
-    def show(self, num_done: int) -> None:
-        """Write it anew, unless that was a moment ago."""
-        now_s = time.monotonic()
-        if not self._is_shown or (now_s - self._drawn_s < _REDRAW_S and num_done < self._num_all):
-            return
-        self._drawn_s = now_s
-        rate = num_done / max(now_s - self._start_s, 1e-9)
-        left_s = (self._num_all - num_done) / rate
-        text = f"labels: {num_done} of {self._num_all} samples, {rate:.0f}/s, {left_s:.0f} s left"
-        self._write(text.ljust(self._width))
-        self._width = len(text)
-
-    def __exit__(self, *_: object) -> None:
-        if self._width:
-            self._write(" " * self._width)
-            self._write("")
-
-    def _write(self, text: str) -> None:
-        sys.stderr.write(f"\r{text}")
-        sys.stderr.flush()

@@ -18,6 +18,7 @@ from penstock.data.dataset import (
     register_batch_reader,
 )
 from penstock.data.packed_list import PackedList
+from penstock.data.ragged import RaggedArray
 from penstock.data.sharding import shard
 
 __all__ = [
@@ -29,6 +30,7 @@ __all__ = [
     "Empty",
     "IterableDataset",
     "PackedList",
+    "RaggedArray",
     "StackDataset",
     "Subset",
     "batch_reader",

@@ -35,10 +35,11 @@ class RaggedArray(Sequence["NDArray[np.int64]"]):
         """Keep both arrays.
 
         Raises:
-            ValueError: the offsets do not begin with 0, go back, or do not end with `len(values)`.
+            ValueError: the offsets do not begin with 0, go back, or do not end with `len(values)`;
+                or the values are no integers, or beyond int64.
         """
-        self.values = np.asarray(values, np.int64)
-        self.offsets = np.asarray(offsets, np.int64)
+        self.values = _integers(values)
+        self.offsets = _integers(offsets)
         if (
             self.values.ndim != 1
             or self.offsets.ndim != 1
@@ -53,10 +54,13 @@ class RaggedArray(Sequence["NDArray[np.int64]"]):
 
     @classmethod
     def of(cls, rows: Iterable[Iterable[int]]) -> RaggedArray:
-        """Return the rows, packed."""
+        """Return the rows, packed.
+
+        Raises:
+            ValueError: a row holds something else than integers, or one beyond int64.
+        """
         arrays = [
-            np.asarray(row if isinstance(row, (np.ndarray, list)) else list(row), np.int64)
-            for row in rows
+            _integers(row if isinstance(row, (np.ndarray, list)) else list(row)) for row in rows
         ]
         offsets = np.zeros(len(arrays) + 1, np.int64)
         np.cumsum([len(array) for array in arrays], out=offsets[1:])
@@ -129,6 +133,17 @@ class RaggedArray(Sequence["NDArray[np.int64]"]):
         places += np.arange(offsets[-1])
         return RaggedArray(self.values[places], offsets)
 
+    def __contains__(self, row: object) -> bool:
+        """Refuse: whether it is a class or a row that is meant cannot be seen.
+
+        Raises:
+            TypeError: always; it says what to ask.
+        """
+        raise TypeError(
+            "`in` on a RaggedArray could mean a class or a whole row: ask `5 in ragged.values` for "
+            "a class, `[1, 5] in [row.tolist() for row in ragged]` for a row."
+        )
+
     def __iter__(self) -> Iterator[NDArray[np.int64]]:
         """Yield a view for each sample."""
         return map(self.__getitem__, range(len(self)))
@@ -146,3 +161,13 @@ class RaggedArray(Sequence["NDArray[np.int64]"]):
     def __repr__(self) -> str:
         """Return sizes, not the values."""
         return f"<RaggedArray of {len(self)} samples, {len(self.values)} values>"
+
+
+def _integers(values: ArrayLike) -> NDArray[np.int64]:
+    """Return integers as int64, without a copy where they are; what is empty has any type."""
+    array = np.asarray(values)
+    if array.size and array.dtype.kind not in "iu":
+        raise ValueError(f"a RaggedArray holds integers; got {array.dtype}.")
+    if array.dtype == np.uint64 and array.size and array.max() > np.iinfo(np.int64).max:
+        raise ValueError(f"a RaggedArray holds int64; got {array.max()}.")
+    return array.astype(np.int64, copy=False)

@@ -7,7 +7,6 @@ is shown, so that a sampler of images can even out the images of the classes and
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -18,6 +17,7 @@ from penstock.data.labels.known import class_names_of, labels_given_or_known
 from penstock.data.ragged import RaggedArray
 from penstock.errors import ConfigError
 from penstock.sampling.balance_text import table_of, verdict_of
+from penstock.sampling.class_counts import ClassCounts
 from penstock.sampling.label_blocks import LabelBlocks
 from penstock.sampling.samplers import check_positive
 from penstock.sampling.shown_times import is_loader, name_of, parts_of, sampler_in, times_shown
@@ -31,75 +31,6 @@ if TYPE_CHECKING:
     from penstock.sampling.shown_times import ShownTimes
 
 __all__ = ["BalanceReport", "ClassCounts", "balance_report"]
-
-
-@dataclass(frozen=True, eq=False, slots=True)
-class ClassCounts:
-    """How many of something each class has: in the data set, and in a mean epoch of a sampler.
-
-    Attributes:
-        before: In the data set, where each sample comes once; int64 of shape (classes,).
-        after: In an epoch; float64 of shape (classes,), the mean of the epochs that were counted.
-    """
-
-    before: NDArray[np.int64]
-    after: NDArray[np.float64]
-
-    @property
-    def shares_before(self) -> NDArray[np.float64]:
-        """Part of all classes' sum that each has, 0 to 1; a fresh array."""
-        return _shares(self.before)
-
-    @property
-    def shares_after(self) -> NDArray[np.float64]:
-        """Likewise, in an epoch."""
-        return _shares(self.after)
-
-    @property
-    def ratio_before(self) -> float:
-        """Largest class to smallest; infinite if one has none, 1 if there is no class."""
-        return _ratio(self.before)
-
-    @property
-    def ratio_after(self) -> float:
-        """Likewise, in an epoch."""
-        return _ratio(self.after)
-
-    @property
-    def effective_before(self) -> float:
-        """Number of equal classes of the same entropy, exp(-sum(p ln p)); 0 if all are empty."""
-        return _effective(self.before)
-
-    @property
-    def effective_after(self) -> float:
-        """Likewise, in an epoch."""
-        return _effective(self.after)
-
-    @property
-    def progress(self) -> float:
-        """How much of the way to equal classes was made, of ln(classes) - entropy; -1 to 1.
-
-        1 is all of it, 0 nothing. Below 0 it is the wrong way: so much of the way that is left now
-        was added. -1 is all of it, where classes were equal before.
-        """
-        equal = math.log(max(len(self.before), 1))
-        before = equal - math.log(self.effective_before or 1)
-        after = equal - math.log(self.effective_after or 1)
-        longer = max(before, after)
-        return (before - after) / longer if longer > 1e-9 else 0.0
-
-    def record(self) -> dict[str, Any]:
-        """Return the sums of it as JSON has them; null where the smallest class has none."""
-        before, after = self.ratio_before, self.ratio_after
-        return {
-            "total_before": int(self.before.sum()),
-            "total_after": float(self.after.sum()),
-            "largest_to_smallest_before": before if math.isfinite(before) else None,
-            "largest_to_smallest_after": after if math.isfinite(after) else None,
-            "effective_classes_before": self.effective_before,
-            "effective_classes_after": self.effective_after,
-            "progress": self.progress,
-        }
 
 
 @dataclass(frozen=True, eq=False)
@@ -283,23 +214,6 @@ def _names_known(source: Any, classes: NDArray[Any]) -> tuple[str, ...] | None: 
     if names is None or classes.dtype.kind not in "biu":
         return None
     return names if len(classes) and len(names) > int(classes[-1]) else None
-
-
-def _shares(counts: NDArray[Any]) -> NDArray[np.float64]:
-    shares: NDArray[np.float64] = counts / max(float(counts.sum()), 1e-300)
-    return shares
-
-
-def _ratio(counts: NDArray[Any]) -> float:
-    if not counts.any():
-        return 1.0
-    least = float(counts.min())
-    return float(counts.max()) / least if least else math.inf
-
-
-def _effective(counts: NDArray[Any]) -> float:
-    there = _shares(counts[counts > 0])
-    return math.exp(-float((there * np.log(there)).sum())) if len(there) else 0.0
 
 
 def _labels_of(given: Any, sampler: Any) -> tuple[Any, Any]:  # noqa: ANN401

@@ -122,7 +122,7 @@ def test_of_several_class_columns_one_has_to_be_named():
     dataset = of_columns({"fine": PETS, "coarse": PETS}, fine=[2, 1], coarse=[0, 0])
     assert known_labels(dataset) is None
     assert class_names_of(dataset) is None
-    with pytest.raises(ConfigError, match=r"several columns are classes \(fine, coarse\): name"):
+    with pytest.raises(ConfigError, match=r"several columns are classes \(fine, coarse\): choose"):
         labels_given_or_known(dataset, "ClassBalancedSampler")
     assert LabelSearch("coarse").find(dataset).tolist() == [0, 0]
     search = LabelSearch("kind")
@@ -150,3 +150,27 @@ def test_a_shuffled_million_is_read_by_the_column():
     dataset = of_columns(label=np.arange(1_000_000) % 7).shuffle(seed=0)
     order = dataset._indices.column(0).to_numpy()
     assert np.array_equal(known_labels(dataset), order % 7)
+
+
+def test_a_dataset_without_a_class_column_is_refused_with_its_columns():
+    with pytest.raises(ConfigError, match=r"none of its columns \(text, stars\)") as caught:
+        labels_given_or_known(of_columns(text=["a", "b"], stars=[1, 2]), "Sampler")
+    assert "`penstock.labels_of(dataset, column='text')`" in str(caught.value)
+    splits = hf.DatasetDict(train=pets(), test=pets())
+    with pytest.raises(
+        ConfigError, match=r"DatasetDict holds \['test', 'train'\].*dataset\['test'"
+    ):
+        labels_given_or_known(splits, "Sampler")
+
+
+def test_lists_of_zeros_and_ones_may_be_columns_or_classes():
+    with pytest.raises(ConfigError, match="column 'labels' is rows of 2 zeros and ones each"):
+        labels_given_or_known(of_columns(labels=[[0, 1], [1, 0]]), "Sampler")
+    assert known_labels(of_columns(labels=[[3], [1]])).tolist() == [3, 1]
+
+
+def test_texts_in_lists_are_numbered_by_the_rows_that_are_chosen_and_by_all_parts():
+    a = of_columns(labels=[["bus"], ["bus", "cat"]])
+    b = of_columns(labels=[["cat"], ["dog", "cat"]])
+    assert rows_of(known_labels(ConcatDataset([a, b]))) == [[0], [0, 1], [1], [2, 1]]
+    assert rows_of(known_labels(b.select([1, 0]))) == [[1, 0], [0]]

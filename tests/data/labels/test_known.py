@@ -4,6 +4,8 @@
 from __future__ import annotations
 
 import array
+import pathlib
+import tracemalloc
 
 import numpy as np
 import pytest
@@ -225,11 +227,14 @@ def test_a_stack_has_the_labels_of_the_part_that_is_them(stack):
     assert known_labels(stack(images, images)) is None
 
 
-def test_of_tensors_and_arrays_the_last_row_of_integers_is_the_labels():
+def test_the_classes_of_tensors_and_arrays_are_the_last_if_nothing_else_may_be_them():
     x, y = torch.zeros(3, 2), torch.tensor([4, 2, 4])
     assert known_labels(torch_data.TensorDataset(x, y)).tolist() == [4, 2, 4]
-    assert known_labels(torch_data.TensorDataset(y, x)).tolist() == [4, 2, 4]
-    assert known_labels(torch_data.TensorDataset(torch.arange(3), y, x)).tolist() == [4, 2, 4]
+    assert known_labels(torch_data.TensorDataset(torch.arange(3), x, y)).tolist() == [4, 2, 4]
+    images = torch.zeros(3, 3, 8, 8, dtype=torch.uint8)
+    assert known_labels(torch_data.TensorDataset(images, y)).tolist() == [4, 2, 4]
+    tokens = torch.tensor([[1, 5], [7, 0], [2, 2]])
+    assert known_labels(torch_data.TensorDataset(tokens, y)).tolist() == [4, 2, 4]
     assert known_labels(torch_data.TensorDataset(x)) is None
     assert known_labels(torch_data.TensorDataset(x, torch.zeros(3))) is None
     assert known_labels(ArrayDataset(np.zeros((3, 2)), np.array([4, 2, 4]))).tolist() == [4, 2, 4]
@@ -320,7 +325,6 @@ def test_rows_are_taken_and_joined_as_lists_are():
     ("given_as", "rows"),
     [
         ([[1, 2], [], [2]], [[1, 2], [], [2]]),
-        ([[0, 1], [1, 0]], [[0, 1], [1, 0]]),  # a list of lists is class numbers, always
         (np.array([[0, 1], [1, 0]]), [[1], [0]]),  # an array is a column for each class
         (torch.tensor([[0.0, 1.0], [1.0, 1.0]]), [[1], [0, 1]]),
         ([[True, False, True], [False] * 3], [[0, 2], []]),
@@ -435,3 +439,177 @@ def test_our_own_datasets_tell_their_labels_and_names(data_dir):
     mosaic = vision.Mosaic(cells, size=64)
     assert known_labels(Subset(mosaic, [5, 5])) == cells.labels[[5, 5]]
     assert class_names_of(mosaic) == cells.class_names
+
+
+@pytest.mark.parametrize(
+    ("others", "said"),
+    [
+        ([np.array([9, 8, 9])], "2 of its parts may be the classes"),
+        ([np.array([0.5, 1.5, 2.5])], "the last of its arrays is of type float64"),
+        ([np.array([[1, 5], [7, 0], [2, 2]])], "the last of its arrays is of shape"),
+    ],
+    ids=["integers", "floats", "tokens"],
+)
+def test_arrays_of_which_several_may_be_the_classes_have_to_be_chosen_from(others, said):
+    dataset = ArrayDataset(np.zeros((3, 2)), np.array([4, 2, 4]), *others)
+    with pytest.raises(ConfigError, match=said) as caught:
+        labels_given_or_known(dataset, "Sampler")
+    assert "`penstock.labels_of(dataset, column=position)`" in str(caught.value)
+    assert LabelSearch(1).find(dataset).tolist() == [4, 2, 4]
+
+
+def test_a_stack_of_two_columns_of_integers_has_to_be_chosen_from():
+    stack = StackDataset(Images(3), np.array([4, 2, 4]), np.array([9, 8, 9]))
+    assert known_labels(stack) is None
+    assert LabelSearch(1).find(stack).tolist() == [4, 2, 4]
+
+
+@pytest.mark.parametrize("pairs", [[(7, 3)] * 4, [(0.5, 1)] * 4, [(np.int64(3), 1)] * 4])
+def test_pairs_without_a_path_are_no_samples_of_classes(pairs):
+    assert known_labels(Images(samples=pairs)) is None
+
+
+@pytest.mark.parametrize("path", ["a.jpg", b"a.jpg", pathlib.Path("a.jpg"), None])
+def test_pairs_of_a_path_of_any_kind_are(path):
+    assert known_labels(Images(samples=[(path, n) for n in (1, 0, 1, 1)])).tolist() == [1, 0, 1, 1]
+
+
+def test_texts_of_rows_are_numbered_by_all_parts_of_a_concatenation():
+    a = Images(2, labels=[["bus"], ["bus", "cat"]])
+    b = Images(2, labels=[["cat"], ["dog", "cat"]])
+    both = ConcatDataset([a, b])
+    assert rows_of(known_labels(both)) == [[0], [0, 1], [1], [2, 1]]
+    assert class_names_of(both) == ("bus", "cat", "dog")
+    assert rows_of(known_labels(Subset(both, [3, 2]))) == [[1, 0], [0]]
+    assert class_names_of(Subset(both, [3, 2])) == ("cat", "dog")
+    flat = Images(2, labels=["eel", "cat"])
+    nothing = Images(2, labels=[[], []])
+    assert rows_of(known_labels(ConcatDataset([flat, nothing, a]))) == [
+        [2],
+        [1],
+        [],
+        [],
+        [0],
+        [0, 1],
+    ]
+    assert known_labels(ConcatDataset([a, Images(2, labels=[1, 2])])) is None
+    assert known_labels(ConcatDataset([a, Images(2, labels=[[1], [2, 3]])])) is None
+
+
+def test_rows_of_file_names_are_no_classes():
+    rows = [["a/1.png", "a/2.png"], ["b/1.png"], ["b/2.png"], ["c/1.png"]]
+    assert known_labels(Images(labels=rows, targets=[0, 1, 1, 0])).tolist() == [0, 1, 1, 0]
+
+
+def test_a_subset_that_passes_attributes_on_has_its_own_labels():
+    class Part(Images):
+        def __init__(self, dataset, indices):
+            super().__init__(len(indices))
+            self.dataset, self.indices = dataset, indices
+
+        def __getattr__(self, name):
+            if name in ("dataset", "indices", "length"):
+                raise AttributeError(name)
+            return getattr(self.dataset, name)
+
+    whole = Images(labels=[5, 6, 7, 8], get_labels=lambda: [5, 6, 7, 8])
+    assert known_labels(Part(whole, [3, 2, 1, 0])).tolist() == [8, 7, 6, 5]
+    assert known_labels(Part(Images(samples=PAIRS), [3, 2, 1, 0])).tolist() == [1, 2, 0, 2]
+
+
+@pytest.mark.parametrize(
+    "rows",
+    [
+        [[0, 1, 0], [1, 0, 0]],
+        [np.array([0, 1]), np.array([1, 0])],
+        [torch.tensor([0, 1]), torch.tensor([1, 0])],
+        ((1, 0), (0, 1)),
+    ],
+    ids=["lists", "arrays", "tensors", "tuples"],
+)
+def test_rows_of_zeros_and_ones_may_be_columns_or_classes(rows):
+    for source in (rows, Images(2, labels=rows)):
+        with pytest.raises(ConfigError, match="zeros and ones each") as caught:
+            labels_given_or_known(source, "Sampler")
+        assert "np.asarray(rows)" in str(caught.value)
+        assert "RaggedArray.of(rows)" in str(caught.value)
+    classes = labels_given_or_known(RaggedArray.of(rows), "Sampler")
+    assert rows_of(classes) == [list(map(int, row)) for row in rows]
+
+
+@pytest.mark.parametrize("rows", [[[0, 1]], [[0, 1], [1]], [[0, 2], [1, 0]], [[], []]], ids=str)
+def test_other_rows_are_classes(rows):
+    assert rows_of(labels_given_or_known(rows, "Sampler")) == rows
+
+
+def test_sets_are_classes_and_bools_columns():
+    assert rows_of(as_labels([{0, 1}, {1, 0}])) == [[0, 1], [0, 1]]
+    assert rows_of(as_labels([(True, False), (False, True)])) == [[0], [1]]
+
+
+def test_rows_of_one_are_one_label_each():
+    assert as_labels([[3], [0], [1]]).tolist() == [3, 0, 1]
+    assert as_labels([torch.tensor([3]), torch.tensor([0])]).tolist() == [3, 0]
+    assert as_labels([["b"], ["a"]]).tolist() == ["b", "a"]
+
+
+def test_names_of_the_classes_do_not_speak_against_valid_targets():
+    for labels in (["cat", "dog"], ("cat", "dog"), {"cat": 0, "dog": 1}):
+        dataset = Images(labels=labels, targets=[1, 0, 1, 1])
+        assert known_labels(dataset).tolist() == [1, 0, 1, 1]
+        dataset = Images(targets=[1, 0, 1, 1], _labels=labels)
+        assert known_labels(dataset).tolist() == [1, 0, 1, 1]
+
+
+def test_texts_that_would_fill_memory_as_an_array_are_not_made_one():
+    paths = [f"{'deep/' * 20}{number}.jpg" for number in range(200_000)]
+    captions = ["short"] * 100_000 + ["long " * 2_000]
+    inner = Images(200_000, targets=np.zeros(200_000, int))
+    tracemalloc.start()
+    try:
+        wrapper = Images(200_000, dataset=inner, paths=paths)
+        assert known_labels(wrapper) is inner.targets
+        assert known_labels(Images(200_000, labels=paths)) is None
+        assert known_labels(Images(100_001, labels=captions)) is None
+        peak = tracemalloc.get_traced_memory()[1]
+    finally:
+        tracemalloc.stop()
+    assert peak < 20e6  # an array of the paths has 88 MB, of the captions 4 GB
+
+
+@pytest.mark.parametrize(
+    ("values", "said"),
+    [
+        ([0.5], "integers; got float64"),
+        ([True], "integers; got bool"),
+        (["a"], "integers; got <U1"),
+    ],
+    ids=["floats", "bools", "texts"],
+)
+def test_a_ragged_array_holds_integers_of_64_bits_only(values, said):
+    with pytest.raises(ValueError, match=said):
+        RaggedArray(values, [0, 1])
+    with pytest.raises(ValueError, match=said):
+        RaggedArray.of([[1], values])
+    with pytest.raises(ValueError, match="holds int64; got 9223372036854775808"):
+        RaggedArray(np.array([2**63], np.uint64), [0, 1])
+    with pytest.raises(TypeError, match=r"in ragged\.values"):
+        assert 1 in RaggedArray.of([[1]])
+    assert rows_of(RaggedArray.of([[], (), np.empty(0)])) == [[], [], []]
+
+
+def test_what_is_no_list_of_labels_is_refused_with_what_to_do():
+    def refusal(source):
+        with pytest.raises(ConfigError) as caught:
+            labels_given_or_known(source, "Sampler")
+        return str(caught.value)
+
+    class Stream(IterableDataset):
+        def __iter__(self):
+            return iter([1])
+
+    assert "BalancedShuffle" in refusal(Stream())
+    assert "dataset['train']" in refusal({"train": Images()})
+    assert "floats are no classes" in refusal(torch.tensor([0.5, 1.0]))
+    assert "one label per sample" in refusal(torch.tensor([0.5, 1.0]))
+    assert "Subset of Images" in refusal(Subset(Images(), [0]))

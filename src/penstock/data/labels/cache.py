@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Labels that were read from a dataset once, kept in a file beside it.
+"""Labels that were read from a dataset once, kept in a file beside its folder.
 
 A file is written under a name of its own and then renamed, so that readers see all of it or none,
 and of two processes that write at once the later one's, which is the same, stays. It holds arrays
@@ -14,26 +14,31 @@ import json
 import os
 import uuid
 import warnings
-from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
 
 from penstock.data.fingerprint import fingerprint_of
+from penstock.data.labels.cache_key import (
+    UntoldError,
+    dataset_key,
+    is_plain_subset,
+    is_unchanged,
+    value_key,
+)
 from penstock.data.labels.of_sample import ReadLabels
-from penstock.data.labels.search import length_of
 from penstock.data.ragged import RaggedArray
+from penstock.errors import ConfigError
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
 __all__ = ["LabelCache"]
 
-_FORMAT: Final = 1
+_FORMAT: Final = 2
 _DEEPEST: Final = 32  # datasets made of datasets
 _PLACES: Final = ("root", "path")
-_SPLITS: Final = ("split", "train", "image_set", "subset", "fold", "mode", "year")
 
 
 class LabelCache:
@@ -42,7 +47,8 @@ class LabelCache:
     Attributes:
         path: Of the file; None if there is no place for it.
         is_certain: Whether what is in the file needs no comparison with samples: the dataset has a
-            fingerprint, and nothing that the user's own function depends on may have changed.
+            fingerprint, nothing changes its samples, and no function of the user's reads them.
+        why_not: Why there is no file, if the user wanted one.
     """
 
     def __init__(
@@ -52,32 +58,53 @@ class LabelCache:
         column: str | int | None,
         place: bool | str | os.PathLike[str],
     ) -> None:
-        """Find the place; nothing is read or written yet.
+        """Find the place; nothing is written yet.
 
         Args:
             dataset: With a length.
             get_label: How the user reads a label from a sample.
             column: The name that the user gave.
             place: True for beside the dataset, False for nowhere; a folder, or a file `*.npz`.
+
+        Raises:
+            ConfigError: `place` is none of these, or a file that holds something else.
         """
-        fingerprint = fingerprint_of(dataset)
-        self.is_certain = _is_fingerprinted(dataset) and get_label is None
-        self._length = len(dataset)
+        if not isinstance(place, (bool, str, os.PathLike)):
+            raise ConfigError(f"cache is True, False, a folder or a file *.npz; got {place!r}.")
+        self.is_certain = is_unchanged(dataset) and get_label is None
+        self._dataset, self._length = dataset, len(dataset)
+        self._asked = (get_label, column, place)
+        self.why_not = ""
+        try:
+            rule = None if get_label is None else value_key(get_label)
+        except UntoldError as error:  # another function of that name would be given its labels
+            place, rule = False, None
+            self.why_not = f"what get_label depends on cannot be told ({error})"
         description = {
             "format": _FORMAT,
-            "dataset": _shape_of(dataset, 0),
-            "fingerprint": fingerprint,
-            "get_label": _named(get_label),
+            "dataset": dataset_key(dataset),
+            "fingerprint": fingerprint_of(dataset),
+            "get_label": rule,
             "column": column,
         }
         self._description = json.dumps(description, sort_keys=True)
         key = hashlib.blake2b(self._description.encode(), digest_size=8).hexdigest()
         self._is_asked_for = not isinstance(place, bool)
-        self.path = _path(dataset, place, f".penstock-labels-{key}.npz")
+        self.path = _path(dataset, place, key)
+        if self.path is None and not self.why_not and place:
+            self.why_not = "no folder of the dataset is known: give cache='folder'"
+        if self._is_asked_for:
+            _check_ours(self.path)
 
     def load(self) -> ReadLabels | None:
-        """Return the labels in the file; None if there is none, or it is another's, or damaged."""
-        if self.path is None or not self.path.is_file():
+        """Return the labels in the file, or for a subset those of the whole dataset's file.
+
+        None if there is no file, or it is another's, or damaged.
+        """
+        return self._own() or self._of_whole()
+
+    def _own(self) -> ReadLabels | None:
+        if self.path is None:
             return None
         try:
             # Opened here: numpy leaves the closing of a file that is no zip to the collector.
@@ -87,19 +114,30 @@ class LabelCache:
                 values = file["values"]
                 labels = RaggedArray(values, file["offsets"]) if "offsets" in file else values
                 names = file.get("names")
-        except Exception:  # of a zip, of numpy, of the arrays: whatever it is, it is read anew
+        except Exception:  # no file, or of a zip, of numpy, of the arrays: it is read anew
             return None
         kept = ReadLabels(labels, names)
         return kept if _is_whole(kept, self._length) else None
 
-    def save(self, read: ReadLabels) -> None:
-        """Write the file, or leave it where that is not possible.
+    def _of_whole(self) -> ReadLabels | None:
+        if self.path is None or not is_plain_subset(self._dataset):
+            return None
+        try:
+            indices = np.asarray(self._dataset.indices)
+            whole = LabelCache(self._dataset.dataset, *self._asked).load()
+            is_of_integers = indices.ndim == 1 and indices.dtype.kind in "iu"
+            return whole.chosen(indices) if whole is not None and is_of_integers else None
+        except Exception:  # indices that do not fit: reading says it
+            return None
+
+    def save(self, read: ReadLabels) -> bool:
+        """Write the file, or leave it where that is not possible; return whether it is there.
 
         Warns:
             UserWarning: the user named the place, and it cannot be written to.
         """
         if self.path is None:
-            return
+            return False
         arrays: dict[str, Any] = {"description": np.array(self._description)}
         labels = read.labels
         if isinstance(labels, RaggedArray):
@@ -111,12 +149,15 @@ class LabelCache:
         try:
             self._write(arrays)
         except OSError as error:
+            self.why_not = f"{self.path} cannot be written to ({error}): give cache='folder'"
             if self._is_asked_for:
                 warnings.warn(
                     f"labels_of could not keep the labels in {self.path}: {error}. They will be "
                     "read from the samples again next time; name another place by `cache=`.",
                     stacklevel=3,
                 )
+            return False
+        return True
 
     def _write(self, arrays: dict[str, Any]) -> None:
         assert self.path is not None
@@ -145,107 +186,58 @@ def _is_whole(kept: ReadLabels, length: int) -> bool:
     return names.ndim == 1 and values.min() >= 0 and bool(values.max() < len(names))
 
 
-def _is_fingerprinted(dataset: Any) -> bool:  # noqa: ANN401
-    """Whether a fingerprint speaks for the labels: the dataset's own, or of what it is a subset of.
+def _check_ours(path: Path | None) -> None:
+    """Raise unless a file is one of labels, or there is none: it would be overwritten."""
+    if path is None or path.name.startswith(".penstock-labels-"):
+        return
+    try:
+        with path.open("rb") as raw, np.load(raw, allow_pickle=False) as file:
+            if '"fingerprint"' in str(file["description"]):
+                return
+    except OSError:  # none there, or none that could be overwritten either
+        return
+    except Exception as error:
+        reason: Exception | None = error
+    else:
+        reason = None
+    raise ConfigError(
+        f"{path} holds something else than labels that labels_of kept, and would be overwritten: "
+        "name another file by `cache=`, or delete this one."
+    ) from reason
 
-    Anything else around a dataset may give its samples other labels.
-    """
-    for _ in range(_DEEPEST):
-        if isinstance(getattr(dataset, "fingerprint", None), str):
-            return True
-        if _digest(getattr(dataset, "indices", None)) is None:
-            return False
-        dataset = getattr(dataset, "dataset", None)
-    return False
 
-
-def _path(dataset: Any, place: bool | str | os.PathLike[str], name: str) -> Path | None:  # noqa: ANN401
+def _path(dataset: Any, place: bool | str | os.PathLike[str], key: str) -> Path | None:  # noqa: ANN401
     if isinstance(place, bool):
-        folder = _folder_of(dataset, 0) if place else None
-        return None if folder is None else folder / name
-    asked = Path(place)
-    return asked if asked.suffix == ".npz" else asked / name
+        data = _data_of(dataset, 0) if place else None
+        # Beside the folder, not within: what is in there is listed by datasets.
+        return None if data is None else data.with_name(f".penstock-labels-{data.name}-{key}.npz")
+    asked = Path(os.fsdecode(place))
+    return asked if asked.suffix == ".npz" else asked / f".penstock-labels-{key}.npz"
 
 
-def _folder_of(dataset: Any, depth: int) -> Path | None:  # noqa: ANN401
-    """Return the folder that a dataset, or the first of those within that has one, lies in."""
+def _data_of(dataset: Any, depth: int) -> Path | None:  # noqa: ANN401
+    """Return the folder or file of a dataset, or of the first of those within that has one."""
     if dataset is None or depth > _DEEPEST:
         return None
-    for name in _PLACES:
-        if (folder := _existing(getattr(dataset, name, None))) is not None:
-            return folder
-    # A store's folder is its own: what lies in there is the store's.
-    store = _existing(getattr(getattr(dataset, "store", None), "path", None))
-    if store is not None:
-        return store.parent
+    kept = [getattr(dataset, name, None) for name in _PLACES]
+    kept.append(getattr(getattr(dataset, "store", None), "path", None))
+    for place in kept:
+        if (data := _existing(place)) is not None:
+            return data
     parts = getattr(dataset, "datasets", None)
     if isinstance(parts, (list, tuple, dict)):
         within = list(parts.values()) if isinstance(parts, dict) else list(parts)
     else:
         within = [getattr(dataset, "dataset", None)]
-    return next((found for part in within if (found := _folder_of(part, depth + 1))), None)
+    return next((found for part in within if (found := _data_of(part, depth + 1))), None)
 
 
 def _existing(place: Any) -> Path | None:  # noqa: ANN401
-    """A folder, or the one that a file is in; None for what is not there, as a database's name."""
+    """A path with a name; None for what is not there, as a database's, and for a whole disk."""
     if not isinstance(place, (str, os.PathLike)) or not place:
         return None
-    path = Path(os.fsdecode(place))
     try:
-        return path if path.is_dir() else path.parent if path.is_file() else None
+        path = Path(os.path.abspath(os.fsdecode(place)))  # `.` has no name, `..` not its own
+        return path if path.name and path.exists() else None
     except (OSError, ValueError):
         return None
-
-
-def _shape_of(dataset: Any, depth: int) -> Any:  # noqa: ANN401
-    """Return what a dataset is made of, as JSON: classes, lengths, and which samples of which."""
-    if dataset is None or depth > _DEEPEST:
-        return None
-    kind = type(dataset)
-    shape: dict[str, Any] = {
-        "class": f"{kind.__module__}.{kind.__qualname__}",
-        "length": length_of(dataset),
-    }
-    for name in _SPLITS:  # of one folder and length there may be several
-        if isinstance(value := getattr(dataset, name, None), (str, int)):
-            shape[name] = value
-    shape["indices"] = _digest(getattr(dataset, "indices", None))
-    parts = getattr(dataset, "datasets", None)
-    if isinstance(parts, (Mapping, list, tuple)):
-        within = list(parts.values()) if isinstance(parts, Mapping) else parts
-        shape["parts"] = [_shape_of(part, depth + 1) for part in within]
-    if (inner := getattr(dataset, "dataset", None)) is not None:
-        shape["of"] = _shape_of(inner, depth + 1)
-    return shape
-
-
-def _digest(values: Any) -> str | None:  # noqa: ANN401
-    if values is None:
-        return None
-    try:
-        array = np.ascontiguousarray(np.asarray(values))
-        return hashlib.blake2b(array.astype(np.int64).data, digest_size=8).hexdigest()
-    except Exception:  # not numbers: keys of another kind
-        try:
-            return hashlib.blake2b(repr(list(values)).encode(), digest_size=8).hexdigest()
-        except Exception:
-            return None
-
-
-def _named(function: Callable[[Any], Any] | None) -> str | None:
-    """Return a function's name, with what tells it from others of that name, as all lambdas are."""
-    if function is None:
-        return None
-    named = function if hasattr(function, "__qualname__") else type(function)
-    code = getattr(function, "__code__", None)
-    text = "" if code is None else f"{code.co_code.hex()} {code.co_names} {_constants(code)}"
-    digest = hashlib.blake2b(text.encode(), digest_size=8).hexdigest()
-    return f"{named.__module__}.{named.__qualname__} {digest}"
-
-
-def _constants(code: Any) -> list[Any]:  # noqa: ANN401
-    # A function within prints its address, which is another one in every process.
-    return [
-        (_constants(constant), constant.co_code.hex()) if hasattr(constant, "co_code") else constant
-        for constant in code.co_consts
-    ]

@@ -11,7 +11,13 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 import numpy as np
 
-from penstock.data.labels.values import NotLabelsError, numbered, to_labels
+from penstock.data.labels.parts import chosen_labels
+from penstock.data.labels.values import (
+    NotLabelsError,
+    check_no_columns,
+    rows_of_texts,
+    to_labels,
+)
 from penstock.data.ragged import RaggedArray
 
 if TYPE_CHECKING:
@@ -68,7 +74,10 @@ def class_column(dataset: Any, wanted: str | None = None) -> _Column | None:  # 
     whole = [column for column in classes if len(column.path) == 1]
     if len(whole or classes) > 1:
         names = ", ".join(column.name for column in whole or classes)
-        raise NotLabelsError(f"several columns are classes ({names}): name one with `column=`")
+        raise NotLabelsError(
+            f"several columns are classes ({names}): choose one, as by "
+            f"`penstock.labels_of(dataset, column={(whole or classes)[0].name!r})`"
+        )
     if classes:
         return (whole or classes)[0]
     by_name = {column.name: column for column in columns}
@@ -96,7 +105,7 @@ def _named(columns: list[_Column], wanted: str) -> _Column:
 def labels_of_column(
     dataset: Any,  # noqa: ANN401
     wanted: str | None = None,
-) -> NDArray[Any] | RaggedArray | None:
+) -> NDArray[Any] | RaggedArray:
     """Return what the column of the classes holds, in the order of the dataset's rows.
 
     That order is the dataset's own, after `select`, `shuffle`, `sort` and the like.
@@ -109,7 +118,11 @@ def labels_of_column(
     """
     column = class_column(dataset, wanted)
     if column is None:
-        return None
+        raise NotLabelsError(
+            f"none of its columns ({', '.join(map(str, dataset.column_names))}) is a ClassLabel or "
+            "called `label`: choose one, as by "
+            f"`penstock.labels_of(dataset, column={next(iter(dataset.column_names), 'label')!r})`"
+        )
     if not hasattr(dataset, "_indices"):  # then what select() and shuffle() did is not known
         raise NotLabelsError("its table does not tell the order of the rows")
     try:
@@ -117,7 +130,7 @@ def labels_of_column(
     except NotLabelsError as error:
         raise NotLabelsError(f"column {column.name!r} is {error}") from None
     order = dataset._indices  # a table of one column, or None for the rows as they lie
-    return labels if order is None else labels[order.column(0).to_numpy().astype(np.int64)]
+    return labels if order is None else chosen_labels(labels, order.column(0).to_numpy())
 
 
 def _read(column: Any, fields: tuple[str, ...]) -> NDArray[Any] | RaggedArray:  # noqa: ANN401
@@ -136,9 +149,9 @@ def _read(column: Any, fields: tuple[str, ...]) -> NDArray[Any] | RaggedArray:  
     flat = to_labels(values)
     if isinstance(flat, RaggedArray):
         raise NotLabelsError("lists of lists")
-    offsets = np.zeros(len(counts) + 1, np.int64)
-    np.cumsum(counts, out=offsets[1:])
-    return RaggedArray(numbered(flat), offsets)
+    if len(counts) and (counts == 1).all():
+        return flat
+    return check_no_columns(rows_of_texts(flat, counts))
 
 
 class _Piece(NamedTuple):

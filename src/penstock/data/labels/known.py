@@ -3,12 +3,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from penstock.data.labels.names import class_names_of
-from penstock.data.labels.search import LabelSearch
+from penstock.data.labels.search import LabelSearch, is_iterable, kind_of
 from penstock.data.labels.values import NotLabelsError, as_labels, to_labels
 from penstock.errors import ConfigError
 
@@ -17,7 +18,13 @@ if TYPE_CHECKING:
 
     from penstock.data.ragged import RaggedArray
 
-__all__ = ["as_labels", "class_names_of", "known_labels", "labels_given_or_known"]
+__all__ = [
+    "as_labels",
+    "class_names_of",
+    "known_labels",
+    "labels_given_or_known",
+    "of_splits",
+]
 
 
 def known_labels(dataset: Any) -> NDArray[Any] | RaggedArray | None:  # noqa: ANN401
@@ -29,7 +36,8 @@ def known_labels(dataset: Any) -> NDArray[Any] | RaggedArray | None:  # noqa: AN
     that wrap another of the same length are looked through. Labels that do not fit the dataset's
     length are no answer.
 
-    They are the labels as the dataset keeps them, before any `target_transform`.
+    They are the labels as the dataset keeps them, before any `target_transform`. Texts in rows are
+    numbered among those of this dataset: the numbers of two calls are not to be compared.
 
     Returns:
         Integers, bools or strings, shape (len(dataset),); or a `RaggedArray` where samples have
@@ -62,6 +70,13 @@ def labels_given_or_known(source: Any, who: str) -> NDArray[Any] | RaggedArray: 
         >>> labels_given_or_known([1, 0, 1], "MySampler")
         array([1, 0, 1])
     """
+    if is_iterable(source):
+        raise ConfigError(
+            f"{who} takes labels, or a dataset whose samples have numbers; {kind_of(source)} is a "
+            "stream. `penstock.sampling.BalancedShuffle` balances a stream while it is read."
+        )
+    if isinstance(source, Mapping):
+        raise ConfigError(of_splits(source, who))
     search = LabelSearch()
     if not _is_plain(source):
         labels = search.find(source)
@@ -73,14 +88,23 @@ def labels_given_or_known(source: Any, who: str) -> NDArray[Any] | RaggedArray: 
         raise ConfigError(_refusal(source, who, search, str(error))) from None
 
 
+def of_splits(splits: Mapping[Any, Any], who: str) -> str:
+    """Return the message for a table of datasets, as a `DatasetDict` of Hugging Face is."""
+    names = sorted(map(str, splits))[:8]
+    return (
+        f"{type(splits).__qualname__} holds {names}: give {who} one of them, as by "
+        f"dataset[{next(iter(names), 'train')!r}]."
+    )
+
+
 def _is_plain(source: Any) -> bool:  # noqa: ANN401
     """Whether it is labels, if anything: it has nothing to look into."""
     return type(source) in (list, tuple, np.ndarray, range)
 
 
 def _refusal(source: Any, who: str, search: LabelSearch, reason: str) -> str:  # noqa: ANN401
-    kind = type(source).__qualname__
-    if _is_plain(source):
+    kind = kind_of(source)
+    if _is_plain(source) or hasattr(source, "dtype"):
         return (
             f"{who} takes one label per sample (integers, bools or strings), a list of class "
             f"numbers per sample, or a dataset; this {kind} is {reason}. If it holds samples, give "

@@ -10,7 +10,7 @@ import numpy as np
 
 from penstock.data.labels.columns import class_column, has_columns
 from penstock.data.labels.search import LabelSearch
-from penstock.data.labels.values import NotLabelsError
+from penstock.data.labels.values import NotLabelsError, TextRows
 from penstock.data.ragged import RaggedArray
 
 __all__ = ["class_names_of"]
@@ -36,6 +36,8 @@ def class_names_of(dataset: Any) -> tuple[str, ...] | None:  # noqa: ANN401
     """
     labels = LabelSearch().find(dataset)
     values = labels.values if isinstance(labels, RaggedArray) else labels
+    if isinstance(labels, TextRows):
+        return tuple(labels.names.tolist())
     if values is not None and values.dtype.kind in "US":
         return tuple(str(name) for name in np.unique(values).tolist())
     names = _names(dataset, 0)

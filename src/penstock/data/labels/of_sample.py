@@ -3,12 +3,14 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, Final, NamedTuple, TypeAlias
 
 import numpy as np
 
-from penstock.data.labels.values import NotLabelsError, numbered, to_labels
+from penstock.data.labels.parts import chosen_labels
+from penstock.data.labels.values import NotLabelsError, TextRows, numbered, rows_of_texts, to_labels
 from penstock.data.ragged import RaggedArray
 
 if TYPE_CHECKING:
@@ -16,10 +18,16 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
-__all__ = ["Found", "ReadLabels", "as_found", "label_of_sample"]
+__all__ = ["COLUMNS_HINT", "Found", "ReadLabels", "as_found", "label_of_sample"]
 
 Found: TypeAlias = int | str | tuple[int, ...] | tuple[str, ...]
 """A label as it comes from a worker: one class or several, by number or name."""
+
+COLUMNS_HINT: Final = (
+    ": if it has a number for each class, give get_label=lambda sample: np.asarray(sample[-1], "
+    "bool)"
+)
+"""What to do where a sample's label is a row of zeros and ones."""
 
 _KEYS: Final = ("labels", "label", "targets", "target")
 
@@ -84,7 +92,8 @@ def as_found(label: Any) -> Found:  # noqa: ANN401
     if array.ndim == 0 and array.dtype.kind in "biuU":
         return str(array) if array.dtype.kind == "U" else int(array)
     if array.ndim != 1 or (array.dtype.kind not in "biuU" and len(array)):
-        raise NotLabelsError(f"{_no_label(label)} ({array.dtype}, shape {array.shape})")
+        hint = COLUMNS_HINT if array.ndim == 1 and np.isin(array, (0, 1)).all() else ""
+        raise NotLabelsError(f"{_no_label(label)} ({array.dtype}, shape {array.shape}){hint}")
     if array.dtype.kind == "b":
         array = np.flatnonzero(array)
     return tuple(array.tolist())
@@ -120,7 +129,8 @@ class ReadLabels(NamedTuple):
 
     Attributes:
         labels: int64, shape (samples,); or a `RaggedArray` where samples have several.
-        names: The texts that became numbers, sorted; None if labels were numbers.
+        names: The texts that became numbers, sorted, each of which occurs; None if labels were
+            numbers.
     """
 
     labels: NDArray[np.int64] | RaggedArray
@@ -137,17 +147,41 @@ class ReadLabels(NamedTuple):
         Raises:
             NotLabelsError: labels of several kinds, or numbers that are too large.
         """
-        is_text = _check_alike(found, name)
-        labels = to_labels(list(found))
-        if isinstance(labels, RaggedArray):
-            texts = {text for row in found if isinstance(row, tuple) for text in row}
-            return cls(labels, np.array(sorted(map(str, texts))) if is_text else None)
-        return cls(numbered(labels), np.unique(labels) if is_text else None)
+        _check_alike(found, name)
+        if not found or not isinstance(found[0], tuple):
+            labels = to_labels(list(found))
+            assert isinstance(labels, np.ndarray)
+            return cls._of_flat(labels, None)
+        counts = np.fromiter(map(len, found), np.int64, len(found))  # type: ignore[arg-type]
+        flat = to_labels(list(itertools.chain.from_iterable(found)))  # type: ignore[arg-type]
+        assert isinstance(flat, np.ndarray)
+        return cls._of_flat(flat, counts)
+
+    @classmethod
+    def _of_flat(cls, flat: NDArray[Any], counts: NDArray[np.int64] | None) -> ReadLabels:
+        """Return rows of these lengths; one label each where that is all they have."""
+        if counts is None or (counts == 1).all():
+            return cls(numbered(flat), np.unique(flat) if flat.dtype.kind in "US" else None)
+        rows = rows_of_texts(flat, counts)
+        return cls(rows, rows.names if isinstance(rows, TextRows) else None)
+
+    def chosen(self, indices: NDArray[np.int64]) -> ReadLabels:
+        """Return the labels of these samples only; texts are numbered among those that occur."""
+        labels = chosen_labels(self.labels, indices)
+        values = labels.values if isinstance(labels, RaggedArray) else labels
+        flat = values if self.names is None else self.names[values]
+        counts = np.diff(labels.offsets) if isinstance(labels, RaggedArray) else None
+        return self._of_flat(flat, counts)
 
     def agree(self, positions: Sequence[int], found: Sequence[Found]) -> bool:
         """Return whether the samples at `positions` have the labels `found`."""
         mine = [self._found(position) for position in positions]
-        return mine == list(found)
+        return mine == [
+            one[0]
+            if isinstance(one, tuple) and len(one) == 1 and isinstance(self.labels, np.ndarray)
+            else one
+            for one in found
+        ]
 
     def _found(self, position: int) -> Found:
         label = self.labels[position].tolist()
@@ -157,8 +191,8 @@ class ReadLabels(NamedTuple):
         return tuple(names) if isinstance(names, list) else names
 
 
-def _check_alike(found: Sequence[Found], name: Callable[[int], str]) -> bool:
-    """Raise if labels differ in kind; return whether they are texts."""
+def _check_alike(found: Sequence[Found], name: Callable[[int], str]) -> None:
+    """Raise if labels differ in kind."""
     first_of: dict[str, int] = {}
     for position, label in enumerate(found):
         first_of.setdefault(_kind_of(label), position)
@@ -167,7 +201,6 @@ def _check_alike(found: Sequence[Found], name: Callable[[int], str]) -> bool:
     if len(first_of) > 1:
         told = ", ".join(f"that of {name(k)} is {found[k]!r}" for k in first_of.values())
         raise NotLabelsError(f"labels are of several kinds: {told}")
-    return not first_of.keys().isdisjoint({"a text", "texts"})
 
 
 def _kind_of(label: Found) -> str:

@@ -7,7 +7,13 @@ from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
 
-from penstock.data.labels.values import NotLabelsError, numbered, to_labels
+from penstock.data.labels.values import (
+    NotLabelsError,
+    TextRows,
+    numbered,
+    rows_of_texts,
+    to_labels,
+)
 from penstock.data.ragged import RaggedArray
 
 if TYPE_CHECKING:
@@ -28,7 +34,7 @@ def joined_labels(found: list[Labels]) -> Labels:
         NotLabelsError: some are texts, others numbers, or numbers are beyond int64.
     """
     if any(isinstance(labels, RaggedArray) for labels in found):
-        return RaggedArray.joined([_as_rows(labels) for labels in found])
+        return _joined_rows([_as_rows(labels) for labels in found])
     arrays = [labels for labels in found if isinstance(labels, np.ndarray)]
     if len({array.dtype.kind in _TEXTS for array in arrays}) > 1:
         raise NotLabelsError(_TWO_KINDS)
@@ -42,9 +48,15 @@ def joined_labels(found: list[Labels]) -> Labels:
 def chosen_labels(labels: Labels, indices: Any) -> Labels:  # noqa: ANN401
     """Return the labels at a subset's indices; a view where these are a range.
 
+    Rows of texts are numbered anew, by the texts that are chosen.
+
     Raises:
         NotLabelsError: indices that are no integers, or out of range.
     """
+    if isinstance(labels, TextRows):
+        rows = chosen_labels(RaggedArray(labels.values, labels.offsets), indices)
+        assert isinstance(rows, RaggedArray)
+        return rows_of_texts(labels.names[rows.values], np.diff(rows.offsets))
     if isinstance(indices, range) and indices.step > 0 and 0 <= indices.start <= indices.stop:
         if indices and indices[-1] >= len(labels):
             raise NotLabelsError(f"index {indices[-1]} is out of range for {len(labels)} samples")
@@ -64,6 +76,17 @@ def chosen_labels(labels: Labels, indices: Any) -> Labels:  # noqa: ANN401
 def _as_rows(labels: Labels) -> RaggedArray:
     if isinstance(labels, RaggedArray):
         return labels
-    if labels.dtype.kind in _TEXTS:
+    return rows_of_texts(labels, np.ones(len(labels), np.int64))
+
+
+def _joined_rows(parts: list[RaggedArray]) -> RaggedArray:
+    """Join rows; texts are numbered by all parts together."""
+    joined = RaggedArray.joined(parts)
+    of_texts = [part for part in parts if isinstance(part, TextRows)]
+    if not of_texts:
+        return joined
+    if any(len(part.values) and not isinstance(part, TextRows) for part in parts):
         raise NotLabelsError(_TWO_KINDS)
-    return RaggedArray(numbered(labels), np.arange(len(labels) + 1))
+    names = np.unique(np.concatenate([part.names for part in of_texts]))
+    codes = [np.searchsorted(names, part.names)[part.values] for part in of_texts]
+    return TextRows(np.concatenate(codes), joined.offsets, names)

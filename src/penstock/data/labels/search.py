@@ -3,8 +3,11 @@
 
 from __future__ import annotations
 
+import inspect
 import itertools
 import operator
+import os
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
@@ -22,13 +25,14 @@ if TYPE_CHECKING:
 
     Labels = NDArray[Any] | RaggedArray
 
-__all__ = ["LabelSearch", "is_iterable", "length_of"]
+__all__ = ["LabelSearch", "is_iterable", "kind_of", "length_of"]
 
 _ATTRIBUTES: Final = ("labels", "targets", "_labels")
 _PAIRS: Final = ("samples", "_samples", "imgs")  # of (path, class), as torchvision has them
 _PARTS: Final = ("labels", "label", "targets", "target")  # of a stack, by name
 _DEEPEST: Final = 32  # datasets made of datasets
 _MOST_REASONS: Final = 5
+_ASK: Final = "Say which by `penstock.labels_of(dataset, column=position)`"
 
 
 class LabelSearch:
@@ -97,8 +101,11 @@ class LabelSearch:
     def _attribute(self, dataset: Any, length: int) -> Labels | None:  # noqa: ANN401
         names = _ATTRIBUTES if self._column is None else (str(self._column),)
         for name in names:
-            value = _get(dataset, name)
+            value = _own(dataset, name)
             if value is None or callable(value):
+                continue
+            if are_paths(value):
+                self._note(dataset, f"`{name}` names files")
                 continue
             try:
                 labels = to_labels(value)
@@ -107,6 +114,9 @@ class LabelSearch:
                 continue
             if are_paths(labels):
                 self._note(dataset, f"`{name}` names files")
+                continue
+            if len(labels) != length and _are_texts(value):  # the names of the classes
+                self._note(dataset, f"`{name}` has {len(labels)} texts, for {length} samples")
                 continue
             self._check_lengths(dataset, name, len(labels), length)
             return labels
@@ -118,7 +128,11 @@ class LabelSearch:
         Properties are left alone: they may build a list of millions.
         """
         kept = getattr(dataset, "__dict__", {})
-        counts = {other: length_of(kept.get(other)) for other in (*_ATTRIBUTES, *_PAIRS)}
+        others = {other: kept.get(other) for other in (*_ATTRIBUTES, *_PAIRS)}
+        counts = {
+            other: None if _are_texts(value) else length_of(value)
+            for other, value in others.items()
+        }
         counts = {other: size for other, size in counts.items() if size is not None}
         counts[name] = count
         if any(size != length for size in counts.values()):
@@ -129,7 +143,7 @@ class LabelSearch:
         if self._column is not None:
             return None
         for name in _PAIRS:
-            pairs = _get(dataset, name)
+            pairs = _own(dataset, name)
             if not isinstance(pairs, (list, tuple, PackedList)) or not _is_pair(pairs):
                 continue
             self._check_lengths(dataset, name, len(pairs), length)
@@ -140,7 +154,7 @@ class LabelSearch:
         return None
 
     def _method(self, dataset: Any, length: int) -> Labels | None:  # noqa: ANN401
-        method = _get(dataset, "get_labels") if self._column is None else None
+        method = _own(dataset, "get_labels") if self._column is None else None
         if not callable(method):
             return None
         try:
@@ -188,12 +202,10 @@ class LabelSearch:
             names = _PARTS if self._column is None else (self._column,)
             chosen = [parts[name] for name in names if name in parts]
         else:
-            chosen = list(reversed(parts)) if self._column is None else _one(parts, self._column)
-        for part in chosen:
-            labels = self._part(part, is_named=is_named)
-            if labels is not None and len(labels) == length:
-                return labels
-        return None
+            chosen = list(parts) if self._column is None else _one(parts, self._column)
+        parts_labels = (self._part(part, is_named=is_named) for part in chosen)
+        found = [labels for labels in parts_labels if labels is not None and len(labels) == length]
+        return (found[0] if found else None) if is_named else _only(found)
 
     def _part(self, part: Any, *, is_named: bool) -> Labels | None:  # noqa: ANN401
         """Return the labels of a stacked dataset, or that dataset if it is nothing but labels."""
@@ -203,6 +215,8 @@ class LabelSearch:
         labels = search.find(part) if type(part) not in (list, tuple, np.ndarray) else None
         if labels is not None or isinstance(part, range):  # a range counts samples
             return labels
+        if are_paths(part):
+            return None
         try:
             labels = to_labels(part)
         except NotLabelsError:
@@ -220,16 +234,39 @@ class LabelSearch:
             if len(getattr(array, "shape", ())) <= 2:
                 try:
                     found[position] = to_labels(array)
-                except NotLabelsError:
-                    continue
-        flat = [labels for labels in found.values() if isinstance(labels, np.ndarray)]
-        # Zeros and ones by class come last, after what they are the classes of.
-        return flat[-1] if flat else found.get(len(arrays) - 1 or -1)
+                except NotLabelsError as error:
+                    last = str(error)
+        # Rows of zeros and ones are classes only in the last place, after what they belong to.
+        end = len(arrays) - 1
+        found = {
+            position: labels
+            for position, labels in found.items()
+            if isinstance(labels, np.ndarray) or position == end > 0
+        }
+        if found and end not in found and len(getattr(arrays[end], "shape", ())) <= 2:
+            raise NotLabelsError(f"the last of its arrays is {last}. {_ASK}")
+        return _only(list(found.values()))
 
 
 def is_iterable(dataset: object) -> bool:
     """Return whether a dataset is a stream, ours, torch's or another's: nothing has an index."""
     return _is_a(dataset, "IterableDataset")
+
+
+def kind_of(dataset: object) -> str:
+    """Return what a dataset is called in a message: its class, and what it is a subset of.
+
+    Example:
+        >>> from penstock.data import Subset
+        >>> kind_of(Subset("abc", [0]))
+        'Subset of str'
+    """
+    names = [type(dataset).__qualname__]
+    while len(names) < _DEEPEST and _get(dataset, "indices") is not None:
+        if (dataset := _get(dataset, "dataset")) is None:
+            break
+        names.append(type(dataset).__qualname__)
+    return " of ".join(names)
 
 
 def length_of(dataset: Any) -> int | None:  # noqa: ANN401
@@ -254,10 +291,50 @@ def _get(dataset: Any, name: str) -> Any:  # noqa: ANN401
 
 
 def _is_pair(pairs: Sequence[Any]) -> bool:
-    """Whether the first entry is something and a class number."""
+    """Whether the first entry is a path, or None, and a class number."""
     if not len(pairs) or not isinstance(pairs[0], (list, tuple)) or len(pairs[0]) != 2:
         return False
-    return isinstance(pairs[0][1], (int, np.integer))
+    path, number = pairs[0]
+    is_path = path is None or isinstance(path, (str, bytes, os.PathLike))
+    return is_path and isinstance(number, (int, np.integer))
+
+
+def _are_texts(value: Any) -> bool:  # noqa: ANN401
+    """Whether it is a table, or a list of texts: of the names of classes, it may be."""
+    if isinstance(value, Mapping):
+        return True
+    return isinstance(value, (list, tuple)) and len(value) > 0 and isinstance(value[0], str)
+
+
+def _only(found: Sequence[Labels]) -> Labels | None:
+    """Return the only labels; numbers of samples, 0, 1, 2 and so on, are not counted as such.
+
+    Raises:
+        NotLabelsError: there are several.
+    """
+    if len(found) > 1:
+        found = [labels for labels in found if not _is_count(labels)]
+    if len(found) > 1:
+        raise NotLabelsError(f"{len(found)} of its parts may be the classes. {_ASK}")
+    return found[0] if found else None
+
+
+def _is_count(labels: Labels) -> bool:
+    if isinstance(labels, RaggedArray) or labels.dtype.kind not in "iu" or not len(labels):
+        return False
+    is_likely = labels[0] == 0 and labels[-1] == len(labels) - 1
+    return bool(is_likely) and np.array_equal(labels, np.arange(len(labels)))
+
+
+def _own(dataset: Any, name: str) -> Any:  # noqa: ANN401
+    """An attribute as `_get` gives it, but none that a wrapper passes on from what it wraps.
+
+    By `__getattr__` a subset would seem to have the labels of the whole.
+    """
+    value = _get(dataset, name)
+    if value is None or _get(dataset, "dataset") is None:
+        return value
+    return None if inspect.getattr_static(dataset, name, None) is None else value
 
 
 def _is_concatenation(dataset: Any, parts: Sequence[Any]) -> bool:  # noqa: ANN401
@@ -277,11 +354,18 @@ def _is_concatenation(dataset: Any, parts: Sequence[Any]) -> bool:  # noqa: ANN4
 def _reorders(dataset: Any, length: int) -> bool:  # noqa: ANN401
     """Whether a wrapper keeps as many integers as it has samples: an order, it may be."""
     for value in getattr(dataset, "__dict__", {}).values():
-        if isinstance(value, (list, tuple, range, np.ndarray)) or hasattr(value, "detach"):
+        is_list = isinstance(value, (list, tuple)) and len(value) > 0
+        if is_list and not isinstance(value[0], (int, np.integer)) and not _is_scalar(value[0]):
+            continue  # paths of millions of samples need not become an array
+        if is_list or isinstance(value, (range, np.ndarray)) or hasattr(value, "detach"):
             labels = as_labels(value) if length_of(value) == length and length else None
             if isinstance(labels, np.ndarray) and labels.dtype.kind in "iu":
                 return True
     return False
+
+
+def _is_scalar(value: Any) -> bool:  # noqa: ANN401 - as a tensor of one number
+    return getattr(value, "ndim", None) == 0
 
 
 def _one(parts: Sequence[Any], column: str | int) -> list[Any]:

@@ -16,17 +16,36 @@ from penstock.data.ragged import RaggedArray
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
-    from numpy.typing import NDArray
+    from numpy.typing import ArrayLike, NDArray
 
-__all__ = ["NotLabelsError", "are_paths", "as_labels", "numbered", "to_labels"]
+__all__ = [
+    "NotLabelsError",
+    "TextRows",
+    "are_paths",
+    "as_labels",
+    "check_no_columns",
+    "numbered",
+    "rows_of_texts",
+    "to_labels",
+]
 
 _FILE_NAME: Final = re.compile(r".+\.[A-Za-z]\w{1,4}")
 _KINDS: Final = "biuUS"  # booleans, integers, strings
 _ROWS: Final = (list, tuple, set, frozenset, np.ndarray)
+_LONGEST: Final = 500  # characters; numpy keeps every text as long as the longest
 
 
 class NotLabelsError(Exception):
     """Something is no labels; the message says what it is instead."""
+
+
+class TextRows(RaggedArray):
+    """Rows of texts: `values` are their places among the sorted `names`, all of which occur."""
+
+    def __init__(self, values: ArrayLike, offsets: ArrayLike, names: NDArray[np.str_]) -> None:
+        """Keep the arrays."""
+        super().__init__(values, offsets)
+        self.names = names
 
 
 def as_labels(value: Any) -> NDArray[Any] | RaggedArray | None:  # noqa: ANN401
@@ -36,8 +55,11 @@ def as_labels(value: Any) -> NDArray[Any] | RaggedArray | None:  # noqa: ANN401
     column of shape (n, 1) counts as one.
 
     Several per sample: a `RaggedArray`; a list of lists (or arrays), which are taken as class
-    numbers or names, names being numbered in the order of their sorted texts; or a two-dimensional
-    array of zeros and ones (or rows of bools), where column c stands for class c.
+    numbers or texts; or a two-dimensional array of zeros and ones (or rows of bools), where column
+    c stands for class c. Texts in rows are numbered, in their sorted order, by each call for what
+    it was given: numbers of two calls are not to be compared. Rows of integers that are all of one
+    width above one and hold only 0 and 1 are none of these: they might be either. Rows of one
+    entry each are one label per sample.
 
     Returns:
         Integers, bools or strings of shape (n,), the array itself if one was given; or rows of
@@ -68,7 +90,9 @@ def to_labels(value: Any) -> NDArray[Any] | RaggedArray:  # noqa: ANN401
     if isinstance(value, RaggedArray):
         return value
     if isinstance(value, (list, tuple, PackedList)):
-        return _of_list(value if isinstance(value, list) else list(value))
+        labels = _of_list(value if isinstance(value, list) else list(value))
+        is_told = isinstance(labels, RaggedArray) and _is_told(value[0])
+        return labels if is_told else check_no_columns(labels)
     if getattr(value, "ndim", 1) > 2:  # before reading what may be a file's
         raise NotLabelsError(f"of shape {tuple(getattr(value, 'shape', ()))}")
     return _of_array(_as_array(value))
@@ -93,7 +117,9 @@ def _of_array(values: NDArray[Any]) -> NDArray[Any] | RaggedArray:
     if values.ndim != 1:
         raise NotLabelsError(f"of shape {values.shape}")
     if values.dtype.kind in "OT":  # texts of pandas, or of numpy's type for texts of any length
-        return _of_list(values.tolist())
+        return to_labels(values.tolist())
+    if values.dtype.kind == "f":
+        raise NotLabelsError(f"of type {values.dtype}: floats are no classes")
     if values.dtype.kind not in _KINDS:
         raise NotLabelsError(f"of type {values.dtype}, not integers, bools or strings")
     return values
@@ -116,6 +142,8 @@ def _of_list(items: list[Any]) -> NDArray[Any] | RaggedArray:
     if all(issubclass(kind, (int, np.integer, np.bool_)) for kind in kinds):
         return _of_array(_integers(items))
     if all(issubclass(kind, str) for kind in kinds):
+        if (longest := max(map(len, items))) > _LONGEST:
+            raise NotLabelsError(f"a list of texts of up to {longest} characters, not of names")
         return np.array(items, np.str_)
     if all(issubclass(kind, _ROWS) or hasattr(kind, "detach") for kind in kinds):
         return _of_items(items)
@@ -145,20 +173,75 @@ def _of_items(items: list[Any]) -> NDArray[Any] | RaggedArray:
     return _of_rows(items)
 
 
-def _of_rows(rows: list[Any]) -> RaggedArray:
+def _of_rows(rows: list[Any]) -> NDArray[Any] | RaggedArray:
     counts = np.fromiter(map(len, rows), np.int64, len(rows))
     if all(isinstance(row, np.ndarray) for row in rows):
         filled = [row for row in rows if len(row)]  # an empty one is often of floats
         flat = _of_array(np.concatenate(filled)) if filled else np.empty(0, np.int64)
     else:
-        flat = _of_list(list(itertools.chain.from_iterable(map(_plain, rows))))
+        items = list(itertools.chain.from_iterable(map(_plain, rows)))
+        if any(issubclass(kind, _ROWS) for kind in set(map(type, items))):
+            raise NotLabelsError("a list of lists of lists")
+        flat = _of_list(items)
     if isinstance(flat, RaggedArray):
-        raise NotLabelsError("a list of lists of lists")
+        raise NotLabelsError("a list of rows of rows")
     if flat.dtype.kind == "b" and len(flat):
         if len(set(counts.tolist())) > 1:
             raise NotLabelsError("rows of bools of different lengths")
         return _of_one_hot(flat.reshape(len(rows), -1))
-    return RaggedArray(numbered(flat), _offsets(counts))
+    if len(counts) and (counts == 1).all():  # a column
+        return flat
+    return rows_of_texts(flat, counts)
+
+
+def rows_of_texts(flat: NDArray[Any], counts: NDArray[np.int64]) -> RaggedArray:
+    """Return rows of class numbers; `TextRows` where the classes are texts.
+
+    Args:
+        flat: The classes of all rows, one row after the other.
+        counts: How many each row has.
+
+    Raises:
+        NotLabelsError: a number beyond int64.
+    """
+    if flat.dtype.kind not in "US":
+        return RaggedArray(numbered(flat), _offsets(counts))
+    names, codes = np.unique(flat, return_inverse=True)
+    return TextRows(codes, _offsets(counts), names)
+
+
+def _is_told(row: Any) -> bool:  # noqa: ANN401
+    """Whether rows like it are columns, being bools, or classes, being sets."""
+    return (
+        isinstance(row, (set, frozenset))
+        or str(getattr(row, "dtype", "")).endswith("bool")
+        or (
+            isinstance(row, (list, tuple)) and len(row) > 0 and isinstance(row[0], (bool, np.bool_))
+        )
+    )
+
+
+def check_no_columns(labels: NDArray[Any] | RaggedArray) -> NDArray[Any] | RaggedArray:
+    """Return labels as they are, unless they are rows of as many zeros and ones.
+
+    One cannot see whether these are two classes or one column per class, and a wrong guess would
+    go unseen.
+
+    Raises:
+        NotLabelsError: they are; the message says how to tell which.
+    """
+    if not isinstance(labels, RaggedArray) or isinstance(labels, TextRows) or len(labels) < 2:
+        return labels
+    width = int(labels.offsets[1])
+    if width < 2 or len(labels.values) != width * len(labels):
+        return labels
+    if (np.diff(labels.offsets) != width).any() or not np.isin(labels.values, (0, 1)).all():
+        return labels
+    raise NotLabelsError(
+        f"rows of {width} zeros and ones each, which might be columns or classes. If there is a "
+        "column for each class, make them an array of two dimensions, `np.asarray(rows)`; if they "
+        "are numbers of classes, `penstock.data.RaggedArray.of(rows)`"
+    )
 
 
 def _plain(row: Any) -> Iterable[Any]:  # noqa: ANN401
@@ -169,7 +252,7 @@ def _plain(row: Any) -> Iterable[Any]:  # noqa: ANN401
 
 
 def numbered(values: NDArray[Any]) -> NDArray[np.int64]:
-    """Return labels as int64; texts by their places among the sorted ones.
+    """Return labels as int64; texts by their places among the sorted ones of this call.
 
     Raises:
         NotLabelsError: a number beyond int64.
@@ -181,12 +264,18 @@ def numbered(values: NDArray[Any]) -> NDArray[np.int64]:
     return values.astype(np.int64, copy=False)
 
 
-def are_paths(labels: NDArray[Any] | RaggedArray) -> bool:
-    """Whether texts, some of them spread over all, are names of files: of masks or annotations."""
-    if isinstance(labels, RaggedArray) or labels.dtype.kind != "U" or not len(labels):
+def are_paths(labels: Any) -> bool:  # noqa: ANN401
+    """Whether texts, some of them spread over all, are names of files: of masks or annotations.
+
+    A list, too, of which nothing but those is looked at: as an array it might not fit in memory.
+    """
+    texts = labels.names if isinstance(labels, TextRows) else labels
+    if isinstance(texts, RaggedArray) or not isinstance(texts, (np.ndarray, list, tuple)):
         return False
-    some = labels[:: max(1, len(labels) // 16)].tolist()
-    return all(_FILE_NAME.fullmatch(text) for text in some)
+    some = list(texts[:: max(1, len(texts) // 16)])
+    return len(some) > 0 and all(
+        isinstance(text, str) and _FILE_NAME.fullmatch(text) for text in some
+    )
 
 
 def _offsets(counts: Sequence[int] | NDArray[Any]) -> NDArray[np.int64]:

@@ -92,13 +92,58 @@ def test_the_seed_decides_the_draws(clothes, capsys):
     first, again, other = (balance_of(capsys, *options, "--seed", seed) for seed in (1, 1, 2))
     assert first == again
     assert after(first) != after(other)
-    assert first["sampler"] == {"name": "balanced", "alpha": 0.5, "seed": 1}
+    assert first["sampler"] == {"name": "balanced", "alpha": 0.5, "exact": False, "seed": 1}
+
+
+@pytest.mark.parametrize(
+    ("options", "settings", "words"),
+    [
+        ("natural", {}, "natural"),
+        ("balanced", {"alpha": 1.0, "exact": False, "seed": 0}, "balanced, alpha 1, seed 0"),
+        (
+            "balanced --num-samples undersample",
+            {"alpha": 1.0, "num_samples": "undersample", "exact": True, "seed": 0},
+            "balanced, alpha 1, num samples undersample, exact, seed 0",
+        ),
+        (
+            "effective --exact",
+            {"beta": 0.999, "exact": True, "seed": 0},
+            "effective, beta 0.999, exact, seed 0",
+        ),
+        (
+            "repeat-factor --threshold 0.2 --num-samples 9",
+            {"threshold": 0.2, "num_samples": 9, "seed": 0},
+            "repeat-factor, threshold 0.2, num samples 9, seed 0",
+        ),
+        ("class-aware", {"seed": 0}, "class-aware, seed 0"),
+    ],
+)
+def test_all_settings_are_told_also_those_that_were_not_given(
+    clothes, capsys, options, settings, words
+):
+    name, *others = options.split()
+    record = balance_of(capsys, clothes, "--sampler", name, *others)
+    assert record["sampler"] == {"name": name, **settings}
+    assert main(["stats", str(clothes), "--sampler", name, *others]) == 0
+    assert capsys.readouterr().out.startswith(f"folder:{clothes}, sampler: {words}\n")
+
+
+def test_the_threshold_is_set_beside_the_shares_of_images(clothes, capsys):
+    options = [clothes, "--sampler", "repeat-factor", "--threshold"]
+    shares = "Classes are in 11.1% (skirt) to 66.7% (coat) of the images; "
+    below = balance_of(capsys, *options, "0.3")["threshold"]
+    assert below == shares + "2 of 3 in less than the threshold, 30%."
+    found = balance_of(capsys, *options, "0.11")
+    assert found["threshold"] == shares + "0 of 3 in less than the threshold, 11%: nothing changes."
+    assert after(found) == COUNTS
+    assert main(["stats", *map(str, options), "0.11"]) == 0
+    assert found["threshold"] in capsys.readouterr().out
 
 
 def test_the_table_says_what_was_asked_and_what_came_of_it(clothes, capsys):
     assert main(["stats", str(clothes), "--sampler", "balanced", "--exact"]) == 0
     out = capsys.readouterr().out
-    assert out.splitlines()[0] == f"folder:{clothes}, sampler: balanced, exact"
+    assert out.splitlines()[0] == f"folder:{clothes}, sampler: balanced, alpha 1, exact, seed 0"
     assert "coat        12      6   0.50  66.7%     33.3%" in out
     assert "largest to smallest class  6.0 : 1  1.0 : 1" in out
     assert "Balance over samples is even now" in out
@@ -186,6 +231,14 @@ class Read(list):
     def __init__(self):
         super().__init__([("a", 0), ("b", 0), ("c", 0), ("d", 1)])
 
+class Needs(list):
+    def __init__(self, folder):
+        super().__init__()
+
+class Fails(list):
+    def __init__(self):
+        raise OSError("no such disk")
+
 class Silent(list):
     def __init__(self):
         super().__init__([{"text": "a"}, {"text": "b"}])
@@ -213,6 +266,31 @@ def test_a_dataset_that_knows_none_is_read(module, capsys):
     assert after(found) == {"0": 2, "1": 2}
 
 
+@pytest.mark.parametrize("options", [[], ["--sampler", "natural"]])
+def test_what_ones_own_code_raises_is_told_in_a_line(module, capsys, options):
+    said = refusal_of(capsys, f"{module}:Needs", *options)
+    assert said.startswith(f"penstock: {module}:Needs: TypeError: Needs.__init__() missing 1 req")
+    assert said.count("\n") == 1
+    said = refusal_of(capsys, f"{module}:Fails", *options)
+    assert "balance_sets.py, line " in said
+    assert said.endswith(": OSError: no such disk\n")
+
+
+@pytest.mark.parametrize("options", [[], ["--sampler", "natural"]])
+def test_parts_of_a_data_set_taken_for_classes_are_pointed_out(tmp_path, capsys, options):
+    for name in ("train/hat", "validation/hat"):
+        (tmp_path / "all" / name).mkdir(parents=True)
+        Image.new("RGB", (4, 4)).save(tmp_path / "all" / name / "1.png")
+    hint = "The classes are called train, validation, as parts of a data set are. If they are pa"
+    capsys.readouterr()
+    assert main(["stats", str(tmp_path / "all"), *options]) == 0
+    err = capsys.readouterr().err
+    assert hint in err
+    assert f"name one of them: {tmp_path / 'all' / 'train'}\n" in err
+    assert main(["stats", str(tmp_path / "all" / "train"), *options]) == 0
+    assert hint not in capsys.readouterr().err
+
+
 def test_samples_without_labels_are_refused(module, tmp_path, capsys):
     said = "balance_sets:Silent: its samples have no labels, so --sampler balanced has no classes"
     assert said in refusal_of(capsys, f"{module}:Silent", "--sampler", "balanced")
@@ -234,11 +312,17 @@ def test_samples_without_labels_are_refused(module, tmp_path, capsys):
             "--sampler balanced --threshold 0.1",
             "--threshold is for --sampler repeat-factor; balanced takes --alpha, --num-samples",
         ),
-        ("--sampler repeat-factor", "--sampler repeat-factor needs --threshold: the part of"),
+        ("--sampler repeat-factor", "--sampler repeat-factor needs --threshold: the share"),
         (
             "--sampler repeat-factor --threshold 1 --num-samples oversample",
             "--num-samples of --sampler repeat-factor is a number, at least 1, but got 'oversam",
         ),
+        ("--sampler balanced --sample 3", "--sample is for the sizes, and --sampler shows none"),
+        (
+            "--sampler balanced --num-samples 99999999999999",
+            "--num-samples 99999999999999: the indices of such an epoch take 800,000.0 GB, and",
+        ),
+        (f"--sampler class-aware --num-samples {'9' * 5000}", "such an epoch take inf GB"),
         ("--sampler balanced --num-samples 0", '1, or "oversample", or "undersample", but got'),
         ("--sampler effective --beta 1", "beta should be 0 or more and below 1, but got beta=1"),
     ],
@@ -256,3 +340,8 @@ def test_a_chart_that_cannot_be_written_is_refused(clothes, tmp_path, capsys):
     pytest.importorskip("matplotlib")
     options = ["--sampler", "natural", "--png", tmp_path / "nowhere" / "a.png"]
     assert "cannot write --png" in refusal_of(capsys, clothes, *options)
+
+
+def test_a_percentage_for_a_threshold_is_refused(clothes, capsys):
+    assert main(["stats", str(clothes), "--sampler", "repeat-factor", "--threshold", "50"]) == 2
+    assert "50.0 is not in the range" in capsys.readouterr().err

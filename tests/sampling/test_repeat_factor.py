@@ -221,10 +221,10 @@ def test_thresholds_and_roots():
 
 
 @pytest.mark.parametrize(
-    "threshold", [-0.1, 0, 1.1, 50, True, float("nan"), float("inf"), "0.1", None, 1j]
+    "threshold", [-0.1, 101, True, float("nan"), float("inf"), "0.1", None, 1j]
 )
 def test_a_threshold_that_is_no_share_is_refused(threshold):
-    said = r"threshold should be a share of the images, above 0 and at most 1 \(0.5 for 50 %\)"
+    said = r"threshold should be a share of the images, 0 to 1 \(0.5 for 50 %\)"
     with pytest.raises(ConfigError, match=said):
         RepeatFactorSampler(np.array([0, 1]), threshold)
 
@@ -262,3 +262,13 @@ def test_images_without_any_class_come_once():
     assert sampler.repeat_factors.tolist() == [1.0, 1.0]
     assert sorted(sampler) == [0, 1]
     assert sampler.classes.tolist() == []
+
+
+def test_a_percentage_for_a_threshold_is_warned_of():
+    with pytest.warns(UserWarning, match="0.5 for 50 %.*threshold=50. Every class is repeated"):
+        sampler = RepeatFactorSampler([[0], [0, 1]], 50)
+    assert sampler.repeat_factors == pytest.approx([50**0.5, 100**0.5])
+
+
+def test_a_threshold_of_0_repeats_nothing():
+    assert RepeatFactorSampler([[0], [0, 1]], 0).repeat_factors.tolist() == [1.0, 1.0]

@@ -53,7 +53,8 @@ def draw_balance(png: Path, address: str, report: BalanceReport, sampler: str) -
     else:
         frequencies = report.frequencies_before, report.frequencies_after
         _draw_level(all_axes[0], rows, report.images, frequencies, "images")
-        _draw_level(all_axes[1], rows, report.objects, None, "objects")
+        what = "objects" if report.has_boxes else "labels"
+        _draw_level(all_axes[1], rows, report.objects, None, what)
     all_axes[0].set_yticks(range(len(rows)), rows.names(report.class_names))
     for label in all_axes[0].get_yticklabels():
         label.set(fontsize=8, parse_math=False)
@@ -120,7 +121,7 @@ def _draw_level(
     if rows.middle is not None:
         axes.axhspan(rows.middle - 0.5, rows.middle + 0.5, color=GREY, alpha=0.25, zorder=0)
     is_logarithmic = _scale(axes, [rows.values(part) for part in shares])
-    label = f"part of all {what}" + ("" if frequencies is None else " that have the class")
+    label = f"share of {what} that have the class" if frequencies else f"share of all {what}"
     axes.set_xlabel(label + (", logarithmic" if is_logarithmic else ""), fontsize=9)
     axes.set_title(
         f"{what.capitalize()}: largest to smallest {_ratio(counts.ratio_before)} before, "

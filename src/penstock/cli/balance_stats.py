@@ -7,16 +7,19 @@ import json
 import sys
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
 import typer
 
 from penstock.cli.lines import printable
 from penstock.errors import ConfigError
 from penstock.sampling.balance import balance_report
+from penstock.sampling.repeat_factor import RepeatFactorSampler
 
 if TYPE_CHECKING:
     from pathlib import Path
 
     from penstock.cli.sampler_options import SamplerChoice
+    from penstock.sampling.balance import BalanceReport
 
 __all__ = ["show_balance"]
 
@@ -48,17 +51,40 @@ def show_balance(
             f"{address}: its samples have no labels, so --sampler {choice.kind} has no classes to "
             "go by."
         )
-    report = balance_report(choice.sampler_of(labels), labels, class_names=class_names)
+    if isinstance(labels, np.ndarray) and labels.dtype.kind not in "biu":
+        class_names = None  # names go by number; strings are names themselves
+    sampler = choice.sampler_of(labels)
+    report = balance_report(sampler, labels, class_names=class_names)
+    about = _about_threshold(sampler, report) if isinstance(sampler, RepeatFactorSampler) else None
     if png is not None:
         from penstock.cli.balance_chart import draw_balance
 
         draw_balance(png, address, report, str(choice))
     if as_json:
-        sampler = {"name": str(choice.kind), **choice.options}
-        record = {"address": address, "sampler": sampler, "balance": report.record()}
+        chosen = {"name": str(choice.kind), **choice.settings}
+        record = {"address": address, "sampler": chosen, "balance": report.record()}
+        if about is not None:
+            record["threshold"] = about
         sys.stdout.write(json.dumps(record, indent=2) + "\n")
     else:
         typer.echo(f"{printable(address)}, sampler: {choice}\n")
+        if about is not None:
+            typer.echo(f"{printable(about)}\n")
         typer.echo("\n".join(map(printable, str(report).splitlines())))
     if png is not None:  # beside JSON nothing is on stdout
         typer.echo(printable(f"{png}: chart"), err=as_json)
+
+
+def _about_threshold(sampler: RepeatFactorSampler, report: BalanceReport) -> str:
+    """Say how the threshold lies among the shares of images that have the classes."""
+    frequencies = sampler.class_frequencies
+    if not len(frequencies):
+        return "No image has a class: none is repeated."
+    least, most = int(np.argmin(frequencies)), int(np.argmax(frequencies))
+    num_below = int(np.count_nonzero(frequencies < sampler.threshold))
+    return (
+        f"Classes are in {100 * frequencies[least]:.3g}% ({report.class_names[least]}) to "
+        f"{100 * frequencies[most]:.3g}% ({report.class_names[most]}) of the images; "
+        f"{num_below:,} of {len(frequencies):,} in less than the threshold, "
+        f"{100 * sampler.threshold:g}%" + ("." if num_below else ": nothing changes.")
+    )

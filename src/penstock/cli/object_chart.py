@@ -8,6 +8,8 @@ from typing import TYPE_CHECKING, Final
 import numpy as np
 from matplotlib.ticker import MaxNLocator, NullFormatter, StrMethodFormatter
 
+from penstock.cli.chart_style import BLUE, GREY, tidy
+
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
@@ -15,7 +17,6 @@ if TYPE_CHECKING:
 
 __all__ = ["draw_box_areas", "draw_boxes_per_image"]
 
-_BLUE, _ORANGE, _GREY = "#0072B2", "#E69F00", "#999999"
 _NUM_BINS: Final = 40
 _COCO_PX: Final = ((32**2, "32²"), (96**2, "96²"))
 
@@ -26,7 +27,7 @@ def draw_boxes_per_image(axes: Axes, objects: Objects) -> None:
     most = int(counts.max(initial=0))
     step = max(1, -(-(most + 1) // _NUM_BINS))
     edges = np.arange(-0.5, most + step + 0.5, step)
-    axes.hist(counts, edges.tolist(), color=_BLUE, rwidth=0.9)
+    axes.hist(counts, edges.tolist(), color=BLUE, rwidth=0.9)
     mean = float(counts.mean()) if len(counts) else 0.0
     axes.set_title(
         f"{int(counts.sum()):,} boxes in {len(counts):,} images, mean {mean:,.1f}", fontsize=10
@@ -44,10 +45,10 @@ def draw_box_areas(axes: Axes, objects: Objects) -> None:
         axes.set_xscale("log")
         axes.xaxis.set_major_formatter(StrMethodFormatter("{x:,.0f}"))
         axes.xaxis.set_minor_formatter(NullFormatter())
-        axes.hist(areas, edges.tolist(), color=_BLUE)
+        axes.hist(areas, edges.tolist(), color=BLUE)
         for area, name in _COCO_PX:
             if edges[0] < area < edges[-1]:
-                axes.axvline(area, color=_GREY, linewidth=1, linestyle="--")
+                axes.axvline(area, color=GREY, linewidth=1, linestyle="--")
                 axes.annotate(
                     name, (area, 1), (3, -3), xycoords=("data", "axes fraction"),
                     textcoords="offset points", va="top", fontsize=8, color="black",
@@ -62,7 +63,4 @@ def _finish(axes: Axes, counted: str) -> None:
     axes.set_ylabel(counted, fontsize=9)
     axes.yaxis.set_major_locator(MaxNLocator("auto", integer=True))
     axes.yaxis.set_major_formatter(StrMethodFormatter("{x:,.0f}"))
-    axes.grid(axis="y", linewidth=0.5, alpha=0.5)
-    axes.set_axisbelow(True)
-    axes.tick_params(labelsize=8)
-    axes.spines[["top", "right"]].set_visible(False)
+    tidy(axes, "y")

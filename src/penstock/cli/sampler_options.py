@@ -3,12 +3,15 @@
 
 from __future__ import annotations
 
+import math
+import os
 from dataclasses import asdict, dataclass
 from enum import StrEnum
 from typing import TYPE_CHECKING, Annotated, Any, Final
 
 import typer
 
+from penstock.cli.lines import amount
 from penstock.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -43,7 +46,9 @@ class SamplerKind(StrEnum):
 SamplerName = Annotated[
     SamplerKind | None,
     typer.Option(
-        "--sampler", help="Show the balance of classes before and after it; no image is read."
+        "--sampler",
+        help="Show the balance of classes before and after it. Labels are enough; only samples of "
+        "a module:name that does not know its labels are read.",
     ),
 ]
 Alpha = Annotated[
@@ -66,8 +71,10 @@ Threshold = Annotated[
     float | None,
     typer.Option(
         min=0,
+        max=1,
         metavar="T",
-        help="Of repeat-factor: images of a class in a smaller part of all are repeated.",
+        help="Of repeat-factor, 0.5 for 50 %: images of a class that a smaller share of all images "
+        "has are repeated.",
     ),
 ]
 NumSamples = Annotated[
@@ -93,6 +100,7 @@ _OPTIONS_OF: Final[dict[SamplerKind, tuple[str, ...]]] = {
     SamplerKind.repeat_factor: ("threshold", "num_samples", "seed"),
     SamplerKind.class_aware: ("num_samples", "seed"),
 }
+_DEFAULTS: Final[dict[str, Any]] = {"alpha": 1.0, "beta": 0.999, "exact": False, "seed": 0}
 _WORDS: Final = ("oversample", "undersample")
 _WITH_WORDS: Final = (SamplerKind.balanced, SamplerKind.effective)
 
@@ -105,7 +113,7 @@ class SamplerChoice:
         >>> choice = SamplerChoice(SamplerKind.balanced, alpha=0.5)
         >>> choice.check()
         >>> str(choice)
-        'balanced, alpha 0.5'
+        'balanced, alpha 0.5, seed 0'
         >>> SamplerChoice(SamplerKind.natural, beta=0.9).check()
         Traceback (most recent call last):
         penstock.errors.ConfigError: --beta is for --sampler effective; natural takes no options.
@@ -132,14 +140,18 @@ class SamplerChoice:
                 raise ConfigError(_misplaced(name, self.kind))
         if self.kind == SamplerKind.repeat_factor and self.threshold is None:
             raise ConfigError(
-                "--sampler repeat-factor needs --threshold: the part of the images, 0 to 1, from "
-                "which on a class is not repeated. LVIS has 0.001, where classes are many."
+                "--sampler repeat-factor needs --threshold: the share of the images, 0 to "
+                "1, from which on a class is not repeated. LVIS has 0.001, where classes "
+                "are many."
             )
         self._check_num_samples(self.kind)
 
     def _check_num_samples(self, kind: SamplerKind) -> None:
         given = self.num_samples
-        if given is None or (given.isascii() and given.isdigit() and int(given) > 0):
+        if given is None:
+            return
+        if given.isascii() and given.isdigit() and given.strip("0"):
+            _check_memory(given)
             return
         words = _WORDS if kind in _WITH_WORDS else ()
         if given in words:
@@ -157,10 +169,28 @@ class SamplerChoice:
         # 0 is an option's value as any other.
         return {n: value for n, value in values.items() if value is not None and value is not False}
 
+    @property
+    def settings(self) -> dict[str, Any]:
+        """All that the sampler takes: those that were given, and its defaults."""
+        names = () if self.kind is None else _OPTIONS_OF[self.kind]
+        of_kind = {name: _DEFAULTS[name] for name in names if name in _DEFAULTS}
+        settings = {**of_kind, **self.options}
+        if self.num_samples is not None and self.num_samples.isdigit():
+            settings["num_samples"] = int(self.num_samples)
+        elif self.num_samples is not None:
+            settings["exact"] = True  # as these sizes are by themselves
+        return {name: settings[name] for name in names if name in settings}
+
     def __str__(self) -> str:
         """Return it in a few words."""
-        words = [f"{name.replace('_', ' ')} {value}" for name, value in self.options.items()]
-        return ", ".join([str(self.kind), *words]).replace("exact True", "exact")
+        words = [str(self.kind)]
+        for name, value in self.settings.items():
+            said = f"{value:g}" if isinstance(value, float) else value
+            if name != "exact":
+                words.append(f"{name.replace('_', ' ')} {said}")
+            elif value:
+                words.append("exact")
+        return ", ".join(words)
 
     def sampler_of(self, labels: NDArray[Any] | RaggedArray) -> IndexSampler:
         """Return the sampler for these labels.
@@ -175,9 +205,7 @@ class SamplerChoice:
 
         if self.kind in (None, SamplerKind.natural):
             return SequentialSampler(labels)
-        options = self.options
-        if self.num_samples is not None and self.num_samples.isdigit():
-            options["num_samples"] = int(self.num_samples)
+        options = self.settings
         if self.kind == SamplerKind.repeat_factor:
             return RepeatFactorSampler(labels, **options)
         if self.kind == SamplerKind.class_aware:
@@ -185,6 +213,19 @@ class SamplerChoice:
         if self.kind == SamplerKind.effective:
             options["alpha"] = "effective"
         return ClassBalancedSampler(labels, **options)
+
+
+def _check_memory(num_samples: str) -> None:
+    """Raise where the indices of an epoch would not fit the machine's memory."""
+    if not hasattr(os, "sysconf"):  # as on Windows
+        return
+    most = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    num_bytes = 8 * int(num_samples) if len(num_samples) < 20 else math.inf
+    if num_bytes > most:
+        raise ConfigError(
+            f"--num-samples {num_samples}: the indices of such an epoch take {amount(num_bytes)}, "
+            f"and this machine has {amount(most)} of memory. Give a smaller number."
+        )
 
 
 def _misplaced(name: str, kind: SamplerKind) -> str:

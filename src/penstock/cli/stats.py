@@ -47,6 +47,8 @@ __all__ = ["stats"]
 
 _SAMPLED: Final = 1000  # records: a mean to some 3 % where sizes vary as much as their mean
 
+_PARTS: Final = frozenset(("train", "training", "val", "valid", "validation", "test", "testing"))
+
 
 @takes_list_options
 def stats(
@@ -58,9 +60,14 @@ def stats(
         bool, typer.Option("--json", help="Give one JSON object instead of tables.")
     ] = False,
     sample: Annotated[
-        int,
-        typer.Option(min=0, metavar="N", help="Records to read for the sizes; 0 is all of them."),
-    ] = _SAMPLED,
+        int | None,
+        typer.Option(
+            min=0,
+            metavar="N",
+            help="Records to read for the sizes; 0 is all of them.",
+            show_default=str(_SAMPLED),
+        ),
+    ] = None,
     split: Annotated[
         str | None, typer.Option(metavar="NAME", help="Which part of a folder, as in VOC's.")
     ] = None,
@@ -84,6 +91,8 @@ def stats(
     labels is read as a whole. With --sampler, the classes alone are counted: as they are, and as a
     sampler shows them.
     """
+    if sampler is not None and sample is not None:
+        raise ConfigError("--sample is for the sizes, and --sampler shows none: leave out one.")
     choice = SamplerChoice(sampler, alpha, beta, threshold, num_samples, exact, seed)
     choice.check()
     from penstock.cli.census import count_classes, measure
@@ -94,13 +103,16 @@ def stats(
         _check_drawable(png)
     fields = {"image_field": image_field, "label_field": label_field, "key_field": key_field}
     with _opened(src, split, list_columns, fields) as source:
+        _hint_at_parts(src, source)
         if sampler is not None:
             _show_balance(source, choice, png, as_json=as_json)
             return
         classes = count_classes(source.store.index)
         with Bar() as bar:
             sizes = measure(
-                source.store, sample, lambda done, of: bar.show(done, of, "read for sizes")
+                source.store,
+                _SAMPLED if sample is None else sample,
+                lambda done, of: bar.show(done, of, "read for sizes"),
             )
         address = source.address
     counted = None if source.objects is None else count_objects(source.objects)
@@ -160,11 +172,19 @@ def _opened(
     if found is not None and not is_voc:
         yield _source_of(found)
         return
-    with source_named(src, split=split, **fields) as samples:
+    with _errors_of(src), source_named(src, split=split, **fields) as samples:
         if is_voc:
             yield _Source(samples, found, why_none)
         else:
             yield _source_of(samples, src)
+
+
+def _errors_of(src: str) -> contextlib.AbstractContextManager[None]:
+    """Let what a module of the user's raises be told in a line."""
+    from penstock.cli.reasons import errors_in_code
+    from penstock.cli.sources import names_a_dataset
+
+    return errors_in_code(src) if names_a_dataset(src) else contextlib.nullcontext()
 
 
 def _is_voc(src: str) -> bool:
@@ -191,6 +211,17 @@ def _source_of(samples: Any, name: str | None = None) -> _Source:  # noqa: ANN40
     return _Source(samples.store, cast("Any", samples) if has_boxes else None, name=name)
 
 
+def _hint_at_parts(src: str, source: _Source) -> None:
+    """Say it where the folders of a data set's parts were taken for classes."""
+    names = source.store.index.class_names or () if Path(src).is_dir() else ()
+    if names and {name.lower() for name in names} <= _PARTS:
+        typer.echo(
+            f"The classes are called {', '.join(names)}, as parts of a data set are. If they are "
+            f"parts, name one of them: {Path(src) / names[0]}",
+            err=True,
+        )
+
+
 def _show_balance(
     source: _Source, choice: SamplerChoice, png: Path | None, *, as_json: bool
 ) -> None:
@@ -201,7 +232,7 @@ def _show_balance(
     names = None if source.dataset is None else class_names_of(source.dataset)
     if labels is None:
         index = source.store.index
-        labels, names = index.labels, names or index.class_names
+        labels, names = index.labels, names or index.class_names or None
     show_balance(source.address, labels, names, choice, png=png, as_json=as_json)
 
 

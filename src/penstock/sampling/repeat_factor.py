@@ -3,10 +3,12 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+import warnings
+from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
 
+from penstock.callers import users_level
 from penstock.data.labels.known import class_names_of, labels_given_or_known
 from penstock.errors import ConfigError
 from penstock.sampling.label_blocks import LabelBlocks
@@ -16,6 +18,8 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
 __all__ = ["RepeatFactorSampler"]
+
+_MOST: Final = 100  # of a threshold: an epoch has a length
 
 
 class RepeatFactorSampler(IndexSampler):
@@ -81,9 +85,9 @@ class RepeatFactorSampler(IndexSampler):
             labels: The classes of each image: a list of lists, a `RaggedArray`, a 2-D array of 0
                 and 1 (samples, classes), or one class each; or a dataset that knows them. A class
                 that an image has twice counts once.
-            threshold: The share of images, above 0 and at most 1, from which on a class is not
-                repeated; 0.5 for 50 %. LVIS has 0.001, with 1,200 classes. Choose it by
-                `class_frequencies`: below the smallest of them nothing is repeated.
+            threshold: The share of images, 0 to 1, from which on a class is not repeated; 0.5 for
+                50 %. LVIS has 0.001, with 1,200 classes. Choose it by `class_frequencies`: below
+                the smallest of them nothing is repeated, and above 1 everything is.
             seed: Decides the orders.
             root: Whether to take the root.
             num_samples: Indices in an epoch; None is round(sum of r_i). More than that is as many
@@ -94,6 +98,9 @@ class RepeatFactorSampler(IndexSampler):
 
         Raises:
             ConfigError: no samples, labels that are not known, or an argument out of range.
+
+        Warns:
+            UserWarning: a threshold above 1, to 100: a percentage, perhaps.
         """
         super().__init__(seed)
         _check_threshold(threshold)
@@ -182,12 +189,14 @@ class RepeatFactorSampler(IndexSampler):
 
 def _check_threshold(threshold: object) -> None:
     is_number = isinstance(threshold, (int, float, np.integer, np.floating))
-    if is_number and not isinstance(threshold, bool) and 0 < float(threshold) <= 1:  # type: ignore[arg-type]
-        return
-    raise ConfigError(
-        "threshold should be a share of the images, above 0 and at most 1 (0.5 for 50 %), from "
-        f"which on a class is not repeated; but got threshold={threshold!r}."
+    told = (
+        "threshold should be a share of the images, 0 to 1 (0.5 for 50 %), from which on a class "
+        f"is not repeated; but got threshold={threshold!r}."
     )
+    if not is_number or isinstance(threshold, bool) or not 0 <= float(threshold) <= _MOST:  # type: ignore[arg-type]
+        raise ConfigError(told)
+    if float(threshold) > 1:  # type: ignore[arg-type]
+        warnings.warn(f"{told} Every class is repeated.", stacklevel=users_level())
 
 
 def _systematic(

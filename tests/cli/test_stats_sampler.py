@@ -344,4 +344,4 @@ def test_a_chart_that_cannot_be_written_is_refused(clothes, tmp_path, capsys):
 
 def test_a_percentage_for_a_threshold_is_refused(clothes, capsys):
     assert main(["stats", str(clothes), "--sampler", "repeat-factor", "--threshold", "50"]) == 2
-    assert "50.0 is not in the range" in capsys.readouterr().err
+    assert "Invalid value for '--threshold'" in capsys.readouterr().err

@@ -263,6 +263,7 @@ class Schedule:
         _compare_contents(state.get("contents"), fingerprint_of(dataset))
         self._next_epoch = number
         self._is_chosen = False
+        self._told = source.told()  # what was said before the state was loaded is no news
         self._resumed = progress
         self._current = self._description = None
 

@@ -312,6 +312,22 @@ def test_our_loaders_tell_the_epoch_and_hear_what_the_loop_tells(kind, as_batche
         assert epoch_of(ours) == order_of(kind, 3, epoch)
 
 
+@pytest.mark.parametrize("seed", [None, 5])
+def test_what_a_sampler_was_told_before_a_state_was_loaded_does_not_undo_it(seed):
+    sampler = ClassBalancedSampler(LABELS, seed=3)
+    loader = DataLoader(DATA, batch_size=8, sampler=sampler, seed=seed)
+    loader.set_epoch(4)
+    batches = iter(loader)
+    next(batches)
+    state = loader.state_dict()
+    rest = [batch[0].tolist() for batch in batches]
+    sampler = ClassBalancedSampler(LABELS, seed=3)
+    next(iter(DataLoader(DATA, batch_size=8, sampler=sampler, seed=seed)))  # a look at a batch
+    again = DataLoader(DATA, batch_size=8, sampler=sampler, seed=seed)
+    again.load_state_dict(state)
+    assert [batch[0].tolist() for batch in again] == rest
+
+
 def test_a_sampler_for_another_dataset_is_named():
     sampler = ClassBalancedSampler(LABELS)
     for make in (Loader, DataLoader):

@@ -7,9 +7,8 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from penstock.data.labels.known import class_names_of, labels_given_or_known
-from penstock.sampling.class_items import ClassItems
-from penstock.sampling.samplers import IndexSampler, check_positive
+from penstock.sampling.class_sampler import ClassSampler
+from penstock.sampling.samplers import check_positive
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -17,7 +16,7 @@ if TYPE_CHECKING:
 __all__ = ["ClassAwareSampler"]
 
 
-class ClassAwareSampler(IndexSampler):
+class ClassAwareSampler(ClassSampler):
     """Classes in turn, all of them before one comes again, and of each a sample that has it.
 
     The sampler of Open Images' detectors, where a sample has labels of several classes. Samples
@@ -70,39 +69,17 @@ class ClassAwareSampler(IndexSampler):
         Raises:
             ConfigError: one of the above does not hold, or there are no labels.
         """
-        super().__init__(seed)
+        super().__init__(labels, seed)
         check_positive("samples_per_class", samples_per_class)
-        self.labels = labels_given_or_known(labels, type(self).__name__)
-        self.class_names = class_names_of(labels)
-        self._items = ClassItems.of(self.labels)
         self.num_samples = self._items.num_samples if num_samples is None else num_samples
         check_positive("num_samples", self.num_samples)
         self.num_samples = int(self.num_samples)
         self.samples_per_class = samples_per_class
 
     @property
-    def classes(self) -> NDArray[Any]:
-        """The labels' values, ascending; do not write to it."""
-        return self._items.classes
-
-    @property
-    def counts(self) -> NDArray[np.int64]:
-        """Samples that have each class; do not write to it."""
-        return self._items.counts
-
-    @property
     def shares(self) -> NDArray[np.float64]:
         """Share of the draws made for each class: all the same; a fresh array."""
         return np.full(len(self.classes), 1.0 / len(self.classes))
-
-    @property
-    def source_length(self) -> int:
-        """Samples of the dataset that it was made for."""
-        return self._items.num_samples
-
-    def __len__(self) -> int:
-        """Return `num_samples`."""
-        return self.num_samples
 
     def indices(self) -> NDArray[np.int64]:
         """Return the draws of the current epoch, shape (num_samples,); a fresh array."""

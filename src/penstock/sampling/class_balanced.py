@@ -9,12 +9,11 @@ from typing import TYPE_CHECKING, Any, Final, Literal
 
 import numpy as np
 
-from penstock.data.labels.known import class_names_of, labels_given_or_known
 from penstock.data.ragged import RaggedArray
 from penstock.errors import ConfigError
-from penstock.sampling.class_items import ClassItems
+from penstock.sampling.class_sampler import ClassSampler
 from penstock.sampling.class_shares import check_alpha, check_beta, class_shares
-from penstock.sampling.samplers import IndexSampler, check_positive
+from penstock.sampling.samplers import check_positive
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -34,7 +33,7 @@ _RAMPS: Final[dict[str, Callable[[float], float]]] = {
 }
 
 
-class ClassBalancedSampler(IndexSampler):
+class ClassBalancedSampler(ClassSampler):
     """Rare classes more often: the share of a class is proportional to count ** (1 - alpha).
 
     With `alpha` 0 classes have their natural shares, with 0.5 those of the square roots of their
@@ -106,17 +105,14 @@ class ClassBalancedSampler(IndexSampler):
             ConfigError: one of the above does not hold, there are no labels, or no sample may come
                 twice and there are too few.
         """
-        super().__init__(seed)
+        super().__init__(labels, seed)
         check_alpha(alpha)
         check_beta(beta)
         _check_flags(replacement, exact)
-        self.labels = labels_given_or_known(labels, type(self).__name__)
-        self.class_names = class_names_of(labels)
         self._alpha: Alpha = alpha if isinstance(alpha, str) else float(alpha)
         self.beta = float(beta)
         self.replacement = replacement
         self.exact = exact or replacement is False or isinstance(num_samples, str)
-        self._items = ClassItems.of(self.labels)
         if replacement is False:
             _check_single(self.labels)
         self.num_samples = self._resolved(num_samples)
@@ -127,16 +123,6 @@ class ClassBalancedSampler(IndexSampler):
         return self._alpha
 
     @property
-    def classes(self) -> NDArray[Any]:
-        """The labels' values, ascending; do not write to it."""
-        return self._items.classes
-
-    @property
-    def counts(self) -> NDArray[np.int64]:
-        """Samples that have each class; do not write to it."""
-        return self._items.counts
-
-    @property
     def shares(self) -> NDArray[np.float64]:
         """Share of the draws made for each class, float64 of shape (classes,); a fresh array.
 
@@ -145,15 +131,6 @@ class ClassBalancedSampler(IndexSampler):
         labelled = 1.0 - len(self._items.unlabelled) / self._items.num_samples
         shares: NDArray[np.float64] = class_shares(self.counts, self.alpha, self.beta) * labelled
         return shares
-
-    @property
-    def source_length(self) -> int:
-        """Samples of the dataset that it was made for."""
-        return self._items.num_samples
-
-    def __len__(self) -> int:
-        """Return `num_samples`."""
-        return self.num_samples
 
     def indices(self) -> NDArray[np.int64]:
         """Return the draws of the current epoch, shape (num_samples,); a fresh array."""

@@ -9,10 +9,10 @@ import numpy as np
 
 from penstock.data.labels.known import class_names_of, labels_given_or_known
 from penstock.errors import ConfigError
-from penstock.sampling.batches import BatchSampler, Layout
+from penstock.sampling.batches import BatchOrder, BatchSampler, Layout
 from penstock.sampling.class_items import ClassItems
 from penstock.sampling.distributed import chosen_rank
-from penstock.sampling.samplers import IndexSampler, check_positive
+from penstock.sampling.samplers import check_positive
 from penstock.sampling.shuffled_turns import shuffled_rows
 
 if TYPE_CHECKING:
@@ -127,10 +127,8 @@ class BalancedBatchSampler(BatchSampler):
         return Layout(order.rank * size, size * order.world_size, 1)
 
 
-class _BalancedOrder(IndexSampler):
+class _BalancedOrder(BatchOrder):
     """The batches of one rank in a row."""
-
-    num_replicas: int = 1
 
     def __init__(
         self, items: ClassItems, p_classes: int, k_samples: int, num_batches: int, seed: int
@@ -143,14 +141,6 @@ class _BalancedOrder(IndexSampler):
 
     def _public_name(self) -> str:
         return "BalancedBatchSampler"
-
-    @property
-    def world_size(self) -> int:
-        return self.num_replicas
-
-    @property
-    def total_size(self) -> int:
-        return len(self) * self.num_replicas
 
     @property
     def source_length(self) -> int:

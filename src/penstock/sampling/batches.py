@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from penstock.sampling.sampler_state import Place
     from penstock.sampling.samplers import Indices
 
-__all__ = ["BatchSampler", "Layout", "batches_of", "pieces_of"]
+__all__ = ["BatchOrder", "BatchSampler", "Layout", "batches_of", "pieces_of"]
 
 # Indices computed at a time where an order is not stored: 128 KiB, and numpy's cost per call is
 # gone.
@@ -51,6 +51,26 @@ class Layout(NamedTuple):
     per_batch: int
     stride: int
     offsets: NDArray[np.int64] | None = None
+
+
+class BatchOrder(IndexSampler):
+    """The order of a batch sampler that deals out its batches itself: those of one rank in a row.
+
+    Attributes:
+        num_replicas: Ranks that share an epoch; `rank` is this one.
+    """
+
+    num_replicas: int = 1
+
+    @property
+    def world_size(self) -> int:
+        """`num_replicas`."""
+        return self.num_replicas
+
+    @property
+    def total_size(self) -> int:
+        """Indices of all ranks in an epoch, those included that come twice to make it even."""
+        return len(self) * self.num_replicas
 
 
 class BatchSampler(Resumable, Sampler[list[int]]):

@@ -9,11 +9,11 @@ from typing import TYPE_CHECKING, Any, ClassVar, Final
 import numpy as np
 
 from penstock.errors import ConfigError
-from penstock.sampling.batches import BatchSampler, Layout
+from penstock.sampling.batches import BatchOrder, BatchSampler, Layout
 from penstock.sampling.buckets import check_bool, checked_keys
 from penstock.sampling.class_items import grouped
 from penstock.sampling.distributed import chosen_rank
-from penstock.sampling.samplers import IndexSampler, check_positive, digest
+from penstock.sampling.samplers import check_positive, digest
 
 if TYPE_CHECKING:
     from numpy.typing import ArrayLike, NDArray
@@ -115,14 +115,13 @@ class BucketBatchSampler(BatchSampler):
         return Layout(order.rank, per_batch, order.world_size, order.offsets())
 
 
-class _BucketOrder(IndexSampler):
+class _BucketOrder(BatchOrder):
     """The batches of one rank in a row.
 
     Attributes:
         sizes: Samples of all ranks in a batch of each bucket.
     """
 
-    num_replicas: int = 1
     is_shuffled: bool = True
     is_cut: bool = False
 
@@ -141,14 +140,6 @@ class _BucketOrder(IndexSampler):
 
     def _public_name(self) -> str:
         return "BucketBatchSampler"
-
-    @property
-    def world_size(self) -> int:
-        return self.num_replicas
-
-    @property
-    def total_size(self) -> int:
-        return len(self) * self.num_replicas
 
     @property
     def source_length(self) -> int:

@@ -11,10 +11,13 @@ from hypothesis import strategies as st
 
 from penstock.engine.order import (
     Condemn,
+    CrewChanged,
     Deliver,
+    Dismiss,
     Draw,
     Fail,
     Finish,
+    Hire,
     IndicesDrawn,
     IndicesExhausted,
     Order,
@@ -24,6 +27,7 @@ from penstock.engine.order import (
     TaskDone,
     WorkerDied,
     WorkerExhausted,
+    WorkerReady,
 )
 
 
@@ -52,6 +56,10 @@ class World:
         self.to_submit_again = {}  # worker -> steps that its predecessor held
         self.is_alone = {}  # step -> whether its samples are tried one by one
         self.known_at_once = set()  # steps whose worker notes each sample anyway
+        self.hired = set(range(num_workers))
+        self.starting = set()
+        self.crew = num_workers
+        self.prefetch = None  # set by who changes crews
         self.carry_out(self.order.start())
 
     @classmethod
@@ -66,7 +74,20 @@ class World:
             match decision:
                 case Draw():
                     pending.extendleft(reversed(self.order.handle(self.draw())))
+                case Hire(worker_id):
+                    assert worker_id not in self.hired, "hired twice"
+                    assert worker_id < self.crew
+                    self.hired.add(worker_id)
+                    self.starting.add(worker_id)
+                    while len(self.queues) <= worker_id:
+                        self.queues.append(deque())
+                case Dismiss(worker_id):
+                    assert worker_id >= self.crew, "one of the crew was dismissed"
+                    assert not self.queues[worker_id], "dismissed with work in its hands"
+                    self.hired.remove(worker_id)
+                    self.starting.discard(worker_id)
                 case Respawn(worker_id, _):
+                    self.starting.discard(worker_id)
                     assert worker_id in self.dead
                     self.dead.remove(worker_id)
                     self.num_respawns += 1
@@ -80,10 +101,14 @@ class World:
                     self.is_alone[step] = alone
                 case Submit(worker_id, step, indices, alone):
                     assert not alone
+                    assert worker_id in self.hired
+                    assert worker_id < self.crew, "a new step for a worker that is to leave"
+                    assert worker_id not in self.starting, "a step that waits for a start"
                     self.submitted[step] = (worker_id, indices)
                     self.loads[step] = [len(queue) for queue in self.queues]
                     self.queues[worker_id].append(step)
-                case Deliver(step, worker_id, outcome):
+                case Deliver(step, worker_id, outcome, indices):
+                    assert self.shares is not None or indices == self.submitted[step][1]
                     assert worker_id == self.submitted[step][0]
                     assert self.is_waiting, "delivered without a request"
                     self.is_waiting = False
@@ -94,6 +119,14 @@ class World:
                     self.finished = True
                 case Fail():
                     self.failed = decision
+
+    def change_crew(self, num_workers, prefetch):
+        self.crew, self.lookahead = num_workers, num_workers * prefetch
+        self.carry_out(self.order.handle(CrewChanged(num_workers, self.lookahead)))
+
+    def get_ready(self, worker_id):
+        self.starting.remove(worker_id)
+        self.carry_out(self.order.handle(WorkerReady(worker_id)))
 
     is_waiting = False
 
@@ -526,6 +559,82 @@ def test_after_the_first_death_that_is_too_many_nobody_is_replaced_and_it_is_the
     assert world.num_respawns == 1
     world.request()
     assert world.failed == Fail(1, "killed")
+
+
+@given(
+    data=st.data(),
+    num_steps=st.integers(0, 60),
+    num_workers=st.integers(1, 4),
+    prefetch=st.integers(1, 3),
+    crews=st.dictionaries(
+        st.integers(0, 120), st.tuples(st.integers(1, 6), st.integers(1, 4)), max_size=6
+    ),
+    in_order=st.booleans(),
+    max_deaths=st.integers(0, 2),
+)
+def test_crews_may_change_at_any_moment_and_every_step_is_delivered_once(
+    data, num_steps, num_workers, prefetch, crews, in_order, max_deaths
+):
+    world = World.drawn(
+        data,
+        num_workers=num_workers,
+        lookahead=num_workers * prefetch,
+        in_order=in_order,
+        num_steps=num_steps,
+        any_worker=True,
+        max_respawns=max_deaths,
+    )
+    for moves in range(10_000):
+        if world.finished:
+            break
+        if moves in crews:
+            world.change_crew(*crews[moves])
+        if max_deaths and world.hired and data.draw(st.integers(0, 30)) == 0:
+            max_deaths -= 1
+            world.die(data.draw(st.sampled_from(sorted(world.hired))))
+        if world.starting and data.draw(st.booleans()):
+            world.get_ready(data.draw(st.sampled_from(sorted(world.starting))))
+        movers = world.movable_workers() + ([] if world.is_waiting else ["user"])
+        assert movers, "deadlock"
+        mover = world.choose(movers)
+        world.request() if mover == "user" else world.move(mover)
+    assert world.finished
+    steps = [step for step, _ in world.delivered]
+    assert sorted(steps) == list(range(num_steps))
+    assert not in_order or steps == list(range(num_steps))
+    assert world.hired == set(range(world.crew)), "who was to leave is gone when all is answered"
+
+
+@given(
+    data=st.data(),
+    crews=st.lists(st.tuples(st.integers(1, 6), st.integers(1, 4)), min_size=1, max_size=4),
+)
+def test_after_a_change_as_many_steps_are_under_way_as_the_new_crew_looks_ahead(data, crews):
+    world = World.drawn(
+        data, num_workers=2, lookahead=4, in_order=True, num_steps=3000, any_worker=True
+    )
+    for crew in crews:
+        world.change_crew(*crew)
+        for _ in range(60):
+            if data.draw(st.booleans()) and not world.is_waiting:
+                world.request()
+            elif world.movable_workers():
+                world.move(world.choose(world.movable_workers()))
+    for _ in range(60):  # what was drawn beyond a smaller lookahead is delivered first
+        while not world.is_waiting:
+            world.request()
+        while world.is_waiting:
+            world.move(world.choose(world.movable_workers()))
+    assert world.order.num_pending == world.lookahead
+
+
+def test_a_batch_comes_with_the_indices_that_it_was_made_of():
+    order = Order(1, 1)
+    order.start()
+    order.handle(IndicesDrawn("indices of step 0"))
+    order.handle(Requested())
+    *_, delivery = order.handle(TaskDone(0, 0, "batch"))
+    assert (delivery.outcome, delivery.indices) == ("batch", "indices of step 0")
 
 
 def test_a_task_that_is_answered_is_kept_no_longer():

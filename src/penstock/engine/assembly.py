@@ -77,6 +77,11 @@ def _collates_into(kind: type) -> bool:
     return is_current(kind, "collate_into", ("__call__",))
 
 
+def _count(samples: Any) -> int:  # noqa: ANN401
+    """Return how many samples there are; `__getitems__` may give what has no length."""
+    return len(samples) if hasattr(samples, "__len__") else 0
+
+
 class Assembler:
     """Makes batches of samples, for one epoch.
 
@@ -117,6 +122,7 @@ class Assembler:
         """
         if not rehearsing:
             self._notes.phase(Phase.COLLATING)
+            self._notes.batch_of(_count(samples) if self._recipe.is_batched else 1)
         if self.streams is not None and self._recipe.collate_fn is not None:
             self.streams.begin_collate(position)
         try:
@@ -132,6 +138,8 @@ class Assembler:
     def finish(self, batch: Any, indices: Any = None) -> Any:  # noqa: ANN401
         """Return the batch as it leaves; `indices` are its samples', for a note."""
         self._notes.phase(Phase.SENDING)
+        if hasattr(indices, "__len__"):  # a batch that the dataset made was not counted yet
+            self._notes.batch_of(len(indices))
         try:
             return self.output.finish(batch)
         except Exception as error:

@@ -9,18 +9,24 @@ gave them.
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import sys
+import time
 from typing import TYPE_CHECKING, Any, Self
 
+from penstock.engine.accounts import Crew
 from penstock.engine.backends import Backend, Outcome, open_backend
 from penstock.engine.fault_log import FaultLog
 from penstock.engine.order import (
     Condemn,
+    CrewChanged,
     Deliver,
+    Dismiss,
     Draw,
     Event,
     Fail,
     Finish,
+    Hire,
     IndicesDrawn,
     IndicesExhausted,
     Order,
@@ -31,11 +37,13 @@ from penstock.engine.order import (
 )
 from penstock.engine.plan import Caution
 from penstock.engine.salvage import NO_BATCH
+from penstock.engine.trainer_clock import TrainerClock
 from penstock.errors import TooManyFailures, WorkerDied, WorkerTimeout
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
+    from penstock.engine.accounts import Observer
     from penstock.engine.epoch import Epoch
     from penstock.engine.fault_log import Losses
     from penstock.engine.plan import Plan
@@ -50,15 +58,27 @@ class Stream:
         One thread at a time. A forked copy gives no batches and stops no workers.
     """
 
-    def __init__(self, plan: Plan, epoch: Epoch, faults: FaultLog | None = None) -> None:
+    def __init__(
+        self,
+        plan: Plan,
+        epoch: Epoch,
+        faults: FaultLog | None = None,
+        observer: Observer | None = None,
+    ) -> None:
         """Start the workers and give them their first tasks.
 
         Args:
             plan: What to do.
             epoch: The first epoch, or the rest of one.
             faults: Where to record bad samples; None is a log that nobody reads.
+            observer: Hears of every batch, and may ask for more or fewer workers; None measures
+                nothing.
         """
         self._plan = plan
+        self._crew = Crew(plan.num_workers, plan.prefetch_factor)
+        self._observer = observer
+        in_process = plan.num_workers and plan.backend == "thread"
+        self._clock = TrainerClock(time.thread_time_ns if in_process else time.process_time_ns)
         self._faults = faults or FaultLog(plan.recipe.faults, plan.recipe.dataset)
         self._is_open = False
         self._backend: Backend
@@ -69,25 +89,35 @@ class Stream:
         if self._is_open and not self._backend.is_whole:
             self.close()  # a worker died after the last batch that was asked for
         if not self._is_open:
-            self._backend = open_backend(self._plan)
+            plan = dataclasses.replace(
+                self._plan,
+                num_workers=self._crew.num_workers,
+                prefetch_factor=self._crew.prefetch_factor,
+            )
+            self._backend = open_backend(plan)
             self._backend.start()
+            self._hired = set(range(plan.num_workers))
             self._is_open = True
         self._epoch = epoch
         self._is_over = False
+        self._clock.begin_epoch()
+        self._num_lost = 0  # bad samples that were not told to the observer yet
         with self._closed_on_error():
+            for worker_id in [w for w in self._hired if w >= max(self._crew.num_workers, 1)]:
+                self._dismiss(worker_id)  # it was to leave, and the epoch ended before
             self._backend.begin_epoch(epoch)
             self._begin(epoch)
 
     def _begin(self, epoch: Epoch) -> None:
         plan, progress = self._plan, epoch.progress
         self._indices: Iterator[object] = epoch.indices
-        num_workers = max(plan.num_workers, 1)
+        num_workers = max(self._crew.num_workers, 1)
         is_iterable = plan.recipe.is_iterable
         self._order = Order(
             num_workers,
-            plan.lookahead,
+            self._lookahead,
             in_order=plan.in_order,
-            any_worker=plan.is_worker_free,
+            any_worker=plan.is_worker_free or bool(plan.max_workers),
             first_step=progress.num_steps,
             first_worker=(progress.turn if is_iterable else progress.num_steps) % num_workers,
             skipped=progress.ahead,
@@ -134,6 +164,8 @@ class Stream:
             WorkerTimeout: no batch came in time. The stream goes on with the next call.
             Exception: what the user's code raised. The stream goes on with the next call.
         """
+        if self._observer is not None:
+            self._clock.ask()
         while True:
             batch = self._next()
             if batch is not NO_BATCH:
@@ -142,6 +174,7 @@ class Stream:
     def _next(self) -> Any:  # noqa: ANN401 - any batch tree, or NO_BATCH
         if self._is_over:
             raise StopIteration
+        num_ready = self._order.num_ready
         try:
             answer = self._carry_out(self._order.handle(Requested()))
             while answer is None:
@@ -152,7 +185,12 @@ class Stream:
             self.close(in_a_hurry=isinstance(error, KeyboardInterrupt))
             raise
         if isinstance(answer, Deliver):
-            return self._give(answer)
+            batch = self._give(answer)
+            if self._observer is not None:
+                self._num_lost += len(answer.outcome.losses.bad)
+                if batch is not NO_BATCH:
+                    self._tell(self._observer, answer, num_ready)
+            return batch
         self._is_over = True
         if isinstance(answer, Fail):
             message = self._death_message(answer)
@@ -162,7 +200,32 @@ class Stream:
         if not self._plan.keep_workers:
             self.close()
         self._faults.warn_of_losses(self._epoch)
+        if self._observer is not None:
+            self._observer.epoch_ended(self._epoch)
         raise StopIteration
+
+    def _tell(self, observer: Observer, delivery: Deliver, num_ready: int) -> None:
+        record = self._clock.give(
+            self._epoch.number,
+            delivery,
+            delivery.outcome,
+            is_iterable=self._plan.recipe.is_iterable,
+            num_failed=self._num_lost,
+            num_ready=num_ready,
+            num_workers=self._crew.num_workers,
+            lookahead=self._lookahead,
+        )
+        self._num_lost = 0
+        with self._closed_on_error():
+            crew = observer.batch_given(record)
+            if crew is not None and crew != self._crew:
+                self._crew = crew
+                self._carry_out(self._order.handle(CrewChanged(crew[0], self._lookahead)))
+        self._clock.take(record.given_ns)
+
+    @property
+    def _lookahead(self) -> int:
+        return self._crew.num_workers * self._crew.prefetch_factor
 
     def _give(self, delivery: Deliver) -> Any:  # noqa: ANN401 - any batch tree
         outcome: Outcome = delivery.outcome
@@ -239,11 +302,20 @@ class Stream:
             elif isinstance(decision, Respawn):
                 self._faults.note_respawn(decision.reason, self._epoch)
                 self._backend.respawn(decision.worker_id)
+            elif isinstance(decision, Hire):
+                self._backend.hire(decision.worker_id)
+                self._hired.add(decision.worker_id)
+            elif isinstance(decision, Dismiss):
+                self._dismiss(decision.worker_id)
             elif isinstance(decision, Condemn):
                 self._faults.killers[decision.sample] = decision.reason, decision.advice
             else:
                 answer = decision
         return answer
+
+    def _dismiss(self, worker_id: int) -> None:
+        self._hired.remove(worker_id)
+        self._backend.dismiss(worker_id)
 
     def _submit(self, task: Submit) -> None:
         killers = self._faults.killers
@@ -271,6 +343,9 @@ class Stream:
             self._is_open = False
             self._is_over = self._epoch.progress.is_closed = True
             self._backend.close(in_a_hurry=in_a_hurry)
+            self._clock.close()
+            if self._observer is not None:
+                self._observer.epoch_left(self._epoch)
             self._order = Order(1, 0)  # the old one holds batches that nobody will ask for
 
     def __del__(self) -> None:

@@ -19,11 +19,13 @@ import time
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from penstock.engine.plan import sample_key
+from penstock.engine.stopwatch import Stopwatch
 from penstock.transport.memory import Mapping, create_segment
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+    from penstock.engine.accounts import TaskTimes
     from penstock.engine.seats import Seat
 
 __all__ = ["PHRASES", "Entry", "Logbook", "Notes", "Phase", "open_notes"]
@@ -53,6 +55,9 @@ class Phase(enum.IntEnum):
     SENDING = 6
     ENDING = 7
 
+
+# Time between two tasks goes into the account of the second: waiting for it, sending the first.
+_CARRIED: Final = (Phase.WAITING, Phase.SENDING)
 
 PHRASES: Final = {
     Phase.ABSENT: "while it was starting",
@@ -91,13 +96,26 @@ class Entry(NamedTuple):
 
 
 class Notes:
-    """A worker's end: what it notes. Without a logbook (no workers), notes go nowhere."""
+    """A worker's end: what it notes, and by a stopwatch how long it takes.
 
-    __slots__ = ("_cells", "_key", "_num_tasks")
+    Without a logbook (a worker in the trainer's process), notes are for `take_times` alone.
+    """
 
-    def __init__(self, page: memoryview | None = None) -> None:
-        """Write into `page`, or nowhere."""
+    __slots__ = ("_cells", "_key", "_num_tasks", "_stopwatch")
+
+    def __init__(
+        self,
+        page: memoryview | None = None,
+        cpu_clock: Callable[[], int] = time.process_time_ns,
+    ) -> None:
+        """Write into `page`, or nowhere.
+
+        Args:
+            page: Of the logbook.
+            cpu_clock: The worker's CPU time in nanoseconds: of its process, or of its thread alone.
+        """
         self._num_tasks = 0
+        self._stopwatch = Stopwatch(len(Phase), cpu_clock)
         self._cells: memoryview[int] | list[int] = [0] * _NUM_CELLS
         self._key = memoryview(bytearray())
         if page is not None:
@@ -116,6 +134,7 @@ class Notes:
             cells[_PEAK_RSS] = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
         self._num_tasks += 1
         cells[_PHASE] = Phase.READING
+        self._stopwatch.begin_task(Phase.READING, _CARRIED)
 
     def phase(self, phase: Phase) -> None:
         """Note what is being done, not with a single sample."""
@@ -123,22 +142,55 @@ class Notes:
         cells[_NUMBER] = -1
         cells[_KEY_BYTES] = 0
         cells[_PHASE] = phase
+        self._stopwatch.enter(phase)
 
     def sample(self, number: int) -> None:
         """Note which sample of the batch is being read."""
         self._cells[_NUMBER] = number
+        self._stopwatch.begin_sample()
+
+    def batch_of(self, num_samples: int) -> None:
+        """Note how many samples the batch has."""
+        self._stopwatch.num_samples = num_samples
 
     def seat(self, phase: Phase, seat: Seat) -> None:
         """Note what is being done with the sample of one seat."""
         cells = self._cells
         cells[_KEY_BYTES] = 0
         cells[_NUMBER] = seat.number
+        if cells[_PHASE] != phase:
+            self._stopwatch.enter(phase)
         cells[_PHASE] = phase
+        if phase == Phase.READING:
+            self._stopwatch.begin_sample()
         if seat.attempt:
             key = pickle.dumps(sample_key(seat.index))
             if len(key) <= len(self._key):
                 self._key[: len(key)] = key
                 cells[_KEY_BYTES] = len(key)
+
+    def take_times(self, *, num_bytes: int = 0, pool_bytes: int = 0, slot_ns: int = 0) -> TaskTimes:
+        """Return what the task took up to this moment; to be called when its batch is packed.
+
+        Args:
+            num_bytes: Of the batch.
+            pool_bytes: Of all slots of this worker.
+            slot_ns: What making new ones of them took.
+        """
+        return self._stopwatch.take(
+            idle=Phase.WAITING,
+            fetch=Phase.READING,
+            collate=Phase.COLLATING,
+            send=Phase.SENDING,
+            slot_ns=slot_ns,
+            num_bytes=num_bytes,
+            pool_bytes=pool_bytes,
+            rss_bytes=self._cells[_PEAK_RSS] * _RSS_UNIT,
+        )
+
+    def close(self) -> None:
+        """Give back what the stopwatch holds of the system."""
+        self._stopwatch.close()
 
 
 def open_notes(fd: int) -> Notes:

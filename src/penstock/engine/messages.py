@@ -2,7 +2,7 @@
 """What the trainer and its process workers say to each other, and how an exception crosses.
 
 trainer -> worker    the recipe's segment (once), then BeginEpoch, Task, Task …, BeginEpoch …
-worker  -> trainer   BatchMade, TaskFailed, ShareEnded
+worker  -> trainer   BatchMade, TaskFailed, ShareEnded; Ready (once, of one that was hired)
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from penstock.engine.accounts import TaskTimes
 from penstock.engine.epoch import Share
 from penstock.engine.plan import Caution, Placed
 from penstock.faults import annotate
@@ -24,6 +25,7 @@ __all__ = [
     "BatchMade",
     "BeginEpoch",
     "ExceptionReport",
+    "Ready",
     "ShareEnded",
     "Task",
     "TaskFailed",
@@ -85,6 +87,7 @@ class BatchMade(NamedTuple):
         num_asked: Samples that were asked for.
         bad: Samples that the batch goes without.
         is_empty: Whether nothing is left of it.
+        times: What it took.
     """
 
     round: int
@@ -97,6 +100,7 @@ class BatchMade(NamedTuple):
     num_asked: int = 0
     bad: tuple[BadReport, ...] = ()
     is_empty: bool = False
+    times: TaskTimes | None = None
 
 
 class ExceptionReport(NamedTuple):
@@ -143,17 +147,25 @@ class ShareEnded(NamedTuple):
     bad: tuple[BadReport, ...] = ()
 
 
+class Ready(NamedTuple):
+    """A worker that joined an epoch under way can begin; it has made no step."""
+
+    round: int
+    step: int = -1
+
+
 _KINDS: dict[type, int] = {
     Task: 0,
     BeginEpoch: 1,
     BatchMade: 2,
     TaskFailed: 3,
     ShareEnded: 4,
+    Ready: 5,
 }
 _TYPES: tuple[type, ...] = tuple(_KINDS)
 
 
-def encode(message: Task | BeginEpoch | BatchMade | TaskFailed | ShareEnded) -> bytes:
+def encode(message: Task | BeginEpoch | BatchMade | TaskFailed | ShareEnded | Ready) -> bytes:
     """Return `message` as bytes; plain tuples, so that no class is looked up by name."""
     fields: tuple[Any, ...] = tuple(message)
     if isinstance(message, Task):
@@ -173,7 +185,8 @@ def encode(message: Task | BeginEpoch | BatchMade | TaskFailed | ShareEnded) -> 
         share = None if message.share is None else tuple(message.share)
         rest = (*message[3:5], share, message.first_sample, message.num_asked)
         bad = tuple(map(_plain_bad, message.bad))
-        fields = (*message[:2], place, buffers, packed.slots, *rest, bad, message.is_empty)
+        times = None if message.times is None else tuple(message.times)
+        fields = (*message[:2], place, buffers, packed.slots, *rest, bad, message.is_empty, times)
     elif isinstance(message, TaskFailed):
         share = None if message.share is None else tuple(message.share)
         bad = tuple(map(_plain_bad, message.bad))
@@ -199,12 +212,12 @@ def decode(data: bytes) -> Any:  # noqa: ANN401 - one of the messages
         )
     if _TYPES[kind] is BatchMade:
         number, step, place, buffers, slots, new_slots, retired, share, *rest = fields
-        first, num_asked, bad, is_empty = rest
+        first, num_asked, bad, is_empty, times = rest
         message = place if isinstance(place, bytes) else Extent(*place)
         packed = Packed(message, tuple(Extent(*buffer) for buffer in buffers), slots)
         return BatchMade(
             number, step, packed, new_slots, retired, _share(share), first, num_asked, _bad(bad),
-            is_empty,
+            is_empty, None if times is None else TaskTimes(*times),
         )  # fmt: skip
     if _TYPES[kind] is BeginEpoch:
         number, epoch, is_announced, share = fields
@@ -212,6 +225,8 @@ def decode(data: bytes) -> Any:  # noqa: ANN401 - one of the messages
     if _TYPES[kind] is TaskFailed:
         number, step, report, share, bad = fields
         return TaskFailed(number, step, ExceptionReport(*report), _share(share), _bad(bad))
+    if _TYPES[kind] is Ready:
+        return Ready(*fields)
     number, step, num_asked, bad = fields
     return ShareEnded(number, step, num_asked, _bad(bad))
 

@@ -7,6 +7,8 @@ No queue, process, clock or lock in here. Events go in, decisions come out, at o
     start() ─────────────────────────────▶ [Draw] * lookahead
     IndicesDrawn(indices) ───────────────▶ [Submit(worker, step, indices)]
     IndicesExhausted() ──────────────────▶ [] or [Finish]
+    WorkerReady(worker) ─────────────────▶ []                 (one that was hired can begin)
+    CrewChanged(count, lookahead) ───────▶ [Hire(worker)] [Draw] … [Dismiss(worker)]
     Requested()   (the user wants one) ──▶ [] or [Draw, Deliver(step, outcome)] or [Finish]
     TaskDone(worker, step, outcome) ─────▶ [] or [Draw, Deliver(step, outcome)]
     WorkerExhausted(worker, step) ───────▶ [Draw] …           (an iterable's share has ended)
@@ -26,6 +28,10 @@ Guarantees
     loader does it. Only where nothing depends on the worker (`any_worker`) the one with the least
     to do gets the next step. A new index is drawn per delivered batch, not earlier: a sampler that
     draws from a shared generator sees the same moments as under torch.
+    Workers are numbered from 0. A smaller crew keeps the first ones: the others get no new steps
+    and are dismissed once they have answered what they hold. One that is hired gets its first step
+    when it is ready, so that no step waits for a process to start. Only where any worker may make
+    any step can a crew change.
     At most one request is open at a time.
 """
 
@@ -39,13 +45,17 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Hashable
 
 __all__ = [
+    "BackendEvent",
     "Condemn",
+    "CrewChanged",
     "Decision",
     "Deliver",
+    "Dismiss",
     "Draw",
     "Event",
     "Fail",
     "Finish",
+    "Hire",
     "IndicesDrawn",
     "IndicesExhausted",
     "Order",
@@ -55,6 +65,7 @@ __all__ = [
     "TaskDone",
     "WorkerDied",
     "WorkerExhausted",
+    "WorkerReady",
 ]
 
 
@@ -113,7 +124,26 @@ class WorkerDied(NamedTuple):
     limit: int = 2
 
 
-Event = IndicesDrawn | IndicesExhausted | Requested | TaskDone | WorkerExhausted | WorkerDied
+class WorkerReady(NamedTuple):
+    """A worker that was hired can begin."""
+
+    worker_id: int
+
+
+class CrewChanged(NamedTuple):
+    """From here on there are to be this many workers.
+
+    Attributes:
+        num_workers: At least 1.
+        lookahead: Steps under way at a time, over all of them.
+    """
+
+    num_workers: int
+    lookahead: int
+
+
+BackendEvent = TaskDone | WorkerExhausted | WorkerDied | WorkerReady
+Event = BackendEvent | IndicesDrawn | IndicesExhausted | Requested | CrewChanged
 
 
 @dataclass(frozen=True, slots=True)
@@ -137,6 +167,18 @@ class Respawn(NamedTuple):
     reason: str = ""
 
 
+class Hire(NamedTuple):
+    """Start one worker more."""
+
+    worker_id: int
+
+
+class Dismiss(NamedTuple):
+    """Let a worker go; it has no tasks."""
+
+    worker_id: int
+
+
 class Condemn(NamedTuple):
     """Never make this sample again: it ends workers."""
 
@@ -151,6 +193,7 @@ class Deliver(NamedTuple):
     step: int
     worker_id: int
     outcome: Any
+    indices: object = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -166,7 +209,7 @@ class Fail(NamedTuple):
     advice: str = ""
 
 
-Decision = Draw | Submit | Deliver | Finish | Fail | Respawn | Condemn
+Decision = Draw | Submit | Deliver | Finish | Fail | Respawn | Condemn | Hire | Dismiss
 
 _DRAW: Final = Draw()
 
@@ -210,10 +253,14 @@ class Order:
         self._next_worker = first_worker
         self._head = first_step  # every step before it is delivered or abandoned
         self._owner: dict[int, int] = {}  # step -> worker, for steps that are not delivered
-        self._done: dict[int, object] = {}  # step -> outcome, in order of arrival
+        # step -> (outcome, indices), in order of arrival
+        self._done: dict[int, tuple[object, object]] = {}
+        self._employed = set(range(num_workers))  # those that are leaving included
+        self._starting: set[int] = set()  # hired, and not ready yet
         self._active = [True] * num_workers
         self._load = [0] * num_workers  # steps submitted to each worker and not delivered
         self._unanswered = [0] * num_workers  # … and not answered
+        self._surplus = 0  # steps under way beyond the lookahead, which has been lowered
         self._drained = False
         self._requested = False
         self._failure: Fail | None = None
@@ -238,6 +285,11 @@ class Order:
         """Steps that were submitted and neither delivered nor abandoned."""
         return len(self._owner)
 
+    @property
+    def num_ready(self) -> int:
+        """Steps that were answered and not delivered."""
+        return len(self._done)
+
     def steps_of(self, worker_id: int) -> list[int]:
         """Return the steps that this worker holds and has not answered."""
         if not self._active[worker_id]:
@@ -250,10 +302,12 @@ class Order:
 
     def _on_done(self, event: TaskDone) -> list[Decision]:
         self._unanswered[event.worker_id] -= 1
-        self._tasks.pop(event.step, None)
+        indices = self._tasks.pop(event.step, None)
         if event.step in self._owner:  # else: abandoned, its worker was said to have no more
-            self._done[event.step] = event.outcome
-        return self._answer()
+            self._done[event.step] = event.outcome, indices
+        if event.worker_id < self._num_workers:
+            return self._answer()
+        return [*self._dismiss_idle(), *self._answer()]
 
     def _on_request(self, _: Requested) -> list[Decision]:
         self._requested = True
@@ -277,9 +331,36 @@ class Order:
         # The answer waits for the draw: what is drawn may be the epoch's only open step.
         return self._draw() or self._answer()
 
+    def _on_crew(self, event: CrewChanged) -> list[Decision]:
+        wanted = range(event.num_workers)
+        hired = [w for w in wanted if w not in self._employed]
+        num_new = max(event.num_workers - len(self._active), 0)
+        self._active += [True] * num_new
+        self._load += [0] * num_new
+        self._unanswered += [0] * num_new
+        self._employed.update(hired)
+        self._starting.update(hired)
+        self._num_workers = event.num_workers
+        more = event.lookahead - self._lookahead - self._surplus
+        self._lookahead = event.lookahead
+        self._surplus = max(-more, 0)
+        draws: list[Decision] = [] if self._drained else [_DRAW] * max(more, 0)
+        return [*map(Hire, hired), *draws, *self._dismiss_idle()]
+
+    def _on_ready(self, event: WorkerReady) -> list[Decision]:
+        self._starting.discard(event.worker_id)
+        return []
+
+    def _dismiss_idle(self) -> list[Decision]:
+        leaving = [w for w in self._employed if w >= self._num_workers and not self._unanswered[w]]
+        self._employed.difference_update(leaving)
+        self._starting.difference_update(leaving)
+        return list(map(Dismiss, leaving))
+
     def _on_death(self, event: WorkerDied) -> list[Decision]:
         if not self._active[event.worker_id]:
             return []  # it had given all it had
+        self._starting.discard(event.worker_id)  # who takes its place announces nothing
         is_guilty = self._count_death(event)
         if self._failure is None and self._respawns_left and self._is_survivable(event, is_guilty):
             self._respawns_left -= 1
@@ -323,7 +404,8 @@ class Order:
 
     def _worker_in_turn(self) -> int:
         if self._any_worker:
-            return min(range(self._num_workers), key=self._unanswered.__getitem__)
+            ready = [w for w in range(self._num_workers) if w not in self._starting]
+            return min(ready or range(self._num_workers), key=self._unanswered.__getitem__)
         for _ in range(self._num_workers):
             worker_id = self._next_worker
             self._next_worker = (worker_id + 1) % self._num_workers
@@ -346,7 +428,11 @@ class Order:
             self._requested = False
             worker_id = self._owner.pop(step)
             self._load[worker_id] -= 1
-            return [*self._draw(), Deliver(step, worker_id, self._done.pop(step))]
+            draws = self._draw()
+            if self._surplus:
+                self._surplus -= 1
+                draws = []
+            return [*draws, Deliver(step, worker_id, *self._done.pop(step))]
         if self._failure is not None:
             return [self._failure]
         if self._head >= self._next_step:
@@ -378,4 +464,6 @@ _HANDLERS: Final[dict[type, Callable[[Order, Any], list[Decision]]]] = {
     IndicesExhausted: Order._on_no_indices,
     WorkerExhausted: Order._on_exhausted,
     WorkerDied: Order._on_death,
+    CrewChanged: Order._on_crew,
+    WorkerReady: Order._on_ready,
 }

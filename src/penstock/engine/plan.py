@@ -155,6 +155,8 @@ class Plan:
         recipe: How a task becomes a batch.
         base_seed: Worker w seeds its global generators with `base_seed + w`.
         num_workers: 0 works in the caller's process.
+        backend: Who the workers are: "process" or "thread".
+        max_workers: How many there may come to be while the epoch runs; 0: as many as there are.
         prefetch_factor: Batches under way per worker.
         in_order: Whether batches leave in the order of their steps.
         timeout_s: Longest wait for a batch, in seconds; 0 waits for ever.
@@ -165,6 +167,8 @@ class Plan:
     recipe: Recipe
     base_seed: int
     num_workers: int = 0
+    backend: str = "process"
+    max_workers: int = 0
     prefetch_factor: int = 2
     in_order: bool = True
     timeout_s: float = 0.0

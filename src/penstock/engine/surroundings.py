@@ -31,8 +31,10 @@ __all__ = [
     "describe_memory",
     "descriptors_needed",
     "format_bytes",
+    "group_folders",
     "memory_now",
     "memory_warning",
+    "read_text",
 ]
 
 _PROC: Final = Path("/proc")
@@ -170,40 +172,52 @@ class _Group(NamedTuple):
 
 def _groups(memberships: Path, cgroups: Path) -> Iterator[_Group]:
     """Yield the groups that this process is in, from its own up to the root."""
-    for line in _text(memberships).splitlines():
-        number, _, rest = line.partition(":")
-        controllers, _, path = rest.partition(":")
-        if number == "0" and not controllers:
-            yield from _with_parents(cgroups, path, _VERSION_2)
-        elif "memory" in controllers.split(","):
-            yield from _with_parents(cgroups / "memory", path, _VERSION_1)
-
-
-def _with_parents(root: Path, path: str, files: _Files) -> Iterator[_Group]:
-    # Above the mount ("/../other") nothing can be seen.
-    own = Path(*[part for part in path.split("/") if part not in ("", "..")])
-    for relative in (own, *own.parents):
-        group = _Group(root / relative, files)
+    for version, folder in group_folders("memory", memberships, cgroups):
+        group = _Group(folder, _VERSION_1 if version == 1 else _VERSION_2)
         # The root of version 2 has neither file, nor has a mount without the memory controller.
-        if (group.folder / files.usage).exists():
+        if (folder / group.files.usage).exists():
             yield group
 
 
-def _text(path: Path) -> str:
+def group_folders(controller: str, memberships: Path, cgroups: Path) -> Iterator[tuple[int, Path]]:
+    """Yield where a control group of this process may keep a controller's files.
+
+    Args:
+        controller: "memory" or "cpu".
+        memberships: The process's own list, /proc/self/cgroup.
+        cgroups: Where control groups are mounted.
+
+    Yields:
+        Version, 1 or 2, and folder, from the process's own up to the root. What it does not show
+        (a container's view ends somewhere) does not exist.
+    """
+    for line in read_text(memberships).splitlines():
+        number, _, rest = line.partition(":")
+        controllers, _, path = rest.partition(":")
+        # Above the mount ("/../other") nothing can be seen.
+        own = Path(*[part for part in path.split("/") if part not in ("", "..")])
+        if number == "0" and not controllers:
+            yield from ((2, cgroups / folder) for folder in (own, *own.parents))
+        elif controller in controllers.split(","):
+            yield from ((1, cgroups / controller / folder) for folder in (own, *own.parents))
+
+
+def read_text(path: Path) -> str:
+    """Return what stands in a file; nothing if it cannot be read."""
     with contextlib.suppress(OSError, UnicodeDecodeError):
         return path.read_text()
     return ""
 
 
 def _number(path: Path) -> int | None:
-    text = _text(path).strip()
+    text = read_text(path).strip()
     return int(text) if text.isdecimal() else None  # not the word "max"
 
 
 def _numbers(path: Path) -> dict[str, int]:
     """Return the lines "name number" of a file."""
     numbers = {}
-    for line in _text(path).splitlines():
+    for line in read_text(path).splitlines():
         name, _, rest = line.partition(" ")
         number = rest.split(maxsplit=1)[:1]
         if number and number[0].isdecimal():

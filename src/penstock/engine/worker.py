@@ -27,6 +27,7 @@ from penstock.engine.messages import (
     BatchMade,
     BeginEpoch,
     ExceptionReport,
+    Ready,
     ShareEnded,
     Task,
     TaskFailed,
@@ -48,6 +49,7 @@ from penstock.worker_info import WorkerInfo, set_worker_info
 if TYPE_CHECKING:
     import socket
 
+    from penstock.engine.accounts import TaskTimes
     from penstock.engine.plan import Recipe
     from penstock.transport.channel import Frame
 
@@ -61,6 +63,7 @@ class WorkerIdentity(NamedTuple):
     num_workers: int
     base_seed: int
     max_free_slots: int
+    joins_late: bool = False  # hired while an epoch runs: says when it can begin
 
 
 def run_worker(sock: socket.socket, identity: WorkerIdentity, recipe: Recipe | None) -> None:
@@ -121,6 +124,7 @@ class _Worker:
         self._fetcher: Fetcher | None = None
         self._failure: ExceptionReport | None = None  # of setting up: the answer to every task
         self._is_set_up = True
+        self._is_expected = identity.joins_late
         self._has_served = False
         self._share_ended = False
 
@@ -143,12 +147,18 @@ class _Worker:
             message = decode(self._next_frame().data)
             if isinstance(message, BeginEpoch):
                 self._begin_epoch(message)
+                self._announce(message)
             else:
                 self._pool.release(message.freed)
                 self._pool.retire(message.retired)
                 self._serve(message)
                 del message
                 self._freeze_once()
+
+    def _announce(self, begun: BeginEpoch) -> None:
+        if self._is_expected:
+            self._is_expected = False
+            self._channel.send(encode(Ready(begun.round)))
 
     def _freeze_once(self) -> None:
         """Freeze what the first batch has brought as well: what it imports, what datasets open.
@@ -258,10 +268,19 @@ class _Worker:
                 self._fetcher.num_asked,
                 tuple(map(_report_bad, self._fetcher.take_bad())),
                 is_empty,
+                self._times(packed),
             )
             self._channel.send(encode(message), [slot.fd for slot in new])
             for slot in new:
                 os.close(slot.fd)
+
+    def _times(self, packed: Any) -> TaskTimes:  # noqa: ANN401 - packed, or NO_BATCH
+        num_bytes = 0 if packed is NO_BATCH else sum(extent[2] for extent in packed.buffers)
+        return self._notes.take_times(
+            num_bytes=num_bytes,
+            pool_bytes=self._pool.size_bytes,
+            slot_ns=self._pool.take_making_ns(),
+        )
 
     def _send_failure(self, task: Task, error: Exception) -> None:
         report = report_exception(error)

@@ -10,7 +10,7 @@ import numpy as np
 
 from penstock.data.dataset import Dataset, IterableDataset
 from penstock.engine.epoch import Epoch
-from penstock.engine.order import TaskDone, WorkerDied, WorkerExhausted
+from penstock.engine.order import TaskDone, WorkerDied, WorkerExhausted, WorkerReady
 from penstock.engine.plan import Plan, Recipe
 from penstock.engine.salvage import NO_BATCH
 from penstock.faults import FaultPolicy
@@ -83,7 +83,8 @@ class BackendContract:
     def started(self, dataset: object, **options: Any) -> Backend:  # noqa: ANN401
         """Return a started backend that batches `dataset`."""
         recipe = Recipe(dataset, isinstance(dataset, IterableDataset), is_batched=True, **options)
-        plan = Plan(recipe, base_seed=0, num_workers=self.workers_of_plan())
+        workers = self.workers_of_plan()
+        plan = Plan(recipe, base_seed=0, num_workers=workers, max_workers=self.max_workers())
         backend = self.open(plan)
         backend.start()
         backend.begin_epoch(Epoch(0, iter(())))
@@ -191,6 +192,49 @@ class BackendContract:
             event = self.run_one(backend, step % self.num_workers, step, [step])
             assert isinstance(event, TaskDone)
             assert event.outcome.result()["index"].tolist() == [step]
+        backend.close()
+
+    def max_workers(self) -> int:
+        """Return how many workers the backend may be asked to have; 0 if their number is fixed."""
+        return 0 if self.workers_of_plan() == 0 else self.num_workers + 2
+
+    def test_workers_may_be_hired_and_dismissed_while_an_epoch_runs(self) -> None:
+        """A dismissal is no death, the batches stay, and the number can be hired again."""
+        backend = self.started(Squares())
+        newcomers = range(self.num_workers, self.max_workers())
+        held: list[Any] = []
+        for turn in range(2):
+            for worker_id in newcomers:
+                backend.hire(worker_id)
+            ready = self.collect(backend, len(newcomers))
+            assert {type(event) for event in ready} <= {WorkerReady}
+            assert sorted(event.worker_id for event in ready) == list(newcomers)
+            for worker_id in [*range(self.num_workers), *newcomers]:
+                event = self.run_one(backend, worker_id, len(held), [len(held)])
+                assert (type(event), event.worker_id) == (TaskDone, worker_id)
+                held.append(event.outcome.result())
+            for worker_id in newcomers:
+                backend.dismiss(worker_id)
+            assert backend.is_whole
+            backend.begin_epoch(Epoch(turn + 1, iter(())))
+        for step, batch in enumerate(held):
+            assert (batch["data"] == step * step).all()
+        backend.close()
+
+    def test_a_batch_comes_with_the_account_of_what_it_took(self) -> None:
+        """By a clock that all processes share; parts do not exceed the whole."""
+        backend = self.started(Squares())
+        begun = time.monotonic_ns()
+        event = self.run_one(backend, 0, 0, list(range(50)))
+        times = event.outcome.times
+        assert begun <= times.begun_ns <= times.ended_ns <= time.monotonic_ns()
+        assert times.num_samples == 50
+        assert times.num_bytes >= 50 * 2000 * 4
+        assert times.fetch_ns > 0
+        assert times.collate_ns > 0
+        assert times.fetch_ns + times.collate_ns <= times.busy_ns
+        assert times.cpu_ns > 0
+        assert len(times.sample_us) in (0, 50 * 4)
         backend.close()
 
     def test_samples_that_the_policy_leaves_out_are_told_with_the_batch(self) -> None:

@@ -6,6 +6,8 @@ Backend.start()             workers begin to start; does not wait for them
 Backend.begin_epoch(epoch)  before any task, and for each epoch: datasets are iterated anew
 Backend.submit(w, s, i)     never blocks
 Backend.respawn(w)          another worker in the place of one that died
+Backend.hire(w)             one worker more, which joins the epoch
+Backend.dismiss(w)          one worker fewer; it has no tasks
 Backend.events(timeout_s)   what happened: blocks until there is at least one, or time is up
 Backend.close()             everything is gone when it returns; may be called again
 """
@@ -17,9 +19,10 @@ from typing import TYPE_CHECKING, Protocol
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+    from penstock.engine.accounts import TaskTimes
     from penstock.engine.epoch import Epoch, Share
     from penstock.engine.fault_log import Losses
-    from penstock.engine.order import TaskDone, WorkerDied, WorkerExhausted
+    from penstock.engine.order import BackendEvent
     from penstock.engine.plan import Caution, Plan
 
 __all__ = ["Backend", "Outcome", "open_backend"]
@@ -35,6 +38,14 @@ class Outcome(Protocol):
     @property
     def losses(self) -> Losses:
         """The samples that the batch goes without."""
+
+    @property
+    def times(self) -> TaskTimes | None:
+        """What it took; None where nothing was made."""
+
+    @property
+    def pid(self) -> int:
+        """Process of the worker."""
 
     def result(self) -> object:
         """Return the batch (`NO_BATCH` if nothing is left), or raise what the user's code did."""
@@ -62,7 +73,7 @@ class Backend(Protocol):
     ) -> None:
         """Give a worker the task of making `step` of the current epoch. Does not block."""
 
-    def events(self, timeout_s: float | None) -> Sequence[TaskDone | WorkerExhausted | WorkerDied]:
+    def events(self, timeout_s: float | None) -> Sequence[BackendEvent]:
         """Return what happened since the last call, waiting for the first thing to happen.
 
         Returns:
@@ -73,6 +84,18 @@ class Backend(Protocol):
         """Start another worker in the place of a dead one, which goes on in the current epoch.
 
         Tasks that the dead one had are not its own before they are submitted again.
+        """
+
+    def hire(self, worker_id: int) -> None:
+        """Start one worker more, `worker_id` below `plan.max_workers`; it joins the current epoch.
+
+        Does not wait until it is ready: `events` tells (`WorkerReady`), unless the epoch is over.
+        """
+
+    def dismiss(self, worker_id: int) -> None:
+        """Let a worker go that has no tasks; does not wait until it is gone, and is no death.
+
+        The same number may be hired again later.
         """
 
     def kill(self, worker_id: int, why: str) -> None:
@@ -95,6 +118,10 @@ def open_backend(plan: Plan) -> Backend:
         from penstock.engine.backends.serial import SerialBackend
 
         return SerialBackend(plan)
+    if plan.backend == "thread":
+        from penstock.engine.backends.thread import ThreadBackend
+
+        return ThreadBackend(plan)
     from penstock.engine.backends.process import ProcessBackend
 
     return ProcessBackend(plan)

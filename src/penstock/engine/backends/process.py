@@ -41,6 +41,7 @@ import numpy as np
 
 from penstock.callers import users_level
 from penstock.engine.backends.worker_process import WorkerProcess, wait_for_ends
+from penstock.engine.deeds import deed_of
 from penstock.engine.fault_log import NO_LOSSES, Losses
 from penstock.engine.fork_hazards import opencv_at_rest, warn_of_fork
 from penstock.engine.interrupts import HeldInterrupts
@@ -49,6 +50,7 @@ from penstock.engine.logbook import Logbook
 from penstock.engine.messages import (
     BatchMade,
     BeginEpoch,
+    Ready,
     ShareEnded,
     Task,
     TaskFailed,
@@ -56,7 +58,7 @@ from penstock.engine.messages import (
     encode,
     revive_exception,
 )
-from penstock.engine.order import TaskDone, WorkerDied, WorkerExhausted
+from penstock.engine.order import TaskDone, WorkerDied, WorkerExhausted, WorkerReady
 from penstock.engine.pickling import share_recipe, unpicklable_error
 from penstock.engine.salvage import NO_BATCH, BadSample
 from penstock.engine.surroundings import (
@@ -76,6 +78,7 @@ if TYPE_CHECKING:
 
     from penstock.engine.epoch import Epoch
     from penstock.engine.messages import BadReport
+    from penstock.engine.order import BackendEvent
     from penstock.engine.plan import Caution, Plan
     from penstock.transport.arena import Arena
     from penstock.transport.channel import Frame
@@ -143,13 +146,15 @@ class _Where(NamedTuple):
 class _Batch:
     """A batch that has arrived; its slots are leased, also if nobody ever unpacks it."""
 
-    __slots__ = ("_message", "_slots", "_where", "share")
+    __slots__ = ("_message", "_slots", "_where", "pid", "share", "times")
 
     def __init__(self, message: BatchMade, slots: dict[int, memoryview], where: _Where) -> None:
         self._message = message
         self._slots = slots
         self._where = where
         self.share = message.share
+        self.times = message.times
+        self.pid = where.pid
 
     @property
     def losses(self) -> Losses:
@@ -167,12 +172,15 @@ class _Batch:
 class _Failure:
     """An exception of the user's code."""
 
-    __slots__ = ("_message", "_where", "share")
+    __slots__ = ("_message", "_where", "pid", "share")
+
+    times = None
 
     def __init__(self, message: TaskFailed, where: _Where) -> None:
         self._message = message
         self._where = where
         self.share = message.share
+        self.pid = where.pid
 
     @property
     def losses(self) -> Losses:
@@ -201,7 +209,8 @@ class ProcessBackend:
         """Prepare workers for `plan`."""
         self._plan = plan
         self._context = plan.context or multiprocessing.get_context()
-        self._workers: list[WorkerProcess] = []
+        self._workers: dict[int, WorkerProcess] = {}
+        self._leaving: list[WorkerProcess] = []  # dismissed, and not yet seen to have ended
         self._lifeline: Lifeline | None = None
         self._held_interrupts = HeldInterrupts()
         self._shared_fd: int | None = None  # the recipe, for workers that are not forked
@@ -225,7 +234,7 @@ class ProcessBackend:
             UnpicklableError: the dataset (or a function) cannot be sent under this start method.
             ConfigError: this process may open too few files.
         """
-        check_descriptors(self._plan.num_workers)
+        check_descriptors(max(self._plan.num_workers, self._plan.max_workers))
         self._memory = memory_now()
         if self._context.get_start_method() == "fork":
             warn_of_fork(stacklevel=users_level())
@@ -234,30 +243,39 @@ class ProcessBackend:
         try:
             self._lifeline = Lifeline()
             for worker_id in range(self._plan.num_workers):
-                with self._held_interrupts:
-                    worker = self._start_worker(worker_id, self._plan.base_seed)
-                    self._workers.append(worker)
-                    self.processes.append(worker.process)
+                self._employ(worker_id)
         except BaseException:
             self.close()
             raise
         finally:
-            if self._plan.recipe.faults.max_respawns == 0:
+            if self._plan.recipe.faults.max_respawns == 0 and not self._plan.max_workers:
                 self._close_shared()
+
+    def _employ(self, worker_id: int, *, joins_late: bool = False) -> WorkerProcess:
+        with self._held_interrupts:
+            worker = self._start_worker(worker_id, self._plan.base_seed, joins_late=joins_late)
+            self._workers[worker_id] = worker
+            self.processes[worker_id : worker_id + 1] = [worker.process]
+        return worker
 
     def _close_shared(self) -> None:
         if self._shared_fd is not None:
             os.close(self._shared_fd)
             self._shared_fd = None
 
-    def _start_worker(self, worker_id: int, base_seed: int) -> WorkerProcess:
+    def _start_worker(
+        self, worker_id: int, base_seed: int, *, joins_late: bool = False
+    ) -> WorkerProcess:
         plan = self._plan
         assert self._lifeline is not None
         recipe = plan.recipe if self._shared_fd is None else None
         ours, theirs = Channel.pair()
         channel = Channel(ours)
         _channels.add(channel)
-        identity = WorkerIdentity(worker_id, plan.num_workers, base_seed, plan.prefetch_factor + 2)
+        num_workers = max(plan.num_workers, plan.max_workers)
+        identity = WorkerIdentity(
+            worker_id, num_workers, base_seed, plan.prefetch_factor + 2, joins_late
+        )
         logbook = Logbook()
         try:
             process = self._context.Process(  # type: ignore[attr-defined]  # every context has it
@@ -301,6 +319,31 @@ class ProcessBackend:
             self.processes[worker_id] = worker.process
         self._tell_epoch(worker)
 
+    def hire(self, worker_id: int) -> None:
+        """Start one process more; a dismissed one of the same number may still be ending."""
+        if self._shared_fd is None:
+            warn_of_fork(stacklevel=users_level())  # threads may have been started since
+        self._tell_epoch(self._employ(worker_id, joins_late=True))
+
+    def dismiss(self, worker_id: int) -> None:
+        """Close its channel: it ends by itself. Batches that it made stay valid."""
+        worker = self._workers.pop(worker_id)
+        for fd in (worker.channel.fileno(), worker.watch_fd):
+            self._poll.unregister(fd)
+            del self._by_fd[fd]
+        worker.is_gone = True
+        worker.channel.close()
+        self._leaving.append(worker)
+        self._reap()
+
+    def _reap(self) -> None:
+        """Release the dismissed workers that have ended; asking makes the system forget them."""
+        left = [worker for worker in self._leaving if worker.process.is_alive()]
+        for worker in self._leaving:
+            if worker not in left:
+                worker.release()
+        self._leaving = left
+
     def _seed_of_respawned(self) -> int:
         """Return a base seed that no worker had: it is not to draw again what a dead one drew."""
         words = seed_sequence(self._plan.base_seed, Purpose.WORKERS, self._num_respawned)
@@ -314,7 +357,7 @@ class ProcessBackend:
         """Read its logbook, into which it writes its stacks."""
         worker = self._workers[worker_id]
         entry = worker.logbook.read()
-        doing = worker.last_deed(entry, self._plan.recipe, self._round).words
+        doing = deed_of(entry, worker.tasks, self._plan.recipe, self._round).words
         if not worker.can_show_stacks:
             return doing
         worker.logbook.ask_for_stacks(worker.signal)
@@ -324,7 +367,7 @@ class ProcessBackend:
     @property
     def is_whole(self) -> bool:
         """Whether every worker lives; asks the system, as nobody may have read of a death yet."""
-        return all(worker.is_alive() for worker in self._workers)
+        return all(worker.is_alive() for worker in self._workers.values())
 
     def begin_epoch(self, epoch: Epoch) -> None:
         """Tell every worker; what still comes of earlier epochs is dropped."""
@@ -332,7 +375,8 @@ class ProcessBackend:
         self._epoch = epoch.number
         self._begun = epoch
         self._first_samples.clear()
-        for worker in self._workers:
+        self._reap()
+        for worker in self._workers.values():
             worker.share = epoch.progress.shares.get(worker.worker_id)
             worker.tasks.clear()
             self._tell_epoch(worker)
@@ -362,7 +406,7 @@ class ProcessBackend:
         wanted = select.POLLIN | (select.POLLOUT if worker.channel.has_unsent else 0)
         self._poll.modify(worker.channel.fileno(), wanted)
 
-    def events(self, timeout_s: float | None) -> Sequence[TaskDone | WorkerExhausted | WorkerDied]:
+    def events(self, timeout_s: float | None) -> Sequence[BackendEvent]:
         """Wait on all workers together."""
         deadline = None if timeout_s is None else time.monotonic() + timeout_s
         while True:
@@ -370,7 +414,7 @@ class ProcessBackend:
             ready = self._poll.poll(None if left_s is None else min(left_s, _LONGEST_POLL_S) * 1000)
             if not ready and left_s is not None and left_s <= _LONGEST_POLL_S:
                 return []
-            events: list[TaskDone | WorkerExhausted | WorkerDied] = []
+            events: list[BackendEvent] = []
             for worker, flags in self._ready_workers(ready).items():
                 if flags & select.POLLOUT:
                     worker.channel.flush()
@@ -388,8 +432,8 @@ class ProcessBackend:
                 flags_of[worker] = flags_of.get(worker, 0) | flags
         return flags_of
 
-    def _read(self, worker: WorkerProcess) -> list[TaskDone | WorkerExhausted | WorkerDied]:
-        events: list[TaskDone | WorkerExhausted | WorkerDied] = []
+    def _read(self, worker: WorkerProcess) -> list[BackendEvent]:
+        events: list[BackendEvent] = []
         # Asked before reading: what a process that is gone had to say is all there by then.
         was_alive = worker.process.is_alive()
         try:
@@ -415,7 +459,7 @@ class ProcessBackend:
         worker: WorkerProcess,
         message: Any,  # noqa: ANN401 - one of the messages
         frame: Frame,
-    ) -> TaskDone | WorkerExhausted | None:
+    ) -> TaskDone | WorkerExhausted | WorkerReady | None:
         outcome: _Batch | _Failure
         where = _Where(worker.worker_id, worker.process.pid, self._epoch, message.step)
         if isinstance(message, BatchMade):
@@ -429,6 +473,8 @@ class ProcessBackend:
             outcome = _Failure(message, where)
         if message.round != self._round:
             return None
+        if isinstance(message, Ready):
+            return WorkerReady(worker.worker_id)
         worker.tasks.pop(message.step, None)
         if not isinstance(message, ShareEnded) and message.share is not None:
             worker.share = message.share.after(worker.share)
@@ -475,7 +521,7 @@ class ProcessBackend:
         worker.is_gone = True
         end, advice = worker.describe_end()
         entry = worker.logbook.read()
-        deed = worker.last_deed(entry, self._plan.recipe, self._round)
+        deed = deed_of(entry, worker.tasks, self._plan.recipe, self._round)
         if worker.was_killed_by_memory_perhaps:
             memory = describe_memory(memory_now(), self._memory, entry.peak_rss_bytes or None)
             if "OOM killer ended it" in memory:
@@ -493,7 +539,8 @@ class ProcessBackend:
 
     def close(self, *, in_a_hurry: bool = False) -> None:
         """Stop the workers and wait until they are gone."""
-        workers, self._workers = self._workers, []
+        workers = [*self._workers.values(), *self._leaving]
+        self._workers, self._leaving = {}, []
         self._close_shared()
         self._by_fd.clear()  # and with it the arenas
         if os.getpid() != self._owner_pid:

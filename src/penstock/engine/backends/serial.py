@@ -3,68 +3,23 @@
 
 from __future__ import annotations
 
+import time
 from typing import TYPE_CHECKING
 
+from penstock.engine.backends.in_process import Made, PlainOutput, Raised
 from penstock.engine.fault_log import NO_LOSSES, Losses
 from penstock.engine.fetch import Fetcher
+from penstock.engine.logbook import Notes, Phase
 from penstock.engine.order import TaskDone, WorkerExhausted
 from penstock.faults import annotate
-from penstock.transport.arena import BufferPool
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from penstock.engine.epoch import Epoch, Share
+    from penstock.engine.epoch import Epoch
     from penstock.engine.plan import Caution, Plan
 
 __all__ = ["SerialBackend"]
-
-
-class _Batch:
-    __slots__ = ("_batch", "losses", "share")
-
-    def __init__(self, batch: object, share: Share | None, losses: Losses) -> None:
-        self._batch = batch
-        self.share = share
-        self.losses = losses
-
-    def result(self) -> object:
-        return self._batch
-
-
-class _Raised:
-    """What the user's code raised, raised again as it is."""
-
-    __slots__ = ("_error", "losses", "share")
-
-    def __init__(self, error: BaseException, share: Share | None, losses: Losses) -> None:
-        self._error: BaseException | None = error
-        self.share = share
-        self.losses = losses
-
-    def result(self) -> object:
-        error, self._error = self._error, None
-        assert error is not None
-        try:
-            raise error
-        finally:
-            del error  # a traceback that holds its own exception would be a cycle
-
-
-class _PlainOutput:
-    """Batches leave as they are, in recycled memory of this process."""
-
-    def __init__(self) -> None:
-        self.empty = BufferPool().empty
-
-    def finish(self, batch: object) -> object:
-        return batch
-
-    def rehearse(self, batch: object) -> None:
-        """Nothing that could fail."""
-
-    def abandon(self) -> None:
-        """Garbage collection takes it back."""
 
 
 class SerialBackend:
@@ -78,10 +33,11 @@ class SerialBackend:
         """Make batches as `plan.recipe` says."""
         self._recipe = plan.recipe
         self._base_seed = plan.base_seed
-        self._output = _PlainOutput()
+        self._output = PlainOutput()
         self._fetcher: Fetcher | None = None
         self._task: tuple[int, object] | None = None
         self._epoch = 0
+        self._notes = Notes(cpu_clock=time.thread_time_ns)
 
     def start(self) -> None:
         """Nothing to start."""
@@ -102,6 +58,7 @@ class SerialBackend:
             is_announced=epoch.is_announced,
             share=epoch.progress.shares.get(0),
             isolated=True,
+            notes=self._notes,
         )
 
     def submit(
@@ -116,6 +73,7 @@ class SerialBackend:
         assert self._task is not None
         step, indices = self._task
         self._task = None
+        self._notes.begin_task(self._epoch, step)
         try:
             batch = self._fetcher.fetch(indices, step)
             share = self._fetcher.share()
@@ -126,13 +84,22 @@ class SerialBackend:
             losses = Losses(0, self._fetcher.take_bad())
             if isinstance(error, Exception):
                 annotate(error, f"in epoch {self._epoch}, step {step}")
-            return [TaskDone(0, step, _Raised(error, self._fetcher.share(), losses))]
+            return [TaskDone(0, step, Raised(error, self._fetcher.share(), losses))]
         num_asked = self._fetcher.num_asked  # counted only where a policy needs it
         losses = Losses(num_asked, self._fetcher.take_bad()) if num_asked else NO_LOSSES
-        return [TaskDone(0, step, _Batch(batch, share, losses))]
+        times = self._notes.take_times(num_bytes=self._output.take_num_bytes())
+        self._notes.phase(Phase.WAITING)
+        times = times._replace(idle_ns=0)  # what lies between two tasks is the trainer's own code
+        return [TaskDone(0, step, Made(batch, share, losses, times))]
 
     def respawn(self, worker_id: int) -> None:
         """Never called: the caller does not die."""
+
+    def hire(self, worker_id: int) -> None:
+        """Never called: there is one caller."""
+
+    def dismiss(self, worker_id: int) -> None:
+        """Never called, either."""
 
     def kill(self, worker_id: int, why: str) -> None:
         """Never called: nobody waits with a timeout."""
@@ -144,4 +111,5 @@ class SerialBackend:
     def close(self, *, in_a_hurry: bool = False) -> None:
         """Drop the dataset's iterator and the recycled memory that no batch holds."""
         self._fetcher = None
-        self._output = _PlainOutput()
+        self._output = PlainOutput()
+        self._notes.close()

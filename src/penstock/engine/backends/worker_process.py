@@ -8,22 +8,19 @@ import os
 import select
 import signal
 import time
-from typing import TYPE_CHECKING, Any, Final, NamedTuple
+from typing import TYPE_CHECKING, Any, Final
 
-from penstock.engine.logbook import PHRASES, Phase
-from penstock.engine.map_reader import note_samples
-from penstock.engine.plan import keys_of, sample_key
+from penstock.engine.logbook import Phase
 from penstock.transport.arena import Arena
 
 if TYPE_CHECKING:
-    from collections.abc import Hashable, Sequence
+    from collections.abc import Sequence
 
     from penstock.engine.epoch import Share
-    from penstock.engine.logbook import Entry, Logbook
-    from penstock.engine.plan import Recipe
+    from penstock.engine.logbook import Logbook
     from penstock.transport.channel import Channel
 
-__all__ = ["Deed", "WorkerProcess", "wait_for_ends"]
+__all__ = ["WorkerProcess", "wait_for_ends"]
 
 _ADVICE_ON_EXIT: Final = (
     "What it printed before may say why. Look for sys.exit or os._exit in the dataset; under spawn "
@@ -43,20 +40,6 @@ _SIGNALS_FROM_OUTSIDE: Final = frozenset(
     {signal.SIGKILL, signal.SIGTERM, signal.SIGHUP, signal.SIGINT, signal.SIGQUIT}
 )
 _LAST_WORDS_S: Final = 1.0  # from the end of a channel to that of its process
-
-
-class Deed(NamedTuple):
-    """What a worker was doing.
-
-    Attributes:
-        step: For which step; None if for none of this epoch.
-        sample: Key of the sample that it had in its hands; None if not a single one.
-        words: Both in words.
-    """
-
-    step: int | None
-    sample: Hashable | None
-    words: str
 
 
 class WorkerProcess:
@@ -167,26 +150,6 @@ class WorkerProcess:
             name = f"signal {-code}"
         advice = _ADVICE_ON_SIGNALS.get(name, "Somebody sent it that signal.")
         return f"was killed by {name}", advice
-
-    def last_deed(self, entry: Entry, recipe: Recipe, round_: int) -> Deed:
-        """Say what it was doing when it made `entry`."""
-        doing = PHRASES[entry.phase]
-        if entry.phase not in (Phase.READING, Phase.COLLATING, Phase.SENDING):
-            return Deed(None, None, doing)
-        if entry.round != round_ or entry.step not in self.tasks:
-            return Deed(None, None, f"{doing} samples of an earlier epoch")
-        if recipe.is_iterable:
-            return Deed(entry.step, None, f"{doing} a batch of its share of the dataset")
-        keys = keys_of(self.tasks[entry.step])
-        if entry.number is None:
-            named = note_samples(recipe.dataset, keys if recipe.is_batched else [keys])
-            return Deed(entry.step, None, f"{doing} {named} of step {entry.step}")
-        if entry.has_substitute:
-            index = entry.substitute
-        else:
-            index = keys[entry.number] if recipe.is_batched else keys
-        named = note_samples(recipe.dataset, [index])
-        return Deed(entry.step, sample_key(index), f"{doing} {named} of step {entry.step}")
 
 
 def _open_pidfd(pid: int) -> int | None:

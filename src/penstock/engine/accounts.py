@@ -1,0 +1,148 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What a batch cost, and whom: told by the worker that made it, and by the trainer that took it.
+
+    worker    | idle | fetch: read, compute | collate | send |            -> TaskTimes
+    trainer      | its own code | waits for the batch |                   -> BatchRecord
+
+All moments are of CLOCK_MONOTONIC, which every process of a machine shares.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, NamedTuple, Protocol
+
+if TYPE_CHECKING:
+    from penstock.engine.epoch import Epoch
+
+__all__ = ["BatchRecord", "Crew", "Observer", "TaskTimes"]
+
+
+class TaskTimes(NamedTuple):
+    """What making one batch took. Nanoseconds, unless a name says otherwise.
+
+    Attributes:
+        begun_ns: When the worker took up the task.
+        ended_ns: When the batch lay ready, but for its message to the trainer.
+        idle_ns: The worker had nothing to do for so long before it.
+        fetch_ns: In the dataset: reading, decoding, transforming.
+        collate_ns: Making one batch of the samples.
+        send_ns: Packing it into its slot, and the message of the batch before.
+        slot_ns: Of all these: making slots, as none was free. Nobody waits for a free slot.
+        cpu_ns: CPU time from `begun_ns` to `ended_ns`, of the worker's process, or of its thread.
+        starved_ns: The worker could have run and no core was free; None where the system does not
+            say.
+        num_bytes: Of the batch, where it lies in slots.
+        sample_us: Microseconds of every sample of the batch in their order, as the bytes of a
+            uint32 array. Empty where samples are too quick to be timed, or are read at once.
+        pool_bytes: All slots that the worker has, in use and free.
+        rss_bytes: Largest resident memory of the worker's process so far; 0 if not known.
+        num_samples: Samples of the batch.
+    """
+
+    begun_ns: int
+    ended_ns: int
+    idle_ns: int = 0
+    fetch_ns: int = 0
+    collate_ns: int = 0
+    send_ns: int = 0
+    slot_ns: int = 0
+    cpu_ns: int = 0
+    starved_ns: int | None = None
+    num_bytes: int = 0
+    sample_us: bytes = b""
+    pool_bytes: int = 0
+    rss_bytes: int = 0
+    num_samples: int = 0
+
+    @property
+    def busy_ns(self) -> int:
+        """From taking up the task to the batch."""
+        return self.ended_ns - self.begun_ns
+
+    @property
+    def read_ns(self) -> int:
+        """Time in the dataset that took no CPU: waiting for storage, a network, a lock, a sleep.
+
+        What the page cache serves takes CPU, and counts as computing.
+        """
+        blocked = self.busy_ns - self.cpu_ns - (self.starved_ns or 0)
+        return min(max(blocked, 0), self.fetch_ns)
+
+    @property
+    def compute_ns(self) -> int:
+        """Time in the dataset otherwise: decoding and transforming, and waiting for a core."""
+        return self.fetch_ns - self.read_ns
+
+
+class BatchRecord(NamedTuple):
+    """One batch that was given to the trainer.
+
+    Attributes:
+        epoch: Number of its epoch.
+        step: Number of the batch in it.
+        worker_id: Who made it; 0 without workers.
+        pid: Process of that worker.
+        asked_ns: When the trainer asked for it.
+        given_ns: When the trainer got it.
+        consumer_ns: The trainer's own code since it had the batch before; 0 for an iterator's
+            first.
+        trainer_cpu_ns: CPU time of the trainer's process since then, without that of workers.
+        trainer_starved_ns: The trainer's thread could have run since then, and no core was free;
+            None where the system does not say.
+        num_samples: Samples in it.
+        num_failed: Samples that it goes without, or that others replace; with those of batches
+            before it of which nothing was left.
+        indices: Keys of its samples as the sampler drew them (a list, an int64 array, a key);
+            None for an iterable's.
+        num_ready: Batches that lay ready when it was asked for.
+        num_workers: Workers at that time; 0 without.
+        lookahead: Batches under way at a time.
+        times: What the worker tells of it.
+    """
+
+    epoch: int
+    step: int
+    worker_id: int
+    pid: int
+    asked_ns: int
+    given_ns: int
+    consumer_ns: int
+    trainer_cpu_ns: int
+    trainer_starved_ns: int | None
+    num_samples: int
+    num_failed: int
+    indices: object
+    num_ready: int
+    num_workers: int
+    lookahead: int
+    times: TaskTimes
+
+    @property
+    def wait_ns(self) -> int:
+        """How long the trainer waited for it."""
+        return self.given_ns - self.asked_ns
+
+
+class Crew(NamedTuple):
+    """How many workers there are to be, and how far they work ahead.
+
+    Attributes:
+        num_workers: At least 1.
+        prefetch_factor: Batches under way per worker, at least 1.
+    """
+
+    num_workers: int
+    prefetch_factor: int
+
+
+class Observer(Protocol):
+    """Hears of every batch, in the trainer's thread; what it does there is the trainer's time."""
+
+    def batch_given(self, record: BatchRecord) -> Crew | None:
+        """Take note of a batch; returns another crew if there is to be one, else None."""
+
+    def epoch_ended(self, epoch: Epoch) -> None:
+        """Take note that the trainer has been told that there is no more."""
+
+    def epoch_left(self, epoch: Epoch) -> None:
+        """Take note that no batch of it comes any more: it is over, or was left."""

@@ -1,0 +1,112 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Where the trainer's time goes: into its own code, or into waiting for the next batch."""
+
+from __future__ import annotations
+
+import time
+from typing import TYPE_CHECKING
+
+from penstock.engine.accounts import BatchRecord, TaskTimes
+from penstock.engine.plan import bare_indices
+from penstock.engine.stopwatch import RunQueue
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from penstock.engine.backends import Outcome
+    from penstock.engine.order import Deliver
+
+__all__ = ["TrainerClock"]
+
+_UNKNOWN = TaskTimes(0, 0)
+
+
+class TrainerClock:
+    """Measures one trainer, between the batches that it takes.
+
+    Concurrency:
+        The trainer's thread.
+    """
+
+    def __init__(self, cpu_clock: Callable[[], int]) -> None:
+        """Begin before the first batch.
+
+        Args:
+            cpu_clock: CPU time of the trainer in nanoseconds: of its process, or of its thread
+                alone where workers are in the same process.
+        """
+        self._cpu_clock = cpu_clock
+        self._run_queue: RunQueue | None = None  # of the thread that asks first
+        self._has_taken = False
+        self._taken_ns = self._cpu_at_ns = 0
+        self._starved_at_ns: int | None = None
+        self._asked_ns = self._consumer_ns = self._cpu_ns = 0
+        self._starved_ns: int | None = None
+
+    def begin_epoch(self) -> None:
+        """Count nothing of what the trainer did since its last batch."""
+        self._has_taken = False
+
+    def ask(self) -> None:
+        """The trainer asks for a batch."""
+        self._asked_ns = now = time.monotonic_ns()
+        if not self._has_taken:
+            self._consumer_ns = self._cpu_ns = 0
+            self._starved_ns = None
+            return
+        self._consumer_ns = now - self._taken_ns
+        self._cpu_ns = self._cpu_clock() - self._cpu_at_ns
+        starved = self._waited_for_core()
+        at = self._starved_at_ns
+        self._starved_ns = None if starved is None or at is None else starved - at
+
+    def give(
+        self,
+        epoch: int,
+        delivery: Deliver,
+        outcome: Outcome,
+        *,
+        is_iterable: bool,
+        num_failed: int,
+        num_ready: int,
+        num_workers: int,
+        lookahead: int,
+    ) -> BatchRecord:
+        """Return the record of a batch that the trainer gets now; `take` is to follow."""
+        times = outcome.times or _UNKNOWN
+        return BatchRecord(
+            epoch,
+            delivery.step,
+            delivery.worker_id,
+            outcome.pid,
+            self._asked_ns,
+            time.monotonic_ns(),
+            self._consumer_ns,
+            self._cpu_ns,
+            self._starved_ns,
+            times.num_samples,
+            num_failed,
+            None if is_iterable else bare_indices(delivery.indices),
+            num_ready,
+            num_workers,
+            lookahead,
+            times,
+        )
+
+    def take(self, given_ns: int) -> None:
+        """The trainer's own code begins; everything up to here was waiting."""
+        self._has_taken = True
+        self._taken_ns = given_ns
+        self._cpu_at_ns = self._cpu_clock()
+        self._starved_at_ns = self._waited_for_core()
+
+    def _waited_for_core(self) -> int | None:
+        if self._run_queue is None:
+            self._run_queue = RunQueue()
+        return self._run_queue.waited_ns()
+
+    def close(self) -> None:
+        """Give back what it holds of the system; a second call does nothing."""
+        if self._run_queue is not None:
+            self._run_queue.close()
+            self._run_queue = None

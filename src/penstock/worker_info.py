@@ -1,8 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Who am I, asked from inside a worker."""
+"""Who am I, asked from inside a worker: a process, or a thread of the trainer's."""
 
 from __future__ import annotations
 
+import threading
 from dataclasses import dataclass
 from typing import Any
 
@@ -17,7 +18,8 @@ class WorkerInfo:
         id: Number of this worker, 0 <= id < num_workers.
         num_workers: Workers of the loader that this one belongs to.
         seed: Seed of this worker's global generators: the loader's base seed plus `id`.
-        dataset: This worker's own copy of the dataset.
+        dataset: This worker's own copy of the dataset; of a map-style one, a thread has no copy
+            but the loader's own.
     """
 
     id: int
@@ -26,6 +28,16 @@ class WorkerInfo:
     dataset: Any
 
 
+class _Here(threading.local):
+    """What is known of a worker that is a thread; other threads have nothing in it."""
+
+    info: WorkerInfo | None = None
+    share: ShareInfo | None = None
+    was_asked = False
+
+
+_here = _Here()
+# Of a worker that is a process: all its threads see it, those that the user's code starts as well.
 _current: WorkerInfo | None = None
 _was_asked = False
 
@@ -36,20 +48,39 @@ def get_worker_info() -> WorkerInfo | None:
     An `IterableDataset` uses it to give each worker its own share of the stream, and
     `worker_init_fn` to reach the worker's copy of the dataset.
 
+    Concurrency:
+        Where workers are threads, each sees itself, and the trainer's own thread is no worker. A
+        thread that a worker thread starts is none either.
+
     Example:
         >>> get_worker_info() is None  # the trainer is no worker
         True
     """
+    _note_asked()
+    return _current if _here.info is None else _here.info
+
+
+def _note_asked() -> None:
     global _was_asked
-    _was_asked = True
-    return _current
+    if _here.info is None:
+        _was_asked = True
+    else:
+        _here.was_asked = True
 
 
 def set_worker_info(info: WorkerInfo | None) -> None:
     """Make `info` what `get_worker_info` returns in this process, which nobody has asked yet."""
     global _current, _was_asked
+    _here.info = _here.share = None  # this process may have been forked from a worker thread
     _current = info
     _was_asked = False  # a forked process has what was asked before
+
+
+def set_thread_info(info: WorkerInfo | None) -> None:
+    """Make `info` what `get_worker_info` returns in this thread alone; None ends that."""
+    _here.info = info
+    _here.share = None
+    _here.was_asked = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,9 +107,8 @@ _share = ShareInfo()
 
 def current_share() -> ShareInfo:
     """Return which part of an iterable dataset is wanted: all of it, outside of a loader."""
-    global _was_asked
-    _was_asked = True
-    return _share
+    _note_asked()
+    return share_unasked()
 
 
 def share_unasked() -> ShareInfo:
@@ -86,16 +116,23 @@ def share_unasked() -> ShareInfo:
 
     Whether somebody asked decides whether a loader warns of workers that read the same.
     """
-    return _share
+    return _share if _here.share is None else _here.share
 
 
 def was_asked() -> bool:
-    """Return whether anybody has asked in this process which worker or share it is."""
-    return _was_asked
+    """Return whether anybody has asked in this worker which worker or share it is."""
+    return _was_asked if _here.info is None else _here.was_asked
 
 
 def set_share(share: ShareInfo) -> ShareInfo:
-    """Make `share` what `current_share` returns in this process; returns what it was."""
+    """Make `share` what `current_share` returns in this worker; returns what it was.
+
+    In a worker thread that is the thread alone, elsewhere the process.
+    """
     global _share
-    outer, _share = _share, share
+    outer = share_unasked()
+    if _here.info is None:
+        _share = share
+    else:
+        _here.share = share
     return outer

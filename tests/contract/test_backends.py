@@ -8,6 +8,7 @@ import multiprocessing
 
 from penstock.engine.backends.process import ProcessBackend
 from penstock.engine.backends.serial import SerialBackend
+from penstock.engine.backends.thread import ThreadBackend
 from penstock.testing import BackendContract
 
 
@@ -17,6 +18,19 @@ class TestSerial(BackendContract):
 
     def open(self, plan):
         return SerialBackend(plan)
+
+
+class TestThread(BackendContract):
+    num_workers = 2
+
+    def end_worker(self, backend, worker_id):
+        (thread,) = [t for t in backend.threads if t.name == f"penstock-{worker_id}"]
+        backend.kill(worker_id, "the contract says so")
+        thread.join()
+        return True
+
+    def open(self, plan):
+        return ThreadBackend(plan)
 
 
 class TestFork(BackendContract):

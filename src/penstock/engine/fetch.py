@@ -45,6 +45,7 @@ class Fetcher:
         num_workers: int = 1,
         share: Share | None = None,
         isolated: bool = False,
+        in_thread: bool = False,
         notes: Notes | None = None,
     ) -> None:
         """Begin an epoch: an iterable dataset's iterator is made here.
@@ -59,15 +60,17 @@ class Fetcher:
             num_workers: Of how many.
             share: Where to go on in that share; None begins it.
             isolated: Whether the global generators are the user's, and are to be put back.
+            in_thread: Whether this is one of several threads that share the global generators,
+                which are then left alone.
             notes: Where to note what is being done.
         """
         self._recipe = recipe
         self._isolated = isolated
-        notes = notes or Notes()
+        self._notes = notes = notes or Notes()
         self._map = None if recipe.is_iterable else MapReader(recipe, notes)
         self._streams = None
         if recipe.seed is not None and not (self._map and self._map.draws_nothing):
-            self._streams = SampleStreams(recipe.seed, epoch)
+            self._streams = SampleStreams(recipe.seed, epoch, seeds_globals=not in_thread)
         self._share_info = ShareInfo(
             worker_id, num_workers, recipe.batch_size, recipe.rank, recipe.world_size
         )
@@ -235,6 +238,7 @@ class Fetcher:
 
     def _fill(self, seat: Seat) -> None:
         assert self._share_reader is not None
+        self._notes.sample(seat.number)
         seat.sample = self._share_reader.read(seat)
 
     def _replay(self) -> None:

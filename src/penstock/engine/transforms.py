@@ -6,9 +6,10 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any, Final
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterable, Iterator
+    from types import FrameType
 
-__all__ = ["transform_that_raised"]
+__all__ = ["innermost_transform", "transform_that_raised"]
 
 _NAMES: Final = ("transform", "target_transform", "transforms")
 _DEEPEST: Final = 5  # of transforms made of transforms, and datasets made of datasets
@@ -20,19 +21,31 @@ def transform_that_raised(dataset: object, error: BaseException) -> str | None:
     Looked for are the dataset's attributes `transform`, `target_transform`, `transforms`, and what
     they are made of, as torchvision and Albumentations have it.
     """
-    known = list(_transforms_of(dataset, 0))
-    found = None
     # Not the first frame, our own, in which `error` is a variable: looking at a frame's variables
     # makes a copy of them that lives as long as the frame, and the two would keep each other.
     traceback = error.__traceback__ and error.__traceback__.tb_next
+    frames = []
     while traceback is not None:
-        frame = traceback.tb_frame
+        frames.append(traceback.tb_frame)
+        traceback = traceback.tb_next
+    return innermost_transform(dataset, frames)
+
+
+def innermost_transform(dataset: object, frames: Iterable[FrameType]) -> str | None:
+    """Return the name of the transform that the innermost of `frames` belongs to, or None.
+
+    Args:
+        dataset: As for `transform_that_raised`.
+        frames: The outermost first.
+    """
+    known = list(_transforms_of(dataset, 0))
+    found = None
+    for frame in frames:
         of_frame = frame.f_locals.get("self"), frame.f_code
         for transform in known:
             code = getattr(transform, "__code__", None)
             if transform is of_frame[0] or (code is not None and code is of_frame[1]):
                 found = transform
-        traceback = traceback.tb_next
     return None if found is None else getattr(found, "__qualname__", type(found).__name__)
 
 

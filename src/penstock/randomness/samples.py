@@ -42,6 +42,7 @@ __all__ = [
     "restore_fallback",
     "sample_rng",
     "seed_fallback",
+    "seed_thread",
 ]
 
 # Numbers of streams; a number, once given, never changes its meaning.
@@ -56,10 +57,13 @@ _ITERATOR: Final = 6
 
 class _Here(threading.local):
     streams: SampleStreams | None = None  # of the batch that this thread is making
+    own: np.random.Generator | None = None  # of a worker thread, outside of seeded loading
 
 
 _here = _Here()
-_num_active = 0  # batches being made in this process
+# Batches being made in this process, by whoever has the global generators, and by worker threads.
+_active: set[_Active] = set()
+_active_in_threads: set[_Active] = set()
 
 
 def sample_rng(k: int | None = None) -> np.random.Generator:
@@ -71,8 +75,8 @@ def sample_rng(k: int | None = None) -> np.random.Generator:
     ask for it in each sample and keep it no longer. Nothing global is touched.
 
     Elsewhere (a loader without `seed=`, or `dataset[0]` typed by hand) it is a generator of this
-    process: in a worker seeded from the worker's seed, otherwise from `seed_everything`, or else
-    from the system.
+    worker, process or thread, seeded from the worker's seed; outside of workers one of the process,
+    seeded by `seed_everything`, or else from the system.
 
     Args:
         k: Where a whole batch is made at once (`get_batch`, `__getitems__`): which of its samples,
@@ -106,13 +110,23 @@ def sample_rng(k: int | None = None) -> np.random.Generator:
     streams = _here.streams
     if streams is not None:
         return streams.rng(k)
-    if _num_active and k is not None:
+    if _here.own is not None:
+        return _here.own
+    if k is not None and _may_be_helping():
         raise RuntimeError(
             f"sample_rng({k}) was called in another thread than the one that makes the batch, and "
             "cannot know which batch is meant: ask for the generators before handing work to "
             "threads, and give each thread its own"
         )
     return _fallback_rng()
+
+
+def _may_be_helping() -> bool:
+    """Whether this thread may have been started by one that is making a batch."""
+    if _active:
+        return True
+    # Beside worker threads the trainer's own thread does what it likes.
+    return bool(_active_in_threads) and threading.current_thread() is not threading.main_thread()
 
 
 @contextlib.contextmanager
@@ -151,20 +165,24 @@ class SampleStreams:
         One thread.
     """
 
-    def __init__(self, seed: int, epoch: int) -> None:
+    def __init__(self, seed: int, epoch: int, *, seeds_globals: bool = True) -> None:
         """Derive the key of an epoch.
 
         Args:
             seed: Not negative.
             epoch: Not negative, below 2^32.
+            seeds_globals: Whether to seed the global generators as well. Not in a worker that is a
+                thread: they belong to the whole process. `sample_rng` is the same either way.
         """
+        self.seeds_globals = seeds_globals
         key = seed_sequence(seed, Purpose.SAMPLES, epoch).generate_state(2, np.uint64)
         self._source = np.random.Philox(key=key)
         self._state: Any = self._source.state
         self._counter = self._state["state"]["counter"]
-        self._globals = GlobalGenerators()
+        self._globals = GlobalGenerators() if seeds_globals else None
         self._torch_found: Any = None
-        _watch_torch()
+        if seeds_globals:
+            _watch_torch()
         self._generators: list[np.random.Generator] = []
         self._stream = _RNG
         self._global_stream = _GLOBALS
@@ -256,6 +274,8 @@ class SampleStreams:
 
     def seed_torch(self) -> None:
         """Seed torch, imported while a sample is being made, as if it had been there before."""
+        if self._globals is None:
+            return
         self._torch_found = GlobalStates.now().torch
         self._seek(self._source, self._global_stream, self._global_position, self._attempt)
         self._globals.seed_torch(self._source)
@@ -276,6 +296,8 @@ class SampleStreams:
         self._begun.clear()
 
     def _seed_globals(self) -> None:
+        if self._globals is None:
+            return
         self._seek(self._source, self._global_stream, self._global_position, self._attempt)
         self._globals.seed(self._source)
 
@@ -364,15 +386,14 @@ class _Active:
         self._states: GlobalStates | None = None
 
     def __enter__(self) -> None:
-        global _num_active
         self._states = GlobalStates.now() if self._isolated else None
         self._outer, _here.streams = _here.streams, self._streams
-        _num_active += 1
+        # A set, as threads may come and go at the same moment: a count could lose one of them.
+        (_active if self._streams.seeds_globals else _active_in_threads).add(self)
 
     def __exit__(self, *_: object) -> None:
-        global _num_active
         _here.streams = self._outer
-        _num_active -= 1
+        (_active if self._streams.seeds_globals else _active_in_threads).discard(self)
         if self._states is not None:
             self._streams.restore_globals(self._states)
 
@@ -416,9 +437,18 @@ def end_prologue() -> None:
 
 
 def forget_streams() -> None:
-    """Forget the batch that was being made when this process was forked off."""
-    global _num_active
-    _here.streams, _num_active = None, 0
+    """Forget the batches that were being made when this process was forked off."""
+    _here.streams = _here.own = None
+    _active.clear()
+    _active_in_threads.clear()
+
+
+def seed_thread(sequence: np.random.SeedSequence | None) -> None:
+    """Seed what `sample_rng` returns in this thread outside of seeded loading.
+
+    None gives the thread up: it gets what the rest of the process gets.
+    """
+    _here.own = None if sequence is None else np.random.Generator(np.random.Philox(sequence))
 
 
 _fallback: np.random.Generator | None = None

@@ -12,7 +12,6 @@ from torch.utils.data import (
     IterableDataset,
     default_collate,
     default_convert,
-    get_worker_info,
 )
 
 from penstock.data.dataset import IterableDataset as PlainIterableDataset
@@ -35,6 +34,7 @@ from penstock.torch.samplers import (
     SubsetRandomSampler,
     WeightedRandomSampler,
 )
+from penstock.torch.worker import get_worker_info
 
 __all__ = [
     "BatchSampler",

@@ -1,0 +1,336 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Workers as threads of the trainer's process: for code that releases the GIL, or has none.
+
+Guarantees
+    Batches leave as they are: nothing is copied or pickled. Each worker has recycled memory of its
+    own, which serves again once the last view of a batch is garbage.
+    Map-style datasets, their transforms and collate functions are shared by all workers. An
+    iterable dataset is copied for each, as where it stands is a worker's own.
+    Generators that belong to the process (`random`, `numpy.random`, torch's) are neither seeded
+    nor put back: the threads and the trainer all draw from them. Who does so is found in the first
+    task of every epoch, and named once. `sample_rng()` is each worker's own.
+    Settings of the process are left as they are: the threads that OpenCV and torch start inside an
+    operation as well, which process workers are limited to one of.
+    A thread cannot be killed. One that is stuck is given up: its death is told, its late answer is
+    dropped, and it ends by itself at its next sample.
+
+Shutdown order
+    Every worker is told at once. A waiting one ends, a busy one at its next sample. After
+    `_GRACE_S` those that are still busy are left behind as daemons, which is said once.
+
+A forked child has none of these threads: there `events` raises, and `close` does nothing.
+"""
+
+from __future__ import annotations
+
+import atexit
+import os
+import queue
+import sys
+import threading
+import time
+import traceback
+import warnings
+import weakref
+from typing import TYPE_CHECKING, Final
+
+from penstock.callers import users_level
+from penstock.engine.deeds import deed_of
+from penstock.engine.order import TaskDone, WorkerDied, WorkerReady
+from penstock.engine.thread_worker import Answer, Round, ThreadTask, ThreadWorker
+from penstock.errors import WorkerDied as WorkerDiedError
+from penstock.randomness.keys import Purpose, seed_sequence
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Sequence
+    from types import CodeType
+
+    from penstock.engine.epoch import Epoch
+    from penstock.engine.generator_watch import Drawing
+    from penstock.engine.order import BackendEvent
+    from penstock.engine.plan import Caution, Plan
+
+__all__ = ["ThreadBackend"]
+
+_GRACE_S: Final = 3.0  # for a worker to finish its sample and its user's clean-up
+_SHORT_GRACE_S: Final = 0.3  # when somebody has pressed Ctrl-C, or the interpreter ends
+_LONGEST_WAIT_S: Final = 3600.0  # a lock's timeout is limited
+_ADVICE_ON_EXIT: Final = "Look for sys.exit in the dataset."
+_ADVICE_ON_HANG: Final = (
+    "Raise `timeout` if samples, or the start of a worker, may take that long. The thread goes on "
+    "until its sample is made: only processes can be killed (backend='process')."
+)
+_GIVEN_UP: Final = -1  # in place of a round: the trainer itself tells of the death
+_ENGINE: Final = f"{os.sep}penstock{os.sep}engine{os.sep}"
+
+_backends: weakref.WeakSet[ThreadBackend] = weakref.WeakSet()
+_told: set[tuple[CodeType, str]] = set()  # functions that draw from the process's generators
+
+
+def _close_all() -> None:
+    """At interpreter exit: a thread in native code is not to find the interpreter gone."""
+    for backend in list(_backends):
+        backend.close(in_a_hurry=True)
+
+
+atexit.register(_close_all)
+
+
+class ThreadBackend:
+    """Thread workers. See the module for its guarantees.
+
+    Concurrency:
+        One thread calls it. `close` may be called by any, a worker's own included, where a garbage
+        collection may have it called.
+    """
+
+    def __init__(self, plan: Plan) -> None:
+        """Prepare workers for `plan`."""
+        self._plan = plan
+        self._workers: dict[int, ThreadWorker] = {}
+        self._leaving: list[ThreadWorker] = []  # dismissed
+        self._outbox: queue.SimpleQueue[Answer] = queue.SimpleQueue()
+        self._round = Round(0, 0, is_announced=False)
+        self._begun: Epoch | None = None
+        self._num_respawned = 0
+        self._first_samples: dict[bytes, int] = {}
+        self._owner_pid = os.getpid()
+
+    def start(self) -> None:
+        """Start the threads; none waits for another."""
+        _backends.add(self)
+        try:
+            for worker_id in range(self._plan.num_workers):
+                self._start_worker(worker_id)
+        except BaseException:  # the system gives no more threads
+            self.close()
+            raise
+
+    def _start_worker(self, worker_id: int, *again: int) -> ThreadWorker:
+        # `again` tells one that takes a dead one's place: it is not to draw the same once more.
+        sequence = seed_sequence(self._plan.base_seed, Purpose.WORKERS, worker_id, *again)
+        worker = ThreadWorker(worker_id, self._plan, sequence, self._outbox)
+        worker.thread.start()
+        self._workers[worker_id] = worker
+        return worker
+
+    @property
+    def threads(self) -> list[threading.Thread]:
+        """The workers' threads, by worker id."""
+        return [worker.thread for _, worker in sorted(self._workers.items())]
+
+    @property
+    def is_whole(self) -> bool:
+        """Whether every worker lives."""
+        return all(w.thread.is_alive() and not w.is_gone for w in self._workers.values())
+
+    def begin_epoch(self, epoch: Epoch) -> None:
+        """Tell every worker; what they still make of earlier epochs is broken off and dropped."""
+        self._round = Round(self._round.number + 1, epoch.number, is_announced=epoch.is_announced)
+        self._begun = epoch
+        self._first_samples.clear()
+        for worker in self._workers.values():
+            worker.tasks.clear()
+            worker.share = epoch.progress.shares.get(worker.worker_id)
+            if not worker.is_gone:
+                worker.begin(self._round)
+
+    def submit(
+        self, worker_id: int, step: int, indices: object, caution: Caution | None = None
+    ) -> None:
+        """Put the task into the worker's queue."""
+        self._workers[worker_id].submit(ThreadTask(self._round.number, step, indices, caution))
+
+    def events(self, timeout_s: float | None) -> Sequence[BackendEvent]:
+        """Wait on one queue; Ctrl-C interrupts the wait."""
+        self._check_owner()
+        deadline = None if timeout_s is None else time.monotonic() + timeout_s
+        while True:
+            left_s = None if deadline is None else max(deadline - time.monotonic(), 0.0)
+            try:
+                answer = self._outbox.get(
+                    timeout=None if left_s is None else min(left_s, _LONGEST_WAIT_S)
+                )
+            except queue.Empty:
+                if left_s is None or left_s <= _LONGEST_WAIT_S:
+                    return []
+                continue
+            event = self._understand(answer)
+            del answer  # this frame may wait again; the batch is not to wait with it
+            if event is not None:
+                return [event]
+
+    def _check_owner(self) -> None:
+        if os.getpid() != self._owner_pid:
+            raise WorkerDiedError(
+                f"the loader's threads are in the process that began to iterate it (pid "
+                f"{self._owner_pid}), not in this forked one (pid {os.getpid()}): iterate the "
+                "loader anew here."
+            )
+
+    def _understand(self, answer: Answer) -> BackendEvent | None:
+        worker, event = answer.worker, answer.event
+        if self._workers.get(worker.worker_id) is not worker:
+            return None  # it was given up, and another has its place
+        if isinstance(event, WorkerDied):
+            return event if answer.round == _GIVEN_UP else self._bury(worker, event)
+        if worker.is_gone or event is None or answer.round != self._round.number:
+            return None
+        if isinstance(event, WorkerReady):
+            return event
+        worker.tasks.pop(event.step, None)
+        if isinstance(event, TaskDone) and event.outcome.share is not None:
+            worker.share = event.outcome.share.after(worker.share)
+        if answer.first_sample is not None:
+            self._compare_first_samples(worker.worker_id, answer.first_sample)
+        self._tell_drawings(answer.drawings)
+        return event
+
+    def _bury(self, worker: ThreadWorker, end: WorkerDied) -> WorkerDied | None:
+        """Return the death of a worker with all that is known of it; None if it was told."""
+        if worker.is_gone:
+            return None
+        worker.is_gone = True
+        deed = deed_of(worker.notes.entry(), worker.tasks, self._plan.recipe, self._round.number)
+        reason = (
+            f"DataLoader worker (thread {worker.thread.name}) exited unexpectedly: worker "
+            f"{worker.worker_id} {end.reason} {deed.words}"
+        )
+        advice = f"{_ADVICE_ON_EXIT}{end.advice}"
+        return WorkerDied(worker.worker_id, reason, advice, deed.step, deed.sample)
+
+    def _compare_first_samples(self, worker_id: int, digest: bytes) -> None:
+        other_id = self._first_samples.setdefault(digest, worker_id)
+        if other_id == worker_id:
+            return
+        kind = type(self._plan.recipe.dataset).__name__
+        warnings.warn(
+            f"Workers {other_id} and {worker_id} both began {kind} with the same sample: each "
+            "worker iterates a copy of its own, so every sample would come "
+            f"{self._plan.num_workers} times. torch.utils.data.get_worker_info() knows nothing of "
+            "threads and returns None in them: ask penstock.get_worker_info(), or go over "
+            "`penstock.data.shard(samples)` instead of `samples` in __iter__. (If different "
+            "samples may be equal, this means nothing.)",
+            stacklevel=users_level(),
+        )
+
+    def _tell_drawings(self, drawings: Iterable[Drawing]) -> None:
+        new = [d for d in drawings if (d.code, d.generator) not in _told]
+        if not new:
+            return
+        _told.update((drawing.code, drawing.generator) for drawing in new)
+        listed = "; ".join(map(str, new))
+        warnings.warn(
+            "random numbers are drawn from generators of the whole process, or these are seeded: "
+            f"{listed}. With backend='thread' all worker threads and the trainer share them, so "
+            "what is drawn is neither reproducible nor what another backend draws. Draw from "
+            "penstock.sample_rng(), which is each sample's own, or use backend='process'.",
+            stacklevel=users_level(),
+        )
+
+    def respawn(self, worker_id: int) -> None:
+        """Start another thread, which goes on where the dead one was."""
+        dead = self._workers[worker_id]
+        dead.stop()
+        self._num_respawned += 1
+        worker = self._start_worker(worker_id, self._num_respawned)
+        worker.share = dead.share
+        worker.begin(self._round)
+
+    def hire(self, worker_id: int) -> None:
+        """Start one thread more, which joins the current epoch."""
+        worker = self._start_worker(worker_id)
+        if self._begun is not None:
+            worker.share = self._begun.progress.shares.get(worker_id)
+            worker.begin(self._round)
+        self._outbox.put(Answer(worker, self._round.number, WorkerReady(worker_id)))
+
+    def dismiss(self, worker_id: int) -> None:
+        """Let a thread end that has no tasks; does not wait."""
+        worker = self._workers.pop(worker_id)
+        worker.stop()
+        self._leaving = [w for w in self._leaving if w.thread.is_alive()]
+        self._leaving.append(worker)
+
+    def kill(self, worker_id: int, why: str) -> None:
+        """Give up a worker: its death is told now, and what it still answers is dropped."""
+        worker = self._workers[worker_id]
+        if worker.is_gone:
+            return
+        advice = _ADVICE_ON_HANG
+        if stack := _stack_of(worker.thread):
+            advice += f"\nIts Python stack then:\n{stack}"
+        entry = worker.notes.entry()
+        worker.stop()
+        worker.is_gone = True
+        deed = deed_of(entry, worker.tasks, self._plan.recipe, self._round.number)
+        reason = (
+            f"DataLoader worker (thread {worker.thread.name}) is stuck: worker {worker_id} was "
+            f"given up, as {why}, {deed.words}"
+        )
+        death = WorkerDied(worker_id, reason, advice, deed.step, deed.sample)
+        self._outbox.put(Answer(worker, _GIVEN_UP, death))
+
+    def diagnose(self, worker_id: int) -> str:
+        """Return its last note, and its stack."""
+        worker = self._workers[worker_id]
+        entry = worker.notes.entry()
+        doing = deed_of(entry, worker.tasks, self._plan.recipe, self._round.number).words
+        stack = _stack_of(worker.thread)
+        return f"{doing} (for {entry.task_s:.1f} s)" + (f":\n{stack}" if stack else "")
+
+    def close(self, *, in_a_hurry: bool = False) -> None:
+        """Stop the workers, and wait until they are gone, but for those that are stuck."""
+        workers = [*self._workers.values(), *self._leaving]
+        self._workers, self._leaving = {}, []
+        outbox, self._outbox = self._outbox, queue.SimpleQueue()
+        _backends.discard(self)
+        if os.getpid() != self._owner_pid:
+            return  # a forked copy of the trainer, which has no such threads
+        for worker in workers:
+            worker.stop()
+        grace_s = _SHORT_GRACE_S if in_a_hurry else _GRACE_S
+        left = _wait_for_ends([worker for worker in workers if not worker.is_gone], grace_s)
+        _drain(outbox)
+        if left and not in_a_hurry:
+            _warn_of_stuck(left, grace_s)
+
+
+def _drain(outbox: queue.SimpleQueue[Answer]) -> None:
+    """Drop what nobody will ask for: it refers to workers, which refer to the queue."""
+    while True:
+        try:
+            outbox.get_nowait()
+        except queue.Empty:
+            return
+
+
+def _wait_for_ends(workers: Sequence[ThreadWorker], timeout_s: float) -> list[ThreadWorker]:
+    """Wait for all of them together, and return those that are still there."""
+    deadline = time.monotonic() + timeout_s
+    others = [w for w in workers if w.thread is not threading.current_thread()]
+    for worker in others:
+        worker.thread.join(max(deadline - time.monotonic(), 0.0))
+    return [worker for worker in others if worker.thread.is_alive()]
+
+
+def _warn_of_stuck(left: Sequence[ThreadWorker], grace_s: float) -> None:
+    listed = "\n".join(f"{worker}:\n{_stack_of(worker.thread)}" for worker in left)
+    warnings.warn(
+        f"{len(left)} worker thread(s) did not end within {grace_s} s, and are left behind: a "
+        "thread cannot be killed. Each ends by itself once its sample is made; with "
+        f"backend='process' it could be. They are at:\n{listed}",
+        RuntimeWarning,
+        stacklevel=users_level(),
+    )
+
+
+def _stack_of(thread: threading.Thread) -> str:
+    """Return the stack of a thread, without our own frames outside of the user's code."""
+    frame = sys._current_frames().get(thread.ident or 0)
+    frames = []
+    while frame is not None and _ENGINE not in frame.f_code.co_filename:
+        frames.append((frame, frame.f_lineno))
+        frame = frame.f_back
+    summary = traceback.StackSummary.extract(iter(reversed(frames)))
+    return "".join(summary.format()).rstrip()

@@ -1,0 +1,141 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What a worker thread notes; and where it learns that nobody wants what it makes any more.
+
+A thread cannot be ended from outside. So it asks, whenever it notes that it begins another sample,
+or to collate.
+"""
+
+from __future__ import annotations
+
+import time
+from typing import TYPE_CHECKING, Any, Final
+
+from penstock.engine.logbook import Entry, Notes, Phase
+from penstock.engine.plan import sample_key
+
+if TYPE_CHECKING:
+    from penstock.engine.generator_watch import GeneratorWatch
+    from penstock.engine.seats import Seat
+
+__all__ = ["ThreadNotes", "Unwanted"]
+
+_NOBODY: Final = -1  # wants anything of any round
+_MOST_WATCHED: Final = 16  # samples of a batch whose calls are followed; then its collate
+
+
+class Unwanted(BaseException):
+    """Nobody wants the batch that this thread is making.
+
+    No `Exception`: neither fault policies nor the user's code are to take it for one.
+    """
+
+
+class ThreadNotes(Notes):
+    """The notes of one worker thread.
+
+    Concurrency:
+        The worker's thread writes. Any thread may call `entry`, and say what is wanted.
+    """
+
+    __slots__ = (
+        "_begun_ns", "_doing", "_number", "_round", "_step", "_substitute", "_wanted", "_watch",
+    )  # fmt: skip
+
+    def __init__(self) -> None:
+        """Begin as one that is starting, and wanted."""
+        super().__init__(cpu_clock=time.thread_time_ns)
+        self._wanted = 0
+        self._round = 0
+        self._step = 0
+        self._doing = Phase.STARTING
+        self._number: int | None = None
+        self._substitute: tuple[Any] | None = None
+        self._begun_ns = 0
+        self._watch: GeneratorWatch | None = None
+
+    @property
+    def is_wanted(self) -> bool:
+        """Whether the worker is to do anything at all."""
+        return self._wanted != _NOBODY
+
+    def want(self, round_: int) -> None:
+        """Say that only what belongs to this round is wanted."""
+        self._wanted = round_
+
+    def want_nothing(self) -> None:
+        """Say that the worker is to end."""
+        self._wanted = _NOBODY
+
+    def is_of_now(self, round_: int) -> bool:
+        """Return whether what belongs to `round_` is wanted."""
+        return self._wanted == round_
+
+    def begin_round(self, round_: int) -> None:
+        """Note that an epoch begins."""
+        self._round = round_
+        self.phase(Phase.BEGINNING)
+
+    def begin_task(self, round_: int, step: int) -> None:
+        """Note that a task begins."""
+        super().begin_task(round_, step)
+        self._round = round_
+        self._step = step
+        self._number = self._substitute = None
+        self._begun_ns = time.monotonic_ns()
+        self._doing = Phase.READING
+
+    def watch(self, watch: GeneratorWatch | None) -> None:
+        """Let the calls of this task be followed: of its first samples, and of its collate."""
+        if self._watch is not None:
+            self._watch.end()
+        self._watch = watch
+        if watch is not None:
+            watch.begin()
+
+    def phase(self, phase: Phase) -> None:
+        """Note what is being done; see `Notes.phase`.
+
+        Raises:
+            Unwanted: a batch of this round is wanted no more.
+        """
+        if phase == Phase.COLLATING:
+            self._check()
+            if self._watch is not None:
+                self._watch.begin()
+        super().phase(phase)
+        self._number = self._substitute = None
+        self._doing = phase
+
+    def sample(self, number: int) -> None:
+        """Note which sample is being read; raises as `phase` does."""
+        self._check()
+        super().sample(number)
+        self._number = number
+        if number == _MOST_WATCHED and self._watch is not None:
+            self._watch.end()
+
+    def seat(self, phase: Phase, seat: Seat) -> None:
+        """Note what is being done with the sample of one seat; raises as `phase` does."""
+        self._check()
+        super().seat(phase, seat)
+        self._substitute = (sample_key(seat.index),) if seat.attempt else None
+        self._number = seat.number
+        self._doing = phase
+
+    def _check(self) -> None:
+        if self._wanted != self._round:
+            raise Unwanted
+
+    def entry(self) -> Entry:
+        """Return the last note."""
+        substitute = self._substitute
+        return Entry(
+            round=self._round,
+            step=self._step,
+            phase=self._doing,
+            number=self._number,
+            has_substitute=substitute is not None,
+            substitute=None if substitute is None else substitute[0],
+            peak_rss_bytes=0,
+            task_s=(time.monotonic_ns() - self._begun_ns) / 1e9 if self._begun_ns else 0.0,
+        )

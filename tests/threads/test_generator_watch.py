@@ -1,0 +1,271 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Who draws from generators of the whole process is named once; who does not, never."""
+
+from __future__ import annotations
+
+import random
+import sys
+import threading
+import warnings
+
+import numpy as np
+import pytest
+
+from penstock import Loader, sample_rng
+from penstock.data import IterableDataset, shard
+from penstock.engine.generator_watch import GeneratorWatch
+
+
+class Transformed:
+    def __init__(self, transform, length=24):
+        self.transform = transform
+        self.length = length
+
+    def __len__(self):
+        return self.length
+
+    def __getitem__(self, index):
+        return self.transform(float(index))
+
+
+class Chain:
+    def __init__(self, transforms):
+        self.transforms = transforms
+
+    def __call__(self, x):
+        for transform in self.transforms:
+            x = transform(x)
+        return x
+
+
+def by_random():
+    class Jitter:
+        def __call__(self, x):
+            return x + random.uniform(0, 1)
+
+    return Jitter()
+
+
+def by_shuffle():
+    class Shuffled:
+        def __call__(self, x):
+            items = [x, 1.0, 2.0]
+            random.shuffle(items)
+            return items[0]
+
+    return Shuffled()
+
+
+def by_numpy():
+    class Crop:
+        def __call__(self, x):
+            return x + np.random.randint(10)
+
+    return Crop()
+
+
+def by_torch():
+    torch = pytest.importorskip("torch")
+
+    class Flip:
+        def __call__(self, x):
+            return -x if torch.rand(1) < 0.5 else x
+
+    return Flip()
+
+
+def by_torch_in_place():
+    torch = pytest.importorskip("torch")
+
+    class Noisy:
+        def __call__(self, x):
+            return x + torch.empty(1).uniform_(0, 1).item()
+
+    return Noisy()
+
+
+WHO = {
+    "random": (by_random, "Jitter", "random"),
+    "shuffle": (by_shuffle, "Shuffled", "random"),
+    "numpy": (by_numpy, "Crop", "numpy.random"),
+    "torch": (by_torch, "Flip", "torch"),
+    "in place": (by_torch_in_place, "Noisy", "torch"),
+}
+
+
+def epochs(dataset, num_epochs=1, **options):
+    loader = Loader(dataset, 3, num_workers=2, backend="thread", **options)
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        for _ in range(num_epochs):
+            list(loader)
+    return [w for w in caught if "generators of the whole process" in str(w.message)]
+
+
+@pytest.mark.parametrize("case", WHO)
+def test_a_transform_that_draws_from_a_shared_generator_is_named_once(case):
+    make, name, generator = WHO[case]
+    transform = make()
+    dataset = Transformed(Chain([abs, transform]))
+    (warning, *more) = epochs(dataset, num_epochs=3)
+    assert not more
+    text = str(warning.message)
+    assert f"{name}.__call__ (test_generator_watch.py:" in text
+    assert f"in the transform {name} uses {generator}." in text
+    assert "sample_rng()" in text
+    assert "backend='process'" in text
+    assert warning.category is UserWarning
+    assert warning.filename == __file__
+    assert epochs(dataset) == []  # in another loader, too
+
+
+def test_two_that_draw_are_told_together():
+    class Shift:
+        def __call__(self, x):
+            return x + random.random()
+
+    class Scale:
+        def __call__(self, x):
+            return x * np.random.rand()
+
+    (warning,) = epochs(Transformed(Chain([Shift(), Scale()])))
+    assert "Shift uses random; " in str(warning.message)
+    assert "Scale uses numpy.random." in str(warning.message)
+
+
+def test_a_collate_function_is_watched_as_well_though_the_batch_is_long():
+    def collate(samples):
+        return np.array(samples) + random.random()
+
+    dataset = Transformed(float, length=100)
+    loader = Loader(dataset, 50, num_workers=2, backend="thread", collate_fn=collate)
+    with pytest.warns(UserWarning, match="collate .* uses random"):
+        list(loader)
+
+
+def test_an_init_function_that_seeds_a_shared_generator_is_named():
+    def seed_all(worker_id):
+        np.random.seed(worker_id)
+        random.seed(worker_id)
+
+    (warning,) = epochs(Transformed(float), worker_init_fn=seed_all)
+    assert "seed_all (test_generator_watch.py:" in str(warning.message)
+    assert "uses random" in str(warning.message)
+    assert "uses numpy.random" in str(warning.message)
+
+
+def test_a_stream_that_shuffles_with_a_shared_generator_is_named():
+    class Shuffled(IterableDataset):
+        def __iter__(self):
+            items = list(range(40))
+            random.shuffle(items)
+            return shard(items)
+
+    (warning,) = epochs(Shuffled())
+    assert "Shuffled.__iter__" in str(warning.message)
+
+
+def own(x):
+    return x + sample_rng().random() + np.random.default_rng(3).random()
+
+
+def a_generator_of_ones_own(x):
+    return x + random.Random(x).random() + np.random.RandomState(int(x)).rand()
+
+
+def only_the_state(x):
+    return x + len(random.getstate()) + len(np.random.get_state()[1])
+
+
+@pytest.mark.parametrize("transform", [float, own, a_generator_of_ones_own, only_the_state])
+@pytest.mark.parametrize("seed", [0, 7])
+def test_who_draws_from_generators_of_its_own_is_not_named(transform, seed):
+    assert epochs(Transformed(transform), seed=seed) == []
+
+
+def test_what_the_trainer_draws_meanwhile_is_not_put_down_to_the_dataset():
+    drawn, sampled = threading.Event(), threading.Event()
+
+    def slow(x):
+        sampled.set()
+        assert drawn.wait(30)
+        return x + sample_rng().random()
+
+    loader = Loader(Transformed(slow), 3, num_workers=2, backend="thread")
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        batches = iter(loader)
+        assert sampled.wait(30)
+        random.random(), np.random.random()
+        if (torch := sys.modules.get("torch")) is not None:
+            torch.rand(3)
+        drawn.set()
+        list(batches)
+
+
+def test_a_watch_changes_neither_samples_nor_the_profile_function():
+    seen = []
+
+    def mine(frame, event, arg):
+        seen.append(event)
+
+    def call():
+        return random.Random(3).random()
+
+    expected = call()
+    watch = GeneratorWatch(None)
+    sys.setprofile(mine)
+    try:
+        watch.begin()
+        call()
+        watch.end()
+        assert sys.getprofile() is mine
+    finally:
+        sys.setprofile(None)
+    assert seen
+    assert watch.found == []
+    watch.begin()
+    assert call() == expected
+    watch.end()
+    assert sys.getprofile() is None
+
+
+def test_a_watch_works_beside_a_tracing_debugger():
+    lines = []
+
+    def trace(frame, event, arg):
+        lines.append(event)
+        return trace
+
+    def draw():
+        return random.random()
+
+    outer = sys.gettrace()
+    watch = GeneratorWatch(None)
+    sys.settrace(trace)
+    try:
+        watch.begin()
+        draw()
+        watch.end()
+    finally:
+        sys.settrace(outer)
+    assert [drawing.generator for drawing in watch.found] == ["random"]
+    assert "line" in lines
+
+
+def test_an_exception_passes_a_watch_as_it_is():
+    class Odd(Exception):
+        pass
+
+    def fail():
+        random.random()
+        raise Odd
+
+    watch = GeneratorWatch(None)
+    watch.begin()
+    try:
+        with pytest.raises(Odd):
+            fail()
+    finally:
+        watch.end()
+    assert len(watch.found) == 1

@@ -1,0 +1,552 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The life, the faults and the end of workers that are threads."""
+
+from __future__ import annotations
+
+import gc
+import os
+import re
+import subprocess
+import sys
+import textwrap
+import threading
+import weakref
+
+import numpy as np
+import pytest
+
+from penstock import FaultPolicy, Loader, get_worker_info
+from penstock.data import IterableDataset
+from penstock.engine.backends.thread import ThreadBackend
+from penstock.engine.epoch import Epoch
+from penstock.engine.order import TaskDone, WorkerDied, WorkerReady
+from penstock.engine.plan import Plan, Recipe
+from penstock.errors import WorkerDied as WorkerDiedError
+from penstock.errors import WorkerTimeout
+
+
+class Numbers:
+    """Sample i is `make(i)`."""
+
+    def __init__(self, make=float, length=24):
+        self.make = make
+        self.length = length
+
+    def __len__(self):
+        return self.length
+
+    def __getitem__(self, index):
+        return self.make(index)
+
+
+def threads_left():
+    return [t for t in threading.enumerate() if t.name.startswith("penstock-")]
+
+
+@pytest.fixture(autouse=True)
+def no_thread_left():
+    before = set(threads_left())  # of a test that failed
+    yield
+    if set(threads_left()) - before:
+        gc.collect()
+    assert set(threads_left()) <= before
+
+
+def loader_of(make, **options):
+    options = {"num_workers": 2, "backend": "thread", **options}
+    return Loader(Numbers(make), 4, **options)
+
+
+def opened(dataset, num_workers=2, **options):
+    recipe = Recipe(dataset, isinstance(dataset, IterableDataset), is_batched=True, **options)
+    backend = ThreadBackend(Plan(recipe, base_seed=0, num_workers=num_workers, backend="thread"))
+    backend.start()
+    backend.begin_epoch(Epoch(0, iter(())))
+    return backend
+
+
+def outcome_of(backend, worker_id, step, indices):
+    backend.submit(worker_id, step, indices)
+    (event,) = backend.events(30.0)
+    assert isinstance(event, TaskDone)
+    return event.outcome
+
+
+# Errors
+
+
+class Odd(Exception):
+    def __init__(self, one, other):
+        super().__init__(f"{one} {other}")
+
+
+def test_an_exception_comes_as_it_is_with_worker_epoch_step_and_sample():
+    lock = threading.Lock()  # neither class nor argument can be pickled
+
+    def make(index):
+        if index == 9:
+            raise Odd(1, lock)
+        return float(index)
+
+    batches = iter(loader_of(make))
+    assert [next(batches).tolist() for _ in range(2)] == [[0, 1, 2, 3], [4, 5, 6, 7]]
+    with pytest.raises(Odd) as caught:
+        next(batches)
+    notes = "\n".join(caught.value.__notes__)
+    assert "while reading sample 9" in notes
+    assert re.search(r"in worker ([01]) \(thread penstock-\1\), epoch 0, step 2", notes)
+    assert "make" in {entry.name for entry in caught.traceback}
+    assert next(batches).tolist() == [12, 13, 14, 15]  # it goes on
+    assert len(list(batches)) == 2
+
+
+def test_an_exception_does_not_keep_the_samples_of_its_batch():
+    held = []
+
+    def make(index):
+        if index == 2:
+            raise KeyError(index)
+        array = np.full(4, index)
+        held.append(weakref.ref(array))
+        return array
+
+    gc.disable()
+    try:
+        batches = iter(loader_of(make))
+        with pytest.raises(KeyError):
+            next(batches)
+        list(batches)
+        assert [ref() for ref in held] == [None] * len(held)
+    finally:
+        gc.enable()
+
+
+def test_what_an_init_function_raises_is_the_answer_to_every_task():
+    def init(worker_id):
+        raise Odd("no", worker_id)
+
+    batches = iter(loader_of(float, worker_init_fn=init))
+    for _ in range(6):
+        with pytest.raises(Odd, match=r"no [01]") as caught:
+            next(batches)
+        assert sum("while it was starting" in note for note in caught.value.__notes__) == 1
+    with pytest.raises(StopIteration):
+        next(batches)
+
+
+def test_what_set_epoch_raises_is_the_answer_to_every_task():
+    class Moody(Numbers):
+        def set_epoch(self, epoch):
+            if epoch == 1:
+                raise Odd("epoch", epoch)
+
+    loader = Loader(Moody(), 4, num_workers=2, backend="thread", persistent_workers=True)
+    assert len(list(loader)) == 6
+    loader.set_epoch(1)
+    batches = iter(loader)
+    for _ in range(6):
+        with pytest.raises(Odd, match="epoch 1"):
+            next(batches)
+    loader.set_epoch(2)
+    assert len(list(loader)) == 6
+    del batches, loader
+
+
+def test_a_shared_dataset_is_told_of_an_epoch_once():
+    told = []
+
+    class Told(Numbers):
+        def set_epoch(self, epoch):
+            told.append((epoch, threading.current_thread().name.startswith("penstock-")))
+
+    loader = Loader(Told(), 4, num_workers=3, backend="thread", persistent_workers=True)
+    for epoch in (0, 5):
+        loader.set_epoch(epoch)
+        list(loader)
+    assert told == [(0, True), (5, True)]
+
+
+# Deaths
+
+
+@pytest.mark.parametrize("end", [lambda: sys.exit(3), lambda: sys.exit(0)])
+def test_a_system_exit_is_a_death_that_says_where(end):
+    given = threading.Event()
+
+    def make(index):
+        if index == 9:
+            given.wait(30)  # a death is told at once, whatever others are still making
+            end()
+        return float(index)
+
+    batches = iter(loader_of(make))
+    assert len([next(batches) for _ in range(2)]) == 2
+    given.set()
+    with pytest.raises(WorkerDiedError, match=r"ended with SystemExit: [03]") as caught:
+        next(batches)
+    text = str(caught.value)
+    assert re.search(r"\(thread penstock-([01])\) exited unexpectedly: worker \1 ended", text)
+    assert "while reading sample 9 of step 2, epoch 0" in text
+    assert "in make" in text
+    assert "sys.exit" in text
+
+
+def test_another_thread_takes_the_place_of_a_dead_one_and_a_killer_is_left_out():
+    def make(index):
+        if index == 9:
+            raise SystemExit("enough")
+        return float(index)
+
+    loader = loader_of(make, on_error=FaultPolicy("skip", max_failures=5, max_respawns=5))
+    with pytest.warns(UserWarning, match="1 bad sample left out"):
+        batches = [batch.tolist() for batch in loader]
+    assert batches[2] == [8, 10, 11]
+    assert sum(map(len, batches)) == 23
+    (failure,) = loader.failures
+    assert failure.index == 9
+
+
+def test_a_thread_that_is_stuck_is_named_when_time_is_up():
+    free = threading.Event()
+
+    def make(index):
+        if index == 5:
+            free.wait()
+        return float(index)
+
+    batches = iter(loader_of(make, timeout=0.3))
+    next(batches)
+    with pytest.raises(WorkerTimeout, match="while reading sample 5 of step 1") as caught:
+        next(batches)
+    assert "free.wait()" in str(caught.value)
+    free.set()
+    assert next(batches).tolist() == [4, 5, 6, 7]
+    assert len(list(batches)) == 4
+
+
+def test_a_stuck_thread_is_given_up_and_its_late_answer_dropped():
+    free, stuck = threading.Event(), []
+
+    def make(index):
+        if index == 5 and not stuck:
+            stuck.append(threading.current_thread())
+            free.wait()
+        return float(index)
+
+    policy = FaultPolicy("raise", max_respawns=1)
+    batches = iter(loader_of(make, timeout=0.3, on_error=policy))
+    values = [next(batches).tolist() for _ in range(3)]
+    free.set()
+    stuck[0].join(30)
+    assert not stuck[0].is_alive()
+    values += [batch.tolist() for batch in batches]
+    assert [x for batch in values for x in batch] == list(range(24))
+
+
+def test_a_death_by_force_tells_the_stack():
+    free, reached = threading.Event(), threading.Event()
+
+    def make(index):
+        reached.set()
+        free.wait()
+        return float(index)
+
+    backend = opened(Numbers(make))
+    backend.submit(1, 0, [3, 4])
+    assert reached.wait(30)
+    assert "free.wait()" in backend.diagnose(1)
+    backend.kill(1, "the test says so")
+    backend.kill(1, "and says it again")
+    (death,) = backend.events(30.0)
+    assert isinstance(death, WorkerDied)
+    assert (death.worker_id, death.step, death.sample) == (1, 0, 3)
+    assert "given up, as the test says so, while reading sample 3 of step 0" in death.reason
+    assert "free.wait()" in death.advice
+    assert backend.events(0) == []
+    free.set()
+    backend.close()
+
+
+# Ends
+
+
+def test_closing_breaks_a_batch_off_at_its_next_sample():
+    begun, free, made = threading.Event(), threading.Event(), []
+
+    def make(index):
+        begun.set()
+        free.wait()
+        made.append(index)
+        return float(index)
+
+    backend = opened(Numbers(make), num_workers=1)
+    backend.submit(0, 0, [0, 1, 2, 3])
+    backend.submit(0, 1, [4])
+    assert begun.wait(30)
+    threading.Timer(0.05, free.set).start()
+    backend.close()
+    assert made == [0]
+
+
+def test_a_new_epoch_breaks_the_old_one_off():
+    begun, free, made = threading.Event(), threading.Event(), []
+
+    def make(index):
+        begun.set()
+        free.wait()
+        made.append(index)
+        return float(index)
+
+    backend = opened(Numbers(make), num_workers=1)
+    backend.submit(0, 0, [0, 1, 2, 3])
+    backend.submit(0, 1, [4])
+    assert begun.wait(30)
+    backend.begin_epoch(Epoch(1, iter(())))
+    free.set()
+    assert outcome_of(backend, 0, 0, [7]).result().tolist() == [7]
+    assert made == [0, 7]
+    backend.close()
+
+
+def test_what_does_not_end_is_left_behind_and_said(monkeypatch):
+    monkeypatch.setattr("penstock.engine.backends.thread._GRACE_S", 0.05)
+    begun, free = threading.Event(), threading.Event()
+
+    def make(index):
+        begun.set()
+        free.wait()
+        return float(index)
+
+    backend = opened(Numbers(make), num_workers=2)
+    backend.submit(1, 0, [0, 1])
+    assert begun.wait(30)
+    (thread,) = [t for t in backend.threads if t.name == "penstock-1"]
+    with pytest.warns(RuntimeWarning, match=r"1 worker thread.* left behind") as caught:
+        backend.close()
+    assert "free.wait()" in str(caught[0].message)
+    assert thread.daemon
+    backend.close()
+    free.set()
+    thread.join(30)
+
+
+def test_an_iterator_that_is_dropped_takes_its_threads_along():
+    batches = iter(loader_of(float))
+    next(batches)
+    assert len(threads_left()) == 2
+    del batches
+    assert threads_left() == []
+
+
+def test_the_iterator_of_a_stream_ends_in_its_own_thread():
+    ended = []
+
+    class Stream(IterableDataset):
+        def __iter__(self):
+            try:
+                for k in range(100):
+                    yield get_worker_info().id + k / 100
+            finally:
+                ended.append((threading.current_thread().name, get_worker_info().id))
+
+    batches = iter(Loader(Stream(), 4, num_workers=2, backend="thread"))
+    next(batches), next(batches)  # one of each
+    del batches
+    assert sorted(ended) == [("penstock-0", 0), ("penstock-1", 1)]
+
+
+def test_workers_join_and_leave_while_an_epoch_runs():
+    backend = opened(Numbers())
+    backend.hire(2)
+    assert backend.events(30.0) == [WorkerReady(2)]
+    assert outcome_of(backend, 2, 0, [3]).result().tolist() == [3]
+    backend.dismiss(0)
+    assert backend.is_whole
+    assert outcome_of(backend, 1, 1, [4]).result().tolist() == [4]
+    backend.hire(0)
+    assert backend.events(30.0) == [WorkerReady(0)]
+    assert outcome_of(backend, 0, 2, [5]).result().tolist() == [5]
+    backend.close()
+
+
+def run(code):
+    done = subprocess.run(
+        [sys.executable, "-X", "faulthandler", "-c", textwrap.dedent(code)],
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+    return done.returncode, done.stdout, done.stderr
+
+
+SLOW = """
+    import os, signal, sys, threading, time
+    from penstock import Loader
+    begun = threading.Event()
+    class Slow:
+        def __len__(self): return 100
+        def __getitem__(self, index):
+            begun.set()
+            {work}
+            return index
+    loader = Loader(Slow(), 10, num_workers=3, backend="thread")
+    batches = iter(loader)
+    begun.wait()
+"""
+
+
+@pytest.mark.parametrize("work", ["time.sleep(0.01)", "threading.Event().wait()"])
+def test_the_interpreter_ends_though_threads_are_busy_or_stuck(work):
+    code, out, error = run(textwrap.dedent(SLOW.format(work=work)) + "\nprint('the end')")
+    assert (code, out, error) == (0, "the end\n", "")
+
+
+def test_ctrl_c_interrupts_the_wait():
+    code = textwrap.dedent(SLOW.format(work="threading.Event().wait()")) + textwrap.dedent("""
+        threading.Timer(0.3, os.kill, (os.getpid(), signal.SIGINT)).start()
+        try:
+            next(batches)
+        except KeyboardInterrupt:
+            print("interrupted")
+    """)
+    assert run(code) == (0, "interrupted\n", "")
+
+
+@pytest.mark.filterwarnings("ignore:.*fork:DeprecationWarning")  # of Python 3.12
+def test_a_forked_child_has_no_threads_and_neither_hangs_nor_waits():
+    loader = loader_of(float)
+    batches = iter(loader)
+    next(batches)
+    child = os.fork()
+    if child == 0:
+        code = 1
+        try:
+            with pytest.raises(WorkerDiedError, match="iterate the loader anew here"):
+                list(batches)
+            del batches
+            if [batch.tolist() for batch in loader][5] == [20, 21, 22, 23]:
+                code = 0
+        finally:
+            os._exit(code)
+    _, status = os.waitpid(child, 0)
+    assert os.waitstatus_to_exitcode(status) == 0
+    assert len(list(batches)) == 5
+
+
+# Memory
+
+
+def big(index):
+    return np.full(200_000, index, np.float32)
+
+
+def address(array):
+    return array.__array_interface__["data"][0]
+
+
+def test_the_memory_of_a_dropped_batch_is_used_again_and_that_of_a_held_one_is_not():
+    backend = opened(Numbers(big), num_workers=1)
+    held = outcome_of(backend, 0, 0, [7, 8]).result()
+    dropped = address(outcome_of(backend, 0, 1, [1, 2]).result())
+    used = {address(outcome_of(backend, 0, step, [3, 4]).result()) for step in range(2, 8)}
+    assert used == {dropped}
+    assert address(held) != dropped
+    backend.close()
+    assert (held == np.array([7, 8])[:, None]).all()
+
+
+def test_batches_are_what_the_collate_function_made():
+    made = []
+
+    class Batch:
+        def __init__(self, samples):
+            self.samples = samples
+            self.lock = threading.Lock()  # cannot be pickled
+            made.append(self)
+
+    batches = list(loader_of(float, collate_fn=Batch))
+    assert set(map(id, batches)) == set(map(id, made))
+
+
+def test_a_batch_that_is_dropped_is_gone_at_once():
+    class Batch:
+        def __init__(self, samples):
+            self.samples = samples
+
+    gc.disable()
+    try:
+        batches = iter(loader_of(float, collate_fn=Batch, prefetch_factor=1))
+        gone = [weakref.ref(next(batches)) for _ in range(6)]
+        assert [ref() for ref in gone] == [None] * 6
+        with pytest.raises(StopIteration):
+            next(batches)
+    finally:
+        gc.enable()
+
+
+# Who am I
+
+
+def test_each_thread_knows_itself_and_the_trainer_is_no_worker():
+    dataset = Numbers(lambda index: get_worker_info().id)
+    loader = Loader(dataset, 2, num_workers=3, backend="thread", seed=1)
+    infos = []
+    loader_with_init = Loader(
+        dataset, 2, num_workers=3, backend="thread",
+        worker_init_fn=lambda worker_id: infos.append(get_worker_info()),
+    )  # fmt: skip
+    assert {int(x) for batch in loader for x in batch} <= {0, 1, 2}
+    list(loader_with_init)
+    assert sorted(info.id for info in infos) == [0, 1, 2]
+    assert {info.num_workers for info in infos} == {3}
+    assert all(info.dataset is dataset for info in infos)
+    assert get_worker_info() is None
+
+
+def test_a_stream_that_asks_torch_for_its_share_is_told_that_it_cannot_know():
+    data = pytest.importorskip("torch.utils.data")
+    from penstock.torch import DataLoader
+    from penstock.torch.worker import get_worker_info as ours
+
+    class Asks(data.IterableDataset):
+        ask = staticmethod(data.get_worker_info)
+
+        def __iter__(self):
+            info = self.ask()
+            first, step = (0, 1) if info is None else (info.id, info.num_workers)
+            return iter(range(first, 12, step))
+
+    with pytest.warns(UserWarning, match="get_worker_info.. knows nothing of threads"):
+        batches = list(DataLoader(Asks(), batch_size=2, num_workers=2, backend="thread"))
+    assert len(batches) == 12  # every sample came twice
+
+    class AsksUs(Asks):
+        ask = staticmethod(ours)
+
+    batches = list(DataLoader(AsksUs(), batch_size=2, num_workers=2, backend="thread"))
+    assert sorted(x for batch in batches for x in batch.tolist()) == list(range(12))
+    assert data.get_worker_info() is None
+    assert ours() is None
+
+
+def test_a_stream_that_deals_itself_out_by_worker_info_is_copied_for_each_thread():
+    class Counter(IterableDataset):
+        def __init__(self):
+            self.data = np.arange(10.0)
+            self.number = 0
+
+        def __iter__(self):
+            self.number = get_worker_info().id
+            return self
+
+        def __next__(self):
+            self.number += 2
+            if self.number > 11:
+                raise StopIteration
+            return self.data[self.number - 2]
+
+    dataset = Counter()
+    batches = list(Loader(dataset, 1, num_workers=2, backend="thread"))
+    assert sorted(float(batch[0]) for batch in batches) == list(range(10))
+    assert dataset.number == 0

@@ -3,7 +3,7 @@
 
 PYTHON ?= $(shell command -v python3.11 || command -v python3)
 VENV ?= .venv
-EXTRAS := torch,vision,cli,lmdb,mongo,arrow,charts,dev
+EXTRAS := torch,vision,cli,lmdb,mongo,arrow,charts,report,tensorboard,prometheus,opentelemetry,dev
 BIN := $(VENV)/bin
 JOBS ?= 2
 STAMP := $(VENV)/.installed
@@ -11,11 +11,12 @@ STAMP := $(VENV)/.installed
 BENCHMARKS := $(shell grep -l '^if __name__ == "__main__"' benchmarks/*.py)
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test slow soak upstream lint format types contracts bench bench-smoke clean
+.PHONY: help demo test browser-deps slow soak upstream lint format types contracts bench bench-smoke clean
 
 help:
 	@echo "make demo         train a small network on real images, and compare the loaders"
 	@echo "make test         run the tests"
+	@echo "make browser-deps  Debian's Chromium, in which the tests open reports; without it they skip"
 	@echo "make slow         run the tests that take minutes"
 	@echo "make soak         ten minutes of killed workers and corrupt samples, with figures"
 	@echo "make upstream     run PyTorch's own test_dataloader.py on Penstock's loader"
@@ -36,6 +37,11 @@ demo: $(STAMP)
 # Two processes: most tests wait for workers of their own. JOBS=0 runs them in one.
 test: $(STAMP)
 	"$(BIN)/python" -m pytest -q -m "not slow" -n $(JOBS)
+
+# Needs root. The driver has to be of the browser's version, so both come from the distribution.
+browser-deps:
+	@command -v chromium >/dev/null && command -v chromedriver >/dev/null || \
+		{ apt-get update -q && apt-get install -q -y --no-install-recommends chromium chromium-driver; }
 
 slow: $(STAMP)
 	"$(BIN)/python" -m pytest -q -m slow

@@ -14,6 +14,7 @@ from penstock.engine.plan import Plan, Recipe
 from penstock.errors import ConfigError
 from penstock.faults import Failure, FaultPolicy, policy_of
 from penstock.indices import SeededIndices, StreamSource, check_samplers, covers
+from penstock.insight.monitor import Monitor, Observed, settings_of
 from penstock.randomness.keys import checked_count
 from penstock.ranks import Rank, current_rank
 from penstock.sampling import BatchSampler, RandomSampler, SequentialSampler
@@ -30,7 +31,7 @@ __all__ = ["Loader"]
 SampleT = TypeVar("SampleT")
 
 
-class Loader(Generic[SampleT]):
+class Loader(Observed, Generic[SampleT]):
     """Loads a dataset in batches of numpy arrays, for JAX, MindSpore, or numpy itself.
 
     An epoch is a function of (seed, epoch): its order, and every sample's random numbers
@@ -48,7 +49,9 @@ class Loader(Generic[SampleT]):
         sampler: Yields indices, instead of `shuffle`.
         batch_sampler: Yields lists or arrays of indices, instead of `batch_size`, `shuffle`,
             `sampler` and `drop_last`.
-        num_workers: Worker processes; 0 loads in this process.
+        num_workers: Worker processes, or threads; 0 loads in this thread. "auto" measures what
+            samples cost and how fast the loop takes them, and adds and retires workers while it
+            runs; the stream of batches is not disturbed. `stats()` says what it did.
         collate_fn: Makes a batch of a list of samples; None stacks arrays and numbers
             (`penstock.collate.default_collate`). One with a method `collate_into`
             is given memory in the slot (`penstock.collate.CollateInto`).
@@ -64,6 +67,15 @@ class Loader(Generic[SampleT]):
             raises the sample's exception, and `WorkerDied` at the first death. "skip" leaves the
             sample out, "replace" puts another in its place; both start a new worker for one that
             died, up to three times per epoch. A `penstock.FaultPolicy` says it in detail.
+        backend: What workers are: "process", or "thread" for datasets that release the GIL; see
+            docs/guide/threads.md.
+        cpu_budget: With "auto": cores that workers may keep busy. None: all that this process may
+            use, less what the trainer uses.
+        memory_budget: With "auto": bytes for batches under way and workers. None: half of what is
+            left.
+        progress: Whether to show a progress bar, with samples per second, the share of waiting and
+            the count of failed samples; a text is its name, as "train". Quiet on ranks above 0,
+            and where nobody looks.
 
     Raises:
         ConfigError: an argument is out of its range, or contradicts another.
@@ -85,7 +97,7 @@ class Loader(Generic[SampleT]):
         shuffle: bool = False,
         sampler: Iterable[Any] | None = None,
         batch_sampler: Iterable[Any] | None = None,
-        num_workers: int = 0,
+        num_workers: int | str = 0,
         collate_fn: Callable[[list[SampleT]], Any] | None = None,
         drop_last: bool = False,
         timeout: float = 0,
@@ -97,12 +109,30 @@ class Loader(Generic[SampleT]):
         in_order: bool = True,
         seed: int = 0,
         on_error: str | FaultPolicy = "raise",
+        backend: str = "process",
+        cpu_budget: float | None = None,
+        memory_budget: int | None = None,
+        progress: bool | str = False,
     ) -> None:
         """Check the arguments; nothing is started before iteration."""
-        check_workers(num_workers, timeout, prefetch_factor, persistent_workers=persistent_workers)
+        self._is_iterable = isinstance(dataset, IterableDataset)
+        self._monitor = Monitor(
+            dataset,
+            num_workers,
+            backend=backend,
+            is_iterable=self._is_iterable,
+            prefetch_factor=prefetch_factor,
+            cpu_budget=cpu_budget,
+            memory_budget=memory_budget,
+            progress=progress,
+        )
+        check_backend(backend, multiprocessing_context)
+        workers: int = self._monitor.num_workers
+        check_workers(workers, timeout, prefetch_factor, persistent_workers=persistent_workers)
         self.dataset = dataset
         self.batch_size = None if batch_sampler is not None else batch_size
-        self.num_workers = num_workers
+        self.num_workers = workers
+        self.backend = backend
         self.collate_fn = collate_fn
         self.drop_last = drop_last
         self.timeout = timeout
@@ -115,7 +145,6 @@ class Loader(Generic[SampleT]):
         self._schedule = Schedule(seed)
         self.on_error = on_error
         self._faults = FaultLog(policy_of(on_error), dataset)
-        self._is_iterable = isinstance(dataset, IterableDataset)
         if self._is_iterable:
             _check_iterable(shuffle=shuffle, sampler=sampler, batch_sampler=batch_sampler)
         _check_sampling(batch_size, sampler, batch_sampler, shuffle=shuffle, drop_last=drop_last)
@@ -141,8 +170,9 @@ class Loader(Generic[SampleT]):
         """Begin the next epoch: starts the workers, or sets the persistent ones to work again."""
         source = self._source()
         epoch = self._schedule.next(source)
+        self._monitor.epoch_begun(epoch, self)
         if self._stream is None:
-            stream = Stream(self._plan(), epoch, self._faults)
+            stream = Stream(self._plan(), epoch, self._faults, self._monitor)
         else:
             stream = self._stream
             stream.begin_epoch(epoch)
@@ -170,6 +200,9 @@ class Loader(Generic[SampleT]):
         """
         return self._faults.failures
 
+    def _settings(self) -> dict[str, Any]:
+        return settings_of(self)
+
     def _plan(self) -> Plan:
         rank, world_size = current_rank() if self._is_iterable else Rank(0, 1)
         recipe = Recipe(
@@ -186,11 +219,14 @@ class Loader(Generic[SampleT]):
             faults=self._faults.policy,
             covers_dataset=covers(self.dataset, self.sampler, self.batch_sampler),
         )
+        num_workers, prefetch_factor = self._monitor.crew_of(self.num_workers, self.prefetch_factor)
         return Plan(
             recipe=recipe,
             base_seed=worker_base_seed(self._seed),
-            num_workers=self.num_workers,
-            prefetch_factor=self.prefetch_factor or 2,
+            num_workers=num_workers,
+            backend=self.backend,
+            max_workers=self._monitor.max_workers,
+            prefetch_factor=prefetch_factor,
             in_order=self.in_order,
             timeout_s=self.timeout,
             keep_workers=self.persistent_workers,
@@ -281,7 +317,7 @@ def check_workers(
         TypeError: not a number.
     """
     if not hasattr(num_workers, "__index__"):  # numpy's integers are welcome
-        raise TypeError(f"num_workers must be an int, got {num_workers!r}")
+        raise TypeError(f'num_workers must be an int or "auto", got {num_workers!r}')
     if num_workers < 0:
         raise ConfigError(
             f"num_workers option should be non-negative, got {num_workers}; use num_workers=0 to "
@@ -319,6 +355,19 @@ def check_workers(
         raise ConfigError(
             f"timeout={timeout} needs workers to wait for, got num_workers=0; let num_workers > 0, "
             "or timeout=0"
+        )
+
+
+def check_backend(backend: str, context: str | BaseContext | None) -> None:
+    """Raise if threads are to be started like processes.
+
+    Raises:
+        ConfigError: a start method for threads.
+    """
+    if backend != "process" and context is not None:
+        raise ConfigError(
+            f"multiprocessing_context={context!r} says how worker processes start, got "
+            f"backend={backend!r}; leave one of the two out"
         )
 
 

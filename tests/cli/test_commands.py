@@ -29,7 +29,7 @@ def test_the_package_can_be_run_as_a_module():
     assert (done.returncode, done.stdout) == (0, f"penstock {penstock.__version__}\n")
 
 
-@pytest.mark.parametrize("command", ["pack", "check", "stats", "view", "bench"])
+@pytest.mark.parametrize("command", ["pack", "check", "stats", "view", "bench", "tune", "report"])
 def test_help_is_wrapped_once_and_calls_a_flag_by_its_name(command, capsys, monkeypatch):
     monkeypatch.setenv("COLUMNS", "80")
     assert main([command, "--help"]) == 0
@@ -48,7 +48,7 @@ def test_the_list_of_commands_says_what_each_does(capsys, monkeypatch):
     assert main(["--help"]) == 0
     commands = capsys.readouterr().out.partition("Commands:\n")[2].splitlines()
     names = [line.split()[0] for line in commands]
-    assert names == ["pack", "check", "stats", "view", "bench", "convert"]
+    assert names == ["pack", "check", "stats", "view", "bench", "tune", "report", "convert"]
     assert all(line.endswith(".") and not line.endswith("...") for line in commands)
 
 

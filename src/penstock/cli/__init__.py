@@ -17,6 +17,7 @@ __all__ = ["main"]
 _EXTRA_OF: Final = {
     "typer": "cli",
     "rich": "cli",
+    "plotly": "report",
     "torch": "torch",
     "cv2": "vision",
     "simplejpeg": "vision",

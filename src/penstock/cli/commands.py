@@ -14,7 +14,9 @@ from penstock.cli.check import check
 from penstock.cli.convert import convert
 from penstock.cli.lines import without_password
 from penstock.cli.pack import pack
+from penstock.cli.report import report
 from penstock.cli.stats import stats
+from penstock.cli.tune import tune
 from penstock.cli.view import view
 
 __all__ = ["make_app"]
@@ -75,6 +77,6 @@ def make_app() -> typer.Typer:
         rich_markup_mode=None,  # its boxes call flags <bool>, and break lines twice
     )
     app.callback()(_common)
-    for command in (pack, check, stats, view, bench, convert):
+    for command in (pack, check, stats, view, bench, tune, report, convert):
         app.command()(command)
     return app

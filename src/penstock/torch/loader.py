@@ -20,7 +20,8 @@ from penstock.engine.plan import Framework, Plan, Recipe
 from penstock.errors import ConfigError
 from penstock.faults import Failure, FaultPolicy, policy_of
 from penstock.indices import SeededIndices, StreamSource, check_samplers, covers, tell_epoch
-from penstock.loader import check_workers
+from penstock.insight.monitor import Monitor, Observed, settings_of
+from penstock.loader import check_backend, check_workers
 from penstock.ranks import Rank, current_rank
 from penstock.schedule import EpochIterator, Schedule, worker_base_seed
 from penstock.torch.draws import UnseededIndices
@@ -57,7 +58,7 @@ class _Readable:
         return self if loader is None else self._get(loader)
 
 
-class DataLoader(torch.utils.data.DataLoader[T_co]):
+class DataLoader(Observed, torch.utils.data.DataLoader[T_co]):
     """Loads a dataset in batches: `torch.utils.data.DataLoader` on a shared-memory arena.
 
     Under the same `torch.manual_seed` (and `generator`) it gives the same batches as torch's, bit
@@ -81,7 +82,9 @@ class DataLoader(torch.utils.data.DataLoader[T_co]):
         sampler: Yields indices, instead of `shuffle`.
         batch_sampler: Yields lists of indices, instead of `batch_size`, `shuffle`, `sampler`,
             `drop_last`.
-        num_workers: Worker processes; 0 loads in this process.
+        num_workers: Worker processes, or threads; 0 loads in this thread. "auto" measures what
+            samples cost and how fast the loop takes them, and adds and retires workers while it
+            runs; the order of batches is not disturbed. `stats()` says what it did.
         collate_fn: Makes a batch of a list of samples. One with a method `collate_into`
             is given memory in the slot (`penstock.collate.CollateInto`).
         pin_memory: Copy batches to page-locked memory where there is an accelerator.
@@ -101,6 +104,15 @@ class DataLoader(torch.utils.data.DataLoader[T_co]):
             raises the sample's exception, and `WorkerDied` at the first death. "skip" leaves the
             sample out, "replace" puts another in its place; both start a new worker for one that
             died, up to three times per epoch. A `penstock.FaultPolicy` says it in detail.
+        backend: What workers are: "process", or "thread" for datasets that release the GIL; see
+            docs/guide/threads.md.
+        cpu_budget: With "auto": cores that workers may keep busy. None: all that this process may
+            use, less what the trainer uses.
+        memory_budget: With "auto": bytes for batches under way and workers. None: half of what is
+            left.
+        progress: Whether to show a progress bar, with samples per second, the share of waiting and
+            the count of failed samples; a text is its name, as "train". Quiet on ranks above 0,
+            and where nobody looks.
 
     Raises:
         ValueError: an argument is out of its range or contradicts another
@@ -127,7 +139,7 @@ class DataLoader(torch.utils.data.DataLoader[T_co]):
         shuffle: bool | None = None,
         sampler: Sampler[Any] | Iterable[Any] | None = None,
         batch_sampler: Sampler[list[Any]] | Iterable[list[Any]] | None = None,
-        num_workers: int = 0,
+        num_workers: int | str = 0,
         collate_fn: Callable[[list[Any]], Any] | None = None,
         pin_memory: bool = False,
         drop_last: bool = False,
@@ -142,6 +154,10 @@ class DataLoader(torch.utils.data.DataLoader[T_co]):
         in_order: bool = True,
         seed: int | None = None,
         on_error: str | FaultPolicy = "raise",
+        backend: str = "process",
+        cpu_budget: float | None = None,
+        memory_budget: int | None = None,
+        progress: bool | str = False,
     ) -> None:
         """Check the arguments; nothing is started before iteration."""
         if seed is not None and generator is not None:
@@ -158,7 +174,20 @@ class DataLoader(torch.utils.data.DataLoader[T_co]):
         self._seed = seed
         self.on_error = on_error
         self._faults = FaultLog(policy_of(on_error), dataset)
-        check_workers(num_workers, timeout, prefetch_factor, persistent_workers=persistent_workers)
+        self._monitor = Monitor(
+            dataset,
+            num_workers,
+            backend=backend,
+            is_iterable=isinstance(dataset, torch.utils.data.IterableDataset),
+            prefetch_factor=prefetch_factor,
+            cpu_budget=cpu_budget,
+            memory_budget=memory_budget,
+            progress=progress,
+        )
+        check_backend(backend, multiprocessing_context)
+        self.backend = backend
+        workers: int = self._monitor.num_workers
+        check_workers(workers, timeout, prefetch_factor, persistent_workers=persistent_workers)
         check_samplers(dataset, sampler, batch_sampler)
         super().__init__(
             dataset,
@@ -166,7 +195,7 @@ class DataLoader(torch.utils.data.DataLoader[T_co]):
             shuffle,
             sampler,
             batch_sampler,
-            num_workers,
+            workers,
             collate_fn,
             pin_memory,
             drop_last,
@@ -269,6 +298,9 @@ class DataLoader(torch.utils.data.DataLoader[T_co]):
             self._schedule.forget(self._iterator)
         self._schedule.load_state_dict(state, self._source(), self.dataset)
 
+    def _settings(self) -> dict[str, Any]:
+        return settings_of(self)
+
     def _check_engine(self) -> None:
         if isinstance(self.dataset, _DATAPIPES):
             raise ConfigError(
@@ -326,7 +358,9 @@ class _LoaderIterator:
             self._base_seed = source.base_seed
         self._num_yielded = 0
         self._len_called = _len_called(loader)
-        self._stream = Stream(_make_plan(loader, self._base_seed), epoch, loader._faults)
+        loader._monitor.epoch_begun(epoch, loader)
+        plan = _make_plan(loader, self._base_seed)
+        self._stream = Stream(plan, epoch, loader._faults, loader._monitor)
         loader._schedule.begin(epoch, self, source)
 
     def _reset(self, loader: DataLoader[Any]) -> None:
@@ -335,6 +369,7 @@ class _LoaderIterator:
         epoch = loader._schedule.next(source, is_followed=follows_epochs(loader.dataset))
         self._num_yielded = 0
         self._len_called = _len_called(loader)
+        loader._monitor.epoch_begun(epoch, loader)
         self._stream.begin_epoch(epoch)
         loader._schedule.begin(epoch, self, source)
 
@@ -416,11 +451,14 @@ def _make_plan(loader: DataLoader[Any], base_seed: int) -> Plan:
         faults=loader._faults.policy,
         covers_dataset=covers(loader.dataset, loader.sampler, loader.batch_sampler),
     )
+    crew = loader._monitor.crew_of(loader.num_workers, loader.prefetch_factor)
     return Plan(
         recipe=recipe,
         base_seed=base_seed,
-        num_workers=loader.num_workers,
-        prefetch_factor=loader.prefetch_factor or 2,
+        num_workers=crew[0],
+        backend=loader.backend,
+        max_workers=loader._monitor.max_workers,
+        prefetch_factor=crew[1],
         in_order=loader.in_order,
         timeout_s=loader.timeout,
         keep_workers=loader.persistent_workers,

@@ -1,0 +1,263 @@
+# SPDX-License-Identifier: Apache-2.0
+"""`penstock tune`: how many workers a dataset needs, found out by trying."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import platform
+import sys
+from pathlib import Path  # noqa: TC003 - typer reads the annotations at run time
+from typing import TYPE_CHECKING, Annotated, Any, Final
+
+import typer
+from rich.box import SIMPLE_HEAD
+from rich.console import Console
+from rich.table import Table
+
+from penstock.cli.arguments import SOURCE_HELP
+from penstock.cli.lines import amount, without_password
+from penstock.cli.progress import Bar
+from penstock.cli.stopping import INTERRUPTED, TERMINATED, Termination
+from penstock.errors import ConfigError
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+    from penstock.cli.tuning_grid import Setting, Standing, Work
+
+__all__ = ["tune"]
+
+_BACKENDS: Final = ("process", "thread")
+_USUAL_BATCHES: Final = 60
+
+
+def tune(
+    src: Annotated[str, typer.Argument(metavar="SRC", help=SOURCE_HELP)],
+    batch_size: Annotated[int, typer.Option(min=1, help="Samples in a batch.")] = 64,
+    workers: Annotated[
+        str | None,
+        typer.Option(
+            metavar="N,N,…", help="Counts of workers to try.", show_default="up to twice the cores"
+        ),
+    ] = None,
+    prefetch: Annotated[
+        str, typer.Option(metavar="N,N,…", help="Batches under way per worker to try.")
+    ] = "2,4",
+    backend: Annotated[
+        str, typer.Option(metavar="NAME,…", help="Backends to try: process, thread.")
+    ] = "process",
+    batches: Annotated[
+        int | None,
+        typer.Option(min=1, help="Batches measured in a turn.", show_default=str(_USUAL_BATCHES)),
+    ] = None,
+    seconds: Annotated[
+        float | None, typer.Option(min=0.001, help="Seconds measured in a turn, instead.")
+    ] = None,
+    rounds: Annotated[int, typer.Option(min=1, help="Turns of each setting.")] = 2,
+    trainer_ms: Annotated[
+        float, typer.Option(min=0, help="A training step that takes so long is made up.")
+    ] = 0,
+    trainer_cpu: Annotated[
+        bool,
+        typer.Option("--trainer-cpu", help="It keeps a core busy; else it waits, as for a GPU."),
+    ] = False,
+    collate: Annotated[
+        str | None, typer.Option(metavar="MODULE:NAME", help="The collate_fn that makes batches.")
+    ] = None,
+    split: Annotated[str | None, typer.Option(help="Which part of a folder.")] = None,
+    json_file: Annotated[
+        Path | None, typer.Option("--json", help="Write all figures here as well.")
+    ] = None,
+) -> None:
+    """Try counts of workers, and print the line with the best one.
+
+    All settings take their turn in each round, with workers of their own, which are warm before the
+    time is taken. The best one is that with the fewest workers within 3 % of the highest rate. With
+    --trainer-ms it is the best for a training whose step takes that long. Ctrl-C shows what is
+    known by then.
+    """
+    from penstock.cli.tuning_grid import Length, Trainer, Work
+
+    if json_file is not None and (json_file.is_dir() or not json_file.parent.is_dir()):
+        raise ConfigError(f"cannot write --json {json_file}: name a file in a folder that exists.")
+    if batches is not None and seconds is not None:
+        raise ConfigError("--batches and --seconds: give one of them.")
+    if trainer_cpu and not trainer_ms:
+        raise ConfigError("--trainer-cpu needs --trainer-ms: how long a step takes.")
+    settings = _settings(workers, prefetch, backend)
+    trainer = Trainer(trainer_ms / 1000, takes_cpu=trainer_cpu)
+    length = Length(batches or _USUAL_BATCHES, seconds)
+    with contextlib.ExitStack() as stack:
+        dataset, collate_fn = _open(src, split, collate, stack)
+        work = Work(dataset, batch_size, collate_fn, trainer, length)
+        work.check()
+        standings, status = _try_all(work, settings, rounds, src)
+    if standings:
+        _show(standings, work, src)
+        if json_file is not None:
+            json_file.write_text(json.dumps(_record(standings, work, src), indent=2) + "\n")
+    if status:
+        raise typer.Exit(status)
+
+
+def _settings(workers: str | None, prefetch: str, backend: str) -> list[Setting]:
+    from penstock.cli.tuning_grid import Setting, usual_workers
+    from penstock.insight.budgets import cores_allowed
+
+    counts = usual_workers(cores_allowed())
+    if workers is not None:
+        counts = _numbers("--workers", workers, least=0)
+    factors = _numbers("--prefetch", prefetch, least=1)
+    backends = [name.strip() for name in backend.split(",")]
+    for name in backends:
+        if name not in _BACKENDS:
+            raise ConfigError(f"--backend must name process or thread, or both, got {backend!r}.")
+    settings = [Setting(0, None, backends[0])] if 0 in counts else []
+    return settings + [
+        Setting(n, f, name)
+        for name in dict.fromkeys(backends)
+        for n in counts
+        if n
+        for f in factors
+    ]
+
+
+def _numbers(option: str, text: str, *, least: int) -> list[int]:
+    words = [word.strip() for word in text.split(",")]
+    if not all(word.isdecimal() and int(word) >= least for word in words):
+        raise ConfigError(
+            f"{option} must be whole numbers of at least {least}, with commas between them, got "
+            f"{text!r}."
+        )
+    return list(dict.fromkeys(map(int, words)))
+
+
+def _open(
+    src: str, split: str | None, collate: str | None, stack: contextlib.ExitStack
+) -> tuple[Any, Callable[[list[Any]], Any] | None]:
+    from penstock.cli.named_dataset import dataset_named
+    from penstock.cli.reasons import errors_in_code
+    from penstock.cli.sources import names_a_dataset, object_named
+
+    with errors_in_code(src) if names_a_dataset(src) else contextlib.nullcontext():
+        dataset = stack.enter_context(dataset_named(src, split))
+    if collate is None:
+        return dataset, None
+    with errors_in_code(collate):
+        collate_fn = stack.enter_context(object_named(collate))
+    if not callable(collate_fn):
+        raise ConfigError(
+            f"--collate {collate} is of type {type(collate_fn).__qualname__} and cannot be called."
+        )
+    return dataset, collate_fn
+
+
+def _try_all(
+    work: Work, settings: Sequence[Setting], rounds: int, src: str
+) -> tuple[list[Standing], int]:
+    """Return what is known, and the exit status: not 0 after a Ctrl-C or SIGTERM."""
+    from penstock.cli.reasons import errors_in_code
+    from penstock.cli.tuning_grid import Standing
+
+    standings = [Standing(setting, []) for setting in settings]
+    status = 0
+    with Termination() as termination, Bar() as bar:
+        try:
+            for turn in range(rounds):
+                for position, standing in enumerate(standings):
+                    done = turn * len(standings) + position
+                    bar.show(done, rounds * len(standings), str(standing.setting))
+                    with errors_in_code(src):
+                        standing.turns.append(work.take_turn(standing.setting))
+        except KeyboardInterrupt:
+            sys.stderr.write("penstock: stopped; this is what was measured by then.\n")
+            status = TERMINATED if termination.is_noted else INTERRUPTED
+    return [standing for standing in standings if standing.turns], status
+
+
+def _show(standings: Sequence[Standing], work: Work, src: str) -> None:
+    from penstock.cli.tuning_grid import best_of
+
+    console = Console()
+    best = best_of(standings)
+    console.print(_table(standings, best, work, src))
+    console.print(_line(best.setting, work), markup=False, soft_wrap=True, highlight=False)
+
+
+def _table(standings: Sequence[Standing], best: Standing, work: Work, src: str) -> Table:
+    step = f", steps of {1000 * work.trainer.seconds:g} ms" if work.trainer.seconds else ""
+    table = Table(
+        title=f"{without_password(src)}, batches of {work.batch_size}{step}",
+        box=SIMPLE_HEAD,
+        padding=(0, 1, 0, 0),  # eight columns fit into 80 characters
+    )
+    for heading in ("workers", "prefetch"):
+        table.add_column(heading, justify="right", no_wrap=True)
+    table.add_column("backend", no_wrap=True)
+    for heading in ("samples/s", "waiting", "CPU s/1k", "memory"):
+        table.add_column(heading, justify="right", no_wrap=True)
+    table.add_column("", no_wrap=True)
+    for standing in standings:
+        workers, factor, backend = standing.setting
+        cpu_s, peak = standing.cpu_s_per_1000, standing.peak_bytes
+        table.add_row(
+            str(workers),
+            "-" if factor is None else str(factor),
+            backend if workers else "-",
+            f"{standing.samples_per_s:,.0f}",
+            f"{standing.wait_share:.0%}",
+            "unknown" if cpu_s is None else f"{cpu_s:.2f}",
+            "unknown" if peak is None else amount(peak),
+            "best" if standing is best else "",
+            style="bold" if standing is best else None,
+        )
+    table.caption = (
+        "waiting: the trainer's share of the time. CPU seconds and memory: of trainer and workers."
+    )
+    return table
+
+
+def _line(setting: Setting, work: Work) -> str:
+    """Return the line to paste."""
+    words = ["dataset", f"batch_size={work.batch_size}", f"num_workers={setting.num_workers}"]
+    if setting.num_workers:
+        words.append(f"prefetch_factor={setting.prefetch_factor}")
+        words += ['backend="thread"'] if setting.backend == "thread" else []
+    name = "DataLoader" if "torch" in sys.modules else "Loader"
+    return f"{name}({', '.join(words)})"
+
+
+def _record(standings: Sequence[Standing], work: Work, src: str) -> dict[str, Any]:
+    from penstock.cli.tuning_grid import best_of
+    from penstock.insight.budgets import cores_allowed
+
+    best = best_of(standings)
+    return {
+        "machine": {"cores": cores_allowed(), "system": platform.platform()},
+        "python": platform.python_version(),
+        "source": without_password(src),
+        "batch_size": work.batch_size,
+        "trainer_ms": 1000 * work.trainer.seconds,
+        "trainer_takes_cpu": work.trainer.takes_cpu,
+        "best": {**best.setting._asdict(), "line": _line(best.setting, work)},
+        "settings": [
+            {
+                **standing.setting._asdict(),
+                "samples_per_s": standing.samples_per_s,
+                "wait_share": standing.wait_share,
+                "cpu_s_per_1000_samples": standing.cpu_s_per_1000,
+                "peak_bytes": standing.peak_bytes,
+                "rounds": [
+                    {
+                        "samples": turn.num_samples,
+                        "seconds": turn.seconds,
+                        "wait_s": turn.wait_s,
+                        "cpu_s": turn.cpu_s,
+                    }
+                    for turn in standing.turns
+                ],
+            }
+            for standing in standings
+        ],
+    }

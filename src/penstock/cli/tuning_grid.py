@@ -1,0 +1,273 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What a loader gives under each of some settings, measured in turn."""
+
+from __future__ import annotations
+
+import math
+import os
+import statistics
+import sys
+import time
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
+
+from penstock.cli.usage import cpu_seconds, memory_bytes
+from penstock.data import IterableDataset
+from penstock.errors import ConfigError
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator, Sequence
+
+__all__ = ["Length", "Setting", "Standing", "Trainer", "Turn", "Work", "best_of", "usual_workers"]
+
+_WARM_UP: Final = 5  # batches, beyond those under way
+_NEAR: Final = 0.97  # of the best rate: not worth more workers
+
+
+class Setting(NamedTuple):
+    """One point of the grid.
+
+    Attributes:
+        num_workers: 0 loads in the trainer.
+        prefetch_factor: Batches under way per worker; None without workers.
+        backend: "process" or "thread".
+    """
+
+    num_workers: int
+    prefetch_factor: int | None
+    backend: str
+
+    def __str__(self) -> str:
+        """Return it in a few words.
+
+        Example:
+            >>> str(Setting(2, 4, "process"))
+            '2 workers, prefetch 4, process'
+        """
+        if not self.num_workers:
+            return "0 workers"
+        workers = "1 worker" if self.num_workers == 1 else f"{self.num_workers} workers"
+        return f"{workers}, prefetch {self.prefetch_factor}, {self.backend}"
+
+
+class Length(NamedTuple):
+    """How long a turn is measured: for so many batches, or for so many seconds if they are given.
+
+    Attributes:
+        batches: At least 1.
+        seconds: Instead of them; None for batches.
+    """
+
+    batches: int
+    seconds: float | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Trainer:
+    """Something that takes as long per batch as a training step.
+
+    Attributes:
+        seconds: For each batch.
+        takes_cpu: Whether a core is busy meanwhile, or only the trainer waits, as for a GPU.
+    """
+
+    seconds: float = 0.0
+    takes_cpu: bool = False
+
+    def step(self) -> None:
+        """Take that long."""
+        if self.takes_cpu:
+            end_s = time.thread_time() + self.seconds
+            while time.thread_time() < end_s:
+                pass
+        elif self.seconds:
+            time.sleep(self.seconds)
+
+
+@dataclass(frozen=True, slots=True)
+class Turn:
+    """What one setting gave and cost in one round.
+
+    Attributes:
+        num_samples: Samples given.
+        seconds: That took.
+        wait_s: Of these the trainer waited.
+        cpu_s: CPU seconds of trainer and workers; None where the system does not tell.
+        peak_bytes: Memory of trainer and workers; None where the system does not tell.
+    """
+
+    num_samples: int
+    seconds: float
+    wait_s: float
+    cpu_s: float | None
+    peak_bytes: int | None
+
+
+@dataclass(frozen=True, slots=True)
+class Standing:
+    """A setting with its turns.
+
+    Attributes:
+        setting: Which.
+        turns: One of each round.
+    """
+
+    setting: Setting
+    turns: list[Turn]
+
+    @property
+    def samples_per_s(self) -> float:
+        """Median over the rounds."""
+        return statistics.median(turn.num_samples / turn.seconds for turn in self.turns)
+
+    @property
+    def wait_share(self) -> float:
+        """Of the time in all rounds, from 0 to 1."""
+        return sum(t.wait_s for t in self.turns) / sum(t.seconds for t in self.turns)
+
+    @property
+    def cpu_s_per_1000(self) -> float | None:
+        """CPU seconds for 1,000 samples."""
+        costs = [turn.cpu_s for turn in self.turns if turn.cpu_s is not None]
+        return 1000 * sum(costs) / sum(t.num_samples for t in self.turns) if costs else None
+
+    @property
+    def peak_bytes(self) -> int | None:
+        """Highest of the rounds."""
+        return max((turn.peak_bytes for turn in self.turns if turn.peak_bytes), default=None)
+
+
+@dataclass(frozen=True, slots=True)
+class Work:
+    """What every setting is tried on.
+
+    Attributes:
+        dataset: Of any kind.
+        batch_size: Samples in a batch.
+        collate_fn: As the loaders take it.
+        trainer: What takes the batches.
+        length: How long a turn is measured.
+    """
+
+    dataset: Any
+    batch_size: int
+    collate_fn: Callable[[list[Any]], Any] | None
+    trainer: Trainer
+    length: Length
+
+    def check(self) -> None:
+        """Raise where there is not one batch.
+
+        Raises:
+            ConfigError: the dataset is smaller than a batch.
+        """
+        if not _is_iterable(self.dataset) and len(self.dataset) < self.batch_size:
+            raise ConfigError(
+                f"the dataset has {len(self.dataset)} samples, fewer than --batch-size "
+                f"{self.batch_size}; lower it."
+            )
+
+    def take_turn(self, setting: Setting) -> Turn:
+        """Run one setting, with workers of its own, from its warm-up to its end.
+
+        Raises:
+            Exception: what the dataset raises.
+        """
+        batches = _batches(self._loader(setting))
+        try:
+            for _ in range(_WARM_UP + setting.num_workers * (setting.prefetch_factor or 0)):
+                next(batches)
+            return self._measure(batches)
+        finally:
+            batches.close()  # and with it the loader goes, and its workers
+
+    def _measure(self, batches: Iterator[object]) -> Turn:
+        own = os.getpid()
+        peak_bytes = memory_bytes(own)
+        cpu_before = cpu_seconds(own)
+        begun_s = now_s = time.perf_counter()
+        num_batches, wait_s = 0, 0.0
+        while not self._is_over(num_batches, now_s - begun_s):
+            next(batches)
+            wait_s += time.perf_counter() - now_s
+            self.trainer.step()
+            num_batches += 1
+            now_s = time.perf_counter()
+        cpu_after = cpu_seconds(own)
+        return Turn(
+            num_batches * self.batch_size,
+            now_s - begun_s,
+            wait_s,
+            None if cpu_before is None or cpu_after is None else cpu_after - cpu_before,
+            None if peak_bytes is None else max(peak_bytes, memory_bytes(own) or 0),
+        )
+
+    def _is_over(self, num_batches: int, seconds: float) -> bool:
+        if self.length.seconds is not None:
+            return num_batches > 0 and seconds >= self.length.seconds
+        return num_batches >= self.length.batches
+
+    def _loader(self, setting: Setting) -> Any:  # noqa: ANN401 - one of two classes
+        loader_class: Any
+        if "torch" in sys.modules:  # the dataset may give tensors
+            from penstock.torch import DataLoader as loader_class
+        else:
+            from penstock.loader import Loader as loader_class
+        options: dict[str, Any] = {}
+        if setting.num_workers:
+            options = {
+                "prefetch_factor": setting.prefetch_factor,
+                "persistent_workers": True,  # a small dataset has many epochs in one turn
+                "backend": setting.backend,
+            }
+        return loader_class(
+            self.dataset,
+            batch_size=self.batch_size,
+            shuffle=not _is_iterable(self.dataset),
+            num_workers=setting.num_workers,
+            collate_fn=self.collate_fn,
+            drop_last=True,  # all batches are of one size
+            **options,
+        )
+
+
+def _batches(loader: Any) -> Any:  # noqa: ANN401
+    """Yield batches, epoch by epoch, without end."""
+    while True:
+        num_batches = 0
+        for batch in loader:
+            num_batches += 1
+            yield batch
+            del batch  # or its slot is held while the next one is awaited
+        if not num_batches:
+            raise ConfigError("the dataset gives no full batch; lower --batch-size.")
+
+
+def _is_iterable(dataset: object) -> bool:
+    if "torch" in sys.modules:
+        import torch.utils.data
+
+        if isinstance(dataset, torch.utils.data.IterableDataset):
+            return True
+    return isinstance(dataset, IterableDataset)
+
+
+def usual_workers(cores: float) -> list[int]:
+    """Return counts of workers worth a try: 0, 1, 2, 4, … to twice the cores.
+
+    Workers that wait for storage take no core, so more of them than cores may be right.
+
+    Example:
+        >>> usual_workers(2.0), usual_workers(6.0)
+        ([0, 1, 2, 4], [0, 1, 2, 4, 6, 8, 12])
+    """
+    most = max(2 * math.ceil(cores), 1)
+    doubling = (1 << power for power in range(most.bit_length()))
+    return sorted({0, math.ceil(cores), most, *(n for n in doubling if n <= most)})
+
+
+def best_of(standings: Sequence[Standing]) -> Standing:
+    """Return the one with the fewest workers, and the least prefetched, within 3 % of the best."""
+    most = max(standing.samples_per_s for standing in standings)
+    near = [standing for standing in standings if standing.samples_per_s >= _NEAR * most]
+    return min(near, key=lambda s: (s.setting.num_workers, s.setting.prefetch_factor or 0))

@@ -1,0 +1,80 @@
+# SPDX-License-Identifier: Apache-2.0
+"""When a stream runs as it will go on running: after an epoch has begun, after workers are new."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Final
+
+if TYPE_CHECKING:
+    from penstock.engine.accounts import BatchRecord, Crew
+
+__all__ = ["Arrivals"]
+
+_LONGEST_START_NS: Final = 10_000_000_000  # an interpreter that imports torch takes 2 to 5 s
+_RARE_WAIT: Final = 0.05  # share of the time; then no worker is missed
+
+
+class Arrivals:
+    """Tells which batches show what the present crew can do.
+
+    Not those that were made before it was there, nor those at the start of an epoch, when all
+    workers begin at once. A new worker counts as there with its second batch.
+    """
+
+    def __init__(self, crew: Crew, num_first: int) -> None:
+        """Begin with a crew, whose first `num_first` batches do not count."""
+        self._left = num_first  # batches that do not count in any case
+        self._missing = 0  # workers that may be yet to come
+        self._lookahead = crew.num_workers * crew.prefetch_factor
+        self._num_workers = crew.num_workers
+        self._epoch: int | None = None
+        self._in_epoch = 0
+        self._changed_ns: int | None = None
+        self._seen: dict[int, int] = {}
+        self._waited_ns = 0
+        self._passed_ns = 0
+        self._num = 0
+
+    def expect(self, crew: Crew) -> None:
+        """Wait for another crew."""
+        self._left = max(self._left, self._lookahead + 2)  # those under way
+        self._missing = crew.num_workers if crew.num_workers > self._num_workers else 0
+        self._num_workers = crew.num_workers
+        self._lookahead = crew.num_workers * crew.prefetch_factor
+        self._changed_ns = None
+        self._seen = {}
+        self._waited_ns = self._passed_ns = self._num = 0
+
+    def is_steady(self, record: BatchRecord) -> bool:
+        """Return whether a batch counts; to be asked for each."""
+        if record.epoch != self._epoch:
+            # Of a short epoch something must be left.
+            short = self._in_epoch // 4 if self._epoch is not None else self._lookahead
+            self._left = max(self._left, min(self._lookahead, short))
+            self._epoch = record.epoch
+            self._in_epoch = 0
+        self._in_epoch += 1
+        if self._left:
+            self._left -= 1
+        if self._missing:
+            self._note(record)
+        return not self._left and not self._missing
+
+    def _note(self, record: BatchRecord) -> None:
+        if self._changed_ns is None:
+            self._changed_ns = record.asked_ns
+        seen = self._seen
+        seen[record.worker_id] = seen.get(record.worker_id, 0) + 1
+        self._num += 1
+        if not self._left and record.consumer_ns:
+            self._waited_ns += record.given_ns - record.asked_ns
+            self._passed_ns += record.given_ns - record.asked_ns + record.consumer_ns
+        are_there = sum(num >= 2 for num in seen.values()) >= self._missing
+        if are_there or (self._num >= 2 * self._lookahead + 8 and self._is_vain(record)):
+            self._missing = 0
+
+    def _is_vain(self, record: BatchRecord) -> bool:
+        """Return whether nobody need be waited for: they never come, or have nothing to do."""
+        assert self._changed_ns is not None
+        is_late = record.given_ns - self._changed_ns > _LONGEST_START_NS
+        return is_late or self._waited_ns <= _RARE_WAIT * self._passed_ns

@@ -1,0 +1,132 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What batches cost on average while one crew was at work: sums, added to as batches are given."""
+
+from __future__ import annotations
+
+import math
+from typing import TYPE_CHECKING, Final, Self
+
+if TYPE_CHECKING:
+    from penstock.engine.accounts import BatchRecord
+
+__all__ = ["Costs"]
+
+_NS: Final = 1e-9
+
+
+class Costs:
+    """Sums over batches, and the means that follow. Seconds per batch, unless a name says more.
+
+    A batch is counted twice over, as the two sides have different batches that do not count: the
+    trainer's side leaves out those that were given while workers started, the worker's side the
+    first one of each worker, which holds imports and opening files.
+    """
+
+    __slots__ = (
+        "_busy2_ns2",
+        "_busy_ns",
+        "_consumer_ns",
+        "_cpu_ns",
+        "_cycle_ns",
+        "_starved_ns",
+        "_trainer_cpu_ns",
+        "_trainer_starved_ns",
+        "num_given",
+        "num_made",
+    )
+
+    def __init__(self) -> None:
+        """Count from nothing."""
+        self.num_given = 0
+        self.num_made = 0
+        self._cycle_ns = 0
+        self._consumer_ns = 0
+        self._trainer_cpu_ns = 0
+        self._trainer_starved_ns = 0
+        self._busy_ns = 0
+        self._busy2_ns2 = 0
+        self._cpu_ns = 0
+        self._starved_ns = 0
+
+    def add_given(self, record: BatchRecord) -> None:
+        """Count what a batch was to the trainer."""
+        self.num_given += 1
+        self._cycle_ns += record.given_ns - record.asked_ns + record.consumer_ns
+        self._consumer_ns += record.consumer_ns
+        self._trainer_cpu_ns += record.trainer_cpu_ns
+        self._trainer_starved_ns += record.trainer_starved_ns or 0
+
+    def add_made(self, record: BatchRecord) -> None:
+        """Count what a batch was to its worker."""
+        times = record.times
+        cpu_ns = times.cpu_ns
+        starved_ns = times.starved_ns or 0
+        # Time without a core says how many run, not what a batch takes. It is told by another
+        # clock than the rest: what is left cannot be less than the CPU time.
+        busy_ns = max(times.ended_ns - times.begun_ns - starved_ns, cpu_ns)
+        self.num_made += 1
+        self._busy_ns += busy_ns
+        self._busy2_ns2 += busy_ns * busy_ns
+        self._cpu_ns += cpu_ns
+        self._starved_ns += starved_ns
+
+    def __iadd__(self, other: Costs) -> Self:
+        """Add the sums of others."""
+        for name in Costs.__slots__:
+            setattr(self, name, getattr(self, name) + getattr(other, name))
+        return self
+
+    @property
+    def cycle_s(self) -> float:
+        """From one batch given to the next."""
+        return self._per_given(self._cycle_ns)
+
+    @property
+    def wait_share(self) -> float:
+        """Share of the time that the trainer waited, from 0 to 1."""
+        return 1 - self._consumer_ns / self._cycle_ns if self._cycle_ns else 0.0
+
+    @property
+    def trainer_s(self) -> float:
+        """The trainer's own code, as it would be were there always a core for it."""
+        own_ns = self._consumer_ns - self._trainer_starved_ns
+        return self._per_given(max(own_ns, min(self._consumer_ns, self._trainer_cpu_ns), 0))
+
+    @property
+    def trainer_cpu_s(self) -> float:
+        """CPU time of the trainer's process, while it waited included."""
+        return self._per_given(self._trainer_cpu_ns)
+
+    @property
+    def worker_s(self) -> float:
+        """A worker at one batch, were there always a core for it."""
+        return self._busy_ns * _NS / self.num_made if self.num_made else 0.0
+
+    @property
+    def worker_cpu_s(self) -> float:
+        """CPU time of that; never above `worker_s`."""
+        return self._cpu_ns * _NS / self.num_made if self.num_made else 0.0
+
+    @property
+    def worker_starved_s(self) -> float:
+        """A worker without a core, on top of `worker_s`."""
+        return self._starved_ns * _NS / self.num_made if self.num_made else 0.0
+
+    @property
+    def variation(self) -> float:
+        """Standard deviation of `worker_s` from batch to batch, as a share of it.
+
+        Where one batch in twenty takes ten times as long as the others, it is 1.4.
+        """
+        if not self._busy_ns:
+            return 0.0
+        mean_ns = self._busy_ns / self.num_made
+        return math.sqrt(max(self._busy2_ns2 / self.num_made / mean_ns**2 - 1, 0.0))
+
+    @property
+    def rate(self) -> float:
+        """Batches per second that the trainer gets."""
+        return 1 / max(self.cycle_s, 1e-9)
+
+    def _per_given(self, total_ns: int) -> float:
+        return total_ns * _NS / self.num_given if self.num_given else 0.0

@@ -1,0 +1,108 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What a loader may take: the cores that this process is allowed, and the user's own limits."""
+
+from __future__ import annotations
+
+import math
+import os
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Final
+
+from penstock.engine.surroundings import group_folders, read_text
+from penstock.errors import ConfigError
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+__all__ = ["Limits", "cores_allowed"]
+
+_PROC: Final = Path("/proc")
+_CGROUPS: Final = Path("/sys/fs/cgroup")
+
+
+def cores_allowed(proc: Path = _PROC, cgroups: Path = _CGROUPS) -> float:
+    """Return how many cores this process may keep busy: the least of affinity and CPU quotas.
+
+    Affinity is what `taskset`, a job scheduler or a container's `--cpuset-cpus` leaves. A quota is
+    that of the process's control group or of one above it (`docker run --cpus`, a limit in
+    Kubernetes), and may be a fraction.
+
+    Args:
+        proc: Where the system tells about itself.
+        cgroups: Where control groups are mounted, of version 2, of version 1, or of both.
+
+    Returns:
+        Cores, above 0.
+
+    Concurrency:
+        Any thread and process. Reads a few files: not for every batch.
+
+    Reference:
+        The kernel's admin-guide/cgroup-v2 (`cpu.max`) and scheduler/sched-bwc (version 1).
+
+    Example:
+        >>> cores_allowed() <= os.cpu_count()
+        True
+    """
+    return min([_affinity(), *_quotas(proc / "self" / "cgroup", cgroups)])
+
+
+def _affinity() -> float:
+    if hasattr(os, "sched_getaffinity"):  # Linux
+        return float(len(os.sched_getaffinity(0)))
+    return float(os.cpu_count() or 1)
+
+
+def _quotas(memberships: Path, cgroups: Path) -> Iterator[float]:
+    """Yield the cores that each control group with a quota allows."""
+    for version, folder in group_folders("cpu", memberships, cgroups):
+        if version == 1:
+            words = [
+                read_text(folder / "cpu.cfs_quota_us").strip(),  # -1: none
+                read_text(folder / "cpu.cfs_period_us").strip(),
+            ]
+        else:
+            words = read_text(folder / "cpu.max").split()  # "max 100000": none
+        if len(words) == 2 and all(word.isdecimal() and int(word) for word in words):
+            quota_us, period_us = map(int, words)
+            yield quota_us / period_us
+
+
+@dataclass(frozen=True, slots=True)
+class Limits:
+    """What the user lets workers take under `num_workers="auto"`.
+
+    Attributes:
+        cpu_cores: Cores that workers may keep busy, above 0. None: what the process is allowed,
+            less what the trainer uses.
+        memory_bytes: For batches under way and for workers, above 0. None: half of what is left.
+
+    Raises:
+        ConfigError: a limit is no number above 0.
+
+    Example:
+        >>> Limits(cpu_cores=0)
+        Traceback (most recent call last):
+        ...
+        penstock.errors.ConfigError: cpu_budget must be a number of cores above 0, got 0; ...
+    """
+
+    cpu_cores: float | None = None
+    memory_bytes: int | None = None
+
+    def __post_init__(self) -> None:
+        """Check them; they are named as the loader's arguments are."""
+        _check("cpu_budget", self.cpu_cores, "cores", "what the process is allowed")
+        _check("memory_budget", self.memory_bytes, "bytes", "half of the memory that is left")
+
+
+def _check(name: str, value: object, unit: str, default: str) -> None:
+    if value is None:
+        return
+    is_number = isinstance(value, int | float) and not isinstance(value, bool)
+    if is_number and math.isfinite(value) and value > 0:  # type: ignore[arg-type, operator]
+        return
+    raise ConfigError(
+        f"{name} must be a number of {unit} above 0, got {value!r}; leave it None for {default}"
+    )

@@ -1,0 +1,168 @@
+# SPDX-License-Identifier: Apache-2.0
+"""How many workers a training can use, by what a batch costs and by what there is to give.
+
+With n workers, batches come no faster than
+
+    1 / t              a trainer that takes t for each
+    n / b              workers that take b for each
+    C / (c + u)        C cores, where each costs c of a worker's CPU time and u of the trainer's
+
+So the least n that is enough is b times the least of the other two. A worker that waits for
+storage takes no core: with b far above c, many workers to a core are right.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Final, NamedTuple
+
+if TYPE_CHECKING:
+    from penstock.insight.batch_costs import Costs
+    from penstock.insight.budgets import Limits
+
+__all__ = ["Room", "Wish", "milliseconds"]
+
+# Batches do not all take the same: with workers that are just enough on average, the trainer waits
+# for every second one.
+_HEADROOM: Final = 1.2
+# Of a worker: below so much, one more is not worth having, and figures are no better than that.
+_TOLERANCE: Final = 0.15
+# Of workers that compute and read in turn, now more and now fewer want a core: so many standard
+# deviations of that number (it is binomial) more of them keep all cores at work; at most twice.
+_OVERLAP: Final = 1.5
+# Below so much the loader's own work per batch (some 0.1 ms) is what limits a trainer.
+_FASTEST_TRAINER_S: Final = 0.0002
+# Pages that a forked worker has for itself: its interpreter's counts of references, its own
+# allocations. Pages of the dataset are shared. An order of magnitude, not a measurement.
+_WORKER_BYTES: Final = 50_000_000
+_MOST_WORKERS: Final = 32
+_WORKERS_PER_CORE: Final = 4
+
+
+class Wish(NamedTuple):
+    """How many workers are enough, and why no more.
+
+    Attributes:
+        num_workers: At least 1.
+        limit: What more of them would not help against: "trainer", "cpu", "budget", "memory" or
+            "workers".
+    """
+
+    num_workers: int
+    limit: str
+
+
+@dataclass(frozen=True, slots=True)
+class Room:
+    """What there is to give.
+
+    Attributes:
+        cores: What the process is allowed.
+        cpu_budget: What workers may keep busy of it; None: whatever the trainer leaves.
+        memory_bytes: For batches under way and workers; None: no limit is known.
+    """
+
+    cores: float
+    cpu_budget: float | None = None
+    memory_bytes: int | None = None
+
+    @classmethod
+    def of(cls, limits: Limits, cores: float, memory_left_bytes: int | None) -> Room:
+        """Return what the user's limits, or their defaults, come to on this machine."""
+        memory_bytes = limits.memory_bytes
+        if memory_bytes is None and memory_left_bytes is not None:
+            memory_bytes = memory_left_bytes // 2
+        budget = limits.cpu_cores
+        return cls(cores, None if budget is None else min(budget, cores), memory_bytes)
+
+    @property
+    def max_workers(self) -> int:
+        """Never more, whatever they cost: 32, or 4 per core if that is more, within memory."""
+        most = max(_MOST_WORKERS, math.ceil(_WORKERS_PER_CORE * self.cores))
+        return max(1, min(most, self.by_memory(0, 1)))
+
+    @property
+    def first_workers(self) -> int:
+        """How many to begin with, when nothing is measured and a core is left for the trainer."""
+        cores = self.cores - 1 if self.cpu_budget is None else self.cpu_budget
+        return min(2 if cores >= 2 else 1, self.max_workers)
+
+    def by_memory(self, batch_bytes: int, prefetch_factor: int) -> int:
+        """Return how many workers memory allows; at least 1, as less would be no loader.
+
+        A worker has a slot for each batch that it may have under way, and one that it fills while
+        the trainer still holds the last.
+        """
+        if self.memory_bytes is None:
+            return 1 << 16
+        per_worker = _WORKER_BYTES + (prefetch_factor + 1) * batch_bytes
+        return max(1, self.memory_bytes // per_worker)
+
+    def by_cpu(self, costs: Costs) -> int:
+        """Return how many workers the cores can keep at work."""
+        worker_s, cpu_s = costs.worker_s, costs.worker_cpu_s
+        all_s = max(cpu_s + costs.trainer_cpu_s, 1e-9)
+        blocked = 1 - cpu_s / worker_s if worker_s else 0.0
+        even = self.cores / all_s * worker_s  # were it that always the same number needs a core
+        spread = math.sqrt(even * blocked / max(1 - blocked, 1e-3))
+        most = math.ceil(even + min(_OVERLAP * spread, even) - _TOLERANCE)
+        if self.cpu_budget is not None and self.cpu_budget < self.cores:
+            most = min(most, math.floor(self.cpu_budget * worker_s / max(cpu_s, 1e-9) + 0.05))
+        return max(1, most)
+
+    def rate(self, costs: Costs, num_workers: int) -> float:
+        """Return the batches per second that so many workers and the trainer can come to."""
+        all_s = max(costs.worker_cpu_s + costs.trainer_cpu_s, 1e-9)
+        rates = (
+            num_workers / max(costs.worker_s, 1e-9),
+            self.cores / all_s,
+            1 / _trainer_s(costs),
+        )
+        return min(rates)
+
+    def wish(self, costs: Costs, batch_bytes: int, prefetch_factor: int) -> Wish:
+        """Return how many workers are enough."""
+        by_trainer = math.ceil(_HEADROOM * costs.worker_s / _trainer_s(costs) - _TOLERANCE)
+        cpu = "cpu" if self.cpu_budget is None else "budget"
+        wishes = [
+            Wish(max(1, by_trainer), "trainer"),
+            Wish(self.by_cpu(costs), cpu),
+            Wish(self.by_memory(batch_bytes, prefetch_factor), "memory"),
+            Wish(self.max_workers, "workers"),
+        ]
+        return min(wishes, key=lambda wish: wish.num_workers)
+
+    def explain(self, wish: Wish, costs: Costs) -> str:
+        """Return why, in words with figures."""
+        both = (
+            f"a batch takes {milliseconds(costs.worker_s)} in a worker and "
+            f"{milliseconds(costs.trainer_s)} in the trainer"
+        )
+        workers = "1 worker" if wish.num_workers == 1 else f"{wish.num_workers} workers"
+        verb = "s" if wish.num_workers == 1 else ""
+        if wish.limit == "trainer":
+            return f"{both}: {workers} keep{verb} up"
+        if wish.limit == "cpu":
+            busy = f"{milliseconds(costs.worker_cpu_s)} of that on a core"
+            return f"{both}, {busy}: {workers} keep{verb} {self.cores:g} core(s) busy"
+        if wish.limit == "budget":
+            return f"{both}: {workers} fit{verb} cpu_budget={self.cpu_budget:g}"
+        if wish.limit == "memory":
+            return f"{both}: memory is enough for {workers}"
+        return f"{both}: {workers} are the most there can be"
+
+
+def _trainer_s(costs: Costs) -> float:
+    return max(costs.trainer_s, min(costs.trainer_cpu_s, _FASTEST_TRAINER_S), 5e-5)
+
+
+def milliseconds(seconds: float) -> str:
+    """Return a time for people.
+
+    Example:
+        >>> milliseconds(0.0412), milliseconds(0.00123)
+        ('41 ms', '1.2 ms')
+    """
+    ms = seconds * 1e3
+    return f"{ms:.0f} ms" if ms >= 9.95 else f"{ms:.1f} ms"

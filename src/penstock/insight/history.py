@@ -1,0 +1,285 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The accounts of all batches: the last ones one by one, the others as sums.
+
+    add(record) ──▶ pending ──▶ fold ──▶ rows: the last 10,000 batches, 272 bytes each
+                                     ──▶ sums: of each epoch, and of the run
+                                     ──▶ samples: the slowest, costs per part, how often shown
+
+The *window* that verdicts are made by: the last 64 batches, or those of the last 10 seconds if
+these are more, as far back as there were as many workers as now; 4,096 batches at most.
+
+Guarantees
+    `add` takes no lock that anyone else holds, and raises nothing that a dataset does. It folds
+    every 128 batches, which costs some microseconds a batch.
+    Anything else may be called from any thread.
+Assumptions
+    `add` is called from one thread at a time. `deque.append` and `popleft` are atomic.
+"""
+
+from __future__ import annotations
+
+import itertools
+import threading
+from collections import deque
+from typing import TYPE_CHECKING, Any, Final
+
+import numpy as np
+
+from penstock.data.names import describe_sample
+from penstock.errors import ConfigError
+from penstock.insight.plain import plain_text
+from penstock.insight.rows import AT, Ring, Sums, mean_ready, records_of, rows_of, window_of
+from penstock.insight.sources import SampleAccounts
+from penstock.insight.stats import SlowSample, Stats
+from penstock.insight.verdict import judge
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+    from numpy.typing import NDArray
+
+    from penstock.engine.accounts import BatchRecord
+    from penstock.faults import Failure
+    from penstock.insight.recording import Recording
+    from penstock.insight.stats import Change, Span
+
+__all__ = ["History"]
+
+_FOLD_AT: Final = 128  # batches: bounds what their indices take until then
+_MOST_IN_WINDOW: Final = 4096
+_MOST_EPOCHS: Final = 1000
+
+
+class History:
+    """What is known of the batches of a loader.
+
+    Concurrency:
+        `add` from the trainer's thread; everything else from any.
+
+    Example:
+        >>> from penstock.engine.accounts import BatchRecord, TaskTimes
+        >>> history = History()
+        >>> times = TaskTimes(begun_ns=0, ended_ns=9_000_000, fetch_ns=8_000_000)
+        >>> for step in range(3):
+        ...     history.add(
+        ...         BatchRecord(0, step, 0, 1, 0, 6_000_000, 2_000_000, 0, None, 32, 0, None, 0, 1,
+        ...                     2, times)
+        ...     )
+        >>> stats = history.stats(num_workers=1, prefetch_factor=2, cores=2.0)
+        >>> stats.run.batches, stats.run.samples, round(stats.run.wait_share, 3)
+        (3, 96, 0.75)
+    """
+
+    def __init__(
+        self, dataset: object = None, *, backend: str = "process", keep: int = 10_000
+    ) -> None:
+        """Know nothing yet.
+
+        Args:
+            dataset: Asked for the names of samples, its parts and its length, never for a sample.
+                None if nothing of that is wanted.
+            backend: "serial", "process" or "thread"; 0 workers are always "serial".
+            keep: How many batches are kept one by one; 272 bytes each.
+
+        Raises:
+            ConfigError: `keep` is below 1.
+        """
+        if keep < 1:
+            raise ConfigError(f"keep must be 1 or more batches, got {keep}")
+        self._dataset = dataset
+        self._backend = backend
+        self._pending: deque[BatchRecord] = deque()
+        self._lock = threading.Lock()
+        self._rows = Ring(keep)
+        self._samples = SampleAccounts(dataset)
+        self._epochs: dict[int, Sums] = {}
+        self._epoch = 0
+        self._run = Sums()
+        self._changes: list[Change] = []
+        self._pool_bytes: dict[int, int] = {}
+        self._peak_pool_bytes = 0
+        self._rss_bytes: dict[int, int] = {}
+        self._names: dict[object, str | None] = {}
+
+    def add(self, record: BatchRecord) -> None:
+        """Take note of a batch; below 3 us, but for one call in 128, which folds them."""
+        self._pending.append(record)
+        # Whoever holds the lock is folding at this moment: there is nothing to wait for.
+        if len(self._pending) >= _FOLD_AT and self._lock.acquire(blocking=False):
+            try:
+                self._fold()
+            finally:
+                self._lock.release()
+
+    def epoch_ended(self, epoch: int) -> None:
+        """Take note that an epoch is over; its sums stay those of the epoch until the next."""
+        with self._lock:
+            self._fold()
+            if epoch not in self._epochs:
+                self._begin_epoch(epoch)
+
+    def note_change(self, change: Change) -> None:
+        """Take note of another crew."""
+        with self._lock:
+            self._changes.append(change)
+
+    def _fold(self) -> None:
+        """Turn what is pending into rows and sums. Holds the lock."""
+        pending = self._pending
+        records = [pending.popleft() for _ in range(len(pending))]
+        if not records:
+            return
+        rows = rows_of(records)
+        rows[:, AT["timed"] :] = self._samples.fold(records)
+        self._rows.extend(rows)
+        self._run.add(rows)
+        self._add_to_epochs(rows)
+        self._note_memory(records)
+
+    def _add_to_epochs(self, rows: NDArray[np.int64]) -> None:
+        epochs = rows[:, AT["epoch"]]
+        edges = [0, *(np.flatnonzero(np.diff(epochs)) + 1).tolist(), len(rows)]
+        for start, stop in itertools.pairwise(edges):
+            self._begin_epoch(int(epochs[start]))
+            self._epochs[self._epoch].add(rows[start:stop])
+
+    def _begin_epoch(self, epoch: int) -> None:
+        self._epoch = epoch
+        if epoch not in self._epochs:
+            self._epochs[epoch] = Sums()
+            if len(self._epochs) > _MOST_EPOCHS:
+                del self._epochs[next(iter(self._epochs))]
+
+    def _note_memory(self, records: Sequence[BatchRecord]) -> None:
+        total = sum(self._pool_bytes.values())
+        for record in records:
+            worker_id, times = record.worker_id, record.times
+            total += times.pool_bytes - self._pool_bytes.get(worker_id, 0)
+            self._pool_bytes[worker_id] = times.pool_bytes
+            self._peak_pool_bytes = max(self._peak_pool_bytes, total)
+            if times.rss_bytes > self._rss_bytes.get(worker_id, 0):
+                self._rss_bytes[worker_id] = times.rss_bytes
+
+    def records(self) -> list[BatchRecord]:
+        """Return the batches that are kept, the oldest first: without indices and sample times."""
+        with self._lock:
+            self._fold()
+            rows = self._rows.last()
+        return records_of(rows)
+
+    def epochs(self) -> dict[int, Span]:
+        """Return the sums of each epoch, by its number, of the last 1,000 at most."""
+        with self._lock:
+            self._fold()
+            return {number: sums.span() for number, sums in self._epochs.items()}
+
+    def stats(self, *, num_workers: int, prefetch_factor: int, cores: float) -> Stats:
+        """Return sums, and a verdict on the window.
+
+        Args:
+            num_workers: Workers now; 0 if the trainer's thread makes the batches.
+            prefetch_factor: Batches under way per worker.
+            cores: Cores that this process may use: affinity and quota.
+
+        Concurrency:
+            Any thread. Takes some milliseconds, in which `add` goes on.
+        """
+        with self._lock:
+            self._fold()
+            rows = window_of(self._rows.last(_MOST_IN_WINDOW))
+            sources = self._samples.sources(len(rows))
+            slowest = self._samples.slowest()
+            epoch, run = self._epochs.get(self._epoch, Sums()).span(), self._run.span()
+            changes, rss = tuple(self._changes), dict(sorted(self._rss_bytes.items()))
+            slot_bytes, number = self._peak_pool_bytes, self._epoch
+        window, num_ready = Sums.of(rows).span(), mean_ready(rows)
+        slowest = self._named(slowest)
+        backend = self._backend if num_workers else "serial"
+        verdict = judge(
+            window,
+            # A crew that was changed a moment ago has made none of these yet.
+            num_workers=int(rows[-1, AT["num_workers"]]) if len(rows) else num_workers,
+            cores=cores,
+            num_ready=num_ready,
+            lookahead=int(rows[-1, AT["lookahead"]]) if len(rows) else 0,
+            sources=sources,
+            slowest=slowest,
+            backend=backend,
+        )
+        return Stats(
+            verdict=verdict,
+            window=window,
+            epoch=epoch,
+            run=run,
+            epoch_number=number,
+            backend=backend,
+            num_workers=num_workers,
+            prefetch_factor=prefetch_factor,
+            num_ready=num_ready,
+            slot_bytes=slot_bytes,
+            worker_rss_bytes=rss,
+            changes=changes,
+            slowest=slowest,
+            sources=sources,
+            cores=cores,
+        )
+
+    def _named(self, slowest: tuple[SlowSample, ...]) -> tuple[SlowSample, ...]:
+        """Give samples the names that the dataset has for them, each asked for once."""
+        return tuple(
+            SlowSample(s.index, self._name(s.index), s.seconds, s.epoch, s.step, s.worker_id)
+            for s in slowest
+        )
+
+    def _name(self, index: object) -> str | None:
+        if index is None or self._dataset is None:
+            return None
+        try:
+            if index not in self._names:
+                self._names[index] = self._describe(index)
+            return self._names[index]
+        except TypeError:  # a key that cannot be one of a dict
+            return self._describe(index)
+
+    def _describe(self, index: object) -> str | None:
+        name = describe_sample(self._dataset, index)
+        return None if name is None else plain_text(name)  # an address may hold a password
+
+    def recording(
+        self,
+        settings: Mapping[str, Any],
+        failures: Sequence[Failure],
+        stats: Stats,
+        *,
+        started: str = "",
+    ) -> Recording:
+        """Return all that reports and traces show.
+
+        Args:
+            settings: Of the loader, by name. Numbers, texts, lists and dicts of such are kept; of
+                anything else only the name of its class.
+            failures: The samples that failed.
+            stats: What `stats` returned.
+            started: When the run began, ISO 8601.
+
+        Concurrency:
+            Any thread. The first call may take a while, as classes are looked for.
+        """
+        from penstock.insight.recording import make_recording
+
+        with self._lock:
+            self._fold()
+            rows = self._rows.last()
+            shown = None if self._samples.shown is None else self._samples.shown.copy()
+            epochs = {number: sums.span() for number, sums in self._epochs.items()}
+        columns = {name: rows[:, at].tolist() for name, at in AT.items()}
+        return make_recording(
+            settings,
+            failures,
+            stats,
+            columns=columns,
+            epochs=epochs,
+            shown=shown,
+            dataset=self._dataset,
+            started=started,
+        )

@@ -1,0 +1,359 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What a loader knows of its own running: it hears of every batch, and answers for all of them.
+
+Stream ── BatchRecord ──▶ Monitor ──▶ History      stats(), report(), trace()
+       ◀── Crew ─────────    │  ├───▶ Tuner        num_workers="auto"
+                             │  └───▶ ProgressBar  progress=True
+                             └──────▶ subscribers  subscribe(callback)
+"""
+
+from __future__ import annotations
+
+import contextlib
+import datetime
+import logging
+import warnings
+from typing import TYPE_CHECKING, Any, Final
+
+from penstock.callers import users_level
+from penstock.engine.surroundings import memory_now
+from penstock.errors import ConfigError
+from penstock.insight.budgets import Limits, cores_allowed
+from penstock.insight.history import History
+from penstock.insight.stats import Change
+from penstock.insight.tuner import Tuner
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping, Sequence
+    from pathlib import Path
+
+    from penstock.engine.accounts import BatchRecord, Crew
+    from penstock.engine.epoch import Epoch
+    from penstock.faults import Failure
+    from penstock.insight.progress import ProgressBar
+    from penstock.insight.recording import Recording
+    from penstock.insight.stats import Stats
+
+__all__ = ["AutoWorkers", "Monitor", "Observed"]
+
+BACKENDS: Final = ("process", "thread")
+_PREFETCH: Final = 2
+
+_log = logging.getLogger("penstock")
+
+
+class AutoWorkers(int):
+    """`num_workers` of a loader that chooses it: the number it begins with, and still "auto".
+
+    Programs that make a loader anew from the attributes of another (Lightning, Accelerate) take it
+    for the integer it is, and hand it on as what it means.
+    """
+
+    def __repr__(self) -> str:
+        """Say what it means."""
+        return "'auto'"
+
+    def __reduce__(self) -> tuple[type[AutoWorkers], tuple[int]]:
+        """Pickle as what it is."""
+        return AutoWorkers, (int(self),)
+
+
+class Monitor:
+    """The accounts of one loader, over all its epochs.
+
+    Attributes:
+        num_workers: As a loader has it: `AutoWorkers` where "auto" was asked for.
+        backend: "process" or "thread".
+
+    Concurrency:
+        The trainer's thread; `stats` and `recording` from any. A pickled copy knows nothing yet.
+    """
+
+    def __init__(
+        self,
+        dataset: object,
+        num_workers: Any = 0,  # noqa: ANN401 - whatever the user gave; loaders check it
+        *,
+        backend: str = "process",
+        is_iterable: bool = False,
+        prefetch_factor: int | None = None,
+        cpu_budget: float | None = None,
+        memory_budget: int | None = None,
+        progress: bool | str = False,
+    ) -> None:
+        """Check what the loader was given about running; nothing is measured yet.
+
+        Raises:
+            ConfigError: an argument is out of its range, or contradicts another.
+            MissingExtraError: `progress` needs a package that is not installed.
+        """
+        self._arguments = (
+            (dataset, num_workers),
+            {
+                "backend": backend,
+                "is_iterable": is_iterable,
+                "prefetch_factor": prefetch_factor,
+                "cpu_budget": cpu_budget,
+                "memory_budget": memory_budget,
+                "progress": progress,
+            },
+        )
+        if backend not in BACKENDS:
+            raise ConfigError(f"backend must be one of {BACKENDS}, got {backend!r}")
+        is_auto = isinstance(num_workers, AutoWorkers) or num_workers == "auto"
+        if is_auto and is_iterable:
+            raise ConfigError(
+                'num_workers="auto" needs a map-style dataset: what each worker reads of '
+                f"{type(dataset).__name__}, an iterable one, depends on their number, so it cannot "
+                "change while training runs. Give a number; `penstock tune` finds it."
+            )
+        if not is_auto and (cpu_budget is not None or memory_budget is not None):
+            raise ConfigError(
+                'cpu_budget and memory_budget are limits of num_workers="auto", got num_workers='
+                f"{num_workers!r}"
+            )
+        self.backend = backend
+        self._is_iterable = is_iterable
+        self._cores = cores_allowed()
+        self._tuner: Tuner | None = None
+        self.num_workers: Any = num_workers
+        if is_auto:
+            self._tuner = Tuner(
+                Limits(cpu_budget, memory_budget),
+                cores=self._cores,
+                memory_left_bytes=memory_now().left_bytes,
+                prefetch_factor=prefetch_factor,
+            )
+            self.num_workers = AutoWorkers(self._tuner.crew.num_workers)
+        self._crew = int(self.num_workers), prefetch_factor or _PREFETCH
+        self._history = History(dataset, backend=backend)
+        self._started = ""
+        self._bar: ProgressBar | None = None
+        self._shown: Epoch | None = None  # by the bar
+        if progress:
+            from penstock.insight.progress import open_progress
+
+            self._bar = open_progress(progress if isinstance(progress, str) else "")
+        self._subscribers: list[_Subscriber] = []
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        """Pickle as a monitor that has seen nothing."""
+        positional, by_name = self._arguments
+        return _make_monitor, (positional, by_name)
+
+    @property
+    def crew(self) -> tuple[int, int]:
+        """Workers and prefetch factor, of now or of the next iterator."""
+        return self._crew if self._tuner is None else self._tuner.crew
+
+    def crew_of(self, num_workers: int, prefetch_factor: int | None) -> tuple[int, int]:
+        """Return with how many workers, and what prefetch factor, an iterator is to begin.
+
+        Args:
+            num_workers: As the loader has it now.
+            prefetch_factor: As the loader has it now.
+        """
+        if not isinstance(num_workers, AutoWorkers):
+            self._crew = int(num_workers), prefetch_factor or _PREFETCH
+        return self.crew
+
+    @property
+    def max_workers(self) -> int:
+        """How many workers there may come to be; 0: as many as there are."""
+        return 0 if self._tuner is None else self._tuner.max_workers
+
+    def epoch_begun(self, epoch: Epoch, loader: Any) -> None:  # noqa: ANN401
+        """Take note that `loader` begins an epoch, or goes on in one."""
+        if not self._started:
+            now = datetime.datetime.now(datetime.UTC)
+            self._started = now.isoformat(timespec="seconds")
+        if self._bar is not None:
+            # An iterable's length is its user's guess, and torch's loader counts who asks.
+            num_batches = None if self._is_iterable else _length_or_none(loader)
+            self._shown = epoch
+            self._bar.begin(epoch.number, num_batches, epoch.progress.num_steps)
+
+    def batch_given(self, record: BatchRecord) -> Crew | None:
+        """See `penstock.engine.accounts.Observer`."""
+        self._history.add(record)
+        if self._bar is not None:
+            self._bar.advance(record, record.num_failed)
+        for subscriber in self._subscribers:
+            if record.given_ns >= subscriber.next_ns:
+                subscriber.next_ns = record.given_ns + subscriber.every_ns
+                self._call(subscriber)
+        return None if self._tuner is None else self._tune(self._tuner, record)
+
+    def _tune(self, tuner: Tuner, record: BatchRecord) -> Crew | None:
+        crew = tuner.observe(record)
+        if crew is not None:
+            self._history.note_change(Change(record.epoch, record.step, *crew, tuner.reason))
+            _log.info("%d workers, prefetch_factor %d: %s", *crew, tuner.reason)
+        return crew
+
+    def epoch_ended(self, epoch: Epoch) -> None:
+        """See `penstock.engine.accounts.Observer`."""
+        self._history.epoch_ended(epoch.number)
+        self.epoch_left(epoch)
+        for subscriber in list(self._subscribers):
+            self._call(subscriber)
+
+    def epoch_left(self, epoch: Epoch) -> None:
+        """See `penstock.engine.accounts.Observer`; another iterator may have begun since."""
+        if self._bar is not None and self._shown is epoch:
+            self._shown = None
+            self._bar.end()
+
+    def _call(self, subscriber: _Subscriber) -> None:
+        try:
+            subscriber.callback(self.stats())
+        except Exception as error:
+            # Training is not to end because a chart cannot be drawn.
+            self._drop(subscriber)
+            _log.exception("a subscriber of the loader's stats failed")
+            warnings.warn(
+                f"{subscriber.name}, a subscriber of the loader's stats, raised "
+                f"{type(error).__name__}: {error}. It is not called again; training goes on.",
+                RuntimeWarning,
+                stacklevel=users_level(),
+            )
+
+    def subscribe(self, callback: Callable[[Stats], object], every_s: float) -> Callable[[], None]:
+        """See `Observed.subscribe`."""
+        if not callable(callback):
+            raise TypeError(f"a subscriber is called with Stats, got {callback!r}")
+        if not every_s >= 0:
+            raise ConfigError(f"every_s must be a number of seconds from 0 on, got {every_s!r}")
+        subscriber = _Subscriber(callback, int(every_s * 1e9))
+        self._subscribers = [*self._subscribers, subscriber]
+        return lambda: self._drop(subscriber)
+
+    def _drop(self, subscriber: _Subscriber) -> None:
+        self._subscribers = [other for other in self._subscribers if other is not subscriber]
+
+    def stats(self) -> Stats:
+        """Return sums and a verdict; any thread."""
+        num_workers, prefetch_factor = self.crew
+        return self._history.stats(
+            num_workers=num_workers, prefetch_factor=prefetch_factor, cores=self._cores
+        )
+
+    def recording(self, settings: Mapping[str, Any], failures: Sequence[Failure]) -> Recording:
+        """Return all that a report and a trace show; any thread."""
+        return self._history.recording(settings, failures, self.stats(), started=self._started)
+
+
+def _make_monitor(positional: tuple[Any, ...], by_name: dict[str, Any]) -> Monitor:
+    return Monitor(*positional, **by_name)
+
+
+class _Subscriber:
+    """Who is told, and when next."""
+
+    def __init__(self, callback: Callable[[Stats], object], every_ns: int) -> None:
+        self.callback = callback
+        self.every_ns = every_ns
+        self.next_ns = 0
+        kind = getattr(callback, "__qualname__", type(callback).__qualname__)
+        self.name = f"{getattr(callback, '__module__', '')}.{kind}".lstrip(".")
+
+
+class Observed:
+    """The methods by which a loader tells how it is doing; a base of both loaders."""
+
+    _monitor: Monitor
+    failures: Any
+
+    def _settings(self) -> dict[str, Any]:
+        """Return what the loader was made with, by name."""
+        raise NotImplementedError
+
+    def stats(self) -> Stats:
+        """Return who waits for whom: sums over the last batches, the epoch and the run.
+
+        `print(loader.stats().verdict)` says in words why the trainer waits, and what to do.
+
+        Returns:
+            A frozen record (`penstock.insight.stats.Stats`).
+
+        Concurrency:
+            Any thread, at any time.
+        """
+        return self._monitor.stats()
+
+    def report(self, path: str | Path) -> Path:
+        """Write what happened so far as one HTML page, which needs no network.
+
+        Args:
+            path: Where to; an existing file is replaced.
+
+        Returns:
+            The path.
+
+        Raises:
+            MissingExtraError: the charts' library is not installed.
+            OSError: the file cannot be written.
+        """
+        from penstock.insight.report import write_report
+
+        return write_report(self._recording(), path)
+
+    def trace(self, path: str | Path) -> Path:
+        """Write what happened so far for chrome://tracing and ui.perfetto.dev, as JSON.
+
+        `penstock report` makes the page of it later.
+
+        Args:
+            path: Where to; an existing file is replaced.
+
+        Returns:
+            The path.
+
+        Raises:
+            OSError: the file cannot be written.
+        """
+        from penstock.insight.trace import write_trace
+
+        return write_trace(self._recording(), path)
+
+    def _recording(self) -> Recording:
+        return self._monitor.recording(self._settings(), self.failures)
+
+    def subscribe(
+        self, callback: Callable[[Stats], object], *, every_s: float = 10.0
+    ) -> Callable[[], None]:
+        """Have `callback` called with the stats from time to time, and at every epoch's end.
+
+        It is called in the trainer's thread, between two batches. One that raises is warned of, and
+        not called again.
+
+        Args:
+            callback: Takes `Stats`.
+            every_s: Least time between two calls, in seconds.
+
+        Returns:
+            Ends the subscription when called.
+
+        Raises:
+            ConfigError: a negative `every_s`.
+            TypeError: what is not callable.
+        """
+        return self._monitor.subscribe(callback, every_s)
+
+
+_SETTINGS: Final = (
+    "dataset", "batch_size", "sampler", "batch_sampler", "num_workers", "backend", "collate_fn",
+    "pin_memory", "drop_last", "timeout", "prefetch_factor", "persistent_workers", "in_order",
+    "seed", "on_error",
+)  # fmt: skip
+
+
+def settings_of(loader: object) -> dict[str, Any]:
+    """Return the attributes of a loader that say what it was made with."""
+    return {name: getattr(loader, name) for name in _SETTINGS if hasattr(loader, name)}
+
+
+def _length_or_none(loader: Any) -> int | None:  # noqa: ANN401
+    with contextlib.suppress(Exception):
+        return len(loader)
+    return None

@@ -1,0 +1,171 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Values that go through JSON, and dataclasses read back from it with every part checked."""
+
+from __future__ import annotations
+
+import math
+import numbers
+import os
+import re
+import typing
+from collections.abc import Mapping
+from dataclasses import fields, is_dataclass
+from typing import Any, Final
+
+import numpy as np
+
+from penstock.errors import ConfigError
+
+__all__ = ["JSON", "key_of_sample", "plain", "plain_text", "read_as"]
+
+JSON = None | bool | int | float | str | list["JSON"] | dict[str, "JSON"]
+
+_LONGEST: Final = 2000  # characters of a text
+_DEEPEST: Final = 8
+_MOST_ITEMS: Final = 1000
+_SECRET: Final = re.compile(r"(?<=://)[^/@\s]*@")  # user and password of an address
+
+
+def plain(value: object, depth: int = 0) -> JSON:
+    """Return a value as JSON has it: exact for numbers, texts, lists and dicts of such.
+
+    Of anything else only the name of its class is kept: its text may hold an address with a
+    password. Users and passwords in addresses are taken out of texts as well.
+
+    Example:
+        >>> plain({"batch_size": np.int64(8), "sampler": object(), 3: float("nan")})
+        {'batch_size': 8, 'sampler': 'object', '3': None}
+        >>> plain("mongodb://me:secret@host/db")
+        'mongodb://***@host/db'
+    """
+    if value is None or isinstance(value, (bool, np.bool_)):
+        return None if value is None else bool(value)
+    if isinstance(value, numbers.Integral):
+        return int(value)
+    if isinstance(value, numbers.Real):
+        number = float(value)
+        return number if math.isfinite(number) else None
+    if isinstance(value, (str, os.PathLike)):
+        return plain_text(os.fspath(value))
+    if isinstance(value, type):
+        return value.__name__
+    if depth < _DEEPEST and isinstance(value, Mapping):
+        pairs = list(value.items())[:_MOST_ITEMS]
+        return {plain_text(_key(key)): plain(item, depth + 1) for key, item in pairs}
+    if depth < _DEEPEST and isinstance(value, (list, tuple)):
+        return [plain(item, depth + 1) for item in value[:_MOST_ITEMS]]
+    return type(value).__name__
+
+
+def _key(key: object) -> str:
+    return key if isinstance(key, str) else str(plain(key))
+
+
+def plain_text(text: str | bytes) -> str:
+    """Return a text that JSON takes, of 2,000 characters at most, without passwords."""
+    if isinstance(text, bytes):
+        text = text.decode(errors="replace")
+    # A name of a file may hold bytes that are no UTF-8, and JSON no halves of surrogate pairs.
+    text = text.encode(errors="replace").decode()
+    return _SECRET.sub("***@", text)[:_LONGEST]
+
+
+def key_of_sample(index: object) -> int | str | None:
+    """Return the key of a sample as a number or a text."""
+    if index is None or isinstance(index, str):
+        return None if index is None else plain_text(index)
+    if isinstance(index, numbers.Integral):
+        return int(index)
+    try:
+        return plain_text(str(index))
+    except Exception:  # a key may be anything
+        return type(index).__name__
+
+
+def read_as(kind: Any, value: Any, where: str) -> Any:  # noqa: ANN401 - a type, and what is to be one
+    """Return `value` as the type `kind` has it.
+
+    Args:
+        kind: A dataclass, a list, tuple or dict of something, a union, a literal, or a scalar.
+        value: What `json.loads` returned.
+        where: What it is called in messages.
+
+    Raises:
+        ConfigError: a part is missing, unknown, or of another type.
+    """
+    origin, args = typing.get_origin(kind), typing.get_args(kind)
+    if is_dataclass(kind):
+        return _read_dataclass(kind, value, where)
+    if kind is object or bool in args:  # the only union with it is JSON
+        return value
+    if origin is tuple:
+        return tuple(_read_list(args[0], value, where))
+    if origin is list:
+        return _read_list(args[0], value, where)
+    if origin is dict:
+        _expect(isinstance(value, dict), "an object", value, where)
+        keyed = int if args[0] is int else str
+        try:
+            return {keyed(key): read_as(args[1], v, f"{where}.{key}") for key, v in value.items()}
+        except ValueError as error:
+            if isinstance(error, ConfigError):
+                raise
+            raise _damaged("an object with numbers for keys", value, where) from None
+    if origin is typing.Literal:
+        _expect(value in args, f"one of {args}", value, where)
+        return value
+    if args:  # a union
+        return _read_union(args, value, where)
+    return _read_scalar(kind, value, where)
+
+
+def _read_dataclass(kind: Any, value: Any, where: str) -> Any:  # noqa: ANN401
+    _expect(isinstance(value, Mapping), "an object", value, where)
+    hints = typing.get_type_hints(kind)
+    names = [f.name for f in fields(kind)]
+    missing = [name for name in names if name not in value]
+    unknown = [name for name in value if name not in names]
+    if missing or unknown:
+        raise ConfigError(
+            f"The recording is damaged: {where} lacks {missing} and has {unknown}, which is not "
+            "known."
+        )
+    return kind(**{name: read_as(hints[name], value[name], f"{where}.{name}") for name in names})
+
+
+def _read_list(kind: Any, value: Any, where: str) -> list[Any]:  # noqa: ANN401
+    _expect(isinstance(value, list), "a list", value, where)
+    return [read_as(kind, item, f"{where}[{n}]") for n, item in enumerate(value)]
+
+
+def _read_union(kinds: tuple[Any, ...], value: Any, where: str) -> Any:  # noqa: ANN401
+    if value is None and type(None) in kinds:
+        return None
+    rest = [kind for kind in kinds if kind is not type(None)]
+    for kind in rest[:-1]:
+        try:
+            return read_as(kind, value, where)
+        except ConfigError:  # then it is the next one, or none
+            continue
+    return read_as(rest[-1], value, where)
+
+
+def _read_scalar(kind: type, value: Any, where: str) -> Any:  # noqa: ANN401
+    is_number = isinstance(value, (int, float)) and not isinstance(value, bool)
+    if kind is float:
+        _expect(is_number, "a number", value, where)
+        return float(value)
+    if kind is int:
+        _expect(is_number and isinstance(value, int), "an integer", value, where)
+        return value
+    _expect(isinstance(value, kind), f"of type {kind.__name__}", value, where)
+    return value
+
+
+def _expect(is_right: bool, what: str, value: object, where: str) -> None:
+    if not is_right:
+        raise _damaged(what, value, where)
+
+
+def _damaged(what: str, value: object, where: str) -> ConfigError:
+    return ConfigError(f"The recording is damaged: {where} is to be {what}, got {value!r:.80}.")

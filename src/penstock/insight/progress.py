@@ -1,0 +1,331 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A line that says how far the epoch is, how fast it goes, and how much of the time is waiting.
+
+    train epoch 3 ━━━━━━━╸─────── 412/800  531 samples/s  7 % waiting  2 failed  0:01:14 left
+
+In a terminal it stays at the bottom, in a notebook it has a place of its own in the output of the
+cell. Nothing is drawn anywhere else.
+"""
+
+from __future__ import annotations
+
+import importlib
+import io
+import os
+import sys
+from collections import deque
+from typing import TYPE_CHECKING, Any, Final, NamedTuple, Protocol
+
+from penstock.errors import MissingExtraError
+from penstock.insight.terminal import LiveLines
+from penstock.ranks import current_rank
+
+if TYPE_CHECKING:
+    from rich.console import Console
+    from rich.text import Text
+
+    from penstock.engine.accounts import BatchRecord
+
+__all__ = ["ProgressBar", "Surface", "open_progress"]
+
+_NEVER: Final = 1 << 63  # CLOCK_MONOTONIC in ns gets there after 292 years
+_WINDOW_NS: Final = 10_000_000_000  # rates are of the last 10 s
+_MAX_BAR_WIDTH: Final = 40
+_MIN_BAR_WIDTH: Final = 8
+
+
+def open_progress(name: str = "") -> ProgressBar | None:
+    """Return a progress bar, or None where there is nobody to look at it.
+
+    It is drawn on stderr, so what the program prints can be piped. There is none
+
+    - on ranks above 0,
+    - where stderr is no terminal, and this is no notebook,
+    - in a terminal that cannot move its cursor (TERM is "dumb", "unknown" or not set),
+    - where the environment variable CI is set, but for "0" and "false".
+
+    NO_COLOR and COLUMNS count as rich has it.
+
+    Args:
+        name: What the loader is for, as "train"; stands before the number of the epoch.
+
+    Raises:
+        MissingExtraError: rich is not installed, and there is somebody to look at it.
+
+    Example:
+        >>> open_progress() is None  # as it is in a test
+        True
+    """
+    if current_rank().rank > 0:
+        return None
+    if _is_notebook():
+        return ProgressBar(name, _in_notebook())
+    return ProgressBar(name, _in_terminal()) if _is_watched_terminal() else None
+
+
+class Surface(Protocol):
+    """Where bars are drawn.
+
+    Attributes:
+        console: Of rich, as wide as the surface.
+        interval_ns: Least time between two drawings of a bar.
+    """
+
+    console: Console
+    interval_ns: int
+
+    def show(self, bar: ProgressBar, line: Text) -> None:
+        """Draw a line in the place of what the bar has shown before."""
+
+    def finish(self, bar: ProgressBar, line: Text) -> None:
+        """Draw the line for the last time."""
+
+
+class _Moment(NamedTuple):
+    given_ns: int
+    num_batches: int
+    num_samples: int
+    wait_ns: int
+
+
+class ProgressBar:
+    """How far a loader is in its epoch.
+
+    Between two drawings, `advance` only counts; it never asks for the time.
+
+    Concurrency:
+        One thread at a time; bars of several loaders may be drawn from several threads. In a forked
+        process nothing is drawn.
+    """
+
+    def __init__(self, name: str, surface: Surface) -> None:
+        """Draw nothing yet; `open_progress` knows where to draw."""
+        self._name = name
+        self._surface = surface
+        self._is_on = False
+        self._reset(0, None, 0)
+
+    def _reset(self, epoch: int, total_batches: int | None, done: int) -> None:
+        self._epoch = epoch
+        self._total = total_batches
+        self._done = self._first = done
+        self._samples = 0
+        self._wait_ns = 0
+        self._failed = 0
+        self._given_ns = 0
+        self._draw_at_ns = _NEVER
+        self._moments: deque[_Moment] = deque()
+
+    def begin(self, epoch: int, total_batches: int | None, done: int = 0) -> None:
+        """Draw the bar of an epoch that begins; the one before is ended if need be.
+
+        Args:
+            epoch: Its number.
+            total_batches: How many batches it has; None if nobody knows.
+            done: How many of them were given before, if the epoch is resumed.
+        """
+        self.end()
+        self._reset(epoch, total_batches, done)
+        self._draw_at_ns = 0
+        self._is_on = True
+        self._surface.show(self, self._line())
+
+    def advance(self, record: BatchRecord, failed: int) -> None:
+        """Count a batch, and draw the bar if a tenth of a second has gone by.
+
+        Args:
+            record: Of the batch.
+            failed: How many samples of the batch failed.
+        """
+        given_ns = record.given_ns
+        self._done += 1
+        self._samples += record.num_samples
+        self._wait_ns += given_ns - record.asked_ns
+        self._failed += failed
+        self._given_ns = given_ns
+        if given_ns >= self._draw_at_ns:
+            self._draw(record)
+
+    def end(self) -> None:
+        """Draw the bar for the last time; nothing happens if that was done."""
+        if self._is_on:
+            self._is_on = False
+            self._draw_at_ns = _NEVER
+            self._surface.finish(self, self._line(is_last=True))
+
+    def _draw(self, record: BatchRecord) -> None:
+        self._draw_at_ns = self._given_ns + self._surface.interval_ns
+        if not self._moments:
+            self._moments.append(_Moment(record.asked_ns, self._first, 0, 0))
+            self._begun = self._moments[0]
+        self._moments.append(self._now())
+        # One that is older stays, so that the window is never shorter.
+        while len(self._moments) > 2 and self._moments[1].given_ns < self._given_ns - _WINDOW_NS:
+            self._moments.popleft()
+        self._surface.show(self, self._line())
+
+    def _now(self) -> _Moment:
+        return _Moment(self._given_ns, self._done, self._samples, self._wait_ns)
+
+    def _line(self, *, is_last: bool = False) -> Text:
+        from rich.text import Text
+
+        console = self._surface.console
+        # A notebook draws the text by a console of its own width.
+        head = Text(f"{self._name} epoch {self._epoch} ".lstrip(), no_wrap=True, overflow="ignore")
+        tail = Text(self._counts())
+        if self._moments:
+            _append_rates(tail, since=self._begun if is_last else self._moments[0], now=self._now())
+        if self._failed:
+            tail.append("  ").append(f"{self._failed:,} failed", style="red")
+        tail.append(self._time(is_last=is_last))
+        head.append_text(self._bar(console, console.width - 1 - len(head) - len(tail)))
+        line = head.append_text(tail)
+        line.truncate(console.width - 1, overflow="ellipsis")
+        return line
+
+    def _counts(self) -> str:
+        return f"{self._done:,}" + ("" if self._total is None else f"/{self._total:,}")
+
+    def _bar(self, console: Console, width: int) -> Text:
+        from rich.progress_bar import ProgressBar as Bar
+        from rich.text import Text
+
+        bar = Text()
+        if self._total and width > _MIN_BAR_WIDTH:
+            width = min(width - 1, _MAX_BAR_WIDTH)
+            shape = Bar(total=self._total, completed=self._done, width=width)
+            for segment in console.render(shape):
+                bar.append(segment.text, segment.style)
+            bar.append(" ")
+        return bar
+
+    def _time(self, *, is_last: bool) -> str:
+        if not self._moments:
+            return ""
+        if is_last:
+            return f"  in {_clock(self._given_ns - self._begun.given_ns)}"
+        since = self._moments[0]
+        num_batches = self._done - since.num_batches
+        if self._total is None or not num_batches:
+            return ""
+        left = max(self._total - self._done, 0)
+        return f"  {_clock((self._given_ns - since.given_ns) * left // num_batches)} left"
+
+
+def _append_rates(tail: Text, since: _Moment, now: _Moment) -> None:
+    elapsed_ns = now.given_ns - since.given_ns
+    if elapsed_ns <= 0:
+        return
+    per_s = (now.num_samples - since.num_samples) / elapsed_ns * 1e9
+    waiting = min((now.wait_ns - since.wait_ns) / elapsed_ns, 1.0)
+    rate = f"{per_s:,.0f}" if per_s >= 10 else f"{per_s:.1f}"
+    tail.append(f"  {rate} samples/s  {waiting * 100:.0f} % waiting")
+
+
+def _clock(duration_ns: int) -> str:
+    minutes, seconds = divmod(round(duration_ns / 1e9), 60)
+    return f"{minutes // 60}:{minutes % 60:02}:{seconds:02}"
+
+
+class _Terminal:
+    """Bars at the bottom of a terminal."""
+
+    interval_ns = 100_000_000
+
+    def __init__(self, console: Console) -> None:
+        self.console = console
+        self.lines = LiveLines(sys.stderr)
+
+    def show(self, bar: ProgressBar, line: Text) -> None:
+        self.lines.show(bar, self._ansi(line))
+
+    def finish(self, bar: ProgressBar, line: Text) -> None:
+        self.lines.finish(bar, self._ansi(line))
+
+    def _ansi(self, line: Text) -> str:
+        with self.console.capture() as capture:
+            self.console.print(line, end="", no_wrap=True, crop=False)
+        return capture.get()
+
+
+class _Notebook:
+    """Bars in the output of a notebook's cell, each in a place that is drawn anew.
+
+    Rich's own way needs ipywidgets, and takes what others print into its widget.
+    """
+
+    interval_ns = 250_000_000  # each is a message to the browser
+
+    def __init__(self, console: Console) -> None:
+        self.console = console
+        self._pid = os.getpid()
+        self._places: dict[ProgressBar, Any] = {}
+
+    def show(self, bar: ProgressBar, line: Text) -> None:
+        if os.getpid() != self._pid:
+            return
+        place = self._places.get(bar)
+        if place is not None:
+            place.update(line)
+            return
+        display = importlib.import_module("IPython.display").display
+        self._places[bar] = display(line, display_id=True)
+
+    def finish(self, bar: ProgressBar, line: Text) -> None:
+        place = self._places.pop(bar, None)
+        if place is not None and os.getpid() == self._pid:
+            place.update(line)
+
+
+_terminal: _Terminal | None = None  # one for all bars of a process, as it is one terminal
+
+
+def _in_terminal() -> Surface:
+    global _terminal
+    known = _terminal
+    if known is None or not known.lines.is_on(sys.stderr):
+        _terminal = known = _Terminal(_console(_Canvas(sys.stderr.encoding)))
+    return known
+
+
+def _in_notebook() -> Surface:
+    return _Notebook(_console(_Canvas("utf-8"), width=100))
+
+
+class _Canvas(io.StringIO):
+    """Where rich writes to, which does nothing but turn text into escape sequences here."""
+
+    encoding: str = "utf-8"  # rich draws with ASCII where there is no better
+
+    def __init__(self, encoding: str) -> None:
+        super().__init__()
+        self.encoding = encoding
+
+
+def _console(canvas: _Canvas, width: int | None = None) -> Console:
+    try:
+        from rich.console import Console
+    except ModuleNotFoundError as error:
+        raise MissingExtraError(
+            "progress=True needs rich, which is not installed. Install it with: "
+            'pip install "penstock[progress]", or leave progress out.'
+        ) from error
+    return Console(
+        file=canvas, force_terminal=True, force_jupyter=False, width=width, highlight=False
+    )
+
+
+def _is_notebook() -> bool:
+    ipython = sys.modules.get("IPython")  # loaded, if there is a kernel
+    shell = ipython.get_ipython() if ipython is not None else None
+    return getattr(shell, "kernel", None) is not None
+
+
+def _is_watched_terminal() -> bool:
+    stream = sys.stderr
+    if stream is None or stream.closed or not stream.isatty():
+        return False
+    if os.environ.get("TERM", "dumb") in ("", "dumb", "unknown"):
+        return False
+    return os.environ.get("CI", "").lower() in ("", "0", "false")

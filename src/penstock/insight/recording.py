@@ -1,0 +1,325 @@
+# SPDX-License-Identifier: Apache-2.0
+"""`Recording`: everything that a report or a trace shows, as plain values that go through JSON."""
+
+from __future__ import annotations
+
+import platform
+import typing
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, field, replace
+from importlib import metadata
+from typing import Any, Final, Self
+
+import numpy as np
+
+from penstock.data.labels.known import class_names_of, known_labels
+from penstock.data.ragged import RaggedArray
+from penstock.errors import ConfigError
+from penstock.faults import Failure, text_of
+from penstock.insight.plain import JSON, key_of_sample, plain, plain_text, read_as
+from penstock.insight.stats import Span, Stats  # noqa: TC001 - `from_json` asks for the types
+
+__all__ = [
+    "JSON",
+    "ClassBalance",
+    "EpochSpan",
+    "FailedSample",
+    "Machine",
+    "Recording",
+    "make_recording",
+]
+
+_FORMAT: Final = "penstock recording"
+_VERSION: Final = 1
+_MOST_CLASSES: Final = 10_000
+_COLUMNS: Final = {  # names in the record: names here
+    "epoch": "epoch",
+    "step": "step",
+    "worker_id": "worker",
+    "pid": "pid",
+    "asked_ns": "asked_ns",
+    "given_ns": "given_ns",
+    "consumer_ns": "consumer_ns",
+    "trainer_cpu_ns": "trainer_cpu_ns",
+    "trainer_starved_ns": "trainer_starved_ns",
+    "num_samples": "samples",
+    "num_failed": "failed",
+    "num_ready": "ready",
+    "num_workers": "num_workers",
+    "lookahead": "lookahead",
+    "begun_ns": "begun_ns",
+    "ended_ns": "ended_ns",
+    "idle_ns": "idle_ns",
+    "fetch_ns": "fetch_ns",
+    "read_ns": "read_ns",
+    "collate_ns": "collate_ns",
+    "send_ns": "send_ns",
+    "slot_ns": "slot_ns",
+    "cpu_ns": "cpu_ns",
+    "starved_ns": "starved_ns",
+    "num_bytes": "bytes",
+    "pool_bytes": "pool_bytes",
+    "rss_bytes": "rss_bytes",
+}
+_MOMENTS: Final = ("asked_ns", "given_ns", "begun_ns", "ended_ns")
+_MAY_BE_UNKNOWN: Final = ("trainer_starved_ns", "starved_ns")
+
+
+@dataclass(frozen=True, slots=True)
+class FailedSample:
+    """A sample that failed, in texts.
+
+    Attributes:
+        index: Its key; None for an iterable's. A number or a text.
+        name: Its file or key in the store.
+        error: Type and message of what was raised.
+        worker_id: Who tried to make it; None without workers.
+        epoch: In which epoch.
+        step: For which batch.
+    """
+
+    index: int | str | None
+    name: str | None
+    error: str
+    worker_id: int | None
+    epoch: int
+    step: int
+
+
+@dataclass(frozen=True, slots=True)
+class ClassBalance:
+    """How many samples of each class the dataset has, and how many were shown.
+
+    Attributes:
+        names: Of the classes.
+        dataset: Samples of each class in the dataset. One of several classes counts for each.
+        shown: How often samples of each class were asked for since the loader was made.
+    """
+
+    names: list[str]
+    dataset: list[int]
+    shown: list[int]
+
+
+@dataclass(frozen=True, slots=True)
+class EpochSpan:
+    """The sums of one epoch.
+
+    Attributes:
+        epoch: Its number.
+        span: The sums.
+    """
+
+    epoch: int
+    span: Span
+
+
+@dataclass(frozen=True, slots=True)
+class Machine:
+    """Where it ran.
+
+    Attributes:
+        cores: Cores that the process might use.
+        python: Version.
+        numpy: Version.
+        penstock: Version; "unknown" if it is not installed.
+        started: When the run began, ISO 8601; empty if not said.
+    """
+
+    cores: float = 0.0
+    python: str = ""
+    numpy: str = ""
+    penstock: str = ""
+    started: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Recording:
+    """A run, as far as it was kept.
+
+    Attributes:
+        settings: Of the loader.
+        stats: Sums and verdict; changes of the crew, slowest samples and sources are in it. Keys
+            of samples are numbers or texts.
+        batches: Columns, all of one length, one entry per batch that was kept, the oldest first:
+            "epoch", "step", "worker", "pid", "asked_ns", "given_ns", "consumer_ns",
+            "trainer_cpu_ns", "trainer_starved_ns", "samples", "failed", "ready", "num_workers",
+            "lookahead", "begun_ns", "ended_ns", "idle_ns", "fetch_ns", "read_ns", "collate_ns",
+            "send_ns", "slot_ns", "cpu_ns", "starved_ns", "bytes", "pool_bytes", "rss_bytes", as
+            `BatchRecord` and `TaskTimes` have them. Moments count from the first of all. Times
+            starved are None where the system does not say.
+        epochs: Sums of each epoch, in the order in which they began; the last 1,000 at most.
+        failures: Samples that failed.
+        classes: None where the dataset does not tell its classes.
+        machine: Where it ran.
+
+    Example:
+        >>> from penstock.insight.stats import Verdict
+        >>> recording = Recording(settings={"num_workers": 2}, stats=Stats(Verdict("trainer", "")))
+        >>> Recording.from_json(recording.to_json()) == recording
+        True
+    """
+
+    settings: dict[str, JSON]
+    stats: Stats
+    batches: dict[str, list[int | None]] = field(
+        default_factory=lambda: {name: [] for name in _COLUMNS.values()}
+    )
+    epochs: tuple[EpochSpan, ...] = ()
+    failures: tuple[FailedSample, ...] = ()
+    classes: ClassBalance | None = None
+    machine: Machine = field(default_factory=Machine)
+
+    def to_json(self) -> dict[str, JSON]:
+        """Return it as dicts, lists, numbers and texts that `json.dumps` takes; a copy."""
+        return {"format": _FORMAT, "version": _VERSION, **_as_json(asdict(self))}
+
+    @classmethod
+    def from_json(cls, data: object) -> Self:
+        """Return the recording that `to_json` wrote.
+
+        Raises:
+            ConfigError: it is no recording, of a newer version, or damaged; the message says where.
+        """
+        if not isinstance(data, Mapping) or data.get("format") != _FORMAT:
+            kind = type(data).__name__
+            raise ConfigError(
+                f'This is no recording of a loader: {kind} without "format": "{_FORMAT}". '
+                "`loader.report` and `loader.trace` write them."
+            )
+        version = data.get("version")
+        if version != _VERSION:
+            raise ConfigError(
+                f"The recording has version {version!r}, and this Penstock reads {_VERSION}. Use "
+                "the version of Penstock that wrote it, or a later one."
+            )
+        content = {key: data[key] for key in data if key not in ("format", "version")}
+        found = read_as(cls, content, "recording")
+        _check_columns(found.batches)
+        return typing.cast("Self", found)
+
+
+def _check_columns(batches: dict[str, list[int | None]]) -> None:
+    missing = [name for name in _COLUMNS.values() if name not in batches]
+    if missing:
+        raise ConfigError(f"The recording is damaged: batches lack the columns {missing}.")
+    lengths = {name: len(column) for name, column in batches.items()}
+    if len(set(lengths.values())) > 1:
+        raise ConfigError(f"The recording is damaged: columns of batches differ: {lengths}.")
+
+
+def _as_json(value: Any) -> Any:  # noqa: ANN401
+    """Turn tuples into lists and keys into texts; numbers that JSON has not into null."""
+    if isinstance(value, dict):
+        return {str(key): _as_json(item) for key, item in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [_as_json(item) for item in value]
+    return plain(value)
+
+
+def make_recording(
+    settings: Mapping[str, Any],
+    failures: Sequence[Failure],
+    stats: Stats,
+    *,
+    columns: Mapping[str, list[int]],
+    epochs: Mapping[int, Span],
+    shown: np.typing.NDArray[np.uint32] | None,
+    dataset: object,
+    started: str = "",
+) -> Recording:
+    """Return the recording of a run; `History.recording` calls it.
+
+    Args:
+        settings: Of the loader, by name.
+        failures: Samples that failed.
+        stats: Sums and verdict.
+        columns: Of the batches that were kept, by the names of `BatchRecord` and `TaskTimes`, with
+            moments of the clock, and -1 for times that are not known.
+        epochs: Sums by the number of the epoch.
+        shown: How often each sample was asked for, shape (len(dataset),); None if not counted.
+        dataset: Asked for its classes.
+        started: When the run began, ISO 8601.
+    """
+    found = plain(settings)
+    assert isinstance(found, dict)
+    return Recording(
+        settings=found,
+        stats=_with_plain_keys(stats),
+        batches=_batches(columns),
+        epochs=tuple(EpochSpan(number, span) for number, span in epochs.items()),
+        failures=tuple(_failed(failure) for failure in failures),
+        classes=_balance(dataset, shown),
+        machine=_machine(stats.cores, started),
+    )
+
+
+def _with_plain_keys(stats: Stats) -> Stats:
+    slowest = tuple(replace(s, index=key_of_sample(s.index)) for s in stats.slowest)
+    verdict = replace(stats.verdict, text=plain_text(stats.verdict.text))  # it may name samples
+    return replace(stats, slowest=slowest, verdict=verdict)
+
+
+def _batches(columns: Mapping[str, list[int]]) -> dict[str, list[int | None]]:
+    # A batch of which nothing is known, as no worker told, has moments of 0.
+    start = min((moment for name in _MOMENTS for moment in columns[name] if moment), default=0)
+    batches: dict[str, list[int | None]] = {}
+    for told, name in _COLUMNS.items():
+        column: list[int | None] = list(columns[told])
+        if told in _MOMENTS:
+            column = [max(moment - start, 0) for moment in columns[told]]
+        elif told in _MAY_BE_UNKNOWN:
+            column = [None if took < 0 else took for took in columns[told]]
+        batches[name] = column
+    return batches
+
+
+def _failed(failure: Failure) -> FailedSample:
+    return FailedSample(
+        index=key_of_sample(failure.index),
+        name=None if failure.name is None else plain_text(failure.name),
+        error=plain_text(text_of(failure.error)),
+        worker_id=failure.worker_id,
+        epoch=failure.epoch,
+        step=failure.step,
+    )
+
+
+def _balance(dataset: object, shown: np.typing.NDArray[np.uint32] | None) -> ClassBalance | None:
+    if dataset is None or shown is None:
+        return None
+    try:
+        return _counted(dataset, shown)
+    except Exception:  # a dataset may answer anything; then its classes are not known
+        return None
+
+
+def _counted(dataset: object, shown: np.typing.NDArray[np.uint32]) -> ClassBalance | None:
+    labels = known_labels(dataset)
+    if labels is None or len(labels) != len(shown):
+        return None
+    if isinstance(labels, RaggedArray):
+        values, weights = labels.values, np.repeat(shown, np.diff(labels.offsets))
+    else:
+        values, weights = np.asarray(labels), shown
+    classes, numbers_ = np.unique(values, return_inverse=True)
+    if not 0 < len(classes) <= _MOST_CLASSES:
+        return None
+    known = class_names_of(dataset)
+    if known is not None and classes.dtype.kind in "iub":
+        numbers_, size, names = values.astype(np.int64), len(known), list(known)
+    else:
+        size, names = len(classes), [str(name) for name in classes.tolist()]
+    return ClassBalance(
+        names=[plain_text(name) for name in names],
+        dataset=np.bincount(numbers_, minlength=size).tolist(),
+        shown=np.bincount(numbers_, weights, size).astype(np.int64).tolist(),
+    )
+
+
+def _machine(cores: float, started: str) -> Machine:
+    try:
+        version = metadata.version("penstock")
+    except metadata.PackageNotFoundError:
+        version = "unknown"
+    return Machine(float(cores), platform.python_version(), np.__version__, version, started)

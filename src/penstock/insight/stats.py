@@ -1,0 +1,227 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What `loader.stats()` returns: sums over the last batches, over the epoch, and a verdict."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Literal
+
+__all__ = ["Change", "SlowSample", "Source", "Span", "Stats", "Verdict"]
+
+Bottleneck = Literal[
+    "nothing yet",  # too few batches to tell
+    "trainer",  # batches lie ready: nothing to do
+    "workers",  # samples cost CPU, and more workers would help
+    "cpu",  # samples cost CPU, and every core is taken
+    "storage",  # workers wait for reads
+    "slow source",  # some samples, or one part of the dataset, cost far more than the others
+    "collate",  # making batches of samples
+    "transport",  # packing batches and sending them
+    "bursts",  # fast enough on average, and yet the trainer waits: work further ahead
+    "contention",  # workers take CPU from the trainer
+    "start",  # the first batch of each epoch, while workers start and nothing lies ready
+    "gil",  # workers are threads, and wait for the interpreter's lock
+]
+
+
+@dataclass(frozen=True, slots=True)
+class Span:
+    """Sums over some batches, one after the other.
+
+    Seconds of the trainer are of the one trainer. Seconds of workers add up over all of them: two
+    workers that are busy all the time have 2 s per second.
+
+    Attributes:
+        batches: Batches given to the trainer.
+        samples: Samples in them.
+        failed: Samples left out or replaced.
+        bytes: Of the batches in their slots.
+        seconds: `wait_s` and `consumer_s`: what lies between epochs (a validation, a checkpoint)
+            is no part of it.
+        wait_s: The trainer waited for a batch.
+        first_wait_s: Of these, for the first batch of an iterator, while nothing lay ready.
+        starts: How many batches were such a first one.
+        consumer_s: The trainer's own code ran.
+        trainer_cpu_s: CPU time of the trainer's process, without that of workers.
+        trainer_starved_s: The trainer could have run, and no core was free.
+        idle_s: Workers had nothing to do.
+        read_s: Workers waited in the dataset: for storage, a network, a lock.
+        compute_s: Workers decoded and transformed.
+        collate_s: Workers made batches of samples.
+        send_s: Workers packed and sent batches.
+        slot_s: Workers made new slots; nobody ever waits for a free one.
+        starved_s: Workers could have run, and no core was free; part of the other stages.
+        worker_cpu_s: CPU time of the workers.
+        timed: Samples that were timed one by one; not those of a worker's first batch.
+        timed_s: What these took.
+        slow: Timed samples that took 8 times the typical one or more, and at least 1 ms.
+        slow_s: What these took.
+    """
+
+    batches: int = 0
+    samples: int = 0
+    failed: int = 0
+    bytes: int = 0
+    seconds: float = 0.0
+    wait_s: float = 0.0
+    first_wait_s: float = 0.0
+    starts: int = 0
+    consumer_s: float = 0.0
+    trainer_cpu_s: float = 0.0
+    trainer_starved_s: float = 0.0
+    idle_s: float = 0.0
+    read_s: float = 0.0
+    compute_s: float = 0.0
+    collate_s: float = 0.0
+    send_s: float = 0.0
+    slot_s: float = 0.0
+    starved_s: float = 0.0
+    worker_cpu_s: float = 0.0
+    timed: int = 0
+    timed_s: float = 0.0
+    slow: int = 0
+    slow_s: float = 0.0
+
+    @property
+    def batches_per_s(self) -> float:
+        """Batches per second; 0.0 if nothing was measured."""
+        return self.batches / self.seconds if self.seconds else 0.0
+
+    @property
+    def samples_per_s(self) -> float:
+        """Samples per second; 0.0 if nothing was measured."""
+        return self.samples / self.seconds if self.seconds else 0.0
+
+    @property
+    def bytes_per_s(self) -> float:
+        """Bytes per second; 0.0 if nothing was measured."""
+        return self.bytes / self.seconds if self.seconds else 0.0
+
+    @property
+    def wait_share(self) -> float:
+        """Share of the time that the trainer waited, from 0 to 1."""
+        total_s = self.wait_s + self.consumer_s
+        return self.wait_s / total_s if total_s else 0.0
+
+    @property
+    def busy_s(self) -> float:
+        """Workers were busy, whatever with."""
+        return self.read_s + self.compute_s + self.collate_s + self.send_s
+
+
+@dataclass(frozen=True, slots=True)
+class Verdict:
+    """Why the trainer waits, and what to do.
+
+    Attributes:
+        bottleneck: What it is, in a word.
+        text: The same in a sentence, with figures.
+        remedy: What to do; empty if there is nothing.
+        expected_gain: Factor by which throughput should grow by it, at least 1.0; None if nothing
+            can be said.
+    """
+
+    bottleneck: Bottleneck
+    text: str
+    remedy: str = ""
+    expected_gain: float | None = None
+
+    def __str__(self) -> str:
+        """Return text and remedy."""
+        return f"{self.text} {self.remedy}".strip()
+
+
+@dataclass(frozen=True, slots=True)
+class Change:
+    """What `num_workers="auto"` did once.
+
+    Attributes:
+        epoch: In which epoch.
+        step: After which batch of it.
+        num_workers: Workers from then on.
+        prefetch_factor: Batches under way per worker from then on.
+        reason: Why, in words.
+    """
+
+    epoch: int
+    step: int
+    num_workers: int
+    prefetch_factor: int
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class SlowSample:
+    """One of the samples that took longest.
+
+    Attributes:
+        index: Key of the sample; None for an iterable's.
+        name: File, URL or key in the store, if the dataset has one.
+        seconds: What it took.
+        epoch: In which epoch.
+        step: In which batch.
+        worker_id: By whom.
+    """
+
+    index: object
+    name: str | None
+    seconds: float
+    epoch: int
+    step: int
+    worker_id: int
+
+
+@dataclass(frozen=True, slots=True)
+class Source:
+    """One part of a dataset that is made of several.
+
+    Attributes:
+        name: Of the part.
+        samples: How many of its samples were timed.
+        mean_s: What one took on average.
+    """
+
+    name: str
+    samples: int
+    mean_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class Stats:
+    """Who waited for whom.
+
+    Attributes:
+        verdict: Why the trainer waits, judged by `window`.
+        window: The last batches (see `penstock.insight.history`).
+        epoch: The epoch that is under way, or the last one.
+        run: Everything since the loader was made.
+        epoch_number: Number of that epoch.
+        backend: "serial", "process" or "thread".
+        num_workers: Workers now.
+        prefetch_factor: Batches under way per worker.
+        num_ready: Batches that lay ready, on average over the window.
+        slot_bytes: Memory of all slots at its peak.
+        worker_rss_bytes: Largest resident memory that each worker has had, by its number.
+        changes: What `num_workers="auto"` did, in order.
+        slowest: The samples that took longest since the loader was made, each once, the longest
+            first: 20 at most.
+        sources: Parts of the dataset and what their samples cost in the window, the costliest
+            first; empty if it is not made of parts.
+        cores: Cores that this process may use.
+    """
+
+    verdict: Verdict
+    window: Span = field(default_factory=Span)
+    epoch: Span = field(default_factory=Span)
+    run: Span = field(default_factory=Span)
+    epoch_number: int = 0
+    backend: str = "serial"
+    num_workers: int = 0
+    prefetch_factor: int = 0
+    num_ready: float = 0.0
+    slot_bytes: int = 0
+    worker_rss_bytes: dict[int, int] = field(default_factory=dict)
+    changes: tuple[Change, ...] = ()
+    slowest: tuple[SlowSample, ...] = ()
+    sources: tuple[Source, ...] = ()
+    cores: float = 0.0

@@ -1,0 +1,251 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A recording in the trace event format, which chrome://tracing and ui.perfetto.dev show.
+
+    trainer   1 | own code | wait | own code | wait |         counters: ready batches, workers
+                                      ▲ flow "batch"          instants: failures, changes
+    workers   1 |  read | compute | collate | send | idle …
+              2 |  …
+
+Stages of a worker are drawn one after the other, though samples are read and computed in turn: see
+`penstock.insight.segments`.
+"""
+
+from __future__ import annotations
+
+import json
+from typing import TYPE_CHECKING, Any, Final
+
+from penstock.errors import ConfigError
+from penstock.insight.recording import Recording
+from penstock.insight.segments import Columns, moments_of_steps, trainer_stages, worker_stages
+from penstock.insight.whole_file import write_whole
+
+if TYPE_CHECKING:
+    import os
+    from collections.abc import Iterator, Mapping
+    from pathlib import Path
+
+    from penstock.insight.segments import Stage
+
+__all__ = ["read_trace", "trace_events", "write_trace"]
+
+Event = dict[str, Any]
+
+_TRAINER: Final = 1  # processes of the trace; the real ones are in the arguments of the events
+_WORKERS: Final = 2
+_KEY: Final = "recording"
+_NAMES: Final = {"own": "own code", "wait": "wait for batch"}
+# Of the colours that the format knows by name.
+_COLOURS: Final = {
+    "own": "good",
+    "wait": "terrible",
+    "idle": "grey",
+    "read": "thread_state_iowait",
+    "compute": "thread_state_running",
+    "collate": "rail_animation",
+    "send": "rail_load",
+}
+
+
+def write_trace(recording: Recording, path: str | os.PathLike[str]) -> Path:
+    """Write a run for chrome://tracing and ui.perfetto.dev, as JSON.
+
+    The recording itself is in it, under "otherData", so that `penstock report` can draw its page
+    from the file.
+
+    Args:
+        recording: The run; `loader.trace(path)` makes one.
+        path: Where to; an existing file is replaced.
+
+    Returns:
+        The path.
+
+    Raises:
+        OSError: the file cannot be written.
+
+    Concurrency:
+        Any thread.
+
+    Reference:
+        Trace Event Format, JSON object form: events of the phases X, M, C, i, s and f.
+    """
+    content = {
+        "traceEvents": trace_events(recording),
+        "displayTimeUnit": "ms",
+        "otherData": {_KEY: recording.to_json()},
+    }
+    return write_whole(path, json.dumps(content, allow_nan=False, separators=(",", ":")))
+
+
+def read_trace(path: str | os.PathLike[str]) -> Recording:
+    """Return the recording in a file that `write_trace` wrote.
+
+    Raises:
+        ConfigError: it cannot be read, or is no such file; the message says why.
+    """
+    try:
+        with open(path, encoding="utf-8") as file:
+            content = json.load(file)
+    except OSError as error:
+        raise ConfigError(f"cannot read {path}: {error.strerror}.") from error
+    except (ValueError, RecursionError) as error:
+        raise ConfigError(
+            f"{path} is no trace: it is not JSON ({error}). `loader.trace(path)` writes one."
+        ) from error
+    other = content.get("otherData") if isinstance(content, dict) else None
+    if not isinstance(other, dict) or _KEY not in other:
+        raise ConfigError(
+            f"{path} is JSON, but no trace of a loader: it has no otherData.{_KEY}. "
+            "`loader.trace(path)` writes one."
+        )
+    return Recording.from_json(other[_KEY])
+
+
+def trace_events(recording: Recording) -> list[Event]:
+    """Return the events, names first, then in order of time.
+
+    Every one has "ph", "pid", "tid" and "ts", in microseconds from the first moment of the
+    recording. Events of one row do not overlap.
+
+    Example:
+        >>> from penstock.insight.stats import Stats, Verdict
+        >>> events = trace_events(Recording({}, Stats(Verdict("nothing yet", ""))))
+        >>> [event["args"]["name"] for event in events]
+        ['trainer', 'training loop']
+    """
+    columns = Columns(recording)
+    backend = recording.stats.backend
+    timed = [
+        *_trainer_events(columns),
+        *_worker_events(columns),
+        *_flows(columns),
+        *_counters(columns),
+        *_failures(recording, columns),
+        *_changes(recording, columns),
+    ]
+    timed.sort(key=lambda event: (event["ts"], -event.get("dur", 0.0)))
+    return [*_names(columns, backend), *timed]
+
+
+def _names(columns: Columns, backend: str) -> Iterator[Event]:
+    yield _named("process_name", _TRAINER, 0, "trainer")
+    yield _named("thread_name", _TRAINER, 0, "training loop")
+    if not len(columns):
+        return
+    yield _named("process_name", _WORKERS, 0, f"workers ({backend})")
+    for worker in sorted(set(columns["worker"].tolist())):
+        yield _named("thread_name", _WORKERS, worker + 1, f"worker {worker}")
+
+
+def _named(what: str, pid: int, tid: int, name: str) -> Event:
+    return {"ph": "M", "ts": 0, "pid": pid, "tid": tid, "name": what, "args": {"name": name}}
+
+
+def _trainer_events(columns: Columns) -> Iterator[Event]:
+    batches = _batch_arguments(columns)
+    for stage in trainer_stages(columns):
+        for position, (start, stop) in _lengths(stage):
+            yield _complete(stage.name, _TRAINER, 0, start, stop, batches[position])
+
+
+def _worker_events(columns: Columns) -> Iterator[Event]:
+    batches, workers = _batch_arguments(columns), columns["worker"].tolist()
+    for stage in worker_stages(columns):
+        for position, (start, stop) in _lengths(stage):
+            yield _complete(
+                stage.name, _WORKERS, workers[position] + 1, start, stop, batches[position]
+            )
+
+
+def _lengths(stage: Stage) -> Iterator[tuple[int, tuple[int, int]]]:
+    """Yield position and moments of what took any time at all."""
+    moments = zip(stage.starts.tolist(), stage.stops.tolist(), strict=True)
+    return ((n, (start, stop)) for n, (start, stop) in enumerate(moments) if stop > start)
+
+
+def _complete(name: str, pid: int, tid: int, start: int, stop: int, args: Event) -> Event:
+    return {
+        "ph": "X",
+        "ts": start / 1e3,
+        "dur": (stop - start) / 1e3,
+        "pid": pid,
+        "tid": tid,
+        "name": _NAMES.get(name, name),
+        "cat": "trainer" if pid == _TRAINER else "worker",
+        "cname": _COLOURS[name],
+        "args": args,
+    }
+
+
+def _batch_arguments(columns: Columns) -> list[Event]:
+    names = {"epoch": "epoch", "step": "step", "samples": "samples", "failed": "failed"}
+    names |= {"bytes": "bytes", "pid": "pid"}
+    rows = zip(*(columns[column].tolist() for column in names), strict=True)
+    return [dict(zip(names.values(), row, strict=True)) for row in rows]
+
+
+def _flows(columns: Columns) -> Iterator[Event]:
+    """Yield an arrow from a batch's making to its taking."""
+    send, wait = worker_stages(columns)[-1], trainer_stages(columns)[-1]
+    made = ((send.starts + send.stops) // 2).tolist()  # within the event that it starts from
+    taken = wait.stops.tolist()
+    for number, (worker, start, stop) in enumerate(
+        zip(columns["worker"].tolist(), made, taken, strict=True)
+    ):
+        common = {"name": "batch", "cat": "batch", "id": number}
+        place = {"pid": _WORKERS, "tid": worker + 1}
+        yield {"ph": "s", "ts": min(start, stop) / 1e3, **place, **common}
+        yield {"ph": "f", "bp": "e", "ts": stop / 1e3, "pid": _TRAINER, "tid": 0, **common}
+
+
+def _counters(columns: Columns) -> Iterator[Event]:
+    for name, column in (("ready batches", "ready"), ("workers", "num_workers")):
+        before = None
+        for moment, value in zip(
+            columns["asked_ns"].tolist(), columns[column].tolist(), strict=True
+        ):
+            if value != before:
+                yield _counter(name, moment, value)
+            before = value
+
+
+def _counter(name: str, moment: int, value: int) -> Event:
+    return {
+        "ph": "C",
+        "ts": moment / 1e3,
+        "pid": _TRAINER,
+        "tid": 0,
+        "name": name,
+        "args": {name: value},
+    }
+
+
+def _failures(recording: Recording, columns: Columns) -> Iterator[Event]:
+    given = moments_of_steps(columns)
+    for failure in recording.failures:
+        moment = given.get((failure.epoch, failure.step))
+        if moment is not None:  # else its batch is not kept any more
+            arguments = {"index": failure.index, "name": failure.name, "error": failure.error}
+            yield _instant("sample failed", moment, arguments)
+
+
+def _changes(recording: Recording, columns: Columns) -> Iterator[Event]:
+    given = moments_of_steps(columns)
+    for change in recording.stats.changes:
+        moment = given.get((change.epoch, change.step))
+        if moment is not None:
+            name = f"{change.num_workers} workers, {change.prefetch_factor} batches each"
+            yield _instant(name, moment, {"reason": change.reason})
+
+
+def _instant(name: str, moment: int, arguments: Mapping[str, Any]) -> Event:
+    return {
+        "ph": "i",
+        "s": "p",  # across all rows of the trainer
+        "ts": moment / 1e3,
+        "pid": _TRAINER,
+        "tid": 0,
+        "name": name,
+        "cat": "note",
+        "args": dict(arguments),
+    }

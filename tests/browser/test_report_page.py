@@ -1,0 +1,344 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The report as a browser shows it: nothing goes wrong, and what it shows is what was measured."""
+
+from __future__ import annotations
+
+import itertools
+import re
+
+import pytest
+from tests.insight.recordings import Photos, Run, change, failure, recording_of
+
+from penstock.insight.report import write_report
+from penstock.insight.report.page import charts_of
+
+from .conftest import PHONE
+
+HOSTILE = "</script><img src=x onerror=\"alert(1)\"><a href='javascript:alert(2)'>x</a>"
+
+
+@pytest.fixture(scope="module")
+def recording():
+    return recording_of(
+        failures=[failure(index=n, name=f"photos/{n}.jpg") for n in range(3)],
+        changes=[change(40, 2, "workers are busy"), change(90, 3, "it brought 41 %", epoch=1)],
+    )
+
+
+@pytest.fixture(scope="module")
+def path(recording, tmp_path_factory):
+    pytest.importorskip("plotly")
+    return write_report(recording, tmp_path_factory.mktemp("report") / "run.html")
+
+
+def marks_in_browser(page, key):
+    """Count what Plotly has drawn of each of a chart's traces: points, bars or lines."""
+    plot = f"#plot-{key}"
+    return {
+        "lines": page.count(f"{plot} .scatterlayer path.js-line"),
+        "areas": page.count(f"{plot} .scatterlayer path.js-fill"),
+        "points": page.count(f"{plot} .scatterlayer path.point"),
+        "bars": page.count(f"{plot} .barlayer .point path"),
+    }
+
+
+def test_nothing_is_wrong_in_the_console_and_nothing_is_asked_of_a_network(page, path):
+    page.open(path)
+    assert page.console() == []
+    assert page.requests() == [path.as_uri()]
+
+
+def test_figures_are_those_of_the_stats(page, path, recording):
+    page.open(path)
+    run, stats = recording.stats.run, recording.stats
+    shown = {
+        element.get_attribute("data-figure"): (element.get_attribute("data-value"), element.text)
+        for element in page.all("#figures [data-figure]")
+    }
+    assert {name: float(value) for name, (value, _) in shown.items()} == {
+        "samples_per_s": run.samples_per_s,
+        "wait_share": run.wait_share,
+        "epochs": 3,
+        "batches": run.batches,
+        "failed": run.failed,
+        "num_workers": stats.num_workers,
+        "slot_bytes": stats.slot_bytes,
+    }
+    texts = {name: text for name, (_, text) in shown.items()}
+    assert texts["samples_per_s"] == f"{run.samples_per_s:,.0f}"
+    assert texts["wait_share"] == f"{run.wait_share:.0%}".replace("%", " %")
+    assert texts["batches"] == f"{run.batches:,}"
+    assert texts["failed"] == f"{run.failed}"
+
+
+def test_the_verdict_stands_on_top_with_remedy_and_gain(page, path, recording):
+    page.open(path)
+    verdict = recording.stats.verdict
+    assert page.find("#verdict .answer").text == verdict.text
+    assert page.find("#verdict .remedy").text == verdict.remedy
+    assert page.find("#verdict .gain strong").text.startswith(f"{verdict.expected_gain:.2f}")
+    tops = page.js("return [...document.querySelectorAll('main > *')].map(e => e.id)")
+    assert tops[0] == "verdict"
+
+
+def test_strips_are_cut_as_the_time_was_spent(page, path, recording):
+    page.open(path)
+    width = page.js(
+        "const part = document.querySelector('.strip [data-part=wait]');"
+        "return part.offsetWidth / part.parentElement.offsetWidth"
+    )
+    assert width == pytest.approx(recording.stats.run.wait_share, abs=0.01)
+
+
+def test_tables_have_a_row_for_each_entry(page, path, recording):
+    page.open(path)
+    assert page.count("#table-slowest tbody tr") == len(recording.stats.slowest) > 0
+    assert page.count("#table-failures tbody tr") == len(recording.failures) == 3
+    assert page.count("#table-changes tbody tr") == len(recording.stats.changes) == 2
+    assert page.count("#table-epochs tbody tr") == len(recording.epochs) == 3
+    first = page.find("#table-slowest tbody tr").text
+    assert recording.stats.slowest[0].name in first
+
+
+def test_every_chart_has_the_marks_of_its_data(page, path, recording):
+    page.open(path)
+    for chart in charts_of(recording):
+        drawn = marks_in_browser(page, chart.key)
+        kinds = [trace["type"] for trace in chart.traces]
+        modes = [trace.get("mode") for trace in chart.traces]
+        fills = [t for t in chart.traces if t.get("fill") == "tozeroy" or "stackgroup" in t]
+        expected = {
+            "lines": modes.count("lines"),
+            "areas": len(fills),
+            "points": sum(len(t["x"]) for t in chart.traces if t.get("mode") == "markers"),
+            "bars": sum(len(t["x"]) for t in chart.traces if t["type"] == "bar"),
+        }
+        assert drawn == expected, chart.key
+        assert kinds
+        assert sum(drawn.values()) > 0
+
+
+def test_bars_are_as_long_as_the_counts_of_their_classes(page, path, recording):
+    page.open(path)
+    widths = page.js(
+        "return [...document.querySelectorAll('#plot-classes .barlayer .point path')]"
+        ".map(e => e.getBBox().width)"
+    )
+    counts = sorted(recording.classes.dataset, reverse=True)
+    assert widths[1] / widths[0] == pytest.approx(counts[1] / counts[0], rel=0.02)
+
+
+def test_every_chart_has_a_text_that_says_the_same_and_its_data(page, path, recording):
+    page.open(path)
+    for chart in charts_of(recording):
+        plot = page.find(f"#plot-{chart.key}")
+        assert plot.get_attribute("role") == "img"
+        assert plot.get_attribute("aria-label") == f"{chart.title}. {chart.summary}"
+        rows = page.js(
+            "return document.getElementById(arguments[0]).parentElement"
+            ".querySelectorAll('details tbody tr').length",
+            f"plot-{chart.key}",
+        )
+        assert rows == len(chart.table.rows) > 0
+
+
+def rgb(colour):
+    numbers = [float(number) for number in re.findall(r"[\d.]+", colour)]
+    assert colour.startswith("rgb"), colour
+    return numbers[:3]
+
+
+def luminance(colour):
+    parts = [value / 255 for value in rgb(colour)]
+    linear = [v / 12.92 if v <= 0.04045 else ((v + 0.055) / 1.055) ** 2.4 for v in parts]
+    return sum(w * v for w, v in zip((0.2126, 0.7152, 0.0722), linear, strict=True))
+
+
+def contrast(one, other):
+    light, dark = sorted((luminance(one), luminance(other)), reverse=True)
+    return (light + 0.05) / (dark + 0.05)
+
+
+def pairs_of_text_and_ground(page):
+    """Return the colour of every text of the page, and of what lies behind it."""
+    return page.js("""
+      const found = new Map();
+      const walker = document.createTreeWalker(document.body, NodeFilter.SHOW_TEXT);
+      while (walker.nextNode()) {
+        const node = walker.currentNode.parentElement;
+        const isBlank = !walker.currentNode.textContent.trim();
+        if (isBlank || node.closest("script, style, noscript")) continue;
+        const style = getComputedStyle(node);
+        const text = node instanceof SVGElement ? style.fill : style.color;
+        let ground = node;
+        while (ground) {
+          const colour = getComputedStyle(ground).backgroundColor;
+          if (colour !== "rgba(0, 0, 0, 0)" && colour !== "transparent") break;
+          ground = ground.parentElement;
+        }
+        const behind = getComputedStyle(ground || document.body).backgroundColor;
+        found.set(text + "|" + behind, [text, behind, node.textContent.slice(0, 30)]);
+      }
+      return [...found.values()];
+    """)
+
+
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+def test_every_text_has_enough_contrast(page, path, scheme):
+    page.open(path, scheme=scheme)
+    pairs = pairs_of_text_and_ground(page)
+    assert len(pairs) >= 4
+    for text, ground, example in pairs:
+        assert contrast(text, ground) >= 4.5, f"{example}: {text} on {ground}"
+
+
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+def test_marks_stand_out_from_their_ground(page, path, scheme):
+    page.open(path, scheme=scheme)
+    ground = page.style(".card", "backgroundColor")
+    for name in ("read", "collate", "send", "wait", "own", "accent"):
+        assert contrast(page.style(f"i[style*='--{name})']", "backgroundColor"), ground) >= 3, name
+
+
+def test_the_theme_is_that_of_the_system_until_the_button_is_pressed(page, path):
+    def look():
+        line = "#plot-throughput .js-line"
+        return page.style("body", "backgroundColor"), page.style(line, "stroke")
+
+    page.open(path, scheme="dark")
+    button = page.find("#theme")
+    dark = look()
+    assert luminance(dark[0]) < 0.05
+    assert button.get_attribute("aria-pressed") == "true"
+    button.click()
+    page.wait_until(lambda: look()[1] != dark[1])
+    light = look()
+    assert luminance(light[0]) > 0.8
+    assert button.get_attribute("aria-pressed") == "false"
+    button.click()
+    page.wait_until(lambda: look() == dark)
+
+
+def test_a_phone_scrolls_in_one_direction_only(page, path):
+    page.open(path, size=PHONE)
+    for details in page.all("details"):
+        page.js("arguments[0].open = true", details)
+    assert page.js("return document.documentElement.scrollWidth") <= PHONE[0]
+    sticking_out = page.js("""
+      return [...document.querySelectorAll("main *")]
+        .filter(e => !e.closest(".scroll, svg, .plot"))
+        .filter(e => e.getBoundingClientRect().right > innerWidth)
+        .map(e => e.outerHTML.slice(0, 80));
+    """)
+    assert sticking_out == []
+    assert (
+        page.js("return document.querySelector('.plot svg').getBoundingClientRect().width") <= 340
+    )
+
+
+def test_the_keyboard_reaches_the_button_and_opens_the_tables(page, path):
+    from selenium.webdriver.common.action_chains import ActionChains
+    from selenium.webdriver.common.keys import Keys
+
+    page.open(path)
+    keys = ActionChains(page.driver)
+    visited = []
+    for _ in range(14):
+        keys.send_keys(Keys.TAB).perform()
+        focused = page.driver.switch_to.active_element
+        visited.append(focused.get_attribute("id") or focused.tag_name)
+        outline = page.js("return getComputedStyle(document.activeElement).outlineStyle")
+        assert outline != "none", visited
+        if focused.tag_name == "summary":
+            break
+    assert visited[:2] == ["a", "theme"]
+    assert visited[-1] == "summary"
+    is_open = "return document.activeElement.parentElement.open"
+    assert not page.js(is_open)
+    keys.send_keys(Keys.ENTER).perform()
+    assert page.js(is_open)
+    page.js("document.getElementById('theme').focus()")
+    keys.send_keys(Keys.SPACE).perform()
+    assert page.find("#theme").get_attribute("aria-pressed") == "true"
+
+
+def test_headings_and_landmarks_are_in_order(page, path):
+    page.open(path)
+    levels = page.js(
+        "return [...document.querySelectorAll('h1,h2,h3,h4')].map(e => Number(e.tagName[1]))"
+    )
+    assert levels[0] == 1
+    assert levels.count(1) == 1
+    assert all(b - a <= 1 for a, b in itertools.pairwise(levels))
+    assert [page.count(name) for name in ("header", "nav", "main", "footer")] == [1, 1, 1, 1]
+    assert page.js("return document.documentElement.lang") == "en"
+    links = page.js("return [...document.querySelectorAll('a')].map(e => e.getAttribute('href'))")
+    assert all(page.count(link) == 1 for link in links)
+
+
+def test_names_that_are_markup_do_nothing(page, tmp_path):
+    names = [HOSTILE, "<b>bold</b>", "%{y} $x$", "@read"]
+    recording = recording_of(
+        dataset=Photos(names, [9, 8, 7, 6], HOSTILE + "/{}"),
+        failures=[failure(index=HOSTILE, name=HOSTILE, error=ValueError(HOSTILE))],
+        changes=[change(40, 2, HOSTILE)],
+        settings={HOSTILE: HOSTILE},
+    )
+    path = write_report(recording, tmp_path / "run.html")
+    page.open(path)
+    assert page.console() == []
+    assert page.requests() == [path.as_uri()]
+    assert page.count("main img") == 0
+    assert page.count("main a") == 0
+    assert page.count("svg a") == 0
+    assert HOSTILE in page.find("#table-failures").text
+    ticks = page.js(
+        "return [...document.querySelectorAll('#plot-classes .ytick text')].map(e => e.textContent)"
+    )
+    assert ticks[1:] == names[1:]
+    assert ticks[0].startswith("</script><i")
+
+
+def test_scripts_that_were_not_written_with_the_page_do_not_run(page, path):
+    page.open(path)
+    page.js(
+        "const s = document.createElement('script'); s.textContent = 'window.ran = true';"
+        "document.body.append(s)"
+    )
+    assert page.js("return window.ran") is None
+    assert any("Content Security Policy" in message for message in page.console())
+
+
+def test_an_empty_run_has_a_page(page, tmp_path):
+    recording = recording_of(Run(batches=0), dataset=[])
+    page.open(write_report(recording, tmp_path / "run.html"))
+    assert page.console() == []
+    assert page.count(".plot") == 0
+    assert page.find("#figures [data-figure=batches]").text == "0"
+    assert page.find("#over-time").text.endswith("No batch was given yet.")
+    page.find("#theme").click()
+    assert page.find("#theme").get_attribute("aria-pressed") == "true"
+
+
+def test_a_run_of_10000_batches_has_a_page_of_bounded_size(page, tmp_path):
+    classes = Photos([f"class {n}" for n in range(300)], range(2, 302))
+    recording = recording_of(Run(batches=10_000, workers=8, lookahead=16), dataset=classes)
+    path = write_report(recording, tmp_path / "run.html")
+    page.open(path)
+    assert page.console() == []
+    assert page.find("#figures [data-figure=batches]").text == "10,000"
+    assert page.count("*") < 40_000
+    assert page.count("#plot-classes .ytick") == 50
+
+
+def test_on_paper_the_page_is_light_and_charts_fit(page, path):
+    page.open(path, scheme="dark")
+    page.js("dispatchEvent(new Event('beforeprint'))")
+    page.command("Emulation.setEmulatedMedia", media="print", features=[])
+    width = "return document.querySelector('.plot svg').getBoundingClientRect().width"
+    page.wait_until(lambda: page.js(width) == 660)
+    assert luminance(page.style(".card", "backgroundColor")) > 0.9
+    assert page.style("nav", "display") == "none"
+    page.js("dispatchEvent(new Event('afterprint'))")
+    page.command("Emulation.setEmulatedMedia", media="", features=[])
+    page.wait_until(lambda: page.js(width) > 660)

@@ -1,0 +1,122 @@
+# SPDX-License-Identifier: Apache-2.0
+"""`penstock report` writes the page of a trace, or of a dataset that it loads for it."""
+
+from __future__ import annotations
+
+import json
+import sys
+
+import pytest
+from tests.insight.recordings import Run, recording_of
+
+from penstock.cli import main
+from penstock.insight.report import write_report
+from penstock.insight.trace import read_trace, write_trace
+
+pytest.importorskip("typer")
+pytest.importorskip("plotly")
+
+DATASET = """
+import numpy as np
+
+class Squares:
+    def __len__(self):
+        return 40
+
+    def __getitem__(self, index):
+        if index == 13:
+            raise ValueError("thirteen")
+        return np.full(8, index, np.float32)
+
+squares = Squares()
+none = []
+
+def as_they_are(samples):
+    return samples
+"""
+QUICK = ["--workers", "0", "--batch-size", "4", "--batches", "12"]
+
+
+@pytest.fixture
+def dataset(tmp_path, monkeypatch):
+    (tmp_path / "squares_data.py").write_text(DATASET)
+    monkeypatch.chdir(tmp_path)
+    yield "squares_data:squares"
+    sys.modules.pop("squares_data", None)
+
+
+@pytest.fixture
+def trace(tmp_path):
+    return write_trace(recording_of(Run(batches=20)), tmp_path / "epoch.json")
+
+
+def test_the_page_of_a_trace_lies_beside_it(trace, capsys):
+    assert main(["report", str(trace)]) == 0
+    page = trace.with_suffix(".html")
+    recording = read_trace(trace)
+    lines = capsys.readouterr().out.splitlines()
+    assert lines == [str(recording.stats.verdict), f"{page}: 20 batches, failed samples: 1"]
+    assert recording.stats.verdict.text.split(":")[0] in page.read_text()
+
+
+def test_the_page_of_a_trace_goes_where_it_is_told(trace, tmp_path):
+    page = tmp_path / "elsewhere.html"
+    assert main(["report", str(trace), "-o", str(page)]) == 0
+    assert page.stat().st_size > 1e6
+    assert not trace.with_suffix(".html").exists()
+
+
+def test_the_page_of_a_trace_is_the_one_that_its_loader_would_have_written(trace, tmp_path):
+    assert main(["report", str(trace)]) == 0
+    own = write_report(recording_of(Run(batches=20)), tmp_path / "own.html")
+    assert trace.with_suffix(".html").read_bytes() == own.read_bytes()
+
+
+def test_a_dataset_is_loaded_for_the_page(dataset, tmp_path, capsys):
+    trace = tmp_path / "run.json"
+    assert main(["report", dataset, *QUICK, "--trace", str(trace)]) == 0
+    recording = read_trace(trace)
+    assert recording.stats.run.batches == 12
+    assert len(recording.epochs) == 2
+    assert [failed.index for failed in recording.failures][:1] == [13]
+    assert (tmp_path / "run.html").stat().st_size > 1e6
+    failed = recording.stats.run.failed
+    assert failed >= 1
+    assert f"run.html: 12 batches, failed samples: {failed}" in capsys.readouterr().out
+
+
+def test_workers_that_loaded_for_the_page_have_gone(dataset, tmp_path):
+    options = ["--workers", "1", "--batch-size", "4", "--batches", "15", "--trace", "run.json"]
+    assert main(["report", dataset, *options]) == 0
+    stats = read_trace(tmp_path / "run.json").stats
+    assert (stats.num_workers, stats.run.batches) == (1, 15)
+
+
+def test_batches_may_be_made_by_a_function_of_ones_own(dataset, tmp_path):
+    collate = ["--collate", "squares_data:as_they_are"]
+    assert main(["report", dataset, *QUICK, *collate]) == 0
+    assert main(["report", dataset, *QUICK, "--collate", "squares_data:none"]) == 1
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (["squares_data:squares", "-o", "no/run.html"], "cannot write --output no/run.html"),
+        (["squares_data:squares", "--trace", "no/run.json"], "cannot write --trace no/run.json"),
+        (["squares_data:squares", "--workers", "some"], "--workers must be a number"),
+        (["squares_data:none"], "squares_data:none has no samples"),
+        (["squares_data:gone"], "squares_data has no gone"),
+        (["nothing/here"], "nothing/here does not exist"),
+    ],
+)
+def test_what_cannot_be_done_is_said_at_once(dataset, capsys, arguments, said):
+    assert main(["report", *arguments]) == 1
+    assert said in capsys.readouterr().err
+
+
+def test_json_that_is_no_trace_is_refused(tmp_path, capsys):
+    other = tmp_path / "annotations.json"
+    other.write_text(json.dumps({"images": []}))
+    assert main(["report", str(other)]) == 1
+    assert "no trace of a loader" in capsys.readouterr().err
+    assert not other.with_suffix(".html").exists()

@@ -1,0 +1,208 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Workers come and go while an epoch runs, and the stream does not show it."""
+
+from __future__ import annotations
+
+import gc
+import os
+import signal
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+import penstock
+from penstock import FaultPolicy, Loader
+from penstock.engine.accounts import Crew
+from penstock.insight.monitor import AutoWorkers
+from penstock.torch import DataLoader
+
+CREWS = st.dictionaries(
+    st.integers(0, 60),
+    st.builds(Crew, st.integers(1, 4), st.integers(1, 3)),
+    min_size=1,
+    max_size=5,
+)
+
+
+FIRST = Crew(2, 2)
+
+
+class Noisy(torch.utils.data.Dataset):
+    """Draws from every generator."""
+
+    def __init__(self, length=150):
+        self.length = length
+
+    def __len__(self):
+        return self.length
+
+    def __getitem__(self, index):
+        drawn = [penstock.sample_rng().random(), np.random.random(), float(torch.rand(()))]
+        return np.array([index, *drawn])
+
+
+class Scripted:
+    """In the place of the tuner: changes the crew after the batches that it is told."""
+
+    reason = "as the test says"
+    max_workers = 4
+
+    def __init__(self, crews, first=FIRST):
+        self.crews = crews
+        self.crew = first
+        self.num_seen = 0
+        self.seen = []
+
+    def observe(self, record):
+        self.seen.append((record.num_workers, record.lookahead))
+        crew = self.crews.get(self.num_seen)
+        self.num_seen += 1
+        if crew is not None:
+            self.crew = crew
+        return crew
+
+
+def scripted(crews, kind=Loader, **options):
+    loader = kind(Noisy(), batch_size=4, num_workers="auto", seed=7, shuffle=True, **options)
+    loader._monitor._tuner = Scripted(crews)
+    return loader
+
+
+def equal(first, second):
+    return len(first) == len(second) and all(
+        np.array_equal(np.asarray(a), np.asarray(b)) for a, b in zip(first, second, strict=True)
+    )
+
+
+def plain(epochs=1, **options):
+    loader = Loader(Noisy(), batch_size=4, seed=7, shuffle=True, **options)
+    return [batch for _ in range(epochs) for batch in loader]
+
+
+@settings(max_examples=8, deadline=None)
+@given(crews=CREWS, persistent=st.booleans())
+def test_the_stream_is_that_of_no_workers_whatever_the_crews(crews, persistent):
+    loader = scripted(crews, persistent_workers=persistent)
+    batches = [batch for _ in range(2) for batch in loader]
+    assert equal(batches, plain(epochs=2))
+    assert loader._monitor._tuner.num_seen == 76
+    loader._stream and loader._stream.close()
+
+
+@pytest.mark.parametrize("backend", ["process", "thread"])
+def test_crews_of_both_kinds_follow_what_is_asked(backend):
+    class Drawless(Noisy):
+        def __getitem__(self, index):
+            return np.array([index, penstock.sample_rng().random()])
+
+    crews = {3: Crew(4, 2), 12: Crew(1, 1), 20: Crew(3, 3)}
+    loader = Loader(Drawless(), batch_size=4, num_workers="auto", seed=7, backend=backend)
+    loader._monitor._tuner = tuner = Scripted(crews)
+    batches = list(loader)
+    assert equal(batches, list(Loader(Drawless(), batch_size=4, seed=7)))
+    assert tuner.seen[0] == (2, 4)
+    assert tuner.seen[4] == (4, 8)
+    assert tuner.seen[13] == (1, 1)
+    assert tuner.seen[21] == (3, 9)
+    assert [c.num_workers for c in loader.stats().changes] == [4, 1, 3]
+    assert loader.stats().num_workers == 3
+
+
+def test_torchs_loader_gives_the_same_stream_too():
+    loader = scripted({2: Crew(1, 1), 9: Crew(4, 2)}, DataLoader)
+    torch.manual_seed(0)
+    expected = DataLoader(Noisy(), batch_size=4, seed=7, shuffle=True)
+    assert equal(list(loader), list(expected))
+
+
+def test_without_a_seed_the_order_stays_that_of_torch():
+    class Plain(Noisy):
+        def __getitem__(self, index):
+            return index
+
+    def order(kind, **options):
+        torch.manual_seed(3)
+        loader = kind(Plain(), batch_size=4, shuffle=True, **options)
+        if options:
+            loader._monitor._tuner = Scripted({5: Crew(4, 2), 15: Crew(1, 1)})
+        return torch.cat([batch for _ in range(2) for batch in loader]).tolist()
+
+    assert order(DataLoader, num_workers="auto") == order(torch.utils.data.DataLoader)
+
+
+def test_a_crew_may_change_while_workers_are_killed():
+    class Killing(Noisy):
+        def __getitem__(self, index):
+            flag = self.folder / str(index)
+            if index in (11, 60, 99) and not flag.exists():
+                flag.touch()
+                os.kill(os.getpid(), signal.SIGKILL)
+            return super().__getitem__(index)
+
+    def batches(folder, **options):
+        data = Killing()
+        data.folder = folder
+        loader = Loader(data, batch_size=4, seed=7, **options)
+        if options:
+            loader._monitor._tuner = Scripted({1: Crew(4, 2), 8: Crew(1, 2), 14: Crew(3, 2)})
+        return list(loader)
+
+    import pathlib
+    import tempfile
+
+    with tempfile.TemporaryDirectory() as folder:
+        folder = pathlib.Path(folder)
+        killed = batches(folder, num_workers="auto", on_error=FaultPolicy("skip", max_respawns=10))
+        assert len(list(folder.iterdir())) == 3, "nobody was killed"
+        assert equal(killed, batches(folder))
+
+
+def test_batches_of_workers_that_were_dismissed_stay():
+    loader = scripted({10: Crew(1, 1)})
+    held = list(loader)
+    gc.collect()
+    assert equal(held, plain())
+
+
+def test_an_epoch_that_ends_before_a_worker_could_leave_ends_with_the_right_crew():
+    loader = scripted({36: Crew(1, 1)}, persistent_workers=True)
+    first, second = list(loader), list(loader)
+    assert equal([*first, *second], plain(epochs=2))
+    assert len(loader._stream.backend._workers) == 1
+    loader._stream.close()
+
+
+def test_auto_is_refused_for_an_iterable_and_says_why():
+    class Stream(penstock.data.IterableDataset):
+        def __iter__(self):
+            return iter(range(3))
+
+    with pytest.raises(penstock.errors.ConfigError, match="needs a map-style dataset"):
+        Loader(Stream(), num_workers="auto")
+
+
+def test_the_number_of_workers_is_an_integer_that_other_programs_can_hand_on():
+    loader = DataLoader(Noisy(), num_workers="auto")
+    assert isinstance(loader.num_workers, AutoWorkers)
+    assert loader.num_workers >= 1
+    again = DataLoader(Noisy(), num_workers=loader.num_workers)
+    assert isinstance(again.num_workers, AutoWorkers)
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        ({"backend": "fibre"}, "backend must be one of"),
+        ({"cpu_budget": 2}, "are limits of num_workers"),
+        ({"memory_budget": 10}, "are limits of num_workers"),
+        ({"num_workers": "auto", "cpu_budget": -1}, "cpu_budget must be"),
+        ({"num_workers": 2, "backend": "thread", "multiprocessing_context": "spawn"}, "processes"),
+    ],
+)
+@pytest.mark.parametrize("kind", [Loader, DataLoader])
+def test_arguments_that_contradict_are_told(kind, options, words):
+    with pytest.raises(penstock.errors.ConfigError, match=words):
+        kind(Noisy(), **options)

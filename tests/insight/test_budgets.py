@@ -1,0 +1,80 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Cores are counted by affinity and quotas, and a user's limits are checked."""
+
+from __future__ import annotations
+
+import math
+import os
+
+import pytest
+
+from penstock.errors import ConfigError
+from penstock.insight.budgets import Limits, cores_allowed
+
+
+@pytest.fixture
+def machine(tmp_path, monkeypatch):
+    """Return a function that writes files of a made-up machine with 8 cores."""
+    monkeypatch.setattr(os, "sched_getaffinity", lambda _: set(range(8)), raising=False)
+
+    def write(memberships, **files):
+        (tmp_path / "proc/self").mkdir(parents=True)
+        (tmp_path / "proc/self/cgroup").write_text(memberships)
+        for name, text in files.items():
+            path = tmp_path / "groups" / name
+            path.parent.mkdir(parents=True, exist_ok=True)
+            path.write_text(text)
+        return cores_allowed(tmp_path / "proc", tmp_path / "groups")
+
+    return write
+
+
+def test_without_control_groups_the_affinity_counts(machine):
+    assert machine("") == 8
+
+
+def test_a_quota_of_version_2_may_be_a_fraction(machine):
+    assert machine("0::/app\n", **{"app/cpu.max": "150000 100000\n"}) == 1.5
+
+
+def test_the_word_max_is_no_quota(machine):
+    assert machine("0::/app\n", **{"app/cpu.max": "max 100000\n"}) == 8
+
+
+def test_the_tightest_of_the_groups_above_counts(machine):
+    files = {"a/b/cpu.max": "400000 100000\n", "a/cpu.max": "200000 100000\n"}
+    assert machine("0::/a/b\n", **files) == 2
+
+
+def test_a_quota_of_version_1_is_read(machine):
+    files = {"cpu/app/cpu.cfs_quota_us": "50000\n", "cpu/app/cpu.cfs_period_us": "100000\n"}
+    assert machine("4:cpu,cpuacct:/app\n", **files) == 0.5
+
+
+def test_version_1_says_minus_one_for_no_quota(machine):
+    files = {"cpu/app/cpu.cfs_quota_us": "-1\n", "cpu/app/cpu.cfs_period_us": "100000\n"}
+    assert machine("4:cpu,cpuacct:/app\n", **files) == 8
+
+
+def test_in_a_container_the_root_of_the_mount_counts(machine):
+    assert machine("0::/../host/path\n", **{"cpu.max": "300000 100000\n"}) == 3
+
+
+def test_a_quota_above_the_affinity_gives_no_more_cores(machine):
+    assert machine("0::/\n", **{"cpu.max": "9900000 100000\n"}) == 8
+
+
+@pytest.mark.parametrize("value", [0, -1, math.nan, math.inf, "2", True])
+def test_a_cpu_budget_that_is_no_number_above_0_is_refused(value):
+    with pytest.raises(ConfigError, match=r"^cpu_budget must be a number of cores above 0, got "):
+        Limits(cpu_cores=value)
+
+
+@pytest.mark.parametrize("value", [0, -5, "1GB"])
+def test_a_memory_budget_that_is_no_number_above_0_is_refused(value):
+    with pytest.raises(ConfigError, match=r"^memory_budget must be a number of bytes above 0, got"):
+        Limits(memory_bytes=value)
+
+
+def test_limits_may_be_left_out():
+    assert Limits() == Limits(cpu_cores=None, memory_bytes=None)

@@ -1,0 +1,387 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What is kept of batches: sums that add up, a window, the slowest samples; for any thread."""
+
+from __future__ import annotations
+
+import itertools
+import threading
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from penstock.data import ConcatDataset, Subset
+from penstock.engine.accounts import BatchRecord, TaskTimes
+from penstock.errors import ConfigError
+from penstock.insight.history import History
+from penstock.insight.stats import Change
+
+MS = 1_000_000
+S = 1_000_000_000
+
+
+def record(step=0, **given):
+    """A batch: by default of 4 samples, waited for 3 ms after 1 ms of the trainer's own."""
+    of_times = {n: given.pop(n) for n in TaskTimes._fields if n in given and n != "num_samples"}
+    asked_ns = given.pop("asked_ns", step * 4 * MS)
+    times = {"begun_ns": asked_ns, "ended_ns": asked_ns + 3 * MS, "fetch_ns": 2 * MS}
+    fields = {
+        "epoch": 0,
+        "step": step,
+        "worker_id": 0,
+        "pid": 7,
+        "asked_ns": asked_ns,
+        "given_ns": asked_ns + 3 * MS,
+        "consumer_ns": MS,
+        "trainer_cpu_ns": 0,
+        "trainer_starved_ns": None,
+        "num_samples": 4,
+        "num_failed": 0,
+        "indices": None,
+        "num_ready": 0,
+        "num_workers": 2,
+        "lookahead": 4,
+        "times": TaskTimes(**{**times, "num_samples": 4, **of_times}),
+    }
+    return BatchRecord(**{**fields, **given})
+
+
+def stats_of(history):
+    return history.stats(num_workers=2, prefetch_factor=2, cores=4.0)
+
+
+def history_of(records, dataset=None, **options):
+    history = History(dataset, **options)
+    for one in records:
+        history.add(one)
+    return history
+
+
+# Times of a worker's first batch say little of its samples, so tests begin with another one.
+FIRST = record(0)
+
+
+def microseconds(*times):
+    return np.array(times, np.uint32).tobytes()
+
+
+def test_sums_are_those_of_the_batches():
+    history = history_of(
+        record(
+            step,
+            num_failed=step % 2,
+            idle_ns=2 * MS,
+            collate_ns=MS,
+            send_ns=MS // 2,
+            slot_ns=MS // 4,
+            cpu_ns=MS,
+            num_bytes=100,
+            trainer_cpu_ns=MS // 2,
+        )
+        for step in range(300)
+    )
+    run = stats_of(history).run
+    assert (run.batches, run.samples, run.failed, run.bytes) == (300, 1200, 150, 30_000)
+    assert run.wait_s == pytest.approx(0.9)
+    assert run.consumer_s == pytest.approx(0.3)
+    assert run.seconds == pytest.approx(1.2)
+    assert run.wait_share == pytest.approx(0.75)
+    assert run.idle_s == pytest.approx(0.6)
+    assert run.read_s == pytest.approx(0.6)  # 3 ms, of it 1 ms of CPU
+    assert run.compute_s == pytest.approx(0)
+    assert run.collate_s == pytest.approx(0.3)
+    assert run.send_s == pytest.approx(0.15)
+    assert run.slot_s == pytest.approx(0.075)
+    assert run.worker_cpu_s == pytest.approx(0.3)
+    assert run.trainer_cpu_s == pytest.approx(0.15)
+
+
+def test_the_time_between_epochs_counts_for_nobody():
+    first = [record(step) for step in range(10)]
+    later = [
+        record(step, epoch=1, asked_ns=100 * S + step * 4 * MS, consumer_ns=MS * (step > 0))
+        for step in range(10)
+    ]
+    stats = stats_of(history_of(first + later))
+    assert stats.run.seconds == pytest.approx(20 * 0.003 + 19 * 0.001)
+    assert stats.run.starts == 1
+    assert stats.run.first_wait_s == pytest.approx(0.003)
+
+
+def test_an_epoch_has_sums_of_its_own_until_the_next_begins():
+    history = history_of(record(step) for step in range(5))
+    history.epoch_ended(0)
+    assert stats_of(history).epoch.batches == 5
+    history.add(record(0, epoch=1))
+    stats = stats_of(history)
+    assert (stats.epoch_number, stats.epoch.batches, stats.run.batches) == (1, 1, 6)
+    assert {number: span.batches for number, span in history.epochs().items()} == {0: 5, 1: 1}
+
+
+def test_an_epoch_without_a_batch_has_sums_of_nothing():
+    history = history_of([record(0)])
+    history.epoch_ended(3)
+    stats = stats_of(history)
+    assert (stats.epoch_number, stats.epoch.batches) == (3, 0)
+
+
+def test_before_the_first_batch_there_are_no_figures():
+    stats = stats_of(History())
+    assert stats.verdict.bottleneck == "nothing yet"
+    assert stats.run.batches == stats.window.batches == stats.epoch.batches == 0
+    assert stats.run.wait_share == 0
+
+
+def test_the_window_is_the_last_ten_seconds():
+    history = history_of(record(step, asked_ns=step * 50 * MS) for step in range(1000))
+    assert stats_of(history).window.batches == 200
+
+
+def test_the_window_has_64_batches_however_long_they_take():
+    history = history_of(record(step, asked_ns=step * S) for step in range(100))
+    assert stats_of(history).window.batches == 64
+
+
+def test_the_window_goes_back_no_further_than_the_crew():
+    old = [record(step, num_workers=2) for step in range(100)]
+    new = [record(step, num_workers=3) for step in range(100, 110)]
+    assert stats_of(history_of(old + new)).window.batches == 10
+
+
+def test_batches_are_judged_by_the_crew_that_made_them():
+    # 40 ms of a worker each, and the trainer takes 25 a second.
+    batches = [
+        record(step, num_workers=1, asked_ns=step * 80 * MS, consumer_ns=40 * MS, **made)
+        for step, made in enumerate([{"cpu_ns": 78 * MS, "fetch_ns": 78 * MS}] * 64)
+    ]
+    batches = [
+        b._replace(
+            given_ns=b.asked_ns + 40 * MS,
+            times=b.times._replace(ended_ns=b.times.begun_ns + 78 * MS),
+        )
+        for b in batches
+    ]
+    verdict = history_of(batches).stats(num_workers=8, prefetch_factor=2, cores=8.0).verdict
+    assert verdict.bottleneck == "workers"
+    assert "1 worker makes 13 a second" in verdict.text
+
+
+def test_no_more_than_asked_for_is_kept_and_sums_lose_nothing():
+    history = history_of((record(step) for step in range(1000)), keep=150)
+    assert [r.step for r in history.records()] == list(range(850, 1000))
+    assert stats_of(history).run.batches == 1000
+
+
+def test_keeping_nothing_is_refused():
+    with pytest.raises(ConfigError, match="keep must be 1 or more batches, got 0"):
+        History(keep=0)
+
+
+def test_batches_come_back_as_they_were_but_for_what_is_large():
+    given = [
+        record(0, indices=[1, 2, 3, 4], sample_us=microseconds(1, 2, 3, 4)),
+        record(1, starved_ns=5, trainer_starved_ns=6, pool_bytes=7, rss_bytes=8, num_bytes=9),
+    ]
+    first, second = history_of(given).records()
+    assert second == given[1]
+    assert first == given[0]._replace(indices=None, times=given[0].times._replace(sample_us=b""))
+    assert first.trainer_starved_ns is None
+    assert first.times.starved_ns is None
+
+
+def test_changes_are_told_in_their_order():
+    history = History()
+    changes = [Change(0, step, 2 + step, 2, "the trainer waits") for step in range(3)]
+    for change in changes:
+        history.note_change(change)
+    assert stats_of(history).changes == tuple(changes)
+
+
+def test_memory_is_told_at_its_peak():
+    history = history_of(
+        record(step, worker_id=step % 2, pool_bytes=pool, rss_bytes=rss)
+        for step, (pool, rss) in enumerate([(10, 5), (20, 7), (40, 6), (1, 1)])
+    )
+    history.add(record(4, worker_id=0, pool_bytes=5))
+    stats = stats_of(history)
+    assert stats.slot_bytes == 60
+    assert stats.worker_rss_bytes == {0: 6, 1: 7}
+
+
+def test_a_loader_without_workers_is_serial():
+    history = history_of([record(0, num_workers=0)], backend="process")
+    stats = history.stats(num_workers=0, prefetch_factor=2, cores=1.0)
+    assert stats.backend == "serial"
+
+
+def test_the_slowest_samples_are_named_each_once_the_longest_first():
+    class Files(list):
+        samples = tuple((f"{n}.jpg", 0) for n in range(8))
+
+    history = history_of(
+        (
+            record(step, indices=[3, 4, 5, 6], sample_us=microseconds(50, 9000 + step, 60, 70))
+            for step in range(20)
+        ),
+        Files(range(8)),
+    )
+    slowest = stats_of(history).slowest
+    assert [s.index for s in slowest] == [4, 6, 5, 3]
+    assert (slowest[0].name, slowest[0].seconds, slowest[0].step) == ("4.jpg", 0.009019, 19)
+
+
+def test_twenty_slow_samples_are_remembered_of_all():
+    times = np.random.default_rng(0).permutation(2000) + 10
+    history = history_of(
+        [FIRST]
+        + [
+            record(n, indices=np.arange(n * 20, n * 20 + 20), sample_us=microseconds(*part))
+            for n, part in enumerate(times.reshape(100, 20))
+        ]
+    )
+    slowest = stats_of(history).slowest
+    assert [round(s.seconds * 1e6) for s in slowest] == sorted(times.tolist())[:-21:-1]
+    assert [s.index for s in slowest] == np.argsort(times)[:-21:-1].tolist()
+
+
+def test_what_a_worker_s_first_batch_takes_is_not_put_down_to_its_samples():
+    history = history_of(
+        record(
+            step,
+            worker_id=step % 2,
+            pid=7 + (step >= 20),
+            indices=[step],
+            sample_us=microseconds(300_000 if step in (0, 1, 20, 21) else 1000),
+        )
+        for step in range(40)
+    )
+    stats = stats_of(history)
+    assert stats.window.slow == 0
+    assert max(s.seconds for s in stats.slowest) == 0.001
+
+
+def test_samples_far_beyond_the_typical_one_are_counted_as_slow():
+    timed = (
+        record(step, sample_us=microseconds(500, 500, 500, 500 if step % 4 else 8000))
+        for step in range(80)
+    )
+    window = stats_of(history_of([FIRST, *timed])).window
+    assert (window.timed, window.slow) == (320, 20)
+    assert window.slow_s == pytest.approx(0.16)
+    assert window.timed_s == pytest.approx(0.16 + 300 * 0.0005)
+
+
+@pytest.mark.parametrize(
+    "indices",
+    [
+        None,
+        ["a", "b"],
+        [(1, 2), (3, 4)],
+        [[1], [2, 3]],
+        [{1}, {2}],
+        "key",
+        7,
+        [None, None],
+        [9e9, 1],
+    ],
+)
+def test_keys_of_any_kind_are_put_up_with(indices):
+    dataset = ConcatDataset([[0, 1, 2], [3, 4]])
+    history = history_of(
+        (record(n, indices=indices, sample_us=microseconds(5, 6)) for n in range(10)), dataset
+    )
+    stats = stats_of(history)
+    assert stats.run.batches == 10
+    assert len(stats.slowest) >= 1
+
+
+def test_a_dataset_that_answers_nonsense_does_not_reach_the_training():
+    class Hostile:
+        def __len__(self):
+            raise RuntimeError("no length")
+
+        def __getattr__(self, name):
+            raise RuntimeError(f"no {name}")
+
+        def __getitem__(self, index):
+            raise AssertionError("a sample was read")
+
+    history = history_of(
+        (record(n, indices=[n], sample_us=microseconds(5000)) for n in range(200)), Hostile()
+    )
+    stats = stats_of(history)
+    assert stats.run.batches == 200
+    assert stats.slowest[0].name is None
+    assert history.recording({}, [], stats).classes is None
+
+
+def test_parts_of_a_dataset_are_told_apart_below_a_subset():
+    whole = ConcatDataset([range(10), [0] * 10])
+    dataset = Subset(whole, [15, 1, 16, 2])
+    history = history_of(
+        [FIRST]
+        + [
+            record(n, indices=[0, 1, 2, -1], sample_us=microseconds(900, 100, 900, 100))
+            for n in range(10)
+        ],
+        dataset,
+    )
+    costly, cheap = stats_of(history).sources
+    assert (costly.name, costly.samples) == ("datasets[1] (list)", 20)
+    assert costly.mean_s == pytest.approx(900e-6)
+    assert (cheap.name, cheap.samples) == ("datasets[0] (range)", 20)
+    assert cheap.mean_s == pytest.approx(100e-6)
+
+
+def test_indices_out_of_a_dataset_of_parts_end_its_accounts_and_nothing_else():
+    dataset = ConcatDataset([range(10), range(10)])
+    history = history_of([FIRST, record(1, indices=[99], sample_us=microseconds(5))], dataset)
+    assert stats_of(history).sources == ()
+
+
+@settings(max_examples=30, deadline=None)
+@given(
+    keep=st.integers(1, 300),
+    sizes=st.lists(st.integers(1, 200), min_size=1, max_size=6),
+)
+def test_sums_and_kept_batches_do_not_depend_on_when_they_are_asked_for(keep, sizes):
+    asked, silent = History(keep=keep), History(keep=keep)
+    steps = itertools.count()
+    for size in sizes:
+        for step in itertools.islice(steps, size):
+            one = record(step, epoch=step // 37, cpu_ns=step, num_ready=step % 3)
+            asked.add(one)
+            silent.add(one)
+        stats_of(asked)
+    assert asked.records() == silent.records()
+    total = sum(sizes)
+    assert [r.step for r in asked.records()] == list(range(total))[-keep:]
+    ours, theirs = stats_of(asked), stats_of(silent)
+    assert ours.run == theirs.run
+    assert ours.epoch == theirs.epoch
+    assert ours.window == theirs.window
+    assert sum(span.batches for span in asked.epochs().values()) == total
+
+
+def test_reading_from_other_threads_loses_no_batch():
+    history = History([0] * 4)
+    total, seen, is_over = 20_000, [], threading.Event()
+
+    def read():
+        while not is_over.is_set():
+            seen.append(stats_of(history).run.batches)
+
+    readers = [threading.Thread(target=read) for _ in range(2)]
+    for reader in readers:
+        reader.start()
+    for step in range(total):
+        history.add(record(step, indices=[0, 1], sample_us=microseconds(1, 2)))
+    is_over.set()
+    for reader in readers:
+        reader.join()
+    stats = stats_of(history)
+    assert stats.run.batches == total
+    assert stats.run.timed == 2 * (total - 1)
+    assert all(0 <= number <= total for number in seen)
+    assert [r.step for r in history.records()] == list(range(total))[-10_000:]

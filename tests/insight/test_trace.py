@@ -1,0 +1,227 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A trace keeps the rules of the trace event format, and holds its recording."""
+
+from __future__ import annotations
+
+import itertools
+import json
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from penstock.errors import ConfigError
+from penstock.insight.recording import Recording
+from penstock.insight.segments import Columns, moments_of_steps, trainer_stages, worker_stages
+from penstock.insight.stats import Stats, Verdict
+from penstock.insight.trace import read_trace, trace_events, write_trace
+
+from .recordings import Run, change, failure, recording_of
+
+PHASES = {"M", "X", "s", "f", "C", "i"}
+ROUNDING_US = 0.001  # nanoseconds are written as microseconds
+
+
+@pytest.fixture(scope="module")
+def recording():
+    return recording_of(
+        failures=[failure(step=5), failure(index="gone", step=99_999)],
+        changes=[change(40, 2, "workers are busy"), change(99_999, 3, "no batch of it is kept")],
+    )
+
+
+@pytest.fixture(scope="module")
+def written(recording, tmp_path_factory):
+    path = tmp_path_factory.mktemp("trace") / "run.json"
+    assert write_trace(recording, path) == path
+
+    def refuse(word):
+        raise AssertionError(f"{word} is no JSON")
+
+    return json.loads(path.read_text(), parse_constant=refuse)
+
+
+def of_phase(events, phase):
+    return [event for event in events if event["ph"] == phase]
+
+
+def test_every_event_has_what_the_format_asks_for(written):
+    events = written["traceEvents"]
+    assert {event["ph"] for event in events} == PHASES
+    for event in events:
+        assert {"ph", "ts", "pid", "tid", "name"} <= event.keys()
+        assert isinstance(event["pid"], int)
+        assert isinstance(event["tid"], int)
+        assert event["ts"] >= 0
+    assert all(event["dur"] > 0 for event in of_phase(events, "X"))
+    assert all(event["s"] == "p" for event in of_phase(events, "i"))
+
+
+def test_events_come_in_order_of_time_after_the_names(written):
+    events = written["traceEvents"]
+    names = of_phase(events, "M")
+    assert events[: len(names)] == names
+    times = [event["ts"] for event in events[len(names) :]]
+    assert times == sorted(times)
+
+
+def rows_of(events):
+    rows = {}
+    for event in of_phase(events, "X"):
+        rows.setdefault((event["pid"], event["tid"]), []).append(event)
+    return rows
+
+
+def assert_nothing_overlaps(events):
+    for row in rows_of(events).values():
+        row.sort(key=lambda event: (event["ts"], event["dur"]))
+        for one, other in itertools.pairwise(row):
+            assert one["ts"] + one["dur"] <= other["ts"] + ROUNDING_US
+
+
+def test_events_of_one_row_do_not_overlap(written):
+    assert_nothing_overlaps(written["traceEvents"])
+
+
+def test_every_row_has_a_name(written):
+    events = written["traceEvents"]
+    named = {(e["pid"], e["tid"]): e["args"]["name"] for e in of_phase(events, "M")}
+    threads = {
+        (e["pid"], e["tid"]): e["args"]["name"]
+        for e in of_phase(events, "M")
+        if e["name"] == "thread_name"
+    }
+    assert set(rows_of(events)) == set(threads)
+    assert sorted(threads.values()) == ["training loop", "worker 0", "worker 1", "worker 2"]
+    assert len(named) == 5  # of the two processes, one has no thread 0
+
+
+def test_rows_hold_the_seconds_that_the_stats_add_up_to(written, recording):
+    run = recording.stats.run
+    sums = {}
+    for event in of_phase(written["traceEvents"], "X"):
+        sums[event["name"]] = sums.get(event["name"], 0.0) + event["dur"] / 1e6
+    assert sums.pop("own code") == pytest.approx(run.consumer_s, rel=1e-6)
+    assert sums.pop("wait for batch") == pytest.approx(run.wait_s, rel=1e-6)
+    assert sums.pop("idle") == pytest.approx(run.idle_s, rel=1e-6)
+    for name in ("read", "compute", "collate", "send"):
+        assert sums.pop(name) == pytest.approx(getattr(run, f"{name}_s"), rel=1e-6)
+    assert not sums
+
+
+def test_an_arrow_leads_from_the_making_of_every_batch_to_its_taking(written, recording):
+    events = written["traceEvents"]
+    starts = {event["id"]: event for event in of_phase(events, "s")}
+    ends = {event["id"]: event for event in of_phase(events, "f")}
+    assert len(starts) == len(ends) == recording.stats.run.batches
+    for number, end in ends.items():
+        assert starts[number]["ts"] <= end["ts"]
+        assert end["bp"] == "e"
+        assert starts[number]["pid"] != end["pid"]
+
+
+def test_failures_and_changes_are_marked_where_their_batch_is_kept(written):
+    marks = [(e["name"], e["args"]) for e in of_phase(written["traceEvents"], "i")]
+    assert marks == [
+        (
+            "sample failed",
+            {"index": 7, "name": "photos/broken.jpg", "error": "ValueError: truncated image"},
+        ),
+        ("2 workers, 2 batches each", {"reason": "workers are busy"}),
+    ]
+
+
+def test_counters_tell_every_change_of_their_value(written, recording):
+    told = [e["args"] for e in of_phase(written["traceEvents"], "C") if e["name"] == "workers"]
+    assert told == [{"workers": 3}]
+    ready = [
+        e["args"]["ready batches"]
+        for e in of_phase(written["traceEvents"], "C")
+        if e["name"] == "ready batches"
+    ]
+    column = recording.batches["ready"]
+    assert ready == [value for value, _ in itertools.groupby(column)]
+
+
+def test_the_recording_is_read_back_from_the_trace(recording, tmp_path):
+    path = write_trace(recording, tmp_path / "run.json")
+    assert read_trace(path) == recording
+
+
+def test_an_empty_run_has_a_trace(tmp_path):
+    empty = Recording({}, Stats(Verdict("nothing yet", "")))
+    assert read_trace(write_trace(empty, tmp_path / "run.json")) == empty
+    assert {event["ph"] for event in trace_events(empty)} == {"M"}
+
+
+def test_a_file_that_is_no_trace_is_refused_with_the_reason(tmp_path):
+    path = tmp_path / "run.json"
+    with pytest.raises(ConfigError, match=r"cannot read .*run.json: No such file"):
+        read_trace(path)
+    path.write_text("[1, 2")
+    with pytest.raises(ConfigError, match=r"is not JSON"):
+        read_trace(path)
+    path.write_text("[1, 2]")
+    with pytest.raises(ConfigError, match=r"no trace of a loader: it has no otherData.recording"):
+        read_trace(path)
+    path.write_text('{"otherData": {"recording": {"format": "penstock recording"}}}')
+    with pytest.raises(ConfigError, match=r"version None"):
+        read_trace(path)
+
+
+def test_a_trace_that_cannot_be_written_leaves_the_old_one(recording, tmp_path, monkeypatch):
+    path = tmp_path / "run.json"
+    path.write_text("the old one")
+
+    def full(*_):
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr("os.replace", full)
+    with pytest.raises(OSError, match="No space"):
+        write_trace(recording, path)
+    assert path.read_text() == "the old one"
+    assert list(tmp_path.iterdir()) == [path]
+
+
+@st.composite
+def batch_columns(draw):
+    """Columns as no sane run has them: tasks that overlap, parts longer than their whole."""
+    number = draw(st.integers(0, 12))
+    moments = st.integers(0, 2_000)
+    names = ("begun_ns", "ended_ns", "asked_ns", "given_ns", "consumer_ns", "idle_ns")
+    names += ("fetch_ns", "read_ns", "collate_ns", "send_ns")
+    columns = {name: [0] * number for name in Recording({}, Stats(Verdict("trainer", ""))).batches}
+    for name in names:
+        columns[name] = draw(st.lists(moments, min_size=number, max_size=number))
+    columns["worker"] = draw(st.lists(st.integers(0, 2), min_size=number, max_size=number))
+    columns["step"] = list(range(number))
+    return columns
+
+
+@settings(max_examples=200, deadline=None)
+@given(batch_columns())
+def test_whatever_was_measured_nothing_overlaps_and_nothing_ends_before_it_begins(columns):
+    recording = Recording({}, Stats(Verdict("trainer", "")), columns)
+    arrays = Columns(recording)
+    for stage in [*worker_stages(arrays), *trainer_stages(arrays)]:
+        assert (stage.stops >= stage.starts).all()
+    assert_nothing_overlaps(trace_events(recording))
+
+
+def test_what_goes_beyond_the_end_of_a_task_is_cut_off():
+    one = {name: [0] for name in recording_of(Run(batches=0)).batches}
+    one |= {"begun_ns": [1000], "ended_ns": [2000], "fetch_ns": [700], "read_ns": [500]}
+    one |= {"collate_ns": [200], "send_ns": [150], "idle_ns": [400]}
+    stages = worker_stages(Columns(Recording({}, Stats(Verdict("trainer", "")), one)))
+    lengths = {stage.name: int((stage.stops - stage.starts)[0]) for stage in stages}
+    assert lengths == {"idle": 400, "read": 500, "compute": 200, "collate": 200, "send": 100}
+
+
+def test_moments_of_steps_are_those_at_which_batches_were_given():
+    recording = recording_of(Run(batches=3, per_epoch=2))
+    given = recording.batches["given_ns"]
+    assert moments_of_steps(Columns(recording)) == {
+        (0, 0): given[0],
+        (0, 1): given[1],
+        (1, 0): given[2],
+    }

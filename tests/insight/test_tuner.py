@@ -1,0 +1,167 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The tuner finds about the best crew within 200 batches, keeps to its budgets, and then rests."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+from tests.insight.training import Regime, Training, best_rate, fixed_rate
+
+from penstock.engine.accounts import Crew
+from penstock.insight.budgets import Limits
+from penstock.insight.tuner import Tuner
+
+READS = Regime(read_s=0.02, trainer_s=0.005, cores=2)
+CPU = Regime(compute_s=0.02, trainer_s=0.005, cores=8)
+REGIMES = {
+    "cpu, 2 cores": Regime(compute_s=0.01, trainer_s=0.001, cores=2),
+    "cpu, 4 cores": Regime(compute_s=0.01, trainer_s=0.0005, cores=4),
+    "cpu, 16 cores": Regime(compute_s=0.04, trainer_s=0.001, cores=16),
+    "cpu, enough cores": Regime(compute_s=0.04, trainer_s=0.010, cores=8),
+    "reads of 20 ms": READS,
+    "reads of 20 ms, quick trainer": replace(READS, trainer_s=0.001),
+    "reads of 20 ms, one core": replace(READS, cores=1),
+    "trainer": Regime(compute_s=0.002, trainer_s=0.02, cores=2),
+    "mixed, 2 cores": Regime(read_s=0.01, compute_s=0.01, trainer_s=0.001, cores=2),
+    "mixed, 4 cores": Regime(read_s=0.01, compute_s=0.005, trainer_s=0.001, cores=4),
+    "trainer on a core": Regime(compute_s=0.01, trainer_cpu_s=0.01, cores=2),
+    "storage at its limit": Regime(
+        read_s=0.02, compute_s=0.001, trainer_s=0.001, parallel_reads=4, cores=2
+    ),
+    "a lock": Regime(read_s=0.005, compute_s=1e-4, trainer_s=0.001, parallel_reads=1),
+    "1 ms": Regime(compute_s=0.001, trainer_s=0.001, cores=2),
+    "3 ms": Regime(read_s=0.003, compute_s=0.001, trainer_s=0.001, cores=2),
+    "workers start slowly": replace(CPU, start_s=1.0),
+    "short epochs": replace(READS, batches_per_epoch=50),
+    "short epochs, new workers": replace(READS, batches_per_epoch=50, keeps_workers=False),
+    "tiny epochs, new workers": replace(CPU, batches_per_epoch=10, keeps_workers=False),
+    "run queue unknown": Regime(compute_s=0.01, trainer_s=0.001, cores=2, tells_starved=False),
+}
+
+
+def tuned(*parts, limits=None, seed=0):
+    """Return a training after so many batches of each regime."""
+    tuner = Tuner(limits or Limits(), cores=parts[0][0].cores)
+    training = Training(parts[0][0], tuner.crew, seed=seed)
+    for regime, num_batches in parts:
+        training.regime = regime
+        training.run(num_batches, tuner.observe, lambda: tuner.reason)
+    assert all(change.num_workers <= tuner.max_workers for change in training.changes)
+    return training
+
+
+@pytest.mark.parametrize("name", REGIMES)
+def test_within_200_batches_it_gives_nearly_what_the_best_fixed_crew_gives(name):
+    regime = REGIMES[name]
+    best = best_rate(regime)
+    for seed in (0, 1):
+        training = tuned((regime, 200), seed=seed)
+        assert fixed_rate(regime, training.crew) >= 0.9 * best, training.changes
+
+
+@pytest.mark.parametrize("name", REGIMES)
+def test_it_comes_to_rest(name):
+    training = tuned((REGIMES[name], 1200), seed=2)
+    assert len(training.changes) <= 6
+    assert all(change.step <= 500 for change in training.changes)
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_batches_that_differ_much_do_not_keep_it_busy(seed):
+    regime = Regime(compute_s=0.01, trainer_s=0.01, slow_every=20, slow_factor=10)
+    training = tuned((regime, 1200), seed=seed)
+    assert len(training.changes) <= 8
+    assert fixed_rate(regime, training.crew) >= 0.85 * best_rate(regime)
+
+
+@pytest.mark.parametrize("tells", [True, False])
+@pytest.mark.parametrize("trainer_s", [0.0005, 0.02])
+def test_with_one_core_work_on_the_cpu_gets_one_or_two_workers(trainer_s, tells):
+    regime = Regime(compute_s=0.01, trainer_s=trainer_s, cores=1, tells_starved=tells)
+    for seed in range(3):
+        training = tuned((regime, 400), seed=seed)
+        assert all(change.num_workers <= 2 for change in training.changes)
+
+
+def test_a_trainer_that_slows_down_needs_fewer_workers():
+    training = tuned((READS, 300), (replace(READS, trainer_s=0.05), 300))
+    assert training.changes[0].num_workers >= 4
+    assert training.crew.num_workers == 1
+    assert "workers are at work" in training.changes[-1].reason
+
+
+@pytest.mark.parametrize(
+    ("before", "after"),
+    [
+        (READS, replace(READS, read_s=0.06)),
+        (replace(READS, trainer_s=0.05), READS),
+        (CPU, replace(CPU, compute_s=0.05)),
+    ],
+    ids=["slower storage", "quicker trainer", "heavier samples"],
+)
+def test_it_begins_anew_when_costs_change_for_good(before, after):
+    training = tuned((before, 300), (after, 500))
+    assert training.changes[-1].step > 300
+    assert fixed_rate(after, training.crew) >= 0.9 * best_rate(after)
+
+
+def test_a_pause_of_the_trainer_changes_nothing():
+    training = tuned((READS, 150), (replace(READS, trainer_s=1.0), 2), (READS, 300))
+    assert all(change.step <= 150 for change in training.changes)
+
+
+@pytest.mark.parametrize("cores", [0.5, 1, 2, 2.5, 4])
+def test_a_cpu_budget_is_never_exceeded(cores):
+    regime = Regime(read_s=0.01, compute_s=0.01, trainer_s=0.001, cores=8)
+    for seed in range(2):
+        training = tuned((regime, 300), limits=Limits(cpu_cores=cores), seed=seed)
+        for change in training.changes:  # half of a worker's time is on a core; 10 %: noise
+            assert change.num_workers == 1 or change.num_workers / 2 <= 1.1 * cores
+
+
+def test_a_memory_budget_bounds_batches_under_way():
+    regime = replace(READS, trainer_s=0.001, batch_bytes=20_000_000)
+    training = tuned((regime, 300), limits=Limits(memory_bytes=500_000_000))
+    for n, factor in [(c.num_workers, c.prefetch_factor) for c in training.changes]:
+        assert n * factor * regime.batch_bytes <= 500_000_000
+    assert training.crew.num_workers > 1
+    assert "memory is enough for" in training.changes[0].reason
+
+
+def test_batches_that_outgrow_memory_cost_workers_at_once():
+    small = replace(READS, trainer_s=0.001, batch_bytes=2_000_000)
+    large = replace(small, batch_bytes=200_000_000)
+    training = tuned((small, 150), (large, 300), limits=Limits(memory_bytes=4_000_000_000))
+    n, factor = training.crew
+    assert n * factor * large.batch_bytes <= 4_000_000_000
+
+
+def test_the_reason_gives_figures():
+    training = tuned((replace(READS, noise=0.0), 100))
+    assert training.changes[0].num_workers == 5
+    assert training.changes[0].reason == (
+        "a batch takes 20 ms in a worker and 5.1 ms in the trainer: 5 workers keep up"
+    )
+
+
+@pytest.mark.parametrize(
+    ("limits", "cores", "workers"),
+    [
+        (Limits(), 1.0, 1),
+        (Limits(), 2.0, 1),
+        (Limits(), 4.0, 2),
+        (Limits(cpu_cores=1), 8.0, 1),
+        (Limits(cpu_cores=2), 8.0, 2),
+        (Limits(memory_bytes=1), 8.0, 1),
+    ],
+)
+def test_it_begins_small(limits, cores, workers):
+    assert Tuner(limits, cores=cores).crew == Crew(workers, 2)
+
+
+def test_the_ceiling_follows_cores_and_memory():
+    assert Tuner(Limits(), cores=2).max_workers == 32
+    assert Tuner(Limits(), cores=64).max_workers == 256
+    assert Tuner(Limits(), cores=2, memory_left_bytes=1_000_000_000).max_workers == 10
+    assert Tuner(Limits(memory_bytes=100_000_000), cores=2).max_workers == 2

@@ -1,0 +1,389 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The verdict on made-up trainings: right in each, and never absurd."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+import re
+import typing
+
+import pytest
+from hypothesis import assume, given, settings
+from hypothesis import strategies as st
+
+from penstock.insight.stats import Bottleneck, SlowSample, Source, Span
+from penstock.insight.verdict import judge
+
+MS = 1e-3
+
+
+def training(
+    batches=200,
+    *,
+    workers=2,
+    cores=8.0,
+    trainer=8 * MS,
+    trainer_cpu=None,
+    read=0.0,
+    compute=0.0,
+    collate=0.0,
+    send=0.0,
+    wait=None,
+    idle=None,
+    starved=0.0,
+    cpu=None,
+    num_ready=0.0,
+    lookahead=None,
+    sources=(),
+    slowest=(),
+    backend="process",
+    **more,
+):
+    """Judge a training of figures per batch; waits and idle time are what follows from them."""
+    busy = read + compute + collate + send
+    period = max(trainer, busy / workers) if workers else trainer + busy
+    if wait is None:
+        wait = period - trainer
+    period = trainer + wait
+    if idle is None:
+        idle = max(period * workers - busy, 0.0)
+    fields = {
+        "batches": batches,
+        "samples": 32 * batches,
+        "bytes": 10_000_000 * batches,
+        "seconds": batches * period,
+        "wait_s": batches * wait,
+        "consumer_s": batches * trainer,
+        "trainer_cpu_s": batches * (trainer if trainer_cpu is None else trainer_cpu),
+        "idle_s": batches * idle,
+        "read_s": batches * read,
+        "compute_s": batches * compute,
+        "collate_s": batches * collate,
+        "send_s": batches * send,
+        "starved_s": batches * starved,
+        "worker_cpu_s": batches * (compute + collate + send - starved if cpu is None else cpu),
+        **more,
+    }
+    return judge(
+        Span(**fields),
+        num_workers=workers,
+        cores=cores,
+        num_ready=num_ready,
+        lookahead=2 * workers if lookahead is None else lookahead,
+        sources=sources,
+        slowest=slowest,
+        backend=backend,
+    )
+
+
+def advised_workers(verdict):
+    found = re.search(r"num_workers=(\d+)", verdict.remedy)
+    assert found, verdict.remedy
+    return int(found[1])
+
+
+@pytest.mark.parametrize("batches", [0, 1, 7])
+def test_a_few_batches_tell_nothing(batches):
+    verdict = training(batches, compute=40 * MS)
+    assert verdict.bottleneck == "nothing yet"
+    assert verdict.expected_gain is None
+
+
+def test_with_batches_ready_there_is_nothing_to_do():
+    verdict = training(compute=12 * MS, trainer=10 * MS, num_ready=3.4)
+    assert verdict.bottleneck == "trainer"
+    assert (verdict.remedy, verdict.expected_gain) == ("", None)
+    assert verdict.text == (
+        "The trainer waits 0 % of the time: 3.4 batches lie ready. There is nothing to do."
+    )
+
+
+def test_workers_that_are_not_needed_are_remarked():
+    verdict = training(workers=8, compute=12 * MS, trainer=10 * MS, num_ready=10)
+    assert verdict.bottleneck == "trainer"
+    assert verdict.text.endswith("There is nothing to do. 2 workers of the 8 would do.")
+
+
+def test_cheap_cores_that_idle_call_for_workers():
+    verdict = training(compute=41 * MS, cpu=38 * MS, cores=16.0)
+    assert verdict.bottleneck == "workers"
+    assert verdict.text == (
+        "The trainer waits 61 % of the time: a batch takes 41 ms of a worker's time, 38 ms of it "
+        "CPU, and 2 workers make 49 a second, while the trainer could take 125."
+    )
+    assert advised_workers(verdict) == 6
+    assert verdict.expected_gain == pytest.approx(20.5 / 8)  # up to the trainer's own rate
+
+
+def test_workers_bring_no_more_than_cores_allow():
+    verdict = training(compute=40 * MS, trainer=2 * MS, cores=4.0)
+    assert verdict.bottleneck == "workers"
+    assert verdict.expected_gain == pytest.approx(4 / (42 * MS) * 20 * MS)
+    assert advised_workers(verdict) == 5  # 4 cores' worth, and some margin
+
+
+def test_with_all_cores_taken_workers_do_not_help():
+    verdict = training(workers=4, compute=40 * MS, trainer=1 * MS, cores=4.0)
+    assert verdict.bottleneck == "cpu"
+    assert "num_workers" not in verdict.remedy
+    assert verdict.expected_gain == pytest.approx(4 / 21e-3 / 100)
+    assert "more workers would not help" in verdict.text
+
+
+def test_one_core_is_taken_by_one_worker():
+    verdict = training(workers=1, compute=20 * MS, trainer=4 * MS, wait=20 * MS, cores=1.0)
+    assert verdict.bottleneck == "cpu"
+
+
+def test_cores_that_others_take_are_said_to_be():
+    verdict = training(compute=40 * MS, starved=20 * MS, cores=8.0)
+    assert verdict.bottleneck == "cpu"
+    assert "other programs" in verdict.text
+    assert verdict.expected_gain == pytest.approx(2.0)  # half of 20 ms, and of waiting 20 ms for it
+
+
+def test_reads_wait_without_cpu_so_more_may_wait_at_a_time():
+    verdict = training(read=640 * MS, compute=10 * MS, trainer=50 * MS, cores=2.0)
+    assert verdict.bottleneck == "storage"
+    assert advised_workers(verdict) == 15
+    assert verdict.expected_gain == pytest.approx(325 / 50)
+    assert "640 ms of it waiting for reads" in verdict.text
+
+
+def test_a_costly_part_of_the_dataset_is_named():
+    sources = [Source("datasets[2] (Tar)", 800, 9 * MS), Source("datasets[0] (A)", 2400, 1 * MS)]
+    verdict = training(read=72 * MS, compute=24 * MS, sources=sources)
+    assert verdict.bottleneck == "slow source"
+    assert "a sample of datasets[2] (Tar) takes 9.0 ms, one of the others 1.0 ms" in verdict.text
+    # 6400 of 9600 ms are beyond their due; 48 ms a batch become 16, and the trainer takes 8.
+    assert verdict.expected_gain == pytest.approx(3.0)
+
+
+def test_parts_that_cost_the_same_are_not_blamed():
+    sources = [Source("datasets[1] (B)", 800, 3 * MS), Source("datasets[0] (A)", 2400, 2 * MS)]
+    assert training(compute=96 * MS, sources=sources).bottleneck == "workers"
+
+
+def test_a_costly_part_that_is_rare_is_not_blamed():
+    sources = [Source("datasets[1] (B)", 20, 9 * MS), Source("datasets[0] (A)", 6000, 1 * MS)]
+    assert training(compute=96 * MS, sources=sources).bottleneck == "workers"
+
+
+def test_a_few_slow_files_are_named():
+    slowest = [SlowSample(n, name, 0.5, 0, n, 0) for n, name in enumerate(["a.tif", None])]
+    verdict = training(
+        compute=48 * MS, timed=6400, timed_s=9.6, slow=64, slow_s=6.4, slowest=slowest
+    )
+    assert verdict.bottleneck == "slow source"
+    assert "1 % of the samples take 67 % of the time" in verdict.text
+    assert "a.tif (500 ms), sample 1 (500 ms)" in verdict.text
+    assert verdict.expected_gain == pytest.approx(1 / (1 - 0.6633), rel=1e-3)
+
+
+def test_many_slow_samples_are_no_exception():
+    verdict = training(compute=48 * MS, timed=6400, timed_s=9.6, slow=2000, slow_s=6.4)
+    assert verdict.bottleneck == "workers"
+
+
+def test_collating_that_takes_longer_than_the_samples_is_named():
+    verdict = training(compute=10 * MS, collate=30 * MS)
+    assert verdict.bottleneck == "collate"
+    assert "30 ms of the 40 ms" in verdict.text
+    assert verdict.expected_gain == pytest.approx(20 / 8)
+    assert "get_batch" in verdict.remedy
+
+
+def test_sending_that_takes_longer_than_the_samples_is_named():
+    verdict = training(compute=10 * MS, send=30 * MS)
+    assert verdict.bottleneck == "transport"
+    assert "10 MB" in verdict.text
+
+
+@pytest.mark.parametrize(("collate", "expected"), [(15.9, "workers"), (16.1, "collate")])
+def test_collate_is_the_bottleneck_from_two_fifths_on(collate, expected):
+    assert training(compute=(40 - collate) * MS, collate=collate * MS).bottleneck == expected
+
+
+@pytest.mark.parametrize(("read", "expected"), [(19.9, "workers"), (20.1, "storage")])
+def test_storage_is_the_bottleneck_from_half_of_the_time_on(read, expected):
+    assert training(compute=(40 - read) * MS, read=read * MS).bottleneck == expected
+
+
+@pytest.mark.parametrize(("wait", "expected"), [(0.42, "trainer"), (0.43, "workers")])
+def test_the_trainer_waits_from_a_twentieth_of_the_time_on(wait, expected):
+    assert training(compute=40 * MS, wait=wait * MS, idle=0.0).bottleneck == expected
+
+
+def test_workers_that_idle_while_the_trainer_waits_are_to_work_further_ahead():
+    verdict = training(workers=4, compute=16 * MS, wait=4 * MS, lookahead=8)
+    assert verdict.bottleneck == "bursts"
+    assert "prefetch_factor=4 instead of 2" in verdict.remedy
+    assert verdict.expected_gain == pytest.approx(12 / 8)
+
+
+def test_workers_that_starve_the_trainer_are_to_be_fewer():
+    verdict = training(
+        workers=4, compute=20 * MS, trainer=20 * MS, cores=2.0, trainer_starved_s=200 * 6 * MS,
+        trainer_cpu=12 * MS, num_ready=6,
+    )  # fmt: skip
+    assert verdict.bottleneck == "contention"
+    assert advised_workers(verdict) == 2
+    assert verdict.expected_gain == pytest.approx(min(20 / 14, 2 / 32e-3 * 20e-3))
+
+
+def test_a_single_worker_that_starves_the_trainer_is_not_taken_away():
+    verdict = training(
+        workers=1, compute=10 * MS, trainer=20 * MS, cores=1.0, trainer_starved_s=200 * 6 * MS,
+        trainer_cpu=8 * MS,
+    )  # fmt: skip
+    assert verdict.bottleneck == "contention"
+    assert "num_workers" not in verdict.remedy
+
+
+def test_without_workers_the_trainer_makes_batches_itself():
+    verdict = training(workers=0, compute=40 * MS, cores=8.0)
+    assert verdict.bottleneck == "workers"
+    assert advised_workers(verdict) == 6
+    assert verdict.expected_gain == pytest.approx(6.0)
+
+
+def test_without_workers_slow_reads_are_storage_and_workers_the_remedy():
+    verdict = training(workers=0, read=40 * MS, compute=2 * MS, cores=2.0)
+    assert verdict.bottleneck == "storage"
+    assert advised_workers(verdict) == 6
+    assert verdict.expected_gain == pytest.approx(50 / 8)
+
+
+def test_without_workers_on_one_core_none_are_advised():
+    verdict = training(workers=0, compute=40 * MS, cores=1.0)
+    assert verdict.bottleneck == "cpu"
+    assert "num_workers" not in verdict.remedy
+
+
+def test_threads_that_wait_for_the_lock_are_to_be_processes():
+    verdict = training(
+        workers=4, compute=10 * MS, read=30 * MS, trainer=1 * MS, cores=8.0, backend="thread"
+    )
+    assert verdict.bottleneck == "gil"
+    assert 'backend="process"' in verdict.remedy
+    assert verdict.expected_gain == pytest.approx(4.0)
+
+
+def test_processes_that_take_one_core_together_wait_for_storage():
+    verdict = training(workers=4, compute=10 * MS, read=30 * MS, trainer=1 * MS, cores=8.0)
+    assert verdict.bottleneck == "storage"
+
+
+def test_waits_at_the_start_of_epochs_are_told_from_others():
+    verdict = training(
+        compute=12 * MS, trainer=10 * MS, wait=15 * MS, first_wait_s=3.0, starts=10, idle=10 * MS
+    )
+    assert verdict.bottleneck == "start"
+    assert "300 ms each time" in verdict.text
+    assert "persistent_workers=True" in verdict.remedy
+    assert verdict.expected_gain == pytest.approx(2.5)
+
+
+def test_the_first_wait_of_a_run_is_not_held_against_it():
+    verdict = training(
+        compute=12 * MS, trainer=10 * MS, wait=15 * MS, first_wait_s=3.0, starts=1, idle=10 * MS
+    )
+    assert verdict.bottleneck == "trainer"
+
+
+SECONDS = st.floats(0, 1e4)
+SPANS = st.builds(
+    Span,
+    batches=st.integers(0, 10_000),
+    samples=st.integers(0, 10**6),
+    bytes=st.integers(0, 10**12),
+    starts=st.integers(0, 100),
+    timed=st.integers(0, 1000),
+    slow=st.integers(0, 1000),
+    **{
+        name: SECONDS
+        for name in Span.__dataclass_fields__
+        if name.endswith("_s") or name == "seconds"
+    },
+)
+PARTS = st.lists(
+    st.builds(Source, name=st.text(max_size=3), samples=st.integers(1, 1000), mean_s=SECONDS),
+    max_size=4,
+)
+SLOWEST = st.lists(
+    st.builds(
+        SlowSample,
+        index=st.one_of(st.none(), st.integers(), st.text(), st.tuples(st.integers())),
+        name=st.one_of(st.none(), st.text()),
+        seconds=SECONDS,
+        epoch=st.just(0),
+        step=st.just(0),
+        worker_id=st.just(0),
+    ),
+    max_size=4,
+)
+OPTIONS = st.fixed_dictionaries(
+    {
+        "num_workers": st.integers(0, 64),
+        "cores": st.floats(0.05, 256),
+        "num_ready": st.floats(0, 100),
+        "lookahead": st.integers(0, 300),
+        "sources": PARTS,
+        "slowest": SLOWEST,
+        "backend": st.sampled_from(["serial", "process", "thread"]),
+    }
+)
+
+
+@settings(max_examples=300, deadline=None)
+@given(span=SPANS, options=OPTIONS)
+def test_a_verdict_on_any_figures_is_sound(span, options):
+    verdict = judge(span, **options)
+    gain = verdict.expected_gain
+    assert verdict.bottleneck in typing.get_args(Bottleneck)
+    assert gain is None or (gain >= 1 and math.isfinite(gain))
+    assert verdict.text
+    assert str(verdict).startswith(verdict.text)
+    for share in re.findall(r"(\S+) %", str(verdict)):
+        assert 0 <= float(share) <= 100
+    assert not re.search(r"\b(nan|inf)\b", verdict.remedy)
+    assert (verdict.remedy == "") == (verdict.bottleneck in ("nothing yet", "trainer"))
+
+
+@settings(max_examples=300, deadline=None)
+@given(span=SPANS, options=OPTIONS)
+def test_who_hardly_waits_is_never_told_to_add_workers(span, options):
+    assume(span.wait_share < 0.05)
+    verdict = judge(span, **options)
+    assert verdict.bottleneck in ("nothing yet", "trainer", "contention")
+    if found := re.search(r"num_workers=(\d+)", verdict.remedy):
+        assert int(found[1]) < options["num_workers"]
+
+
+@settings(max_examples=300, deadline=None)
+@given(span=SPANS, options=OPTIONS, more_s=st.floats(0, 1e4))
+def test_who_waits_longer_is_not_told_that_there_is_nothing_to_do(span, options, more_s):
+    before = judge(span, **options)
+    longer = dataclasses.replace(span, wait_s=span.wait_s + more_s)
+    after = judge(longer, **options)
+    if before.bottleneck not in ("nothing yet", "trainer", "start"):
+        assert after.bottleneck not in ("nothing yet", "trainer") or (
+            before.bottleneck == "contention" and more_s == 0
+        )
+
+
+@settings(max_examples=200, deadline=None)
+@given(
+    compute=st.floats(0.001, 1.0),
+    trainer=st.floats(0.001, 1.0),
+    workers=st.integers(1, 16),
+    cores=st.integers(1, 64),
+)
+def test_the_gain_is_never_more_than_without_any_wait(compute, trainer, workers, cores):
+    verdict = training(compute=compute, trainer=trainer, workers=workers, cores=float(cores))
+    waits = max(compute / workers - trainer, 0) / max(compute / workers, trainer)
+    if verdict.expected_gain is not None:
+        assert verdict.expected_gain <= 1 / (1 - waits) * (1 + 1e-9)
+    if waits >= 0.06:
+        assert verdict.bottleneck in ("workers", "cpu")

@@ -133,6 +133,9 @@ class Loader(Observed, Generic[SampleT]):
         self.batch_size = None if batch_sampler is not None else batch_size
         self.num_workers = workers
         self.backend = backend
+        self.cpu_budget = cpu_budget
+        self.memory_budget = memory_budget
+        self.progress = progress
         self.collate_fn = collate_fn
         self.drop_last = drop_last
         self.timeout = timeout
@@ -224,7 +227,7 @@ class Loader(Observed, Generic[SampleT]):
             recipe=recipe,
             base_seed=worker_base_seed(self._seed),
             num_workers=num_workers,
-            backend=self.backend,
+            backend=self._monitor.backend,
             max_workers=self._monitor.max_workers,
             prefetch_factor=prefetch_factor,
             in_order=self.in_order,

@@ -3,7 +3,7 @@
 
 from __future__ import annotations
 
-from collections import deque
+from collections import Counter, deque
 from itertools import pairwise
 
 from hypothesis import given
@@ -615,6 +615,8 @@ def test_after_a_change_as_many_steps_are_under_way_as_the_new_crew_looks_ahead(
     )
     for crew in crews:
         world.change_crew(*crew)
+        for worker_id in sorted(world.starting):
+            world.get_ready(worker_id)
         for _ in range(60):
             if data.draw(st.booleans()) and not world.is_waiting:
                 world.request()
@@ -626,6 +628,28 @@ def test_after_a_change_as_many_steps_are_under_way_as_the_new_crew_looks_ahead(
         while world.is_waiting:
             world.move(world.choose(world.movable_workers()))
     assert world.order.num_pending == world.lookahead
+
+
+def test_who_is_there_does_not_get_the_share_of_those_who_are_still_starting():
+    order = Order(1, 2, any_worker=True)
+    submitted = Counter()
+
+    def carry_out(decisions):
+        for decision in decisions:
+            if isinstance(decision, Draw):
+                carry_out(order.handle(IndicesDrawn(None)))
+            elif isinstance(decision, Submit):
+                submitted[decision.worker_id] += 1
+
+    carry_out(order.start())
+    carry_out(order.handle(CrewChanged(20, 40)))
+    assert submitted == {0: 2}
+    for worker_id in (7, 3, 19):
+        carry_out(order.handle(WorkerReady(worker_id)))
+    assert submitted == {0: 2, 7: 2, 3: 2, 19: 2}
+    carry_out(order.handle(WorkerDied(5, "killed")))  # fails the epoch, yet counts as no share
+    carry_out(order.handle(CrewChanged(4, 8)))
+    assert sum(submitted.values()) <= 10
 
 
 def test_a_batch_comes_with_the_indices_that_it_was_made_of():

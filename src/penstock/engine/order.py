@@ -260,7 +260,8 @@ class Order:
         self._active = [True] * num_workers
         self._load = [0] * num_workers  # steps submitted to each worker and not delivered
         self._unanswered = [0] * num_workers  # … and not answered
-        self._surplus = 0  # steps under way beyond the lookahead, which has been lowered
+        self._target = lookahead  # steps under way at a time, for now
+        self._surplus = 0  # steps under way beyond that, as it has been lowered
         self._drained = False
         self._requested = False
         self._failure: Fail | None = None
@@ -340,16 +341,24 @@ class Order:
         self._unanswered += [0] * num_new
         self._employed.update(hired)
         self._starting.update(hired)
-        self._num_workers = event.num_workers
-        more = event.lookahead - self._lookahead - self._surplus
-        self._lookahead = event.lookahead
-        self._surplus = max(-more, 0)
-        draws: list[Decision] = [] if self._drained else [_DRAW] * max(more, 0)
-        return [*map(Hire, hired), *draws, *self._dismiss_idle()]
+        self._num_workers, self._lookahead = event.num_workers, event.lookahead
+        dismissals = self._dismiss_idle()
+        return [*map(Hire, hired), *self._draw_to_target(), *dismissals]
 
     def _on_ready(self, event: WorkerReady) -> list[Decision]:
         self._starting.discard(event.worker_id)
-        return []
+        return self._draw_to_target()
+
+    def _draw_to_target(self) -> list[Decision]:
+        """Draw what is to be under way now: the share of workers that are not ready has to wait.
+
+        The others would do it all by themselves, and the newcomers find nothing to do.
+        """
+        share = self._lookahead // self._num_workers
+        target = self._lookahead - share * len(self._starting)
+        more = target - self._target - self._surplus
+        self._target, self._surplus = target, max(-more, 0)
+        return [] if self._drained else [_DRAW] * max(more, 0)
 
     def _dismiss_idle(self) -> list[Decision]:
         leaving = [w for w in self._employed if w >= self._num_workers and not self._unanswered[w]]
@@ -360,7 +369,8 @@ class Order:
     def _on_death(self, event: WorkerDied) -> list[Decision]:
         if not self._active[event.worker_id]:
             return []  # it had given all it had
-        self._starting.discard(event.worker_id)  # who takes its place announces nothing
+        if event.worker_id in self._starting:  # who takes its place announces nothing
+            return [*self._on_ready(WorkerReady(event.worker_id)), *self._on_death(event)]
         is_guilty = self._count_death(event)
         if self._failure is None and self._respawns_left and self._is_survivable(event, is_guilty):
             self._respawns_left -= 1

@@ -186,6 +186,9 @@ class DataLoader(Observed, torch.utils.data.DataLoader[T_co]):
         )
         check_backend(backend, multiprocessing_context)
         self.backend = backend
+        self.cpu_budget = cpu_budget
+        self.memory_budget = memory_budget
+        self.progress = progress
         workers: int = self._monitor.num_workers
         check_workers(workers, timeout, prefetch_factor, persistent_workers=persistent_workers)
         check_samplers(dataset, sampler, batch_sampler)
@@ -456,7 +459,7 @@ def _make_plan(loader: DataLoader[Any], base_seed: int) -> Plan:
         recipe=recipe,
         base_seed=base_seed,
         num_workers=crew[0],
-        backend=loader.backend,
+        backend=loader._monitor.backend,
         max_workers=loader._monitor.max_workers,
         prefetch_factor=crew[1],
         in_order=loader.in_order,

@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 import time
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 from penstock.engine.accounts import BatchRecord, TaskTimes
 from penstock.engine.plan import bare_indices
@@ -18,7 +18,8 @@ if TYPE_CHECKING:
 
 __all__ = ["TrainerClock"]
 
-_UNKNOWN = TaskTimes(0, 0)
+_UNKNOWN: Final = TaskTimes(0, 0)
+_QUICK_NS: Final = 300_000  # from batch to batch; a look at the CPU clock and scheduler takes 5 us
 
 
 class TrainerClock:
@@ -38,6 +39,7 @@ class TrainerClock:
         self._cpu_clock = cpu_clock
         self._run_queue: RunQueue | None = None  # of the thread that asks first
         self._has_taken = False
+        self._is_quick = False  # as the last batch was
         self._taken_ns = self._cpu_at_ns = 0
         self._starved_at_ns: int | None = None
         self._asked_ns = self._consumer_ns = self._cpu_ns = 0
@@ -55,6 +57,9 @@ class TrainerClock:
             self._starved_ns = None
             return
         self._consumer_ns = now - self._taken_ns
+        if self._is_quick:
+            self._cpu_ns, self._starved_ns = self._consumer_ns, None
+            return
         self._cpu_ns = self._cpu_clock() - self._cpu_at_ns
         starved = self._waited_for_core()
         at = self._starved_at_ns
@@ -95,10 +100,12 @@ class TrainerClock:
 
     def take(self, given_ns: int) -> None:
         """The trainer's own code begins; everything up to here was waiting."""
+        self._is_quick = self._has_taken and given_ns - self._taken_ns < _QUICK_NS
         self._has_taken = True
         self._taken_ns = given_ns
-        self._cpu_at_ns = self._cpu_clock()
-        self._starved_at_ns = self._waited_for_core()
+        if not self._is_quick:
+            self._cpu_at_ns = self._cpu_clock()
+            self._starved_at_ns = self._waited_for_core()
 
     def _waited_for_core(self) -> int | None:
         if self._run_queue is None:

@@ -116,6 +116,12 @@ class Loader(Observed, Generic[SampleT]):
     ) -> None:
         """Check the arguments; nothing is started before iteration."""
         self._is_iterable = isinstance(dataset, IterableDataset)
+        if not self._is_iterable and not hasattr(dataset, "__getitem__"):
+            raise TypeError(
+                "a dataset has __getitem__ and __len__, or is a penstock.data.IterableDataset; "
+                f"got {type(dataset).__name__}. (Iterable datasets of torch are for "
+                "penstock.torch.DataLoader.)"
+            )
         self._monitor = Monitor(
             dataset,
             num_workers,
@@ -125,6 +131,8 @@ class Loader(Observed, Generic[SampleT]):
             cpu_budget=cpu_budget,
             memory_budget=memory_budget,
             progress=progress,
+            persistent_workers=persistent_workers,
+            start_method=multiprocessing_context,
         )
         check_backend(backend, multiprocessing_context)
         workers: int = self._monitor.num_workers

@@ -4,8 +4,10 @@
 from __future__ import annotations
 
 import gc
+import multiprocessing
 import os
 import signal
+import time
 
 import numpy as np
 import pytest
@@ -16,6 +18,10 @@ from hypothesis import strategies as st
 import penstock
 from penstock import FaultPolicy, Loader
 from penstock.engine.accounts import Crew
+from penstock.engine.backends.process import ProcessBackend
+from penstock.engine.delivery import Stream
+from penstock.engine.epoch import Epoch
+from penstock.engine.plan import Plan, Recipe
 from penstock.insight.monitor import AutoWorkers
 from penstock.torch import DataLoader
 
@@ -104,9 +110,9 @@ def test_crews_of_both_kinds_follow_what_is_asked(backend):
     batches = list(loader)
     assert equal(batches, list(Loader(Drawless(), batch_size=4, seed=7)))
     assert tuner.seen[0] == (2, 4)
-    assert tuner.seen[4] == (4, 8)
-    assert tuner.seen[13] == (1, 1)
-    assert tuner.seen[21] == (3, 9)
+    assert [tuner.seen[step][1] for step in (4, 13, 21)] == [8, 1, 9]
+    assert tuner.seen[13][0] == 1  # those who leave are not counted, nor those still starting
+    assert all(num_workers <= 4 for num_workers, _ in tuner.seen)
     assert [c.num_workers for c in loader.stats().changes] == [4, 1, 3]
     assert loader.stats().num_workers == 3
 
@@ -206,3 +212,111 @@ def test_the_number_of_workers_is_an_integer_that_other_programs_can_hand_on():
 def test_arguments_that_contradict_are_told(kind, options, words):
     with pytest.raises(penstock.errors.ConfigError, match=words):
         kind(Noisy(), **options)
+
+
+def dies_as_a_newcomer(worker_id):
+    if worker_id >= 2:
+        os._exit(3)
+
+
+def test_training_goes_on_without_a_worker_that_never_gets_to_work():
+    loader = scripted({3: Crew(4, 2)}, worker_init_fn=dies_as_a_newcomer)
+    with pytest.warns(RuntimeWarning, match="worker [23], which was to be added, never got to"):
+        batches = list(loader)
+    assert equal(batches, plain())
+
+
+def test_training_goes_on_where_the_system_gives_no_more_workers(monkeypatch):
+    def no_memory(backend, worker_id):
+        raise OSError(12, "Cannot allocate memory")
+
+    monkeypatch.setattr(ProcessBackend, "hire", no_memory)
+    loader = scripted({3: Crew(4, 2)})
+    with pytest.warns(RuntimeWarning, match="it could not be started: OSError"):
+        batches = list(loader)
+    assert equal(batches, plain())
+
+
+def test_training_goes_on_when_the_accounts_fail():
+    loader = scripted({})
+
+    def fail(record):
+        raise ZeroDivisionError("of the tuner")
+
+    loader._monitor._tuner.observe = fail
+    with pytest.warns(RuntimeWarning, match="accounts have failed, .* ZeroDivisionError"):
+        batches = list(loader)
+    assert equal(batches, plain())
+
+
+def test_a_number_that_is_hired_again_draws_other_random_numbers():
+    class Drawing(Noisy):
+        def __getitem__(self, index):
+            return float(np.random.random())
+
+    loader = Loader(Drawing(400), batch_size=4, num_workers="auto", seed=0)
+    loader._seed = None  # as of torch's loader without a seed
+    loader._monitor._tuner = Scripted({5: Crew(4, 2), 30: Crew(1, 2), 50: Crew(4, 2)})
+    drawn = np.concatenate(list(loader))
+    assert len(np.unique(drawn)) == 400
+
+
+def test_workers_that_were_dismissed_leave_nothing_behind():
+    loader = scripted({5: Crew(4, 2), 12: Crew(1, 1)})
+    batches = iter(loader)
+    for _ in range(12):
+        next(batches)
+    backend = batches.backend
+    for _ in range(20):
+        next(batches)
+    assert len(backend.processes) == 1
+    deadline = time.monotonic() + 10
+    while backend._leaving and time.monotonic() < deadline:  # they end by themselves
+        backend.events(0.05)
+    assert not backend._leaving
+    assert [child.pid for child in multiprocessing.active_children()] == [backend.processes[0].pid]
+    batches.close()
+
+
+def test_a_number_that_is_assigned_later_is_what_counts():
+    loader = Loader(Noisy(), batch_size=4, num_workers="auto", seed=7)
+    loader.num_workers = 0
+    assert len(list(loader)) == 38
+    assert loader.stats().backend == "serial"
+
+
+def test_what_stands_between_batches_is_the_trainers_and_a_failed_batch_is_not():
+    class Fails(Noisy):
+        def __getitem__(self, index):
+            if index % 2:
+                raise KeyError(index)
+            return index
+
+    seen = []
+
+    class Observer:
+        def batch_given(self, record, epoch):
+            seen.append(record)
+
+        def epoch_ended(self, epoch, end):
+            seen.append(end)
+
+        def epoch_left(self, epoch):
+            pass
+
+    recipe = Recipe(Fails(6), False, is_batched=True)
+    stream = Stream(Plan(recipe, 0), Epoch(0, iter([[k] for k in range(6)])), None, Observer())
+    while True:
+        try:
+            next(stream)
+        except KeyError:
+            continue
+        except StopIteration:
+            break
+    *records, end = seen
+    assert [record.step for record in records] == [0, 2, 4]
+    spans = [(r.asked_ns - r.consumer_ns, r.given_ns) for r in records[1:]]
+    spans.append((end.asked_ns - end.consumer_ns, end.ended_ns))
+    given = [record.given_ns for record in records]
+    # The trainer's own code begins anew where a failed batch was told, not at the batch before it.
+    assert all(begun > before for (begun, _), before in zip(spans, given, strict=True))

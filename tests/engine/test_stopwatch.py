@@ -10,10 +10,34 @@ import time
 import numpy as np
 import pytest
 
+from penstock.engine import stopwatch
 from penstock.engine.logbook import Notes, Phase
 from penstock.engine.stopwatch import RunQueue, Stopwatch
 
 NAMED = {"idle": 0, "fetch": 1, "collate": 2, "send": 3}
+
+
+class Clock:
+    """Time that passes when the test says so."""
+
+    def __init__(self):
+        self.now_ns = 1_000
+
+    def monotonic_ns(self):
+        return self.now_ns
+
+    def process_time_ns(self):
+        return self.now_ns
+
+    def pass_by(self, nanoseconds):
+        self.now_ns += nanoseconds
+
+
+@pytest.fixture
+def clock(monkeypatch):
+    clock = Clock()
+    monkeypatch.setattr(stopwatch, "time", clock)
+    return clock
 
 
 def spin(seconds):
@@ -22,42 +46,57 @@ def spin(seconds):
         pass
 
 
-def test_the_phases_of_a_task_add_up_to_it():
+def test_the_phases_of_a_task_add_up_to_it(clock):
     watch = Stopwatch(4)
     watch.begin_task(1, carried=(0, 3))
-    spin(0.002)
+    clock.pass_by(2_000_000)
     watch.enter(2)
-    spin(0.001)
+    clock.pass_by(1_000_000)
     watch.enter(3)
+    clock.pass_by(500)
     times = watch.take(**NAMED)
-    assert times.fetch_ns >= 2_000_000
-    assert times.collate_ns >= 1_000_000
-    assert times.fetch_ns + times.collate_ns + times.send_ns == times.busy_ns
+    assert (times.fetch_ns, times.collate_ns, times.send_ns) == (2_000_000, 1_000_000, 500)
+    assert times.busy_ns == 3_000_500
 
 
-def test_time_between_two_tasks_goes_into_the_second_and_nothing_else_does():
+def test_time_between_two_tasks_goes_into_the_second_and_nothing_else_does(clock):
     watch = Stopwatch(4)
     watch.begin_task(1, carried=(0, 3))
-    spin(0.005)
+    clock.pass_by(5_000_000)
     watch.enter(3)
     watch.take(**NAMED)
-    spin(0.002)  # sending goes on
+    clock.pass_by(2_000_000)  # sending goes on
     watch.enter(0)
-    spin(0.001)
+    clock.pass_by(1_000_000)
     watch.begin_task(1, carried=(0, 3))
     times = watch.take(**NAMED)
-    assert times.send_ns >= 2_000_000
-    assert times.idle_ns >= 1_000_000
-    assert times.fetch_ns < 5_000_000, "the task before was counted again"
+    assert (times.send_ns, times.idle_ns, times.fetch_ns) == (2_000_000, 1_000_000, 0)
 
 
-def test_a_task_that_failed_leaves_nothing_to_the_next():
+def test_a_task_that_failed_leaves_nothing_to_the_next(clock):
     watch = Stopwatch(4)
     watch.begin_task(1, carried=(0, 3))
-    spin(0.003)
+    clock.pass_by(3_000_000)
     watch.enter(0)
     watch.begin_task(1, carried=(0, 3))
-    assert watch.take(**NAMED).fetch_ns < 3_000_000
+    assert watch.take(**NAMED).fetch_ns == 0
+
+
+def test_of_short_tasks_all_time_is_taken_for_computing_and_of_long_ones_it_is_asked(clock):
+    asked = []
+
+    def cpu_clock():
+        asked.append(clock.now_ns)
+        return 7
+
+    watch = Stopwatch(4, cpu_clock)
+    times = []
+    for took_ns in (100_000, 100_000, 5_000_000, 5_000_000):
+        watch.begin_task(1, carried=(0, 3))
+        clock.pass_by(took_ns)
+        times.append(watch.take(**NAMED))
+    assert [t.cpu_ns for t in times] == [0, 100_000, 5_000_000, 0]
+    assert len(asked) == 4, "once before and once after the first and the last"
 
 
 def test_time_in_the_dataset_that_takes_no_cpu_is_reading_and_the_rest_is_computing():

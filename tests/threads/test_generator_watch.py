@@ -269,3 +269,107 @@ def test_an_exception_passes_a_watch_as_it_is():
     finally:
         watch.end()
     assert len(watch.found) == 1
+
+
+def names_of(function, *arguments):
+    """Generators that a call of `function` is said to draw from."""
+    watch = GeneratorWatch(None)
+    watch.begin()
+    try:
+        function(*arguments)
+    finally:
+        watch.end()
+    return [drawing.generator for drawing in watch.found]
+
+
+class SomebodyElse:
+    """Draws from numpy's generator while a function runs, unseen, as another thread does."""
+
+    __enter__ = staticmethod(np.random.random)
+
+    def __exit__(self, *_):
+        pass
+
+
+OWN = np.random.default_rng(5)
+
+
+def test_a_generator_of_ones_own_is_not_taken_for_the_shared_one_that_changes_meanwhile():
+    def innocent(own):
+        with SomebodyElse():
+            return own.normal() + OWN.normal() + np.random.default_rng(3).random()
+
+    for own in (np.random.default_rng(1), np.random.RandomState(2)):
+        assert names_of(innocent, own) == []
+
+
+class Holder:
+    def __init__(self, held):
+        self.held = held
+
+    def draw(self):
+        return self.held.uniform()
+
+
+def test_numpys_generator_is_found_under_any_name():
+    from numpy import random as other_name
+    from numpy.random import randint
+
+    assert names_of(lambda: randint(3)) == ["numpy.random"]
+    assert names_of(lambda: other_name.rand()) == ["numpy.random"]
+    assert names_of(lambda: np.random.seed(3)) == ["numpy.random"]
+    assert names_of(Holder(np.random).draw) == ["numpy.random"]
+    assert names_of(Holder(np.random.mtrand._rand).draw) == ["numpy.random"]
+    assert names_of(Holder(np.random.default_rng(2)).draw) == []
+
+
+def test_a_call_that_is_given_a_generator_of_torch_is_not_named():
+    torch = pytest.importorskip("torch")
+    own = torch.Generator()
+
+    def given():
+        frame = sys._getframe()
+        watch._look(frame, "c_call", torch.rand)
+        torch.default_generator.manual_seed(9)  # by another thread, while that call runs
+        watch._look(frame, "c_return", torch.rand)
+        return torch.rand(2, generator=own)
+
+    watch = GeneratorWatch(None)
+    given()
+    assert watch.found == []
+    assert names_of(lambda: own.manual_seed(3)) == []
+    assert names_of(lambda: torch.default_generator.manual_seed(3)) == ["torch"]
+
+
+def test_a_watch_ends_after_a_number_of_calls():
+    def step():
+        pass
+
+    def late(num_calls):
+        for _ in range(num_calls):
+            step()
+        return random.random()
+
+    assert names_of(late, 100) == ["random"]
+    assert names_of(late, 10_000) == []
+
+
+def test_a_dataset_is_watched_in_one_epoch_only():
+    class Profiled:
+        def __init__(self):
+            self.profiled = []
+
+        def __len__(self):
+            return 4
+
+        def __getitem__(self, index):
+            self.profiled.append(sys.getprofile() is not None)
+            return index
+
+    dataset = Profiled()
+    loader = Loader(dataset, 2, num_workers=1, backend="thread")
+    list(loader)
+    assert dataset.profiled == [True, True, False, False]
+    list(loader)
+    list(Loader(dataset, 2, num_workers=1, backend="thread"))
+    assert not any(dataset.profiled[4:])

@@ -15,14 +15,14 @@ import weakref
 import numpy as np
 import pytest
 
-from penstock import FaultPolicy, Loader, get_worker_info
+from penstock import FaultPolicy, Loader, get_worker_info, sample_rng
 from penstock.data import IterableDataset
 from penstock.engine.backends.thread import ThreadBackend
 from penstock.engine.epoch import Epoch
 from penstock.engine.order import TaskDone, WorkerDied, WorkerReady
 from penstock.engine.plan import Plan, Recipe
+from penstock.errors import ConfigError, WorkerTimeout
 from penstock.errors import WorkerDied as WorkerDiedError
-from penstock.errors import WorkerTimeout
 
 
 class Numbers:
@@ -57,9 +57,12 @@ def loader_of(make, **options):
     return Loader(Numbers(make), 4, **options)
 
 
-def opened(dataset, num_workers=2, **options):
+def opened(dataset, num_workers=2, max_workers=0, **options):
     recipe = Recipe(dataset, isinstance(dataset, IterableDataset), is_batched=True, **options)
-    backend = ThreadBackend(Plan(recipe, base_seed=0, num_workers=num_workers, backend="thread"))
+    plan = Plan(
+        recipe, base_seed=0, num_workers=num_workers, max_workers=max_workers, backend="thread"
+    )
+    backend = ThreadBackend(plan)
     backend.start()
     backend.begin_epoch(Epoch(0, iter(())))
     return backend
@@ -207,21 +210,26 @@ def test_another_thread_takes_the_place_of_a_dead_one_and_a_killer_is_left_out()
 
 
 def test_a_thread_that_is_stuck_is_named_when_time_is_up():
-    free = threading.Event()
+    free, at_eight, at_twelve = threading.Event(), threading.Event(), threading.Event()
 
     def make(index):
         if index == 5:
             free.wait()
+        if index == 8:
+            at_eight.set()
+        if index == 12:
+            at_twelve.set()
         return float(index)
 
     batches = iter(loader_of(make, timeout=0.3))
+    assert at_eight.wait(30)  # step 0 is made
     next(batches)
     with pytest.raises(WorkerTimeout, match="while reading sample 5 of step 1") as caught:
         next(batches)
     assert "free.wait()" in str(caught.value)
     free.set()
+    assert at_twelve.wait(30)  # step 1 is made
     assert next(batches).tolist() == [4, 5, 6, 7]
-    assert len(list(batches)) == 4
 
 
 def test_a_stuck_thread_is_given_up_and_its_late_answer_dropped():
@@ -233,7 +241,7 @@ def test_a_stuck_thread_is_given_up_and_its_late_answer_dropped():
             free.wait()
         return float(index)
 
-    policy = FaultPolicy("raise", max_respawns=1)
+    policy = FaultPolicy("raise", max_respawns=20)  # a slow machine may need some
     batches = iter(loader_of(make, timeout=0.3, on_error=policy))
     values = [next(batches).tolist() for _ in range(3)]
     free.set()
@@ -241,6 +249,64 @@ def test_a_stuck_thread_is_given_up_and_its_late_answer_dropped():
     assert not stuck[0].is_alive()
     values += [batch.tolist() for batch in batches]
     assert [x for batch in values for x in batch] == list(range(24))
+
+
+class Hanging(Numbers):
+    """Hangs in its first set_epoch."""
+
+    def __init__(self):
+        super().__init__()
+        self.reached, self.free = threading.Event(), threading.Event()
+        self.num_told = 0
+
+    def set_epoch(self, epoch):
+        self.num_told += 1
+        if self.num_told == 1:
+            self.reached.set()
+            self.free.wait()
+
+
+def test_one_hang_in_set_epoch_is_the_death_of_one_worker_only():
+    dataset = Hanging()
+    backend = opened(dataset, num_workers=3)
+    backend.begin_epoch(Epoch(1, iter(()), is_announced=True))
+    assert dataset.reached.wait(30)
+    teller = backend._round.teller
+    other = backend._workers[(teller.worker_id + 1) % 3]
+    while other.held_up_by is None:  # it has yet to come that far
+        other.thread.join(0.001)
+    text = backend.diagnose(other.worker_id)
+    assert text.startswith(f"waiting for {teller}, which is in set_epoch of the dataset:")
+    assert "self.free.wait()" in text
+    backend.kill(other.worker_id, "the test says so")
+    (death,) = backend.events(30.0)
+    assert death.worker_id == teller.worker_id
+    assert "set_epoch" in death.reason
+    backend.respawn(teller.worker_id)
+    for worker_id in range(3):
+        made = outcome_of(backend, worker_id, worker_id, [worker_id])
+        assert made.result().tolist() == [worker_id]
+    assert dataset.num_told == 2
+    dataset.free.set()
+    teller.thread.join(30)
+    backend.close()
+
+
+def test_threads_that_wait_for_set_epoch_end_when_the_loader_is_closed(monkeypatch):
+    monkeypatch.setattr("penstock.engine.backends.thread._GRACE_S", 0.05)
+    dataset = Hanging()
+    backend = opened(dataset, num_workers=3)
+    backend.begin_epoch(Epoch(1, iter(()), is_announced=True))
+    assert dataset.reached.wait(30)
+    teller, threads = backend._round.teller, backend.threads
+    with pytest.warns(RuntimeWarning, match="did not end"):
+        backend.close()
+    for thread in threads:
+        if thread is not teller.thread:
+            thread.join(30)
+            assert not thread.is_alive()
+    dataset.free.set()
+    teller.thread.join(30)
 
 
 def test_a_death_by_force_tells_the_stack():
@@ -283,7 +349,8 @@ def test_closing_breaks_a_batch_off_at_its_next_sample():
     backend.submit(0, 0, [0, 1, 2, 3])
     backend.submit(0, 1, [4])
     assert begun.wait(30)
-    threading.Timer(0.05, free.set).start()
+    backend._workers[0].stop()  # as `close` does before it waits
+    free.set()
     backend.close()
     assert made == [0]
 
@@ -369,6 +436,96 @@ def test_workers_join_and_leave_while_an_epoch_runs():
     backend.close()
 
 
+def test_a_hired_worker_is_ready_when_it_has_begun_and_not_before():
+    begun, free = threading.Event(), threading.Event()
+
+    def init(worker_id):
+        if worker_id == 2:
+            begun.set()
+            free.wait()
+
+    backend = opened(Numbers(), worker_init_fn=init)
+    backend.hire(2)
+    assert begun.wait(30)
+    assert backend.events(0) == []
+    assert outcome_of(backend, 0, 0, [3]).result().tolist() == [3]
+    free.set()
+    assert backend.events(30.0) == [WorkerReady(2)]
+    backend.close()
+
+
+def test_a_worker_that_is_hired_again_draws_other_numbers():
+    backend = opened(Numbers(lambda index: sample_rng().random()), max_workers=3)
+    drawn = []
+    for step in range(3):
+        backend.hire(2)
+        assert backend.events(30.0) == [WorkerReady(2)]
+        drawn.append(float(outcome_of(backend, 2, step, [0]).result()[0]))
+        backend.dismiss(2)
+    assert len(set(drawn)) == 3
+    backend.close()
+
+
+def test_a_worker_knows_how_many_there_may_come_to_be():
+    dataset = Numbers(lambda index: get_worker_info().num_workers)
+    backend = opened(dataset, num_workers=1, max_workers=5)
+    assert outcome_of(backend, 0, 0, [0]).result().tolist() == [5]
+    backend.close()
+
+
+def test_nothing_keeps_a_dismissed_worker_nor_its_memory():
+    backend = opened(Numbers(big))
+    outcome_of(backend, 1, 0, [1, 2]).result()
+    worker = backend._workers[1]
+    thread, gone = worker.thread, [weakref.ref(worker), weakref.ref(worker._output._pool)]
+    del worker
+    gc.disable()
+    try:
+        backend.dismiss(1)
+        thread.join(30)
+        assert [ref() for ref in gone] == [None, None]
+    finally:
+        gc.enable()
+    assert list(backend._leaving) == []
+    backend.close()
+
+
+def test_who_waits_for_a_batch_is_told_that_another_thread_has_closed_the_loader():
+    backend = opened(Numbers(), num_workers=1)
+    caught = []
+
+    def wait():
+        try:
+            backend.events(None)
+        except WorkerDiedError as error:
+            caught.append(str(error))
+
+    waiter = threading.Thread(target=wait)
+    waiter.start()
+    backend.close()
+    waiter.join(30)
+    assert not waiter.is_alive()
+    assert "was closed, by another thread or in a worker" in caught[0]
+    with pytest.raises(WorkerDiedError, match="was closed"):
+        backend.events(None)
+
+
+def test_a_worker_that_closes_the_loader_ends_the_trainers_wait():
+    hold = []
+
+    def make(index):
+        if index == 9:
+            hold.pop().close()
+        return float(index)
+
+    backend = opened(Numbers(make), num_workers=1)
+    hold.append(backend)
+    backend.submit(0, 0, [9])
+    with pytest.raises(WorkerDiedError, match="was closed"):
+        backend.events(None)
+    backend.close()
+
+
 def run(code):
     done = subprocess.run(
         [sys.executable, "-X", "faulthandler", "-c", textwrap.dedent(code)],
@@ -404,8 +561,8 @@ def test_the_interpreter_ends_though_threads_are_busy_or_stuck(work):
 
 def test_ctrl_c_interrupts_the_wait():
     code = textwrap.dedent(SLOW.format(work="threading.Event().wait()")) + textwrap.dedent("""
-        threading.Timer(0.3, os.kill, (os.getpid(), signal.SIGINT)).start()
         try:
+            threading.Timer(0.3, os.kill, (os.getpid(), signal.SIGINT)).start()
             next(batches)
         except KeyboardInterrupt:
             print("interrupted")
@@ -454,6 +611,27 @@ def test_the_memory_of_a_dropped_batch_is_used_again_and_that_of_a_held_one_is_n
     assert address(held) != dropped
     backend.close()
     assert (held == np.array([7, 8])[:, None]).all()
+
+
+def test_a_batch_is_weighed_whoever_made_it():
+    def stacked(samples):
+        return {"x": np.stack(samples), "more": [np.zeros(10), (b"12345", 7, "text")]}
+
+    for collate_fn, num_bytes in ((None, 1_600_000), (stacked, 1_600_085)):
+        backend = opened(Numbers(big), num_workers=1, collate_fn=collate_fn)
+        outcome = outcome_of(backend, 0, 0, [1, 2])
+        assert outcome.times.num_bytes == num_bytes
+        assert (outcome.times.pool_bytes >= num_bytes) == (collate_fn is None)
+        backend.close()
+
+
+def test_samples_that_were_watched_are_not_told_as_slow():
+    # Only of a task that takes long are samples timed; the first is watched, the others are not.
+    pause = threading.Event()
+    backend = opened(Numbers(lambda index: float(pause.wait(0.001))), num_workers=1)
+    first, second = (outcome_of(backend, 0, step, [1, 2]).times.sample_us for step in range(2))
+    assert (len(first), len(second)) == (0, 8)
+    backend.close()
 
 
 def test_batches_are_what_the_collate_function_made():
@@ -528,6 +706,20 @@ def test_a_stream_that_asks_torch_for_its_share_is_told_that_it_cannot_know():
     assert sorted(x for batch in batches for x in batch.tolist()) == list(range(12))
     assert data.get_worker_info() is None
     assert ours() is None
+
+
+def test_a_stream_that_cannot_be_copied_is_refused_for_several_threads():
+    class Locked(IterableDataset):
+        def __init__(self):
+            self.lock = threading.Lock()
+
+        def __iter__(self):
+            return iter(range(4))
+
+    with pytest.raises(ConfigError, match=r"Locked cannot be copied .*lock.*__getstate__"):
+        iter(Loader(Locked(), 2, num_workers=2, backend="thread"))
+    batches = list(Loader(Locked(), 2, num_workers=1, backend="thread"))
+    assert [batch.tolist() for batch in batches] == [[0, 1], [2, 3]]
 
 
 def test_a_stream_that_deals_itself_out_by_worker_info_is_copied_for_each_thread():

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, NamedTuple, Protocol
 if TYPE_CHECKING:
     from penstock.engine.epoch import Epoch
 
-__all__ = ["BatchRecord", "Crew", "Observer", "TaskTimes"]
+__all__ = ["BatchRecord", "Crew", "EpochEnd", "Observer", "TaskTimes"]
 
 
 class TaskTimes(NamedTuple):
@@ -83,7 +83,8 @@ class BatchRecord(NamedTuple):
         step: Number of the batch in it.
         worker_id: Who made it; 0 without workers.
         pid: Process of that worker.
-        asked_ns: When the trainer asked for it.
+        asked_ns: When the trainer asked for it; for an iterator's first, earlier by what starting
+            the workers had taken.
         given_ns: When the trainer got it.
         consumer_ns: The trainer's own code since it had the batch before; 0 for an iterator's
             first.
@@ -97,8 +98,8 @@ class BatchRecord(NamedTuple):
         indices: Keys of its samples as the sampler drew them (a list, an int64 array, a key);
             None for an iterable's.
         num_ready: Batches that lay ready when it was asked for.
-        num_workers: Workers at that time; 0 without.
-        lookahead: Batches under way at a time.
+        num_workers: Workers that were ready at that time; 0 without.
+        lookahead: Batches under way at a time, once all workers are ready.
         times: What the worker tells of it.
     """
 
@@ -125,6 +126,26 @@ class BatchRecord(NamedTuple):
         return self.given_ns - self.asked_ns
 
 
+class EpochEnd(NamedTuple):
+    """What came after an epoch's last batch, up to its end.
+
+    Attributes:
+        epoch: Number of the epoch.
+        asked_ns: When the trainer asked for a batch, and there was none.
+        ended_ns: When it was told so; workers that are not kept are gone by then.
+        consumer_ns: The trainer's own code since it had the last batch.
+        trainer_cpu_ns: As in `BatchRecord`.
+        trainer_starved_ns: As in `BatchRecord`.
+    """
+
+    epoch: int
+    asked_ns: int
+    ended_ns: int
+    consumer_ns: int
+    trainer_cpu_ns: int
+    trainer_starved_ns: int | None
+
+
 class Crew(NamedTuple):
     """How many workers there are to be, and how far they work ahead.
 
@@ -140,10 +161,10 @@ class Crew(NamedTuple):
 class Observer(Protocol):
     """Hears of every batch, in the trainer's thread; what it does there is the trainer's time."""
 
-    def batch_given(self, record: BatchRecord) -> Crew | None:
-        """Take note of a batch; returns another crew if there is to be one, else None."""
+    def batch_given(self, record: BatchRecord, epoch: Epoch) -> Crew | None:
+        """Take note of a batch of `epoch`; returns another crew if there is to be one."""
 
-    def epoch_ended(self, epoch: Epoch) -> None:
+    def epoch_ended(self, epoch: Epoch, end: EpochEnd) -> None:
         """Take note that the trainer has been told that there is no more."""
 
     def epoch_left(self, epoch: Epoch) -> None:

@@ -8,12 +8,17 @@ gave them.
 
 from __future__ import annotations
 
+import collections
 import contextlib
 import dataclasses
+import logging
 import sys
 import time
-from typing import TYPE_CHECKING, Any, Self
+import traceback
+import warnings
+from typing import TYPE_CHECKING, Any, Final, Self
 
+from penstock.callers import users_level
 from penstock.engine.accounts import Crew
 from penstock.engine.backends import Backend, Outcome, open_backend
 from penstock.engine.fault_log import FaultLog
@@ -30,25 +35,32 @@ from penstock.engine.order import (
     IndicesDrawn,
     IndicesExhausted,
     Order,
+    Renounce,
     Requested,
     Respawn,
     Submit,
+    WorkerDied,
     WorkerExhausted,
 )
 from penstock.engine.plan import Caution
 from penstock.engine.salvage import NO_BATCH
 from penstock.engine.trainer_clock import TrainerClock
-from penstock.errors import TooManyFailures, WorkerDied, WorkerTimeout
+from penstock.errors import ConfigError, TooManyFailures, WorkerTimeout
+from penstock.errors import WorkerDied as WorkerDiedError
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from penstock.engine.accounts import Observer
+    from penstock.engine.accounts import BatchRecord, Observer
     from penstock.engine.epoch import Epoch
     from penstock.engine.fault_log import Losses
     from penstock.engine.plan import Plan
 
 __all__ = ["Stream"]
+
+_HIRED_AT_ONCE: Final = 2  # per batch; a fork of a large process takes tens of milliseconds
+
+_log = logging.getLogger("penstock")
 
 
 class Stream:
@@ -78,6 +90,8 @@ class Stream:
         self._crew = Crew(plan.num_workers, plan.prefetch_factor)
         self._observer = observer
         in_process = plan.num_workers and plan.backend == "thread"
+        self._hired: set[int] = set()
+        self._to_hire: collections.deque[int] = collections.deque()
         self._clock = TrainerClock(time.thread_time_ns if in_process else time.process_time_ns)
         self._faults = faults or FaultLog(plan.recipe.faults, plan.recipe.dataset)
         self._is_open = False
@@ -86,6 +100,7 @@ class Stream:
 
     def begin_epoch(self, epoch: Epoch) -> None:
         """Begin an epoch with the same workers; what is left of the last one is dropped."""
+        self._clock.begin_epoch()
         if self._is_open and not self._backend.is_whole:
             self.close()  # a worker died after the last batch that was asked for
         if not self._is_open:
@@ -100,13 +115,18 @@ class Stream:
             self._is_open = True
         self._epoch = epoch
         self._is_over = False
-        self._clock.begin_epoch()
         self._num_lost = 0  # bad samples that were not told to the observer yet
         with self._closed_on_error():
-            for worker_id in [w for w in self._hired if w >= max(self._crew.num_workers, 1)]:
-                self._dismiss(worker_id)  # it was to leave, and the epoch ended before
+            self._to_hire.clear()
+            crew = set(range(self._crew.num_workers))
+            for worker_id in self._hired - crew:  # it was to leave, and the epoch ended before
+                self._dismiss(worker_id)
+            for worker_id in sorted(crew - self._hired):  # it was to come
+                self._backend.hire(worker_id)
+                self._hired.add(worker_id)
             self._backend.begin_epoch(epoch)
             self._begin(epoch)
+        self._clock.started()
 
     def _begin(self, epoch: Epoch) -> None:
         plan, progress = self._plan, epoch.progress
@@ -166,10 +186,16 @@ class Stream:
         """
         if self._observer is not None:
             self._clock.ask()
-        while True:
-            batch = self._next()
-            if batch is not NO_BATCH:
-                return batch
+        try:
+            while True:
+                batch = self._next()
+                if batch is not NO_BATCH:
+                    return batch
+        except StopIteration:
+            raise
+        except Exception:
+            self._clock.take()  # what was waited for it is no time of the trainer's own code
+            raise
 
     def _next(self) -> Any:  # noqa: ANN401 - any batch tree, or NO_BATCH
         if self._is_over:
@@ -195,13 +221,13 @@ class Stream:
         if isinstance(answer, Fail):
             message = self._death_message(answer)
             self.close()
-            raise WorkerDied(message)
+            raise WorkerDiedError(message)
         self._epoch.progress.is_over = True
         if not self._plan.keep_workers:
             self.close()
         self._faults.warn_of_losses(self._epoch)
         if self._observer is not None:
-            self._observer.epoch_ended(self._epoch)
+            self._observer.epoch_ended(self._epoch, self._clock.end(self._epoch.number))
         raise StopIteration
 
     def _tell(self, observer: Observer, delivery: Deliver, num_ready: int) -> None:
@@ -212,16 +238,59 @@ class Stream:
             is_iterable=self._plan.recipe.is_iterable,
             num_failed=self._num_lost,
             num_ready=num_ready,
-            num_workers=self._crew.num_workers,
+            num_workers=min(self._crew.num_workers, self._order.num_at_work),
             lookahead=self._lookahead,
         )
         self._num_lost = 0
+        crew = self._crew_wanted(observer, record)
         with self._closed_on_error():
-            crew = observer.batch_given(record)
             if crew is not None and crew != self._crew:
                 self._crew = crew
                 self._carry_out(self._order.handle(CrewChanged(crew[0], self._lookahead)))
+            if self._to_hire:
+                self._hire_some()
         self._clock.take(record.given_ns)
+
+    def _crew_wanted(self, observer: Observer, record: BatchRecord) -> Crew | None:
+        try:
+            return observer.batch_given(record, self._epoch)
+        except Exception as error:
+            # Whoever keeps the accounts may be wrong; training goes on without them.
+            self._observer = None
+            # As text: a handler that keeps the record would keep this stream with it.
+            _log.error("the accounts of a loader have failed\n%s", traceback.format_exc())
+            warnings.warn(
+                "the loader's accounts have failed, and end here, while training goes on: "
+                f"{type(error).__name__}: {error}. Please report it, with the log's traceback.",
+                RuntimeWarning,
+                stacklevel=users_level(),
+            )
+            return None
+
+    def _hire_some(self) -> None:
+        """Start the next of the workers that are to come, few at a time: each stops the trainer."""
+        for _ in range(min(_HIRED_AT_ONCE, len(self._to_hire))):
+            worker_id = self._to_hire.popleft()
+            try:
+                self._backend.hire(worker_id)
+            except (
+                OSError,
+                RuntimeError,
+                ConfigError,
+            ) as error:  # no memory, files or threads left
+                reason = f"it could not be started: {type(error).__name__}: {error}"
+                self._carry_out(self._order.handle(WorkerDied(worker_id, reason)))
+            else:
+                self._hired.add(worker_id)
+
+    def _renounce(self, worker_id: int, reason: str) -> None:
+        self._hired.discard(worker_id)
+        warnings.warn(
+            f"worker {worker_id}, which was to be added, never got to work, and training goes on "
+            f"without it: {reason}",
+            RuntimeWarning,
+            stacklevel=users_level(),
+        )
 
     @property
     def _lookahead(self) -> int:
@@ -303,8 +372,9 @@ class Stream:
                 self._faults.note_respawn(decision.reason, self._epoch)
                 self._backend.respawn(decision.worker_id)
             elif isinstance(decision, Hire):
-                self._backend.hire(decision.worker_id)
-                self._hired.add(decision.worker_id)
+                self._to_hire.append(decision.worker_id)
+            elif isinstance(decision, Renounce):
+                self._renounce(decision.worker_id, decision.reason)
             elif isinstance(decision, Dismiss):
                 self._dismiss(decision.worker_id)
             elif isinstance(decision, Condemn):
@@ -314,8 +384,11 @@ class Stream:
         return answer
 
     def _dismiss(self, worker_id: int) -> None:
-        self._hired.remove(worker_id)
-        self._backend.dismiss(worker_id)
+        if worker_id in self._to_hire:
+            self._to_hire.remove(worker_id)
+        else:
+            self._hired.remove(worker_id)
+            self._backend.dismiss(worker_id)
 
     def _submit(self, task: Submit) -> None:
         killers = self._faults.killers

@@ -12,6 +12,7 @@ No queue, process, clock or lock in here. Events go in, decisions come out, at o
     Requested()   (the user wants one) ──▶ [] or [Draw, Deliver(step, outcome)] or [Finish]
     TaskDone(worker, step, outcome) ─────▶ [] or [Draw, Deliver(step, outcome)]
     WorkerExhausted(worker, step) ───────▶ [Draw] …           (an iterable's share has ended)
+    WorkerDied(newcomer, reason …) ──────▶ [Renounce(worker)]     (that was not ready yet)
     WorkerDied(worker, reason …) ────────▶ [Condemn(sample)] [Respawn(worker), Submit …]
                                            or [Fail(reason)]      (what is ready is delivered first)
 
@@ -30,8 +31,8 @@ Guarantees
     draws from a shared generator sees the same moments as under torch.
     Workers are numbered from 0. A smaller crew keeps the first ones: the others get no new steps
     and are dismissed once they have answered what they hold. One that is hired gets its first step
-    when it is ready, so that no step waits for a process to start. Only where any worker may make
-    any step can a crew change.
+    when it is ready, so that no step waits for a process to start; one that never gets there is
+    renounced, and costs nothing. Only where any worker may make any step can a crew change.
     At most one request is open at a time.
 """
 
@@ -59,6 +60,7 @@ __all__ = [
     "IndicesDrawn",
     "IndicesExhausted",
     "Order",
+    "Renounce",
     "Requested",
     "Respawn",
     "Submit",
@@ -179,6 +181,13 @@ class Dismiss(NamedTuple):
     worker_id: int
 
 
+class Renounce(NamedTuple):
+    """Go on without a worker that was hired and could not be started."""
+
+    worker_id: int
+    reason: str
+
+
 class Condemn(NamedTuple):
     """Never make this sample again: it ends workers."""
 
@@ -209,7 +218,7 @@ class Fail(NamedTuple):
     advice: str = ""
 
 
-Decision = Draw | Submit | Deliver | Finish | Fail | Respawn | Condemn | Hire | Dismiss
+Decision = Draw | Submit | Deliver | Finish | Fail | Respawn | Condemn | Hire | Dismiss | Renounce
 
 _DRAW: Final = Draw()
 
@@ -287,6 +296,11 @@ class Order:
         return len(self._owner)
 
     @property
+    def num_at_work(self) -> int:
+        """Workers of the crew that are ready."""
+        return self._num_workers - len(self._starting)
+
+    @property
     def num_ready(self) -> int:
         """Steps that were answered and not delivered."""
         return len(self._done)
@@ -342,6 +356,7 @@ class Order:
         self._employed.update(hired)
         self._starting.update(hired)
         self._num_workers, self._lookahead = event.num_workers, event.lookahead
+        self._starting.intersection_update(wanted)
         dismissals = self._dismiss_idle()
         return [*map(Hire, hired), *self._draw_to_target(), *dismissals]
 
@@ -363,14 +378,14 @@ class Order:
     def _dismiss_idle(self) -> list[Decision]:
         leaving = [w for w in self._employed if w >= self._num_workers and not self._unanswered[w]]
         self._employed.difference_update(leaving)
-        self._starting.difference_update(leaving)
         return list(map(Dismiss, leaving))
 
     def _on_death(self, event: WorkerDied) -> list[Decision]:
         if not self._active[event.worker_id]:
             return []  # it had given all it had
-        if event.worker_id in self._starting:  # who takes its place announces nothing
-            return [*self._on_ready(WorkerReady(event.worker_id)), *self._on_death(event)]
+        if event.worker_id in self._starting:  # it has no steps, and its share stays withheld
+            self._employed.discard(event.worker_id)
+            return [Renounce(event.worker_id, event.reason)]
         is_guilty = self._count_death(event)
         if self._failure is None and self._respawns_left and self._is_survivable(event, is_guilty):
             self._respawns_left -= 1

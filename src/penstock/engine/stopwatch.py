@@ -129,12 +129,12 @@ class Stopwatch:
         """Begin a task, in `phase`; only the time in the phases `carried` goes over into it."""
         if self._run_queue is None:
             self._run_queue = RunQueue()
+        if not self._is_quick:  # before the clock: waiting in between is none of the task's
+            self._cpu_at_ns = self._cpu_clock()
+            self._starved_at_ns = self._run_queue.waited_ns()
         self.enter(phase)
         self._spent_ns[:] = [spent if k in carried else 0 for k, spent in enumerate(self._spent_ns)]
         self._begun_ns = self._since_ns
-        if not self._is_quick:
-            self._cpu_at_ns = self._cpu_clock()
-            self._starved_at_ns = self._run_queue.waited_ns()
         self.num_samples = 0
         if self._marks:
             del self._marks[:]

@@ -99,7 +99,7 @@ class ThreadNotes(Notes):
             Unwanted: a batch of this round is wanted no more.
         """
         if phase == Phase.COLLATING:
-            self._check()
+            self.check()
             if self._watch is not None:
                 self._watch.begin()
         super().phase(phase)
@@ -108,7 +108,7 @@ class ThreadNotes(Notes):
 
     def sample(self, number: int) -> None:
         """Note which sample is being read; raises as `phase` does."""
-        self._check()
+        self.check()
         super().sample(number)
         self._number = number
         if number == _MOST_WATCHED and self._watch is not None:
@@ -116,13 +116,18 @@ class ThreadNotes(Notes):
 
     def seat(self, phase: Phase, seat: Seat) -> None:
         """Note what is being done with the sample of one seat; raises as `phase` does."""
-        self._check()
+        self.check()
         super().seat(phase, seat)
         self._substitute = (sample_key(seat.index),) if seat.attempt else None
         self._number = seat.number
         self._doing = phase
 
-    def _check(self) -> None:
+    def check(self) -> None:
+        """Return if the round that was begun last is still wanted.
+
+        Raises:
+            Unwanted: it is not.
+        """
         if self._wanted != self._round:
             raise Unwanted
 

@@ -11,22 +11,22 @@ Guarantees
 
 from __future__ import annotations
 
-import copy
 import dataclasses
-import os
-import pickle
 import queue
 import threading
 import traceback
-from typing import TYPE_CHECKING, Any, Final, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from penstock.engine.backends.in_process import Made, PlainOutput, Raised
 from penstock.engine.fault_log import NO_LOSSES, Losses
 from penstock.engine.fetch import Fetcher
-from penstock.engine.generator_watch import GeneratorWatch
+from penstock.engine.generator_watch import GeneratorWatch, note_watched, was_watched
 from penstock.engine.logbook import Phase
-from penstock.engine.order import TaskDone, WorkerDied, WorkerExhausted
+from penstock.engine.order import TaskDone, WorkerDied, WorkerExhausted, WorkerReady
+from penstock.engine.own_copy import own_copy
 from penstock.engine.thread_notes import ThreadNotes, Unwanted
+from penstock.engine.thread_round import copy_of_error
+from penstock.engine.user_frames import stack_of_error
 from penstock.faults import annotate
 from penstock.randomness.samples import seed_thread
 from penstock.worker_info import WorkerInfo, set_thread_info
@@ -40,54 +40,9 @@ if TYPE_CHECKING:
     from penstock.engine.generator_watch import Drawing
     from penstock.engine.order import BackendEvent
     from penstock.engine.plan import Caution, Plan, Recipe
+    from penstock.engine.thread_round import Round
 
-__all__ = ["Answer", "Round", "ThreadTask", "ThreadWorker"]
-
-_ENGINE: Final = f"{os.sep}penstock{os.sep}engine{os.sep}"
-
-
-class Round:
-    """One epoch of one backend, shared by its workers. The user may begin the same epoch again.
-
-    Attributes:
-        number: Counts up.
-        epoch: Its number to the user.
-    """
-
-    def __init__(self, number: int, epoch: int, *, is_announced: bool) -> None:
-        """Begin it; `is_announced` says whether the dataset is told."""
-        self.number = number
-        self.epoch = epoch
-        self._is_announced = is_announced
-        self._to_watch = [True]  # popped by the first worker that begins
-        self._telling = threading.Lock()
-        self._was_told = False
-        self._failure: Exception | None = None
-
-    def begin(self, make: Callable[[bool], Fetcher], *, is_shared: bool) -> Fetcher:
-        """Return the fetcher that `make(is_announced)` makes.
-
-        A dataset that all workers share is told of the epoch once, before any of them reads; if
-        that fails, it fails for all.
-        """
-        if not (self._is_announced and is_shared):
-            return make(self._is_announced)
-        with self._telling:
-            if self._failure is not None:
-                raise _copy_of(self._failure)
-            is_announced, self._was_told = not self._was_told, True
-            try:
-                return make(is_announced)
-            except Exception as error:
-                self._failure = error
-                raise
-
-    def take_watch(self) -> bool:
-        """Return whether the caller is the one whose first task is watched; True once."""
-        try:
-            return self._to_watch.pop()
-        except IndexError:
-            return False
+__all__ = ["Answer", "ThreadTask", "ThreadWorker"]
 
 
 class ThreadTask(NamedTuple):
@@ -141,15 +96,21 @@ class ThreadWorker:
         worker_id: int,
         plan: Plan,
         sequence: np.random.SeedSequence,
-        outbox: queue.SimpleQueue[Answer],
+        outbox: queue.SimpleQueue[Answer | None],
+        *,
+        joins_late: bool = False,
     ) -> None:
-        """Prepare a worker.
+        """Prepare a worker. An iterable dataset is copied here.
 
         Args:
             worker_id: Its number.
             plan: What to do.
             sequence: Seeds what `sample_rng` gives where the recipe has no seed.
             outbox: Where its answers go.
+            joins_late: Whether it is to say when it has begun its first round.
+
+        Raises:
+            ConfigError: an iterable dataset cannot be copied for several workers.
         """
         self.worker_id = worker_id
         self.notes = ThreadNotes()
@@ -157,7 +118,11 @@ class ThreadWorker:
         self.share: Share | None = None
         self.is_gone = False
         self._plan = plan
+        self._num_workers = max(plan.num_workers, plan.max_workers)
         self._recipe: Recipe = plan.recipe
+        if plan.recipe.is_iterable:
+            own = own_copy(plan.recipe.dataset, self._num_workers)
+            self._recipe = dataclasses.replace(plan.recipe, dataset=own)
         self._sequence = sequence
         self._outbox = outbox
         self._inbox: queue.SimpleQueue[ThreadTask | _Begin | None] = queue.SimpleQueue()
@@ -167,6 +132,9 @@ class ThreadWorker:
         self._failure: Exception | None = None  # of setting up: the answer to every task
         self._is_set_up = True
         self._share_ended = False
+        self._is_expected = joins_late
+        self._has_served = False
+        self._given: Round | None = None  # the last that it was told of; the trainer's
         self._drawings: tuple[Drawing, ...] = ()  # of worker_init_fn, to be told
         self._watch: GeneratorWatch | None = None  # of an epoch's begin, for its first task
         self.thread = threading.Thread(target=self._run, name=f"penstock-{worker_id}", daemon=True)
@@ -178,6 +146,8 @@ class ThreadWorker:
     def begin(self, round_: Round) -> None:
         """Let it begin an epoch, where `share` says; what it has of others is wanted no more."""
         self.notes.want(round_.number)
+        self._leave_round()
+        self._given = round_
         self._inbox.put(_Begin(round_, self.share))
 
     def submit(self, task: ThreadTask) -> None:
@@ -188,7 +158,20 @@ class ThreadWorker:
     def stop(self) -> None:
         """Let it end, at the next sample if it is busy; does not wait."""
         self.notes.want_nothing()
+        self._leave_round()
         self._inbox.put(None)
+
+    def _leave_round(self) -> None:
+        if self._given is not None:
+            self._given.give_up(self)
+
+    @property
+    def held_up_by(self) -> ThreadWorker | None:
+        """The worker that it waits for until it has told the dataset of the epoch, if any."""
+        teller = None if self._given is None else self._given.teller
+        entry = self.notes.entry()
+        is_beginning = entry.phase == Phase.BEGINNING and self.notes.is_of_now(entry.round)
+        return teller if is_beginning and teller is not self else None
 
     # From here on: in the thread.
 
@@ -202,6 +185,7 @@ class ThreadWorker:
         finally:
             self.notes.watch(None)
             self._fetcher = self._failure = None  # an iterator ends in its own thread
+            self._output.close()
             set_thread_info(None)
             seed_thread(None)
             self.notes.close()
@@ -211,7 +195,7 @@ class ThreadWorker:
         if not self.notes.is_wanted:
             return
         text = "".join(traceback.format_exception_only(error)).strip()
-        stack = _stack_of(error)
+        stack = stack_of_error(error)
         end = WorkerDied(self.worker_id, f"ended with {text}", f"\nWhere it was raised:\n{stack}")
         self._outbox.put(Answer(self, 0, end))
 
@@ -237,19 +221,22 @@ class ThreadWorker:
     def _obey(self, command: ThreadTask | _Begin) -> None:
         if isinstance(command, _Begin):
             self._begin(command)
+            if self._is_expected:
+                self._is_expected = False
+                ready = WorkerReady(self.worker_id)
+                self._outbox.put(Answer(self, command.round.number, ready))
         elif self.notes.is_of_now(command.round) and not self._share_ended:
-            self._outbox.put(self._serve(command))
+            answer = self._serve(command)
+            self.notes.phase(Phase.WAITING)  # not for its own sake, if it waits for the GIL
+            self._outbox.put(answer)
 
     def _set_up(self) -> None:
         plan = self._plan
-        if plan.recipe.is_iterable:
-            own = _own_copy(plan.recipe.dataset)
-            self._recipe = dataclasses.replace(plan.recipe, dataset=own)
         seed_thread(self._sequence)
         set_thread_info(
             WorkerInfo(
                 id=self.worker_id,
-                num_workers=plan.num_workers,
+                num_workers=self._num_workers,
                 seed=plan.base_seed + self.worker_id,
                 dataset=self._recipe.dataset,
             )
@@ -258,6 +245,9 @@ class ThreadWorker:
             self._initialise(plan.recipe.worker_init_fn)
 
     def _initialise(self, worker_init_fn: Callable[[int], object]) -> None:
+        if was_watched(self._plan.recipe.dataset):
+            worker_init_fn(self.worker_id)
+            return
         watch = GeneratorWatch(None)
         self.notes.watch(watch)
         try:
@@ -274,10 +264,11 @@ class ThreadWorker:
         self._round = round_
         self.notes.begin_round(round_.number)
         self._fetcher = None  # an iterator of the epoch before ends before the next begins
-        self._watch = GeneratorWatch(self._recipe.dataset) if round_.take_watch() else None
+        self._watch = self._first_watch(round_)
         self.notes.watch(self._watch)
         try:
             self._fetcher = round_.begin(
+                self,
                 lambda is_announced: self._make_fetcher(round_.epoch, share, is_announced),
                 is_shared=not self._recipe.is_iterable,
             )
@@ -288,6 +279,15 @@ class ThreadWorker:
         finally:
             self.notes.watch(None)
 
+    def _first_watch(self, round_: Round) -> GeneratorWatch | None:
+        """Return a watch for the first task of one worker, unless there was one.
+
+        What it takes is told as that of a worker's first batch, which nobody judges by.
+        """
+        if self._has_served or was_watched(self._plan.recipe.dataset) or not round_.take_watch():
+            return None
+        return GeneratorWatch(self._recipe.dataset)
+
     def _make_fetcher(self, epoch: int, share: Share | None, is_announced: bool) -> Fetcher:
         return Fetcher(
             self._recipe,
@@ -296,7 +296,7 @@ class ThreadWorker:
             epoch=epoch,
             is_announced=is_announced,
             worker_id=self.worker_id,
-            num_workers=self._plan.num_workers,
+            num_workers=self._num_workers,
             share=share,
             in_thread=True,
             notes=self.notes,
@@ -304,24 +304,28 @@ class ThreadWorker:
 
     def _serve(self, task: ThreadTask) -> Answer:
         if self._failure is not None:
-            raised = Raised(_copy_of(self._failure), None, NO_LOSSES)
+            raised = Raised(copy_of_error(self._failure), None, NO_LOSSES)
             return Answer(self, task.round, TaskDone(self.worker_id, task.step, raised))
         assert self._fetcher is not None
         assert self._round is not None
         watch, self._watch = self._watch, None
+        self._has_served = True
         self.notes.begin_task(task.round, task.step)
         self._output.take_num_bytes()
         self.notes.watch(watch)
         try:
-            event = self._make(task, self._fetcher)
+            event = self._make(task, self._fetcher, is_timed=watch is None)
         finally:
             self.notes.watch(None)
         drawings, self._drawings = self._drawings, ()
         if watch is not None:
+            note_watched(self._plan.recipe.dataset)
             drawings += tuple(watch.found)
         return Answer(self, task.round, event, self._fetcher.take_first_digest(), drawings)
 
-    def _make(self, task: ThreadTask, fetcher: Fetcher) -> TaskDone | WorkerExhausted:
+    def _make(
+        self, task: ThreadTask, fetcher: Fetcher, *, is_timed: bool
+    ) -> TaskDone | WorkerExhausted:
         # No exception is kept in a variable that outlives its handler: with the frames of its
         # traceback that would be a cycle, which keeps samples until a garbage collection.
         try:
@@ -337,8 +341,13 @@ class ThreadWorker:
             return TaskDone(self.worker_id, task.step, Raised(error, fetcher.share(), losses))
         bad = self._take_bad(task)
         losses = Losses(fetcher.num_asked, bad) if fetcher.num_asked else NO_LOSSES
-        times = self.notes.take_times(num_bytes=self._output.take_num_bytes())
-        times = times._replace(rss_bytes=0)  # the process's is the trainer's, and not a worker's
+        times = self.notes.take_times(
+            num_bytes=self._output.take_num_bytes(), pool_bytes=self._output.pool_bytes
+        )
+        times = times._replace(
+            rss_bytes=0,  # the process's is the trainer's, and not a worker's
+            sample_us=times.sample_us if is_timed else b"",
+        )
         return TaskDone(self.worker_id, task.step, Made(batch, share, losses, times))
 
     def _take_bad(self, task: ThreadTask) -> list[Any]:
@@ -351,44 +360,3 @@ class ThreadWorker:
     def _where(self, task: ThreadTask) -> str:
         assert self._round is not None
         return f"in {self}, epoch {self._round.epoch}, step {task.step}"
-
-
-def _stack_of(error: BaseException) -> str:
-    """Return where it was raised: the user's lines, if it was there."""
-    entries = traceback.extract_tb(error.__traceback__)
-    ours = [k for k, entry in enumerate(entries) if _ENGINE in entry.filename]
-    users = entries[ours[-1] + 1 :] if ours else entries
-    return "".join(traceback.format_list(users or entries))
-
-
-def _copy_of(error: Exception) -> Exception:
-    """Return what may be raised in place of `error`, which is raised more than once.
-
-    Raising it makes the frames of whoever raises it, and all that is in them, a part of it.
-    """
-    try:
-        again = type(error).__new__(type(error), *error.args)
-        vars(again).update(vars(error))
-        again.__notes__ = list(getattr(error, "__notes__", ()))
-        same = str(again) == str(error)
-    except Exception:  # its class does not have that
-        return error
-    return again.with_traceback(error.__traceback__) if same else error
-
-
-def _own_copy(dataset: Any) -> Any:  # noqa: ANN401
-    """Return a copy of an iterable dataset: where it stands is each worker's own.
-
-    As a process worker's is, but for arrays, whose memory stays shared where they can be pickled.
-    What can be copied in no way is shared.
-    """
-    buffers: list[pickle.PickleBuffer] = []
-    try:
-        data = pickle.dumps(dataset, protocol=5, buffer_callback=buffers.append)
-        return pickle.loads(data, buffers=buffers)
-    except Exception:  # a class inside a function, a lambda, an open file
-        buffers.clear()
-    try:
-        return copy.deepcopy(dataset)
-    except Exception:  # it holds a lock, say
-        return dataset

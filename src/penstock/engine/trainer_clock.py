@@ -3,10 +3,11 @@
 
 from __future__ import annotations
 
+import threading
 import time
 from typing import TYPE_CHECKING, Final
 
-from penstock.engine.accounts import BatchRecord, TaskTimes
+from penstock.engine.accounts import BatchRecord, EpochEnd, TaskTimes
 from penstock.engine.plan import bare_indices
 from penstock.engine.stopwatch import RunQueue
 
@@ -37,8 +38,10 @@ class TrainerClock:
                 alone where workers are in the same process.
         """
         self._cpu_clock = cpu_clock
-        self._run_queue: RunQueue | None = None  # of the thread that asks first
+        self._run_queue: RunQueue | None = None
+        self._thread = 0  # whose it is
         self._has_taken = False
+        self._begun_ns = self._starting_ns = 0
         self._is_quick = False  # as the last batch was
         self._taken_ns = self._cpu_at_ns = 0
         self._starved_at_ns: int | None = None
@@ -46,18 +49,25 @@ class TrainerClock:
         self._starved_ns: int | None = None
 
     def begin_epoch(self) -> None:
-        """Count nothing of what the trainer did since its last batch."""
+        """The trainer begins an epoch; what it did since its last batch does not count."""
         self._has_taken = False
+        self._begun_ns = time.monotonic_ns()
+
+    def started(self) -> None:
+        """The workers are started; the trainer has waited for that."""
+        self._starting_ns = time.monotonic_ns() - self._begun_ns
 
     def ask(self) -> None:
         """The trainer asks for a batch."""
         self._asked_ns = now = time.monotonic_ns()
         if not self._has_taken:
+            self._asked_ns -= self._starting_ns
+            self._starting_ns = 0
             self._consumer_ns = self._cpu_ns = 0
             self._starved_ns = None
             return
         self._consumer_ns = now - self._taken_ns
-        if self._is_quick:
+        if self._is_quick or threading.get_ident() != self._thread:
             self._cpu_ns, self._starved_ns = self._consumer_ns, None
             return
         self._cpu_ns = self._cpu_clock() - self._cpu_at_ns
@@ -98,9 +108,26 @@ class TrainerClock:
             times,
         )
 
-    def take(self, given_ns: int) -> None:
-        """The trainer's own code begins; everything up to here was waiting."""
+    def end(self, epoch: int) -> EpochEnd:
+        """Return what came after the last batch; the trainer is told that there is no more."""
+        return EpochEnd(
+            epoch,
+            self._asked_ns,
+            time.monotonic_ns(),
+            self._consumer_ns,
+            self._cpu_ns,
+            self._starved_ns,
+        )
+
+    def take(self, given_ns: int | None = None) -> None:
+        """The trainer's own code begins, now if `given_ns` is None; up to here it waited."""
+        if given_ns is None:
+            given_ns = time.monotonic_ns()
         self._is_quick = self._has_taken and given_ns - self._taken_ns < _QUICK_NS
+        thread = threading.get_ident()
+        if thread != self._thread:  # another one iterates from here on
+            self._thread = thread
+            self.close()
         self._has_taken = True
         self._taken_ns = given_ns
         if not self._is_quick:

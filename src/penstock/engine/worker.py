@@ -198,6 +198,7 @@ class _Worker:
                 lambda: importlib.import_module(framework.adapter).prepare_worker(info),
             )
         when_imported("cv2", _keep_opencv_to_one_thread)
+        when_imported("torch", _keep_torch_to_one_thread)
         if self._recipe.worker_init_fn is not None:
             self._recipe.worker_init_fn(identity.worker_id)
 
@@ -302,6 +303,13 @@ def _keep_opencv_to_one_thread() -> None:
     set_num_threads = getattr(sys.modules.get("cv2"), "setNumThreads", None)
     if set_num_threads is not None:  # cv2 is imported twice, the first time without its functions
         set_num_threads(0)
+
+
+def _keep_torch_to_one_thread() -> None:
+    """Do the same with torch, also where no framework was named and the dataset imports it."""
+    set_num_threads = getattr(sys.modules.get("torch"), "set_num_threads", None)
+    if set_num_threads is not None:
+        set_num_threads(1)
 
 
 def _report_bad(bad: BadSample) -> BadReport:

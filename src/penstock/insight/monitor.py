@@ -10,24 +10,28 @@ Stream ── BatchRecord ──▶ Monitor ──▶ History      stats(), repo
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import datetime
 import logging
+import multiprocessing
 import warnings
 from typing import TYPE_CHECKING, Any, Final
 
 from penstock.callers import users_level
 from penstock.engine.surroundings import memory_now
 from penstock.errors import ConfigError
-from penstock.insight.budgets import Limits, cores_allowed
+from penstock.faults import FaultPolicy
+from penstock.insight.budgets import Limits, cores_of_rank, local_ranks
 from penstock.insight.history import History
 from penstock.insight.stats import Change
 from penstock.insight.tuner import Tuner
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
+    from multiprocessing.context import BaseContext
     from pathlib import Path
 
-    from penstock.engine.accounts import BatchRecord, Crew
+    from penstock.engine.accounts import BatchRecord, Crew, EpochEnd
     from penstock.engine.epoch import Epoch
     from penstock.faults import Failure
     from penstock.insight.progress import ProgressBar
@@ -52,6 +56,20 @@ class AutoWorkers(int):
     def __repr__(self) -> str:
         """Say what it means."""
         return "'auto'"
+
+    def __str__(self) -> str:
+        """Say what it means."""
+        return "auto"
+
+    def __format__(self, spec: str) -> str:
+        """As the text, unless an integer is asked for."""
+        return int.__format__(self, spec) if spec.endswith("d") else format(str(self), spec)
+
+    def __eq__(self, other: object) -> bool:
+        """Equal to "auto", and to the number."""
+        return other == "auto" or int.__eq__(self, other) is True
+
+    __hash__ = int.__hash__
 
     def __reduce__(self) -> tuple[type[AutoWorkers], tuple[int]]:
         """Pickle as what it is."""
@@ -80,6 +98,8 @@ class Monitor:
         cpu_budget: float | None = None,
         memory_budget: int | None = None,
         progress: bool | str = False,
+        persistent_workers: bool = False,
+        start_method: str | BaseContext | None = None,
     ) -> None:
         """Check what the loader was given about running; nothing is measured yet.
 
@@ -96,6 +116,8 @@ class Monitor:
                 "cpu_budget": cpu_budget,
                 "memory_budget": memory_budget,
                 "progress": progress,
+                "persistent_workers": persistent_workers,
+                "start_method": start_method,
             },
         )
         if backend not in BACKENDS:
@@ -114,22 +136,28 @@ class Monitor:
             )
         self.backend = backend
         self._is_iterable = is_iterable
-        self._cores = cores_allowed()
+        self._cores = cores_of_rank()
         self._tuner: Tuner | None = None
         self.num_workers: Any = num_workers
         if is_auto:
             self._tuner = Tuner(
                 Limits(cpu_budget, memory_budget),
                 cores=self._cores,
-                memory_left_bytes=memory_now().left_bytes,
+                memory_left_bytes=_memory_of_rank(),
                 prefetch_factor=prefetch_factor,
+                shares_lock=backend == "thread",
+                is_forked=_is_forked(start_method),
             )
             self.num_workers = AutoWorkers(self._tuner.crew.num_workers)
-        self._crew = int(self.num_workers), prefetch_factor or _PREFETCH
-        self._history = History(dataset, backend=backend)
+        # Whether it is a number at all is the loader's to check.
+        count = num_workers if isinstance(num_workers, int) else 0
+        self._crew = count, prefetch_factor or _PREFETCH
+        self._history = History(dataset, backend=backend, persistent_workers=persistent_workers)
         self._started = ""
+        self._newest: Epoch | None = None  # that was begun last, and goes on
         self._bar: ProgressBar | None = None
-        self._shown: Epoch | None = None  # by the bar
+        if not isinstance(progress, bool | str):
+            raise TypeError(f"progress must be True, False, or the bar's name, got {progress!r}")
         if progress:
             from penstock.insight.progress import open_progress
 
@@ -146,16 +174,23 @@ class Monitor:
         """Workers and prefetch factor, of now or of the next iterator."""
         return self._crew if self._tuner is None else self._tuner.crew
 
-    def crew_of(self, num_workers: int, prefetch_factor: int | None) -> tuple[int, int]:
+    def crew_of(self, num_workers: Any, prefetch_factor: int | None) -> tuple[int, int]:  # noqa: ANN401
         """Return with how many workers, and what prefetch factor, an iterator is to begin.
 
         Args:
             num_workers: As the loader has it now.
             prefetch_factor: As the loader has it now.
         """
-        if not isinstance(num_workers, AutoWorkers):
-            self._crew = int(num_workers), prefetch_factor or _PREFETCH
-        return self.crew
+        if isinstance(num_workers, AutoWorkers):
+            return self.crew
+        if isinstance(num_workers, str):
+            raise ConfigError(
+                f"loader.num_workers was set to {num_workers!r} on a loader that was made with a "
+                'number; give num_workers="auto" when it is made'
+            )
+        self._tuner = None  # a number that was assigned since is what counts
+        self._crew = int(num_workers), prefetch_factor or _PREFETCH
+        return self._crew
 
     @property
     def max_workers(self) -> int:
@@ -164,25 +199,27 @@ class Monitor:
 
     def epoch_begun(self, epoch: Epoch, loader: Any) -> None:  # noqa: ANN401
         """Take note that `loader` begins an epoch, or goes on in one."""
+        self._newest = epoch
         if not self._started:
             now = datetime.datetime.now(datetime.UTC)
             self._started = now.isoformat(timespec="seconds")
         if self._bar is not None:
             # An iterable's length is its user's guess, and torch's loader counts who asks.
             num_batches = None if self._is_iterable else _length_or_none(loader)
-            self._shown = epoch
             self._bar.begin(epoch.number, num_batches, epoch.progress.num_steps)
 
-    def batch_given(self, record: BatchRecord) -> Crew | None:
+    def batch_given(self, record: BatchRecord, epoch: Epoch) -> Crew | None:
         """See `penstock.engine.accounts.Observer`."""
         self._history.add(record)
-        if self._bar is not None:
+        # Of several iterators at once, one shows its progress and has its crew chosen.
+        is_newest = epoch is self._newest
+        if self._bar is not None and is_newest:
             self._bar.advance(record, record.num_failed)
         for subscriber in self._subscribers:
             if record.given_ns >= subscriber.next_ns:
                 subscriber.next_ns = record.given_ns + subscriber.every_ns
                 self._call(subscriber)
-        return None if self._tuner is None else self._tune(self._tuner, record)
+        return self._tune(self._tuner, record) if self._tuner is not None and is_newest else None
 
     def _tune(self, tuner: Tuner, record: BatchRecord) -> Crew | None:
         crew = tuner.observe(record)
@@ -191,18 +228,19 @@ class Monitor:
             _log.info("%d workers, prefetch_factor %d: %s", *crew, tuner.reason)
         return crew
 
-    def epoch_ended(self, epoch: Epoch) -> None:
+    def epoch_ended(self, epoch: Epoch, end: EpochEnd) -> None:
         """See `penstock.engine.accounts.Observer`."""
-        self._history.epoch_ended(epoch.number)
+        self._history.epoch_ended(epoch.number, end)
         self.epoch_left(epoch)
         for subscriber in list(self._subscribers):
             self._call(subscriber)
 
     def epoch_left(self, epoch: Epoch) -> None:
         """See `penstock.engine.accounts.Observer`; another iterator may have begun since."""
-        if self._bar is not None and self._shown is epoch:
-            self._shown = None
-            self._bar.end()
+        if self._newest is epoch:
+            self._newest = None
+            if self._bar is not None:
+                self._bar.end()
 
     def _call(self, subscriber: _Subscriber) -> None:
         try:
@@ -222,9 +260,9 @@ class Monitor:
         """See `Observed.subscribe`."""
         if not callable(callback):
             raise TypeError(f"a subscriber is called with Stats, got {callback!r}")
-        if not every_s >= 0:
+        if not _is_from_zero_on(every_s):
             raise ConfigError(f"every_s must be a number of seconds from 0 on, got {every_s!r}")
-        subscriber = _Subscriber(callback, int(every_s * 1e9))
+        subscriber = _Subscriber(callback, every_s * 1e9)
         self._subscribers = [*self._subscribers, subscriber]
         return lambda: self._drop(subscriber)
 
@@ -247,13 +285,32 @@ def _make_monitor(positional: tuple[Any, ...], by_name: dict[str, Any]) -> Monit
     return Monitor(*positional, **by_name)
 
 
+def _memory_of_rank() -> int | None:
+    left_bytes = memory_now().left_bytes
+    return None if left_bytes is None else left_bytes // local_ranks()
+
+
+def _is_forked(start_method: str | BaseContext | None) -> bool:
+    # Asking for the default decides it, unless somebody has done so already.
+    name: str | None = multiprocessing.get_start_method(allow_none=True)
+    if isinstance(start_method, str):
+        name = start_method
+    elif start_method is not None:
+        name = start_method.get_start_method()
+    return (name or multiprocessing.get_all_start_methods()[0]) == "fork"
+
+
+def _is_from_zero_on(number: Any) -> bool:  # noqa: ANN401 - whatever the user gave
+    return isinstance(number, int | float) and number >= 0
+
+
 class _Subscriber:
     """Who is told, and when next."""
 
-    def __init__(self, callback: Callable[[Stats], object], every_ns: int) -> None:
+    def __init__(self, callback: Callable[[Stats], object], every_ns: float) -> None:
         self.callback = callback
         self.every_ns = every_ns
-        self.next_ns = 0
+        self.next_ns = 0.0
         kind = getattr(callback, "__qualname__", type(callback).__qualname__)
         self.name = f"{getattr(callback, '__module__', '')}.{kind}".lstrip(".")
 
@@ -344,13 +401,26 @@ class Observed:
 _SETTINGS: Final = (
     "dataset", "batch_size", "sampler", "batch_sampler", "num_workers", "backend", "collate_fn",
     "pin_memory", "drop_last", "timeout", "prefetch_factor", "persistent_workers", "in_order",
-    "seed", "on_error",
+    "seed", "on_error", "cpu_budget", "memory_budget",
 )  # fmt: skip
 
 
 def settings_of(loader: object) -> dict[str, Any]:
-    """Return the attributes of a loader that say what it was made with."""
-    return {name: getattr(loader, name) for name in _SETTINGS if hasattr(loader, name)}
+    """Return what a loader was made with: numbers and texts, and of anything else its name."""
+    found = {name: getattr(loader, name) for name in _SETTINGS if hasattr(loader, name)}
+    return {name: _told(value) for name, value in found.items()}
+
+
+def _told(value: object) -> Any:  # noqa: ANN401 - what JSON has
+    if isinstance(value, AutoWorkers):
+        return "auto"
+    if value is None or isinstance(value, bool | int | float | str):
+        return value
+    if isinstance(value, FaultPolicy):
+        return dataclasses.asdict(value)
+    # Never what it holds, which may be the data.
+    name = getattr(value, "__qualname__", None) or type(value).__qualname__
+    return name
 
 
 def _length_or_none(loader: Any) -> int | None:  # noqa: ANN401

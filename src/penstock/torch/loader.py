@@ -183,6 +183,8 @@ class DataLoader(Observed, torch.utils.data.DataLoader[T_co]):
             cpu_budget=cpu_budget,
             memory_budget=memory_budget,
             progress=progress,
+            persistent_workers=persistent_workers,
+            start_method=multiprocessing_context,
         )
         check_backend(backend, multiprocessing_context)
         self.backend = backend

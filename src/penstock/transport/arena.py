@@ -417,7 +417,13 @@ class BufferPool:
         self._max_free_bytes = max_free_bytes
         self._free: dict[int, list[Mapping]] = {}
         self._free_bytes = 0
+        self._size_bytes = 0
         self._leases: Leases[Mapping] = Leases()
+
+    @property
+    def size_bytes(self) -> int:
+        """Bytes of all its memory, leased and free."""
+        return self._size_bytes
 
     def empty(self, shape: int | tuple[int, ...], dtype: npt.DTypeLike) -> npt.NDArray[np.generic]:
         """Return an uninitialised array, the caller's until its last view is garbage."""
@@ -433,6 +439,7 @@ class BufferPool:
             self._keep(mapping)
         free = self._free.get(size_bytes)
         if not free:
+            self._size_bytes += size_bytes
             return anonymous_mapping(size_bytes)
         self._free_bytes -= size_bytes
         return free.pop()
@@ -444,6 +451,8 @@ class BufferPool:
         while self._free_bytes > self._max_free_bytes:
             oldest = next(iter(self._free))
             if self._free[oldest]:
-                self._free_bytes -= self._free[oldest].pop().size_bytes
+                size_bytes = self._free[oldest].pop().size_bytes
+                self._free_bytes -= size_bytes
+                self._size_bytes -= size_bytes
             else:
                 del self._free[oldest]

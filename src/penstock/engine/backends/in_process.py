@@ -3,8 +3,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
-from typing import TYPE_CHECKING
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any, Final
 
 from penstock.transport.arena import BufferPool
 
@@ -17,6 +19,9 @@ if TYPE_CHECKING:
     from penstock.engine.fault_log import Losses
 
 __all__ = ["Made", "PlainOutput", "Raised"]
+
+_DEEPEST: Final = 3
+_MOST_WEIGHED: Final = 64  # items of a container; the others are taken for as large
 
 
 class Made:
@@ -81,12 +86,20 @@ class PlainOutput:
         return array
 
     def take_num_bytes(self) -> int:
-        """Return the bytes of the arrays that were asked for since the last call."""
+        """Return the bytes of the batch, or of what was asked for, since the last call."""
         num_bytes, self._num_bytes = self._num_bytes, 0
         return num_bytes
 
+    @property
+    def pool_bytes(self) -> int:
+        """Bytes of the recycled memory, in use and free."""
+        return self._pool.size_bytes
+
     def finish(self, batch: object) -> object:
         """Return the batch itself."""
+        if not self._num_bytes:  # a collate function of the user's own made it
+            with contextlib.suppress(Exception):  # whatever classes of the user's do
+                self._num_bytes = _num_bytes(batch)
         return batch
 
     def rehearse(self, batch: object) -> None:
@@ -94,3 +107,19 @@ class PlainOutput:
 
     def abandon(self) -> None:
         """Garbage collection takes it back."""
+
+    def close(self) -> None:
+        """Give the free memory back, whoever still refers to this; batches stay valid."""
+        self._pool = BufferPool()
+
+
+def _num_bytes(tree: Any, depth: int = 0) -> int:  # noqa: ANN401
+    """Return about how many bytes the arrays and tensors of a batch have."""
+    if isinstance(tree, (bytes, bytearray)):
+        return len(tree)
+    if isinstance(tree, (Mapping, Sequence)) and not isinstance(tree, str):
+        items = list(tree.values()) if isinstance(tree, Mapping) else tree
+        some = items[:_MOST_WEIGHED] if depth < _DEEPEST else ()
+        return sum(_num_bytes(item, depth + 1) for item in some) * len(items) // max(len(some), 1)
+    num_bytes = getattr(tree, "nbytes", 0)
+    return num_bytes if isinstance(num_bytes, int) else 0

@@ -92,6 +92,7 @@ _ADVICE_ON_MEMORY: Final = (
     "Memory ran out: try fewer workers or a smaller prefetch_factor, and look at what the sample "
     "takes."
 )
+_MOST_PREFETCH: Final = 8  # that a crew is given while an epoch runs
 _LONGEST_POLL_S: Final = 3600.0  # poll(2) counts milliseconds in an int
 
 _log = logging.getLogger("penstock")
@@ -210,7 +211,8 @@ class ProcessBackend:
         self._plan = plan
         self._context = plan.context or multiprocessing.get_context()
         self._workers: dict[int, WorkerProcess] = {}
-        self._leaving: list[WorkerProcess] = []  # dismissed, and not yet seen to have ended
+        self._leaving: dict[int, WorkerProcess] = {}  # by watch_fd; dismissed, not yet ended
+        self._was_started: set[int] = set()  # numbers of workers
         self._lifeline: Lifeline | None = None
         self._held_interrupts = HeldInterrupts()
         self._shared_fd: int | None = None  # the recipe, for workers that are not forked
@@ -234,7 +236,7 @@ class ProcessBackend:
             UnpicklableError: the dataset (or a function) cannot be sent under this start method.
             ConfigError: this process may open too few files.
         """
-        check_descriptors(max(self._plan.num_workers, self._plan.max_workers))
+        check_descriptors(self._plan.num_workers)
         self._memory = memory_now()
         if self._context.get_start_method() == "fork":
             warn_of_fork(stacklevel=users_level())
@@ -252,11 +254,19 @@ class ProcessBackend:
                 self._close_shared()
 
     def _employ(self, worker_id: int, *, joins_late: bool = False) -> WorkerProcess:
+        seed = self._plan.base_seed
+        if worker_id in self._was_started:
+            self._num_respawned += 1
+            seed = self._seed_of_respawned()
         with self._held_interrupts:
-            worker = self._start_worker(worker_id, self._plan.base_seed, joins_late=joins_late)
+            worker = self._start_worker(worker_id, seed, joins_late=joins_late)
+            self._was_started.add(worker_id)
             self._workers[worker_id] = worker
-            self.processes[worker_id : worker_id + 1] = [worker.process]
+            self._list_processes()
         return worker
+
+    def _list_processes(self) -> None:
+        self.processes = [worker.process for _, worker in sorted(self._workers.items())]
 
     def _close_shared(self) -> None:
         if self._shared_fd is not None:
@@ -273,9 +283,9 @@ class ProcessBackend:
         channel = Channel(ours)
         _channels.add(channel)
         num_workers = max(plan.num_workers, plan.max_workers)
-        identity = WorkerIdentity(
-            worker_id, num_workers, base_seed, plan.prefetch_factor + 2, joins_late
-        )
+        # Where crews change, workers may come to be further ahead.
+        prefetch = max(plan.prefetch_factor, _MOST_PREFETCH if plan.max_workers else 0)
+        identity = WorkerIdentity(worker_id, num_workers, base_seed, prefetch + 2, joins_late)
         logbook = Logbook()
         try:
             process = self._context.Process(  # type: ignore[attr-defined]  # every context has it
@@ -316,11 +326,12 @@ class ProcessBackend:
             worker = self._start_worker(worker_id, self._seed_of_respawned())
             worker.share = dead.share
             self._workers[worker_id] = worker
-            self.processes[worker_id] = worker.process
+            self._list_processes()
         self._tell_epoch(worker)
 
     def hire(self, worker_id: int) -> None:
         """Start one process more; a dismissed one of the same number may still be ending."""
+        check_descriptors(1)
         if self._shared_fd is None:
             warn_of_fork(stacklevel=users_level())  # threads may have been started since
         self._tell_epoch(self._employ(worker_id, joins_late=True))
@@ -328,21 +339,20 @@ class ProcessBackend:
     def dismiss(self, worker_id: int) -> None:
         """Close its channel: it ends by itself. Batches that it made stay valid."""
         worker = self._workers.pop(worker_id)
-        for fd in (worker.channel.fileno(), worker.watch_fd):
-            self._poll.unregister(fd)
-            del self._by_fd[fd]
+        self._list_processes()
+        self._poll.unregister(worker.channel.fileno())
+        del self._by_fd[worker.channel.fileno()], self._by_fd[worker.watch_fd]
         worker.is_gone = True
         worker.channel.close()
-        self._leaving.append(worker)
-        self._reap()
+        self._leaving[worker.watch_fd] = worker
 
-    def _reap(self) -> None:
-        """Release the dismissed workers that have ended; asking makes the system forget them."""
-        left = [worker for worker in self._leaving if worker.process.is_alive()]
-        for worker in self._leaving:
-            if worker not in left:
-                worker.release()
-        self._leaving = left
+    def _release_ended(self, fd: int) -> None:
+        """Release a dismissed worker that has ended, and what it held in the trainer."""
+        worker = self._leaving.pop(fd)
+        self._poll.unregister(fd)
+        worker.process.join()
+        worker.release()
+        worker.process.close()
 
     def _seed_of_respawned(self) -> int:
         """Return a base seed that no worker had: it is not to draw again what a dead one drew."""
@@ -375,7 +385,6 @@ class ProcessBackend:
         self._epoch = epoch.number
         self._begun = epoch
         self._first_samples.clear()
-        self._reap()
         for worker in self._workers.values():
             worker.share = epoch.progress.shares.get(worker.worker_id)
             worker.tasks.clear()
@@ -428,7 +437,9 @@ class ProcessBackend:
     def _ready_workers(self, ready: list[tuple[int, int]]) -> dict[WorkerProcess, int]:
         flags_of: dict[WorkerProcess, int] = {}
         for fd, flags in ready:
-            if worker := self._by_fd.get(fd):
+            if fd in self._leaving:
+                self._release_ended(fd)
+            elif worker := self._by_fd.get(fd):
                 flags_of[worker] = flags_of.get(worker, 0) | flags
         return flags_of
 
@@ -539,8 +550,8 @@ class ProcessBackend:
 
     def close(self, *, in_a_hurry: bool = False) -> None:
         """Stop the workers and wait until they are gone."""
-        workers = [*self._workers.values(), *self._leaving]
-        self._workers, self._leaving = {}, []
+        workers = [*self._workers.values(), *self._leaving.values()]
+        self._workers, self._leaving = {}, {}
         self._close_shared()
         self._by_fd.clear()  # and with it the arenas
         if os.getpid() != self._owner_pid:

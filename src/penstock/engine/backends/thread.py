@@ -8,11 +8,12 @@ Guarantees
     iterable dataset is copied for each, as where it stands is a worker's own.
     Generators that belong to the process (`random`, `numpy.random`, torch's) are neither seeded
     nor put back: the threads and the trainer all draw from them. Who does so is found in the first
-    task of every epoch, and named once. `sample_rng()` is each worker's own.
+    batch that is made of a dataset, and named once. `sample_rng()` is each worker's own.
     Settings of the process are left as they are: the threads that OpenCV and torch start inside an
     operation as well, which process workers are limited to one of.
     A thread cannot be killed. One that is stuck is given up: its death is told, its late answer is
     dropped, and it ends by itself at its next sample.
+    `close` ends the wait of another thread that is in `events`.
 
 Shutdown order
     Every worker is told at once. A waiting one ends, a busy one at its next sample. After
@@ -26,10 +27,8 @@ from __future__ import annotations
 import atexit
 import os
 import queue
-import sys
 import threading
 import time
-import traceback
 import warnings
 import weakref
 from typing import TYPE_CHECKING, Final
@@ -37,7 +36,9 @@ from typing import TYPE_CHECKING, Final
 from penstock.callers import users_level
 from penstock.engine.deeds import deed_of
 from penstock.engine.order import TaskDone, WorkerDied, WorkerReady
-from penstock.engine.thread_worker import Answer, Round, ThreadTask, ThreadWorker
+from penstock.engine.thread_round import Round
+from penstock.engine.thread_worker import Answer, ThreadTask, ThreadWorker
+from penstock.engine.user_frames import stack_of_thread
 from penstock.errors import WorkerDied as WorkerDiedError
 from penstock.randomness.keys import Purpose, seed_sequence
 
@@ -61,7 +62,6 @@ _ADVICE_ON_HANG: Final = (
     "until its sample is made: only processes can be killed (backend='process')."
 )
 _GIVEN_UP: Final = -1  # in place of a round: the trainer itself tells of the death
-_ENGINE: Final = f"{os.sep}penstock{os.sep}engine{os.sep}"
 
 _backends: weakref.WeakSet[ThreadBackend] = weakref.WeakSet()
 _told: set[tuple[CodeType, str]] = set()  # functions that draw from the process's generators
@@ -88,11 +88,12 @@ class ThreadBackend:
         """Prepare workers for `plan`."""
         self._plan = plan
         self._workers: dict[int, ThreadWorker] = {}
-        self._leaving: list[ThreadWorker] = []  # dismissed
-        self._outbox: queue.SimpleQueue[Answer] = queue.SimpleQueue()
+        self._num_starts: dict[int, int] = {}  # by worker id
+        # Dismissed, and not yet ended: nobody else knows them.
+        self._leaving: weakref.WeakSet[ThreadWorker] = weakref.WeakSet()
+        self._outbox: queue.SimpleQueue[Answer | None] = queue.SimpleQueue()  # None: it is closed
         self._round = Round(0, 0, is_announced=False)
         self._begun: Epoch | None = None
-        self._num_respawned = 0
         self._first_samples: dict[bytes, int] = {}
         self._owner_pid = os.getpid()
 
@@ -106,10 +107,13 @@ class ThreadBackend:
             self.close()
             raise
 
-    def _start_worker(self, worker_id: int, *again: int) -> ThreadWorker:
-        # `again` tells one that takes a dead one's place: it is not to draw the same once more.
+    def _start_worker(self, worker_id: int, *, joins_late: bool = False) -> ThreadWorker:
+        # One that takes a place that others had before is not to draw the same once more.
+        num_before = self._num_starts.get(worker_id, 0)
+        self._num_starts[worker_id] = num_before + 1
+        again = (num_before,) if num_before else ()
         sequence = seed_sequence(self._plan.base_seed, Purpose.WORKERS, worker_id, *again)
-        worker = ThreadWorker(worker_id, self._plan, sequence, self._outbox)
+        worker = ThreadWorker(worker_id, self._plan, sequence, self._outbox, joins_late=joins_late)
         worker.thread.start()
         self._workers[worker_id] = worker
         return worker
@@ -142,7 +146,11 @@ class ThreadBackend:
         self._workers[worker_id].submit(ThreadTask(self._round.number, step, indices, caution))
 
     def events(self, timeout_s: float | None) -> Sequence[BackendEvent]:
-        """Wait on one queue; Ctrl-C interrupts the wait."""
+        """Wait on one queue; Ctrl-C interrupts the wait.
+
+        Raises:
+            WorkerDied: another thread has closed the backend, or this is a forked process.
+        """
         self._check_owner()
         deadline = None if timeout_s is None else time.monotonic() + timeout_s
         while True:
@@ -155,6 +163,12 @@ class ThreadBackend:
                 if left_s is None or left_s <= _LONGEST_WAIT_S:
                     return []
                 continue
+            if answer is None:
+                self._outbox.put(None)  # for whoever asks again
+                raise WorkerDiedError(
+                    "the loader's iterator was closed, by another thread or in a worker, while "
+                    "it was asked for a batch: its workers are gone. Iterate the loader anew."
+                )
             event = self._understand(answer)
             del answer  # this frame may wait again; the batch is not to wait with it
             if event is not None:
@@ -232,71 +246,78 @@ class ThreadBackend:
         """Start another thread, which goes on where the dead one was."""
         dead = self._workers[worker_id]
         dead.stop()
-        self._num_respawned += 1
-        worker = self._start_worker(worker_id, self._num_respawned)
+        worker = self._start_worker(worker_id)
         worker.share = dead.share
         worker.begin(self._round)
 
     def hire(self, worker_id: int) -> None:
-        """Start one thread more, which joins the current epoch."""
-        worker = self._start_worker(worker_id)
+        """Start one thread more, which joins the current epoch and says when it has."""
+        worker = self._start_worker(worker_id, joins_late=True)
         if self._begun is not None:
             worker.share = self._begun.progress.shares.get(worker_id)
             worker.begin(self._round)
-        self._outbox.put(Answer(worker, self._round.number, WorkerReady(worker_id)))
 
     def dismiss(self, worker_id: int) -> None:
         """Let a thread end that has no tasks; does not wait."""
         worker = self._workers.pop(worker_id)
         worker.stop()
-        self._leaving = [w for w in self._leaving if w.thread.is_alive()]
-        self._leaving.append(worker)
+        self._leaving.add(worker)
 
     def kill(self, worker_id: int, why: str) -> None:
-        """Give up a worker: its death is told now, and what it still answers is dropped."""
+        """Give up a worker: its death is told now, and what it still answers is dropped.
+
+        If it only waits for another one, which hangs while it tells the dataset of the epoch, that
+        one is given up: one hang is one death.
+        """
         worker = self._workers[worker_id]
+        worker = worker.held_up_by or worker
         if worker.is_gone:
             return
         advice = _ADVICE_ON_HANG
-        if stack := _stack_of(worker.thread):
+        if stack := stack_of_thread(worker.thread):
             advice += f"\nIts Python stack then:\n{stack}"
         entry = worker.notes.entry()
         worker.stop()
         worker.is_gone = True
         deed = deed_of(entry, worker.tasks, self._plan.recipe, self._round.number)
         reason = (
-            f"DataLoader worker (thread {worker.thread.name}) is stuck: worker {worker_id} was "
-            f"given up, as {why}, {deed.words}"
+            f"DataLoader worker (thread {worker.thread.name}) is stuck: worker "
+            f"{worker.worker_id} was given up, as {why}, {deed.words}"
         )
-        death = WorkerDied(worker_id, reason, advice, deed.step, deed.sample)
+        death = WorkerDied(worker.worker_id, reason, advice, deed.step, deed.sample)
         self._outbox.put(Answer(worker, _GIVEN_UP, death))
 
     def diagnose(self, worker_id: int) -> str:
         """Return its last note, and its stack."""
         worker = self._workers[worker_id]
+        if (teller := worker.held_up_by) is not None:
+            stack = stack_of_thread(teller.thread)
+            return f"waiting for {teller}, which is in set_epoch of the dataset:\n{stack}"
         entry = worker.notes.entry()
         doing = deed_of(entry, worker.tasks, self._plan.recipe, self._round.number).words
-        stack = _stack_of(worker.thread)
+        stack = stack_of_thread(worker.thread)
         return f"{doing} (for {entry.task_s:.1f} s)" + (f":\n{stack}" if stack else "")
 
     def close(self, *, in_a_hurry: bool = False) -> None:
         """Stop the workers, and wait until they are gone, but for those that are stuck."""
         workers = [*self._workers.values(), *self._leaving]
-        self._workers, self._leaving = {}, []
-        outbox, self._outbox = self._outbox, queue.SimpleQueue()
+        self._workers = {}
+        self._leaving.clear()
         _backends.discard(self)
         if os.getpid() != self._owner_pid:
             return  # a forked copy of the trainer, which has no such threads
         for worker in workers:
             worker.stop()
+        self._outbox.put(None)
         grace_s = _SHORT_GRACE_S if in_a_hurry else _GRACE_S
         left = _wait_for_ends([worker for worker in workers if not worker.is_gone], grace_s)
-        _drain(outbox)
+        _drain(self._outbox)
+        self._outbox.put(None)
         if left and not in_a_hurry:
             _warn_of_stuck(left, grace_s)
 
 
-def _drain(outbox: queue.SimpleQueue[Answer]) -> None:
+def _drain(outbox: queue.SimpleQueue[Answer | None]) -> None:
     """Drop what nobody will ask for: it refers to workers, which refer to the queue."""
     while True:
         try:
@@ -315,7 +336,7 @@ def _wait_for_ends(workers: Sequence[ThreadWorker], timeout_s: float) -> list[Th
 
 
 def _warn_of_stuck(left: Sequence[ThreadWorker], grace_s: float) -> None:
-    listed = "\n".join(f"{worker}:\n{_stack_of(worker.thread)}" for worker in left)
+    listed = "\n".join(f"{worker}:\n{stack_of_thread(worker.thread)}" for worker in left)
     warnings.warn(
         f"{len(left)} worker thread(s) did not end within {grace_s} s, and are left behind: a "
         "thread cannot be killed. Each ends by itself once its sample is made; with "
@@ -323,14 +344,3 @@ def _warn_of_stuck(left: Sequence[ThreadWorker], grace_s: float) -> None:
         RuntimeWarning,
         stacklevel=users_level(),
     )
-
-
-def _stack_of(thread: threading.Thread) -> str:
-    """Return the stack of a thread, without our own frames outside of the user's code."""
-    frame = sys._current_frames().get(thread.ident or 0)
-    frames = []
-    while frame is not None and _ENGINE not in frame.f_code.co_filename:
-        frames.append((frame, frame.f_lineno))
-        frame = frame.f_back
-    summary = traceback.StackSummary.extract(iter(reversed(frames)))
-    return "".join(summary.format()).rstrip()

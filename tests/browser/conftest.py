@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A real Chromium without a screen, driven by chromedriver; one for all tests of this folder."""
+"""A real Chromium without a screen, driven by chromedriver; one for each file of tests."""
 
 from __future__ import annotations
 
@@ -36,9 +36,9 @@ def program(*names):
     )
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="module")
 def driver(tmp_path_factory):
-    """The browser. Its processes have ended when the session does."""
+    """The browser. Its processes have ended when the last test of the file has."""
     browser, chromedriver = program(*BROWSERS), program("chromedriver")
     try:
         from selenium import webdriver

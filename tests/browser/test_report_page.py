@@ -196,8 +196,17 @@ def test_every_text_has_enough_contrast(page, path, scheme):
 def test_marks_stand_out_from_their_ground(page, path, scheme):
     page.open(path, scheme=scheme)
     ground = page.style(".card", "backgroundColor")
-    for name in ("read", "collate", "send", "wait", "own", "accent"):
+    for name in ("read", "compute", "collate", "send", "idle", "wait", "own", "accent"):
         assert contrast(page.style(f"i[style*='--{name})']", "backgroundColor"), ground) >= 3, name
+
+
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+def test_bands_that_lie_on_each_other_have_a_line_between(page, path, scheme):
+    page.open(path, scheme=scheme)
+    band = "#plot-stages .js-line"
+    assert page.style(band, "stroke") == page.style(".card", "backgroundColor")
+    assert float(page.style(band, "strokeWidth").removesuffix("px")) >= 1.5
+    assert page.style(".strip", "columnGap") == "2px"
 
 
 def test_the_theme_is_that_of_the_system_until_the_button_is_pressed(page, path):

@@ -79,10 +79,10 @@ def test_a_dataset_is_loaded_for_the_page(dataset, tmp_path, capsys):
     assert recording.stats.run.batches == 12
     assert len(recording.epochs) == 2
     assert [failed.index for failed in recording.failures][:1] == [13]
-    assert (tmp_path / "run.html").stat().st_size > 1e6
+    assert (tmp_path / "penstock-report.html").stat().st_size > 1e6
     failed = recording.stats.run.failed
     assert failed >= 1
-    assert f"run.html: 12 batches, failed samples: {failed}" in capsys.readouterr().out
+    assert f"penstock-report.html: 12 batches, failed samples: {failed}" in capsys.readouterr().out
 
 
 def test_workers_that_loaded_for_the_page_have_gone(dataset, tmp_path):
@@ -120,3 +120,67 @@ def test_json_that_is_no_trace_is_refused(tmp_path, capsys):
     assert main(["report", str(other)]) == 1
     assert "no trace of a loader" in capsys.readouterr().err
     assert not other.with_suffix(".html").exists()
+
+
+def test_a_dataset_of_which_much_is_bad_has_a_page(dataset, tmp_path, capsys):
+    (tmp_path / "squares_data.py").write_text(DATASET.replace("index == 13", "index % 2"))
+    assert main(["report", dataset, *QUICK]) == 0
+    assert "failed samples: " in capsys.readouterr().out
+    assert (tmp_path / "penstock-report.html").exists()
+
+
+def test_the_page_of_a_loader_is_not_replaced(dataset, tmp_path):
+    (tmp_path / "run.html").write_text("my own")
+    assert main(["report", dataset, *QUICK]) == 0
+    assert (tmp_path / "run.html").read_text() == "my own"
+
+
+def test_a_trace_takes_no_options_of_a_loader(trace, capsys):
+    assert main(["report", str(trace), "--workers", "3", "--batch-size", "9"]) == 1
+    assert "--workers, --batch-size: a trace is of a run" in capsys.readouterr().err
+    assert not trace.with_suffix(".html").exists()
+
+
+def test_an_iterable_is_loaded_as_well(dataset, tmp_path):
+    (tmp_path / "squares_data.py").write_text(
+        "from penstock.data import IterableDataset\n"
+        "class Stream(IterableDataset):\n    def __iter__(self):\n        return iter(range(100))"
+    )
+    stream = "squares_data:Stream"
+    assert main(["report", stream, "--batch-size", "4", "--batches", "5"]) == 0
+    assert main(["report", stream, "--workers", "00", "--batches", "5"]) == 0
+
+
+def test_a_damaged_trace_is_told_as_such(trace, capsys):
+    content = json.loads(trace.read_text())
+    content["otherData"]["recording"]["classes"]["dataset"].pop()
+    trace.write_text(json.dumps(content))
+    assert main(["report", str(trace)]) == 1
+    assert "is damaged" in capsys.readouterr().err
+
+
+def test_samples_may_be_tensors(tmp_path, monkeypatch, capsys):
+    torch = pytest.importorskip("torch")
+    (tmp_path / "tensor_data.py").write_text(
+        "import torch\ntensors = torch.utils.data.TensorDataset(torch.arange(60.0))\n"
+        "class Each:\n    def __len__(self):\n        return 60\n"
+        "    def __getitem__(self, index):\n        return torch.full((3,), float(index))\n"
+        "each = Each()\n"
+    )
+    monkeypatch.chdir(tmp_path)
+    assert torch
+    assert main(["report", "tensor_data:each", *QUICK]) == 0
+    assert "penstock-report.html" in capsys.readouterr().out
+    sys.modules.pop("tensor_data", None)
+
+
+@pytest.mark.parametrize("folder", ["clothing/train", "bccd"])
+@pytest.mark.parametrize("command", ["report", "tune"])
+def test_images_of_a_folder_are_brought_to_one_size(
+    folder, command, data_dir, tmp_path, monkeypatch, capsys
+):
+    monkeypatch.chdir(tmp_path)
+    options = ["--workers", "0", "--batch-size", "4", "--batches", "2", "--size", "64"]
+    assert main([command, str(data_dir / folder), *options]) == 0
+    expected = "penstock-report.html" if command == "report" else "num_workers=0"
+    assert expected in capsys.readouterr().out

@@ -31,7 +31,7 @@ def test_the_command_of_the_page_runs(tmp_path, monkeypatch, capsys):
     (command,) = re.findall(r"^\$ penstock (.*)$", PAGE.read_text(), re.MULTILINE)
     shortened = ["--batches", "1", "--rounds", "1", "--prefetch", "2"]
     assert main([*shlex.split(command), *shortened]) == 0
-    assert "(dataset, batch_size=32, num_workers=" in capsys.readouterr().out
+    assert "(dataset, batch_size=32, shuffle=True, " in capsys.readouterr().out
 
 
 def test_the_options_of_the_page_are_those_of_the_command(capsys):

@@ -6,10 +6,11 @@ from __future__ import annotations
 import math
 import os
 
+import numpy as np
 import pytest
 
 from penstock.errors import ConfigError
-from penstock.insight.budgets import Limits, cores_allowed
+from penstock.insight.budgets import Limits, cores_allowed, cores_of_rank, local_ranks
 
 
 @pytest.fixture
@@ -70,7 +71,7 @@ def test_a_cpu_budget_that_is_no_number_above_0_is_refused(value):
         Limits(cpu_cores=value)
 
 
-@pytest.mark.parametrize("value", [0, -5, "1GB"])
+@pytest.mark.parametrize("value", [0, -5, "1GB", math.nan, math.inf, True])
 def test_a_memory_budget_that_is_no_number_above_0_is_refused(value):
     with pytest.raises(ConfigError, match=r"^memory_budget must be a number of bytes above 0, got"):
         Limits(memory_bytes=value)
@@ -78,3 +79,42 @@ def test_a_memory_budget_that_is_no_number_above_0_is_refused(value):
 
 def test_limits_may_be_left_out():
     assert Limits() == Limits(cpu_cores=None, memory_bytes=None)
+
+
+@pytest.mark.parametrize("value", [2e8, np.int64(200_000_000), np.float32(2e8), 200_000_000])
+def test_a_memory_budget_becomes_an_int(value):
+    limits = Limits(memory_bytes=value)
+    assert type(limits.memory_bytes) is int
+    assert limits.memory_bytes == 200_000_000
+
+
+@pytest.mark.parametrize(
+    ("environ", "ranks"),
+    [
+        ({}, 1),
+        ({"LOCAL_WORLD_SIZE": "4"}, 4),
+        ({"OMPI_COMM_WORLD_LOCAL_SIZE": "2"}, 2),
+        ({"SLURM_STEP_TASKS_PER_NODE": "8"}, 8),
+        ({"SLURM_STEP_TASKS_PER_NODE": "8(x2)"}, 8),
+        ({"SLURM_STEP_TASKS_PER_NODE": "8,4"}, 1),
+        ({"LOCAL_WORLD_SIZE": "2", "SLURM_STEP_TASKS_PER_NODE": "1"}, 2),
+        ({"LOCAL_WORLD_SIZE": "0"}, 1),
+        ({"LOCAL_WORLD_SIZE": "-3"}, 1),
+        ({"LOCAL_WORLD_SIZE": "two", "OMPI_COMM_WORLD_LOCAL_SIZE": "3"}, 3),
+    ],
+)
+def test_launchers_tell_how_many_share_the_machine(environ, ranks):
+    assert local_ranks(environ) == ranks
+
+
+def test_ranks_share_the_cores(monkeypatch):
+    monkeypatch.setenv("LOCAL_WORLD_SIZE", "4")
+    assert cores_of_rank() == cores_allowed() / 4
+
+
+def test_a_rank_that_is_bound_to_its_own_cores_has_them_all(monkeypatch):
+    mine = os.sched_getaffinity(0)
+    monkeypatch.setenv("LOCAL_WORLD_SIZE", "4")
+    # What a launcher does that has more cores than it leaves to each rank.
+    monkeypatch.setattr(os, "sched_getaffinity", lambda pid: mine | {1000} if pid else mine)
+    assert cores_of_rank() == cores_allowed()

@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from penstock.data import ConcatDataset, Subset
-from penstock.engine.accounts import BatchRecord, TaskTimes
+from penstock.engine.accounts import BatchRecord, EpochEnd, TaskTimes
 from penstock.errors import ConfigError
 from penstock.insight.history import History
 from penstock.insight.stats import Change
@@ -106,7 +106,7 @@ def test_the_time_between_epochs_counts_for_nobody():
     stats = stats_of(history_of(first + later))
     assert stats.run.seconds == pytest.approx(20 * 0.003 + 19 * 0.001)
     assert stats.run.starts == 1
-    assert stats.run.first_wait_s == pytest.approx(0.003)
+    assert stats.run.first_wait_s == pytest.approx(0.006)  # the worker's first, and the epoch's
 
 
 def test_an_epoch_has_sums_of_its_own_until_the_next_begins():
@@ -143,10 +143,85 @@ def test_the_window_has_64_batches_however_long_they_take():
     assert stats_of(history).window.batches == 64
 
 
-def test_the_window_goes_back_no_further_than_the_crew():
-    old = [record(step, num_workers=2) for step in range(100)]
-    new = [record(step, num_workers=3) for step in range(100, 110)]
-    assert stats_of(history_of(old + new)).window.batches == 10
+def test_the_window_begins_when_all_of_a_new_crew_are_at_work():
+    old = [record(step, num_workers=2, worker_id=step % 2) for step in range(100)]
+    new = [
+        record(step, num_workers=3, lookahead=6, worker_id=step % 3 if step > 110 else step % 2)
+        for step in range(100, 130)
+    ]
+    # Worker 2 gives its first at step 113, and six were under way.
+    assert stats_of(history_of(old + new)).window.batches == 130 - 113 - 1 - 6
+    assert stats_of(history_of(old + new[:10])).verdict.bottleneck == "nothing yet"
+
+
+def test_what_workers_wait_for_between_epochs_is_not_their_idle_time():
+    later = [
+        record(
+            step,
+            epoch=1,
+            asked_ns=100 * S + step * 4 * MS,
+            consumer_ns=MS * (step > 0),
+            idle_ns=MS if step else 99 * S,
+        )
+        for step in range(10)
+    ]
+    assert stats_of(history_of([record(0), *later])).run.idle_s == pytest.approx(0.009)
+
+
+def test_rare_long_steps_of_the_trainer_are_no_supply():
+    # A step of 1 ms, every 25th 300 ms, when the worker comes to idle; a batch takes it 16 ms.
+    records, now = [], 0
+    for step in range(200):
+        own = 300 * MS if step % 25 == 24 else MS
+        now += own
+        wait = 0 if step % 25 in (24, 0) else 15 * MS
+        one = record(
+            step,
+            num_workers=1,
+            lookahead=2,
+            asked_ns=now,
+            given_ns=now + wait,
+            consumer_ns=own,
+            begun_ns=now,
+            ended_ns=now + 16 * MS,
+            idle_ns=270 * MS if step % 25 == 24 else 0,
+            fetch_ns=16 * MS,
+            cpu_ns=16 * MS,
+        )
+        now += wait
+        records.append(one)
+    history = history_of(records)
+    verdict = history.stats(num_workers=1, prefetch_factor=2, cores=8.0).verdict
+    assert verdict.bottleneck == "workers"
+    assert verdict.expected_gain == pytest.approx(648 / (324 + 0.04 * 24), rel=0.05)
+
+
+def test_the_step_after_an_epoch_s_last_batch_counts():
+    history = History()
+    for epoch in range(10):
+        now = epoch * S
+        history.add(record(0, epoch=epoch, asked_ns=now, consumer_ns=0))
+        end = EpochEnd(epoch, now + 13 * MS, now + 14 * MS, 10 * MS, 0, None)
+        history.epoch_ended(epoch, end)
+    stats = stats_of(history)
+    assert stats.run.batches_per_s == pytest.approx(1 / 0.013)
+    assert stats.epoch.seconds == pytest.approx(0.013)
+    assert stats.window.seconds == pytest.approx(0.13)
+    assert stats.run.wait_share == pytest.approx(3 / 13)
+
+
+def test_an_epoch_that_is_gone_through_again_has_sums_of_its_own():
+    history = History()
+    for _ in range(3):
+        for step in range(10):
+            history.add(record(step))
+        history.epoch_ended(0)
+    assert stats_of(history).epoch.batches == 10
+    for _ in range(2):  # left before its end
+        for step in range(5):
+            history.add(record(step, consumer_ns=MS * (step > 0)))
+    stats = stats_of(history)
+    assert (stats.epoch.batches, stats.run.batches) == (5, 40)
 
 
 def test_batches_are_judged_by_the_crew_that_made_them():
@@ -314,6 +389,104 @@ def test_a_dataset_that_answers_nonsense_does_not_reach_the_training():
     assert stats.run.batches == 200
     assert stats.slowest[0].name is None
     assert history.recording({}, [], stats).classes is None
+
+
+class Chosen:
+    """Samples of another dataset, as its `indices` say in some way of their own."""
+
+    def __init__(self, dataset, indices, length=4):
+        self.dataset, self.indices, self.length = dataset, indices, length
+
+    def __len__(self):
+        return self.length
+
+
+@pytest.mark.parametrize(
+    "indices",
+    [
+        np.arange(8).reshape(4, 2),
+        np.arange(20) % 2 == 1,
+        [True, False, True, True],
+        {1, 2, 3, 4},
+        (n for n in range(4)),
+        "abcd",
+        [1.0, 2.0, 3.0, 4.0],
+        [1, 2],
+        [1, 2, 3, 99],
+    ],
+)
+def test_indices_that_mean_something_else_blame_no_part(indices):
+    dataset = Chosen(ConcatDataset([range(10), range(10)]), indices)
+    batches = [record(n, indices=[0, 1], sample_us=microseconds(5, 6)) for n in range(10)]
+    assert stats_of(history_of(batches, dataset)).sources == ()
+
+
+def test_the_indices_of_a_dataset_without_parts_are_not_looked_at():
+    class Precious(list):
+        def __array__(self, *args, **kwargs):
+            raise AssertionError("converted")
+
+        def __iter__(self):
+            raise AssertionError("gone through")
+
+    history = history_of([record(0, indices=[1])], Chosen(range(20), Precious([1, 2, 3, 4])))
+    assert stats_of(history).run.batches == 1
+
+
+def test_parts_are_told_of_the_whole_window_however_often_one_asks():
+    history = History(ConcatDataset([range(500), range(500)]))
+    for step in range(300):
+        one = record(step, asked_ns=step * MS, indices=[step], sample_us=microseconds(900))
+        history.add(one)
+        stats = stats_of(history)
+    assert stats.window.timed == 299
+    assert sum(source.samples for source in stats.sources) == 299
+
+
+def test_samples_for_which_no_core_was_free_are_no_evidence():
+    timed = (
+        record(
+            step,
+            sample_us=microseconds(500, 500, 500, 9000 if step % 4 == 0 else 500),
+            starved_ns=MS if step % 4 == 0 else 0,
+        )
+        for step in range(1, 81)
+    )
+    window = stats_of(history_of([FIRST, *timed])).window
+    assert (window.timed, window.slow) == (240, 0)
+
+
+def test_only_the_workers_there_are_are_remembered():
+    history = history_of(
+        record(n, pid=1000 + n, worker_id=n % 4, sample_us=microseconds(5)) for n in range(1000)
+    )
+    stats_of(history)
+    assert history._samples._pids == {n % 4: 1000 + n for n in range(996, 1000)}
+
+
+@pytest.mark.parametrize(("step_ns", "is_counted"), [(20 * MS, True), (5 * MS, False)])
+def test_samples_are_counted_unless_they_are_too_quick_for_it(step_ns, is_counted):
+    history = history_of(
+        (
+            record(
+                n,
+                num_samples=8192,
+                indices=np.arange(8192),
+                asked_ns=n * step_ns,
+                given_ns=n * step_ns,
+                consumer_ns=step_ns,
+            )
+            for n in range(4)
+        ),
+        range(10_000),
+    )
+    stats_of(history)
+    assert (history._samples.shown is not None) == is_counted
+
+
+def test_large_batches_are_folded_one_by_one():
+    history = history_of(record(n, num_samples=5000, indices=None) for n in range(4))
+    assert len(history._pending) == 0
 
 
 def test_parts_of_a_dataset_are_told_apart_below_a_subset():

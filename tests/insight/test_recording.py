@@ -156,8 +156,32 @@ def test_neither_settings_nor_names_nor_errors_hold_a_password():
     assert recording.settings["dataset"] == "Store"
     assert recording.settings["all"] == ["Store", {"1": "Store"}]
     assert "secret" not in json.dumps(recording.to_json())
-    assert recording.stats.slowest[0].name == "mongodb://***@host/1"
-    assert recording.failures[0].error == "OSError: no mongodb://***@host"
+    assert recording.stats.slowest[0].name == "mongodb://me:***@host/1"
+    assert recording.failures[0].error == "OSError: no mongodb://me:***@host"
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "https://h/a.jpg?X-Amz-Date=1&X-Amz-Signature=SECRET",
+        "https://h/a.jpg?sig=SECRET",
+        "https://u:pa/SECRET@h",
+        "s3://u:p@SECRET@h/b",
+        "https://SECRET@github.com/me",
+        "Authorization: Bearer SECRET",
+        "{'password': 'SECRET'}",
+        "api_key=SECRET",
+    ],
+)
+def test_no_text_brings_a_secret_into_a_recording(text):
+    recording = recorded(a_history(), {"where": text}, [a_failure(name=text, error=OSError(text))])
+    assert "SECRET" not in json.dumps(recording.to_json())
+
+
+def test_settings_with_the_name_of_a_secret_are_not_kept():
+    given = {"store": {"secret": "SECRET", "access_token": ["SECRET"], "max_tokens": 3}}
+    kept = recorded(a_history(), given).settings["store"]
+    assert kept == {"secret": "***", "access_token": "***", "max_tokens": 3}
 
 
 def test_a_slow_sample_with_an_odd_key_is_told_as_text():

@@ -79,17 +79,24 @@ def test_the_throughput_line_adds_up_to_the_samples_of_the_run(recording):
     assert series.wait_s.sum() == pytest.approx(run.wait_s, rel=1e-6)
 
 
-def test_the_bands_add_up_to_the_seconds_of_the_workers(recording):
+def test_the_bands_add_up_to_the_seconds_of_the_workers():
+    recording = recording_of(Run(between_epochs_ms=0))
     series = series_of(Columns(recording))
     for name in ("read", "compute", "collate", "send"):
         total = getattr(recording.stats.run, f"{name}_s")
         assert series.stages_s[name].sum() == pytest.approx(total, rel=0.01)
 
 
-def test_time_between_epochs_is_a_gap(charts):
-    xs = [trace["x"] for trace in charts["throughput"].traces if trace["mode"] == "lines"]
-    assert len(xs) == 3  # one stretch for each epoch
-    assert len(charts["throughput"].layout["shapes"]) == 2
+def test_a_night_between_two_epochs_takes_no_time_of_the_charts():
+    hours = recording_of(Run(between_epochs_ms=8 * 3600_000))
+    series = series_of(Columns(hours))
+    assert series.edges_s[-1] == pytest.approx(hours.stats.run.seconds, rel=1e-6)
+    drawn = {chart.key: chart for chart in charts_of(hours)}
+    for key in ("throughput", "waiting", "ready", "stages", "slots"):
+        assert all(None not in trace["y"] for trace in drawn[key].traces), key
+    start, end = drawn["timeline"].layout["xaxis"]["range"]
+    assert end - start < 10
+    assert len(drawn["throughput"].layout["shapes"]) == 2
 
 
 def test_an_epoch_that_begins_with_ready_batches_makes_no_peak(charts, recording):
@@ -103,7 +110,8 @@ def test_changes_are_marked_on_the_throughput_where_their_batch_is_kept(charts, 
     assert marks["text"] == ["2 workers, 2 batches each: busy"]
     columns = recording.batches
     at = columns["given_ns"][columns["step"].index(40)] / 1e9
-    assert marks["x"] == [pytest.approx(at, abs=1e-6)]
+    time = series_of(Columns(recording)).time
+    assert marks["x"] == [pytest.approx(float(time(np.array(at * 1e9))), abs=1e-5)]
 
 
 @pytest.mark.parametrize("batches", [1, 2, 11, 13, 959, 10_000])
@@ -122,7 +130,7 @@ def test_the_timeline_shows_the_last_batches_of_every_worker(charts, recording):
     assert timeline.layout["yaxis"]["ticktext"] == ["trainer", "worker 0", "worker 1", "worker 2"]
     assert [row[1] for row in timeline.table.rows] == [str(n) for n in range(40, 80)]
     since = timeline.layout["xaxis"]["range"][0]
-    assert since == recording.batches["asked_ns"][-40] / 1e9
+    assert since == 0.0
     assert all(base >= since - 1e-6 for trace in timeline.traces for base in trace["base"])
     assert all(length > 0 for trace in timeline.traces for length in trace["x"])
 
@@ -133,8 +141,8 @@ def test_without_workers_the_timeline_has_one_row_for_loading():
     assert timeline.layout["yaxis"]["ticktext"] == ["trainer", "loading"]
 
 
-@pytest.mark.parametrize(("classes", "bars", "rows"), [(3, 3, 3), (50, 50, 50), (300, 50, 51)])
-def test_the_50_largest_classes_have_bars_and_the_rest_one_row(classes, bars, rows):
+@pytest.mark.parametrize(("classes", "bars", "rows"), [(3, 3, 3), (50, 50, 50), (300, 50, 300)])
+def test_the_50_largest_classes_have_bars_and_all_have_rows(classes, bars, rows):
     counts = np.arange(classes) + 1
     dataset = Photos([f"class {n}" for n in range(classes)], counts)
     recording = recording_of(dataset=dataset)
@@ -166,7 +174,7 @@ def test_an_empty_run_says_of_each_part_that_there_is_nothing():
         "No epoch has begun yet.",
         "The dataset does not tell its classes.",
         "No sample failed.",
-        "Nothing is known of memory yet.",
+        "Nothing is known of the memory of workers yet.",
     ):
         assert sentence in empty
 
@@ -241,3 +249,47 @@ def test_amounts_that_are_spread_over_time_stay_the_same_in_all(intervals, point
 def test_a_long_run_is_told_in_minutes_or_hours():
     assert Timescale.of(900.0)(np.array([90.0])) == [1.5]
     assert Timescale.of(4 * 3600.0)(np.array([5400.0])) == [1.5]
+
+
+def test_classes_that_were_never_asked_for_are_named():
+    dataset = Photos([f"class {n}" for n in range(40)], [1] * 40)
+    recording = recording_of(Run(batches=1), dataset=dataset)
+    counts = replace(recording.classes, shown=[1] + [0] * 39)
+    chart = {c.key: c for c in charts_of(replace(recording, classes=counts))}["classes"]
+    assert "39 classes were never asked for: class 1, class 2, " in chart.summary
+    assert chart.summary.endswith("class 20, and 19 more.")
+    assert {label for _, label in chart.legend} == {"in the dataset", "asked for"}
+
+
+def test_one_class_is_no_classes():
+    recording = recording_of(dataset=Photos(["cat"], [100]))
+    chart = {c.key: c for c in charts_of(recording)}["classes"]
+    assert chart.summary == "1 class, cat."
+
+
+def test_of_many_failures_and_epochs_the_last_are_listed_and_no_number_is_made_up():
+    many = recording_of(Run(batches=30, per_epoch=2), failures=[failure(n) for n in range(250)])
+    text = page(many, "")
+    assert "The last 200 of 250." in text
+    assert '<td class="text">249</td>' in text
+    assert '<td class="text">49</td>' not in text
+    text = page(replace(many, epochs=many.epochs[5:]), "")
+    assert "more than 10" in text
+
+
+def test_both_shares_of_waiting_are_named():
+    recording = recording_of(Run(per_epoch=20, trainer_ms=40, between_epochs_ms=0, lookahead=1))
+    assert "without the first one of each epoch" in page(recording, "")
+
+
+def test_a_row_for_each_of_64_workers_fits_and_more_are_counted():
+    for workers, said in ((64, ""), (100, "64 of 100 workers.")):
+        run = Run(batches=300, workers=workers, lookahead=2 * workers, compute_ms=4000)
+        chart = {c.key: c for c in charts_of(recording_of(run))}["timeline"]
+        assert chart.height_px <= 1_250
+        assert said in chart.summary
+
+
+def test_threads_have_no_memory_of_their_own():
+    stats = replace(recording_of().stats, backend="thread", worker_rss_bytes={0: 0})
+    assert "Workers are threads" in page(replace(recording_of(), stats=stats), "")

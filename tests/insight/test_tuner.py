@@ -9,6 +9,7 @@ import pytest
 from tests.insight.training import Regime, Training, best_rate, fixed_rate
 
 from penstock.engine.accounts import Crew
+from penstock.insight.arrivals import Arrivals
 from penstock.insight.budgets import Limits
 from penstock.insight.tuner import Tuner
 
@@ -40,9 +41,9 @@ REGIMES = {
 }
 
 
-def tuned(*parts, limits=None, seed=0):
+def tuned(*parts, limits=None, seed=0, **options):
     """Return a training after so many batches of each regime."""
-    tuner = Tuner(limits or Limits(), cores=parts[0][0].cores)
+    tuner = Tuner(limits or Limits(), cores=parts[0][0].cores, **options)
     training = Training(parts[0][0], tuner.crew, seed=seed)
     for regime, num_batches in parts:
         training.regime = regime
@@ -120,13 +121,120 @@ def test_a_cpu_budget_is_never_exceeded(cores):
             assert change.num_workers == 1 or change.num_workers / 2 <= 1.1 * cores
 
 
+@pytest.mark.parametrize("num_others", [3, 8])
+@pytest.mark.parametrize("seed", range(4))
+def test_a_machine_that_others_use_too_costs_no_workers(num_others, seed):
+    busy = replace(REGIMES["cpu, 2 cores"], others=num_others, noise=0.4)
+    training = tuned((busy, 600), seed=seed)
+    assert [change.num_workers for change in training.changes] in ([2], [2, 2])
+    assert training.crew.prefetch_factor <= 4
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_load_that_comes_during_a_trial_does_not_speak_against_it(seed):
+    quiet = REGIMES["cpu, 2 cores"]
+    training = tuned((quiet, 16), (replace(quiet, others=3), 400), (quiet, 200), seed=seed)
+    assert training.rate(100) >= 0.9 * best_rate(quiet)
+    assert min(change.num_workers for change in training.changes) == 2
+
+
+@pytest.mark.parametrize("seed", range(4))
+@pytest.mark.parametrize("cores", [2, 8])
+@pytest.mark.parametrize("trainer_cpu_s", [0.0001, 0.01])
+def test_threads_that_only_wait_for_each_other_stay_few(trainer_cpu_s, cores, seed):
+    regime = Regime(
+        compute_s=0.01, trainer_s=0.001, trainer_cpu_s=trainer_cpu_s, cores=cores, lock_share=1.0
+    )
+    training = tuned((regime, 600), seed=seed, shares_lock=True)
+    assert all(change.num_workers <= 4 for change in training.changes)
+    assert training.crew.num_workers <= 3
+
+
+@pytest.mark.parametrize(
+    "regime",
+    [
+        replace(READS, compute_s=0.0005, lock_share=1.0),
+        replace(READS, compute_s=0.0003, trainer_s=0.001, lock_share=1.0),
+        REGIMES["cpu, 2 cores"],
+        replace(REGIMES["cpu, 4 cores"], lock_share=0.5),
+        REGIMES["cpu, 16 cores"],
+    ],
+    ids=["reads", "reads, quick trainer", "2 cores", "half in a lock", "16 cores"],
+)
+def test_threads_that_bring_something_are_kept(regime):
+    for seed in range(2):
+        training = tuned((regime, 250), seed=seed, shares_lock=True)
+        assert fixed_rate(regime, training.crew) >= 0.9 * best_rate(regime), training.changes
+
+
+def test_workers_with_threads_of_their_own_are_not_taken_for_slow_ones():
+    regime = Regime(compute_s=0.01, trainer_s=0.01, cores=16, threads=4)
+    training = tuned((regime, 300))
+    assert all(change.num_workers <= 2 for change in training.changes)
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_a_few_very_slow_batches_are_worked_ahead_of(seed):
+    regime = Regime(compute_s=0.01, trainer_s=0.01, slow_every=50, slow_factor=50, cores=8)
+    training = tuned((regime, 1500), seed=seed)
+    assert len(training.changes) <= 8
+    assert fixed_rate(regime, training.crew) >= 0.6 * best_rate(regime)
+
+
+@pytest.mark.parametrize("seed", range(2))
+def test_costs_that_go_to_and_fro_do_not_keep_it_busy(seed):
+    to, fro = READS, replace(READS, read_s=0.005)
+    training = tuned(*[(to, 100), (fro, 100)] * 20, seed=seed)
+    assert len(training.changes) <= 8
+
+
 def test_a_memory_budget_bounds_batches_under_way():
     regime = replace(READS, trainer_s=0.001, batch_bytes=20_000_000)
     training = tuned((regime, 300), limits=Limits(memory_bytes=500_000_000))
     for n, factor in [(c.num_workers, c.prefetch_factor) for c in training.changes]:
-        assert n * factor * regime.batch_bytes <= 500_000_000
+        # One slot more than batches under way: the trainer holds the last.
+        assert n * (50_000_000 + (factor + 1) * regime.batch_bytes) <= 500_000_000
     assert training.crew.num_workers > 1
     assert "memory is enough for" in training.changes[0].reason
+
+
+@pytest.mark.parametrize(
+    ("options", "growth_bytes", "least", "most"),
+    [
+        ({"is_forked": False}, 0, 4, 4),  # each is 229 MB
+        ({}, 0, 10, 18),  # all of it may be the trainer's
+        ({}, 1_000_000, 2, 6),
+        ({"shares_lock": True}, 0, 20, 32),
+    ],
+    ids=["spawn", "fork", "fork, and grows", "threads"],
+)
+def test_memory_that_workers_take_counts(options, growth_bytes, least, most):
+    rss = {} if "shares_lock" in options else {"rss_bytes": 229_000_000}
+    regime = replace(
+        READS, trainer_s=0.0005, batch_bytes=1000, rss_growth_bytes=growth_bytes, **rss
+    )
+    training = tuned((regime, 1200), limits=Limits(memory_bytes=950_000_000), **options)
+    assert least <= training.crew.num_workers <= most
+
+
+def test_a_memory_budget_may_be_any_number():
+    training = tuned((replace(READS, batch_bytes=20_000_000), 100), limits=Limits(None, 5e8))
+    assert isinstance(training.crew.num_workers, int)
+
+
+def test_another_iterator_in_the_same_epoch_begins_anew():
+    crew = Crew(4, 2)
+    training, arrivals = Training(READS, crew), Arrivals(crew, 0)
+    training.run(60)
+    assert arrivals_of(arrivals, training.records)[-8:] == [True] * 8
+    training.leave_epoch()
+    training.run(16)
+    assert {record.epoch for record in training.records} == {0}
+    assert arrivals_of(arrivals, training.records[60:]) == [False] * 7 + [True] * 9
+
+
+def arrivals_of(arrivals, records):
+    return [arrivals.is_steady(record) for record in records]
 
 
 def test_batches_that_outgrow_memory_cost_workers_at_once():

@@ -38,6 +38,10 @@ def training(
     sources=(),
     slowest=(),
     backend="process",
+    run=None,
+    pause=0.0,
+    lock_share=None,
+    keeps_workers=None,
     **more,
 ):
     """Judge a training of figures per batch; waits and idle time are what follows from them."""
@@ -74,6 +78,10 @@ def training(
         sources=sources,
         slowest=slowest,
         backend=backend,
+        run=run,
+        pause_s=batches * pause,
+        lock_share=lock_share,
+        keeps_workers=keeps_workers,
     )
 
 
@@ -128,7 +136,7 @@ def test_with_all_cores_taken_workers_do_not_help():
     assert verdict.bottleneck == "cpu"
     assert "num_workers" not in verdict.remedy
     assert verdict.expected_gain == pytest.approx(4 / 21e-3 / 100)
-    assert "more workers would not help" in verdict.text
+    assert "More workers would not help" in verdict.text
 
 
 def test_one_core_is_taken_by_one_worker():
@@ -139,7 +147,7 @@ def test_one_core_is_taken_by_one_worker():
 def test_cores_that_others_take_are_said_to_be():
     verdict = training(compute=40 * MS, starved=20 * MS, cores=8.0)
     assert verdict.bottleneck == "cpu"
-    assert "other programs" in verdict.text
+    assert "20 ms a batch for one: other programs seem to take the rest" in verdict.text
     assert verdict.expected_gain == pytest.approx(2.0)  # half of 20 ms, and of waiting 20 ms for it
 
 
@@ -261,13 +269,76 @@ def test_without_workers_on_one_core_none_are_advised():
     assert "num_workers" not in verdict.remedy
 
 
-def test_threads_that_wait_for_the_lock_are_to_be_processes():
+def test_workers_that_keep_each_other_from_cores_do_not_blame_other_programs():
+    verdict = training(workers=8, compute=40 * MS, starved=20 * MS, trainer=1 * MS, cores=6.0)
+    assert verdict.bottleneck == "cpu"
+    assert "a worker waits 20 ms a batch for one. More workers" in verdict.text
+
+
+LOCKED = {"compute": 10 * MS, "read": 30 * MS, "workers": 4, "backend": "thread"}
+
+
+def test_threads_seen_to_hold_the_lock_are_to_be_processes():
+    verdict = training(**LOCKED, trainer=1 * MS, lock_share=0.9)
+    assert verdict.bottleneck == "gil"
+    assert "90 % of the times that it looked" in verdict.text
+    assert 'backend="process"' in verdict.remedy
+    # 8 cores and 11 ms of CPU a batch, and it was one in 10 ms.
+    assert verdict.expected_gain == pytest.approx(8 / 11 * 10)
+    assert advised_workers(verdict) == 9
+
+
+def test_one_thread_that_holds_the_lock_all_the_time_is_not_given_others():
     verdict = training(
-        workers=4, compute=10 * MS, read=30 * MS, trainer=1 * MS, cores=8.0, backend="thread"
+        compute=8 * MS, trainer=1 * MS, workers=1, backend="thread", lock_share=1.0, cores=2.0
     )
     assert verdict.bottleneck == "gil"
-    assert 'backend="process"' in verdict.remedy
-    assert verdict.expected_gain == pytest.approx(4.0)
+    assert verdict.expected_gain == pytest.approx(2 / 9 * 8)
+
+
+def test_threads_that_may_wait_for_reads_or_for_the_lock_are_told_both():
+    verdict = training(**LOCKED, trainer=1 * MS)
+    assert verdict.bottleneck == "gil"
+    assert "Either that is what reads and the device take" in verdict.text
+    assert "which tells" in verdict.remedy
+    assert verdict.expected_gain is None
+
+
+def test_threads_seen_to_leave_the_lock_alone_wait_for_storage():
+    verdict = training(**LOCKED, trainer=1 * MS, trainer_cpu=0.0, lock_share=0.0)
+    assert verdict.bottleneck == "storage"
+
+
+@pytest.mark.parametrize("lock_share", [None, 0.8])
+def test_a_trainer_that_waits_for_the_lock_in_its_own_code_is_not_told_to_do_nothing(lock_share):
+    verdict = training(
+        compute=8 * MS,
+        read=8 * MS,
+        trainer=9 * MS,
+        trainer_cpu=1 * MS,
+        idle=0.0,
+        backend="thread",
+        lock_share=lock_share,
+        num_ready=1.0,
+    )
+    assert verdict.bottleneck == "gil"
+    if lock_share:
+        # 8 of its 9 ms were the lock's: then 8 cores make a batch of 9 ms of CPU in 1.1.
+        assert verdict.expected_gain == pytest.approx(8.0)
+
+
+def test_a_trainer_that_waits_for_its_device_while_threads_idle_has_nothing_to_do():
+    verdict = training(compute=8 * MS, trainer=20 * MS, trainer_cpu=1 * MS, backend="thread")
+    assert verdict.bottleneck == "trainer"
+
+
+def test_more_threads_bring_no_more_than_the_lock_allows():
+    verdict = training(
+        read=30 * MS, compute=2 * MS, trainer=1 * MS, trainer_cpu=0.0, backend="thread",
+        lock_share=0.4,
+    )  # fmt: skip
+    assert verdict.bottleneck == "storage"
+    assert verdict.expected_gain == pytest.approx(1 / 0.4)
 
 
 def test_processes_that_take_one_core_together_wait_for_storage():
@@ -290,6 +361,46 @@ def test_the_first_wait_of_a_run_is_not_held_against_it():
         compute=12 * MS, trainer=10 * MS, wait=15 * MS, first_wait_s=3.0, starts=1, idle=10 * MS
     )
     assert verdict.bottleneck == "trainer"
+
+
+def test_starts_are_judged_by_the_run_as_one_window_holds_none():
+    run = Span(
+        batches=1500, starts=5, wait_s=150.0, first_wait_s=150.0, consumer_s=150.0, seconds=300.0
+    )
+    verdict = training(compute=12 * MS, trainer=100 * MS, run=run)
+    assert verdict.bottleneck == "start"
+    assert "50 % of the time" in verdict.text
+    assert verdict.expected_gain == pytest.approx(2.0)
+
+
+def test_epochs_of_one_batch_are_judged_by_their_starts():
+    run = Span(batches=20, starts=20, wait_s=2.0, first_wait_s=2.0, seconds=2.2)
+    assert training(20, starts=20, run=run).bottleneck == "start"
+
+
+@pytest.mark.parametrize(("keeps", "told"), [(True, False), (False, True), (None, True)])
+def test_who_keeps_the_workers_is_not_told_to_keep_them(keeps, told):
+    verdict = training(
+        compute=12 * MS, trainer=10 * MS, wait=15 * MS, first_wait_s=3.0, starts=10, idle=10 * MS,
+        keeps_workers=keeps,
+    )  # fmt: skip
+    assert verdict.bottleneck == "start"
+    assert ("persistent_workers=True" in verdict.remedy) == told
+    assert ("longer epochs" in verdict.remedy) == (keeps is not False)
+
+
+def test_slow_files_are_named_before_workers_that_idle_behind_them():
+    verdict = training(
+        workers=8, compute=48 * MS, wait=40 * MS, timed=6400, timed_s=9.6, slow=64, slow_s=6.4
+    )
+    assert verdict.bottleneck == "slow source"
+
+
+def test_pauses_of_the_trainer_bound_what_a_remedy_brings():
+    verdict = training(workers=1, compute=20 * MS, trainer=5 * MS, pause=20 * MS)
+    assert verdict.bottleneck == "workers"
+    assert "waits 38 % of the time" in verdict.text
+    assert verdict.expected_gain == pytest.approx((20 + 20) / (5 + 20))
 
 
 SECONDS = st.floats(0, 1e4)
@@ -332,6 +443,10 @@ OPTIONS = st.fixed_dictionaries(
         "sources": PARTS,
         "slowest": SLOWEST,
         "backend": st.sampled_from(["serial", "process", "thread"]),
+        "run": st.one_of(st.none(), SPANS),
+        "pause_s": SECONDS,
+        "lock_share": st.one_of(st.none(), st.floats(0, 1)),
+        "keeps_workers": st.sampled_from([None, False, True]),
     }
 )
 
@@ -355,15 +470,16 @@ def test_a_verdict_on_any_figures_is_sound(span, options):
 @given(span=SPANS, options=OPTIONS)
 def test_who_hardly_waits_is_never_told_to_add_workers(span, options):
     assume(span.wait_share < 0.05)
-    verdict = judge(span, **options)
-    assert verdict.bottleneck in ("nothing yet", "trainer", "contention")
-    if found := re.search(r"num_workers=(\d+)", verdict.remedy):
+    verdict = judge(span, **{**options, "run": None})
+    assert verdict.bottleneck in ("nothing yet", "trainer", "contention", "gil")
+    if verdict.bottleneck != "gil" and (found := re.search(r"num_workers=(\d+)", verdict.remedy)):
         assert int(found[1]) < options["num_workers"]
 
 
 @settings(max_examples=300, deadline=None)
 @given(span=SPANS, options=OPTIONS, more_s=st.floats(0, 1e4))
 def test_who_waits_longer_is_not_told_that_there_is_nothing_to_do(span, options, more_s):
+    options = {**options, "pause_s": 0.0, "run": None}
     before = judge(span, **options)
     longer = dataclasses.replace(span, wait_s=span.wait_s + more_s)
     after = judge(longer, **options)

@@ -42,6 +42,11 @@ class Regime:
     keeps_workers: bool = True
     batch_bytes: int = 1_000_000
     tells_starved: bool = True
+    others: int = 0  # processes of others, each of which keeps a core busy
+    lock_share: float = 0.0  # of all CPU work that holds a lock: threads do not tell who waits
+    threads: float = 1.0  # cores that a worker's own threads keep busy
+    rss_bytes: int = 0
+    rss_growth_bytes: int = 0  # per batch
 
 
 class _Job:
@@ -58,8 +63,10 @@ class _Worker:
         self.step: int | None = None
         self.jobs: list[_Job] = [_Job("sleep", start_s)]
         self.is_new = True
+        self.num_made = 0
         self.leaves = False
-        self.begun_s = self.cpu_s = self.starved_s = 0.0
+        self.begun_s = self.cpu_s = self.starved_s = self.idle_s = 0.0
+        self.ended_s: float | None = None
 
 
 class Training:
@@ -98,6 +105,11 @@ class Training:
         """Batches per second over the last ones."""
         records = self.records[-last:]
         return last / (sum(r.wait_ns + r.consumer_ns for r in records) * 1e-9)
+
+    def leave_epoch(self) -> None:
+        """Have another iterator begin, in an epoch of the same number."""
+        self._head = self.regime.batches_per_epoch
+        self._epoch -= 1
 
     def _one(self) -> BatchRecord:
         if self._epoch < 0 or self._head == self.regime.batches_per_epoch:
@@ -176,9 +188,14 @@ class Training:
         at_work = [w for w in self._workers if w.jobs]
         jobs = [w.jobs[0] for w in at_work] + others
         kinds = [job.kind for job in jobs]
+        regime = self.regime
+        num_cpu = kinds.count("cpu")
+        on_cores = min(1.0, regime.cores / max(num_cpu * regime.threads + regime.others, 1e-9))
+        # What one has of the lock, and so how much of all can be at work.
+        by_lock = min(1.0, 1 / max(num_cpu * regime.lock_share, 1e-9))
         speed = {
             "sleep": 1.0,
-            "cpu": min(1.0, self.regime.cores / max(kinds.count("cpu"), 1)),
+            "cpu": min(on_cores, by_lock),
             "read": min(1.0, self.regime.parallel_reads / max(kinds.count("read"), 1)),
         }
         assert jobs, "nobody is at work, and the trainer waits"
@@ -188,10 +205,10 @@ class Training:
             job.left_s -= took_s * speed[job.kind]
         for worker in at_work:
             if worker.jobs[0].kind == "cpu":
-                worker.cpu_s += took_s * speed["cpu"]
-                worker.starved_s += took_s * (1 - speed["cpu"])
+                worker.cpu_s += took_s * speed["cpu"] * regime.threads
+                worker.starved_s += took_s * (1 - on_cores)
             self._finish(worker)
-        return sum(took_s * (1 - speed["cpu"]) for job in others if job.kind == "cpu")
+        return sum(took_s * (1 - on_cores) for job in others if job.kind == "cpu")
 
     def _take_up(self, worker: _Worker) -> None:
         if worker.jobs or not worker.queue:
@@ -207,6 +224,7 @@ class Training:
             _Job("cpu", regime.compute_s * factor + first_s),
         ]
         worker.begun_s, worker.cpu_s, worker.starved_s = self._now_s, 0.0, 0.0
+        worker.idle_s = 0.0 if worker.ended_s is None else self._now_s - worker.ended_s
 
     def _finish(self, worker: _Worker) -> None:
         while worker.jobs and worker.jobs[0].left_s <= 1e-12:
@@ -214,14 +232,18 @@ class Training:
         if worker.jobs or worker.step is None:
             return
         regime = self.regime
+        worker.ended_s = self._now_s
         times = TaskTimes(
+            idle_ns=_ns(worker.idle_s),
             begun_ns=_ns(worker.begun_s),
             ended_ns=_ns(self._now_s),
             cpu_ns=_ns(worker.cpu_s),
             starved_ns=_ns(worker.starved_s) if regime.tells_starved else None,
             fetch_ns=_ns(self._now_s - worker.begun_s),
             num_bytes=regime.batch_bytes,
+            rss_bytes=regime.rss_bytes + worker.num_made * regime.rss_growth_bytes,
         )
+        worker.num_made += 1
         self._done[worker.step] = (worker, times)
         worker.step = None
         if worker.leaves and not worker.queue:

@@ -8,6 +8,7 @@ import gc
 import pytest
 
 from penstock import Loader
+from penstock.errors import ConfigError
 from penstock.insight.stats import Span, Stats, Verdict
 
 pytest.importorskip("opentelemetry.sdk")
@@ -133,3 +134,22 @@ def test_a_loader_that_is_gone_is_told_of_no_more(reader, meter):
 
 def test_without_a_provider_nothing_happens():
     observe(Counting())  # the global meter measures nothing before a provider is set
+
+
+def test_two_loaders_that_nothing_tells_apart_are_refused(reader, meter):
+    one, other = Counting(), Counting()
+    observe(one, meter)
+    with pytest.raises(ConfigError, match="another loader of this meter"):
+        observe(other, meter)
+
+
+def test_counters_go_on_where_a_loader_takes_the_place_of_another(reader, meter):
+    first = Counting()
+    observe(first, meter, {"loader": "train"})
+    collect(reader)
+    assert values(collect(reader)["penstock.batches"]) == {(("loader", "train"),): 20}
+    del first
+    gc.collect()
+    second = Counting()
+    observe(second, meter, {"loader": "train"})
+    assert values(collect(reader)["penstock.batches"]) == {(("loader", "train"),): 30}

@@ -214,3 +214,13 @@ def test_without_the_library_the_error_names_the_extra(module, extra):
     assert message.endswith(
         "which is not installed. Install it with: " + f'pip install "penstock[{extra}]"\n'
     )
+
+
+def test_labels_are_texts_and_names_that_cannot_be_are_refused():
+    loader = Loader([1, 2], batch_size=1)
+    for name in ("stage", "worker", "bottleneck", "my-loader", "1st", "__name__"):
+        with pytest.raises(ConfigError, match="cannot be a label"):
+            StatsCollector(loader, {name: "train"})
+    (batches,) = [m for m in StatsCollector(loader, {"rank": 0}).collect()
+                  if m.name == "penstock_batches"]  # fmt: skip
+    assert batches.samples[0].labels == {"rank": "0"}

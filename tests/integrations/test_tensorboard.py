@@ -123,3 +123,19 @@ def test_two_loaders_write_their_curves_while_they_run(read):
               for name in ("idle", "read", "compute", "collate", "send")]  # fmt: skip
     assert sum(shares) == pytest.approx(1.0)
     assert texts(events, "train/verdict")
+
+
+def test_a_batch_is_written_once():
+    steps = []
+
+    class Writer:
+        def add_scalar(self, tag, value, step):
+            steps.append((tag, step))
+
+        def add_text(self, tag, text, step):
+            pass
+
+    write = StatsWriter(Writer())
+    for batches in (5, 5, 6):
+        write(stats(batches))
+    assert len(steps) == len(set(steps)) > 0

@@ -3,37 +3,11 @@
 
 from __future__ import annotations
 
-import re
 import sys
-from typing import Final
+
+from penstock.secrets import without_password
 
 __all__ = ["amount", "printable", "without_password"]
-
-# To the last @ of the line, or of the word: somebody may have typed one of the password's own
-# without escaping it, or a space. Slashes may be folded, as paths fold them, or missing.
-_PASSWORDS: Final = (
-    # MongoDB's; a port is none.
-    re.compile(r"(mongo[a-z+.-]*[:/]+[^:@/\s]*):(?!\d{1,5}(?:[/,\s]|$))[^\n]*@", re.IGNORECASE),
-    re.compile(r"([a-z][a-z0-9+.-]*:?/+[^:@/\s]*):\S*@", re.IGNORECASE),
-    re.compile(r"([^:@/\s]*):[^/\s]*@"),
-)
-_SECRET_OPTION: Final = re.compile(
-    r"([?&](?:\w*(?:password|token|secret)\w*|authMechanismProperties)=)[^&\s]*", re.IGNORECASE
-)
-
-
-def without_password(text: str) -> str:
-    """Return a text with the secrets of all addresses in it left out.
-
-    Example:
-        >>> without_password("cannot reach mongodb://me:pa@ss@host/db.photos?proxyPassword=x&w=1")
-        'cannot reach mongodb://me:***@host/db.photos?proxyPassword=***&w=1'
-        >>> without_password("mongodb:/me:pass@host does not exist")
-        'mongodb:/me:***@host does not exist'
-    """
-    for password in _PASSWORDS:
-        text = password.sub(r"\1:***@", text)
-    return _SECRET_OPTION.sub(r"\1***", text)
 
 
 def printable(text: str) -> str:

@@ -13,21 +13,22 @@ import typer
 
 from penstock.cli.arguments import SOURCE_HELP
 from penstock.cli.lines import printable, without_password
+from penstock.cli.loadable import SIZE_HELP, is_iterable, loader_class, open_loadable
 from penstock.cli.progress import Bar
 from penstock.cli.stopping import INTERRUPTED, TERMINATED, Termination
-from penstock.errors import ConfigError
+from penstock.errors import ConfigError, PenstockError
 
 if TYPE_CHECKING:
     from penstock.insight.stats import Stats
-    from penstock.loader import Loader
 
 __all__ = ["report"]
 
 _TRACE: Final = ".json"
-_DEFAULT_NAME: Final = "run.html"
+_DEFAULT_NAME: Final = "penstock-report.html"  # no page that `loader.report` was told to write
 
 
 def report(
+    ctx: typer.Context,
     src: Annotated[
         str,
         typer.Argument(
@@ -42,7 +43,7 @@ def report(
             "-o",
             metavar="HTML",
             help="The page.",
-            show_default="the trace's name, or run.html",
+            show_default="the trace's name, or penstock-report.html",
         ),
     ] = None,
     batches: Annotated[int, typer.Option(min=1, help="Batches loaded of a dataset.")] = 200,
@@ -56,17 +57,20 @@ def report(
         str | None, typer.Option(metavar="MODULE:NAME", help="The collate_fn that makes batches.")
     ] = None,
     split: Annotated[str | None, typer.Option(help="Which part of a folder.")] = None,
+    size: Annotated[int, typer.Option(min=1, help=SIZE_HELP)] = 224,
     trace: Annotated[
         Path | None, typer.Option(metavar="JSON", help="Write the dataset's trace here as well.")
     ] = None,
 ) -> None:
     """Write a page that shows who waited for whom, and why.
 
-    Of a trace, the page is that of its run; the other options do not matter. A dataset is loaded,
+    Of a trace, the page is that of its run, and --output the only option. A dataset is loaded,
     shuffled, for some batches, by a trainer that does nothing with them, or takes --trainer-ms for
     each. The verdict and the page's path go to stdout.
     """
+    output, trace = (path and path.expanduser() for path in (output, trace))
     if src.lower().endswith(_TRACE) and Path(src).is_file():
+        _refuse_options(ctx)
         _of_trace(Path(src), output or Path(src).with_suffix(".html"))
         return
     output = output or Path(_DEFAULT_NAME)
@@ -74,7 +78,7 @@ def report(
         _check_writable(option, path)
     _import_plotly()
     with contextlib.ExitStack() as stack:
-        loader = _loader(src, split, collate, stack, batch_size, workers, backend)
+        loader = _loader(src, split, collate, stack, batch_size, workers, backend, size)
         status = _load(loader, batches, trainer_ms / 1000, src)
         _write(loader.report, "--output", output)
         if trace is not None:
@@ -90,8 +94,26 @@ def _of_trace(source: Path, output: Path) -> None:
 
     _check_writable("--output", output)
     recording = read_trace(source)
-    _write(lambda path: write_report(recording, path), "--output", output)
+    try:
+        _write(lambda path: write_report(recording, path), "--output", output)
+    except (ArithmeticError, LookupError, TypeError, ValueError) as error:
+        if isinstance(error, PenstockError):
+            raise
+        raise ConfigError(f"The recording in {source} is damaged: {error}.") from error
     _say(recording.stats, output)
+
+
+def _refuse_options(ctx: typer.Context) -> None:
+    given = []
+    for name in ctx.params:
+        source = ctx.get_parameter_source(name)
+        if name not in ("src", "output") and source is not None and source.name == "COMMANDLINE":
+            given.append("--" + name.replace("_", "-"))
+    if given:
+        raise ConfigError(
+            f"{', '.join(given)}: a trace is of a run that is over, so there is nothing to set. "
+            "Leave it out, or name a dataset."
+        )
 
 
 def _check_writable(option: str, path: Path | None) -> None:
@@ -115,35 +137,28 @@ def _loader(
     batch_size: int,
     workers: str,
     backend: str,
-) -> Loader[Any]:
-    from penstock.cli.named_dataset import dataset_named
-    from penstock.cli.reasons import errors_in_code
-    from penstock.cli.sources import names_a_dataset, object_named
-    from penstock.loader import Loader
+    size: int,
+) -> Any:  # noqa: ANN401 - of either kind
+    from penstock.faults import FaultPolicy
 
-    with errors_in_code(src) if names_a_dataset(src) else contextlib.nullcontext():
-        dataset = stack.enter_context(dataset_named(src, split))
-    collate_fn = None
-    if collate is not None:
-        with errors_in_code(collate):
-            collate_fn = stack.enter_context(object_named(collate))
-        if not callable(collate_fn):
-            raise ConfigError(
-                f"--collate {collate} is of type {type(collate_fn).__qualname__} and cannot be "
-                "called."
-            )
+    dataset, collate_fn = open_loadable(src, split, collate, size, stack)
     is_sized = hasattr(dataset, "__len__")
     if is_sized and not len(dataset):
         raise ConfigError(f"{without_password(src)} has no samples.")
-    return Loader(
+    is_map_style = not is_iterable(dataset)
+    num_workers = _workers(workers)
+    if num_workers == "auto" and not is_map_style:
+        num_workers = 1  # what each worker reads of an iterable depends on their number
+    # Samples may be tensors, and workers of a torch user's loader keep torch to one thread.
+    return loader_class()(
         dataset,
         batch_size,
-        shuffle=is_sized and hasattr(dataset, "__getitem__"),
-        num_workers=_workers(workers),
+        shuffle=is_sized and is_map_style,
+        num_workers=num_workers,
         collate_fn=collate_fn,
         backend=backend,
-        on_error="skip",
-        persistent_workers=workers != "0",
+        on_error=FaultPolicy("skip", max_failures=None),  # the page lists them, however many
+        persistent_workers=num_workers != 0,
     )
 
 
@@ -155,7 +170,12 @@ def _workers(text: str) -> int | Literal["auto"]:
     return int(text)
 
 
-def _load(loader: Loader[Any], num_batches: int, step_s: float, src: str) -> int:
+def _load(
+    loader: Any,  # noqa: ANN401 - of either kind
+    num_batches: int,
+    step_s: float,
+    src: str,
+) -> int:
     """Take so many batches, and return the exit status: not 0 after a Ctrl-C or SIGTERM."""
     from penstock.cli.reasons import errors_in_code
     from penstock.cli.tuning_grid import Trainer

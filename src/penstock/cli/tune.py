@@ -17,12 +17,13 @@ from rich.table import Table
 
 from penstock.cli.arguments import SOURCE_HELP
 from penstock.cli.lines import amount, without_password
+from penstock.cli.loadable import SIZE_HELP, open_loadable
 from penstock.cli.progress import Bar
 from penstock.cli.stopping import INTERRUPTED, TERMINATED, Termination
 from penstock.errors import ConfigError
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Sequence
 
     from penstock.cli.tuning_grid import Setting, Standing, Work
 
@@ -66,6 +67,7 @@ def tune(
         str | None, typer.Option(metavar="MODULE:NAME", help="The collate_fn that makes batches.")
     ] = None,
     split: Annotated[str | None, typer.Option(help="Which part of a folder.")] = None,
+    size: Annotated[int, typer.Option(min=1, help=SIZE_HELP)] = 224,
     json_file: Annotated[
         Path | None, typer.Option("--json", help="Write all figures here as well.")
     ] = None,
@@ -89,7 +91,7 @@ def tune(
     trainer = Trainer(trainer_ms / 1000, takes_cpu=trainer_cpu)
     length = Length(batches or _USUAL_BATCHES, seconds)
     with contextlib.ExitStack() as stack:
-        dataset, collate_fn = _open(src, split, collate, stack)
+        dataset, collate_fn = open_loadable(src, split, collate, size, stack)
         work = Work(dataset, batch_size, collate_fn, trainer, length)
         work.check()
         standings, status = _try_all(work, settings, rounds, src)
@@ -133,26 +135,6 @@ def _numbers(option: str, text: str, *, least: int) -> list[int]:
     return list(dict.fromkeys(map(int, words)))
 
 
-def _open(
-    src: str, split: str | None, collate: str | None, stack: contextlib.ExitStack
-) -> tuple[Any, Callable[[list[Any]], Any] | None]:
-    from penstock.cli.named_dataset import dataset_named
-    from penstock.cli.reasons import errors_in_code
-    from penstock.cli.sources import names_a_dataset, object_named
-
-    with errors_in_code(src) if names_a_dataset(src) else contextlib.nullcontext():
-        dataset = stack.enter_context(dataset_named(src, split))
-    if collate is None:
-        return dataset, None
-    with errors_in_code(collate):
-        collate_fn = stack.enter_context(object_named(collate))
-    if not callable(collate_fn):
-        raise ConfigError(
-            f"--collate {collate} is of type {type(collate_fn).__qualname__} and cannot be called."
-        )
-    return dataset, collate_fn
-
-
 def _try_all(
     work: Work, settings: Sequence[Setting], rounds: int, src: str
 ) -> tuple[list[Standing], int]:
@@ -182,7 +164,8 @@ def _show(standings: Sequence[Standing], work: Work, src: str) -> None:
     console = Console()
     best = best_of(standings)
     console.print(_table(standings, best, work, src))
-    console.print(_line(best.setting, work), markup=False, soft_wrap=True, highlight=False)
+    for line in work.lines(best.setting):
+        console.print(line, markup=False, soft_wrap=True, highlight=False)
 
 
 def _table(standings: Sequence[Standing], best: Standing, work: Work, src: str) -> Table:
@@ -200,7 +183,7 @@ def _table(standings: Sequence[Standing], best: Standing, work: Work, src: str) 
     table.add_column("", no_wrap=True)
     for standing in standings:
         workers, factor, backend = standing.setting
-        cpu_s, peak = standing.cpu_s_per_1000, standing.peak_bytes
+        cpu_s, memory = standing.cpu_s_per_1000, standing.memory_bytes
         table.add_row(
             str(workers),
             "-" if factor is None else str(factor),
@@ -208,24 +191,17 @@ def _table(standings: Sequence[Standing], best: Standing, work: Work, src: str) 
             f"{standing.samples_per_s:,.0f}",
             f"{standing.wait_share:.0%}",
             "unknown" if cpu_s is None else f"{cpu_s:.2f}",
-            "unknown" if peak is None else amount(peak),
+            "unknown" if memory is None else amount(memory),
             "best" if standing is best else "",
             style="bold" if standing is best else None,
         )
     table.caption = (
         "waiting: the trainer's share of the time. CPU seconds and memory: of trainer and workers."
     )
+    num_epochs = max(turn.num_epochs for standing in standings for turn in standing.turns)
+    if num_epochs:
+        table.caption += f" The dataset is small: up to {num_epochs} epochs began within a turn."
     return table
-
-
-def _line(setting: Setting, work: Work) -> str:
-    """Return the line to paste."""
-    words = ["dataset", f"batch_size={work.batch_size}", f"num_workers={setting.num_workers}"]
-    if setting.num_workers:
-        words.append(f"prefetch_factor={setting.prefetch_factor}")
-        words += ['backend="thread"'] if setting.backend == "thread" else []
-    name = "DataLoader" if "torch" in sys.modules else "Loader"
-    return f"{name}({', '.join(words)})"
 
 
 def _record(standings: Sequence[Standing], work: Work, src: str) -> dict[str, Any]:
@@ -240,20 +216,21 @@ def _record(standings: Sequence[Standing], work: Work, src: str) -> dict[str, An
         "batch_size": work.batch_size,
         "trainer_ms": 1000 * work.trainer.seconds,
         "trainer_takes_cpu": work.trainer.takes_cpu,
-        "best": {**best.setting._asdict(), "line": _line(best.setting, work)},
+        "best": {**best.setting._asdict(), "line": work.lines(best.setting)[-1]},
         "settings": [
             {
                 **standing.setting._asdict(),
                 "samples_per_s": standing.samples_per_s,
                 "wait_share": standing.wait_share,
                 "cpu_s_per_1000_samples": standing.cpu_s_per_1000,
-                "peak_bytes": standing.peak_bytes,
+                "memory_bytes": standing.memory_bytes,
                 "rounds": [
                     {
                         "samples": turn.num_samples,
                         "seconds": turn.seconds,
                         "wait_s": turn.wait_s,
                         "cpu_s": turn.cpu_s,
+                        "epochs_begun": turn.num_epochs,
                     }
                     for turn in standing.turns
                 ],

@@ -3,24 +3,26 @@
 
 from __future__ import annotations
 
+import functools
+import hashlib
 import math
 import os
 import statistics
-import sys
 import time
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
+from penstock.cli.loadable import has_torch, is_iterable, loader_class
 from penstock.cli.usage import cpu_seconds, memory_bytes
-from penstock.data import IterableDataset
 from penstock.errors import ConfigError
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Sequence
+    from collections.abc import Callable, Generator, Iterator, Sequence
 
 __all__ = ["Length", "Setting", "Standing", "Trainer", "Turn", "Work", "best_of", "usual_workers"]
 
 _WARM_UP: Final = 5  # batches, beyond those under way
+_CALIBRATION: Final = 10_000  # some 5 ms
 _NEAR: Final = 0.97  # of the best rate: not worth more workers
 
 
@@ -74,14 +76,33 @@ class Trainer:
     seconds: float = 0.0
     takes_cpu: bool = False
 
+    def get_ready(self) -> None:
+        """Do what the first step would do besides: find out how quick a core is."""
+        if self.takes_cpu:
+            _rounds_per_s()
+
     def step(self) -> None:
         """Take that long."""
         if self.takes_cpu:
-            end_s = time.thread_time() + self.seconds
-            while time.thread_time() < end_s:
-                pass
+            _burn(max(round(self.seconds * _rounds_per_s()), 1))
         elif self.seconds:
             time.sleep(self.seconds)
+
+
+def _burn(num_rounds: int) -> None:
+    """Keep a core busy, but not the interpreter's lock, as a training step does."""
+    hashlib.pbkdf2_hmac("sha256", b"", b"", num_rounds)
+
+
+@functools.cache
+def _rounds_per_s() -> float:
+    """Return how many of them take a second of CPU time: the most of three tries."""
+    rates = []
+    for _ in range(3):
+        begun_s = time.thread_time()
+        _burn(_CALIBRATION)
+        rates.append(_CALIBRATION / max(time.thread_time() - begun_s, 1e-6))
+    return max(rates)
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,14 +114,17 @@ class Turn:
         seconds: That took.
         wait_s: Of these the trainer waited.
         cpu_s: CPU seconds of trainer and workers; None where the system does not tell.
-        peak_bytes: Memory of trainer and workers; None where the system does not tell.
+        memory_bytes: Of trainer and workers, at the turn's begin or its end, whichever is more;
+            None where the system does not tell.
+        num_epochs: Epochs that began meanwhile; what that took is in the time.
     """
 
     num_samples: int
     seconds: float
     wait_s: float
     cpu_s: float | None
-    peak_bytes: int | None
+    memory_bytes: int | None
+    num_epochs: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -132,9 +156,9 @@ class Standing:
         return 1000 * sum(costs) / sum(t.num_samples for t in self.turns) if costs else None
 
     @property
-    def peak_bytes(self) -> int | None:
-        """Highest of the rounds."""
-        return max((turn.peak_bytes for turn in self.turns if turn.peak_bytes), default=None)
+    def memory_bytes(self) -> int | None:
+        """Most of the rounds."""
+        return max((turn.memory_bytes for turn in self.turns if turn.memory_bytes), default=None)
 
 
 @dataclass(frozen=True, slots=True)
@@ -161,7 +185,7 @@ class Work:
         Raises:
             ConfigError: the dataset is smaller than a batch.
         """
-        if not _is_iterable(self.dataset) and len(self.dataset) < self.batch_size:
+        if not is_iterable(self.dataset) and len(self.dataset) < self.batch_size:
             raise ConfigError(
                 f"the dataset has {len(self.dataset)} samples, fewer than --batch-size "
                 f"{self.batch_size}; lower it."
@@ -173,17 +197,19 @@ class Work:
         Raises:
             Exception: what the dataset raises.
         """
-        batches = _batches(self._loader(setting))
+        epochs = _Epochs(self._loader(setting))
+        batches = epochs.batches()
         try:
             for _ in range(_WARM_UP + setting.num_workers * (setting.prefetch_factor or 0)):
                 next(batches)
-            return self._measure(batches)
+            return self._measure(batches, epochs)
         finally:
             batches.close()  # and with it the loader goes, and its workers
 
-    def _measure(self, batches: Iterator[object]) -> Turn:
-        own = os.getpid()
-        peak_bytes = memory_bytes(own)
+    def _measure(self, batches: Iterator[object], epochs: _Epochs) -> Turn:
+        own, num_epochs = os.getpid(), epochs.num_begun
+        self.trainer.get_ready()
+        memory_before = memory_bytes(own)
         cpu_before = cpu_seconds(own)
         begun_s = now_s = time.perf_counter()
         num_batches, wait_s = 0, 0.0
@@ -199,7 +225,8 @@ class Work:
             now_s - begun_s,
             wait_s,
             None if cpu_before is None or cpu_after is None else cpu_after - cpu_before,
-            None if peak_bytes is None else max(peak_bytes, memory_bytes(own) or 0),
+            None if memory_before is None else max(memory_before, memory_bytes(own) or 0),
+            epochs.num_begun - num_epochs,
         )
 
     def _is_over(self, num_batches: int, seconds: float) -> bool:
@@ -208,48 +235,49 @@ class Work:
         return num_batches >= self.length.batches
 
     def _loader(self, setting: Setting) -> Any:  # noqa: ANN401 - one of two classes
-        loader_class: Any
-        if "torch" in sys.modules:  # the dataset may give tensors
-            from penstock.torch import DataLoader as loader_class
-        else:
-            from penstock.loader import Loader as loader_class
-        options: dict[str, Any] = {}
+        return loader_class()(self.dataset, collate_fn=self.collate_fn, **self._options(setting))
+
+    def _options(self, setting: Setting) -> dict[str, Any]:
+        options: dict[str, Any] = {"batch_size": self.batch_size}
+        if not is_iterable(self.dataset):
+            options["shuffle"] = True
+        options |= {"drop_last": True, "num_workers": setting.num_workers}  # all of one size
         if setting.num_workers:
-            options = {
-                "prefetch_factor": setting.prefetch_factor,
-                "persistent_workers": True,  # a small dataset has many epochs in one turn
-                "backend": setting.backend,
-            }
-        return loader_class(
-            self.dataset,
-            batch_size=self.batch_size,
-            shuffle=not _is_iterable(self.dataset),
-            num_workers=setting.num_workers,
-            collate_fn=self.collate_fn,
-            drop_last=True,  # all batches are of one size
-            **options,
-        )
+            options["prefetch_factor"] = setting.prefetch_factor
+            options["persistent_workers"] = True  # a small dataset has many epochs in one turn
+            if setting.backend != "process":
+                options["backend"] = setting.backend
+        return options
+
+    def lines(self, setting: Setting) -> list[str]:
+        """Return the lines to paste: the loader that was measured, and its import."""
+        words = ["dataset"]
+        for name, value in self._options(setting).items():
+            words.append(f"{name}={value}" if not isinstance(value, str) else f'{name}="{value}"')
+        if self.collate_fn is not None:
+            words.append(f"collate_fn={getattr(self.collate_fn, '__name__', '...')}")
+        if has_torch():
+            return ["from penstock.torch import DataLoader", f"DataLoader({', '.join(words)})"]
+        return ["from penstock import Loader", f"Loader({', '.join(words)})"]
 
 
-def _batches(loader: Any) -> Any:  # noqa: ANN401
-    """Yield batches, epoch by epoch, without end."""
-    while True:
-        num_batches = 0
-        for batch in loader:
-            num_batches += 1
-            yield batch
-            del batch  # or its slot is held while the next one is awaited
-        if not num_batches:
-            raise ConfigError("the dataset gives no full batch; lower --batch-size.")
+class _Epochs:
+    """A loader's batches, epoch by epoch, without end."""
 
+    def __init__(self, loader: Any) -> None:  # noqa: ANN401
+        self._loader = loader
+        self.num_begun = 0
 
-def _is_iterable(dataset: object) -> bool:
-    if "torch" in sys.modules:
-        import torch.utils.data
-
-        if isinstance(dataset, torch.utils.data.IterableDataset):
-            return True
-    return isinstance(dataset, IterableDataset)
+    def batches(self) -> Generator[object, None, None]:
+        while True:
+            num_batches = 0
+            self.num_begun += 1
+            for batch in self._loader:
+                num_batches += 1
+                yield batch
+                del batch  # or its slot is held while the next one is awaited
+            if not num_batches:
+                raise ConfigError("the dataset gives no full batch; lower --batch-size.")
 
 
 def usual_workers(cores: float) -> list[int]:

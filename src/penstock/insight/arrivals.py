@@ -47,7 +47,7 @@ class Arrivals:
 
     def is_steady(self, record: BatchRecord) -> bool:
         """Return whether a batch counts; to be asked for each."""
-        if record.epoch != self._epoch:
+        if record.epoch != self._epoch or not record.consumer_ns:  # of another iterator
             # Of a short epoch something must be left.
             short = self._in_epoch // 4 if self._epoch is not None else self._lookahead
             self._left = max(self._left, min(self._lookahead, short))

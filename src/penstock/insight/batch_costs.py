@@ -12,6 +12,7 @@ if TYPE_CHECKING:
 __all__ = ["Costs"]
 
 _NS: Final = 1e-9
+_CLOCK_ERROR: Final = 1.05
 
 
 class Costs:
@@ -28,9 +29,11 @@ class Costs:
         "_consumer_ns",
         "_cpu_ns",
         "_cycle_ns",
+        "_idle_ns",
         "_starved_ns",
         "_trainer_cpu_ns",
         "_trainer_starved_ns",
+        "_wall_ns",
         "num_given",
         "num_made",
     )
@@ -47,6 +50,8 @@ class Costs:
         self._busy2_ns2 = 0
         self._cpu_ns = 0
         self._starved_ns = 0
+        self._idle_ns = 0
+        self._wall_ns = 0
 
     def add_given(self, record: BatchRecord) -> None:
         """Count what a batch was to the trainer."""
@@ -61,14 +66,19 @@ class Costs:
         times = record.times
         cpu_ns = times.cpu_ns
         starved_ns = times.starved_ns or 0
+        wall_ns = times.ended_ns - times.begun_ns
         # Time without a core says how many run, not what a batch takes. It is told by another
-        # clock than the rest: what is left cannot be less than the CPU time.
-        busy_ns = max(times.ended_ns - times.begun_ns - starved_ns, cpu_ns)
+        # clock than the rest: what is left cannot be less than the CPU time of one thread.
+        busy_ns = max(wall_ns - starved_ns, min(cpu_ns, wall_ns))
+        if wall_ns < cpu_ns <= _CLOCK_ERROR * wall_ns:
+            cpu_ns = wall_ns  # beyond that, a worker has threads of its own
         self.num_made += 1
         self._busy_ns += busy_ns
         self._busy2_ns2 += busy_ns * busy_ns
         self._cpu_ns += cpu_ns
         self._starved_ns += starved_ns
+        self._idle_ns += times.idle_ns
+        self._wall_ns += wall_ns
 
     def __iadd__(self, other: Costs) -> Self:
         """Add the sums of others."""
@@ -93,6 +103,11 @@ class Costs:
         return self._per_given(max(own_ns, min(self._consumer_ns, self._trainer_cpu_ns), 0))
 
     @property
+    def consumer_s(self) -> float:
+        """The trainer's own code, as it was."""
+        return self._per_given(self._consumer_ns)
+
+    @property
     def trainer_cpu_s(self) -> float:
         """CPU time of the trainer's process, while it waited included."""
         return self._per_given(self._trainer_cpu_ns)
@@ -104,13 +119,18 @@ class Costs:
 
     @property
     def worker_cpu_s(self) -> float:
-        """CPU time of that; never above `worker_s`."""
+        """CPU time of that; above `worker_s` where a worker has threads of its own."""
         return self._cpu_ns * _NS / self.num_made if self.num_made else 0.0
 
     @property
     def worker_starved_s(self) -> float:
         """A worker without a core, on top of `worker_s`."""
         return self._starved_ns * _NS / self.num_made if self.num_made else 0.0
+
+    @property
+    def idle_share(self) -> float:
+        """Share of the time that workers had nothing to do, from 0 to 1."""
+        return self._idle_ns / max(self._idle_ns + self._wall_ns, 1)
 
     @property
     def variation(self) -> float:

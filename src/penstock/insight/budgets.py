@@ -1,11 +1,16 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a loader may take: the cores that this process is allowed, and the user's own limits."""
+"""What a loader may take: the cores that this process is allowed, and the user's own limits.
+
+Processes that train together on one machine share its cores and its memory: each takes its part.
+"""
 
 from __future__ import annotations
 
 import math
 import os
+import re
 from dataclasses import dataclass
+from numbers import Real
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
@@ -13,12 +18,18 @@ from penstock.engine.surroundings import group_folders, read_text
 from penstock.errors import ConfigError
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterator, Mapping
 
-__all__ = ["Limits", "cores_allowed"]
+__all__ = ["Limits", "cores_allowed", "cores_of_rank", "local_ranks"]
 
 _PROC: Final = Path("/proc")
 _CGROUPS: Final = Path("/sys/fs/cgroup")
+# Of torchrun, of Open MPI, and of Slurm's srun, which may write "4(x2)": on each of two machines.
+_LOCAL_RANKS: Final = (
+    "LOCAL_WORLD_SIZE",
+    "OMPI_COMM_WORLD_LOCAL_SIZE",
+    "SLURM_STEP_TASKS_PER_NODE",
+)
 
 
 def cores_allowed(proc: Path = _PROC, cgroups: Path = _CGROUPS) -> float:
@@ -69,6 +80,58 @@ def _quotas(memberships: Path, cgroups: Path) -> Iterator[float]:
             yield quota_us / period_us
 
 
+def local_ranks(environ: Mapping[str, str] = os.environ) -> int:
+    """Return how many processes train together on this machine, this one included.
+
+    torchrun, Open MPI and Slurm's `srun` tell it in the environment, and the first that does
+    counts. What is no whole number above 0 is passed over.
+
+    Args:
+        environ: The environment.
+
+    Returns:
+        At least 1.
+
+    Reference:
+        torchrun, "Environment Variables"; srun(1), "OUTPUT ENVIRONMENT VARIABLES".
+
+    Example:
+        >>> local_ranks({"LOCAL_WORLD_SIZE": "4"}), local_ranks({})
+        (4, 1)
+    """
+    for name in _LOCAL_RANKS:
+        match = re.fullmatch(r"0*([1-9][0-9]{0,5})(\(x[0-9]+\))?", environ.get(name, ""))
+        if match is not None:
+            return int(match[1])
+    return 1
+
+
+def cores_of_rank() -> float:
+    """Return the cores that are this process's own part, among those that train on this machine.
+
+    A launcher that binds each process to cores of its own has divided them already, which shows by
+    the launcher having more.
+
+    Returns:
+        Cores, above 0.
+
+    Concurrency:
+        As `cores_allowed`.
+
+    Example:
+        >>> cores_of_rank() <= cores_allowed()
+        True
+    """
+    return cores_allowed() / (1 if _is_bound() else local_ranks())
+
+
+def _is_bound() -> bool:
+    try:
+        return os.sched_getaffinity(os.getppid()) > os.sched_getaffinity(0)
+    except (AttributeError, OSError):  # another system; no such process any more
+        return False
+
+
 @dataclass(frozen=True, slots=True)
 class Limits:
     """What the user lets workers take under `num_workers="auto"`.
@@ -76,7 +139,8 @@ class Limits:
     Attributes:
         cpu_cores: Cores that workers may keep busy, above 0. None: what the process is allowed,
             less what the trainer uses.
-        memory_bytes: For batches under way and for workers, above 0. None: half of what is left.
+        memory_bytes: For batches under way and for workers, above 0; kept as an int. None: half of
+            what is left.
 
     Raises:
         ConfigError: a limit is no number above 0.
@@ -95,12 +159,14 @@ class Limits:
         """Check them; they are named as the loader's arguments are."""
         _check("cpu_budget", self.cpu_cores, "cores", "what the process is allowed")
         _check("memory_budget", self.memory_bytes, "bytes", "half of the memory that is left")
+        if self.memory_bytes is not None:
+            object.__setattr__(self, "memory_bytes", int(self.memory_bytes))
 
 
 def _check(name: str, value: object, unit: str, default: str) -> None:
     if value is None:
         return
-    is_number = isinstance(value, int | float) and not isinstance(value, bool)
+    is_number = isinstance(value, Real) and not isinstance(value, bool)
     if is_number and math.isfinite(value) and value > 0:  # type: ignore[arg-type, operator]
         return
     raise ConfigError(

@@ -17,6 +17,8 @@ import math
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final, NamedTuple
 
+from penstock.insight.footprint import WORKER_BYTES
+
 if TYPE_CHECKING:
     from penstock.insight.batch_costs import Costs
     from penstock.insight.budgets import Limits
@@ -33,11 +35,9 @@ _TOLERANCE: Final = 0.15
 _OVERLAP: Final = 1.5
 # Below so much the loader's own work per batch (some 0.1 ms) is what limits a trainer.
 _FASTEST_TRAINER_S: Final = 0.0002
-# Pages that a forked worker has for itself: its interpreter's counts of references, its own
-# allocations. Pages of the dataset are shared. An order of magnitude, not a measurement.
-_WORKER_BYTES: Final = 50_000_000
 _MOST_WORKERS: Final = 32
 _WORKERS_PER_CORE: Final = 4
+_IDLE: Final = 0.8
 
 
 class Wish(NamedTuple):
@@ -61,49 +61,61 @@ class Room:
         cores: What the process is allowed.
         cpu_budget: What workers may keep busy of it; None: whatever the trainer leaves.
         memory_bytes: For batches under way and workers; None: no limit is known.
+        shares_lock: Workers are threads, which cost no memory of their own, and of which only one
+            runs Python code at a time.
     """
 
     cores: float
     cpu_budget: float | None = None
     memory_bytes: int | None = None
+    shares_lock: bool = False
 
     @classmethod
-    def of(cls, limits: Limits, cores: float, memory_left_bytes: int | None) -> Room:
+    def of(
+        cls,
+        limits: Limits,
+        cores: float,
+        memory_left_bytes: int | None,
+        *,
+        shares_lock: bool = False,
+    ) -> Room:
         """Return what the user's limits, or their defaults, come to on this machine."""
         memory_bytes = limits.memory_bytes
         if memory_bytes is None and memory_left_bytes is not None:
             memory_bytes = memory_left_bytes // 2
         budget = limits.cpu_cores
-        return cls(cores, None if budget is None else min(budget, cores), memory_bytes)
+        budget = None if budget is None else min(budget, cores)
+        return cls(cores, budget, memory_bytes, shares_lock)
 
     @property
     def max_workers(self) -> int:
         """Never more, whatever they cost: 32, or 4 per core if that is more, within memory."""
+        least = 0 if self.shares_lock else WORKER_BYTES
         most = max(_MOST_WORKERS, math.ceil(_WORKERS_PER_CORE * self.cores))
-        return max(1, min(most, self.by_memory(0, 1)))
+        return max(1, min(most, self.by_memory(least)))
 
     @property
     def first_workers(self) -> int:
-        """How many to begin with, when nothing is measured and a core is left for the trainer."""
+        """How many to begin with, when nothing is measured and a core is left for the trainer.
+
+        Of threads one: what it takes shows no waiting for another one's lock.
+        """
+        if self.shares_lock:
+            return 1
         cores = self.cores - 1 if self.cpu_budget is None else self.cpu_budget
         return min(2 if cores >= 2 else 1, self.max_workers)
 
-    def by_memory(self, batch_bytes: int, prefetch_factor: int) -> int:
-        """Return how many workers memory allows; at least 1, as less would be no loader.
-
-        A worker has a slot for each batch that it may have under way, and one that it fills while
-        the trainer still holds the last.
-        """
+    def by_memory(self, per_worker_bytes: int) -> int:
+        """Return how many workers memory allows; at least 1, as less would be no loader."""
         if self.memory_bytes is None:
             return 1 << 16
-        per_worker = _WORKER_BYTES + (prefetch_factor + 1) * batch_bytes
-        return max(1, self.memory_bytes // per_worker)
+        return max(1, self.memory_bytes // max(per_worker_bytes, 1))
 
     def by_cpu(self, costs: Costs) -> int:
         """Return how many workers the cores can keep at work."""
         worker_s, cpu_s = costs.worker_s, costs.worker_cpu_s
         all_s = max(cpu_s + costs.trainer_cpu_s, 1e-9)
-        blocked = 1 - cpu_s / worker_s if worker_s else 0.0
+        blocked = max(1 - cpu_s / worker_s, 0.0) if worker_s else 0.0
         even = self.cores / all_s * worker_s  # were it that always the same number needs a core
         spread = math.sqrt(even * blocked / max(1 - blocked, 1e-3))
         most = math.ceil(even + min(_OVERLAP * spread, even) - _TOLERANCE)
@@ -112,23 +124,32 @@ class Room:
         return max(1, most)
 
     def rate(self, costs: Costs, num_workers: int) -> float:
-        """Return the batches per second that so many workers and the trainer can come to."""
+        """Return the batches per second that so many workers and the trainer can come to.
+
+        What they wait for a core counts: other processes take it, and working ahead does not help.
+        """
         all_s = max(costs.worker_cpu_s + costs.trainer_cpu_s, 1e-9)
         rates = (
-            num_workers / max(costs.worker_s, 1e-9),
+            num_workers / max(costs.worker_s + costs.worker_starved_s, 1e-9),
             self.cores / all_s,
-            1 / _trainer_s(costs),
+            1 / max(_trainer_s(costs), costs.consumer_s),
         )
         return min(rates)
 
-    def wish(self, costs: Costs, batch_bytes: int, prefetch_factor: int) -> Wish:
+    def has_idle_cores(self, costs: Costs) -> bool:
+        """Return whether workers and trainer leave a fifth of the cores, and of the budget."""
+        workers, trainer = costs.rate * costs.worker_cpu_s, costs.rate * costs.trainer_cpu_s
+        budget = self.cores if self.cpu_budget is None else self.cpu_budget
+        return workers + trainer < _IDLE * self.cores and workers < _IDLE * budget
+
+    def wish(self, costs: Costs, per_worker_bytes: int) -> Wish:
         """Return how many workers are enough."""
         by_trainer = math.ceil(_HEADROOM * costs.worker_s / _trainer_s(costs) - _TOLERANCE)
         cpu = "cpu" if self.cpu_budget is None else "budget"
         wishes = [
             Wish(max(1, by_trainer), "trainer"),
             Wish(self.by_cpu(costs), cpu),
-            Wish(self.by_memory(batch_bytes, prefetch_factor), "memory"),
+            Wish(self.by_memory(per_worker_bytes), "memory"),
             Wish(self.max_workers, "workers"),
         ]
         return min(wishes, key=lambda wish: wish.num_workers)
@@ -144,7 +165,7 @@ class Room:
         if wish.limit == "trainer":
             return f"{both}: {workers} keep{verb} up"
         if wish.limit == "cpu":
-            busy = f"{milliseconds(costs.worker_cpu_s)} of that on a core"
+            busy = f"{milliseconds(costs.worker_cpu_s)} of CPU time"
             return f"{both}, {busy}: {workers} keep{verb} {self.cores:g} core(s) busy"
         if wish.limit == "budget":
             return f"{both}: {workers} fit{verb} cpu_budget={self.cpu_budget:g}"

@@ -11,7 +11,7 @@ A remedy changes one of these figures, and its gain is the new minimum by what w
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Final
 
 if TYPE_CHECKING:
@@ -45,6 +45,10 @@ class Figures:
         num_bytes: Bytes of the batch.
         num_workers: Workers; 0 if the trainer's thread makes the batches.
         cores: Cores that may be used.
+        pause_s: What the trainer's rare long steps (validation, logging) take beyond the others; no
+            part of `trainer_s` and `rate`.
+        lock_share: Share of the time that threads hold the interpreter's lock, 0 to 1.
+        lock_bound: Share for which they may hold it, as nobody saw that they do not.
     """
 
     batches: int
@@ -64,22 +68,42 @@ class Figures:
     num_bytes: float
     num_workers: int
     cores: float
+    pause_s: float = 0.0
+    lock_share: float = 0.0
+    lock_bound: float = 0.0
 
     @classmethod
-    def of(cls, span: Span, num_workers: int, cores: float) -> Figures | None:
-        """Return the figures of some batches; None if there is nothing to divide by."""
+    def of(
+        cls,
+        span: Span,
+        num_workers: int,
+        cores: float,
+        *,
+        pause_s: float = 0.0,
+        lock_share: float = 0.0,
+    ) -> Figures | None:
+        """Return the figures of some batches; None if there is nothing to divide by.
+
+        Args:
+            span: The batches, without pauses.
+            num_workers: Workers.
+            cores: Cores.
+            pause_s: What pauses took in all.
+            lock_share: As the attribute.
+        """
         batches = span.batches - span.starts
         steady_wait_s = max(span.wait_s - span.first_wait_s, 0.0)
         seconds = steady_wait_s + span.consumer_s
-        if batches < 1 or seconds <= 0:
+        if batches < 1 or seconds < 1e-9:  # of no clock
             return None
+        rest_s = span.seconds - span.first_wait_s  # with the steps after last batches
         made = span.batches  # workers made the first batches, too
         starved_s = min(span.starved_s, span.busy_s)
         workers_s = span.idle_s + span.busy_s
         return cls(
             batches=batches,
             rate=batches / seconds,
-            wait_share=min(steady_wait_s / seconds, 1.0),
+            wait_share=min(steady_wait_s / max(seconds + pause_s, rest_s), 1.0),
             trainer_s=span.consumer_s / batches,
             trainer_starved_s=min(span.trainer_starved_s, span.consumer_s) / batches,
             trainer_cpu_s=span.trainer_cpu_s / batches,
@@ -94,6 +118,8 @@ class Figures:
             num_bytes=span.bytes / made,
             num_workers=num_workers,
             cores=max(cores, 0.1),
+            pause_s=pause_s / batches,
+            lock_share=lock_share,
         )
 
     @property
@@ -104,7 +130,33 @@ class Figures:
     @property
     def core_rate(self) -> float:
         """Batches per second that all cores could make and take; may be infinite."""
-        return _per(self.cores, self.cpu_s + self.trainer_cpu_s)
+        by_cores = _per(self.cores, self.cpu_s + self.trainer_cpu_s)
+        return min(by_cores, self._lock_rate)
+
+    @property
+    def _lock_rate(self) -> float:
+        """Batches per second with the interpreter's lock held all the time."""
+        return _per(self.rate, self.lock_share)
+
+    @property
+    def trainer_blocked_s(self) -> float:
+        """The trainer's own code without CPU, while threads had some that may have held the lock.
+
+        It may as well be waiting for its device.
+        """
+        blocked_s = self.trainer_s - self.trainer_cpu_s - self.trainer_starved_s
+        return min(max(blocked_s, 0.0), self.cpu_s)
+
+    def without_lock(self) -> Figures:
+        """Return what could be expected of processes, if all blocked time is the lock's."""
+        return replace(
+            self,
+            trainer_s=self.trainer_s - self.trainer_blocked_s,
+            busy_s=max(self.busy_s - self.read_s, 0.0),
+            read_s=0.0,
+            lock_share=0.0,
+            lock_bound=0.0,
+        )
 
     @property
     def cores_taken(self) -> float:
@@ -137,8 +189,11 @@ class Figures:
             self.trainer_rate,
             _per(num_workers, max(self.busy_s - saved_s, 0.0)),
             _per(self.cores, cpu_s),
+            _per(self.rate, max(self.lock_share, self.lock_bound)),
         )
-        return max(rate / self.rate, 1.0) if math.isfinite(rate) else None
+        if not math.isfinite(rate):
+            return None
+        return max((1 / self.rate + self.pause_s) / (1 / rate + self.pause_s), 1.0)
 
 
 def _per(amount: float, seconds: float) -> float:

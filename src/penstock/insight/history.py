@@ -1,16 +1,17 @@
 # SPDX-License-Identifier: Apache-2.0
 """The accounts of all batches: the last ones one by one, the others as sums.
 
-    add(record) ──▶ pending ──▶ fold ──▶ rows: the last 10,000 batches, 272 bytes each
+    add(record) ──▶ pending ──▶ fold ──▶ rows: the last 10,000 batches, 304 bytes each
                                      ──▶ sums: of each epoch, and of the run
                                      ──▶ samples: the slowest, costs per part, how often shown
 
 The *window* that verdicts are made by: the last 64 batches, or those of the last 10 seconds if
-these are more, as far back as there were as many workers as now; 4,096 batches at most.
+these are more; 4,096 at most. After a change of the crew it begins when all workers of the new one
+are at work.
 
 Guarantees
     `add` takes no lock that anyone else holds, and raises nothing that a dataset does. It folds
-    every 128 batches, which costs some microseconds a batch.
+    every 128 batches or 8,192 samples, which costs some microseconds a batch.
     Anything else may be called from any thread.
 Assumptions
     `add` is called from one thread at a time. `deque.append` and `popleft` are atomic.
@@ -27,8 +28,18 @@ import numpy as np
 
 from penstock.data.names import describe_sample
 from penstock.errors import ConfigError
+from penstock.insight.lock import LockProbe
 from penstock.insight.plain import plain_text
-from penstock.insight.rows import AT, Ring, Sums, mean_ready, records_of, rows_of, window_of
+from penstock.insight.rows import (
+    AT,
+    Ring,
+    Sums,
+    mean_ready,
+    records_of,
+    rows_of,
+    window_of,
+    without_pauses,
+)
 from penstock.insight.sources import SampleAccounts
 from penstock.insight.stats import SlowSample, Stats
 from penstock.insight.verdict import judge
@@ -38,7 +49,7 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
-    from penstock.engine.accounts import BatchRecord
+    from penstock.engine.accounts import BatchRecord, EpochEnd
     from penstock.faults import Failure
     from penstock.insight.recording import Recording
     from penstock.insight.stats import Change, Span
@@ -46,6 +57,7 @@ if TYPE_CHECKING:
 __all__ = ["History"]
 
 _FOLD_AT: Final = 128  # batches: bounds what their indices take until then
+_FOLD_AT_SAMPLES: Final = 8192
 _MOST_IN_WINDOW: Final = 4096
 _MOST_EPOCHS: Final = 1000
 
@@ -71,7 +83,12 @@ class History:
     """
 
     def __init__(
-        self, dataset: object = None, *, backend: str = "process", keep: int = 10_000
+        self,
+        dataset: object = None,
+        *,
+        backend: str = "process",
+        keep: int = 10_000,
+        persistent_workers: bool | None = None,
     ) -> None:
         """Know nothing yet.
 
@@ -79,7 +96,8 @@ class History:
             dataset: Asked for the names of samples, its parts and its length, never for a sample.
                 None if nothing of that is wanted.
             backend: "serial", "process" or "thread"; 0 workers are always "serial".
-            keep: How many batches are kept one by one; 272 bytes each.
+            keep: How many batches are kept one by one; 304 bytes each.
+            persistent_workers: Whether workers are kept from epoch to epoch; None if not known.
 
         Raises:
             ConfigError: `keep` is below 1.
@@ -88,35 +106,59 @@ class History:
             raise ConfigError(f"keep must be 1 or more batches, got {keep}")
         self._dataset = dataset
         self._backend = backend
+        self._keeps_workers = persistent_workers
+        self._probe = LockProbe() if backend == "thread" else None
+        self._pending_samples = 0
         self._pending: deque[BatchRecord] = deque()
         self._lock = threading.Lock()
         self._rows = Ring(keep)
         self._samples = SampleAccounts(dataset)
         self._epochs: dict[int, Sums] = {}
         self._epoch = 0
+        self._is_over = False  # that epoch; another of its number is another one
         self._run = Sums()
         self._changes: list[Change] = []
         self._pool_bytes: dict[int, int] = {}
         self._peak_pool_bytes = 0
         self._rss_bytes: dict[int, int] = {}
+        self._since_ns: tuple[int, ...] = ()  # of the iterator that goes on, once there is one
         self._names: dict[object, str | None] = {}
 
     def add(self, record: BatchRecord) -> None:
-        """Take note of a batch; below 3 us, but for one call in 128, which folds them."""
+        """Take note of a batch; below 3 us, but for calls that fold.
+
+        With threads a call may take 2 ms, or 5 ms where they hold the interpreter's lock, to find
+        out about it; 1 % of the time, and somewhat more at the beginning.
+        """
         self._pending.append(record)
+        self._pending_samples += record.num_samples
+        if self._probe is not None and record.num_workers:
+            self._probe.look(record.given_ns)
         # Whoever holds the lock is folding at this moment: there is nothing to wait for.
-        if len(self._pending) >= _FOLD_AT and self._lock.acquire(blocking=False):
+        if not (len(self._pending) >= _FOLD_AT or self._pending_samples >= _FOLD_AT_SAMPLES):
+            return
+        if self._lock.acquire(blocking=False):
+            self._pending_samples = 0
             try:
                 self._fold()
             finally:
                 self._lock.release()
 
-    def epoch_ended(self, epoch: int) -> None:
-        """Take note that an epoch is over; its sums stay those of the epoch until the next."""
+    def epoch_ended(self, epoch: int, end: EpochEnd | None = None) -> None:
+        """Take note that an epoch is over; its sums stay those of the epoch until the next.
+
+        Args:
+            epoch: Its number.
+            end: What came after its last batch; None if that is not known.
+        """
         with self._lock:
             self._fold()
             if epoch not in self._epochs:
                 self._begin_epoch(epoch)
+            elif end is not None and epoch == self._epoch and not self._is_over:
+                for sums in (self._rows, self._epochs[epoch], self._run):
+                    sums.add_tail(end.consumer_ns)
+            self._is_over = True
 
     def note_change(self, change: Change) -> None:
         """Take note of another crew."""
@@ -129,8 +171,11 @@ class History:
         records = [pending.popleft() for _ in range(len(pending))]
         if not records:
             return
-        rows = rows_of(records)
-        rows[:, AT["timed"] :] = self._samples.fold(records)
+        rows = rows_of(records, *self._since_ns)
+        rows[:, AT["is_workers_first"] :] = self._samples.fold(records)
+        begins = rows[:, AT["is_first"]] | rows[:, AT["is_workers_first"]]
+        rows[:, AT["first_wait_ns"]] = rows[:, AT["wait_ns"]] * begins
+        self._since_ns = (int(rows[-1, AT["since_ns"]]),)
         self._rows.extend(rows)
         self._run.add(rows)
         self._add_to_epochs(rows)
@@ -138,17 +183,20 @@ class History:
 
     def _add_to_epochs(self, rows: NDArray[np.int64]) -> None:
         epochs = rows[:, AT["epoch"]]
-        edges = [0, *(np.flatnonzero(np.diff(epochs)) + 1).tolist(), len(rows)]
-        for start, stop in itertools.pairwise(edges):
-            self._begin_epoch(int(epochs[start]))
+        again = (rows[1:, AT["step"]] == 0) & (rows[1:, AT["is_first"]] == 1)
+        edges = (np.flatnonzero((np.diff(epochs) != 0) | again) + 1).tolist()
+        for start, stop in itertools.pairwise([0, *edges, len(rows)]):
+            is_again = rows[start, AT["step"]] == 0 and rows[start, AT["is_first"]]
+            self._begin_epoch(int(epochs[start]), is_again=bool(is_again))
             self._epochs[self._epoch].add(rows[start:stop])
 
-    def _begin_epoch(self, epoch: int) -> None:
-        self._epoch = epoch
-        if epoch not in self._epochs:
+    def _begin_epoch(self, epoch: int, *, is_again: bool = False) -> None:
+        if is_again or epoch not in self._epochs or (epoch == self._epoch and self._is_over):
+            self._epochs.pop(epoch, None)  # so that it is the last one
             self._epochs[epoch] = Sums()
             if len(self._epochs) > _MOST_EPOCHS:
                 del self._epochs[next(iter(self._epochs))]
+        self._epoch, self._is_over = epoch, False
 
     def _note_memory(self, records: Sequence[BatchRecord]) -> None:
         total = sum(self._pool_bytes.values())
@@ -193,10 +241,11 @@ class History:
             changes, rss = tuple(self._changes), dict(sorted(self._rss_bytes.items()))
             slot_bytes, number = self._peak_pool_bytes, self._epoch
         window, num_ready = Sums.of(rows).span(), mean_ready(rows)
+        steady = Sums.of(without_pauses(rows)).span()
         slowest = self._named(slowest)
         backend = self._backend if num_workers else "serial"
         verdict = judge(
-            window,
+            steady,
             # A crew that was changed a moment ago has made none of these yet.
             num_workers=int(rows[-1, AT["num_workers"]]) if len(rows) else num_workers,
             cores=cores,
@@ -205,6 +254,10 @@ class History:
             sources=sources,
             slowest=slowest,
             backend=backend,
+            run=run,
+            pause_s=max(window.seconds - steady.seconds, 0.0),
+            lock_share=self._lock_share(rows),
+            keeps_workers=self._keeps_workers,
         )
         return Stats(
             verdict=verdict,
@@ -223,6 +276,11 @@ class History:
             sources=sources,
             cores=cores,
         )
+
+    def _lock_share(self, rows: NDArray[np.int64]) -> float | None:
+        if self._probe is None or not len(rows):
+            return None
+        return self._probe.share(int(rows[0, AT["given_ns"]]))
 
     def _named(self, slowest: tuple[SlowSample, ...]) -> tuple[SlowSample, ...]:
         """Give samples the names that the dataset has for them, each asked for once."""

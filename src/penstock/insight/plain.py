@@ -6,7 +6,6 @@ from __future__ import annotations
 import math
 import numbers
 import os
-import re
 import typing
 from collections.abc import Mapping
 from dataclasses import fields, is_dataclass
@@ -15,6 +14,7 @@ from typing import Any, Final
 import numpy as np
 
 from penstock.errors import ConfigError
+from penstock.secrets import is_secret_name, without_password, without_queries
 
 __all__ = ["JSON", "key_of_sample", "plain", "plain_text", "read_as"]
 
@@ -23,20 +23,22 @@ JSON = None | bool | int | float | str | list["JSON"] | dict[str, "JSON"]
 _LONGEST: Final = 2000  # characters of a text
 _DEEPEST: Final = 8
 _MOST_ITEMS: Final = 1000
-_SECRET: Final = re.compile(r"(?<=://)[^/@\s]*@")  # user and password of an address
 
 
 def plain(value: object, depth: int = 0) -> JSON:
     """Return a value as JSON has it: exact for numbers, texts, lists and dicts of such.
 
     Of anything else only the name of its class is kept: its text may hold an address with a
-    password. Users and passwords in addresses are taken out of texts as well.
+    password. Passwords and queries of addresses are taken out of texts as well, and texts that have
+    the name of a secret.
 
     Example:
         >>> plain({"batch_size": np.int64(8), "sampler": object(), 3: float("nan")})
         {'batch_size': 8, 'sampler': 'object', '3': None}
         >>> plain("mongodb://me:secret@host/db")
-        'mongodb://***@host/db'
+        'mongodb://me:***@host/db'
+        >>> plain({"access_token": "abc"})
+        {'access_token': '***'}
     """
     if value is None or isinstance(value, (bool, np.bool_)):
         return None if value is None else bool(value)
@@ -51,14 +53,19 @@ def plain(value: object, depth: int = 0) -> JSON:
         return value.__name__
     if depth < _DEEPEST and isinstance(value, Mapping):
         pairs = list(value.items())[:_MOST_ITEMS]
-        return {plain_text(_key(key)): plain(item, depth + 1) for key, item in pairs}
+        return {plain_text(key): _setting(key, item, depth) for key, item in _named(pairs)}
     if depth < _DEEPEST and isinstance(value, (list, tuple)):
         return [plain(item, depth + 1) for item in value[:_MOST_ITEMS]]
     return type(value).__name__
 
 
-def _key(key: object) -> str:
-    return key if isinstance(key, str) else str(plain(key))
+def _named(pairs: list[tuple[object, object]]) -> list[tuple[str, object]]:
+    return [(key if isinstance(key, str) else str(plain(key)), item) for key, item in pairs]
+
+
+def _setting(name: str, value: object, depth: int) -> JSON:
+    is_number = value is None or isinstance(value, (bool, numbers.Number))
+    return "***" if is_secret_name(name) and not is_number else plain(value, depth + 1)
 
 
 def plain_text(text: str | bytes) -> str:
@@ -67,7 +74,7 @@ def plain_text(text: str | bytes) -> str:
         text = text.decode(errors="replace")
     # A name of a file may hold bytes that are no UTF-8, and JSON no halves of surrogate pairs.
     text = text.encode(errors="replace").decode()
-    return _SECRET.sub("***@", text)[:_LONGEST]
+    return without_password(without_queries(text))[:_LONGEST]
 
 
 def key_of_sample(index: object) -> int | str | None:

@@ -17,7 +17,7 @@ from collections import deque
 from typing import TYPE_CHECKING, Any, Final, NamedTuple, Protocol
 
 from penstock.errors import MissingExtraError
-from penstock.insight.terminal import LiveLines
+from penstock.insight.terminal import LiveLines, terminal_size
 from penstock.ranks import current_rank
 
 if TYPE_CHECKING:
@@ -67,12 +67,16 @@ class Surface(Protocol):
     """Where bars are drawn.
 
     Attributes:
-        console: Of rich, as wide as the surface.
+        console: Of rich.
         interval_ns: Least time between two drawings of a bar.
     """
 
     console: Console
     interval_ns: int
+
+    @property
+    def width(self) -> int:
+        """How many columns there are."""
 
     def show(self, bar: ProgressBar, line: Text) -> None:
         """Draw a line in the place of what the bar has shown before."""
@@ -100,7 +104,7 @@ class ProgressBar:
 
     def __init__(self, name: str, surface: Surface) -> None:
         """Draw nothing yet; `open_progress` knows where to draw."""
-        self._name = name
+        self._name = " ".join(name.split())  # a line feed would make it two lines
         self._surface = surface
         self._is_on = False
         self._reset(0, None, 0)
@@ -174,15 +178,17 @@ class ProgressBar:
         # A notebook draws the text by a console of its own width.
         head = Text(f"{self._name} epoch {self._epoch} ".lstrip(), no_wrap=True, overflow="ignore")
         tail = Text(self._counts())
-        if self._moments:
+        # The first batch waited for workers to start, and tells nothing of those that follow.
+        if self._moments and (is_last or self._done - self._first > 1):
             _append_rates(tail, since=self._begun if is_last else self._moments[0], now=self._now())
         if self._failed:
             tail.append("  ").append(f"{self._failed:,} failed", style="red")
         tail.append(self._time(is_last=is_last))
-        head.append_text(self._bar(console, console.width - 1 - len(head) - len(tail)))
+        head.append_text(
+            self._bar(console, self._surface.width - 1 - head.cell_len - tail.cell_len)
+        )
         line = head.append_text(tail)
-        line.truncate(console.width - 1, overflow="ellipsis")
-        return line
+        return _cut(line, console.encoding, self._surface.width - 1)
 
     def _counts(self) -> str:
         return f"{self._done:,}" + ("" if self._total is None else f"/{self._total:,}")
@@ -207,10 +213,23 @@ class ProgressBar:
             return f"  in {_clock(self._given_ns - self._begun.given_ns)}"
         since = self._moments[0]
         num_batches = self._done - since.num_batches
-        if self._total is None or not num_batches:
+        if self._total is None or self._done - self._first < 2:
             return ""
         left = max(self._total - self._done, 0)
         return f"  {_clock((self._given_ns - since.given_ns) * left // num_batches)} left"
+
+
+def _cut(line: Text, encoding: str, width: int) -> Text:
+    """Return a line that fits, in characters that the terminal has."""
+    if encoding.startswith("utf"):
+        line.truncate(width, overflow="ellipsis")
+        return line
+    # Whatever the terminal has not is told by a question mark, and not by four characters.
+    line.plain = line.plain.encode(encoding, "replace").decode(encoding)
+    if line.cell_len > width:
+        line.truncate(max(width - 3, 0), overflow="crop")
+        line.append("..."[:width])
+    return line
 
 
 def _append_rates(tail: Text, since: _Moment, now: _Moment) -> None:
@@ -237,6 +256,11 @@ class _Terminal:
         self.console = console
         self.lines = LiveLines(sys.stderr)
 
+    @property
+    def width(self) -> int:
+        # COLUMNS may be that of another terminal; a line that wraps cannot be erased.
+        return min(self.console.width, terminal_size(sys.stderr)[0] or self.console.width)
+
     def show(self, bar: ProgressBar, line: Text) -> None:
         self.lines.show(bar, self._ansi(line))
 
@@ -261,6 +285,10 @@ class _Notebook:
         self.console = console
         self._pid = os.getpid()
         self._places: dict[ProgressBar, Any] = {}
+
+    @property
+    def width(self) -> int:
+        return self.console.width
 
     def show(self, bar: ProgressBar, line: Text) -> None:
         if os.getpid() != self._pid:

@@ -15,7 +15,16 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
-__all__ = ["AT", "Ring", "Sums", "mean_ready", "records_of", "rows_of", "window_of"]
+__all__ = [
+    "AT",
+    "Ring",
+    "Sums",
+    "mean_ready",
+    "records_of",
+    "rows_of",
+    "window_of",
+    "without_pauses",
+]
 
 _FIRST_SIZE: Final = 128
 _WINDOW_BATCHES: Final = 64
@@ -26,9 +35,18 @@ FIELDS: Final = (
     *("num_workers", "lookahead", "begun_ns", "ended_ns", "idle_ns", "fetch_ns", "collate_ns"),
     *("send_ns", "slot_ns", "cpu_ns", "starved_ns", "num_bytes", "pool_bytes", "rss_bytes"),
 )  # as told; what follows is made of them
-_DERIVED: Final = ("wait_ns", "first_wait_ns", "is_first", "read_ns")
-_OF_SAMPLES: Final = ("timed", "timed_us", "slow", "slow_us")
-AT: Final = {name: at for at, name in enumerate((*FIELDS, *_DERIVED, *_OF_SAMPLES))}
+_DERIVED: Final = (
+    *("wait_ns", "first_wait_ns", "is_first", "read_ns"),
+    "since_ns",  # when the first batch of the iterator was asked for
+    "spare_ns",  # the worker had nothing to do since then
+    "tail_ns",  # the trainer's own code after an epoch's last batch
+)
+OF_SAMPLES: Final = ("is_workers_first", "timed", "timed_us", "slow", "slow_us")
+AT: Final = {name: at for at, name in enumerate((*FIELDS, *_DERIVED, *OF_SAMPLES))}
+_LONG_AGO: Final = np.iinfo(np.int64).min // 2
+_PAUSE: Final = 8  # times the trainer's median step
+_SHORTEST_PAUSE_NS: Final = 20_000_000
+_RARE: Final = 0.1  # share of steps that are pauses at most
 _UNKNOWN: Final = -1  # starved time where the system does not say
 _MAY_BE_UNKNOWN: Final = ("trainer_starved_ns", "starved_ns")
 _NANOSECONDS: Final = {
@@ -37,7 +55,7 @@ _NANOSECONDS: Final = {
     "consumer_s": "consumer_ns",
     "trainer_cpu_s": "trainer_cpu_ns",
     "trainer_starved_s": "trainer_starved_ns",
-    "idle_s": "idle_ns",
+    "idle_s": "spare_ns",
     "read_s": "read_ns",
     "collate_s": "collate_ns",
     "send_s": "send_ns",
@@ -69,6 +87,10 @@ class Sums:
         self._batches += len(rows)
         self._totals += np.maximum(rows, 0).sum(axis=0, dtype=np.float64)
 
+    def add_tail(self, tail_ns: int) -> None:
+        """Add the trainer's own code after an epoch's last batch."""
+        self._totals[AT["tail_ns"]] += tail_ns
+
     def span(self) -> Span:
         """Return the sums in seconds."""
         total = dict(zip(AT, self._totals.tolist(), strict=True))
@@ -78,7 +100,7 @@ class Sums:
             samples=int(total["num_samples"]),
             failed=int(total["num_failed"]),
             bytes=int(total["num_bytes"]),
-            seconds=(total["wait_ns"] + total["consumer_ns"]) / 1e9,
+            seconds=(total["wait_ns"] + total["consumer_ns"] + total["tail_ns"]) / 1e9,
             starts=int(total["is_first"]),
             compute_s=max(total["fetch_ns"] - total["read_ns"], 0) / 1e9,
             timed=int(total["timed"]),
@@ -106,6 +128,11 @@ class Ring:
         at = np.arange(self._count - len(rows), self._count) % len(self._rows)
         self._rows[at] = rows
 
+    def add_tail(self, tail_ns: int) -> None:
+        """Add the trainer's own code after the last row."""
+        if self._count:
+            self._rows[(self._count - 1) % len(self._rows), AT["tail_ns"]] = tail_ns
+
     def _grow(self, needed: int) -> None:
         size = len(self._rows)
         if needed <= size or size == self._keep:
@@ -120,15 +147,19 @@ class Ring:
         return self._rows[np.arange(self._count - num, self._count) % len(self._rows)]
 
 
-def rows_of(records: Sequence[BatchRecord]) -> NDArray[np.int64]:
+def rows_of(records: Sequence[BatchRecord], since_ns: int = _LONG_AGO) -> NDArray[np.int64]:
     """Return what batches tell, and what follows from it; columns of samples are 0.
+
+    Args:
+        records: The batches.
+        since_ns: When the iterator that goes on asked for its first batch.
 
     Returns:
         Shape (batches, len(AT)), int64.
     """
     rows = np.zeros((len(records), len(AT)), np.int64)
     rows[:, : len(FIELDS)] = [_row(record) for record in records]
-    _derive(rows)
+    _derive(rows, since_ns)
     return rows
 
 
@@ -163,7 +194,7 @@ def records_of(rows: NDArray[np.int64]) -> list[BatchRecord]:
     return found
 
 
-def _derive(rows: NDArray[np.int64]) -> None:
+def _derive(rows: NDArray[np.int64], since_ns: int) -> None:
     """Fill the columns that follow from others."""
 
     def column(name: str) -> NDArray[np.int64]:
@@ -172,6 +203,11 @@ def _derive(rows: NDArray[np.int64]) -> None:
     column("wait_ns")[:] = column("given_ns") - column("asked_ns")
     column("is_first")[:] = column("consumer_ns") == 0
     column("first_wait_ns")[:] = column("wait_ns") * column("is_first")
+    begins = np.where(column("is_first"), column("asked_ns"), since_ns)
+    column("since_ns")[:] = np.maximum.accumulate(begins)
+    # Between two epochs nobody has anything to do.
+    since_begun = np.maximum(column("begun_ns") - column("since_ns"), 0)
+    column("spare_ns")[:] = np.minimum(column("idle_ns"), since_begun)
     busy = column("ended_ns") - column("begun_ns")
     blocked = busy - column("cpu_ns") - np.maximum(column("starved_ns"), 0)
     column("read_ns")[:] = np.minimum(np.maximum(blocked, 0), column("fetch_ns"))
@@ -182,10 +218,49 @@ def window_of(rows: NDArray[np.int64]) -> NDArray[np.int64]:
     if not len(rows):
         return rows
     others = np.flatnonzero(rows[:, AT["num_workers"]] != rows[-1, AT["num_workers"]])
-    rows = rows[others[-1] + 1 :] if len(others) else rows
+    if len(others):
+        rows = _settled(rows[others[-1] + 1 :])
+    if not len(rows):
+        return rows
     since = rows[-1, AT["given_ns"]] - _WINDOW_NS
     recent = int((rows[:, AT["asked_ns"]] >= since).sum())
     return rows[-max(recent, _WINDOW_BATCHES) :]
+
+
+def _settled(rows: NDArray[np.int64]) -> NDArray[np.int64]:
+    """Return what came after a new crew got going: each has made a batch, and those ahead."""
+    crew, firsts = np.unique(rows[:, AT["worker_id"]], return_index=True)
+    if len(crew) < rows[-1, AT["num_workers"]]:
+        return rows[:0]
+    return rows[int(firsts.max()) + 1 + int(rows[-1, AT["lookahead"]]) :]
+
+
+def without_pauses(rows: NDArray[np.int64]) -> NDArray[np.int64]:
+    """Return rows in which the trainer's rare long steps (logging, validation) take what others do.
+
+    What workers had nothing to do meanwhile is taken out as well. A copy, or the rows themselves.
+    """
+    consumer_ns = rows[:, AT["consumer_ns"]]
+    steps = consumer_ns[consumer_ns > 0]
+    if not len(steps):
+        return rows
+    usual_ns = int(np.median(steps))
+    pauses = np.flatnonzero(consumer_ns > max(_PAUSE * usual_ns, _SHORTEST_PAUSE_NS))
+    if not 0 < len(pauses) <= _RARE * len(steps):
+        return rows
+    rows = rows.copy()
+    spare_ns = rows[:, AT["spare_ns"]]
+    until = rows[:, AT["begun_ns"]]
+    begun = until - spare_ns
+    for pause in pauses:
+        end = rows[pause, AT["asked_ns"]]
+        overlap = np.minimum(until, end) - np.maximum(begun, end - consumer_ns[pause])
+        spare_ns -= np.maximum(overlap, 0)
+    np.maximum(spare_ns, 0, out=spare_ns)
+    share = usual_ns / consumer_ns[pauses]
+    for name in ("trainer_cpu_ns", "trainer_starved_ns", "consumer_ns"):
+        rows[pauses, AT[name]] = (rows[pauses, AT[name]] * share).astype(np.int64)
+    return rows
 
 
 def mean_ready(rows: NDArray[np.int64]) -> float:

@@ -29,13 +29,14 @@ __all__ = [
     "WORKER_STAGES",
     "Columns",
     "Stage",
-    "moments_of_steps",
     "trainer_stages",
+    "worked_on",
     "worker_stages",
 ]
 
 WORKER_STAGES: Final = ("idle", "read", "compute", "collate", "send")
 TRAINER_STAGES: Final = ("own", "wait")
+_NEVER_NEGATIVE: Final = ("asked_ns", "given_ns", "begun_ns", "ended_ns", "worker", "samples")
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,6 +75,9 @@ class Columns:
         """Turn the columns into arrays, when they are asked for."""
         self._lists = recording.batches
         self._arrays: dict[str, NDArray[np.int64]] = {}
+        self._is_threads = recording.stats.backend == "thread"
+        self._seats: NDArray[np.int64] | None = None
+        self._seat_names: list[tuple[int, int]] = []
 
     def __len__(self) -> int:
         return len(self._lists["step"])
@@ -84,6 +88,37 @@ class Columns:
             values = [0 if value is None else value for value in self._lists[name]]
             self._arrays[name] = np.array(values, np.int64)
         return self._arrays[name]
+
+    def check(self) -> None:
+        """Turn every column into an array.
+
+        Raises:
+            OverflowError: a number is none of 64 bits.
+            ValueError: a moment or a worker's number is negative.
+        """
+        for name in self._lists:
+            if self[name].min(initial=0) < 0 and name in _NEVER_NEGATIVE:
+                raise ValueError(f"column {name} has a negative number")
+
+    @property
+    def seats(self) -> NDArray[np.int64]:
+        """Of each batch, the row of a drawing that it belongs to, shape (batches,).
+
+        Two iterators of one loader have workers of the same numbers at the same time: each has a
+        row of its own. Workers that came after those of an earlier epoch go on in their rows.
+        """
+        if self._seats is None:
+            self._seats, self._seat_names = _seats_of(self, self._is_threads)
+        return self._seats
+
+    @property
+    def seat_names(self) -> list[str]:
+        """The name of each row, as "worker 0", and "worker 0 (2)" of a second one."""
+        assert len(self.seats) == len(self)
+        return [
+            f"worker {worker}" + (f" ({copy + 1})" if copy else "")
+            for worker, copy in self._seat_names
+        ]
 
     @property
     def end_ns(self) -> int:
@@ -121,15 +156,41 @@ def worker_stages(columns: Columns) -> list[Stage]:
 
 
 def _ended_before(columns: Columns) -> NDArray[np.int64]:
-    """Return when the same worker's task before was over; 0 for its first."""
-    workers, begun = columns["worker"], columns["begun_ns"]
+    """Return when the task before in the same row was over; 0 for its first."""
+    seats, begun = columns.seats, columns["begun_ns"]
     ended = np.maximum(columns["ended_ns"], begun)
     before = np.zeros(len(columns), np.int64)
-    for worker in np.unique(workers).tolist():
-        mine = np.flatnonzero(workers == worker)
+    for seat in range(len(columns.seat_names)):
+        mine = np.flatnonzero(seats == seat)
         mine = mine[np.lexsort((ended[mine], begun[mine]))]
         before[mine[1:]] = np.maximum.accumulate(ended[mine])[:-1]
     return before
+
+
+def _seats_of(
+    columns: Columns, is_threads: bool
+) -> tuple[NDArray[np.int64], list[tuple[int, int]]]:
+    """Return the row of each batch, and worker and copy of each row, in that order."""
+    # Threads of two crews have one process: what tells them apart is the epoch.
+    crew = columns["epoch"] if is_threads else columns["pid"]
+    keys = np.stack((columns["worker"], crew), axis=1)
+    members, member_of = np.unique(keys, axis=0, return_inverse=True)
+    member_of = member_of.reshape(-1)
+    begun, ended = np.full(len(members), np.iinfo(np.int64).max), np.zeros(len(members), np.int64)
+    np.minimum.at(begun, member_of, columns["begun_ns"])
+    np.maximum.at(ended, member_of, np.maximum(columns["ended_ns"], columns["begun_ns"]))
+    free_from: dict[tuple[int, int], int] = {}  # by worker and copy
+    places = {}
+    for member in np.argsort(begun, kind="stable").tolist():
+        worker, copy = int(members[member, 0]), 0
+        while free_from.get((worker, copy), 0) > begun[member]:
+            copy += 1
+        places[member] = worker, copy
+        free_from[worker, copy] = int(ended[member])
+    names = sorted(free_from)
+    number_of = {name: number for number, name in enumerate(names)}
+    of_member = np.array([number_of[places[m]] for m in range(len(members))], np.int64)
+    return of_member[member_of], names
 
 
 def trainer_stages(columns: Columns) -> list[Stage]:
@@ -142,7 +203,13 @@ def trainer_stages(columns: Columns) -> list[Stage]:
     return [Stage("own", own_from, asked), Stage("wait", asked, np.maximum(given, asked))]
 
 
-def moments_of_steps(columns: Columns) -> dict[tuple[int, int], int]:
-    """Return when each batch was given, in nanoseconds, by its epoch and step."""
-    steps = zip(columns["epoch"].tolist(), columns["step"].tolist(), strict=True)
-    return dict(zip(steps, columns["given_ns"].tolist(), strict=True))
+def worked_on(stage: Stage, columns: Columns) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+    """Return epoch and step of the batch that each entry of a stage was about.
+
+    The trainer's own code, which is told with the batch that it then asks for, is work on the
+    batch before.
+    """
+    epochs, steps = columns["epoch"], columns["step"]
+    if stage.name != "own" or not len(columns):
+        return epochs, steps
+    return np.append(epochs[0], epochs[:-1]), np.append(steps[0] - 1, steps[:-1])

@@ -7,11 +7,11 @@ nothing that a dataset answers or refuses to answer reaches the training.
 
 from __future__ import annotations
 
-import os
-from typing import TYPE_CHECKING, Any, Final, Self
+from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
 
+from penstock.insight.parts import PartMap
 from penstock.insight.stats import SlowSample, Source
 
 if TYPE_CHECKING:
@@ -21,94 +21,18 @@ if TYPE_CHECKING:
 
     from penstock.engine.accounts import BatchRecord
 
-__all__ = ["PartMap", "SampleAccounts", "integer_indices"]
+__all__ = ["SampleAccounts", "integer_indices"]
 
 _MOST_SLOWEST: Final = 20
 _MOST_COUNTED: Final = 10_000_000  # samples: 4 bytes for each are held, 40 MB
-_MOST_PARTS: Final = 1000
-_DEEPEST: Final = 8  # subsets of subsets
+_QUICKEST_COUNTED_NS: Final = 1000  # a sample: counting one takes 20 to 40 ns
+_FEWEST_FOR_RATE: Final = 8192
+_CHUNK: Final = 128  # batches
 _MOST_CHUNKS: Final = 64
 SLOW_FACTOR: Final = 8  # times the median: beyond what sizes of images explain
 SLOW_US: Final = 1000
 _FEWEST_FOR_MEDIAN: Final = 32
-
-
-class PartMap:
-    """Which part of a dataset made of several an index leads to.
-
-    Known are `ConcatDataset`, torch's and ours, or whatever else has `datasets` and
-    `cumulative_sizes`; also below `Subset`, and below datasets that wrap another of the same
-    length.
-    """
-
-    def __init__(self, ends: NDArray[np.int64], names: Sequence[str]) -> None:
-        """Take the index at which each part ends, and what the parts are called."""
-        self._ends = ends
-        self._chosen: list[NDArray[np.int64]] = []  # indices of subsets, the outermost first
-        self.names = tuple(names)
-
-    @classmethod
-    def of(cls, dataset: Any) -> Self | None:  # noqa: ANN401 - any dataset
-        """Return the map of a dataset; None where it is not made of parts, or does not say.
-
-        Example:
-            >>> from penstock.data import ConcatDataset, Subset
-            >>> whole = ConcatDataset([[0, 1, 2], range(3)])
-            >>> parts = PartMap.of(Subset(whole, [5, 0]))
-            >>> parts.names, parts.parts_of(np.array([0, 1]))
-            (('datasets[0] (list)', 'datasets[1] (range)'), array([1, 0]))
-        """
-        try:
-            return cls._of(dataset)
-        except Exception:  # a dataset may answer anything; then its parts are not known
-            return None
-
-    @classmethod
-    def _of(cls, dataset: Any) -> Self | None:  # noqa: ANN401
-        chosen: list[NDArray[np.int64]] = []
-        for _ in range(_DEEPEST):
-            parts = getattr(dataset, "datasets", None)
-            ends = getattr(dataset, "cumulative_sizes", None)
-            if parts is not None and ends is not None:
-                if not 2 <= len(parts) <= _MOST_PARTS or len(parts) != len(ends):
-                    return None
-                names = [_name_of_part(number, part) for number, part in enumerate(parts)]
-                found = cls(np.asarray(ends, np.int64), names)
-                found._chosen = chosen
-                return found
-            inner = getattr(dataset, "dataset", None)
-            if inner is None:
-                return None
-            if (indices := getattr(dataset, "indices", None)) is not None:
-                chosen.append(np.asarray(indices, np.int64))
-            elif len(inner) != len(dataset):
-                return None
-            dataset = inner
-        return None
-
-    def parts_of(self, indices: NDArray[np.int64]) -> NDArray[np.int64]:
-        """Return the number of the part that each index leads to; a fresh array.
-
-        Raises:
-            IndexError: an index leads out of the dataset.
-        """
-        for chosen in self._chosen:
-            indices = chosen[indices]
-        total = int(self._ends[-1])
-        indices = np.where(indices < 0, indices + total, indices)
-        parts = np.searchsorted(self._ends, indices, side="right")
-        if len(parts) and int(parts.max()) >= len(self.names):
-            raise IndexError(f"an index is beyond the {total} samples of the parts")
-        return parts
-
-
-def _name_of_part(number: int, part: object) -> str:
-    root = getattr(part, "root", None)
-    where = ""
-    # Nothing with a scheme: an address may hold a password.
-    if isinstance(root, (str, os.PathLike)) and "://" not in str(root):
-        where = f", {os.fspath(root)!s:.80}"
-    return f"datasets[{number}] ({type(part).__name__}{where})"
+_STARVED: Final = 10  # a batch that lacked a core for more than a tenth of its time
 
 
 def integer_indices(indices: object) -> NDArray[np.int64] | None:
@@ -143,46 +67,60 @@ class SampleAccounts:
         self._parts: PartMap | None = None
         self._shown: NDArray[np.uint32] | None = None
         self._typical_us = 0.0
-        self._workers: set[tuple[int, int]] = set()
+        self._pids: dict[int, int] = {}  # of the workers there are
         self._slowest: dict[Hashable, tuple[int, SlowSample]] = {}
         self._chunks: list[tuple[int, NDArray[np.float64]]] = []
 
     @property
     def shown(self) -> NDArray[np.uint32] | None:
-        """How often each sample of a map-style dataset was asked for; None where not counted."""
+        """How often each sample of a map-style dataset was asked for; None where not counted.
+
+        Not counted are those of more than 10,000,000, and more than 1,000,000 a second.
+        """
         return self._shown
 
     def fold(self, records: Sequence[BatchRecord]) -> NDArray[np.int64]:
         """Take note of the samples of some batches.
 
-        Times of a worker's first batch are left out.
+        Times of a worker's first batch are left out, and those of batches for which no core was
+        free: they tell nothing of the samples.
 
         Returns:
-            Shape (batches, 4), int64: samples timed, what they took in microseconds, slow ones
-            among them, what these took.
+            Shape (batches, 5), int64: whether it is its worker's first, samples timed, what they
+            took in microseconds, slow ones among them, what these took.
         """
         if not self._is_known:
             self._look_at_dataset()
-        timed = [b"" if self._is_first_of_worker(r) else r.times.sample_us for r in records]
+        if self._shown is not None and _are_too_quick(records):
+            self._shown = None
+        first = [self._is_first_of_worker(record) for record in records]
+        timed = [
+            b"" if is_first or _was_starved(record) else record.times.sample_us
+            for is_first, record in zip(first, records, strict=True)
+        ]
         sizes = np.array([len(of_batch) // 4 for of_batch in timed], np.int64)
         took_us = np.frombuffer(b"".join(timed), np.uint32).astype(np.int64)
         if self._parts is not None or self._shown is not None:
             self._fold_indices(records, sizes, took_us)
+        found = np.zeros((len(records), 5), np.int64)
+        found[:, 0] = first
         if not len(took_us):
-            return np.zeros((len(records), 4), np.int64)
+            return found
         if len(took_us) >= _FEWEST_FOR_MEDIAN or not self._typical_us:
             self._typical_us = float(np.median(took_us))
         self._note_slowest(records, sizes, took_us)
         slow = took_us >= max(SLOW_FACTOR * self._typical_us, SLOW_US)
-        sums = [_sums(of_samples, sizes) for of_samples in (took_us, slow, took_us * slow)]
-        return np.stack([sizes, *sums], axis=1)
+        found[:, 1] = sizes
+        for column, of_samples in enumerate((took_us, slow, took_us * slow), 2):
+            found[:, column] = _sums(of_samples, sizes)
+        return found
 
     def _is_first_of_worker(self, record: BatchRecord) -> bool:
         """Whether a batch may have cost what its samples do not: opening files, importing."""
-        worker = record.pid, record.worker_id
-        if worker in self._workers:
+        worker_id, pid = record.worker_id, record.pid
+        if self._pids.get(worker_id) == pid:
             return False
-        self._workers.add(worker)
+        self._pids[worker_id] = pid
         return True
 
     def _look_at_dataset(self) -> None:
@@ -216,21 +154,26 @@ class SampleAccounts:
         if timed:
             try:
                 parts = self._parts.parts_of(np.concatenate(timed))
-            except IndexError:  # the dataset changed its length, or lies about it
+            except Exception:  # the dataset changed its length, or lies about it
                 self._parts, self._chunks = None, []
                 return
             cost_us = took_us[np.repeat(fits, sizes)]
             sums[0] = np.bincount(parts, minlength=sums.shape[1])
             sums[1] = np.bincount(parts, cost_us, sums.shape[1])
-        self._chunks.append((len(records), sums))
+        if self._chunks and self._chunks[-1][0] + len(records) <= _CHUNK:
+            num_batches, before = self._chunks.pop()
+            self._chunks.append((num_batches + len(records), before + sums))
+        else:
+            self._chunks.append((len(records), sums))
         del self._chunks[:-_MOST_CHUNKS]
 
     def _count(self, indices: NDArray[np.int64]) -> None:
         shown = self._shown
         assert shown is not None
-        indices = np.where(indices < 0, indices + len(shown), indices)
-        there = (indices >= 0) & (indices < len(shown))
-        np.add.at(shown, indices[there], np.uint32(1))  # 30 times as fast as with another type
+        if len(indices) and (indices.min() < 0 or indices.max() >= len(shown)):
+            indices = np.where(indices < 0, indices + len(shown), indices)
+            indices = indices[(indices >= 0) & (indices < len(shown))]
+        np.add.at(shown, indices, np.uint32(1))  # 30 times as fast as with another type
 
     def _note_slowest(
         self,
@@ -280,6 +223,18 @@ class SampleAccounts:
             if num
         ]
         return tuple(sorted(found, key=lambda source: -source.mean_s))
+
+
+def _are_too_quick(records: Sequence[BatchRecord]) -> bool:
+    """Return whether counting samples would take some per cent of the time."""
+    num = sum(record.num_samples for record in records)
+    took_ns = records[-1].given_ns - records[0].asked_ns + records[0].consumer_ns
+    return num >= _FEWEST_FOR_RATE and num * _QUICKEST_COUNTED_NS > took_ns
+
+
+def _was_starved(record: BatchRecord) -> bool:
+    times = record.times
+    return _STARVED * (times.starved_ns or 0) > times.ended_ns - times.begun_ns
 
 
 def _sums(of_samples: NDArray[Any], sizes: NDArray[np.int64]) -> NDArray[np.int64]:

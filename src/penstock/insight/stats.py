@@ -36,15 +36,17 @@ class Span:
         samples: Samples in them.
         failed: Samples left out or replaced.
         bytes: Of the batches in their slots.
-        seconds: `wait_s` and `consumer_s`: what lies between epochs (a validation, a checkpoint)
-            is no part of it.
+        seconds: `wait_s`, `consumer_s`, and the trainer's own code after the last batch of an
+            iterator that has ended: what lies between epochs (a validation, a checkpoint) is no
+            part of it.
         wait_s: The trainer waited for a batch.
-        first_wait_s: Of these, for the first batch of an iterator, while nothing lay ready.
+        first_wait_s: Of these, for the first batch of an iterator, while nothing lay ready, and for
+            the first one of a worker.
         starts: How many batches were such a first one.
         consumer_s: The trainer's own code ran.
         trainer_cpu_s: CPU time of the trainer's process, without that of workers.
         trainer_starved_s: The trainer could have run, and no core was free.
-        idle_s: Workers had nothing to do.
+        idle_s: Workers had nothing to do, while an iterator was at work.
         read_s: Workers waited in the dataset: for storage, a network, a lock.
         compute_s: Workers decoded and transformed.
         collate_s: Workers made batches of samples.
@@ -52,7 +54,8 @@ class Span:
         slot_s: Workers made new slots; nobody ever waits for a free one.
         starved_s: Workers could have run, and no core was free; part of the other stages.
         worker_cpu_s: CPU time of the workers.
-        timed: Samples that were timed one by one; not those of a worker's first batch.
+        timed: Samples that were timed one by one; not those of a worker's first batch, and of
+            batches that lacked a core for a tenth of their time.
         timed_s: What these took.
         slow: Timed samples that took 8 times the typical one or more, and at least 1 ms.
         slow_s: What these took.
@@ -100,7 +103,7 @@ class Span:
     @property
     def wait_share(self) -> float:
         """Share of the time that the trainer waited, from 0 to 1."""
-        total_s = self.wait_s + self.consumer_s
+        total_s = max(self.wait_s + self.consumer_s, self.seconds)
         return self.wait_s / total_s if total_s else 0.0
 
     @property

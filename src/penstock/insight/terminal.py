@@ -27,7 +27,7 @@ from typing import TYPE_CHECKING, Final, Protocol, TextIO
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-__all__ = ["LiveLines", "Owner"]
+__all__ = ["LiveLines", "Owner", "terminal_size"]
 
 _ERASE_LINE: Final = "\r\x1b[2K"
 _ERASE_LINE_ABOVE: Final = "\x1b[1A\x1b[2K"
@@ -139,8 +139,14 @@ class LiveLines:
         return _ERASE_LINE + _ERASE_LINE_ABOVE * (num_drawn - 1)
 
     def _drawing(self) -> str:
-        self._num_drawn = len(self._lines)
-        return "\n".join(self._lines.values())
+        # What has scrolled away cannot be erased. The newest lines are the innermost loaders'.
+        lines = list(self._lines.values())[-self._most_lines() :]
+        self._num_drawn = len(lines)
+        return "\n".join(lines)
+
+    def _most_lines(self) -> int:
+        rows = terminal_size(self._stream)[1]
+        return max(rows - 1, 1) if rows else len(self._lines) or 1
 
     def _put(self, text: str) -> None:
         try:
@@ -195,6 +201,15 @@ class _Tap:
             attributes["write"] = self.write
         else:
             del attributes["write"]
+
+
+def terminal_size(stream: TextIO) -> tuple[int, int]:
+    """Return columns and rows of a terminal; 0 where it does not say."""
+    try:
+        size = os.get_terminal_size(stream.fileno())
+        return size.columns, size.lines
+    except (OSError, ValueError):
+        return 0, 0
 
 
 def _is_terminal(stream: TextIO) -> bool:

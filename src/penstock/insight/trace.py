@@ -15,9 +15,12 @@ from __future__ import annotations
 import json
 from typing import TYPE_CHECKING, Any, Final
 
+import numpy as np
+
 from penstock.errors import ConfigError
+from penstock.insight.marks import batches_of_changes, batches_of_failures
 from penstock.insight.recording import Recording
-from penstock.insight.segments import Columns, moments_of_steps, trainer_stages, worker_stages
+from penstock.insight.segments import Columns, trainer_stages, worker_stages
 from penstock.insight.whole_file import write_whole
 
 if TYPE_CHECKING:
@@ -98,7 +101,19 @@ def read_trace(path: str | os.PathLike[str]) -> Recording:
             f"{path} is JSON, but no trace of a loader: it has no otherData.{_KEY}. "
             "`loader.trace(path)` writes one."
         )
-    return Recording.from_json(other[_KEY])
+    recording = Recording.from_json(other[_KEY])
+    try:
+        Columns(recording).check()
+        _check_classes(recording)
+    except (OverflowError, ValueError) as error:
+        raise ConfigError(f"The recording in {path} is damaged: {error}.") from error
+    return recording
+
+
+def _check_classes(recording: Recording) -> None:
+    known = recording.classes
+    if known and not len(known.names) == len(known.dataset) == len(known.shown):
+        raise ValueError("names and counts of classes differ in number")
 
 
 def trace_events(recording: Recording) -> list[Event]:
@@ -133,8 +148,8 @@ def _names(columns: Columns, backend: str) -> Iterator[Event]:
     if not len(columns):
         return
     yield _named("process_name", _WORKERS, 0, f"workers ({backend})")
-    for worker in sorted(set(columns["worker"].tolist())):
-        yield _named("thread_name", _WORKERS, worker + 1, f"worker {worker}")
+    for seat, name in enumerate(columns.seat_names):
+        yield _named("thread_name", _WORKERS, seat + 1, name)
 
 
 def _named(what: str, pid: int, tid: int, name: str) -> Event:
@@ -143,17 +158,24 @@ def _named(what: str, pid: int, tid: int, name: str) -> Event:
 
 def _trainer_events(columns: Columns) -> Iterator[Event]:
     batches = _batch_arguments(columns)
-    for stage in trainer_stages(columns):
-        for position, (start, stop) in _lengths(stage):
-            yield _complete(stage.name, _TRAINER, 0, start, stop, batches[position])
+    own, wait = trainer_stages(columns)
+    for position, (start, stop) in _lengths(own):  # which is work on the batch before
+        batch = batches[position - 1] if position else _before_first(batches[0])
+        yield _complete(own.name, _TRAINER, 0, start, stop, batch)
+    for position, (start, stop) in _lengths(wait):
+        yield _complete(wait.name, _TRAINER, 0, start, stop, batches[position])
+
+
+def _before_first(batch: Event) -> Event:
+    return {"epoch": batch["epoch"], "step": batch["step"] - 1}
 
 
 def _worker_events(columns: Columns) -> Iterator[Event]:
-    batches, workers = _batch_arguments(columns), columns["worker"].tolist()
+    batches, seats = _batch_arguments(columns), columns.seats.tolist()
     for stage in worker_stages(columns):
         for position, (start, stop) in _lengths(stage):
             yield _complete(
-                stage.name, _WORKERS, workers[position] + 1, start, stop, batches[position]
+                stage.name, _WORKERS, seats[position] + 1, start, stop, batches[position]
             )
 
 
@@ -167,7 +189,8 @@ def _complete(name: str, pid: int, tid: int, start: int, stop: int, args: Event)
     return {
         "ph": "X",
         "ts": start / 1e3,
-        "dur": (stop - start) / 1e3,
+        # Whoever adds it to "ts" gets the "ts" of what comes next, and not a bit more.
+        "dur": round(stop / 1e3 - start / 1e3, 3),
         "pid": pid,
         "tid": tid,
         "name": _NAMES.get(name, name),
@@ -185,15 +208,14 @@ def _batch_arguments(columns: Columns) -> list[Event]:
 
 
 def _flows(columns: Columns) -> Iterator[Event]:
-    """Yield an arrow from a batch's making to its taking."""
+    """Yield an arrow from a batch's making to the wait in which the trainer got it."""
     send, wait = worker_stages(columns)[-1], trainer_stages(columns)[-1]
-    made = ((send.starts + send.stops) // 2).tolist()  # within the event that it starts from
-    taken = wait.stops.tolist()
-    for number, (worker, start, stop) in enumerate(
-        zip(columns["worker"].tolist(), made, taken, strict=True)
-    ):
+    made = (send.starts + send.stops) // 2  # within the event that it starts from
+    taken = np.maximum(wait.starts, wait.stops - 1)  # within its event too, to the nanosecond
+    places = zip(columns.seats.tolist(), made.tolist(), taken.tolist(), strict=True)
+    for number, (seat, start, stop) in enumerate(places):
         common = {"name": "batch", "cat": "batch", "id": number}
-        place = {"pid": _WORKERS, "tid": worker + 1}
+        place = {"pid": _WORKERS, "tid": seat + 1}
         yield {"ph": "s", "ts": min(start, stop) / 1e3, **place, **common}
         yield {"ph": "f", "bp": "e", "ts": stop / 1e3, "pid": _TRAINER, "tid": 0, **common}
 
@@ -221,21 +243,20 @@ def _counter(name: str, moment: int, value: int) -> Event:
 
 
 def _failures(recording: Recording, columns: Columns) -> Iterator[Event]:
-    given = moments_of_steps(columns)
-    for failure in recording.failures:
-        moment = given.get((failure.epoch, failure.step))
-        if moment is not None:  # else its batch is not kept any more
+    given = columns["given_ns"].tolist()
+    positions = batches_of_failures(columns, recording.failures)
+    for failure, position in zip(recording.failures, positions, strict=True):
+        if position is not None:  # else its batch is not kept any more
             arguments = {"index": failure.index, "name": failure.name, "error": failure.error}
-            yield _instant("sample failed", moment, arguments)
+            yield _instant("sample failed", given[position], arguments)
 
 
 def _changes(recording: Recording, columns: Columns) -> Iterator[Event]:
-    given = moments_of_steps(columns)
-    for change in recording.stats.changes:
-        moment = given.get((change.epoch, change.step))
-        if moment is not None:
+    given, changes = columns["given_ns"].tolist(), recording.stats.changes
+    for change, position in zip(changes, batches_of_changes(columns, changes), strict=True):
+        if position is not None:
             name = f"{change.num_workers} workers, {change.prefetch_factor} batches each"
-            yield _instant(name, moment, {"reason": change.reason})
+            yield _instant(name, given[position], {"reason": change.reason})
 
 
 def _instant(name: str, moment: int, arguments: Mapping[str, Any]) -> Event:

@@ -14,8 +14,11 @@ Guarantees
     change for good, which must show in three windows in a row.
 
 Assumptions
-    Times are noisy: 10 to 20 % from batch to batch. Means over 12 batches or more are compared, and
-    a result that speaks against the model is measured twice.
+    Times are noisy: 10 to 20 % from batch to batch, more where others use the machine. Means over
+    12 batches or more are compared, and a result that speaks against the model is measured twice.
+    Fewer workers are tried only when much is known, and measured twice in any case.
+    Threads wait for each other's lock, which looks like reading: the model is not believed, and
+    they are doubled as long as that pays.
     The trainer's own time has outliers that count: where a GPU is waited for only now and then, the
     mean tells what a batch takes, and the median does not.
 """
@@ -28,7 +31,10 @@ from typing import TYPE_CHECKING, Final
 from penstock.engine.accounts import Crew
 from penstock.insight.arrivals import Arrivals
 from penstock.insight.batch_costs import Costs
-from penstock.insight.crew_model import Room, Wish, milliseconds
+from penstock.insight.crew_model import Room, milliseconds
+from penstock.insight.evidence import Evidence
+from penstock.insight.footprint import Footprint
+from penstock.insight.watch import Watch
 
 if TYPE_CHECKING:
     from penstock.engine.accounts import BatchRecord
@@ -41,18 +47,23 @@ _MOST_PREFETCH: Final = 8
 _WARM_UP: Final = 4  # batches that do not count at the very start
 _MIN_WINDOW: Final = 12  # batches given; at least
 _WATCH_WINDOW: Final = 24
-_WATCH_TIMES: Final = 3  # windows in a row
-_LOOKS: Final = (2, 6)  # after so many quiet windows the crew is judged once more
-_DRIFT: Final = 1.3
+_MANY: Final = 2 * _WATCH_WINDOW  # so many say enough to try fewer workers
+_UNEVEN_WINDOW: Final = 8  # batches, times the square of their variation ...
+_LONGEST_WINDOW: Final = 96  # ... but no more than that
+_VERY_UNEVEN: Final = 1.0  # standard deviation from batch to batch, as a share of the mean
 _SMALLEST_GAIN: Final = 0.04  # what brings less is given back
+_GAIN_OF_THREADS: Final = 0.15  # from twice as many
 _HARM: Final = 0.1
+_NOISE: Final = 0.3  # on a machine that others use too
+_SUPPLY: Final = 0.2  # more of it is more than noise of the workers' own times
 _A_WAIT_NS: Final = 150_000  # a batch that lies ready is there in some 50 us
 _DOUBT: Final = 1.5
-_USUAL_ERROR: Final = 0.06  # of two windows of batches that differ by 15 %
 _STEP: Final = 1.25  # a crew that differs by less is not worth a try
 _SHORT_WAIT: Final = 0.03  # share of the time; below it nobody needs more workers
 _LONG_WAIT: Final = 0.05
+_TOO_LONG_WAIT: Final = 0.1  # more workers than the model says are worth a try
 _SLACK: Final = 1.15  # workers for each that is at work all the time
+_IDLE_SHARE: Final = 0.05  # of workers' time; below it there was always something to do
 _SHORTFALL: Final = 0.94  # of what the model says; below it workers have to wait in between
 
 
@@ -82,48 +93,48 @@ class Tuner:
         cores: float,
         memory_left_bytes: int | None = None,
         prefetch_factor: int | None = None,
+        shares_lock: bool = False,
+        is_forked: bool = True,
     ) -> None:
         """Begin small.
 
         Args:
             limits: The user's.
-            cores: What the process is allowed, as `cores_allowed` says.
-            memory_left_bytes: What the machine and the control group leave; None if not known.
+            cores: What the process is allowed, as `cores_of_rank` says.
+            memory_left_bytes: What the machine and the control group leave, or this process's part
+                of it; None if not known.
             prefetch_factor: The user's, which is kept; None chooses it.
+            shares_lock: Workers are threads.
+            is_forked: Workers are processes that share the trainer's memory.
         """
-        self._room = Room.of(limits, cores, memory_left_bytes)
+        self._room = Room.of(limits, cores, memory_left_bytes, shares_lock=shares_lock)
         self.crew = Crew(self._room.first_workers, prefetch_factor or _FIRST_PREFETCH)
         self._is_prefetch_given = prefetch_factor is not None
         self.reason = ""
         self.max_workers = self._room.max_workers
         self._arrivals = Arrivals(self.crew, _WARM_UP)
-        self._batch_bytes = 0
+        self._footprint = Footprint(is_thread=shares_lock, is_forked=is_forked)
         self._known_workers: set[tuple[int, int]] = set()
         self._before: Crew | None = None  # the crew that the one on trial replaced
         self._is_settled = False
+        self._watch = Watch()
         self._forget(Costs())
 
     def _forget(self, costs: Costs) -> None:
         """Begin anew: nothing is known but these costs."""
         self._now = costs  # of this window
-        self._first = Costs()  # of the first window of these times: by few workers
-        self._pool = Costs()  # of all windows of these times
-        self._rates: dict[Crew, float] = {}  # batches per second
-        self._looks: dict[Crew, int] = {}  # of how many batches these come
-        self._variation = costs.variation  # from batch to batch, the largest of any window
+        self._evidence = Evidence(costs)
+        self._is_settled = False
         self._too_many = self.max_workers + 1
         self._too_few = 0
         self._prefetches = {self.crew.prefetch_factor}
         self._has_halved = False
         self._is_second_look = False
         self._most_before = 0  # batches that may be left out before the window begins
-        self._watched: list[Costs] = []
 
     def observe(self, record: BatchRecord) -> Crew | None:
         """Take note of a batch; returns another crew if there is to be one, else None."""
-        times = record.times
-        if times.num_bytes > self._batch_bytes:
-            self._batch_bytes = times.num_bytes
+        self._footprint.add(record)
         worker = (record.worker_id, record.pid)
         is_steady = self._arrivals.is_steady(record)
         if worker not in self._known_workers:
@@ -157,7 +168,10 @@ class Tuner:
     def _window(self) -> int:
         lookahead = self.crew.num_workers * self.crew.prefetch_factor
         looks = 2 if self._is_second_look else 1
-        return looks * max(_WATCH_WINDOW if self._is_settled else _MIN_WINDOW, lookahead)
+        # Where one batch in fifty takes long, a window is to hold some of them.
+        uneven = min(int(_UNEVEN_WINDOW * self._evidence.variation**2), _LONGEST_WINDOW)
+        least = _WATCH_WINDOW if self._is_settled else _MIN_WINDOW
+        return looks * max(least, lookahead, uneven)
 
     def _judge(self) -> Crew | None:
         """Decide, now that a window is full."""
@@ -165,53 +179,70 @@ class Tuner:
         if self._fit_memory():
             pass
         elif self._is_settled:
-            self._watch()
+            self._look_on()
         else:
             self._weigh()
         return None if self.crew == before else self.crew
 
     def _weigh(self) -> None:
         """Judge the crew on trial, if there is one, and try another, or settle."""
-        costs = self._now
-        self._note(costs)
-        if not self._first.num_made:
-            self._first = costs
-        if self._before is not None and not self._has_paid(costs):
-            if not self._is_second_look:
+        costs, before, now = self._now, self._before, self.crew
+        self._evidence.note(now, costs)
+        if before is not None:
+            is_smaller = now.num_workers < before.num_workers
+            has_paid = self._has_paid(before, costs)
+            if not self._is_second_look and (is_smaller or not has_paid):
                 self._is_second_look = True  # the window goes on, to twice its length
                 return
-            self._give_back(costs)
-            return
-        if self._before is not None and self._before.num_workers > self.crew.num_workers:
-            self._too_many = self.crew.num_workers + 1
+            if not has_paid:
+                self._give_back(before, costs)
+                return
+            if is_smaller:
+                self._too_many = now.num_workers + 1
+            elif self._evidence.gain(before, now) > _SMALLEST_GAIN:
+                self._too_few = max(self._too_few, min(before.num_workers, now.num_workers - 1))
         self._before = None
-        self._go_on(costs)
+        self._evidence.pool += costs
+        if not self._try_next(costs):
+            self._settle(costs)
 
-    def _has_paid(self, costs: Costs) -> bool:
+    def _has_paid(self, before: Crew, costs: Costs) -> bool:
         """Return whether the crew on trial is worth keeping."""
-        before, now = self._before, self.crew
-        assert before is not None
-        gain = self._rates[now] / self._rates[before] - 1
-        # Where batches differ much, so many say little, and the model is trusted.
-        doubt = _DOUBT * self._error(costs.num_made, self._looks[before])
+        evidence, now = self._evidence, self.crew
+        gain = evidence.gain(before, now)
         if now.num_workers < before.num_workers:
             return gain > -_SMALLEST_GAIN or costs.wait_share < _SHORT_WAIT
-        return gain > _SMALLEST_GAIN - doubt
+        if now.num_workers > before.num_workers and self._room.shares_lock:
+            return gain > _GAIN_OF_THREADS * math.log2(now.num_workers / before.num_workers)
+        # Where batches differ much, so many say little, and the model is trusted. So it is where
+        # workers can make more, and only do not get the cores: others have them, for a while.
+        doubt = _DOUBT * evidence.error(costs, evidence.under[before])
+        if gain > _SMALLEST_GAIN - doubt:
+            return True
+        is_wished = before.num_workers < now.num_workers <= self._wished
+        return is_wished and gain > -_NOISE and evidence.supply_gain(before, now) > _SUPPLY
 
-    def _give_back(self, costs: Costs) -> None:
+    @property
+    def _wished(self) -> int:
+        per_worker = self._footprint.per_worker(self.crew.prefetch_factor)
+        return self._room.wish(self._evidence.basis, per_worker).num_workers
+
+    def _give_back(self, before: Crew, costs: Costs) -> None:
         """Return to the crew before, or to one between."""
-        self._pool += costs
-        before, tried = self._before, self.crew
-        assert before is not None
-        rate, old_rate = self._rates[tried], self._rates[before]
-        found = f"{_named(tried)} gave {rate:.3g} batches/s, {_named(before)} {old_rate:.3g}"
+        evidence, tried = self._evidence, self.crew
+        evidence.pool += costs
+        gain = evidence.gain(before, tried)
+        found = (
+            f"{_named(tried)} gave {costs.rate:.3g} batches/s, {_named(before)} "
+            f"{evidence.under[before].rate:.3g}"
+        )
         self._before = None
         if tried.num_workers < before.num_workers:
             self._too_few = before.num_workers - 1
         elif tried.num_workers > before.num_workers:
             self._too_many = before.num_workers + 1
             half = math.isqrt(before.num_workers * tried.num_workers)
-            if rate < (1 - _HARM) * old_rate and not self._has_halved:
+            if gain < -_HARM and not self._has_halved:
                 self._has_halved = True
                 if half >= _STEP * before.num_workers:
                     self._before = before
@@ -220,56 +251,49 @@ class Tuner:
         self._change(before, f"{found}: back to the latter")
         self._settle(costs=None)
 
-    def _go_on(self, costs: Costs) -> None:
-        """Try what the model says, or settle."""
-        self._pool += costs
-        attempt = self._next(costs)
+    def _try_next(self, costs: Costs) -> bool:
+        """Try a crew that is worth it; returns False if there is none."""
+        attempt = (
+            self._more(costs)
+            or self._fewer(costs)
+            or self._other_prefetch(costs)
+            or self._beyond_model(costs)
+        )
         if attempt is None:
-            self._settle(costs)
-            return
+            return False
+        self._is_settled = False
         self._before = self.crew
         self._change(*attempt)
+        return True
 
-    def _next(self, costs: Costs) -> tuple[Crew, str] | None:
-        """Return a crew that is worth a try, and why; None if there is none."""
-        now = self.crew.num_workers
-        basis = self._basis()
-        wish = self._room.wish(basis, self._batch_bytes, self.crew.prefetch_factor)
-        wished = wish.num_workers
-        if wished > now and self._is_worth(wished, costs):
-            wished = min(wished, self._too_many - 1)
-            return Crew(wished, self.crew.prefetch_factor), self._room.explain(
-                wish._replace(num_workers=wished), basis
-            )
-        fewer = self._fewer(wish, basis, costs)
-        if fewer is not None:
-            return fewer
-        return self._other_prefetch(costs)
+    def _more(self, costs: Costs) -> tuple[Crew, str] | None:
+        """Return the crew that the model says."""
+        now, factor = self.crew
+        basis = self._evidence.basis
+        wish = self._room.wish(basis, self._footprint.per_worker(factor))
+        reachable = min(wish.num_workers, self._too_many - 1)
+        if self._room.shares_lock:
+            reachable = min(reachable, 2 * now)
+        is_short = costs.wait_share < _SHORT_WAIT
+        is_small_step = reachable < _STEP * now and costs.wait_share < _LONG_WAIT
+        if reachable <= now or is_short or is_small_step:
+            return None
+        reason = self._room.explain(wish, basis)
+        if reachable < wish.num_workers:
+            reason += f"; tries {reachable}"
+        return Crew(reachable, factor), reason
 
-    def _basis(self) -> Costs:
-        """Return the costs to reckon with: all there are of these times.
-
-        But batches that take longer the more workers there are (storage at its limit, a lock) would
-        call for yet more workers: those of the first window, made by few, tell what one takes.
-        """
-        first, pool = self._first, self._pool
-        drift = _DRIFT + 3 * self._error(first.num_made, pool.num_made)
-        return pool if pool.worker_s <= drift * first.worker_s else first
-
-    def _is_worth(self, wished: int, costs: Costs) -> bool:
-        now = self.crew.num_workers
-        reachable = min(wished, self._too_many - 1)
-        if reachable <= now or costs.wait_share < _SHORT_WAIT:
-            return False
-        return reachable >= _STEP * now or costs.wait_share >= _LONG_WAIT
-
-    def _fewer(self, wish: Wish, basis: Costs, costs: Costs) -> tuple[Crew, str] | None:
+    def _fewer(self, costs: Costs) -> tuple[Crew, str] | None:
         """Return a smaller crew if this one cannot all be at work."""
-        now = self.crew.num_workers
+        if costs.num_made < _MANY:
+            return None
+        now, evidence = self.crew.num_workers, self._evidence
+        basis, enough = evidence.basis, self._wished
         # As many workers as would be at work all the time, if a batch took what it took at first.
-        at_work = self._rates[self.crew] * (basis.worker_s + costs.worker_starved_s)
-        needed = math.ceil((_SLACK + 2 * self._error(basis.num_made)) * at_work)
-        enough = max(min(wish.num_workers, needed), self._too_few + 1, 1)
+        at_work = costs.rate * (basis.worker_s + costs.worker_starved_s)
+        if evidence.has_slowed:  # the model knows nothing of what makes them wait
+            enough = min(enough, math.ceil((_SLACK + 2 * evidence.error(basis)) * at_work))
+        enough = max(enough, self._too_few + 1, 1)
         if enough > now / _STEP:
             return None
         reason = (
@@ -281,111 +305,82 @@ class Tuner:
 
     def _other_prefetch(self, costs: Costs) -> tuple[Crew, str] | None:
         """Return the crew working further ahead, if it should be faster than it is."""
-        now = self.crew
-        factor = 2 * now.prefetch_factor
+        now, factor = self.crew, 2 * self.crew.prefetch_factor
         rate = self._room.rate(costs, now.num_workers)
         if (
             self._is_prefetch_given
             or costs.wait_share < _LONG_WAIT
-            or self._rates[now] > _SHORTFALL * rate
+            or costs.rate > _SHORTFALL * rate
+            or costs.idle_share < _IDLE_SHARE
             or factor > _MOST_PREFETCH
             or factor in self._prefetches
-            or self._room.by_memory(self._batch_bytes, factor) < now.num_workers
+            or self._by_memory(factor) < now.num_workers
         ):
             return None
         self._prefetches.add(factor)
         reason = (
-            f"{_named(now)} could give {rate:.3g} batches/s and give {self._rates[now]:.3g}, as "
+            f"{_named(now)} could give {rate:.3g} batches/s and give {costs.rate:.3g}, as "
             "batches do not all take the same: works further ahead"
         )
         return now._replace(prefetch_factor=factor), reason
 
+    def _beyond_model(self, costs: Costs) -> tuple[Crew, str] | None:
+        """Return a larger crew than the model says, where few batches take very long.
+
+        The trainer waits for them while cores are idle: the more workers, the further ahead.
+        """
+        now, factor = self.crew
+        more = min(2 * now, self._too_many - 1, self._by_memory(factor))
+        if (
+            more <= now
+            or self._evidence.variation < _VERY_UNEVEN
+            or costs.wait_share < _TOO_LONG_WAIT
+            or not self._room.has_idle_cores(costs)
+        ):
+            return None
+        reason = f"the trainer waits {costs.wait_share:.0%} of the time, and cores are idle"
+        return Crew(more, factor), f"{reason}: tries {more} workers"
+
+    def _by_memory(self, prefetch_factor: int) -> int:
+        return self._room.by_memory(self._footprint.per_worker(prefetch_factor))
+
     def _fit_memory(self) -> bool:
         """Return whether batches have grown beyond memory, and the crew had to shrink."""
         now = self.crew
-        if self._room.by_memory(self._batch_bytes, now.prefetch_factor) >= now.num_workers:
+        if self._by_memory(now.prefetch_factor) >= now.num_workers:
             return False
         factor = max(1, min(now.prefetch_factor // 2, _FIRST_PREFETCH))
-        if self._is_prefetch_given:
-            factor = now.prefetch_factor
-        most = min(self._room.by_memory(self._batch_bytes, factor), now.num_workers)
+        factor = now.prefetch_factor if self._is_prefetch_given else factor
+        most = min(self._by_memory(factor), now.num_workers)
         if Crew(most, factor) == now:
             return False
         self._before = None
-        self._change(
-            Crew(most, factor),
-            f"batches of {self._batch_bytes / 1e6:.3g} MB: memory is enough for {most} workers",
-        )
+        footprint = self._footprint
+        reason = f"batches of {footprint.batch_bytes / 1e6:.3g} MB"
+        if footprint.own_bytes:
+            reason += f", and {footprint.own_bytes / 1e6:.3g} MB for a worker itself"
+        self._change(Crew(most, factor), f"{reason}: memory is enough for {most} workers")
         self._forget(Costs())
-        self._is_settled = False
         return True
 
     def _settle(self, costs: Costs | None) -> None:
         """Leave it at that, and watch whether costs stay what they are."""
         self._is_settled = True
-        self._usual = None
-        if costs is not None:
-            self._usual = Costs()
-            self._usual += costs
-        self._num_usual = 0
-        self._watched = []
+        self._watch.begin(costs)
         self._now = Costs()
 
-    def _watch(self) -> None:
-        """Begin anew if costs have changed for good."""
+    def _look_on(self) -> None:
+        """Begin anew if costs have changed for good; or judge the crew by all that is known."""
         costs, self._now = self._now, Costs()
-        if self._usual is None:
-            self._usual = costs
-            return  # a crew that was given back is measured anew
-        self._watched.append(costs)
-        if not self._differ(self._usual, costs):
-            self._add_usual()
-            return
-        if len(self._watched) < _WATCH_TIMES:
-            return
-        new = Costs()
-        for watched in self._watched[1:]:  # the first may be half of what was before
-            new += watched
-        self._forget(new)
-        self._is_settled = False
-        self._weigh()
-
-    def _add_usual(self) -> None:
-        """Know better what batches cost, and look at it again once or twice."""
-        usual, watched = self._usual, self._watched
-        assert usual is not None
-        self._watched = []
-        if self._num_usual >= _LOOKS[-1]:
-            return
-        before = self._num_usual
-        for costs in watched:
-            usual += costs
-            self._pool += costs
-        self._num_usual += len(watched)
-        if any(before < look <= self._num_usual for look in _LOOKS):
-            self._note(usual)
-            attempt = self._next(usual)
-            if attempt is not None:
-                self._is_settled = False
-                self._before = self.crew
-                self._change(*attempt)
-
-    def _note(self, costs: Costs) -> None:
-        self._rates[self.crew] = costs.rate
-        self._looks[self.crew] = costs.num_made
-        self._variation = max(self._variation, costs.variation)
-
-    def _error(self, *nums: int) -> float:
-        """Return the standard error of means over so many batches, beyond what is usual."""
-        error = self._variation * math.sqrt(sum(1 / max(num, 1) for num in nums))
-        return max(error - _USUAL_ERROR, 0)
-
-    def _differ(self, usual: Costs, costs: Costs) -> bool:
-        pairs = ((usual.trainer_s, costs.trainer_s), (usual.worker_s, costs.worker_s))
-        # Below 0.2 ms it is noise of the clock and of the loader itself.
-        ratios = [(max(new_s, 2e-4) / max(old_s, 2e-4)) for old_s, new_s in pairs]
-        drift = _DRIFT + 3 * self._error(usual.num_made, costs.num_made)
-        return any(ratio > drift or ratio < 1 / drift for ratio in ratios)
+        new = self._watch.see(costs, self._evidence)
+        if new is not None:
+            self._forget(new)
+            self._weigh()
+        elif self._watch.is_look_due:
+            usual = self._watch.usual
+            assert usual is not None
+            self._evidence.note(self.crew, usual)
+            self._try_next(usual)
 
     def _change(self, crew: Crew, reason: str) -> None:
         self._arrivals.expect(crew)

@@ -89,6 +89,13 @@ def _gauge(name: str, unit: str, text: str, value: Callable[[Stats], float]) -> 
     return Measure(name, unit, text, False, "", lambda stats: {"": value(stats)})
 
 
+def _memory(stats: Stats) -> dict[str, float]:
+    """Return bytes by worker; threads have none of their own."""
+    known = {number: size for number, size in stats.worker_rss_bytes.items() if size}
+    is_serial = not stats.num_workers
+    return {"trainer" if is_serial else str(number): size for number, size in known.items()}
+
+
 def _bottlenecks(stats: Stats) -> dict[str, float]:
     return {name: float(name == stats.verdict.bottleneck) for name in get_args(Bottleneck)}
 
@@ -142,10 +149,10 @@ MEASURES: Final = (
     Measure(
         "worker_memory_peak",
         "By",
-        "Largest resident memory that a worker has had.",
+        "Largest resident memory of a worker; of the trainer if there are none.",
         False,
         "worker",
-        lambda stats: {str(number): size for number, size in stats.worker_rss_bytes.items()},
+        lambda stats: _memory(stats),
     ),
     _gauge("epoch", "{epoch}", "Number of the epoch.", lambda stats: stats.epoch_number),
     Measure(

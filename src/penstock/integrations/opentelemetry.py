@@ -11,7 +11,7 @@ import threading
 import weakref
 from typing import TYPE_CHECKING, Final
 
-from penstock.errors import MissingExtraError
+from penstock.errors import ConfigError, MissingExtraError
 from penstock.integrations.measures import MEASURES, Watched
 
 try:
@@ -38,13 +38,17 @@ def observe(
 ) -> None:
     """Have a meter read the stats of a loader whenever it collects.
 
-    The loader is referred to weakly. Once it is gone, nothing is told of it. Observing it again
+    The loader is referred to weakly. Once it is gone, nothing is told of it; a
+    later one with its attributes goes on from its sums. Observing it again
     with the same meter gives it other attributes.
 
     Args:
         loader: Whose stats are told.
         meter: Whose instruments; None is that of "penstock" with the global provider.
         attributes: What tells the loader from others of the meter, as `{"loader": "train"}`.
+
+    Raises:
+        ConfigError: another loader of the meter has these attributes.
 
     Concurrency:
         Any thread; readers of OpenTelemetry collect in threads of their own.
@@ -71,10 +75,29 @@ def observe(
     if meter is None:
         meter = get_meter("penstock")
     with _lock:
-        loaders = _loaders_of.get(meter)
+        loaders = _known(meter)
         if loaders is None:
-            loaders = _loaders_of[meter] = _Loaders(meter)
+            loaders = _Loaders(meter)
+            if _is_stand_in(meter):
+                _stand_ins[meter.name] = meter, loaders
+            else:
+                _loaders_of[meter] = loaders
     loaders.add(loader, dict(attributes or {}))
+
+
+def _known(meter: Meter) -> _Loaders | None:
+    """Return what was made with the meter before.
+
+    Until a provider is set, each call of `get_meter` returns another stand-in for one meter.
+    """
+    stand_in, loaders = _stand_ins.get(meter.name, (None, None))
+    if _is_stand_in(meter) or getattr(stand_in, "_real_meter", None) is meter:
+        return loaders
+    return _loaders_of.get(meter)
+
+
+def _is_stand_in(meter: Meter) -> bool:
+    return type(meter).__name__ == "_ProxyMeter"
 
 
 class _Loaders:
@@ -89,6 +112,7 @@ class _Loaders:
         self._watched: weakref.WeakKeyDictionary[HasStats, Watched] = weakref.WeakKeyDictionary()
         self._told: list[tuple[Watched, Stats]] = []
         self._served: set[str] | None = None
+        self._gone: dict[tuple[tuple[str, str], ...], list[Stats]] = {}
         for measure in MEASURES:
             if measure.is_counter:
                 create: Callable[..., object] = meter.create_observable_counter
@@ -103,15 +127,29 @@ class _Loaders:
 
     def add(self, loader: HasStats, attributes: dict[str, str]) -> None:
         with self._lock:
+            others = [each for other, each in self._watched.items() if other is not loader]
+            if any(each.labels == attributes for each in others):
+                raise ConfigError(
+                    f"another loader of this meter has the attributes {attributes}: their numbers "
+                    'would be told as one. Tell them apart, as with {"loader": "val"}.'
+                )
             self._watched[loader] = Watched(loader, attributes)
             self._served = None
 
     def observations(self, measure: Measure) -> Iterable[Observation]:
         return [
-            Observation(number, _with_label(watched.labels, measure, value))
+            Observation(
+                number + self._past_of(watched.labels, measure, value),
+                _with_label(watched.labels, measure, value),
+            )
             for watched, stats in self._stats_for(measure)
             for value, number in measure.values(stats).items()
         ]
+
+    def _past_of(self, attributes: dict[str, str], measure: Measure, value: str) -> float:
+        """Return what loaders that are gone had counted under the same attributes."""
+        gone = self._gone.get(_key(attributes), [])
+        return sum(measure.values(stats).get(value, 0) for stats in gone if measure.is_counter)
 
     def _stats_for(self, measure: Measure) -> list[tuple[Watched, Stats]]:
         """Return the stats of a collection, which asks for one instrument after the other.
@@ -120,12 +158,19 @@ class _Loaders:
         """
         with self._lock:
             if self._served is None or measure.name in self._served:
+                for each, stats in self._told:  # as told last
+                    if each.is_gone:
+                        self._gone.setdefault(_key(each.labels), []).append(stats)
                 everyone = list(self._watched.values())
                 told = [(each, each.stats()) for each in everyone]
                 self._told = [(each, stats) for each, stats in told if stats is not None]
                 self._served = set()
             self._served.add(measure.name)
             return [(each, stats) for each, stats in self._told if not each.is_gone]
+
+
+def _key(attributes: dict[str, str]) -> tuple[tuple[str, str], ...]:
+    return tuple(sorted(attributes.items()))
 
 
 def _callback(
@@ -140,3 +185,4 @@ def _with_label(attributes: dict[str, str], measure: Measure, value: str) -> dic
 
 _lock: Final = threading.Lock()
 _loaders_of: Final[weakref.WeakKeyDictionary[Meter, _Loaders]] = weakref.WeakKeyDictionary()
+_stand_ins: Final[dict[str, tuple[Meter, _Loaders]]] = {}

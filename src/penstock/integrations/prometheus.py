@@ -9,6 +9,7 @@ trainer waited is `rate(penstock_wait_seconds_total[5m])`.
 
 from __future__ import annotations
 
+import re
 import threading
 from typing import TYPE_CHECKING, Final
 
@@ -34,6 +35,8 @@ if TYPE_CHECKING:
 
 __all__ = ["StatsCollector"]
 
+_OWN_LABELS: Final = tuple(measure.label for measure in MEASURES if measure.label)
+_LABEL: Final = re.compile(r"[a-zA-Z_][a-zA-Z0-9_]*")
 _UNITS: Final = {"s": "_seconds", "By": "_bytes"}
 
 
@@ -79,11 +82,13 @@ class StatsCollector(Collector):
             registry: Where the collector registers itself; None leaves that to the caller.
 
         Raises:
-            ConfigError: the registry has a collector of loaders already.
+            ConfigError: the registry has a collector of loaders already, or a label's name is none
+                that Prometheus allows, or one that the metrics have themselves.
         """
         self._lock = threading.Lock()
-        self._label_names = tuple(labels or ())
-        self._watched = [Watched(loader, dict(labels or {}))]
+        given = _checked(labels or {})
+        self._label_names = tuple(given)
+        self._watched = [Watched(loader, given)]
         if registry is not None:
             self._register(registry)
 
@@ -106,6 +111,7 @@ class StatsCollector(Collector):
         Raises:
             ConfigError: the names differ, or another loader has these labels.
         """
+        labels = _checked(labels)
         with self._lock:
             names = sorted(self._label_names)
             # Those that are gone leave their labels to others.
@@ -117,9 +123,9 @@ class StatsCollector(Collector):
                 )
             if any(watched.labels == labels for watched in self._watched):
                 raise ConfigError(
-                    f"another loader has the labels {dict(labels)}: give each its own value"
+                    f"another loader has the labels {labels}: give each its own value"
                 )
-            self._watched = [*self._watched, Watched(loader, dict(labels))]
+            self._watched = [*self._watched, Watched(loader, labels)]
 
     def describe(self) -> list[Metric]:
         """Return the metrics without values, for the registry to know their names."""
@@ -143,3 +149,14 @@ class StatsCollector(Collector):
         name = f"penstock_{measure.name}{_UNITS.get(measure.unit, '')}"
         labels = [*self._label_names, *([measure.label] if measure.label else [])]
         return kind(name, measure.text, labels=labels)
+
+
+def _checked(labels: Mapping[str, object]) -> dict[str, str]:
+    """Return labels as texts."""
+    for name in labels:
+        if name in _OWN_LABELS or name.startswith("__") or not _LABEL.fullmatch(name):
+            raise ConfigError(
+                f"{name!r} cannot be a label: names are letters, digits and underscores, do not "
+                f"begin with a digit or two underscores, and {', '.join(_OWN_LABELS)} are taken."
+            )
+    return {name: str(value) for name, value in labels.items()}

@@ -18,21 +18,22 @@ if TYPE_CHECKING:
 __all__ = ["balance", "worker_memory"]
 
 _MOST_CLASSES: Final = 50
-_KINDS: Final = (("dataset", "in the dataset", "own"), ("shown", "shown", "accent"))
+_MOST_NAMED: Final = 20
+_KINDS: Final = (("dataset", "in the dataset", "own"), ("shown", "asked for", "accent"))
 
 
 def balance(classes: ClassBalance) -> Chart:
-    """Return the share of each class in the dataset and among what was shown.
+    """Return the share of each class in the dataset and among the samples that were asked for.
 
-    The 50 largest classes have bars. The others, which together may be larger than any, have a
-    sentence and a row of the table.
+    Those that then failed are among these. The 50 largest classes have bars. The others, which
+    together may be larger than any, have a sentence, and rows of the table as all have.
     """
     names, counts = _rows(classes)
     shares = {key: 100 * values / max(values.sum(), 1) for key, values in counts.items()}
-    shown = names[:_MOST_CLASSES]
-    places = list(range(len(shown)))
+    drawn = names[:_MOST_CLASSES]
+    places = list(range(len(drawn)))
     traces = [
-        _bars(places, shown, shares[key][: len(shown)], counts[key], label, colour)
+        _bars(places, drawn, shares[key][: len(drawn)], counts[key], label, colour)
         for key, label, colour in _KINDS
     ]
     rows: list[tuple[str | None, ...]] = [
@@ -49,7 +50,7 @@ def balance(classes: ClassBalance) -> Chart:
     return Chart(
         key="classes",
         title="Balance of classes",
-        summary=_summary(classes) + _rest(names, shares),
+        summary=_summary(names, counts) + _rest(len(names), shares),
         traces=traces,
         layout={
             "barmode": "group",
@@ -58,14 +59,14 @@ def balance(classes: ClassBalance) -> Chart:
             "xaxis": {"title": {"text": "share, %"}, "rangemode": "tozero"},
             "yaxis": {
                 "tickvals": places,
-                "ticktext": [mark_text(shorten(name)) for name in shown],
-                "range": [len(shown) - 0.4, -0.6],
+                "ticktext": [mark_text(shorten(name)) for name in drawn],
+                "range": [len(drawn) - 0.4, -0.6],
                 "showgrid": False,
             },
         },
-        table=Table(("class", "in the dataset", "share, %", "shown", "share, %"), rows),
+        table=Table(("class", "in the dataset", "share, %", "asked for", "share, %"), rows),
         legend=tuple((colour, label) for _, label, colour in _KINDS),
-        height_px=90 + max(28 * len(shown), 80),
+        height_px=90 + max(28 * len(drawn), 80),
     )
 
 
@@ -77,15 +78,7 @@ def _rows(classes: ClassBalance) -> tuple[list[str], dict[str, NDArray[np.int64]
     }
     order = np.argsort(-counts["dataset"], kind="stable")
     names = [classes.names[n] for n in order.tolist()]
-    counts = {key: values[order] for key, values in counts.items()}
-    if len(names) <= _MOST_CLASSES:
-        return names, counts
-    cut = _MOST_CLASSES
-    together = f"{len(names) - cut:,} more"
-    counts = {
-        key: np.concatenate((values[:cut], [values[cut:].sum()])) for key, values in counts.items()
-    }
-    return [*names[:cut], together], counts
+    return names, {key: values[order] for key, values in counts.items()}
 
 
 def _bars(
@@ -111,44 +104,53 @@ def _bars(
     }
 
 
-def _summary(classes: ClassBalance) -> str:
-    dataset, shown = (_ratio(counts) for counts in (classes.dataset, classes.shown))
-    missed = sum(
-        one > 0 and not other for one, other in zip(classes.dataset, classes.shown, strict=True)
-    )
-    text = f"{len(classes.names):,} classes. The largest is {dataset} the smallest in the dataset"
-    text += f", and {shown} among what was shown."
-    return f"{text} {missed:,} classes were never shown." if missed else text
+def _summary(names: list[str], counts: dict[str, NDArray[np.int64]]) -> str:
+    if len(names) == 1:
+        return f"1 class, {names[0]}."
+    text = f"{len(names):,} classes. The largest is {_ratio(counts['dataset'])} the smallest in "
+    text += "the dataset"
+    if not counts["shown"].any():
+        return f"{text}. No sample was asked for yet."
+    text += f", and {_ratio(counts['shown'])} among the samples that were asked for."
+    missed = np.flatnonzero((counts["dataset"] > 0) & (counts["shown"] == 0)).tolist()
+    if not missed:
+        return text
+    listed = ", ".join(shorten(names[n]) for n in missed[:_MOST_NAMED])
+    more = f", and {len(missed) - _MOST_NAMED:,} more" if len(missed) > _MOST_NAMED else ""
+    were = "class was" if len(missed) == 1 else "classes were"
+    return f"{text} {len(missed):,} {were} never asked for: {listed}{more}."
 
 
-def _rest(names: list[str], shares: dict[str, NDArray[np.float64]]) -> str:
-    if len(names) <= _MOST_CLASSES:
+def _rest(num_classes: int, shares: dict[str, NDArray[np.float64]]) -> str:
+    if num_classes <= _MOST_CLASSES:
         return ""
-    dataset, shown = (percent(float(shares[key][-1]) / 100) for key, _, _ in _KINDS)
+    rest = {
+        key: percent(float(values[_MOST_CLASSES:].sum()) / 100) for key, values in shares.items()
+    }
     return (
-        f" The {_MOST_CLASSES} largest have bars; {names[-1]} are {dataset} of the dataset, and "
-        f"{shown} of what was shown."
+        f" The {_MOST_CLASSES} largest have bars; the other {num_classes - _MOST_CLASSES:,} are "
+        f"{rest['dataset']} of the dataset, and {rest['shown']} of what was asked for."
     )
 
 
-def _ratio(counts: list[int]) -> str:
-    there = [count for count in counts if count]
-    return f"{amount(max(there) / min(there))} times" if there else "no times"
+def _ratio(counts: NDArray[np.int64]) -> str:
+    there = counts[counts > 0]
+    return f"{amount(float(there.max() / there.min()))} times" if len(there) else "no times"
 
 
 def worker_memory(rss_bytes: dict[int, int], backend: str) -> Chart:
-    """Return the largest resident memory that each worker has had."""
+    """Return the largest resident memory of each worker, or of the trainer if it has none."""
     workers = sorted(rss_bytes)
-    names = ["this process" if backend == "serial" else f"worker {worker}" for worker in workers]
+    names = ["trainer" if backend == "serial" else f"worker {worker}" for worker in workers]
     megabytes = np.array([rss_bytes[worker] / 1e6 for worker in workers])
     summary = f"{size(max(rss_bytes.values()))} at most."
-    if backend == "thread":
-        summary += " Workers are threads: they all have the memory of the one process."
-    elif backend == "process":
+    if backend == "process":
         summary += " Pages that workers share count for each of them."
+    elif backend == "serial":
+        summary += " There are no workers: it is the memory of the whole training."
     return Chart(
         key="rss",
-        title="Resident memory of workers",
+        title="Resident memory of " + ("the trainer" if backend == "serial" else "workers"),
         summary=summary,
         traces=[
             {
@@ -173,7 +175,7 @@ def worker_memory(rss_bytes: dict[int, int], backend: str) -> Chart:
             },
         },
         table=Table(
-            ("worker", "MB"),
+            ("process", "MB"),
             [(name, f"{mb:,.1f}") for name, mb in zip(names, megabytes.tolist(), strict=True)],
         ),
         height_px=max(240, 90 + 26 * len(names)),

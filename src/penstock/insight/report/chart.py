@@ -9,12 +9,26 @@ from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
 
+from penstock.insight.figures import Figures, amount, duration, percent
+
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
     from numpy.typing import NDArray
 
-__all__ = ["STAGE_LABELS", "Chart", "Table", "legend_of", "mark_text", "numbers", "shorten"]
+    from penstock.insight.stats import Stats
+
+__all__ = [
+    "STAGE_LABELS",
+    "Chart",
+    "Table",
+    "lasting",
+    "legend_of",
+    "mark_text",
+    "numbers",
+    "shorten",
+    "waiting_lately",
+]
 
 STAGE_LABELS: Final = {
     "read": "reading",
@@ -106,3 +120,29 @@ def shorten(text: str, length: int = 24) -> str:
 def legend_of(stages: Iterable[str]) -> tuple[tuple[str, str], ...]:
     """Return the legend of some stages."""
     return tuple((stage, STAGE_LABELS[stage]) for stage in stages)
+
+
+def lasting(seconds: float) -> str:
+    """Return how long a run, or a part of it, took.
+
+    Example:
+        >>> lasting(36_000.0), lasting(900.0), lasting(2.5)
+        ('10 h', '15 min', '2.5 s')
+    """
+    for unit, whole in (("h", 3600.0), ("min", 60.0)):
+        if seconds >= 3 * whole:
+            return f"{amount(seconds / whole)} {unit}"
+    return duration(seconds)
+
+
+def waiting_lately(stats: Stats) -> str:
+    """Return the share of waiting of the last batches, as verdicts have it as well.
+
+    Verdicts are about batches that followed another, so without the first ones of iterators.
+    """
+    window = stats.window
+    text = percent(window.wait_share)
+    figures = Figures.of(window, stats.num_workers, stats.cores)
+    if figures is None or not window.starts or percent(figures.wait_share) == text:
+        return text
+    return f"{text}, and {percent(figures.wait_share)} without the first one of each epoch"

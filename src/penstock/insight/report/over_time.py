@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any, Final
 import numpy as np
 
 from penstock.insight.figures import amount, percent, size
+from penstock.insight.marks import batches_of_changes
 from penstock.insight.report.chart import (
     STAGE_LABELS,
     Chart,
@@ -15,9 +16,9 @@ from penstock.insight.report.chart import (
     legend_of,
     mark_text,
     numbers,
+    waiting_lately,
 )
 from penstock.insight.report.series import Timescale
-from penstock.insight.segments import moments_of_steps
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -31,19 +32,16 @@ __all__ = ["ready", "slots", "stages", "throughput", "waiting"]
 _BANDS: Final = ("read", "compute", "collate", "send", "idle")
 _MOST_EPOCH_LINES: Final = 30
 _MOST_EPOCH_NAMES: Final = 10
-_MOST_AREAS: Final = 60
 
 
 def throughput(recording: Recording, columns: Columns, series: Series) -> Chart:
     """Return samples per second over time, with what "auto" changed."""
     scale = _scale(series)
-    rates = series.per_active(series.samples)
+    rates = series.samples / series.step_s
     x, y = scale(series.centres_s), numbers(rates)
-    known = rates[np.isfinite(rates)]
     run = recording.stats.run
-    summary = f"{amount(run.samples_per_s)} samples per second over the whole run"
-    if len(known):
-        summary += f"; between {amount(float(known.min()))} and {amount(float(known.max()))}"
+    summary = f"{amount(run.samples_per_s)} samples per second over the whole run; between "
+    summary += f"{amount(float(rates.min()))} and {amount(float(rates.max()))}"
     traces = _lines(x, y, "accent", "%{y:,.4~g} samples/s")
     changes = _changes(recording, columns, scale, series, rates)
     legend = [("accent", "samples per second")]
@@ -58,7 +56,7 @@ def throughput(recording: Recording, columns: Columns, series: Series) -> Chart:
         layout={
             "xaxis": _time_axis(scale, series),
             "yaxis": {"title": {"text": "samples per second"}, "rangemode": "tozero"},
-            **_epoch_lines(columns, scale),
+            **_epoch_lines(columns, scale, series),
         },
         table=_table(scale, series, {"samples per second": y}),
         legend=tuple(legend),
@@ -68,12 +66,12 @@ def throughput(recording: Recording, columns: Columns, series: Series) -> Chart:
 def waiting(recording: Recording, series: Series) -> Chart:
     """Return the share of time that the trainer waited."""
     scale = _scale(series)
-    shares = numbers(100 * np.clip(series.per_active(series.wait_s), 0.0, 1.0))
+    shares = numbers(100 * np.clip(series.wait_s / series.step_s, 0.0, 1.0))
     return Chart(
         key="waiting",
         title="Share of waiting",
-        summary=f"The trainer waited for {percent(recording.stats.run.wait_share)} of the run, and "
-        f"for {percent(recording.stats.window.wait_share)} of its last batches.",
+        summary=f"The trainer waited for {percent(recording.stats.run.wait_share)} of the run. "
+        f"Of its last batches: {waiting_lately(recording.stats)}.",
         traces=_lines(scale(series.centres_s), shares, "wait", "%{y:.3~g} % waiting"),
         layout={
             "xaxis": _time_axis(scale, series),
@@ -88,7 +86,7 @@ def waiting(recording: Recording, series: Series) -> Chart:
 def ready(recording: Recording, columns: Columns, series: Series) -> Chart:
     """Return how many batches lay ready when the trainer asked."""
     scale = _scale(series)
-    asked_s = columns["asked_ns"] / 1e9
+    asked_s = series.time(columns["asked_ns"])
     lying = _means(asked_s, columns["ready"], series)
     ahead = _means(asked_s, columns["lookahead"], series)
     x = scale(series.centres_s)
@@ -153,7 +151,7 @@ def stages(recording: Recording, series: Series) -> Chart:
 def slots(recording: Recording, columns: Columns, series: Series) -> Chart:
     """Return the memory of all workers' slots over time."""
     scale = _scale(series)
-    megabytes = _pool_bytes(columns, series.edges_s) / 1e6
+    megabytes = _pool_bytes(columns, series) / 1e6
     y = numbers(megabytes)
     return Chart(
         key="slots",
@@ -174,38 +172,16 @@ def _scale(series: Series) -> Timescale:
 
 
 def _time_axis(scale: Timescale, series: Series) -> dict[str, Any]:
-    ends = scale(series.edges_s[[0, -1]])
-    return {"title": {"text": f"time, {scale.unit}"}, "range": ends}
+    middles = series.centres_s
+    ends = scale(middles[[0, -1]] if len(middles) > 1 else series.edges_s)
+    return {"title": {"text": f"time of training, {scale.unit}"}, "range": ends}
 
 
 def _lines(
     x: list[float], y: list[float | None], colour: str, hover: str, *, shape: str = "linear"
 ) -> list[dict[str, Any]]:
-    """Return a line with the area below it, for each stretch without a gap.
-
-    One line alone would have its area go on through the gaps.
-    """
-    known = np.array([value is not None for value in y], bool)
-    edges = np.flatnonzero(np.diff(known)) + 1
-    stretches = [
-        part for part in np.split(np.arange(len(y)), edges) if len(part) and known[part[0]]
-    ]
-    if len(stretches) > _MOST_AREAS:
-        return [_line(x, y, colour, hover, shape)]
-    return [
-        {
-            **_line(x[part[0] : part[-1] + 1], y[part[0] : part[-1] + 1], colour, hover, shape),
-            "fill": "tozeroy",
-            "fillcolor": f"@{colour}/0.13",
-        }
-        for part in stretches
-    ]
-
-
-def _line(
-    x: list[float], y: list[float | None], colour: str, hover: str, shape: str = "linear"
-) -> dict[str, Any]:
-    return {
+    """Return a line with the area below it."""
+    line = {
         "type": "scatter",
         "mode": "lines" if len(x) > 1 else "markers",  # a single point makes no line
         "x": x,
@@ -213,7 +189,10 @@ def _line(
         "line": {"color": f"@{colour}", "width": 2, "shape": shape},
         "marker": {"color": f"@{colour}"},
         "hovertemplate": f"{hover}<extra></extra>",
+        "fill": "tozeroy",
+        "fillcolor": f"@{colour}/0.13",
     }
+    return [line]
 
 
 def _band(x: list[float], y: list[float | None], name: str) -> dict[str, Any]:
@@ -226,7 +205,7 @@ def _band(x: list[float], y: list[float | None], name: str) -> dict[str, Any]:
         "y": y,
         "stackgroup": "trainer" if is_trainer else "workers",
         "yaxis": "y2" if is_trainer else "y",
-        "line": {"width": 0.75, "color": "@surface"},
+        "line": {"width": 1.5, "color": "@surface"},
         "fillcolor": f"@{name}",
         "hovertemplate": f"{STAGE_LABELS[name]} %{{y:.3~f}} s per s<extra></extra>",
     }
@@ -240,10 +219,13 @@ def _changes(
     rates: NDArray[np.float64],
 ) -> dict[str, Any]:
     """Return a mark on the line for each change whose batch is kept."""
-    given = moments_of_steps(columns)
-    kept = [c for c in recording.stats.changes if (c.epoch, c.step) in given]
-    at_s = np.array([given[c.epoch, c.step] / 1e9 for c in kept])
-    heights = np.interp(at_s, series.centres_s, np.nan_to_num(rates)) if len(kept) else at_s
+    changes = recording.stats.changes
+    found = zip(changes, batches_of_changes(columns, changes), strict=True)
+    marked = {position: change for change, position in found if position is not None}
+    kept = list(marked.values())
+    at_s = series.time(columns["given_ns"][list(marked)])
+    at_s = np.clip(at_s, *series.centres_s[[0, -1]])
+    heights = np.interp(at_s, series.centres_s, rates)
     return {
         "type": "scatter",
         "mode": "markers",
@@ -263,13 +245,13 @@ def _changes(
     }
 
 
-def _epoch_lines(columns: Columns, scale: Timescale) -> dict[str, Any]:
+def _epoch_lines(columns: Columns, scale: Timescale, series: Series) -> dict[str, Any]:
     """Return a line where each epoch begins, but for the first."""
     epochs = columns["epoch"]
     firsts = np.flatnonzero(np.diff(epochs)) + 1
     if not 0 < len(firsts) <= _MOST_EPOCH_LINES:
         return {}
-    at = scale(columns["asked_ns"][firsts] / 1e9)
+    at = scale(series.time(columns["asked_ns"][firsts]))
     line = {"color": "@own/0.7", "width": 1, "dash": "dot"}
     drawn: dict[str, Any] = {
         "shapes": [
@@ -296,27 +278,25 @@ def _epoch_lines(columns: Columns, scale: Timescale) -> dict[str, Any]:
 def _means(
     at_s: NDArray[np.float64], values: NDArray[np.int64], series: Series
 ) -> NDArray[np.float64]:
-    """Return the mean of values in each span; where there is none, that of the span before.
-
-    NaN where there was no training.
-    """
+    """Return the mean of values in each span; where there is none, that of the span before."""
     counts, _ = np.histogram(at_s, series.edges_s)
     sums, _ = np.histogram(at_s, series.edges_s, weights=values)
     last_known = np.maximum.accumulate(np.where(counts > 0, np.arange(len(counts)), 0))
     means: NDArray[np.float64] = (sums / np.maximum(counts, 1))[last_known]
-    means[np.isnan(series.per_active(series.samples))] = np.nan
+    means[np.isnan(series.samples / series.step_s)] = np.nan
     return means
 
 
-def _pool_bytes(columns: Columns, edges_s: NDArray[np.float64]) -> NDArray[np.float64]:
+def _pool_bytes(columns: Columns, series: Series) -> NDArray[np.float64]:
     """Return the bytes of all workers' slots at the end of each span, as each told last."""
-    total = np.zeros(len(edges_s) - 1)
-    ended_s, workers = columns["ended_ns"] / 1e9, columns["worker"]
-    for worker in np.unique(workers).tolist():
-        mine = np.flatnonzero(workers == worker)
-        mine = mine[np.argsort(ended_s[mine], kind="stable")]
+    ends_s = series.edges_s[1:]
+    total = np.zeros(len(ends_s))
+    ended_s, seats = series.time(columns["ended_ns"]), columns.seats
+    for seat in range(len(columns.seat_names)):
+        mine = np.flatnonzero(seats == seat)
+        mine = mine[np.argsort(columns["ended_ns"][mine], kind="stable")]
         told = np.concatenate(([0], columns["pool_bytes"][mine]))
-        total += told[np.searchsorted(ended_s[mine], edges_s[1:], side="right")]
+        total += told[np.searchsorted(ended_s[mine], ends_s, side="right")]
     return total
 
 
@@ -328,11 +308,14 @@ def _stage_summary(recording: Recording) -> str:
     parts = {name: getattr(run, f"{name}_s") / whole for name in _BANDS}
     most = sorted(parts.items(), key=lambda part: -part[1])[:3]
     listed = ", ".join(f"{STAGE_LABELS[name]} {percent(share)}" for name, share in most if share)
-    return f"Of the workers' time over the run: {listed}. Two busy workers have 2 s per second."
+    return (
+        f"Of the workers' time over the run: {listed}. Two busy workers have 2 s per second. What "
+        "they did between epochs is left out."
+    )
 
 
 def _table(scale: Timescale, series: Series, columns: dict[str, list[float | None]]) -> Table:
     times = [f"{time:,.4g}" for time in scale(series.centres_s)]
     texts = [[None if v is None else f"{v:,.4g}" for v in column] for column in columns.values()]
     rows: list[tuple[str | None, ...]] = list(zip(times, *texts, strict=True))
-    return Table((f"time, {scale.unit}", *columns), rows, num_texts=0)
+    return Table((f"time of training, {scale.unit}", *columns), rows, num_texts=0)

@@ -229,7 +229,7 @@ def _content(recording: Recording, charts: dict[str, Chart]) -> Iterable[Element
         "section",
         element("h2", "Memory"),
         _pair(charts, "slots", "rss"),
-        None if {"slots", "rss"} & charts.keys() else _none("Nothing is known of memory yet."),
+        sections.memory_that_is_not_drawn(recording, charts.keys()),
         id="memory",
     )
     yield sections.changes(recording)

@@ -7,11 +7,11 @@ import json
 from typing import TYPE_CHECKING, Final
 
 from penstock.insight.figures import amount, duration, percent, size
-from penstock.insight.report.chart import STAGE_LABELS, Table
+from penstock.insight.report.chart import STAGE_LABELS, Table, lasting, waiting_lately
 from penstock.insight.report.markup import element, table
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
+    from collections.abc import Collection, Iterable, Sequence
 
     from penstock.insight.plain import JSON
     from penstock.insight.recording import Recording
@@ -24,6 +24,7 @@ __all__ = [
     "failures",
     "key_figures",
     "machine",
+    "memory_that_is_not_drawn",
     "moment",
     "settings",
     "slowest",
@@ -68,7 +69,9 @@ def verdict(recording: Recording) -> Element:
         )
         if gain is not None and gain >= 1.005
         else None,
-        element("p", f"Judged by the last {window.batches:,} batches.", class_="basis")
+        element(
+            "p", f"Judged by the last {window.batches:,} batches{_without(window)}.", class_="basis"
+        )
         if window.batches
         else None,
         _strip("The trainer's time", {"own": run.consumer_s, "wait": run.wait_s}),
@@ -83,6 +86,10 @@ def verdict(recording: Recording) -> Element:
         id="verdict",
         data_bottleneck=found.bottleneck,
     )
+
+
+def _without(window: Span) -> str:
+    return ", without the first one of each epoch" if window.starts else ""
 
 
 def _strip(title: str, parts: dict[str, float]) -> Element | None:
@@ -132,14 +139,14 @@ def key_figures(recording: Recording) -> Element:
             "Share of waiting",
             run.wait_share,
             percent(run.wait_share) if run.batches else _UNKNOWN,
-            f"{last}{percent(window.wait_share)}" if last else "",
+            f"{last}{waiting_lately(stats)}" if last else "",
         ),
         (
             "epochs",
             "Epochs",
             len(recording.epochs),
-            f"{len(recording.epochs):,}",
-            f"{duration(run.seconds)} of training" if run.seconds else "",
+            _num_epochs(recording),
+            f"{lasting(run.seconds)} of training" if run.seconds else "",
         ),
         (
             "batches",
@@ -163,10 +170,19 @@ def key_figures(recording: Recording) -> Element:
             "Memory of batches",
             stats.slot_bytes,
             size(stats.slot_bytes) if stats.slot_bytes else _UNKNOWN,
-            f"largest worker: {size(rss)}" if rss else "",
+            f"{'trainer' if stats.backend == 'serial' else 'largest worker'}: {size(rss)}"
+            if rss
+            else "",
         ),
     )
     return element("dl", *(_tile(*tile) for tile in tiles), class_="tiles", id="figures")
+
+
+def _num_epochs(recording: Recording) -> str:
+    """Return how many epochs there were; the oldest of many are not kept."""
+    kept = recording.epochs
+    are_all = sum(part.span.batches for part in kept) >= recording.stats.run.batches
+    return f"{len(kept):,}" if are_all else f"more than {len(kept):,}"
 
 
 def _tile(key: str, label: str, value: float, text: str, below: str) -> Element:
@@ -182,7 +198,9 @@ def epochs(recording: Recording) -> Element:
     """Return the sums of each epoch."""
     rows = [(f"{part.epoch:,}", *_span_cells(part.span)) for part in recording.epochs]
     header = ("epoch", "batches", "samples", "failed", "samples/s", "MB/s", "waiting", "seconds")
-    return _listed("epochs", "Epochs", header, rows, "No epoch has begun yet.", num_texts=0)
+    return _listed(
+        "epochs", "Epochs", header, rows, "No epoch has begun yet.", num_texts=0, newest=True
+    )
 
 
 def _span_cells(span: Span) -> tuple[str, ...]:
@@ -231,7 +249,9 @@ def failures(recording: Recording) -> Element:
         for f in recording.failures
     ]
     header = ("sample", "name", "error", "epoch", "batch", "worker")
-    return _listed("failures", "Failed samples", header, rows, "No sample failed.", num_texts=3)
+    return _listed(
+        "failures", "Failed samples", header, rows, "No sample failed.", num_texts=3, newest=True
+    )
 
 
 def changes(recording: Recording) -> Element:
@@ -242,7 +262,17 @@ def changes(recording: Recording) -> Element:
     ]
     header = ("why", "workers", "batches each", "epoch", "after batch")
     none = 'Nothing was changed: num_workers="auto" was not asked for, or found nothing to improve.'
-    return _listed("changes", 'What num_workers="auto" did', header, rows, none)
+    return _listed("changes", 'What num_workers="auto" did', header, rows, none, newest=True)
+
+
+def memory_that_is_not_drawn(recording: Recording, drawn: Collection[str]) -> Element | None:
+    """Return a sentence where there is no chart of processes' memory; None where there is."""
+    if "rss" in drawn:
+        return None
+    text = "Nothing is known of the memory of workers yet."
+    if recording.stats.backend == "thread":
+        text = "Workers are threads, so their memory is that of the trainer's process."
+    return element("p", text, class_="none")
 
 
 def settings(recording: Recording) -> Element:
@@ -300,13 +330,18 @@ def _listed(
     none: str,
     *,
     num_texts: int = 1,
+    newest: bool = False,
 ) -> Element:
+    """Return a table with its heading: of many rows the first, or the last if these are newest."""
     content: Iterable[Element]
     if rows:
-        shown = Table(header, list(rows[:_MOST_ROWS]), num_texts)
+        shown_rows = rows[-_MOST_ROWS:] if newest else rows[:_MOST_ROWS]
+        shown = Table(header, list(shown_rows), num_texts)
         content = [table(shown, label=title, id=f"table-{key}", data_rows=len(rows))]
         if len(rows) > _MOST_ROWS:
-            content.append(element("p", f"The first {_MOST_ROWS} of {len(rows):,}.", class_="none"))
+            which = "last" if newest else "first"
+            text = f"The {which} {_MOST_ROWS} of {len(rows):,}."
+            content.append(element("p", text, class_="none"))
     else:
         content = [element("p", none, class_="none")]
     return element("section", element("h2", title), *content, class_="card", id=key)

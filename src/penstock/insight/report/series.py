@@ -51,18 +51,52 @@ class Timescale:
         return scaled
 
 
+class TrainingTime:
+    """Seconds of training: what lies between epochs, a night perhaps, takes no time.
+
+    Example:
+        >>> from penstock.insight.segments import Stage
+        >>> own = Stage("own", np.array([0, 9]) * 10**9, np.array([1, 10]) * 10**9)
+        >>> wait = Stage("wait", np.array([1, 10]) * 10**9, np.array([3, 12]) * 10**9)
+        >>> TrainingTime(own, wait)(np.array([2, 3, 6, 9, 10]) * 10**9).tolist()
+        [2.0, 3.0, 3.0, 3.0, 4.0]
+    """
+
+    def __init__(self, own: Stage, wait: Stage, longest_pause_s: float = 0.0) -> None:
+        """Take the trainer's stages, and how long a pause is drawn at most."""
+        if not len(own.starts):
+            self._moments, self._seconds = np.zeros(1), np.zeros(1)
+            return
+        moments = np.stack((own.starts, wait.stops), axis=1).reshape(-1) / 1e9
+        took = np.diff(moments, prepend=0.0)
+        took[::2] = np.minimum(took[::2], longest_pause_s)
+        took[0] = 0.0
+        self._moments, self._seconds = moments, np.cumsum(took)
+
+    def __call__(self, moments_ns: NDArray[np.int64]) -> NDArray[np.float64]:
+        """Return moments on the axis of the charts."""
+        return np.interp(moments_ns / 1e9, self._moments, self._seconds)
+
+    @property
+    def whole_s(self) -> float:
+        """How long all of it took."""
+        return float(self._seconds[-1])
+
+
 @dataclass(frozen=True, slots=True)
 class Series:
     """What happened in each of some equal spans of time; arrays of shape (points,).
 
     Attributes:
-        edges_s: Where spans begin and end, seconds from the first moment, shape (points + 1,).
+        time: Moments on the axis.
+        edges_s: Where spans begin and end, in seconds of training, shape (points + 1,).
         own_s: The trainer's own code.
         wait_s: The trainer waited.
         samples: Given to the trainer; one batch may be shared out over several spans.
-        stages_s: Seconds of workers, by the name of the stage.
+        stages_s: Seconds of workers, by the name of the stage; not those between epochs.
     """
 
+    time: TrainingTime
     edges_s: NDArray[np.float64]
     own_s: NDArray[np.float64]
     wait_s: NDArray[np.float64]
@@ -80,47 +114,26 @@ class Series:
         """How long each span is."""
         return float(self.edges_s[1] - self.edges_s[0]) if len(self.edges_s) > 1 else 0.0
 
-    @property
-    def active_s(self) -> NDArray[np.float64]:
-        """How much of each span was training; the rest lay between epochs."""
-        return self.own_s + self.wait_s
-
-    def per_active(self, values: NDArray[np.float64]) -> NDArray[np.float64]:
-        """Return values per second of training; NaN where there was next to none.
-
-        A span of which only a part was training is told together with those beside it: an epoch's
-        first batch may have taken no time at all.
-        """
-        is_whole = self.active_s > 0.9 * self.step_s
-        amounts = np.where(is_whole, values, _with_neighbours(values))
-        seconds = np.where(is_whole, self.active_s, _with_neighbours(self.active_s))
-        rates = np.full(len(values), np.nan)
-        np.divide(amounts, seconds, out=rates, where=self.active_s > 0.02 * self.step_s)
-        return rates
-
-
-def _with_neighbours(values: NDArray[np.float64]) -> NDArray[np.float64]:
-    summed: NDArray[np.float64] = np.convolve(values, np.ones(3))[1:-1]
-    return summed
-
 
 def series_of(columns: Columns) -> Series:
     """Return a recording's batches over time, at 240 points at most."""
     own, wait = trainer_stages(columns)
-    last_s = float(wait.stops.max(initial=0)) / 1e9
+    time = TrainingTime(own, wait)
     points = min(_MOST_POINTS, max(min(len(columns), 12), len(columns) // _BATCHES_PER_POINT))
-    edges_s = np.linspace(0.0, last_s, points + 1) if last_s > 0 else np.zeros(1)
+    edges_s = np.linspace(0.0, time.whole_s, points + 1) if time.whole_s > 0 else np.zeros(1)
     return Series(
+        time=time,
         edges_s=edges_s,
-        own_s=_seconds(own, edges_s),
-        wait_s=_seconds(wait, edges_s),
-        samples=spread(own.starts / 1e9, wait.stops / 1e9, columns["samples"], edges_s),
-        stages_s={stage.name: _seconds(stage, edges_s) for stage in worker_stages(columns)},
+        own_s=_seconds(own, time, edges_s),
+        wait_s=_seconds(wait, time, edges_s),
+        samples=spread(time(own.starts), time(wait.stops), columns["samples"], edges_s),
+        stages_s={stage.name: _seconds(stage, time, edges_s) for stage in worker_stages(columns)},
     )
 
 
-def _seconds(stage: Stage, edges_s: NDArray[np.float64]) -> NDArray[np.float64]:
-    return spread(stage.starts / 1e9, stage.stops / 1e9, stage.seconds, edges_s)
+def _seconds(stage: Stage, time: TrainingTime, edges_s: NDArray[np.float64]) -> NDArray[np.float64]:
+    starts, stops = time(stage.starts), time(stage.stops)
+    return spread(starts, stops, stops - starts, edges_s)
 
 
 def spread(

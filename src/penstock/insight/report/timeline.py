@@ -8,11 +8,20 @@ from typing import TYPE_CHECKING, Any, Final
 import numpy as np
 
 from penstock.insight.figures import duration
-from penstock.insight.report.chart import STAGE_LABELS, Chart, Table, legend_of
-from penstock.insight.segments import TRAINER_STAGES, trainer_stages, worker_stages
+from penstock.insight.report.chart import STAGE_LABELS, Chart, Table, lasting, legend_of
+from penstock.insight.report.series import TrainingTime
+from penstock.insight.segments import (
+    TRAINER_STAGES,
+    Stage,
+    trainer_stages,
+    worked_on,
+    worker_stages,
+)
 
 if TYPE_CHECKING:
-    from penstock.insight.segments import Columns, Stage
+    from numpy.typing import NDArray
+
+    from penstock.insight.segments import Columns
 
 __all__ = ["timeline"]
 
@@ -20,33 +29,37 @@ _FEWEST: Final = 40  # batches
 _PER_WORKER: Final = 12
 _MOST: Final = 200
 _ROW_PX: Final = 30
+_MOST_PX: Final = 1_100
+_MOST_ROWS: Final = 64  # workers; more have no room for their names
 
 
 def timeline(columns: Columns, backend: str) -> Chart:
     """Return the timeline of the last batches: the trainer on top, a row for each worker below."""
     since_ns, num_batches = _since(columns)
     own_and_wait, of_workers = trainer_stages(columns), worker_stages(columns)
-    workers = sorted(set(columns["worker"][of_workers[-1].stops > since_ns].tolist()))
-    rows = {worker: row for row, worker in enumerate(workers, start=1)}
-    of_batch = [rows.get(worker, 0) for worker in columns["worker"].tolist()]
-    traces = [_bars(stage, columns, [0] * len(columns), since_ns) for stage in own_and_wait]
-    traces += [_bars(stage, columns, of_batch, since_ns) for stage in of_workers]
-    names = ["trainer", *(_name(worker, backend) for worker in workers)]
-    lasted = duration((columns.end_ns - since_ns) / 1e9)
+    time = _time(own_and_wait, since_ns)
+    seats = sorted(set(columns.seats[of_workers[-1].stops > since_ns].tolist()))
+    shown = seats[:_MOST_ROWS]
+    row_of = {seat: row for row, seat in enumerate(shown, start=1)}
+    rows = np.array([row_of.get(seat, -1) for seat in columns.seats.tolist()], np.int64)
+    traces = [_bars(stage, columns, 0 * rows, since_ns, time) for stage in own_and_wait]
+    traces += [_bars(stage, columns, rows, since_ns, time) for stage in of_workers]
+    named = ["loading"] if backend == "serial" else columns.seat_names
+    names = ["trainer", *(named[seat] for seat in shown)]
+    last_ns = np.array([since_ns, columns.end_ns])
+    of_all = "" if len(shown) == len(seats) else f" {len(shown)} of {len(seats)} workers."
     return Chart(
         key="timeline",
         title="Worker by worker",
-        summary=f"The last {num_batches:,} batches, {lasted}. Reading and computing are drawn one "
-        "after the other, though samples are read and computed in turn.",
+        summary=f"The last {num_batches:,} batches, {lasting(time.whole_s)} of training.{of_all} "
+        "Reading and computing are drawn one after the other, though samples are read and computed "
+        "in turn. Long pauses between epochs are cut short.",
         traces=[trace for trace in traces if trace["x"]],
         layout={
             "barmode": "overlay",
             "bargap": 0.3,
             "hovermode": "closest",
-            "xaxis": {
-                "title": {"text": "time, s"},
-                "range": [since_ns / 1e9, columns.end_ns / 1e9],
-            },
+            "xaxis": {"title": {"text": "time, s"}, "range": time(last_ns).tolist()},
             "yaxis": {
                 "tickvals": list(range(len(names))),
                 "ticktext": names,
@@ -57,38 +70,55 @@ def timeline(columns: Columns, backend: str) -> Chart:
         },
         table=_table(columns, [*own_and_wait, *of_workers], num_batches),
         legend=legend_of((*TRAINER_STAGES, *(stage.name for stage in of_workers))),
-        height_px=110 + _ROW_PX * len(names),
+        height_px=110 + min(_ROW_PX, _MOST_PX // len(names)) * len(names),
     )
 
 
 def _since(columns: Columns) -> tuple[int, int]:
     """Return from when on things are drawn, and how many batches were asked for since."""
-    num_workers = len(np.unique(columns["worker"]))
+    num_workers = len(columns.seat_names)
     wanted = min(_MOST, max(_FEWEST, _PER_WORKER * num_workers))
     num_batches = min(len(columns), wanted)
     since = 0 if num_batches == len(columns) else int(columns["asked_ns"][-num_batches])
     return since, num_batches
 
 
-def _name(worker: int, backend: str) -> str:
-    return "loading" if backend == "serial" else f"worker {worker}"
+def _time(own_and_wait: list[Stage], since_ns: int) -> TrainingTime:
+    """Return the axis: seconds since, in which a pause takes a tenth of the training at most."""
+    cut = [
+        Stage(stage.name, np.maximum(stage.starts, since_ns), np.maximum(stage.stops, since_ns))
+        for stage in own_and_wait
+    ]
+    whole_s = TrainingTime(cut[0], cut[1]).whole_s
+    return TrainingTime(cut[0], cut[1], whole_s / 10)
 
 
-def _bars(stage: Stage, columns: Columns, rows: list[int], since_ns: int) -> dict[str, Any]:
+def _bars(
+    stage: Stage,
+    columns: Columns,
+    rows: NDArray[np.int64],
+    since_ns: int,
+    time: TrainingTime,
+) -> dict[str, Any]:
     """Return a bar for each batch of which some lies in the time that is drawn."""
     starts = np.maximum(stage.starts, since_ns)
-    at = np.flatnonzero(stage.stops > starts)
-    steps = zip(columns["epoch"][at].tolist(), columns["step"][at].tolist(), strict=True)
+    at = np.flatnonzero((stage.stops > starts) & (rows >= 0))
+    took = [duration(ns / 1e9) for ns in (stage.stops - stage.starts)[at].tolist()]
+    batches = zip(*(column[at].tolist() for column in worked_on(stage, columns)), took, strict=True)
+    bases = np.round(time(starts[at]), 7)
     return {
         "type": "bar",
         "orientation": "h",
         "name": STAGE_LABELS[stage.name],
-        "y": [rows[n] for n in at.tolist()],
-        "base": np.round(starts[at] / 1e9, 7).tolist(),
-        "x": np.round((stage.stops - starts)[at] / 1e9, 7).tolist(),
-        "customdata": [f"epoch {epoch}, batch {step}" for epoch, step in steps],
-        "marker": {"color": f"@{stage.name}", "line": {"width": 0.5, "color": "@surface"}},
-        "hovertemplate": f"%{{customdata}}: {STAGE_LABELS[stage.name]} %{{x:.3~s}}s<extra></extra>",
+        "y": rows[at].tolist(),
+        "base": bases.tolist(),
+        "x": np.round(np.round(time(stage.stops[at]), 7) - bases, 7).tolist(),
+        "customdata": [
+            f"epoch {epoch}, batch {step}: {STAGE_LABELS[stage.name]} {length}"
+            for epoch, step, length in batches
+        ],
+        "marker": {"color": f"@{stage.name}", "line": {"width": 0.75, "color": "@surface"}},
+        "hovertemplate": "%{customdata}<extra></extra>",
     }
 
 

@@ -1,0 +1,103 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What is named on the command line, as a dataset whose samples make batches."""
+
+from __future__ import annotations
+
+import contextlib
+import sys
+from typing import TYPE_CHECKING, Any, Final
+
+import numpy as np
+
+from penstock.cli.named_dataset import dataset_named
+from penstock.cli.reasons import errors_in_code
+from penstock.cli.sources import names_a_dataset, object_named
+from penstock.data import IterableDataset
+from penstock.errors import ConfigError
+from penstock.loader import Loader
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+__all__ = ["SIZE_HELP", "has_torch", "is_iterable", "loader_class", "open_loadable"]
+
+SIZE_HELP: Final = (
+    "Side of the images in pixels, where SRC is a folder, list or store of images: photos are "
+    "cropped and resized as for training, annotated ones fitted in."
+)
+
+
+def open_loadable(
+    src: str, split: str | None, collate: str | None, size: int, stack: contextlib.ExitStack
+) -> tuple[Any, Callable[[list[Any]], Any] | None]:
+    """Return a dataset, and the function that collates its samples; None is the default.
+
+    Images of a folder, list or store are of all sizes, and nobody could be asked for a transform:
+    they get the usual one.
+
+    Args:
+        src: What names it.
+        split: Which part of it.
+        collate: `module:callable`, or None.
+        size: See `SIZE_HELP`.
+        stack: Closes what is opened.
+
+    Raises:
+        ConfigError: it is no dataset, or `collate` no function.
+    """
+    is_code = names_a_dataset(src)
+    with errors_in_code(src) if is_code else contextlib.nullcontext():
+        dataset = stack.enter_context(dataset_named(src, split))
+    if not (hasattr(dataset, "__getitem__") or hasattr(dataset, "__iter__")):
+        raise ConfigError(f"{src} gave {dataset!r}, which is no dataset.")
+    collate_fn = None if is_code else _made_loadable(dataset, size)
+    if collate is None:
+        return dataset, collate_fn
+    with errors_in_code(collate):
+        collate_fn = stack.enter_context(object_named(collate))
+    if not callable(collate_fn):
+        raise ConfigError(
+            f"--collate {collate} is of type {type(collate_fn).__qualname__} and cannot be called."
+        )
+    return dataset, collate_fn
+
+
+def has_torch() -> bool:
+    """Return whether what was opened has imported torch, so that its samples may be tensors."""
+    return "torch" in sys.modules
+
+
+def loader_class() -> Any:  # noqa: ANN401 - one of two classes
+    """Return the loader that the dataset's owner would use."""
+    if has_torch():
+        from penstock.torch import DataLoader
+
+        return DataLoader
+    return Loader
+
+
+def is_iterable(dataset: object) -> bool:
+    """Return whether a dataset is a stream, by the class of either side."""
+    if has_torch():
+        import torch.utils.data
+
+        if isinstance(dataset, torch.utils.data.IterableDataset):
+            return True
+    return isinstance(dataset, IterableDataset)
+
+
+def _made_loadable(dataset: Any, size: int) -> Callable[[list[Any]], Any] | None:  # noqa: ANN401
+    """Give images a transform if they have none; return the collate function that they need."""
+    if getattr(dataset, "transform", True) is not None or not len(dataset):
+        return None
+    sample = dataset[0]
+    if isinstance(sample, dict) and "image" in sample:
+        from penstock.vision import Letterbox, detection_collate
+
+        dataset.transform = Letterbox(size)
+        return detection_collate
+    if isinstance(sample, tuple) and isinstance(sample[0], np.ndarray) and sample[0].ndim == 3:
+        from penstock.vision import ImagePipeline
+
+        dataset.transform = ImagePipeline.train(size)
+    return None

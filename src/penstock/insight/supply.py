@@ -1,0 +1,211 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What keeps workers from making batches as fast as the trainer takes them."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Final
+
+from penstock.insight.case import (
+    READS,
+    Case,
+    count_of_workers,
+    names_of,
+    of_it,
+    per_second,
+    throughput,
+    times,
+    waits,
+    wanted,
+)
+from penstock.insight.figures import amount, duration, percent, size
+from penstock.insight.stats import Verdict
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+    from penstock.insight.stats import Source
+
+__all__ = ["TESTS", "too_few_workers"]
+
+_IDLE: Final = 0.25  # share of workers' time: beyond it the supply is enough on average
+_MOSTLY: Final = 0.4  # share of a batch's cost that makes a stage the bottleneck
+_TAKEN: Final = 0.87  # share of all cores: the system and other programs want some, too
+_WORKERS_STARVED: Final = 0.25
+_EXCESS: Final = 0.3  # share of all samples' time that slow ones take beyond their due
+_COSTLIER: Final = 3.0  # times the other parts
+_FEW: Final = 0.1  # more than this share of samples are not "some samples"
+_FEWEST_OF_PART: Final = 16  # timed samples
+
+
+def _slow_source(case: Case) -> Verdict | None:
+    of_part, of_samples = _excess_of_part(case), _excess_of_samples(case)
+    excess = max(of_part, of_samples)
+    if excess < _EXCESS:
+        return None
+    at = case.at
+    saved_s = min(excess, 1.0) * at.fetch_s
+    gain = at.gain(at.num_workers, saved_s=saved_s, saved_cpu_s=at.cpu_s * at.share(saved_s))
+    if of_part >= of_samples:
+        worst = case.sources[0]
+        text = (
+            f"{waits(case)}: a sample of {worst.name} takes {duration(worst.mean_s)}, one of the "
+            f"others {duration(_mean_of(case.sources[1:]))}."
+        )
+    else:
+        span = case.span
+        text = (
+            f"{waits(case)}: {percent(span.slow / span.timed)} of the samples take "
+            f"{percent(min(span.slow_s / span.timed_s, 1.0))} of the time.{names_of(case.slowest)}"
+        )
+    remedy = f"Look at them: if they cost what the others do, it would go {times(gain)} as fast."
+    return Verdict("slow source", text, remedy, gain)
+
+
+def _excess_of_part(case: Case) -> float:
+    """Return the share of samples' time that the costliest part takes beyond its due."""
+    sources = case.sources
+    total_s = sum(source.samples * source.mean_s for source in sources)
+    if len(sources) < 2 or sources[0].samples < _FEWEST_OF_PART or total_s <= 0:
+        return 0.0
+    others_s = _mean_of(sources[1:])
+    if sources[0].mean_s < _COSTLIER * others_s:
+        return 0.0
+    return sources[0].samples * (sources[0].mean_s - others_s) / total_s
+
+
+def _excess_of_samples(case: Case) -> float:
+    """Return the same for single samples."""
+    span = case.span
+    others = span.timed - span.slow
+    if not 0 < span.slow <= _FEW * span.timed or others < 1 or span.timed_s <= 0:
+        return 0.0
+    others_s = max(span.timed_s - span.slow_s, 0.0) / others
+    return min(max(span.slow_s - span.slow * others_s, 0.0) / span.timed_s, 1.0)
+
+
+def _mean_of(sources: Sequence[Source]) -> float:
+    num = sum(source.samples for source in sources)
+    return sum(source.samples * source.mean_s for source in sources) / num if num else 0.0
+
+
+def _bursts(case: Case) -> Verdict | None:
+    return _uneven(case) if case.at.idle_share >= _IDLE else None
+
+
+def _uneven(case: Case) -> Verdict:
+    at = case.at
+    now = max(case.lookahead // at.num_workers, 1)
+    gain = at.gain(at.num_workers)
+    names = names_of(case.slowest) if case.span.slow else ""
+    supply = (
+        f"workers have nothing to do {percent(at.idle_share)} of theirs"
+        if at.idle_share >= _IDLE
+        else f"{count_of_workers(at.num_workers)} could make {amount(per_second(at))} a second"
+    )
+    return Verdict(
+        "bursts",
+        f"{waits(case)}, and yet {supply}. That is enough on average, but some batches take much "
+        f"longer than others.{names}",
+        f"Work further ahead: prefetch_factor={2 * now} instead of {now}, or more, would give up "
+        f"to {times(gain)} the throughput.",
+        gain,
+    )
+
+
+def _collate(case: Case) -> Verdict | None:
+    at = case.at
+    if at.share(at.collate_s) < _MOSTLY or at.collate_s < at.send_s:
+        return None
+    gain = at.gain(at.num_workers, saved_s=at.collate_s, saved_cpu_s=at.collate_s)
+    return Verdict(
+        "collate",
+        f"{waits(case)}: making one batch of its samples takes {duration(at.collate_s)} of the "
+        f"{duration(at.busy_s + at.starved_s)} that a batch costs a worker.",
+        "Let the dataset make whole batches (`get_batch(indices, empty)`), or a simpler "
+        f"collate_fn, of arrays rather than lists: at best {times(gain)} the throughput.",
+        gain,
+    )
+
+
+def _transport(case: Case) -> Verdict | None:
+    at = case.at
+    if at.share(at.send_s) < _MOSTLY:
+        return None
+    gain = at.gain(at.num_workers, saved_s=at.send_s, saved_cpu_s=at.send_s)
+    return Verdict(
+        "transport",
+        f"{waits(case)}: packing and sending a batch of {size(at.num_bytes)} takes "
+        f"{duration(at.send_s)} of the {duration(at.busy_s + at.starved_s)} that it costs a "
+        "worker.",
+        "Send less: uint8 instead of float32, converted on the device; arrays instead of lists "
+        f"and objects; drop batches that are not needed. At best {times(gain)} the throughput.",
+        gain,
+    )
+
+
+def _cpu(case: Case) -> Verdict | None:
+    at = case.at
+    are_taken = at.cores_taken >= _TAKEN * at.cores
+    if not are_taken and at.share(at.starved_s) < _WORKERS_STARVED:
+        return None
+    # Half the CPU, and half the queueing for it, which the others keep up.
+    saved_s = (at.cpu_s - at.starved_s) / 2
+    gain = at.gain(at.num_workers, saved_s=saved_s, saved_cpu_s=at.cpu_s / 2)
+    who = "" if are_taken else f", and a worker waits {duration(at.starved_s)} a batch for one"
+    # With a core for each of them they have none to wait for but what others take.
+    if not are_taken and at.num_workers + 1 <= at.cores:
+        who += ": other programs seem to take the rest"
+    return Verdict(
+        "cpu",
+        f"{waits(case)}: a batch takes {duration(at.cpu_s + at.trainer_cpu_s)} of CPU, "
+        f"{duration(at.trainer_cpu_s)} of it the trainer's. That keeps "
+        f"{amount(at.cores_taken)} of {amount(at.cores)} cores busy{who}. More workers would not "
+        "help.",
+        "Make samples cheaper (decode smaller images, do less in transforms, pack them resized), "
+        f"or use more cores: half the CPU per batch would give {throughput(gain)}.",
+        gain,
+    )
+
+
+def _storage(case: Case) -> Verdict | None:
+    at = case.at
+    workers = wanted(at)
+    if at.share(at.read_s) < READS or workers <= at.num_workers:
+        return None
+    gain = at.gain(workers)
+    return Verdict(
+        "storage",
+        f"{waits(case)}: a batch takes {duration(at.busy_s + at.starved_s)} of a worker's time, "
+        f"{duration(at.read_s)} of it waiting for reads, which takes no CPU.",
+        f"Let more reads wait at a time: num_workers={workers} would give {throughput(gain)}. Or "
+        "shorten them: pack the data set into one file on a local disk (`penstock pack`).",
+        gain,
+    )
+
+
+def too_few_workers(case: Case) -> Verdict:
+    """Return the verdict on workers that lack nothing: they are too few, or too uneven."""
+    at = case.at
+    workers = wanted(at)
+    if workers <= at.num_workers:
+        return _uneven(case)
+    gain = at.gain(workers)
+    made, verb = per_second(at), "makes" if at.num_workers == 1 else "make"
+    return Verdict(
+        "workers",
+        f"{waits(case)}: a batch takes {duration(at.busy_s + at.starved_s)} of a worker's time"
+        f"{of_it(case)}, and {count_of_workers(at.num_workers)} {verb} {amount(made)} a second, "
+        f"while the trainer could take {amount(at.trainer_rate)}.",
+        f"Add workers: num_workers={workers} would give {throughput(gain)}.",
+        gain,
+    )
+
+
+TESTS: Final[tuple[Callable[[Case], Verdict | None], ...]] = (
+    _slow_source,
+    _bursts,
+    _collate,
+    _transport,
+    _cpu,
+    _storage,
+)

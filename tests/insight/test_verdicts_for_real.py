@@ -1,0 +1,128 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Verdicts on real loaders of which the bottleneck is known. On any machine, so no figures."""
+
+from __future__ import annotations
+
+import time
+
+import numpy as np
+import pytest
+
+from penstock import Loader
+from penstock.data import ConcatDataset
+from penstock.insight.lock import LockProbe
+
+
+class Samples:
+    """Each costs what `cost` does."""
+
+    def __init__(self, cost, length=480):
+        self.cost, self.length = cost, length
+
+    def __len__(self):
+        return self.length
+
+    def __getitem__(self, index):
+        self.cost(index)
+        return np.zeros(16, np.float32)
+
+
+def burn(seconds):
+    """Take CPU in Python, with its lock held."""
+    end = time.thread_time() + seconds
+    while time.thread_time() < end:
+        pass
+
+
+def quick(_):
+    pass
+
+
+def computing(_):
+    burn(0.001)
+
+
+def reading(_):
+    time.sleep(0.02)
+
+
+def slow_one_in_fifty(index):
+    time.sleep(0.15 if index % 50 == 7 else 0.002)
+
+
+def slow_collate(samples):
+    burn(0.012)
+    return np.stack(samples)
+
+
+def verdict_of(dataset, *, step=quick, batches=40, **options):
+    """Judge the first batches of a training."""
+    loader = Loader(dataset, batch_size=8, **options)
+    for number, _ in enumerate(loader, 1):
+        step(number)
+        if number == batches:
+            break
+    return loader.stats().verdict
+
+
+def test_samples_that_compute_want_workers_or_cores():
+    verdict = verdict_of(Samples(computing), num_workers=2)
+    assert verdict.bottleneck in {"workers", "cpu"}
+
+
+def test_samples_that_wait_want_more_reads_at_a_time():
+    verdict = verdict_of(Samples(reading), num_workers=2, batches=20)
+    assert verdict.bottleneck == "storage"
+    assert verdict.expected_gain > 1
+
+
+def test_a_slow_trainer_has_nothing_to_do():
+    verdict = verdict_of(Samples(quick), step=lambda _: time.sleep(0.02), num_workers=1)
+    assert verdict.bottleneck == "trainer"
+
+
+def test_a_collate_function_that_takes_longer_than_the_samples_is_found():
+    verdict = verdict_of(Samples(quick), num_workers=1, collate_fn=slow_collate)
+    assert verdict.bottleneck in {"collate", "cpu"}  # or no core was free for it
+
+
+def test_a_slow_part_is_named():
+    dataset = ConcatDataset([Samples(lambda _: time.sleep(0.001)), Samples(reading)])
+    verdict = verdict_of(dataset, num_workers=2, shuffle=True, batches=30)
+    assert verdict.bottleneck == "slow source"
+    assert "datasets[1] (Samples)" in verdict.text
+
+
+def test_slow_files_are_found_although_workers_idle_behind_them():
+    verdict = verdict_of(Samples(slow_one_in_fifty), num_workers=4, batches=50)
+    assert verdict.bottleneck == "slow source"
+    assert "sample " in verdict.text
+
+
+def test_threads_of_python_code_want_processes():
+    verdict = verdict_of(Samples(computing), num_workers=3, backend="thread", batches=60)
+    # On one core, or where others have them all, it makes no difference.
+    assert verdict.bottleneck in {"gil", "cpu"}
+    assert verdict.bottleneck == "cpu" or 'backend="process"' in verdict.remedy
+
+
+@pytest.mark.parametrize("step", [quick, lambda _: time.sleep(0.01)])
+def test_threads_that_wait_do_not_blame_the_lock(step):
+    verdict = verdict_of(Samples(reading), step=step, num_workers=3, backend="thread", batches=30)
+    assert verdict.bottleneck == "storage"
+
+
+def test_one_who_looks_finds_a_lock_that_nobody_holds_free():
+    probe = LockProbe()
+    assert probe.share(0) is None
+    for now in range(9):
+        probe.look(now * 10**10)
+    assert probe.share(0) < 0.5
+    assert probe.share(8 * 10**10) is None
+
+
+def test_looks_are_rare():
+    probe = LockProbe()
+    for now in range(1000):
+        probe.look(now)
+    assert probe.share(0) is None

@@ -13,7 +13,7 @@ __all__ = ["LockProbe"]
 
 _NAPS_S: Final = (1e-4, 7e-4, 1.9e-3)  # of several lengths: looks follow a batch, as do its reads
 _HELD_NS: Final = 300_000
-_SHARE: Final = 100  # a look may cost 1 of so many parts of the time
+_SHARE: Final = 400  # a look may cost 1 of so many parts of the time
 _FIRST_SHARE: Final = 20  # and so many until there are enough of them
 _MOST: Final = 1024
 _FEWEST: Final = 3  # looks that tell something

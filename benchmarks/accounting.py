@@ -1,0 +1,455 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What does it cost to know where the time goes?
+
+Question
+    Every batch tells what it took, and whom. What does that cost per batch, in CPU time over all
+    processes and in wall time? The limit is 50 us: 1 % of a batch that takes 5 ms.
+
+Method
+    Each contender has two loaders of the same data set in one process, with workers of their own
+    that are kept: one as it is, and one without accounts, whose stopwatch does nothing, whose
+    workers send no times, and whose stream has no observer. Epochs of the two go in turn (on off,
+    off on, ...), after a checked one of each. The figure is the median over the pairs of what an
+    epoch with accounts takes more, per batch: "us/batch" of CPU, "wall us" of time. "off us" is
+    what a batch takes without. CPU time is read in nanoseconds from the scheduler's own count.
+
+    tiny            8-byte samples, 32 to a batch: nothing to hide behind, and samples too quick to
+                    be timed one by one.
+    5 ms            32 samples to a batch that burn 156 us of CPU each: so short that they are
+                    timed in one batch of 16.
+    5 ms slept      the first of 32 sleeps for 5 ms: what reading looks like, and what threads can
+                    do side by side. They are timed in one batch of 16, too.
+
+    torch, profiler torch has no accounts of its own. What its profiler takes, which sees the
+                    trainer's side alone: `torch.profiler.profile`, on and off in turn. Starting and
+                    stopping it is not counted.
+
+    The parts, each alone, with made-up records of 32 timed samples, us per call: `History.add` with
+    the folding of every 128 batches; `Tuner.observe`; `ProgressBar.advance` without drawing; and
+    `stats()` with 10,000 batches kept, which a program calls every few seconds, not for each batch.
+
+Left out
+    Reports and traces, which are written when training is over. Drawing the progress bar, at most
+    ten times a second.
+
+Machine
+    2 cores of an Intel Xeon (a virtual machine), 23.5 GiB, Linux 6.18, Python 3.11.7, torch 2.13.0,
+    numpy 2.4.6
+
+Command
+    python benchmarks/accounting.py --save
+
+Result
+    Not measured yet.
+
+What it does not show
+    More workers than cores, where microseconds of workers are those of the trainer, too: there "CPU
+    us" is what to look at. What is noted for messages about dead workers, which was there before
+    the accounts, is in both.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import statistics
+import time
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal
+
+from _meter import Meter
+from _plain_dataset import EightByteSamples
+from _runner import Benchmark, Reading, Target, check, data_loader
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+_BATCH_SIZE = 32
+_BATCH_S = 0.005
+_LIMIT_US = 50.0
+
+
+@dataclass(frozen=True, slots=True)
+class Size:
+    """Batches of an epoch and pairs of epochs, for both data sets; calls of a part."""
+
+    tiny_batches: int
+    tiny_pairs: int
+    slow_batches: int
+    slow_pairs: int
+    num_calls: int
+
+    def of(self, kind: str) -> tuple[int, int]:
+        """Return batches and pairs."""
+        if kind == "tiny":
+            return self.tiny_batches, self.tiny_pairs
+        return self.slow_batches, self.slow_pairs
+
+
+class Slow(EightByteSamples):
+    """The same numbers; 32 of them take 5 ms."""
+
+    def __init__(self, num_samples: int, *, sleeps: bool) -> None:
+        """Burn CPU, or sleep."""
+        super().__init__(num_samples)
+        self._sleeps = sleeps
+
+    def __getitem__(self, index: int) -> Any:  # noqa: ANN401 - an int64 scalar
+        """Return a number after a while."""
+        if self._sleeps:
+            if index % _BATCH_SIZE == 0:  # one sleep: waking up costs more than what is measured
+                time.sleep(_BATCH_S)
+        else:
+            end_s = time.thread_time() + _BATCH_S / _BATCH_SIZE
+            while time.thread_time() < end_s:
+                pass
+        return super().__getitem__(index)
+
+
+def samples(kind: str, num_batches: int) -> Any:  # noqa: ANN401 - any data set
+    """Return the data set of a contender."""
+    num_samples = num_batches * _BATCH_SIZE
+    if kind == "tiny":
+        return EightByteSamples(num_samples)
+    return Slow(num_samples, sleeps=kind == "5 ms slept")
+
+
+class SilentStopwatch:
+    """Has the methods of a stopwatch, and measures nothing."""
+
+    num_samples = 0
+
+    def __init__(self, *_: object) -> None: ...
+
+    def enter(self, phase: int) -> None: ...
+
+    def begin_task(self, phase: int, carried: tuple[int, ...]) -> None: ...
+
+    def begin_sample(self) -> None: ...
+
+    def close(self) -> None: ...
+
+
+class NoTimes:
+    """What a batch made in the trainer's own process tells: nothing."""
+
+    sample_us = b""
+
+    def _replace(self, **_: object) -> NoTimes:
+        return self
+
+
+@contextlib.contextmanager
+def no_accounts(*, in_process: bool) -> Iterator[None]:
+    """Let loaders that begin to iterate in here keep none; forked workers inherit it."""
+    from unittest.mock import patch
+
+    from penstock import loader
+    from penstock.engine import logbook
+    from penstock.engine.delivery import Stream
+
+    nothing = NoTimes() if in_process else None
+    with (
+        patch.object(logbook, "Stopwatch", SilentStopwatch),
+        patch.object(logbook.Notes, "take_times", lambda _notes, **_fields: nothing),
+        patch.object(loader, "Stream", lambda plan, epoch, faults, _: Stream(plan, epoch, faults)),
+    ):
+        yield
+
+
+def differ(
+    size: Size, kind: str, num_workers: int, backend: Literal["process", "thread"] = "process"
+) -> Reading:
+    """Run epochs with and without accounts in turn."""
+    from penstock.loader import Loader
+
+    num_batches, num_pairs = size.of(kind)
+    with_accounts, without = (
+        Loader(
+            samples(kind, num_batches),
+            batch_size=_BATCH_SIZE,
+            num_workers=num_workers,
+            persistent_workers=num_workers > 0,
+            multiprocessing_context="fork" if num_workers and backend == "process" else None,
+            backend=backend,
+        )
+        for _ in range(2)
+    )
+    in_process = not num_workers or backend == "thread"
+
+    def on() -> Cost:
+        return epoch_of(with_accounts, num_batches)
+
+    def off() -> Cost:
+        with no_accounts(in_process=in_process):
+            return epoch_of(without, num_batches)
+
+    return in_turn(on, off, num_batches, num_pairs, lambda: told(with_accounts, without))
+
+
+def told(with_accounts: Any, without: Any) -> None:  # noqa: ANN401 - two loaders
+    """Check that one loader knows of its batches, and that the other does not."""
+    run = with_accounts.stats().run
+    check(run.batches > 0 and run.compute_s + run.read_s > 0, "the accounts are empty")
+    check(without.stats().run.batches == 0, "there are accounts where there should be none")
+
+
+def differ_torch(size: Size) -> Reading:
+    """Run epochs of torch's loader with and without its profiler in turn."""
+    import torch
+
+    num_batches, num_pairs = size.of("tiny")
+    loader = data_loader("torch")(
+        samples("tiny", num_batches),
+        batch_size=_BATCH_SIZE,
+        num_workers=2,
+        persistent_workers=True,
+        multiprocessing_context="fork",
+    )
+
+    def on() -> Cost:
+        with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU]):
+            return epoch_of(loader, num_batches)
+
+    return in_turn(on, lambda: epoch_of(loader, num_batches), num_batches, num_pairs)
+
+
+@dataclass(frozen=True, slots=True)
+class Cost:
+    """What an epoch took, in microseconds per batch."""
+
+    cpu_us: float
+    wall_us: float
+
+
+def epoch_of(loader: Any, num_batches: int) -> Cost:  # noqa: ANN401
+    """Read an epoch to its end."""
+    total = 0
+    cpu_ns, wall_ns = cpu_now_ns(), time.perf_counter_ns()
+    for batch in loader:
+        total += int(batch[0])
+    wall_ns = time.perf_counter_ns() - wall_ns
+    cpu_ns = cpu_now_ns() - cpu_ns
+    right = _BATCH_SIZE * num_batches * (num_batches - 1) // 2
+    check(total == right, f"first numbers of the batches make {total}, not {right}")
+    return Cost(cpu_ns / num_batches / 1e3, wall_ns / num_batches / 1e3)
+
+
+def cpu_now_ns() -> int:
+    """Return the CPU time of this process, and of its workers that live."""
+    import psutil
+
+    total_ns = time.process_time_ns()
+    for child in psutil.Process().children():
+        for path in Path(f"/proc/{child.pid}/task").glob("*/schedstat"):
+            total_ns += int(path.read_text(encoding="ascii").split()[0])
+    return total_ns
+
+
+def in_turn(
+    on: Callable[[], Cost],
+    off: Callable[[], Cost],
+    num_batches: int,
+    num_pairs: int,
+    check_at_end: Callable[[], None] = lambda: None,
+) -> Reading:
+    """Return how much more `on` takes than `off`."""
+    on()
+    off()
+    pairs: list[tuple[Cost, Cost]] = []
+    with Meter() as meter:
+        for number in range(num_pairs):
+            if number % 2:
+                last = off()
+                pairs.append((on(), last))
+            else:
+                pairs.append((on(), off()))
+    check_at_end()
+    value = statistics.median(a.cpu_us - b.cpu_us for a, b in pairs)
+    more = {
+        "wall us": statistics.median(a.wall_us - b.wall_us for a, b in pairs),
+        "off us": statistics.median(b.wall_us for _, b in pairs),
+        "% of 5 ms": value / _BATCH_S / 1e6 * 100,
+    }
+    return Reading.of(meter, value, 2 * num_pairs * num_batches, more)
+
+
+class MadeUpRecords:
+    """Records of batches of 32 timed samples that take a worker 5 ms, and the trainer 4 ms."""
+
+    def __init__(self) -> None:
+        """Begin at the first step."""
+        import numpy as np
+
+        from penstock.engine.accounts import BatchRecord, Crew, TaskTimes
+
+        self.crew = Crew(2, 2)
+        self._record, self._times = BatchRecord, TaskTimes
+        self._step = self._now_ns = 0
+        self._sample_us = np.full(_BATCH_SIZE, 156, np.uint32).tobytes()
+        self._indices = np.arange(_BATCH_SIZE)
+
+    def make(self) -> Any:  # noqa: ANN401 - a BatchRecord
+        """Return the record of the next batch."""
+        (num_workers, prefetch), step = self.crew, self._step
+        work_ns, trainer_ns = int(_BATCH_S * 1e9), 4_000_000
+        asked_ns = self._now_ns + trainer_ns
+        given_ns = asked_ns + 60_000 + max(work_ns // num_workers - trainer_ns, 0)
+        self._step, self._now_ns = step + 1, given_ns
+        times = self._times(
+            begun_ns=given_ns - work_ns - 100_000,
+            ended_ns=given_ns - 100_000,
+            idle_ns=500_000,
+            fetch_ns=work_ns - 200_000,
+            collate_ns=100_000,
+            send_ns=100_000,
+            cpu_ns=work_ns - 50_000,
+            starved_ns=20_000,
+            num_bytes=_BATCH_SIZE * 8,
+            sample_us=self._sample_us,
+            num_samples=_BATCH_SIZE,
+        )
+        worker_id = step % num_workers
+        return self._record(
+            epoch=0,
+            step=step,
+            worker_id=worker_id,
+            pid=worker_id + 1,
+            asked_ns=asked_ns,
+            given_ns=given_ns,
+            consumer_ns=trainer_ns,
+            trainer_cpu_ns=trainer_ns // 2,
+            trainer_starved_ns=10_000,
+            num_samples=_BATCH_SIZE,
+            num_failed=0,
+            indices=self._indices + step % 1000 * _BATCH_SIZE,
+            num_ready=1,
+            num_workers=num_workers,
+            lookahead=num_workers * prefetch,
+            times=times,
+        )
+
+
+def time_part(size: Size, part: str) -> Reading:
+    """Time the calls of one part, less what it takes to read the clock."""
+    records = MadeUpRecords()
+    call, num_calls = PARTS[part](size, records)
+    made = [records.make() for _ in range(8)]
+    for record in made:
+        call(record)
+    spent_ns = clock_ns = 0
+    with Meter() as meter:
+        for _ in range(num_calls):
+            record = records.make()
+            before_ns = time.perf_counter_ns()
+            call(record)
+            after_ns = time.perf_counter_ns()
+            clock_ns += time.perf_counter_ns() - after_ns
+            spent_ns += after_ns - before_ns
+    value = (spent_ns - clock_ns) / num_calls / 1e3
+    more = {"wall us": value, "off us": 0.0, "% of 5 ms": value / _BATCH_S / 1e6 * 100}
+    return Reading.of(meter, value, num_calls, more)
+
+
+_Part = tuple["Callable[[Any], object]", int]
+
+
+def add(size: Size, records: MadeUpRecords) -> _Part:
+    from penstock.insight.history import History
+
+    return History(range(1000 * _BATCH_SIZE)).add, size.num_calls
+
+
+def observe(size: Size, records: MadeUpRecords) -> _Part:
+    from penstock.insight.budgets import Limits
+    from penstock.insight.tuner import Tuner
+
+    tuner = Tuner(Limits(), cores=8.0)
+    records.crew = tuner.crew
+
+    def call(record: Any) -> None:  # noqa: ANN401
+        crew = tuner.observe(record)
+        if crew is not None:
+            records.crew = crew
+
+    return call, size.num_calls
+
+
+def advance(size: Size, records: MadeUpRecords) -> _Part:
+    import io
+
+    from rich.console import Console
+
+    from penstock.insight.progress import ProgressBar
+
+    class Wall:
+        """Where nothing is drawn after the first time."""
+
+        console = Console(file=io.StringIO(), width=100)
+        interval_ns = 10**18
+        width = 100
+
+        def show(self, bar: ProgressBar, line: object) -> None: ...
+
+        def finish(self, bar: ProgressBar, line: object) -> None: ...
+
+    bar = ProgressBar("train", Wall())
+    bar.begin(0, size.num_calls)
+    return lambda record: bar.advance(record, 0), size.num_calls
+
+
+def ask(size: Size, records: MadeUpRecords) -> _Part:
+    from penstock.insight.history import History
+
+    history = History(range(1000 * _BATCH_SIZE))
+    for _ in range(size.num_calls // 2):
+        history.add(records.make())
+
+    def call(record: Any) -> None:  # noqa: ANN401
+        stats = history.stats(num_workers=2, prefetch_factor=2, cores=8.0)
+        check(stats.run.batches == size.num_calls // 2, f"{stats.run.batches} batches")
+
+    return call, max(size.num_calls // 200, 2)
+
+
+PARTS: dict[str, Callable[[Size, MadeUpRecords], _Part]] = {
+    "History.add": add,
+    "Tuner.observe": observe,
+    "ProgressBar.advance": advance,
+    "stats()": ask,
+}
+
+_DIFFERENCES: dict[str, Callable[[Size], Reading]] = {
+    "penstock, tiny, 0 workers": partial(differ, kind="tiny", num_workers=0),
+    "penstock, tiny, 2 processes": partial(differ, kind="tiny", num_workers=2),
+    "penstock, tiny, 2 threads": partial(differ, kind="tiny", num_workers=2, backend="thread"),
+    "penstock, 5 ms, 0 workers": partial(differ, kind="5 ms", num_workers=0),
+    "penstock, 5 ms, 2 processes": partial(differ, kind="5 ms", num_workers=2),
+    "penstock, 5 ms slept, 2 processes": partial(differ, kind="5 ms slept", num_workers=2),
+    "penstock, 5 ms slept, 2 threads": partial(
+        differ, kind="5 ms slept", num_workers=2, backend="thread"
+    ),
+}
+
+BENCHMARK = Benchmark(
+    file=__file__,
+    unit="us/batch",
+    better="lower",
+    contenders={
+        **_DIFFERENCES,
+        **{f"penstock, {part}": partial(time_part, part=part) for part in PARTS},
+        "torch, profiler, tiny, 2 processes": differ_torch,
+    },
+    full=Size(tiny_batches=2000, tiny_pairs=10, slow_batches=128, slow_pairs=10, num_calls=20_000),
+    smoke=Size(tiny_batches=50, tiny_pairs=2, slow_batches=10, slow_pairs=2, num_calls=400),
+    targets=(
+        *(Target(name, at_most=_LIMIT_US) for name in _DIFFERENCES),
+        *(Target(name, at_most=_LIMIT_US, figure="wall us") for name in _DIFFERENCES),
+        *(Target(f"penstock, {part}") for part in PARTS),
+        Target("penstock, tiny, 2 processes", "torch, profiler, tiny, 2 processes"),
+    ),
+)
+
+if __name__ == "__main__":
+    raise SystemExit(BENCHMARK.main())

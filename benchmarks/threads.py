@@ -50,9 +50,9 @@ Result
         python   4,045          2,436        4,600          2,179        2,427
         carry    3,366          2,619        18,570         14,930       17,000
 
-    Threads give 0.76 of processes on photos, as collating and the transform's Python share the lock;
-    1.45 of torch's processes. Pure Python runs at half the speed of processes, a little below no
-    workers at all. Batches that are only carried gain nothing by workers of either kind on two
+    Threads give 0.76 of processes on photos, as collating and the transform's Python share the
+    lock; 1.45 of torch's processes. Pure Python runs at half the speed of processes, a little below
+    no workers at all. Batches that are only carried gain nothing by workers of either kind on two
     cores. The first batch of photos came after 0.14 s by threads, 0.18 s by processes.
 
 What it does not show

@@ -40,7 +40,9 @@ Command
     python benchmarks/accounting.py --save
 
 Result
-    Not measured yet.
+    2026-11-22, one round. The limit is missed: without workers 64 us of CPU a batch (1.3 % of
+    5 ms), with two processes 102 to 107, with two threads 91, over all processes. In wall time 52,
+    45, 38 and 65 us. `History.add` takes 7.2 us with its folding, `Tuner.observe` 2.2.
 
 What it does not show
     More workers than cores, where microseconds of workers are those of the trainer, too: there "CPU

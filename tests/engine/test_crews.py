@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import functools
 import gc
 import multiprocessing
 import os
@@ -214,15 +215,27 @@ def test_arguments_that_contradict_are_told(kind, options, words):
         kind(Noisy(), **options)
 
 
-def dies_as_a_newcomer(worker_id):
+def dies_as_a_newcomer(newcomers, worker_id):
     if worker_id >= 2:
+        newcomers.put(os.getpid())
         os._exit(3)
 
 
 def test_training_goes_on_without_a_worker_that_never_gets_to_work():
-    loader = scripted({3: Crew(4, 2)}, worker_init_fn=dies_as_a_newcomer)
+    newcomers = multiprocessing.SimpleQueue()
+    loader = scripted(
+        {3: Crew(4, 2)}, worker_init_fn=functools.partial(dies_as_a_newcomer, newcomers)
+    )
+
+    def train():
+        for step, batch in enumerate(loader):
+            if step == 4:  # both are dead before most of the epoch is asked for
+                for _ in range(2):
+                    os.waitid(os.P_PID, newcomers.get(), os.WEXITED | os.WNOWAIT)
+            yield batch
+
     with pytest.warns(RuntimeWarning, match="worker [23], which was to be added, never got to"):
-        batches = list(loader)
+        batches = list(train())
     assert equal(batches, plain())
 
 

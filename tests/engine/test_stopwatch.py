@@ -12,7 +12,7 @@ import pytest
 
 from penstock.engine import stopwatch
 from penstock.engine.logbook import Notes, Phase
-from penstock.engine.stopwatch import RunQueue, Stopwatch
+from penstock.engine.stopwatch import CoreTime, RunQueue, Stopwatch
 
 NAMED = {"idle": 0, "fetch": 1, "collate": 2, "send": 3}
 
@@ -82,21 +82,85 @@ def test_a_task_that_failed_leaves_nothing_to_the_next(clock):
     assert watch.take(**NAMED).fetch_ns == 0
 
 
-def test_of_short_tasks_all_time_is_taken_for_computing_and_of_long_ones_it_is_asked(clock):
-    asked = []
+class Core:
+    """Work of which a CPU clock and the scheduler tell what the test says, and who asked."""
 
-    def cpu_clock():
-        asked.append(clock.now_ns)
-        return 7
+    def __init__(self, monkeypatch):
+        self.cpu_ns = 0
+        self.starved_ns = 0
+        self.num_looks = 0
+        core = self
 
-    watch = Stopwatch(4, cpu_clock)
-    times = []
-    for took_ns in (100_000, 100_000, 5_000_000, 5_000_000):
-        watch.begin_task(1, carried=(0, 3))
-        clock.pass_by(took_ns)
-        times.append(watch.take(**NAMED))
-    assert [t.cpu_ns for t in times] == [0, 100_000, 5_000_000, 0]
-    assert len(asked) == 4, "once before and once after the first and the last"
+        class Queue:
+            def waited_ns(self):
+                return core.starved_ns
+
+            def close(self):
+                pass
+
+        monkeypatch.setattr(stopwatch, "RunQueue", Queue)
+        self.time = CoreTime(self.look)
+
+    def look(self):
+        self.num_looks += 1
+        return self.cpu_ns
+
+    def work(self, took_ns, cpu_ns, starved_ns=0):
+        """Return what is told of a piece."""
+        self.time.begin()
+        self.cpu_ns += cpu_ns
+        self.starved_ns += starved_ns
+        return self.time.end(took_ns)
+
+
+def test_long_work_is_measured_each_time(monkeypatch):
+    core = Core(monkeypatch)
+    pieces = [(15_000_000 + k, 1_000_000 * (k % 14), 1000 * k) for k in range(50)]
+    assert [core.work(*piece) for piece in pieces] == [piece[1:] for piece in pieces]
+
+
+@pytest.mark.parametrize(
+    ("pieces", "most_looks"),
+    [
+        ([(5_000_000, 4_000_000, 500_000)], 0.4),
+        ([(50_000, 50_000, 0)], 0.02),
+        # Rhythms: a look at every third piece, or after so much time, would see but one kind.
+        ([(2_000_000, 2_000_000, 0), (16_000_000, 0, 0)], 0.7),
+        ([(5_000_000, 5_000_000, 0), (5_000_000, 0, 0), (5_000_000, 0, 2_500_000)], 0.4),
+    ],
+)
+def test_of_short_work_few_pieces_are_measured_and_the_sums_are_right(
+    monkeypatch, pieces, most_looks
+):
+    core = Core(monkeypatch)
+    told = [core.work(*pieces[k % len(pieces)]) for k in range(6000)]
+    assert core.num_looks / 2 <= most_looks * len(told)
+    took_ns = sum(piece[0] for piece in pieces) * len(told) // len(pieces)
+    assert sum(cpu for cpu, _ in told) == pytest.approx(core.cpu_ns, abs=0.05 * took_ns)
+    assert sum(starved for _, starved in told) == pytest.approx(core.starved_ns, abs=0.05 * took_ns)
+
+
+def test_work_that_another_thread_takes_over_is_estimated(monkeypatch):
+    core = Core(monkeypatch)
+    for _ in range(8):
+        core.work(20_000_000, 10_000_000)
+    core.time.begin()
+    core.cpu_ns += 999_000_000
+    told = []
+    thread = threading.Thread(target=lambda: told.append(core.time.end(30_000_000)))
+    thread.start()
+    thread.join()
+    assert told == [(15_000_000, 0)]
+
+
+def test_where_the_system_does_not_tell_of_its_run_queue_nothing_is_made_up(monkeypatch):
+    core = Core(monkeypatch)
+    core.starved_ns = None
+    core.time.begin()
+    assert core.time.end(20_000_000) == (0, None)
+    for _ in range(100):
+        core.time.begin()
+        assert core.time.end(1000)[1] is None
 
 
 def test_time_in_the_dataset_that_takes_no_cpu_is_reading_and_the_rest_is_computing():
@@ -158,3 +222,10 @@ def test_the_time_on_the_run_queue_grows_and_its_descriptor_is_closed():
     queue.close()
     queue.close()
     assert queue.waited_ns() is None
+
+
+def test_one_that_was_interrupted_before_it_began_is_dropped_in_silence(recwarn, capsys):
+    # Ctrl-C between the making of the object and its first line: `__del__` still runs.
+    RunQueue.__new__(RunQueue).__del__()
+    assert not recwarn.list
+    assert capsys.readouterr().err == ""

@@ -29,7 +29,7 @@ class TaskTimes(NamedTuple):
         send_ns: Packing it into its slot, and the message of the batch before.
         slot_ns: Of all these: making slots, as none was free. Nobody waits for a free slot.
         cpu_ns: CPU time from `begun_ns` to `ended_ns`, of the worker's process, or of its thread.
-            Of very short tasks all of the time.
+            Of tasks below 15 ms some are measured, and the others estimated by them.
         starved_ns: The worker could have run and no core was free; None where the system does not
             say.
         num_bytes: Of the batch, where it lies in slots.
@@ -89,7 +89,7 @@ class BatchRecord(NamedTuple):
         consumer_ns: The trainer's own code since it had the batch before; 0 for an iterator's
             first.
         trainer_cpu_ns: CPU time of the trainer's process since then, without that of workers.
-            Between very short batches all of the time.
+            Measured as `TaskTimes.cpu_ns` is.
         trainer_starved_ns: The trainer's thread could have run since then, and no core was free;
             None where the system does not say.
         num_samples: Samples in it.

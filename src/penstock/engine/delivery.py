@@ -243,13 +243,16 @@ class Stream:
         )
         self._num_lost = 0
         crew = self._crew_wanted(observer, record)
-        with self._closed_on_error():
-            if crew is not None and crew != self._crew:
-                self._crew = crew
-                self._carry_out(self._order.handle(CrewChanged(crew[0], self._lookahead)))
-            if self._to_hire:
-                self._hire_some()
+        if self._to_hire or (crew is not None and crew != self._crew):
+            with self._closed_on_error():
+                self._change_crew(crew)
         self._clock.take(record.given_ns)
+
+    def _change_crew(self, crew: Crew | None) -> None:
+        if crew is not None and crew != self._crew:
+            self._crew = crew
+            self._carry_out(self._order.handle(CrewChanged(crew[0], self._lookahead)))
+        self._hire_some()
 
     def _crew_wanted(self, observer: Observer, record: BatchRecord) -> Crew | None:
         try:
@@ -273,11 +276,8 @@ class Stream:
             worker_id = self._to_hire.popleft()
             try:
                 self._backend.hire(worker_id)
-            except (
-                OSError,
-                RuntimeError,
-                ConfigError,
-            ) as error:  # no memory, files or threads left
+            except (OSError, RuntimeError, ConfigError) as error:
+                # No memory, files or threads are left.
                 reason = f"it could not be started: {type(error).__name__}: {error}"
                 self._carry_out(self._order.handle(WorkerDied(worker_id, reason)))
             else:

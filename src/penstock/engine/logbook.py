@@ -98,10 +98,11 @@ class Entry(NamedTuple):
 class Notes:
     """A worker's end: what it notes, and by a stopwatch how long it takes.
 
-    Without a logbook (a worker in the trainer's process), notes are for `take_times` alone.
+    Without a logbook (a worker in the trainer's process), notes are for `take_times` alone, which
+    tells of no memory: the process's is the trainer's.
     """
 
-    __slots__ = ("_cells", "_key", "_num_tasks", "_stopwatch")
+    __slots__ = ("_cells", "_key", "_num_tasks", "_stopwatch", "_tells_memory")
 
     def __init__(
         self,
@@ -115,6 +116,7 @@ class Notes:
             cpu_clock: The worker's CPU time in nanoseconds: of its process, or of its thread alone.
         """
         self._num_tasks = 0
+        self._tells_memory = page is not None
         self._stopwatch = Stopwatch(len(Phase), cpu_clock)
         self._cells: memoryview[int] | list[int] = [0] * _NUM_CELLS
         self._key = memoryview(bytearray())
@@ -130,7 +132,7 @@ class Notes:
         cells[_ROUND] = round_
         cells[_STEP] = step
         cells[_SINCE] = time.monotonic_ns()
-        if self._num_tasks % _USAGE_INTERVAL == 0:
+        if self._tells_memory and self._num_tasks % _USAGE_INTERVAL == 0:
             cells[_PEAK_RSS] = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
         self._num_tasks += 1
         cells[_PHASE] = Phase.READING
@@ -147,7 +149,8 @@ class Notes:
     def sample(self, number: int) -> None:
         """Note which sample of the batch is being read."""
         self._cells[_NUMBER] = number
-        self._stopwatch.begin_sample()
+        if self._stopwatch.times_samples:
+            self._stopwatch.begin_sample()
 
     def batch_of(self, num_samples: int) -> None:
         """Note how many samples the batch has."""

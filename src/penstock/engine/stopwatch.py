@@ -1,14 +1,17 @@
 # SPDX-License-Identifier: Apache-2.0
 """Where a worker's time goes: by phase, by sample, on a core or waiting for one.
 
-Some 2 us a batch: a clock is read at every change of phase, and twice a task the CPU time and what
-the scheduler tells. Samples are timed one by one only where they take long enough for it.
+A clock is read at every change of phase, which is a call without the kernel. Asking for CPU time
+and the scheduler's figures is not, and is done once in 15 ms of work. Samples are timed one by one
+only where they take long enough for it.
 """
 
 from __future__ import annotations
 
 import contextlib
 import os
+import random
+import threading
 import time
 from array import array
 from itertools import pairwise
@@ -19,13 +22,16 @@ from penstock.engine.accounts import TaskTimes
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-__all__ = ["RunQueue", "Stopwatch"]
+__all__ = ["CoreTime", "RunQueue", "Stopwatch"]
 
 # Timing one takes 0.1 us in a busy loop, and 2 us after a sleep, when the caches are cold: of a
 # sample that takes this long, half a per cent.
 _SHORTEST_TIMED_NS: Final = 400_000
-# Of a task shorter than this nobody asks what it waited for: it is taken for computing.
-_QUICK_NS: Final = 300_000
+# A look at the CPU clock and the run queue takes 5 us, 15 to 30 after a sleep, and there are two
+# to a piece of work: half a per cent of this at the most.
+_MEASURED_ONCE_IN_NS: Final = 15_000_000
+_MEASURED_AT_FIRST: Final = 8  # whatever they take: the first pieces are unlike the others
+_OF_LAST: Final = 1 / 4  # what the last one weighs; another crew is to show soon
 _TIMED_ANYWAY: Final = 16  # every so many batches their samples are timed all the same
 
 
@@ -41,9 +47,10 @@ class RunQueue:
         `schedstat` is the time spent waiting on a run queue, in nanoseconds.
     """
 
+    _fd = -1  # also for one that Ctrl-C did not let begin
+
     def __init__(self) -> None:
         """Open the calling thread's statistics, if the system has any."""
-        self._fd = -1
         with contextlib.suppress(OSError):  # another system, or a kernel built without
             self._fd = os.open("/proc/thread-self/schedstat", os.O_RDONLY | os.O_CLOEXEC)
 
@@ -66,6 +73,97 @@ class RunQueue:
         self.close()
 
 
+class CoreTime:
+    """How much of some work was CPU time, and how much of it waiting for a core.
+
+    Work comes in pieces. Where they take 15 ms, each is measured; of shorter ones some, drawn by
+    chance so that no rhythm of theirs can hide, and the others are taken to be like the last that
+    were measured. So sums over many short pieces are right, and a single one may be an estimate.
+
+    Concurrency:
+        One thread at a time. A piece during which another one takes over is estimated.
+    """
+
+    __slots__ = (
+        "_cpu_at_ns", "_cpu_clock", "_draw", "_is_measuring", "_mean_ns", "_measured_cpu_ns",
+        "_measured_ns", "_measured_starved_ns", "_num_measured", "_run_queue", "_starved_at_ns",
+        "_thread",
+    )  # fmt: skip
+
+    def __init__(self, cpu_clock: Callable[[], int]) -> None:
+        """Know nothing yet.
+
+        Args:
+            cpu_clock: CPU time of whoever works: of its process, or of its thread alone.
+        """
+        self._cpu_clock = cpu_clock
+        self._draw = random.Random(0).random
+        self._run_queue: RunQueue | None = None
+        self._thread = 0  # whose it is
+        self._is_measuring = False
+        self._num_measured = 0
+        self._mean_ns = 0.0  # of the last pieces
+        self._measured_ns = self._measured_cpu_ns = self._measured_starved_ns = 0.0
+        self._cpu_at_ns = 0
+        self._starved_at_ns: int | None = None
+
+    def begin(self) -> None:
+        """A piece of work begins right after this call."""
+        self._is_measuring = (
+            self._num_measured < _MEASURED_AT_FIRST
+            or self._draw() * _MEASURED_ONCE_IN_NS < self._mean_ns
+        )
+        if self._is_measuring:
+            thread = threading.get_ident()
+            if thread != self._thread or self._run_queue is None:
+                self.close()
+                self._thread = thread
+                self._run_queue = RunQueue()
+            self._cpu_at_ns = self._cpu_clock()
+            self._starved_at_ns = self._run_queue.waited_ns()
+
+    def end(self, took_ns: int) -> tuple[int, int | None]:
+        """Return CPU time and waiting for a core of the piece, which ended right before the call.
+
+        Args:
+            took_ns: How long it took.
+
+        Returns:
+            Nanoseconds; the second is None where the system does not say.
+        """
+        self._mean_ns += (took_ns - self._mean_ns) * _OF_LAST
+        if self._is_measuring and threading.get_ident() == self._thread:
+            return self._measured(took_ns)
+        if not self._measured_ns:
+            return took_ns, None
+        share = took_ns / self._measured_ns
+        is_told = self._starved_at_ns is not None
+        return (
+            int(self._measured_cpu_ns * share),
+            int(self._measured_starved_ns * share) if is_told else None,
+        )
+
+    def _measured(self, took_ns: int) -> tuple[int, int | None]:
+        self._is_measuring = False
+        self._num_measured += 1
+        cpu_ns = self._cpu_clock() - self._cpu_at_ns
+        at, now = self._starved_at_ns, None
+        if at is not None and self._run_queue is not None:
+            now = self._run_queue.waited_ns()
+        starved_ns = None if at is None or now is None else now - at
+        # Sums, and not shares of single pieces: a long one counts for what it is.
+        self._measured_ns += took_ns - self._measured_ns * _OF_LAST
+        self._measured_cpu_ns += cpu_ns - self._measured_cpu_ns * _OF_LAST
+        self._measured_starved_ns += (starved_ns or 0) - self._measured_starved_ns * _OF_LAST
+        return cpu_ns, starved_ns
+
+    def close(self) -> None:
+        """Give back what it holds of the system; a second call does nothing."""
+        if self._run_queue is not None:
+            self._run_queue.close()
+            self._run_queue = None
+
+
 class Stopwatch:
     """Adds up the time of one worker, in the phases that it says it is in.
 
@@ -74,21 +172,8 @@ class Stopwatch:
     """
 
     __slots__ = (
-        "_begun_ns",
-        "_cpu_at_ns",
-        "_cpu_clock",
-        "_has_marked",
-        "_is_quick",
-        "_marks",
-        "_marks_end_ns",
-        "_num_taken",
-        "_phase",
-        "_run_queue",
-        "_since_ns",
-        "_spent_ns",
-        "_starved_at_ns",
-        "_times_samples",
-        "num_samples",
+        "_begun_ns", "_core_time", "_has_marked", "_marks", "_marks_end_ns", "_num_taken", "_phase",
+        "_since_ns", "_spent_ns", "num_samples", "times_samples",
     )  # fmt: skip
 
     def __init__(
@@ -100,19 +185,16 @@ class Stopwatch:
             num_phases: Phases are numbers below this.
             cpu_clock: The worker's CPU time: of its process, or of its thread alone.
         """
-        self._cpu_clock = cpu_clock
-        self._run_queue: RunQueue | None = None  # of the thread that does the first task
+        self._core_time = CoreTime(cpu_clock)
         self._spent_ns = [0] * num_phases
         self._phase = 0
         self._since_ns = time.monotonic_ns()
-        self._begun_ns = self._cpu_at_ns = 0
-        self._starved_at_ns: int | None = None
+        self._begun_ns = 0
         self._marks = array("q")
         self._marks_end_ns = 0
         self._has_marked = False
-        self._times_samples = True
+        self.times_samples = True  # of this task; where not, `begin_sample` need not be called
         self._num_taken = 0
-        self._is_quick = False  # as the last task was
         self.num_samples = 0  # of the batch under way; for whoever knows it to set
 
     def enter(self, phase: int) -> None:
@@ -127,13 +209,12 @@ class Stopwatch:
 
     def begin_task(self, phase: int, carried: tuple[int, ...]) -> None:
         """Begin a task, in `phase`; only the time in the phases `carried` goes over into it."""
-        if self._run_queue is None:
-            self._run_queue = RunQueue()
-        if not self._is_quick:  # before the clock: waiting in between is none of the task's
-            self._cpu_at_ns = self._cpu_clock()
-            self._starved_at_ns = self._run_queue.waited_ns()
+        self._core_time.begin()  # before the clock: waiting in between is none of the task's
         self.enter(phase)
-        self._spent_ns[:] = [spent if k in carried else 0 for k, spent in enumerate(self._spent_ns)]
+        spent = [0] * len(self._spent_ns)
+        for k in carried:
+            spent[k] = self._spent_ns[k]
+        self._spent_ns = spent
         self._begun_ns = self._since_ns
         self.num_samples = 0
         if self._marks:
@@ -142,7 +223,7 @@ class Stopwatch:
 
     def begin_sample(self) -> None:
         """Begin another sample of the batch."""
-        if self._times_samples:
+        if self.times_samples:
             self._has_marked = True
             self._marks.append(time.monotonic_ns())
 
@@ -172,8 +253,7 @@ class Stopwatch:
         """
         self.enter(self._phase)
         now, spent = self._since_ns, self._spent_ns
-        cpu_ns, starved_ns = self._cpu_and_starved()
-        self._is_quick = now - self._begun_ns < _QUICK_NS
+        cpu_ns, starved_ns = self._core_time.end(now - self._begun_ns)
         times = TaskTimes(
             self._begun_ns,
             now,
@@ -193,18 +273,9 @@ class Stopwatch:
         count = max(self.num_samples, 1)
         self._num_taken += 1
         takes_long = spent[fetch] >= _SHORTEST_TIMED_NS * count
-        self._times_samples = takes_long or self._num_taken % _TIMED_ANYWAY == 0
+        self.times_samples = takes_long or self._num_taken % _TIMED_ANYWAY == 0
         self._spent_ns = [0] * len(spent)
         return times
-
-    def _cpu_and_starved(self) -> tuple[int, int | None]:
-        if self._is_quick:
-            return self._since_ns - self._begun_ns, None
-        starved_at, starved_now = self._starved_at_ns, None
-        if starved_at is not None and self._run_queue is not None:
-            starved_now = self._run_queue.waited_ns()
-        starved_ns = None if starved_at is None or starved_now is None else starved_now - starved_at
-        return self._cpu_clock() - self._cpu_at_ns, starved_ns
 
     def _sample_us(self) -> bytes:
         """Return microseconds per sample; nothing unless each was begun just once."""
@@ -220,5 +291,4 @@ class Stopwatch:
 
     def close(self) -> None:
         """Give back what the system holds; a second call does nothing."""
-        if self._run_queue is not None:
-            self._run_queue.close()
+        self._core_time.close()

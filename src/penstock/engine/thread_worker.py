@@ -344,10 +344,8 @@ class ThreadWorker:
         times = self.notes.take_times(
             num_bytes=self._output.take_num_bytes(), pool_bytes=self._output.pool_bytes
         )
-        times = times._replace(
-            rss_bytes=0,  # the process's is the trainer's, and not a worker's
-            sample_us=times.sample_us if is_timed else b"",
-        )
+        if not is_timed:
+            times = times._replace(sample_us=b"")
         return TaskDone(self.worker_id, task.step, Made(batch, share, losses, times))
 
     def _take_bad(self, task: ThreadTask) -> list[Any]:

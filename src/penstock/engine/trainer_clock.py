@@ -3,13 +3,12 @@
 
 from __future__ import annotations
 
-import threading
 import time
 from typing import TYPE_CHECKING, Final
 
 from penstock.engine.accounts import BatchRecord, EpochEnd, TaskTimes
 from penstock.engine.plan import bare_indices
-from penstock.engine.stopwatch import RunQueue
+from penstock.engine.stopwatch import CoreTime
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -20,7 +19,6 @@ if TYPE_CHECKING:
 __all__ = ["TrainerClock"]
 
 _UNKNOWN: Final = TaskTimes(0, 0)
-_QUICK_NS: Final = 300_000  # from batch to batch; a look at the CPU clock and scheduler takes 5 us
 
 
 class TrainerClock:
@@ -37,14 +35,9 @@ class TrainerClock:
             cpu_clock: CPU time of the trainer in nanoseconds: of its process, or of its thread
                 alone where workers are in the same process.
         """
-        self._cpu_clock = cpu_clock
-        self._run_queue: RunQueue | None = None
-        self._thread = 0  # whose it is
+        self._core_time = CoreTime(cpu_clock)
         self._has_taken = False
-        self._begun_ns = self._starting_ns = 0
-        self._is_quick = False  # as the last batch was
-        self._taken_ns = self._cpu_at_ns = 0
-        self._starved_at_ns: int | None = None
+        self._begun_ns = self._starting_ns = self._taken_ns = 0
         self._asked_ns = self._consumer_ns = self._cpu_ns = 0
         self._starved_ns: int | None = None
 
@@ -67,13 +60,7 @@ class TrainerClock:
             self._starved_ns = None
             return
         self._consumer_ns = now - self._taken_ns
-        if self._is_quick or threading.get_ident() != self._thread:
-            self._cpu_ns, self._starved_ns = self._consumer_ns, None
-            return
-        self._cpu_ns = self._cpu_clock() - self._cpu_at_ns
-        starved = self._waited_for_core()
-        at = self._starved_at_ns
-        self._starved_ns = None if starved is None or at is None else starved - at
+        self._cpu_ns, self._starved_ns = self._core_time.end(self._consumer_ns)
 
     def give(
         self,
@@ -123,24 +110,10 @@ class TrainerClock:
         """The trainer's own code begins, now if `given_ns` is None; up to here it waited."""
         if given_ns is None:
             given_ns = time.monotonic_ns()
-        self._is_quick = self._has_taken and given_ns - self._taken_ns < _QUICK_NS
-        thread = threading.get_ident()
-        if thread != self._thread:  # another one iterates from here on
-            self._thread = thread
-            self.close()
         self._has_taken = True
         self._taken_ns = given_ns
-        if not self._is_quick:
-            self._cpu_at_ns = self._cpu_clock()
-            self._starved_at_ns = self._waited_for_core()
-
-    def _waited_for_core(self) -> int | None:
-        if self._run_queue is None:
-            self._run_queue = RunQueue()
-        return self._run_queue.waited_ns()
+        self._core_time.begin()
 
     def close(self) -> None:
         """Give back what it holds of the system; a second call does nothing."""
-        if self._run_queue is not None:
-            self._run_queue.close()
-            self._run_queue = None
+        self._core_time.close()

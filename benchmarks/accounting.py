@@ -45,9 +45,13 @@ Command
     python benchmarks/accounting.py --save
 
 Result
-    2026-11-22, one round. The limit is missed: without workers 64 us of CPU a batch (1.3 % of
-    5 ms), with two processes 102 to 107, with two threads 91, over all processes. In wall time 52,
-    45, 38 and 65 us. `History.add` takes 7.2 us with its folding, `Tuner.observe` 2.2.
+    2026-11-22, one round. Without workers the limit is kept: 35 us, 0.7 % of 5 ms. With two it is
+    missed by this measure, of all processes' CPU: 113 us with processes that compute, 106 with ones
+    that sleep, 122 with threads; in the trainer's thread 57 to 64. The same code takes 53 and 41 us
+    beside tiny batches, 24 to 29 of it in the trainer: two thirds are caches that are cold after
+    5 ms of something else, and the next 20 us one look at the scheduler's figures. Rounds differ by
+    30 us. `History.add` takes 4.7 us with its folding, `Tuner.observe` 2.2. What torch's profiler
+    takes could not be told from noise.
 
 What it does not show
     More workers than cores, where microseconds of workers are those of the trainer, too: there "CPU

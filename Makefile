@@ -11,7 +11,7 @@ STAMP := $(VENV)/.installed
 BENCHMARKS := $(shell grep -l '^if __name__ == "__main__"' benchmarks/*.py)
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test browser-deps slow soak upstream lint format types contracts bench bench-smoke clean
+.PHONY: help demo test browser-deps slow soak upstream gpu lint format types contracts bench bench-smoke clean
 
 help:
 	@echo "make demo         train a small network on real images, and compare the loaders"
@@ -20,6 +20,7 @@ help:
 	@echo "make slow         run the tests that take minutes"
 	@echo "make soak         ten minutes of killed workers and corrupt samples, with figures"
 	@echo "make upstream     run PyTorch's own test_dataloader.py on Penstock's loader"
+	@echo "make gpu          on a machine with a CUDA device: its tests, and what it brings, in minutes"
 	@echo "make lint types contracts    what CI checks besides"
 	@echo "make bench        run the benchmarks (make bench-smoke: at tiny size)"
 	@echo "make format clean"
@@ -53,6 +54,10 @@ soak: $(STAMP)
 upstream: $(STAMP)
 	"$(BIN)/python" tests/upstream/run.py
 
+gpu: $(STAMP)
+	PENSTOCK_REQUIRE_GPU=1 "$(BIN)/python" -m pytest -q tests/device
+	"$(BIN)/python" benchmarks/device/gpu.py --out benchmarks/results
+
 lint: $(STAMP)
 	"$(BIN)/ruff" format --check .
 	"$(BIN)/ruff" check .
@@ -72,6 +77,7 @@ bench: $(STAMP)
 
 bench-smoke: $(STAMP)
 	@set -e; for file in $(BENCHMARKS); do echo "== $$file --smoke"; "$(BIN)/python" "$$file" --smoke; done
+	"$(BIN)/python" benchmarks/device/gpu.py --device cpu --smoke
 
 clean:
 	rm -rf build dist .pytest_cache .mypy_cache .ruff_cache .import_linter_cache .hypothesis

@@ -49,11 +49,12 @@ from penstock.errors import ConfigError, TooManyFailures, WorkerTimeout
 from penstock.errors import WorkerDied as WorkerDiedError
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Callable, Iterator
 
     from penstock.engine.accounts import BatchRecord, Observer
     from penstock.engine.epoch import Epoch
     from penstock.engine.fault_log import Losses
+    from penstock.engine.handover import Handover
     from penstock.engine.plan import Plan
 
 __all__ = ["Stream"]
@@ -76,6 +77,7 @@ class Stream:
         epoch: Epoch,
         faults: FaultLog | None = None,
         observer: Observer | None = None,
+        handover: Handover | None = None,
     ) -> None:
         """Start the workers and give them their first tasks.
 
@@ -85,8 +87,12 @@ class Stream:
             faults: Where to record bad samples; None is a log that nobody reads.
             observer: Hears of every batch, and may ask for more or fewer workers; None measures
                 nothing.
+            handover: What is done with a batch before the trainer gets it; None is nothing.
         """
         self._plan = plan
+        self._handover = handover
+        self._begun: tuple[int, object, Exception | None] | None = None  # of a step to come
+        self._overdue: Exception | None = None  # raised with the next call
         self._crew = Crew(plan.num_workers, plan.prefetch_factor)
         self._observer = observer
         in_process = plan.num_workers and plan.backend == "thread"
@@ -114,6 +120,7 @@ class Stream:
             self._hired = set(range(plan.num_workers))
             self._is_open = True
         self._epoch = epoch
+        self._begun = None
         self._is_over = False
         self._num_lost = 0  # bad samples that were not told to the observer yet
         with self._closed_on_error():
@@ -198,6 +205,12 @@ class Stream:
             raise
 
     def _next(self) -> Any:  # noqa: ANN401 - any batch tree, or NO_BATCH
+        if self._overdue is not None:
+            error, self._overdue = self._overdue, None
+            try:
+                raise error
+            finally:
+                del error  # with its own traceback it would be a cycle
         if self._is_over:
             raise StopIteration
         num_ready = self._order.num_ready
@@ -212,6 +225,8 @@ class Stream:
             raise
         if isinstance(answer, Deliver):
             batch = self._give(answer)
+            if self._handover is not None and self._handover.begins_ahead:
+                self._begin_ahead(self._handover)
             if self._observer is not None:
                 self._num_lost += len(answer.outcome.losses.bad)
                 if batch is not NO_BATCH:
@@ -302,7 +317,7 @@ class Stream:
         losses = outcome.losses
         num_failed = self._record(losses, step, worker_id) if losses.bad else 0
         try:
-            batch = outcome.result()
+            batch = outcome.result() if self._handover is None else self._handed_over(delivery)
         except BaseException as error:
             progress.fail(step, worker_id, outcome.share)
             if isinstance(error, TooManyFailures):
@@ -317,6 +332,51 @@ class Stream:
             progress.give_share(worker_id, outcome.share, max(self._plan.num_workers, 1))
         return batch
 
+    def _handed_over(self, delivery: Deliver) -> Any:  # noqa: ANN401 - any batch tree
+        assert self._handover is not None
+        step, outcome = delivery.step, delivery.outcome
+        begun, self._begun = self._begun, None
+        if begun is None or begun[0] != step:
+            batch = outcome.result()
+            if batch is NO_BATCH:
+                return batch
+            return self._handover.finish(self._handover.begin(batch, self._namer(step)))
+        _, value, error = begun
+        if error is not None:
+            try:
+                raise error
+            finally:
+                del begun, error  # with its own traceback it would be a cycle
+        return value if value is NO_BATCH else self._handover.finish(value)
+
+    def _begin_ahead(self, handover: Handover) -> None:
+        """Begin with the batch that is asked for next, if it has arrived."""
+        if self._plan.num_workers and self._order.peek() is None:
+            try:
+                with self._closed_on_error():
+                    for event in self._backend.events(0.0):
+                        self._handle(event)
+            except Exception as error:
+                self._overdue = error  # the batch that is given now is the trainer's all the same
+                return
+        found = self._order.peek()
+        if found is None or found[1].times is None:  # no batch: it is raised when it is asked for
+            return
+        step, outcome = found
+        try:
+            batch = outcome.result()
+            value = batch
+            if batch is not NO_BATCH:
+                value = handover.begin(batch, self._namer(step))
+        except Exception as error:
+            self._begun = step, None, error  # of that batch, and not of the one that is given now
+        else:
+            self._begun = step, value, None
+
+    def _namer(self, step: int) -> Callable[[], str]:
+        number = self._epoch.number
+        return lambda: f"epoch {number}, step {step}"
+
     def _record(self, losses: Losses, step: int, worker_id: int) -> int:
         who = worker_id if self._plan.num_workers else None
         return self._faults.record(losses.bad, self._epoch, step, who)
@@ -328,13 +388,16 @@ class Stream:
             self._on_timeout()
         answer = None
         for event in events:
-            if isinstance(event, WorkerExhausted) and event.losses:
-                # Of no batch: they were the last of the share.
-                num_failed = self._record(event.losses, event.step, event.worker_id)
-                with self._closed_on_error():
-                    self._faults.spend(event.losses.num_asked, num_failed, self._epoch)
-            answer = self._carry_out(self._order.handle(event)) or answer
+            answer = self._handle(event) or answer
         return answer
+
+    def _handle(self, event: Event) -> Deliver | Finish | Fail | None:
+        if isinstance(event, WorkerExhausted) and event.losses:
+            # Of no batch: they were the last of the share.
+            num_failed = self._record(event.losses, event.step, event.worker_id)
+            with self._closed_on_error():
+                self._faults.spend(event.losses.num_asked, num_failed, self._epoch)
+        return self._carry_out(self._order.handle(event))
 
     def _on_timeout(self) -> None:
         """End the worker that keeps us waiting, if another may take its place.
@@ -415,7 +478,12 @@ class Stream:
         if self._is_open:
             self._is_open = False
             self._is_over = self._epoch.progress.is_closed = True
-            self._backend.close(in_a_hurry=in_a_hurry)
+            self._begun = None
+            try:
+                if self._handover is not None:
+                    self._handover.close()
+            finally:
+                self._backend.close(in_a_hurry=in_a_hurry)
             self._clock.close()
             if self._observer is not None:
                 self._observer.epoch_left(self._epoch)

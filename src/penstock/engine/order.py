@@ -305,6 +305,12 @@ class Order:
         """Steps that were answered and not delivered."""
         return len(self._done)
 
+    def peek(self) -> tuple[int, Any] | None:
+        """Return step and outcome of what the next request is going to get, if it is there."""
+        self._skip_abandoned()
+        step = self._deliverable()
+        return None if step is None else (step, self._done[step][0])
+
     def steps_of(self, worker_id: int) -> list[int]:
         """Return the steps that this worker holds and has not answered."""
         if not self._active[worker_id]:

@@ -14,6 +14,8 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Hashable
     from multiprocessing.context import BaseContext
 
+    from penstock.transport.page_lock import PageLock
+
 __all__ = [
     "AsGiven",
     "Caution",
@@ -162,6 +164,8 @@ class Plan:
         timeout_s: Longest wait for a batch, in seconds; 0 waits for ever.
         keep_workers: Whether workers live on after an epoch.
         context: Start method of the workers; None is Python's default.
+        page_lock: How the memory of batches is locked for a device, in the trainer's process; None
+            locks nothing. Like all of the plan but the recipe, it is sent to no worker.
     """
 
     recipe: Recipe
@@ -174,6 +178,7 @@ class Plan:
     timeout_s: float = 0.0
     keep_workers: bool = False
     context: BaseContext | None = None
+    page_lock: PageLock | None = None
 
     @property
     def lookahead(self) -> int:

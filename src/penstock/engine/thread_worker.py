@@ -126,7 +126,7 @@ class ThreadWorker:
         self._sequence = sequence
         self._outbox = outbox
         self._inbox: queue.SimpleQueue[ThreadTask | _Begin | None] = queue.SimpleQueue()
-        self._output = PlainOutput()
+        self._output = PlainOutput(plan.page_lock)
         self._fetcher: Fetcher | None = None
         self._round: Round | None = None
         self._failure: Exception | None = None  # of setting up: the answer to every task

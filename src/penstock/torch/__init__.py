@@ -23,6 +23,7 @@ from penstock.torch.datasets import (
     TensorDataset,
     random_split,
 )
+from penstock.torch.device.prefetcher import DevicePrefetcher
 from penstock.torch.images import NormalizeImages
 from penstock.torch.loader import DataLoader
 from penstock.torch.samplers import (
@@ -42,6 +43,7 @@ __all__ = [
     "ConcatDataset",
     "DataLoader",
     "Dataset",
+    "DevicePrefetcher",
     "DistributedSampler",
     "IterableDataset",
     "NormalizeImages",

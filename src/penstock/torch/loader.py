@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 import torch
 import torch.utils.data
-from torch.utils.data import _utils as torch_data
 from torch.utils.data import default_collate, default_convert
 
 from penstock.data.dataset import follows_epochs
@@ -24,6 +23,9 @@ from penstock.insight.monitor import Monitor, Observed, settings_of
 from penstock.loader import check_backend, check_workers
 from penstock.ranks import Rank, current_rank
 from penstock.schedule import EpochIterator, Schedule, worker_base_seed
+from penstock.torch.device.accelerator import open_accelerator
+from penstock.torch.device.copier import DeviceCopier, Pinning
+from penstock.torch.device.page_lock import page_lock_for
 from penstock.torch.draws import UnseededIndices
 from penstock.torch.samplers import seeded_sampler
 
@@ -34,7 +36,9 @@ if TYPE_CHECKING:
     from torch.utils.data import Dataset, Sampler
 
     from penstock.engine.epoch import Epoch
+    from penstock.engine.handover import Handover
     from penstock.indices import IndexSource
+    from penstock.transport.page_lock import PageLock
 
 __all__ = ["DataLoader"]
 
@@ -87,7 +91,8 @@ class DataLoader(Observed, torch.utils.data.DataLoader[T_co]):
             runs; the order of batches is not disturbed. `stats()` says what it did.
         collate_fn: Makes a batch of a list of samples. One with a method `collate_into`
             is given memory in the slot (`penstock.collate.CollateInto`).
-        pin_memory: Copy batches to page-locked memory where there is an accelerator.
+        pin_memory: Give batches in page-locked memory where there is an accelerator. With CUDA it
+            is the slots that are locked, once each, and large tensors are not copied.
         drop_last: Leave out the last batch if it is not full.
         timeout: Longest wait for a batch, in seconds; 0 waits for ever.
         worker_init_fn: Called in each worker with its id, after seeding.
@@ -113,6 +118,10 @@ class DataLoader(Observed, torch.utils.data.DataLoader[T_co]):
         progress: Whether to show a progress bar, with samples per second, the share of waiting and
             the count of failed samples; a text is its name, as "train". Quiet on ranks above 0,
             and where nobody looks.
+        device: Where batches arrive: "cuda", a `torch.device`, or "auto" for the accelerator there
+            is, if any. The next batch is copied while the loop computes. None: in main memory.
+        device_transform: Called with each batch on `device`, in the loop's own stream; what it
+            returns is the batch. `NormalizeImages` is meant for it.
 
     Raises:
         ValueError: an argument is out of its range or contradicts another
@@ -158,8 +167,11 @@ class DataLoader(Observed, torch.utils.data.DataLoader[T_co]):
         cpu_budget: float | None = None,
         memory_budget: int | None = None,
         progress: bool | str = False,
+        device: str | int | torch.device | None = None,
+        device_transform: Callable[[Any], Any] | None = None,
     ) -> None:
         """Check the arguments; nothing is started before iteration."""
+        _check_device(dataset, device, device_transform)
         if seed is not None and generator is not None:
             raise ConfigError(
                 f"seed decides all that a generator would: give one of the two, not seed={seed} "
@@ -172,6 +184,8 @@ class DataLoader(Observed, torch.utils.data.DataLoader[T_co]):
             )
         self._schedule = Schedule(seed)
         self._seed = seed
+        self._device = device
+        self._device_transform = device_transform
         self.on_error = on_error
         self._faults = FaultLog(policy_of(on_error), dataset)
         self._monitor = Monitor(
@@ -243,6 +257,16 @@ class DataLoader(Observed, torch.utils.data.DataLoader[T_co]):
         """
         return self._faults.failures
 
+    @_Readable
+    def device(self) -> str | int | torch.device | None:
+        """As given: where batches arrive."""
+        return self._device
+
+    @_Readable
+    def device_transform(self) -> Callable[[Any], Any] | None:
+        """As given: what is done with batches on the device."""
+        return self._device_transform
+
     def set_epoch(self, epoch: int) -> None:
         """Choose the epoch that the next `iter()` begins; otherwise it advances by itself.
 
@@ -304,7 +328,8 @@ class DataLoader(Observed, torch.utils.data.DataLoader[T_co]):
         self._schedule.load_state_dict(state, self._source(), self.dataset)
 
     def _settings(self) -> dict[str, Any]:
-        return settings_of(self)
+        device = None if self._device is None else str(self._device)
+        return {**settings_of(self), "device": device}
 
     def _check_engine(self) -> None:
         if isinstance(self.dataset, _DATAPIPES):
@@ -353,7 +378,7 @@ class _LoaderIterator:
         self._dataset = loader.dataset
         self._num_workers = loader.num_workers
         self._sampler = loader._index_sampler
-        self._pin = _should_pin(loader)
+        handover, page_lock = _handover_of(loader, _should_pin(loader))
         source = loader._source()
         epoch = loader._schedule.next(source, is_followed=follows_epochs(loader.dataset))
         if loader._seed is not None:
@@ -364,8 +389,8 @@ class _LoaderIterator:
         self._num_yielded = 0
         self._len_called = _len_called(loader)
         loader._monitor.epoch_begun(epoch, loader)
-        plan = _make_plan(loader, self._base_seed)
-        self._stream = Stream(plan, epoch, loader._faults, loader._monitor)
+        plan = _make_plan(loader, self._base_seed, page_lock)
+        self._stream = Stream(plan, epoch, loader._faults, loader._monitor, handover)
         loader._schedule.begin(epoch, self, source)
 
     def _reset(self, loader: DataLoader[Any]) -> None:
@@ -389,8 +414,6 @@ class _LoaderIterator:
     def __next__(self) -> Any:  # noqa: ANN401 - any batch tree
         with _profiled("enumerate(DataLoader)#penstock.__next__"):
             batch = next(self._stream)
-            if self._pin is not None:
-                batch = torch_data.pin_memory.pin_memory(batch, self._pin)
             self._num_yielded += 1
             if self._len_called is not None and self._num_yielded > self._len_called:
                 self._warn_of_length()
@@ -435,7 +458,45 @@ def _len_called(loader: DataLoader[Any]) -> int | None:
     return loader._IterableDataset_len_called
 
 
-def _make_plan(loader: DataLoader[Any], base_seed: int) -> Plan:
+def _handover_of(
+    loader: DataLoader[Any], pin_for: str | None
+) -> tuple[Handover | None, PageLock | None]:
+    """Return what is done with the loader's batches before the user gets them."""
+    if loader._device is not None:
+        accelerator = open_accelerator(loader._device)
+        copier = DeviceCopier(accelerator, loader._device_transform)
+        return copier, page_lock_for(accelerator.device)
+    if pin_for is None:
+        return None, None
+    return Pinning(pin_for), page_lock_for(torch.device(pin_for))
+
+
+def _check_device(
+    dataset: object,
+    device: str | int | torch.device | None,
+    transform: Callable[[Any], Any] | None,
+) -> None:
+    if device is None:
+        if transform is not None:
+            raise ConfigError(
+                f"device_transform is for batches on a device, got {transform!r} and no device"
+            )
+        return
+    if isinstance(dataset, _DATAPIPES):
+        raise ConfigError(
+            "DataPipes run on torch's own engine, which copies to no device: got "
+            f"device={device!r} and {type(dataset).__name__}. Wrap the loader in a DevicePrefetcher"
+        )
+    if device != "auto":
+        try:
+            torch.device(device)
+        except (RuntimeError, TypeError) as error:
+            raise ConfigError(
+                f'device must be "auto", or what torch.device takes, got {device!r}: {error}'
+            ) from error
+
+
+def _make_plan(loader: DataLoader[Any], base_seed: int, page_lock: PageLock | None) -> Plan:
     is_default = loader.collate_fn is (
         default_collate if loader._auto_collation else default_convert
     )
@@ -468,6 +529,7 @@ def _make_plan(loader: DataLoader[Any], base_seed: int) -> Plan:
         timeout_s=loader.timeout,
         keep_workers=loader.persistent_workers,
         context=loader.multiprocessing_context,
+        page_lock=page_lock,
     )
 
 
@@ -482,7 +544,7 @@ def _rank_of_share(loader: DataLoader[Any]) -> Rank:
 
 def _should_pin(loader: DataLoader[Any]) -> str | None:
     """Return the device type to page-lock for, or None; warns as torch does."""
-    if not loader.pin_memory:
+    if not loader.pin_memory or loader._device is not None:  # what is copied from is pinned anyway
         return None
     if loader.pin_memory_device:
         warnings.warn(

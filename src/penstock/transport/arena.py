@@ -6,6 +6,7 @@
       free slots  ▲       bytes are written │  slot number, offsets; a new slot's descriptor once
                   │                         └──────────────▶  Arena.add / Arena.lease
                   └──────── numbers of slots whose last view is garbage ◀── Arena.take_freed
+                            (and which no device reads any more)
 
 Guarantees
     A slot is leased to one batch at a time: `acquire` never returns a slot that has not come back.
@@ -13,6 +14,8 @@ Guarantees
     to its batches makes the arena grow and cannot block a worker or corrupt a batch. How far a
     worker runs ahead is bounded by its tasks (`prefetch_factor`), not by slots.
     A lease ends when the last view of it is garbage, in any order, in any thread.
+    Where the consumer's memory is page-locked, what is no longer leased may still be read by a
+    copy to a device. It cools until that is over, and only then comes back. See `page_lock`.
     Slots converge to the size of the largest batch; smaller ones, and free ones beyond `max_free`,
     are given up when they come back.
 
@@ -38,6 +41,8 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     import numpy.typing as npt
+
+    from penstock.transport.page_lock import Fence, PageLock
 
 ItemT = TypeVar("ItemT")
 _Lane = Literal["small", "large"]
@@ -301,17 +306,32 @@ class SlotWriter:
 
 
 class Leases(Generic[ItemT]):
-    """Knows which pieces of memory are in use, by asking the garbage collector.
+    """Knows which pieces of memory are in use, by asking the garbage collector, and the device.
+
+    With a page lock an item whose lease has ended cools: it comes back when all is over that
+    devices had been told to do by the time that the end was noticed. Nobody waits for that.
+
+    Memory that cools is bounded by how far the consumer runs ahead of its device: by the batches
+    that it has dropped since the step at which the device is. A training that looks at its loss
+    now and then is a few steps ahead; otherwise the device's own queue is the bound, as it is for
+    torch's pinned memory, which cools in the same way.
 
     Concurrency:
-        Views may die in any thread, at any moment, a collection inside this very code included.
+        One thread starts leases and takes ended ones. Views may die in any thread, at any moment, a
+        collection inside this very code included.
     """
 
-    def __init__(self) -> None:
-        """Start with no lease."""
+    def __init__(self, page_lock: PageLock | None = None) -> None:
+        """Start with no lease.
+
+        Args:
+            page_lock: Tells when devices have read what they were told to; None if there are none.
+        """
         # A weak reference calls back only while it exists itself, so they are kept here.
         self._items: dict[weakref.ref[object], ItemT] = {}
         self._ended: deque[weakref.ref[object]] = deque()
+        self._page_lock = page_lock
+        self._cooling: deque[tuple[Fence, list[ItemT]]] = deque()  # oldest first
 
     def start(self, item: ItemT, mapping: Mapping) -> memoryview:
         """Return all bytes of `mapping`; `item` comes back when every view is garbage."""
@@ -322,14 +342,29 @@ class Leases(Generic[ItemT]):
         return as_bytes(view).data
 
     def take_ended(self) -> list[ItemT]:
-        """Return the items whose leases have ended since the last call."""
+        """Return the items that may be used again, and have not been returned yet.
+
+        Their leases have ended, and what devices had to do with them is over. Never waits.
+        """
         ended = []
         while self._ended:
             ended.append(self._items.pop(self._ended.popleft()))
-        return ended
+        return ended if self._page_lock is None else self._cooled(ended, self._page_lock)
+
+    def _cooled(self, ended: list[ItemT], page_lock: PageLock) -> list[ItemT]:
+        if ended:
+            # Made only now: it says nothing of leases that end after it.
+            fence = page_lock.fence()
+            if fence is not None:
+                self._cooling.append((fence, ended))
+                ended = []
+        cooled = []
+        while self._cooling and self._cooling[0][0].is_over():
+            cooled += self._cooling.popleft()[1]
+        return cooled + ended
 
     def running(self) -> list[ItemT]:
-        """Return the items that are in use."""
+        """Return the items that are in use; no view is left of those that cool."""
         return [item for reference, item in self._items.items() if reference() is not None]
 
     def __len__(self) -> int:
@@ -344,10 +379,17 @@ class Arena:
         One thread adds and leases; views may die in any thread.
     """
 
-    def __init__(self) -> None:
-        """Start with no slot."""
+    def __init__(self, page_lock: PageLock | None = None) -> None:
+        """Start with no slot.
+
+        Args:
+            page_lock: Locks every slot while it is mapped here; None locks nothing. An arena that
+                ends while slots cool does not wait; the lock's unlocking does, before they are
+                unmapped.
+        """
+        self._page_lock = page_lock
         self._slots: dict[int, Mapping] = {}
-        self._leases: Leases[int] = Leases()
+        self._leases: Leases[int] = Leases(page_lock)
         self._not_again: set[int] = set()
 
     def add(self, slot: int, size_bytes: int, fd: int) -> None:
@@ -358,7 +400,7 @@ class Arena:
         """Map new slots (number, bytes); all `fds` are closed, also if one cannot be mapped."""
         try:
             for (slot, size_bytes), fd in zip(slots, fds, strict=True):
-                self._slots[slot] = Mapping(fd, size_bytes)
+                self._slots[slot] = Mapping(fd, size_bytes, page_lock=self._page_lock)
         finally:
             for fd in fds:
                 os.close(fd)
@@ -373,7 +415,7 @@ class Arena:
             del self._slots[slot]
 
     def take_freed(self) -> tuple[list[int], list[int]]:
-        """Return the slots whose leases have ended since the last call.
+        """Return the slots that have come back since the last call (`Leases.take_ended`).
 
         Returns:
             Those that may be used again, and those that may not (`retire_leased`).
@@ -386,43 +428,76 @@ class Arena:
         return [slot for slot in ended if slot not in retired], retired
 
     def retire_leased(self) -> None:
-        """Let no slot that is leased now be used again: somebody else is going to see its bytes."""
+        """Let no slot that is leased now be used again: somebody else is going to see its bytes.
+
+        Slots that cool are left out: no view of them is left that anybody could inherit, and the
+        device that reads them is this process's.
+        """
         self._not_again.update(self._leases.running())
 
     @property
     def num_leases(self) -> int:
-        """Leases that have not ended."""
+        """Leases that have not ended; what cools is leased no more."""
         return len(self._leases)
 
     @property
     def size_bytes(self) -> int:
-        """Bytes of all slots mapped here, leased and free."""
+        """Bytes of all slots mapped here: leased, cooling and free."""
         return sum(mapping.size_bytes for mapping in self._slots.values())
 
 
+class _Leased(NamedTuple):
+    mapping: Mapping
+    num_forks: int  # of this process, when the lease began
+
+
+_num_forks = 0
+
+
+def _count_fork() -> None:
+    global _num_forks
+    _num_forks += 1
+
+
+# Before, so that parent and child both know. A program that is merely started (`subprocess`) does
+# not call it, and sees no memory of ours.
+os.register_at_fork(before=_count_fork)
+
+
 class BufferPool:
-    """Recycled private memory for batches that are made in the consumer's own process.
+    """Recycled memory for batches that are made in the consumer's own process.
 
     The arena's promise without another process: an array from `empty` is the user's until its last
-    view is garbage; then its memory, whose pages are there already, serves a later batch.
+    view is garbage, and no device reads it any more; then its memory, whose pages are there
+    already, serves a later batch.
+
+    The memory is private to the process, unless it is page-locked: then forked children share it
+    (see `anonymous_mapping`). So a pool uses none of it again that was there at a fork, neither in
+    the parent nor in the child.
+
+    Concurrency:
+        One thread asks for arrays; they may be dropped in any, and any may fork.
     """
 
-    def __init__(self, max_free_bytes: int = 256 << 20) -> None:
+    def __init__(self, max_free_bytes: int = 256 << 20, page_lock: PageLock | None = None) -> None:
         """Start with no memory.
 
         Args:
             max_free_bytes: Free memory kept for reuse; what comes back beyond it goes to the
                 system.
+            page_lock: Locks all its memory; None locks nothing.
         """
         self._max_free_bytes = max_free_bytes
+        self._page_lock = page_lock
         self._free: dict[int, list[Mapping]] = {}
         self._free_bytes = 0
         self._size_bytes = 0
-        self._leases: Leases[Mapping] = Leases()
+        self._leases: Leases[_Leased] = Leases(page_lock)
+        self._num_forks = _num_forks  # when the free memory was last looked at
 
     @property
     def size_bytes(self) -> int:
-        """Bytes of all its memory, leased and free."""
+        """Bytes of all its memory: leased, cooling and free."""
         return self._size_bytes
 
     def empty(self, shape: int | tuple[int, ...], dtype: npt.DTypeLike) -> npt.NDArray[np.generic]:
@@ -431,16 +506,27 @@ class BufferPool:
         size_bytes = dtype.itemsize * (shape if isinstance(shape, int) else math.prod(shape))
         if size_bytes < _MIN_POOLED_BYTES or dtype.hasobject:
             return np.empty(shape, dtype)  # the C library recycles such blocks well enough
-        data = self._leases.start(mapping := self._take(slot_size(size_bytes)), mapping)
+        # Read first: a fork while memory is being taken counts as one while it is leased.
+        num_forks = _num_forks
+        mapping = self._take(slot_size(size_bytes), num_forks)
+        data = self._leases.start(_Leased(mapping, num_forks), mapping)
         return np.frombuffer(data[:size_bytes], dtype).reshape(shape)
 
-    def _take(self, size_bytes: int) -> Mapping:
-        for mapping in self._leases.take_ended():
-            self._keep(mapping)
+    def _take(self, size_bytes: int, num_forks: int) -> Mapping:
+        is_shared = self._page_lock is not None
+        if is_shared and self._num_forks != num_forks:
+            self._num_forks = num_forks
+            self._size_bytes -= self._free_bytes
+            self._free, self._free_bytes = {}, 0
+        for mapping, num_forks_then in self._leases.take_ended():
+            if is_shared and num_forks_then != num_forks:
+                self._size_bytes -= mapping.size_bytes
+            else:
+                self._keep(mapping)
         free = self._free.get(size_bytes)
         if not free:
             self._size_bytes += size_bytes
-            return anonymous_mapping(size_bytes)
+            return anonymous_mapping(size_bytes, self._page_lock)
         self._free_bytes -= size_bytes
         return free.pop()
 

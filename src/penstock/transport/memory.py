@@ -32,6 +32,8 @@ if TYPE_CHECKING:
 
     import numpy.typing as npt
 
+    from penstock.transport.page_lock import PageLock
+
 __all__ = ["Mapping", "anonymous_mapping", "as_bytes", "create_segment"]
 
 _MAP_FAILED: Final = ctypes.c_void_p(-1).value
@@ -64,14 +66,33 @@ class Mapping:
     """Memory mapped into this process; unmapped when the last reference and the last view are gone.
 
     Concurrency:
-        Views may be made and dropped in any thread. A forked child shares the pages.
+        Views may be made and dropped in any thread. A forked child shares the pages, not a lock of
+        them.
     """
 
-    __slots__ = ("__weakref__", "_munmap", "address", "size_bytes")
+    __slots__ = ("__weakref__", "_munmap", "_unlock", "address", "size_bytes")
 
-    def __init__(self, fd: int, size_bytes: int, *, flags: int = mmap.MAP_SHARED) -> None:
-        """Map `size_bytes` of `fd` (-1 with `MAP_ANONYMOUS`), which the caller may close."""
+    def __init__(
+        self,
+        fd: int,
+        size_bytes: int,
+        *,
+        flags: int = mmap.MAP_SHARED,
+        page_lock: PageLock | None = None,
+    ) -> None:
+        """Map `size_bytes` of `fd` (-1 with `MAP_ANONYMOUS`), which the caller may close.
+
+        Args:
+            fd: What to map.
+            size_bytes: How much of it, from its beginning.
+            flags: As mmap(2) has them.
+            page_lock: Locks the pages for as long as they are mapped; None leaves them as they are.
+
+        Raises:
+            TransportError: the system gives no more memory.
+        """
         self._munmap: Callable[[int, int], int] | None = None
+        self._unlock: Callable[[], None] | None = None
         protection = mmap.PROT_READ | mmap.PROT_WRITE
         address = _libc().mmap(None, size_bytes, protection, flags, fd, 0)
         if address == _MAP_FAILED:
@@ -83,6 +104,9 @@ class Mapping:
             )
         self.address: int = address
         self.size_bytes = size_bytes
+        # Before the rest: if a Ctrl-C breaks this off, pages that may be locked stay mapped.
+        if page_lock is not None:
+            self._unlock = page_lock.lock(address, size_bytes)
         self._munmap = _libc().munmap  # kept here: module globals may be gone when __del__ runs
 
     def view(self) -> ctypes.Array[ctypes.c_ubyte]:
@@ -101,6 +125,10 @@ class Mapping:
 
     def __del__(self) -> None:
         if self._munmap is not None:
+            # If it raised after all, the pages would stay mapped, and that is right: a device takes
+            # whatever comes to lie at addresses that were not unlocked for what lay there before.
+            if self._unlock is not None:
+                self._unlock()
             self._munmap(self.address, self.size_bytes)
 
 
@@ -110,9 +138,15 @@ def as_bytes(view: ctypes.Array[ctypes.c_ubyte]) -> npt.NDArray[np.uint8]:
     return array
 
 
-def anonymous_mapping(size_bytes: int) -> Mapping:
-    """Return private memory of this process, zeroed, page-aligned."""
-    return Mapping(-1, size_bytes, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+def anonymous_mapping(size_bytes: int, page_lock: PageLock | None = None) -> Mapping:
+    """Return zeroed, page-aligned memory: private, or with a lock shared with forked children.
+
+    After a fork the first write to a private page goes to a copy of it, while a device would go on
+    reading the page that was locked. So memory that is to be locked must not be private, and what
+    a child may see of it is not to be written again.
+    """
+    sharing = mmap.MAP_PRIVATE if page_lock is None else mmap.MAP_SHARED
+    return Mapping(-1, size_bytes, flags=sharing | mmap.MAP_ANONYMOUS, page_lock=page_lock)
 
 
 def create_segment(size_bytes: int) -> int:

@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from penstock.engine.accounts import TaskTimes
     from penstock.engine.epoch import Share
     from penstock.engine.fault_log import Losses
+    from penstock.transport.page_lock import PageLock
 
 __all__ = ["Made", "PlainOutput", "Raised"]
 
@@ -74,9 +75,10 @@ class PlainOutput:
         One thread makes batches; they may be dropped in any.
     """
 
-    def __init__(self) -> None:
-        """Begin with no memory."""
-        self._pool = BufferPool()
+    def __init__(self, page_lock: PageLock | None = None) -> None:
+        """Begin with no memory; `page_lock` locks what comes to be, None leaves it as it is."""
+        self._page_lock = page_lock
+        self._pool = BufferPool(page_lock=page_lock)
         self._num_bytes = 0
 
     def empty(self, shape: int | tuple[int, ...], dtype: npt.DTypeLike) -> npt.NDArray[np.generic]:
@@ -110,7 +112,7 @@ class PlainOutput:
 
     def close(self) -> None:
         """Give the free memory back, whoever still refers to this; batches stay valid."""
-        self._pool = BufferPool()
+        self._pool = BufferPool(page_lock=self._page_lock)
 
 
 def _num_bytes(tree: Any, depth: int = 0) -> int:  # noqa: ANN401

@@ -26,6 +26,7 @@ import atexit
 import collections
 import contextlib
 import logging
+import math
 import multiprocessing
 import multiprocessing.process
 import os
@@ -93,6 +94,9 @@ _ADVICE_ON_MEMORY: Final = (
     "takes."
 )
 _MOST_PREFETCH: Final = 8  # that a crew is given while an epoch runs
+# Over all workers. When a trainer waits for its device, the slots of all batches that it was ahead
+# come back together. They are to be kept: to make and lock another takes longer than to fill it.
+_BATCHES_AHEAD_OF_DEVICE: Final = 16
 _LONGEST_POLL_S: Final = 3600.0  # poll(2) counts milliseconds in an int
 
 _log = logging.getLogger("penstock")
@@ -285,7 +289,10 @@ class ProcessBackend:
         num_workers = max(plan.num_workers, plan.max_workers)
         # Where crews change, workers may come to be further ahead.
         prefetch = max(plan.prefetch_factor, _MOST_PREFETCH if plan.max_workers else 0)
-        identity = WorkerIdentity(worker_id, num_workers, base_seed, prefetch + 2, joins_late)
+        max_free = prefetch + 2
+        if plan.page_lock is not None:
+            max_free += math.ceil(_BATCHES_AHEAD_OF_DEVICE / num_workers)
+        identity = WorkerIdentity(worker_id, num_workers, base_seed, max_free, joins_late)
         logbook = Logbook()
         try:
             process = self._context.Process(  # type: ignore[attr-defined]  # every context has it
@@ -304,7 +311,7 @@ class ProcessBackend:
             raise
         finally:
             theirs.close()
-        worker = WorkerProcess(worker_id, process, channel, logbook)
+        worker = WorkerProcess(worker_id, process, channel, logbook, plan.page_lock)
         _arenas.add(worker.arena)
         _processes.add(process)
         for fd in (channel.fileno(), worker.watch_fd):

@@ -33,7 +33,8 @@ class SerialBackend:
         """Make batches as `plan.recipe` says."""
         self._recipe = plan.recipe
         self._base_seed = plan.base_seed
-        self._output = PlainOutput()
+        self._page_lock = plan.page_lock
+        self._output = PlainOutput(plan.page_lock)
         self._fetcher: Fetcher | None = None
         self._task: tuple[int, object] | None = None
         self._epoch = 0
@@ -111,5 +112,5 @@ class SerialBackend:
     def close(self, *, in_a_hurry: bool = False) -> None:
         """Drop the dataset's iterator and the recycled memory that no batch holds."""
         self._fetcher = None
-        self._output = PlainOutput()
+        self._output = PlainOutput(self._page_lock)
         self._notes.close()

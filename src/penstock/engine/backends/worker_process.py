@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from penstock.engine.epoch import Share
     from penstock.engine.logbook import Logbook
     from penstock.transport.channel import Channel
+    from penstock.transport.page_lock import PageLock
 
 __all__ = ["WorkerProcess", "wait_for_ends"]
 
@@ -63,13 +64,17 @@ class WorkerProcess:
         process: Any,  # noqa: ANN401 - any context's
         channel: Channel,
         logbook: Logbook,
+        page_lock: PageLock | None = None,
     ) -> None:
-        """Take over the resources of a process that has just been started."""
+        """Take over the resources of a process that has just been started.
+
+        `page_lock` locks the slots of its batches; None locks nothing.
+        """
         self.worker_id = worker_id
         self.process = process
         self.channel = channel
         self.logbook = logbook
-        self.arena = Arena()
+        self.arena = Arena(page_lock)
         self.is_gone = False
         self.tasks: dict[int, object] = {}
         self.share: Share | None = None

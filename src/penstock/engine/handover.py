@@ -1,0 +1,46 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What is done with a batch between its arrival and the trainer: page-locking, a copy to a device.
+
+arrives ──▶ begin ── as soon as it is there, also before the trainer asks ──▶ finish ──▶ trainer
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, Protocol
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+__all__ = ["Handover"]
+
+
+class Handover(Protocol):
+    """Hands batches over to the trainer.
+
+    Concurrency:
+        The trainer's thread.
+    """
+
+    @property
+    def begins_ahead(self) -> bool:
+        """Whether it is worth while to begin with the next batch before it is asked for."""
+
+    def begin(self, batch: Any, where: Callable[[], str]) -> Any:  # noqa: ANN401 - any batch tree
+        """Begin with a batch, without waiting for anything.
+
+        Args:
+            batch: As the workers made it.
+            where: Says which one it is, for messages: "epoch 0, step 3".
+
+        Returns:
+            Something for `finish`.
+        """
+
+    def finish(self, begun: Any) -> Any:  # noqa: ANN401 - what `begin` returned
+        """Return what the trainer gets; called in the order of `begin`."""
+
+    def close(self) -> None:
+        """Wait until nothing is under way, and let go of all batches; a second call does nothing.
+
+        What was handed over stays valid.
+        """

@@ -1,0 +1,187 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Slots of the arena, page-locked for CUDA: torch finds them pinned, and need not copy them.
+
+    slot is mapped ── cudaHostRegister ── batches ── all devices idle ── cudaHostUnregister ── unmap
+
+What is copied with `non_blocking=True` is read after the call. torch notes which streams read
+pinned memory of its own; of other memory it knows nothing. So a slot whose last view is gone waits
+for everything that was under way at that moment on any of torch's streams, of any device.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import sys
+import threading
+import warnings
+from typing import TYPE_CHECKING, Any, Final
+
+import torch
+
+from penstock.callers import users_level
+from penstock.torch.device.accelerator import current_index
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from penstock.transport.page_lock import Fence, PageLock
+
+__all__ = ["CudaPageLock", "page_lock_for"]
+
+_PORTABLE: Final = 1  # cudaHostRegisterPortable: locked for all devices, not for the current one
+_POOL_SIZE: Final = 32  # streams that torch has per device and priority, and hands out in turn
+_PRIORITIES: Final = (0, -1, -2, -3)
+
+_warned = threading.Event()  # once per process
+
+
+def page_lock_for(device: torch.device) -> PageLock | None:
+    """Return how to lock memory for `device`; None where torch alone can pin.
+
+    Args:
+        device: The batches' device, or the accelerator that memory is pinned for.
+    """
+    if device.type != "cuda" or not torch.cuda.is_available():
+        return None
+    return CudaPageLock(device)
+
+
+class CudaPageLock:
+    """Locks memory by `cudaHostRegister`; see `penstock.transport.page_lock.PageLock`.
+
+    The first refusal is warned of, and nothing more is locked: torch's `pin_memory()` then copies
+    into its own pinned buffers, which it uses again.
+
+    Concurrency:
+        Any thread.
+
+    Reference:
+        CUDA Runtime API, Memory Management: cudaHostRegister pins pages that the caller owns, and
+        the caller unregisters them before they are unmapped.
+    """
+
+    def __init__(self, device: torch.device) -> None:
+        """Take the device in whose context memory is locked; it is put to use with the first."""
+        index: int | None = device.index  # torch's stub knows no None
+        self._device = torch.device("cuda", current_index("cuda") if index is None else index)
+        self._has_failed = False
+
+    def lock(self, address: int, size_bytes: int) -> Callable[[], None] | None:
+        """Lock some pages; see `PageLock.lock`."""
+        if self._has_failed:
+            return None
+        # Another thread's current device is the first, where it would make a context of its own.
+        cudart: Any = torch.cuda.cudart()
+        with torch.cuda.device(self._device):
+            code = int(cudart.cudaHostRegister(address, size_bytes, _PORTABLE))
+        if code:
+            self._has_failed = True
+            self._forget_error()
+            self._warn(size_bytes, code)
+            return None
+        return _Unlock(self._device, address)
+
+    def _forget_error(self) -> None:
+        """Take back the error that CUDA keeps for whoever asks next: torch's next kernel would."""
+        with contextlib.suppress(RuntimeError):
+            torch.zeros(1, device=self._device)
+
+    def _warn(self, size_bytes: int, code: int) -> None:
+        if _warned.is_set():
+            return
+        _warned.set()
+        warnings.warn(
+            f"{size_bytes:,} bytes of shared memory could not be page-locked for {self._device} "
+            f"(cudaHostRegister: error {code}), so pinned batches are copied into torch's own "
+            "pinned memory: the same batches, and one more copy each. Known causes: the memory "
+            "limit of a container, and systems that let no shared memory be locked.",
+            RuntimeWarning,
+            stacklevel=users_level(),
+        )
+
+    def fence(self) -> Fence:
+        """Return a fence around what all streams of torch have been given; see `PageLock.fence`."""
+        return _StreamsFence()
+
+
+class _Unlock:
+    """Unlocks pages, once nothing reads them."""
+
+    __slots__ = ("_address", "_device", "_pid")
+
+    def __init__(self, device: torch.device, address: int) -> None:
+        self._device = device
+        self._address = address
+        self._pid = os.getpid()
+
+    def __call__(self) -> None:
+        # A forked process must not touch CUDA; and an ending one's pages are unlocked with it.
+        if os.getpid() != self._pid or sys.is_finalizing():
+            return
+        # Garbage collections call this, and exceptions have nowhere to go there. Pages that stay
+        # locked are memory that is lost until the end of the process.
+        with contextlib.suppress(RuntimeError), torch.cuda.device(self._device):
+            for index in _used_devices():
+                torch.cuda.synchronize(index)
+            torch.cuda.cudart().cudaHostUnregister(self._address)
+
+
+class _StreamsFence:
+    """Events behind all that was on any stream when it was first asked."""
+
+    __slots__ = ("_events",)
+
+    def __init__(self) -> None:
+        self._events: list[Any] | None = None
+        self._make()
+
+    def is_over(self) -> bool:
+        """See `Fence.is_over`."""
+        if self._events is None:
+            self._make()
+            if self._events is None:
+                return False
+        while self._events and self._events[-1].query():
+            self._events.pop()
+        return not self._events
+
+    def _make(self) -> None:
+        if not torch.cuda.is_initialized():  # nothing was ever begun
+            self._events = []
+            return
+        # While a graph is captured nothing may be asked; later is late enough.
+        if torch.cuda.is_current_stream_capturing():
+            return
+        self._events = [
+            stream.record_event()
+            for index in _used_devices()
+            for stream in _streams_of(index)
+            if not stream.query()
+        ]
+
+
+def _used_devices() -> list[int]:
+    """Return the devices that this process has a context on; asking another would make one."""
+    has_context = getattr(torch._C, "_cuda_hasPrimaryContext", None)
+    devices = range(torch.cuda.device_count())
+    return [index for index in devices if has_context is None or has_context(index)]
+
+
+_streams: dict[int, list[Any]] = {}
+
+
+def _streams_of(index: int) -> list[Any]:
+    """Return every stream that torch gives out on a device: the default one, and its pools.
+
+    Streams of other libraries are not among them; docs/guide/device.md says so.
+    """
+    if index not in _streams:
+        with torch.cuda.device(index):
+            pools = [
+                torch.cuda.Stream(index, priority=priority)
+                for priority in _PRIORITIES
+                for _ in range(_POOL_SIZE)
+            ]
+        _streams[index] = [torch.cuda.default_stream(index), *dict.fromkeys(pools)]
+    return [*_streams[index], torch.cuda.current_stream(index)]

@@ -1,0 +1,179 @@
+# SPDX-License-Identifier: Apache-2.0
+"""`DevicePrefetcher`: the batches of any iterable on a device, the next one copied meanwhile."""
+
+from __future__ import annotations
+
+import copy
+from typing import TYPE_CHECKING, Any
+
+from penstock.errors import ConfigError
+from penstock.torch.device.accelerator import open_accelerator
+from penstock.torch.device.copier import DeviceCopier
+from penstock.torch.loader import DataLoader
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Iterator
+
+    import torch
+
+__all__ = ["DevicePrefetcher"]
+
+
+class DevicePrefetcher:
+    """Gives the batches of a loader on a device; the next is copied while the loop computes.
+
+    What is not in page-locked memory is copied into torch's first, in the loop's thread: let the
+    loader pin (`pin_memory=True`). On the CPU batches are given as they are. A
+    `penstock.torch.DataLoader` is iterated as one with `device=`: its state and stats stay exact.
+
+    Where copies run beside the loop, the loader is asked for the next batch before this one is
+    given, one ahead, and never beyond its `len()`. What it raises then is raised in its own turn.
+    It must not write to a batch that it gave.
+
+    Attributes:
+        loader: The iterable.
+        device: Where batches arrive, with its index.
+        transform: What is done with each batch there, or None.
+
+    Concurrency:
+        Each iterator belongs to one thread, whose current stream on `device` uses the batches.
+
+    Example:
+        >>> import torch
+        >>> batches = [{"x": torch.ones(2)}, {"x": torch.zeros(2)}]
+        >>> for batch in DevicePrefetcher(batches, "cpu", transform=lambda b: b["x"] + 1):
+        ...     print(batch.device, batch.tolist())
+        cpu [2.0, 2.0]
+        cpu [1.0, 1.0]
+    """
+
+    def __init__(
+        self,
+        loader: Iterable[Any],
+        device: str | int | torch.device = "auto",
+        *,
+        transform: Callable[[Any], Any] | None = None,
+    ) -> None:
+        """Check the arguments; nothing is loaded before `iter()`.
+
+        Args:
+            loader: Gives batches: any nesting of mappings and sequences, of tensors and whatever
+                else. What has a method `to` is moved by it.
+            device: As torch takes it; "auto" is the accelerator there is, or the CPU.
+            transform: Called with each batch on the device, in the loop's own stream; what it
+                returns is given. `NormalizeImages(...).to(device)`, say.
+
+        Raises:
+            ConfigError: the device cannot be used, `loader` cannot be iterated over or `transform`
+                cannot be called.
+        """
+        if not hasattr(loader, "__iter__") and not hasattr(loader, "__getitem__"):
+            raise ConfigError(f"loader gives batches to iterate over; {loader!r} gives none")
+        if transform is not None and not callable(transform):
+            raise ConfigError(f"transform is a function of the batch, or None; not {transform!r}")
+        self.loader = loader
+        self.device = open_accelerator(device).device
+        self.transform = transform
+        self._view: DataLoader[Any] | None = None  # its workers live as long as this
+
+    def __len__(self) -> int:
+        """Return the loader's length; raises what the loader raises."""
+        return len(self.loader)  # type: ignore[arg-type]
+
+    def __iter__(self) -> Iterator[Any]:
+        """Begin to iterate over the loader anew; the iterator has a method `close`."""
+        if isinstance(self.loader, DataLoader):
+            iterator: Iterator[Any] = iter(self._on_device(self.loader))
+            return iterator
+        return _Batches(self.loader, DeviceCopier(open_accelerator(self.device), self.transform))
+
+    def _on_device(self, loader: DataLoader[Any]) -> DataLoader[Any]:
+        """Return a loader of our own as one with `device`.
+
+        It takes nothing ahead of the loop, so states and stats stay exact. It shares them with
+        `loader`, as all but its workers.
+        """
+        if self._view is not None:
+            return self._view
+        view = copy.copy(loader)
+        view._iterator = None
+        view._device, view._device_transform = self.device, self.transform
+        if loader.persistent_workers:
+            self._view = view
+        return view
+
+
+class _Batches:
+    """One pass over an iterable."""
+
+    def __init__(self, loader: Iterable[Any], copier: DeviceCopier) -> None:
+        self._copier = copier
+        self._kind = type(loader).__name__
+        self._length = _length_of(loader)
+        self._num_taken = 0
+        # What was begun, or the error that came instead.
+        self._ahead: tuple[Any, Exception | None] | None = None
+        self._source: Iterator[Any] | None = iter(loader)
+
+    def __iter__(self) -> Iterator[Any]:
+        return self
+
+    def __next__(self) -> Any:  # noqa: ANN401 - any batch tree
+        if self._source is None:
+            raise StopIteration
+        try:
+            begun = self._next_begun(self._source)
+        except StopIteration:
+            self.close()
+            raise
+        batch = self._copier.finish(begun)
+        # Not before: the loader may take its time, and the transform is at work meanwhile.
+        self._look_ahead(self._source)
+        return batch
+
+    def _next_begun(self, source: Iterator[Any]) -> Any:  # noqa: ANN401
+        ahead, self._ahead = self._ahead, None
+        if ahead is None:
+            return _begin(source, self._copier, self._name())
+        begun, error = ahead
+        if error is None:
+            return begun
+        try:
+            raise error
+        finally:
+            del ahead, error  # with its own traceback it would be a cycle
+
+    def _look_ahead(self, source: Iterator[Any]) -> None:
+        is_last = self._length is not None and self._num_taken >= self._length
+        if is_last or not self._copier.begins_ahead:
+            return
+        try:
+            self._ahead = _begin(source, self._copier, self._name()), None
+        except StopIteration as error:
+            self._ahead = None, error.with_traceback(None)
+        except Exception as error:
+            # Its traceback leads to this frame: a cycle, until it is raised or this is closed. A
+            # garbage collection frees what is left at just this moment; the user's frames in the
+            # traceback are worth it.
+            self._ahead = None, error
+
+    def _name(self) -> str:
+        name = f"batch {self._num_taken} of {self._kind}"
+        self._num_taken += 1
+        return name
+
+    def close(self) -> None:
+        """Drop the loader's iterator, wait for copies that are under way; twice does nothing."""
+        self._source = self._ahead = None
+        self._copier.close()
+
+
+def _begin(source: Iterator[Any], copier: DeviceCopier, name: str) -> Any:  # noqa: ANN401
+    return copier.begin(next(source), lambda: name)
+
+
+def _length_of(loader: Iterable[Any]) -> int | None:
+    try:
+        return len(loader)  # type: ignore[arg-type]
+    except (TypeError, NotImplementedError):
+        return None

@@ -1,0 +1,146 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The checks for a GPU run on the CPU as well, at tiny size, and can fail."""
+
+from __future__ import annotations
+
+import ast
+import importlib.util
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+
+from penstock.torch import DataLoader
+
+FILE = Path(__file__).parents[2] / "benchmarks" / "device" / "gpu.py"
+PARTS = ["Question", "Method", "Left out", "Machine", "Command", "Result", "What it does not show"]
+
+
+@pytest.fixture(scope="module")
+def gpu():
+    """The file as a module; it finds its neighbours by the path that it adds."""
+    spec = importlib.util.spec_from_file_location("gpu_benchmark", FILE)
+    module = importlib.util.module_from_spec(spec)
+    before = list(sys.path)
+    sys.modules[spec.name] = module  # dataclasses look their module up
+    spec.loader.exec_module(module)
+    yield module
+    sys.path[:] = before
+    del sys.modules[spec.name]
+
+
+def run(*arguments):
+    return subprocess.run(
+        [sys.executable, str(FILE), "--device", "cpu", "--smoke", *map(str, arguments)],
+        capture_output=True,
+        text=True,
+        timeout=110,
+    )
+
+
+def test_the_docstring_has_all_its_parts_in_order():
+    tree = ast.parse(FILE.read_text(encoding="utf-8"))
+    docstring = ast.get_docstring(tree)
+    lines = docstring.splitlines()
+    assert lines[0].endswith("?")
+    assert [line for line in lines if line in PARTS] == PARTS
+    assert "python benchmarks/device/gpu.py" in docstring
+    tops = [
+        alias.name if isinstance(node, ast.Import) else node.module or ""
+        for node in tree.body
+        if isinstance(node, ast.Import | ast.ImportFrom)
+        for alias in node.names
+    ]
+    assert not [name for name in tops if name.split(".")[0] in ("torch", "penstock")]
+
+
+# One of each sort: all of them together take a minute. `make bench-smoke` runs the rest.
+@pytest.mark.parametrize(
+    "patterns",
+    [
+        ["poison: control", "poison: device"],
+        ["delivery: penstock, device, uint8", "images: uint8", "page-lock"],
+        ["training, 5 ms: penstock, device", "training, 5 ms: torch, prefetcher"],
+        ["normalise"],
+    ],
+    ids=lambda patterns: patterns[0],
+)
+def test_the_programs_run_without_a_gpu_and_their_rows_are_kept(patterns, tmp_path):
+    done = run("--only", *patterns, "--out", tmp_path / "new")
+    assert done.returncode == 0, done.stderr
+    kept = json.loads((tmp_path / "new" / "gpu.json").read_text())
+    assert kept["failures"] == {}
+    assert kept["left_out"] == [name for name in patterns if name == "page-lock"]
+    titles = {name.split(":")[0] for name in kept["rows"]}
+    assert titles == {name.split(":")[0] for name in patterns if name != "page-lock"}
+    for figures in kept["rows"].values():
+        assert "note" not in figures
+    for name in kept["rows"]:
+        assert name.partition(": ")[2] in done.stdout
+
+
+def test_every_program_is_listed_and_every_target_is_of_one(gpu):
+    names = run("--list").stdout.splitlines()
+    assert names == list(gpu.PROGRAMS)
+    assert len(names) >= 18
+    for target in gpu.TARGETS:
+        title = target.name.split(":")[0].rstrip("*")
+        assert any(name.startswith(title) for name in names)
+
+
+def test_a_program_that_fails_does_not_keep_the_others_from_their_turn(tmp_path):
+    broken = FILE.read_text(encoding="utf-8").replace(
+        "array.fill(int(indices[0]) % _MARKS)", "array.fill(0)"
+    )
+    path = tmp_path / "device" / "gpu.py"
+    path.parent.mkdir()
+    path.write_text(broken, encoding="utf-8")
+    for name in ("_meter.py", "_runner.py"):
+        (tmp_path / name).symlink_to(FILE.parents[1] / name)
+    command = [sys.executable, str(path), "--device", "cpu", "--smoke", "--out", str(tmp_path)]
+    done = subprocess.run(
+        [*command, "--only", "poison: device", "poison: control"],
+        capture_output=True,
+        text=True,
+        timeout=110,
+    )
+    assert done.returncode == 1
+    kept = json.loads((tmp_path / "gpu.json").read_text())
+    assert list(kept["failures"]) == ["poison: device"]
+    assert "held something else" in kept["failures"]["poison: device"]
+    assert kept["rows"]["poison: control"]["bad batches"] > 0
+    assert kept["rows"]["poison: penstock, device, thread, small"]["bad batches"] > 0
+
+
+def test_a_single_wrong_byte_is_counted(gpu):
+    class WrongAt(gpu.Marked):
+        def get_batch(self, indices, empty):
+            batch = super().get_batch(indices, empty)
+            if indices[0] in (3, 7):
+                batch["small"][-1] += 1
+            return batch
+
+    setting = gpu.Setting("cpu", smoke=True)
+    loader = DataLoader(WrongAt({"tiny": 10, "small": 5000}, 12), batch_size=1)
+    assert gpu.count_bad(setting, "pin and to", loader, lambda: None) == (12, 2)
+
+
+def test_a_target_says_whether_it_is_met(gpu):
+    row = gpu.Row("training, 5 ms: penstock, device", {"idle %": 2.5})
+    target = next(target for target in gpu.TARGETS if target.figure == "idle %")
+    assert "MISSED" in target.line(row)
+    row.figures["idle %"] = 1.5
+    assert target.line(row).endswith("(target <= 2: met)")
+
+
+def test_no_time_is_left_means_no_program_is_begun(tmp_path):
+    done = run("--budget-s", "-1", "--only", "poison*")
+    assert done.returncode == 0
+    assert "not run: poison: control" in done.stdout
+
+
+def test_the_profiler_names_devices_as_the_file_expects():
+    assert torch.autograd.DeviceType.CUDA.name == "CUDA"

@@ -1,0 +1,254 @@
+# SPDX-License-Identifier: Apache-2.0
+"""`DevicePrefetcher` is one batch ahead, and otherwise the loader itself."""
+
+from __future__ import annotations
+
+import gc
+import weakref
+
+import pytest
+import torch
+from tests.device.fake import COPIES, FakeAccelerator, HostMemory
+
+from penstock.errors import ConfigError
+from penstock.torch.device import prefetcher
+from penstock.torch.device.copier import DeviceCopier
+from penstock.torch.device.prefetcher import DevicePrefetcher
+
+
+@pytest.fixture
+def device(monkeypatch):
+    """The fake accelerator, in place of the one that the machine has not."""
+    accelerator = FakeAccelerator()
+    monkeypatch.setattr(prefetcher, "open_accelerator", lambda name: accelerator)
+    return accelerator
+
+
+class Loader:
+    """Gives `number` batches; raises instead where it is told."""
+
+    def __init__(self, number, errors=None, host=None):
+        self.number = number
+        self.errors = errors or {}
+        self.host = host or HostMemory()
+        self.num_asked = 0
+
+    def __iter__(self):
+        return Asked(self)
+
+
+class Asked:
+    """An iterator that goes on after an error, as loaders' do."""
+
+    def __init__(self, loader):
+        self.loader = loader
+        self.position = 0
+
+    def __iter__(self):
+        return self
+
+    def __next__(self):
+        position = self.position
+        self.position += 1
+        self.loader.num_asked += 1
+        if position in self.loader.errors:
+            raise self.loader.errors[position]
+        if position >= self.loader.number:
+            raise StopIteration
+        return [self.loader.host.tensor(float(position))]
+
+
+class SizedLoader(Loader):
+    def __len__(self):
+        return self.number
+
+
+def values(batches, device):
+    device.drain()
+    return [batch[0].tolist()[0] for batch in batches]
+
+
+def test_all_batches_come_in_order_and_the_copy_of_the_next_is_begun_before_one_is_given(device):
+    loader = Loader(4)
+    num_begun = []
+    got = []
+    for batch in DevicePrefetcher(loader):
+        num_begun.append(device.asked(COPIES).count("copy"))
+        got.append(batch)
+    assert num_begun == [2, 3, 4, 4]
+    assert values(got, device) == [0.0, 1.0, 2.0, 3.0]
+
+
+def test_a_loader_with_a_length_is_not_asked_beyond_it_before_the_last_batch_is_given(device):
+    loader = SizedLoader(2)
+    asked = [loader.num_asked for _ in DevicePrefetcher(loader)]
+    assert asked == [2, 2]
+    assert loader.num_asked == 3  # its own StopIteration ends it
+
+
+def test_a_loader_that_is_longer_than_it_says_gives_all(device):
+    class Liar(Loader):
+        def __len__(self):
+            return 1
+
+    assert values(list(DevicePrefetcher(Liar(3))), device) == [0.0, 1.0, 2.0]
+
+
+def test_each_iter_begins_anew(device):
+    batches = DevicePrefetcher(SizedLoader(2))
+    assert values([*batches, *batches], device) == [0.0, 1.0, 0.0, 1.0]
+    assert len(batches) == 2
+
+
+def test_what_has_no_length_says_so(device):
+    with pytest.raises(TypeError, match="no len"):
+        len(DevicePrefetcher(iter([])))
+    assert list(DevicePrefetcher([])) == []
+
+
+def test_an_error_of_the_loader_comes_in_its_turn_and_the_rest_after_it(device):
+    batches = iter(DevicePrefetcher(Loader(4, {1: LookupError("bad sample")})))
+    got = [next(batches)]
+    with pytest.raises(LookupError, match="bad sample"):
+        next(batches)
+    got.extend(batches)
+    assert values(got, device) == [0.0, 2.0, 3.0]
+
+
+def test_an_error_of_the_copy_ahead_comes_in_its_turn_and_names_its_batch(device):
+    batches = iter(DevicePrefetcher(Loader(3)))
+    got = [next(batches)]
+    device.trouble = torch.OutOfMemoryError("no room")
+    got.append(next(batches))
+    with pytest.raises(torch.OutOfMemoryError) as raised:
+        next(batches)
+    assert raised.value.__notes__[0] == ("batch 2 of Loader, while copying the batch to cuda:0")
+    assert next(batches, None) is None
+    assert values(got, device) == [0.0, 1.0]
+
+
+def test_an_error_of_the_transform_loses_that_batch_alone(device):
+    def transform(batch):
+        if float(next(numbers)) == 1:
+            raise ValueError("bad")
+        return batch
+
+    numbers = iter(range(3))
+    batches = iter(DevicePrefetcher(Loader(3), transform=transform))
+    got = [next(batches)]
+    with pytest.raises(ValueError, match="bad"):
+        next(batches)
+    got.extend(batches)
+    assert values(got, device) == [0.0, 2.0]
+
+
+def test_an_interrupt_is_not_kept_for_later(device):
+    batches = iter(DevicePrefetcher(Loader(3, {1: KeyboardInterrupt()})))
+    with pytest.raises(KeyboardInterrupt):
+        next(batches)
+
+
+def test_after_close_nothing_comes_and_nothing_is_held(device):
+    loader = Loader(9)
+    batches = iter(DevicePrefetcher(loader))
+    first = next(batches)
+    batches.close()
+    batches.close()
+    assert loader.host.num_held == 0
+    assert next(batches, None) is None
+    assert values([first], device) == [0.0]
+
+
+@pytest.mark.parametrize("number", [1, 9])
+def test_whoever_breaks_off_frees_loader_and_batches_at_once(device, number):
+    gc.collect()
+    gc.disable()
+    try:
+        loader = Loader(number)
+        batches = iter(DevicePrefetcher(loader))
+        source = weakref.ref(batches._source)
+        for _ in batches:
+            break
+        del batches
+        assert source() is None
+        assert loader.host.num_held == 0
+    finally:
+        gc.enable()
+
+
+def test_an_error_that_is_due_keeps_its_traceback_and_nothing_after_close(device):
+    def generate():
+        yield [torch.ones(1)]
+        raise LookupError("bad")
+
+    gc.collect()
+    gc.disable()
+    try:
+        batches = iter(DevicePrefetcher(generate()))
+        gone = weakref.ref(batches)
+        next(batches)
+        batches.close()
+        del batches
+        assert gone() is None
+    finally:
+        gc.enable()
+    batches = iter(DevicePrefetcher(generate()))
+    next(batches)
+    with pytest.raises(LookupError) as raised:
+        next(batches)
+    assert raised.traceback[-1].name == "generate"
+
+
+def test_a_generator_is_closed_when_the_loop_is_left(device):
+    ended = []
+
+    def generate():
+        try:
+            while True:
+                yield [torch.ones(1)]
+        finally:
+            ended.append(True)
+
+    batches = iter(DevicePrefetcher(generate()))
+    next(batches)
+    batches.close()
+    assert ended == [True]
+
+
+def test_on_the_cpu_nothing_is_asked_for_ahead():
+    loader = Loader(3)
+    asked = [(batch[0].tolist()[0], loader.num_asked) for batch in DevicePrefetcher(loader, "cpu")]
+    assert asked == [(0.0, 1), (1.0, 2), (2.0, 3)]
+
+
+def test_the_attributes_are_what_was_given():
+    loader = [torch.ones(1)]
+    batches = DevicePrefetcher(loader, "cpu", transform=torch.neg)
+    assert batches.loader is loader
+    assert batches.device == torch.device("cpu")
+    assert batches.transform is torch.neg
+    assert [float(batch) for batch in batches] == [-1.0]
+
+
+def test_bad_arguments_are_refused_at_once():
+    with pytest.raises(ConfigError, match="3 gives none"):
+        DevicePrefetcher(3, "cpu")
+    with pytest.raises(ConfigError, match="not 'norm'"):
+        DevicePrefetcher([], "cpu", transform="norm")
+    with pytest.raises(ConfigError, match="'nowhere' names no device"):
+        DevicePrefetcher([], "nowhere")
+
+
+def test_torchs_own_loader_goes_through(device):
+    loader = torch.utils.data.DataLoader(torch.arange(5.0), batch_size=2)
+    got = list(DevicePrefetcher(loader))
+    device.drain()
+    assert [batch.tolist() for batch in got] == [[0.0, 1.0], [2.0, 3.0], [4.0]]
+
+
+def test_every_pass_has_a_copier_of_its_own(device):
+    batches = DevicePrefetcher(Loader(2))
+    one, two = iter(batches), iter(batches)
+    assert isinstance(one._copier, DeviceCopier)
+    assert one._copier is not two._copier
+    assert values([next(one), next(two), next(one), next(two)], device) == [0.0, 0.0, 1.0, 1.0]

@@ -1,0 +1,220 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What is done with a batch before the trainer gets it: when, in which order, and when it fails."""
+
+from __future__ import annotations
+
+import gc
+import os
+import weakref
+
+import numpy as np
+import pytest
+
+from penstock.engine.delivery import Stream
+from penstock.engine.epoch import Epoch
+from penstock.engine.fault_log import FaultLog
+from penstock.engine.plan import Plan, Recipe
+from penstock.errors import WorkerDied
+from penstock.faults import policy_of
+
+NUM_STEPS = 12
+CREWS = [(0, "process"), (2, "process"), (2, "thread")]
+
+
+class Batch(np.ndarray):
+    """An array that can be referred to weakly."""
+
+
+class Rows:
+    """Sample k is k; -1 raises, -2 ends its worker."""
+
+    def __len__(self):
+        return NUM_STEPS
+
+    def __getitem__(self, index):
+        if index == -1:
+            raise ValueError("a bad sample")
+        if index == -2:
+            os._exit(5)
+        return np.array(index)
+
+
+class Recorded:
+    """A handover that notes its calls; a batch is handed over as (batch, where)."""
+
+    def __init__(self, *, begins_ahead=True, refused=()):
+        self.begins_ahead = begins_ahead
+        self.refused = refused
+        self.calls = []
+        self.num_closed = 0
+
+    def begin(self, batch, where):
+        number = int(np.asarray(batch).ravel()[0])
+        self.calls.append(("begin", number))
+        if number in self.refused:
+            raise MemoryError(f"no room for {where()}")
+        return batch, where()
+
+    def finish(self, begun):
+        self.calls.append(("finish", int(np.asarray(begun[0]).ravel()[0])))
+        return begun
+
+    def close(self):
+        self.num_closed += 1
+
+
+def epoch_of(indices, number=0):
+    return Epoch(number, iter([[index] for index in indices]))
+
+
+def stream_of(handover, crew=(2, "process"), indices=range(NUM_STEPS), policy="raise", **options):
+    num_workers, backend = crew
+    recipe = Recipe(Rows(), is_iterable=False, is_batched=True, faults=policy_of(policy))
+    plan = Plan(recipe, 0, num_workers=num_workers, backend=backend, **options)
+    faults = FaultLog(recipe.faults, recipe.dataset)
+    return Stream(plan, epoch_of(indices), faults, None, handover)
+
+
+def when_ready(stream):
+    """Take a batch, when the one after it has arrived as well."""
+    while stream._order.peek() is None and stream._plan.num_workers:
+        for event in stream.backend.events(None):
+            stream._handle(event)
+    return next(stream)
+
+
+@pytest.mark.parametrize("crew", CREWS)
+@pytest.mark.parametrize("begins_ahead", [True, False])
+def test_each_batch_is_begun_and_finished_once_in_order_and_named(crew, begins_ahead):
+    handover = Recorded(begins_ahead=begins_ahead)
+    given = list(stream_of(handover, crew))
+    assert [int(batch[0]) for batch, _ in given] == list(range(NUM_STEPS))
+    assert [where for _, where in given] == [f"epoch 0, step {k}" for k in range(NUM_STEPS)]
+    for kind in ("begin", "finish"):
+        assert [k for what, k in handover.calls if what == kind] == list(range(NUM_STEPS))
+    assert handover.num_closed >= 1
+
+
+@pytest.mark.parametrize("crew", CREWS[1:])
+def test_the_next_batch_is_begun_before_this_one_is_given_if_it_is_there(crew):
+    handover = Recorded()
+    stream = stream_of(handover, crew, prefetch_factor=8)
+    for step in range(NUM_STEPS - 1):
+        while not {step, step + 1} <= stream._order._done.keys():
+            for event in stream.backend.events(None):
+                stream._handle(event)
+        next(stream)
+        assert handover.calls[-2:] == [("finish", step), ("begin", step + 1)]
+    next(stream)
+    assert handover.calls[-1] == ("finish", NUM_STEPS - 1)
+    stream.close()
+
+
+@pytest.mark.parametrize("crew", CREWS)
+def test_what_fails_on_the_way_is_raised_in_its_own_turn_and_the_others_come(crew):
+    handover = Recorded(refused=(3, 4))
+    stream = stream_of(handover, crew)
+    seen = []
+    while True:
+        try:
+            seen.append(int(next(stream)[0][0]))
+        except MemoryError as error:
+            seen.append(str(error))
+        except StopIteration:
+            break
+    named = ["no room for epoch 0, step 3", "no room for epoch 0, step 4"]
+    assert seen == [0, 1, 2, *named, *range(5, NUM_STEPS)]
+
+
+@pytest.mark.parametrize("crew", CREWS)
+def test_a_sample_that_raises_is_raised_in_its_own_turn(crew):
+    handover = Recorded()
+    stream = stream_of(handover, crew, indices=[0, 1, -1, 3])
+    assert [int(when_ready(stream)[0][0]) for _ in range(2)] == [0, 1]
+    with pytest.raises(ValueError, match="a bad sample"):
+        next(stream)
+    assert int(next(stream)[0][0]) == 3
+    stream.close()
+
+
+@pytest.mark.parametrize("crew", CREWS)
+def test_a_batch_of_which_nothing_is_left_is_not_handed_over(crew):
+    handover = Recorded()
+    with pytest.warns(UserWarning, match="left out"):
+        given = list(stream_of(handover, crew, indices=[0, -1, 2], policy="skip"))
+    assert [int(batch[0]) for batch, _ in given] == [0, 2]
+    assert ("begin", -1) not in handover.calls
+
+
+@pytest.mark.parametrize("crew", CREWS)
+def test_what_was_begun_ahead_does_not_count_as_given(crew):
+    stream = stream_of(Recorded(), crew, prefetch_factor=4)
+    for step in range(5):
+        when_ready(stream)
+        assert stream.epoch.progress.num_steps == step + 1
+    stream.close()
+
+
+def test_a_worker_that_dies_takes_no_batch_that_is_there_with_it():
+    handover = Recorded()
+    stream = stream_of(handover, (1, "process"), indices=[0, 1, -2], prefetch_factor=3)
+    assert [int(next(stream)[0][0]) for _ in range(2)] == [0, 1]
+    with pytest.raises(WorkerDied):
+        next(stream)
+    assert handover.num_closed == 1
+
+
+def test_what_fails_while_looking_ahead_is_raised_after_the_batch(monkeypatch):
+    stream = stream_of(Recorded(), (1, "process"), prefetch_factor=1)
+    events = stream.backend.events
+
+    def fail_when_nobody_waits(timeout_s):
+        if timeout_s == 0.0:
+            raise OSError("the channel broke")
+        return events(timeout_s)
+
+    monkeypatch.setattr(stream.backend, "events", fail_when_nobody_waits)
+    assert int(next(stream)[0][0]) == 0
+    with pytest.raises(OSError, match="the channel broke"):
+        next(stream)
+    with pytest.raises(StopIteration):
+        next(stream)
+
+
+@pytest.mark.parametrize("crew", CREWS)
+def test_batches_out_of_order_are_handed_over_too(crew):
+    given = list(stream_of(Recorded(), crew, in_order=False))
+    assert sorted(int(batch[0]) for batch, _ in given) == list(range(NUM_STEPS))
+
+
+@pytest.mark.parametrize("crew", CREWS[1:])
+def test_a_kept_crew_goes_on_in_the_next_epoch_and_what_was_begun_is_dropped(crew):
+    handover = Recorded()
+    stream = stream_of(handover, crew, keep_workers=True)
+    when_ready(stream)
+    stream.begin_epoch(epoch_of([7, 8, 9], number=1))
+    given = list(stream)
+    assert [int(batch[0]) for batch, _ in given] == [7, 8, 9]
+    assert given[0][1] == "epoch 1, step 0"
+    stream.close()
+
+
+def test_a_batch_that_was_begun_is_let_go_of_when_the_stream_is_left():
+    dead = []
+
+    class Held(Recorded):
+        def begin(self, batch, where):
+            batch = batch.view(Batch)
+            dead.append(weakref.ref(batch))
+            return super().begin(batch, where)
+
+    gc.disable()
+    try:
+        stream = stream_of(Held(), (2, "thread"), prefetch_factor=4)
+        when_ready(stream)
+        stream.close()
+        del stream
+        assert dead
+        assert all(ref() is None for ref in dead)
+    finally:
+        gc.enable()

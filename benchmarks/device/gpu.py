@@ -17,8 +17,8 @@ Method
                 the slots that come back at once. `.to(non_blocking=True)` in the current stream and
                 in a stream of the user's own, and `device=`; worker processes, threads and none;
                 batches of small arrays alone and with one of 38.5 MB. `control` overwrites a pinned
-                buffer while its copy is queued: it shows that such a thing would be seen. The loop
-                is at most 8 steps ahead of the device.
+                buffer while its copy is queued: damage is wanted there, as it shows that such a
+                thing would be seen. The loop is at most 8 steps ahead of the device.
     delivery    Workers write one number per page and the last (`get_batch`), so that nothing but
                 delivery takes time; the loop takes batches and drops them. `of bare` is the rate
                 divided by that of copies from 16 buffers of `torch.empty(pin_memory=True)`, done in
@@ -100,6 +100,7 @@ _BUDGET_S: Final = 470.0  # of all: a borrowed machine may be gone after ten min
 _MARKS: Final = 251  # a prime below 256: slots that come back never hold the same mark again soon
 _MOST_AHEAD: Final = 8  # steps that a loop is ahead of the device
 _PAGE_BYTES: Final = 4096
+_CONTROL: Final = "poison: control (damage wanted)"  # the row, not the program
 
 
 @dataclass(frozen=True, slots=True)
@@ -166,7 +167,7 @@ class Target:
 
 TARGETS: Final = (
     Target("poison: p*", "bad batches", at_most=0),
-    Target("poison: control", "bad batches", at_least=1),
+    Target(_CONTROL, "bad batches", at_least=1),
     Target("delivery: penstock*", "of bare", at_least=0.9),
     Target("training*: penstock, device*", "idle %", at_most=2),
 )
@@ -377,7 +378,7 @@ def control(setting: Setting) -> Iterator[Row]:
         arrived = source.to(setting.device, non_blocking=True)
         source.fill_(2)  # on the CPU it is the same memory, which has to show as well
         num_bad += int((arrived != 1).any())
-    yield Row("poison: control", {"batches": num_steps, "bad batches": num_bad})
+    yield Row(_CONTROL, {"batches": num_steps, "bad batches": num_bad})
 
 
 POISON_WAYS: Final = ("pin and to", "pin and to, own stream", "device")
@@ -811,28 +812,48 @@ class Session:
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run from the command line; return 1 if a program failed, or delivered wrong data, else 0."""
-    options = _parser().parse_args(arguments)
+    parser = _parser()
+    options = parser.parse_args(arguments)
     setting = Setting(options.device, options.smoke)
     if options.program:
         for row in PROGRAMS[options.program](setting):
             write(_MARK + json.dumps([row.name, row.figures]))
         return 0
-    names = [
-        name
-        for name in PROGRAMS
-        if not options.only or any(fnmatch.fnmatch(name, pattern) for pattern in options.only)
-    ]
+    patterns: list[str] = options.only or ["*"]
+    for pattern in patterns:
+        if not fnmatch.filter(PROGRAMS, pattern):
+            known = "\n  ".join(PROGRAMS)
+            parser.error(f"--only {pattern!r} names none of the programs, which are\n  {known}")
+    names = [name for name in PROGRAMS if any(fnmatch.fnmatch(name, one) for one in patterns)]
     if options.list:
         write("\n".join(names))
         return 0
+    if setting.is_cuda and not _has_cuda():
+        parser.exit(2, "gpu.py: no CUDA device: --device cpu --smoke shows that it runs\n")
     return _run_all(names, setting, options)
 
 
 def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(prog="gpu.py")
-    parser.add_argument("--device", choices=("cuda", "cpu"), default="cuda")
+    parser = argparse.ArgumentParser(
+        prog="gpu.py",
+        description=(__doc__ or "").partition("\n")[0],
+        epilog="Exits with 1 if a program failed or delivered wrong data, with 2 if nothing can be "
+        "run. What is measured, and how, is at the top of the file.",
+    )
+    parser.add_argument(
+        "--device",
+        choices=("cuda", "cpu"),
+        default="cuda",
+        help="cpu: the same programs without a GPU, to see that they run and that data are right; "
+        "their times say nothing of a GPU (%(default)s)",
+    )
     parser.add_argument("--smoke", action="store_true", help="tiny sizes: does it work?")
-    parser.add_argument("--only", nargs="+", metavar="PATTERN", help="programs, such as 'poison*'")
+    parser.add_argument(
+        "--only",
+        nargs="+",
+        metavar="NAME",
+        help="these programs: names, as --list gives them, or globs, such as 'poison*'",
+    )
     parser.add_argument("--list", action="store_true", help="name the programs and stop")
     parser.add_argument("--out", type=Path, metavar="DIR", help="write DIR/gpu.json")
     parser.add_argument(
@@ -840,6 +861,12 @@ def _parser() -> argparse.ArgumentParser:
     )
     parser.add_argument("--program", choices=list(PROGRAMS), help=argparse.SUPPRESS)
     return parser
+
+
+def _has_cuda() -> bool:
+    import torch
+
+    return torch.cuda.is_available()
 
 
 def _run_all(names: Sequence[str], setting: Setting, options: argparse.Namespace) -> int:
@@ -930,14 +957,17 @@ def _save(folder: Path, setting: Setting, session: Session, facts: dict[str, Any
 
 
 def _report(session: Session, setting: Setting) -> None:
-    if setting.smoke:
-        write("(smoke sizes: the figures mean nothing)")
+    caveat = _caveat(setting)
+    if caveat:
+        write(caveat)
     sections = itertools.groupby(session.rows, lambda row: row.name.split(":")[0])
     for title, group in sections:
         rows = list(group)
         heads = list(dict.fromkeys(head for row in rows for head in row.figures))
         cells = [[row.name.partition(": ")[2], *map(_cell(row), heads)] for row in rows]
         write("\n" + as_table([[title, *heads], *cells]))
+    if caveat and session.rows:
+        write("\n" + caveat)  # again: the first one may have scrolled away
     for target in TARGETS if not setting.smoke else ():
         for row in session.rows:
             if fnmatch.fnmatch(row.name, target.name) and target.figure in row.figures:
@@ -946,6 +976,14 @@ def _report(session: Session, setting: Setting) -> None:
         write(f"  not run: {name}")
     for name, how in session.failures.items():
         write(f"  FAILED: {name}: {how.splitlines()[0]}")
+
+
+def _caveat(setting: Setting) -> str:
+    """Return what the figures do not mean, or nothing."""
+    reasons = ["smoke sizes"] * setting.smoke + ["on the CPU"] * (not setting.is_cuda)
+    if not reasons:
+        return ""
+    return f"({', '.join(reasons)}: the figures mean nothing)"
 
 
 def _cell(row: Row) -> Callable[[str], str]:

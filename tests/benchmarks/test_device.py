@@ -80,6 +80,35 @@ def test_the_programs_run_without_a_gpu_and_their_rows_are_kept(patterns, tmp_pa
         assert "note" not in figures
     for name in kept["rows"]:
         assert name.partition(": ")[2] in done.stdout
+    caveat = "(smoke sizes, on the CPU: the figures mean nothing"
+    first, *_, last = [line for line in done.stdout.splitlines() if line]
+    if "page-lock" in patterns:
+        assert last == "  not run: page-lock"
+        last = done.stdout.splitlines()[-2]
+    assert first.startswith(caveat)
+    assert last.startswith(caveat)
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")
+def test_without_a_gpu_one_line_says_so():
+    done = subprocess.run([sys.executable, str(FILE)], capture_output=True, text=True, timeout=110)
+    assert done.returncode == 2
+    assert done.stdout == ""
+    assert done.stderr == "gpu.py: no CUDA device: --device cpu --smoke shows that it runs\n"
+
+
+def test_a_program_that_is_not_there_is_refused_with_the_names_of_those_that_are(gpu):
+    done = run("--only", "poison*", "nonexist")
+    assert done.returncode == 2
+    assert "--only 'nonexist' names none of the programs" in done.stderr
+    assert [name for name in gpu.PROGRAMS if f"  {name}\n" not in done.stderr] == []
+
+
+def test_the_help_says_what_it_is_for_and_what_the_arguments_take(gpu):
+    text = " ".join(run("--help").stdout.split())
+    assert gpu.__doc__.splitlines()[0] in text
+    assert "say nothing of a GPU" in text
+    assert "globs, such as 'poison*'" in text
 
 
 def test_every_program_is_listed_and_every_target_is_of_one(gpu):
@@ -111,7 +140,7 @@ def test_a_program_that_fails_does_not_keep_the_others_from_their_turn(tmp_path)
     kept = json.loads((tmp_path / "gpu.json").read_text())
     assert list(kept["failures"]) == ["poison: device"]
     assert "held something else" in kept["failures"]["poison: device"]
-    assert kept["rows"]["poison: control"]["bad batches"] > 0
+    assert kept["rows"]["poison: control (damage wanted)"]["bad batches"] > 0
     assert kept["rows"]["poison: penstock, device, thread, small"]["bad batches"] > 0
 
 

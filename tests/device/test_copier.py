@@ -17,7 +17,7 @@ from tests.device.fake import COPIES, POISON, TRAINER, FakeAccelerator, HostMemo
 
 from penstock.errors import ConfigError
 from penstock.torch.device.accelerator import open_accelerator
-from penstock.torch.device.copier import MAX_OUTSTANDING, DeviceCopier, Pinning
+from penstock.torch.device.copier import MAX_BEHIND, MAX_OUTSTANDING, DeviceCopier, Pinning
 from penstock.torch.device.direct import DirectAccelerator
 
 
@@ -53,7 +53,7 @@ def test_a_batch_that_nobody_else_holds_is_copied_when_the_queue_comes_to_it(dev
 def test_host_memory_is_let_go_of_when_its_copy_is_over_and_not_before(device, host):
     copier = DeviceCopier(device)
     for number in range(3):
-        copier.finish(copier.begin([host.tensor(float(number))], step(number)))
+        copier.begin([host.tensor(float(number))], step(number))
     assert host.num_held == 3
     for _ in range(4):  # two copies and their marks
         device.advance(COPIES)
@@ -131,7 +131,7 @@ def test_a_slow_device_holds_the_thread_and_not_ever_more_memory(device, host):
         reached = sum(mark.is_reached for mark in device.marks if mark.queue == TRAINER)
         most = max(most, number + 1 - reached)
         assert host.num_held <= MAX_OUTSTANDING + 1
-    assert most == MAX_OUTSTANDING
+    assert most == MAX_BEHIND
 
 
 def test_batches_that_are_begun_and_never_finished_are_bounded(device, host):
@@ -312,7 +312,7 @@ def test_a_failure_of_the_device_that_shows_later_names_the_batch_it_is_of(
 
 def test_a_failure_that_shows_while_the_thread_waits_is_named_too(device):
     copier = DeviceCopier(device)
-    for number in range(MAX_OUTSTANDING):
+    for number in range(MAX_BEHIND):
         copier.finish(copier.begin([torch.ones(1)], step(number)))
     mark = next(mark for mark in device.marks if mark.queue == TRAINER)
     begun = copier.begin([torch.ones(1)], step(99))
@@ -526,8 +526,8 @@ def test_a_device_without_queues_copies_by_itself():
 @pytest.mark.parametrize(
     ("device", "text"),
     [
-        ("nonsense", "'nonsense' names no device"),
-        ("cuda:-1", "'cuda:-1' names no device"),
+        ("nonsense", "device='nonsense' names none"),
+        ("cuda:-1", "device='cuda:-1' names none"),
         (True, "not True"),
         (None, "not None"),
         (2.5, "not 2.5"),
@@ -572,3 +572,14 @@ def test_pinning_is_torchs_and_names_the_batch_that_fails():
         notes_of(raised.value) == "epoch 2, step 1, while page-locking the batch (pin_memory=True)"
     )
     pinning.close()
+
+
+def test_a_batch_that_is_begun_ahead_in_inference_mode_can_be_trained_with(device):
+    copier = DeviceCopier(device)
+    with torch.inference_mode(), copier.aside():
+        begun = copier.begin([torch.ones(2)], step(0))
+    (batch,) = copier.finish(begun)
+    device.drain()
+    weight = torch.ones(2, requires_grad=True)
+    (weight * batch).sum().backward()
+    assert weight.grad.tolist() == [1.0, 1.0]

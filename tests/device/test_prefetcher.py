@@ -235,7 +235,7 @@ def test_bad_arguments_are_refused_at_once():
         DevicePrefetcher(3, "cpu")
     with pytest.raises(ConfigError, match="not 'norm'"):
         DevicePrefetcher([], "cpu", transform="norm")
-    with pytest.raises(ConfigError, match="'nowhere' names no device"):
+    with pytest.raises(ConfigError, match="device='nowhere' names none"):
         DevicePrefetcher([], "nowhere")
 
 

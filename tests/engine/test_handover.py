@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import gc
 import os
 import weakref
@@ -48,6 +49,9 @@ class Recorded:
         self.calls = []
         self.num_closed = 0
 
+    def aside(self):
+        return contextlib.nullcontext()
+
     def begin(self, batch, where):
         number = int(np.asarray(batch).ravel()[0])
         self.calls.append(("begin", number))
@@ -77,7 +81,9 @@ def stream_of(handover, crew=(2, "process"), indices=range(NUM_STEPS), policy="r
 
 def when_ready(stream):
     """Take a batch, when the one after it has arrived as well."""
-    while stream._order.peek() is None and stream._plan.num_workers:
+    step = stream.epoch.progress.num_steps
+    order = stream._order
+    while order.num_pending > 1 and not {step, step + 1} <= order._done.keys():
         for event in stream.backend.events(None):
             stream._handle(event)
     return next(stream)
@@ -104,7 +110,7 @@ def test_the_next_batch_is_begun_before_this_one_is_given_if_it_is_there(crew):
             for event in stream.backend.events(None):
                 stream._handle(event)
         next(stream)
-        assert handover.calls[-2:] == [("finish", step), ("begin", step + 1)]
+        assert handover.calls[-2:] == [("begin", step + 1), ("finish", step)]
     next(stream)
     assert handover.calls[-1] == ("finish", NUM_STEPS - 1)
     stream.close()
@@ -216,5 +222,56 @@ def test_a_batch_that_was_begun_is_let_go_of_when_the_stream_is_left():
         del stream
         assert dead
         assert all(ref() is None for ref in dead)
+    finally:
+        gc.enable()
+
+
+class Interrupted(Recorded):
+    """Ctrl-C hits while the second batch is begun."""
+
+    def begin(self, batch, where):
+        if self.calls:
+            raise KeyboardInterrupt
+        return super().begin(batch, where)
+
+
+def test_ctrl_c_while_a_batch_is_begun_ahead_closes_the_stream_and_counts_nothing():
+    stream = stream_of(Interrupted(), (2, "process"), prefetch_factor=4)
+    while not {0, 1} <= stream._order._done.keys():
+        for event in stream.backend.events(None):
+            stream._handle(event)
+    with pytest.raises(KeyboardInterrupt):
+        next(stream)
+    assert stream.epoch.progress.num_steps == 0
+    with pytest.raises(StopIteration):
+        next(stream)
+
+
+def test_what_failed_while_looking_ahead_does_not_reach_the_next_epoch(monkeypatch):
+    stream = stream_of(Recorded(), (1, "process"), prefetch_factor=1, keep_workers=True)
+    events = stream.backend.events
+
+    def fail_when_nobody_waits(timeout_s):
+        if timeout_s == 0.0:
+            raise OSError("the channel broke")
+        return events(timeout_s)
+
+    monkeypatch.setattr(stream.backend, "events", fail_when_nobody_waits)
+    next(stream)
+    stream.begin_epoch(epoch_of([5, 6], number=1))
+    assert [int(batch[0]) for batch, _ in stream] == [5, 6]
+    stream.close()
+
+
+def test_an_error_that_waits_for_its_turn_keeps_no_workers_alive():
+    gc.disable()
+    try:
+        stream = stream_of(Recorded(refused=(1,)), (1, "process"), prefetch_factor=4)
+        when_ready(stream)
+        while stream._begun is None:
+            when_ready(stream)
+        ref = weakref.ref(stream)
+        del stream
+        assert ref() is None
     finally:
         gc.enable()

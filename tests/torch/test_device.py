@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import copy
 import pickle
+import threading
 
 import pytest
 import torch
@@ -112,6 +113,81 @@ def test_a_prefetcher_of_our_loader_keeps_its_state_exact_and_its_workers(crew):
     assert equal(second, flat(_epoch_of(loader_of(shuffle=True, seed=5), 1)))
 
 
+@pytest.mark.parametrize("seed", [None, 3])
+def test_a_state_is_loaded_after_a_prefetcher_with_kept_workers_was_left(seed):
+    loader = loader_of((2, "process"), shuffle=True, seed=seed, persistent_workers=True)
+    prefetcher = DevicePrefetcher(loader, "cpu")
+    torch.manual_seed(4)
+    for number, _ in enumerate(prefetcher):
+        if number == 2:
+            break
+    state = loader.state_dict()
+    assert state["batches"] == 3
+    loader.load_state_dict(state)
+    rest = flat(prefetcher)
+    assert len(rest) == 3
+    del prefetcher, loader
+
+
+def test_a_kept_crew_serves_the_loader_and_a_prefetcher_of_it_in_turn():
+    loader = loader_of((2, "process"), persistent_workers=True)
+    doubled = DevicePrefetcher(loader, "cpu", transform=lambda batch: batch[1] * 2)
+    plain = [labels.tolist() for _, labels in loader]
+    pids = [worker.pid for worker in loader._iterator._workers]
+    assert [labels.tolist() for labels in doubled] == [[2 * k for k in row] for row in plain]
+    assert [labels.tolist() for _, labels in loader] == plain
+    assert [worker.pid for worker in loader._iterator._workers] == pids
+
+
+def test_what_a_subclass_makes_of_its_batches_is_what_the_transform_gets():
+    class Named(DataLoader):
+        def __iter__(self):
+            return ({"labels": labels} for _, labels in super().__iter__())
+
+    prefetcher = DevicePrefetcher(Named(Images(), 4), "cpu", transform=lambda b: b["labels"])
+    assert [int(labels[0]) for labels in prefetcher] == list(range(0, 24, 4))
+
+
+def test_a_loader_with_a_device_needs_no_prefetcher():
+    with pytest.raises(ConfigError, match="device of its own, cpu"):
+        DevicePrefetcher(loader_of(device="cpu"), "cpu")
+
+
+def test_an_iterator_that_ends_in_a_transform_does_not_end_the_epoch():
+    others = iter(range(3))
+    loader = loader_of(device="cpu", device_transform=lambda batch: (batch, next(others)))
+    batches = iter(loader)
+    for _ in range(3):
+        next(batches)
+    with pytest.raises(RuntimeError, match="StopIteration at the batch of epoch 0, step 3 on cpu"):
+        next(batches)
+
+
+class MovesInPlace:
+    def to(self, device):
+        pass
+
+
+def test_an_object_whose_to_returns_nothing_is_told():
+    with pytest.raises(TypeError, match="returned None"):
+        next(iter(DevicePrefetcher([[MovesInPlace()]], "cpu")))
+
+
+@pytest.mark.parametrize("crew", CREWS)
+def test_time_in_the_transform_is_the_loops_own(crew):
+    slept = threading.Event()
+
+    def transform(batch):
+        slept.wait(0.02)
+        return batch
+
+    loader = loader_of(crew, device="cpu", device_transform=transform)
+    list(loader)
+    run = loader.stats().run
+    assert run.consumer_s >= 5 * 0.02  # all but the last batch's, which nobody asks after
+    assert run.wait_s < run.seconds - 5 * 0.02 + 1e-6
+
+
 def _epoch_of(loader, epoch):
     loader.set_epoch(epoch)
     return loader
@@ -120,9 +196,11 @@ def _epoch_of(loader, epoch):
 @pytest.mark.parametrize(
     ("options", "words"),
     [
-        ({"device": "fast"}, "device must be"),
-        ({"device": object()}, "device must be"),
+        ({"device": "fast"}, "device='fast' names none"),
+        ({"device": object()}, "not <object"),
+        ({"device": 3.5}, "not 3.5"),
         ({"device_transform": len}, "no device"),
+        ({"device": "cpu", "device_transform": 3}, "not 3"),
     ],
 )
 def test_arguments_that_make_no_sense_are_told_at_once(options, words):
@@ -133,13 +211,13 @@ def test_arguments_that_make_no_sense_are_told_at_once(options, words):
 @pytest.mark.skipif(torch.cuda.is_available(), reason="there is one")
 def test_a_device_that_is_not_there_is_told_with_what_to_do():
     with pytest.raises(ConfigError, match=r"cuda") as raised:
-        iter(loader_of(device="cuda"))
+        loader_of(device="cuda")
     assert "'auto'" in str(raised.value)
 
 
 def test_the_arguments_are_attributes_that_a_subclass_may_use_for_its_own():
     loader = loader_of(device="cpu", device_transform=list)
-    assert (loader.device, loader.device_transform) == ("cpu", list)
+    assert (loader.device, loader.device_transform) == (torch.device("cpu"), list)
 
     class Mine(DataLoader):
         def __init__(self, *args):

@@ -3,6 +3,10 @@
 
 from __future__ import annotations
 
+import copy
+import pickle
+import re
+
 import numpy as np
 import pytest
 import torch
@@ -148,6 +152,94 @@ def test_each_call_gives_memory_of_its_own():
 
 def test_it_has_nothing_to_save_in_a_checkpoint():
     assert NormalizeImages().state_dict() == {}
+
+
+TURNS = {
+    "half": lambda module: module.half(),
+    "bfloat16": lambda module: module.to(torch.bfloat16),
+    "double": lambda module: module.double(),
+    "and back": lambda module: module.half().float(),
+    "emptied": lambda module: module.to("meta").to_empty(device="cpu"),
+    "shared": lambda module: module.share_memory(),
+    "copied": lambda module: copy.deepcopy(module.half()),
+    "pickled": lambda module: pickle.loads(pickle.dumps(module.half())),
+}
+
+
+@pytest.mark.parametrize("turn", TURNS.values(), ids=TURNS)
+@pytest.mark.parametrize("dtype", [torch.float32, *HALVES], ids=str)
+def test_turning_a_model_does_not_change_what_it_gives(turn, dtype):
+    expected = NormalizeImages(dtype=dtype)(ALL_VALUES)
+    model = turn(torch.nn.Sequential(NormalizeImages(dtype=dtype)))
+    assert torch.equal(model(ALL_VALUES), expected)
+    assert model(ALL_VALUES).dtype == dtype
+    assert model[0].factor.dtype == model[0].offset.dtype == torch.float32
+    assert model.state_dict() == {}
+
+
+@pytest.mark.parametrize("dtype", HALVES, ids=str)
+def test_it_stands_before_a_model_of_half_precision(dtype):
+    normalize = NormalizeImages(dtype=dtype)
+    model = torch.nn.Sequential(normalize, torch.nn.Conv2d(3, 2, 3)).to(dtype)
+    assert model(ALL_VALUES).dtype == dtype
+    with pytest.raises(RuntimeError, match="type"):  # `dtype` decides, whatever follows it
+        torch.nn.Sequential(NormalizeImages(), torch.nn.Conv2d(3, 2, 3)).to(dtype)(ALL_VALUES)
+
+
+def test_it_follows_to_another_device_and_stays_as_it_is_on_its_own():
+    normalize = NormalizeImages()
+    before = normalize.factor
+    assert normalize.to("cpu") is normalize
+    assert normalize.factor is before  # a captured graph reads from there
+    assert normalize.half().to("meta").offset.device.type == "meta"
+    with torch.device("meta"):
+        assert NormalizeImages().factor.device.type == "meta"
+
+
+def test_what_it_does_can_be_read():
+    text = repr(NormalizeImages((0.5, 0.25, 0.0), None, torch.float16))
+    assert text == (
+        "NormalizeImages(mean=(0.5, 0.25, 0.0), std=(1.0, 1.0, 1.0), dtype=torch.float16)"
+    )
+
+
+@pytest.mark.parametrize(
+    ("images", "told"),
+    [
+        (
+            [ALL_VALUES, 1],
+            r"not a list: .*lambda batch: \(normalize\(batch\[0\]\), \*batch\[1:\]\)",
+        ),
+        ((ALL_VALUES, 1), r"not a tuple: of a batch \(images, labels\) take the first"),
+        ({"image": ALL_VALUES}, r"not a dict: .*normalize\(batch\['image'\]\)"),
+        (np.zeros((1, 4, 4, 3), np.uint8), r"a numpy array \(uint8 of .*torch\.from_numpy"),
+        (b"jpeg", "not a bytes"),
+    ],
+    ids=["list", "tuple", "dict", "array", "bytes"],
+)
+def test_what_is_no_tensor_is_told_what_to_do(images, told):
+    with pytest.raises(TypeError, match=told):
+        NormalizeImages()(images)
+
+
+@pytest.mark.parametrize("name", ["mean", "std"])
+@pytest.mark.parametrize(
+    "value", [0.5, "rgb", (0.5, 0.5), ("r", "g", "b"), (float("nan"), 1, 1), {0.5}], ids=repr
+)
+def test_what_is_not_three_numbers_is_refused(name, value):
+    with pytest.raises(ConfigError, match=f"{name} is three numbers, or None; not "):
+        NormalizeImages(**{name: value})
+
+
+@pytest.mark.parametrize("dtype", ["float16", np.float16, None, torch.int32, 16], ids=str)
+def test_a_dtype_that_is_none_is_named(dtype):
+    with pytest.raises(ConfigError, match=re.escape(f"not {dtype!r}.")):
+        NormalizeImages(dtype=dtype)
+
+
+def test_a_dtype_in_place_of_the_mean_is_told_where_it_belongs():
+    with pytest.raises(ConfigError, match=r"mean is .* not torch\.float16: .*dtype=torch\.float16"):
+        NormalizeImages(torch.float16)
 
 
 def test_other_images_are_refused():

@@ -50,13 +50,12 @@ class FakePageLock:
         mistakes: What should never be: memory that changed before it was read, a second unlock, ...
     """
 
-    def __init__(self, *, fences=True, refuses=False):
+    def __init__(self, *, refuses=False):
         self.locked = {}
         self.num_locks = 0
         self.num_begun = 0
         self.num_done = 0
         self.mistakes = []
-        self._fences = fences
         self._refuses = refuses
         self._copies = deque()
         self._lock = threading.RLock()  # unlocking may be part of a collection inside this class
@@ -72,10 +71,11 @@ class FakePageLock:
                 self.mistakes.append("locked twice, or unmapped while it was locked")
             self.locked[address] = size_bytes
             self.num_locks += 1
-        return partial(self._unlock, address)
+        return partial(self._release, address)
 
-    def _unlock(self, address):
+    def _release(self, address, unmap):
         if os.getpid() != self._pid:
+            unmap()
             return
         with self._lock:
             self.go_on()
@@ -83,9 +83,10 @@ class FakePageLock:
                 self.mistakes.append("unlocked twice")
             if kind_of_memory(address) is None:
                 self.mistakes.append("unmapped before it was unlocked")
+            unmap()
 
     def fence(self):
-        return Fence(self, self.num_begun) if self._fences else None
+        return Fence(self, self.num_begun)
 
     def begin_to_copy(self, array):
         """Begin, as `.to(device, non_blocking=True)` does: nothing keeps `array` until it ends."""

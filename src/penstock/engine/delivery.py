@@ -47,6 +47,7 @@ from penstock.engine.salvage import NO_BATCH
 from penstock.engine.trainer_clock import TrainerClock
 from penstock.errors import ConfigError, TooManyFailures, WorkerTimeout
 from penstock.errors import WorkerDied as WorkerDiedError
+from penstock.faults import annotate
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -120,7 +121,7 @@ class Stream:
             self._hired = set(range(plan.num_workers))
             self._is_open = True
         self._epoch = epoch
-        self._begun = None
+        self._begun = self._overdue = None
         self._is_over = False
         self._num_lost = 0  # bad samples that were not told to the observer yet
         with self._closed_on_error():
@@ -152,6 +153,12 @@ class Stream:
             can_condemn=plan.recipe.faults.tolerates,
         )
         self._carry_out(self._order.start())
+
+    def set_handover(self, handover: Handover | None) -> None:
+        """Let another way of handing over begin with the next epoch."""
+        if self._handover is not None:
+            self._handover.close()
+        self._begun, self._handover = None, handover
 
     @contextlib.contextmanager
     def _closed_on_error(self) -> Iterator[None]:
@@ -225,8 +232,6 @@ class Stream:
             raise
         if isinstance(answer, Deliver):
             batch = self._give(answer)
-            if self._handover is not None and self._handover.begins_ahead:
-                self._begin_ahead(self._handover)
             if self._observer is not None:
                 self._num_lost += len(answer.outcome.losses.bad)
                 if batch is not NO_BATCH:
@@ -258,7 +263,8 @@ class Stream:
         )
         self._num_lost = 0
         crew = self._crew_wanted(observer, record)
-        if self._to_hire or (crew is not None and crew != self._crew):
+        # What was looked at ahead may have closed the stream; this batch is given all the same.
+        if self._is_open and (self._to_hire or (crew is not None and crew != self._crew)):
             with self._closed_on_error():
                 self._change_crew(crew)
         self._clock.take(record.given_ns)
@@ -317,7 +323,10 @@ class Stream:
         losses = outcome.losses
         num_failed = self._record(losses, step, worker_id) if losses.bad else 0
         try:
-            batch = outcome.result() if self._handover is None else self._handed_over(delivery)
+            if self._handover is None:
+                batch = outcome.result()
+            else:
+                batch = self._hand_over(delivery, self._handover)
         except BaseException as error:
             progress.fail(step, worker_id, outcome.share)
             if isinstance(error, TooManyFailures):
@@ -332,22 +341,29 @@ class Stream:
             progress.give_share(worker_id, outcome.share, max(self._plan.num_workers, 1))
         return batch
 
-    def _handed_over(self, delivery: Deliver) -> Any:  # noqa: ANN401 - any batch tree
-        assert self._handover is not None
+    def _hand_over(self, delivery: Deliver, handover: Handover) -> Any:  # noqa: ANN401
+        begun = self._begin_this(delivery, handover)
+        if handover.begins_ahead:
+            self._begin_ahead(handover)
+        if begun is NO_BATCH:
+            return begun
+        # From here on it is the trainer's device that takes its time, or the trainer's own code.
+        self._clock.arrived()
+        return handover.finish(begun)
+
+    def _begin_this(self, delivery: Deliver, handover: Handover) -> Any:  # noqa: ANN401
         step, outcome = delivery.step, delivery.outcome
-        begun, self._begun = self._begun, None
-        if begun is None or begun[0] != step:
+        ahead, self._begun = self._begun, None
+        if ahead is None or ahead[0] != step:
             batch = outcome.result()
-            if batch is NO_BATCH:
-                return batch
-            return self._handover.finish(self._handover.begin(batch, self._namer(step)))
-        _, value, error = begun
-        if error is not None:
-            try:
-                raise error
-            finally:
-                del begun, error  # with its own traceback it would be a cycle
-        return value if value is NO_BATCH else self._handover.finish(value)
+            return batch if batch is NO_BATCH else handover.begin(batch, self._namer(step))
+        _, begun, error = ahead
+        if error is None:
+            return begun
+        try:
+            raise error
+        finally:
+            del ahead, error  # with its own traceback it would be a cycle
 
     def _begin_ahead(self, handover: Handover) -> None:
         """Begin with the batch that is asked for next, if it has arrived."""
@@ -357,21 +373,28 @@ class Stream:
                     for event in self._backend.events(0.0):
                         self._handle(event)
             except Exception as error:
-                self._overdue = error  # the batch that is given now is the trainer's all the same
+                # The batch that is given now is the trainer's all the same.
+                self._overdue = error.with_traceback(None)
                 return
         found = self._order.peek()
         if found is None or found[1].times is None:  # no batch: it is raised when it is asked for
             return
         step, outcome = found
         try:
-            batch = outcome.result()
-            value = batch
-            if batch is not NO_BATCH:
-                value = handover.begin(batch, self._namer(step))
+            with handover.aside():
+                begun = outcome.result()
+                if begun is not NO_BATCH:
+                    begun = handover.begin(begun, self._namer(step))
         except Exception as error:
-            self._begun = step, None, error  # of that batch, and not of the one that is given now
+            # Of that batch, and not of the one that is given now. Its frames would keep this
+            # stream, and that keeps it: they are kept as text.
+            annotate(error, f"begun ahead at\n{''.join(traceback.format_tb(error.__traceback__))}")
+            self._begun = step, None, error.with_traceback(None)
+        except BaseException:  # see `_closed_on_error`
+            self.close(in_a_hurry=True)
+            raise
         else:
-            self._begun = step, value, None
+            self._begun = step, begun, None
 
     def _namer(self, step: int) -> Callable[[], str]:
         number = self._epoch.number
@@ -478,7 +501,8 @@ class Stream:
         if self._is_open:
             self._is_open = False
             self._is_over = self._epoch.progress.is_closed = True
-            self._begun = None
+            self._begun = self._overdue = None
+            self._to_hire.clear()
             try:
                 if self._handover is not None:
                     self._handover.close()

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 if TYPE_CHECKING:
     from collections.abc import Callable
+    from contextlib import AbstractContextManager
 
 __all__ = ["Handover"]
 
@@ -25,6 +26,12 @@ class Handover(Protocol):
     def begins_ahead(self) -> bool:
         """Whether it is worth while to begin with the next batch before it is asked for."""
 
+    def aside(self) -> AbstractContextManager[object]:
+        """Return a context in which a batch is begun ahead: the trainer is still at another one.
+
+        What the trainer has switched on for that one is not to reach this one.
+        """
+
     def begin(self, batch: Any, where: Callable[[], str]) -> Any:  # noqa: ANN401 - any batch tree
         """Begin with a batch, without waiting for anything.
 
@@ -34,10 +41,13 @@ class Handover(Protocol):
 
         Returns:
             Something for `finish`.
+
+        Raises:
+            Exception: of this batch, which is lost.
         """
 
     def finish(self, begun: Any) -> Any:  # noqa: ANN401 - what `begin` returned
-        """Return what the trainer gets; called in the order of `begin`."""
+        """Return what the trainer gets; called in the order of `begin`, and raises as it does."""
 
     def close(self) -> None:
         """Wait until nothing is under way, and let go of all batches; a second call does nothing.

@@ -164,8 +164,9 @@ class Plan:
         timeout_s: Longest wait for a batch, in seconds; 0 waits for ever.
         keep_workers: Whether workers live on after an epoch.
         context: Start method of the workers; None is Python's default.
-        page_lock: How the memory of batches is locked for a device, in the trainer's process; None
-            locks nothing. Like all of the plan but the recipe, it is sent to no worker.
+        page_lock: How the memory of batches is locked for a device, in the trainer's process, but
+            not that of worker threads; None locks nothing. Like all of the plan but the recipe, it
+            is sent to no worker.
     """
 
     recipe: Recipe

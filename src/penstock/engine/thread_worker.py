@@ -126,7 +126,9 @@ class ThreadWorker:
         self._sequence = sequence
         self._outbox = outbox
         self._inbox: queue.SimpleQueue[ThreadTask | _Begin | None] = queue.SimpleQueue()
-        self._output = PlainOutput(plan.page_lock)
+        # Not locked: its fences would be made here, while the trainer's thread may be capturing a
+        # graph, which no other thread's questions to the device may disturb.
+        self._output = PlainOutput()
         self._fetcher: Fetcher | None = None
         self._round: Round | None = None
         self._failure: Exception | None = None  # of setting up: the answer to every task

@@ -40,6 +40,7 @@ class TrainerClock:
         self._begun_ns = self._starting_ns = self._taken_ns = 0
         self._asked_ns = self._consumer_ns = self._cpu_ns = 0
         self._starved_ns: int | None = None
+        self._arrived_ns: int | None = None
 
     def begin_epoch(self) -> None:
         """The trainer begins an epoch; what it did since its last batch does not count."""
@@ -62,6 +63,11 @@ class TrainerClock:
         self._consumer_ns = now - self._taken_ns
         self._cpu_ns, self._starved_ns = self._core_time.end(self._consumer_ns)
 
+    def arrived(self) -> None:
+        """The batch is there; what is done with it from now on counts as the trainer's own code."""
+        self._arrived_ns = time.monotonic_ns()
+        self._core_time.begin()
+
     def give(
         self,
         epoch: int,
@@ -82,7 +88,7 @@ class TrainerClock:
             delivery.worker_id,
             outcome.pid,
             self._asked_ns,
-            time.monotonic_ns(),
+            self._arrived_ns or time.monotonic_ns(),
             self._consumer_ns,
             self._cpu_ns,
             self._starved_ns,
@@ -108,11 +114,12 @@ class TrainerClock:
 
     def take(self, given_ns: int | None = None) -> None:
         """The trainer's own code begins, now if `given_ns` is None; up to here it waited."""
-        if given_ns is None:
-            given_ns = time.monotonic_ns()
+        has_begun = given_ns is not None and self._arrived_ns is not None
+        self._arrived_ns = None
         self._has_taken = True
-        self._taken_ns = given_ns
-        self._core_time.begin()
+        self._taken_ns = time.monotonic_ns() if given_ns is None else given_ns
+        if not has_begun:
+            self._core_time.begin()
 
     def close(self) -> None:
         """Give back what it holds of the system; a second call does nothing."""

@@ -5,12 +5,14 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+import numpy as np
 import torch
 
 from penstock.errors import ConfigError
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Sequence
+    from typing import Self
 
 __all__ = ["NormalizeImages"]
 
@@ -24,6 +26,9 @@ class NormalizeImages(torch.nn.Module):
 
     It is one pass over the images, for half precision too: numbers are computed in float32 and
     rounded once, as they are stored. Nothing of float32's size is made in between.
+
+    `dtype` alone decides the result's: `half()` and `.to(torch.bfloat16)`, of this module or of a
+    model that it is part of, move it at most. Give it the dtype that the model takes.
 
     Example:
         >>> normalize = NormalizeImages(mean=(0.5, 0.5, 0.5), std=(0.5, 0.5, 0.5))
@@ -49,21 +54,41 @@ class NormalizeImages(torch.nn.Module):
             dtype: Of the result, a floating one.
 
         Raises:
-            ConfigError: not three numbers, a `std` that is not above 0, or a `dtype` that is not
-                floating.
+            ConfigError: not three finite numbers, a `std` that is not above 0, or a `dtype` that is
+                no floating `torch.dtype`.
         """
         super().__init__()
-        means = torch.as_tensor((0.0,) * 3 if mean is None else mean, dtype=torch.float64)
-        stds = torch.as_tensor((1.0,) * 3 if std is None else std, dtype=torch.float64)
-        if means.shape != (3,) or stds.shape != (3,) or bool((stds <= 0).any()):
-            raise ConfigError(
-                f"mean and std are three numbers each, std above 0; not {mean!r} and {std!r}."
-            )
-        if not dtype.is_floating_point:
-            raise ConfigError(f"dtype is a floating one, as torch.float16; not {dtype}.")
+        self._mean = (0.0, 0.0, 0.0) if mean is None else _three_numbers("mean", mean)
+        self._std = (1.0, 1.0, 1.0) if std is None else _three_numbers("std", std)
+        if min(self._std) <= 0:
+            raise ConfigError(f"std is three numbers above 0, not {std!r}.")
+        if not _is_floating(dtype):
+            raise ConfigError(f"dtype is a floating torch.dtype, as torch.float16; not {dtype!r}.")
         self.dtype = dtype
-        self.register_buffer("factor", (1 / (255 * stds)).to(torch.float32), persistent=False)
-        self.register_buffer("offset", (-means / stds).to(torch.float32), persistent=False)
+        self._register(None)
+
+    def _register(self, device: torch.device | None) -> None:
+        """Make the buffers, in float32; None is torch's default device."""
+        pairs = list(zip(self._mean, self._std, strict=True))
+        for name, numbers in (
+            ("factor", [1 / (255 * std) for _, std in pairs]),
+            ("offset", [-mean / std for mean, std in pairs]),
+        ):
+            made = torch.tensor(numbers, dtype=torch.float32, device=device)
+            self.register_buffer(name, made, persistent=False)
+
+    def _apply(self, fn: Callable[[torch.Tensor], torch.Tensor], recurse: bool = True) -> Self:
+        """Follow to another device, but not to another precision: all of torch's moves go here."""
+        before = self.factor
+        super()._apply(fn, recurse)  # type: ignore[no-untyped-call]
+        # Anew and not turned back: numbers that were rounded stay rounded, and `to_empty` has none.
+        if self.factor is not before:
+            self._register(self.factor.device)
+        return self
+
+    def extra_repr(self) -> str:
+        """Return what `repr` says of it."""
+        return f"mean={self._mean}, std={self._std}, dtype={self.dtype}"
 
     def forward(self, images: torch.Tensor) -> torch.Tensor:
         """Return images of shape (..., 3, height, width), in memory of their own.
@@ -72,9 +97,11 @@ class NormalizeImages(torch.nn.Module):
             images: uint8 of shape (..., height, width, 3), on this module's device.
 
         Raises:
-            TypeError: another dtype.
+            TypeError: no tensor, or one of another dtype.
             ValueError: another shape.
         """
+        if not isinstance(images, torch.Tensor):
+            raise TypeError(f"images are a tensor, not {_instead(images)}")
         if images.dtype != torch.uint8:
             raise TypeError(f"images are uint8 (output='uint8_hwc'), not {images.dtype}")
         if images.ndim < 3 or images.shape[-1] != 3:
@@ -84,3 +111,41 @@ class NormalizeImages(torch.nn.Module):
         result = torch.empty(images.shape, dtype=self.dtype, device=images.device)
         torch.addcmul(self.offset, images, self.factor, out=result)
         return result.movedim(-1, -3)
+
+
+def _is_floating(dtype: object) -> bool:
+    return isinstance(dtype, torch.dtype) and dtype.is_floating_point
+
+
+def _three_numbers(name: str, given: object) -> tuple[float, float, float]:
+    if isinstance(given, torch.dtype):
+        raise ConfigError(f"{name} is three numbers, not {given}: name it, dtype={given}.")
+    try:
+        numbers = torch.as_tensor(given, dtype=torch.float64, device="cpu")
+    except (TypeError, ValueError, RuntimeError) as error:
+        raise ConfigError(f"{name} is three numbers, or None; not {given!r}.") from error
+    if numbers.shape != (3,) or not bool(torch.isfinite(numbers).all()):
+        raise ConfigError(f"{name} is three numbers, or None; not {given!r}.")
+    red, green, blue = numbers.tolist()
+    return red, green, blue
+
+
+def _instead(given: object) -> str:
+    """Return what was given in place of a tensor, and what to do."""
+    if isinstance(given, np.ndarray):
+        return (
+            f"a numpy array ({given.dtype} of shape {given.shape}): "
+            "torch.from_numpy(images) makes it one, .to(device) moves it"
+        )
+    kind = type(given).__name__
+    if isinstance(given, dict):
+        return (
+            f"a {kind}: of a batch with an item 'image' take that: device_transform=lambda batch: "
+            "{**batch, 'image': normalize(batch['image'])}"
+        )
+    if isinstance(given, (list, tuple)):
+        return (
+            f"a {kind}: of a batch (images, labels) take the first: "
+            "device_transform=lambda batch: (normalize(batch[0]), *batch[1:])"
+        )
+    return f"a {kind}"

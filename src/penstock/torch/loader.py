@@ -121,7 +121,8 @@ class DataLoader(Observed, torch.utils.data.DataLoader[T_co]):
         device: Where batches arrive: "cuda", a `torch.device`, or "auto" for the accelerator there
             is, if any. The next batch is copied while the loop computes. None: in main memory.
         device_transform: Called with each batch on `device`, in the loop's own stream; what it
-            returns is the batch. `NormalizeImages` is meant for it.
+            returns is the batch: `lambda batch: (normalize(batch[0]), batch[1])`, say, with a
+            `NormalizeImages`.
 
     Raises:
         ValueError: an argument is out of its range or contradicts another
@@ -171,7 +172,7 @@ class DataLoader(Observed, torch.utils.data.DataLoader[T_co]):
         device_transform: Callable[[Any], Any] | None = None,
     ) -> None:
         """Check the arguments; nothing is started before iteration."""
-        _check_device(dataset, device, device_transform)
+        chosen = _checked_device(dataset, device, device_transform)
         if seed is not None and generator is not None:
             raise ConfigError(
                 f"seed decides all that a generator would: give one of the two, not seed={seed} "
@@ -184,7 +185,7 @@ class DataLoader(Observed, torch.utils.data.DataLoader[T_co]):
             )
         self._schedule = Schedule(seed)
         self._seed = seed
-        self._device = device
+        self._device = chosen
         self._device_transform = device_transform
         self.on_error = on_error
         self._faults = FaultLog(policy_of(on_error), dataset)
@@ -258,8 +259,8 @@ class DataLoader(Observed, torch.utils.data.DataLoader[T_co]):
         return self._faults.failures
 
     @_Readable
-    def device(self) -> str | int | torch.device | None:
-        """As given: where batches arrive."""
+    def device(self) -> torch.device | None:
+        """Where batches arrive, with its index; None is main memory."""
         return self._device
 
     @_Readable
@@ -327,6 +328,15 @@ class DataLoader(Observed, torch.utils.data.DataLoader[T_co]):
             self._schedule.forget(self._iterator)
         self._schedule.load_state_dict(state, self._source(), self.dataset)
 
+    def _iter_on(self, device: torch.device, transform: Callable[[Any], Any] | None) -> Any:  # noqa: ANN401
+        """Begin the next epoch as a loader with `device` and `device_transform` would."""
+        given = self._device, self._device_transform
+        self._device, self._device_transform = device, transform
+        try:
+            return iter(self)
+        finally:
+            self._device, self._device_transform = given
+
     def _settings(self) -> dict[str, Any]:
         device = None if self._device is None else str(self._device)
         return {**settings_of(self), "device": device}
@@ -378,6 +388,7 @@ class _LoaderIterator:
         self._dataset = loader.dataset
         self._num_workers = loader.num_workers
         self._sampler = loader._index_sampler
+        self._goes_to = loader._device, loader._device_transform
         handover, page_lock = _handover_of(loader, _should_pin(loader))
         source = loader._source()
         epoch = loader._schedule.next(source, is_followed=follows_epochs(loader.dataset))
@@ -400,6 +411,10 @@ class _LoaderIterator:
         self._num_yielded = 0
         self._len_called = _len_called(loader)
         loader._monitor.epoch_begun(epoch, loader)
+        if self._goes_to != (loader._device, loader._device_transform):  # another way: `_iter_on`
+            self._goes_to = loader._device, loader._device_transform
+            # Slots of the workers that there are stay as they are locked, or not locked.
+            self._stream.set_handover(_handover_of(loader, _should_pin(loader))[0])
         self._stream.begin_epoch(epoch)
         loader._schedule.begin(epoch, self, source)
 
@@ -471,29 +486,25 @@ def _handover_of(
     return Pinning(pin_for), page_lock_for(torch.device(pin_for))
 
 
-def _check_device(
+def _checked_device(
     dataset: object,
     device: str | int | torch.device | None,
     transform: Callable[[Any], Any] | None,
-) -> None:
+) -> torch.device | None:
     if device is None:
         if transform is not None:
             raise ConfigError(
                 f"device_transform is for batches on a device, got {transform!r} and no device"
             )
-        return
+        return None
+    if transform is not None and not callable(transform):
+        raise ConfigError(f"device_transform is a function of the batch, not {transform!r}")
     if isinstance(dataset, _DATAPIPES):
         raise ConfigError(
             "DataPipes run on torch's own engine, which copies to no device: got "
             f"device={device!r} and {type(dataset).__name__}. Wrap the loader in a DevicePrefetcher"
         )
-    if device != "auto":
-        try:
-            torch.device(device)
-        except (RuntimeError, TypeError) as error:
-            raise ConfigError(
-                f'device must be "auto", or what torch.device takes, got {device!r}: {error}'
-            ) from error
+    return open_accelerator(device).device
 
 
 def _make_plan(loader: DataLoader[Any], base_seed: int, page_lock: PageLock | None) -> Plan:

@@ -354,14 +354,11 @@ class Leases(Generic[ItemT]):
     def _cooled(self, ended: list[ItemT], page_lock: PageLock) -> list[ItemT]:
         if ended:
             # Made only now: it says nothing of leases that end after it.
-            fence = page_lock.fence()
-            if fence is not None:
-                self._cooling.append((fence, ended))
-                ended = []
+            self._cooling.append((page_lock.fence(), ended))
         cooled = []
         while self._cooling and self._cooling[0][0].is_over():
             cooled += self._cooling.popleft()[1]
-        return cooled + ended
+        return cooled
 
     def running(self) -> list[ItemT]:
         """Return the items that are in use; no view is left of those that cool."""
@@ -384,8 +381,7 @@ class Arena:
 
         Args:
             page_lock: Locks every slot while it is mapped here; None locks nothing. An arena that
-                ends while slots cool does not wait; the lock's unlocking does, before they are
-                unmapped.
+                ends while slots cool does not wait: the lock unmaps them when nothing reads them.
         """
         self._page_lock = page_lock
         self._slots: dict[int, Mapping] = {}

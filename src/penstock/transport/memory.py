@@ -16,6 +16,7 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
+import functools
 import mmap
 import os
 import secrets
@@ -32,7 +33,7 @@ if TYPE_CHECKING:
 
     import numpy.typing as npt
 
-    from penstock.transport.page_lock import PageLock
+    from penstock.transport.page_lock import PageLock, Release
 
 __all__ = ["Mapping", "anonymous_mapping", "as_bytes", "create_segment"]
 
@@ -70,7 +71,7 @@ class Mapping:
         them.
     """
 
-    __slots__ = ("__weakref__", "_munmap", "_unlock", "address", "size_bytes")
+    __slots__ = ("__weakref__", "_munmap", "_release", "address", "size_bytes")
 
     def __init__(
         self,
@@ -92,7 +93,7 @@ class Mapping:
             TransportError: the system gives no more memory.
         """
         self._munmap: Callable[[int, int], int] | None = None
-        self._unlock: Callable[[], None] | None = None
+        self._release: Release | None = None
         protection = mmap.PROT_READ | mmap.PROT_WRITE
         address = _libc().mmap(None, size_bytes, protection, flags, fd, 0)
         if address == _MAP_FAILED:
@@ -106,7 +107,7 @@ class Mapping:
         self.size_bytes = size_bytes
         # Before the rest: if a Ctrl-C breaks this off, pages that may be locked stay mapped.
         if page_lock is not None:
-            self._unlock = page_lock.lock(address, size_bytes)
+            self._release = page_lock.lock(address, size_bytes)
         self._munmap = _libc().munmap  # kept here: module globals may be gone when __del__ runs
 
     def view(self) -> ctypes.Array[ctypes.c_ubyte]:
@@ -124,12 +125,12 @@ class Mapping:
         return as_bytes(self.view())
 
     def __del__(self) -> None:
-        if self._munmap is not None:
-            # If it raised after all, the pages would stay mapped, and that is right: a device takes
-            # whatever comes to lie at addresses that were not unlocked for what lay there before.
-            if self._unlock is not None:
-                self._unlock()
+        if self._munmap is None:
+            return
+        if self._release is None:
             self._munmap(self.address, self.size_bytes)
+        else:
+            self._release(functools.partial(self._munmap, self.address, self.size_bytes))
 
 
 def as_bytes(view: ctypes.Array[ctypes.c_ubyte]) -> npt.NDArray[np.uint8]:

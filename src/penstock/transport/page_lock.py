@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """What the arena has to know of page-locking: memory that a device copies from by itself.
 
-    lock(mapping) ── batches come and go ── unlock(mapping), before it is unmapped
+    lock ── batches come and go ── release: unlocked and unmapped, once nothing reads the memory
 
 A copy from page-locked memory goes on after the call that began it. So memory whose last view is
 garbage may still be read: a fence tells when all that had been begun by then is over.
@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Protocol
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-__all__ = ["Fence", "PageLock"]
+__all__ = ["Fence", "PageLock", "Release"]
 
 
 class Fence(Protocol):
@@ -24,14 +24,27 @@ class Fence(Protocol):
         """Return whether all of it is done; once it is, it stays so. Does not wait."""
 
 
+class Release(Protocol):
+    """Unlocks and unmaps some pages."""
+
+    def __call__(self, unmap: Callable[[], object]) -> None:
+        """Call `unmap` once nothing reads the pages any more: now or later.
+
+        It waits for nothing and raises nothing; a garbage collection may call it, in any thread.
+        Pages that cannot be unlocked stay mapped: a device would take whatever comes to lie at
+        their addresses for what lay there before. A forked process unmaps at once, and unlocks
+        nothing.
+        """
+
+
 class PageLock(Protocol):
     """Locks memory for the devices of one process.
 
     Concurrency:
-        Any thread. `unlock` may be called by a garbage collection.
+        Any thread.
     """
 
-    def lock(self, address: int, size_bytes: int) -> Callable[[], None] | None:
+    def lock(self, address: int, size_bytes: int) -> Release | None:
         """Lock some pages.
 
         Args:
@@ -39,13 +52,9 @@ class PageLock(Protocol):
             size_bytes: How much.
 
         Returns:
-            What unlocks them again, after whatever reads them has ended; it raises nothing, and
-            does nothing in a forked process. None if they cannot be locked: memory of that kind is
-            then handed out as it is, and nothing is lost but speed.
+            What unlocks and unmaps them again. None if they cannot be locked: memory of that kind
+            is then handed out as it is, and nothing is lost but speed.
         """
 
-    def fence(self) -> Fence | None:
-        """Return a fence around all that was begun until now; None if nothing is to be waited for.
-
-        It is not where whoever copies keeps the memory until the copy is over.
-        """
+    def fence(self) -> Fence:
+        """Return a fence around all that was begun until now."""

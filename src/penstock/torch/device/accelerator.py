@@ -136,7 +136,9 @@ def _parsed(device: object) -> torch.device:
         try:
             return torch.device(device)
         except RuntimeError as error:
-            raise ConfigError(f"{device!r} names no device: {error}") from error
+            raise ConfigError(
+                f"device={device!r} names none: 'cuda', 'cuda:1', 'xpu', 'mps', 'cpu' and 'auto' do"
+            ) from error
     raise ConfigError(
         "device is a name ('cuda', 'cuda:1', 'cpu', 'auto'), an index or a torch.device, not "
         f"{device!r}"

@@ -6,7 +6,7 @@
 
 Guarantees: host memory is held until a mark behind its copy is over; the trainer's queue reads no
 batch before it is there; memory of a copy is used again only behind the trainer's use; the thread
-runs at most `MAX_OUTSTANDING` batches ahead of the device; a batch is freed by reference counting
+runs at most `MAX_BEHIND` steps ahead of the device; a batch is freed by reference counting
 alone.
 
 Assumptions: the trainer uses a batch in the stream that was current when it was handed over.
@@ -33,13 +33,16 @@ if TYPE_CHECKING:
 
     from penstock.torch.device.accelerator import Accelerator, Mark
 
-__all__ = ["MAX_OUTSTANDING", "DeviceCopier", "Pinning"]
+__all__ = ["MAX_BEHIND", "MAX_OUTSTANDING", "DeviceCopier", "Pinning"]
 
-MAX_OUTSTANDING: Final = 8  # batches; a step is rarely queued more than a few ahead of the device
+MAX_OUTSTANDING: Final = 8  # batches in main memory that are being copied
+# Steps that the trainer's queue may be behind. Copies do not wait for steps, so without a bound a
+# batch would lie on the device for every step that the thread is ahead.
+MAX_BEHIND: Final = 2
 
 _IF_OUT_OF_MEMORY: Final = (
-    "The next batch is copied while the trainer works with this one, so two of them need room on "
-    "the device beside model and step. Lower batch_size, leave out of the batch what the step does "
+    "Copies are ahead of the trainer's work, so up to four batches need room on the device beside "
+    "model and step. Lower batch_size, leave out of the batch what the step does "
     "not use, send bytes and make floats of them there (device_transform), or go without the copy "
     "ahead: no `device`, and `.to()` in the loop."
 )
@@ -82,6 +85,10 @@ class DeviceCopier:
     def begins_ahead(self) -> bool:
         """Whether copies go on beside the calling thread."""
         return self._accelerator.has_queues
+
+    def aside(self) -> contextlib.AbstractContextManager[object]:
+        """Return a context without inference mode: its tensors could not be trained with."""
+        return torch.inference_mode(False)
 
     def begin(self, batch: Any, where: Callable[[], str]) -> _Begun:  # noqa: ANN401 - any batch tree
         """Begin to copy a batch.
@@ -133,7 +140,7 @@ class DeviceCopier:
     def finish(self, begun: _Begun) -> Any:  # noqa: ANN401 - any batch tree
         """Return a batch on the device; it may still be under way, which the trainer's queue knows.
 
-        Blocks while the device is more than `MAX_OUTSTANDING` batches behind.
+        Blocks while the device is more than `MAX_BEHIND` steps behind.
 
         Raises:
             Exception: what a method `to` or the transform raised, or, named after it, the device's
@@ -141,7 +148,7 @@ class DeviceCopier:
         """
         self._copies.let_go()
         self._trainers.let_go()
-        self._trainers.wait_down_to(MAX_OUTSTANDING - 1)
+        self._trainers.wait_down_to(MAX_BEHIND - 1)
         if begun.mark is not None:
             self._accelerator.let_trainer_wait(begun.mark)
         for copy in begun.copies:
@@ -153,6 +160,11 @@ class DeviceCopier:
             return batch
         try:
             return self._transform(batch)
+        except StopIteration as error:  # it would end the epoch, as if there were no more batches
+            raise RuntimeError(
+                f"the transform raised StopIteration at the batch of {name} on {self._device}: an "
+                "iterator that it asks has no more. itertools.cycle(...) would begin anew"
+            ) from error
         except Exception as error:
             annotate(error, f"{name}, while the transform worked on the batch on {self._device}")
             _advise(error)
@@ -176,8 +188,15 @@ class DeviceCopier:
         try:
             # Into main memory too only what waits is safe: nobody else would wait for it.
             if self._accelerator.has_queues and (is_tensor or self._lets_go_on(leaf)):
-                return leaf.to(self._device, non_blocking=True)
-            return leaf.to(self._device)
+                moved = leaf.to(self._device, non_blocking=True)
+            else:
+                moved = leaf.to(self._device)
+            if moved is None:
+                raise TypeError(
+                    "its method `to` returned None; it is to return the moved object, which takes "
+                    "the place of this one in the batch"
+                )
+            return moved
         except Exception as error:
             kind = type(leaf)
             annotate(
@@ -225,6 +244,10 @@ class Pinning:
     def begins_ahead(self) -> bool:
         """False: it is done when `begin` returns."""
         return False
+
+    def aside(self) -> contextlib.AbstractContextManager[object]:
+        """Return a context that changes nothing: nothing is begun ahead."""
+        return contextlib.nullcontext()
 
     def begin(self, batch: Any, where: Callable[[], str]) -> Any:  # noqa: ANN401 - any batch tree
         """Return the batch in page-locked memory.

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Slots of the arena, page-locked for CUDA: torch finds them pinned, and need not copy them.
 
-    slot is mapped ── cudaHostRegister ── batches ── all devices idle ── cudaHostUnregister ── unmap
+    slot is mapped ── cudaHostRegister ── batches ── a fence ── cudaHostUnregister ── unmapped
 
 What is copied with `non_blocking=True` is read after the call. torch notes which streams read
 pinned memory of its own; of other memory it knows nothing. So a slot whose last view is gone waits
@@ -11,11 +11,13 @@ for everything that was under way at that moment on any of torch's streams, of a
 from __future__ import annotations
 
 import contextlib
+import functools
 import os
 import sys
 import threading
 import warnings
-from typing import TYPE_CHECKING, Any, Final
+from collections import deque
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 import torch
 
@@ -25,7 +27,7 @@ from penstock.torch.device.accelerator import current_index
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from penstock.transport.page_lock import Fence, PageLock
+    from penstock.transport.page_lock import Fence, PageLock, Release
 
 __all__ = ["CudaPageLock", "page_lock_for"]
 
@@ -66,11 +68,14 @@ class CudaPageLock:
         index: int | None = device.index  # torch's stub knows no None
         self._device = torch.device("cuda", current_index("cuda") if index is None else index)
         self._has_failed = False
+        self._pid = os.getpid()
 
-    def lock(self, address: int, size_bytes: int) -> Callable[[], None] | None:
+    def lock(self, address: int, size_bytes: int) -> Release | None:
         """Lock some pages; see `PageLock.lock`."""
-        if self._has_failed:
+        # A forked process must not touch CUDA: a loader that goes on in one locks nothing more.
+        if self._has_failed or os.getpid() != self._pid:
             return None
+        _released.drain()
         # Another thread's current device is the first, where it would make a context of its own.
         cudart: Any = torch.cuda.cudart()
         with torch.cuda.device(self._device):
@@ -80,7 +85,7 @@ class CudaPageLock:
             self._forget_error()
             self._warn(size_bytes, code)
             return None
-        return _Unlock(self._device, address)
+        return functools.partial(_released.add, self._device, address, self._pid)
 
     def _forget_error(self) -> None:
         """Take back the error that CUDA keeps for whoever asks next: torch's next kernel would."""
@@ -102,52 +107,94 @@ class CudaPageLock:
 
     def fence(self) -> Fence:
         """Return a fence around what all streams of torch have been given; see `PageLock.fence`."""
-        return _StreamsFence()
+        _released.drain()
+        return _StreamsFence(self._pid)
 
 
-class _Unlock:
-    """Unlocks pages, once nothing reads them."""
+class _Pages(NamedTuple):
+    """Locked pages that nobody refers to any more."""
 
-    __slots__ = ("_address", "_device", "_pid")
+    device: torch.device
+    address: int
+    unmap: Callable[[], object]
 
-    def __init__(self, device: torch.device, address: int) -> None:
-        self._device = device
-        self._address = address
-        self._pid = os.getpid()
 
-    def __call__(self) -> None:
-        # A forked process must not touch CUDA; and an ending one's pages are unlocked with it.
-        if os.getpid() != self._pid or sys.is_finalizing():
+class _Released:
+    """Pages that are unlocked and unmapped as soon as no stream may be reading them.
+
+    Concurrency:
+        Any thread, a garbage collection inside this very code included.
+    """
+
+    def __init__(self) -> None:
+        """Begin with none."""
+        self._new: deque[_Pages] = deque()
+        self._cooling: deque[tuple[Fence, list[_Pages]]] = deque()
+        self._is_busy = threading.Lock()
+
+    def add(
+        self, device: torch.device, address: int, pid: int, unmap: Callable[[], object]
+    ) -> None:
+        """Take over some pages; see `penstock.transport.page_lock.Release`."""
+        if sys.is_finalizing():  # the end of the process unlocks and unmaps everything
             return
-        # Garbage collections call this, and exceptions have nowhere to go there. Pages that stay
-        # locked are memory that is lost until the end of the process.
-        with contextlib.suppress(RuntimeError), torch.cuda.device(self._device):
-            for index in _used_devices():
-                torch.cuda.synchronize(index)
-            torch.cuda.cudart().cudaHostUnregister(self._address)
+        if os.getpid() != pid:
+            unmap()
+            return
+        self._new.append(_Pages(device, address, unmap))
+        self.drain()
+
+    def drain(self) -> None:
+        """Unlock and unmap what can be; the rest at another call. Waits for nothing."""
+        if (self._new or self._cooling) and self._is_busy.acquire(blocking=False):
+            try:
+                with contextlib.suppress(RuntimeError):  # of CUDA: whoever uses it next is told
+                    self._drain()
+            finally:
+                self._is_busy.release()
+
+    def _drain(self) -> None:
+        new = [self._new.popleft() for _ in range(len(self._new))]
+        if new:
+            self._cooling.append((_StreamsFence(os.getpid()), new))
+        while self._cooling and self._cooling[0][0].is_over():
+            _, pages = self._cooling.popleft()
+            for device, address, unmap in pages:
+                with torch.cuda.device(device):
+                    cudart: Any = torch.cuda.cudart()
+                    code = int(cudart.cudaHostUnregister(address))
+                if not code:  # else they stay mapped: a device may still read them
+                    unmap()
+
+
+_released = _Released()
 
 
 class _StreamsFence:
     """Events behind all that was on any stream when it was first asked."""
 
-    __slots__ = ("_events",)
+    __slots__ = ("_events", "_pid")
 
-    def __init__(self) -> None:
+    def __init__(self, pid: int) -> None:
+        self._pid = pid
         self._events: list[Any] | None = None
         self._make()
 
     def is_over(self) -> bool:
-        """See `Fence.is_over`."""
+        """See `Fence.is_over`; in a forked process always, as its devices are none."""
+        if os.getpid() != self._pid:
+            return True
         if self._events is None:
             self._make()
             if self._events is None:
                 return False
-        while self._events and self._events[-1].query():
-            self._events.pop()
+        if self._events and not torch.cuda.is_current_stream_capturing():
+            while self._events and self._events[-1].query():
+                self._events.pop()
         return not self._events
 
     def _make(self) -> None:
-        if not torch.cuda.is_initialized():  # nothing was ever begun
+        if os.getpid() != self._pid or not torch.cuda.is_initialized():  # nothing was ever begun
             self._events = []
             return
         # While a graph is captured nothing may be asked; later is late enough.
@@ -169,19 +216,29 @@ def _used_devices() -> list[int]:
 
 
 _streams: dict[int, list[Any]] = {}
+_streams_lock = threading.Lock()
 
 
 def _streams_of(index: int) -> list[Any]:
     """Return every stream that torch gives out on a device: the default one, and its pools.
 
-    Streams of other libraries are not among them; docs/guide/device.md says so.
+    Streams of other libraries are not among them, but for the one that is current; see
+    docs/guide/device.md.
     """
-    if index not in _streams:
-        with torch.cuda.device(index):
-            pools = [
-                torch.cuda.Stream(index, priority=priority)
-                for priority in _PRIORITIES
-                for _ in range(_POOL_SIZE)
-            ]
-        _streams[index] = [torch.cuda.default_stream(index), *dict.fromkeys(pools)]
+    with _streams_lock:
+        if index not in _streams:
+            found = [torch.cuda.default_stream(index)]
+            for priority in _PRIORITIES:
+                found += _pool_of(index, priority)
+            _streams[index] = list(dict.fromkeys(found))
     return [*_streams[index], torch.cuda.current_stream(index)]
+
+
+def _pool_of(index: int, priority: int) -> list[Any]:
+    """Return the streams of one pool, which are handed out in turn: to other threads, too."""
+    pool: dict[Any, None] = {}
+    for _ in range(8 * _POOL_SIZE):
+        pool[torch.cuda.Stream(index, priority=priority)] = None
+        if len(pool) == _POOL_SIZE:
+            break
+    return list(pool)

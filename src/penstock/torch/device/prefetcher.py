@@ -3,7 +3,6 @@
 
 from __future__ import annotations
 
-import copy
 from typing import TYPE_CHECKING, Any
 
 from penstock.errors import ConfigError
@@ -71,10 +70,14 @@ class DevicePrefetcher:
             raise ConfigError(f"loader gives batches to iterate over; {loader!r} gives none")
         if transform is not None and not callable(transform):
             raise ConfigError(f"transform is a function of the batch, or None; not {transform!r}")
+        if isinstance(loader, DataLoader) and loader._device is not None:
+            raise ConfigError(
+                f"the loader has a device of its own, {loader._device}, and its batches arrive "
+                "there: iterate over it directly, or make it without `device`"
+            )
         self.loader = loader
         self.device = open_accelerator(device).device
         self.transform = transform
-        self._view: DataLoader[Any] | None = None  # its workers live as long as this
 
     def __len__(self) -> int:
         """Return the loader's length; raises what the loader raises."""
@@ -82,25 +85,12 @@ class DevicePrefetcher:
 
     def __iter__(self) -> Iterator[Any]:
         """Begin to iterate over the loader anew; the iterator has a method `close`."""
-        if isinstance(self.loader, DataLoader):
-            iterator: Iterator[Any] = iter(self._on_device(self.loader))
+        loader = self.loader
+        # Not where a subclass makes other batches of them: those are to be moved.
+        if isinstance(loader, DataLoader) and type(loader).__iter__ is DataLoader.__iter__:
+            iterator: Iterator[Any] = loader._iter_on(self.device, self.transform)
             return iterator
-        return _Batches(self.loader, DeviceCopier(open_accelerator(self.device), self.transform))
-
-    def _on_device(self, loader: DataLoader[Any]) -> DataLoader[Any]:
-        """Return a loader of our own as one with `device`.
-
-        It takes nothing ahead of the loop, so states and stats stay exact. It shares them with
-        `loader`, as all but its workers.
-        """
-        if self._view is not None:
-            return self._view
-        view = copy.copy(loader)
-        view._iterator = None
-        view._device, view._device_transform = self.device, self.transform
-        if loader.persistent_workers:
-            self._view = view
-        return view
+        return _Batches(loader, DeviceCopier(open_accelerator(self.device), self.transform))
 
 
 class _Batches:
@@ -148,7 +138,8 @@ class _Batches:
         if is_last or not self._copier.begins_ahead:
             return
         try:
-            self._ahead = _begin(source, self._copier, self._name()), None
+            with self._copier.aside():
+                self._ahead = _begin(source, self._copier, self._name()), None
         except StopIteration as error:
             self._ahead = None, error.with_traceback(None)
         except Exception as error:

@@ -56,8 +56,9 @@ class StreamAccelerator:
         """Begin to copy a tensor."""
         if not tensor.is_pinned():
             # CUDA would stage it by itself, and keep the caller until the copies before it are
-            # done. torch's pinned memory is used again once the copy from it is over.
-            tensor = tensor.pin_memory()
+            # done. torch's pinned memory is used again once the copy from it is over. Of an
+            # expanded tensor each element is copied, as `to` does; pinning would refuse it.
+            tensor = (tensor.contiguous() if 0 in tensor.stride() else tensor).pin_memory()
         return tensor.to(self._device, non_blocking=True)
 
     def mark_copies(self) -> Mark:

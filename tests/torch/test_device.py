@@ -148,6 +148,32 @@ def test_what_a_subclass_makes_of_its_batches_is_what_the_transform_gets():
     assert [int(labels[0]) for labels in prefetcher] == list(range(0, 24, 4))
 
 
+def test_a_loader_of_datapipes_goes_through_a_prefetcher():
+    pipe = torch.utils.data.datapipes.iter.IterableWrapper(range(4))
+    prefetcher = DevicePrefetcher(DataLoader(pipe, 2), "cpu", transform=lambda batch: batch + 100)
+    assert [batch.tolist() for batch in prefetcher] == [[100, 101], [102, 103]]
+
+
+def test_ctrl_c_in_a_transform_closes_the_stream_and_leaves_no_time_behind():
+    calls = []
+
+    def transform(batch):
+        calls.append(None)
+        if len(calls) == 2:
+            raise KeyboardInterrupt
+        return batch
+
+    loader = loader_of((2, "process"), device="cpu", device_transform=transform)
+    batches = iter(loader)
+    next(batches)
+    with pytest.raises(KeyboardInterrupt):
+        next(batches)
+    assert next(batches, None) is None
+    assert loader.state_dict()["batches"] == 1
+    assert len(list(loader)) == 6
+    assert loader.stats().run.wait_s >= 0
+
+
 def test_a_loader_with_a_device_needs_no_prefetcher():
     with pytest.raises(ConfigError, match="device of its own, cpu"):
         DevicePrefetcher(loader_of(device="cpu"), "cpu")

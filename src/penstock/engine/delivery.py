@@ -156,9 +156,10 @@ class Stream:
 
     def set_handover(self, handover: Handover | None) -> None:
         """Let another way of handing over begin with the next epoch."""
-        if self._handover is not None:
-            self._handover.close()
-        self._begun, self._handover = None, handover
+        before, self._handover = self._handover, handover
+        self._begun = None
+        if before is not None:
+            before.close()
 
     @contextlib.contextmanager
     def _closed_on_error(self) -> Iterator[None]:
@@ -349,7 +350,13 @@ class Stream:
             return begun
         # From here on it is the trainer's device that takes its time, or the trainer's own code.
         self._clock.arrived()
-        return handover.finish(begun)
+        try:
+            return handover.finish(begun)
+        except Exception:
+            raise
+        except BaseException:  # see `_closed_on_error`
+            self.close(in_a_hurry=True)
+            raise
 
     def _begin_this(self, delivery: Deliver, handover: Handover) -> Any:  # noqa: ANN401
         step, outcome = delivery.step, delivery.outcome
@@ -503,15 +510,17 @@ class Stream:
             self._is_over = self._epoch.progress.is_closed = True
             self._begun = self._overdue = None
             self._to_hire.clear()
+            self._order = Order(1, 0)  # the old one holds batches that nobody will ask for
             try:
                 if self._handover is not None:
                     self._handover.close()
-            finally:
-                self._backend.close(in_a_hurry=in_a_hurry)
-            self._clock.close()
-            if self._observer is not None:
-                self._observer.epoch_left(self._epoch)
-            self._order = Order(1, 0)  # the old one holds batches that nobody will ask for
+            finally:  # also if a second Ctrl-C comes
+                try:
+                    self._backend.close(in_a_hurry=in_a_hurry)
+                finally:
+                    self._clock.close()
+                    if self._observer is not None:
+                        self._observer.epoch_left(self._epoch)
 
     def __del__(self) -> None:
         # At interpreter exit multiprocessing ends daemonic workers by itself, and faster.

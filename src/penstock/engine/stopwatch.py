@@ -76,18 +76,18 @@ class RunQueue:
 class CoreTime:
     """How much of some work was CPU time, and how much of it waiting for a core.
 
-    Work comes in pieces. Where they take 15 ms, each is measured; of shorter ones some, drawn by
-    chance so that no rhythm of theirs can hide, and the others are taken to be like the last that
-    were measured. So sums over many short pieces are right, and a single one may be an estimate.
+    Work comes in pieces. Of one that takes 15 ms the CPU time is measured. Of shorter ones some are
+    drawn, by chance so that no rhythm of theirs can hide; of any drawn the run queue is asked, too.
+    The others are taken to be like the last measured ones of about their length. So sums over many
+    pieces are right, and a single short one may be an estimate.
 
     Concurrency:
         One thread at a time. A piece during which another one takes over is estimated.
     """
 
     __slots__ = (
-        "_cpu_at_ns", "_cpu_clock", "_draw", "_is_measuring", "_mean_ns", "_measured_cpu_ns",
-        "_measured_ns", "_measured_starved_ns", "_num_measured", "_run_queue", "_starved_at_ns",
-        "_thread",
+        "_cpu_at_ns", "_cpu_clock", "_draw", "_is_drawn", "_known", "_mean_ns", "_num_drawn",
+        "_run_queue", "_starved_at_ns", "_thread",
     )  # fmt: skip
 
     def __init__(self, cpu_clock: Callable[[], int]) -> None:
@@ -99,28 +99,29 @@ class CoreTime:
         self._cpu_clock = cpu_clock
         self._draw = random.Random(0).random
         self._run_queue: RunQueue | None = None
-        self._thread = 0  # whose it is
-        self._is_measuring = False
-        self._num_measured = 0
+        self._thread = 0  # that began the piece
+        self._is_drawn = False
+        self._num_drawn = 0
         self._mean_ns = 0.0  # of the last pieces
-        self._measured_ns = self._measured_cpu_ns = self._measured_starved_ns = 0.0
+        self._known: dict[int, _Shares] = {}  # by binary digits of the length; 0: of any
         self._cpu_at_ns = 0
         self._starved_at_ns: int | None = None
 
     def begin(self) -> None:
         """A piece of work begins right after this call."""
-        self._is_measuring = (
-            self._num_measured < _MEASURED_AT_FIRST
+        thread = threading.get_ident()
+        if thread != self._thread:
+            self._thread = thread
+            self.close()  # it was the other thread's
+        self._is_drawn = (
+            self._num_drawn < _MEASURED_AT_FIRST
             or self._draw() * _MEASURED_ONCE_IN_NS < self._mean_ns
         )
-        if self._is_measuring:
-            thread = threading.get_ident()
-            if thread != self._thread or self._run_queue is None:
-                self.close()
-                self._thread = thread
+        if self._is_drawn:
+            if self._run_queue is None:
                 self._run_queue = RunQueue()
-            self._cpu_at_ns = self._cpu_clock()
             self._starved_at_ns = self._run_queue.waited_ns()
+        self._cpu_at_ns = self._cpu_clock()
 
     def end(self, took_ns: int) -> tuple[int, int | None]:
         """Return CPU time and waiting for a core of the piece, which ended right before the call.
@@ -132,36 +133,61 @@ class CoreTime:
             Nanoseconds; the second is None where the system does not say.
         """
         self._mean_ns += (took_ns - self._mean_ns) * _OF_LAST
-        if self._is_measuring and threading.get_ident() == self._thread:
-            return self._measured(took_ns)
-        if not self._measured_ns:
-            return took_ns, None
-        share = took_ns / self._measured_ns
-        is_told = self._starved_at_ns is not None
-        return (
-            int(self._measured_cpu_ns * share),
-            int(self._measured_starved_ns * share) if is_told else None,
-        )
-
-    def _measured(self, took_ns: int) -> tuple[int, int | None]:
-        self._is_measuring = False
-        self._num_measured += 1
-        cpu_ns = self._cpu_clock() - self._cpu_at_ns
-        at, now = self._starved_at_ns, None
-        if at is not None and self._run_queue is not None:
-            now = self._run_queue.waited_ns()
-        starved_ns = None if at is None or now is None else now - at
-        # Sums, and not shares of single pieces: a long one counts for what it is.
-        self._measured_ns += took_ns - self._measured_ns * _OF_LAST
-        self._measured_cpu_ns += cpu_ns - self._measured_cpu_ns * _OF_LAST
-        self._measured_starved_ns += (starved_ns or 0) - self._measured_starved_ns * _OF_LAST
+        known = self._known.get(took_ns.bit_length()) or self._known.get(0)
+        cpu_ns = took_ns if known is None else int(known.cpu * took_ns)
+        starved_ns = None
+        if known is not None and known.starved is not None:
+            starved_ns = int(known.starved * took_ns)
+        if threading.get_ident() != self._thread:
+            return cpu_ns, starved_ns
+        if self._is_drawn or took_ns >= _MEASURED_ONCE_IN_NS:
+            cpu_ns = self._cpu_clock() - self._cpu_at_ns
+        if self._is_drawn:
+            self._is_drawn = False
+            self._num_drawn += 1
+            starved_ns = self._starved_ns()
+            for key in (took_ns.bit_length(), 0):
+                self._known.setdefault(key, _Shares()).add(took_ns, cpu_ns, starved_ns)
         return cpu_ns, starved_ns
+
+    def _starved_ns(self) -> int | None:
+        at = self._starved_at_ns
+        if at is None or self._run_queue is None:
+            return None
+        now = self._run_queue.waited_ns()
+        return None if now is None else now - at
 
     def close(self) -> None:
         """Give back what it holds of the system; a second call does nothing."""
         if self._run_queue is not None:
             self._run_queue.close()
             self._run_queue = None
+
+
+class _Shares:
+    """Shares of the last pieces, out of sums: a long one counts for what it is."""
+
+    __slots__ = ("_cpu_ns", "_ns", "_starved_ns", "_tells_starved")
+
+    def __init__(self) -> None:
+        self._ns = self._cpu_ns = self._starved_ns = 0.0
+        self._tells_starved = False
+
+    def add(self, took_ns: int, cpu_ns: int, starved_ns: int | None) -> None:
+        self._ns += took_ns - self._ns * _OF_LAST
+        self._cpu_ns += cpu_ns - self._cpu_ns * _OF_LAST
+        self._starved_ns += (starved_ns or 0) - self._starved_ns * _OF_LAST
+        self._tells_starved = starved_ns is not None
+
+    @property
+    def cpu(self) -> float:
+        return self._cpu_ns / self._ns if self._ns else 1.0
+
+    @property
+    def starved(self) -> float | None:
+        if not self._tells_starved:
+            return None
+        return self._starved_ns / self._ns if self._ns else 0.0
 
 
 class Stopwatch:

@@ -54,6 +54,7 @@ class TrainerClock:
     def ask(self) -> None:
         """The trainer asks for a batch."""
         self._asked_ns = now = time.monotonic_ns()
+        self._arrived_ns = None
         if not self._has_taken:
             self._asked_ns -= self._starting_ns
             self._starting_ns = 0

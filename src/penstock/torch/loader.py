@@ -185,7 +185,7 @@ class DataLoader(Observed, torch.utils.data.DataLoader[T_co]):
             )
         self._schedule = Schedule(seed)
         self._seed = seed
-        self._device = chosen
+        self._target_device = chosen
         self._device_transform = device_transform
         self.on_error = on_error
         self._faults = FaultLog(policy_of(on_error), dataset)
@@ -261,7 +261,7 @@ class DataLoader(Observed, torch.utils.data.DataLoader[T_co]):
     @_Readable
     def device(self) -> torch.device | None:
         """Where batches arrive, with its index; None is main memory."""
-        return self._device
+        return self._target_device
 
     @_Readable
     def device_transform(self) -> Callable[[Any], Any] | None:
@@ -328,17 +328,21 @@ class DataLoader(Observed, torch.utils.data.DataLoader[T_co]):
             self._schedule.forget(self._iterator)
         self._schedule.load_state_dict(state, self._source(), self.dataset)
 
+    @property
+    def _runs_on_torch(self) -> bool:
+        return isinstance(self.dataset, _DATAPIPES)
+
     def _iter_on(self, device: torch.device, transform: Callable[[Any], Any] | None) -> Any:  # noqa: ANN401
         """Begin the next epoch as a loader with `device` and `device_transform` would."""
-        given = self._device, self._device_transform
-        self._device, self._device_transform = device, transform
+        given = self._target_device, self._device_transform
+        self._target_device, self._device_transform = device, transform
         try:
             return iter(self)
         finally:
-            self._device, self._device_transform = given
+            self._target_device, self._device_transform = given
 
     def _settings(self) -> dict[str, Any]:
-        device = None if self._device is None else str(self._device)
+        device = None if self._target_device is None else str(self._target_device)
         return {**settings_of(self), "device": device}
 
     def _check_engine(self) -> None:
@@ -388,7 +392,7 @@ class _LoaderIterator:
         self._dataset = loader.dataset
         self._num_workers = loader.num_workers
         self._sampler = loader._index_sampler
-        self._goes_to = loader._device, loader._device_transform
+        self._goes_to = loader._target_device, loader._device_transform
         handover, page_lock = _handover_of(loader, _should_pin(loader))
         source = loader._source()
         epoch = loader._schedule.next(source, is_followed=follows_epochs(loader.dataset))
@@ -411,10 +415,13 @@ class _LoaderIterator:
         self._num_yielded = 0
         self._len_called = _len_called(loader)
         loader._monitor.epoch_begun(epoch, loader)
-        if self._goes_to != (loader._device, loader._device_transform):  # another way: `_iter_on`
-            self._goes_to = loader._device, loader._device_transform
+        if self._goes_to != (
+            loader._target_device,
+            loader._device_transform,
+        ):  # another way: `_iter_on`
             # Slots of the workers that there are stay as they are locked, or not locked.
             self._stream.set_handover(_handover_of(loader, _should_pin(loader))[0])
+            self._goes_to = loader._target_device, loader._device_transform
         self._stream.begin_epoch(epoch)
         loader._schedule.begin(epoch, self, source)
 
@@ -477,8 +484,8 @@ def _handover_of(
     loader: DataLoader[Any], pin_for: str | None
 ) -> tuple[Handover | None, PageLock | None]:
     """Return what is done with the loader's batches before the user gets them."""
-    if loader._device is not None:
-        accelerator = open_accelerator(loader._device)
+    if loader._target_device is not None:
+        accelerator = open_accelerator(loader._target_device)
         copier = DeviceCopier(accelerator, loader._device_transform)
         return copier, page_lock_for(accelerator.device)
     if pin_for is None:
@@ -555,7 +562,9 @@ def _rank_of_share(loader: DataLoader[Any]) -> Rank:
 
 def _should_pin(loader: DataLoader[Any]) -> str | None:
     """Return the device type to page-lock for, or None; warns as torch does."""
-    if not loader.pin_memory or loader._device is not None:  # what is copied from is pinned anyway
+    if (
+        not loader.pin_memory or loader._target_device is not None
+    ):  # what is copied from is pinned anyway
         return None
     if loader.pin_memory_device:
         warnings.warn(

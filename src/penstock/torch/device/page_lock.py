@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import gc
 import os
 import sys
 import threading
@@ -82,15 +83,10 @@ class CudaPageLock:
             code = int(cudart.cudaHostRegister(address, size_bytes, _PORTABLE))
         if code:
             self._has_failed = True
-            self._forget_error()
+            _forget_error(self._device)
             self._warn(size_bytes, code)
             return None
         return functools.partial(_released.add, self._device, address, self._pid)
-
-    def _forget_error(self) -> None:
-        """Take back the error that CUDA keeps for whoever asks next: torch's next kernel would."""
-        with contextlib.suppress(RuntimeError):
-            torch.zeros(1, device=self._device)
 
     def _warn(self, size_bytes: int, code: int) -> None:
         if _warned.is_set():
@@ -111,6 +107,12 @@ class CudaPageLock:
         return _StreamsFence(self._pid)
 
 
+def _forget_error(device: torch.device) -> None:
+    """Take back the error that CUDA keeps for whoever asks next: torch's next kernel would."""
+    with contextlib.suppress(RuntimeError):
+        torch.zeros(1, device=device)
+
+
 class _Pages(NamedTuple):
     """Locked pages that nobody refers to any more."""
 
@@ -128,9 +130,11 @@ class _Released:
 
     def __init__(self) -> None:
         """Begin with none."""
+        self._pid = os.getpid()
         self._new: deque[_Pages] = deque()
-        self._cooling: deque[tuple[Fence, list[_Pages]]] = deque()
+        self._cooling: deque[tuple[Fence, deque[_Pages]]] = deque()
         self._is_busy = threading.Lock()
+        self._thread = 0  # that locks memory
 
     def add(
         self, device: torch.device, address: int, pid: int, unmap: Callable[[], object]
@@ -142,32 +146,69 @@ class _Released:
             unmap()
             return
         self._new.append(_Pages(device, address, unmap))
-        self.drain()
+        # Another thread must ask the device nothing while the trainer's captures a graph.
+        if threading.get_ident() == self._thread:
+            self.drain()
+
+    def after_collection(self, phase: str, _: object) -> None:
+        """Drain after a garbage collection: perhaps nobody locks memory any more."""
+        if phase == "stop" and threading.get_ident() == self._thread:
+            self.drain()
 
     def drain(self) -> None:
-        """Unlock and unmap what can be; the rest at another call. Waits for nothing."""
-        if (self._new or self._cooling) and self._is_busy.acquire(blocking=False):
-            try:
+        """Unlock and unmap what can be; the rest at another call. Waits for nothing.
+
+        For the trainer's thread, or whichever locks memory and makes fences.
+        """
+        if os.getpid() != self._pid:
+            self._forget()
+            return
+        self._thread = threading.get_ident()
+        if not (self._new or self._cooling):
+            return
+        is_mine = False
+        try:
+            is_mine = self._is_busy.acquire(blocking=False)
+            if is_mine:
                 with contextlib.suppress(RuntimeError):  # of CUDA: whoever uses it next is told
                     self._drain()
-            finally:
+        finally:
+            if is_mine:
                 self._is_busy.release()
 
+    def _forget(self) -> None:
+        """In a forked process: unmap what was inherited; none of it is locked here."""
+        self._pid, self._is_busy = os.getpid(), threading.Lock()
+        for _, pages in self._cooling:
+            self._new.extend(pages)
+        self._cooling.clear()
+        while self._new:
+            self._new.popleft().unmap()
+
     def _drain(self) -> None:
-        new = [self._new.popleft() for _ in range(len(self._new))]
-        if new:
-            self._cooling.append((_StreamsFence(os.getpid()), new))
+        if self._new:
+            new: deque[_Pages] = deque()
+            for _ in range(len(self._new)):  # what a collection adds meanwhile is for the next
+                new.append(self._new.popleft())
+            self._cooling.append((_StreamsFence(self._pid), new))
         while self._cooling and self._cooling[0][0].is_over():
-            _, pages = self._cooling.popleft()
-            for device, address, unmap in pages:
-                with torch.cuda.device(device):
-                    cudart: Any = torch.cuda.cudart()
-                    code = int(cudart.cudaHostUnregister(address))
-                if not code:  # else they stay mapped: a device may still read them
-                    unmap()
+            pages = self._cooling[0][1]
+            while pages:
+                self._unlock(pages.popleft())
+            self._cooling.popleft()
+
+    def _unlock(self, pages: _Pages) -> None:
+        with torch.cuda.device(pages.device):
+            cudart: Any = torch.cuda.cudart()
+            code = int(cudart.cudaHostUnregister(pages.address))
+        if code:  # they stay mapped: a device may still read them
+            _forget_error(pages.device)
+        else:
+            pages.unmap()
 
 
 _released = _Released()
+gc.callbacks.append(_released.after_collection)
 
 
 class _StreamsFence:
@@ -216,7 +257,7 @@ def _used_devices() -> list[int]:
 
 
 _streams: dict[int, list[Any]] = {}
-_streams_lock = threading.Lock()
+_streams_lock = threading.RLock()  # a garbage collection in here may release pages
 
 
 def _streams_of(index: int) -> list[Any]:

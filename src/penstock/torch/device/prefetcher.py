@@ -70,10 +70,10 @@ class DevicePrefetcher:
             raise ConfigError(f"loader gives batches to iterate over; {loader!r} gives none")
         if transform is not None and not callable(transform):
             raise ConfigError(f"transform is a function of the batch, or None; not {transform!r}")
-        if isinstance(loader, DataLoader) and loader._device is not None:
+        if isinstance(loader, DataLoader) and loader._target_device is not None:
             raise ConfigError(
-                f"the loader has a device of its own, {loader._device}, and its batches arrive "
-                "there: iterate over it directly, or make it without `device`"
+                f"the loader has a device of its own, {loader._target_device}, and its batches "
+                "arrive there: iterate over it directly, or make it without `device`"
             )
         self.loader = loader
         self.device = open_accelerator(device).device
@@ -87,7 +87,11 @@ class DevicePrefetcher:
         """Begin to iterate over the loader anew; the iterator has a method `close`."""
         loader = self.loader
         # Not where a subclass makes other batches of them: those are to be moved.
-        if isinstance(loader, DataLoader) and type(loader).__iter__ is DataLoader.__iter__:
+        if (
+            isinstance(loader, DataLoader)
+            and type(loader).__iter__ is DataLoader.__iter__
+            and not loader._runs_on_torch
+        ):
             iterator: Iterator[Any] = loader._iter_on(self.device, self.transform)
             return iterator
         return _Batches(loader, DeviceCopier(open_accelerator(self.device), self.transform))

@@ -45,13 +45,14 @@ Command
     python benchmarks/accounting.py --save
 
 Result
-    2026-11-22, one round. Without workers the limit is kept: 35 us, 0.7 % of 5 ms. With two it is
-    missed by this measure, of all processes' CPU: 113 us with processes that compute, 106 with ones
-    that sleep, 122 with threads; in the trainer's thread 57 to 64. The same code takes 53 and 41 us
-    beside tiny batches, 24 to 29 of it in the trainer: two thirds are caches that are cold after
-    5 ms of something else, and the next 20 us one look at the scheduler's figures. Rounds differ by
-    30 us. `History.add` takes 4.7 us with its folding, `Tuner.observe` 2.2. What torch's profiler
-    takes could not be told from noise.
+    2026-11-22, one round. Without workers the limit is kept: 46 us, 0.9 % of 5 ms. With two it is
+    missed by this measure, of all processes' CPU: 127 us with processes that compute, 86 with ones
+    that sleep, 106 with threads; in the trainer's thread 57 to 65. The same code takes 28, 56 and
+    58 us beside tiny batches, 28 to 37 of it in the trainer: half or more is caches that are cold
+    after 5 ms of something else. Rounds differ by 30 us. `History.add` takes 4.7 us with its
+    folding, `Tuner.observe` 2.2. What torch's profiler takes could not be told from noise. (The
+    file in results is of a round before the last change, which costs a look at the CPU clock per
+    piece: 35, 113, 106, 122.)
 
 What it does not show
     More workers than cores, where microseconds of workers are those of the trainer, too: there "CPU

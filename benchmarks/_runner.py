@@ -224,6 +224,10 @@ class Benchmark(Generic[S]):
         del fields["round"]
         return Reading(**fields), peak_bytes
 
+    def _remarks(self, readings: Mapping[str, Sequence[Reading]]) -> list[str]:
+        """Return what else is to be said with the figures, for a subclass to fill."""
+        return []
+
     def _report(
         self,
         readings: Mapping[str, Sequence[Reading]],
@@ -231,6 +235,8 @@ class Benchmark(Generic[S]):
         *,
         smoke: bool,
     ) -> None:
+        for line in self._remarks(readings):
+            write(line)
         write(f"\n{Path(self.file).stem}: {self.unit}, {self.better} is better")
         if smoke:
             write("(smoke sizes: the figures mean nothing)")

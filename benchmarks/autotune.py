@@ -365,17 +365,9 @@ class NearBest(Target):
 class Trainings(Benchmark[Size]):
     """Says with the figures which fixed settings were best."""
 
-    def _report(
-        self,
-        readings: Mapping[str, Sequence[Reading]],
-        peaks_bytes: Mapping[str, int],
-        *,
-        smoke: bool,
-    ) -> None:
-        for training in _GRID:
-            if (best := best_fixed(training, readings)) is not None:
-                write(f"the best fixed setting: {best}")
-        super()._report(readings, peaks_bytes, smoke=smoke)
+    def _remarks(self, readings: Mapping[str, Sequence[Reading]]) -> list[str]:
+        best = [best_fixed(training, readings) for training in _GRID]
+        return [f"the best fixed setting: {name}" for name in best if name is not None]
 
     def _parser(self) -> argparse.ArgumentParser:
         parser = super()._parser()

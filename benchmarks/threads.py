@@ -73,7 +73,7 @@ import jpeg_pipeline
 import numpy as np
 import transport
 from _meter import Meter
-from _runner import Benchmark, Reading, Target, check, data_loader, write
+from _runner import Benchmark, Reading, Target, check, data_loader
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
@@ -206,16 +206,9 @@ def has_lock() -> bool:
 class Works(Benchmark[Size]):
     """Says with the figures what interpreter they are of."""
 
-    def _report(
-        self,
-        readings: Mapping[str, Sequence[Reading]],
-        peaks_bytes: Mapping[str, int],
-        *,
-        smoke: bool,
-    ) -> None:
+    def _remarks(self, readings: Mapping[str, Sequence[Reading]]) -> list[str]:
         lock = "with its lock (not free-threaded)" if has_lock() else "free-threaded"
-        write(f"\nPython {sys.version.split()[0]}, {lock}")
-        super()._report(readings, peaks_bytes, smoke=smoke)
+        return [f"\nPython {sys.version.split()[0]}, {lock}"]
 
 
 _KINDS = ("photos", "python", "carry")

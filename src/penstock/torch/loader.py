@@ -346,7 +346,7 @@ class DataLoader(Observed, torch.utils.data.DataLoader[T_co]):
         return {**settings_of(self), "device": device}
 
     def _check_engine(self) -> None:
-        if isinstance(self.dataset, _DATAPIPES):
+        if self._runs_on_torch:
             raise ConfigError(
                 f"{type(self.dataset).__name__} is a DataPipe and runs on torch's own engine, "
                 "which has no state"
@@ -376,7 +376,7 @@ class DataLoader(Observed, torch.utils.data.DataLoader[T_co]):
         )
 
     def _get_iterator(self) -> Any:  # noqa: ANN401 - torch's hook; its type is torch's private one
-        if isinstance(self.dataset, _DATAPIPES):
+        if self._runs_on_torch:
             return super()._get_iterator()
         if self.num_workers > 0:
             self.check_worker_number_rationality()
@@ -415,13 +415,11 @@ class _LoaderIterator:
         self._num_yielded = 0
         self._len_called = _len_called(loader)
         loader._monitor.epoch_begun(epoch, loader)
-        if self._goes_to != (
-            loader._target_device,
-            loader._device_transform,
-        ):  # another way: `_iter_on`
+        goes_to = loader._target_device, loader._device_transform
+        if goes_to != self._goes_to:  # `_iter_on` changes it
             # Slots of the workers that there are stay as they are locked, or not locked.
             self._stream.set_handover(_handover_of(loader, _should_pin(loader))[0])
-            self._goes_to = loader._target_device, loader._device_transform
+            self._goes_to = goes_to
         self._stream.begin_epoch(epoch)
         loader._schedule.begin(epoch, self, source)
 

@@ -21,7 +21,7 @@ from penstock.torch.device.streams import StreamAccelerator
 if TYPE_CHECKING:
     from contextlib import AbstractContextManager
 
-__all__ = ["Accelerator", "Mark", "current_index", "open_accelerator"]
+__all__ = ["Accelerator", "Mark", "open_accelerator", "with_index"]
 
 _HAS_STREAMS: Final = ("Stream", "Event", "stream", "current_stream")
 _INSTEAD: Final = "device='auto' takes the accelerator there is, or else the CPU."
@@ -106,8 +106,7 @@ def open_accelerator(device: str | int | torch.device) -> Accelerator:
         ) from error
     _check_available(device, wanted, module)
     try:
-        index = _index_of(wanted)
-        chosen = torch.device(wanted.type, current_index(wanted.type) if index is None else index)
+        chosen = with_index(wanted)
         if all(hasattr(module, name) for name in _HAS_STREAMS):
             return StreamAccelerator(chosen)
         return DirectAccelerator(chosen)
@@ -186,11 +185,17 @@ def _index_of(device: torch.device) -> int | None:
     return device.index  # torch's stub knows no None
 
 
-def current_index(kind: str) -> int:
-    """Return the calling thread's current device of a type, without putting the device to use.
+def with_index(device: torch.device) -> torch.device:
+    """Return a device with its index: without one it is the calling thread's current one.
 
-    That would be before the loader forks its workers, who would inherit the driver's state.
+    It is not put to use: that would be before the loader forks its workers, who would inherit the
+    driver's state.
     """
+    index = _index_of(device)
+    return torch.device(device.type, _current_index(device.type) if index is None else index)
+
+
+def _current_index(kind: str) -> int:
     current = _current_accelerator()
     if current is not None and current.type == kind:
         return torch.accelerator.current_device_index()

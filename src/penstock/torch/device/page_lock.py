@@ -23,7 +23,7 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple
 import torch
 
 from penstock.callers import users_level
-from penstock.torch.device.accelerator import current_index
+from penstock.torch.device.accelerator import with_index
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -66,8 +66,7 @@ class CudaPageLock:
 
     def __init__(self, device: torch.device) -> None:
         """Take the device in whose context memory is locked; it is put to use with the first."""
-        index: int | None = device.index  # torch's stub knows no None
-        self._device = torch.device("cuda", current_index("cuda") if index is None else index)
+        self._device = with_index(device)
         self._has_failed = False
         self._pid = os.getpid()
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 import contextlib
 import pickle
 import traceback
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
@@ -20,6 +20,9 @@ from penstock.engine.plan import Caution, Placed
 from penstock.faults import annotate
 from penstock.transport.arena import Extent
 from penstock.transport.packing import Packed
+
+if TYPE_CHECKING:
+    from penstock.engine.salvage import BadSample
 
 __all__ = [
     "BatchMade",
@@ -31,6 +34,7 @@ __all__ = [
     "TaskFailed",
     "decode",
     "encode",
+    "report_bad",
     "report_exception",
     "revive_exception",
 ]
@@ -288,6 +292,12 @@ def _pickle_exception(error: BaseException, value: BaseException | _Parts) -> by
 def _unpickle_exception(pickled: bytes) -> BaseException:
     value: BaseException | _Parts = pickle.loads(pickled)
     return value.assemble() if isinstance(value, _Parts) else value
+
+
+def report_bad(bad: BadSample) -> BadReport:
+    """Return a bad sample ready for another process."""
+    report = report_exception(bad.error)
+    return BadReport(bad.index, report._replace(traceback=bad.traceback), bad.replaced_by)
 
 
 def revive_exception(report: ExceptionReport, where: str) -> BaseException:

@@ -13,17 +13,15 @@ from __future__ import annotations
 
 import collections
 import gc
-import importlib
 import os
 import signal
 import sys
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 from penstock.engine.fetch import Fetcher
 from penstock.engine.lifeline import end_with_trainer
 from penstock.engine.logbook import Notes, Phase, open_notes
 from penstock.engine.messages import (
-    BadReport,
     BatchMade,
     BeginEpoch,
     ExceptionReport,
@@ -33,37 +31,25 @@ from penstock.engine.messages import (
     TaskFailed,
     decode,
     encode,
+    report_bad,
     report_exception,
 )
-from penstock.engine.salvage import NO_BATCH, BadSample, drop_frames
-from penstock.imports import when_imported
-from penstock.randomness.generators import seed_worker
-from penstock.randomness.keys import Purpose, seed_sequence
-from penstock.randomness.samples import forget_streams, seed_fallback
+from penstock.engine.salvage import NO_BATCH, drop_frames
+from penstock.engine.worker_setup import set_up_worker
 from penstock.transport.arena import SlotPool, SlotWriter
 from penstock.transport.channel import Channel
 from penstock.transport.packing import Packed, dumps, pack
 from penstock.transport.shared import load_shared
-from penstock.worker_info import WorkerInfo, set_worker_info
 
 if TYPE_CHECKING:
     import socket
 
     from penstock.engine.accounts import TaskTimes
     from penstock.engine.plan import Recipe
+    from penstock.engine.worker_setup import WorkerIdentity
     from penstock.transport.channel import Frame
 
-__all__ = ["WorkerIdentity", "run_worker"]
-
-
-class WorkerIdentity(NamedTuple):
-    """Which worker of which loader this is."""
-
-    worker_id: int
-    num_workers: int
-    base_seed: int
-    max_free_slots: int
-    joins_late: bool = False  # hired while an epoch runs: says when it can begin
+__all__ = ["run_worker"]
 
 
 def run_worker(sock: socket.socket, identity: WorkerIdentity, recipe: Recipe | None) -> None:
@@ -181,26 +167,7 @@ class _Worker:
         if self._recipe is None:
             (fd,) = self._recipe_fds
             self._recipe = load_shared(fd)
-        forget_streams()
-        seed_worker(identity.base_seed, identity.worker_id)
-        seed_fallback(seed_sequence(identity.base_seed, Purpose.WORKERS, identity.worker_id))
-        info = WorkerInfo(
-            id=identity.worker_id,
-            num_workers=identity.num_workers,
-            seed=identity.base_seed + identity.worker_id,
-            dataset=self._recipe.dataset,
-        )
-        set_worker_info(info)
-        framework = self._recipe.framework
-        if framework is not None:
-            when_imported(
-                framework.root,
-                lambda: importlib.import_module(framework.adapter).prepare_worker(info),
-            )
-        when_imported("cv2", _keep_opencv_to_one_thread)
-        when_imported("torch", _keep_torch_to_one_thread)
-        if self._recipe.worker_init_fn is not None:
-            self._recipe.worker_init_fn(identity.worker_id)
+        set_up_worker(self._recipe, identity)
 
     def _begin_epoch(self, message: BeginEpoch) -> None:
         self._share_ended = False
@@ -249,7 +216,7 @@ class _Worker:
             self._writer.abandon()
             if self._recipe.is_iterable:
                 self._share_ended = True
-                bad = tuple(map(_report_bad, self._fetcher.take_bad()))
+                bad = tuple(map(report_bad, self._fetcher.take_bad()))
                 self._channel.send(encode(ShareEnded(task.round, task.step, len(bad), bad)))
             else:
                 self._send_failure(task, error)
@@ -267,7 +234,7 @@ class _Worker:
                 share,
                 self._fetcher.take_first_digest(),
                 self._fetcher.num_asked,
-                tuple(map(_report_bad, self._fetcher.take_bad())),
+                tuple(map(report_bad, self._fetcher.take_bad())),
                 is_empty,
                 self._times(packed),
             )
@@ -288,33 +255,11 @@ class _Worker:
         drop_frames(error)
         assert self._fetcher is not None
         share = self._fetcher.share()
-        bad = tuple(map(_report_bad, self._fetcher.take_bad()))
+        bad = tuple(map(report_bad, self._fetcher.take_bad()))
         self._channel.send(encode(TaskFailed(task.round, task.step, report, share, bad)))
 
 
 _NOTHING = Packed(b"", (), ())
-
-
-def _keep_opencv_to_one_thread() -> None:
-    """Leave each worker one core, as torch's loader does with torch.
-
-    Not `setNumThreads(1)`: in a forked worker that waits for threads that do not exist there.
-    """
-    set_num_threads = getattr(sys.modules.get("cv2"), "setNumThreads", None)
-    if set_num_threads is not None:  # cv2 is imported twice, the first time without its functions
-        set_num_threads(0)
-
-
-def _keep_torch_to_one_thread() -> None:
-    """Do the same with torch, also where no framework was named and the dataset imports it."""
-    set_num_threads = getattr(sys.modules.get("torch"), "set_num_threads", None)
-    if set_num_threads is not None:
-        set_num_threads(1)
-
-
-def _report_bad(bad: BadSample) -> BadReport:
-    report = report_exception(bad.error)
-    return BadReport(bad.index, report._replace(traceback=bad.traceback), bad.replaced_by)
 
 
 if sys.platform == "win32":

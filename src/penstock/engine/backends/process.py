@@ -25,7 +25,6 @@ from __future__ import annotations
 import atexit
 import collections
 import contextlib
-import logging
 import math
 import multiprocessing
 import multiprocessing.process
@@ -36,14 +35,16 @@ import time
 import warnings
 import weakref
 from pickle import PicklingError
-from typing import TYPE_CHECKING, Any, Final, NamedTuple
+from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
 
 from penstock.callers import users_level
+from penstock.engine.backends.remote import FailedTask, Where, revived
 from penstock.engine.backends.worker_process import WorkerProcess, wait_for_ends
 from penstock.engine.deeds import deed_of
 from penstock.engine.fault_log import NO_LOSSES, Losses
+from penstock.engine.first_samples import FirstSamples
 from penstock.engine.fork_hazards import opencv_at_rest, warn_of_fork
 from penstock.engine.interrupts import HeldInterrupts
 from penstock.engine.lifeline import Lifeline
@@ -57,11 +58,10 @@ from penstock.engine.messages import (
     TaskFailed,
     decode,
     encode,
-    revive_exception,
 )
 from penstock.engine.order import TaskDone, WorkerDied, WorkerExhausted, WorkerReady
 from penstock.engine.pickling import share_recipe, unpicklable_error
-from penstock.engine.salvage import NO_BATCH, BadSample
+from penstock.engine.salvage import NO_BATCH
 from penstock.engine.surroundings import (
     Memory,
     check_descriptors,
@@ -69,7 +69,8 @@ from penstock.engine.surroundings import (
     memory_now,
     memory_warning,
 )
-from penstock.engine.worker import WorkerIdentity, run_worker
+from penstock.engine.worker import run_worker
+from penstock.engine.worker_setup import WorkerIdentity
 from penstock.randomness.keys import Purpose, seed_sequence
 from penstock.transport.channel import Channel
 from penstock.transport.packing import unpack
@@ -78,7 +79,6 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from penstock.engine.epoch import Epoch
-    from penstock.engine.messages import BadReport
     from penstock.engine.order import BackendEvent
     from penstock.engine.plan import Caution, Plan
     from penstock.transport.arena import Arena
@@ -98,9 +98,6 @@ _MOST_PREFETCH: Final = 8  # that a crew is given while an epoch runs
 # come back together. They are to be kept: to make and lock another takes longer than to fill it.
 _BATCHES_AHEAD_OF_DEVICE: Final = 16
 _LONGEST_POLL_S: Final = 3600.0  # poll(2) counts milliseconds in an int
-
-_log = logging.getLogger("penstock")
-_told: weakref.WeakSet[type] = weakref.WeakSet()  # datasets that were logged
 
 _channels: weakref.WeakSet[Channel] = weakref.WeakSet()  # the trainer's ends, of all loaders
 _arenas: weakref.WeakSet[Arena] = weakref.WeakSet()
@@ -135,25 +132,12 @@ atexit.register(_close_all)  # runs before multiprocessing's, which was register
 os.register_at_fork(before=_keep_slots_for_child, after_in_child=_detach_in_child)
 
 
-class _Where(NamedTuple):
-    """Who made a batch; put into words only if something went wrong."""
-
-    worker_id: int
-    pid: int
-    epoch: int
-    step: int
-
-    def __str__(self) -> str:
-        worker, epoch = f"worker {self.worker_id} (pid {self.pid})", f"epoch {self.epoch}"
-        return f"in {worker}, {epoch}, step {self.step}"
-
-
 class _Batch:
     """A batch that has arrived; its slots are leased, also if nobody ever unpacks it."""
 
     __slots__ = ("_message", "_slots", "_where", "pid", "share", "times")
 
-    def __init__(self, message: BatchMade, slots: dict[int, memoryview], where: _Where) -> None:
+    def __init__(self, message: BatchMade, slots: dict[int, memoryview], where: Where) -> None:
         self._message = message
         self._slots = slots
         self._where = where
@@ -165,46 +149,13 @@ class _Batch:
     def losses(self) -> Losses:
         if not self._message.num_asked:
             return NO_LOSSES
-        return Losses(self._message.num_asked, _revived(self._message.bad, self._where))
+        return Losses(self._message.num_asked, revived(self._message.bad, self._where))
 
     def result(self) -> object:
         if self._message.is_empty:
             return NO_BATCH
         slots, self._slots = self._slots, {}
         return unpack(self._message.packed, slots)
-
-
-class _Failure:
-    """An exception of the user's code."""
-
-    __slots__ = ("_message", "_where", "pid", "share")
-
-    times = None
-
-    def __init__(self, message: TaskFailed, where: _Where) -> None:
-        self._message = message
-        self._where = where
-        self.share = message.share
-        self.pid = where.pid
-
-    @property
-    def losses(self) -> Losses:
-        return Losses(0, _revived(self._message.bad, self._where))
-
-    def result(self) -> object:
-        raise revive_exception(self._message.report, str(self._where))
-
-
-def _revived(reports: Sequence[BadReport], where: _Where) -> list[BadSample]:
-    return [
-        BadSample(
-            bad.index,
-            revive_exception(bad.report._replace(traceback=""), str(where)),
-            bad.report.traceback,
-            bad.replaced_by,
-        )
-        for bad in reports
-    ]
 
 
 class ProcessBackend:
@@ -226,7 +177,7 @@ class ProcessBackend:
         self.processes: list[Any] = []  # by worker id; kept after `close`, for who wants to look
         self._round = 0  # the user may begin the same epoch again; rounds are all different
         self._epoch = 0
-        self._first_samples: dict[bytes, int] = {}
+        self._first_samples = FirstSamples(plan.recipe, plan.num_workers)
         self._num_respawned = 0
         _backends.add(self)
         self._poll = select.poll()
@@ -478,8 +429,8 @@ class ProcessBackend:
         message: Any,  # noqa: ANN401 - one of the messages
         frame: Frame,
     ) -> TaskDone | WorkerExhausted | WorkerReady | None:
-        outcome: _Batch | _Failure
-        where = _Where(worker.worker_id, worker.process.pid, self._epoch, message.step)
+        outcome: _Batch | FailedTask
+        where = Where(worker.worker_id, worker.process.pid, self._epoch, message.step)
         if isinstance(message, BatchMade):
             worker.arena.add_all(message.new_slots, frame.fds)
             # Leased before anything else: slots of a dropped batch come back through the same path.
@@ -488,7 +439,7 @@ class ProcessBackend:
             worker.arena.remove(message.retired_slots)
             self._weigh(message)
         elif isinstance(message, TaskFailed):
-            outcome = _Failure(message, where)
+            outcome = FailedTask(message, where)
         if message.round != self._round:
             return None
         if isinstance(message, Ready):
@@ -497,30 +448,11 @@ class ProcessBackend:
         if not isinstance(message, ShareEnded) and message.share is not None:
             worker.share = message.share.after(worker.share)
         if isinstance(message, BatchMade) and message.first_sample is not None:
-            self._compare_first_samples(worker.worker_id, message.first_sample)
+            self._first_samples.compare(worker.worker_id, message.first_sample)
         if isinstance(message, ShareEnded):
-            losses = Losses(message.num_asked, _revived(message.bad, where))
+            losses = Losses(message.num_asked, revived(message.bad, where))
             return WorkerExhausted(worker.worker_id, message.step, losses)
         return TaskDone(worker.worker_id, message.step, outcome)
-
-    def _compare_first_samples(self, worker_id: int, digest: bytes) -> None:
-        other_id = self._first_samples.setdefault(digest, worker_id)
-        if other_id == worker_id:
-            return
-        recipe = self._plan.recipe
-        message = (
-            f"Workers {other_id} and {worker_id} both began {type(recipe.dataset).__name__} with "
-            "the same sample: each worker iterates a copy of its own, so every sample would come "
-            f"{self._plan.num_workers} times. In __iter__, go over "
-            "`penstock.data.shard(samples)` instead of `samples`; each worker and rank then gets "
-            "its share. (If different samples may be equal, this means nothing.)"
-        )
-        if recipe.seed is not None:
-            warnings.warn(message, stacklevel=users_level())
-        elif type(recipe.dataset) not in _told:
-            # Not a warning: torch gives none, and programs count them.
-            _told.add(type(recipe.dataset))
-            _log.warning(message)
 
     def _weigh(self, message: BatchMade) -> None:
         """Say so once if memory will not hold as many batches as are to be under way."""

@@ -35,6 +35,7 @@ from typing import TYPE_CHECKING, Final
 
 from penstock.callers import users_level
 from penstock.engine.deeds import deed_of
+from penstock.engine.first_samples import FirstSamples
 from penstock.engine.order import TaskDone, WorkerDied, WorkerReady
 from penstock.engine.thread_round import Round
 from penstock.engine.thread_worker import Answer, ThreadTask, ThreadWorker
@@ -60,6 +61,11 @@ _ADVICE_ON_EXIT: Final = "Look for sys.exit in the dataset."
 _ADVICE_ON_HANG: Final = (
     "Raise `timeout` if samples, or the start of a worker, may take that long. The thread goes on "
     "until its sample is made: only processes can be killed (backend='process')."
+)
+_ADVICE_ON_SAME_SAMPLES: Final = (
+    "torch.utils.data.get_worker_info() knows nothing of threads and returns None in them: ask "
+    "penstock.get_worker_info(), or go over `penstock.data.shard(samples)` instead of `samples` in "
+    "__iter__."
 )
 _GIVEN_UP: Final = -1  # in place of a round: the trainer itself tells of the death
 
@@ -94,7 +100,9 @@ class ThreadBackend:
         self._outbox: queue.SimpleQueue[Answer | None] = queue.SimpleQueue()  # None: it is closed
         self._round = Round(0, 0, is_announced=False)
         self._begun: Epoch | None = None
-        self._first_samples: dict[bytes, int] = {}
+        self._first_samples = FirstSamples(
+            plan.recipe, plan.num_workers, warns=True, advice=_ADVICE_ON_SAME_SAMPLES
+        )
         self._owner_pid = os.getpid()
 
     def start(self) -> None:
@@ -196,7 +204,7 @@ class ThreadBackend:
         if isinstance(event, TaskDone) and event.outcome.share is not None:
             worker.share = event.outcome.share.after(worker.share)
         if answer.first_sample is not None:
-            self._compare_first_samples(worker.worker_id, answer.first_sample)
+            self._first_samples.compare(worker.worker_id, answer.first_sample)
         self._tell_drawings(answer.drawings)
         return event
 
@@ -212,21 +220,6 @@ class ThreadBackend:
         )
         advice = f"{_ADVICE_ON_EXIT}{end.advice}"
         return WorkerDied(worker.worker_id, reason, advice, deed.step, deed.sample)
-
-    def _compare_first_samples(self, worker_id: int, digest: bytes) -> None:
-        other_id = self._first_samples.setdefault(digest, worker_id)
-        if other_id == worker_id:
-            return
-        kind = type(self._plan.recipe.dataset).__name__
-        warnings.warn(
-            f"Workers {other_id} and {worker_id} both began {kind} with the same sample: each "
-            "worker iterates a copy of its own, so every sample would come "
-            f"{self._plan.num_workers} times. torch.utils.data.get_worker_info() knows nothing of "
-            "threads and returns None in them: ask penstock.get_worker_info(), or go over "
-            "`penstock.data.shard(samples)` instead of `samples` in __iter__. (If different "
-            "samples may be equal, this means nothing.)",
-            stacklevel=users_level(),
-        )
 
     def _tell_drawings(self, drawings: Iterable[Drawing]) -> None:
         new = [d for d in drawings if (d.code, d.generator) not in _told]

@@ -1,0 +1,86 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What a worker that has a process to itself does once, before its first task."""
+
+from __future__ import annotations
+
+import functools
+import importlib
+import sys
+from typing import TYPE_CHECKING, NamedTuple
+
+from penstock.imports import when_imported
+from penstock.randomness.generators import seed_worker
+from penstock.randomness.keys import Purpose, seed_sequence
+from penstock.randomness.samples import forget_streams, seed_fallback
+from penstock.worker_info import WorkerInfo, current_place, set_worker_info, take_place
+
+if TYPE_CHECKING:
+    from penstock.engine.plan import Framework, Recipe
+    from penstock.worker_info import Place
+
+__all__ = ["WorkerIdentity", "set_up_worker", "take_place_again"]
+
+
+class WorkerIdentity(NamedTuple):
+    """Which worker of which loader this is."""
+
+    worker_id: int
+    num_workers: int
+    base_seed: int
+    max_free_slots: int = 0
+    joins_late: bool = False  # hired while an epoch runs: says when it can begin
+
+
+def set_up_worker(recipe: Recipe, identity: WorkerIdentity) -> None:
+    """Seed this process's generators, let it know itself, and call `worker_init_fn`.
+
+    Raises:
+        Exception: what `worker_init_fn` raises.
+    """
+    forget_streams()
+    seed_worker(identity.base_seed, identity.worker_id)
+    seed_fallback(seed_sequence(identity.base_seed, Purpose.WORKERS, identity.worker_id))
+    info = WorkerInfo(
+        id=identity.worker_id,
+        num_workers=identity.num_workers,
+        seed=identity.base_seed + identity.worker_id,
+        dataset=recipe.dataset,
+    )
+    set_worker_info(info)
+    framework = recipe.framework
+    if framework is not None:
+        when_imported(framework.root, functools.partial(_prepare_framework, framework))
+    when_imported("cv2", _keep_opencv_to_one_thread)
+    when_imported("torch", _keep_torch_to_one_thread)
+    if recipe.worker_init_fn is not None:
+        recipe.worker_init_fn(identity.worker_id)
+
+
+def _prepare_framework(framework: Framework) -> None:
+    """Tell a tensor library who the worker is: now, not when this was asked for."""
+    importlib.import_module(framework.adapter).prepare_worker(current_place().info)
+
+
+def take_place_again(recipe: Recipe, place: Place) -> None:
+    """Be the worker that this process was set up as before it was another one."""
+    take_place(place)
+    framework = recipe.framework
+    if framework is not None and framework.root in sys.modules:
+        _prepare_framework(framework)
+
+
+def _keep_opencv_to_one_thread() -> None:
+    """Leave each worker one core, as torch's loader does with torch.
+
+    Not `setNumThreads(1)`: in a forked worker that waits for threads that do not exist there.
+    """
+    set_num_threads = getattr(sys.modules.get("cv2"), "setNumThreads", None)
+    if set_num_threads is not None:  # cv2 is imported twice, the first time without its functions
+        set_num_threads(0)
+
+
+def _keep_torch_to_one_thread() -> None:
+    """Do the same with torch, also where no framework was named and the dataset imports it."""
+    set_num_threads = getattr(sys.modules.get("torch"), "set_num_threads", None)
+    if set_num_threads is not None:
+        set_num_threads(1)

@@ -22,9 +22,12 @@ from penstock.sampling.samplers import (
     SequentialSampler,
     SubsetRandomSampler,
 )
+from penstock.sampling.shard_assignment import assign_shards
+from penstock.sampling.shards import AbsentShard, ShardSampler
 from penstock.sampling.weighted import WeightedRandomSampler
 
 __all__ = [
+    "AbsentShard",
     "AspectRatioBatchSampler",
     "BalanceReport",
     "BalancedBatchSampler",
@@ -45,9 +48,11 @@ __all__ = [
     "RepeatFactorSampler",
     "Sampler",
     "SequentialSampler",
+    "ShardSampler",
     "ShuffleCounts",
     "SubsetRandomSampler",
     "WeightedRandomSampler",
+    "assign_shards",
     "balance_report",
     "class_shares",
 ]

@@ -4,10 +4,12 @@
 from __future__ import annotations
 
 import operator
+import warnings
 from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 
+from penstock.callers import users_level
 from penstock.errors import ConfigError
 from penstock.randomness.guarded import guarded_draws
 from penstock.randomness.keys import Purpose, seed_sequence
@@ -89,7 +91,8 @@ class DistributedSampler(IndexSampler):
                 length. A sampler that is not an `IndexSampler` is iterated on every rank, with the
                 global generators seeded from (seed, epoch), so that all ranks get the same.
             num_replicas: Number of ranks, at least 1; None asks `torch.distributed` if it is
-                initialised, else torchrun's variable WORLD_SIZE, else takes 1.
+                initialised, else torchrun's variable WORLD_SIZE, else takes 1. They are asked now:
+                where processes are not started by torchrun, make the sampler when they are a group.
             rank: This one, 0 <= rank < num_replicas; None asks likewise.
             shuffle: Whether a dataset's order is random (default). A sampler has its own.
             seed: Decides a dataset's order. The same on all ranks.
@@ -105,6 +108,7 @@ class DistributedSampler(IndexSampler):
         if pad not in ("repeat", "drop", "none"):
             raise ConfigError(f"pad should be 'repeat', 'drop' or 'none', but got pad={pad!r}.")
         self.rank, self.num_replicas = chosen
+        self._found_alone = rank is None and num_replicas is None and chosen.world_size == 1
         self.pad = pad
         self.sampler = self._sampler_of(source, shuffle)
 
@@ -170,7 +174,12 @@ class DistributedSampler(IndexSampler):
 
         Raises:
             RuntimeError: the sampler yielded more or fewer indices than its length.
+
+        Warns:
+            UserWarning: nobody knew of other ranks when the sampler was made, and now there are.
         """
+        if self._found_alone:
+            self._check_alone()
         order = self._global_order()
         if len(order) != len(self.sampler):
             raise RuntimeError(
@@ -179,6 +188,17 @@ class DistributedSampler(IndexSampler):
             )
         share = EveryNth(order, self.rank, self.num_replicas, self.num_samples)
         return share[:] if isinstance(order, np.ndarray) else share
+
+    def _check_alone(self) -> None:
+        ranks = current_rank()
+        if ranks.world_size > 1:
+            warnings.warn(
+                f"this is rank {ranks.rank} of {ranks.world_size}, but nobody knew of it when this "
+                "DistributedSampler was made, so it gives all samples to this rank too. Make it "
+                "after torch.distributed.init_process_group(). Where ranks are to have the same "
+                "data, DistributedSampler(..., num_replicas=1, rank=0) says so.",
+                stacklevel=users_level(),
+            )
 
     def _global_order(self) -> Indices:
         if isinstance(self.sampler, IndexSampler):

@@ -3,7 +3,7 @@
 
 PYTHON ?= $(shell command -v python3.11 || command -v python3)
 VENV ?= .venv
-EXTRAS := torch,vision,cli,lmdb,mongo,arrow,charts,report,tensorboard,prometheus,opentelemetry,dev
+EXTRAS := torch,vision,cli,lmdb,mongo,arrow,charts,report,tensorboard,prometheus,opentelemetry,ray,dev
 BIN := $(VENV)/bin
 JOBS ?= 2
 STAMP := $(VENV)/.installed
@@ -11,11 +11,12 @@ STAMP := $(VENV)/.installed
 BENCHMARKS := $(shell grep -l '^if __name__ == "__main__"' benchmarks/*.py)
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test browser-deps slow soak upstream gpu lint format types contracts bench bench-smoke clean
+.PHONY: help demo test ray browser-deps network-deps slow soak upstream gpu lint format types contracts bench bench-smoke clean
 
 help:
 	@echo "make demo         train a small network on real images, and compare the loaders"
 	@echo "make test         run the tests"
+	@echo "make ray          run the tests on a Ray cluster of two nodes, which they start"
 	@echo "make browser-deps  Debian's Chromium, in which the tests open reports; without it they skip"
 	@echo "make slow         run the tests that take minutes"
 	@echo "make soak         ten minutes of killed workers and corrupt samples, with figures"
@@ -37,7 +38,15 @@ demo: $(STAMP)
 
 # Two processes: most tests wait for workers of their own. JOBS=0 runs them in one.
 test: $(STAMP)
-	"$(BIN)/python" -m pytest -q -m "not slow" -n $(JOBS)
+	"$(BIN)/python" -m pytest -q -m "not slow and not ray" -n $(JOBS)
+
+# Two clusters side by side: most of the time a test waits for actors to start.
+ray: $(STAMP)
+	"$(BIN)/python" -m pytest -q -m "ray and not slow" -n $(JOBS) --dist loadfile tests/ray
+
+# Needs root. The tests of a broken link make their own hosts, in network namespaces.
+network-deps:
+	@command -v ip >/dev/null || { apt-get update -q && apt-get install -q -y --no-install-recommends iproute2; }
 
 # Needs root. The driver has to be of the browser's version, so both come from the distribution.
 browser-deps:

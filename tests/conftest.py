@@ -13,12 +13,17 @@ from multiprocessing import forkserver, resource_sharer, resource_tracker
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+import hypothesis
 import numpy as np
 import psutil
 import pytest
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
+
+# By itself hypothesis fails an example that takes 200 ms, which on a busy machine means nothing.
+hypothesis.settings.register_profile("no clock", deadline=None)
+hypothesis.settings.load_profile("no clock")
 
 SHM = Path("/dev/shm")
 FDS = Path("/proc/self/fd")

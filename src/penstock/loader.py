@@ -8,6 +8,8 @@ import multiprocessing
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 from penstock.data.dataset import IterableDataset
+from penstock.data.foreign import adapted
+from penstock.engine.backends.ray.options import check_pool, checked_options
 from penstock.engine.delivery import Stream
 from penstock.engine.fault_log import FaultLog
 from penstock.engine.plan import Plan, Recipe
@@ -24,6 +26,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Mapping
     from multiprocessing.context import BaseContext
 
+    from penstock.engine.backends.ray.options import RayOptions
     from penstock.indices import IndexSource
 
 __all__ = ["Loader"]
@@ -43,15 +46,16 @@ class Loader(Observed, Generic[SampleT]):
     always safe.
 
     Args:
-        dataset: Map-style (`__getitem__`, `__len__`) or a `penstock.data.IterableDataset`.
+        dataset: Map-style (`__getitem__`, `__len__`), a `penstock.data.IterableDataset`, or a
+            `ray.data.Dataset` (see docs/guide/ray-data.md).
         batch_size: Samples per batch, at least 1; None gives samples as they are.
         shuffle: Whether to draw a new order for each epoch.
         sampler: Yields indices, instead of `shuffle`.
         batch_sampler: Yields lists or arrays of indices, instead of `batch_size`, `shuffle`,
             `sampler` and `drop_last`.
-        num_workers: Worker processes, or threads; 0 loads in this thread. "auto" measures what
-            samples cost and how fast the loop takes them, and adds and retires workers while it
-            runs; the stream of batches is not disturbed. `stats()` says what it did.
+        num_workers: Worker processes, threads or actors; 0 loads in this thread. "auto" measures
+            what samples cost and how fast the loop takes them, and adds and retires workers while
+            it runs; the stream of batches is not disturbed. `stats()` says what it did.
         collate_fn: Makes a batch of a list of samples; None stacks arrays and numbers
             (`penstock.collate.default_collate`). One with a method `collate_into`
             is given memory in the slot (`penstock.collate.CollateInto`).
@@ -67,8 +71,9 @@ class Loader(Observed, Generic[SampleT]):
             raises the sample's exception, and `WorkerDied` at the first death. "skip" leaves the
             sample out, "replace" puts another in its place; both start a new worker for one that
             died, up to three times per epoch. A `penstock.FaultPolicy` says it in detail.
-        backend: What workers are: "process", or "thread" for datasets that release the GIL; see
-            docs/guide/threads.md.
+        backend: What workers are: "process", "thread" for datasets that release the GIL (see
+            docs/guide/threads.md), or "ray" for Ray actors on any machine of a cluster (see
+            docs/guide/ray.md).
         cpu_budget: With "auto": cores that workers may keep busy. None: all that this process may
             use, less what the trainer uses.
         memory_budget: With "auto": bytes for batches under way and workers. None: half of what is
@@ -76,6 +81,12 @@ class Loader(Observed, Generic[SampleT]):
         progress: Whether to show a progress bar, with samples per second, the share of waiting and
             the count of failed samples; a text is its name, as "train". Quiet on ranks above 0,
             and where nobody looks.
+        ray_options: With "ray": what each worker asks of the cluster, by the names of Ray's
+            `Actor.options`: num_cpus (1 unless given), num_gpus, memory, resources,
+            scheduling_strategy, runtime_env. Or {"pool": name}: the workers of a pool that trainers
+            share.
+        address: With "ray": of the cluster, as "auto" or "10.0.0.1:6379". None: the one that this
+            process is connected to, or RAY_ADDRESS; where there is none, Ray starts one here.
 
     Raises:
         ConfigError: an argument is out of its range, or contradicts another.
@@ -113,8 +124,12 @@ class Loader(Observed, Generic[SampleT]):
         cpu_budget: float | None = None,
         memory_budget: int | None = None,
         progress: bool | str = False,
+        ray_options: Mapping[str, Any] | None = None,
+        address: str | None = None,
     ) -> None:
         """Check the arguments; nothing is started before iteration."""
+        orders = {"shuffle": shuffle, "sampler": sampler, "batch_sampler": batch_sampler}
+        dataset, collate_fn = adapted(dataset, collate_fn, batch_size, **orders)
         self._is_iterable = isinstance(dataset, IterableDataset)
         if not self._is_iterable and not hasattr(dataset, "__getitem__"):
             raise TypeError(
@@ -137,6 +152,8 @@ class Loader(Observed, Generic[SampleT]):
         check_backend(backend, multiprocessing_context)
         workers: int = self._monitor.num_workers
         check_workers(workers, timeout, prefetch_factor, persistent_workers=persistent_workers)
+        self._ray = check_ray(backend, ray_options, address, workers)
+        check_pool(self._ray, is_seeded=True, is_auto=num_workers == "auto")
         self.dataset = dataset
         self.batch_size = None if batch_sampler is not None else batch_size
         self.num_workers = workers
@@ -144,6 +161,8 @@ class Loader(Observed, Generic[SampleT]):
         self.cpu_budget = cpu_budget
         self.memory_budget = memory_budget
         self.progress = progress
+        self.ray_options = ray_options
+        self.address = address
         self.collate_fn = collate_fn
         self.drop_last = drop_last
         self.timeout = timeout
@@ -242,6 +261,7 @@ class Loader(Observed, Generic[SampleT]):
             timeout_s=self.timeout,
             keep_workers=self.persistent_workers,
             context=self.multiprocessing_context,
+            ray=self._ray,
         )
 
     def _source(self) -> IndexSource:
@@ -370,16 +390,34 @@ def check_workers(
 
 
 def check_backend(backend: str, context: str | BaseContext | None) -> None:
-    """Raise if threads are to be started like processes.
+    """Raise if threads or Ray's actors are to be started like processes.
 
     Raises:
-        ConfigError: a start method for threads.
+        ConfigError: a start method for them.
     """
     if backend != "process" and context is not None:
         raise ConfigError(
             f"multiprocessing_context={context!r} says how worker processes start, got "
             f"backend={backend!r}; leave one of the two out"
         )
+
+
+def check_ray(
+    backend: str, ray_options: Mapping[str, Any] | None, address: str | None, num_workers: int
+) -> RayOptions | None:
+    """Return what workers that are Ray actors are made with; None for other workers.
+
+    Raises:
+        ConfigError: an option without `backend="ray"`, or one that cannot be meant.
+        MissingExtraError: Ray is wanted and not installed.
+        TypeError: an option of the wrong type.
+    """
+    options = checked_options(backend, ray_options, address)
+    if options is not None and num_workers > 0:  # none of Ray is needed to load in this process
+        from penstock.engine.backends.ray.cluster import check_actor_options
+
+        check_actor_options(options)
+    return options
 
 
 def _context(context: str | BaseContext | None) -> BaseContext | None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import threading
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 __all__ = ["WorkerInfo", "get_worker_info"]
 
@@ -74,6 +74,24 @@ def set_worker_info(info: WorkerInfo | None) -> None:
     _here.info = _here.share = None  # this process may have been forked from a worker thread
     _current = info
     _was_asked = False  # a forked process has what was asked before
+
+
+class Place(NamedTuple):
+    """Who a worker is; and whether anybody has asked, since it is that one."""
+
+    info: WorkerInfo | None
+    was_asked: bool
+
+
+def current_place() -> Place:
+    """Return who this process is, for `take_place`."""
+    return Place(_current, _was_asked)
+
+
+def take_place(place: Place) -> None:
+    """Be that worker in this process, as if nobody else had been in between."""
+    global _current, _was_asked
+    _current, _was_asked = place
 
 
 def set_thread_info(info: WorkerInfo | None) -> None:

@@ -54,9 +54,11 @@ class World:
         self.killers = {}  # step -> sample of it that ends workers; None: the batch as a whole does
         self.condemned = []
         self.num_respawns = 0
+        self.num_counted = 0  # of the respawns: after deaths that count
         self.to_submit_again = {}  # worker -> steps that its predecessor held
         self.is_alone = {}  # step -> whether its samples are tried one by one
         self.known_at_once = set()  # steps whose worker notes each sample anyway
+        self.may_have_answered = False  # whether a death may take answers along with it
         self.hired = set(range(num_workers))
         self.starting = set()
         self.num_renounced = 0
@@ -168,17 +170,37 @@ class World:
         assert sorted(kinds, key=order.index) == kinds
         self.carry_out(decisions)
         if worker_id not in self.dead:
+            self.num_counted += how.get("counts", True)
             assert not self.to_submit_again[worker_id], "a task of the dead worker was lost"
+
+    def is_deadly(self, step):
+        return step in self.killers and (step, self.killers[step]) not in self.condemned
+
+    def sent(self, worker_id):
+        """What a worker has been sent: nothing goes beside a task whose samples are tried alone."""
+        sent = []
+        for step in self.queues[worker_id]:
+            if self.is_alone.get(step, False):
+                return sent or [step]
+            sent.append(step)
+        return sent
 
     def move(self, worker_id):
         step = self.queues[worker_id][0]
-        if step in self.killers:
+        if self.may_have_answered:
+            # It has made these, and ends before their answers have left it.
+            sent = self.sent(worker_id)
+            k = next((k for k, s in enumerate(sent) if self.is_deadly(s)), 0)
+            if k and self.choose([False, True]):
+                self.die(worker_id, step=sent[0], or_steps=tuple(sent[1:]))
+                return
+        if self.is_deadly(step):
             sample = self.killers[step]
             alone = step in self.known_at_once or self.is_alone.get(step, False)
-            if (step, sample) not in self.condemned:
-                known = (step, sample) if alone and sample is not None else None
-                self.die(worker_id, step=step, sample=known)
-                return
+            known = (step, sample) if alone and sample is not None else None
+            others = self.sent(worker_id)[1:] if self.may_have_answered and known is None else ()
+            self.die(worker_id, step=step, sample=known, or_steps=tuple(others))
+            return
         self.queues[worker_id].popleft()
         if self.shares is None:
             self.carry_out(self.order.handle(TaskDone(worker_id, step, ("made", step))))
@@ -570,6 +592,117 @@ def test_after_the_first_death_that_is_too_many_nobody_is_replaced_and_it_is_the
     assert world.num_respawns == 1
     world.request()
     assert world.failed == Fail(1, "killed")
+
+
+def _killers(data, num_steps):
+    """Steps with one sample each that ends workers; every step has samples 0 to 7."""
+    steps = data.draw(st.sets(st.sampled_from(range(num_steps)), max_size=4), label="killers")
+    return {step: data.draw(st.integers(0, 7)) for step in steps}
+
+
+@given(data=st.data(), num_steps=st.integers(1, 30), **worlds)
+def test_a_worker_may_have_died_of_any_step_it_holds_and_only_the_killer_is_condemned(
+    data, num_steps, num_workers, prefetch, in_order
+):
+    """What it had made may have been lost with it; which step it was at is then not known."""
+    world = World.drawn(
+        data,
+        num_workers=num_workers,
+        lookahead=num_workers * prefetch,
+        in_order=in_order,
+        num_steps=num_steps,
+        max_respawns=100,
+        can_condemn=True,
+    )
+    world.killers = _killers(data, num_steps)
+    world.may_have_answered = True
+    world.run()
+    assert world.failed is None
+    steps = [step for step, _ in world.delivered]
+    assert (steps if in_order else sorted(steps)) == list(range(num_steps))
+    assert sorted(world.condemned) == sorted(world.killers.items())
+    # Each is met twice at most: in its batch, and by itself. One death may do for several batches.
+    assert len(world.killers) <= world.num_respawns <= 2 * len(world.killers)
+
+
+@given(
+    data=st.data(),
+    num_steps=st.integers(1, 30),
+    max_respawns=st.integers(0, 8),
+    may_have_answered=st.booleans(),
+    **worlds,
+)
+def test_machines_may_go_at_any_moment_and_cost_no_respawn(
+    data, num_steps, max_respawns, may_have_answered, num_workers, prefetch, in_order
+):
+    """Between deaths that count, and whether or not one of these has ended the epoch."""
+    losses_left = data.draw(st.integers(0, 12), label="lost machines")
+    num_lost = 0
+
+    def choose(movers):
+        nonlocal losses_left, num_lost
+        worker_id = data.draw(st.sampled_from([None, None, *range(num_workers)]))
+        if movers == [False, True]:  # whether answers are lost; nobody else moves in between
+            return data.draw(st.booleans())
+        if losses_left and worker_id is not None and worker_id not in world.dead:
+            losses_left -= 1
+            world.die(worker_id, counts=False)
+            assert worker_id not in world.dead or world.order._failure, "not survived"
+            num_lost += worker_id not in world.dead
+            movers = [*world.movable_workers(), *(["user"] if "user" in movers else [])]
+        return data.draw(st.sampled_from(movers)) if movers else None
+
+    world = World(
+        choose,
+        num_workers=num_workers,
+        lookahead=num_workers * prefetch,
+        in_order=in_order,
+        num_steps=num_steps,
+        max_respawns=max_respawns,
+        can_condemn=True,
+    )
+    world.killers = _killers(data, num_steps)
+    world.may_have_answered = may_have_answered
+    world.run()
+    assert world.num_counted <= max_respawns
+    assert world.num_respawns == world.num_counted + num_lost
+    assert set(world.condemned) <= set(world.killers.items()), "an innocent sample was condemned"
+    steps = [step for step, _ in world.delivered]
+    assert len(set(steps)) == len(steps)
+    assert {step for step in steps if step in world.killers} <= {s for s, _ in world.condemned}
+    if max_respawns >= 2 * len(world.killers):
+        assert world.failed is None
+    if world.failed is None:
+        assert (steps if in_order else sorted(steps)) == list(range(num_steps))
+        assert sorted(world.condemned) == sorted(world.killers.items())
+
+
+@given(deaths=st.integers(1, 8), limit=st.integers(2, 6))
+def test_deaths_of_unknown_cause_in_a_batch_end_the_epoch_at_the_limit_though_none_counts(
+    deaths, limit
+):
+    """As in a pool, where nobody knows whose sample it was: it cannot go on for ever."""
+    world = World(lambda m: m[0], num_workers=1, lookahead=2, in_order=True, num_steps=2)
+    for _ in range(deaths):
+        if not world.dead:
+            world.die(0, step=0, counts=False, limit=limit)
+    assert world.num_respawns == min(deaths, limit - 1)
+    assert world.num_counted == 0
+    world.request()
+    assert (world.failed is not None) == (deaths >= limit)
+
+
+def test_of_several_steps_it_may_have_died_of_one_that_has_not_killed_before_is_suspected():
+    """A batch that has killed twice ends the epoch, but not if it was another one this time."""
+    options = {"num_workers": 1, "lookahead": 3, "in_order": True, "num_steps": 3}
+    world = World(lambda m: m[0], max_respawns=9, can_condemn=True, **options)
+    world.die(0, step=0)
+    assert [world.is_alone[step] for step in range(3)] == [True, False, False]
+    world.die(0, step=0, or_steps=(1, 2))
+    assert [world.is_alone[step] for step in range(3)] == [True, True, True]
+    world.die(0, step=0, or_steps=(1, 2))
+    world.request()
+    assert world.failed
 
 
 @given(

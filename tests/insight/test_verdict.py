@@ -503,3 +503,27 @@ def test_the_gain_is_never_more_than_without_any_wait(compute, trainer, workers,
         assert verdict.expected_gain <= 1 / (1 - waits) * (1 + 1e-9)
     if waits >= 0.06:
         assert verdict.bottleneck in ("workers", "cpu")
+
+
+def test_workers_on_ray_are_not_bound_by_the_trainers_cores():
+    here = training(workers=2, compute=40 * MS, trainer=2 * MS, cores=2.0)
+    away = training(workers=2, compute=40 * MS, trainer=2 * MS, cores=2.0, backend="ray")
+    assert (here.bottleneck, away.bottleneck) == ("cpu", "workers")
+    assert away.expected_gain > 5
+
+
+def test_workers_on_ray_that_wait_for_a_core_wait_for_their_machines():
+    verdict = training(compute=40 * MS, starved=20 * MS, cores=2.0, backend="ray")
+    assert verdict.bottleneck == "cpu"
+    assert "for a core of its machine" in verdict.text
+    assert "inf" not in verdict.text + verdict.remedy
+
+
+def test_a_trainer_that_waits_for_a_core_leaves_ray_fewer():
+    verdict = training(
+        workers=4, compute=20 * MS, trainer=20 * MS, cores=2.0, trainer_starved_s=200 * 6 * MS,
+        backend="ray",
+    )  # fmt: skip
+    assert verdict.bottleneck == "contention"
+    assert "ray start --num-cpus" in verdict.remedy
+    assert "inf" not in verdict.text

@@ -77,8 +77,16 @@ FAULTS = {
 
 def strike(fault):
     """Let the fault happen, if this is a worker: never in the trainer."""
-    if fault is not None and multiprocessing.parent_process() is not None:
+    if fault is not None and is_worker():
         FAULTS[fault]()
+
+
+def is_worker():
+    """Whether this is a process of multiprocessing's, or one that Ray started for an actor."""
+    if multiprocessing.parent_process() is not None:
+        return True
+    ray = sys.modules.get("ray")
+    return ray is not None and ray.is_initialized() and ray.get_runtime_context().worker.mode == 1
 
 
 class Samples:

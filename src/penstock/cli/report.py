@@ -49,7 +49,9 @@ def report(
     batches: Annotated[int, typer.Option(min=1, help="Batches loaded of a dataset.")] = 200,
     batch_size: Annotated[int, typer.Option(min=1, help="Samples in a batch.")] = 64,
     workers: Annotated[str, typer.Option(metavar="N", help="Workers, or auto.")] = "auto",
-    backend: Annotated[str, typer.Option(help="What workers are: process or thread.")] = "process",
+    backend: Annotated[
+        str, typer.Option(help="What workers are: process, thread or ray.")
+    ] = "process",
     trainer_ms: Annotated[
         float, typer.Option(min=0, help="A training step that takes so long is made up.")
     ] = 0,
@@ -149,6 +151,8 @@ def _loader(
     num_workers = _workers(workers)
     if num_workers == "auto" and not is_map_style:
         num_workers = 1  # what each worker reads of an iterable depends on their number
+    if num_workers == "auto" and backend == "ray":
+        raise ConfigError("--backend ray needs --workers N: auto counts the cores of this machine.")
     # Samples may be tensors, and workers of a torch user's loader keep torch to one thread.
     return loader_class()(
         dataset,

@@ -114,7 +114,14 @@ def _settings(workers: str | None, prefetch: str, backend: str) -> list[Setting]
     backends = [name.strip() for name in backend.split(",")]
     for name in backends:
         if name not in _BACKENDS:
-            raise ConfigError(f"--backend must name process or thread, or both, got {backend!r}.")
+            cause = (
+                " What Ray's workers give depends on the cluster, and this measures one machine."
+                if name == "ray"
+                else ""
+            )
+            raise ConfigError(
+                f"--backend must name process or thread, or both, got {backend!r}.{cause}"
+            )
     settings = [Setting(0, None, backends[0])] if 0 in counts else []
     return settings + [
         Setting(n, f, name)

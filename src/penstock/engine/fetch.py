@@ -147,6 +147,29 @@ class Fetcher:
         with self._scope():
             return self._fetch(indices, step, caution)
 
+    def try_sample(self, indices: Any, number: int, caution: Caution | None) -> None:  # noqa: ANN401
+        """Read, collate and pack one sample of a batch of a map-style dataset, and drop it.
+
+        For a sample that may end the process: what it raises otherwise, `fetch` will raise again.
+
+        Args:
+            indices: Of the batch, as for `fetch`.
+            number: Which sample of it.
+            caution: What is known of samples that end workers.
+        """
+        assert isinstance(self._source, MapSource)
+        position, stride = 0, 1
+        if isinstance(indices, Placed):
+            indices, position, stride = indices
+        _, keys = self._listed(indices)
+        if keys is None or number >= len(keys):
+            return
+        with self._scope(), contextlib.suppress(Exception):
+            seats = self._source.begin(keys, position, stride, caution)
+            self._salvage.fill(seats[number], alone=True)
+        self._assembler.output.abandon()
+        self._salvage.take_bad()
+
     def _fetch(self, indices: Any, step: int, caution: Caution | None) -> Any:  # noqa: ANN401
         position, stride = 0, 1
         if isinstance(indices, Placed):

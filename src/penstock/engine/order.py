@@ -114,8 +114,11 @@ class WorkerDied(NamedTuple):
         reason: How it ended.
         advice: What to do about it.
         step: The step that it was making; None if it was not making any.
+        or_steps: Others that it may have been making instead, where that is not known.
         sample: Key of the one sample that it was at; None if it was not at a single one.
         limit: With how many deaths a sample is to blame.
+        counts: Whether it counts against `max_respawns`; not if something outside of the worker is
+            to blame: its machine has gone, say.
     """
 
     worker_id: int
@@ -124,6 +127,8 @@ class WorkerDied(NamedTuple):
     step: int | None = None
     sample: Hashable | None = None
     limit: int = 2
+    counts: bool = True
+    or_steps: tuple[int, ...] = ()
 
 
 class WorkerReady(NamedTuple):
@@ -393,8 +398,9 @@ class Order:
             self._employed.discard(event.worker_id)
             return [Renounce(event.worker_id, event.reason)]
         is_guilty = self._count_death(event)
-        if self._failure is None and self._respawns_left and self._is_survivable(event, is_guilty):
-            self._respawns_left -= 1
+        may_respawn = self._respawns_left > 0 or not event.counts
+        if self._failure is None and may_respawn and self._is_survivable(event, is_guilty):
+            self._respawns_left -= event.counts
             condemned = [Condemn(event.sample, event.reason, event.advice)] if is_guilty else []
             held = self.steps_of(event.worker_id)
             again = [Submit(event.worker_id, s, self._tasks[s], s in self._deaths_at) for s in held]
@@ -407,7 +413,7 @@ class Order:
         if event.step is None:
             return False
         if event.sample is None:
-            self._deaths_at[event.step] += 1
+            self._deaths_at.update((event.step, *event.or_steps))
             return False
         self._deaths_of[event.sample] += 1
         deaths = self._deaths_of[event.sample] + self._deaths_at.get(event.step, 0)
@@ -418,7 +424,7 @@ class Order:
             return self._can_condemn
         if event.step is None or event.sample is not None:
             return True
-        return self._deaths_at[event.step] < event.limit
+        return any(self._deaths_at[s] < event.limit for s in (event.step, *event.or_steps))
 
     def _draw(self) -> list[Decision]:
         return [] if self._drained or self._lookahead == 0 else [_DRAW]

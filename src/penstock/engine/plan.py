@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Hashable
     from multiprocessing.context import BaseContext
 
+    from penstock.engine.backends.ray.options import RayOptions
     from penstock.transport.page_lock import PageLock
 
 __all__ = [
@@ -157,7 +158,7 @@ class Plan:
         recipe: How a task becomes a batch.
         base_seed: Worker w seeds its global generators with `base_seed + w`.
         num_workers: 0 works in the caller's process.
-        backend: Who the workers are: "process" or "thread".
+        backend: Who the workers are: "process", "thread" or "ray".
         max_workers: How many there may come to be while the epoch runs; 0: as many as there are.
         prefetch_factor: Batches under way per worker.
         in_order: Whether batches leave in the order of their steps.
@@ -167,6 +168,8 @@ class Plan:
         page_lock: How the memory of batches is locked for a device, in the trainer's process, but
             not that of worker threads; None locks nothing. Like all of the plan but the recipe, it
             is sent to no worker.
+        ray: What workers that are Ray actors ask of the cluster; None for others, and for Ray's
+            own defaults.
     """
 
     recipe: Recipe
@@ -180,6 +183,7 @@ class Plan:
     keep_workers: bool = False
     context: BaseContext | None = None
     page_lock: PageLock | None = None
+    ray: RayOptions | None = None
 
     @property
     def lookahead(self) -> int:

@@ -95,7 +95,7 @@ class History:
         Args:
             dataset: Asked for the names of samples, its parts and its length, never for a sample.
                 None if nothing of that is wanted.
-            backend: "serial", "process" or "thread"; 0 workers are always "serial".
+            backend: "serial", "process", "thread" or "ray"; 0 workers are always "serial".
             keep: How many batches are kept one by one; 304 bytes each.
             persistent_workers: Whether workers are kept from epoch to epoch; None if not known.
 

@@ -40,7 +40,7 @@ if TYPE_CHECKING:
 
 __all__ = ["AutoWorkers", "Monitor", "Observed"]
 
-BACKENDS: Final = ("process", "thread")
+BACKENDS: Final = ("process", "thread", "ray")
 _PREFETCH: Final = 2
 
 _log = logging.getLogger("penstock")
@@ -81,7 +81,7 @@ class Monitor:
 
     Attributes:
         num_workers: As a loader has it: `AutoWorkers` where "auto" was asked for.
-        backend: "process" or "thread".
+        backend: "process", "thread" or "ray".
 
     Concurrency:
         The trainer's thread; `stats` and `recording` from any. A pickled copy knows nothing yet.
@@ -128,6 +128,12 @@ class Monitor:
                 'num_workers="auto" needs a map-style dataset: what each worker reads of '
                 f"{type(dataset).__name__}, an iterable one, depends on their number, so it cannot "
                 "change while training runs. Give a number; `penstock tune` finds it."
+            )
+        if is_auto and backend == "ray":
+            raise ConfigError(
+                'num_workers="auto" counts the cores and the memory of this machine, and '
+                'backend="ray" starts workers on others. Give a number: a worker takes one core of '
+                "the cluster, unless ray_options says otherwise."
             )
         if not is_auto and (cpu_budget is not None or memory_budget is not None):
             raise ConfigError(

@@ -199,7 +199,7 @@ class Stats:
         epoch: The epoch that is under way, or the last one.
         run: Everything since the loader was made.
         epoch_number: Number of that epoch.
-        backend: "serial", "process" or "thread".
+        backend: "serial", "process", "thread" or "ray".
         num_workers: Workers now.
         prefetch_factor: Batches under way per worker.
         num_ready: Batches that lay ready, on average over the window.

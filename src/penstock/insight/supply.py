@@ -148,6 +148,8 @@ def _cpu(case: Case) -> Verdict | None:
     are_taken = at.cores_taken >= _TAKEN * at.cores
     if not are_taken and at.share(at.starved_s) < _WORKERS_STARVED:
         return None
+    if case.backend == "ray":
+        return _cpu_of_cluster(case)
     # Half the CPU, and half the queueing for it, which the others keep up.
     saved_s = (at.cpu_s - at.starved_s) / 2
     gain = at.gain(at.num_workers, saved_s=saved_s, saved_cpu_s=at.cpu_s / 2)
@@ -163,6 +165,20 @@ def _cpu(case: Case) -> Verdict | None:
         "help.",
         "Make samples cheaper (decode smaller images, do less in transforms, pack them resized), "
         f"or use more cores: half the CPU per batch would give {throughput(gain)}.",
+        gain,
+    )
+
+
+def _cpu_of_cluster(case: Case) -> Verdict:
+    at = case.at
+    gain = at.gain(at.num_workers, saved_s=at.starved_s)
+    return Verdict(
+        "cpu",
+        f"{waits(case)}: a worker waits {duration(at.starved_s)} of the "
+        f"{duration(at.busy_s + at.starved_s)} that a batch takes for a core of its machine. More "
+        "workers there would not help.",
+        'Let Ray reserve what workers use, ray_options={"num_cpus": 2} say, keep other programs '
+        f"off those machines, or add some: at best {times(gain)} the throughput.",
         gain,
     )
 

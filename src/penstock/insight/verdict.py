@@ -10,6 +10,7 @@ docs/design/insight.md.
 
 from __future__ import annotations
 
+import math
 from dataclasses import replace
 from typing import TYPE_CHECKING, Final
 
@@ -72,7 +73,7 @@ def judge(
         lookahead: Batches under way at a time.
         sources: What samples of each part of the dataset cost, if it has parts.
         slowest: Samples that took longest, the longest first; named where they are to blame.
-        backend: "serial", "process" or "thread".
+        backend: "serial", "process", "thread" or "ray", whose workers have cores of their own.
         run: Sums over many epochs, by which their starts are judged; None for `span`.
         pause_s: What the trainer's rare long steps took.
         lock_share: Share of looks that found the interpreter's lock held; None if nobody looked.
@@ -95,6 +96,8 @@ def judge(
     starts = None if num_workers == 0 else _start(run or span, keeps_workers)
     if starts is not None:
         return starts
+    if backend == "ray":  # on other machines, as many as there are
+        cores = math.inf
     held = (lock_share or 0.0) if backend == "thread" else 0.0
     at = Figures.of(span, num_workers, cores, pause_s=pause_s, lock_share=held)
     if at is None or at.batches < _FEWEST:
@@ -217,6 +220,15 @@ def _contention(case: Case, starved: float) -> Verdict:
     at = case.at
     own_rate = 1 / max(at.trainer_s - at.trainer_starved_s, 1e-12)
     gain = bounded(min(own_rate, at.core_rate) / at.rate)
+    if case.backend == "ray":
+        return Verdict(
+            "contention",
+            f"The trainer hardly waits for batches, but {percent(starved)} of the time it waits "
+            "for a core of its machine, which workers or other programs take.",
+            "Leave it some: let Ray have fewer cores of that machine (`ray start --num-cpus`), or "
+            "place the workers on others (ray_options).",
+            gain,
+        )
     text = (
         f"The trainer hardly waits for batches, but {percent(starved)} of the time it waits for a "
         f"core: {count_of_workers(at.num_workers)} and the trainer share {amount(case.at.cores)}."

@@ -13,6 +13,8 @@ import torch.utils.data
 from torch.utils.data import default_collate, default_convert
 
 from penstock.data.dataset import follows_epochs
+from penstock.data.foreign import adapted
+from penstock.engine.backends.ray.options import check_pool
 from penstock.engine.delivery import Stream
 from penstock.engine.fault_log import FaultLog
 from penstock.engine.plan import Framework, Plan, Recipe
@@ -20,7 +22,7 @@ from penstock.errors import ConfigError
 from penstock.faults import Failure, FaultPolicy, policy_of
 from penstock.indices import SeededIndices, StreamSource, check_samplers, covers, tell_epoch
 from penstock.insight.monitor import Monitor, Observed, settings_of
-from penstock.loader import check_backend, check_workers
+from penstock.loader import check_backend, check_ray, check_workers
 from penstock.ranks import Rank, current_rank
 from penstock.schedule import EpochIterator, Schedule, worker_base_seed
 from penstock.torch.device.accelerator import open_accelerator
@@ -80,15 +82,16 @@ class DataLoader(Observed, torch.utils.data.DataLoader[T_co]):
     engine.
 
     Args:
-        dataset: Map-style (`__getitem__`, `__len__`) or a `torch.utils.data.IterableDataset`.
+        dataset: Map-style (`__getitem__`, `__len__`), a `torch.utils.data.IterableDataset`, or a
+            `ray.data.Dataset` (see docs/guide/ray-data.md).
         batch_size: Samples per batch, at least 1; None gives samples as they are.
         shuffle: Whether to draw a new order for each epoch.
         sampler: Yields indices, instead of `shuffle`.
         batch_sampler: Yields lists of indices, instead of `batch_size`, `shuffle`, `sampler`,
             `drop_last`.
-        num_workers: Worker processes, or threads; 0 loads in this thread. "auto" measures what
-            samples cost and how fast the loop takes them, and adds and retires workers while it
-            runs; the order of batches is not disturbed. `stats()` says what it did.
+        num_workers: Worker processes, threads or actors; 0 loads in this thread. "auto" measures
+            what samples cost and how fast the loop takes them, and adds and retires workers while
+            it runs; the order of batches is not disturbed. `stats()` says what it did.
         collate_fn: Makes a batch of a list of samples. One with a method `collate_into`
             is given memory in the slot (`penstock.collate.CollateInto`).
         pin_memory: Give batches in page-locked memory where there is an accelerator. With CUDA it
@@ -109,8 +112,9 @@ class DataLoader(Observed, torch.utils.data.DataLoader[T_co]):
             raises the sample's exception, and `WorkerDied` at the first death. "skip" leaves the
             sample out, "replace" puts another in its place; both start a new worker for one that
             died, up to three times per epoch. A `penstock.FaultPolicy` says it in detail.
-        backend: What workers are: "process", or "thread" for datasets that release the GIL; see
-            docs/guide/threads.md.
+        backend: What workers are: "process", "thread" for datasets that release the GIL (see
+            docs/guide/threads.md), or "ray" for Ray actors on any machine of a cluster (see
+            docs/guide/ray.md).
         cpu_budget: With "auto": cores that workers may keep busy. None: all that this process may
             use, less what the trainer uses.
         memory_budget: With "auto": bytes for batches under way and workers. None: half of what is
@@ -118,6 +122,12 @@ class DataLoader(Observed, torch.utils.data.DataLoader[T_co]):
         progress: Whether to show a progress bar, with samples per second, the share of waiting and
             the count of failed samples; a text is its name, as "train". Quiet on ranks above 0,
             and where nobody looks.
+        ray_options: With "ray": what each worker asks of the cluster, by the names of Ray's
+            `Actor.options`: num_cpus (1 unless given), num_gpus, memory, resources,
+            scheduling_strategy, runtime_env. Or {"pool": name}: the workers of a pool that trainers
+            share.
+        address: With "ray": of the cluster, as "auto" or "10.0.0.1:6379". None: the one that this
+            process is connected to, or RAY_ADDRESS; where there is none, Ray starts one here.
         device: Where batches arrive: "cuda", a `torch.device`, or "auto" for the accelerator there
             is, if any. The next batch is copied while the loop computes. None: in main memory.
         device_transform: Called with each batch on `device`, in the loop's own stream; what it
@@ -170,8 +180,12 @@ class DataLoader(Observed, torch.utils.data.DataLoader[T_co]):
         progress: bool | str = False,
         device: str | int | torch.device | None = None,
         device_transform: Callable[[Any], Any] | None = None,
+        ray_options: Mapping[str, Any] | None = None,
+        address: str | None = None,
     ) -> None:
         """Check the arguments; nothing is started before iteration."""
+        orders = {"shuffle": shuffle, "sampler": sampler, "batch_sampler": batch_sampler}
+        dataset, collate_fn = adapted(dataset, collate_fn, batch_size, **orders)
         chosen = _checked_device(dataset, device, device_transform)
         if seed is not None and generator is not None:
             raise ConfigError(
@@ -206,8 +220,12 @@ class DataLoader(Observed, torch.utils.data.DataLoader[T_co]):
         self.cpu_budget = cpu_budget
         self.memory_budget = memory_budget
         self.progress = progress
+        self.ray_options = ray_options
+        self.address = address
         workers: int = self._monitor.num_workers
         check_workers(workers, timeout, prefetch_factor, persistent_workers=persistent_workers)
+        self._ray = check_ray(backend, ray_options, address, workers)
+        check_pool(self._ray, is_seeded=seed is not None, is_auto=num_workers == "auto")
         check_samplers(dataset, sampler, batch_sampler)
         super().__init__(
             dataset,
@@ -545,6 +563,7 @@ def _make_plan(loader: DataLoader[Any], base_seed: int, page_lock: PageLock | No
         timeout_s=loader.timeout,
         keep_workers=loader.persistent_workers,
         context=loader.multiprocessing_context,
+        ray=loader._ray,
         page_lock=page_lock,
     )
 

@@ -122,6 +122,10 @@ def open_backend(plan: Plan) -> Backend:
         from penstock.engine.backends.thread import ThreadBackend
 
         return ThreadBackend(plan)
+    if plan.backend == "ray":
+        from penstock.engine.backends.ray.backend import RayBackend
+
+        return RayBackend(plan)
     from penstock.engine.backends.process import ProcessBackend
 
     return ProcessBackend(plan)

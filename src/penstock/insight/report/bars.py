@@ -144,7 +144,7 @@ def worker_memory(rss_bytes: dict[int, int], backend: str) -> Chart:
     names = ["trainer" if backend == "serial" else f"worker {worker}" for worker in workers]
     megabytes = np.array([rss_bytes[worker] / 1e6 for worker in workers])
     summary = f"{size(max(rss_bytes.values()))} at most."
-    if backend == "process":
+    if backend in ("process", "ray"):
         summary += " Pages that workers share count for each of them."
     elif backend == "serial":
         summary += " There are no workers: it is the memory of the whole training."

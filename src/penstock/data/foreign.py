@@ -1,0 +1,49 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Datasets of other libraries that loaders take as they are.
+
+A class of another library is known by its name, and only where that library has been imported, so
+nothing is imported to find out. What makes a dataset of it lies above the loaders, and is imported
+by name when there is one.
+"""
+
+from __future__ import annotations
+
+import importlib
+import sys
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+__all__ = ["adapted"]
+
+
+def adapted(
+    dataset: Any,  # noqa: ANN401
+    collate_fn: Callable[[list[Any]], Any] | None,
+    batch_size: int | None,
+    **orders: object,
+) -> tuple[Any, Callable[[list[Any]], Any] | None]:
+    """Return the dataset and the collate function that a loader is to work with.
+
+    They are those that it was given, but for a `ray.data.Dataset` and what
+    `penstock.ray.from_ray_data` made of one.
+
+    Args:
+        dataset: As the loader was given it.
+        collate_fn: Likewise.
+        batch_size: Likewise.
+        **orders: The loader's arguments that choose an order: shuffle, sampler, batch_sampler.
+
+    Raises:
+        ConfigError: an order is chosen for what has one of its own.
+    """
+    data: Any = sys.modules.get("ray.data")
+    stream: Any = sys.modules.get("penstock.ray.stream")
+    kinds = [getattr(data, name, None) for name in ("Dataset", "DataIterator")]
+    is_rays = isinstance(dataset, tuple(kind for kind in kinds if isinstance(kind, type)))
+    if is_rays or (stream is not None and isinstance(dataset, stream.RayStream)):
+        adapter: Any = importlib.import_module("penstock.ray.data")
+        found: tuple[Any, Any] = adapter.for_loader(dataset, collate_fn, batch_size, orders)
+        return found
+    return dataset, collate_fn

@@ -1,0 +1,566 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The trainer's side of workers on a Ray cluster.
+
+Guarantees
+    Answers come through the callbacks of Ray's futures into one queue: nothing is polled, and an
+    object on another machine is on its way as soon as it is made. How many there may be is bounded
+    by the tasks under way (`prefetch_factor` for each worker).
+    A batch's arrays lie in Ray's object store; it goes when the last view of them is garbage.
+    A worker's death is seen at once, by a call that never returns. What the object store had of its
+    batches by then is delivered, unless its machine is gone too: then they are made again.
+    A link that breaks is no death. Ray sends what was under way once more when the link is back,
+    and the actor knows it again (see `session`). Only when Ray declares the machine dead, by its
+    own health checks, its workers are dead; that is nobody's fault, and is not counted.
+    Nothing is left in the cluster when `close` returns, nor when the trainer is killed: Ray ends
+    the actors of a program that is gone.
+
+Finding the sample that ends workers
+    A worker's last note dies with it. So of a batch over which one has died, the samples are made
+    one by one (`try_sample`), each call sent when the one before has returned: the one that does
+    not return had the sample. No other task is under way on that worker meanwhile.
+"""
+
+from __future__ import annotations
+
+import atexit
+import contextlib
+import os
+import queue
+import time
+import warnings
+import weakref
+from typing import TYPE_CHECKING, Any, Final
+
+import numpy as np
+
+from penstock.callers import users_level
+from penstock.engine.backends.ray.cluster import connect, is_node_dead, what_is_free
+from penstock.engine.backends.ray.crew import OwnCrew
+from penstock.engine.backends.ray.endings import (
+    deed_of_worker,
+    describe_end,
+    died_with_node,
+    other_steps,
+)
+from penstock.engine.backends.ray.options import RayOptions
+from penstock.engine.backends.ray.parcels import Parcel, WritableMemory, open_parcel, pack_parcel
+from penstock.engine.backends.ray.remote_worker import RemoteWorker, Round, name_of_trainer
+from penstock.engine.backends.ray.worker import Versions
+from penstock.engine.backends.remote import FailedTask, Where, revived
+from penstock.engine.deeds import Deed
+from penstock.engine.fault_log import NO_LOSSES, Losses
+from penstock.engine.first_samples import FirstSamples
+from penstock.engine.messages import BatchMade, ShareEnded, TaskFailed, decode
+from penstock.engine.order import TaskDone, WorkerDied, WorkerExhausted, WorkerReady
+from penstock.engine.pickling import unpicklable_error
+from penstock.engine.salvage import NO_BATCH
+from penstock.engine.worker_setup import WorkerIdentity
+from penstock.errors import ConfigError
+from penstock.errors import WorkerDied as WorkerDiedError
+from penstock.randomness.keys import Purpose, seed_sequence
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from penstock.engine.backends.ray.crew import Actor, Crew
+    from penstock.engine.backends.ray.remote_worker import Call, Come
+    from penstock.engine.backends.ray.session import Answer
+    from penstock.engine.backends.ray.worker import Hello
+    from penstock.engine.epoch import Epoch
+    from penstock.engine.order import BackendEvent
+    from penstock.engine.plan import Caution, Plan, Recipe
+
+__all__ = ["RayBackend"]
+
+_GRACE_S: Final = 3.0  # for a worker to finish its sample and its user's clean-up
+_SHORT_GRACE_S: Final = 0.3  # when somebody has pressed Ctrl-C
+_LAST_WORDS_S: Final = 10.0  # from the first sign of a death to the last of what was made before
+_STACKS_S: Final = 2.0  # for a worker to say what it is doing
+_LONGEST_WAIT_S: Final = 5.0  # then to see whether there still is a connection
+_MOST_LOSSES: Final = 5  # of one batch on its way, before its worker is given up
+_DEATHS_THAT_PROVE: Final = 2
+_DEATHS_THAT_PROVE_UNSEEN: Final = 3  # ends that may have come from outside: nobody says how
+_DEATHS_THAT_PROVE_IN_POOL: Final = 5  # over one batch, of which nobody knows whose fault they were
+
+_backends: weakref.WeakSet[RayBackend] = weakref.WeakSet()
+
+
+def _close_all() -> None:
+    """At interpreter exit, in case that it comes before Ray's own end."""
+    for backend in list(_backends):
+        backend.close(in_a_hurry=True)
+
+
+atexit.register(_close_all)
+
+
+class _Batch:
+    """A batch that has come; it lies in the object store."""
+
+    __slots__ = ("_memory", "_message", "_parcel", "_where", "pid", "share", "times")
+
+    def __init__(
+        self,
+        message: BatchMade,
+        parcel: Parcel | None,
+        memory: WritableMemory,
+        where: Where,
+    ) -> None:
+        self._message = message
+        self._parcel = parcel
+        self._memory = memory
+        self._where = where
+        self.share = message.share
+        self.times = message.times
+        self.pid = where.pid
+
+    @property
+    def losses(self) -> Losses:
+        if not self._message.num_asked:
+            return NO_LOSSES
+        return Losses(self._message.num_asked, revived(self._message.bad, self._where))
+
+    def result(self) -> object:
+        parcel, self._parcel = self._parcel, None
+        return NO_BATCH if parcel is None else open_parcel(parcel, self._memory)
+
+
+class RayBackend:
+    """Workers on a Ray cluster. See the module for its guarantees.
+
+    Concurrency:
+        One thread. Ray calls back in threads of its own, which only put into a queue.
+    """
+
+    def __init__(self, plan: Plan) -> None:
+        """Prepare workers for `plan`."""
+        self._plan = plan
+        self._options = plan.ray or RayOptions()
+        self._ray: Any = None
+        self._crew: Crew
+        self._parcel: object = None  # a reference to the recipe
+        self._workers: dict[int, RemoteWorker] = {}
+        self._num_starts: dict[int, int] = {}  # by worker id
+        self._inbox: queue.SimpleQueue[Come | None] = queue.SimpleQueue()  # None: it is closed
+        self._memory = WritableMemory()
+        self._round = Round(0, 0, False)
+        self._begun: Epoch | None = None
+        self._first_samples = FirstSamples(plan.recipe, plan.num_workers)
+        self._is_started = False
+        self._connection = ""  # what Ray knows this process by
+        self._owner_pid = os.getpid()
+        self._trainer = name_of_trainer()
+
+    def start(self) -> None:
+        """Ask Ray for the workers; none waits for another.
+
+        Raises:
+            MissingExtraError: Ray is not installed.
+            ConfigError: the cluster cannot be reached, or runs another version.
+            UnpicklableError: the dataset (or a function) cannot be sent.
+        """
+        parcel = _packed(self._plan.recipe)
+        self._ray = connect(self._options)
+        self._crew = _open_crew(self._ray, self._plan, self._options, self._trainer)
+        self._connection = self._ray.get_runtime_context().get_worker_id()
+        self._is_started = True
+        _backends.add(self)
+        try:
+            self._parcel = self._crew.share(parcel)
+            for worker_id in range(self._plan.num_workers):
+                self._seat(worker_id, self._crew.employ(worker_id))
+        except BaseException:
+            self.close()
+            raise
+
+    @property
+    def actors(self) -> list[Actor]:
+        """The handles of the actors, by worker id."""
+        return [worker.actor for _, worker in sorted(self._workers.items())]
+
+    def _seat(self, worker_id: int, actor: Actor) -> RemoteWorker:
+        """Begin to work with an actor."""
+        plan = self._plan
+        num_before = self._num_starts.get(worker_id, 0)
+        self._num_starts[worker_id] = num_before + 1
+        seed = plan.base_seed
+        if num_before:  # it is not to draw again what another drew
+            words = seed_sequence(seed, Purpose.WORKERS, worker_id, num_before)
+            seed = int(words.generate_state(1, np.uint64)[0] >> np.uint64(1))
+        identity = WorkerIdentity(worker_id, max(plan.num_workers, plan.max_workers), seed)
+        worker = RemoteWorker(worker_id, actor, plan.recipe, identity, self._inbox, self._trainer)
+        self._workers[worker_id] = worker
+        worker.open(self._parcel)
+        return worker
+
+    @property
+    def is_whole(self) -> bool:
+        """Whether every worker lives, by all that Ray has said up to now."""
+        heard = []
+        with contextlib.suppress(queue.Empty):
+            while True:
+                heard.append(self._inbox.get_nowait())
+        for come in heard:
+            # Answers are left for `events`.
+            if come is None or come.future.exception() is None:
+                self._inbox.put(come)
+            else:
+                self._understand_error(come)
+        return all(worker.is_open for worker in self._workers.values())
+
+    def begin_epoch(self, epoch: Epoch) -> None:
+        """Note it: workers are told with their first task. Answers of earlier ones are dropped."""
+        self._round = Round(self._round.number + 1, epoch.number, epoch.is_announced)
+        self._begun = epoch
+        self._first_samples.clear()
+        for worker in self._workers.values():
+            worker.begin_round(self._round, epoch.progress.shares.get(worker.worker_id))
+
+    def submit(
+        self, worker_id: int, step: int, indices: object, caution: Caution | None = None
+    ) -> None:
+        """Send the task; behind trials of its samples, if it is to be done with care."""
+        self._check_connection()
+        self._workers[worker_id].submit(step, indices, caution)
+
+    def events(self, timeout_s: float | None) -> Sequence[BackendEvent]:
+        """Wait on one queue; Ctrl-C interrupts the wait.
+
+        Time does not count while Ray has not started a worker: a cluster may have to grow first.
+
+        Raises:
+            ConfigError: a worker runs on other versions.
+            WorkerDied: another thread has closed the backend, or this is a forked process.
+        """
+        self._check_owner()
+        self._check_connection()
+        deadline = None if timeout_s is None else time.monotonic() + timeout_s
+        while True:
+            left_s = _LONGEST_WAIT_S if deadline is None else deadline - time.monotonic()
+            patience_s = self._patience_s()
+            events = [] if patience_s else self._overdue()
+            with contextlib.suppress(queue.Empty):
+                come = self._inbox.get(timeout=max(min(left_s, patience_s), 0.0))
+                num_starting = self._num_starting
+                events += self._understand(come)
+                del come  # this frame may wait again; the batch is not to wait with it
+                if timeout_s and self._num_starting != num_starting:
+                    deadline = time.monotonic() + timeout_s
+            if events:
+                return events
+            self._check_connection()
+            if deadline is not None and time.monotonic() >= deadline:
+                if not (timeout_s and self._is_starting):
+                    return []
+                deadline = time.monotonic() + timeout_s
+
+    @property
+    def _num_starting(self) -> int:
+        return sum(w.hello is None for w in self._workers.values())
+
+    @property
+    def _is_starting(self) -> bool:
+        """Whether nothing is under way but in workers that Ray has not started."""
+        return all(w.hello is None for w in self._workers.values() if w.is_open and w.tasks)
+
+    @property
+    def _is_connected(self) -> bool:
+        if not self._ray.is_initialized():
+            return False
+        now: str = self._ray.get_runtime_context().get_worker_id()
+        return now == self._connection
+
+    def _check_connection(self) -> None:
+        if not self._is_connected:
+            raise WorkerDiedError(
+                "the connection to Ray was ended, by ray.shutdown() in this process, while the "
+                "loader was iterated: its workers are gone with it. Iterate the loader anew."
+            )
+
+    def _check_owner(self) -> None:
+        if os.getpid() != self._owner_pid:
+            raise WorkerDiedError(
+                f"the connection to Ray is of the process that began to iterate the loader (pid "
+                f"{self._owner_pid}), not of this forked one (pid {os.getpid()}): iterate the "
+                "loader anew in a process that was not forked from it."
+            )
+
+    def _patience_s(self) -> float:
+        """Return for how long nothing but an answer has to be looked after."""
+        dues = [_due(worker) for worker in self._workers.values()]
+        return max(min(dues, default=_LONGEST_WAIT_S) - time.monotonic(), 0.0)
+
+    def _overdue(self) -> list[BackendEvent]:
+        """Look after workers that say nothing; return deaths of which no more is to be awaited."""
+        late = [worker for worker in self._workers.values() if _due(worker) <= time.monotonic()]
+        dying = [worker for worker in late if worker.dying_since is not None]
+        missing = [worker for worker in late if worker.is_open and worker.hello is None]
+        for worker in late:
+            if worker.is_open and worker.hello is not None:
+                worker.knock()
+        if missing:
+            waited_s = time.monotonic() - min(worker.started_at for worker in missing)
+            for worker in missing:
+                worker.doubt_s *= 10
+            warnings.warn(
+                f"workers {[worker.worker_id for worker in missing]} have waited {waited_s:.0f} s "
+                f"for Ray to start them: {what_is_free(self._ray, self._crew.options)}",
+                RuntimeWarning,
+                stacklevel=users_level(),
+            )
+        return [event for worker in dying for event in self._bury(worker)]
+
+    def _understand(self, come: Come | None) -> list[BackendEvent]:
+        if come is None:
+            self._inbox.put(None)  # for whoever asks again
+            raise WorkerDiedError(
+                "the loader's iterator was closed while it was asked for a batch: its workers are "
+                "gone. Iterate the loader anew."
+            )
+        worker = come.call.worker
+        worker.note_come(come.call)
+        if self._workers.get(worker.worker_id) is not worker or worker.is_gone:
+            return []
+        events = self._outcome_of(come)
+        return [*events, *self._bury(worker)] if worker.is_silent else events
+
+    def _outcome_of(self, come: Come) -> list[BackendEvent]:
+        call, worker = come.call, come.call.worker
+        if come.future.exception() is not None:
+            self._on_error(call, come.future.exception())
+            return []
+        if call.kind == "hello":
+            self._on_hello(worker, come.future.result())
+            return []
+        if call.kind == "open":
+            return self._on_open(call, come.future.result())
+        if not worker.is_awaited(call):
+            return []
+        answer: Answer = come.future.result()
+        if answer.kind == "ended":
+            self._on_ended(worker, answer)
+            return []
+        if answer.kind == "unknown":
+            worker.reopen()
+            return []
+        events: list[BackendEvent] = []
+        if call.kind == "try":
+            worker.trial = None
+        else:
+            for taken in worker.take(come, answer):
+                events += self._event(*taken)
+        worker.send()
+        return events
+
+    def _understand_error(self, come: Come) -> None:
+        worker = come.call.worker
+        worker.note_come(come.call)
+        if self._workers.get(worker.worker_id) is worker and not worker.is_gone:
+            self._on_error(come.call, come.future.exception())
+
+    def _on_error(self, call: Call, error: Exception) -> None:
+        """Take note of a worker's end; send again what was lost on its way."""
+        worker, errors = call.worker, self._ray.exceptions
+        if isinstance(error, errors.RayTaskError):
+            raise error  # of this library itself: what the user's code raises comes as an answer
+        if isinstance(error, (errors.ObjectLostError, errors.GetTimeoutError)):
+            if call.kind == "make" and not worker.is_awaited(call):
+                return
+            if call.kind == "make" and worker.num_lost < _MOST_LOSSES:
+                worker.num_lost += 1
+                if worker.is_open:
+                    worker.send_again(call.number)
+                return
+        if worker.dying_since is None:
+            worker.error = error
+            self._end(worker)
+
+    def _end(self, worker: RemoteWorker, session: str | None = None) -> None:
+        """Let a worker's end take its course; also if Ray has only lost sight of it."""
+        worker.dying_since = time.monotonic()
+        self._crew.kill(worker.actor, session)
+
+    def _on_hello(self, worker: RemoteWorker, hello: Hello) -> None:
+        ours = Versions.here()
+        if hello.versions != ours:
+            raise ConfigError(
+                f"worker {worker.worker_id} (pid {hello.pid} on {hello.address}) runs on "
+                f"{_named(hello.versions)}, and the trainer on {_named(ours)}: what they send each "
+                "other, and what samples draw, may differ. Install the same on every machine, or "
+                'let Ray: ray_options={"runtime_env": {"pip": [...]}}.'
+            )
+        worker.hello = hello
+
+    def _on_open(self, call: Call, hello: Hello) -> list[BackendEvent]:
+        worker = call.worker
+        if call.session != worker.session:
+            return []
+        self._on_hello(worker, hello)
+        is_news, worker.joins_late = worker.joins_late, False
+        if hello.answer.kind == "ended":
+            self._on_ended(worker, hello.answer)
+            return []
+        if hello.answer.kind == "lost":  # with the keeper of the pool, who had it
+            self._parcel = self._crew.share(_packed(self._plan.recipe))
+            worker.open(self._parcel)
+            return []
+        worker.is_ready = True
+        worker.send()
+        return [WorkerReady(worker.worker_id)] if is_news else []
+
+    def _on_ended(self, worker: RemoteWorker, answer: Answer) -> None:
+        worker.ended = answer
+        worker.last_entry = answer.entry
+        self._end(worker, worker.session)
+
+    def _event(self, come: Come, answer: Answer) -> list[BackendEvent]:
+        call, worker = come.call, come.call.worker
+        if answer.kind == "dropped":
+            return []  # its share has ended
+        assert isinstance(answer.message, bytes)
+        message = decode(answer.message)
+        pid = 0 if worker.hello is None else worker.hello.pid
+        where = Where(worker.worker_id, pid, self._round.epoch, message.step)
+        if isinstance(message, ShareEnded):
+            losses = Losses(message.num_asked, revived(message.bad, where))
+            return [WorkerExhausted(worker.worker_id, message.step, losses)]
+        if message.share is not None:
+            worker.share = message.share.after(worker.share)
+        if isinstance(message, TaskFailed):
+            return [TaskDone(worker.worker_id, message.step, FailedTask(message, where))]
+        if message.times is not None:
+            times = worker.clock.by_ours(
+                message.times, sent_ns=call.sent_ns, received_ns=come.received_ns
+            )
+            message = message._replace(times=times)
+        if message.first_sample is not None:
+            self._first_samples.compare(worker.worker_id, message.first_sample)
+        batch = _Batch(message, answer.parcel, self._memory, where)
+        return [TaskDone(worker.worker_id, message.step, batch)]
+
+    def _bury(self, worker: RemoteWorker) -> list[BackendEvent]:
+        """Return the last batches of a worker that is gone, and its death."""
+        events = [event for taken in worker.take_rest() for event in self._event(*taken)]
+        worker.is_gone = True
+        node_id = None if worker.hello is None else worker.hello.node_id
+        is_node_gone = node_id is not None and (
+            died_with_node(worker) or is_node_dead(self._ray, node_id)
+        )
+        deed = deed_of_worker(worker, self._plan.recipe, self._round.number)
+        end, advice = describe_end(worker, is_node_gone=is_node_gone)
+        reason = (
+            f"DataLoader worker ({worker.place}) exited unexpectedly: worker {worker.worker_id} "
+            f"{end} {deed.words}"
+        )
+        is_seen = worker.killed_because is not None or worker.ended is not None
+        counts, limit = True, _DEATHS_THAT_PROVE if is_seen else _DEATHS_THAT_PROVE_UNSEEN
+        if is_node_gone:
+            deed, counts = Deed(None, None, deed.words), False
+        elif not is_seen:
+            blame = self._crew.blame(worker.actor)
+            if blame.is_shared and blame.has_started and blame.session != worker.session:
+                # Somebody else's sample, or it is not known whose: then the samples are tried.
+                known = None if blame.session is not None else deed.step
+                deed, counts = Deed(known, None, deed.words), False
+                limit = _DEATHS_THAT_PROVE_IN_POOL
+        or_steps = other_steps(worker, deed)
+        death = WorkerDied(
+            worker.worker_id, reason, advice, deed.step, deed.sample, limit, counts, or_steps
+        )
+        return [*events, death]
+
+    def respawn(self, worker_id: int) -> None:
+        """Ask for another actor, on whatever machine there is room, to go on where this one was."""
+        dead = self._workers[worker_id]
+        dead.forget()
+        worker = self._seat(worker_id, self._crew.replace(worker_id, dead.actor))
+        worker.begin_round(self._round, dead.share)
+
+    def hire(self, worker_id: int) -> None:
+        """Ask for one actor more, which joins the current epoch and says when it has."""
+        worker = self._seat(worker_id, self._crew.employ(worker_id))
+        worker.joins_late = True
+        shares = {} if self._begun is None else self._begun.progress.shares
+        worker.begin_round(self._round, shares.get(worker_id))
+
+    def dismiss(self, worker_id: int) -> None:
+        """Let an actor go that has no tasks; does not wait."""
+        self._crew.dismiss(self._workers.pop(worker_id))
+
+    def kill(self, worker_id: int, why: str) -> None:
+        """End an actor that is stuck, once it has said what it is doing, if it still can."""
+        worker = self._workers[worker_id]
+        if worker.is_open and worker.hello is not None:  # one that has not started is not stuck
+            self._ask(worker)
+            worker.killed_because = why
+            self._end(worker, worker.session)
+
+    def _ask(self, worker: RemoteWorker) -> None:
+        worker.last_entry, worker.last_stack = None, ""
+        if worker.hello is not None:
+            with contextlib.suppress(Exception):  # native code holds the interpreter, or no link
+                found = self._ray.get(worker.actor.doing.remote(worker.session), timeout=_STACKS_S)
+                worker.last_entry, worker.last_stack = found
+
+    def diagnose(self, worker_id: int) -> str:
+        """Ask the actor; one that does not answer in time is known by its tasks alone."""
+        worker = self._workers[worker_id]
+        if worker.hello is None:
+            waited_s = time.monotonic() - worker.started_at
+            free = what_is_free(self._ray, self._crew.options)
+            return f"waiting for Ray to start it, for {waited_s:.0f} s: {free}"
+        self._ask(worker)
+        doing = deed_of_worker(worker, self._plan.recipe, self._round.number).words
+        if worker.last_entry is None:
+            return f"{doing}. It does not answer: native code holds its interpreter, or no link is"
+        stack = f":\n{worker.last_stack}" if worker.last_stack else ""
+        return f"{doing} (for {worker.last_entry.task_s:.1f} s){stack}"
+
+    def close(self, *, in_a_hurry: bool = False) -> None:
+        """End the workers, or leave those of a pool, and wait until that is done."""
+        seats, self._workers = list(self._workers.values()), {}
+        _backends.discard(self)
+        if not self._is_started or os.getpid() != self._owner_pid:
+            return  # in a forked copy of the trainer Ray cannot be used
+        self._is_started = False
+        self._inbox.put(None)
+        try:
+            if self._is_connected:
+                left = [worker for worker in seats if not worker.is_gone]
+                self._crew.close(left, _SHORT_GRACE_S if in_a_hurry else _GRACE_S)
+        finally:  # also if a second Ctrl-C comes
+            for worker in seats:
+                worker.forget()
+            self._parcel = None
+            with contextlib.suppress(queue.Empty):  # nobody will ask for what is in there
+                while True:
+                    self._inbox.get_nowait()
+            self._inbox.put(None)
+
+
+def _packed(recipe: Recipe) -> Parcel:
+    try:
+        return pack_parcel(recipe)
+    except Exception as error:
+        raise unpicklable_error(recipe, error) from error
+
+
+def _open_crew(ray: Any, plan: Plan, options: RayOptions, trainer: str) -> Crew:  # noqa: ANN401
+    if options.pool is None:
+        return OwnCrew(ray, options)
+    from penstock.engine.backends.ray.pool import PoolCrew
+
+    return PoolCrew(ray, options, plan.num_workers, trainer)
+
+
+def _due(worker: RemoteWorker) -> float:
+    """Return when to look after a worker that says nothing, by the monotonic clock."""
+    if worker.is_gone:
+        return float("inf")
+    if worker.dying_since is not None:
+        return worker.dying_since + (0.0 if worker.is_silent else _LAST_WORDS_S)
+    return worker.silent_from if worker.hello else worker.started_at + worker.doubt_s
+
+
+def _named(versions: Versions) -> str:
+    return f"penstock {versions.penstock}, Python {versions.python}, numpy {versions.numpy}"

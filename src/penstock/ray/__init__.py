@@ -1,0 +1,16 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What works with Ray. Importing this imports no Ray; calling it does."""
+
+from __future__ import annotations
+
+from penstock.ray.data import from_ray_data, to_ray_data
+from penstock.ray.pool import PoolStats, PoolTrainer, PoolWorker, WorkerPool
+
+__all__ = [
+    "PoolStats",
+    "PoolTrainer",
+    "PoolWorker",
+    "WorkerPool",
+    "from_ray_data",
+    "to_ray_data",
+]

@@ -1,0 +1,204 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Connecting to a cluster, and what is said where that is not possible.
+
+A process has one connection, and this one's is the tests' own: others are made in other processes.
+"""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+import socket
+import subprocess
+import sys
+import textwrap
+
+import pytest
+
+from penstock.engine.backends.ray.cluster import connect, is_node_dead, what_is_free
+from penstock.engine.backends.ray.options import RayOptions, checked_options
+from penstock.errors import ConfigError
+
+PREAMBLE = """
+    import logging, os, sys, time
+    logging.disable(logging.CRITICAL)
+    from penstock.engine.backends.ray.cluster import connect
+    from penstock.engine.backends.ray.options import RayOptions
+    from penstock.errors import ConfigError
+"""
+
+
+def said_by(code, *arguments, **variables):
+    """Run in another process, which is not connected; return what it prints."""
+    env = {**os.environ, **variables}
+    code = textwrap.dedent(PREAMBLE) + textwrap.dedent(code)
+    done = subprocess.run(
+        [sys.executable, "-c", code, *arguments],
+        capture_output=True,
+        text=True,
+        env=env,
+        timeout=100,
+    )
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
+REFUSED = """
+    begun = time.monotonic()
+    try:
+        connect(RayOptions(sys.argv[1]))
+    except ConfigError as error:
+        print(error)
+        print(time.monotonic() - begun < 30)
+"""
+
+
+def test_the_connection_there_is_is_used(cluster):
+    for address in (None, "auto", "local", cluster.address, _on_localhost(cluster.address)):
+        assert connect(RayOptions(address)) is cluster.ray
+
+
+def _on_localhost(address):
+    return "localhost:" + address.rpartition(":")[2]
+
+
+def test_threads_may_connect_at_once(cluster):
+    code = """
+        import threading
+        found = []
+        threads = [
+            threading.Thread(target=lambda: found.append(connect(RayOptions(sys.argv[1]))))
+            for _ in range(4)
+        ]
+        [thread.start() for thread in threads]
+        [thread.join() for thread in threads]
+        print([ray.get_runtime_context().gcs_address for ray in found])
+    """
+    assert said_by(code, cluster.address) == f"{[cluster.address] * 4}\n"
+
+
+def test_another_cluster_than_the_one_connected_to_is_refused(cluster):
+    host, _, port = cluster.address.rpartition(":")
+    for other in (f"{host}:{int(port) - 1}", f"192.0.2.77:{port}"):
+        with pytest.raises(
+            ConfigError, match=f"cluster at {cluster.address}, got address='{other}'"
+        ):
+            connect(RayOptions(other))
+
+
+@pytest.mark.parametrize("address", ["nonsense", "host:port", ":1"])
+def test_what_is_no_address_is_refused(cluster, address):
+    with pytest.raises(ConfigError, match="is no address of a Ray cluster"):
+        connect(RayOptions(address))
+    assert "is no address of a Ray cluster" in said_by(REFUSED, address)
+
+
+def test_ray_client_is_refused_with_what_to_do_instead(cluster):
+    with pytest.raises(ConfigError, match="Run the trainer on a node of the cluster"):
+        connect(RayOptions("ray://10.0.0.1:10001"))
+    told = said_by(REFUSED, "ray://10.0.0.1:10001")
+    assert "Run the trainer on a node of the cluster" in told
+    by_environment = said_by(REFUSED, "auto", RAY_ADDRESS="ray://10.0.0.1:10001")
+    assert "Run the trainer on a node of the cluster" in by_environment
+
+
+def test_the_address_may_come_from_the_environment(cluster):
+    code = "print(connect(RayOptions()).get_runtime_context().gcs_address)"
+    assert said_by(code, RAY_ADDRESS=cluster.address) == f"{cluster.address}\n"
+
+
+def test_a_port_where_nobody_listens_is_told_at_once():
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))  # and never listens
+        address = f"127.0.0.1:{free.getsockname()[1]}"
+        told, was_quick = said_by(REFUSED, address).splitlines()
+    assert told.startswith(f"no Ray cluster can be reached at {address}: ")
+    assert "Connection refused" in told
+    assert was_quick == "True"
+
+
+def test_a_host_that_does_not_exist_is_told_at_once():
+    told, was_quick = said_by(REFUSED, "nobody.invalid:6379").splitlines()
+    assert told.startswith("no Ray cluster can be reached at nobody.invalid:6379: ")
+    assert was_quick == "True"
+
+
+def test_other_versions_are_told_with_what_to_do(cluster):
+    ray = cluster.ray
+    told = said_by(
+        "import ray; ray.__version__ = '0.0.1'" + textwrap.dedent(REFUSED), cluster.address
+    )
+    python = ".".join(map(str, sys.version_info[:3]))
+    assert told.startswith(
+        f"the Ray cluster at {cluster.address} runs Ray {ray.__version__} on Python {python}, this "
+        f"process Ray 0.0.1 on Python {python}; they have to be the same. "
+        f"Use ray=={ray.__version__} here, "
+    )
+
+
+def test_after_a_refusal_this_process_may_connect(cluster):
+    code = """
+        import ray
+        right, ray.__version__ = ray.__version__, "0.0.1"
+        try:
+            connect(RayOptions(sys.argv[1]))
+        except ConfigError:
+            ray.__version__ = right
+            print(connect(RayOptions(sys.argv[1])).is_initialized())
+    """
+    assert said_by(code, cluster.address) == "True\n"
+
+
+def _connect_in_child(answer):
+    try:
+        connect(RayOptions())
+    except ConfigError as error:
+        answer.put(str(error))
+    else:
+        answer.put("connected")
+
+
+def test_a_forked_child_is_told_that_the_connection_is_its_parents(cluster):
+    context = multiprocessing.get_context("fork")
+    answer = context.SimpleQueue()
+    child = context.Process(target=_connect_in_child, args=(answer,))
+    child.start()
+    told = answer.get()
+    child.join()
+    answer.close()
+    assert told.startswith(f"this process ({child.pid}) was forked from one that was connected")
+    child.close()
+
+
+def test_what_the_user_does_on_sigterm_stays(cluster):
+    code = """
+        import signal
+        mine = lambda *_: None
+        signal.signal(signal.SIGTERM, mine)
+        connect(RayOptions(sys.argv[1]))
+        print(signal.getsignal(signal.SIGTERM) is mine)
+    """
+    assert said_by(code, cluster.address) == "True\n"
+
+
+def test_a_dead_node_is_known(cluster, extra_nodes):
+    node_id = extra_nodes.add()
+    assert not is_node_dead(cluster.ray, node_id)
+    extra_nodes.kill(node_id)
+    cluster.wait_until_dead(node_id)
+    assert is_node_dead(cluster.ray, node_id)
+    assert not is_node_dead(cluster.ray, cluster.near)
+
+
+def test_what_is_free_tells_amounts_and_no_secrets(cluster):
+    given = {
+        "num_cpus": 3,
+        "resources": {"far": 1000},
+        "runtime_env": {"env_vars": {"TOKEN": "hunter2"}},
+        "scheduling_strategy": "SPREAD",
+    }
+    told = what_is_free(cluster.ray, checked_options("ray", given, None))
+    assert told == (
+        "each asks for 3 CPU, 1000 far, and scheduling_strategy may bind it to a machine; the "
+        "cluster has 4 CPU, 100 far; free are 4 CPU, 100 far."
+    )

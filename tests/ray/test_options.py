@@ -1,0 +1,171 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What a loader takes about Ray, and what it refuses before anything is started."""
+
+from __future__ import annotations
+
+import pickle
+import subprocess
+import sys
+
+import pytest
+
+from penstock import Loader
+from penstock.engine.backends.ray.options import RayOptions, checked_options
+from penstock.errors import ConfigError
+from penstock.torch import DataLoader
+
+DATA = [0.0, 1.0, 2.0, 3.0]
+LOADERS = pytest.mark.parametrize("make", [Loader, DataLoader])
+
+
+def test_a_worker_asks_for_one_core_unless_told():
+    assert checked_options("ray", None, None) == RayOptions(None, None, {"num_cpus": 1})
+    assert checked_options("ray", {"num_cpus": 0.5}, "auto").actor == {"num_cpus": 0.5}
+    assert checked_options("ray", {"num_gpus": 1}, None).actor == {"num_cpus": 1, "num_gpus": 1}
+
+
+def test_a_pool_is_known_by_its_name_and_its_workers_have_options_already():
+    assert checked_options("ray", {"pool": "jpegs"}, "auto") == RayOptions("auto", "jpegs", {})
+
+
+def test_the_users_mapping_is_not_kept():
+    given = {"num_cpus": 2}
+    options = checked_options("ray", given, None)
+    given["num_cpus"] = 3
+    assert options.actor["num_cpus"] == 2
+
+
+def test_options_show_no_values_and_pickle():
+    options = checked_options("ray", {"runtime_env": {"env_vars": {"TOKEN": "hunter2"}}}, None)
+    assert "hunter2" not in repr(options)
+    assert pickle.loads(pickle.dumps(options)) == options
+
+
+@LOADERS
+@pytest.mark.parametrize(
+    ("arguments", "error", "said"),
+    [
+        ({"ray_options": {}}, ConfigError, "backend='process'"),
+        ({"address": "auto"}, ConfigError, "address is for workers that are Ray actors"),
+        ({"address": "auto", "backend": "thread"}, ConfigError, "backend='thread'"),
+    ],
+)
+def test_what_is_rays_needs_its_backend(make, arguments, error, said):
+    with pytest.raises(error, match=said):
+        make(DATA, num_workers=1, **arguments)
+
+
+@LOADERS
+@pytest.mark.parametrize(
+    ("options", "error", "said"),
+    [
+        ({"name": "mine"}, ConfigError, "'name', which the loader decides"),
+        ({"max_restarts": 3}, ConfigError, "replaced as on_error says"),
+        ({"max_concurrency": 3}, ConfigError, "one batch at a time"),
+        ({"lifetime": "detached"}, ConfigError, "a pool's outlive it"),
+        ({"pool": ""}, ConfigError, "the pool's name, got ''"),
+        ({"pool": " "}, ConfigError, "the pool's name, got ' '"),
+        ({"pool": 3}, TypeError, "the pool's name, got int"),
+        ({"pool": "p", "num_cpus": 2}, ConfigError, "and also 'num_cpus'; give those to the pool"),
+        ({"num_cpus": -1}, ConfigError, "a number from 0 on, got -1"),
+        ({"num_cpus": "2"}, TypeError, r"ray_options\['num_cpus'\] is a number, got str"),
+        ({"num_gpus": True}, TypeError, "a number, got bool"),
+        ({"memory": float("nan")}, ConfigError, "a number from 0 on, got nan"),
+        ({"resources": 3}, TypeError, "a mapping, got int"),
+        ({"resources": {"disk": "much"}}, TypeError, r"\['resources'\]\['disk'\] is a number"),
+        ({"accelerator_type": 3}, TypeError, "a text, got int"),
+        ({3: 1}, TypeError, "keys of ray_options are texts, got 3"),
+        ([("num_cpus", 1)], TypeError, "a mapping of option names to values, .*got list"),
+        # What only Ray knows.
+        ({"num_cores": 1}, ConfigError, r"ray_options\['num_cores'\].*[Ii]nvalid option"),
+        ({"scheduling_strategy": 3}, ConfigError, r"ray_options\['scheduling_strategy'\]"),
+        ({"label_selector": {"a": 3}}, ConfigError, r"ray_options\['label_selector'\]"),
+    ],
+)
+def test_options_that_cannot_be_meant_are_refused(make, options, error, said):
+    with pytest.raises(error, match=said):
+        make(DATA, num_workers=1, backend="ray", ray_options=options)
+
+
+def test_what_ray_says_of_a_runtime_env_is_not_repeated():
+    env = {"working_dir": 3, "env_vars": {"TOKEN": "hunter2"}}
+    with pytest.raises(ConfigError, match=r"ray_options\['runtime_env'\]") as caught:
+        Loader(DATA, num_workers=1, backend="ray", ray_options={"runtime_env": env})
+    assert "hunter2" not in str(caught.value)
+    assert caught.value.__suppress_context__
+
+
+@LOADERS
+@pytest.mark.parametrize(("address", "error"), [("", ConfigError), (6379, TypeError)])
+def test_an_address_is_a_text(make, address, error):
+    with pytest.raises(error, match="address"):
+        make(DATA, num_workers=1, backend="ray", address=address)
+
+
+@LOADERS
+def test_a_loader_keeps_what_it_was_given(make):
+    options = {"num_cpus": 0.5, "resources": {"near": 1}}
+    loader = make(DATA, num_workers=1, backend="ray", ray_options=options, address="auto")
+    assert loader.ray_options is options
+    assert (loader.address, loader.backend) == ("auto", "ray")
+    plain = make(DATA)
+    assert (plain.ray_options, plain.address) == (None, None)
+
+
+@LOADERS
+def test_a_start_method_is_not_for_actors(make):
+    with pytest.raises(ConfigError, match="multiprocessing_context='spawn' says how worker proc"):
+        make(DATA, num_workers=1, backend="ray", multiprocessing_context="spawn")
+
+
+@LOADERS
+def test_auto_is_refused_as_it_counts_the_cores_of_one_machine(make):
+    with pytest.raises(ConfigError, match=r"the cores and the memory of this machine.*Give a num"):
+        make(DATA, num_workers="auto", backend="ray")
+
+
+@LOADERS
+def test_an_unknown_backend_is_told_which_there_are(make):
+    with pytest.raises(ConfigError, match="'process', 'thread', 'ray'"):
+        make(DATA, backend="dask")
+
+
+@LOADERS
+def test_without_workers_nothing_of_ray_is_needed(make):
+    code = (
+        f"import sys; sys.modules['ray'] = None; from {make.__module__} import {make.__name__}\n"
+        f"loader = {make.__name__}([0.0, 1.0], backend='ray', ray_options={{'num_cpus': 2}})\n"
+        "print([batch.tolist() for batch in loader])"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    assert (done.stdout, done.returncode) == ("[[0.0], [1.0]]\n", 0), done.stderr
+
+
+@LOADERS
+def test_without_ray_the_error_names_the_extra(make):
+    code = (
+        f"import sys; sys.modules['ray'] = None; from {make.__module__} import {make.__name__}\n"
+        "from penstock.errors import MissingExtraError\n"
+        f"try: {make.__name__}([0.0, 1.0], backend='ray', num_workers=1)\n"
+        "except MissingExtraError as error: print(error)"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    assert done.stdout.startswith('backend="ray" needs Ray'), done.stderr
+    assert done.stdout.endswith('Install it with: pip install "penstock[ray]"\n')
+
+
+def test_importing_penstock_or_making_other_loaders_does_not_import_ray():
+    code = (
+        "import sys, penstock, penstock.torch\n"
+        "list(penstock.Loader([0.0], num_workers=1)); list(penstock.torch.DataLoader([0.0]))\n"
+        "print('ray' in sys.modules)"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    assert done.stdout == "False\n", done.stderr
+
+
+def test_tune_measures_one_machine():
+    from penstock.cli.tune import _settings
+
+    with pytest.raises(ConfigError, match="What Ray's workers give depends"):
+        _settings("1", "2", "process,ray")

@@ -1,0 +1,341 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Batches as Ray's store takes them and gives them out, and what clocks of other machines say."""
+
+from __future__ import annotations
+
+import mmap
+import pickle
+import subprocess
+import sys
+import weakref
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from hypothesis.extra import numpy as npst
+
+from penstock.engine.accounts import TaskTimes
+from penstock.engine.backends.ray.clock import WorkerClock
+from penstock.engine.backends.ray.parcels import (
+    Parcel,
+    WritableMemory,
+    open_parcel,
+    pack_parcel,
+    value_of,
+)
+
+LARGE = 64 * 1024  # bytes; smaller buffers are copied, whosever memory they lie in
+
+
+class Store:
+    """Memory that the system lets this process write, or not; arrays over it are read-only."""
+
+    def __init__(self, *, prot=mmap.PROT_READ | mmap.PROT_WRITE, flags=mmap.MAP_SHARED):
+        self._how = {"prot": prot, "flags": flags | mmap.MAP_ANONYMOUS}
+
+    def keep(self, content):
+        """Lay bytes into the store; return the array that Ray would give."""
+        memory = mmap.mmap(-1, max(len(content), 1), **self._how)
+        if self._how["prot"] & mmap.PROT_WRITE:
+            memory[: len(content)] = bytes(content)
+        array = np.frombuffer(memory, np.uint8)[: len(content)]
+        array.flags.writeable = False
+        return array
+
+    def hand_over(self, parcel):
+        return Parcel(parcel.pickled, [self.keep(buffer) for buffer in parcel.buffers])
+
+
+def assert_same(a, b):
+    assert type(a) is type(b)
+    if isinstance(a, dict):
+        assert list(a) == list(b)
+        for key in a:
+            assert_same(a[key], b[key])
+    elif isinstance(a, (list, tuple)):
+        assert len(a) == len(b)
+        for x, y in zip(a, b, strict=True):
+            assert_same(x, y)
+    elif isinstance(a, np.ndarray):
+        assert (a.dtype, a.shape) == (b.dtype, b.shape)
+        assert a.tobytes() == b.tobytes()
+    else:
+        assert a == b
+
+
+def large(array):
+    """The same items many times, so that they are worth a buffer of their own."""
+    return (
+        np.concatenate([array] * (2 * LARGE // max(array.nbytes, 1) + 1)) if array.nbytes else array
+    )
+
+
+DTYPES = st.one_of(  # of other endianness numpy itself pickles some as this machine's
+    npst.boolean_dtypes(),
+    npst.integer_dtypes(endianness="="),
+    npst.floating_dtypes(endianness="="),
+    npst.complex_number_dtypes(endianness="="),
+    npst.datetime64_dtypes(endianness="="),
+    npst.unicode_string_dtypes(endianness="=", max_len=4),
+    st.just(np.dtype([("a", "i4"), ("b", "f8", (2,))])),
+)
+LAYOUTS = st.sampled_from(
+    [
+        lambda array: array,
+        np.asfortranarray,
+        lambda array: array[::2],
+        lambda array: array[::-1],
+        lambda array: array.T,
+        large,
+        lambda array: np.asfortranarray(large(array)),
+        lambda array: large(array)[::3],
+        lambda array: large(array).T,
+    ]
+)
+ARRAYS = st.builds(
+    lambda array, layout: layout(array),
+    DTYPES.flatmap(
+        lambda dtype: npst.arrays(dtype, npst.array_shapes(min_dims=1, max_dims=3, min_side=0))
+    ),
+    LAYOUTS,
+)
+LEAVES = st.one_of(ARRAYS, st.integers(), st.text(max_size=5), st.none(), st.just(b"x" * 9000))
+TREES = st.recursive(
+    LEAVES,
+    lambda children: st.one_of(
+        st.lists(children, max_size=3),
+        st.tuples(children, children),
+        st.dictionaries(st.text(max_size=3), children, max_size=3),
+    ),
+    max_leaves=6,
+)
+
+
+@settings(deadline=None)
+@given(tree=TREES)
+def test_a_tree_comes_through_as_it_was_and_its_arrays_may_be_written(tree):
+    parcel = pack_parcel(tree)
+    assert parcel.num_bytes == len(parcel.pickled) + sum(len(b) for b in parcel.buffers)
+    assert all(buffer.dtype == np.uint8 and buffer.ndim == 1 for buffer in parcel.buffers)
+    assert_same(value_of(parcel), tree)
+    opened = open_parcel(Store().hand_over(parcel), WritableMemory())
+    assert_same(opened, tree)
+    before = pickle.dumps(tree)
+    for array in _arrays(opened):
+        array[...] = np.zeros((), array.dtype)
+    assert pickle.dumps(tree) == before, "what was sent has changed with what has come"
+
+
+def _arrays(tree):
+    if isinstance(tree, np.ndarray):
+        return [tree]
+    if isinstance(tree, dict):
+        tree = list(tree.values())
+    return [a for item in tree for a in _arrays(item)] if isinstance(tree, (list, tuple)) else []
+
+
+def test_an_array_that_is_twice_in_a_tree_is_one_and_large_ones_are_beside_the_pickle():
+    array = np.arange(100_000)
+    parcel = pack_parcel({"a": array, "b": [array, array[:10]]})
+    assert len(parcel.pickled) < 4096
+    assert [buffer.nbytes for buffer in parcel.buffers] == [array.nbytes]
+    assert np.shares_memory(parcel.buffers[0], array), "copied though Ray is going to"
+    opened = value_of(parcel)
+    assert opened["a"] is opened["b"][0]
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16", "bool", "int64"])
+def test_tensors_come_through_with_their_layout_and_may_be_written(dtype):
+    torch = pytest.importorskip("torch")
+    import penstock.torch  # noqa: F401 - knows tensors
+
+    flat = torch.arange(60_000).to(getattr(torch, dtype))
+    tree = {
+        "flat": flat,
+        "turned": flat.reshape(300, 200).T,
+        "every other": flat[::2],
+        "small": flat[:3].clone(),
+        "empty": flat[:0],
+        "scalar": flat[5],
+    }
+    opened = open_parcel(Store().hand_over(pack_parcel(tree)), WritableMemory())
+    assert opened.keys() == tree.keys()
+    for key, tensor in tree.items():
+        assert opened[key].dtype == tensor.dtype
+        assert torch.equal(opened[key], tensor)
+    for tensor in opened.values():
+        tensor.zero_()
+    assert torch.equal(flat, torch.arange(60_000).to(flat.dtype))
+
+
+SCRIPT = """
+import dataclasses
+import sys
+
+import numpy as np
+
+from penstock.engine.backends.ray.parcels import pack_parcel
+
+
+@dataclasses.dataclass
+class Point:
+    x: np.ndarray
+
+    def doubled(self):
+        return scale(self.x)
+
+
+def scale(x):
+    return x * FACTOR
+
+
+FACTOR = 2
+parcel = pack_parcel({"point": Point(np.arange(50_000)), "lambda": lambda x: scale(x) + 1})
+with open(sys.argv[1], "wb") as file:
+    file.write(len(parcel.pickled).to_bytes(8, "little") + parcel.pickled)
+    for buffer in parcel.buffers:
+        file.write(buffer)
+"""
+
+
+def test_what_the_trainers_script_defines_itself_is_known_in_another_process(tmp_path):
+    script, out = tmp_path / "train.py", tmp_path / "parcel"
+    script.write_text(SCRIPT)
+    subprocess.run([sys.executable, script, out], check=True, timeout=100)
+    content = out.read_bytes()
+    end = 8 + int.from_bytes(content[:8], "little")
+    buffer = np.frombuffer(content[end:], np.uint8)
+    opened = value_of(Parcel(content[8:end], [buffer]))
+    assert type(opened["point"]).__name__ == "Point"
+    assert np.array_equal(opened["point"].x, np.arange(50_000))
+    assert opened["point"].doubled()[-1] == 99_998
+    assert opened["lambda"](3) == 7
+
+
+def test_memory_that_may_be_written_is_not_copied():
+    array = Store().keep(bytes(range(256)) * 1024)
+    (view,) = WritableMemory().views([array])
+    assert not view.readonly
+    view[0] = 99
+    assert array[0] == 99
+    assert (view.nbytes, view.format, view.ndim) == (array.nbytes, "B", 1)
+
+
+def test_a_part_of_an_object_is_viewed_where_it_lies():
+    whole = Store().keep(bytes(range(256)) * 2048)
+    parts = [whole[LARGE : 3 * LARGE], whole[4 * LARGE : 6 * LARGE]]
+    for part, view in zip(parts, WritableMemory().views(parts), strict=True):
+        assert bytes(view) == part.tobytes()
+        view[:] = bytes(len(view))
+        assert not part.any()
+    assert whole[:LARGE].any()
+    assert whole[3 * LARGE : 4 * LARGE].any()
+
+
+@pytest.mark.parametrize(
+    "array",
+    [
+        pytest.param(lambda: Store(prot=mmap.PROT_READ).keep(bytes(2 * LARGE)), id="read-only"),
+        pytest.param(
+            lambda: Store(prot=mmap.PROT_READ, flags=mmap.MAP_PRIVATE).keep(bytes(2 * LARGE)),
+            id="private",
+        ),
+        pytest.param(lambda: np.frombuffer(b"x" * (2 * LARGE), np.uint8), id="of an immutable"),
+        pytest.param(lambda: Store().keep(b"small"), id="small"),
+    ],
+)
+def test_memory_that_may_not_be_written_is_copied(array):
+    """Writing into it would end the process, or change what is not to change."""
+    found = array()
+    content = found.tobytes()
+    memory = WritableMemory()
+    memory.views([Store().keep(bytes(2 * LARGE))])  # there are others, which may be written
+    (view,) = memory.views([found])
+    assert bytes(view) == content
+    view[0] = 7
+    assert found.tobytes() == content
+
+
+def test_memory_that_is_mapped_later_is_known_as_well():
+    memory, store = WritableMemory(), Store()
+    for _ in range(3):
+        array = store.keep(bytes(4 * LARGE))
+        (view,) = memory.views([array])
+        view[5] = 1
+        assert array[5] == 1
+
+
+def test_an_array_that_may_be_written_is_taken_as_it_is():
+    array = np.zeros(10, np.uint8)
+    (view,) = WritableMemory().views([array])
+    view[3] = 1
+    assert array[3] == 1
+
+
+def test_a_buffer_lives_as_long_as_the_last_view_of_it_and_no_longer():
+    """Ray may use the memory of an object again as soon as its buffer is gone."""
+    parcel = Store().hand_over(pack_parcel({"x": np.arange(100_000), "y": 1}))
+    alive = weakref.ref(parcel.buffers[0])
+    opened = open_parcel(parcel, WritableMemory())
+    del parcel
+    part = opened["x"][10:20]
+    del opened
+    assert alive() is not None
+    assert part.tolist() == list(range(10, 20))
+    del part
+    assert alive() is None
+
+
+# Clocks.
+
+SPANS = st.integers(0, 10**9)
+
+
+@given(
+    offset=st.one_of(st.just(0), st.integers(-(10**15), 10**15)),
+    tasks=st.lists(st.tuples(SPANS, SPANS, SPANS, SPANS), min_size=1, max_size=20),
+)
+def test_a_time_is_told_within_half_of_the_quickest_way_there_and_back(offset, tasks):
+    """The worker's clock is ours plus an offset; ways there and back take as long as they like."""
+    clock, now, slacks = WorkerClock(), 10**12, []
+    for pause, there, work, back in tasks:
+        sent = now + pause
+        begun, ended = sent + there, sent + there + work
+        now = ended + back
+        slacks.append(there + back)
+        times = TaskTimes(begun + offset, ended + offset, idle_ns=3, num_bytes=5)
+        told = clock.by_ours(times, sent_ns=sent, received_ns=now)
+        assert sent <= told.begun_ns
+        assert told.ended_ns <= now
+        assert told == times._replace(begun_ns=told.begun_ns, ended_ns=told.ended_ns)
+        assert told.ended_ns - told.begun_ns == work
+        if offset == 0:
+            assert told == times
+        elif told.begun_ns != times.begun_ns:
+            assert 2 * abs(told.begun_ns - begun) <= min(slacks) + 1
+        else:  # it might be the same clock
+            assert abs(offset) <= min(slacks)
+
+
+@given(
+    offset=st.integers(-(10**12), 10**12),
+    jump=st.integers(-(10**12), 10**12),
+    before=st.lists(st.tuples(SPANS, SPANS), min_size=1, max_size=5),
+    after=st.lists(st.tuples(SPANS, SPANS), min_size=1, max_size=5),
+)
+def test_a_clock_that_is_set_is_learnt_with_the_next_task(offset, jump, before, after):
+    clock, now = WorkerClock(), 10**12
+    slack = min(there + back for there, back in before)
+    for k, (there, back) in enumerate([*before, *after]):
+        shift = offset + (jump if k >= len(before) else 0)
+        begun = now + there
+        times = TaskTimes(begun + shift, begun + 50 + shift)
+        told = clock.by_ours(times, sent_ns=now, received_ns=begun + 50 + back)
+        # What is told is possible, whatever the clock has done; so a jump beyond what is possible
+        # is noticed at once, and a smaller one does not matter.
+        assert now <= told.begun_ns
+        assert told.ended_ns <= begun + 50 + back
+        if k == len(before) and abs(jump) > slack + there + back:
+            assert abs(told.begun_ns - begun) <= there + back
+        now = begun + 50 + back

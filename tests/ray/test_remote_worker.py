@@ -1,0 +1,380 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The trainer's view of an actor whose answers come in any order; the actor is the test itself."""
+
+from __future__ import annotations
+
+import concurrent.futures
+import queue
+from dataclasses import dataclass, field
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from penstock.engine.backends.ray.remote_worker import RemoteWorker, Round
+from penstock.engine.backends.ray.session import Answer
+from penstock.engine.epoch import Share
+from penstock.engine.messages import decode
+from penstock.engine.plan import Caution, Recipe
+from penstock.engine.worker_setup import WorkerIdentity
+
+ANSWER = Answer("answer")
+
+
+@dataclass
+class Asked:
+    """A call that the actor was sent; the test says what it returns, and when."""
+
+    kind: str
+    args: tuple
+    done: concurrent.futures.Future = field(default_factory=concurrent.futures.Future)
+
+    def future(self):
+        return self.done
+
+    @property
+    def session(self):
+        return self.args[0] if self.args else ""
+
+    @property
+    def task(self):
+        return decode(self.args[2])
+
+    @property
+    def begun(self):
+        return decode(self.args[1])
+
+    @property
+    def number(self):
+        return self.args[3]
+
+
+class Actor:
+    """Has the methods that a handle has, and notes in order what is asked."""
+
+    def __init__(self):
+        self.asked = []
+
+    def __getattr__(self, kind):
+        class Method:
+            @staticmethod
+            def remote(*args):
+                self.asked.append(Asked(kind, args))
+                return self.asked[-1]
+
+        return Method()
+
+    def of(self, *kinds):
+        return [asked for asked in self.asked if asked.kind in kinds]
+
+    def open_calls(self, worker):
+        """Calls of the session and round of now that are under way, and not answered otherwise."""
+        return [
+            asked
+            for asked in self.of("make", "try_sample")
+            if not asked.done.done()
+            and asked.session == worker.session
+            and asked.begun.round == worker._round.number
+            and (asked.kind == "try_sample" or asked.number in worker.sent)
+        ]
+
+
+class Trainer:
+    """Does with answers what the backend does, but for making batches of them."""
+
+    def __init__(self, *, is_iterable=False):
+        self.actor = Actor()
+        self.inbox = queue.SimpleQueue()
+        recipe = Recipe(None, is_iterable, True)
+        identity = WorkerIdentity(0, 1, 0)
+        self.worker = RemoteWorker(0, self.actor, recipe, identity, self.inbox, "somebody")
+        self.taken = []
+        self.worker.begin_round(Round(1, 1, False), None)
+        self.worker.open("parcel")
+
+    def answer(self, asked, answer=ANSWER):
+        asked.done.set_result(answer)
+        come = self.inbox.get_nowait()
+        worker = self.worker
+        assert come.call.worker is worker
+        worker.note_come(come.call)
+        if come.call.kind == "open":
+            if come.call.session == worker.session:
+                worker.is_ready = True
+                worker.send()
+            return
+        if come.call.kind in ("hello", "end") or not worker.is_awaited(come.call):
+            return
+        if answer.kind == "unknown":
+            worker.reopen()
+            return
+        if come.call.kind == "try":
+            worker.trial = None
+        else:
+            self.taken += [
+                (taken.call.number, taken.call.step) for taken, _ in worker.take(come, answer)
+            ]
+        worker.send()
+
+    def open_now(self):
+        """Let the actor open the session of now."""
+        (asked,) = [a for a in self.actor.of("open") if a.session == self.worker.session]
+        self.answer(asked)
+
+    def makes(self):
+        return [(asked.number, asked.task.step) for asked in self.actor.of("make")]
+
+
+class Watch:
+    """What must hold after every move of a trainer; knows of each step what is to become of it."""
+
+    def __init__(self, trainer):
+        self.trainer = trainer
+        self.num_seen = 0
+        self.held = {}  # step -> whether it is to be alone, in the order of submission
+        self.numbers = {}  # (session, round) -> messages in the order of their numbers
+        self.tries_seen = {}  # step -> numbers of the samples that were tried in this session
+
+    def check(self):
+        worker, actor = self.trainer.worker, self.trainer.actor
+        for asked in actor.asked[self.num_seen :]:
+            self._check_new(asked)
+        self.num_seen = len(actor.asked)
+        under_way = actor.open_calls(worker)
+        if any(asked.kind == "try_sample" for asked in under_way):
+            assert len(under_way) == 1, "something is beside a trial"
+        steps = {asked.task.step for asked in under_way}
+        if any(self.held.get(step) for step in steps):
+            assert len(steps) == 1, "something is beside a task that is to be alone"
+        sent = [step for step in self.held if step in worker.steps_at_hand]
+        assert worker.steps_at_hand == sent == list(self.held)[: len(sent)]
+        assert list(worker.tasks) == list(self.held)
+
+    def _check_new(self, asked):
+        worker = self.trainer.worker
+        if asked.kind not in ("make", "try_sample"):
+            return
+        assert asked.session == worker.session
+        assert worker.is_ready, "sent before the session was open"
+        # Where to go on is told until it is known to have come: the first answer says so.
+        has_begun = asked.kind == "make" and asked.args[4] > 0
+        share = None if has_begun else worker.share
+        assert asked.begun == (worker._round.number, 1, False, share)
+        step = asked.task.step
+        if asked.kind == "try_sample":
+            seen = self.tries_seen.setdefault((asked.session, step), [])
+            assert self.held[step], "tried though nothing is suspected"
+            # One that was under way when the session was lost is tried again in the new one.
+            seen.append(asked.number)
+            assert seen == list(range(seen[0], seen[0] + len(seen)))
+            return
+        messages = self.numbers.setdefault((asked.session, asked.begun.round), [])
+        if asked.number == len(messages):
+            messages.append(asked.args[2])
+        assert messages[asked.number] == asked.args[2], "another task with the same number"
+        assert asked.args[4] == worker._num_taken
+        assert asked.task.caution is None or not asked.task.caution.alone
+
+    def take(self):
+        """The steps that were taken are those that were held first, in order."""
+        steps = [step for _, step in self.trainer.taken]
+        assert steps == list(self.held)[: len(steps)]
+        for step in steps:
+            del self.held[step]
+        self.trainer.taken.clear()
+
+
+CAUTIONS = st.sampled_from(
+    [None, None, None, Caution(True, ()), Caution(True, ((3, "x", "y"),)), Caution(False, ())]
+)
+
+
+@given(data=st.data(), iterable=st.booleans(), num_moves=st.integers(1, 60))
+def test_tasks_are_numbered_and_taken_in_order_and_suspects_are_alone_whatever_comes_when(
+    data, iterable, num_moves
+):
+    trainer = Trainer(is_iterable=iterable)
+    worker, actor = trainer.worker, trainer.actor
+    watch = Watch(trainer)
+    next_step = 0
+    tried = {}  # step -> samples
+
+    def pending():
+        return [a for a in actor.of("make", "try_sample", "open", "hello") if not a.done.done()]
+
+    for _ in range(num_moves):
+        moves = ["submit"]
+        moves += ["answer"] * 4 if pending() else []
+        moves += ["again"] if worker.sent and worker.is_ready else []
+        moves += ["unknown"] if actor.open_calls(worker) else []
+        moves += ["round"] if next_step else []
+        move = data.draw(st.sampled_from(moves))
+        if move == "submit":
+            caution = data.draw(CAUTIONS)
+            num_samples = data.draw(st.integers(0, 3))
+            is_alone = caution is not None and caution.alone
+            watch.held[next_step] = is_alone
+            tried[next_step] = num_samples if is_alone and not iterable else 0
+            worker.submit(next_step, list(range(num_samples)), caution)
+            next_step += data.draw(st.integers(1, 3))  # other workers have the others
+        elif move == "answer":
+            trainer.answer(data.draw(st.sampled_from(pending())))
+        elif move == "again":
+            number = data.draw(st.sampled_from(sorted(worker.sent)))
+            before = len(actor.asked)
+            worker.send_again(number)
+            (again,) = actor.asked[before:]
+            assert again.number == number
+        elif move == "unknown":
+            worker.share = Share(data.draw(st.integers(0, 9)))
+            asked = data.draw(st.sampled_from(actor.open_calls(worker)))
+            trainer.answer(asked, Answer("unknown"))
+            assert worker.session != asked.session
+            assert not worker.is_ready
+        else:
+            worker.begin_round(Round(worker._round.number + 1, 1, False), Share(2))
+            watch.held.clear()
+        watch.take()
+        watch.check()
+
+    while watch.held:
+        assert pending(), "deadlock: nothing is under way"
+        trainer.answer(data.draw(st.sampled_from(pending())))
+        watch.take()
+        watch.check()
+    for (session, step), seen in watch.tries_seen.items():
+        assert max(seen) < tried[step], session
+    assert worker._early == {}
+    for asked in pending():
+        trainer.answer(asked)
+    assert worker._num_out == 0
+    assert trainer.taken == []
+
+
+@given(data=st.data(), num_tasks=st.integers(1, 8))
+def test_after_another_session_is_opened_all_that_is_unanswered_is_sent_in_its_order(
+    data, num_tasks
+):
+    trainer = Trainer(is_iterable=True)
+    trainer.open_now()
+    for step in range(num_tasks):
+        trainer.worker.submit(step, [step], None)
+    calls = trainer.actor.of("make")
+    num_taken = data.draw(st.integers(0, num_tasks - 1))
+    for asked in calls[:num_taken]:
+        trainer.answer(asked)
+    # Answers that came before their turn are made anew: the new session goes on where the last
+    # batch was that the trainer took.
+    early = data.draw(st.sets(st.sampled_from(range(num_taken, num_tasks))))
+    lost = data.draw(st.sampled_from(range(num_taken, num_tasks)))
+    for number in sorted(early - {num_taken, lost}):
+        trainer.answer(calls[number])
+    trainer.worker.share = Share(num_taken)
+    trainer.answer(calls[lost], Answer("unknown"))
+    first, second = [asked.session for asked in trainer.actor.of("open")]
+    assert first != second == trainer.worker.session
+    assert len(trainer.actor.of("make")) == num_tasks, "sent before the session is open"
+    trainer.open_now()
+    again = trainer.actor.of("make")[num_tasks:]
+    expected = list(enumerate(range(num_taken, num_tasks)))
+    assert [(asked.number, asked.task.step) for asked in again] == expected
+    assert {asked.begun.share for asked in again} == {Share(num_taken)}
+    for asked in calls:  # what still comes of the old session counts for nothing
+        if not asked.done.done():
+            trainer.answer(asked)
+    assert len(trainer.taken) == num_taken
+    for asked in reversed(again):
+        trainer.answer(asked)
+    assert [step for _, step in trainer.taken] == list(range(num_tasks))
+
+
+@pytest.mark.parametrize("moment", ["trial", "make"])
+def test_a_suspect_stays_alone_when_another_session_has_to_be_opened(moment):
+    trainer = Trainer()
+    trainer.open_now()
+    worker, actor = trainer.worker, trainer.actor
+    worker.submit(0, [10, 11], Caution(True, ()))
+    worker.submit(4, [12, 13], None)
+    if moment == "make":
+        for _ in range(2):
+            trainer.answer(actor.of("try_sample")[-1])
+        assert trainer.makes() == [(0, 0)]
+    (asked,) = actor.open_calls(worker)
+    trainer.answer(asked, Answer("unknown"))
+    trainer.open_now()
+    if moment == "trial":
+        assert [asked.number for asked in actor.of("try_sample")] == [0, 0]
+        assert trainer.makes() == []
+        for _ in range(2):
+            trainer.answer(actor.of("try_sample")[-1])
+    assert [asked.task.step for asked in actor.open_calls(worker)] == [0]
+    assert worker.steps_at_hand == [0]
+    trainer.answer(actor.of("make")[-1])
+    assert [asked.task.step for asked in actor.open_calls(worker)] == [4]
+
+
+def test_a_task_that_is_sent_again_counts_from_when_it_was_sent_first():
+    """The answer may be to the first call: its times were before the second."""
+    trainer = Trainer()
+    trainer.open_now()
+    trainer.worker.submit(0, [0], None)
+    trainer.worker.send_again(0)
+    first, second = trainer.actor.of("make")
+    assert first.args == second.args
+    second.done.set_result(ANSWER)
+    first.done.set_result(ANSWER)
+    come, late = trainer.inbox.get_nowait(), trainer.inbox.get_nowait()
+    assert come.call.sent_ns == late.call.sent_ns
+    assert [step for _, step in _steps(trainer.worker.take(come, ANSWER))] == [0]
+    assert not trainer.worker.is_awaited(late.call)
+
+
+def _steps(taken):
+    return [(come.call.number, come.call.step) for come, _ in taken]
+
+
+@given(data=st.data(), iterable=st.booleans(), num_tasks=st.integers(1, 8))
+def test_of_a_dead_worker_what_had_come_is_taken_unless_an_iterables_batch_before_it_is_lost(
+    data, iterable, num_tasks
+):
+    trainer = Trainer(is_iterable=iterable)
+    trainer.open_now()
+    worker = trainer.worker
+    for step in range(num_tasks):
+        worker.submit(step, [step], None)
+    come = data.draw(st.permutations(range(num_tasks)))[: data.draw(st.integers(0, num_tasks))]
+    for number in come:
+        trainer.answer(trainer.actor.of("make")[number])
+    in_turn = next(k for k in range(num_tasks + 1) if k not in come)
+    assert [step for _, step in trainer.taken] == list(range(in_turn))
+    worker.dying_since = 0.0
+    assert not worker.is_open
+    worker.submit(100, [0], None)
+    assert len(trainer.actor.of("make")) == num_tasks, "sent to a dead worker"
+    rest = [step for _, step in _steps(worker.take_rest())]
+    assert rest == ([] if iterable else sorted(k for k in come if k > in_turn))
+    lost = [k for k in range(num_tasks) if k >= in_turn and k not in rest]
+    assert worker.steps_at_hand == lost
+    assert list(worker.tasks) == [*lost, 100]
+
+
+def test_who_is_forgotten_is_not_listened_to():
+    trainer = Trainer()
+    trainer.open_now()
+    trainer.worker.submit(0, [0], None)
+    trainer.worker.forget()
+    for asked in trainer.actor.asked:
+        if not asked.done.done():
+            asked.done.set_result(ANSWER)
+    assert trainer.inbox.empty()
+
+
+def test_it_is_silent_once_nothing_but_the_call_that_tells_of_its_end_is_under_way():
+    trainer = Trainer()
+    trainer.worker.dying_since = 0.0
+    assert not trainer.worker.is_silent
+    trainer.answer(trainer.actor.of("hello")[0])
+    assert not trainer.worker.is_silent
+    trainer.open_now()
+    assert trainer.worker.is_silent
+    assert trainer.actor.of("until_end")[0].args == (trainer.worker.session,)

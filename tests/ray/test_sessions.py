@@ -1,0 +1,624 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What an actor does with calls that come in any order, and twice; its code without a cluster."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import gc
+import queue
+import threading
+from collections import Counter, deque
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from penstock import sample_rng, worker_info
+from penstock.data import IterableDataset
+from penstock.engine import worker_setup
+from penstock.engine.backends.ray.parcels import pack_parcel, value_of
+from penstock.engine.backends.ray.session import Answer, Session
+from penstock.engine.backends.ray.worker import RayWorker, _Turns
+from penstock.engine.fetch import Fetcher
+from penstock.engine.logbook import Phase
+from penstock.engine.messages import BatchMade, BeginEpoch, ShareEnded, Task, decode, encode
+from penstock.engine.plan import Placed, Recipe
+from penstock.engine.worker_setup import WorkerIdentity
+from penstock.randomness.samples import fallback_state, restore_fallback
+
+NAME = "rank 0, pid 1 on here #1/one"
+IDENTITY = WorkerIdentity(worker_id=0, num_workers=1, base_seed=5)
+BATCH = 3
+NUM_BATCHES = 7  # in the stream
+LIMIT_S = 60.0
+
+gates: dict[str, Gate] = {}  # by name: a dataset crosses as a pickle, and finds its gate in here
+
+
+class Gate:
+    """Where a sample waits for the test, which learns that it does."""
+
+    def __init__(self):
+        self.reached = queue.SimpleQueue()
+        self.opened = threading.Semaphore(0)
+        self.read = []
+
+    def pass_through(self, index):
+        self.read.append(index)
+        self.reached.put(index)
+        assert self.opened.acquire(timeout=LIMIT_S)
+
+
+class Numbers:
+    """Sample i is i, and what it draws."""
+
+    def __init__(self, draws, gate=None, ends_at=None):
+        self.draws = draws
+        self.gate = gate
+        self.ends_at = ends_at
+
+    def __len__(self):
+        return 1000
+
+    def __getitem__(self, index):
+        if self.gate is not None:
+            gates[self.gate].pass_through(index)
+        if index == self.ends_at:
+            raise SystemExit(f"sample {index} wants it")
+        return {"index": index, "drawn": sample_rng().random() if self.draws else 0.0}
+
+
+class Stream(IterableDataset):
+    """As many samples as make `NUM_BATCHES` batches; each is read once for good."""
+
+    def __init__(self, draws, ends_at=None):
+        self.draws = draws
+        self.ends_at = ends_at
+
+    def __iter__(self):
+        for index in range(NUM_BATCHES * BATCH):
+            if index == self.ends_at:
+                raise SystemExit(f"sample {index} wants it")
+            yield {"index": index, "drawn": sample_rng().random() if self.draws else 0.0}
+
+
+class OneArray(IterableDataset):
+    """Yields the same array again and again, with something else in it."""
+
+    def __iter__(self):
+        array = np.zeros(5000, np.uint8)
+        for k in range(10):
+            array[:] = k
+            yield array
+
+
+class WithoutCluster(RayWorker):
+    """Ray is asked where a worker is; all else of it does without."""
+
+    def _hello(self, answer):
+        return answer
+
+    def end_thread(self):
+        self._turns._executor.shutdown()
+
+    @property
+    def counted(self):
+        return self._turns.num_done
+
+
+@pytest.fixture(autouse=True)
+def no_worker_for_good(monkeypatch):
+    """This process goes on as the one that it was: with its threads, and as no worker."""
+    monkeypatch.setattr(worker_setup, "when_imported", lambda name, call: None)
+    place, drawn = worker_info.current_place(), fallback_state()
+    yield
+    worker_info.take_place(place)
+    restore_fallback(drawn)
+    gc.unfreeze()
+    gates.clear()
+
+
+@contextlib.asynccontextmanager
+async def opened(dataset, *, seed=None, session=NAME, is_batched=True):
+    is_iterable = isinstance(dataset, IterableDataset)
+    batch_size = BATCH if is_batched else None
+    recipe = Recipe(dataset, is_iterable, is_batched, seed=seed, batch_size=batch_size)
+    worker = WithoutCluster()
+    try:
+        assert (await worker.open(session, pack_parcel(recipe), IDENTITY)).kind == "answer"
+        yield worker
+    finally:
+        for gate in gates.values():
+            gate.opened.release(1000)
+        await worker.leave(session)
+        worker.end_thread()
+
+
+def run(scenario):
+    async def limited():
+        await asyncio.wait_for(scenario, LIMIT_S)
+
+    asyncio.run(limited())
+
+
+def indices_of(number, seed):
+    indices = list(range(number * BATCH, (number + 1) * BATCH))
+    return indices if seed is None else Placed(indices, number * BATCH, 1)
+
+
+def calls_of(round_, seed=None):
+    begun = encode(BeginEpoch(round_, round_, False, None))
+
+    def arguments(number):
+        # Steps are the loader's, which has other workers as well; numbers are of this one alone.
+        task = Task(round_, number * 4, indices_of(number, seed), (), ())
+        return NAME, begun, encode(task), number
+
+    return arguments
+
+
+def told(answer):
+    """An answer in plain values, to be compared."""
+    if answer.kind != "answer":
+        return answer.kind
+    message = decode(answer.message)
+    if isinstance(message, ShareEnded):
+        return "end", message.step
+    assert isinstance(message, BatchMade), message
+    batch = value_of(answer.parcel)
+    return message.step, batch["index"].tolist(), batch["drawn"].tolist()
+
+
+def made_in_order(dataset, seed, round_, num_tasks):
+    """What the tasks of a round come to where each comes once, in order."""
+    is_iterable = isinstance(dataset, IterableDataset)
+    recipe = Recipe(dataset, is_iterable, True, seed=seed, batch_size=BATCH)
+    session = Session(pack_parcel(recipe), IDENTITY)
+
+    class Plain:
+        empty = staticmethod(np.empty)
+        finish = staticmethod(lambda batch: batch)
+        abandon = staticmethod(lambda: None)
+
+    fetcher = Fetcher(recipe, Plain(), epoch=round_, base_seed=IDENTITY.base_seed)
+    made = []
+    for number in range(num_tasks):
+        try:
+            batch = fetcher.fetch(indices_of(number, seed), number * 4)
+        except StopIteration:
+            made.append(("end", number * 4))
+            made += ["dropped"] * (num_tasks - len(made))
+            break
+        made.append((number * 4, batch["index"].tolist(), batch["drawn"].tolist()))
+    session.close()
+    return made
+
+
+class Link:
+    """One trainer, and a link that sends its calls in any order, and again, and loses answers."""
+
+    def __init__(self, data, worker, seed, depth):
+        self.data = data
+        self.worker = worker
+        self.seed = seed
+        self.depth = depth
+        self.round = 0
+        self.reached = 0  # the newest round of which a call has reached the actor
+        self.on_the_way = []  # (round, number, come): of calls, copies included
+        self.running = []  # (round, number, task)
+        self.delivered = set()  # (round, number) that have reached it
+        self.begin_round(1)
+
+    def begin_round(self, round_):
+        self.round = round_
+        self.num_sent = 0
+        self.answers = {}  # number -> what came first
+        self.num_come = 0
+
+    @property
+    def unanswered(self):
+        return [k for k in range(self.num_sent) if k not in self.answers]
+
+    def send(self):
+        self.on_the_way.append((self.round, self.num_sent, self.num_come))
+        self.num_sent += 1
+
+    def send_again(self, number):
+        """Ray sends what it sent: with the number of answers that had come by then."""
+        come = self.data.draw(st.integers(max(0, number - self.depth + 1), self.num_come))
+        self.on_the_way.append((self.round, number, come))
+
+    def deliver(self, k):
+        round_, number, come = self.on_the_way.pop(k)
+        call = self.worker.make(*calls_of(round_, self.seed)(number), come)
+        self.running.append((round_, number, asyncio.ensure_future(call)))
+        self.delivered.add((round_, number))
+        self.reached = max(self.reached, round_)
+
+    def _num_due(self, round_):
+        """Return how many tasks of a round are there, each with all before it: they are due."""
+        if round_ < self.reached:
+            # They are dropped; those that wait hear of it when the first call of the new is done.
+            return 10**9 if (self.reached, 0) in self.delivered else -1
+        number = 0
+        while (round_, number) in self.delivered:
+            number += 1
+        return number
+
+    async def settle(self):
+        """Wait for all that must be answered; the link may lose some of it."""
+        due = [each for each in self.running if each[1] < self._num_due(each[0])]
+        answers = await asyncio.gather(*(task for _, _, task in due))
+        early = [
+            task
+            for round_, number, task in self.running
+            if round_ == self.reached and number >= self._num_due(round_)
+        ]
+        assert not any(task.done() for task in early), "done before a task that it comes after"
+        self.running = [each for each in self.running if each not in due]
+        for (round_, number, _), answer in zip(due, answers, strict=True):
+            if round_ != self.round:
+                continue
+            said = told(answer)
+            if said == "dropped" and number in self.answers:
+                continue  # a late copy, of what has come
+            if number not in self.answers and self.data.draw(st.booleans(), label="lost"):
+                self.send_again(number)
+                continue
+            if number >= self.num_come:  # else it has been used, and anything will do
+                assert self.answers.setdefault(number, said) == said
+        while self.num_come in self.answers:
+            self.num_come += 1
+
+    def check_memory(self):
+        session = self.worker._sessions[NAME]
+        assert len(session._kept) <= (self.depth if session.is_iterable else 0)
+
+
+@settings(deadline=None, max_examples=60)
+@given(
+    data=st.data(),
+    iterable=st.booleans(),
+    seed=st.sampled_from([None, 7]),
+    depth=st.integers(1, 4),
+    num_rounds=st.integers(1, 3),
+    num_tasks=st.integers(0, NUM_BATCHES + 3),
+)
+def test_whatever_comes_when_the_trainer_gets_every_batch_once_and_in_order(
+    data, iterable, seed, depth, num_rounds, num_tasks
+):
+    dataset = (Stream if iterable else Numbers)(draws=seed is not None)
+    expected = [made_in_order(dataset, seed, r, num_tasks) for r in range(1, num_rounds + 1)]
+
+    async def scenario():
+        async with opened(dataset, seed=seed) as worker:
+            link = Link(data, worker, seed, depth)
+            while link.round < num_rounds or link.num_come < num_tasks:
+                moves = []
+                if link.num_sent < min(link.num_come + depth, num_tasks):
+                    moves.append("send")
+                if link.unanswered:
+                    moves.append("again")
+                if link.on_the_way:
+                    moves += ["deliver", "deliver"]
+                if link.running:
+                    moves.append("settle")
+                if link.round < num_rounds:
+                    moves.append("next round")
+                move = data.draw(st.sampled_from(moves))
+                if move == "send":
+                    link.send()
+                elif move == "again":
+                    link.send_again(data.draw(st.sampled_from(link.unanswered)))
+                elif move == "deliver":
+                    link.deliver(data.draw(st.integers(0, len(link.on_the_way) - 1)))
+                elif move == "settle":
+                    await link.settle()
+                    link.check_memory()
+                    took = [link.answers[k] for k in range(link.num_come)]
+                    assert took == expected[link.round - 1][: link.num_come]
+                else:
+                    link.begin_round(link.round + 1)
+            stale = [task for _, _, task in link.running]
+        await asyncio.gather(*stale)  # the session was left: nothing waits any more
+
+    run(scenario())
+
+
+def test_a_new_round_begins_with_its_first_task_even_if_the_second_is_there_before():
+    async def scenario():
+        async with opened(Stream(draws=False)) as worker:
+            first, second = calls_of(1), calls_of(2)
+            assert told(await worker.make(*first(0), 0)) == (0, [0, 1, 2], [0.0] * 3)
+            early = asyncio.ensure_future(worker.make(*first(2), 0))
+            newer = asyncio.ensure_future(worker.make(*second(1), 0))
+            begun = await worker.make(*second(0), 0)
+            assert told(begun) == (0, [0, 1, 2], [0.0] * 3)
+            assert told(await newer) == (4, [3, 4, 5], [0.0] * 3)
+            assert told(await early) == "dropped"
+            assert told(await worker.make(*first(1), 0)) == "dropped"
+            assert told(await worker.make(*second(2), 0))[1] == [6, 7, 8]
+
+    run(scenario())
+
+
+def test_at_no_moment_while_a_round_begins_is_a_later_task_of_it_in_turn():
+    """The event loop asks whether a task is in turn while the thread begins the round."""
+
+    class Asked(Session):
+        asked = None
+
+        def __setattr__(self, name, value):
+            super().__setattr__(name, value)
+            if self.asked is not None:
+                assert not self.is_in_turn(self.asked, 2), f"in turn once {name} is set"
+
+    session = Asked(
+        pack_parcel(Recipe(Stream(draws=False), True, True, batch_size=BATCH)), IDENTITY
+    )
+    assert session.set_up().kind == "answer"
+    for round_ in (1, 2):
+        begun = BeginEpoch(round_, round_, False, None)
+        session.want(round_)
+        session.asked = begun
+        session._begin_if_new(begun)
+        session.asked = None
+        for number in range(4):
+            task = Task(round_, number, indices_of(number, None), (), ())
+            assert session.serve(begun, task, number, 0).kind == "answer"
+    session.close()
+
+
+def test_answers_are_kept_until_they_have_come_and_no_longer():
+    async def scenario():
+        async with opened(Stream(draws=False)) as worker:
+            call = calls_of(1)
+            first = [await worker.make(*call(number), 0) for number in range(4)]
+            again = [await worker.make(*call(number), 0) for number in range(4)]
+            assert all(a is b for a, b in zip(first, again, strict=True))
+            assert told(await worker.make(*call(4), 3))[1] == [12, 13, 14]
+            assert sorted(worker._sessions[NAME]._kept) == [3, 4]
+            assert told(await worker.make(*call(2), 0)) == "dropped"
+
+    run(scenario())
+
+
+@pytest.mark.parametrize("dataset", [Numbers(False, ends_at=4), Stream(False, ends_at=4)])
+def test_a_wish_to_end_is_told_with_what_was_being_done_and_again_if_it_is_lost(dataset):
+    """An iterator that has raised says that it has no more: nothing else may be taken from it."""
+
+    async def scenario():
+        async with opened(dataset) as worker:
+            call = calls_of(1)
+            assert told(await worker.make(*call(0), 0))[1] == [0, 1, 2]
+            ended = await worker.make(*call(1), 0)
+            again = await worker.make(*call(1), 0)
+            for answer in (ended, again):
+                assert answer.kind == "ended"
+                assert answer.message.startswith("SystemExit: sample 4 wants it\nWhere it was")
+                assert "test_sessions.py" in answer.message
+                assert (answer.entry.step, answer.entry.phase) == (4, Phase.READING)
+                assert answer.entry.number == 1
+
+    run(scenario())
+
+
+def test_what_nobody_wants_any_more_is_broken_off_at_the_next_sample():
+    gates["wanted"] = gate = Gate()
+
+    async def scenario():
+        async with opened(Numbers(False, gate="wanted")) as worker:
+            stale = asyncio.ensure_future(worker.make(*calls_of(1)(0), 0))
+            assert await _next(gate.reached) == 0
+            newer = asyncio.ensure_future(worker.make(*calls_of(2)(5), 0))
+            while worker._sessions[NAME]._wanted < 2:
+                await asyncio.sleep(0)
+            gate.opened.release(100)
+            assert told(await stale) == "dropped"
+            assert gate.read == [0]
+            assert not newer.done()
+            assert told(await worker.make(*calls_of(2)(0), 0))[1] == [0, 1, 2]
+            assert gate.read == [0, 0, 1, 2]
+        assert told(await newer) == "dropped"
+
+    run(scenario())
+
+
+def test_who_leaves_has_no_call_waiting_any_more():
+    gates["left"] = gate = Gate()
+
+    async def scenario():
+        async with opened(Numbers(False, gate="left")) as worker:
+            call = calls_of(1)
+            until_end = asyncio.ensure_future(worker.until_end(NAME))
+            # One is being done, one waits for the thread, one for a task before it, one to open.
+            calls = [asyncio.ensure_future(worker.make(*call(k), 0)) for k in (0, 0, 2, 3)]
+            calls.append(asyncio.ensure_future(worker.try_sample(*call(5)[:3], 1)))
+            assert await _next(gate.reached) == 0
+            left = asyncio.ensure_future(worker.leave(NAME))
+            await until_end
+            gate.opened.release(100)
+            await left
+            answers = await asyncio.gather(*calls)
+            assert {answer.kind for answer in answers} <= {"dropped", "unknown"}
+            assert gate.read == [0]
+            assert told(await worker.make(*call(1), 0)) == "unknown"
+            assert (await worker.try_sample(*call(1)[:3], 0)).kind == "unknown"
+            await worker.until_end(NAME)
+
+            # A copy of the call that opened it, which comes late, opens nothing.
+            recipe = Recipe(Numbers(False), False, True)
+            assert (await worker.open(NAME, pack_parcel(recipe), IDENTITY)).kind == "dropped"
+            assert worker._sessions == {}
+            assert worker.counted == {}, "something is kept of every session for ever"
+
+    run(scenario())
+
+
+def wait_at_gate(worker_id):
+    gates["opening"].pass_through(worker_id)
+
+
+def test_who_leaves_while_the_session_is_opened_has_no_call_waiting_any_more():
+    gates["opening"] = gate = Gate()
+
+    async def scenario():
+        worker = WithoutCluster()
+        recipe = Recipe(Numbers(False), False, True, worker_init_fn=wait_at_gate)
+        opening = asyncio.ensure_future(worker.open(NAME, pack_parcel(recipe), IDENTITY))
+        await _next(gate.reached)
+        waiting = [
+            asyncio.ensure_future(worker.make(*calls_of(1)(0), 0)),
+            asyncio.ensure_future(worker.try_sample(*calls_of(1)(0)[:3], 1)),
+        ]
+        await asyncio.sleep(0)
+        left = asyncio.ensure_future(worker.leave(NAME))
+        await asyncio.sleep(0)
+        gate.opened.release()
+        await asyncio.gather(left, opening)
+        assert {answer.kind for answer in await asyncio.gather(*waiting)} == {"unknown"}
+        assert worker.counted == {}
+        worker.end_thread()
+
+    run(scenario())
+
+
+def test_a_dropped_session_is_unknown_to_calls_that_were_waiting_in_it():
+    """The trainer opens another one then; "dropped" would tell it that its share has ended."""
+
+    async def scenario():
+        async with opened(Stream(draws=False)) as worker:
+            waiting = asyncio.ensure_future(worker.make(*calls_of(1)(1), 0))
+            await asyncio.sleep(0)
+            worker._forgotten_after_s = -1.0
+            await worker._forget_unused()
+            assert told(await waiting) == "unknown"
+            worker._forgotten_after_s = 600.0
+            # Opened once more meanwhile, by a late copy: what waited in the old one is no answer.
+            recipe = Recipe(Stream(draws=False), True, True, batch_size=BATCH)
+            await worker.open(NAME, pack_parcel(recipe), IDENTITY)
+            waiting = asyncio.ensure_future(worker.make(*calls_of(1)(1), 0))
+            await asyncio.sleep(0)
+            closing = worker._drop(NAME)
+            await worker.open(NAME, pack_parcel(recipe), IDENTITY)
+            await worker._tell_waiting()
+            await closing
+            assert told(await waiting) == "unknown"
+            assert told(await worker.make(*calls_of(1)(0), 0))[1] == [0, 1, 2]
+
+    run(scenario())
+
+
+def test_what_the_users_code_writes_into_again_is_not_in_batches_that_were_made():
+    async def scenario():
+        async with opened(OneArray(), is_batched=False) as worker:
+            answers = [await worker.make(*calls_of(1)(number), 0) for number in range(10)]
+            assert [set(value_of(a.parcel).tolist()) for a in answers] == [{k} for k in range(10)]
+
+    run(scenario())
+
+
+async def _next(reached):
+    """What reaches a gate; without a thread that waits, which would be one more to end."""
+    while True:
+        try:
+            return reached.get_nowait()
+        except queue.Empty:
+            await asyncio.sleep(0.001)
+
+
+@settings(deadline=None, max_examples=100)
+@given(data=st.data(), num_sessions=st.integers(1, 5), num_turns=st.integers(1, 40))
+def test_between_two_turns_of_a_session_that_waits_every_other_has_one_at_most(
+    data, num_sessions, num_turns
+):
+    """However many calls each has waiting, and whenever they come; its own keep their order."""
+    names = [f"s{k}" for k in range(num_sessions)]
+
+    async def scenario():
+        turns = _Turns()
+        at_work: asyncio.Queue = asyncio.Queue()
+        loop = asyncio.get_running_loop()
+        may_end = threading.Semaphore(0)
+        sent, calls = Counter(), {}
+        waiting = {name: deque() for name in names}
+        had = {name: Counter() for name in names}  # turns of others while this one waits
+
+        def work(who, number):
+            loop.call_soon_threadsafe(at_work.put_nowait, (who, number))
+            assert may_end.acquire(timeout=LIMIT_S)
+
+        async def arrive(who):
+            if not waiting[who]:
+                had[who].clear()
+            number = sent[who]
+            sent[who] += 1
+            waiting[who].append(number)
+            call = turns.run(who, lambda: work(who, number))
+            calls[who, number] = asyncio.ensure_future(call)
+            await asyncio.sleep(0)
+
+        async def begun():
+            """Note whose turn has begun; before anything else arrives."""
+            who, number = await at_work.get()
+            assert waiting[who].popleft() == number
+            for other in names:
+                if other != who and waiting[other]:
+                    had[other][who] += 1
+                    assert had[other][who] == 1, f"{who} twice while {other} waits"
+            had[who].clear()
+            return who, number
+
+        current = None
+        try:
+            for _ in range(num_turns):
+                for who in data.draw(st.lists(st.sampled_from(names), max_size=6)):
+                    await arrive(who)
+                    current = current or await begun()
+                if current is not None:
+                    may_end.release()
+                    await calls[current]
+                    current = await begun() if any(waiting.values()) else None
+        finally:
+            may_end.release(10_000)
+            await asyncio.gather(*calls.values())
+            turns._executor.shutdown()
+        assert turns.num_done == +sent
+        assert not any(turns.is_served(name) for name in names)
+
+    run(scenario())
+
+
+def test_turns_pass_over_calls_that_were_given_up():
+    async def scenario():
+        turns = _Turns()
+        go = threading.Event()
+        first = asyncio.ensure_future(turns.run("a", lambda: go.wait(LIMIT_S)))
+        given_up = asyncio.ensure_future(
+            turns.run("b", lambda: pytest.fail("done though given up"))
+        )
+        last = asyncio.ensure_future(turns.run("c", lambda: "done"))
+        await asyncio.sleep(0)
+        given_up.cancel()
+        go.set()
+        assert await first
+        assert await last == "done"
+        turns._executor.shutdown()
+
+    run(scenario())
+
+
+def test_a_session_whose_recipe_cannot_be_opened_says_so_with_every_task():
+    async def scenario():
+        worker = WithoutCluster()
+        broken = pack_parcel(Recipe(Numbers(False), False, True))._replace(pickled=b"no pickle")
+        assert await worker.open(NAME, broken, IDENTITY) == Answer("answer")
+        for number in (0, 1):
+            answer = await worker.make(*calls_of(1)(number), 0)
+            assert "UnpicklingError" in decode(answer.message).report.text
+        await worker.leave(NAME)
+        worker.end_thread()
+
+    run(scenario())

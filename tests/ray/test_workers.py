@@ -1,0 +1,425 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Loaders whose workers are Ray actors: the same stream, whatever becomes of these."""
+
+from __future__ import annotations
+
+import gc
+import os
+import signal
+import subprocess
+import sys
+import textwrap
+import warnings
+from contextlib import closing
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from tests.ray.conftest import InCluster, _becomes
+from tests.ray.ray_datasets import Drawn, Stream, Suicidal, SuicidalStream, Table
+
+from penstock import Loader
+from penstock.engine.backends.ray import backend as ray_backend
+from penstock.engine.backends.ray import remote_worker
+from penstock.engine.backends.ray.worker import Versions
+from penstock.errors import ConfigError, UnpicklableError, WorkerDied
+from penstock.faults import FaultPolicy
+from penstock.torch import DataLoader
+
+ROOT = Path(__file__).parents[2]
+FAR = {"num_cpus": 0, "resources": {"far": 1}}
+ANY = {"num_cpus": 0}
+
+
+@pytest.fixture(autouse=True)
+def _connected(cluster):
+    pass
+
+
+def assert_same(batches, expected):
+    assert len(batches) == len(expected)
+    for batch, other in zip(batches, expected, strict=True):
+        assert batch.keys() == other.keys()
+        for key in batch:
+            np.testing.assert_array_equal(np.asarray(batch[key]), np.asarray(other[key]), key)
+
+
+def by_ray(dataset, loader_class=Loader, **options):
+    given = {"batch_size": 8, "seed": 5, "num_workers": 2, "ray_options": ANY, **options}
+    return loader_class(dataset, backend="ray", **given)
+
+
+def without_workers(dataset, loader_class=Loader, **options):
+    return list(loader_class(dataset, **{"batch_size": 8, "seed": 5, **options}))
+
+
+def of_processes(dataset):
+    # Not forked: this process has Ray's threads.
+    return list(
+        Loader(dataset, batch_size=8, seed=5, num_workers=2, multiprocessing_context="forkserver")
+    )
+
+
+@pytest.mark.parametrize("loader_class", [Loader, DataLoader])
+def test_the_stream_is_that_of_no_workers_epoch_after_epoch(loader_class):
+    loader = by_ray(Drawn(), loader_class, shuffle=True, persistent_workers=True)
+    expected = loader_class(Drawn(), batch_size=8, seed=5, shuffle=True)
+    for _ in range(2):
+        assert_same(list(loader), list(expected))
+    close(loader)
+
+
+def close(loader):
+    """End the workers that a loader keeps."""
+    kept = loader.__dict__.get("_stream") or loader.__dict__.get("_iterator")
+    if kept is not None:
+        kept.close()
+
+
+def test_the_stream_is_the_same_on_another_node_and_out_of_order_it_is_the_same_set():
+    got = list(by_ray(Drawn(), ray_options=FAR))
+    assert_same(got, without_workers(Drawn()))
+    shuffled = list(by_ray(Drawn(), ray_options=FAR, in_order=False))
+    assert_same(sorted(shuffled, key=lambda batch: batch["index"][0]), got)
+
+
+def test_the_stream_is_the_same_while_actors_are_killed_from_outside(cluster):
+    loader = by_ray(Drawn(400), shuffle=True, on_error=FaultPolicy("skip", max_respawns=20))
+    expected = without_workers(Drawn(400), shuffle=True)
+    got = []
+    with closing(iter(loader)) as stream, warnings.catch_warnings():
+        warnings.simplefilter("ignore", UserWarning)  # it says how many have died
+        for step, batch in enumerate(stream):
+            got.append(batch)
+            if step % 11 == 4:
+                cluster.ray.kill(stream.backend.actors[step % 2])
+    assert_same(got, expected)
+    assert loader.failures == []
+
+
+@pytest.mark.parametrize("kind", ["map-style", "iterable"])
+def test_the_stream_is_the_same_while_samples_kill_their_actors_once(kind, tmp_path):
+    policy = FaultPolicy("skip", max_respawns=20)
+    if kind == "map-style":
+        dataset, good = Suicidal(str(tmp_path), [3, 50, 131]), Drawn()
+    else:
+        dataset, good = SuicidalStream(str(tmp_path), [3, 50, 101]), Stream()
+    loader = by_ray(dataset, on_error=policy, prefetch_factor=3)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", UserWarning)
+        got = list(loader)
+    expected = of_processes(good) if kind == "iterable" else without_workers(good)
+    assert_same(got, expected)
+    assert loader.failures == []
+    assert len(os.listdir(tmp_path)) == 3  # each has killed one
+
+
+def test_a_node_that_is_lost_is_nobody_s_fault_and_its_work_is_done_elsewhere(extra_nodes):
+    nodes = [extra_nodes.add(num_cpus=1), extra_nodes.add(num_cpus=1)]
+    options = {"num_cpus": 1, "resources": {"extra": 1}}
+    loader = by_ray(Drawn(400), ray_options=options, num_workers=1)  # on_error="raise"
+    got = []
+    with closing(iter(loader)) as stream:
+        for step, batch in enumerate(stream):
+            got.append(batch)
+            if step == 9:
+                (worker,) = stream.backend._workers.values()
+                extra_nodes.kill(worker.hello.node_id)
+                assert worker.hello.node_id in nodes
+    assert_same(got, without_workers(Drawn(400)))
+
+
+def test_an_actor_that_dies_ends_the_epoch_where_none_may_take_its_place(cluster):
+    with closing(iter(by_ray(Drawn()))) as stream:
+        _ = next(stream), next(stream)  # one of each
+        cluster.ray.kill(stream.backend.actors[1])
+        with pytest.raises(WorkerDied, match=r"worker 1 is gone .*Ray says: .*killed"):
+            list(stream)
+
+
+def test_two_deaths_prove_nothing_where_nobody_says_how_an_actor_ended(tmp_path):
+    # Preempted, or out of memory by another's fault, twice at the same sample.
+    loader = by_ray(Suicidal(str(tmp_path), [9], times=2), on_error="skip")
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", UserWarning)
+        got = list(loader)
+    assert_same(got, without_workers(Drawn()))
+    assert loader.failures == []
+    assert len(os.listdir(tmp_path)) == 2
+
+
+def test_an_actor_that_dies_between_two_epochs_is_replaced_and_nothing_is_counted(cluster):
+    loader = by_ray(Drawn(), persistent_workers=True)  # on_error="raise"
+    expected = Loader(Drawn(), batch_size=8, seed=5)
+    assert_same(list(loader), list(expected))
+    backend = loader._stream.backend
+    cluster.ray.kill(backend.actors[0])
+    assert _becomes(lambda: not backend.is_whole, 30.0)
+    assert_same(list(loader), list(expected))
+    close(loader)
+
+
+def test_in_a_placement_group_that_captures_actors_workers_are_outside_of_it(cluster):
+    from ray.util.placement_group import placement_group, remove_placement_group
+    from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
+
+    group = placement_group([{"CPU": 1}])
+    inside = PlacementGroupSchedulingStrategy(group, placement_group_capture_child_tasks=True)
+
+    def train():
+        return len(list(by_ray(Drawn(64), ray_options={"num_cpus": 1})))
+
+    cluster.ray.get(group.ready(), timeout=30)
+    task = cluster.ray.remote(num_cpus=1, scheduling_strategy=inside)(train)
+    try:
+        assert cluster.ray.get(task.remote(), timeout=60) == 8
+    finally:
+        remove_placement_group(group)
+
+
+SCRIPT_OF_SHUTDOWN = """
+    import sys
+    import ray
+    from penstock import Loader
+    from penstock.errors import WorkerDied
+    from tests.ray.ray_datasets import Drawn
+
+    def batches():
+        return iter(Loader(Drawn(100_000), batch_size=8, num_workers=1, backend="ray",
+            address=sys.argv[1], ray_options={"num_cpus": 0}))
+
+    stream = batches()
+    next(stream)
+    ray.shutdown()
+    if sys.argv[2] == "again":
+        ray.init(address=sys.argv[1], log_to_driver=False)
+    try:
+        list(stream)
+    except WorkerDied as error:
+        print(error)
+    stream.close()
+    print(len(next(batches())["index"]))
+"""
+
+
+@pytest.mark.parametrize("what", ["gone", "again"])
+def test_a_stream_whose_connection_was_ended_says_so_and_the_next_one_works(cluster, what):
+    process = run(SCRIPT_OF_SHUTDOWN, cluster.address, what)
+    out, _ = process.communicate(timeout=100)
+    assert process.returncode == 0
+    assert "ended, by ray.shutdown()" in out
+    assert out.splitlines()[-1] == "8"
+
+
+def test_an_epoch_goes_on_from_its_state():
+    loader = by_ray(Drawn(), shuffle=True)
+    with closing(iter(loader)) as stream:
+        got = [next(stream) for _ in range(7)]
+        state = loader.state_dict()
+    again = by_ray(Drawn(), shuffle=True, num_workers=1)
+    again.load_state_dict(state)
+    assert_same([*got, *again], without_workers(Drawn(), shuffle=True))
+
+
+def test_an_iterable_goes_on_from_its_state():
+    loader = by_ray(Stream())
+    expected = of_processes(Stream())
+    with closing(iter(loader)) as stream:
+        got = [next(stream) for _ in range(7)]
+        state = loader.state_dict()
+    again = by_ray(Stream())
+    with pytest.warns(UserWarning, match="read once more"):
+        again.load_state_dict(state)
+    assert_same([*got, *again], expected)
+
+
+def test_unseeded_the_batches_are_those_of_process_workers():
+    torch.manual_seed(3)
+    processes = {"num_workers": 2, "multiprocessing_context": "forkserver"}
+    expected = list(DataLoader(Drawn(), batch_size=8, shuffle=True, **processes))
+    torch.manual_seed(3)
+    loader = DataLoader(
+        Drawn(), batch_size=8, shuffle=True, num_workers=2, backend="ray", ray_options=ANY
+    )
+    got = list(loader)
+    for batch, other in zip(got, expected, strict=True):
+        assert batch["index"].tolist() == other["index"].tolist()
+        assert batch["global"].tolist() == other["global"].tolist()
+
+
+def test_a_batch_lies_in_the_object_store_and_may_be_written():
+    loader = by_ray(Drawn(64, size=50_000))
+    batches = list(loader)
+    array = batches[3]["large"]
+    assert "plasma" in mapped_at(array.__array_interface__["data"][0])
+    array += 1
+    assert (batches[3]["large"][0] == 25).all()
+    assert (batches[2]["large"][0] == 16).all()
+    (tensor,) = [b["large"] for b in by_ray(Drawn(8, size=50_000), DataLoader)]
+    assert "plasma" in mapped_at(tensor.data_ptr())
+    tensor.mul_(2)
+    assert tensor[3, 0] == 6
+
+
+def mapped_at(address):
+    """Return what is mapped there."""
+    for line in Path("/proc/self/maps").read_text().splitlines():
+        start, end = (int(n, 16) for n in line.split()[0].split("-"))
+        if start <= address < end:
+            return line
+    return ""
+
+
+def test_batches_that_are_held_keep_their_values_and_the_store_is_empty_afterwards(cluster):
+    before = InCluster.now(cluster)
+    held = list(by_ray(Drawn(160, size=30_000)))
+    for batch in held:
+        assert (batch["large"] == batch["index"][:, None]).all()
+    del held, batch
+    gc.collect()
+    assert _becomes(lambda: not InCluster.now(cluster).left_since(before), 20.0)
+
+
+def test_a_dataset_is_put_into_the_store_once_and_its_arrays_are_views_of_it(cluster):
+    size = Table().rows.nbytes
+    loader = by_ray(Table(), num_workers=3, ray_options=FAR)
+    with closing(iter(loader)) as stream:
+        batch = next(stream)
+        assert batch["is_view"].all()
+        used = InCluster.now(cluster).store_bytes
+    # Here, where it was put, and on the other node: not once for each of three workers.
+    assert 2 * size <= used < 3 * size
+
+
+def test_a_loader_left_in_mid_epoch_leaves_nothing(cluster):
+    for _ in range(2):
+        for step, _batch in enumerate(by_ray(Drawn())):
+            if step == 3:
+                break
+    del _batch
+    kept = by_ray(Drawn(), persistent_workers=True)
+    for _ in range(2):
+        for _batch in kept:
+            break
+    assert_same(list(kept), list(_third_epoch()))
+    close(kept)
+
+
+def _third_epoch():
+    loader = Loader(Drawn(), batch_size=8, seed=5)
+    loader.set_epoch(2)
+    return loader
+
+
+def test_the_numbers_of_the_account_are_of_this_clock_and_of_all_workers():
+    loader = by_ray(Drawn())
+    list(loader)
+    stats = loader.stats()
+    assert stats.backend == "ray"
+    assert stats.epoch.samples == 200
+    assert 0 < stats.epoch.compute_s + stats.epoch.read_s < stats.epoch.seconds * 2
+    assert set(stats.worker_rss_bytes) == {0, 1}
+
+
+def test_a_worker_of_other_versions_is_refused(monkeypatch):
+    ours = Versions.here()._replace(numpy="0.1")
+    monkeypatch.setattr(ray_backend.Versions, "here", lambda: ours)
+    with pytest.raises(ConfigError, match=r"numpy 0\.1.*Install the same on every machine"):
+        list(by_ray(Drawn()))
+
+
+def test_who_waits_for_ray_is_told_what_is_missing_and_goes_on_when_it_comes(
+    monkeypatch, extra_nodes
+):
+    monkeypatch.setattr(remote_worker, "_FIRST_DOUBT_S", 0.5)
+    loader = by_ray(Drawn(), ray_options={"resources": {"extra": 1}}, timeout=2)
+    told = []
+
+    def tell(message, *_):
+        told.append(str(message))
+        extra_nodes.add()
+
+    monkeypatch.setattr(ray_backend.warnings, "warn", lambda text, *_, **__: tell(text))
+    assert_same(list(loader), without_workers(Drawn()))
+    assert "wait" in told[0]
+    assert "1 extra" in told[0]
+
+
+def test_what_cannot_be_pickled_is_named():
+    dataset = Drawn()
+    dataset.reader = {"stream": (k for k in [])}
+    with pytest.raises(UnpicklableError, match=r"reader\['stream'\]"):
+        iter(by_ray(dataset))
+
+
+def run(text, *arguments, **options):
+    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
+    command = [sys.executable, "-c", textwrap.dedent(text), *arguments]
+    return subprocess.Popen(
+        command, cwd=ROOT, env=environment, stdout=subprocess.PIPE, text=True, **options
+    )
+
+
+SCRIPT_OF_MAIN = """
+    import sys
+    import numpy as np
+    from penstock import Loader
+
+    class Mine:
+        scale = 3
+        def __len__(self):
+            return 20
+        def __getitem__(self, index):
+            return Sample(index * self.scale)
+
+    class Sample:
+        def __init__(self, value):
+            self.value = value
+
+    def collate(samples):
+        return samples
+
+    def load():
+        return Loader(Mine(), batch_size=4, num_workers=2, backend="ray", address=sys.argv[1],
+            ray_options={"num_cpus": 0}, collate_fn=collate)
+
+    batches = list(load())
+    assert all(type(sample) is Sample for batch in batches for sample in batch)
+    print([sample.value for batch in batches for sample in batch])
+"""
+
+
+def test_classes_of_a_notebook_or_script_cross_by_value(cluster):
+    process = run(SCRIPT_OF_MAIN, cluster.address)
+    out, _ = process.communicate(timeout=100)
+    assert process.returncode == 0
+    assert str([3 * k for k in range(20)]) in out
+
+
+SCRIPT_OF_ENDINGS = """
+    import sys, time
+    from penstock import Loader
+    from tests.ray.ray_datasets import Drawn
+
+    loader = Loader(Drawn(100_000), batch_size=8, num_workers=2, backend="ray",
+        address=sys.argv[1], ray_options={"num_cpus": 0, "resources": {"far": 1}})
+    for step, batch in enumerate(loader):
+        print(step, flush=True)
+"""
+
+
+@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGINT, signal.SIGTERM])
+def test_no_actor_outlives_its_trainer_however_that_ends(cluster, number):
+    before = InCluster.now(cluster)
+    process = run(SCRIPT_OF_ENDINGS, cluster.address, stderr=subprocess.DEVNULL)
+    try:
+        while process.stdout.readline().strip() != "5":
+            assert process.poll() is None
+        process.send_signal(number)
+        process.communicate(timeout=60)
+        assert process.returncode != 0
+    finally:
+        process.kill()
+        process.wait()
+    assert _becomes(lambda: not InCluster.now(cluster).left_since(before), 30.0)

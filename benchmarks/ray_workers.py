@@ -262,23 +262,29 @@ def by_ray_data(ray: Any, dataset: Any, num_workers: int, num_batches: int) -> I
 
 
 _KINDS = ("photos", "carry", "tiny")
-_WAYS: tuple[tuple[Way, int], ...] = (
+_LOADERS: tuple[tuple[Way, int], ...] = (
     ("processes", 1),
     ("processes", 2),
     ("actors", 1),
     ("actors", 2),
-    ("ray tasks", 2),
-    ("ray data", 2),
 )
+_PLAIN_RAY: tuple[tuple[Way, int], ...] = (("ray tasks", 2), ("ray data", 2))
+
+
+def _ways(kind: str) -> tuple[tuple[Way, int], ...]:
+    return _LOADERS if kind == "tiny" else _LOADERS + _PLAIN_RAY
 
 
 def _targets(kind: str) -> list[Target]:
+    actors = f"{kind}, actors, 2"
     return [
         Target(f"{kind}, actors, 1", f"{kind}, processes, 1"),
-        Target(f"{kind}, actors, 2", f"{kind}, processes, 2"),
-        Target(f"{kind}, actors, 2", f"{kind}, ray tasks, 2"),
-        Target(f"{kind}, actors, 2", f"{kind}, ray data, 2"),
-        Target(f"{kind}, actors, 2", f"{kind}, processes, 2", figure="CPU ms/batch"),
+        *[
+            Target(actors, f"{kind}, {way}, 2")
+            for way, n in _ways(kind)
+            if way != "actors" and n == 2
+        ],
+        Target(actors, f"{kind}, processes, 2", figure="CPU ms/batch"),
     ]
 
 
@@ -289,7 +295,7 @@ BENCHMARK = Benchmark(
     contenders={
         f"{kind}, {way}, {num}": partial(load, kind=kind, way=way, num_workers=num)
         for kind in _KINDS
-        for way, num in _WAYS
+        for way, num in _ways(kind)
     },
     full=Size(num_photo_batches=28, num_carried=100, num_tiny=1_000, side_px=224, seconds=2.0),
     smoke=Size(num_photo_batches=2, num_carried=6, num_tiny=6, side_px=32, seconds=0.01),

@@ -815,3 +815,68 @@ def test_a_task_that_is_answered_is_kept_no_longer():
     world = World(lambda m: m[0], num_workers=2, lookahead=4, in_order=False, num_steps=50)
     world.run()
     assert world.order._tasks == {}
+
+
+@given(st.data())
+def test_no_step_waits_for_a_worker_that_has_not_started(data):
+    num_workers = data.draw(st.integers(1, 4))
+    prefetch = data.draw(st.integers(1, 3))
+    num_steps = data.draw(st.integers(0, 20))
+    starting = data.draw(st.sets(st.integers(0, num_workers - 1)))
+    never = data.draw(st.sets(st.sampled_from(sorted(starting)))) if starting else set()
+    if len(never) == num_workers:
+        never.pop()
+    order = Order(
+        num_workers,
+        num_workers * prefetch,
+        any_worker=True,
+        starting=starting,
+        max_respawns=100,
+    )
+    to_start = sorted(starting - never)
+    working, delivered, drawn = [], [], 0
+    is_finished = is_requested = False
+
+    def carry_out(decisions):
+        nonlocal drawn, is_finished, is_requested
+        left = list(decisions)
+        while left:
+            decision = left.pop(0)
+            if isinstance(decision, Draw):
+                event = IndicesDrawn(drawn) if drawn < num_steps else IndicesExhausted()
+                drawn += isinstance(event, IndicesDrawn)
+                left = [*order.handle(event), *left]
+            elif isinstance(decision, Submit):
+                assert decision.worker_id not in never
+                assert decision.worker_id not in to_start
+                working.append((decision.worker_id, decision.step))
+            elif isinstance(decision, Deliver):
+                delivered.append(decision.step)
+                is_requested = False
+            elif isinstance(decision, Finish):
+                is_finished = True
+            else:
+                assert isinstance(decision, Respawn), decision
+
+    carry_out(order.start())
+    while not is_finished:
+        moves = []
+        if not is_requested:
+            moves.append("request")
+        if to_start:
+            moves += ["ready", "dies while it starts"]
+        if working:
+            moves.append("done")
+        assert moves, "nobody can move"
+        move = data.draw(st.sampled_from(moves))
+        if move == "request":
+            is_requested = True
+            carry_out(order.handle(Requested()))
+        elif move == "ready":
+            carry_out(order.handle(WorkerReady(to_start.pop(0))))
+        elif move == "done":
+            worker_id, step = working.pop(data.draw(st.integers(0, len(working) - 1)))
+            carry_out(order.handle(TaskDone(worker_id, step, None)))
+        elif data.draw(st.integers(0, 3)) == 0:  # not for ever
+            carry_out(order.handle(WorkerDied(to_start[0], "", counts=False)))
+    assert delivered == list(range(num_steps))

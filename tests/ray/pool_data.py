@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import os
+import threading
 import weakref
 
 import numpy as np
@@ -44,6 +45,43 @@ class Deadly(Noise):
         if index == self.bad and get_worker_info() is not None:
             os._exit(3)
         return super().__getitem__(index)
+
+
+class Gated(Noise):
+    """Waits at a gate, an actor, with one of its samples."""
+
+    def __init__(self, at, gate):
+        super().__init__()
+        self.at = at
+        self.gate = gate
+
+    def __getitem__(self, index):
+        if index == self.at:
+            import ray
+
+            ray.get(ray.get_actor(self.gate, namespace="penstock").passed.remote())
+        return super().__getitem__(index)
+
+
+class Stuck(Noise):
+    """Never ends one of its samples."""
+
+    def __init__(self, bad):
+        super().__init__()
+        self.bad = bad
+
+    def __getitem__(self, index):
+        if index == self.bad and get_worker_info() is not None:
+            threading.Event().wait()
+        return super().__getitem__(index)
+
+
+class Twins(Noise):
+    """Has two large arrays with the same content."""
+
+    def __init__(self):
+        super().__init__()
+        self.twin = self.table.copy()
 
 
 class Stream(IterableDataset):
@@ -122,6 +160,9 @@ DATASETS = {
     "cyclic": Cyclic,
     "noise": Noise,
     "deadly": Deadly,
+    "gated": Gated,
+    "stuck": Stuck,
+    "twins": Twins,
     "stream": Stream,
     "who am I": WhoAmI,
     "takes turns": TakesTurns,

@@ -264,7 +264,8 @@ def test_a_sample_that_ends_workers_is_skipped_by_its_rank_and_harms_no_other(ra
     ]
     assert taken[1][:6] + taken[1][7:] == whole[:6] + whole[7:]
     assert three[1].ask("failed") == [bad]
-    assert sum(worker.num_deaths for worker in pool.stats().workers) == 2
+    # By three ends, as nobody says how they came.
+    assert sum(worker.num_deaths for worker in pool.stats().workers) == 3
 
 
 def test_a_sample_that_ends_workers_fails_its_rank_alone_where_it_is_to_raise(ranks):
@@ -326,6 +327,15 @@ def test_ranks_with_one_dataset_put_it_once(ranks, pool):
     open_all(ranks)  # again, while it is still kept
     assert pool.stats().num_puts == 2
     take_all(ranks, 1)
+
+
+def test_equal_arrays_of_a_dataset_are_put_once_without_waiting_for_one_another(pool):
+    began = time.monotonic()
+    loader = loader_of("twins", 0, 1, **of_pool(persistent_workers=True))
+    iterator = iter(loader)
+    assert told(next(iterator)) == expected("noise", 0, 1)[0]
+    assert pool.stats().num_puts == 2
+    assert time.monotonic() - began < 30.0  # others would wait for 60 s
 
 
 def test_different_datasets_in_one_pool(ranks, pool):
@@ -417,6 +427,86 @@ def test_turns_go_round_however_many_tasks_one_has_waiting(cluster, four):
     assert num_done == {"rank 0": num_batches + 1, "rank 1": num_batches + 1}  # and the opening
 
 
+class Gate:
+    """Where a sample waits until the test opens it."""
+
+    def __init__(self):
+        import asyncio
+
+        self._is_reached = asyncio.Event()
+        self._is_open = asyncio.Event()
+
+    async def reached(self):
+        await self._is_reached.wait()
+
+    async def passed(self):
+        self._is_reached.set()
+        await self._is_open.wait()
+
+    async def open(self):
+        self._is_open.set()
+
+
+@contextlib.contextmanager
+def gate(cluster, name):
+    """A gate's handle; it is open once the block is left, also if that has failed."""
+    options = {"name": name, "namespace": "penstock", "num_cpus": 0, "max_concurrency": 9}
+    handle = cluster.ray.remote(Gate).options(**options).remote()
+    try:
+        yield handle
+    finally:
+        cluster.ray.get(handle.open.remote())
+
+
+def test_who_waits_for_its_turn_ends_no_worker_and_is_told_whose_it_is(cluster, four):
+    patient, slow, strict = three = four[:3]
+    with (
+        WorkerPool("of one", 1, ray_options=OPTIONS) as pool,
+        settled(three),
+        gate(cluster, "gate") as passage,
+    ):
+        options = {**of_pool(1, "of one"), "world_size": 3}
+        patient.ask("open", dataset="noise", rank=0, timeout=1, on_error="skip", **options)
+        strict.ask("open", dataset="noise", rank=2, timeout=2, **options)
+        begun = take_all([patient, strict], 1)
+        assert begun == [expected("noise", rank, 3)[:1] for rank in (0, 2)]
+        at, _ = expected("noise", 1, 3)[0]
+        slow.ask("open", dataset="gated", rank=1, args=[at[1], "gate"], **options)
+        slow.tell("take")
+        cluster.ray.get(passage.reached.remote(), timeout=PATIENCE_S)
+        for rank in (patient, strict):
+            rank.tell("take")
+        with pytest.raises(
+            RankError, match=r"WorkerTimeout: .*\n.* waiting for its turn: .*rank 1"
+        ):
+            strict.answer()
+
+        def has_waited():
+            stats = pool.stats()
+            return any(t.name.startswith("rank 0,") and t.waited_s > 3 for t in stats.trainers)
+
+        assert _becomes(has_waited, PATIENCE_S / 4)
+        cluster.ray.get(passage.open.remote())
+        assert begun[0] + patient.answer() == expected("noise", 0, 3)
+        assert slow.answer() == expected("noise", 1, 3)
+        assert patient.ask("failed") == []
+        assert pool.stats().workers[0].num_deaths == 0
+
+
+def test_who_is_stuck_itself_ends_the_worker_and_nothing_is_counted_against_others(ranks, pool):
+    two = ranks[:2]
+    bad = _bad_sample(1, 2, at_batch=6)
+    two[0].ask("open", dataset="noise", rank=0, world_size=2, **of_pool())
+    options = of_pool(rank=1, world_size=2, args=[bad], timeout=2, on_error="skip")
+    two[1].ask("open", dataset="stuck", **options)
+    taken = take_all(two)
+    assert taken[0] == expected("noise", 0, 2)
+    whole = expected("noise", 1, 2)
+    assert taken[1][:6] + taken[1][7:] == whole[:6] + whole[7:]
+    assert two[1].ask("failed") == [bad]
+    assert sum(worker.num_deaths for worker in pool.stats().workers) == 2
+
+
 @contextlib.contextmanager
 def pool_with_lease(cluster, lease_s):
     link = start_keeper(cluster.ray, "short", NUM_WORKERS, OPTIONS, lease_s=lease_s)
@@ -440,6 +530,59 @@ def test_what_a_dead_trainer_had_is_dropped(cluster, four):
             return (len(stats.trainers), of_workers, stats.num_shared) == (0, 0, 0)
 
         assert _becomes(is_empty, PATIENCE_S)
+
+
+def test_a_call_that_waits_for_the_end_of_a_dead_trainer_does_not_stay_for_ever(cluster):
+    with pool_with_lease(cluster, 2.0) as pool:
+        keeper = cluster.ray.get_actor("penstock-pool:short", namespace="penstock")
+        seat = cluster.ray.get(keeper.seats.remote())[0]
+        call = seat.actor.until_end.remote("rank 0, dead before it could open/1")
+        of_pool = seat.actor.until_end.remote(None)
+        assert pool.stats().num_puts == 0  # the keeper looks after its workers from here on
+        ended, waits = cluster.ray.wait([call, of_pool], num_returns=1, timeout=PATIENCE_S)
+        assert (ended, waits) == ([call], [of_pool])
+        assert [worker.is_alive for worker in pool.stats().workers] == [True, True]
+
+
+@pytest.mark.parametrize("leaves", [True, False])
+def test_what_a_dead_trainer_was_to_bring_others_bring_in_one_go(cluster, leaves):
+    """They wait a tenth of the lease for a word of it, and not as long for each piece."""
+    digests = [f"piece {k}" for k in range(12)]
+    with pool_with_lease(cluster, 600.0 if leaves else 20.0):
+        keeper = cluster.ray.get_actor("penstock-pool:short", namespace="penstock")
+
+        def ask(method, *args):
+            return cluster.ray.get(getattr(keeper, method).remote(*args), timeout=PATIENCE_S)
+
+        assert ask("hold", "first", digests) == [[]] * 12
+        assert ask("hold", "first", digests) == [[]] * 12  # Ray has sent it once more
+        ask("keep", "first", digests[0], 1, b"x")
+        began = time.monotonic()
+        second = keeper.hold.remote("second", digests)
+        if leaves:
+            assert cluster.ray.wait([second], timeout=0.2) == ([], [second])
+            ask("leave", "first")
+        held = cluster.ray.get(second, timeout=PATIENCE_S)
+        assert [len(found) for found in held] == [1] + [0] * 11
+        assert time.monotonic() - began < 12.0
+        del held
+
+
+def test_a_trainer_that_was_forgotten_is_known_again_with_the_places_that_it_had(cluster, four):
+    two = four[:2]
+    with pool_with_lease(cluster, 3.0) as pool, settled(two):
+        open_all(two, **of_pool(name="short"))
+        taken = take_all(two, 3)
+        assert _becomes(lambda: not pool.stats().trainers, PATIENCE_S)
+        num_deaths = kill_worker(pool, 1)
+        taken = [one + more for one, more in zip(taken, take_all(two, 8), strict=True)]
+        assert [trainer.workers for trainer in pool.stats().trainers] == [(0, 1)] * 2
+        assert [worker.num_deaths for worker in pool.stats().workers] == [0, num_deaths]
+        # Both places have still an actor each, and not one of them both numbers.
+        kill_worker(pool, 0)
+        ends = take_all(two)
+        for rank in range(2):
+            assert taken[rank] + ends[rank] == expected("noise", rank, 2)
 
 
 @pytest.mark.parametrize("dataset", ["noise", pytest.param("stream", marks=pytest.mark.slow)])

@@ -485,6 +485,40 @@ def test_who_leaves_while_the_session_is_opened_has_no_call_waiting_any_more():
     run(scenario())
 
 
+def test_a_batch_wakes_no_call_of_another_session():
+    other = "rank 1, pid 2 on here #2/one"
+
+    async def scenario():
+        async with opened(Numbers(False)) as worker:
+            await worker.open(other, pack_parcel(Recipe(Numbers(False), False, True)), IDENTITY)
+            asked, session = [], worker._sessions[other]
+            session.is_in_turn = lambda begun, number: bool(asked.append(number))
+            early = asyncio.ensure_future(worker.make(other, *calls_of(1)(3)[1:], 0))
+            until_end = asyncio.ensure_future(worker.until_end(other))
+            for number in range(5):
+                assert told(await worker.make(*calls_of(1)(number), 0))[0] == 4 * number
+            assert asked == [3]
+            await worker.leave(other)
+            assert (await early).kind == "dropped"
+            await until_end
+
+    run(scenario())
+
+
+def test_nothing_stays_of_who_only_waits_for_the_end_and_never_opens():
+    async def scenario():
+        async with opened(Numbers(False)) as worker:
+            calls = [asyncio.ensure_future(worker.until_end(f"t/{k}")) for k in range(50)]
+            await asyncio.sleep(0)
+            worker._forgotten_after_s = -1.0
+            await worker._forget_unused()
+            await asyncio.gather(*calls)
+            assert worker._ended == {}
+            assert worker._used_at == {}
+
+    run(scenario())
+
+
 def test_a_dropped_session_is_unknown_to_calls_that_were_waiting_in_it():
     """The trainer opens another one then; "dropped" would tell it that its share has ended."""
 
@@ -503,7 +537,6 @@ def test_a_dropped_session_is_unknown_to_calls_that_were_waiting_in_it():
             await asyncio.sleep(0)
             closing = worker._drop(NAME)
             await worker.open(NAME, pack_parcel(recipe), IDENTITY)
-            await worker._tell_waiting()
             await closing
             assert told(await waiting) == "unknown"
             assert told(await worker.make(*calls_of(1)(0), 0))[1] == [0, 1, 2]

@@ -131,8 +131,9 @@ def test_a_node_that_is_lost_is_nobody_s_fault_and_its_work_is_done_elsewhere(ex
 
 
 def test_an_actor_that_dies_ends_the_epoch_where_none_may_take_its_place(cluster):
-    with closing(iter(by_ray(Drawn()))) as stream:
-        _ = next(stream), next(stream)  # one of each
+    with closing(iter(by_ray(Drawn(100_000)))) as stream:
+        while not all(worker.is_ready for worker in stream.backend._workers.values()):
+            next(stream)
         cluster.ray.kill(stream.backend.actors[1])
         with pytest.raises(WorkerDied, match=r"worker 1 is gone .*Ray says: .*killed"):
             list(stream)

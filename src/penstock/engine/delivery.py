@@ -141,11 +141,13 @@ class Stream:
         self._indices: Iterator[object] = epoch.indices
         num_workers = max(self._crew.num_workers, 1)
         is_iterable = plan.recipe.is_iterable
+        any_worker = plan.is_worker_free or bool(plan.max_workers)
         self._order = Order(
             num_workers,
             self._lookahead,
             in_order=plan.in_order,
-            any_worker=plan.is_worker_free or bool(plan.max_workers),
+            any_worker=any_worker,
+            starting=self._backend.await_start() if any_worker else (),
             first_step=progress.num_steps,
             first_worker=(progress.turn if is_iterable else progress.num_steps) % num_workers,
             skipped=progress.ahead,

@@ -7,7 +7,7 @@ No queue, process, clock or lock in here. Events go in, decisions come out, at o
     start() ─────────────────────────────▶ [Draw] * lookahead
     IndicesDrawn(indices) ───────────────▶ [Submit(worker, step, indices)]
     IndicesExhausted() ──────────────────▶ [] or [Finish]
-    WorkerReady(worker) ─────────────────▶ []                 (one that was hired can begin)
+    WorkerReady(worker) ─────────────────▶ [Draw] …           (one that was starting can begin)
     CrewChanged(count, lookahead) ───────▶ [Hire(worker)] [Draw] … [Dismiss(worker)]
     Requested()   (the user wants one) ──▶ [] or [Draw, Deliver(step, outcome)] or [Finish]
     TaskDone(worker, step, outcome) ─────▶ [] or [Draw, Deliver(step, outcome)]
@@ -32,7 +32,8 @@ Guarantees
     Workers are numbered from 0. A smaller crew keeps the first ones: the others get no new steps
     and are dismissed once they have answered what they hold. One that is hired gets its first step
     when it is ready, so that no step waits for a process to start; one that never gets there is
-    renounced, and costs nothing. Only where any worker may make any step can a crew change.
+    renounced, and costs nothing. Only where any worker may make any step can a crew change. Nor
+    does a step wait there for a worker of the first hour (`starting`), be it that it never starts.
     At most one request is open at a time.
 """
 
@@ -243,6 +244,7 @@ class Order:
         skipped: Collection[int] = (),
         max_respawns: int = 0,
         can_condemn: bool = False,
+        starting: Collection[int] = (),
     ) -> None:
         """Begin an epoch, or go on in one.
 
@@ -257,6 +259,8 @@ class Order:
             skipped: Later steps that are drawn but not made.
             max_respawns: How many dead workers are replaced.
             can_condemn: Whether the epoch goes on without a sample that kills workers.
+            starting: Workers that have not started yet, and get their first step when they are
+                ready; only with `any_worker` and a `lookahead`.
         """
         self._num_workers = num_workers
         self._lookahead = lookahead
@@ -270,11 +274,13 @@ class Order:
         # step -> (outcome, indices), in order of arrival
         self._done: dict[int, tuple[object, object]] = {}
         self._employed = set(range(num_workers))  # those that are leaving included
-        self._starting: set[int] = set()  # hired, and not ready yet
+        self._starting = set(starting)  # not ready yet
+        self._joining: set[int] = set()  # those of them that were hired in mid-epoch
         self._active = [True] * num_workers
         self._load = [0] * num_workers  # steps submitted to each worker and not delivered
         self._unanswered = [0] * num_workers  # … and not answered
-        self._target = lookahead  # steps under way at a time, for now
+        # Steps under way at a time, for now.
+        self._target = lookahead - lookahead // num_workers * len(self._starting)
         self._surplus = 0  # steps under way beyond that, as it has been lowered
         self._drained = False
         self._requested = False
@@ -287,13 +293,13 @@ class Order:
 
     def start(self) -> list[Decision]:
         """Return what to do before the first request."""
-        return [_DRAW] * self._lookahead
+        return [_DRAW] * self._target
 
     @property
     def awaited_worker(self) -> int | None:
-        """The worker whose answer the user waits for; None if no step is under way."""
+        """The worker whose answer, or start, the user waits for; None if there is none."""
         waiting = (w for s, w in self._owner.items() if s not in self._done and self._active[w])
-        return next(waiting, None)
+        return next(waiting, next(iter(self._starting), None))
 
     @property
     def num_pending(self) -> int:
@@ -366,13 +372,16 @@ class Order:
         self._unanswered += [0] * num_new
         self._employed.update(hired)
         self._starting.update(hired)
+        self._joining.update(hired)
         self._num_workers, self._lookahead = event.num_workers, event.lookahead
         self._starting.intersection_update(wanted)
+        self._joining.intersection_update(wanted)
         dismissals = self._dismiss_idle()
         return [*map(Hire, hired), *self._draw_to_target(), *dismissals]
 
     def _on_ready(self, event: WorkerReady) -> list[Decision]:
         self._starting.discard(event.worker_id)
+        self._joining.discard(event.worker_id)
         return self._draw_to_target()
 
     def _draw_to_target(self) -> list[Decision]:
@@ -394,7 +403,7 @@ class Order:
     def _on_death(self, event: WorkerDied) -> list[Decision]:
         if not self._active[event.worker_id]:
             return []  # it had given all it had
-        if event.worker_id in self._starting:  # it has no steps, and its share stays withheld
+        if event.worker_id in self._joining:  # it has no steps, and its share stays withheld
             self._employed.discard(event.worker_id)
             return [Renounce(event.worker_id, event.reason)]
         is_guilty = self._count_death(event)
@@ -472,7 +481,7 @@ class Order:
             return [*draws, Deliver(step, worker_id, *self._done.pop(step))]
         if self._failure is not None:
             return [self._failure]
-        if self._head >= self._next_step:
+        if self._head >= self._next_step and (self._drained or not self._starting):
             self._requested = False
             return [Finish()]
         return []

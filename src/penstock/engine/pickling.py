@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import functools
 import types
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final
 
 from penstock.errors import UnpicklableError
 from penstock.transport.packing import NeedsInheritance, dumps
@@ -18,6 +18,11 @@ if TYPE_CHECKING:
 
 __all__ = ["share_recipe", "unpicklable_error"]
 
+_ADVICE: Final = (
+    "Under the start methods spawn and forkserver everything a worker needs is pickled. Use a "
+    "function or class defined at the top level of a module (functools.partial for arguments), "
+    'open files and connections lazily in the worker, or use multiprocessing_context="fork".'
+)
 _PARTS = ("dataset", "collate_fn", "worker_init_fn")
 
 
@@ -44,7 +49,9 @@ def share_recipe(recipe: Recipe) -> int | None:
         raise unpicklable_error(recipe, error) from error
 
 
-def unpicklable_error(recipe: Recipe, error: Exception) -> UnpicklableError:
+def unpicklable_error(
+    recipe: Recipe, error: Exception, *, advice: str = _ADVICE
+) -> UnpicklableError:
     """Return an error that names the attribute of `recipe` that made pickling fail with `error`."""
     found: tuple[str, object, Exception] = ("the dataset", recipe.dataset, error)
     for part in _PARTS:
@@ -52,12 +59,7 @@ def unpicklable_error(recipe: Recipe, error: Exception) -> UnpicklableError:
     path, culprit, cause = found
     return UnpicklableError(
         f"{path} cannot be sent to a worker: {type(cause).__name__}: {cause}. "
-        f"It is {_describe(culprit)}. Under the start methods spawn and forkserver everything a "
-        "worker "
-        "needs is pickled. Use a function or class defined at the top level of a module "
-        "(functools.partial "
-        "for arguments), open files and connections lazily in the worker, or use "
-        'multiprocessing_context="fork".'
+        f"It is {_describe(culprit)}. {advice}"
     )
 
 

@@ -4,6 +4,7 @@
 open_backend(plan)          picks one
 Backend.start()             workers begin to start; does not wait for them
 Backend.begin_epoch(epoch)  before any task, and for each epoch: datasets are iterated anew
+Backend.await_start()       who is not there yet, and is told of when it is
 Backend.submit(w, s, i)     never blocks
 Backend.respawn(w)          another worker in the place of one that died
 Backend.hire(w)             one worker more, which joins the epoch
@@ -17,7 +18,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Protocol
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Collection, Sequence
 
     from penstock.engine.accounts import TaskTimes
     from penstock.engine.epoch import Epoch, Share
@@ -67,6 +68,12 @@ class Backend(Protocol):
 
     def begin_epoch(self, epoch: Epoch) -> None:
         """Begin an epoch, or go on in one; outcomes of earlier ones are dropped from now on."""
+
+    def await_start(self) -> Collection[int]:
+        """Return the workers that may take long to start; `events` tells when each can begin.
+
+        They may be given tasks before that all the same.
+        """
 
     def submit(
         self, worker_id: int, step: int, indices: object, caution: Caution | None = None

@@ -353,6 +353,10 @@ class ProcessBackend:
         begin = BeginEpoch(self._round, self._epoch, self._begun.is_announced, worker.share)
         self._post(worker, encode(begin))
 
+    def await_start(self) -> tuple[int, ...]:
+        """Return nobody: workers of this machine start at once."""
+        return ()
+
     def submit(
         self, worker_id: int, step: int, indices: object, caution: Caution | None = None
     ) -> None:

@@ -62,6 +62,10 @@ class SerialBackend:
             notes=self._notes,
         )
 
+    def await_start(self) -> tuple[int, ...]:
+        """Return nobody: workers of this machine start at once."""
+        return ()
+
     def submit(
         self, worker_id: int, step: int, indices: object, caution: Caution | None = None
     ) -> None:

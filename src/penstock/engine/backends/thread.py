@@ -147,6 +147,10 @@ class ThreadBackend:
             if not worker.is_gone:
                 worker.begin(self._round)
 
+    def await_start(self) -> tuple[int, ...]:
+        """Return nobody: workers of this machine start at once."""
+        return ()
+
     def submit(
         self, worker_id: int, step: int, indices: object, caution: Caution | None = None
     ) -> None:

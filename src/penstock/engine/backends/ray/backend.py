@@ -45,7 +45,7 @@ from penstock.engine.backends.ray.endings import (
 from penstock.engine.backends.ray.options import RayOptions
 from penstock.engine.backends.ray.parcels import Parcel, WritableMemory, open_parcel, pack_parcel
 from penstock.engine.backends.ray.remote_worker import RemoteWorker, Round, name_of_trainer
-from penstock.engine.backends.ray.worker import Versions
+from penstock.engine.backends.ray.worker import Versions, trainer_of
 from penstock.engine.backends.remote import FailedTask, Where, revived
 from penstock.engine.deeds import Deed
 from penstock.engine.fault_log import NO_LOSSES, Losses
@@ -65,7 +65,7 @@ if TYPE_CHECKING:
     from penstock.engine.backends.ray.crew import Actor, Crew
     from penstock.engine.backends.ray.remote_worker import Call, Come
     from penstock.engine.backends.ray.session import Answer
-    from penstock.engine.backends.ray.worker import Hello
+    from penstock.engine.backends.ray.worker import Doing, Hello
     from penstock.engine.epoch import Epoch
     from penstock.engine.order import BackendEvent
     from penstock.engine.plan import Caution, Plan, Recipe
@@ -81,6 +81,11 @@ _MOST_LOSSES: Final = 5  # of one batch on its way, before its worker is given u
 _DEATHS_THAT_PROVE: Final = 2
 _DEATHS_THAT_PROVE_UNSEEN: Final = 3  # ends that may have come from outside: nobody says how
 _DEATHS_THAT_PROVE_IN_POOL: Final = 5  # over one batch, of which nobody knows whose fault they were
+
+_ADVICE_ON_PICKLING: Final = (
+    "Ray's workers are other processes, perhaps on other machines. Leave out of __getstate__ what "
+    "belongs to this one (locks, files, connections, generators), and open it lazily in the worker."
+)
 
 _backends: weakref.WeakSet[RayBackend] = weakref.WeakSet()
 
@@ -216,6 +221,13 @@ class RayBackend:
         for worker in self._workers.values():
             worker.begin_round(self._round, epoch.progress.shares.get(worker.worker_id))
 
+    def await_start(self) -> list[int]:
+        """Return the workers for which Ray has yet to find a place, or whose dataset is opened."""
+        starting = [w for w in self._workers.values() if not w.is_ready and w.is_open]
+        for worker in starting:
+            worker.joins_late = True
+        return [worker.worker_id for worker in starting]
+
     def submit(
         self, worker_id: int, step: int, indices: object, caution: Caution | None = None
     ) -> None:
@@ -261,7 +273,8 @@ class RayBackend:
     @property
     def _is_starting(self) -> bool:
         """Whether nothing is under way but in workers that Ray has not started."""
-        return all(w.hello is None for w in self._workers.values() if w.is_open and w.tasks)
+        busy = [w for w in self._workers.values() if w.is_open and (w.tasks or not w.is_ready)]
+        return all(worker.hello is None for worker in busy)
 
     @property
     def _is_connected(self) -> bool:
@@ -294,21 +307,29 @@ class RayBackend:
         """Look after workers that say nothing; return deaths of which no more is to be awaited."""
         late = [worker for worker in self._workers.values() if _due(worker) <= time.monotonic()]
         dying = [worker for worker in late if worker.dying_since is not None]
-        missing = [worker for worker in late if worker.is_open and worker.hello is None]
         for worker in late:
             if worker.is_open and worker.hello is not None:
                 worker.knock()
-        if missing:
-            waited_s = time.monotonic() - min(worker.started_at for worker in missing)
-            for worker in missing:
-                worker.doubt_s *= 10
-            warnings.warn(
-                f"workers {[worker.worker_id for worker in missing]} have waited {waited_s:.0f} s "
-                f"for Ray to start them: {what_is_free(self._ray, self._crew.options)}",
-                RuntimeWarning,
-                stacklevel=users_level(),
-            )
+        if any(worker.is_open and worker.hello is None for worker in late):
+            self._tell_who_is_missing()
         return [event for worker in dying for event in self._bury(worker)]
+
+    def _tell_who_is_missing(self) -> None:
+        missing = [w for w in self._workers.values() if w.is_open and w.hello is None]
+        waited_s = time.monotonic() - min(worker.started_at for worker in missing)
+        for worker in missing:
+            worker.doubt_s = 10 * max(worker.doubt_s, waited_s)
+        if self._plan.is_worker_free and len(missing) < len(self._workers):
+            meanwhile = "The others make their batches meanwhile."
+        else:
+            meanwhile = "No batch comes without them, so training waits."
+        warnings.warn(
+            f"{len(missing)} of {len(self._workers)} workers have waited {waited_s:.0f} s for Ray "
+            f"to start them: {what_is_free(self._ray, self._crew.options)} {meanwhile} Fewer "
+            "workers (num_workers), or such that ask for less (ray_options), would start at once.",
+            RuntimeWarning,
+            stacklevel=users_level(),
+        )
 
     def _understand(self, come: Come | None) -> list[BackendEvent]:
         if come is None:
@@ -443,8 +464,8 @@ class RayBackend:
         events = [event for taken in worker.take_rest() for event in self._event(*taken)]
         worker.is_gone = True
         node_id = None if worker.hello is None else worker.hello.node_id
-        is_node_gone = node_id is not None and (
-            died_with_node(worker) or is_node_dead(self._ray, node_id)
+        is_node_gone = died_with_node(worker) or (
+            node_id is not None and is_node_dead(self._ray, node_id)
         )
         deed = deed_of_worker(worker, self._plan.recipe, self._round.number)
         end, advice = describe_end(worker, is_node_gone=is_node_gone)
@@ -474,6 +495,7 @@ class RayBackend:
         dead = self._workers[worker_id]
         dead.forget()
         worker = self._seat(worker_id, self._crew.replace(worker_id, dead.actor))
+        worker.joins_late = dead.joins_late
         worker.begin_round(self._round, dead.share)
 
     def hire(self, worker_id: int) -> None:
@@ -488,19 +510,36 @@ class RayBackend:
         self._crew.dismiss(self._workers.pop(worker_id))
 
     def kill(self, worker_id: int, why: str) -> None:
-        """End an actor that is stuck, once it has said what it is doing, if it still can."""
-        worker = self._workers[worker_id]
-        if worker.is_open and worker.hello is not None:  # one that has not started is not stuck
-            self._ask(worker)
-            worker.killed_because = why
-            self._end(worker, worker.session)
+        """End an actor that is stuck, once it has said what it is doing, if it still can.
 
-    def _ask(self, worker: RemoteWorker) -> None:
+        One that is at another trainer's work, or was within the last `timeout`, is let be: the time
+        for which a trainer waits for its turn does not count.
+        """
+        worker = self._workers[worker_id]
+        if not worker.is_open or worker.hello is None:  # one that has not started is not stuck
+            return
+        doing = self._ask(worker)
+        if self._options.pool is not None:
+            whose = worker.session if doing else self._crew.blame(worker.actor).session
+            if whose is None:  # it does not answer: nobody knows whose work it is at
+                worker.error = TimeoutError(f"{why}, and it does not answer")
+                self._end(worker)
+                return
+            if whose != worker.session or (doing and doing.alone_s < self._plan.timeout_s):
+                worker.last_entry, worker.last_stack = None, ""  # it goes on to something else
+                return
+        worker.killed_because = why
+        self._end(worker, worker.session)
+
+    def _ask(self, worker: RemoteWorker) -> Doing | None:
         worker.last_entry, worker.last_stack = None, ""
         if worker.hello is not None:
             with contextlib.suppress(Exception):  # native code holds the interpreter, or no link
-                found = self._ray.get(worker.actor.doing.remote(worker.session), timeout=_STACKS_S)
-                worker.last_entry, worker.last_stack = found
+                call = worker.actor.doing.remote(worker.session)
+                doing: Doing = self._ray.get(call, timeout=_STACKS_S)
+                worker.last_entry, worker.last_stack = doing.entry, doing.stack
+                return doing
+        return None
 
     def diagnose(self, worker_id: int) -> str:
         """Ask the actor; one that does not answer in time is known by its tasks alone."""
@@ -509,11 +548,14 @@ class RayBackend:
             waited_s = time.monotonic() - worker.started_at
             free = what_is_free(self._ray, self._crew.options)
             return f"waiting for Ray to start it, for {waited_s:.0f} s: {free}"
-        self._ask(worker)
+        found = self._ask(worker)
+        stack = f":\n{worker.last_stack}" if worker.last_stack else ""
+        if found is not None and found.turn_of not in ("", worker.session):
+            who = trainer_of(found.turn_of)
+            return f"waiting for its turn: the pool's worker is at the work of {who!r}{stack}"
         doing = deed_of_worker(worker, self._plan.recipe, self._round.number).words
         if worker.last_entry is None:
             return f"{doing}. It does not answer: native code holds its interpreter, or no link is"
-        stack = f":\n{worker.last_stack}" if worker.last_stack else ""
         return f"{doing} (for {worker.last_entry.task_s:.1f} s){stack}"
 
     def close(self, *, in_a_hurry: bool = False) -> None:
@@ -542,7 +584,7 @@ def _packed(recipe: Recipe) -> Parcel:
     try:
         return pack_parcel(recipe)
     except Exception as error:
-        raise unpicklable_error(recipe, error) from error
+        raise unpicklable_error(recipe, error, advice=_ADVICE_ON_PICKLING) from error
 
 
 def _open_crew(ray: Any, plan: Plan, options: RayOptions, trainer: str) -> Crew:  # noqa: ANN401

@@ -206,13 +206,30 @@ def _init(ray: ModuleType, address: str | None) -> None:
         raise _no_client(f"address {without_password(meant)!r} is that of a Ray Client server")
     if meant is not None and meant not in _ANY:
         _knock(meant)
+    elif meant != "local":
+        _knock_at_noted(ray)
     try:
         with _users_sigterm():
             # The dashboard is for one that is started here; a cluster's own stays as it is.
-            ray.init(address=address, include_dashboard=False)
+            ray.init(address=address, include_dashboard=False, logging_level="WARNING")
     except (ConnectionError, RuntimeError, ValueError, OSError) as error:
         ray.shutdown()  # what was half made; it says nothing where there is none
         raise _told(error, meant) from error
+
+
+def _knock_at_noted(ray: ModuleType) -> None:
+    """See whether the cluster is there that this machine has a note of; Ray tries for minutes."""
+    noted = ray._private.utils.read_ray_address()
+    if not noted:
+        return
+    try:
+        _knock(noted)
+    except ConfigError as error:
+        raise ConfigError(
+            "this machine has a note (ray_current_cluster in Ray's temporary folder, /tmp/ray) of "
+            f"a Ray cluster at {noted}, where nothing answers: it has ended without `ray stop`. "
+            'Delete that file, start the cluster, name another address, or give address="local".'
+        ) from error
 
 
 def _knock(address: str) -> None:

@@ -63,6 +63,8 @@ def describe_end(worker: RemoteWorker, *, is_node_gone: bool) -> tuple[str, str]
     if worker.ended is not None:
         text = str(worker.ended.message)
         return f"ended with {text.splitlines()[0]}", f"{_ADVICE_ON_EXIT_ASKED}\n{text}"
+    if is_node_gone and worker.hello is None:
+        return "was lost with the machine that Ray was about to start it on", _ADVICE_ON_NODE
     if is_node_gone and worker.hello is not None:
         node = f"Ray's node {worker.hello.node_id[:12]}, {worker.hello.address}"
         return f"was lost with its machine ({node})", _ADVICE_ON_NODE

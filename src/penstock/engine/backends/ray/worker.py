@@ -38,7 +38,7 @@ if TYPE_CHECKING:
     from penstock.engine.logbook import Entry
     from penstock.engine.worker_setup import WorkerIdentity
 
-__all__ = ["Doing", "Hello", "Load", "News", "RayWorker", "SessionLoad", "Versions"]
+__all__ = ["Doing", "Hello", "Load", "News", "RayWorker", "SessionLoad", "Versions", "trainer_of"]
 
 _FORGOTTEN_AFTER_S: Final = 600.0  # without a task; a pool's trainers may leave without a word
 _NUM_LEFT_KNOWN: Final = 1000  # sessions; a late copy of the call that opened one opens nothing
@@ -164,6 +164,7 @@ class _Turns:
 
     def __init__(self) -> None:
         self.thread_id = 0
+        self.loop: asyncio.AbstractEventLoop
         self._executor = concurrent.futures.ThreadPoolExecutor(
             1, "penstock-worker", initializer=self._note_thread
         )
@@ -179,7 +180,8 @@ class _Turns:
 
     async def run(self, who: str, call: Callable[[], Any]) -> Any:  # noqa: ANN401
         """Return what `call` returns, once it was its turn."""
-        done: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
+        self.loop = asyncio.get_running_loop()
+        done: asyncio.Future[Any] = self.loop.create_future()
         waiting = _Waiting(time.monotonic(), done, call)
         self._waiting.setdefault(who, collections.deque()).append(waiting)
         if not self._is_busy:
@@ -236,6 +238,10 @@ class _Turns:
             else:
                 done.set_result(work.result())
         self._next()
+
+
+async def _result_of(reference: Any) -> None:  # noqa: ANN401 - Ray's reference
+    await reference
 
 
 def trainer_of(session: str) -> str:
@@ -399,13 +405,15 @@ class RayWorker:
         """Do what may end this process, so that the keeper of a pool knows whose it was."""
         if self._keeper is None:
             return work()
-        import ray
-
         self._num_noted += 1
-        ray.get(self._keeper.begin_trial.remote(self._name, self._num_noted, name))
+        self._wait_for(self._keeper.begin_trial.remote(self._name, self._num_noted, name))
         answer = work()
-        ray.get(self._keeper.end_trial.remote(self._name, self._num_noted))
+        self._wait_for(self._keeper.end_trial.remote(self._name, self._num_noted))
         return answer
+
+    def _wait_for(self, reference: Any) -> None:  # noqa: ANN401 - Ray's reference
+        """Wait in the thread that works; by way of the loop, or Ray warns that it is blocked."""
+        asyncio.run_coroutine_threadsafe(_result_of(reference), self._turns.loop).result()
 
     async def _known(self, name: str, round_: int) -> Session | None:
         """Return the session, set up, and with all of earlier rounds wanted no more."""

@@ -119,7 +119,7 @@ def load(size: Size, kind: str, way: Way, num_workers: int) -> Reading:
     dataset, check_batch, num_batches = work(kind, size)
     if way == "processes":
         return by_loader(dataset, check_batch, size, num_workers, {})
-    ray = start_ray(num_workers)
+    ray = start_ray(num_workers + (way == "ray data"))  # whose reading takes one of its own
     try:
         if way == "actors":
             return by_loader(dataset, check_batch, size, num_workers, {"backend": "ray"})
@@ -275,16 +275,17 @@ def _ways(kind: str) -> tuple[tuple[Way, int], ...]:
     return _LOADERS if kind == "tiny" else _LOADERS + _PLAIN_RAY
 
 
+def _name(kind: str, way: Way, num: int) -> str:
+    return f"{kind}, {way}, {num}" if way.startswith("ray") else f"penstock, {kind}, {way}, {num}"
+
+
 def _targets(kind: str) -> list[Target]:
-    actors = f"{kind}, actors, 2"
+    actors = _name(kind, "actors", 2)
+    peers = [way for way, num in _ways(kind) if way != "actors" and num == 2]
     return [
-        Target(f"{kind}, actors, 1", f"{kind}, processes, 1"),
-        *[
-            Target(actors, f"{kind}, {way}, 2")
-            for way, n in _ways(kind)
-            if way != "actors" and n == 2
-        ],
-        Target(actors, f"{kind}, processes, 2", figure="CPU ms/batch"),
+        Target(_name(kind, "actors", 1), _name(kind, "processes", 1)),
+        *[Target(actors, _name(kind, way, 2)) for way in peers],
+        Target(actors, _name(kind, "processes", 2), figure="CPU ms/batch"),
     ]
 
 
@@ -293,7 +294,7 @@ BENCHMARK = Benchmark(
     unit="samples/s",
     better="higher",
     contenders={
-        f"{kind}, {way}, {num}": partial(load, kind=kind, way=way, num_workers=num)
+        _name(kind, way, num): partial(load, kind=kind, way=way, num_workers=num)
         for kind in _KINDS
         for way, num in _ways(kind)
     },

@@ -15,6 +15,8 @@ Method
               default collate (transport.py's "rows").
     tiny      The same of 64 x 8 numbers: what dispatching a batch takes.
 
+    torch            `torch.utils.data.DataLoader`, 2 worker processes; photos by the same fast
+                     libraries (simplejpeg, OpenCV)
     processes, N     `penstock.torch.DataLoader`, N worker processes
     actors, N        the same with `backend="ray"`, N actors of one CPU
     ray tasks, N     plain Ray: N tasks of one CPU under way with one more waiting for each, which
@@ -67,7 +69,7 @@ if TYPE_CHECKING:
 _BATCH_SIZE = 64
 _STORE_BYTES = 1 << 30
 
-Way = Literal["processes", "actors", "ray tasks", "ray data"]
+Way = Literal["torch", "processes", "actors", "ray tasks", "ray data"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,15 +83,12 @@ class Size:
     seconds: float
 
 
-def work(kind: str, size: Size) -> tuple[Any, Callable[[Any, int], None], int]:
+def work(kind: str, way: Way, size: Size) -> tuple[Any, Callable[[Any, int], None], int]:
     """Return a data set, what checks a batch of it, and its batches."""
     if kind == "photos":
         images = jpeg_pipeline.Size(size.num_photo_batches * _BATCH_SIZE, 1)
-        return (
-            jpeg_pipeline.photos("penstock", images),
-            threads.check_photos,
-            size.num_photo_batches,
-        )
+        photos = jpeg_pipeline.photos("torch, simplejpeg" if way == "torch" else "penstock", images)
+        return photos, threads.check_photos, size.num_photo_batches
     num = size.num_carried if kind == "carry" else size.num_tiny
     shape = (3, size.side_px, size.side_px) if kind == "carry" else (8,)
     rows = transport.Rows(transport.Size(_BATCH_SIZE, shape, num))
@@ -116,13 +115,16 @@ def start_ray(num_cpus: int) -> Any:  # noqa: ANN401 - the module
 
 def load(size: Size, kind: str, way: Way, num_workers: int) -> Reading:
     """Take batches made in one way."""
-    dataset, check_batch, num_batches = work(kind, size)
+    dataset, check_batch, num_batches = work(kind, way, size)
+    if way == "torch":
+        return by_loader("torch", dataset, check_batch, size, num_workers, {})
     if way == "processes":
-        return by_loader(dataset, check_batch, size, num_workers, {})
+        return by_loader("penstock", dataset, check_batch, size, num_workers, {})
     ray = start_ray(num_workers + (way == "ray data"))  # whose reading takes one of its own
     try:
         if way == "actors":
-            return by_loader(dataset, check_batch, size, num_workers, {"backend": "ray"})
+            options = {"backend": "ray"}
+            return by_loader("penstock", dataset, check_batch, size, num_workers, options)
         if way == "ray tasks":
             return timed_once(by_tasks(ray, dataset, num_workers, num_batches), check_batch)
         return timed_once(by_ray_data(ray, dataset, num_workers, num_batches), check_batch)
@@ -131,6 +133,7 @@ def load(size: Size, kind: str, way: Way, num_workers: int) -> Reading:
 
 
 def by_loader(
+    library: Literal["torch", "penstock"],
     dataset: Any,  # noqa: ANN401
     check_batch: Callable[[Any, int], None],
     size: Size,
@@ -138,11 +141,12 @@ def by_loader(
     options: dict[str, Any],
 ) -> Reading:
     """Read epochs after a checked one."""
-    loader = data_loader("penstock")(
+    loader = data_loader(library)(
         dataset,
         batch_size=_BATCH_SIZE,
         num_workers=num_workers,
         persistent_workers=True,
+        worker_init_fn=jpeg_pipeline.one_thread if library == "torch" else None,
         **options,
     )
     for step, batch in enumerate(loader):
@@ -263,6 +267,7 @@ def by_ray_data(ray: Any, dataset: Any, num_workers: int, num_batches: int) -> I
 
 _KINDS = ("photos", "carry", "tiny")
 _LOADERS: tuple[tuple[Way, int], ...] = (
+    ("torch", 2),
     ("processes", 1),
     ("processes", 2),
     ("actors", 1),
@@ -276,7 +281,9 @@ def _ways(kind: str) -> tuple[tuple[Way, int], ...]:
 
 
 def _name(kind: str, way: Way, num: int) -> str:
-    return f"{kind}, {way}, {num}" if way.startswith("ray") else f"penstock, {kind}, {way}, {num}"
+    if way == "torch":
+        return f"torch, {kind}, processes, {num}"
+    return f"{way}, {kind}, {num}" if way.startswith("ray") else f"penstock, {kind}, {way}, {num}"
 
 
 def _targets(kind: str) -> list[Target]:

@@ -283,8 +283,9 @@ def test_batches_that_are_held_keep_their_values_and_the_store_is_empty_afterwar
 
 
 def test_a_dataset_is_put_into_the_store_once_and_its_arrays_are_views_of_it(cluster):
-    size = Table().rows.nbytes
-    loader = by_ray(Table(), num_workers=3, ray_options=FAR)
+    table = Table(100_000, 10)
+    size = table.rows.nbytes
+    loader = by_ray(table, num_workers=3, ray_options=FAR)
     with closing(iter(loader)) as stream:
         batch = next(stream)
         assert batch["is_view"].all()

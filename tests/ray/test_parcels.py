@@ -11,10 +11,12 @@ import weakref
 
 import numpy as np
 import pytest
+import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as npst
 
+import penstock.torch  # noqa: F401 - which knows tensors
 from penstock.engine.accounts import TaskTimes
 from penstock.engine.backends.ray.clock import WorkerClock
 from penstock.engine.backends.ray.parcels import (
@@ -148,7 +150,6 @@ def test_an_array_that_is_twice_in_a_tree_is_one_and_large_ones_are_beside_the_p
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16", "bool", "int64"])
 def test_tensors_come_through_with_their_layout_and_may_be_written(dtype):
     torch = pytest.importorskip("torch")
-    import penstock.torch  # noqa: F401 - knows tensors
 
     flat = torch.arange(60_000).to(getattr(torch, dtype))
     tree = {
@@ -339,3 +340,10 @@ def test_a_clock_that_is_set_is_learnt_with_the_next_task(offset, jump, before, 
         if k == len(before) and abs(jump) > slack + there + back:
             assert abs(told.begun_ns - begun) <= there + back
         now = begun + 50 + back
+
+
+def test_tensors_travel_beside_the_pickle_as_arrays_do():
+    parcel = pack_parcel({"tensor": torch.arange(100_000.0), "array": np.zeros(100_000)})
+    assert sorted(buffer.nbytes for buffer in parcel.buffers) == [400_000, 800_000]
+    assert len(parcel.pickled) < 2_000
+    assert torch.equal(value_of(parcel)["tensor"], torch.arange(100_000.0))

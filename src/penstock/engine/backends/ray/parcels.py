@@ -13,8 +13,10 @@ from __future__ import annotations
 
 import bisect
 import ctypes
+import functools
 import importlib
 import io
+import warnings
 from collections import ChainMap
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
@@ -53,14 +55,21 @@ class Parcel(NamedTuple):
         return len(self.pickled) + sum(buffer.nbytes for buffer in self.buffers)
 
 
+@functools.cache
+def _pickler_class() -> Any:  # noqa: ANN401 - a class of Ray's
+    base: Any = importlib.import_module("ray.cloudpickle").CloudPickler
+    # Of the class: C reads it when a pickler is made, and not what is assigned to one later.
+    return type(
+        "ParcelPickler", (base,), {"dispatch_table": ChainMap(REDUCERS, base.dispatch_table)}
+    )
+
+
 def pack_parcel(tree: object) -> Parcel:
     """Return `tree` as a parcel, whose buffers are views of the tree's own memory.
 
     Raises:
         Exception: whatever pickling raises.
     """
-    cloudpickle: Any = importlib.import_module("ray.cloudpickle")
-
     buffers: list[npt.NDArray[np.uint8]] = []
 
     def keep_in_pickle(buffer: pickle.PickleBuffer) -> bool:
@@ -71,15 +80,15 @@ def pack_parcel(tree: object) -> Parcel:
         return False
 
     file = io.BytesIO()
-    pickler = cloudpickle.CloudPickler(file, protocol=5, buffer_callback=keep_in_pickle)
-    pickler.dispatch_table = ChainMap({**REDUCERS}, pickler.dispatch_table)
-    pickler.dump(tree)
+    _pickler_class()(file, protocol=5, buffer_callback=keep_in_pickle).dump(tree)
     return Parcel(file.getvalue(), buffers)
 
 
 def value_of(parcel: Parcel) -> Any:  # noqa: ANN401 - any tree at all
     """Return the tree again; its large arrays alias the buffers, and are as read-only as these."""
-    return load_all(parcel.pickled, [buffer.data for buffer in parcel.buffers])
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", "The given buffer is not writable", UserWarning)
+        return load_all(parcel.pickled, [buffer.data for buffer in parcel.buffers])
 
 
 def open_parcel(parcel: Parcel, memory: WritableMemory) -> Any:  # noqa: ANN401 - any tree at all

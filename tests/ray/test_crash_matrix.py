@@ -7,7 +7,6 @@ is gone. `make test` takes the cells of each fault and of each place once; `make
 
 from __future__ import annotations
 
-import warnings
 from contextlib import closing
 
 import numpy as np
@@ -161,5 +160,4 @@ def test_the_exception_of_a_sample_has_its_own_type_and_names_the_sample_and_the
 
 def test_every_cell_is_there():
     assert len(CELLS) == len(MATRIX) * len(processes.FAULTS)
-    with warnings.catch_warnings():
-        assert {fault for _, fault in EVERY_TIME} == set(processes.FAULTS)
+    assert {fault for _, fault in EVERY_TIME} == set(processes.FAULTS)

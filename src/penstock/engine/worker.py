@@ -18,7 +18,6 @@ import signal
 import sys
 from typing import TYPE_CHECKING, Any
 
-from penstock.engine.fetch import Fetcher
 from penstock.engine.lifeline import end_with_trainer
 from penstock.engine.logbook import Notes, Phase, open_notes
 from penstock.engine.messages import (
@@ -35,7 +34,7 @@ from penstock.engine.messages import (
     report_exception,
 )
 from penstock.engine.salvage import NO_BATCH, drop_frames
-from penstock.engine.worker_setup import set_up_worker
+from penstock.engine.worker_setup import make_fetcher, set_up_worker
 from penstock.transport.arena import SlotPool, SlotWriter
 from penstock.transport.channel import Channel
 from penstock.transport.packing import Packed, dumps, pack
@@ -45,6 +44,7 @@ if TYPE_CHECKING:
     import socket
 
     from penstock.engine.accounts import TaskTimes
+    from penstock.engine.fetch import Fetcher
     from penstock.engine.plan import Recipe
     from penstock.engine.worker_setup import WorkerIdentity
     from penstock.transport.channel import Frame
@@ -177,16 +177,8 @@ class _Worker:
         self._notes.phase(Phase.BEGINNING)
         self._fetcher = None  # an iterator of the epoch before ends before the next begins
         try:
-            self._fetcher = Fetcher(
-                self._recipe,
-                self._output,
-                base_seed=self._identity.base_seed,
-                epoch=message.epoch,
-                is_announced=message.is_announced,
-                worker_id=self._identity.worker_id,
-                num_workers=self._identity.num_workers,
-                share=message.share,
-                notes=self._notes,
+            self._fetcher = make_fetcher(
+                self._recipe, self._output, self._identity, message, self._notes
             )
             self._failure = None
         except Exception as error:

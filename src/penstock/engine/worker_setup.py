@@ -8,6 +8,7 @@ import importlib
 import sys
 from typing import TYPE_CHECKING, NamedTuple
 
+from penstock.engine.fetch import Fetcher
 from penstock.imports import when_imported
 from penstock.randomness.generators import seed_worker
 from penstock.randomness.keys import Purpose, seed_sequence
@@ -15,10 +16,13 @@ from penstock.randomness.samples import forget_streams, seed_fallback
 from penstock.worker_info import WorkerInfo, current_place, set_worker_info, take_place
 
 if TYPE_CHECKING:
+    from penstock.engine.assembly import Output
+    from penstock.engine.logbook import Notes
+    from penstock.engine.messages import BeginEpoch
     from penstock.engine.plan import Framework, Recipe
     from penstock.worker_info import Place
 
-__all__ = ["WorkerIdentity", "set_up_worker", "take_place_again"]
+__all__ = ["WorkerIdentity", "make_fetcher", "set_up_worker", "take_place_again"]
 
 
 class WorkerIdentity(NamedTuple):
@@ -67,6 +71,27 @@ def take_place_again(recipe: Recipe, place: Place) -> None:
     framework = recipe.framework
     if framework is not None and framework.root in sys.modules:
         _prepare_framework(framework)
+
+
+def make_fetcher(
+    recipe: Recipe, output: Output, identity: WorkerIdentity, begun: BeginEpoch, notes: Notes
+) -> Fetcher:
+    """Return what makes this worker's batches of the epoch that begins.
+
+    Raises:
+        Exception: what the dataset raises when it is told of the epoch, or iterated.
+    """
+    return Fetcher(
+        recipe,
+        output,
+        base_seed=identity.base_seed,
+        epoch=begun.epoch,
+        is_announced=begun.is_announced,
+        worker_id=identity.worker_id,
+        num_workers=identity.num_workers,
+        share=begun.share,
+        notes=notes,
+    )
 
 
 def _keep_opencv_to_one_thread() -> None:

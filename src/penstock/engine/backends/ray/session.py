@@ -24,7 +24,6 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from penstock.engine.backends.in_process import PlainOutput
 from penstock.engine.backends.ray.parcels import Parcel, pack_parcel, value_of
-from penstock.engine.fetch import Fetcher
 from penstock.engine.logbook import Phase
 from penstock.engine.messages import (
     BatchMade,
@@ -38,7 +37,7 @@ from penstock.engine.messages import (
 from penstock.engine.salvage import NO_BATCH, drop_frames
 from penstock.engine.thread_notes import ThreadNotes, Unwanted
 from penstock.engine.user_frames import stack_of_error
-from penstock.engine.worker_setup import set_up_worker, take_place_again
+from penstock.engine.worker_setup import make_fetcher, set_up_worker, take_place_again
 from penstock.transport.packing import Packed
 from penstock.worker_info import Place, current_place, take_place
 
@@ -47,6 +46,7 @@ if TYPE_CHECKING:
     import numpy.typing as npt
 
     from penstock.engine.accounts import TaskTimes
+    from penstock.engine.fetch import Fetcher
     from penstock.engine.logbook import Entry
     from penstock.engine.messages import BeginEpoch, Task
     from penstock.engine.plan import Recipe
@@ -260,16 +260,8 @@ class Session:
         self.notes.begin_round(begun.round)
         self._fetcher = None  # an iterator of the epoch before ends before the next begins
         try:
-            self._fetcher = Fetcher(
-                self._recipe,
-                self._output,
-                base_seed=self._identity.base_seed,
-                epoch=begun.epoch,
-                is_announced=begun.is_announced,
-                worker_id=self._identity.worker_id,
-                num_workers=self._identity.num_workers,
-                share=begun.share,
-                notes=self.notes,
+            self._fetcher = make_fetcher(
+                self._recipe, self._output, self._identity, begun, self.notes
             )
             self._failure = None
         except Exception as error:

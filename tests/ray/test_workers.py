@@ -285,15 +285,33 @@ def test_batches_that_are_held_keep_their_values_and_the_store_is_empty_afterwar
 def test_a_dataset_is_put_into_the_store_once_and_its_arrays_are_views_of_it(cluster):
     table = Table(100_000, 10)
     size = table.rows.nbytes
+    before = objects_of(size, cluster)
     loader = by_ray(table, num_workers=3, ray_options=FAR)
     with closing(iter(loader)) as stream:
         batch = next(stream)
         assert batch["is_view"].all()
-        # Here, where it was put, and on the other node: not once for each of three workers. What
-        # other tests had in the stores may still be on its way out.
         while not all(worker.is_ready for worker in stream.backend._workers.values()):
             next(stream)
-        assert _becomes(lambda: 2 * size <= InCluster.now(cluster).store_bytes < 3 * size, 20.0)
+        reference = stream.backend._parcel
+        # One object for the three workers, with one copy here, where it was put, and one there.
+        assert objects_of(size, cluster) - before == {reference.hex()}
+        found = cluster.ray.experimental.get_object_locations([reference])[reference]
+        assert set(found["node_ids"]) == {cluster.near, cluster.far}
+
+
+def objects_of(num_bytes, cluster):
+    """Return the ids of all objects at least so large that any process of the cluster refers to."""
+    from ray._private import internal_api
+
+    return {
+        reference.object_id.hex()
+        for node in cluster.alive_nodes().values()
+        for process in internal_api.node_stats(
+            node["NodeManagerAddress"], node["NodeManagerPort"], include_memory_info=True
+        ).core_workers_stats
+        for reference in process.object_refs
+        if reference.object_size >= num_bytes
+    }
 
 
 def test_a_loader_left_in_mid_epoch_leaves_nothing(cluster):

@@ -7,16 +7,20 @@ EXTRAS := torch,vision,cli,lmdb,mongo,arrow,charts,report,tensorboard,prometheus
 BIN := $(VENV)/bin
 JOBS ?= 2
 STAMP := $(VENV)/.installed
+CLIENTS_VENV ?= .venv-clients
+CLIENTS_EXTRAS := torch,vision,cli,lmdb,arrow,charts,tensorboard,dev,clients
+CLIENTS_STAMP := $(CLIENTS_VENV)/.installed
 # The other files beside them are what the benchmarks share.
 BENCHMARKS := $(shell grep -l '^if __name__ == "__main__"' benchmarks/*.py)
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test ray browser-deps network-deps slow soak upstream gpu lint format types contracts bench bench-smoke clean
+.PHONY: help demo test ray test-clients browser-deps network-deps slow soak upstream gpu lint format types contracts bench bench-smoke clean
 
 help:
 	@echo "make demo         train a small network on real images, and compare the loaders"
 	@echo "make test         run the tests"
 	@echo "make ray          run the tests on a Ray cluster of two nodes, which they start"
+	@echo "make test-clients run what uses Penstock: Lightning, JAX ... and the examples, in an environment of their own"
 	@echo "make browser-deps  Debian's Chromium, in which the tests open reports; without it they skip"
 	@echo "make slow         run the tests that take minutes"
 	@echo "make soak         ten minutes of killed workers and corrupt samples, with figures"
@@ -26,23 +30,35 @@ help:
 	@echo "make bench        run the benchmarks (make bench-smoke: at tiny size)"
 	@echo "make format clean"
 
-$(STAMP): pyproject.toml constraints.txt
+# How both environments are made: $(call install,FOLDER,EXTRAS)
+define install
 	@"$(PYTHON)" -c 'import sys; sys.exit(sys.version_info < (3, 11))' || \
 		{ echo "Penstock needs Python 3.11 or newer; found: $$("$(PYTHON)" --version 2>&1). Name one: make PYTHON=/path/to/python3.11"; exit 1; }
-	"$(PYTHON)" -m venv "$(VENV)"
-	"$(BIN)/python" -m pip install --disable-pip-version-check -q -c constraints.txt -e ".[$(EXTRAS)]"
+	"$(PYTHON)" -m venv "$(1)"
+	"$(1)/bin/python" -m pip install --disable-pip-version-check -q -c constraints.txt -e ".[$(2)]"
 	@touch "$@"
+endef
+
+$(STAMP): pyproject.toml constraints.txt
+	$(call install,$(VENV),$(EXTRAS))
+
+$(CLIENTS_STAMP): pyproject.toml constraints.txt
+	$(call install,$(CLIENTS_VENV),$(CLIENTS_EXTRAS))
 
 demo: $(STAMP)
 	"$(BIN)/python" examples/digits.py
 
 # Two processes: most tests wait for workers of their own. JOBS=0 runs them in one.
 test: $(STAMP)
-	"$(BIN)/python" -m pytest -q -m "not slow and not ray" -n $(JOBS)
+	"$(BIN)/python" -m pytest -q -m "not slow and not ray and not clients" -n $(JOBS)
 
 # Two clusters side by side: most of the time a test waits for actors to start.
 ray: $(STAMP)
 	"$(BIN)/python" -m pytest -q -m "ray and not slow" -n $(JOBS) --dist loadfile tests/ray
+
+# Minutes to install, and 6 GB.
+test-clients: $(CLIENTS_STAMP)
+	"$(CLIENTS_VENV)/bin/python" -m pytest -q -m "clients and not slow" -n $(JOBS) --dist loadfile tests/clients tests/examples
 
 # Needs root. The tests of a broken link make their own hosts, in network namespaces.
 network-deps:

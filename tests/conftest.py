@@ -21,6 +21,9 @@ import pytest
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
+# Before anybody imports Albumentations, which asks the network for a newer one then.
+os.environ["NO_ALBUMENTATIONS_UPDATE"] = "1"
+
 # By itself hypothesis fails an example that takes 200 ms, which on a busy machine means nothing.
 hypothesis.settings.register_profile("no clock", deadline=None)
 hypothesis.settings.load_profile("no clock")

@@ -1,0 +1,31 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Runs the Python of a page of the docs, as one program, in a process of its own."""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+GUIDE = Path(__file__).parents[2] / "docs" / "guide"
+
+
+def run_page(name, folder, **environment):
+    """Return what a page's program prints, and what the page says that it does."""
+    blocks = re.findall(r"```python\n(.*?)```", (GUIDE / name).read_text(), re.DOTALL)
+    said = [line for block in blocks for line in re.findall(r"^ *# (.*)$", block, re.MULTILINE)]
+    program = folder / "page.py"
+    program.write_text("\n".join(blocks))
+    ran = subprocess.run(
+        [sys.executable, program.name],
+        cwd=folder,
+        env={**os.environ, **environment},
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=170,
+    )
+    assert ran.returncode == 0, ran.stderr
+    return ran.stdout.splitlines(), said

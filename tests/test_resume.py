@@ -911,6 +911,23 @@ def test_between_epochs_a_private_generator_is_kept(own):
     assert [content(batch) for batch in resumed] == following
 
 
+def test_the_generator_of_a_sampler_inside_anybodys_batch_sampler_is_kept():
+    def make(seed):
+        generator = torch.Generator().manual_seed(seed)
+        batches = MyBatches(stock.RandomSampler(range(8), generator=generator), 2, False)
+        return ours.DataLoader(range(8), batch_sampler=batches)
+
+    loader = make(0)
+    list(loader)
+    batches = iter(loader)
+    next(batches)
+    state = json.loads(json.dumps(loader.state_dict()))
+    following = [content(batch) for batch in batches]
+    resumed = make(1)
+    resumed.load_state_dict(state)
+    assert [content(batch) for batch in resumed] == following
+
+
 def test_a_persistent_iterator_that_only_the_loader_holds_is_not_running():
     loader = ours.DataLoader(
         NumpyNoise(), batch_size=4, num_workers=1, persistent_workers=True, shuffle=True

@@ -186,8 +186,10 @@ class SeededIndices:
 
     def _rank(self) -> tuple[int, int]:
         """Which share of a global order a sampler yields that we know nothing of."""
-        for part in self._parts:
+        for part in with_inner(self._outer):  # and not the sampler that a batch sampler displaces
             rank, world_size = getattr(part, "rank", None), getattr(part, "num_replicas", None)
+            if world_size is None and not isinstance(part, IndexSampler):
+                world_size = getattr(part, "world_size", None)  # the name in mmengine's samplers
             if isinstance(rank, int) and isinstance(world_size, int):
                 return rank, world_size
         if current_rank().world_size > 1:

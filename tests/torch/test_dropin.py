@@ -108,6 +108,48 @@ def test_every_argument_is_stored_under_its_name_as_torch_stores_it(options: dic
             assert a is b or a == b, name
 
 
+def test_every_argument_of_ours_is_an_attribute_by_which_a_loader_is_made_anew() -> None:
+    """As Lightning makes it: of what `vars` has by the names of the parameters."""
+    beyond = set(dict.fromkeys(inspect.signature(ours.DataLoader).parameters)) - set(
+        inspect.signature(theirs.DataLoader).parameters
+    )
+    options: dict[str, Any] = {
+        "seed": 7,
+        "on_error": "skip",
+        "backend": "thread",
+        "num_workers": "auto",
+        "cpu_budget": 1.5,
+        "memory_budget": 2**30,
+        "progress": False,
+        "device": "cpu",
+        "device_transform": float,
+    }
+    loader = ours.DataLoader(Rows(), **options)
+    assert beyond <= vars(loader).keys()
+    assert {name: getattr(loader, name) for name in options} == {
+        **options,
+        "device": torch.device("cpu"),
+    }
+    assert loader.prefetch_factor is None  # the tuner's to choose, in the next loader as well
+
+
+def test_a_subclass_may_have_attributes_and_properties_of_these_names() -> None:
+    class Mine(ours.DataLoader[Any]):
+        device = "mine"  # type: ignore[assignment]
+
+        def __init__(self) -> None:
+            self.seed = 3
+            super().__init__(Rows(), seed=7)
+
+        @property
+        def backend(self) -> str:  # type: ignore[override]
+            return "nccl"
+
+    loader = Mine()
+    assert (loader.device, loader.seed, loader.backend) == ("mine", 3, "nccl")
+    assert loader.state_dict()["seed"] == 7
+
+
 @pytest.mark.parametrize(
     "name", ["batch_size", "batch_sampler", "sampler", "drop_last", "dataset", "persistent_workers"]
 )

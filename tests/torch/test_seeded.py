@@ -500,6 +500,29 @@ def test_ranks_of_a_sampler_of_the_users_draw_apart():
     assert noise[0].isdisjoint(noise[1])
 
 
+class OfMmengine(torch.utils.data.Sampler):
+    """A share of a user's own, which calls the number of ranks `world_size`."""
+
+    def __init__(self, rank):
+        self.rank, self.world_size = rank, 2
+
+    def __iter__(self):
+        return iter(range(self.rank, 40, 2))
+
+    def __len__(self):
+        return 20
+
+
+def test_the_number_of_ranks_is_known_by_the_name_that_mmengine_has_for_it(monkeypatch):
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    noise = []
+    for rank in (0, 1):
+        monkeypatch.setenv("RANK", str(rank))
+        loader = ours.DataLoader(NumpyNoise(40), batch_size=4, sampler=OfMmengine(rank), seed=7)
+        noise.append({number for _, draws in loader for number in draws.flatten().tolist()})
+    assert noise[0].isdisjoint(noise[1])
+
+
 def test_a_sampler_that_does_not_know_its_rank_is_named(monkeypatch):
     monkeypatch.setenv("RANK", "1")
     monkeypatch.setenv("WORLD_SIZE", "2")
@@ -611,3 +634,37 @@ def test_a_loader_with_persistent_workers_is_pickled_without_them():
     assert copy.epoch == 2
     del loader, copy
     gc.collect()
+
+
+class Restarts:
+    """A sampler that is its own iterator, as Lightning's of predictions is: iter() begins again."""
+
+    def __init__(self, length):
+        self.length = length
+
+    def __len__(self):
+        return self.length
+
+    def __iter__(self):
+        self.left = iter(range(self.length))
+        return self
+
+    def __next__(self):
+        return next(self.left)
+
+
+@pytest.mark.parametrize("seed", [None, 3])
+@pytest.mark.parametrize("num_workers", [0, 2])
+def test_a_sampler_that_is_its_own_iterator_is_asked_for_it_once(seed, num_workers):
+    options = {"num_workers": num_workers, "seed": seed}
+    batches = stock.BatchSampler(range(6), 2, drop_last=False)
+    alone = ours.DataLoader(range(6), batch_size=None, sampler=Restarts(6), **options)
+    assert list(alone) == list(range(6))
+
+    class RestartsBatches(Restarts):
+        def __iter__(self):
+            self.left = iter(batches)
+            return self
+
+    found = ours.DataLoader(range(6), batch_sampler=RestartsBatches(3), **options)
+    assert [batch.tolist() for batch in found] == [[0, 1], [2, 3], [4, 5]]

@@ -9,7 +9,6 @@ decides; in between, the global ones are the user's.
 from __future__ import annotations
 
 import contextlib
-import itertools
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
@@ -99,8 +98,14 @@ class GuardedIterator:
         """Return what the sampler yields next, up to `count` of it."""
         users = _States.of(self._sampler)
         self._states.restore()
+        found: list[Any] = []
         try:
-            return list(itertools.islice(self._iterator, count))
+            # No islice: it calls iter(), and what is its own iterator may begin again there.
+            while len(found) < count:
+                found.append(next(self._iterator))
+        except StopIteration:
+            pass
         finally:
             self._states = _States.of(self._sampler)
             users.restore()
+        return found

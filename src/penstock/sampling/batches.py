@@ -175,7 +175,8 @@ class BatchSampler(Resumable, Sampler[list[int]]):
         if self._has_order():
             yield from (batch.tolist() for batch in self._ordered())
             return
-        indices = iter(self.sampler)
+        # A generator, since islice calls iter(), where what is its own iterator may begin again.
+        indices = (index for index in self.sampler)
         while batch := list(itertools.islice(indices, self.batch_size)):
             if len(batch) == self.batch_size or not self.drop_last:
                 yield batch

@@ -183,7 +183,7 @@ class UnseededIndices:
             return index_batches(sampler, draws.order_seed)
         if self._is_stock:
             return stock_indices(sampler, draws.order_seed)
-        return map(as_given, iter(sampler))
+        return map(as_given, sampler)
 
     def _draws_now(self) -> Draws:
         teller = self._inner if self._ordered is None else self._ordered
@@ -204,9 +204,10 @@ class UnseededIndices:
             return _torch_generators(private)  # it draws the base seed alone
         if self._is_stock and type(self._inner) in _DRAWLESS:
             return _torch_generators(private)
-        own = getattr(self._inner, "generator", None)
-        if isinstance(own, torch.Generator):
-            private[id(own)] = own
+        # Also of a sampler inside somebody's own batch sampler.
+        owners = [getattr(part, "generator", None) for part in with_inner(self._inner)]
+        private |= {id(own): own for own in owners if isinstance(own, torch.Generator)}
+        own = owners[0]
         found = _torch_generators(private)
         draws_number = self._is_stock and type(self._inner) in (RandomSampler, TorchRandomSampler)
         if not isinstance(own, torch.Generator) and not draws_number:

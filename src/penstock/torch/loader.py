@@ -20,10 +20,18 @@ from penstock.engine.fault_log import FaultLog
 from penstock.engine.plan import Framework, Plan, Recipe
 from penstock.errors import ConfigError
 from penstock.faults import Failure, FaultPolicy, policy_of
-from penstock.indices import SeededIndices, StreamSource, check_samplers, covers, tell_epoch
-from penstock.insight.monitor import Monitor, Observed, settings_of
+from penstock.indices import (
+    SeededIndices,
+    StreamSource,
+    check_samplers,
+    covers,
+    tell_epoch,
+    with_inner,
+)
+from penstock.insight.monitor import AutoWorkers, Monitor, Observed, settings_of
 from penstock.loader import check_backend, check_ray, check_workers
 from penstock.ranks import Rank, current_rank
+from penstock.sampling import IndexSampler
 from penstock.schedule import EpochIterator, Schedule, worker_base_seed
 from penstock.torch.device.accelerator import open_accelerator
 from penstock.torch.device.copier import DeviceCopier, Pinning
@@ -37,6 +45,7 @@ if TYPE_CHECKING:
 
     from torch.utils.data import Dataset, Sampler
 
+    from penstock.data import Dataset as NumpyDataset
     from penstock.engine.epoch import Epoch
     from penstock.engine.handover import Handover
     from penstock.indices import IndexSource
@@ -151,10 +160,21 @@ class DataLoader(Observed, torch.utils.data.DataLoader[T_co]):
     """
 
     _iterator: Any  # torch keeps the persistent iterator here
+    # As given; what a subclass assigns to these names changes nothing of the loader.
+    seed: int | None
+    on_error: str | FaultPolicy
+    backend: str
+    cpu_budget: float | None
+    memory_budget: int | None
+    progress: bool | str
+    device: torch.device | None  # with its index; None is main memory
+    device_transform: Callable[[Any], Any] | None
+    ray_options: Mapping[str, Any] | None
+    address: str | None
 
     def __init__(
         self,
-        dataset: Dataset[T_co],
+        dataset: Dataset[T_co] | NumpyDataset[T_co],
         batch_size: int | None = 1,
         shuffle: bool | None = None,
         sampler: Sampler[Any] | Iterable[Any] | None = None,
@@ -201,7 +221,6 @@ class DataLoader(Observed, torch.utils.data.DataLoader[T_co]):
         self._seed = seed
         self._target_device = chosen
         self._device_transform = device_transform
-        self.on_error = on_error
         self._faults = FaultLog(policy_of(on_error), dataset)
         self._monitor = Monitor(
             dataset,
@@ -216,19 +235,26 @@ class DataLoader(Observed, torch.utils.data.DataLoader[T_co]):
             start_method=multiprocessing_context,
         )
         check_backend(backend, multiprocessing_context)
-        self.backend = backend
-        self.cpu_budget = cpu_budget
-        self.memory_budget = memory_budget
-        self.progress = progress
-        self.ray_options = ray_options
-        self.address = address
+        self._keep(
+            seed=seed,
+            on_error=on_error,
+            backend=backend,
+            cpu_budget=cpu_budget,
+            memory_budget=memory_budget,
+            progress=progress,
+            device=chosen,
+            device_transform=device_transform,
+            ray_options=ray_options,
+            address=address,
+        )
         workers: int = self._monitor.num_workers
         check_workers(workers, timeout, prefetch_factor, persistent_workers=persistent_workers)
         self._ray = check_ray(backend, ray_options, address, workers)
         check_pool(self._ray, is_seeded=seed is not None, is_auto=num_workers == "auto")
         check_samplers(dataset, sampler, batch_sampler)
+        _check_dealt_once(sampler, batch_sampler)
         super().__init__(
-            dataset,
+            dataset,  # type: ignore[arg-type]  # torch's annotation knows its own classes alone
             batch_size,
             shuffle,
             sampler,
@@ -246,6 +272,20 @@ class DataLoader(Observed, torch.utils.data.DataLoader[T_co]):
             pin_memory_device=pin_memory_device,
             in_order=in_order,
         )
+        if isinstance(workers, AutoWorkers):
+            # Not torch's default of 2: in a loader that is made of this one's attributes, that
+            # would be the user's choice, and no longer the tuner's.
+            self.prefetch_factor = prefetch_factor
+
+    def _keep(self, **arguments: object) -> None:
+        """Make arguments attributes, which are how others make a loader anew from another one.
+
+        Lightning looks for the names of `__init__`'s parameters in `vars(loader)`. Subclasses of
+        torch's loader have had attributes and properties of these names before us; theirs stay.
+        """
+        for name, value in arguments.items():
+            if not hasattr(type(self), name):
+                vars(self).setdefault(name, value)
 
     def __iter__(self) -> Any:  # noqa: ANN401 - torch's return type is its private one
         """Begin the next epoch: starts the workers, or sets the persistent ones to work again."""
@@ -264,27 +304,12 @@ class DataLoader(Observed, torch.utils.data.DataLoader[T_co]):
         return self._schedule.epoch
 
     @_Readable
-    def seed(self) -> int | None:
-        """As given."""
-        return self._seed
-
-    @_Readable
     def failures(self) -> list[Failure]:
         """Samples that were left out or replaced, in the order in which they were missed.
 
         Each with its index, file or key, error, worker, epoch and step. The last 10,000 are kept.
         """
         return self._faults.failures
-
-    @_Readable
-    def device(self) -> torch.device | None:
-        """Where batches arrive, with its index; None is main memory."""
-        return self._target_device
-
-    @_Readable
-    def device_transform(self) -> Callable[[Any], Any] | None:
-        """As given: what is done with batches on the device."""
-        return self._device_transform
 
     def set_epoch(self, epoch: int) -> None:
         """Choose the epoch that the next `iter()` begins; otherwise it advances by itself.
@@ -308,7 +333,7 @@ class DataLoader(Observed, torch.utils.data.DataLoader[T_co]):
         loop is. With `seed=` the state is below 1 KB for any dataset, and the same on all ranks. An
         iterable dataset's own state comes on top, for each worker, and is its rank's own. Without
         `seed=` the state holds what the epoch's order was drawn with: one number for
-        `shuffle=True`, up to 10 KB for generators.
+        `shuffle=True`, 4 to 18 KB for generators.
 
         Returns:
             What `json.dumps` takes.
@@ -507,6 +532,23 @@ def _handover_of(
     if pin_for is None:
         return None, None
     return Pinning(pin_for), page_lock_for(torch.device(pin_for))
+
+
+def _check_dealt_once(*samplers: object) -> None:
+    """Refuse a share of a share.
+
+    Lightning knows no other share than torch's `DistributedSampler`, and wraps what it does not
+    know in one of its own: each rank would get a part of its part, and never hear of it.
+    """
+    for part in with_inner(*samplers):
+        inner = getattr(getattr(part, "dataset", None), "_sampler", None)
+        if isinstance(inner, IndexSampler) and inner.world_size > 1:
+            raise ConfigError(
+                f"{type(inner).__name__} gives this rank its share of {inner.world_size} already, "
+                f"and {type(part).__name__} would deal that share out once more, so that most "
+                "samples never came. In Lightning give Trainer(use_distributed_sampler=False), or "
+                "Fabric's setup_dataloaders(..., use_distributed_sampler=False)"
+            )
 
 
 def _checked_device(

@@ -274,7 +274,7 @@ def index_batches(
     """
     is_stock = type(batch_sampler) is BatchSampler
     if not is_stock or type(batch_sampler.sampler) not in STOCK_SAMPLERS:
-        return map(as_given, iter(batch_sampler))
+        return map(as_given, batch_sampler)  # asked for an iterator once, as by torch
     return _batches(batch_sampler, seed)
 
 

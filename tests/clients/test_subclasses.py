@@ -1,0 +1,483 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Subclasses of torch's loader as they are found in the wild, on torch's and on ours.
+
+Each pattern is a class body that is given its base. Under the same seeds both must behave alike:
+the same batches bit for bit, the same lengths, the same errors.
+"""
+
+from __future__ import annotations
+
+import copy
+import itertools
+import pickle
+
+import numpy as np
+import pytest
+import torch
+import torch.utils.data
+from tests.torch.comparing import assert_same
+from torch.utils.data import BatchSampler, Dataset, get_worker_info
+from torch.utils.data import dataloader as torchs
+
+import penstock.torch
+from penstock.torch.loader import _LoaderIterator
+
+NUM_SAMPLES = 10
+BASES = [torch.utils.data.DataLoader, penstock.torch.DataLoader]
+crews = pytest.mark.parametrize("num_workers", [0, 2])
+
+
+class Noisy(Dataset):
+    """Index, and random numbers as augmentations draw them."""
+
+    def __len__(self):
+        return NUM_SAMPLES
+
+    def __getitem__(self, index):
+        return index, torch.rand(3), np.random.rand()
+
+
+class Forever:
+    """A sampler, or batch sampler, that begins again when it has ended."""
+
+    def __init__(self, inner):
+        self.sampler = inner
+
+    def __iter__(self):
+        while True:
+            yield from iter(self.sampler)
+
+
+def infinite(base):
+    """One iterator for all epochs, so that workers stay (as the YOLO families have it)."""
+
+    class Infinite(base):
+        def __init__(self, *args, **kwargs):
+            super().__init__(*args, **kwargs)
+            object.__setattr__(self, "batch_sampler", Forever(self.batch_sampler))
+            self.iterator = super().__iter__()
+
+        def __len__(self):
+            return len(self.batch_sampler.sampler)
+
+        def __iter__(self):
+            for _ in range(len(self)):
+                yield next(self.iterator)
+
+        def reset(self):
+            self.iterator = self._get_iterator()
+
+        def __del__(self):
+            try:
+                for worker in self.iterator._workers:
+                    if worker.is_alive():
+                        worker.terminate()
+                self.iterator._shutdown_workers()
+            except Exception:  # without workers there are none
+                pass
+
+    return Infinite
+
+
+def multi_epochs(base):
+    """The same by the name-mangled flag with which torch guards its attributes."""
+
+    class MultiEpochs(base):
+        def __init__(self, *args, **kwargs):
+            super().__init__(*args, **kwargs)
+            self._DataLoader__initialized = False
+            if self.batch_sampler is None:
+                self.sampler = Forever(self.sampler)
+            else:
+                self.batch_sampler = Forever(self.batch_sampler)
+            self._DataLoader__initialized = True
+            self.iterator = super().__iter__()
+
+        def __len__(self):
+            sampler = self.sampler if self.batch_sampler is None else self.batch_sampler
+            return len(sampler.sampler)
+
+        def __iter__(self):
+            for _ in range(len(self)):
+                yield next(self.iterator)
+
+    return MultiEpochs
+
+
+def own_iterator(base):
+    """A loader that is its own iterator, and begins again by itself."""
+
+    class OwnIterator(base):
+        def __init__(self, *args, **kwargs):
+            super().__init__(*args, **kwargs)
+            self.batches = super().__iter__()
+
+        def __iter__(self):
+            return self
+
+        def __next__(self):
+            try:
+                return next(self.batches)
+            except StopIteration:
+                self.batches = super().__iter__()
+                return next(self.batches)
+
+    return OwnIterator
+
+
+def transforming(base):
+    """`__iter__` and `__len__` overridden."""
+
+    class Transforming(base):
+        def __iter__(self):
+            for index, noise, number in super().__iter__():
+                yield {"index": index, "noise": noise * 2, "number": number}
+
+        def __len__(self):
+            return super().__len__() + 1
+
+    return Transforming
+
+
+def wrapped_iterator(base):
+    """`_get_iterator` overridden, torch's own hook."""
+
+    class Counted:
+        def __init__(self, inner):
+            self.inner = inner
+            self.num_given = 0
+
+        def __iter__(self):
+            return self
+
+        def __next__(self):
+            batch = next(self.inner)
+            self.num_given += 1
+            return batch, self.num_given
+
+    class WrappedIterator(base):
+        def _get_iterator(self):
+            return Counted(super()._get_iterator())
+
+    return WrappedIterator
+
+
+def torchs_iterators(base):
+    """`__iter__` that makes torch's private iterators by name."""
+
+    class TorchsIterators(base):
+        def __iter__(self):
+            if self.num_workers == 0:
+                return torchs._SingleProcessDataLoaderIter(self)
+            return torchs._MultiProcessingDataLoaderIter(self)
+
+    return TorchsIterators
+
+
+def with_attributes(base):
+    """Attributes, properties and methods by the names that our arguments have."""
+
+    class WithAttributes(base):
+        device = "cuda:9"
+
+        def __init__(self, *args, seed=None, **kwargs):
+            self.seed = seed
+            self.epoch = 0
+            self.failures = 3
+            super().__init__(*args, **kwargs)
+            self.progress = {"done": 0}
+            self.on_error = print
+
+        @property
+        def backend(self):
+            return "nccl"
+
+        def address(self):
+            return self.seed, self.device
+
+        def __iter__(self):
+            self.epoch += 1
+            self.progress["done"] = self.epoch
+            return super().__iter__()
+
+    return WithAttributes
+
+
+PATTERNS = [
+    infinite,
+    multi_epochs,
+    own_iterator,
+    transforming,
+    wrapped_iterator,
+    torchs_iterators,
+    with_attributes,
+]
+patterns = pytest.mark.parametrize("pattern", PATTERNS, ids=lambda p: p.__name__)
+
+
+def three_epochs(loader):
+    """Twelve batches, in turns of what the loader takes for an epoch."""
+    return [list(itertools.islice(loader, 4)) for _ in range(3)]
+
+
+@crews
+@patterns
+def test_a_subclass_gives_what_it_gives_on_torchs_loader(pattern, num_workers):
+    expected, got = [], []
+    for base, found in zip(BASES, (expected, got), strict=True):
+        torch.manual_seed(3), np.random.seed(3)
+        loader = pattern(base)(Noisy(), batch_size=3, shuffle=True, num_workers=num_workers)
+        assert isinstance(loader, torch.utils.data.DataLoader)
+        found += [len(loader), three_epochs(loader), torch.get_rng_state(), loader.batch_size]
+        del loader
+    assert_same(expected, got)
+
+
+@crews
+def test_samples_that_repeat_for_ever_come_one_by_one_as_well(num_workers):
+    found = []
+    for base in BASES:
+        torch.manual_seed(5)
+        loader = multi_epochs(base)(
+            range(6), batch_size=None, shuffle=True, num_workers=num_workers
+        )
+        found.append([len(loader), [list(loader) for _ in range(3)]])
+    assert found[0] == found[1]
+    assert found[1][1][0] != found[1][1][1]
+    assert [sorted(epoch) for epoch in found[1][1]] == [list(range(6))] * 3
+
+
+@crews
+def test_a_reset_begins_with_a_new_iterator_and_sees_what_was_changed(num_workers):
+    class Closable(Noisy):
+        mosaic = True
+
+        def __getitem__(self, index):
+            return index, self.mosaic, torch.rand(2)
+
+    found = []
+    for base in BASES:
+        torch.manual_seed(9)
+        loader = infinite(base)(Closable(), batch_size=4, shuffle=True, num_workers=num_workers)
+        before = list(loader)
+        loader.dataset.mosaic = False  # as YOLO's last epochs do
+        loader.reset()
+        found.append([before, list(loader)])
+        del loader
+    assert_same(*found)
+    assert not any(torch.any(mosaic) for _, mosaic, _ in found[1][1])
+
+
+@crews
+def test_with_a_seed_an_endless_epoch_is_the_same_with_any_workers(num_workers):
+    kind = infinite(penstock.torch.DataLoader)
+    loader = kind(Noisy(), batch_size=3, shuffle=True, seed=7, num_workers=num_workers)
+    found = [list(loader) for _ in range(2)]
+    again = kind(Noisy(), batch_size=3, shuffle=True, seed=7, num_workers=1)
+    assert_same(found, [list(again) for _ in range(2)])
+    orders = [[i for batch in epoch for i in batch[0].tolist()] for epoch in found]
+    assert orders[0] != orders[1]
+    assert [sorted(order) for order in orders] == [list(range(NUM_SAMPLES))] * 2
+
+
+class WorkerNamed(BatchSampler):
+    """Gives each index with a number of its batch, so that a dataset may know its batch."""
+
+    def __iter__(self):
+        for number, batch in enumerate(super().__iter__()):
+            yield [(number, index) for index in batch]
+
+
+class KnowsBatch(Dataset):
+    def __len__(self):
+        return NUM_SAMPLES
+
+    def __getitem__(self, key):
+        number, index = key
+        worker = get_worker_info()
+        return number, index, -1 if worker is None else worker.id
+
+
+@crews
+def test_batch_samplers_may_give_whatever_the_dataset_takes(num_workers):
+    found = []
+    for base in BASES:
+        batches = WorkerNamed(range(NUM_SAMPLES), 3, True)
+        loader = base(KnowsBatch(), batch_sampler=batches, num_workers=num_workers)
+        found.append([len(loader), list(loader)])
+    assert_same(*found)
+
+
+# A loader in a config.
+
+
+COPIES = {
+    "pickled": lambda loader: pickle.loads(pickle.dumps(loader)),
+    "copied deeply": copy.deepcopy,
+    "copied": copy.copy,
+}
+
+
+@pytest.mark.parametrize("kind", COPIES)
+@pytest.mark.parametrize("seed", [None, 7])
+def test_a_loader_is_copied_with_its_config_before_an_epoch(kind, seed):
+    options = {} if seed is None else {"seed": seed}
+    bases = BASES if seed is None else BASES[1:]
+    found = []
+    for base in bases:
+        config = {"train": base(Noisy(), batch_size=3, shuffle=True, num_workers=2, **options)}
+        config = {"train": COPIES[kind](config["train"])}
+        torch.manual_seed(1)
+        found.append(list(config["train"]))
+    if seed is not None:
+        loader = penstock.torch.DataLoader(Noisy(), batch_size=3, shuffle=True, seed=seed)
+        found.append(list(loader))
+    assert_same(*found)
+
+
+@pytest.mark.parametrize("kind", ["pickled", "copied deeply"])
+def test_a_loader_is_copied_after_an_epoch(kind):
+    options = {"batch_size": 3, "shuffle": True, "num_workers": 2, "seed": 7}
+    loader = penstock.torch.DataLoader(Noisy(), **options)
+    list(loader)
+    again = COPIES[kind](loader)
+    assert again.epoch == loader.epoch == 1
+    assert_same(list(loader), list(again))  # both go on with epoch 1
+
+
+@pytest.mark.parametrize("kind", ["pickled", "copied deeply"])
+@pytest.mark.parametrize("base", BASES, ids=["torch", "penstock"])
+def test_persistent_workers_cannot_be_copied_and_say_so(kind, base):
+    loader = base(range(6), num_workers=1, persistent_workers=True)
+    list(loader)
+    with pytest.raises((TypeError, NotImplementedError), match="cannot be pickled"):
+        COPIES[kind](loader)
+    assert [int(i) for i in loader] == list(range(6))  # and go on
+    loader._iterator._shutdown_workers()
+    loader._iterator = None
+    assert [int(i) for i in COPIES[kind](loader)] == list(range(6))
+
+
+# Wrappers around a loader, and code that looks inside.
+
+
+class Grouped(torch.utils.data.IterableDataset):
+    """Batches of images of one shape, made of single samples (as detection libraries do it)."""
+
+    def __init__(self, samples, batch_size):
+        self.samples = samples
+        self.batch_size = batch_size
+        self.buckets = [[], []]
+
+    def __iter__(self):
+        for sample in self.samples:
+            bucket = self.buckets[0 if sample["width"] > sample["height"] else 1]
+            bucket.append(sample)
+            if len(bucket) == self.batch_size:
+                data = bucket[:]
+                del bucket[:]
+                yield data
+
+
+class Shapes(Dataset):
+    def __len__(self):
+        return NUM_SAMPLES
+
+    def __getitem__(self, index):
+        height, width = (2, 3) if index % 3 else (3, 2)
+        image = torch.rand(3, height, width)
+        return {"image": image, "height": height, "width": width, "index": index}
+
+
+def first(samples):
+    return samples[0]
+
+
+def as_they_are(samples):
+    return samples
+
+
+@crews
+@pytest.mark.parametrize(
+    "options",
+    [{"batch_size": None}, {"batch_size": 1, "collate_fn": first}],
+    ids=["no batches", "trivial collate"],
+)
+def test_samples_are_grouped_by_aspect_outside_of_the_loader(num_workers, options):
+    found = []
+    for base in BASES:
+        torch.manual_seed(2)
+        samples = base(Shapes(), shuffle=True, num_workers=num_workers, **options)
+        outer = base(Grouped(samples, 2), batch_size=None, collate_fn=as_they_are)
+        found.append(list(outer))
+    assert_same(*found)
+    assert len(found[1]) >= 4
+
+
+@pytest.mark.parametrize("base", BASES, ids=["torch", "penstock"])
+def test_code_that_looks_at_the_persistent_iterator_finds_what_it_needs(base):
+    loader = base(range(8), batch_size=2, num_workers=2, persistent_workers=True)
+    assert loader._iterator is None
+    batches = iter(loader)
+    workers = list(loader._iterator._workers)
+    pids = [worker.pid for worker in workers]
+    assert all(worker.is_alive() for worker in workers)
+    assert len(batches) == 4
+    assert next(batches).tolist() == [0, 1]
+    assert len(list(batches)) == 3
+    assert len(list(loader)) == 4
+    assert [worker.pid for worker in loader._iterator._workers] == pids
+    loader._iterator._shutdown_workers()
+    assert not any(worker.is_alive() for worker in workers)
+    loader._iterator = None
+    assert len(list(loader)) == 4  # with new ones
+    loader._iterator._shutdown_workers()
+
+
+@pytest.mark.parametrize("base", BASES, ids=["torch", "penstock"])
+def test_the_index_sampler_and_the_kind_of_dataset_are_where_code_looks_for_them(base):
+    loader = base(range(8), batch_size=2)
+    assert loader._index_sampler is loader.batch_sampler
+    assert loader._auto_collation
+    assert loader._dataset_kind == torchs._DatasetKind.Map
+    assert loader._IterableDataset_len_called is None
+    assert base(range(8), batch_size=None)._index_sampler is not None
+    with pytest.raises(ValueError, match="should not be set after"):
+        loader.batch_size = 3
+    loader._DataLoader__initialized = False
+    loader.batch_size = 3  # as code does that wants another label on the loader
+    loader._DataLoader__initialized = True
+    assert loader.batch_size == 3
+    assert [b.tolist() for b in loader] == [[0, 1], [2, 3], [4, 5], [6, 7]]
+
+
+def test_the_iterator_is_not_of_torchs_private_classes():
+    # What docs/differences-from-torch.md says of isinstance checks.
+    for num_workers in (0, 2):
+        batches = iter(penstock.torch.DataLoader(range(4), num_workers=num_workers))
+        assert type(batches) is _LoaderIterator
+        assert not isinstance(batches, torchs._BaseDataLoaderIter)
+        assert len(list(batches)) == 4
+
+
+def test_a_subclass_that_passes_its_arguments_on_takes_ours():
+    class Passing(penstock.torch.DataLoader):
+        def __init__(self, dataset, *args, extra=None, **kwargs):
+            super().__init__(dataset, *args, **kwargs)
+            self.extra = extra
+
+    loader = Passing(Noisy(), 3, extra=1, shuffle=True, seed=7, on_error="skip")
+    assert (loader.extra, loader.seed, loader.on_error) == (1, 7, "skip")
+    plain = penstock.torch.DataLoader(Noisy(), 3, shuffle=True, seed=7)
+    assert_same(list(plain), list(loader))
+
+
+def test_attributes_of_a_subclass_stay_its_own_and_change_nothing():
+    loader = with_attributes(penstock.torch.DataLoader)(Noisy(), batch_size=3, seed=11)
+    assert (loader.seed, loader.device, loader.backend) == (11, "cuda:9", "nccl")
+    assert (loader.epoch, loader.failures, loader.on_error) == (0, 3, print)
+    assert loader.address() == (11, "cuda:9")
+    assert loader.progress == {"done": 0}
+    assert loader.state_dict()["seed"] is None  # it was not passed on
+    assert loader.stats().num_workers == 0
+    assert len(list(loader)) == 4

@@ -19,7 +19,7 @@ def test_the_python_of_the_page_runs(capsys):
     for block in blocks:
         exec(compile(block, str(PAGE), "exec"), names)
     said = re.findall(r"print\(.*\)  # (.*)", "".join(blocks))
-    assert len(said) == 5
+    assert len(said) == 7
     assert capsys.readouterr().out.splitlines() == said
     few = names["without_some"](names["Cells"]()[0])
     assert len(few["boxes"]) == len(few["labels"])

@@ -313,3 +313,36 @@ def test_what_is_made_of_v2_alone_is_known_to_move_boxes(transform, knows):
 
 def test_what_is_no_picture_any_more_is_left_as_it_is():
     assert Torchvision(lambda image: image.size)(np.zeros((4, 6, 3), np.uint8)) == (6, 4)
+
+
+def test_called_by_names_it_hands_over_and_returns_what_albumentations_does():
+    compose = A.Compose(
+        [A.RandomCrop(40, 50), A.HorizontalFlip()],
+        bbox_params=A.BboxParams("coco", label_fields=["names"]),
+    )
+    before = compose.random_generator.bit_generator.state
+    change = Albumentations(compose)
+    image = scene(1)["image"]
+    targets = {"image": image, "mask": image[..., 0], "bboxes": [[10, 10, 60, 60]]}
+    made = []
+    for _ in range(2):
+        with seeded(5, 3):
+            made.append(change(**targets, names=["cell"]))
+    assert made[0].keys() == {*targets, "names"}
+    equal(made[0], made[1])
+    assert np.array_equal(made[0]["mask"], made[0]["image"][..., 0])
+    assert made[0]["names"] == ["cell"]
+    with seeded(5, 4):
+        other = change(**targets, names=["cell"])
+    assert not np.array_equal(other["image"], made[0]["image"])
+    assert compose.random_generator.bit_generator.state == before
+    with seeded(5, 3):  # a sample draws the same
+        assert np.array_equal(change(image), made[0]["image"])
+
+
+def test_a_sample_and_names_are_too_much():
+    change = Albumentations(A.HorizontalFlip(p=1))
+    with pytest.raises(ConfigError, match=r"as in image=…, mask=…; got both"):
+        change(scene(1), image=0, mask=0)
+    with pytest.raises(ConfigError, match="got NoneType"):
+        change()

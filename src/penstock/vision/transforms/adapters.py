@@ -48,6 +48,9 @@ class Albumentations:
     none beyond the image, either: such landmarks become NaN. A transform that moves pixels drops
     "letterbox".
 
+    Called with keywords, as Albumentations is, it hands them on and returns what that returns:
+    for masks, boxes in other forms, additional targets.
+
     All its random numbers come from `sample_rng()`. That costs some 15 us for each sample; giving
     every transform a seed, by its `set_random_seed`, some 160 us for five transforms.
 
@@ -64,6 +67,8 @@ class Albumentations:
         >>> sample = {"image": np.zeros((4, 10, 3), np.uint8), "boxes": np.array([[0, 0, 2, 4]])}
         >>> flip(sample)["boxes"].round(3)
         array([[ 8.,  0., 10.,  4.]], dtype=float32)
+        >>> flip(image=sample["image"], mask=np.eye(4, 10))["mask"][0].argmax()
+        np.int64(9)
     """
 
     def __init__(self, transform: Any) -> None:  # noqa: ANN401 - a class of a library not imported
@@ -85,15 +90,29 @@ class Albumentations:
         self.transform = transform
         self._of_thread = threading.local()
 
-    def __call__(self, sample: Any) -> Any:  # noqa: ANN401 - a dict or an array
+    def __call__(self, sample: Any = None, /, **targets: Any) -> Any:  # noqa: ANN401 - dict, array
         """Return the sample transformed; a bare image likewise.
 
+        Args:
+            sample: A dict or an image; or nothing, where `targets` are given.
+            **targets: What Albumentations calls so: `image=`, `mask=`, `bboxes=` in the form that
+                the transform says. They are handed on as they are.
+
         Returns:
-            A new dict; or a new image. The image is what the transform makes of it.
+            A new dict; or a new image. The image is what the transform makes of it. With `targets`,
+            what Albumentations returns.
 
         Raises:
+            ConfigError: a sample and targets are given, or neither.
             Exception: what Albumentations raises: for a box beyond the image, say.
         """
+        if targets:
+            if sample is not None:
+                raise ConfigError(
+                    "Albumentations takes a sample, or targets by their names as in "
+                    f"{', '.join(f'{name}=…' for name in targets)}; got both"
+                )
+            return self._seeded(None)(**targets)
         data: dict[str, Any] = {"image": image_of(sample)}
         local = self._of_this_thread()
         if not isinstance(sample, dict):
@@ -134,11 +153,17 @@ class Albumentations:
             local.copies, local.python_random = {(): plain}, random.Random(0)
         return local
 
-    def _seeded(self, given: tuple[str, ...]) -> Any:  # noqa: ANN401
-        """This thread's copy of the transform, drawing from the sample's generator."""
+    def _seeded(self, given: tuple[str, ...] | None) -> Any:  # noqa: ANN401
+        """This thread's copy of the transform, drawing from the sample's generator.
+
+        Args:
+            given: What of a sample is handed over; None for a copy that takes what the user's does.
+        """
         local, rng = self._of_this_thread(), sample_rng()
         if given not in local.copies:
-            local.copies[given] = _rebuilt(self.transform, given)
+            local.copies[given] = (
+                copy.deepcopy(self.transform) if given is None else _rebuilt(self.transform, given)
+            )
         mine = local.copies[given]
         local.python_random.seed(int(rng.integers(_SEEDS)))
         if hasattr(mine, "set_random_state"):  # before 2.0 it drew from the global generators

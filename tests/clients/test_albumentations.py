@@ -1,0 +1,241 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Albumentations in workers: its own generators, and what makes them follow the loader's seed."""
+
+from __future__ import annotations
+
+import random
+
+import albumentations as A
+import numpy as np
+import pytest
+import torch
+import torch.utils.data
+from tests.vision.rectangles import COLOURS, Scenes, check_objects, scene
+
+import penstock
+from penstock.torch import DataLoader
+from penstock.vision import Albumentations, VOCDetection, detection_collate
+
+
+def told(tree):
+    """A batch to the last bit."""
+    if isinstance(tree, torch.Tensor):
+        return tree.dtype, tuple(tree.shape), tree.numpy().tobytes()
+    if isinstance(tree, np.ndarray):
+        return tree.dtype, tree.shape, tree.tobytes()
+    if isinstance(tree, dict):
+        return {key: told(value) for key, value in tree.items()}
+    if isinstance(tree, (list, tuple)):
+        return [told(value) for value in tree]
+    return tree
+
+
+def batches(loader):
+    return [told(batch) for batch in loader]
+
+
+def as_list(samples):
+    return samples
+
+
+IMAGE = np.random.default_rng(0).integers(0, 256, (24, 24, 3), np.uint8)
+
+
+class Crops:
+    """One image, cut at random by a Compose that is called as its own documentation has it."""
+
+    def __init__(self, prepare=None, seed=None):
+        self.change = A.Compose([A.RandomCrop(16, 16), A.GaussNoise(p=0.5)], seed=seed)
+        self.prepare = prepare
+
+    def __len__(self):
+        return 12
+
+    def __getitem__(self, index):
+        if self.prepare is not None:
+            self.prepare(self.change)
+        return self.change(image=IMAGE)["image"]
+
+
+@pytest.mark.parametrize("make", [torch.utils.data.DataLoader, DataLoader])
+def test_a_compose_of_its_own_repeats_itself_in_every_worker_and_epoch(make):
+    """What docs/augmentation.md warns of; a release that mends it will make this fail."""
+    loader = make(Crops(), batch_size=3, num_workers=2)
+    first, second = batches(loader), batches(loader)
+    assert first == second  # another epoch, the same crops
+    assert first[0] == first[1]  # of the one worker, and of the other
+    assert first[2] == first[3]
+    assert first[0] != first[2]
+
+
+def test_the_seed_of_a_compose_does_not_tell_workers_apart_either():
+    first = batches(DataLoader(Crops(seed=137), batch_size=3, num_workers=2, seed=7))
+    assert first[0] == first[1]
+
+
+def by_state(change):
+    rng = penstock.sample_rng()
+    change.set_random_state(rng, random.Random(int(rng.integers(2**63))))
+
+
+def by_seed(change):
+    change.set_random_seed(int(penstock.sample_rng().integers(2**63)))
+
+
+@pytest.mark.parametrize("prepare", [by_state, by_seed])
+def test_one_that_is_seeded_for_each_sample_follows_the_loaders_seed(prepare):
+    def epoch(num_workers, seed=7, number=0):
+        loader = DataLoader(Crops(prepare), 3, num_workers=num_workers, seed=seed)
+        loader.set_epoch(number)
+        return batches(loader)
+
+    first = epoch(0)
+    assert epoch(1) == epoch(2) == first
+    assert len({made[2] for made in first}) == 4  # no two batches are alike
+    assert epoch(1, number=1) != first
+    assert epoch(1, seed=8) != first
+
+
+class Marked:
+    """Image, mask, boxes in YOLO's form and key points, handed over by their names."""
+
+    def __init__(self):
+        compose = A.Compose(
+            [
+                A.RandomSizedBBoxSafeCrop(64, 64),
+                A.HorizontalFlip(),
+                A.RandomRotate90(),
+                A.RandomBrightnessContrast(),
+            ],
+            bbox_params=A.BboxParams("yolo", label_fields=["labels"]),
+            keypoint_params=A.KeypointParams("xy", remove_invisible=False),
+        )
+        self.change = Albumentations(compose)
+
+    def __len__(self):
+        return 12
+
+    def __getitem__(self, index):
+        sample = scene(index)
+        height, width = sample["image"].shape[:2]
+        boxes = sample["boxes"]
+        centres, sizes = (boxes[:, :2] + boxes[:, 2:]) / 2, boxes[:, 2:] - boxes[:, :2]
+        return self.change(
+            image=sample["image"],
+            mask=(sample["image"] == COLOURS[sample["labels"][0]]).all(axis=-1).astype(np.uint8),
+            bboxes=np.concatenate((centres, sizes), axis=1) / [width, height, width, height],
+            labels=sample["labels"],
+            keypoints=sample["landmarks"][:, 2],
+        )
+
+
+@pytest.mark.parametrize("backend", ["process", "thread"])
+def test_called_by_names_it_follows_the_loaders_seed(backend):
+    def epoch(num_workers, number=0):
+        loader = DataLoader(
+            Marked(), 4, num_workers=num_workers, collate_fn=as_list, seed=3, backend=backend
+        )
+        loader.set_epoch(number)
+        return batches(loader)
+
+    first = epoch(0)
+    assert epoch(1) == epoch(2) == first
+    assert epoch(1, number=1) != first
+
+
+def test_called_by_names_everything_lies_on_the_same_pixels():
+    loader = penstock.Loader(Marked(), batch_size=4, collate_fn=as_list, seed=3)
+    num_checked = 0
+    for batch in loader:
+        for sample in batch:
+            assert sample["image"].shape == (64, 64, 3)
+            assert sample["mask"].shape == (64, 64)
+            centres = np.asarray(sample["bboxes"])[:, :2] * 64
+            # A key point is the centre of a pixel, a box counts from its edge.
+            assert sample["keypoints"][: len(centres)] == pytest.approx(centres - 0.5, abs=2.0)
+            label = int(sample["labels"][0])
+            x, y = centres[0].astype(int)
+            assert sample["mask"][y, x] == 1
+            colour = sample["image"][y, x].astype(int)
+            assert (colour > 90).tolist() == (COLOURS[label] > 0).tolist()
+            num_checked += len(centres)
+    assert num_checked == 12 * 6
+
+
+CHAIN = A.Compose(
+    [
+        A.RandomSizedBBoxSafeCrop(128, 160),
+        A.Affine(rotate=(-20, 20), p=0.7),
+        A.HorizontalFlip(),
+        A.OneOf([A.CLAHE(), A.GaussNoise(), A.MotionBlur()], p=0.5),
+    ],
+    bbox_params=A.BboxParams("pascal_voc", clip=True, min_visibility=0.3, min_width=2),
+    keypoint_params=A.KeypointParams("xy"),
+)
+
+
+def test_real_cells_come_the_same_for_any_number_of_workers(data_dir):
+    dataset = penstock.data.Subset(
+        VOCDetection(data_dir / "bccd", "val", transform=Albumentations(CHAIN)), range(12)
+    )
+
+    def epoch(num_workers):
+        loader = DataLoader(
+            dataset,
+            4,
+            shuffle=True,
+            num_workers=num_workers,
+            collate_fn=detection_collate,
+            seed=1,
+        )
+        return [(told(images), told(list(targets))) for images, targets in loader]
+
+    first = epoch(0)
+    assert epoch(1) == epoch(2) == first
+    assert first[0][0][1] == (4, 3, 128, 160)
+    assert sum(len(target["boxes"][2]) > 0 for _, targets in first for target in targets) >= 10
+
+
+def test_boxes_and_landmarks_of_our_samples_follow_their_pixels_in_workers():
+    change = A.Compose(
+        [A.RandomSizedBBoxSafeCrop(96, 96), A.Affine(rotate=(-10, 10)), A.RandomRotate90()],
+        bbox_params=A.BboxParams("pascal_voc", min_visibility=0.5),
+    )
+    loader = penstock.Loader(
+        Scenes(12, transform=Albumentations(change)),
+        batch_size=4,
+        num_workers=1,
+        seed=2,
+        collate_fn=as_list,
+    )
+    samples = [sample for batch in loader for sample in batch]
+    for sample in samples:
+        check_objects(sample)
+    assert sum(len(sample["boxes"]) for sample in samples) > 40
+
+
+class Replayed:
+    """Each image with what was done to it."""
+
+    def __init__(self):
+        self.change = A.ReplayCompose([A.RandomCrop(16, 16), A.HorizontalFlip()])
+
+    def __len__(self):
+        return 8
+
+    def __getitem__(self, index):
+        by_state(self.change)
+        return self.change(image=IMAGE)
+
+
+def test_what_replay_compose_tells_can_be_done_again_elsewhere():
+    found = []
+    for num_workers in (0, 2):
+        loader = DataLoader(Replayed(), 4, num_workers=num_workers, collate_fn=as_list, seed=6)
+        found.append([sample for batch in loader for sample in batch])
+    images = [[sample["image"].tobytes() for sample in samples] for samples in found]
+    assert images[0] == images[1]
+    assert len(set(images[0])) > 4
+    for sample in found[1]:  # of workers
+        again = A.ReplayCompose.replay(sample["replay"], image=IMAGE)
+        assert np.array_equal(again["image"], sample["image"])

@@ -1,0 +1,105 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Ignite's Engine over a Penstock loader, and metrics of Ignite and torchmetrics on its batches."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+import torchmetrics
+from ignite.engine import Engine, Events
+from ignite.handlers import Checkpoint, DiskSaver
+from ignite.metrics import Accuracy, Average
+from tests.torch.comparing import assert_same
+from torch.utils.data import Dataset
+
+import penstock.torch
+from penstock.torch.loader import _LoaderIterator
+
+NUM_BATCHES = 5
+
+
+class Points(Dataset):
+    """Points with noise of their own, and on which side of a line they lie."""
+
+    def __len__(self):
+        return 20
+
+    def __getitem__(self, index):
+        point = torch.rand(2)
+        return point, (point.sum() > 1).long()
+
+
+def loader_of(**options):
+    options = {"batch_size": 4, "shuffle": True, "num_workers": 2, "seed": 7, **options}
+    return penstock.torch.DataLoader(Points(), **options)
+
+
+def engine_of():
+    """An engine that keeps what it is given."""
+    seen = []
+
+    def step(engine, batch):
+        seen.append(batch)
+        points, labels = batch
+        return torch.stack([1 - points.sum(1), points.sum(1) - 1], dim=1), labels
+
+    return Engine(step), seen
+
+
+def test_the_engine_gets_the_batches_of_a_plain_loop():
+    engine, seen = engine_of()
+    loader, iterators = loader_of(), set()
+    engine.add_event_handler(
+        Events.ITERATION_COMPLETED, lambda: iterators.add(type(engine._dataloader_iter))
+    )
+    state = engine.run(loader, max_epochs=3)
+    plain = loader_of()
+    assert_same([batch for _ in range(3) for batch in plain], seen)
+    assert (state.epoch_length, state.iteration) == (NUM_BATCHES, 3 * NUM_BATCHES)
+    assert iterators == {_LoaderIterator}
+    assert loader.stats().run.batches == 3 * NUM_BATCHES
+
+
+def test_metrics_of_both_count_what_a_plain_loop_counts():
+    engine, _ = engine_of()
+    Accuracy().attach(engine, "accuracy")
+    Average(output_transform=lambda output: output[0].max()).attach(engine, "score")
+    measured = torchmetrics.MetricCollection(
+        {
+            "accuracy": torchmetrics.classification.MulticlassAccuracy(2, average="micro"),
+            "f1": torchmetrics.classification.MulticlassF1Score(2),
+        }
+    )
+    engine.add_event_handler(
+        Events.ITERATION_COMPLETED, lambda engine: measured.update(*engine.state.output)
+    )
+    found = engine.run(loader_of(), max_epochs=1).metrics
+    scores = [float((points.sum(1) - 1).abs().max()) for points, _ in loader_of()]
+    assert found["accuracy"] == 1.0
+    assert found["score"] == pytest.approx(sum(scores) / NUM_BATCHES)
+    assert measured.compute() == {"accuracy": 1.0, "f1": 1.0}
+
+
+def test_a_metric_may_keep_batches_as_long_as_it_likes():
+    # Batches lie in slots that are used again; a slot that is kept is not.
+    kept = torchmetrics.CatMetric()
+    for points, _ in loader_of(prefetch_factor=1):
+        kept.update(points)
+    assert torch.equal(kept.compute(), torch.cat([points for points, _ in loader_of()]))
+
+
+@pytest.mark.parametrize("iteration", [5, 7], ids=["after an epoch", "within one"])
+def test_a_checkpoint_of_the_engine_and_the_loader_resumes_exactly(tmp_path, iteration):
+    engine, seen = engine_of()
+    loader = loader_of()
+    keep = Checkpoint({"engine": engine, "loader": loader}, DiskSaver(tmp_path), n_saved=None)
+    engine.add_event_handler(Events.ITERATION_COMPLETED(once=iteration), keep)
+    engine.run(loader, max_epochs=3)
+
+    saved = torch.load(tmp_path / f"checkpoint_{iteration}.pt", weights_only=True)
+    engine, rest = engine_of()
+    loader = loader_of(num_workers=1)
+    Checkpoint.load_objects({"engine": engine, "loader": loader}, saved)
+    state = engine.run(loader)
+    assert state.iteration == 3 * NUM_BATCHES
+    assert_same(seen[iteration:], rest)

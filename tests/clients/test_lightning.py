@@ -1,0 +1,563 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Lightning's Trainer and Fabric on a Penstock loader: whose engine, which batches, which state."""
+
+from __future__ import annotations
+
+import inspect
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import lightning
+import pytest
+import torch
+from lightning.fabric.utilities import data as fabric_data
+from lightning.pytorch.callbacks import BasePredictionWriter, ModelCheckpoint
+from lightning.pytorch.loggers import TensorBoardLogger
+from lightning.pytorch.utilities import data as trainer_data
+from lightning.pytorch.utilities.combined_loader import CombinedLoader
+from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+from tests.torch.comparing import assert_same
+from torch.utils.data import Dataset, SequentialSampler
+
+import penstock.torch
+from penstock.data import IterableDataset
+from penstock.integrations.lightning import ExactResume
+from penstock.integrations.tensorboard import StatsWriter
+from penstock.sampling import BalancedBatchSampler, ClassBalancedSampler
+from penstock.torch.loader import _LoaderIterator, _make_plan
+
+pytestmark = [
+    # Advice about this machine and these tiny runs.
+    pytest.mark.filterwarnings("ignore:.*does not have many workers:UserWarning"),
+    pytest.mark.filterwarnings("ignore:.*is smaller than the logging interval:UserWarning"),
+    pytest.mark.filterwarnings("ignore:Checkpoint directory .* exists:UserWarning"),
+    # Who saved a checkpoint need not be there when it is loaded.
+    pytest.mark.filterwarnings(
+        "ignore:Be aware that when using `ckpt_path`, callbacks:UserWarning"
+    ),
+    # Lightning's own use of torch.
+    pytest.mark.filterwarnings("ignore:.*isinstance.treespec, LeafSpec.*:FutureWarning"),
+    pytest.mark.filterwarnings("ignore:.*isinstance.treespec, LeafSpec.*:DeprecationWarning"),
+]
+
+NUM_SAMPLES, BATCH_SIZE, NUM_BATCHES = 20, 4, 5
+
+
+class Noisy(Dataset):
+    """Index, and random numbers drawn while the sample is made."""
+
+    labels = [0] * 15 + [1] * 5
+
+    def __len__(self):
+        return NUM_SAMPLES
+
+    def __getitem__(self, index):
+        return index, torch.rand(2)
+
+
+class Counting(IterableDataset):
+    """A stream without a length that knows its place."""
+
+    def __init__(self):
+        self.position = 0
+        self.start = 0
+
+    def __iter__(self):
+        begin, self.start = self.start, 0
+        for self.position in range(begin + 1, NUM_SAMPLES + 1):
+            yield self.position - 1, torch.rand(2)
+
+    def state_dict(self):
+        return {"position": self.position}
+
+    def load_state_dict(self, state):
+        self.start = state["position"]
+
+
+class Model(lightning.LightningModule):
+    """Keeps the batches that it trains on."""
+
+    def __init__(self):
+        super().__init__()
+        self.layer = torch.nn.Linear(2, 1)
+        self.seen = []
+
+    def training_step(self, batch, batch_index):
+        self.seen.append((self.current_epoch, batch_index, batch))
+        noise = batch["a"][1] if isinstance(batch, dict) else batch[1]
+        return self.layer(noise).mean()
+
+    def predict_step(self, batch, batch_index):
+        return batch[0]
+
+    def configure_optimizers(self):
+        return torch.optim.SGD(self.parameters(), lr=0.1)
+
+
+def loader_of(dataset=None, **options):
+    options = {"batch_size": BATCH_SIZE, "shuffle": True, "num_workers": 2, "seed": 7, **options}
+    return penstock.torch.DataLoader(Noisy() if dataset is None else dataset, **options)
+
+
+def trainer_of(folder, callbacks=(), **options):
+    options = {"max_epochs": 3, "logger": False, **options}
+    return lightning.Trainer(
+        accelerator="cpu",
+        devices=1,
+        default_root_dir=folder,
+        callbacks=list(callbacks),
+        enable_checkpointing=any(isinstance(c, ModelCheckpoint) for c in callbacks),
+        enable_progress_bar=False,
+        enable_model_summary=False,
+        **options,
+    )
+
+
+def epochs_of(loader, num_epochs):
+    """What a plain loop over the loader gets, as the model above notes it."""
+    return [(e, i, b) for e in range(num_epochs) for i, b in enumerate(loader)]
+
+
+# What a loader keeps when it is made anew.
+
+
+def double(batch):
+    return batch
+
+
+def collate(samples):
+    return samples
+
+
+def init_worker(worker_id):
+    pass
+
+
+WORKERS = {"num_workers": 2}
+ARGUMENTS = {
+    "dataset": {},
+    "batch_size": {"batch_size": 3},
+    "shuffle": {"shuffle": True},
+    "sampler": {"sampler": SequentialSampler(Noisy())},
+    "batch_sampler": {"batch_sampler": torch.utils.data.BatchSampler(range(20), 4, True)},
+    "num_workers": WORKERS,
+    "num_workers, auto": {"num_workers": "auto"},
+    "collate_fn": {"collate_fn": collate},
+    "pin_memory": {"pin_memory": True},
+    "drop_last": {"drop_last": True},
+    "timeout": {"timeout": 5.0, **WORKERS},
+    "worker_init_fn": {"worker_init_fn": init_worker},
+    "multiprocessing_context": {"multiprocessing_context": "spawn", **WORKERS},
+    "generator": {"generator": torch.Generator()},
+    "prefetch_factor": {"prefetch_factor": 3, **WORKERS},
+    "persistent_workers": {"persistent_workers": True, **WORKERS},
+    "pin_memory_device": {"pin_memory_device": "cuda"},
+    "in_order": {"in_order": False, **WORKERS},
+    "seed": {"seed": 7},
+    "on_error": {"on_error": "skip"},
+    "on_error, in detail": {"on_error": penstock.FaultPolicy("replace", max_respawns=1)},
+    "backend": {"backend": "thread", **WORKERS},
+    "cpu_budget": {"num_workers": "auto", "cpu_budget": 1.5},
+    "memory_budget": {"num_workers": "auto", "memory_budget": 2**30},
+    "progress": {"progress": "train"},
+    "device": {"device": "cpu"},
+    "device_transform": {"device": "cpu", "device_transform": double},
+    "ray_options": {"backend": "ray", "ray_options": {"num_cpus": 2}, **WORKERS},
+    "address": {"backend": "ray", "address": "10.0.0.1:6379", **WORKERS},
+}
+
+
+def test_no_argument_of_the_loader_is_left_out_below():
+    names = {name.partition(",")[0] for name in ARGUMENTS}
+    assert names == set(inspect.signature(penstock.torch.DataLoader).parameters)
+
+
+@pytest.mark.parametrize("kind", ["Trainer", "Fabric"])
+@pytest.mark.parametrize("is_from_hook", [False, True], ids=["given", "from a hook"])
+@pytest.mark.parametrize("name", ARGUMENTS)
+def test_a_loader_that_is_made_anew_for_a_sampler_keeps_every_argument(name, kind, is_from_hook):
+    if "ray" in (backend := ARGUMENTS[name].get("backend", "")):
+        pytest.importorskip(backend)
+    dataset = Noisy()
+    module = {"Trainer": trainer_data, "Fabric": fabric_data}[kind]
+    if is_from_hook:  # what Lightning does while it calls `train_dataloader`
+        with (
+            fabric_data._replace_dunder_methods(torch.utils.data.DataLoader, "dataset"),
+            fabric_data._replace_dunder_methods(torch.utils.data.BatchSampler),
+        ):
+            loader = penstock.torch.DataLoader(dataset, **ARGUMENTS[name])
+    else:
+        loader = penstock.torch.DataLoader(dataset, **ARGUMENTS[name])
+    sampler = torch.utils.data.DistributedSampler(dataset, 2, 1)
+    again = module._update_dataloader(loader, sampler)
+    assert type(again) is penstock.torch.DataLoader
+    assert again is not loader
+    assert again.sampler is sampler
+    if name in ("sampler", "batch_sampler"):  # it is these that are exchanged
+        return
+    for attribute in ARGUMENTS[name].keys() - {"shuffle"}:
+        assert getattr(again, attribute) == getattr(loader, attribute)
+    # And what the engine makes of it.
+    assert _make_plan(again, 1, None) == _make_plan(loader, 1, None)
+    (_, workers), by_name = loader._monitor._arguments
+    if loader.num_workers != "auto" and not is_from_hook:
+        by_name = {**by_name, "prefetch_factor": loader.prefetch_factor}  # torch's default, in full
+        by_name["start_method"] = loader.multiprocessing_context
+    assert again._monitor._arguments == ((dataset, workers), by_name)
+    assert again._seed == loader._seed
+    assert again._target_device == loader._target_device
+    assert again._device_transform is loader._device_transform
+
+
+# Batches.
+
+
+def test_the_trainer_gets_the_batches_of_a_plain_loop(tmp_path):
+    model, loader = Model(), loader_of()
+    trainer_of(tmp_path).fit(model, loader)
+    assert_same(epochs_of(loader_of(), 3), model.seen)
+    assert loader.stats().run.batches == 3 * NUM_BATCHES  # by our engine
+
+
+class OwnNoise(Noisy):
+    """Draws from what is each sample's own, as threads need it."""
+
+    def __getitem__(self, index):
+        return index, torch.from_numpy(penstock.sample_rng().random(2, "float32"))
+
+
+@pytest.mark.parametrize("options", [{"num_workers": 0}, {"backend": "thread"}])
+def test_other_workers_give_the_same_batches(tmp_path, options):
+    model = Model()
+    trainer_of(tmp_path, max_epochs=2).fit(model, loader_of(OwnNoise(), **options))
+    assert_same(epochs_of(loader_of(OwnNoise()), 2), model.seen)
+
+
+def test_without_a_seed_the_batches_are_torchs(tmp_path):
+    models = []
+    for module in (torch.utils.data, penstock.torch):
+        torch.manual_seed(3)
+        models.append(Model())
+        loader = module.DataLoader(Noisy(), batch_size=BATCH_SIZE, shuffle=True, num_workers=2)
+        trainer_of(tmp_path).fit(models[-1], loader)
+    assert_same(models[0].seen, models[1].seen)
+    assert len(models[0].seen) == 3 * NUM_BATCHES
+
+
+def test_loaders_come_from_hooks_and_data_modules_as_well(tmp_path):
+    class HookModel(Model):
+        def train_dataloader(self):
+            return loader_of()
+
+    class ValidatedModel(Model):
+        def __init__(self):
+            super().__init__()
+            self.validated = []
+
+        def validation_step(self, batch, batch_index):
+            self.validated.append(batch)
+
+    class Data(lightning.LightningDataModule):
+        def train_dataloader(self):
+            return loader_of()
+
+        def val_dataloader(self):
+            return [loader_of(shuffle=False, num_workers=0) for _ in range(1)]
+
+    by_hook, by_module = HookModel(), ValidatedModel()
+    trainer_of(tmp_path).fit(by_hook)
+    trainer_of(tmp_path, num_sanity_val_steps=0).fit(by_module, datamodule=Data())
+    assert_same(epochs_of(loader_of(), 3), by_hook.seen)
+    assert_same(by_hook.seen, by_module.seen)
+    validated = [index for batch in by_module.validated for index in batch[0].tolist()]
+    assert validated == list(range(NUM_SAMPLES)) * 3
+
+
+def test_persistent_workers_live_as_long_as_the_training(tmp_path):
+    loader, model, workers = loader_of(persistent_workers=True), Model(), []
+
+    class Looks(lightning.Callback):
+        def on_train_epoch_end(self, trainer, pl_module):
+            workers.append({w.pid for w in trainer.train_dataloader._iterator._workers})
+
+    trainer_of(tmp_path, [Looks()]).fit(model, loader)
+    assert_same(epochs_of(loader_of(), 3), model.seen)
+    assert len(workers[0]) == 2
+    assert workers == [workers[0]] * 3
+    assert loader._iterator is None  # the trainer has let them go
+
+
+def test_several_loaders_are_combined(tmp_path):
+    model = Model()
+    loaders = {"a": loader_of(), "b": loader_of(range(8), batch_size=2, seed=1, num_workers=0)}
+    trainer_of(tmp_path, max_epochs=1).fit(model, CombinedLoader(loaders, "max_size_cycle"))
+    a, b = loader_of(), loader_of(range(8), batch_size=2, seed=1, num_workers=0)
+    cycled = [*b, *b][:NUM_BATCHES]  # the shorter one begins its second epoch
+    assert_same([{"a": x, "b": y} for x, y in zip(a, cycled, strict=True)], _batches(model))
+
+
+def test_a_limited_epoch_is_left_early_and_the_next_one_is_another(tmp_path):
+    model = Model()
+    trainer_of(tmp_path, max_epochs=2, limit_train_batches=3).fit(model, loader_of())
+    whole = epochs_of(loader_of(), 2)
+    assert_same([*whole[:3], *whole[NUM_BATCHES : NUM_BATCHES + 3]], model.seen)
+
+
+def test_overfitting_takes_the_same_samples_in_every_epoch(tmp_path):
+    model = Model()
+    with pytest.warns(UserWarning, match="turning off the train dataloader shuffling"):
+        trainer_of(tmp_path, max_epochs=2, overfit_batches=2).fit(model, loader_of())
+    assert [b[0].tolist() for b in _batches(model)] == [[0, 1, 2, 3], [4, 5, 6, 7]] * 2
+    noise = [b[1] for b in _batches(model)]
+    assert not torch.equal(noise[0], noise[2])  # augmented anew: the loader has kept its seed
+
+
+def test_predictions_come_with_their_indices(tmp_path):
+    class Writer(BasePredictionWriter):
+        def __init__(self):
+            super().__init__("batch")
+            self.given = []
+
+        def write_on_batch_end(self, trainer, module, prediction, indices, batch, *rest):
+            self.given.append((prediction.tolist(), indices))
+
+    writer = Writer()
+    trainer_of(tmp_path, [writer]).predict(Model(), loader_of(shuffle=False, drop_last=True))
+    assert [p for p, _ in writer.given] == [i for _, i in writer.given]
+    assert [i for p, _ in writer.given for i in p] == list(range(NUM_SAMPLES))
+
+
+def test_balanced_samplers_are_taken_as_they_are(tmp_path):
+    model = Model()
+    sampler = ClassBalancedSampler(Noisy(), seed=1)
+    trainer_of(tmp_path).fit(model, loader_of(shuffle=None, sampler=sampler))
+    expected = loader_of(shuffle=None, sampler=ClassBalancedSampler(Noisy(), seed=1))
+    assert_same(epochs_of(expected, 3), model.seen)
+
+
+def test_the_stats_go_to_tensorboard(tmp_path):
+    class Stats(lightning.Callback):
+        def on_train_start(self, trainer, pl_module):
+            write = StatsWriter(
+                trainer.logger.experiment, "loader", global_step=lambda: trainer.global_step
+            )
+            trainer.train_dataloader.subscribe(write, every_s=0)
+
+    logger = TensorBoardLogger(tmp_path, name="run")
+    trainer_of(tmp_path, [Stats()], logger=logger).fit(Model(), loader_of())
+    logger.experiment.close()
+    found = EventAccumulator(logger.log_dir)
+    found.Reload()
+    shares = found.Scalars("loader/wait_share")
+    assert [point.step for point in shares] == list(range(3 * NUM_BATCHES))
+    assert all(0 <= point.value <= 1 for point in shares)
+
+
+# Resuming.
+
+
+@pytest.fixture(scope="module")
+def uninterrupted(tmp_path_factory):
+    """A training of three epochs, and a checkpoint of every step and of every epoch."""
+    folder = tmp_path_factory.mktemp("uninterrupted")
+    keep = {"filename": "{step}", "save_top_k": -1}
+    callbacks = [
+        ModelCheckpoint(folder / "steps", every_n_train_steps=1, **keep),
+        ModelCheckpoint(folder / "epochs", every_n_epochs=1, **keep),
+    ]
+    model = Model()
+    trainer_of(folder, callbacks).fit(model, loader_of())
+    assert_same(epochs_of(loader_of(), 3), model.seen)
+    return model.seen, folder
+
+
+LIMITS = {"max_epochs": {}, "max_steps": {"max_epochs": -1, "max_steps": 3 * NUM_BATCHES}}
+
+
+@pytest.mark.parametrize("limits", LIMITS)
+@pytest.mark.parametrize(
+    "name",
+    ["steps/step=1", "steps/step=5", "epochs/step=5", "steps/step=7", "epochs/step=10"],
+)
+def test_a_resumed_training_gets_the_batches_that_were_to_come(uninterrupted, name, limits):
+    seen, folder = uninterrupted
+    model = Model()
+    trainer = trainer_of(folder, [ExactResume()], **LIMITS[limits])
+    trainer.fit(model, loader_of(), ckpt_path=folder / f"{name}.ckpt", weights_only=False)
+    num_done = int(name.partition("=")[2])
+    assert len(model.seen) == 3 * NUM_BATCHES - num_done
+    assert_same([b for _, _, b in seen[num_done:]], _batches(model))
+
+
+def test_in_the_middle_of_an_epoch_lightning_needs_no_help(uninterrupted):
+    seen, folder = uninterrupted
+    model = Model()
+    loader = loader_of(num_workers=1, prefetch_factor=4)  # which do not matter
+    path = folder / "steps/step=7.ckpt"
+    trainer_of(folder).fit(model, loader, ckpt_path=path, weights_only=False)
+    assert_same(seen[7:], model.seen)
+    state = torch.load(path, weights_only=True)["loops"]["fit_loop"]["state_dict"]
+    assert [(s["epoch"], s["batches"]) for s in state["combined_loader"]] == [(1, 2)]
+
+
+def test_without_a_seed_the_order_of_the_epoch_goes_on(tmp_path):
+    keep = ModelCheckpoint(tmp_path, filename="{step}", every_n_train_steps=3, save_top_k=-1)
+    whole, rest = Model(), Model()
+    trainer_of(tmp_path, [keep], max_epochs=1).fit(whole, loader_of(seed=None))
+    trainer = trainer_of(tmp_path, max_epochs=1)
+    path = tmp_path / "step=3.ckpt"
+    trainer.fit(rest, loader_of(seed=None), ckpt_path=path, weights_only=False)
+    assert [b[0].tolist() for b in _batches(rest)] == [b[0].tolist() for b in _batches(whole)][3:]
+
+
+def test_combined_loaders_resume_each_where_it_was(tmp_path):
+    def loaders():
+        combined = {"a": loader_of(), "b": loader_of(range(8), batch_size=2, seed=1, num_workers=0)}
+        return CombinedLoader(combined, "max_size_cycle")
+
+    callbacks = [
+        ModelCheckpoint(tmp_path / "steps", "{step}", every_n_train_steps=1, save_top_k=-1),
+        ModelCheckpoint(tmp_path / "epochs", "{step}", every_n_epochs=1, save_top_k=-1),
+    ]
+    whole = Model()
+    trainer_of(tmp_path, callbacks).fit(whole, loaders())
+    for name in ("steps/step=8", "epochs/step=5", "steps/step=5"):
+        rest = Model()
+        trainer = trainer_of(tmp_path, [ExactResume()])
+        path = tmp_path / f"{name}.ckpt"
+        trainer.fit(rest, loaders(), ckpt_path=path, weights_only=False)
+        assert_same(_batches(whole)[int(name.partition("=")[2]) :], _batches(rest))
+
+
+def test_a_stream_resumes_exactly_if_its_epochs_have_a_length(tmp_path):
+    # Without one Lightning takes a batch ahead, to know which is the last.
+    def loader():
+        return loader_of(Counting(), shuffle=None, num_workers=1)
+
+    keep = ModelCheckpoint(tmp_path, filename="{step}", every_n_train_steps=2, save_top_k=-1)
+    options = {"max_epochs": 1, "limit_train_batches": NUM_BATCHES}
+    whole, rest = Model(), Model()
+    trainer_of(tmp_path, [keep], **options).fit(whole, loader())
+    path = tmp_path / "step=2.ckpt"
+    trainer_of(tmp_path, **options).fit(rest, loader(), ckpt_path=path, weights_only=False)
+    assert_same(whole.seen[2:], rest.seen)
+    assert len(whole.seen) == NUM_BATCHES
+
+
+def _batches(model):
+    return [batch for _, _, batch in model.seen]
+
+
+# Two processes.
+
+
+@pytest.fixture(scope="module")
+def ranks(tmp_path_factory):
+    """What both processes of lightning_ranks.py have seen, by name of the training."""
+    folder = tmp_path_factory.mktemp("ranks")
+    launcher = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2"]
+    program = Path(__file__).with_name("lightning_ranks.py")
+    ran = subprocess.run(
+        [*launcher, program, folder],
+        env={**os.environ, "PYTHONPATH": str(Path(__file__).parents[2]), "OMP_NUM_THREADS": "1"},
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=110,
+    )
+    assert ran.returncode == 0, ran.stderr
+    return [torch.load(folder / f"rank{rank}.pt", weights_only=False) for rank in range(2)]
+
+
+def _indices(seen, epoch):
+    return [i for e, _, batch in seen if e == epoch for i in batch[0].tolist()]
+
+
+@pytest.mark.parametrize(
+    "name", ["Trainer, shuffle", "Trainer, hook", "Trainer, torch's weighted sampler"]
+)
+def test_ranks_get_disjoint_shares_which_every_epoch_has_in_another_order(ranks, name):
+    zero, one = (rank[name]["seen"] for rank in ranks)
+    epochs = []
+    for epoch in range(2):
+        shares = _indices(zero, epoch), _indices(one, epoch)
+        assert sorted(shares[0] + shares[1]) == list(range(NUM_SAMPLES))
+        assert len(shares[0]) == len(shares[1])
+        epochs.append(shares)
+    assert epochs[0] != epochs[1]
+
+
+def test_the_loaders_that_lightning_makes_for_ranks_are_ours_and_as_they_were(ranks):
+    for rank in ranks:
+        for name in ("Trainer, shuffle", "Trainer, hook"):
+            assert rank[name]["loader"] == {
+                "class": penstock.torch.DataLoader,
+                "iterator": _LoaderIterator,
+                "sampler": torch.utils.data.DistributedSampler,
+                "seed": 7,
+                "on_error": "skip",
+                "num_workers": "auto" if name == "Trainer, hook" else 1,
+            }
+
+
+def test_ranks_draw_the_random_numbers_of_their_positions_among_all(ranks):
+    for number in range(2):
+        for seen in (rank["Trainer, shuffle"]["seen"] for rank in ranks):
+            assert len(seen) == 6
+        merged = _noise_by_position(ranks, "Trainer, shuffle", number)
+        # The same as in a single process, where position k has the same numbers in any order.
+        alone = [b[1] for e, _, b in epochs_of(loader_of(), 2) if e == number]
+        assert torch.equal(merged, torch.cat(alone))
+
+
+def _noise_by_position(ranks, name, epoch):
+    shares = [torch.cat([b[1] for e, _, b in r[name]["seen"] if e == epoch]) for r in ranks]
+    return torch.stack(shares, dim=1).flatten(0, 1)  # rank 0, rank 1, rank 0, ...
+
+
+def test_a_balanced_sampler_is_dealt_out_by_penstock_or_by_lightning(ranks):
+    expected = list(ClassBalancedSampler(Noisy(), seed=1))
+    zero, one = (_indices(rank["Trainer, balanced and dealt out"]["seen"], 0) for rank in ranks)
+    assert [i for pair in zip(zero, one, strict=True) for i in pair] == expected
+    zero, one = (_indices(rank["Trainer, balanced"]["seen"], 0) for rank in ranks)
+    assert sorted(zero + one) == sorted(expected)  # Lightning shuffles what the sampler gives
+
+
+def test_balanced_batches_deal_themselves_out(ranks):
+    for number, rank in enumerate(ranks):
+        sampler = BalancedBatchSampler(Noisy(), 2, 2, seed=1, num_replicas=2, rank=number)
+        seen = [b[0].tolist() for e, _, b in rank["Trainer, balanced batches"]["seen"] if e == 0]
+        assert seen == [list(batch) for batch in sampler]
+
+
+def test_a_share_is_not_dealt_out_a_second_time(ranks):
+    for rank in ranks:
+        error = rank["dealt out twice"]
+        assert "use_distributed_sampler=False" in error
+        assert "its share of 2 already" in error
+
+
+def test_ranks_resume_exactly_from_the_state_of_rank_0(ranks):
+    for rank in ranks:
+        whole = rank["Trainer, shuffle"]["seen"]
+        for step in (2, 3):  # in the middle, and at the end of the first epoch
+            assert_same([b for _, _, b in whole[step:]], rank["resumed"][step])
+
+
+def test_fabric_deals_out_and_tells_epochs(ranks):
+    zero, one = (rank["Fabric"] for rank in ranks)
+    for epoch in range(2):
+        assert sorted(_indices(zero, epoch) + _indices(one, epoch)) == list(range(NUM_SAMPLES))
+    assert _indices(zero, 0) != _indices(zero, 1)
+    for rank in ranks:
+        assert_same(rank["Fabric"][4:], rank["Fabric, resumed"])
+
+
+def test_fabric_by_itself_gives_the_batches_of_a_plain_loop():
+    fabric = lightning.Fabric(accelerator="cpu", devices=1)
+    loader = loader_of()
+    wrapped = fabric.setup_dataloaders(loader)
+    assert_same(epochs_of(loader_of(), 2), epochs_of(wrapped, 2))
+    assert loader.stats().run.batches == 2 * NUM_BATCHES

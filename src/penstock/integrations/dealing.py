@@ -1,0 +1,250 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Whole batches of one order dealt over processes in turns, as Accelerate does.
+
+    order              0 1 2 3 4 5 6 7 8
+    batches of 2       process 0: [0 1] [4 5] [8 0]     process 1: [2 3] [6 7] [1 2]
+
+What the processes have in a round, one after the other, is a piece of the order: a gathered result
+can be cut off where the order ends. `penstock.sampling.DistributedSampler` deals single indices.
+"""
+
+from __future__ import annotations
+
+import copy
+from typing import TYPE_CHECKING, Any, TypeVar
+
+import numpy as np
+
+from penstock.data.dataset import is_current
+from penstock.errors import ConfigError
+from penstock.indices import length_of
+from penstock.ranks import current_rank
+from penstock.sampling import BatchSampler, DistributedSampler, IndexSampler
+from penstock.sampling.batches import BatchOrder, Layout
+from penstock.torch.samplers import seeded_sampler
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from numpy.typing import NDArray
+
+    from penstock.sampling.samplers import Indices
+    from penstock.torch.loader import DataLoader
+
+__all__ = [
+    "BatchShare",
+    "DealtBatches",
+    "as_share",
+    "deals_itself",
+    "loader_with",
+    "order_of_all",
+]
+
+T_co = TypeVar("T_co", covariant=True)
+
+
+class BatchShare(BatchSampler):
+    """The batches of one process: every `num_processes`-th of an order that all of them know.
+
+    It has the attributes of Accelerate's `BatchSamplerShard`. `even_batches` may be changed between
+    two epochs, as `Accelerator.join_uneven_inputs` does.
+
+    Attributes:
+        sampler: This process's indices in a row; `sampler.sampler` gives those of all.
+        batch_sampler: The batches of all processes.
+        total_batch_size: Of all processes together, in one round.
+
+    Example:
+        >>> from penstock.sampling import SequentialSampler
+        >>> nine = BatchSampler(SequentialSampler(range(9)), 2, drop_last=False)
+        >>> share = BatchShare(nine, nine.sampler, 2, num_processes=2, process_index=1)
+        >>> list(share), len(share)
+        ([[2, 3], [6, 7], [1, 2]], 3)
+    """
+
+    def __init__(
+        self,
+        batch_sampler: Any,  # noqa: ANN401 - ours or torch's
+        order: IndexSampler,
+        batch_size: int,
+        *,
+        num_processes: int,
+        process_index: int,
+        even_batches: bool = True,
+    ) -> None:
+        """Set which batches are this process's.
+
+        Args:
+            batch_sampler: Whose batches they are; it says whether the rest is dropped.
+            order: Of all processes.
+            batch_size: Indices of one process in one batch.
+            num_processes: Which share a round; at least 1.
+            process_index: This one, 0 <= process_index < num_processes.
+            even_batches: Whether the last round is filled up with the first indices of the order,
+                where there are several processes. Otherwise some get fewer there, or none.
+        """
+        self.batch_sampler = batch_sampler
+        self.num_processes = num_processes
+        self.process_index = process_index
+        self.even_batches = even_batches
+        super().__init__(_Share(order, self), batch_size, bool(batch_sampler.drop_last))
+
+    @property
+    def total_batch_size(self) -> int:
+        """Indices of all processes in one round."""
+        return self.batch_size * self.num_processes
+
+    @property
+    def total_length(self) -> int:
+        """Batches of all processes."""
+        return len(self.batch_sampler)
+
+    def count(self, length: int) -> int:
+        """Return how many indices of an order of `length` this process has."""
+        rounds, rest = divmod(length, self.total_batch_size)
+        if rest == 0 or self.drop_last:
+            last = 0
+        elif self.even_batches and self.num_processes > 1:
+            last = self.batch_size
+        else:
+            last = min(max(rest - self.process_index * self.batch_size, 0), self.batch_size)
+        return rounds * self.batch_size + last
+
+    def positions(self, turns: NDArray[np.int64]) -> NDArray[np.int64]:
+        """Return where some of this process's indices stand in the order of all."""
+        rounds, places = np.divmod(turns, self.batch_size)
+        first = self.process_index * self.batch_size
+        return rounds * self.total_batch_size + first + places
+
+    def layout(self) -> Layout:
+        """Return where the batches lie: sample by sample where one process would have them."""
+        return Layout(self.process_index * self.batch_size, self.total_batch_size, 1)
+
+
+class _Share(BatchOrder):
+    """One process's indices, batch after batch."""
+
+    def __init__(self, order: IndexSampler, share: BatchShare) -> None:
+        super().__init__(order.seed)
+        self.sampler = order
+        self._share = share
+        self.epoch = order.epoch
+        self.rank, self.num_replicas = share.process_index, share.num_processes
+
+    @property
+    def source_length(self) -> int | None:
+        return self.sampler.source_length
+
+    @property
+    def total_size(self) -> int:
+        # Of a state: how many samples of the order are given, of which none comes twice.
+        return len(self.sampler)
+
+    def __len__(self) -> int:
+        return self._share.count(len(self.sampler))
+
+    def set_epoch(self, epoch: int) -> None:
+        super().set_epoch(epoch)
+        self.sampler.set_epoch(epoch)
+
+    def indices(self) -> Indices:
+        dealt = _Dealt(self.sampler.indices(), self._share, len(self))
+        return dealt[:] if isinstance(dealt.order, np.ndarray) else dealt
+
+    def settings(self) -> dict[str, Any]:
+        # Of the order alone: a state is the same on all processes, whatever their number.
+        return self.sampler.settings()
+
+
+class _Dealt:
+    """A share of an order that is computed where it is asked for."""
+
+    def __init__(self, order: Indices, share: BatchShare, length: int) -> None:
+        self.order = order
+        self._share = share
+        self._length = length
+
+    def __len__(self) -> int:
+        return self._length
+
+    def __getitem__(self, which: slice | NDArray[np.int64]) -> NDArray[np.int64]:
+        turns = np.arange(*which.indices(self._length)) if isinstance(which, slice) else which
+        return self.order[self._share.positions(turns) % max(len(self.order), 1)]
+
+
+class DealtBatches:
+    """Batches that somebody else has dealt out, and whose share they are.
+
+    A seeded loader asks for `rank` and `num_replicas`, so that no two processes draw the same
+    random numbers for their samples.
+    """
+
+    def __init__(self, batch_sampler: Any, rank: int, num_replicas: int) -> None:  # noqa: ANN401
+        """Keep the three."""
+        self.batch_sampler = batch_sampler
+        self.rank = rank
+        self.num_replicas = num_replicas
+
+    def __iter__(self) -> Iterator[Any]:
+        """Yield them as they are."""
+        return iter(self.batch_sampler)
+
+    def __len__(self) -> int:
+        """Return their number, if it is known."""
+        return len(self.batch_sampler)
+
+    def __getattr__(self, name: str) -> Any:  # noqa: ANN401
+        """Return what the batch sampler has: Accelerate asks for its settings."""
+        if name == "batch_sampler":  # not there yet, while it is unpickled
+            raise AttributeError(name)
+        return getattr(self.batch_sampler, name)
+
+
+def loader_with(loader: DataLoader[T_co], **changes: Any) -> DataLoader[T_co]:  # noqa: ANN401
+    """Return the same kind of loader with other samplers; nothing of it has begun."""
+    made = copy.copy(loader)
+    # torch forbids to assign these to a loader that is made.
+    vars(made).update(changes, _schedule=copy.copy(loader._schedule), _iterator=None)
+    return made
+
+
+def order_of_all(sampler: Any, seed: int) -> IndexSampler | None:  # noqa: ANN401
+    """Return the order of all processes, which can be cut anywhere; None if it is not known.
+
+    Args:
+        sampler: Of a loader on all processes. A `DistributedSampler` of ours is taken off.
+        seed: Of the loader.
+    """
+    if isinstance(sampler, DistributedSampler):
+        return order_of_all(sampler.sampler, seed)
+    sampler = seeded_sampler(sampler, seed)
+    if isinstance(sampler, IndexSampler) and is_current(type(sampler), "indices", ("__iter__",)):
+        return sampler
+    # Iterated on every process with the same seed, so all of them get the same.
+    return None if length_of(sampler) is None else DistributedSampler(sampler, 1, 0, seed=seed)
+
+
+def deals_itself(batch_sampler: Any, num_processes: int) -> bool:  # noqa: ANN401
+    """Return whether a batch sampler deals its batches out over the processes by itself.
+
+    Raises:
+        ConfigError: over another number of them.
+    """
+    order = getattr(batch_sampler, "sampler", None)
+    if not isinstance(order, BatchOrder) or order.world_size == 1:
+        return False
+    if order.world_size != num_processes:
+        raise ConfigError(
+            f"{type(batch_sampler).__name__} deals its batches out over {order.world_size} ranks, "
+            f"but Accelerate has {num_processes} processes: give it num_replicas={num_processes} "
+            "and rank=accelerator.process_index"
+        )
+    return True
+
+
+def as_share(batches: Any, seed: int | None) -> Any:  # noqa: ANN401
+    """Let a seeded loader know whose share of the batches it is that Accelerate gives."""
+    ranks = current_rank()
+    if seed is None or ranks.world_size == 1 or batches is None:
+        return batches
+    return DealtBatches(batches, ranks.rank, ranks.world_size)

@@ -1,0 +1,306 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Accelerate with our engine: on one process, and on two under torchrun."""
+
+from __future__ import annotations
+
+import copy
+import json
+import os
+import pickle
+import sys
+
+import pytest
+import torch
+import torch.utils.data
+from accelerate import Accelerator
+from accelerate.data_loader import BatchSamplerShard, DataLoaderShard
+from accelerate.state import AcceleratorState, GradientState
+from tests.clients.accelerate_run import LABELS, LENGTH, SEED, Numbered, plain
+from tests.distributed.launching import TORCHRUN, ended, environment, started
+from torch.utils.data import BatchSampler
+
+from penstock import sampling
+from penstock.errors import ConfigError, StateError
+from penstock.integrations.accelerate import PreparedLoader, prepare, skip_first_batches
+from penstock.integrations.dealing import BatchShare
+from penstock.torch import DataLoader
+
+
+@pytest.fixture
+def accelerator():
+    yield Accelerator(cpu=True)
+    AcceleratorState._reset_state(reset_partial_state=True)
+    GradientState._reset_state()
+    os.environ.pop("ACCELERATE_USE_CPU", None)
+
+
+@pytest.fixture(scope="module")
+def told(tmp_path_factory):
+    """What the scenarios of accelerate_run said: that of one process, and those of two."""
+    found = []
+    for number in (1, 2):
+        folder = tmp_path_factory.mktemp(f"processes{number}")
+        module = ["-m", "tests.clients.accelerate_run", str(folder)]
+        launcher = [*TORCHRUN, "--standalone", "--nproc-per-node=2"]
+        command = [*(launcher if number == 2 else [sys.executable]), *module]
+        found.append((folder, started(command, folder=folder, name="run", env=environment())))
+    for folder, process in found:
+        assert ended([process]) == [0], (folder / "run.txt").read_text()
+    (alone, _), (both, _) = found
+    ranks = [alone / "rank0.json", both / "rank0.json", both / "rank1.json"]
+    return [json.loads(path.read_text()) for path in ranks]
+
+
+SEEDED = (
+    "seeded", "split", "uneven", "in_workers", "with_drop_last", "with_balance",
+    "with_anybodys_sampler",
+)  # fmt: skip
+
+
+def in_turns(first, second):
+    """Samples with their random numbers, in the order of two processes' rounds."""
+    rounds = zip(first, second, strict=True)
+    return [pair for both in rounds for batch in both for pair in zip(*batch, strict=True)]
+
+
+@pytest.mark.parametrize("name", SEEDED)
+def test_two_processes_together_get_what_one_gets_random_numbers_included(told, name):
+    alone, *ranks = (each[name] for each in told)
+    for epoch in range(2):
+        whole = [p for b in alone["epochs"][epoch]["batches"] for p in zip(*b, strict=True)]
+        dealt = in_turns(*(rank["epochs"][epoch]["batches"] for rank in ranks))
+        count = min(len(whole), len(dealt))
+        assert count >= 16
+        assert dealt[:count] == whole[:count]
+    assert alone["epochs"][0]["batches"] != alone["epochs"][1]["batches"]
+
+
+@pytest.mark.parametrize("name", ["seeded", "split", "in_workers", "with_anybodys_sampler"])
+def test_a_gathered_metric_is_given_every_sample_once(told, name):
+    for each in told:
+        for epoch in each[name]["epochs"]:
+            assert sorted(epoch["gathered"]) == list(range(LENGTH))
+
+
+def test_a_gathered_metric_is_given_what_a_sampler_of_another_length_draws(told):
+    for each in told:
+        assert [len(epoch["gathered"]) for epoch in each["with_balance"]["epochs"]] == [19, 19]
+
+
+def test_the_last_batch_is_known_as_the_last(told):
+    for each in told:
+        for epoch in each["seeded"]["epochs"]:
+            assert epoch["ends"] == [False] * (each["seeded"]["length"] - 1) + [True]
+            assert set(epoch["remainders"]) == {LENGTH % each["seeded"]["total_batch_size"]}
+
+
+def test_processes_draw_other_numbers_for_the_batches_of_anybodys_batch_sampler(told):
+    epochs = [rank["with_anybodys_batches"]["epochs"][0]["batches"] for rank in told[1:]]
+    samples = in_turns(*epochs)
+    assert sorted(index for index, _ in samples) == list(range(20))
+    assert len({number for _, number in samples}) == 20
+
+
+def test_a_batch_sampler_that_deals_by_itself_goes_on_to_do_so(told):
+    alone, *ranks = (each["with_batches_that_deal_themselves"]["epochs"] for each in told)
+    dealt = in_turns(*(epochs[0]["batches"] for epochs in ranks))
+    whole = [pair for batch in alone[0]["batches"] for pair in zip(*batch, strict=True)]
+    assert dealt[: len(whole)] == whole
+    assert all(len({LABELS[n] for n in batch[0]}) == 2 for batch in ranks[0][0]["batches"])
+
+
+NO_SEED = ("with_balance_and_no_seed", "with_batches_that_deal_themselves_and_no_seed")
+
+
+@pytest.mark.parametrize("name", NO_SEED)
+def test_what_is_dealt_is_not_dealt_again_without_a_seed(told, name):
+    alone, *ranks = (each[name]["epochs"] for each in told)
+    for epoch in range(2):
+        whole = [index for batch in alone[epoch]["batches"] for index in batch[0]]
+        dealt = [index for index, _ in in_turns(*(e[epoch]["batches"] for e in ranks))]
+        assert len(whole) >= 19
+        assert dealt[: len(whole)] == whole
+
+
+def test_without_a_seed_batches_are_those_of_accelerates_own_loader(told):
+    for each in told:
+        for ours, theirs in each["without_seed"]:
+            assert ours == theirs
+
+
+RESUMED = ("resumed", "resumed_in_workers", "resumed_without_seed", "resumed_seedable")
+
+
+@pytest.mark.parametrize("name", RESUMED)
+def test_load_state_goes_on_exactly_in_mid_epoch_and_reads_nothing_again(told, name):
+    for processes, each in zip((1, 2, 2), told, strict=True):
+        resumed = each[name]
+        assert resumed["epoch"] == 1
+        assert resumed["got"] == resumed["expected"]
+        rest = 2 * len(resumed["got"][0]) - (processes == 1)  # alone, the last batch has one sample
+        assert resumed["num_read"] == (0 if name == "resumed_in_workers" else rest)
+        assert resumed["same_later"]
+
+
+def test_skipped_batches_are_not_read(told):
+    for processes, each in zip((1, 2, 2), told, strict=True):
+        skipped = each["skipped"]
+        assert skipped["same"]
+        assert skipped["num_read"] == (4 if processes == 2 else 21 - 8)
+        assert skipped["later"] == (6 if processes == 2 else 11)
+
+
+def test_a_stream_is_read_by_each_process_and_dealt(told):
+    alone, *ranks = told
+    assert alone["stream"]["gathered"] == list(range(LENGTH))
+    for rank in ranks:
+        assert rank["stream"]["gathered"] == list(range(LENGTH))
+        assert rank["split_stream"]["gathered"] == list(range(LENGTH))
+    assert [rank["stream"]["batches"][0] for rank in ranks] == [[0, 1], [2, 3]]
+    assert [rank["split_stream"]["batches"][0] for rank in ranks] == [[0], [1]]
+
+
+def test_gradients_are_accumulated_up_to_the_last_batch(told):
+    alone, *ranks = (each["accumulated"] for each in told)
+    assert alone["steps"] == [False, False, True] * 7
+    assert ranks[0]["steps"] == [False, False, True] * 3 + [False, True]
+    assert ranks[0] == ranks[1]
+
+
+def test_what_cannot_be_had_on_several_processes_is_refused(told):
+    alone, first, _ = (each["refused"] for each in told)
+    assert set(alone.values()) == {None}
+    assert first["dispatch"].startswith("ConfigError: dispatch_batches=True has process 0 read")
+    assert first["unbatched"].startswith("ConfigError: Accelerate deals batches, and a loader with")
+    assert first["shared"].startswith("ConfigError: torch.utils.data.distributed.DistributedS")
+    assert first["split"].startswith("ValueError: To use a `DataLoader` in `split_batches` mode")
+
+
+def made(**arguments):
+    return DataLoader(Numbered(), batch_size=4, shuffle=True, seed=SEED, **arguments)
+
+
+def test_which_engine_runs(accelerator):
+    loader = made()
+    theirs = accelerator.prepare(loader)
+    assert type(theirs) is DataLoaderShard
+    assert len(list(theirs)) == 6
+    assert loader.stats().run.batches == 0  # torch's ran
+
+    ours = accelerator.prepare(prepare(accelerator, loader))
+    assert type(ours) is PreparedLoader
+    assert isinstance(ours, DataLoader)
+    assert len(list(ours)) == 6
+    assert ours.stats().run.batches == 6
+    assert [each for each in accelerator._dataloaders if each is ours] == [ours]
+
+
+def test_the_given_loader_stays_as_it_is(accelerator):
+    loader, same = made(), made()
+    sampler = loader.batch_sampler.sampler
+    prepared = prepare(accelerator, loader)
+    list(prepared)
+    assert prepared.epoch == 1
+    assert loader.epoch == 0
+    assert loader.batch_sampler.sampler is sampler
+    assert [plain(batch) for batch in loader] == [plain(batch) for batch in same]
+
+
+def test_an_epoch_that_is_left_early_is_no_longer_the_active_one(accelerator):
+    prepared = prepare(accelerator, made(num_workers=1))
+    for _ in prepared:
+        assert accelerator.gradient_state.active_dataloader is prepared
+        break
+    assert accelerator.gradient_state.active_dataloader is None
+    assert prepared.state_dict()["batches"] == 1  # though one more was fetched
+
+
+def test_a_state_taken_at_the_last_batch_is_that_of_the_next_epoch(accelerator):
+    prepared = prepare(accelerator, made())
+    states = [prepared.state_dict() for _ in prepared]
+    found = [(state["epoch"], state["batches"]) for state in states]
+    assert found == [(0, 1), (0, 2), (0, 3), (0, 4), (0, 5), (1, 0)]
+
+
+def test_set_epoch_chooses_the_order(accelerator):
+    first = prepare(accelerator, made())
+    second = prepare(accelerator, made())
+    later = [[plain(batch) for batch in first] for _ in range(3)][2]
+    second.set_epoch(2)
+    assert [plain(batch) for batch in second] == later
+
+
+def test_a_state_of_an_ordinary_loader_can_be_loaded(accelerator):
+    loader = made()
+    batches = iter(loader)
+    next(batches)
+    prepared = prepare(accelerator, made())
+    prepared.load_state_dict(loader.state_dict())
+    assert [plain(batch) for batch in prepared] == [plain(batch) for batch in batches]
+
+
+def test_a_folder_without_the_loaders_state_is_refused(accelerator, tmp_path):
+    accelerator.save_state(tmp_path)
+    prepare(accelerator, made())
+    with pytest.raises(StateError, match="has no state of prepared loader 0"):
+        accelerator.load_state(tmp_path)
+
+
+def test_what_is_no_loader_of_ours_is_refused(accelerator):
+    theirs = torch.utils.data.DataLoader(Numbered())
+    with pytest.raises(ConfigError, match=r"prepare takes a penstock.torch.DataLoader"):
+        prepare(accelerator, theirs)
+    with pytest.raises(ConfigError, match=r"accelerate.skip_first_batches takes other loaders"):
+        skip_first_batches(theirs, 1)
+    with pytest.raises(ConfigError, match="counts from 0 on, got -1"):
+        skip_first_batches(prepare(accelerator, made()), -1)
+
+
+def test_to_prepare_twice_changes_nothing(accelerator):
+    prepared = prepare(accelerator, made())
+    assert prepare(accelerator, prepared) is prepared
+
+
+def test_persistent_workers_go_on(accelerator):
+    prepared = prepare(accelerator, made(num_workers=1, persistent_workers=True))
+    expected = prepare(accelerator, made())
+    for _ in range(2):
+        assert [plain(batch) for batch in prepared] == [plain(batch) for batch in expected]
+    accelerator.free_memory()
+
+
+def test_a_prepared_loader_can_be_copied(accelerator):
+    prepared = prepare(accelerator, made())
+    assert len(copy.copy(prepared)) == 6
+    with pytest.raises(AttributeError):
+        PreparedLoader.__new__(PreparedLoader).dataset  # noqa: B018 - as unpickling asks
+
+
+@pytest.mark.parametrize("split", [False, True])
+@pytest.mark.parametrize("drop_last", [False, True])
+@pytest.mark.parametrize("even", [False, True])
+def test_shares_are_those_of_accelerate(even, drop_last, split):
+    for length in range(26):
+        for size, processes in ((1, 2), (2, 3), (3, 2), (5, 4)):
+            given = size * processes if split else size
+            theirs = BatchSampler(range(length), given, drop_last)
+            order = sampling.SequentialSampler(range(length))
+            batches = sampling.BatchSampler(order, given, drop_last)
+            for rank in range(processes):
+                shard = BatchSamplerShard(theirs, processes, rank, split, even)
+                share = BatchShare(
+                    batches, order, size, num_processes=processes, process_index=rank,
+                    even_batches=even,
+                )  # fmt: skip
+                expected = [list(batch) for batch in shard]
+                assert list(share) == expected
+                assert len(share) == len(expected)
+
+
+def test_a_share_can_be_pickled_and_computes_orders_where_they_are_asked_for():
+    order = sampling.RandomSampler(range(100_000), seed=3)  # not stored, but computed
+    batches = sampling.BatchSampler(order, 4, False)
+    share = BatchShare(batches, order, 4, num_processes=3, process_index=1)
+    again = pickle.loads(pickle.dumps(share))
+    whole = list(batches)
+    assert list(again)[:5] == whole[1:15:3]

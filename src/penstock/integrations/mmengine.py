@@ -1,0 +1,348 @@
+# SPDX-License-Identifier: Apache-2.0
+"""mmengine's `Runner` on Penstock's loader, and the loader's state in its checkpoints.
+
+`Runner.build_dataloader` makes torch's own loader of a config, whatever the config says. The runner
+here makes ours of the same config. It is found by `runner_type`, and the hook by its `type`, once
+this module is imported, as `custom_imports` of a config does.
+"""
+
+from __future__ import annotations
+
+import copy
+import functools
+import inspect
+import os
+import pickle
+from typing import TYPE_CHECKING, Any, Final, TypeVar
+
+import numpy as np
+import torch
+import torch.utils.data
+from mmengine.dist import get_rank, get_world_size
+from mmengine.hooks import Hook
+from mmengine.logging import HistoryBuffer
+from mmengine.registry import HOOKS, RUNNERS
+from mmengine.runner import Runner
+
+from penstock.errors import ConfigError
+from penstock.faults import FaultPolicy
+from penstock.torch.loader import DataLoader
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator, Mapping
+
+__all__ = ["PenstockHook", "PenstockRunner"]
+
+T_co = TypeVar("T_co", covariant=True)
+
+_TORCHS: Final = frozenset(inspect.signature(torch.utils.data.DataLoader).parameters)
+_OURS: Final = frozenset(inspect.signature(DataLoader).parameters) - _TORCHS
+# What mmengine makes objects of, or takes out, before it calls the loader.
+_BUILT: Final = (
+    "dataset",
+    "sampler",
+    "batch_sampler",
+    "collate_fn",
+    "worker_init_fn",
+    "num_batch_per_epoch",
+    "disable_subprocess_warning",
+)
+_STATE: Final = "penstock_loader"  # key in a checkpoint
+
+
+def _statistic(owner: object, name: str) -> object:
+    """Stand in for `getattr` in a checkpoint, which names the statistics of a history by it."""
+    if owner is not HistoryBuffer or name.startswith("_"):
+        raise pickle.UnpicklingError(f"a checkpoint of mmengine's asks for {name!r} of {owner!r}")
+    return getattr(owner, name)
+
+
+# What mmengine's checkpoints hold besides tensors and plain values: the histories of its log, which
+# are numpy's arrays and scalars. Those are pickled as calls of functions whose names have changed.
+_IN_CHECKPOINTS: Final = (
+    HistoryBuffer,
+    (_statistic, "builtins.getattr"),
+    np.ndarray,
+    np.dtype,
+    np.empty(0).__reduce__()[0],
+    np.float64(0).__reduce__()[0],
+    *(type(np.dtype(name)) for name in ("float32", "float64", "int32", "int64", "bool")),
+)
+
+
+class _LazyLoader(DataLoader[T_co]):
+    """A loader whose iterator begins with the first batch that is asked for.
+
+    mmengine's `IterBasedTrainLoop` makes its iterator when it is built, before a checkpoint is
+    loaded: workers would read batches that the state says were given, and `InfiniteSampler`, which
+    has one order for all its life, would have given away its beginning.
+    """
+
+    _is_lazy = True
+
+    def __iter__(self) -> Any:  # noqa: ANN401
+        return _Lazy(super().__iter__) if self._is_lazy else super().__iter__()
+
+    def _iter_on(self, *target: Any) -> Any:  # noqa: ANN401
+        self._is_lazy = False  # the target holds while the iterator is made, and no longer
+        try:
+            return super()._iter_on(*target)
+        finally:
+            self._is_lazy = True
+
+
+class _Lazy:
+    def __init__(self, begin: Callable[[], Iterator[Any]]) -> None:
+        self._begin = begin
+        self._batches: Iterator[Any] | None = None
+
+    def __iter__(self) -> _Lazy:
+        return self
+
+    def __next__(self) -> Any:  # noqa: ANN401
+        if self._batches is None:
+            self._batches = self._begin()
+        return next(self._batches)
+
+
+class _Endless:
+    """The batches of one epoch after the other, for `IterBasedTrainLoop`.
+
+    On resume the loop takes as many batches as it has trained with, to drop them. They are known to
+    the loader's state already, so they cost nothing here.
+    """
+
+    def __init__(self, loader: DataLoader[Any], num_given: int) -> None:
+        self._loader = loader
+        self._num_given = num_given
+        self._batches: Iterator[Any] = iter(loader)
+
+    def __iter__(self) -> _Endless:
+        return self
+
+    def __next__(self) -> Any:  # noqa: ANN401
+        if self._num_given:
+            self._num_given -= 1
+            return None
+        try:
+            return next(self._batches)
+        except StopIteration:
+            self._loader.set_epoch(self._loader.epoch)  # reaches samplers of mmengine's as well
+            self._batches = iter(self._loader)
+            return next(self._batches)
+
+
+@RUNNERS.register_module()
+class PenstockRunner(Runner):  # type: ignore[misc]  # mmengine has no types
+    """mmengine's `Runner`, whose loaders are Penstock's.
+
+    In a config:
+
+        custom_imports = dict(imports=["penstock.integrations.mmengine"])
+        runner_type = "PenstockRunner"
+
+    The config of a loader stays as it is, and may have Penstock's own arguments besides, such as
+    `seed`, `on_error`, `backend` or `num_workers="auto"`.
+    """
+
+    @staticmethod
+    def build_dataloader(
+        dataloader: torch.utils.data.DataLoader[Any] | dict[str, Any],
+        seed: int | None = None,
+        diff_rank_seed: bool = False,
+    ) -> torch.utils.data.DataLoader[Any]:
+        """Return a `penstock.torch.DataLoader`, built of a config as mmengine builds torch's.
+
+        Dataset, sampler, batch sampler, `collate_fn`, `worker_init_fn` and `num_batch_per_epoch`
+        mean what they mean there. Beyond that:
+
+        - `seed="runner"` takes the seed of the runner, the same on all ranks; a number is taken as
+          it is. Without, the batches are those of mmengine's own loader, bit for bit.
+        - `on_error` may be a dict, of the arguments of `penstock.FaultPolicy`.
+        - The type of `collate_fn` may be a class: an object of it is made of the other keys. That
+          is how a `penstock.collate.CollateInto` comes in.
+
+        Args:
+            dataloader: Config of a loader; a loader is returned as it is.
+            seed: Of the runner; for the sampler, and the workers' generators.
+            diff_rank_seed: Whether it differs from rank to rank.
+
+        Raises:
+            ConfigError: `seed="runner"`, and the runner has no seed; or what the loader refuses.
+        """
+        if isinstance(dataloader, torch.utils.data.DataLoader):
+            return dataloader
+        theirs = copy.copy(dataloader)
+        ours = {key: theirs.pop(key) for key in list(theirs) if key in _OURS}
+        if isinstance(on_error := ours.get("on_error"), dict):
+            ours["on_error"] = FaultPolicy(**on_error)
+        if ours.get("seed") == "runner":
+            ours["seed"] = _common_seed(seed, diff_rank_seed)
+        num_workers = theirs.get("num_workers", 0)
+        if num_workers == "auto":
+            # mmengine keeps the seeds of its workers apart by it; it may be any large enough.
+            theirs["num_workers"] = os.cpu_count() or 1
+        return _on_our_engine(theirs, ours, num_workers, seed, diff_rank_seed)
+
+    def load_checkpoint(
+        self,
+        filename: str,
+        map_location: str | Callable[..., Any] = "cpu",
+        strict: bool = False,
+        revise_keys: list[tuple[str, str]] | None = None,
+    ) -> Any:  # noqa: ANN401 - mmengine's dict
+        """Load a checkpoint as mmengine does, which torch from 2.6 on refuses by itself.
+
+        By then `torch.load` makes only what it knows to be harmless, and mmengine's checkpoints
+        hold the histories of its log, of numpy arrays. These are allowed here, and nothing else.
+        """
+        # What mmengine itself has as the default.
+        revise_keys = [(r"^module.", "")] if revise_keys is None else revise_keys
+        with torch.serialization.safe_globals(list(_IN_CHECKPOINTS)):
+            return super().load_checkpoint(filename, map_location, strict, revise_keys)
+
+
+def _common_seed(seed: int | None, diff_rank_seed: bool) -> int:
+    if seed is None:
+        raise ConfigError('seed="runner" takes the seed of the runner, which has none.')
+    return seed - get_rank() if diff_rank_seed else seed  # mmengine has added the rank
+
+
+def _on_our_engine(
+    theirs: Mapping[str, Any],
+    ours: Mapping[str, Any],
+    num_workers: int | str,
+    seed: int | None,
+    diff_rank_seed: bool,
+) -> DataLoader[Any]:
+    """Have mmengine build all parts, and torch's loader of them; make ours of the parts."""
+    plain = Runner.build_dataloader(theirs, seed, diff_rank_seed)
+    settings = {key: value for key, value in theirs.items() if key not in _BUILT}
+    settings["num_workers"] = num_workers
+    if theirs.get("batch_sampler") is not None:
+        settings["batch_sampler"] = plain.batch_sampler
+        settings.pop("batch_size", None)
+    elif theirs["sampler"] is not None:
+        settings["sampler"] = plain.sampler
+    if "worker_init_fn" in theirs or ours.get("backend") != "thread":
+        # mmengine's own seeds the global generators, which threads share with the trainer.
+        settings["worker_init_fn"] = plain.worker_init_fn
+    # A loader without a seed draws from torch's generator when an iterator is made: at the same
+    # moment as mmengine's, so that weights that are drawn later are the same.
+    kind = DataLoader if ours.get("seed") is None else _LazyLoader
+    collate_fn = _collate_fn(plain.collate_fn)
+    return kind(plain.dataset, collate_fn=collate_fn, **settings, **ours)
+
+
+def _collate_fn(built: Any) -> Any:  # noqa: ANN401 - what a user registered
+    """Return what mmengine's `partial` stands for: an object of a class, or a bare function."""
+    if not isinstance(built, functools.partial):
+        return built
+    if inspect.isclass(built.func):
+        return built()
+    return built if built.args or built.keywords else built.func
+
+
+@HOOKS.register_module()
+class PenstockHook(Hook):  # type: ignore[misc]  # mmengine has no types
+    """Keeps the state of the train loader in checkpoints, and logs for how long training waited.
+
+    In a config: `custom_hooks = [dict(type="PenstockHook")]`.
+
+    A run that is resumed goes on with the very next batch, in the middle of an epoch too, with both
+    of mmengine's loops; nothing that was trained with before is read again. With `seed=` in the
+    loader's config, batches are bit for bit what they would have been. Without, their order is, for
+    `EpochBasedTrainLoop`; `IterBasedTrainLoop` reads and drops batches, as mmengine does by itself.
+
+    The log gets `wait_share`: which part of the last seconds training waited for batches, 0 to 1.
+    After each epoch it says in words what limits the loader.
+    """
+
+    # After mmengine's own hook has told the sampler the epoch, before those that log and save.
+    priority = "NORMAL"
+
+    def __init__(self, interval: int = 10) -> None:
+        """Log nothing yet.
+
+        Args:
+            interval: Iterations between two values of `wait_share`, at least 1.
+        """
+        self._interval = interval
+        self._state: dict[str, Any] | None = None
+
+    def before_train(self, runner: Runner) -> None:
+        """Look whether the train loader has a state that can be kept.
+
+        Raises:
+            ConfigError: it is not a loader of Penstock's; or each rank has a stream of its own,
+                of which a checkpoint, written by the first rank, would hold one.
+        """
+        loader = runner.train_dataloader
+        if not isinstance(loader, DataLoader):
+            raise ConfigError(
+                "PenstockHook keeps the state of a Penstock loader, but train_dataloader is a "
+                f"{type(loader).__name__} of {type(loader).__module__}. Set "
+                'runner_type="PenstockRunner" in the config, and build the runner by '
+                "RUNNERS.build(cfg)"
+            )
+        if isinstance(loader.dataset, torch.utils.data.IterableDataset) and get_world_size() > 1:
+            raise ConfigError(
+                f"{type(loader.dataset).__name__} is a stream, whose state is another on each of "
+                f"the {get_world_size()} ranks; mmengine's checkpoint is written by rank 0 alone. "
+                "Train without PenstockHook, or with a map-style dataset"
+            )
+
+    def after_load_checkpoint(self, runner: Runner, checkpoint: dict[str, Any]) -> None:
+        """Keep the state of the loader until training begins."""
+        self._state = checkpoint.get(_STATE)
+
+    def before_save_checkpoint(self, runner: Runner, checkpoint: dict[str, Any]) -> None:
+        """Put the state of the train loader into the checkpoint."""
+        checkpoint[_STATE] = runner.train_dataloader.state_dict()
+
+    def before_train_epoch(self, runner: Runner) -> None:
+        """Go on where the checkpoint was saved, if training goes on from it.
+
+        Raises:
+            StateError: the state is one of other data, or of another batch size, sampler or seed.
+        """
+        state, self._state = self._state, None
+        loader = runner.train_dataloader
+        if not (runner.iter or runner.epoch):  # weights alone were loaded
+            state = None
+        if not hasattr(runner.train_loop, "dataloader_iterator"):
+            if state is not None:
+                loader.load_state_dict(state)
+        elif isinstance(loader, _LazyLoader):
+            if state is not None:
+                loader.load_state_dict(state)
+            num_given = 0 if state is None else runner.iter
+            runner.train_loop.dataloader_iterator = _Endless(loader, num_given)
+        elif state is not None:
+            runner.logger.warning(
+                "The train loader was at work before its state could be loaded, so that mmengine "
+                "reads %d batches again and drops them. To go on at once, give the loader as a "
+                'config, with seed="runner".',
+                runner.iter,
+            )
+
+    def after_train(self, runner: Runner) -> None:
+        """Let the workers of a loop over iterations go, which would wait for it to go on."""
+        if isinstance(getattr(runner.train_loop, "dataloader_iterator", None), _Endless):
+            runner.train_loop.dataloader_iterator = _Endless(runner.train_dataloader, 0)
+
+    def after_train_iter(
+        self,
+        runner: Runner,
+        batch_idx: int,
+        data_batch: Any = None,  # noqa: ANN401 - any batch
+        outputs: Any = None,  # noqa: ANN401
+    ) -> None:
+        """Tell the log which share of the time training waits for batches."""
+        if self.every_n_train_iters(runner, self._interval):
+            share = runner.train_dataloader.stats().window.wait_share
+            runner.message_hub.update_scalar("train/wait_share", share)
+
+    def after_train_epoch(self, runner: Runner) -> None:
+        """Say in words what limits the loader."""
+        runner.logger.info("Train loader: %s", runner.train_dataloader.stats().verdict)

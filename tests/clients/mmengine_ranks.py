@@ -1,0 +1,32 @@
+# SPDX-License-Identifier: Apache-2.0
+"""One rank of a training by mmengine, and of one that goes on from its checkpoint."""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+
+import torch.distributed
+from tests.clients import test_mmengine as one_process
+
+
+def main() -> None:
+    work_dir = Path(sys.argv[1])
+    torch.distributed.init_process_group("gloo")  # mmengine by itself wants CUDA here
+    settings = one_process.config(work_dir, seed="runner", every=3, num_workers=1)
+    settings |= {"launcher": "pytorch"}
+    whole = one_process.trained(settings)
+    rest = one_process.resumed(settings, work_dir / "iter_3.pth")
+    assert type(whole.model).__name__ == "MMDistributedDataParallel"
+    found = {
+        "whole": whole.model.module.seen,
+        "rest": rest.model.module.seen,
+        "weights": [one_process.weights(run) for run in (whole, rest)],
+    }
+    (work_dir / f"rank{whole.rank}.json").write_text(json.dumps(found))
+    torch.distributed.destroy_process_group()
+
+
+if __name__ == "__main__":
+    main()

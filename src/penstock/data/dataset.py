@@ -14,8 +14,9 @@ of `get_batch` would break that, so `batch_reader` looks at which class defines 
 
 from __future__ import annotations
 
+import importlib
 from collections.abc import Callable, Iterable
-from typing import TYPE_CHECKING, Any, Generic, Protocol, TypeVar
+from typing import TYPE_CHECKING, Any, Final, Generic, Protocol, TypeVar
 
 from penstock.randomness.samples import one_sample
 
@@ -118,6 +119,8 @@ class IterableDataset(Dataset[T_co], Iterable[T_co]):
 
 
 _registered: dict[type, Callable[[Any], BatchReader | None]] = {}
+_registered_by: Final = {"datasets.arrow_dataset.Dataset": "penstock.integrations.huggingface"}
+"""Class of another library -> module that registers it, imported when one is met."""
 
 
 def register_batch_reader(cls: type, make_reader: Callable[[Any], BatchReader | None]) -> None:
@@ -153,6 +156,9 @@ def batch_reader(dataset: object) -> BatchReader | None:
         True
     """
     cls = type(dataset)
+    registrar = _registered_by.get(f"{cls.__module__}.{cls.__qualname__}")
+    if registrar is not None:
+        importlib.import_module(registrar)
     make_reader = _registered.get(cls)
     if make_reader is not None:
         return make_reader(dataset)

@@ -1,0 +1,404 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Rows of an Arrow table by number, gathered as whole columns.
+
+`pyarrow.Table.take` joins all pieces of a table before it takes anything, which for a file mapped
+into memory reads the whole file; taking row by row costs Python for each. Here NumPy gathers out of
+all pieces at once (`penstock.stores.arrow.gather`), and into the slot where it can.
+
+What a value becomes, in a row:
+
+    numbers, booleans          a NumPy scalar of the column's type; NaN for a missing float
+    lists of those             an array of the list's type, of its own
+    lists of a fixed size      likewise, also of several dimensions
+    text, bytes                `str`, `bytes`
+    structs                    a dict
+    anything else              what pyarrow makes of it
+    missing (but floats)       None
+
+and a batch is what the default collate makes of the rows.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import TYPE_CHECKING, Any, Protocol
+
+import numpy as np
+import pyarrow as pa  # type: ignore[import-untyped]  # it has no annotations
+
+from penstock.collate import check_shapes, default_collate
+from penstock.errors import CollateError
+from penstock.stores.arrow.gather import (
+    Elements,
+    Memory,
+    Pieces,
+    count_missing,
+    missing_value,
+    validity_of,
+)
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+    from numpy.typing import DTypeLike, NDArray
+
+    from penstock.data.dataset import Empty
+
+__all__ = ["Column", "Images", "Lists", "Numbers", "Texts", "column_of", "rows_of"]
+
+
+class Column(Protocol):
+    """One column of a table.
+
+    Attributes:
+        num_missing: How many of its values are null.
+    """
+
+    num_missing: int
+
+    def take(self, rows: NDArray[np.int64], empty: Empty) -> Any:  # noqa: ANN401
+        """Return rows, 0 <= row < length, at least one, as a batch's column.
+
+        Raises:
+            CollateError: a row lacks a value that a batch needs, or shapes differ.
+            TypeError: values that cannot be collated.
+        """
+
+    def value(self, row: int) -> Any:  # noqa: ANN401
+        """Return one row's value; None for a missing one."""
+
+
+def rows_of(columns: dict[str, Column], rows: NDArray[np.int64], empty: Empty) -> dict[str, Any]:
+    """Return rows as a batch.
+
+    Raises:
+        CollateError: as `Column.take`, with a note that names the column.
+        TypeError: likewise.
+    """
+    batch = {}
+    for name, column in columns.items():
+        try:
+            batch[name] = column.take(rows, empty)
+        except (CollateError, TypeError) as error:
+            error.add_note(f"in the column {name!r}")
+            raise
+    return batch
+
+
+def column_of(column: pa.ChunkedArray) -> Column:
+    """Return a column as it can be read best."""
+    found = _found(list(column.chunks), column.type)
+    return _Objects(column) if found is None else found
+
+
+def _found(arrays: list[pa.Array], kind: pa.DataType) -> Column | None:
+    if _is_number(kind):
+        return Numbers(arrays, kind)
+    if (
+        pa.types.is_string(kind)
+        or pa.types.is_large_string(kind)
+        or pa.types.is_binary(kind)
+        or pa.types.is_large_binary(kind)
+    ):
+        return Texts(arrays, kind)
+    if pa.types.is_struct(kind) and not any(array.null_count for array in arrays):
+        fields = {
+            kind.field(number).name: _found(
+                [array.field(number) for array in arrays], kind.field(number).type
+            )
+            for number in range(kind.num_fields)
+        }
+        members = {name: field for name, field in fields.items() if field is not None}
+        return _Structs(members) if len(members) == kind.num_fields else None
+    return Lists.found(arrays, kind)
+
+
+def _is_number(kind: pa.DataType) -> bool:
+    return bool(
+        pa.types.is_boolean(kind) or pa.types.is_integer(kind) or pa.types.is_floating(kind)
+    )
+
+
+class Numbers:
+    """Numbers or booleans.
+
+    Attributes:
+        num_missing: How many are null.
+        dtype: Of the array of a batch.
+    """
+
+    def __init__(self, arrays: Sequence[pa.Array], kind: pa.DataType) -> None:
+        """Look at the pieces of a column of type `kind`."""
+        self.num_missing = count_missing(arrays)
+        self._pieces = Pieces(arrays)
+        self._elements = Elements(arrays, kind)
+        self.dtype = self._elements.dtype
+
+    def take(
+        self, rows: NDArray[np.int64], empty: Empty, dtype: DTypeLike | None = None
+    ) -> NDArray[Any]:
+        """Return an array, shape (rows,), of the column's type or another."""
+        out = empty((len(rows),), self.dtype if dtype is None else dtype)
+        pieces, places = self._pieces.places(rows)
+        self._elements.blocks(pieces, places, 1, out[:, None])
+        return out
+
+    def value(self, row: int) -> Any:  # noqa: ANN401
+        """Return a NumPy scalar, or None."""
+        try:
+            return self.take(np.array([row]), np.empty)[0]
+        except CollateError:
+            return None
+
+
+class Lists:
+    """Lists of numbers, of any or of a fixed size, and arrays of several dimensions.
+
+    Attributes:
+        num_missing: How many are null.
+        dtype: Of the array of a batch.
+        num_dims: Of the array of a row.
+        has_missing_elements: Whether an element of a list is null.
+    """
+
+    def __init__(
+        self,
+        arrays: Sequence[pa.Array],
+        levels: list[_Level],
+        elements: Elements,
+        inner: tuple[int, ...],
+    ) -> None:
+        """See `found`."""
+        self.num_missing = count_missing(arrays)
+        self._pieces = Pieces(arrays)
+        self._levels = levels
+        self._validity = validity_of(arrays)
+        self._elements = elements
+        self._inner = inner
+        self.dtype = elements.dtype
+        self.num_dims = 1 + len(inner)
+        self.has_missing_elements = elements.has_missing
+
+    @classmethod
+    def found(cls, arrays: list[pa.Array], kind: pa.DataType) -> Lists | None:
+        """Return the column, or None if it is none of numbers, or lists lie in lists."""
+        given, shape = arrays, None
+        if isinstance(kind, pa.BaseExtensionType):
+            shape = getattr(kind, "shape", None)  # that of datasets' Array2D to Array5D
+            if shape is None:
+                return None
+            arrays, kind = [array.storage for array in arrays], kind.storage_type
+        levels: list[_Level] = []
+        sizes: list[int | None] = []
+        while not _is_number(kind):
+            is_fixed = pa.types.is_fixed_size_list(kind)
+            if not (is_fixed or pa.types.is_list(kind) or pa.types.is_large_list(kind)):
+                return None
+            if levels and count_missing(arrays):
+                return None
+            levels.append(_Fixed(arrays, kind) if is_fixed else _Offsets(arrays, kind))
+            sizes.append(kind.list_size if is_fixed else None)
+            arrays, kind = [array.values for array in arrays], kind.value_type
+        inner = tuple(sizes[1:] if shape is None else shape[1:])
+        if not levels or None in inner:
+            return None
+        elements = Elements(arrays, kind)
+        if count_missing(arrays) and elements.dtype.kind != "f":
+            return None
+        return cls(given, levels, elements, tuple(size for size in inner if size is not None))
+
+    def take(
+        self, rows: NDArray[np.int64], empty: Empty, dtype: DTypeLike | None = None
+    ) -> NDArray[Any]:
+        """Return an array, shape (rows, …), of the column's type or another."""
+        pieces, first, count = self._placed(rows)
+        size = math.prod(self._inner)
+        lengths = count // size if size else np.zeros_like(count)
+        if (count != count[0]).any():
+            check_shapes([(length, *self._inner) for length in lengths.tolist()])
+        shape = (len(rows), int(lengths[0]), *self._inner)
+        out = empty(shape, self.dtype if dtype is None else dtype)
+        self._elements.blocks(pieces, first, int(count[0]), out.reshape(len(rows), -1))
+        return out
+
+    def lengths(self, rows: NDArray[np.int64]) -> NDArray[np.int64]:
+        """Return how many elements each of these rows has."""
+        return self._placed(rows)[2]
+
+    def _placed(
+        self, rows: NDArray[np.int64]
+    ) -> tuple[NDArray[np.int64], NDArray[np.int64], NDArray[np.int64]]:
+        """Return in which piece the elements of each row lie, from which on, and how many."""
+        pieces, places = self._pieces.places(rows)
+        if self._validity is not None:
+            missing = np.flatnonzero(~self._validity.take(pieces, places))
+            if len(missing):
+                raise missing_value(int(missing[0]))
+        first, stop = places, places + 1
+        for level in self._levels:
+            first, stop = level.inside(pieces, first), level.inside(pieces, stop)
+        return pieces, first, stop - first
+
+    def value(self, row: int) -> Any:  # noqa: ANN401
+        """Return an array of its own, or None."""
+        if self._validity is not None:
+            pieces, places = self._pieces.places(np.array([row]))
+            if not self._validity.take(pieces, places)[0]:
+                return None
+        return self.take(np.array([row]), np.empty)[0]
+
+
+class _Level(Protocol):
+    def inside(self, pieces: NDArray[np.int64], places: NDArray[np.int64]) -> NDArray[np.int64]:
+        """Return which of the lists' values are the first ones of lists."""
+
+
+class _Fixed:
+    def __init__(self, arrays: Sequence[pa.Array], kind: pa.DataType) -> None:
+        self._size = kind.list_size
+        self._offsets = np.array([array.offset for array in arrays], np.int64)
+
+    def inside(self, pieces: NDArray[np.int64], places: NDArray[np.int64]) -> NDArray[np.int64]:
+        firsts: NDArray[np.int64] = (self._offsets[pieces] + places) * self._size
+        return firsts
+
+
+class _Offsets:
+    def __init__(self, arrays: Sequence[pa.Array], kind: pa.DataType) -> None:
+        is_large = (
+            pa.types.is_large_list(kind)
+            or pa.types.is_large_string(kind)
+            or pa.types.is_large_binary(kind)
+        )
+        self._memory = Memory(
+            [array.buffers()[1] if len(array) else None for array in arrays],
+            [array.offset for array in arrays],
+            np.int64 if is_large else np.int32,
+        )
+
+    def inside(self, pieces: NDArray[np.int64], places: NDArray[np.int64]) -> NDArray[np.int64]:
+        read = self._memory.array.take(self._memory.bases[pieces] + places, mode="clip")
+        offsets: NDArray[np.int64] = read.astype(np.int64, copy=False)
+        return offsets
+
+
+class Texts:
+    """Text or bytes.
+
+    Attributes:
+        num_missing: How many are null; a batch has None for them.
+    """
+
+    def __init__(self, arrays: Sequence[pa.Array], kind: pa.DataType) -> None:
+        """Look at the pieces of a column of type `kind`."""
+        self.num_missing = count_missing(arrays)
+        self._is_text = pa.types.is_string(kind) or pa.types.is_large_string(kind)
+        self._pieces = Pieces(arrays)
+        self._offsets = _Offsets(arrays, kind)
+        self._validity = validity_of(arrays)
+        self._memory = Memory([array.buffers()[2] for array in arrays], [0] * len(arrays), "u1")
+
+    def take(self, rows: NDArray[np.int64], empty: Empty) -> list[Any]:
+        """Return a list."""
+        pieces, places = self._pieces.places(rows)
+        first = self._offsets.inside(pieces, places)
+        counts = self._offsets.inside(pieces, places + 1) - first
+        stops = np.cumsum(counts)
+        at = np.repeat(self._memory.bases[pieces] + first - (stops - counts), counts)
+        at += np.arange(len(at))
+        data = self._memory.array.take(at, mode="clip")
+        gathered = pa.Array.from_buffers(
+            pa.large_string() if self._is_text else pa.large_binary(),
+            len(rows),
+            [None, pa.py_buffer(np.concatenate(([0], stops))), pa.py_buffer(data)],
+        )
+        values: list[Any] = gathered.to_numpy(zero_copy_only=False).tolist()
+        if self._validity is not None:
+            for row in np.flatnonzero(~self._validity.take(pieces, places)).tolist():
+                values[row] = None
+        return values
+
+    def value(self, row: int) -> Any:  # noqa: ANN401
+        """Return `str`, `bytes` or None."""
+        return self.take(np.array([row]), np.empty)[0]
+
+
+class _Structs:
+    """Structs, none of them missing."""
+
+    num_missing = 0
+
+    def __init__(self, fields: dict[str, Column]) -> None:
+        self._fields = fields
+
+    def take(self, rows: NDArray[np.int64], empty: Empty) -> dict[str, Any]:
+        return rows_of(self._fields, rows, empty)
+
+    def value(self, row: int) -> dict[str, Any]:
+        return {name: field.value(row) for name, field in self._fields.items()}
+
+
+class Images:
+    """Image files as uint8 (height, width, 3), or whatever `decode` makes of their bytes.
+
+    Attributes:
+        num_missing: How many are null.
+    """
+
+    def __init__(self, column: pa.ChunkedArray, decode: Callable[[bytes], NDArray[Any]]) -> None:
+        """Decode a column of structs of `bytes` and `path`, either of which may be missing."""
+        arrays = list(column.chunks)
+        self.num_missing = count_missing(arrays)
+        self._validity = validity_of(arrays)
+        self._pieces = Pieces(arrays)
+        self._decode = decode
+        self._bytes, self._paths = (
+            Texts([array.field(name) for array in arrays], column.type.field(name).type)
+            for name in ("bytes", "path")
+        )
+
+    def take(self, rows: NDArray[np.int64], empty: Empty) -> NDArray[Any]:
+        """Return an array, shape (rows, height, width, 3)."""
+        if self._validity is not None:
+            missing = np.flatnonzero(~self._validity.take(*self._pieces.places(rows)))
+            if len(missing):
+                raise missing_value(int(missing[0]))
+        paths = self._paths.take(rows, empty)
+        files = self._bytes.take(rows, empty)
+        images = [self._decoded(*both) for both in zip(files, paths, strict=True)]
+        check_shapes([image.shape for image in images])
+        out = empty((len(images), *images[0].shape), images[0].dtype)
+        return np.stack(images, out=out)
+
+    def _decoded(self, data: bytes | None, path: str | None) -> NDArray[Any]:
+        if data is None:
+            if path is None:
+                raise ValueError("an image has neither bytes nor a path in its column.")
+            with open(path, "rb") as file:
+                data = file.read()
+        return self._decode(data)
+
+    def value(self, row: int) -> Any:  # noqa: ANN401
+        """Return an image, or None."""
+        chosen = np.array([row])
+        if self._validity is not None and not self._validity.take(*self._pieces.places(chosen))[0]:
+            return None
+        return self._decoded(self._bytes.value(row), self._paths.value(row))
+
+
+class _Objects:
+    """Any other column, value by value."""
+
+    def __init__(self, column: pa.ChunkedArray) -> None:
+        self._column = column
+        self.num_missing: int = column.null_count
+
+    def take(self, rows: NDArray[np.int64], empty: Empty) -> Any:  # noqa: ANN401
+        values = [self._column[row].as_py() for row in rows.tolist()]
+        for place, value in enumerate(values):
+            if value is None:
+                raise missing_value(place)
+        return default_collate(values)
+
+    def value(self, row: int) -> Any:  # noqa: ANN401
+        return self._column[row].as_py()

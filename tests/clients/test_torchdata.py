@@ -1,0 +1,130 @@
+# SPDX-License-Identifier: Apache-2.0
+"""torchdata's nodes around our loaders, and as what they read."""
+
+from __future__ import annotations
+
+import json
+
+import numpy as np
+import pytest
+import torch
+import torchdata.nodes as tn
+
+import penstock.torch
+from penstock import Loader
+from penstock.data import IterableDataset
+
+
+def squares(count=60):
+    numbers = torch.arange(float(count))
+    return torch.utils.data.TensorDataset(numbers, numbers * numbers)
+
+
+def torch_loader(num_workers=0, **options):
+    return penstock.torch.DataLoader(
+        squares(), batch_size=8, shuffle=True, num_workers=num_workers, seed=5, **options
+    )
+
+
+def numpy_loader(num_workers=0):
+    return Loader(np.arange(60.0), batch_size=8, shuffle=True, num_workers=num_workers, seed=5)
+
+
+def first_values(batches):
+    return [batch[0].tolist() if isinstance(batch, list) else batch.tolist() for batch in batches]
+
+
+@pytest.mark.parametrize("num_workers", [0, 2])
+@pytest.mark.parametrize("make", [torch_loader, numpy_loader])
+def test_a_graph_over_a_loader_gives_its_batches_epoch_by_epoch(make, num_workers):
+    graph = tn.Loader(tn.IterableWrapper(make(num_workers)))
+    alone = make()
+    for _ in range(2):
+        assert first_values(graph) == first_values(alone)
+
+
+@pytest.mark.parametrize("num_workers", [0, 2])
+@pytest.mark.parametrize("make", [torch_loader, numpy_loader])
+@pytest.mark.parametrize("num_read", [0, 3, 8])
+def test_the_state_of_a_graph_goes_on_exactly(make, num_workers, num_read):
+    graph = tn.Loader(tn.IterableWrapper(make(num_workers)))
+    first_values(graph)  # an epoch before
+    batches = iter(graph)
+    for _ in range(num_read):
+        next(batches)
+    state = graph.state_dict()
+    rest = first_values(batches) or first_values(graph)  # after its end the next epoch
+    assert len(json.dumps(state)) < 2_000
+    again = tn.Loader(tn.IterableWrapper(make(num_workers)))
+    again.load_state_dict(state)
+    assert first_values(again) == rest
+    assert first_values(again) == first_values(graph)
+
+
+def doubled(batch):
+    return [tensor * 2 for tensor in batch]
+
+
+def test_nodes_that_prefetch_count_only_what_was_given_out():
+    def graph():
+        node = tn.IterableWrapper(torch_loader())
+        node = tn.ParallelMapper(node, doubled, num_workers=2, method="thread")
+        return tn.Loader(tn.Prefetcher(node, prefetch_factor=3))
+
+    first = graph()
+    batches = iter(first)
+    taken = [next(batches)[0].tolist() for _ in range(2)]
+    state = first.state_dict()
+    rest = first_values(batches)
+    assert taken + rest == [
+        [2 * value for value in batch] for batch in first_values(torch_loader())
+    ]
+    again = graph()
+    again.load_state_dict(state)
+    assert first_values(again) == rest
+
+
+class Nodes(IterableDataset):
+    """A graph of nodes as a stream for a loader: each worker reads every num_workers-th item."""
+
+    def __init__(self, count):
+        self.graph = tn.Loader(tn.IterableWrapper(range(count)), restart_on_stop_iteration=False)
+
+    def __iter__(self):
+        return iter(self.graph)
+
+    def state_dict(self):
+        return self.graph.state_dict()
+
+    def load_state_dict(self, state):
+        self.graph.load_state_dict(state)
+
+
+def test_a_graph_is_a_stream_for_a_loader_and_its_state_is_the_loaders():
+    loader = Loader(Nodes(30), batch_size=4)
+    batches = iter(loader)
+    taken = [next(batches).tolist() for _ in range(3)]
+    state = loader.state_dict()
+    rest = first_values(batches)
+    assert [value for batch in taken + rest for value in batch] == list(range(30))
+    again = Loader(Nodes(30), batch_size=4)
+    again.load_state_dict(state)
+    assert first_values(again) == rest
+
+
+def test_a_model_is_trained_through_a_graph():
+    torch.manual_seed(0)
+    model = torch.nn.Linear(1, 1)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.3)
+    loader = torch_loader(num_workers=1)
+    node = tn.Mapper(tn.IterableWrapper(loader), lambda batch: (batch[0] / 60, batch[0] / 30 + 1))
+    losses = []
+    for _ in range(6):
+        for x, y in tn.Loader(node):
+            loss = (model(x[:, None])[:, 0] - y).square().mean()
+            optimizer.zero_grad()
+            loss.backward()
+            optimizer.step()
+            losses.append(loss.item())
+    assert losses[-1] < losses[0] / 10
+    assert loader.stats().run.batches == len(losses)

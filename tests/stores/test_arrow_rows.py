@@ -1,0 +1,117 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Rows of Arrow tables, gathered out of the memory of their pieces, equal what Arrow takes."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from penstock.collate import default_collate
+from penstock.errors import CollateError
+
+pa = pytest.importorskip("pyarrow")
+
+from penstock.stores.arrow.rows import column_of, rows_of  # noqa: E402
+
+INT = st.integers(-100, 100)
+# Type -> values of it, None now and then.
+KINDS = [
+    (pa.int8(), INT),
+    (pa.uint64(), st.integers(0, 2**64 - 1)),
+    (pa.float32(), st.floats(width=32, allow_nan=False) | st.none()),
+    (pa.float64(), st.floats(allow_nan=False)),
+    (pa.bool_(), st.booleans()),
+    (pa.string(), st.text(max_size=4) | st.none()),
+    (pa.large_binary(), st.binary(max_size=4)),
+    (pa.list_(pa.int32()), st.lists(INT, min_size=2, max_size=2)),
+    (pa.large_list(pa.bool_()), st.lists(st.booleans(), min_size=3, max_size=3)),
+    (pa.list_(pa.int16(), 3), st.lists(INT, min_size=3, max_size=3)),
+    (
+        pa.list_(pa.list_(pa.int64(), 2)),
+        st.lists(st.lists(INT, min_size=2, max_size=2), min_size=1, max_size=1),
+    ),
+    (pa.list_(pa.list_(pa.int64())), st.just([[1], [2]])),
+    (
+        pa.struct({"n": pa.int32(), "s": pa.string()}),
+        st.fixed_dictionaries({"n": INT, "s": st.text(max_size=3)}),
+    ),
+]
+
+
+@st.composite
+def chunked(draw):
+    """A column of some type, in pieces that may begin inside their buffers."""
+    kind, values = draw(st.sampled_from(KINDS))
+    pieces = draw(st.lists(st.lists(values, max_size=6), min_size=1, max_size=4))
+    arrays = [pa.array(piece, kind) for piece in pieces]
+    cuts = [draw(st.integers(0, len(array))) for array in arrays]
+    return pa.chunked_array([a.slice(cut) for a, cut in zip(arrays, cuts, strict=True)], kind)
+
+
+def is_like(value, expected):
+    """Return whether a row's value is Arrow's, apart from its type."""
+    if isinstance(value, np.ndarray):
+        return value.tolist() == expected
+    if isinstance(value, np.floating):
+        return np.isnan(value) if expected is None else value == expected
+    return value == expected
+
+
+@given(chunked(), st.randoms(use_true_random=False))
+def test_rows_are_those_that_arrow_takes_and_a_batch_is_the_rows_collated(column, random):
+    found = column_of(column)
+    assert found.num_missing == column.null_count
+    expected = column.to_pylist()
+    values = [found.value(row) for row in range(len(expected))]
+    assert all(map(is_like, values, expected))
+    if not expected:
+        return
+    rows = np.array([random.randrange(len(expected)) for _ in range(7)])
+    batch = found.take(rows, np.empty)
+    if pa.types.is_string(column.type):
+        assert batch == [expected[row] for row in rows]
+        return
+    collated = default_collate([values[row] for row in rows])
+    np.testing.assert_equal(batch, collated)
+    if isinstance(batch, np.ndarray):
+        assert batch.dtype == collated.dtype
+
+
+def test_buffers_that_are_not_aligned_are_copied():
+    plain = np.arange(9, dtype=np.int32)
+    odd = pa.py_buffer(b"\0" + plain.tobytes()).slice(1)
+    pieces = [
+        pa.array([7, 8], pa.int32()),
+        pa.Array.from_buffers(pa.int32(), 8, [None, odd], offset=1),
+        pa.array([], pa.int32()),
+    ]
+    column = column_of(pa.chunked_array(pieces))
+    assert column.take(np.array([9, 0, 2, 5]), np.empty).tolist() == [8, 7, 1, 4]
+
+
+@pytest.mark.parametrize("count", [2, 300])
+def test_a_row_that_lacks_a_value_is_named(count):
+    lists = pa.chunked_array([[[1] * count], [None, [2] * count]], pa.list_(pa.int64()))
+    column = column_of(lists)
+    assert column.take(np.array([2, 0]), np.empty)[:, 0].tolist() == [2, 1]
+    with pytest.raises(CollateError, match=r"sample 1 .* has no value \(a null\)") as caught:
+        rows_of({"tokens": column}, np.array([0, 1]), np.empty)
+    assert caught.value.__notes__ == ["in the column 'tokens'"]
+    inner = column_of(pa.chunked_array([[[0.5] * count, [None] * count]], pa.list_(pa.float32())))
+    assert np.isnan(inner.take(np.array([0, 1]), np.empty)).all(axis=1).tolist() == [False, True]
+
+
+def test_lists_of_different_lengths_name_two_rows():
+    column = column_of(pa.chunked_array([[[1, 2], [3]]]))
+    with pytest.raises(CollateError, match=r"sample 0 .* shape \(2,\) and sample 1 .* \(1,\)"):
+        column.take(np.array([0, 1]), np.empty)
+
+
+def test_a_table_larger_than_what_is_taken_is_not_joined():
+    pieces = [np.full(1000, k) for k in range(50)]
+    column = column_of(pa.chunked_array(pieces))
+    before = pa.total_allocated_bytes()
+    assert column.take(np.arange(0, 50_000, 1000), np.empty).tolist() == list(range(50))
+    assert pa.total_allocated_bytes() == before

@@ -1,0 +1,241 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Batches of `penstock.Loader` on JAX's devices, sharded, and put there ahead of the loop.
+
+On a CPU, `jax.device_put` may take NumPy's memory as it is, also with `may_alias=False`. It keeps
+the array, and with it the slot of shared memory that the array lies in, for as long as the jax
+array lives; so a batch that is held is never written over. What could still change it is somebody
+who writes into the NumPy array, and of those there is none: batches are not handed out before they
+are jax arrays. Only where no process lies between, without workers or with threads, the array may
+be one of the dataset itself, and is copied first.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import jax
+import numpy as np
+
+from penstock.errors import ConfigError
+from penstock.randomness.keys import checked_count
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator, Mapping
+
+__all__ = ["DeviceBatches", "to_devices"]
+
+
+def to_devices(
+    loader: Any,  # noqa: ANN401 - a penstock.Loader
+    sharding: Any = None,  # noqa: ANN401 - a jax.sharding.Sharding, a device, or a tree of them
+    *,
+    prefetch: int = 2,
+    transform: Callable[[Any], Any] | None = None,
+) -> DeviceBatches:
+    """Return an iterable over a loader's batches as jax arrays, whose state goes into checkpoints.
+
+    Each `iter()` is an epoch of the loader. Trees (dicts, lists, tuples) stay as they are; arrays
+    of numbers in them become jax arrays, anything else (text, say) stays what it is. JAX makes
+    int32 of int64 and float32 of float64, unless `jax_enable_x64` is set.
+
+    Args:
+        loader: A `penstock.Loader`.
+        sharding: Where arrays go: `NamedSharding(mesh, PartitionSpec("data"))` splits the first
+            axis over the mesh's devices. A tree of shardings, a prefix of the batch's, says it for
+            each part. None, or a None in a tree: JAX's default device. With a sharding over
+            several processes each gives its own part of the batch: let its loader read its own
+            share, by `penstock.sampling.DistributedSampler(…, jax.process_count(),
+            jax.process_index())`.
+        prefetch: Batches that are put on the devices ahead of the one that the loop has. They take
+            memory there, and do not count in `state_dict`.
+        transform: Called with each batch before it goes: to leave columns out, say, or to pad.
+
+    Raises:
+        ConfigError: `prefetch` is negative.
+
+    Example:
+        >>> import numpy as np
+        >>> from penstock import Loader
+        >>> loader = Loader(np.arange(6, dtype=np.float32), batch_size=4)
+        >>> [float(batch.sum()) for batch in to_devices(loader)]
+        [6.0, 9.0]
+    """
+    return DeviceBatches(loader, sharding, prefetch=prefetch, transform=transform)
+
+
+class _Put(NamedTuple):
+    """A batch on its way, and the loader's state with which the loop goes on behind it."""
+
+    batch: Any
+    state: Mapping[str, Any]
+
+
+@dataclass(frozen=True, slots=True)
+class _Goes:
+    """Where a leaf goes; a leaf itself, also where it is None, which JAX takes for no leaf."""
+
+    sharding: Any
+
+
+class DeviceBatches:
+    """A loader's batches as jax arrays; make one with `to_devices`.
+
+    A batch is the caller's until dropped. It may be donated (`jax.jit(…, donate_argnums=…)`).
+
+    Concurrency:
+        One thread, which is the one that iterates.
+    """
+
+    def __init__(
+        self,
+        loader: Any,  # noqa: ANN401
+        sharding: Any = None,  # noqa: ANN401
+        *,
+        prefetch: int = 2,
+        transform: Callable[[Any], Any] | None = None,
+    ) -> None:
+        """See `to_devices`."""
+        self.loader = loader
+        self.sharding = sharding
+        self.prefetch = checked_count("prefetch", prefetch)
+        self.transform = transform
+        self._given: Mapping[str, Any] | None = None  # None: the loader's own state is ours
+
+    def __len__(self) -> int:
+        """Return the batches of an epoch."""
+        return len(self.loader)
+
+    def __iter__(self) -> Iterator[Any]:
+        """Begin the loader's next epoch.
+
+        Raises:
+            ConfigError: an axis that is to be split does not divide by its devices: of a batch, or
+                already with the first one, of the epoch's last.
+        """
+        # Not a generator function: the epoch begins, and its state counts, with this call.
+        batches = iter(self.loader)
+        self._given = self.loader.state_dict()
+        return self._batches(batches)
+
+    def _batches(self, batches: Iterator[Any]) -> Iterator[Any]:
+        ahead: deque[_Put] = deque()
+        is_first = True
+        for batch in batches:
+            if self.transform is not None:
+                batch = self.transform(batch)
+            if is_first:
+                self._check_last(batch)
+                is_first = False
+            ahead.append(_Put(self._put(batch), self.loader.state_dict()))
+            del batch  # the jax arrays alone are to keep its memory
+            if len(ahead) > self.prefetch:
+                yield self._handed(ahead.popleft())
+        while ahead:
+            yield self._handed(ahead.popleft())
+        self._given = None
+
+    def _handed(self, put: _Put) -> Any:  # noqa: ANN401
+        self._given = put.state
+        return put.batch
+
+    def _put(self, batch: Any) -> Any:  # noqa: ANN401
+        may_be_shared = (
+            getattr(self.loader, "num_workers", 0) == 0
+            or getattr(self.loader, "backend", "thread") == "thread"
+        )
+
+        def put(path: Any, leaf: Any, sharding: Any) -> Any:  # noqa: ANN401
+            if not _is_numbers(leaf):
+                return leaf
+            if isinstance(sharding, jax.sharding.Sharding):
+                _check_shape(sharding, np.shape(leaf), jax.tree_util.keystr(path))
+            if may_be_shared:
+                leaf = np.array(leaf)
+            if isinstance(sharding, jax.sharding.Sharding) and not sharding.is_fully_addressable:
+                return jax.make_array_from_process_local_data(sharding, leaf)
+            return jax.device_put(leaf, sharding)
+
+        return self._each(put, batch)
+
+    def _each(self, function: Callable[[Any, Any, Any], Any], batch: Any) -> Any:  # noqa: ANN401
+        """Call a function with path, leaf and sharding of each leaf."""
+        shardings = self.sharding
+        if shardings is None or isinstance(shardings, jax.sharding.Sharding | jax.Device):
+            return jax.tree_util.tree_map_with_path(
+                lambda path, leaf: function(path, leaf, shardings), batch
+            )
+        spread = jax.tree_util.tree_map(
+            lambda sharding, part: jax.tree_util.tree_map(lambda _: _Goes(sharding), part),
+            shardings,
+            batch,
+            is_leaf=lambda sharding: sharding is None,
+        )
+        return jax.tree_util.tree_map_with_path(
+            lambda path, leaf, goes: function(path, leaf, goes.sharding), batch, spread
+        )
+
+    def _check_last(self, batch: Any) -> None:  # noqa: ANN401
+        """Refuse with an epoch's first batch what its last one would be refused for."""
+        size = _size_of_last(self.loader)
+        if size is None or self.transform is not None:
+            return
+
+        def check(path: Any, leaf: Any, sharding: Any) -> None:  # noqa: ANN401
+            if (
+                isinstance(sharding, jax.sharding.Sharding)
+                and _is_numbers(leaf)
+                and np.shape(leaf)[:1] == (self.loader.batch_size,)
+            ):
+                shape = (size, *np.shape(leaf)[1:])
+                _check_shape(sharding, shape, jax.tree_util.keystr(path), "the epoch's last batch")
+
+        self._each(check, batch)
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return the loader's state behind the batch that the loop was given last."""
+        return dict(self.loader.state_dict() if self._given is None else self._given)
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Let the next `iter()` go on where `state` was saved; see `penstock.Loader`.
+
+        Raises:
+            StateError: as the loader's.
+        """
+        self.loader.load_state_dict(state)
+        self._given = None
+
+    def set_epoch(self, epoch: int) -> None:
+        """Choose the epoch that the next `iter()` begins; see `penstock.Loader`."""
+        self.loader.set_epoch(epoch)
+
+
+def _is_numbers(leaf: Any) -> bool:  # noqa: ANN401
+    return isinstance(leaf, np.ndarray | np.generic) and leaf.dtype.kind in "biufc"
+
+
+def _size_of_last(loader: Any) -> int | None:  # noqa: ANN401
+    """Return how many samples an epoch's last batch has, if it is smaller and that is known."""
+    batch_size = getattr(loader, "batch_size", None)
+    if batch_size is None or getattr(loader, "drop_last", False):
+        return None
+    try:
+        return len(loader.sampler) % batch_size or None
+    except TypeError:  # a stream, or a sampler without a length
+        return None
+
+
+def _check_shape(sharding: Any, shape: tuple[int, ...], path: str, of: str = "a batch") -> None:  # noqa: ANN401
+    if not sharding.is_fully_addressable:
+        # A process gives its part alone, and JAX says what is wrong with it.
+        return
+    try:
+        sharding.shard_shape(shape)
+    except ValueError as error:
+        raise ConfigError(
+            f"{of} has an array {path or 'as a whole'} of shape {shape}, which {sharding} cannot "
+            "split evenly. Give the loader drop_last=True or a batch_size that divides, let "
+            "transform= pad the batch, or give this array a sharding that keeps it whole "
+            "(PartitionSpec())."
+        ) from error

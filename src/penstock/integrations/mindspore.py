@@ -1,0 +1,295 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Batches of `penstock.Loader` as rows of a MindSpore pipeline (`GeneratorDataset`).
+
+MindSpore asks its source for rows in a thread of its own, some 20 ahead of the loop, and takes
+NumPy's memory as it is: no copy is made on the way to a tensor. It keeps each array for as long as
+the tensor lives, and with it the slot of shared memory that the array lies in, so a batch that is
+held is never written over. Where no process lies between, without workers or with threads, an array
+may be one of the dataset itself, and is copied first.
+"""
+
+from __future__ import annotations
+
+import traceback
+from collections import deque
+from typing import TYPE_CHECKING, Any
+
+import mindspore.dataset
+import numpy as np
+
+from penstock.errors import ConfigError
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator, Mapping, Sequence
+
+    from numpy.typing import NDArray
+
+__all__ = ["MindSporeBatches", "to_mindspore"]
+
+
+def to_mindspore(
+    loader: Any,  # noqa: ANN401 - a penstock.Loader
+    column_names: Sequence[str],
+    *,
+    pad: Mapping[str, float] | None = None,
+    pad_to: int | None = None,
+    transform: Callable[[Any], Any] | None = None,
+) -> MindSporeBatches:
+    """Return a loader's batches as columns: tensors in a loop, or a `GeneratorDataset`.
+
+    A batch that is a dict gives its values by the columns' names; a tuple or list its members in
+    their order; a single array the only column. A column is one array, so values that are lists of
+    arrays, one per image, have to be padded.
+
+    Let the loader's workers be started by "forkserver" or "spawn", and stay (`persistent_workers`):
+    MindSpore has threads, which a fork does not survive.
+
+    Args:
+        loader: A `penstock.Loader`.
+        column_names: Of the columns, in the order in which the loop gets them.
+        pad: Name of a column of lists of arrays -> value that fills the rows missing in each, up to
+            the longest of the batch: `{"boxes": 0, "labels": -1}`.
+        pad_to: How many rows those columns have, always. Graphs are then compiled once, and not
+            for each new shape. None: as many as the longest of the batch.
+        transform: Called with each batch first, to make a dict or tuple of columns of it.
+
+    Raises:
+        ConfigError: no columns, one twice, or `pad` of a column that there is not.
+    """
+    return MindSporeBatches(loader, column_names, pad=pad, pad_to=pad_to, transform=transform)
+
+
+class MindSporeBatches:
+    """A loader's batches in columns; make them with `to_mindspore`.
+
+    Concurrency:
+        One thread iterates at a time. The loader is iterated in MindSpore's.
+    """
+
+    def __init__(
+        self,
+        loader: Any,  # noqa: ANN401
+        column_names: Sequence[str],
+        *,
+        pad: Mapping[str, float] | None = None,
+        pad_to: int | None = None,
+        transform: Callable[[Any], Any] | None = None,
+    ) -> None:
+        """See `to_mindspore`."""
+        self.loader = loader
+        self.column_names = [column_names] if isinstance(column_names, str) else list(column_names)
+        self.pad = dict(pad or {})
+        self.pad_to = pad_to
+        self.transform = transform
+        if not self.column_names or len(set(self.column_names)) < len(self.column_names):
+            raise ConfigError(f"column_names are one or more, each once; got {self.column_names}.")
+        if unknown := self.pad.keys() - set(self.column_names):
+            raise ConfigError(f"pad names {sorted(unknown)}; the columns are {self.column_names}.")
+        self._resumed: int | None = None  # batches given before, in the epoch that comes next
+        self._given: Mapping[str, Any] | None = None  # None: the loader's own state is ours
+
+    def __len__(self) -> int:
+        """Return the batches of an epoch."""
+        return len(self.loader)
+
+    def dataset(self, **options: Any) -> Any:  # noqa: ANN401
+        """Return a `mindspore.dataset.GeneratorDataset` whose rows are the loader's batches.
+
+        Each of its epochs is the loader's next one. For `Model.train`, and where something comes
+        between (`dataset.map`); the state is that of the loop only where this object itself is
+        iterated. After `load_state_dict` it is good for the rest of that epoch alone, because
+        MindSpore insists on one length.
+
+        Args:
+            **options: For `GeneratorDataset`.
+        """
+        length = self._length()
+        if length == 0:
+            raise ConfigError(
+                "MindSpore takes no dataset without rows, and this epoch has no batches"
+                + (
+                    " left: iterate this object once, and take the next one."
+                    if self._resumed
+                    else "."
+                )
+            )
+        return self._dataset(_rows_of_length(self, length, None), options)
+
+    def __iter__(self) -> Iterator[tuple[Any, ...]]:
+        """Give the loader's next epoch, each batch as a tuple of `mindspore.Tensor`.
+
+        Columns of text are NumPy arrays, which MindSpore has no tensors for.
+
+        Raises:
+            Exception: what the dataset or the loader raises, as it was raised in MindSpore's
+                thread.
+        """
+        length = self._length()
+        batches = iter(self.loader)  # workers start here, not in MindSpore's thread
+        self._resumed, self._given = None, self.loader.state_dict()
+        return self._counted(_rows_of_length(self, length, batches))
+
+    def _counted(self, source: _Rows) -> Iterator[tuple[Any, ...]]:
+        if isinstance(source, _CountedRows) and not source.length:  # MindSpore refuses no rows
+            list(source)  # the loader is told that the epoch ends
+            self._given = None
+            return
+        rows = self._dataset(source, {}).create_tuple_iterator(num_epochs=1)
+        try:
+            for row in rows:
+                self._given = source.states.popleft()
+                yield tuple(row)
+            self._given = None
+        except RuntimeError as told:
+            if source.error is None:
+                raise
+            error, source.error = source.error, None
+            raise error from told
+        finally:
+            rows.stop()
+
+    def _dataset(self, source: _Rows, options: Mapping[str, Any]) -> Any:  # noqa: ANN401
+        return mindspore.dataset.GeneratorDataset(
+            source, column_names=self.column_names, **{"shuffle": False, **options}
+        )
+
+    def _length(self) -> int | None:
+        """Return the batches of the epoch that comes next; None where nobody knows."""
+        try:
+            return len(self.loader) - (self._resumed or 0)
+        except TypeError:  # a stream
+            return None
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return the loader's state behind the batch that the loop was given last.
+
+        What MindSpore has fetched ahead does not count.
+        """
+        return dict(self.loader.state_dict() if self._given is None else self._given)
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Let the next epoch go on where `state` was saved; see `penstock.Loader`.
+
+        Raises:
+            StateError: as the loader's.
+        """
+        self.loader.load_state_dict(state)
+        self._given = None
+        self._resumed = int(state["batches"])
+
+    def set_epoch(self, epoch: int) -> None:
+        """Choose the epoch that comes next; see `penstock.Loader`."""
+        self.loader.set_epoch(epoch)
+        self._given = self._resumed = None
+
+    def columns(self, batch: Any) -> tuple[NDArray[Any], ...]:  # noqa: ANN401
+        """Return a batch of the loader as one array per column.
+
+        Raises:
+            ConfigError: the batch does not fit the columns; the message says what it has.
+        """
+        if self.transform is not None:
+            batch = self.transform(batch)
+        if isinstance(batch, dict):
+            if missing := [name for name in self.column_names if name not in batch]:
+                raise ConfigError(
+                    f"the batch has no {missing[0]!r}; it has {list(batch)}. Name columns that it "
+                    "has, or let transform= make them."
+                )
+            values = [batch[name] for name in self.column_names]
+        elif isinstance(batch, (tuple, list)) and len(batch) == len(self.column_names):
+            values = list(batch)
+        elif isinstance(batch, np.ndarray) and len(self.column_names) == 1:
+            values = [batch]
+        else:
+            has = f"{len(batch)} members" if isinstance(batch, (tuple, list)) else "one value"
+            raise ConfigError(
+                f"the batch has {has} ({type(batch).__name__}), the columns are "
+                f"{self.column_names}. Let transform= make a dict or a tuple of them."
+            )
+        return tuple(map(self._column, self.column_names, values))
+
+    def _column(self, name: str, value: Any) -> NDArray[Any]:  # noqa: ANN401
+        if name in self.pad:
+            return self._padded(name, [np.asarray(rows) for rows in value])
+        if isinstance(value, (list, tuple)) and any(isinstance(v, np.ndarray) for v in value):
+            raise ConfigError(
+                f"column {name!r} is a list of {len(value)} arrays, one per sample, and a column "
+                f"of MindSpore is one array. Pad them: pad={{{name!r}: 0}}."
+            )
+        array = np.asarray(value)
+        if array.dtype == object:
+            raise ConfigError(
+                f"column {name!r} holds {type(value).__name__} that is no array of numbers or "
+                "text. Leave it out of column_names, or let transform= convert it."
+            )
+        may_be_shared = (
+            getattr(self.loader, "num_workers", 0) == 0
+            or getattr(self.loader, "backend", "thread") == "thread"
+        )
+        return array.copy() if may_be_shared else np.ascontiguousarray(array)
+
+    def _padded(self, name: str, arrays: list[NDArray[Any]]) -> NDArray[Any]:
+        longest = max(map(len, arrays))
+        count = longest if self.pad_to is None else self.pad_to
+        if longest > count:
+            raise ConfigError(
+                f"column {name!r} has a sample of {longest} rows, more than pad_to={count}. Raise "
+                "it, or leave rows out in the dataset."
+            )
+        shape = (len(arrays), count, *arrays[0].shape[1:])
+        padded = np.full(shape, self.pad[name], arrays[0].dtype)
+        for row, array in zip(padded, arrays, strict=True):
+            row[: len(array)] = array
+        return padded
+
+
+class _Rows:
+    """What a `GeneratorDataset` iterates.
+
+    Attributes:
+        states: The loader's, behind each batch that MindSpore took and the loop did not get yet.
+            Of an epoch that nobody counts, the last one.
+        error: What ended an epoch.
+    """
+
+    def __init__(self, batches: MindSporeBatches, begun: Iterator[Any] | None) -> None:
+        self._batches = batches
+        self._begun = begun
+        self.states: deque[Any] = deque(maxlen=1 if begun is None else None)
+        self.error: Exception | None = None
+
+    def __iter__(self) -> Iterator[tuple[NDArray[Any], ...]]:
+        loader = self._batches.loader
+        begun, self._begun = self._begun, None
+        batches = iter(loader) if begun is None else begun
+        try:
+            for batch in batches:
+                self.states.append(loader.state_dict())
+                yield self._batches.columns(batch)
+                del batch  # the tensors alone are to keep its memory
+        except Exception as error:
+            self.error = error
+        if self.error is not None:
+            # MindSpore keeps what is raised here, and by that the frames that it came through.
+            del begun, batches
+            raise RuntimeError("".join(traceback.format_exception(self.error)))
+
+
+class _CountedRows(_Rows):
+    """The same, of a known length; MindSpore refuses an epoch of another."""
+
+    length = 0
+
+    def __len__(self) -> int:
+        return self.length
+
+
+def _rows_of_length(
+    batches: MindSporeBatches, length: int | None, begun: Iterator[Any] | None
+) -> _Rows:
+    if length is None:
+        return _Rows(batches, begun)
+    rows = _CountedRows(batches, begun)
+    rows.length = length
+    return rows

@@ -1,0 +1,295 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Tests of `penstock.integrations.jax` on four devices; test_jax.py runs them.
+
+In a process of their own: JAX counts its devices once, and its threads make every later fork a
+hazard.
+"""
+
+from __future__ import annotations
+
+import gc
+import json
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from jax.sharding import NamedSharding, PartitionSpec
+
+from penstock import Loader
+from penstock.collate import default_collate
+from penstock.errors import ConfigError
+from penstock.integrations.jax import to_devices
+
+ROWS = 48
+
+
+class Samples:
+    """Row i is full of i; text is no number."""
+
+    def __len__(self):
+        return ROWS
+
+    def __getitem__(self, index):
+        return {
+            "x": np.full(1024, index, np.float32),
+            "parts": (np.full((2, 8), index, np.int32), index),
+            "name": f"sample {index}",
+        }
+
+
+def loader(num_workers=0, batch_size=8, dataset=None, **options):
+    if num_workers and options.get("backend") != "thread":
+        options.setdefault("multiprocessing_context", "forkserver")
+    return Loader(
+        Samples() if dataset is None else dataset,
+        batch_size=batch_size,
+        shuffle=True,
+        num_workers=num_workers,
+        seed=3,
+        **options,
+    )
+
+
+@pytest.fixture(scope="module")
+def by_rows():
+    mesh = jax.make_mesh((4,), ("data",))
+    return NamedSharding(mesh, PartitionSpec("data"))
+
+
+@pytest.fixture(autouse=True)
+def _nothing_is_left_in_jax():
+    yield
+    gc.collect()
+    jax.device_put(0.0).block_until_ready()  # JAX lets go of arrays at its next call
+
+
+def same(batch, expected):
+    """Assert that a batch on devices holds what a batch in NumPy held."""
+    assert batch["name"] == expected["name"]
+    np.testing.assert_array_equal(batch["x"], expected["x"])
+    np.testing.assert_array_equal(batch["parts"][0], expected["parts"][0])
+    np.testing.assert_array_equal(batch["parts"][1], expected["parts"][1])
+
+
+def test_there_are_four_devices():
+    assert len(jax.devices()) == 4
+
+
+@pytest.mark.parametrize("num_workers", [0, 2])
+def test_batches_are_split_over_the_devices_and_hold_what_the_loader_gives(by_rows, num_workers):
+    batches = list(to_devices(loader(num_workers), by_rows))
+    for batch, expected in zip(batches, loader(), strict=True):
+        same(batch, expected)
+        assert batch["x"].sharding == by_rows
+        assert [shard.data.shape for shard in batch["x"].addressable_shards] == [(2, 1024)] * 4
+        assert isinstance(batch["parts"], list)  # as the default collate has it
+
+
+def lies_in(array, memory):
+    """Return whether a shard of a jax array lies in a NumPy array's memory."""
+    start = memory.ctypes.data
+    return any(
+        start <= shard.data.unsafe_buffer_pointer() < start + memory.nbytes
+        for shard in array.addressable_shards
+    )
+
+
+@pytest.mark.parametrize("where", ["one device", "four devices"])
+def test_held_batches_are_never_written_over_although_jax_takes_slots_as_they_are(by_rows, where):
+    sharding = by_rows if where == "four devices" else jax.devices()[0]
+    # That JAX aliases is the reason for this test; it has to be so for the test to mean anything.
+    numpy_batch = next(iter(loader(1)))["x"]
+    assert lies_in(jax.device_put(numpy_batch, sharding), numpy_batch)
+    del numpy_batch
+    source = loader(2, persistent_workers=True)
+    placed = to_devices(source, sharding)
+    held = [batch for _ in range(5) for batch in placed]  # 30 batches, of 3 that are under way
+    again = loader()
+    expected = [batch for _ in range(5) for batch in again]
+    assert len(held) == len(expected) == 30
+    for batch, numpy_batch in zip(held, expected, strict=True):
+        same(batch, numpy_batch)
+    del source, placed
+    gc.collect()
+
+
+def test_a_donated_batch_changes_no_other(by_rows):
+    add = jax.jit(lambda x: x + 1000.0, donate_argnums=0)
+    source = loader(2)
+    added = [add(batch["x"]) for batch in to_devices(source, by_rows)]
+    for array, expected in zip(added, loader(), strict=True):
+        np.testing.assert_array_equal(array, expected["x"] + 1000.0)
+    del source
+    gc.collect()
+
+
+class Reused:
+    """Hands out one array of its own again and again, as some readers do."""
+
+    def __init__(self):
+        self.buffer = np.zeros((8, 1024), np.float32)
+
+    def __len__(self):
+        return ROWS
+
+    def __getitem__(self, index):
+        return np.full(1024, index, np.float32)
+
+    def get_batch(self, indices, empty):
+        self.buffer[:] = indices[:, None]
+        return self.buffer
+
+
+def test_arrays_of_the_dataset_itself_are_copied(by_rows):
+    dataset = Reused()
+    held = list(to_devices(Loader(dataset, batch_size=8), by_rows, prefetch=0))
+    assert len(held) == 6
+    for number, batch in enumerate(held):
+        expected = np.broadcast_to(np.arange(8)[:, None] + 8 * number, (8, 1024))
+        np.testing.assert_array_equal(batch, expected)
+        assert not lies_in(batch, dataset.buffer)
+
+
+@pytest.mark.parametrize(
+    ("num_workers", "prefetch", "num_given"),
+    [*((0, prefetch, given) for prefetch in (0, 2, 50) for given in (0, 1, 4, 6)), (1, 2, 3)],
+)
+def test_the_state_counts_what_was_given_out_and_nothing_ahead(
+    by_rows, num_workers, prefetch, num_given
+):
+    source = loader(num_workers, persistent_workers=num_workers > 0)
+    placed = to_devices(source, by_rows, prefetch=prefetch)
+    for _ in placed:  # an epoch before
+        pass
+    batches = iter(placed)
+    for _ in range(num_given):
+        next(batches)
+    state = json.loads(json.dumps(placed.state_dict()))
+    assert (state["epoch"], state["batches"]) == (1, num_given)
+    rest = [batch["name"] for batch in batches]
+    assert placed.state_dict()["epoch"] == 2
+    again = to_devices(loader(), by_rows, prefetch=prefetch)
+    again.load_state_dict(state)
+    batches = iter(again)
+    assert again.state_dict()["batches"] == num_given
+    assert [batch["name"] for batch in batches] == rest
+    assert [batch["name"] for batch in again] == [batch["name"] for batch in placed]
+    del source, placed, batches
+    gc.collect()
+
+
+def test_a_loop_that_is_left_early_goes_on_with_the_next_epoch(by_rows):
+    placed = to_devices(loader(), by_rows)
+    for batch in placed:
+        first = batch["name"]
+        break
+    assert placed.state_dict()["batches"] == 1
+    second = [batch["name"] for batch in placed]
+    plain = loader()
+    assert next(iter(plain))["name"] == first
+    assert [batch["name"] for batch in plain] == second
+    placed.set_epoch(0)
+    assert next(iter(placed))["name"] == first
+    assert len(placed) == 6
+
+
+def test_a_last_batch_that_cannot_be_split_is_refused_with_the_first(by_rows):
+    uneven = to_devices(loader(batch_size=20), by_rows)  # 48 = 20 + 20 + 8
+    assert [len(batch["name"]) for batch in uneven] == [20, 20, 8]
+    uneven = to_devices(loader(batch_size=36), by_rows)  # 36 + 12
+    assert [len(batch["name"]) for batch in uneven] == [36, 12]
+    dataset = np.zeros((50, 3), np.float32)  # 48 + 2
+    with pytest.raises(
+        ConfigError, match=r"last batch has an array as a whole of shape \(2, 3\).*drop_last=True"
+    ):
+        next(iter(to_devices(loader(batch_size=48, dataset=dataset), by_rows)))
+    dropped = to_devices(loader(batch_size=48, dataset=dataset, drop_last=True), by_rows)
+    assert [batch.shape for batch in dropped] == [(48, 3)]
+    whole = NamedSharding(by_rows.mesh, PartitionSpec())
+    assert len(list(to_devices(loader(batch_size=48, dataset=dataset), whole))) == 2
+
+    def padded(batch):
+        return np.pad(batch, ((0, -len(batch) % 4), (0, 0)))
+
+    padding = to_devices(loader(batch_size=48, dataset=dataset), by_rows, transform=padded)
+    assert [batch.shape for batch in padding] == [(48, 3), (4, 3)]
+
+
+def test_a_batch_that_cannot_be_split_is_refused(by_rows):
+    with pytest.raises(ConfigError, match=r"array \['x'\] of shape \(6, 1024\)"):
+        next(iter(to_devices(loader(batch_size=6), {"x": by_rows, "parts": None, "name": None})))
+    (batch, *_) = to_devices(loader(batch_size=8), {"x": by_rows, "parts": None, "name": None})
+    assert batch["parts"][1].devices() == {jax.devices()[0]}
+
+
+def test_each_part_of_a_batch_may_have_a_sharding_of_its_own(by_rows):
+    whole = NamedSharding(by_rows.mesh, PartitionSpec())
+    shardings = {"x": by_rows, "parts": whole, "name": whole}
+    for batch, expected in zip(to_devices(loader(), shardings), loader(), strict=True):
+        same(batch, expected)
+        assert batch["x"].sharding == by_rows
+        assert batch["parts"][0].sharding == batch["parts"][1].sharding == whole
+
+
+def test_the_default_device_and_a_device():
+    for sharding, device in ((None, jax.devices()[0]), (jax.devices()[2], jax.devices()[2])):
+        batch = next(iter(to_devices(loader(), sharding)))
+        assert batch["x"].devices() == {device}
+
+
+def text_first(samples):
+    return [sample["name"] for sample in samples], default_collate([s["x"] for s in samples])
+
+
+def test_a_collate_fn_s_tuples_stay_tuples(by_rows):
+    names, x = next(iter(to_devices(loader(collate_fn=text_first), by_rows)))
+    assert names[0].startswith("sample")
+    assert x.sharding == by_rows
+
+
+def test_prefetch_is_checked():
+    with pytest.raises(ConfigError, match="prefetch"):
+        to_devices(loader(), prefetch=-1)
+
+
+def test_a_model_is_trained_over_four_devices_and_goes_on_from_a_checkpoint(by_rows):
+    rng = np.random.default_rng(0)
+    features = rng.standard_normal((256, 6)).astype(np.float32)
+    pairs = [(x, x.sum() + 1) for x in features]
+    whole = NamedSharding(by_rows.mesh, PartitionSpec())
+
+    def loss_of(weights, x, y):
+        return jnp.mean((x @ weights["w"] + weights["b"] - y) ** 2)
+
+    @jax.jit
+    def step(weights, x, y):
+        loss, slopes = jax.value_and_grad(loss_of)(weights, x, y)
+        return jax.tree.map(lambda w, slope: w - 0.1 * slope, weights, slopes), loss
+
+    def new_loader():
+        return to_devices(
+            Loader(pairs, batch_size=32, shuffle=True, seed=1, drop_last=True), by_rows
+        )
+
+    weights = jax.device_put({"w": np.zeros(6, np.float32), "b": np.float32(0)}, whole)
+    batches, losses, number = new_loader(), [], 0
+    checkpoint = None
+    for _ in range(5):
+        for x, y in batches:
+            assert x.sharding == by_rows
+            weights, loss = step(weights, x, y)
+            losses.append(float(loss))
+            number += 1
+            if number == 11:
+                checkpoint = weights, batches.state_dict()
+    assert losses[-1] < losses[0] / 10
+    weights, state = checkpoint
+    batches = new_loader()
+    batches.load_state_dict(state)
+    again = []
+    while len(again) < len(losses) - 11:
+        for x, y in batches:
+            weights, loss = step(weights, x, y)
+            again.append(float(loss))
+    assert again == losses[11:]

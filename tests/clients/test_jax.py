@@ -1,0 +1,60 @@
+# SPDX-License-Identifier: Apache-2.0
+"""`penstock.Loader` on JAX's devices: four of them, of one process or of two, on the CPU."""
+
+from __future__ import annotations
+
+import os
+import re
+import socket
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+pytest.importorskip("jax")
+
+HERE = Path(__file__).parent
+
+
+def environment(num_devices):
+    flags = f"--xla_force_host_platform_device_count={num_devices}"
+    return {**os.environ, "XLA_FLAGS": flags, "JAX_PLATFORMS": "cpu"}
+
+
+def test_on_four_devices():
+    ran = subprocess.run(
+        [
+            *(sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider"),
+            str(HERE / "jax_on_four_devices.py"),
+        ],
+        cwd=HERE.parents[1],
+        env=environment(4),
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=300,
+    )
+    assert ran.returncode == 0, ran.stdout + ran.stderr
+    assert re.search(r"^\d{2} passed in", ran.stdout, re.MULTILINE), ran.stdout  # none skipped
+
+
+def test_on_two_processes_whose_devices_are_one_mesh():
+    with socket.socket() as free:
+        free.bind(("localhost", 0))
+        port = free.getsockname()[1]
+    command = [sys.executable, str(HERE / "jax_process.py")]
+    running = [
+        subprocess.Popen(
+            [*command, str(number), str(port)],
+            env=environment(2),
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+        for number in range(2)
+    ]
+    ended = [(process.communicate(timeout=120), process.returncode) for process in running]
+    for (out, err), code in ended:
+        assert code == 0, err
+        assert out.splitlines()[-1] == "5 batches of both"

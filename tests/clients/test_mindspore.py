@@ -1,0 +1,33 @@
+# SPDX-License-Identifier: Apache-2.0
+"""`penstock.Loader` in MindSpore's pipelines, on the CPU."""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+pytest.importorskip("mindspore")
+
+HERE = Path(__file__).parent
+
+
+def test_in_a_process_with_mindspore():
+    ran = subprocess.run(
+        [
+            *(sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider"),
+            str(HERE / "mindspore_programs.py"),
+        ],
+        cwd=HERE.parents[1],
+        env={**os.environ, "GLOG_v": "3"},
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=300,
+    )
+    assert ran.returncode == 0, ran.stdout + ran.stderr
+    assert re.search(r"^\d{2} passed in", ran.stdout, re.MULTILINE), ran.stdout  # none skipped

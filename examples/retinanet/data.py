@@ -1,0 +1,134 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A folder of VOC XML as batches: what is read, augmented, balanced and collated.
+
+    FOLDER/Annotations/NAME.xml, FOLDER/JPEGImages/NAME.jpg, FOLDER/ImageSets/Main/SPLIT.txt
+
+Classes are what the annotations name, sorted; nothing here knows any.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, Literal
+
+from penstock.sampling import ClassBalancedSampler, RepeatFactorSampler
+from penstock.torch import DataLoader
+from penstock.vision import (
+    HSV,
+    IMAGENET_MEAN,
+    IMAGENET_STD,
+    Compose,
+    DetectionCollate,
+    HorizontalFlip,
+    Letterbox,
+    Mosaic,
+    RandomPerspective,
+    VerticalFlip,
+    VOCDetection,
+)
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+    from pathlib import Path
+
+    import torch
+
+Balance = Literal["repeat", "class", "none"]
+
+
+def training_set(
+    root: Path,
+    split: str | None,
+    size: tuple[int, int],
+    *,
+    mosaic_until: int = 0,
+    vertical_flip: bool = False,
+) -> Any:  # noqa: ANN401 - VOCDetection or Mosaic
+    """Return the images of a split, augmented.
+
+    Args:
+        root: The folder.
+        split: Its images; None is all.
+        size: Height and width of what comes out, in pixels.
+        mosaic_until: Epochs before this one have a mosaic of four images for each sample.
+        vertical_flip: Whether there is no up in these images: cells, satellites; not faces.
+    """
+    # A folder may have landmarks, too. A detector does not look at them: which is left is all one.
+    mirrored = [HorizontalFlip(landmark_order=False)]
+    if vertical_flip:
+        mirrored.append(VerticalFlip(landmark_order=False))
+    coloured = HSV(hue=0.015, saturation=0.4, value=0.3)
+    if not mosaic_until:
+        moved = RandomPerspective(size, translate=0.1, scale=0.25)
+        return VOCDetection(
+            root, split, transform=Compose(Letterbox(size), moved, coloured, *mirrored)
+        )
+    moved = RandomPerspective(size, translate=0.1, scale=0.5)
+    return Mosaic(
+        VOCDetection(root, split),
+        max(size),
+        until_epoch=mosaic_until,
+        transform=Compose(moved, coloured, *mirrored),
+    )
+
+
+def evaluation_set(
+    root: Path, split: str | None, size: tuple[int, int], class_names: Sequence[str]
+) -> VOCDetection:
+    """Return the images of a split as they are, with what `Letterbox.undo` needs in each sample.
+
+    Classes have the numbers that they had in training, whatever this folder names.
+    """
+    return VOCDetection(root, split, transform=Letterbox(size), class_names=class_names)
+
+
+def sampler_for(
+    dataset: Any,  # noqa: ANN401 - of `training_set`
+    balance: Balance,
+    *,
+    seed: int,
+    threshold: float = 0.5,
+    alpha: float = 0.5,
+) -> RepeatFactorSampler | ClassBalancedSampler | None:
+    """Return what shows images with rare classes more often; None for a plain shuffle.
+
+    Args:
+        dataset: Knows its labels; no image is read.
+        balance: "repeat" shows every image, and those with a class that is in fewer than
+            `threshold` of the images sqrt(threshold / share) times; "class" draws a class first,
+            by count ** (1 - `alpha`), and then an image that has it.
+        seed: Decides the order: the loader's does not reach a sampler.
+        threshold: Of "repeat", 0 to 1.
+        alpha: Of "class", 0 (as they are) to 1 (all classes alike).
+    """
+    if balance == "repeat":
+        return RepeatFactorSampler(dataset, threshold, seed=seed)
+    if balance == "class":
+        return ClassBalancedSampler(dataset, alpha, seed=seed)
+    return None
+
+
+def loader_for(
+    dataset: Any,  # noqa: ANN401 - any of the above
+    batch_size: int,
+    *,
+    seed: int,
+    num_workers: int,
+    sampler: RepeatFactorSampler | ClassBalancedSampler | None = None,
+    shuffle: bool = False,
+    device: torch.device | None = None,
+) -> DataLoader[Any]:
+    """Return batches of (images, targets): float32 (batch, 3, height, width), a dict per image.
+
+    The batches of an epoch are a function of seed and epoch: `num_workers` does not change a bit.
+    """
+    return DataLoader(
+        dataset,
+        batch_size=batch_size,
+        sampler=sampler,
+        shuffle=shuffle and sampler is None,
+        num_workers=num_workers,
+        persistent_workers=num_workers > 0,
+        collate_fn=DetectionCollate(mean=IMAGENET_MEAN, std=IMAGENET_STD),
+        seed=seed,
+        device=None if device is None or device.type == "cpu" else device,
+    )

@@ -1,0 +1,219 @@
+# SPDX-License-Identifier: Apache-2.0
+"""examples/landmarks: three kinds of files become one data set, and one loader trains on it."""
+
+from __future__ import annotations
+
+import importlib
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from scipy.optimize import linear_sum_assignment
+
+from penstock.vision.annotations.imglab import read_imglab
+from penstock.vision.annotations.voc import read_voc_folder
+
+FOLDER = Path(__file__).parents[2] / "examples" / "landmarks"
+MODULES = ("data", "model", "make_lists")
+
+
+@pytest.fixture(scope="module")
+def example():
+    """The example's modules, by names that other examples have as well."""
+    sys.path.insert(0, str(FOLDER))
+    before = {name: sys.modules.pop(name) for name in MODULES if name in sys.modules}
+    try:
+        yield {name: importlib.import_module(name) for name in MODULES}
+    finally:
+        sys.path.remove(str(FOLDER))
+        for name in MODULES:
+            del sys.modules[name]
+        sys.modules.update(before)
+
+
+def run(*command):
+    done = subprocess.run(
+        [sys.executable, *map(str, command)],
+        capture_output=True,
+        text=True,
+        timeout=100,
+        env={
+            **os.environ,
+            "OMP_NUM_THREADS": "1",
+        },  # more would fight for the cores of a busy machine
+    )
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
+@pytest.fixture(scope="module")
+def converted(data_dir, tmp_path_factory):
+    """What the README's commands make, and what `convert` said."""
+    folder = tmp_path_factory.mktemp("landmarks")
+    run(FOLDER / "make_lists.py", data_dir / "faces", folder)
+    told = run(
+        *("-m", "penstock", "convert", folder / "photos", f"landmarks:{folder}/points.txt"),
+        *(folder / "faces", "--to", "voc", "--landmarks", 68, "--layout", "xyxy", "--box"),
+        *("--classes", "class,pose"),
+    )
+    return folder / "faces", told
+
+
+def test_convert_joins_three_faces_in_four_and_says_which_one_it_could_not(converted, data_dir):
+    faces, told = converted
+    assert told.splitlines() == [
+        "1 objects of 1 images told of by two sources were not joined: 1 with another box",
+        f"{faces}: 9 images, 44 objects, 32 of them told of twice",
+    ]
+    objects = [found for image in read_voc_folder(faces) for found in image.objects]
+    assert sum(bool(found.landmarks_xy_px) for found in objects) == 33
+    assert {found.class_name for found in objects} == {"face"}
+    first = read_imglab(data_dir / "faces" / "training_with_face_landmarks.xml")[0].objects[0]
+    same = [found for found in objects if found.box_xyxy_px == first.box_xyxy_px]
+    assert [found.landmarks_xy_px for found in same] == [first.landmarks_xy_px]
+
+
+def test_the_readme_shows_what_convert_says(converted):
+    _, told = converted
+    for line in told.splitlines():
+        assert line.replace(str(converted[0]), "faces") in (FOLDER / "README.md").read_text()
+
+
+def test_training_lowers_the_loss_and_is_the_same_for_any_number_of_workers(converted):
+    options = ("--epochs", 4, "--samples", 64, "--batch-size", 16)
+    outputs = [
+        run(FOLDER / "train.py", converted[0], *options, "--workers", n).splitlines()
+        for n in (0, 2)
+    ]
+    losses = [float(loss) for loss in re.findall(r"loss (\S+)  ", "\n".join(outputs[0]))]
+    assert len(losses) == 4
+    assert losses[-1] < 0.9 * losses[0]
+    assert outputs[0] == outputs[1]
+    errors = [float(line.split("error ")[1].split()[0]) for line in outputs[0] if "error" in line]
+    assert errors[1] < errors[0]
+    assert "\n".join(outputs[0][:4]) in (FOLDER / "README.md").read_text()
+
+
+def test_a_mirrored_face_has_its_landmarks_where_those_of_a_face_are(example, data_dir):
+    order = np.array(example["data"].mirrored_order())
+    assert np.array_equal(order[order], np.arange(68))
+    images = read_imglab(data_dir / "faces" / "training_with_face_landmarks.xml")
+    faces = [np.array(found.landmarks_xy_px) for image in images for found in image.objects]
+    mean = np.mean([(face - face.mean(0)) / face.std() for face in faces], axis=0)
+    # Which landmark of the face each one of its mirror image lies at, by places alone.
+    distances = np.linalg.norm((mean * [-1, 1])[None] - mean[:, None], axis=2)
+    assert np.array_equal(order, linear_sum_assignment(distances)[1])
+
+
+def test_a_mirrored_face_looks_to_the_other_side(example):
+    mirror = example["data"].MirrorFace(["frontal", "left", "right"])
+    face = {
+        "image": np.arange(48, dtype=np.uint8).reshape(4, 4, 3),
+        "boxes": np.zeros((4, 4), np.float32),
+        "landmarks": np.zeros((4, 68, 2), np.float32),
+        "pose": np.array([0, 1, 2, -1]),
+    }
+    seen = set()
+    for _ in range(50):
+        result = mirror(face)
+        is_mirrored = np.array_equal(result["image"], face["image"][:, ::-1])
+        assert result["pose"].tolist() == ([0, 2, 1, -1] if is_mirrored else [0, 1, 2, -1])
+        seen.add(is_mirrored)
+    assert seen == {True, False}
+
+
+def test_what_is_around_a_face_has_its_pixels_box_and_landmarks(example):
+    rng = np.random.default_rng(0)
+    image = rng.integers(0, 256, (60, 80, 3), dtype=np.uint8)
+    sample = {
+        "image": image,
+        "boxes": np.array([[2, 20, 22, 50]], np.float32),
+        "landmarks": np.array([[[5, 30], [np.nan, np.nan]]], np.float32),
+    }
+    cut = example["data"].surroundings(sample)
+    assert cut["image"].shape == (60, 60, 3)
+    left, top, right, bottom = cut["boxes"][0].astype(int)
+    assert np.array_equal(cut["image"][top:bottom, left:right], image[20:50, 2:22])
+    (x, y), missing = cut["landmarks"][0]
+    assert np.array_equal(cut["image"][int(y), int(x)], image[30, 5])
+    assert np.isnan(missing).all()
+
+
+def test_samples_have_masks_where_nobody_marked_anything(example, converted):
+    faces = example["data"].Faces(converted[0], "train", augment=False)
+    assert np.bincount(faces.labels + 1).tolist() == [5, 6, 6, 2]
+    for index, label in enumerate(faces.labels):
+        sample = faces[index]
+        assert sample["pose"] == label
+        assert sample["landmarks"].isnan().all() == (label == -1)
+        assert sample["box"].isfinite().all()
+        assert sample["image"].shape == (3, 64, 64)
+        # Twice the box's longer side: it reaches from -1/2 to 1/2, up to a pixel of rounding.
+        assert sample["box"].abs().max().item() == pytest.approx(0.5, abs=0.03)
+
+
+def test_losses_leave_out_what_is_not_known(example):
+    model = example["model"]
+    torch.manual_seed(0)
+    predicted = {
+        "box": torch.randn(3, 4, requires_grad=True),
+        "landmarks": torch.randn(3, 68, 2, requires_grad=True),
+        "pose": torch.randn(3, 3, requires_grad=True),
+    }
+    wanted = {
+        "box": torch.randn(3, 4),
+        "landmarks": torch.randn(3, 68, 2),
+        "pose": torch.tensor([2, -1, 0]),
+    }
+    wanted["landmarks"][1] = wanted["landmarks"][0, 5] = torch.nan
+    parts = model.losses(predicted, wanted)
+
+    def smooth_l1(name):
+        distance = (predicted[name] - wanted[name]).detach().numpy().ravel()
+        distance = np.abs(distance[~np.isnan(distance)])
+        return np.where(distance < 0.1, distance**2 / 0.2, distance - 0.05).mean()
+
+    logits = predicted["pose"].detach().double().numpy()
+    of_wanted = [logits[0, 2], logits[2, 0]]
+    pose = np.mean(np.log(np.exp(logits[[0, 2]]).sum(1)) - of_wanted)
+    assert parts["box"].item() == pytest.approx(smooth_l1("box"), rel=1e-5)
+    assert parts["landmarks"].item() == pytest.approx(smooth_l1("landmarks"), rel=1e-5)
+    assert parts["pose"].item() == pytest.approx(pose, rel=1e-5)
+    sum(parts.values()).backward()
+    assert all(value.grad.isfinite().all() for value in predicted.values())
+    assert (predicted["landmarks"].grad[1] == 0).all()
+    assert (predicted["pose"].grad[1] == 0).all()
+
+
+def test_a_batch_without_any_label_costs_nothing_but_its_boxes(example):
+    predicted = {
+        "box": torch.zeros(1, 4, requires_grad=True),
+        "landmarks": torch.zeros(1, 68, 2, requires_grad=True),
+        "pose": torch.zeros(1, 3, requires_grad=True),
+    }
+    wanted = {
+        "box": torch.ones(1, 4),
+        "landmarks": torch.full((1, 68, 2), torch.nan),
+        "pose": torch.tensor([-1]),
+    }
+    parts = example["model"].losses(predicted, wanted)
+    assert parts["landmarks"] == 0
+    assert parts["pose"] == 0
+    sum(parts.values()).backward()
+    assert parts["box"] > 0
+    assert all(value.grad.isfinite().all() for value in predicted.values())
+
+
+def test_landmark_errors_are_in_distances_of_the_outer_eye_corners(example):
+    wanted = torch.zeros(3, 68, 2)
+    wanted[:, 36], wanted[:, 45] = torch.tensor([-2.0, 0.0]), torch.tensor([2.0, 0.0])
+    predicted = wanted + torch.tensor([0.3, 0.4])  # half a unit off; the eyes are 4 apart
+    wanted[1, 10] = torch.nan  # not marked: left out of the mean
+    wanted[2] = torch.nan  # a face without landmarks: left out altogether
+    errors = example["model"].landmark_errors(predicted, wanted)
+    assert errors.tolist() == pytest.approx([0.125, 0.125])

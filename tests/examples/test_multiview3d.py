@@ -1,0 +1,364 @@
+# SPDX-License-Identifier: Apache-2.0
+"""examples/multiview3d: six cameras keep their geometry, and a killed training goes on exactly."""
+
+from __future__ import annotations
+
+import importlib
+import json
+import os
+import pickle
+import re
+import signal
+import subprocess
+import sys
+import warnings
+from pathlib import Path
+
+import mmengine
+import numpy as np
+import pytest
+import torch
+from scipy.spatial.transform import Rotation
+from tests.clients.torchvision_operators import declare_missing
+
+from penstock.collate import Collator
+
+declare_missing()
+with warnings.catch_warnings():
+    warnings.simplefilter("ignore")  # parts of torch that are deprecated by now
+    from mmengine.config import Config
+
+    from penstock.integrations.mmengine import PenstockRunner
+
+FOLDER = Path(__file__).parents[2] / "examples" / "multiview3d"
+CONFIG = FOLDER / "configs" / "one_frame.py"
+RUN = Path(__file__).with_name("multiview3d_run.py")
+INFOS = "n015-2018-07-24-11-22-45+0800.pkl"
+MODULES = ("collate", "dataset", "geometry", "info", "metric", "model", "transforms")
+
+
+@pytest.fixture(scope="module")
+def plugin():
+    """The example's modules; they stay imported, as mmengine's registries know their classes."""
+    sys.path.insert(0, str(FOLDER))
+    try:
+        return {name: importlib.import_module(f"plugin.{name}") for name in MODULES}
+    finally:
+        sys.path.remove(str(FOLDER))
+
+
+@pytest.fixture(scope="module")
+def frame(data_dir):
+    """What the info file says of its one frame; the test trusts the file, the example does not."""
+    with open(data_dir / "nuscenes" / INFOS, "rb") as file:
+        return pickle.load(file)["data_list"][0]
+
+
+@pytest.fixture
+def config(plugin, data_dir, monkeypatch):
+    monkeypatch.setenv("NUSCENES", str(data_dir / "nuscenes"))
+    monkeypatch.setenv("NUSCENES_INFOS", INFOS)
+    read = Config.fromfile(CONFIG)
+    for loader in (read.train_dataloader, read.val_dataloader):
+        loader.num_workers = 0
+        loader.persistent_workers = False
+        loader.dataset.pipeline[1].scale = 0.1
+    return read
+
+
+@pytest.fixture
+def sample(config):
+    return PenstockRunner.build_dataloader(config.val_dataloader, seed=0).dataset[0]
+
+
+def truths(frame):
+    boxes = np.array([i["bbox_3d"] for i in frame["instances"]])
+    cameras = list(frame["images"].values())
+    intrinsics = np.array([camera["cam2img"] for camera in cameras])
+    extrinsics = np.array([camera["lidar2cam"] for camera in cameras])
+    return boxes, intrinsics, extrinsics
+
+
+def test_centres_of_boxes_are_projected_where_nuscenes_has_them(plugin, frame):
+    geometry = plugin["geometry"]
+    boxes, intrinsics, extrinsics = truths(frame)
+    matrices = geometry.lidar2img(intrinsics, extrinsics)
+    pixels, depths = geometry.project(boxes[:, :3], matrices)
+    assert list(frame["images"]) == list(plugin["dataset"].CAMERAS)
+    num_compared = 0
+    for camera, name in enumerate(frame["images"]):
+        for told in frame["cam_instances"][name]:
+            found = np.r_["-1,2,0", pixels[camera], depths[camera][:, None]]
+            wanted = [*told["center_2d"], told["depth"]]
+            assert np.nanmin(np.abs(found - wanted).max(axis=1)) < 0.01  # pixels, metres
+            num_compared += 1
+    assert num_compared == 84
+
+
+def test_as_many_lidar_points_lie_in_the_boxes_as_nuscenes_counts(plugin, frame, data_dir):
+    boxes, _, _ = truths(frame)
+    path = data_dir / "nuscenes" / frame["lidar_points"]["lidar_path"]
+    points = np.fromfile(path, np.float32).reshape(-1, 5)[:, :3].astype(np.float64)
+
+    def difference(yaw_sign):
+        """Points of all boxes that are counted otherwise; some of 1009 lie on a side."""
+        total = 0
+        for box, instance in zip(boxes, frame["instances"], strict=True):
+            local = Rotation.from_euler("z", -yaw_sign * box[6]).apply(points - box[:3])
+            is_inside = (np.abs(local) <= box[3:6] / 2).all(axis=1)
+            total += abs(int(is_inside.sum()) - instance["num_lidar_pts"])
+        return total
+
+    assert difference(+1) < 0.03 * 1009 < 0.05 * 1009 < difference(-1)
+    for box, corners in zip(boxes, plugin["geometry"].box_corners(boxes), strict=True):
+        local = Rotation.from_euler("z", -box[6]).apply(corners - box[:3])
+        np.testing.assert_allclose(np.abs(local), np.tile(box[3:6] / 2, (8, 1)))
+        assert len(np.unique(local.round(6), axis=0)) == 8
+
+
+@pytest.mark.parametrize("scale", [0.5, 0.25])
+def test_after_resizing_a_point_is_projected_onto_what_it_was_projected_onto(plugin, scale):
+    # Each pixel of the ramp says in which column it lies.
+    ramp = np.broadcast_to(np.arange(240, dtype=np.uint8)[None, :, None], (120, 240, 3)).copy()
+    camera = np.array([[100.0, 0, 117.3], [0, 100.0, 61.2], [0, 0, 1]])
+    sample = {"views": [ramp], "intrinsics": camera[None]}
+    made = plugin["transforms"].ResizeViews(scale)(sample)
+    points = np.array([[-0.9, 0.1, 1.0], [0.05, 0.2, 1.0], [0.7, -0.3, 2.0]])
+    geometry = plugin["geometry"]
+    pose = np.eye(4)[None]
+    before, _ = geometry.project(points, geometry.lidar2img(camera[None], pose))
+    after, _ = geometry.project(points, geometry.lidar2img(made["intrinsics"], pose))
+    row = made["views"][0][0, :, 0].astype(np.float64)
+    shown = np.interp(after[0, :, 0], np.arange(len(row)), row)
+    np.testing.assert_allclose(shown, before[0, :, 0], atol=0.51)  # of rounding to whole values
+    assert made["views"][0].shape == (120 * scale, 240 * scale, 3)
+
+
+class _Runs:
+    def __reduce__(self):
+        return os.system, ("touch /tmp/this-must-never-be",)
+
+
+def test_what_an_info_file_holds_is_read_and_what_it_would_run_is_refused(
+    plugin, frame, data_dir, tmp_path
+):
+    load_info = plugin["info"].load_info
+    read = load_info(data_dir / "nuscenes" / INFOS)["data_list"][0]
+    np.testing.assert_equal(read, frame)
+    arrays = {"new": np.arange(6.0).reshape(2, 3), "flag": np.bool_(True)}
+    for protocol in range(pickle.HIGHEST_PROTOCOL + 1):
+        if protocol < 5:  # 5 writes arrays by a function of its own
+            path = tmp_path / f"{protocol}.pkl"
+            path.write_bytes(pickle.dumps(arrays, protocol))
+            np.testing.assert_equal(load_info(path), arrays)
+    for culprit, name in ((_Runs(), "system"), (eval, "eval"), (Path, "Path")):
+        path = tmp_path / "bad.pkl"
+        path.write_bytes(pickle.dumps({"data_list": [culprit]}))
+        with pytest.raises(pickle.UnpicklingError, match=name):
+            load_info(path)
+    path.write_bytes(b"c_codecs\nencode\n(Vabc\nVrot13\ntR.")
+    with pytest.raises(pickle.UnpicklingError, match="rot13"):
+        load_info(path)
+
+
+class _Dirty:
+    """Memory as a slot is: full of what was there before."""
+
+    def empty(self, shape, dtype):
+        return np.full(shape, np.nan, dtype)
+
+    def leaf(self, array):
+        return torch.from_numpy(array)
+
+
+def test_views_are_normalised_and_padded_to_the_divisor(plugin, sample):
+    mean, std = [120.0, 110.0, 100.0], [60.0, 50.0, 40.0]
+    collate = plugin["collate"].CollateViews(mean, std, divisor=32)
+    small = {**sample, "views": [view[:70, :100] for view in sample["views"]]}
+    images = collate.collate_into([sample, small], _Dirty())["images"]
+    assert images.shape == (2, 6, 3, 96, 160)  # of 90 x 160
+    assert not torch.isnan(images).any()
+    for of_batch, views in zip(images.numpy(), (sample["views"], small["views"]), strict=True):
+        for image, view in zip(of_batch, views, strict=True):
+            rows, columns = view.shape[:2]
+            wanted = ((view.astype(np.float64) - mean) / std).transpose(2, 0, 1)
+            np.testing.assert_allclose(image[:, :rows, :columns], wanted, atol=1e-6)
+            assert not image[:, rows:].any()
+            assert not image[:, :, columns:].any()
+
+
+def test_boxes_of_all_samples_lie_in_a_row_and_a_sample_may_have_none(plugin, sample):
+    none = {**sample, "boxes": sample["boxes"][:0], "labels": sample["labels"][:0]}
+    batch = plugin["collate"].CollateViews([0] * 3, [1] * 3)([sample, none, sample])
+    assert batch["num_boxes"].tolist() == [50, 0, 50]
+    parts = batch["boxes"].split(batch["num_boxes"].tolist())
+    assert [tuple(part.shape) for part in parts] == [(50, 7), (0, 7), (50, 7)]
+    assert torch.equal(parts[0], parts[2])
+    assert [meta["img_shapes"][0] for meta in batch["metas"]] == [(90, 160)] * 3
+    assert batch["metas"][0]["token"] == sample["token"]
+
+
+def test_the_batch_is_what_the_readme_says(config):
+    batch = next(iter(PenstockRunner.build_dataloader(config.train_dataloader, seed=0)))
+    rows = re.findall(r"\| `(\w+)` \| (\([^|]*\)) \| (\w+) \|", (FOLDER / "README.md").read_text())
+    assert [name for name, _, _ in rows] == [name for name in batch if name != "metas"]
+    letters = {"B": 2, "N": 6, "H": 96, "W": 160, "M": len(batch["boxes"])}
+    for name, shape, dtype in rows:
+        wanted = tuple(
+            letters.get(s.strip()) or int(s) for s in shape[1:-1].split(",") if s.strip()
+        )
+        assert (tuple(batch[name].shape), str(batch[name].dtype)) == (wanted, f"torch.{dtype}")
+
+
+def test_the_collate_makes_the_same_batch_for_torchs_loader(plugin, sample):
+    collate = plugin["collate"].CollateViews([1] * 3, [2] * 3)
+    alone, into = collate([sample]), collate.collate_into([sample], Collator(np.empty))
+    assert all(np.array_equal(alone[key], into[key]) for key in alone if key != "metas")
+
+
+@pytest.mark.parametrize("per_camera", [True, False])
+def test_all_cameras_get_the_same_colours_or_each_its_own(plugin, per_camera):
+    view = np.random.default_rng(0).integers(0, 256, (20, 30, 3), np.uint8)
+    jitter = plugin["transforms"].JitterViews(per_camera=per_camera)
+    views = jitter({"views": [view] * 6})["views"]
+    are_same = [np.array_equal(views[0], other) for other in views[1:]]
+    assert are_same == [not per_camera] * 5
+    assert not np.array_equal(views[0], view)
+
+
+def test_workers_change_nothing_and_epochs_differ(config):
+    def epochs(num_workers):
+        config.train_dataloader.update(num_workers=num_workers)
+        config.train_dataloader.dataset.repeat = 4
+        loader = PenstockRunner.build_dataloader(config.train_dataloader, seed=3)
+        return [[batch["images"].clone() for batch in loader] for _ in range(2)]
+
+    alone, together = epochs(0), epochs(2)
+    for epoch in (0, 1):
+        pairs = zip(alone[epoch], together[epoch], strict=True)
+        assert all(torch.equal(one, other) for one, other in pairs)
+    assert not any(torch.equal(a, b) for a in alone[0] for b in alone[1])
+
+
+def test_features_are_fetched_where_points_are_seen(plugin, sample):
+    geometry = plugin["geometry"]
+    height, width = 96, 160
+    rows, columns = torch.meshgrid(torch.arange(96.0), torch.arange(160.0), indexing="ij")
+    maps = torch.stack([columns, rows]).expand(1, 6, 2, height, width)
+    matrices = geometry.lidar2img(sample["intrinsics"], sample["extrinsics"])
+    points = np.random.default_rng(0).uniform([-40, -40, -2], [40, 40, 3], (400, 3))
+    pixels, depths = geometry.project(points, matrices)
+    sampled, is_seen = plugin["model"].sample_views(
+        maps,
+        torch.from_numpy(points).float()[None],
+        torch.from_numpy(matrices).float()[None],
+        (height, width),
+    )
+    u, v = pixels[..., 0], pixels[..., 1]
+    is_within = (u > -0.5) & (u < width - 0.5) & (v > -0.5) & (v < height - 0.5)
+    wanted = (depths > 0.1) & is_within
+    assert np.array_equal(is_seen[0].numpy(), wanted)
+    assert wanted.any(axis=1).all()  # each camera sees some
+    is_inner = wanted & (u > 0) & (u < width - 1) & (v > 0) & (v < height - 1)
+    np.testing.assert_allclose(sampled[0].numpy()[is_inner], pixels[is_inner], atol=0.01)
+
+
+def test_codes_of_boxes_turn_back_into_boxes(plugin, sample):
+    boxes = torch.from_numpy(sample["boxes"])
+    again = plugin["model"].decode_boxes(plugin["model"].encode_boxes(boxes))
+    turn = (again[:, 6] - boxes[:, 6] + np.pi) % (2 * np.pi) - np.pi
+    torch.testing.assert_close(again[:, :6], boxes[:, :6])
+    torch.testing.assert_close(turn, torch.zeros_like(turn), atol=1e-5, rtol=0)
+
+
+OPTIONS = [
+    "train_dataloader.dataset.repeat=8",
+    "train_dataloader.dataset.pipeline.1.scale=0.06",
+    "val_dataloader.dataset.pipeline.1.scale=0.06",
+    "default_hooks.logger.interval=1",
+    "default_hooks.checkpoint.interval=3",
+    "default_hooks.checkpoint.max_keep_ckpts=-1",
+    "env_cfg.mp_cfg.opencv_num_threads=0",
+]
+
+
+def command(work_dir, *arguments, ranks=0, max_epochs=3):
+    launch = [sys.executable]
+    if ranks:
+        launch += ["-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={ranks}"]
+        arguments = ("--launcher", "pytorch", *arguments)
+    options = ["--cfg-options", *OPTIONS, f"train_cfg.max_epochs={max_epochs}"]
+    options += [f"train_cfg.val_interval={max_epochs}"]
+    program = [RUN, FOLDER / "train.py", CONFIG, "--work-dir", work_dir]
+    return [str(part) for part in (*launch, *program, *arguments, *options)]
+
+
+@pytest.fixture
+def environment(data_dir):
+    nuscenes = {"NUSCENES": str(data_dir / "nuscenes"), "NUSCENES_INFOS": INFOS}
+    return {**os.environ, **nuscenes, "OMP_NUM_THREADS": "1"}
+
+
+def run(environment, *arguments, **options):
+    done = subprocess.run(
+        command(*arguments, **options),
+        env=environment,
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=110,
+    )
+    assert done.returncode == 0, done.stderr[-4000:]
+    return done.stdout
+
+
+def losses(work_dir):
+    """Return what was logged of each iteration, by its number, over all runs in the folder."""
+    found = {}
+    for path in sorted(work_dir.glob("*/vis_data/scalars.json")):
+        for line in map(json.loads, path.read_text().splitlines()):
+            if "loss" in line:
+                found[line["iter"]] = (line["loss"], line["grad_norm"], line["lr"])
+    return found
+
+
+def test_a_training_that_is_killed_goes_on_with_the_very_same_batches(environment, tmp_path):
+    told = run(environment, tmp_path / "whole")
+    whole = losses(tmp_path / "whole")
+    assert list(whole) == list(range(1, 13))
+    assert whole[12][0] < 0.8 * whole[1][0]
+    assert re.search(r"Epoch\(val\) \[3\]\[1/1\] +recall/within_2m: [01]\.\d+", told)
+    assert told.count("Train loader: ") == 3
+
+    killed = tmp_path / "killed"
+    with subprocess.Popen(
+        command(killed), env=environment, stdout=subprocess.PIPE, text=True
+    ) as process:
+        for line in process.stdout:  # by then checkpoint 6 is whole
+            if "[2][4/4]" in line:
+                process.send_signal(signal.SIGKILL)
+                break
+    before = losses(killed)
+    assert list(before) == list(range(1, len(before) + 1))
+    assert len(before) < 12
+    told = run(environment, killed, "--resume")
+    assert re.search(r"Load checkpoint from \S*iter_(6|9)\.pth", told)
+    assert losses(killed) == whole
+
+
+def test_two_ranks_train_together_and_go_on_from_a_checkpoint(environment, tmp_path):
+    whole, rest = tmp_path / "whole", tmp_path / "rest"
+    options = ("--seed", 7, "--deterministic")
+    run(environment, whole, *options, ranks=2)
+    written = Config.fromfile(whole / "one_frame.py")
+    assert written.randomness.to_dict() == {"seed": 7, "deterministic": True}
+    state = torch.load(whole / "iter_3.pth", weights_only=False)["penstock_loader"]
+    assert (state["epoch"], state["batches"], state["seed"]) == (1, 1, 7)
+    run(environment, rest, *options, "--resume", whole / "iter_3.pth", ranks=2)
+    everything = losses(whole)
+    assert list(everything) == list(range(1, 7))
+    assert losses(rest) == {number: everything[number] for number in (4, 5, 6)}
+
+
+def test_the_example_names_the_version_of_mmengine_that_it_was_made_with():
+    assert mmengine.__version__ in (FOLDER / "README.md").read_text()

@@ -1,0 +1,120 @@
+# SPDX-License-Identifier: Apache-2.0
+"""examples/imagenet: five lines between the two programs, and not a bit between what they train."""
+
+from __future__ import annotations
+
+import difflib
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+from PIL import Image
+
+FOLDER = Path(__file__).parents[2] / "examples" / "imagenet"
+CLASSES = ("dress", "hat", "pants", "shirt")
+# One thread, as ranks and workers share the cores; this machine alone.
+ENVIRONMENT = {**os.environ, "OMP_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": "lo"}
+OPTIONS = ("--arch", "tiny", "--size", 48, "--epochs", 2, "--batch-size", 6, "--print-every", 1)
+TORCHRUN = ("-m", "torch.distributed.run", "--local-addr", "127.0.0.1", "--standalone")
+STEPS = 6  # of an epoch: 32 images in sixes
+
+
+@pytest.fixture(scope="module")
+def clothing(data_dir, tmp_path_factory):
+    """Eight photos of each of four classes, made small, and two to validate."""
+    folder = tmp_path_factory.mktemp("clothing")
+    for part, source, count in (("train", "train", 8), ("val", "validation", 2)):
+        for name in CLASSES:
+            (folder / part / name).mkdir(parents=True)
+            for path in sorted((data_dir / "clothing" / source / name).iterdir())[:count]:
+                with Image.open(path) as image:
+                    image.resize((80, 64)).save(folder / part / name / f"{path.stem}.png")
+    return folder
+
+
+def trained(program, data, checkpoint, *options, ranks=0):
+    """Run a program; what it saved, and the losses and results that it printed."""
+    launcher = (*TORCHRUN, "--nproc-per-node", ranks) if ranks else ()
+    command = [sys.executable, *launcher, FOLDER / program, data, *OPTIONS]
+    command += ["--checkpoint", checkpoint, *options]
+    done = subprocess.run(
+        [str(part) for part in command],
+        capture_output=True,
+        text=True,
+        timeout=100,
+        env=ENVIRONMENT,
+    )
+    assert done.returncode == 0, done.stderr
+    told = re.findall(r"epoch \d+, step \d+|loss \S+|validation: .*", done.stdout)
+    return torch.load(checkpoint), told
+
+
+def assert_same_weights(one, other):
+    assert one["epoch"] == other["epoch"]
+    assert one["model"].keys() == other["model"].keys()
+    for name, value in one["model"].items():
+        assert torch.equal(value, other["model"][name]), name
+
+
+def programs():
+    return [(FOLDER / name).read_text().splitlines() for name in ("main_torch.py", "main.py")]
+
+
+def test_five_lines_differ():
+    lines = list(difflib.unified_diff(*programs(), lineterm=""))[2:]
+    assert sum(line.startswith("+") for line in lines) == 5
+    assert sum(line.startswith("-") for line in lines) == 1  # the import
+
+
+def test_the_readme_shows_what_differs():
+    lines = difflib.unified_diff(*programs(), "main_torch.py", "main.py", lineterm="")
+    assert "```diff\n" + "\n".join(lines) + "\n```\n" in (FOLDER / "README.md").read_text()
+
+
+def test_the_same_seed_trains_the_same_network_with_both_loaders(clothing, tmp_path):
+    options = ("--seed", 1, "--workers", 2)
+    theirs, told = trained("main_torch.py", clothing, tmp_path / "torch.pt", *options)
+    ours, told_by_ours = trained("main.py", clothing, tmp_path / "penstock.pt", *options)
+    assert told == told_by_ours
+    assert len(told) == 2 * (2 * STEPS + 1)  # step and loss of each, and the validation
+    assert told[-1].endswith("of 8 right")
+    assert_same_weights(theirs, ours)
+
+
+def test_under_torchrun_too(clothing, tmp_path):
+    options = ("--seed", 1, "--workers", 1, "--epochs", 1)
+    theirs, told = trained("main_torch.py", clothing, tmp_path / "torch.pt", *options, ranks=2)
+    ours, told_by_ours = trained("main.py", clothing, tmp_path / "penstock.pt", *options, ranks=2)
+    assert told == told_by_ours
+    assert told[-1].endswith("of 8 right")
+    assert_same_weights(theirs, ours)
+
+
+def test_a_run_that_was_interrupted_in_mid_epoch_ends_as_if_it_had_not_been(clothing, tmp_path):
+    options = ("--seed", 1, "--data-seed", 3)
+    whole, told = trained("main.py", clothing, tmp_path / "whole.pt", *options, "--workers", 2)
+    place = tmp_path / "parts.pt"
+    cut, before = trained("main.py", clothing, place, *options, "--workers", 0, "--max-steps", 4)
+    assert (cut["epoch"], cut["loader"]["epoch"], cut["loader"]["batches"]) == (0, 0, 4)
+    again = ("--data-seed", 3, "--workers", 1, "--resume")  # another seed of torch: it is not asked
+    parts, after = trained("main.py", clothing, place, *again)
+    assert_same_weights(whole, parts)
+
+    def losses(lines):
+        return [line for line in lines if not line.startswith("epoch")]
+
+    assert losses(before) + losses(after) == losses(told)
+
+
+def test_torchs_loader_begins_the_epoch_again(clothing, tmp_path):
+    place = tmp_path / "parts.pt"
+    options = ("--seed", 1, "--workers", 0, "--epochs", 1)
+    trained("main_torch.py", clothing, place, *options, "--max-steps", 4)
+    saved, told = trained("main_torch.py", clothing, place, *options, "--resume")
+    assert told[-3].startswith(f"epoch 0, step {STEPS}")
+    assert sum(line.startswith("epoch") for line in told) == STEPS
+    assert "loader" not in saved

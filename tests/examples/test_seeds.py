@@ -1,0 +1,122 @@
+# SPDX-License-Identifier: Apache-2.0
+"""examples/seeds: every claim of the seeding pages holds, and the README lists what is claimed."""
+
+from __future__ import annotations
+
+import importlib
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+FOLDER = Path(__file__).parents[2] / "examples" / "seeds"
+CLAIM = re.compile(r"^ ?\d+\. (.*)\n    (.*): (holds|DOES NOT HOLD|not compared)$", re.MULTILINE)
+ROW = re.compile(r"^\| \d+ \| (.*?) \| .* \| (holds|DOES NOT HOLD|not compared) \|$", re.MULTILINE)
+
+
+@pytest.fixture(scope="module")
+def run():
+    """The script, as a user runs it; small."""
+    return subprocess.run(
+        [sys.executable, FOLDER / "prove.py", "--quick"],
+        capture_output=True,
+        text=True,
+        timeout=110,
+        env={**os.environ, "OMP_NUM_THREADS": "1"},
+    )
+
+
+@pytest.fixture
+def modules():
+    """The modules of the framework, without any claim entered."""
+    names = ("proof", "prove")
+    sys.path.insert(0, str(FOLDER))
+    before = {name: sys.modules.pop(name) for name in names if name in sys.modules}
+    try:
+        yield {name: importlib.import_module(name) for name in names}
+    finally:
+        sys.path.remove(str(FOLDER))
+        for name in names:
+            del sys.modules[name]
+        sys.modules.update(before)
+
+
+def test_every_claim_holds(run):
+    found = CLAIM.findall(run.stdout)
+    failed = [(text, told) for text, told, verdict in found if verdict == "DOES NOT HOLD"]
+    assert failed == []
+    assert run.returncode == 0, run.stderr
+    assert run.stderr == ""
+    assert f"{len(found)} claims in " in run.stdout
+    left_out = [text for text, _, verdict in found if verdict == "not compared"]
+    assert left_out == (
+        [] if torch.cuda.is_available() else [text for text in left_out if "CUDA" in text]
+    )
+    assert len(left_out) <= 1
+
+
+def test_the_readme_lists_the_claims(run):
+    readme = (FOLDER / "README.md").read_text("utf-8")
+    assert [text for text, _ in ROW.findall(readme)] == [
+        text for text, _, _ in CLAIM.findall(run.stdout)
+    ]
+    assert "DOES NOT HOLD" not in readme
+
+
+def test_a_claim_that_is_false_is_told_and_ends_with_status_1(modules, monkeypatch, capsys):
+    proof, prove = modules["proof"], modules["prove"]
+
+    def raises(_size):
+        raise KeyError("seed")
+
+    claims = [
+        proof.Claim("page", "One is two", lambda _: proof.equal(one=1, two=2)),
+        proof.Claim("page", "It can be shown", raises),
+        proof.Claim("page", "One is one", lambda _: proof.equal(one=1, wanted=1)),
+        proof.Claim("page", "There are GPUs", lambda _: proof.Proof("there are none", None)),
+    ]
+    monkeypatch.setattr(proof, "CLAIMS", claims)
+    monkeypatch.setattr(prove, "PARTS", ())
+    monkeypatch.setattr(sys, "argv", ["prove.py"])
+    assert prove.main() == 1
+    printed = capsys.readouterr().out
+    assert CLAIM.findall(printed) == [
+        ("One is two", "one: 1, two: 2", "DOES NOT HOLD"),
+        ("It can be shown", "KeyError: 'seed'", "DOES NOT HOLD"),
+        ("One is one", "one = wanted: 1", "holds"),
+        ("There are GPUs", "there are none", "not compared"),
+    ]
+    assert re.search(r"4 claims in \d+ s, 2 of them do not hold", printed)
+
+
+def test_a_digest_tells_bits_types_and_shapes_apart(modules):
+    digest = modules["proof"].digest
+    values = [
+        np.zeros(4),
+        np.zeros(4, np.float32),
+        np.zeros((2, 2)),
+        np.array([0.0, 0, 0, -0.0]),
+        [np.zeros(4)],
+        [np.zeros(2), np.zeros(2)],
+        {"zeros": np.zeros(4)},
+    ]
+    digests = [digest(value) for value in values]
+    assert len(set(digests)) == len(values)
+    assert digest(torch.zeros(4, dtype=torch.float64)) == digests[0]
+    assert digest(np.zeros(8)[::2]) == digests[0]
+
+
+def test_proofs_hold_only_where_values_are_as_claimed(modules):
+    proof = modules["proof"]
+    same, other = proof.equal(a=1, b=1), proof.equal(a=1, b=2)
+    assert (same.holds, other.holds) == (True, False)
+    assert proof.equal(a=1).holds is False  # nothing was compared
+    assert (proof.distinct(a=1, b=2).holds, proof.distinct(a=1, b=2, c=1).holds) == (True, False)
+    assert proof.distinct(a=1).holds is False
+    assert (proof.both(same, same).holds, proof.both(same, other).holds) == (True, False)
+    assert proof.both(same, other).told == "a = b: 1; a: 1, b: 2"

@@ -285,7 +285,7 @@ def check_samplers(dataset: object, sampler: Any, batch_sampler: Any) -> None:  
 
     Raises:
         ConfigError: one was made for a dataset of more samples, or gives batches and is in the
-            place of one that gives indices.
+            place of one that gives indices, or deals out the share of another one more time.
 
     Warns:
         UserWarning: one was made for fewer samples; or there are several ranks, and it gives all of
@@ -295,11 +295,37 @@ def check_samplers(dataset: object, sampler: Any, batch_sampler: Any) -> None:  
         kind = type(sampler).__name__
         raise ConfigError(f"{kind} gives batches: give it as batch_sampler={kind}(...), alone.")
     parts = with_inner(sampler, batch_sampler)
+    _check_dealt_once(parts, dataset)
     orders = [part for part in parts if isinstance(part, IndexSampler)]
     if not orders:
         return
     _check_length(orders[0], length_of(dataset))
     _check_ranks(orders, next(part for part in (batch_sampler, sampler) if part is not None))
+
+
+def _check_dealt_once(parts: list[Any], dataset: object) -> None:
+    for part in parts:
+        ranks = getattr(part, "num_replicas", None)
+        if isinstance(part, (IndexSampler, BatchSampler)) or not isinstance(ranks, int):
+            continue
+        for inner in _held_by(part, dataset) if ranks > 1 else ():
+            if isinstance(inner, IndexSampler) and inner.world_size > 1:
+                raise ConfigError(
+                    f"{type(inner).__name__} gives this rank its share of {inner.world_size} "
+                    f"already, and {type(part).__name__} would deal that share out once more, so "
+                    "that most samples never came. Leave one of the two out. A trainer that adds "
+                    "one of its own can be told not to: Lightning's Trainer by "
+                    "use_distributed_sampler=False, and so Fabric's setup_dataloaders"
+                )
+
+
+def _held_by(sampler: object, dataset: object) -> list[Any]:
+    """The attributes of a foreign sampler, and theirs: wrappers put a sampler into a dataset."""
+    found: list[Any] = []
+    for held in vars(sampler).values() if hasattr(sampler, "__dict__") else ():
+        if held is not dataset:
+            found += [held, *getattr(held, "__dict__", {}).values()]
+    return found
 
 
 def _check_length(order: IndexSampler, length: int | None) -> None:
@@ -326,7 +352,8 @@ def _check_ranks(orders: list[IndexSampler], given: object) -> None:
         f"this is rank {ranks.rank} of {ranks.world_size}, and {type(given).__name__} gives the "
         "same indices to all of them. Wrap the sampler in penstock.sampling.DistributedSampler, or "
         "give a batch sampler num_replicas= and rank=. Where ranks are to have the same data, "
-        "DistributedSampler(sampler, 1, 0) says so.",
+        "DistributedSampler(sampler, 1, 0) says so. What prepare() of penstock.integrations."
+        "accelerate, or PenstockTrainer, is given needs neither: they deal the batches out.",
         stacklevel=users_level(),
     )
 

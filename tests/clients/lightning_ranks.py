@@ -15,13 +15,18 @@ from torch.utils.data import WeightedRandomSampler
 
 import penstock.torch
 from penstock.errors import ConfigError
-from penstock.sampling import BalancedBatchSampler, ClassBalancedSampler, DistributedSampler
+from penstock.sampling import (
+    BalancedBatchSampler,
+    BatchSampler,
+    ClassBalancedSampler,
+    DistributedSampler,
+)
 
 declare_missing()
 
 import lightning  # noqa: E402
 from lightning.pytorch.callbacks import ModelCheckpoint  # noqa: E402
-from tests.clients.test_lightning import Model, Noisy  # noqa: E402
+from tests.clients.test_lightning import Model, Noisy, Passing  # noqa: E402
 
 from penstock.integrations.lightning import ExactResume  # noqa: E402
 
@@ -69,6 +74,21 @@ class BalancedBatches(Model):
         return penstock.torch.DataLoader(Noisy(), batch_sampler=batches, seed=7)
 
 
+class InBatches(Model):
+    """Gives Lightning a batch sampler, of indices that are dealt out or not."""
+
+    def __init__(self, is_dealt_out):
+        super().__init__()
+        self.is_dealt_out = is_dealt_out
+
+    def train_dataloader(self):
+        sampler = ClassBalancedSampler(Noisy(), seed=1)
+        if self.is_dealt_out:
+            sampler = DistributedSampler(sampler)
+        batches = BatchSampler(sampler, 4, False)
+        return penstock.torch.DataLoader(Noisy(), batch_sampler=batches, seed=7)
+
+
 def fit(model, loader=None, callbacks=(), path=None, **options):
     looks = Looks()
     trainer = lightning.Trainer(
@@ -104,10 +124,18 @@ def trainings(folder):
     apart = {"max_epochs": 1, "use_distributed_sampler": False}
     yield "Trainer, balanced and dealt out", fit(DealtOut(), **apart)
     yield "Trainer, balanced batches", fit(BalancedBatches(), **apart)
-    try:
-        fit(DealtOut())
-    except ConfigError as error:
-        yield "dealt out twice", str(error)
+    yield "Trainer, balanced in batches", fit(InBatches(is_dealt_out=False))
+    yield (
+        "Trainer, dealt out in batches",
+        fit(InBatches(is_dealt_out=True), use_distributed_sampler=False),
+    )
+    loader = Passing(Noisy(), shuffle=True, on_error="skip", **OPTIONS)
+    yield "Trainer, subclass", fit(Model(), loader)
+    for model in (DealtOut(), InBatches(is_dealt_out=True)):
+        try:
+            fit(model)
+        except ConfigError as error:
+            yield f"dealt out twice, {type(model).__name__}", str(error)
 
 
 def fabric_trainings():

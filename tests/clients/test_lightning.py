@@ -22,10 +22,16 @@ from tests.torch.comparing import assert_same
 from torch.utils.data import Dataset, SequentialSampler
 
 import penstock.torch
-from penstock.data import IterableDataset
+from penstock.data import IterableDataset, shard
+from penstock.errors import ConfigError
 from penstock.integrations.lightning import ExactResume
 from penstock.integrations.tensorboard import StatsWriter
-from penstock.sampling import BalancedBatchSampler, ClassBalancedSampler
+from penstock.sampling import (
+    AspectRatioBatchSampler,
+    BalancedBatchSampler,
+    BucketBatchSampler,
+    ClassBalancedSampler,
+)
 from penstock.torch.loader import _LoaderIterator, _make_plan
 
 pytestmark = [
@@ -66,7 +72,8 @@ class Counting(IterableDataset):
 
     def __iter__(self):
         begin, self.start = self.start, 0
-        for self.position in range(begin + 1, NUM_SAMPLES + 1):
+        # Through shard it is known where the first sample begins, whose draws are to be the same.
+        for self.position in shard(range(begin + 1, NUM_SAMPLES + 1)):
             yield self.position - 1, torch.rand(2)
 
     def state_dict(self):
@@ -209,6 +216,49 @@ def test_a_loader_that_is_made_anew_for_a_sampler_keeps_every_argument(name, kin
     assert again._seed == loader._seed
     assert again._target_device == loader._target_device
     assert again._device_transform is loader._device_transform
+
+
+class Passing(penstock.torch.DataLoader):
+    """As most subclasses are."""
+
+    def __init__(self, *args, **kwargs):
+        super().__init__(*args, **kwargs)
+
+
+OURS = inspect.signature(penstock.torch.DataLoader).parameters.keys() - (
+    inspect.signature(torch.utils.data.DataLoader).parameters.keys()
+)
+
+
+@pytest.mark.parametrize("module", [trainer_data, fabric_data], ids=["Trainer", "Fabric"])
+@pytest.mark.parametrize("name", [n for n in ARGUMENTS if n.partition(",")[0] in OURS])
+def test_a_subclass_that_passes_keywords_on_keeps_every_argument_of_ours(name, module):
+    if "ray" in (backend := ARGUMENTS[name].get("backend", "")):
+        pytest.importorskip(backend)
+    loader = Passing(Noisy(), **ARGUMENTS[name])
+    again = module._update_dataloader(loader, torch.utils.data.DistributedSampler(Noisy(), 2, 1))
+    assert type(again) is Passing
+    for attribute in ARGUMENTS[name]:
+        assert getattr(again, attribute) == getattr(loader, attribute)
+    assert again._monitor.backend == loader._monitor.backend
+    assert again._seed == loader._seed
+
+
+@pytest.mark.parametrize("module", [trainer_data, fabric_data], ids=["Trainer", "Fabric"])
+@pytest.mark.parametrize(
+    "batches",
+    [
+        BalancedBatchSampler(Noisy(), 2, 2),
+        BucketBatchSampler(range(20), 4),
+        AspectRatioBatchSampler([[4, 4]] * 20, 4),
+    ],
+    ids=lambda batches: type(batches).__name__,
+)
+def test_a_batch_sampler_with_an_order_of_its_own_is_not_exchanged_silently(batches, module):
+    loader = penstock.torch.DataLoader(Noisy(), batch_sampler=batches)
+    sampler = torch.utils.data.DistributedSampler(Noisy(), 2, 1)
+    with pytest.raises((ConfigError, TypeError), match=type(batches).__name__ + "|keys should be"):
+        module._update_dataloader(loader, sampler)
 
 
 # Batches.
@@ -391,6 +441,41 @@ def test_a_resumed_training_gets_the_batches_that_were_to_come(uninterrupted, na
     assert_same([b for _, _, b in seen[num_done:]], _batches(model))
 
 
+# Of the trainer, and of its ModelCheckpoint, which by itself saves after each validation.
+SETTINGS = {
+    "at the end of an epoch": ({}, {}),
+    "in an epoch": ({}, {"every_n_train_steps": 3}),
+    "at a validation in an epoch": ({"val_check_interval": 2}, {}),
+    "between two optimizer steps": ({"accumulate_grad_batches": 2}, {"every_n_train_steps": 2}),
+    "with a validation before": ({"val_check_interval": 2}, {"every_n_train_steps": 3}),
+}
+
+
+@pytest.mark.parametrize("name", SETTINGS)
+def test_a_training_with_validation_resumes_from_a_checkpoint(tmp_path, name):
+    class Validated(Model):
+        def validation_step(self, batch, batch_index):
+            self.validated.append(batch[0].tolist())
+
+    def run(callbacks, path=None):
+        model = Validated()
+        model.validated = []
+        options = {"max_epochs": 2, "num_sanity_val_steps": 0, **settings}
+        trainer = trainer_of(tmp_path, callbacks, **options)
+        loaders = loader_of(num_workers=1), loader_of(shuffle=False, num_workers=0)
+        trainer.fit(model, *loaders, ckpt_path=path, weights_only=False)
+        return model
+
+    settings, when = SETTINGS[name]
+    keep = ModelCheckpoint(tmp_path, "{step}", save_top_k=-1, **when)
+    whole = run([keep])
+    first = min(tmp_path.glob("*.ckpt"), key=lambda path: int(path.stem.partition("=")[2]))
+    rest = run([ExactResume()], first)
+    assert 0 < len(rest.seen) < len(whole.seen) == 2 * NUM_BATCHES
+    assert_same(_batches(whole)[-len(rest.seen) :], _batches(rest))
+    assert rest.validated == whole.validated[-len(rest.validated) :]
+
+
 def test_in_the_middle_of_an_epoch_lightning_needs_no_help(uninterrupted):
     seen, folder = uninterrupted
     model = Model()
@@ -534,9 +619,31 @@ def test_balanced_batches_deal_themselves_out(ranks):
 
 def test_a_share_is_not_dealt_out_a_second_time(ranks):
     for rank in ranks:
-        error = rank["dealt out twice"]
-        assert "use_distributed_sampler=False" in error
-        assert "its share of 2 already" in error
+        for name in ("DealtOut", "InBatches"):
+            error = rank[f"dealt out twice, {name}"]
+            assert "use_distributed_sampler=False" in error
+            assert "its share of 2 already" in error
+
+
+def test_the_sampler_in_a_batch_sampler_is_dealt_out_each_epoch(ranks):
+    sampler = ClassBalancedSampler(Noisy(), seed=1)
+    for epoch in range(2):
+        sampler.set_epoch(epoch)
+        expected = list(sampler)
+        shares = [_indices(r["Trainer, balanced in batches"]["seen"], epoch) for r in ranks]
+        assert sorted(shares[0] + shares[1]) == sorted(expected)  # shuffled by Lightning, as above
+        shares = [_indices(r["Trainer, dealt out in batches"]["seen"], epoch) for r in ranks]
+        assert [i for pair in zip(*shares, strict=True) for i in pair] == expected
+    for rank in ranks:
+        sizes = [len(b[0]) for _, _, b in rank["Trainer, balanced in batches"]["seen"]]
+        assert sizes == [4, 4, 2] * 2
+
+
+def test_a_subclass_that_passes_keywords_on_keeps_our_arguments(ranks):
+    for rank in ranks:
+        found = rank["Trainer, subclass"]["loader"]
+        assert (found["seed"], found["on_error"], found["num_workers"]) == (7, "skip", 1)
+        assert_same(rank["Trainer, shuffle"]["seen"], rank["Trainer, subclass"]["seen"])
 
 
 def test_ranks_resume_exactly_from_the_state_of_rank_0(ranks):

@@ -15,6 +15,8 @@ import torch.utils.data as theirs
 from tests.torch.datasets_for_tests import Rows, SizedStream, Stream, WorkerReport
 
 import penstock.torch as ours
+from penstock import sampling
+from penstock.errors import ConfigError
 
 LEFT_OUT = {  # DataPipes and what belongs to them, deprecated in torch; and one private name
     "DFIterDataPipe",
@@ -30,6 +32,9 @@ LEFT_OUT = {  # DataPipes and what belongs to them, deprecated in torch; and one
     "runtime_validation_disabled",
 }
 NAMES = sorted(set(theirs.__all__) - LEFT_OUT)
+BEYOND = set(inspect.signature(ours.DataLoader).parameters) - set(
+    inspect.signature(theirs.DataLoader).parameters
+)
 
 
 # What it looks like
@@ -110,9 +115,6 @@ def test_every_argument_is_stored_under_its_name_as_torch_stores_it(options: dic
 
 def test_every_argument_of_ours_is_an_attribute_by_which_a_loader_is_made_anew() -> None:
     """As Lightning makes it: of what `vars` has by the names of the parameters."""
-    beyond = set(dict.fromkeys(inspect.signature(ours.DataLoader).parameters)) - set(
-        inspect.signature(theirs.DataLoader).parameters
-    )
     options: dict[str, Any] = {
         "seed": 7,
         "on_error": "skip",
@@ -125,7 +127,7 @@ def test_every_argument_of_ours_is_an_attribute_by_which_a_loader_is_made_anew()
         "device_transform": float,
     }
     loader = ours.DataLoader(Rows(), **options)
-    assert beyond <= vars(loader).keys()
+    assert vars(loader).keys() >= BEYOND
     assert {name: getattr(loader, name) for name in options} == {
         **options,
         "device": torch.device("cpu"),
@@ -148,6 +150,69 @@ def test_a_subclass_may_have_attributes_and_properties_of_these_names() -> None:
     loader = Mine()
     assert (loader.device, loader.seed, loader.backend) == ("mine", 3, "nccl")
     assert loader.state_dict()["seed"] == 7
+
+
+@pytest.mark.parametrize("name", sorted(BEYOND))
+def test_our_arguments_are_frozen_too_but_not_a_subclass_s_attributes(name: str) -> None:
+    class Mine(ours.DataLoader[Any]):
+        pass
+
+    loader = ours.DataLoader(Rows(), seed=7)
+    before = getattr(loader, name)
+    with pytest.raises(ConfigError, match=f"{name} attribute should not be set after DataLoader"):
+        setattr(loader, name, 8)
+    assert getattr(loader, name) is before
+    mine = Mine(Rows(), seed=7)
+    setattr(mine, name, 8)
+    assert getattr(mine, name) == 8
+    assert mine.state_dict()["seed"] == 7
+
+
+def test_a_subclass_that_passes_keywords_on_names_ours_in_its_signature() -> None:
+    class Passing(ours.DataLoader[Any]):
+        def __init__(self, *args: Any, seed: int = 5, **kwargs: Any) -> None:
+            super().__init__(*args, seed=seed, **kwargs)
+
+    class Fixed(Passing):
+        def __init__(self, dataset: Any, size: int, *, on_error: str = "skip") -> None:
+            super().__init__(dataset, batch_size=size, on_error=on_error)
+
+    class FromFixed(Fixed):
+        def __init__(self, *args: Any, **kwargs: Any) -> None:
+            super().__init__(*args, **kwargs)
+
+    class Inheriting(Passing):
+        pass
+
+    def names(cls: type) -> list[str]:
+        return list(inspect.signature(cls).parameters)
+
+    assert set(names(Passing)) == BEYOND | {"args", "kwargs"}
+    assert names(Passing)[:2] == ["args", "seed"]
+    assert inspect.signature(Passing).parameters["seed"].default == 5
+    assert inspect.signature(Passing).parameters["on_error"].default == "raise"
+    assert names(Inheriting) == names(Passing)
+    assert names(Fixed) == ["dataset", "size", "on_error"]
+    assert names(FromFixed) == ["args", "on_error", "kwargs"]  # all that Fixed would take
+    loader = FromFixed(Rows(), 4)
+    assert (loader.batch_size, loader.seed, loader.on_error) == (4, 5, "skip")
+
+
+def test_the_sampler_of_a_batch_sampler_is_the_loader_s_where_it_is_penstock_s() -> None:
+    data = Rows()
+    order = sampling.RandomSampler(data, seed=1)
+    torchs = theirs.SequentialSampler(data)
+    for batches in (
+        sampling.BatchSampler(order, 4, False),
+        sampling.BatchSampler(torchs, 4, False),
+        theirs.BatchSampler(order, 4, False),
+    ):
+        for seed in (None, 7):
+            loader = ours.DataLoader(data, batch_sampler=batches, seed=seed)
+            assert loader.sampler is batches.sampler
+            assert [len(batch[0]) for batch in loader] == [4, 4, 4, 4, 4, 3]
+    batches = theirs.BatchSampler(torchs, 4, False)
+    assert ours.DataLoader(data, batch_sampler=batches).sampler is not torchs  # as torch's loader
 
 
 @pytest.mark.parametrize(

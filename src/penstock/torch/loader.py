@@ -26,18 +26,18 @@ from penstock.indices import (
     check_samplers,
     covers,
     tell_epoch,
-    with_inner,
 )
 from penstock.insight.monitor import AutoWorkers, Monitor, Observed, settings_of
 from penstock.loader import check_backend, check_ray, check_workers
 from penstock.ranks import Rank, current_rank
-from penstock.sampling import IndexSampler
+from penstock.sampling import BatchSampler, IndexSampler
 from penstock.schedule import EpochIterator, Schedule, worker_base_seed
 from penstock.torch.device.accelerator import open_accelerator
 from penstock.torch.device.copier import DeviceCopier, Pinning
 from penstock.torch.device.page_lock import page_lock_for
 from penstock.torch.draws import UnseededIndices
 from penstock.torch.samplers import seeded_sampler
+from penstock.torch.subclassing import Readable, added_arguments, name_keywords
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -57,20 +57,6 @@ T_co = TypeVar("T_co", covariant=True)
 
 _DATAPIPES: Final = (torch.utils.data.IterDataPipe, torch.utils.data.MapDataPipe)
 _TORCH: Final = Framework(root="torch", adapter="penstock.torch.worker")
-
-
-class _Readable:
-    """A property that a subclass may hide by assigning an attribute of its name to itself.
-
-    Subclasses of torch's loader have had attributes called `epoch` or `seed` before us.
-    """
-
-    def __init__(self, get: Callable[[Any], Any]) -> None:
-        self._get = get
-        self.__doc__ = get.__doc__
-
-    def __get__(self, loader: Any, owner: type) -> Any:  # noqa: ANN401
-        return self if loader is None else self._get(loader)
 
 
 class DataLoader(Observed, torch.utils.data.DataLoader[T_co]):
@@ -252,7 +238,6 @@ class DataLoader(Observed, torch.utils.data.DataLoader[T_co]):
         self._ray = check_ray(backend, ray_options, address, workers)
         check_pool(self._ray, is_seeded=seed is not None, is_auto=num_workers == "auto")
         check_samplers(dataset, sampler, batch_sampler)
-        _check_dealt_once(sampler, batch_sampler)
         super().__init__(
             dataset,  # type: ignore[arg-type]  # torch's annotation knows its own classes alone
             batch_size,
@@ -276,6 +261,30 @@ class DataLoader(Observed, torch.utils.data.DataLoader[T_co]):
             # Not torch's default of 2: in a loader that is made of this one's attributes, that
             # would be the user's choice, and no longer the tuner's.
             self.prefetch_factor = prefetch_factor
+        inner = getattr(batch_sampler, "sampler", None)
+        if isinstance(batch_sampler, BatchSampler) or isinstance(inner, IndexSampler):
+            # Where torch has a SequentialSampler that nobody asks. Lightning wraps this attribute
+            # in a DistributedSampler, and puts that into a new batch sampler.
+            vars(self)["sampler"] = inner
+
+    def __init_subclass__(cls, **options: object) -> None:
+        """Name our arguments in the signature of an `__init__` that takes `**kwargs`."""
+        super().__init_subclass__(**options)
+        name_keywords(cls, DataLoader)
+
+    def __setattr__(self, name: str, value: object) -> None:
+        """Set an attribute.
+
+        Raises:
+            ConfigError: it is an argument, of ours or torch's, that is read once. A subclass may
+                have something else of the name of one of ours.
+        """
+        if type(self) is DataLoader and name in vars(self) and name in added_arguments(DataLoader):
+            raise ConfigError(
+                f"{name} attribute should not be set after DataLoader is initialized: give "
+                f"{name}={value!r} to a new one"
+            )
+        super().__setattr__(name, value)
 
     def _keep(self, **arguments: object) -> None:
         """Make arguments attributes, which are how others make a loader anew from another one.
@@ -298,12 +307,12 @@ class DataLoader(Observed, torch.utils.data.DataLoader[T_co]):
         self._schedule.begin(iterator.epoch, iterator)
         return iterator
 
-    @_Readable
+    @Readable
     def epoch(self) -> int:
         """Number of the epoch that is under way; between two, of the next one."""
         return self._schedule.epoch
 
-    @_Readable
+    @Readable
     def failures(self) -> list[Failure]:
         """Samples that were left out or replaced, in the order in which they were missed.
 
@@ -405,8 +414,8 @@ class DataLoader(Observed, torch.utils.data.DataLoader[T_co]):
             return UnseededIndices(self, base_seed)
         if isinstance(self.dataset, torch.utils.data.IterableDataset):
             return self._stream_source()
-        given = self.sampler, self.batch_sampler
-        sampler, batch_sampler = (seeded_sampler(part, self._seed) for part in given)
+        given = self.batch_sampler, self.sampler  # from the outside in
+        batch_sampler, sampler = (seeded_sampler(part, self._seed) for part in given)
         return SeededIndices(sampler, batch_sampler, self._seed, given)
 
     def _stream_source(self) -> StreamSource:
@@ -532,23 +541,6 @@ def _handover_of(
     if pin_for is None:
         return None, None
     return Pinning(pin_for), page_lock_for(torch.device(pin_for))
-
-
-def _check_dealt_once(*samplers: object) -> None:
-    """Refuse a share of a share.
-
-    Lightning knows no other share than torch's `DistributedSampler`, and wraps what it does not
-    know in one of its own: each rank would get a part of its part, and never hear of it.
-    """
-    for part in with_inner(*samplers):
-        inner = getattr(getattr(part, "dataset", None), "_sampler", None)
-        if isinstance(inner, IndexSampler) and inner.world_size > 1:
-            raise ConfigError(
-                f"{type(inner).__name__} gives this rank its share of {inner.world_size} already, "
-                f"and {type(part).__name__} would deal that share out once more, so that most "
-                "samples never came. In Lightning give Trainer(use_distributed_sampler=False), or "
-                "Fabric's setup_dataloaders(..., use_distributed_sampler=False)"
-            )
 
 
 def _checked_device(

@@ -3,8 +3,8 @@
 
 Question
     A `datasets.Dataset` lies in an Arrow file that is mapped into memory: 32 numbers and a sequence
-    of 64 tokens per row. How fast is it read in shuffled batches of 256, as it is and through
-    `from_huggingface`?
+    of 64 tokens per row; or a text and a file of some KB, as sets of documents and of images have
+    them. How fast is it read in shuffled batches of 256, as it is and through `from_huggingface`?
 
 Method
     torch     `torch.utils.data.DataLoader` on the dataset in its formats "torch" and "numpy". It
@@ -13,9 +13,12 @@ Method
               on `penstock.integrations.huggingface.from_huggingface(dataset)`.
 
     Numbers are columns by themselves (float32), tokens a list column (int64), as `map` with a
-    tokenizer leaves it. The file has pieces of 1,000 rows, as datasets writes them. Each with 0 and
-    with 2 workers, which live on after a warm-up of whole batches that are checked row by row. A
-    timed epoch is a whole one. The consumer takes the length of each batch.
+    tokenizer leaves it. The file has pieces of 1,000 rows, as datasets writes them. Each with 0
+    workers, and some with 2, which live on after a warm-up of whole batches that are checked row by
+    row. A timed epoch is a whole one. The consumer takes the length of each batch.
+
+    "text and bytes" has a text (string) of 2 KB and bytes (binary) of 16 KB per row, and a tenth of
+    the rows.
 
 Left out
     Writing the file; the start of the workers; the training step. The file is in the page cache.
@@ -30,8 +33,9 @@ Result
     (not measured yet)
 
 What it does not show
-    Text, images, lists of different lengths. Files larger than memory, where the disk decides.
-    Datasets with a transform, which are read row by row by both.
+    Images that are decoded, which takes longer than all else; lists of different lengths. Files
+    larger than memory, where the disk decides. Datasets with a transform, which are read row by row
+    by both.
 """
 
 from __future__ import annotations
@@ -59,32 +63,49 @@ class Size:
     num_warmup_batches: int
     num_epochs: int
 
+    def rows_of(self, holds: Literal["numbers", "bytes"]) -> int:
+        return self.num_rows // (10 if holds == "bytes" else 1)
+
 
 NUM_NUMBERS = 32
 NUM_TOKENS = 64
+TEXT_BYTES, FILE_BYTES = 2048, 16384
 
 
-def _dataset(size: Size, folder: str) -> Any:  # noqa: ANN401
+def _dataset(size: Size, folder: str, holds: Literal["numbers", "bytes"]) -> Any:  # noqa: ANN401
     import datasets
     import numpy as np
 
     datasets.disable_progress_bars()
-    rows = np.arange(size.num_rows)
-    features = datasets.Features(
-        {
-            "row": datasets.Value("int64"),
-            **{f"x{k}": datasets.Value("float32") for k in range(NUM_NUMBERS)},
-            "tokens": datasets.List(datasets.Value("int64")),
-        }
-    )
+    value = datasets.Value
+    if holds == "bytes":
+        features = {"text": value("string"), "file": value("binary")}
+    else:
+        features = {f"x{k}": value("float32") for k in range(NUM_NUMBERS)}
+        features["tokens"] = datasets.List(value("int64"))
+    features = datasets.Features({"row": value("int64"), **features})
+    rows = np.arange(size.rows_of(holds))
     path = str(Path(folder) / "table.arrow")
     with datasets.arrow_writer.ArrowWriter(path=path, features=features) as writer:
-        for piece in np.split(rows, range(size.rows_per_piece, size.num_rows, size.rows_per_piece)):
-            columns = {f"x{k}": (piece + k).astype(np.float32) for k in range(NUM_NUMBERS)}
-            tokens = list(piece[:, None] + np.arange(NUM_TOKENS))
-            writer.write_batch({"row": piece, **columns, "tokens": tokens})
+        for piece in np.split(rows, range(size.rows_per_piece, len(rows), size.rows_per_piece)):
+            if holds == "bytes":
+                files = [_file(row) for row in piece.tolist()]
+                columns = {"text": [_text(row) for row in piece.tolist()], "file": files}
+            else:
+                columns = {f"x{k}": (piece + k).astype(np.float32) for k in range(NUM_NUMBERS)}
+                columns["tokens"] = list(piece[:, None] + np.arange(NUM_TOKENS))
+            writer.write_batch({"row": piece, **columns})
         writer.finalize()
     return datasets.Dataset.from_file(path)
+
+
+def _text(row: int) -> str:
+    return f"{row:08d}" * (TEXT_BYTES // 8)
+
+
+def _file(row: int) -> bytes:
+    # Not to end in a zero, which the format "torch" takes away.
+    return (row.to_bytes(7, "little") + b"\xff") * (FILE_BYTES // 8)
 
 
 def read(
@@ -92,10 +113,11 @@ def read(
     library: Literal["torch", "penstock"],
     form: Literal["torch", "numpy", "from_huggingface"],
     num_workers: int,
+    holds: Literal["numbers", "bytes"] = "numbers",
 ) -> Reading:
     """Read whole epochs after a checked warm-up."""
     with tempfile.TemporaryDirectory() as folder:
-        dataset = _dataset(size, folder)
+        dataset = _dataset(size, folder, holds)
         if form == "from_huggingface":
             from penstock.integrations.huggingface import from_huggingface
 
@@ -116,7 +138,7 @@ def read(
                 for batch in loader:
                     num_samples += len(batch["row"])
                     num_batches += 1
-        check(num_samples == size.num_epochs * size.num_rows, f"{num_samples} samples came")
+        check(num_samples == size.num_epochs * size.rows_of(holds), f"{num_samples} samples came")
         return Reading.of(meter, num_samples / meter.wall_s / 1e3, num_batches)
 
 
@@ -127,16 +149,27 @@ def _warm_up(loader: Iterable[Any], size: Size) -> None:
     for step, batch in enumerate(loader):
         rows = batch["row"]
         check(rows.dtype == torch.int64, f"batch {step} has rows of {rows.dtype}")
-        for k in range(NUM_NUMBERS):
-            check(torch.equal(batch[f"x{k}"], (rows + k).float()), f"batch {step} has another x{k}")
-        tokens = rows[:, None] + torch.arange(NUM_TOKENS)
-        check(torch.equal(batch["tokens"], tokens), f"batch {step} has other tokens")
+        if "file" in batch:
+            check(batch["text"] == list(map(_text, rows.tolist())), f"batch {step} has other texts")
+            check(batch["file"] == list(map(_file, rows.tolist())), f"batch {step} has other files")
+        else:
+            _check_numbers(batch, step)
         seen.append(rows)
         if step + 1 == size.num_warmup_batches:
             break
     rows = torch.cat(seen)
     check(len(rows.unique()) == len(rows), "a row came twice")
     check(not torch.equal(rows, torch.arange(len(rows))), "the order is not shuffled")
+
+
+def _check_numbers(batch: dict[str, Any], step: int) -> None:
+    import torch
+
+    rows = batch["row"]
+    for k in range(NUM_NUMBERS):
+        check(torch.equal(batch[f"x{k}"], (rows + k).float()), f"batch {step} has another x{k}")
+    tokens = rows[:, None] + torch.arange(NUM_TOKENS)
+    check(torch.equal(batch["tokens"], tokens), f"batch {step} has other tokens")
 
 
 def _contenders() -> dict[str, Any]:
@@ -149,9 +182,15 @@ def _contenders() -> dict[str, Any]:
             ("penstock", "numpy", "penstock, as it is, format numpy"),
             ("penstock", "from_huggingface", "penstock, from_huggingface"),
         ):
+            if num_workers and form == "numpy":
+                continue
             found[f"{name}, {num_workers} workers"] = partial(
                 read, library=library, form=form, num_workers=num_workers
             )
+            if form != "numpy" and not num_workers:
+                found[f"{name}, 0 workers, text and bytes"] = partial(
+                    read, library=library, form=form, num_workers=0, holds="bytes"
+                )
     return found
 
 

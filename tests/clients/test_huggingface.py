@@ -389,6 +389,69 @@ def test_missing_values():
         assert caught.value.__notes__ == [f"in the column {name!r}"]
 
 
+STRUCT = pa.struct({"i": pa.int64(), "s": pa.string()})
+
+
+@pytest.mark.parametrize(
+    ("kind", "values", "of_batch", "of_rows"),
+    [
+        (pa.float32(), [1.5, None], np.array([1.5, np.nan], np.float32), "the same"),
+        (pa.list_(pa.float64()), [[None], [2.0]], np.array([[np.nan], [2.0]]), "the same"),
+        (pa.int32(), [1, None], CollateError, np.array([1, None])),
+        (pa.int32(), [None, 1], CollateError, TypeError),
+        (pa.bool_(), [True, None], CollateError, np.array([True, None])),
+        (pa.string(), ["a", None], ["a", None], "the same"),
+        (pa.string(), [None, "a"], [None, "a"], TypeError),
+        (pa.binary(), [None, b"a"], [None, b"a"], TypeError),
+        (pa.list_(pa.int64()), [None, [1]], CollateError, TypeError),
+        (pa.list_(pa.float32(), 2), [None, [1.0, 2.0]], CollateError, TypeError),
+        (STRUCT, [{"i": 1, "s": "a"}, None], CollateError, TypeError),
+        (STRUCT, [{"i": 1, "s": None}] * 2, {"i": np.array([1, 1]), "s": [None] * 2}, TypeError),
+        (pa.date32(), [None] * 2, CollateError, TypeError),
+    ],
+)
+def test_with_nulls_a_batch_may_be_another_than_its_rows_collated(kind, values, of_batch, of_rows):
+    rows = from_huggingface(datasets.Dataset(pa.table({"x": pa.array(values, kind)})))
+
+    def is_as_told(make, told):
+        if isinstance(told, type):
+            with pytest.raises(told) as caught:
+                make()
+            assert type(caught.value) is told
+        else:
+            assert_equal(make()["x"], told)
+
+    is_as_told(lambda: rows.get_batch(np.arange(2), np.empty), of_batch)
+    of_rows = of_batch if isinstance(of_rows, str) else of_rows
+    is_as_told(lambda: default_collate([rows[0], rows[1]]), of_rows)
+
+
+@pytest.mark.parametrize("form", ["torch", "numpy"])
+def test_arrays_that_have_no_rows_in_them(form):
+    def table(feature, *rows):
+        return datasets.Dataset.from_dict(
+            {"x": rows}, features=datasets.Features({"x": feature})
+        ).with_format(form)
+
+    flat, deep = (
+        datasets.Array2D((None, 3), "float32"),
+        datasets.Array3D((None, 2, 3), "float32"),
+    )
+    full = np.arange(12, dtype=np.float32).reshape(2, 2, 3).tolist()
+    for dataset, shape in (
+        (table(flat, [], []), (2, 0, 3)),
+        (table(deep, [], []), None),
+        # Two pieces, of which one has no lists in its lists; then the other way round.
+        (datasets.concatenate_datasets([table(deep, full, full), table(deep, [], [])]), None),
+        (datasets.concatenate_datasets([table(deep, [], []), table(deep, full, full)]), None),
+    ):
+        dataset = dataset.with_format(form)
+        assert batch_reader(dataset) is not None
+        given_ = list(penstock.torch.DataLoader(dataset, batch_size=2))
+        assert_equal(given_, list(torch.utils.data.DataLoader(dataset, batch_size=2)))
+        assert shape is None or given_[0]["x"].shape == shape
+
+
 def test_ragged_lists_name_the_rows_that_differ():
     table = datasets.Dataset.from_dict({"tokens": [[1, 2], [3], [4, 5]]})
     with pytest.raises(CollateError, match=r"sample 0 .* shape \(2,\) and sample 1 .* \(1,\)"):

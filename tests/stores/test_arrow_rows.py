@@ -3,6 +3,8 @@
 
 from __future__ import annotations
 
+import tracemalloc
+
 import numpy as np
 import pytest
 from hypothesis import given
@@ -13,6 +15,7 @@ from penstock.errors import CollateError
 
 pa = pytest.importorskip("pyarrow")
 
+from penstock.stores.arrow.gather import Memory  # noqa: E402
 from penstock.stores.arrow.rows import column_of, rows_of  # noqa: E402
 
 INT = st.integers(-100, 100)
@@ -89,6 +92,33 @@ def test_buffers_that_are_not_aligned_are_copied():
     ]
     column = column_of(pa.chunked_array(pieces))
     assert column.take(np.array([9, 0, 2, 5]), np.empty).tolist() == [8, 7, 1, 4]
+
+
+@pytest.mark.parametrize("shift", [1, 4])
+def test_buffers_that_are_all_misaligned_alike_are_copied(shift):
+    whole = pa.py_buffer(bytes(shift) + np.arange(20).tobytes())
+    buffers = [whole.slice(shift, 80), whole.slice(shift + 80, 80)]
+    # NumPy copies all of an array that is not aligned, and so what lies between two buffers.
+    assert Memory(buffers, [0, 0], np.int64).array.flags.aligned
+    pieces = [pa.Array.from_buffers(pa.int64(), 10, [None, buffer]) for buffer in buffers]
+    column = column_of(pa.chunked_array(pieces))
+    assert column.take(np.array([15, 0, 9]), np.empty).tolist() == [15, 0, 9]
+
+
+@pytest.mark.parametrize("kind", [pa.binary(), pa.large_string()])
+def test_long_texts_are_copied_as_blocks(kind):
+    texts = ["ü" * 50_000, None, *(f"{k}" * 100_000 for k in range(8))]
+    values = [text.encode() if text and kind == pa.binary() else text for text in texts]
+    pieces = [pa.array(values[:4], kind).slice(1), pa.array(values[4:], kind)]
+    column = column_of(pa.chunked_array(pieces))
+    rows = np.array([8, 0, 5, 1, 3])
+    column.take(rows, np.empty)
+    tracemalloc.start()
+    taken = column.take(rows, np.empty)
+    peak_bytes = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    assert taken == [values[1:][row] for row in rows]
+    assert peak_bytes < 500_000  # what was asked for is 400,000; an index of each byte, 3,200,000
 
 
 @pytest.mark.parametrize("count", [2, 300])

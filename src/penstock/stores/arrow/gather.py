@@ -80,8 +80,9 @@ class Memory:
             (buffer.address - low if buffer is not None and buffer.size else 0)
             for buffer in buffers
         ]
-        if any(base % dtype.itemsize for base in bases):
-            # Aligned by less than an element, which Arrow's own writers never do: copied.
+        if low % dtype.alignment or any(base % dtype.itemsize for base in bases):
+            # Aligned by less than an element, which Arrow's own writers never do: copied. NumPy
+            # itself would copy an array that is not aligned as a whole, gaps included.
             pieces = [b"" if buffer is None else buffer.to_pybytes() for buffer in buffers]
             pieces = [piece + bytes(-len(piece) % dtype.itemsize) for piece in pieces]
             bases = [0, *itertools.accumulate(map(len, pieces))][:-1]
@@ -95,6 +96,7 @@ class Memory:
             if size
             else np.empty(0, dtype)
         )
+        assert self.array.flags.aligned
         self.bases = np.array(bases, np.int64) // dtype.itemsize + np.array(offsets, np.int64)
 
 

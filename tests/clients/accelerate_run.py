@@ -29,18 +29,26 @@ LABELS = [index % 3 for index in range(LENGTH)]
 
 
 class Numbered(torch.utils.data.Dataset):
-    """Gives its index and a random number; notes which indices were read in this process."""
+    """Gives its index and a random number; notes which indices were read.
 
-    def __init__(self, length=LENGTH):
+    In a list, of this process alone; or in a file, of workers too.
+    """
+
+    def __init__(self, length=LENGTH, file=None):
         self.length = length
         self.read = []
+        self.file = file
         self.labels = LABELS[:length]
 
     def __len__(self):
         return self.length
 
     def __getitem__(self, index):
-        self.read.append(index)
+        if self.file is None:
+            self.read.append(index)
+        else:
+            with self.file.open("a") as notes:
+                notes.write(f"{index}\n")
         return index, torch.rand(())
 
 
@@ -186,14 +194,14 @@ def resumed(folder, *, seed, num_workers=0, **settings):
     """What comes after a checkpoint in mid-epoch: in the run itself, and in one that resumes."""
     set_seed(13)
 
-    def made():
+    def made(file=None):
         accelerator = accelerator_with(**settings)
-        data = Numbered()
+        data = Numbered(file=file)
         loader = DataLoader(data, batch_size=2, shuffle=True, seed=seed, num_workers=num_workers)
         other = DataLoader(Numbered(5), batch_size=2, seed=seed)
-        return accelerator, data, prepare(accelerator, loader), prepare(accelerator, other)
+        return accelerator, prepare(accelerator, loader), prepare(accelerator, other)
 
-    accelerator, data, loader, other = made()
+    accelerator, loader, other = made()
     list(loader)
     batches = iter(loader)
     [next(batches) for _ in range(3)]
@@ -205,11 +213,12 @@ def resumed(folder, *, seed, num_workers=0, **settings):
     accelerator.free_memory()
 
     set_seed(99)
-    accelerator, data, loader, other = made()
+    notes = folder / f"read{accelerator.process_index}.txt"
+    accelerator, loader, other = made(notes)
     accelerator.load_state(folder)
     epoch = loader.epoch
     got = [plain(batch)[0] for batch in loader], [plain(batch)[0] for batch in other]
-    num_read = len(data.read)
+    num_read = len(notes.read_text().split())
     return {
         "expected": expected,
         "got": got,
@@ -217,6 +226,37 @@ def resumed(folder, *, seed, num_workers=0, **settings):
         "num_read": num_read,
         "same_later": later == ([plain(b) for b in loader] if seed is not None else None),
     }
+
+
+def fourth(accelerator):
+    """A loader whose batches of all processes together have four samples."""
+    loader = DataLoader(
+        Numbered(), batch_size=4 // accelerator.num_processes, shuffle=True, seed=SEED
+    )
+    return prepare(accelerator, loader)
+
+
+def left_in_mid_epoch(folder):
+    """Save a state after two batches of epoch 1; return what came after, here."""
+    accelerator = accelerator_with()
+    loader = fourth(accelerator)
+    list(loader)
+    batches = iter(loader)
+    [next(batches) for _ in range(2)]
+    accelerator.save_state(folder)
+    rest = [plain(batch) for batch in batches]
+    accelerator.free_memory()
+    return rest
+
+
+def taken_over(folder):
+    """What comes after a state that another number of processes has saved."""
+    accelerator = accelerator_with()
+    loader = fourth(accelerator)
+    accelerator.load_state(folder)
+    rest = [plain(batch) for batch in loader]
+    accelerator.free_memory()
+    return rest
 
 
 def skipped():
@@ -285,6 +325,9 @@ SCENARIOS = (
 
 def all_scenarios(folder):
     told = {scenario.__name__: scenario() for scenario in SCENARIOS}
+    if (folder / "of_one").exists():
+        told["left_in_mid_epoch"] = left_in_mid_epoch(folder / "of_two")
+        told["taken_over"] = taken_over(folder / "of_one")
     told["resumed"] = resumed(folder / "seeded", seed=SEED)
     told["resumed_in_workers"] = resumed(folder / "workers", seed=SEED, num_workers=1)
     told["resumed_without_seed"] = resumed(folder / "unseeded", seed=None)

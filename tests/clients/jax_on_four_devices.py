@@ -216,6 +216,21 @@ def test_a_last_batch_that_cannot_be_split_is_refused_with_the_first(by_rows):
     assert [batch.shape for batch in padding] == [(48, 3), (4, 3)]
 
 
+def test_a_transform_may_fill_the_same_buffer_for_every_batch():
+    buffer = np.zeros(8 * 1024 + 16, np.float32)  # JAX takes memory as it is that begins at 64 B
+    first = -(buffer.ctypes.data // 4) % 16
+    x, names = buffer[first : first + 8 * 1024].reshape(8, 1024), np.zeros(8, "U9")
+
+    def padded(batch):
+        x[:], names[:] = batch["x"], batch["name"]
+        return {"x": x, "name": names}
+
+    found = list(to_devices(loader(num_workers=1), transform=padded))
+    for batch, expected in zip(found, loader(), strict=True):
+        np.testing.assert_array_equal(batch["x"], expected["x"])
+        assert batch["name"].tolist() == expected["name"]
+
+
 def test_a_batch_that_cannot_be_split_is_refused(by_rows):
     with pytest.raises(ConfigError, match=r"array \['x'\] of shape \(6, 1024\)"):
         next(iter(to_devices(loader(batch_size=6), {"x": by_rows, "parts": None, "name": None})))

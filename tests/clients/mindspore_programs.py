@@ -92,6 +92,18 @@ def test_arrays_of_the_dataset_itself_are_copied_because_mindspore_copies_nothin
     assert [x.asnumpy()[0, 0] for (x,) in batches] == [0.0, 8.0, 16.0, 24.0, 32.0, 40.0]
 
 
+def test_a_transform_may_fill_the_same_buffer_for_every_batch():
+    buffer = np.zeros((8, 1024), np.float32)
+
+    def padded(batch):
+        buffer[:] = batch["x"]
+        return buffer
+
+    found = list(to_mindspore(loader(num_workers=1), "x", transform=padded))
+    for (x,), expected in zip(found, loader(), strict=True):
+        np.testing.assert_array_equal(x.asnumpy(), expected["x"])
+
+
 @pytest.mark.parametrize(("num_workers", "num_given"), [(0, 0), (0, 1), (0, 6), (2, 2)])
 def test_the_state_counts_what_the_loop_was_given_and_nothing_that_was_fetched(
     num_workers, num_given

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import copy
 import json
 import os
@@ -15,31 +16,59 @@ import torch.utils.data
 from accelerate import Accelerator
 from accelerate.data_loader import BatchSamplerShard, DataLoaderShard
 from accelerate.state import AcceleratorState, GradientState
-from tests.clients.accelerate_run import LABELS, LENGTH, SEED, Numbered, plain
+from tests.clients.accelerate_run import (
+    LABELS,
+    LENGTH,
+    SEED,
+    Numbered,
+    left_in_mid_epoch,
+    plain,
+    taken_over,
+)
+from tests.device.fake import FakeAccelerator
 from tests.distributed.launching import TORCHRUN, ended, environment, started
 from torch.utils.data import BatchSampler
 
 from penstock import sampling
 from penstock.errors import ConfigError, StateError
 from penstock.integrations.accelerate import PreparedLoader, prepare, skip_first_batches
-from penstock.integrations.dealing import BatchShare
+from penstock.integrations.dealing import BatchShare, DealtBatches
 from penstock.torch import DataLoader
+from penstock.torch.device import prefetcher
 
 
 @pytest.fixture
 def accelerator():
     yield Accelerator(cpu=True)
+    forget()
+
+
+def forget():
+    """Let the next accelerator be the first one of this process."""
     AcceleratorState._reset_state(reset_partial_state=True)
     GradientState._reset_state()
     os.environ.pop("ACCELERATE_USE_CPU", None)
 
 
 @pytest.fixture(scope="module")
-def told(tmp_path_factory):
+def folders(tmp_path_factory):
+    """Where the scenarios of accelerate_run write, on one process and on two."""
+    return [tmp_path_factory.mktemp(f"processes{number}") for number in (1, 2)]
+
+
+@pytest.fixture(scope="module")
+def left(folders):
+    """What came in this process after the state that the run of two takes over."""
+    rest = left_in_mid_epoch(folders[1] / "of_one")
+    forget()
+    return rest
+
+
+@pytest.fixture(scope="module")
+def told(folders, left):
     """What the scenarios of accelerate_run said: that of one process, and those of two."""
     found = []
-    for number in (1, 2):
-        folder = tmp_path_factory.mktemp(f"processes{number}")
+    for number, folder in enumerate(folders, 1):
         module = ["-m", "tests.clients.accelerate_run", str(folder)]
         launcher = [*TORCHRUN, "--standalone", "--nproc-per-node=2"]
         command = [*(launcher if number == 2 else [sys.executable]), *module]
@@ -138,8 +167,18 @@ def test_load_state_goes_on_exactly_in_mid_epoch_and_reads_nothing_again(told, n
         assert resumed["epoch"] == 1
         assert resumed["got"] == resumed["expected"]
         rest = 2 * len(resumed["got"][0]) - (processes == 1)  # alone, the last batch has one sample
-        assert resumed["num_read"] == (0 if name == "resumed_in_workers" else rest)
+        assert resumed["num_read"] == rest
         assert resumed["same_later"]
+
+
+def test_another_number_of_processes_goes_on_where_a_state_was_saved(
+    told, left, folders, accelerator
+):
+    whole = [pair for batch in left for pair in zip(*batch, strict=True)]
+    assert len(whole) == LENGTH - 8
+    assert in_turns(*(rank["taken_over"] for rank in told[1:]))[: len(whole)] == whole
+    assert taken_over(folders[1] / "of_two") == left
+    assert in_turns(*(rank["left_in_mid_epoch"] for rank in told[1:]))[: len(whole)] == whole
 
 
 def test_skipped_batches_are_not_read(told):
@@ -261,6 +300,59 @@ def test_to_prepare_twice_changes_nothing(accelerator):
     assert prepare(accelerator, prepared) is prepared
 
 
+def test_what_is_the_loaders_is_set_there_or_refused_as_torch_refuses_it(accelerator):
+    prepared = prepare(accelerator, made())
+    for name in ("batch_size", "batch_sampler", "sampler", "drop_last", "dataset"):
+        with pytest.raises(ValueError, match=f"{name} attribute should not be set after"):
+            setattr(prepared, name, 99)
+    with pytest.raises(ConfigError, match="seed attribute should not be set after"):
+        prepared.seed = 3
+    prepared.collate_fn = len
+    assert list(prepared) == [4, 4, 4, 4, 4, 1]
+    prepared.tag = "mine"
+    assert (prepared.tag, hasattr(prepared.loader, "tag")) == ("mine", False)
+
+
+class Doubled(DataLoader):
+    """Somebody's own, which makes other batches of ours."""
+
+    def __iter__(self):
+        for indices, numbers in super().__iter__():
+            yield 2 * indices, numbers
+
+
+def test_on_a_device_the_state_counts_what_the_loop_has_also_of_a_loader_with_its_own_iter(
+    accelerator, monkeypatch
+):
+    monkeypatch.setattr(prefetcher, "open_accelerator", lambda device: FakeAccelerator())
+    loader = Doubled(Numbered(), batch_size=4, shuffle=True, seed=SEED)
+    prepared = prepare(accelerator, loader)
+    prepared.device = torch.device("meta")
+    states, devices = [], []
+    for indices, _ in prepared:
+        states.append((prepared.state_dict()["epoch"], prepared.state_dict()["batches"]))
+        devices.append(indices.device.type)
+    assert states == [(0, 1), (0, 2), (0, 3), (0, 4), (0, 5), (1, 0)]
+    assert devices == ["meta"] * 6
+
+
+@pytest.mark.parametrize("placed", [None, True, False])
+def test_batches_are_put_on_the_device_if_that_is_wanted(accelerator, placed, monkeypatch):
+    shards = []
+    prepare_theirs = accelerator.prepare_data_loader
+
+    def noting(loader, **named):
+        shards.append(prepare_theirs(loader, **named))
+        if shards[-1] is not loader:
+            shards[-1].device = torch.device("cuda")  # as with dispatch_batches=True there
+        return shards[-1]
+
+    monkeypatch.setattr(accelerator, "prepare_data_loader", noting)
+    prepared = prepare(accelerator, made(), device_placement=placed)
+    assert len(shards) == 2
+    assert prepared.device == (None if placed is False else torch.device("cpu"))
+
+
 def test_persistent_workers_go_on(accelerator):
     prepared = prepare(accelerator, made(num_workers=1, persistent_workers=True))
     expected = prepare(accelerator, made())
@@ -270,8 +362,21 @@ def test_persistent_workers_go_on(accelerator):
 
 
 def test_a_prepared_loader_can_be_copied(accelerator):
+    expected = [plain(batch) for batch in prepare(accelerator, made())]
     prepared = prepare(accelerator, made())
-    assert len(copy.copy(prepared)) == 6
+    for copied in (
+        copy.copy(prepare(accelerator, made())),
+        copy.deepcopy(prepared),
+        pickle.loads(pickle.dumps(prepared)),
+    ):
+        assert len(copied) == 6
+        found, ends = [], []
+        for batch in copied:
+            found.append(plain(batch))
+            ends.append(accelerator.gradient_state.end_of_dataloader)
+        assert found == expected
+        assert ends == [False] * 5 + [True]
+    assert prepared.epoch == 0
     with pytest.raises(AttributeError):
         PreparedLoader.__new__(PreparedLoader).dataset  # noqa: B018 - as unpickling asks
 
@@ -295,6 +400,35 @@ def test_shares_are_those_of_accelerate(even, drop_last, split):
                 expected = [list(batch) for batch in shard]
                 assert list(share) == expected
                 assert len(share) == len(expected)
+
+
+@pytest.mark.parametrize("is_seeded", [False, True])
+def test_even_batches_can_be_changed_between_epochs_as_join_uneven_inputs_does(
+    accelerator, monkeypatch, is_seeded
+):
+    """With the two ranks' batches in one process; Accelerate joins on GPUs alone."""
+    order = sampling.SequentialSampler(range(9))
+    batches = sampling.BatchSampler(order, 2, False)
+    monkeypatch.setattr(Accelerator, "multi_device", True)
+    monkeypatch.setattr("accelerate.accelerator.Join", lambda *_, **__: contextlib.nullcontext())
+    counts = {}
+    for rank in range(2):
+        if is_seeded:
+            share = BatchShare(batches, order, 2, num_processes=2, process_index=rank)
+        else:
+            share = DealtBatches(BatchSamplerShard(batches, 2, rank), rank, 2)
+        prepared = prepare(accelerator, made())
+        prepared.loader = DataLoader(Numbered(9), batch_sampler=share, seed=SEED)
+
+        def lengths(prepared=prepared):
+            return [len(indices) for indices, _ in prepared]
+
+        before = lengths()
+        with accelerator.join_uneven_inputs([], even_batches=False):
+            within = lengths()
+        counts[rank] = before, within, lengths()
+        accelerator._dataloaders.clear()
+    assert counts == {0: ([2] * 3, [2, 2, 1], [2] * 3), 1: ([2] * 3, [2, 2], [2] * 3)}
 
 
 def test_a_share_can_be_pickled_and_computes_orders_where_they_are_asked_for():

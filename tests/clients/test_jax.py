@@ -22,11 +22,13 @@ def environment(num_devices):
     return {**os.environ, "XLA_FLAGS": flags, "JAX_PLATFORMS": "cpu"}
 
 
-def test_on_four_devices():
+# In two halves: what takes longer than 120 s here counts as a hang.
+@pytest.mark.parametrize("half", ["held or state or transform", "not (held or state or transform)"])
+def test_on_four_devices(half):
     ran = subprocess.run(
         [
             *(sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider"),
-            str(HERE / "jax_on_four_devices.py"),
+            *(str(HERE / "jax_on_four_devices.py"), "-k", half),
         ],
         cwd=HERE.parents[1],
         env=environment(4),
@@ -36,7 +38,7 @@ def test_on_four_devices():
         timeout=300,
     )
     assert ran.returncode == 0, ran.stdout + ran.stderr
-    assert re.search(r"^\d{2} passed in", ran.stdout, re.MULTILINE), ran.stdout  # none skipped
+    assert re.search(r"^\d+ passed, \d+ deselected in", ran.stdout, re.MULTILINE), ran.stdout
 
 
 def test_on_two_processes_whose_devices_are_one_mesh():

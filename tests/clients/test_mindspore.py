@@ -16,11 +16,15 @@ pytest.importorskip("mindspore")
 HERE = Path(__file__).parent
 
 
-def test_in_a_process_with_mindspore():
+# In two halves: what takes longer than 120 s here counts as a hang.
+@pytest.mark.parametrize(
+    "half", ["state or transform or held or epoch", "not (state or transform or held or epoch)"]
+)
+def test_in_a_process_with_mindspore(half):
     ran = subprocess.run(
         [
             *(sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider"),
-            str(HERE / "mindspore_programs.py"),
+            *(str(HERE / "mindspore_programs.py"), "-k", half),
         ],
         cwd=HERE.parents[1],
         env={**os.environ, "GLOG_v": "3"},
@@ -30,4 +34,4 @@ def test_in_a_process_with_mindspore():
         timeout=300,
     )
     assert ran.returncode == 0, ran.stdout + ran.stderr
-    assert re.search(r"^\d{2} passed in", ran.stdout, re.MULTILINE), ran.stdout  # none skipped
+    assert re.search(r"^\d+ passed, \d+ deselected in", ran.stdout, re.MULTILINE), ran.stdout

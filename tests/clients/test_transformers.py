@@ -14,8 +14,10 @@ from tests.clients.trainer_run import (
     LENGTH,
     OfTorch,
     Ours,
+    PenstockTrainer,
     Sentences,
     Users,
+    given_after,
     run,
     trainer,
     weights,
@@ -49,11 +51,18 @@ def alone(tmp_path_factory):
 
 
 @pytest.fixture(scope="module")
-def ranks(tmp_path_factory):
-    """The same on two processes."""
-    folder = tmp_path_factory.mktemp("ranks")
+def folder_of_ranks(tmp_path_factory):
+    """Where two processes write."""
+    return tmp_path_factory.mktemp("ranks")
+
+
+@pytest.fixture(scope="module")
+def ranks(alone, folder_of_ranks):
+    """The same on two processes, and what they do after the checkpoint of one."""
+    folder = folder_of_ranks
     command = [*TORCHRUN, "--standalone", "--nproc-per-node=2", "-m", "tests.clients.trainer_run"]
-    process = started([*command, str(folder)], folder=folder, name="run", env=environment())
+    command += [str(folder), str(alone[1] / "checkpoint-5")]
+    process = started(command, folder=folder, name="run", env=environment())
     assert ended([process]) == [0], (folder / "run.txt").read_text()
     return [json.loads((folder / f"rank{rank}.json").read_text()) for rank in (0, 1)]
 
@@ -79,6 +88,15 @@ def test_two_processes_resume_as_one_does(ranks):
         assert rank["weights_after"] == rank["weights"] == ranks[0]["weights"]
 
 
+def test_another_number_of_processes_goes_on_at_a_checkpoint(
+    alone, ranks, folder_of_ranks, tmp_path
+):
+    rest = alone[0]["given"][SKIPPED:]
+    over = [[*a[0], *b[0]] for a, b in zip(*(rank["taken_over"] for rank in ranks), strict=True)]
+    assert over == [numbers for numbers, _ in rest]
+    assert given_after(folder_of_ranks / "checkpoint-5", tmp_path) == rest
+
+
 @pytest.mark.parametrize("settings", [{}, {"dataloader_persistent_workers": True}])
 def test_workers_change_nothing_of_a_collators_random_numbers(alone, tmp_path, settings):
     settings = {"dataloader_num_workers": 2, "dataloader_prefetch_factor": 3, **settings}
@@ -89,6 +107,33 @@ def test_workers_change_nothing_of_a_collators_random_numbers(alone, tmp_path, s
     assert (loader.num_workers, loader.prefetch_factor) == (2, 3)
     assert loader.stats().run.batches == 26
     made.accelerator.free_memory()
+
+
+class Drawing(PenstockTrainer):
+    """A trainer whose steps draw, as dropout does."""
+
+    def training_step(self, *given):
+        self.drawn = [*getattr(self, "drawn", []), torch.rand(()).item()]
+        return super().training_step(*given)
+
+
+def of_tokens(samples):
+    tokens = torch.tensor([sample["input_ids"][:2] for sample in samples])
+    return {"input_ids": tokens, "labels": tokens}
+
+
+@pytest.mark.parametrize("backend", ["process", "thread"])
+def test_threads_do_not_seed_what_the_trainer_draws_from(tmp_path, backend):
+    options = {"backend": backend}
+    made = trainer(
+        Drawing, tmp_path, save_strategy="no", dataloader_num_workers=1, loader_options=options
+    )
+    made.data_collator = of_tokens
+    made.train()
+    loader = made.callback_handler.train_dataloader
+    assert loader.backend == backend
+    assert len(made.drawn) == len(set(made.drawn)) == 26
+    assert (loader.worker_init_fn is None) == (backend == "thread")
 
 
 def test_without_a_seed_it_is_transformers_own_training(tmp_path):

@@ -1,9 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
 """A tiny masked language model trained by Transformers' Trainer; what each step was given.
 
-    torchrun --nproc-per-node=2 -m tests.clients.trainer_run FOLDER
+    torchrun --nproc-per-node=2 -m tests.clients.trainer_run FOLDER CHECKPOINT
 
-writes `rank<r>.json` into FOLDER: a run, and what a resumed one does.
+writes `rank<r>.json` into FOLDER: a run, what a resumed one does, and one that goes on at the
+CHECKPOINT of another number of processes.
 """
 
 from __future__ import annotations
@@ -169,10 +170,18 @@ def run(folder, **settings):
     }
 
 
+def given_after(checkpoint, folder, **settings):
+    """What the steps after a checkpoint are given."""
+    made = trainer(Ours, folder, save_strategy="no", **settings)
+    made.train(resume_from_checkpoint=str(checkpoint))
+    return made.given
+
+
 if __name__ == "__main__":
     warnings.simplefilter("error", UserWarning)
     folder = Path(sys.argv[1])
     told = run(folder, per_device_train_batch_size=1)
+    told["taken_over"] = given_after(sys.argv[2], folder, per_device_train_batch_size=1)
     (folder / f"rank{torch.distributed.get_rank()}.json").write_text(json.dumps(told))
     torch.distributed.barrier()
     torch.distributed.destroy_process_group()

@@ -22,7 +22,7 @@ from accelerate.data_loader import (
     get_sampler,
 )
 from accelerate.state import GradientState
-from accelerate.utils import DistributedType, synchronize_rng_states
+from accelerate.utils import DistributedType, send_to_device, synchronize_rng_states
 from torch.utils.data import BatchSampler as TorchBatchSampler
 from torch.utils.data import DistributedSampler as TorchDistributedSampler
 from torch.utils.data import IterableDataset, RandomSampler
@@ -175,9 +175,7 @@ class PreparedLoader(DataLoaderStateMixin, DataLoader[T_co]):  # type: ignore[mi
     ) -> None:
         """Keep a loader of this process's batches; see `prepare`."""
         # Not torch's __init__: what a loader has is asked of `loader`.
-        self.loader = loader
         self.device = device
-        self.gradient_state = GradientState()
         self.total_batch_size, self._length = _sizes_of(loader, shard, accelerator)
         self._rng_types = list(getattr(shard, "rng_types", None) or [])
         self._generator = getattr(shard, "synchronized_generator", None)
@@ -185,6 +183,20 @@ class PreparedLoader(DataLoaderStateMixin, DataLoader[T_co]):  # type: ignore[mi
             self._rng_types.remove("generator")  # nothing is drawn from it
         self._given: dict[str, Any] | None = None  # the state of the loop, while batches are given
         self._num_dropped = 0  # of a stream's next epoch
+        self.loader = loader  # from here on `__setattr__` knows what is not ours
+
+    @property
+    def gradient_state(self) -> GradientState:
+        """Accelerate's, of which a process has one: a copied or unpickled loader tells it too."""
+        return GradientState()
+
+    def __setattr__(self, name: str, value: object) -> None:
+        """Set what the loader has there: it forbids, as torch does, what would have no effect."""
+        own = vars(self)
+        if name not in own and name in vars(own.get("loader", self)):
+            setattr(self.loader, name, value)
+        else:
+            object.__setattr__(self, name, value)
 
     def __getattr__(self, name: str) -> Any:  # noqa: ANN401
         """Return the loader's."""
@@ -239,6 +251,9 @@ class PreparedLoader(DataLoaderStateMixin, DataLoader[T_co]):  # type: ignore[mi
         loader = self.loader
         if self.device is None or self.device.type == "cpu" or loader._target_device is not None:
             return loader
+        if type(loader).__iter__ is not DataLoader.__iter__:
+            # Of these the prefetcher takes one more than it gives, and the state would count it.
+            return (send_to_device(batch, self.device) for batch in loader)
         return DevicePrefetcher(loader, self.device)
 
     @property
@@ -302,18 +317,16 @@ def prepared_as(
     shard: Any,  # noqa: ANN401 - a loader of Accelerate's
     loader: DataLoader[T_co],
     accelerator: Any,  # noqa: ANN401
-    device: torch.device | None = None,
+    device: torch.device | None,
 ) -> PreparedLoader[T_co]:
-    """Return a loader of all processes with the share, and on the device, of one of Accelerate's.
+    """Return a loader of all processes with the share of one of Accelerate's.
 
     Args:
         shard: Says which batches are this process's. It is not kept.
         loader: Of the batches of all.
         accelerator: Of the shard.
-        device: Where batches arrive; None: where those of the shard do.
+        device: Where batches arrive; None: they stay in main memory.
     """
-    if device is None:
-        device = getattr(shard, "device", None)
     return PreparedLoader(_dealt(loader, shard, accelerator), shard, accelerator, device)
 
 

@@ -185,6 +185,15 @@ class DealtBatches:
         self.rank = rank
         self.num_replicas = num_replicas
 
+    @property
+    def even_batches(self) -> bool:
+        """Whether all processes get as many; `Accelerator.join_uneven_inputs` changes it."""
+        return bool(self.batch_sampler.even_batches)
+
+    @even_batches.setter
+    def even_batches(self, value: bool) -> None:
+        self.batch_sampler.even_batches = value
+
     def __iter__(self) -> Iterator[Any]:
         """Yield them as they are."""
         return iter(self.batch_sampler)

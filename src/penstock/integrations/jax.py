@@ -6,7 +6,7 @@ the array, and with it the slot of shared memory that the array lies in, for as 
 array lives; so a batch that is held is never written over. What could still change it is somebody
 who writes into the NumPy array, and of those there is none: batches are not handed out before they
 are jax arrays. Only where no process lies between, without workers or with threads, the array may
-be one of the dataset itself, and is copied first.
+be one of the dataset itself, and what a `transform` returns may be its own; both are copied first.
 """
 
 from __future__ import annotations
@@ -19,6 +19,7 @@ import jax
 import numpy as np
 
 from penstock.errors import ConfigError
+from penstock.integrations.ahead_of_loop import AheadOfLoop
 from penstock.randomness.keys import checked_count
 
 if TYPE_CHECKING:
@@ -50,7 +51,8 @@ def to_devices(
             jax.process_index())`.
         prefetch: Batches that are put on the devices ahead of the one that the loop has. They take
             memory there, and do not count in `state_dict`.
-        transform: Called with each batch before it goes: to leave columns out, say, or to pad.
+        transform: Called with each batch before it goes: to leave columns out, say, or to pad. What
+            it returns is copied, so it may fill the same buffer every time.
 
     Raises:
         ConfigError: `prefetch` is negative.
@@ -79,7 +81,7 @@ class _Goes:
     sharding: Any
 
 
-class DeviceBatches:
+class DeviceBatches(AheadOfLoop):
     """A loader's batches as jax arrays; make one with `to_devices`.
 
     A batch is the caller's until dropped. It may be donated (`jax.jit(…, donate_argnums=…)`).
@@ -97,15 +99,9 @@ class DeviceBatches:
         transform: Callable[[Any], Any] | None = None,
     ) -> None:
         """See `to_devices`."""
-        self.loader = loader
+        super().__init__(loader, transform)
         self.sharding = sharding
         self.prefetch = checked_count("prefetch", prefetch)
-        self.transform = transform
-        self._given: Mapping[str, Any] | None = None  # None: the loader's own state is ours
-
-    def __len__(self) -> int:
-        """Return the batches of an epoch."""
-        return len(self.loader)
 
     def __iter__(self) -> Iterator[Any]:
         """Begin the loader's next epoch.
@@ -141,18 +137,15 @@ class DeviceBatches:
         return put.batch
 
     def _put(self, batch: Any) -> Any:  # noqa: ANN401
-        may_be_shared = (
-            getattr(self.loader, "num_workers", 0) == 0
-            or getattr(self.loader, "backend", "thread") == "thread"
-        )
+        is_shared = self._is_shared
 
         def put(path: Any, leaf: Any, sharding: Any) -> Any:  # noqa: ANN401
+            if is_shared and isinstance(leaf, np.ndarray):  # of text, too: it waits for the loop
+                leaf = leaf.copy()
             if not _is_numbers(leaf):
                 return leaf
             if isinstance(sharding, jax.sharding.Sharding):
                 _check_shape(sharding, np.shape(leaf), jax.tree_util.keystr(path))
-            if may_be_shared:
-                leaf = np.array(leaf)
             if isinstance(sharding, jax.sharding.Sharding) and not sharding.is_fully_addressable:
                 return jax.make_array_from_process_local_data(sharding, leaf)
             return jax.device_put(leaf, sharding)
@@ -192,23 +185,6 @@ class DeviceBatches:
                 _check_shape(sharding, shape, jax.tree_util.keystr(path), "the epoch's last batch")
 
         self._each(check, batch)
-
-    def state_dict(self) -> dict[str, Any]:
-        """Return the loader's state behind the batch that the loop was given last."""
-        return dict(self.loader.state_dict() if self._given is None else self._given)
-
-    def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Let the next `iter()` go on where `state` was saved; see `penstock.Loader`.
-
-        Raises:
-            StateError: as the loader's.
-        """
-        self.loader.load_state_dict(state)
-        self._given = None
-
-    def set_epoch(self, epoch: int) -> None:
-        """Choose the epoch that the next `iter()` begins; see `penstock.Loader`."""
-        self.loader.set_epoch(epoch)
 
 
 def _is_numbers(leaf: Any) -> bool:  # noqa: ANN401

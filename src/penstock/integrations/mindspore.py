@@ -5,7 +5,8 @@ MindSpore asks its source for rows in a thread of its own, some 20 ahead of the 
 NumPy's memory as it is: no copy is made on the way to a tensor. It keeps each array for as long as
 the tensor lives, and with it the slot of shared memory that the array lies in, so a batch that is
 held is never written over. Where no process lies between, without workers or with threads, an array
-may be one of the dataset itself, and is copied first.
+may be one of the dataset itself, and what a `transform` returns may be its own; both are copied
+first.
 """
 
 from __future__ import annotations
@@ -18,6 +19,7 @@ import mindspore.dataset
 import numpy as np
 
 from penstock.errors import ConfigError
+from penstock.integrations.ahead_of_loop import AheadOfLoop
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -51,7 +53,8 @@ def to_mindspore(
             the longest of the batch: `{"boxes": 0, "labels": -1}`.
         pad_to: How many rows those columns have, always. Graphs are then compiled once, and not
             for each new shape. None: as many as the longest of the batch.
-        transform: Called with each batch first, to make a dict or tuple of columns of it.
+        transform: Called with each batch first, to make a dict or tuple of columns of it. What it
+            returns is copied, so it may fill the same buffer every time.
 
     Raises:
         ConfigError: no columns, one twice, or `pad` of a column that there is not.
@@ -59,7 +62,7 @@ def to_mindspore(
     return MindSporeBatches(loader, column_names, pad=pad, pad_to=pad_to, transform=transform)
 
 
-class MindSporeBatches:
+class MindSporeBatches(AheadOfLoop):
     """A loader's batches in columns; make them with `to_mindspore`.
 
     Concurrency:
@@ -76,21 +79,15 @@ class MindSporeBatches:
         transform: Callable[[Any], Any] | None = None,
     ) -> None:
         """See `to_mindspore`."""
-        self.loader = loader
+        super().__init__(loader, transform)
         self.column_names = [column_names] if isinstance(column_names, str) else list(column_names)
         self.pad = dict(pad or {})
         self.pad_to = pad_to
-        self.transform = transform
         if not self.column_names or len(set(self.column_names)) < len(self.column_names):
             raise ConfigError(f"column_names are one or more, each once; got {self.column_names}.")
         if unknown := self.pad.keys() - set(self.column_names):
             raise ConfigError(f"pad names {sorted(unknown)}; the columns are {self.column_names}.")
         self._resumed: int | None = None  # batches given before, in the epoch that comes next
-        self._given: Mapping[str, Any] | None = None  # None: the loader's own state is ours
-
-    def __len__(self) -> int:
-        """Return the batches of an epoch."""
-        return len(self.loader)
 
     def dataset(self, **options: Any) -> Any:  # noqa: ANN401
         """Return a `mindspore.dataset.GeneratorDataset` whose rows are the loader's batches.
@@ -160,27 +157,19 @@ class MindSporeBatches:
         except TypeError:  # a stream
             return None
 
-    def state_dict(self) -> dict[str, Any]:
-        """Return the loader's state behind the batch that the loop was given last.
-
-        What MindSpore has fetched ahead does not count.
-        """
-        return dict(self.loader.state_dict() if self._given is None else self._given)
-
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Let the next epoch go on where `state` was saved; see `penstock.Loader`.
 
         Raises:
             StateError: as the loader's.
         """
-        self.loader.load_state_dict(state)
-        self._given = None
+        super().load_state_dict(state)
         self._resumed = int(state["batches"])
 
     def set_epoch(self, epoch: int) -> None:
         """Choose the epoch that comes next; see `penstock.Loader`."""
-        self.loader.set_epoch(epoch)
-        self._given = self._resumed = None
+        super().set_epoch(epoch)
+        self._resumed = None
 
     def columns(self, batch: Any) -> tuple[NDArray[Any], ...]:  # noqa: ANN401
         """Return a batch of the loader as one array per column.
@@ -223,11 +212,7 @@ class MindSporeBatches:
                 f"column {name!r} holds {type(value).__name__} that is no array of numbers or "
                 "text. Leave it out of column_names, or let transform= convert it."
             )
-        may_be_shared = (
-            getattr(self.loader, "num_workers", 0) == 0
-            or getattr(self.loader, "backend", "thread") == "thread"
-        )
-        return array.copy() if may_be_shared else np.ascontiguousarray(array)
+        return array.copy() if self._is_shared else np.ascontiguousarray(array)
 
     def _padded(self, name: str, arrays: list[NDArray[Any]]) -> NDArray[Any]:
         longest = max(map(len, arrays))

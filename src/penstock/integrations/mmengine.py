@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any, Final, TypeVar
 import numpy as np
 import torch
 import torch.utils.data
+from mmengine.dataset import worker_init_fn as mmengines_init
 from mmengine.dist import get_rank, get_world_size
 from mmengine.hooks import Hook
 from mmengine.logging import HistoryBuffer
@@ -26,6 +27,7 @@ from mmengine.runner import Runner
 
 from penstock.errors import ConfigError
 from penstock.faults import FaultPolicy
+from penstock.integrations.worker_seeding import init_for
 from penstock.torch.loader import DataLoader
 
 if TYPE_CHECKING:
@@ -193,8 +195,10 @@ class PenstockRunner(Runner):  # type: ignore[misc]  # mmengine has no types
     ) -> Any:  # noqa: ANN401 - mmengine's dict
         """Load a checkpoint as mmengine does, which torch from 2.6 on refuses by itself.
 
-        By then `torch.load` makes only what it knows to be harmless, and mmengine's checkpoints
-        hold the histories of its log, of numpy arrays. These are allowed here, and nothing else.
+        By then `torch.load` makes tensors and plain values only, and mmengine's checkpoints hold
+        the histories of its log, of numpy arrays. These are allowed here, by name. That is no wall
+        against a file that was made to do harm, since numpy believes what it says of an array's
+        type: load checkpoints that you trust.
         """
         # What mmengine itself has as the default.
         revise_keys = [(r"^module.", "")] if revise_keys is None else revise_keys
@@ -224,9 +228,8 @@ def _on_our_engine(
         settings.pop("batch_size", None)
     elif theirs["sampler"] is not None:
         settings["sampler"] = plain.sampler
-    if "worker_init_fn" in theirs or ours.get("backend") != "thread":
-        # mmengine's own seeds the global generators, which threads share with the trainer.
-        settings["worker_init_fn"] = plain.worker_init_fn
+    backend = ours.get("backend", "process")
+    settings["worker_init_fn"] = init_for(backend, plain.worker_init_fn, mmengines_init)
     # A loader without a seed draws from torch's generator when an iterator is made: at the same
     # moment as mmengine's, so that weights that are drawn later are the same.
     kind = DataLoader if ours.get("seed") is None else _LazyLoader

@@ -19,11 +19,13 @@ from accelerate.data_loader import (
 )
 from torch.utils.data import IterableDataset
 from transformers import Trainer
+from transformers.trainer_utils import seed_worker
 
 from penstock.data.dataset import follows_epochs
 from penstock.errors import ConfigError, StateError
 from penstock.integrations.accelerate import PreparedLoader, prepared_as, skip_first_batches
 from penstock.integrations.state_files import read_state, write_state
+from penstock.integrations.worker_seeding import init_for
 from penstock.torch.loader import DataLoader
 
 if TYPE_CHECKING:
@@ -52,7 +54,8 @@ class PenstockTrainerMixin:
     Penstock's engine, with the dataset, sampler, collator and settings that it has: whatever
     `TrainingArguments` say of loaders holds. It is seeded by `data_seed`, or else `seed`, so that
     batches and their random numbers, a collator's too, are the same for any number of workers, and
-    for any number of processes with the same global batch.
+    for any number of processes with the same global batch. With `backend="thread"` that holds of
+    `penstock.sample_rng()`, but not of draws from the global generators, which threads share.
 
     Checkpoints hold the place in the epoch. `train(resume_from_checkpoint=...)` goes on there and
     reads nothing of the batches before; with `ignore_data_skip` the epoch begins anew, as always.
@@ -134,12 +137,14 @@ class PenstockTrainerMixin:
                 "accelerator_config={'dispatch_batches': False}): each process reads its share."
             )
         taken = {name: getattr(loader, name) for name in _TAKEN_OVER}
+        backend = options.get("backend", "process")
+        taken["worker_init_fn"] = init_for(backend, taken["worker_init_fn"], seed_worker)
         ours: DataLoader[Any] = DataLoader(
             **{**taken, "seed": seed, **_order_of(loader), **options}
         )
         if any(known is loader for known in accelerator._dataloaders):
             accelerator._dataloaders.remove(loader)  # for `save_state`, which Trainer does not call
-        return prepared_as(loader, ours, accelerator)
+        return prepared_as(loader, ours, accelerator, getattr(loader, "device", None))
 
     def _save_rng_state(self, output_dir: str) -> None:
         """Save the loader's place where the generators' states are saved."""

@@ -1,0 +1,30 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Which `worker_init_fn` of a client's own threads are to call: none that seeds."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+__all__ = ["init_for"]
+
+
+def init_for(
+    backend: str,
+    given: Callable[..., Any] | None,
+    seeder: Callable[..., Any],
+) -> Callable[..., Any] | None:
+    """Return a loader's `worker_init_fn`, or None where it would seed the trainer's generators.
+
+    A client's own seeds the global generators of a worker. Threads share them with the trainer,
+    whose dropout would draw the same numbers in every epoch.
+
+    Args:
+        backend: What workers are.
+        given: As the client set it.
+        seeder: The client's own, which `given` may be a `partial` of. A user's stays.
+    """
+    function = getattr(given, "func", given)
+    return None if backend == "thread" and function is seeder else given

@@ -22,34 +22,44 @@ from torch import Tensor, nn
 
 __all__ = ["TinyDETR3D", "decode_boxes", "encode_boxes", "sample_views"]
 
+STRIDE = 8  # of the backbone, in pixels
 MIN_DEPTH_M = 0.1  # nearer points lie in the camera itself; their pixels mean nothing
 
 
 def sample_views(
-    features: Tensor, points: Tensor, lidar2img: Tensor, image_size: tuple[int, int]
+    features: Tensor, points: Tensor, lidar2img: Tensor, image_sizes: Tensor, stride: int
 ) -> tuple[Tensor, Tensor]:
-    """Return what the cameras see at points in space, bilinear between pixels.
+    """Return what the cameras see at points in space, bilinear between cells of features.
 
     Args:
-        features: (B, N, C, h, w), of images of `image_size`.
+        features: (B, N, C, h, w). The centre of cell (i, j) is pixel (i, j) times `stride`, as it
+            is after convolutions with kernels of 2 k + 1 and a padding of k.
         points: (B, Q, 3), in metres, in the lidar's frame.
         lidar2img: (B, N, 4, 4), to pixels of the images.
-        image_size: Height and width of the padded images.
+        image_sizes: (B, N, 2), height and width before padding.
+        stride: From cell to cell, in pixels.
 
     Returns:
-        (B, N, Q, C); and whether the camera sees the point, (B, N, Q). Not: behind it, or beside.
+        (B, N, Q, C); and whether the camera sees the point, (B, N, Q). Not: behind it, or beside,
+        where the image was padded too.
     """
-    batch, cameras, channels = features.shape[:3]
-    height, width = image_size
+    batch, cameras, channels, height, width = features.shape
     homogeneous = F.pad(points, (0, 1), value=1.0)
     seen = torch.einsum("bnij,bqj->bnqi", lidar2img, homogeneous)
     depth = seen[..., 2:3]
     pixels = seen[..., :2] / depth.clamp(min=MIN_DEPTH_M)
-    # Whole numbers are centres of pixels; grid_sample's -1 and 1 are the edges of the image.
-    grid = (pixels + 0.5) * pixels.new_tensor([2 / width, 2 / height]) - 1
-    is_seen = (depth[..., 0] > MIN_DEPTH_M) & (grid.abs() <= 1).all(dim=-1)
+    # Whole numbers are centres of pixels, so an image begins half a pixel before the first.
+    edges = image_sizes.flip(-1).unsqueeze(2) - 0.5
+    is_within = ((pixels >= -0.5) & (pixels <= edges)).all(dim=-1)
+    is_seen = (depth[..., 0] > MIN_DEPTH_M) & is_within
+    # grid_sample's -1 and 1 are the centres of the first and the last cell; what lies beyond (up to
+    # a stride, at the right and bottom) is taken from the nearest.
+    last = pixels.new_tensor([max(1, width - 1), max(1, height - 1)])
     sampled = F.grid_sample(
-        features.flatten(0, 1), grid.flatten(0, 1).unsqueeze(2), align_corners=False
+        features.flatten(0, 1),
+        (pixels * (2 / stride) / last - 1).flatten(0, 1).unsqueeze(2),
+        padding_mode="border",
+        align_corners=True,
     )
     return sampled.view(batch, cameras, channels, -1).transpose(2, 3), is_seen
 
@@ -144,7 +154,8 @@ class TinyDETR3D(BaseModel):
         mode: str = "tensor",
         **_: Tensor,
     ) -> Any:  # noqa: ANN401 - by mode, as mmengine has it
-        logits, codes = self.predict(images, lidar2img)
+        sizes = images.new_tensor([meta["img_shapes"] for meta in metas])
+        logits, codes = self.predict(images, lidar2img, sizes)
         if mode == "loss":
             counts = num_boxes.tolist()
             return self.loss(logits, codes, boxes.split(counts), labels.split(counts))
@@ -157,8 +168,14 @@ class TinyDETR3D(BaseModel):
             ]
         return logits, codes
 
-    def predict(self, images: Tensor, lidar2img: Tensor) -> tuple[Tensor, Tensor]:
-        """Return class logits (B, Q, classes) and box codes (B, Q, 8)."""
+    def predict(self, images: Tensor, lidar2img: Tensor, sizes: Tensor) -> tuple[Tensor, Tensor]:
+        """Return class logits (B, Q, classes) and box codes (B, Q, 8).
+
+        Args:
+            images: (B, N, 3, H, W), padded.
+            lidar2img: (B, N, 4, 4).
+            sizes: (B, N, 2), height and width before padding.
+        """
         batch, cameras = images.shape[:2]
         features = self.backbone(images.flatten(0, 1)).unflatten(0, (batch, cameras))
         queries = self.queries.weight.expand(batch, -1, -1)
@@ -166,7 +183,7 @@ class TinyDETR3D(BaseModel):
         places = self.points(queries)
         for layer in self.layers:
             points = self.lowest + self.extent * places.sigmoid()
-            sampled, is_seen = sample_views(features, points, lidar2img, images.shape[-2:])
+            sampled, is_seen = sample_views(features, points, lidar2img, sizes, STRIDE)
             queries = layer(queries, sampled, is_seen)
             codes = self.boxes(queries)
             places = places + codes[..., :3]

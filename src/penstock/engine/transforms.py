@@ -11,15 +11,15 @@ if TYPE_CHECKING:
 
 __all__ = ["innermost_transform", "transform_that_raised"]
 
-_NAMES: Final = ("transform", "target_transform", "transforms")
+_NAMES: Final = ("transform", "target_transform", "transforms", "whole_transform")
 _DEEPEST: Final = 5  # of transforms made of transforms, and datasets made of datasets
 
 
 def transform_that_raised(dataset: object, error: BaseException) -> str | None:
     """Return the name of the innermost transform whose code `error` passed, or None.
 
-    Looked for are the dataset's attributes `transform`, `target_transform`, `transforms`, and what
-    they are made of, as torchvision and Albumentations have it.
+    Looked for are the dataset's attributes `transform`, `target_transform`, `transforms`, as
+    torchvision and Albumentations have it, `whole_transform`, and what they are made of.
     """
     # Not the first frame, our own, in which `error` is a variable: looking at a frame's variables
     # makes a copy of them that lives as long as the frame, and the two would keep each other.

@@ -188,6 +188,25 @@ def test_mosaics_end_before_the_last_epochs_and_the_dataset_within_is_told():
     assert sides == [64, 64, 64, 32, 32]
 
 
+def test_a_sample_without_a_mosaic_may_have_a_transform_of_its_own():
+    photo = {
+        **flat(200, (40, 80)),
+        "boxes": np.array([[8, 4, 72, 36]], np.float32),
+        "labels": np.ones(1, int),
+    }
+    cut = RandomPerspective((48, 64), translate=0, scale=0)
+    mosaic = Mosaic(
+        [photo] * 2, 64, until_epoch=1, transform=cut, whole_transform=Letterbox((48, 64))
+    )
+    assert mosaic[0]["image"].shape == (48, 64, 3)
+    assert "letterbox" not in mosaic[0]
+    mosaic.set_epoch(1)
+    whole = mosaic[0]
+    assert whole["image"].shape == (48, 64, 3)
+    assert whole["boxes"].tolist() == [pytest.approx([6.4, 11.2, 57.6, 36.8])]
+    assert "letterbox" in whole
+
+
 @pytest.mark.parametrize("num_workers", [0, 2])
 def test_the_loader_tells_the_epoch(num_workers):
     loader = penstock.Loader(
@@ -383,6 +402,7 @@ def test_images_that_do_not_fit_one_canvas_are_named():
         ({"probability": -1}, "probability .* got -1"),
         ({"until_epoch": -1}, "until_epoch is an int of at least 0; got -1"),
         ({"transform": 3}, "transform is None, or a function of a sample; got 3"),
+        ({"whole_transform": 3}, "whole_transform is None, or a function of a sample; got 3"),
         ({"transform": Letterbox}, r"got the class Letterbox: make an instance .* Letterbox\(…\)"),
     ],
 )

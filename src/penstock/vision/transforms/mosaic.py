@@ -25,7 +25,12 @@ import numpy as np
 
 from penstock.errors import ConfigError
 from penstock.randomness.samples import sample_rng
-from penstock.vision.arguments import checked_number, checked_whole, named_here
+from penstock.vision.arguments import (
+    checked_number,
+    checked_transform,
+    checked_whole,
+    named_here,
+)
 from penstock.vision.samples import image_of, joined, without_letterbox
 from penstock.vision.transforms.coordinates import clipped, moved
 from penstock.vision.transforms.letterbox import Letterbox
@@ -50,11 +55,12 @@ class Mosaic(PartneredDataset):
 
     A sample that gets no mosaic (`probability`, `until_epoch`) is letterboxed to s and handed to
     `transform`. Without a `transform` it lies in the middle of a canvas of 2 s, so that all samples
-    have one size; a `RandomPerspective(s)` later in the chain makes the same of it.
+    have one size; a `RandomPerspective(s)` later in the chain makes the same of it. Both are
+    squares. Where you train on images that are none, a `whole_transform` takes the place of that.
 
-    Boxes are clipped to the visible part of their image; landmarks beyond are NaN, their visibility
-    0. What is of the image as a whole ("image_id") is that of sample `index`; "letterbox" is
-    dropped.
+    In a mosaic boxes are clipped to the visible part of their image; landmarks beyond are NaN,
+    their visibility 0. What is of the image as a whole ("image_id") is that of sample `index`;
+    "letterbox" is dropped.
 
     Attributes:
         dataset: Where the images come from: its samples are dicts.
@@ -89,6 +95,7 @@ class Mosaic(PartneredDataset):
         min_side_px: float = 1.0,
         transform: Callable[[Any], Any] | None = None,
         until_epoch: int | None = None,
+        whole_transform: Callable[[Any], Any] | None = None,
     ) -> None:
         """Say how large, and how often.
 
@@ -104,6 +111,9 @@ class Mosaic(PartneredDataset):
                 with it. None gives the whole canvas.
             until_epoch: Epochs from this one on have no mosaic: the recipe trains its last epochs
                 (10 or 15) on whole images. None: all have. The loader tells the epoch.
+            whole_transform: Applied to a sample that gets no mosaic, as the dataset has it, and all
+                that is: it is neither letterboxed to s nor handed to `transform`. For sizes that
+                are no squares: `Compose(Letterbox((480, 640)), ...)`. None: see above.
 
         Raises:
             ConfigError: an argument is out of its range, or the dataset is not map-style.
@@ -111,6 +121,9 @@ class Mosaic(PartneredDataset):
         super().__init__(
             dataset, probability=probability, transform=transform, until_epoch=until_epoch
         )
+        if whole_transform is not None:
+            checked_transform("whole_transform is None, or", whole_transform)
+        self.whole_transform = whole_transform
         if tiles not in {4, 9}:
             raise ConfigError(f"tiles is 4 or 9; got {tiles!r}")
         self.size_px = checked_whole("size", size, 2)
@@ -124,6 +137,11 @@ class Mosaic(PartneredDataset):
         boxed = self._letterbox(_checked_sample(sample))
         # What comes after `transform` may well want images of one size: a batch, or MixUp.
         return without_letterbox(boxed if self.transform is not None else self._middle(boxed))
+
+    def _whole(self, sample: Any) -> Any:  # noqa: ANN401
+        if self.whole_transform is None:
+            return super()._whole(sample)
+        return self.whole_transform(_checked_sample(sample))
 
     def _combined(self, index: int) -> dict[str, Any]:
         rng, side = sample_rng(), self.size_px

@@ -90,9 +90,8 @@ class PartneredDataset(Dataset[Any]):
         position = self._checked(index)
         if sample_rng().random() < self.probability and self._is_on():
             sample = self._combined(position)
-        else:
-            sample = self._alone(self.dataset[position])
-        return sample if self.transform is None else self.transform(sample)
+            return sample if self.transform is None else self.transform(sample)
+        return self._whole(self.dataset[position])
 
     # `__getitems__` is there for subsets of other libraries, which read batches and know nothing of
     # streams. A loader had better read sample by sample, to say which one failed.
@@ -107,6 +106,11 @@ class PartneredDataset(Dataset[Any]):
 
     def _alone(self, sample: Any) -> Any:  # noqa: ANN401
         raise NotImplementedError
+
+    def _whole(self, sample: Any) -> Any:  # noqa: ANN401
+        """What is returned for a sample that gets no partners."""
+        sample = self._alone(sample)
+        return sample if self.transform is None else self.transform(sample)
 
     def _is_on(self) -> bool:
         return self.until_epoch is None or self._epoch < self.until_epoch

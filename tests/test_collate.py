@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 
 from penstock.collate import default_collate
 from penstock.errors import CollateError
+from penstock.torch import DataLoader
 
 Point = collections.namedtuple("Point", "x y")
 
@@ -116,3 +117,18 @@ def test_different_lengths_name_both_samples():
 def test_a_leaf_that_nothing_takes_is_named(leaf):
     with pytest.raises(TypeError, match=f"found {type(leaf)}"):
         default_collate([leaf])
+
+
+@pytest.mark.parametrize("other", [None, [1.0, 2.0]])
+def test_what_is_no_array_where_the_first_sample_has_one_is_named(other):
+    with pytest.raises(TypeError, match=f"arrays and {type(other).__name__} in one place"):
+        default_collate([np.zeros(2), other])
+
+
+@pytest.mark.parametrize("num_workers", [0, 1])
+def test_for_torch_a_list_beside_an_array_is_what_torch_makes_of_it(num_workers):
+    rows = [np.zeros(2), [1.0, 2.0]]
+    (batch,) = DataLoader(rows, batch_size=2, num_workers=num_workers)
+    (expected,) = torch.utils.data.DataLoader(rows, batch_size=2)
+    assert torch.equal(batch, expected)
+    assert batch.dtype == expected.dtype

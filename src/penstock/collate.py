@@ -265,6 +265,13 @@ class Collator:
                 "default_collate: batch must contain tensors, numpy arrays, numbers, dicts or "
                 f"lists; found {first.dtype}"
             )
+        others = [array for array in arrays if not isinstance(array, np.ndarray | np.generic)]
+        if others:
+            self._refuse_mixture(arrays)
+            raise TypeError(
+                f"default_collate: batch has arrays and {type(others[0]).__name__} in one place. "
+                "Give each sample an array there, or give a collate_fn."
+            )
         check_shapes([array.shape for array in arrays])
         if any(array.dtype != first.dtype for array in arrays):
             self._refuse_mixture(arrays)

@@ -131,11 +131,12 @@ class Loader(Observed, Generic[SampleT]):
         orders = {"shuffle": shuffle, "sampler": sampler, "batch_sampler": batch_sampler}
         dataset, collate_fn = adapted(dataset, collate_fn, batch_size, **orders)
         self._is_iterable = isinstance(dataset, IterableDataset)
-        if not self._is_iterable and not hasattr(dataset, "__getitem__"):
+        if not self._is_iterable and (_is_torchs(dataset) or not hasattr(dataset, "__getitem__")):
             raise TypeError(
                 "a dataset has __getitem__ and __len__, or is a penstock.data.IterableDataset; "
-                f"got {type(dataset).__name__}. (Iterable datasets of torch are for "
-                "penstock.torch.DataLoader.)"
+                f"got {type(dataset).__name__}. Iterable datasets of torch are for "
+                "penstock.torch.DataLoader; for one of Hugging Face there is "
+                "penstock.integrations.huggingface.from_huggingface"
             )
         self._monitor = Monitor(
             dataset,
@@ -430,6 +431,14 @@ def _context(context: str | BaseContext | None) -> BaseContext | None:
             f"{context!r}"
         )
     return multiprocessing.get_context(context)
+
+
+def _is_torchs(dataset: object) -> bool:
+    """Return whether it is an iterable dataset of torch's, which inherits a useless __getitem__."""
+    return any(
+        cls.__name__ == "IterableDataset" and cls.__module__.startswith("torch.utils.data.")
+        for cls in type(dataset).__mro__
+    )
 
 
 def _check_iterable(*, shuffle: bool, sampler: object, batch_sampler: object) -> None:

@@ -186,6 +186,12 @@ def test_a_state_of_another_sampler_is_refused(other, message):
         other.load_state_dict(state)
 
 
+def test_of_a_sampler_of_another_kind_that_alone_is_told():
+    with pytest.raises(StateError) as caught:
+        SequentialSampler(Numbers()).load_state_dict(saved(RandomSampler(Numbers(), seed=3)))
+    assert str(caught.value).count("in the state and") == 1
+
+
 @pytest.mark.parametrize(
     ("state", "message"),
     [

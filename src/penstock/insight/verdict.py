@@ -231,7 +231,8 @@ def _contention(case: Case, starved: float) -> Verdict:
         )
     text = (
         f"The trainer hardly waits for batches, but {percent(starved)} of the time it waits for a "
-        f"core: {count_of_workers(at.num_workers)} and the trainer share {amount(case.at.cores)}."
+        f"core: {count_of_workers(at.num_workers)} and the trainer share "
+        f"{amount(case.at.cores)} cores."
     )
     fewer = min(at.needed_workers(at.rate), at.num_workers - 1)
     if fewer < 1:

@@ -202,13 +202,16 @@ def _is_asked_by_torch() -> bool:
 def differences(saved: Any, here: Any, name: str = "") -> list[str]:  # noqa: ANN401
     """Return a sentence for each value that is not the same in two trees of dicts.
 
+    Of two things of another "kind" that alone is told: the rest differs with it.
+
     Example:
         >>> differences({"sampler": {"seed": 1}}, {"sampler": {"seed": 2}})
         ['sampler.seed is 1 in the state and 2 here']
     """
     if isinstance(saved, dict) and isinstance(here, dict):
-        found = []
-        for key in sorted({*saved, *here}):
+        found: list[str] = []
+        of_kind = saved.get("kind") != here.get("kind") and {"kind"} <= saved.keys() & here.keys()
+        for key in ["kind"] if of_kind else sorted({*saved, *here}):
             inner = f"{name}.{key}" if name else key
             found += differences(saved.get(key), here.get(key), inner)
         return found

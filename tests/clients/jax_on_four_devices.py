@@ -166,7 +166,7 @@ def test_the_state_counts_what_was_given_out_and_nothing_ahead(
     for _ in range(num_given):
         next(batches)
     state = json.loads(json.dumps(placed.state_dict()))
-    assert (state["epoch"], state["batches"]) == (1, num_given)
+    assert (placed.epoch, state["epoch"], state["batches"]) == (1, 1, num_given)
     rest = [batch["name"] for batch in batches]
     assert placed.state_dict()["epoch"] == 2
     again = to_devices(loader(), by_rows, prefetch=prefetch)

@@ -287,6 +287,8 @@ def test_a_folder_without_the_loaders_state_is_refused(accelerator, tmp_path):
 
 def test_what_is_no_loader_of_ours_is_refused(accelerator):
     theirs = torch.utils.data.DataLoader(Numbered())
+    with pytest.raises(ConfigError, match=r"accelerator.prepare has had this loader"):
+        prepare(accelerator, accelerator.prepare(DataLoader(range(4))))
     with pytest.raises(ConfigError, match=r"prepare takes a penstock.torch.DataLoader"):
         prepare(accelerator, theirs)
     with pytest.raises(ConfigError, match=r"accelerate.skip_first_batches takes other loaders"):

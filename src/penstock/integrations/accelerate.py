@@ -109,10 +109,13 @@ def prepare(
     if isinstance(loader, PreparedLoader):
         return loader
     if not isinstance(loader, DataLoader):
-        raise ConfigError(
-            f"prepare takes a penstock.torch.DataLoader, not {type(loader).__name__}; give other "
-            "loaders to accelerator.prepare"
-        )
+        told = f"prepare takes a penstock.torch.DataLoader, not {type(loader).__name__}"
+        if getattr(loader, "_is_accelerate_prepared", False):
+            raise ConfigError(
+                f"{told}: accelerator.prepare has had this loader, and made torch's own of it. "
+                "Call prepare of penstock.integrations.accelerate first, with the loader as it was."
+            )
+        raise ConfigError(f"{told}. Give other loaders to accelerator.prepare.")
     _check(accelerator, loader)
     device = _device_of(accelerator, loader, device_placement)
     shard = _prepared_by_accelerate(accelerator, loader)

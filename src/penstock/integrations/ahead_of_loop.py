@@ -39,6 +39,11 @@ class AheadOfLoop:
             or getattr(self.loader, "backend", "thread") == "thread"
         )
 
+    @property
+    def epoch(self) -> int:
+        """Number of the epoch that the loop is in; between two, of the next one."""
+        return int(self.state_dict()["epoch"])
+
     def state_dict(self) -> dict[str, Any]:
         """Return the loader's state behind the batch that the loop was given last.
 

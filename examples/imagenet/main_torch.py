@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import argparse
 import os
+import sys
 import time
 from dataclasses import dataclass
 from pathlib import Path
@@ -25,20 +26,23 @@ from torch.utils.data import DataLoader, DistributedSampler, Subset
 
 
 def parse() -> argparse.Namespace:
-    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
-    parser.add_argument("data", type=Path)
-    parser.add_argument("--arch", choices=ARCHITECTURES, default="resnet18")
+    parser = argparse.ArgumentParser(
+        description=__doc__.partition("\n")[0],
+        formatter_class=argparse.ArgumentDefaultsHelpFormatter,
+    )
+    parser.add_argument("data", type=Path, help="folder of train/CLASS/*.jpg and val/CLASS/*.jpg")
+    parser.add_argument("--arch", choices=ARCHITECTURES, default="resnet18", help="the network")
     parser.add_argument("--size", type=int, default=224, help="of images, in pixels")
-    parser.add_argument("--epochs", type=int, default=90)
+    parser.add_argument("--epochs", type=int, default=90, help="to train")
     parser.add_argument("--batch-size", type=int, default=256, help="of all ranks together")
-    parser.add_argument("--lr", type=float, default=0.1)
-    parser.add_argument("--momentum", type=float, default=0.9)
-    parser.add_argument("--weight-decay", type=float, default=1e-4)
+    parser.add_argument("--lr", type=float, default=0.1, help="at first")
+    parser.add_argument("--momentum", type=float, default=0.9, help="of SGD")
+    parser.add_argument("--weight-decay", type=float, default=1e-4, help="of SGD")
     parser.add_argument("--workers", type=int, default=4, help="of each rank")
     parser.add_argument("--print-every", type=int, default=10, help="steps")
     parser.add_argument("--save-every", type=int, default=1000, help="steps; and after each epoch")
     parser.add_argument("--max-steps", type=int, help="save and end after so many in this run")
-    parser.add_argument("--checkpoint", type=Path, default=Path("checkpoint.pt"))
+    parser.add_argument("--checkpoint", type=Path, default="checkpoint.pt", help="the file")
     parser.add_argument("--resume", action="store_true", help="go on from the checkpoint")
     parser.add_argument("--seed", type=int, help="of torch: weights, orders, augmentations")
     return parser.parse_args()
@@ -76,7 +80,7 @@ class Training:
     def save(self) -> None:
         state = {
             "epoch": self.epoch,
-            "model": self.model.state_dict(),
+            "model": bare(self.model).state_dict(),
             "optimizer": self.optimizer.state_dict(),
         }
         if rank() == 0:
@@ -87,12 +91,13 @@ class Training:
     def resume(self) -> None:
         saved = torch.load(self.args.checkpoint, map_location="cpu")
         self.epoch = saved["epoch"]
-        self.model.load_state_dict(saved["model"])
+        bare(self.model).load_state_dict(saved["model"])
         self.optimizer.load_state_dict(saved["optimizer"])
 
 
 def main() -> None:
     args = parse()
+    end_if_missing(args)
     if args.seed is not None:
         torch.manual_seed(args.seed)
     device = torch.device("cpu")
@@ -120,6 +125,15 @@ def main() -> None:
         training.save()
     if dist.is_initialized():
         dist.destroy_process_group()
+
+
+def end_if_missing(args: argparse.Namespace) -> None:
+    for name in ("train", "val"):
+        if not (args.data / name).is_dir():
+            there = ", ".join(sorted(path.name for path in args.data.glob("*") if path.is_dir()))
+            sys.exit(f"{args.data}: no folder {name}; there are {there or 'none'}")
+    if args.resume and not args.checkpoint.exists():
+        sys.exit(f"--resume: there is no {args.checkpoint}")
 
 
 def make_loaders(args: argparse.Namespace) -> tuple[DataLoader[Any], DataLoader[Any], int]:
@@ -172,16 +186,20 @@ def adjust_lr(training: Training) -> None:
 @torch.inference_mode()
 def validate(model: nn.Module, loader: DataLoader[Any], device: torch.device) -> None:
     model.eval()
-    bare = model.module if isinstance(model, DistributedDataParallel) else model
     right, count = torch.zeros(2, dtype=torch.int64, device=device)
     for images, labels in loader:
-        right += (bare(images.to(device)).argmax(1) == labels.to(device)).sum()
+        right += (bare(model)(images.to(device)).argmax(1) == labels.to(device)).sum()
         count += len(labels)
     counts = torch.stack([right, count])
     if dist.is_initialized():
         dist.all_reduce(counts)
     if rank() == 0:
         print(f"validation: {counts[0]} of {counts[1]} right", flush=True)
+
+
+def bare(model: nn.Module) -> nn.Module:
+    """The network as one process has it: what a checkpoint fits for any number of ranks."""
+    return model.module if isinstance(model, DistributedDataParallel) else model
 
 
 def rank() -> int:

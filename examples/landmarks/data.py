@@ -67,6 +67,13 @@ class Faces(Dataset[dict[str, torch.Tensor]]):
 
     def __init__(self, root: Path, split: str, *, size_px: int = 64, augment: bool) -> None:
         self.photos = VOCDetection(root, split, attributes=["pose"])
+        if self.photos.num_landmarks != NUM_LANDMARKS:
+            raise ValueError(
+                f"{root}, split {split!r}: faces have {self.photos.num_landmarks} landmarks, and "
+                f"{NUM_LANDMARKS} are trained on. Join the photos with the list that has them: "
+                "penstock convert PHOTOS landmarks:LIST FACES --to voc "
+                f"--landmarks {NUM_LANDMARKS} --layout xyxy --box --classes class,pose"
+            )
         texts = self.photos.attribute_names["pose"]  # "" is a face of which nobody told
         self.pose_names = sorted({*texts, *MIRRORED} - {""})
         self.codes = np.array([self.pose_names.index(text) if text else UNKNOWN for text in texts])

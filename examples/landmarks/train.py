@@ -7,6 +7,7 @@ python train.py build/landmarks/faces
 from __future__ import annotations
 
 import argparse
+import sys
 from pathlib import Path
 
 import torch
@@ -14,6 +15,7 @@ from data import UNKNOWN, Faces
 from model import FaceNet, landmark_errors, losses
 
 import penstock
+from penstock.errors import StoreError
 from penstock.sampling import ClassBalancedSampler
 from penstock.torch import DataLoader
 
@@ -48,8 +50,11 @@ def main() -> None:
     arguments = parser.parse_args()
 
     seed = penstock.seed_everything(arguments.seed)
-    train = Faces(arguments.data, "train", augment=True)
-    test = Faces(arguments.data, "test", augment=False)
+    try:
+        train = Faces(arguments.data, "train", augment=True)
+        test = Faces(arguments.data, "test", augment=False)
+    except (StoreError, ValueError) as error:  # the folder is the user's to mend: no traceback
+        sys.exit(f"{type(error).__name__}: {error}")
     # Faces without a pose are one class more: they are trained on for their boxes.
     sampler = ClassBalancedSampler(train, num_samples=arguments.samples, seed=seed)
     names = [train.pose_names[code] if code >= 0 else "unknown" for code in sampler.classes]

@@ -107,7 +107,8 @@ def match(
     An anchor gets the box that it overlaps most, if the IoU is `foreground` or more. Below
     `background` it is BACKGROUND, between the two IGNORED. Beyond the paper, as most code has it:
     the anchors that overlap a box most get that box, however little that is, or an object that
-    suits no anchor would never be learned.
+    suits no anchor would never be learned. An anchor that is the best one of several boxes gets
+    the one of them that it overlaps most: so nearly all boxes have an anchor, not each.
 
     Args:
         anchors: (A, 4).
@@ -126,7 +127,7 @@ def match(
     found = torch.where(most < background, BACKGROUND, found)
     best = iou.max(dim=1, keepdim=True).values
     is_best = (iou == best) & (best > 0)
-    return torch.where(is_best.any(dim=0), is_best.int().argmax(dim=0), found)
+    return torch.where(is_best.any(dim=0), torch.where(is_best, iou, -1).argmax(dim=0), found)
 
 
 def encode(boxes: Tensor, anchors: Tensor) -> Tensor:

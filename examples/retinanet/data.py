@@ -49,25 +49,24 @@ def training_set(
         root: The folder.
         split: Its images; None is all.
         size: Height and width of what comes out, in pixels.
-        mosaic_until: Epochs before this one have a mosaic of four images for each sample.
+        mosaic_until: Epochs before this one have a mosaic of four images for each sample; those
+            from it on what they have without a mosaic.
         vertical_flip: Whether there is no up in these images: cells, satellites; not faces.
     """
     # A folder may have landmarks, too. A detector does not look at them: which is left is all one.
     mirrored = [HorizontalFlip(landmark_order=False)]
     if vertical_flip:
         mirrored.append(VerticalFlip(landmark_order=False))
-    coloured = HSV(hue=0.015, saturation=0.4, value=0.3)
+    rest = [HSV(hue=0.015, saturation=0.4, value=0.3), *mirrored]
+    whole = Compose(Letterbox(size), RandomPerspective(size, translate=0.1, scale=0.25), *rest)
     if not mosaic_until:
-        moved = RandomPerspective(size, translate=0.1, scale=0.25)
-        return VOCDetection(
-            root, split, transform=Compose(Letterbox(size), moved, coloured, *mirrored)
-        )
-    moved = RandomPerspective(size, translate=0.1, scale=0.5)
+        return VOCDetection(root, split, transform=whole)
     return Mosaic(
         VOCDetection(root, split),
         max(size),
         until_epoch=mosaic_until,
-        transform=Compose(moved, coloured, *mirrored),
+        transform=Compose(RandomPerspective(size, translate=0.1, scale=0.5), *rest),
+        whole_transform=whole,
     )
 
 
@@ -115,17 +114,22 @@ def loader_for(
     num_workers: int,
     sampler: RepeatFactorSampler | ClassBalancedSampler | None = None,
     shuffle: bool = False,
+    drop_last: bool = False,
     device: torch.device | None = None,
 ) -> DataLoader[Any]:
     """Return batches of (images, targets): float32 (batch, 3, height, width), a dict per image.
 
     The batches of an epoch are a function of seed and epoch: `num_workers` does not change a bit.
+    `drop_last` leaves the last batch out if it is not full, unless it is the only one: a batch norm
+    that trains on one image takes its mean for that of all.
     """
+    num_samples = len(dataset if sampler is None else sampler)
     return DataLoader(
         dataset,
         batch_size=batch_size,
         sampler=sampler,
         shuffle=shuffle and sampler is None,
+        drop_last=drop_last and num_samples >= batch_size,
         num_workers=num_workers,
         persistent_workers=num_workers > 0,
         collate_fn=DetectionCollate(mean=IMAGENET_MEAN, std=IMAGENET_STD),

@@ -10,6 +10,7 @@ import argparse
 import contextlib
 import io
 import json
+import warnings
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -60,6 +61,7 @@ class Scores:
 
 def detect(
     outputs: Outputs,
+    size: tuple[int, int],
     *,
     least_score: float = 0.05,
     iou_threshold: float = 0.5,
@@ -70,11 +72,14 @@ def detect(
 
     Args:
         outputs: Of `RetinaNet`.
+        size: Height and width of the images that it got, in pixels: boxes are clipped to them,
+            before they suppress each other.
         least_score: Probability below which nothing counts.
         iou_threshold: Two boxes of a class that overlap more are one object.
         most_candidates: Best pairs of anchor and class of an image that are looked at.
         most: Detections of an image; COCO counts 100.
     """
+    height, width = size
     found = []
     num_classes = outputs.class_logits.shape[2]
     for logits, offsets in zip(outputs.class_logits, outputs.box_offsets, strict=True):
@@ -83,6 +88,7 @@ def detect(
         places, scores = places[scores >= least_score], scores[scores >= least_score]
         anchors, labels = places // num_classes, places % num_classes
         boxes = decode(offsets[anchors], outputs.anchors[anchors])
+        boxes = torch.minimum(boxes.clamp(min=0), boxes.new_tensor([width, height] * 2))
         kept = non_maximum_suppression(boxes, scores, labels, iou_threshold)[:most]
         found.append(Detections(boxes[kept], scores[kept], labels[kept]))
     return found
@@ -110,14 +116,51 @@ def non_maximum_suppression(
     return order[kept]
 
 
+class _Evaluation(COCOeval):
+    """COCO's, with VOC's difficult objects for its crowds.
+
+    To find a crowd is no fault, any number of times, nor is to miss it. But COCO takes a detection
+    for found that lies somewhere inside of a crowd. An object is one thing, difficult or not: a
+    detection of it overlaps it by intersection over union.
+    """
+
+    def computeIoU(self, imgId: int, catId: int) -> Any:  # noqa: ANN401 - their names
+        crowds = [one for one in self._gts[imgId, catId] if one["iscrowd"]]
+        for one in crowds:
+            one["iscrowd"] = 0
+        try:
+            return super().computeIoU(imgId, catId)
+        finally:
+            for one in crowds:
+                one["iscrowd"] = 1
+
+
 def score(
-    objects: Sequence[Objects], detections: Sequence[Detections], class_names: Sequence[str]
+    objects: Sequence[Objects],
+    detections: Sequence[Detections],
+    class_names: Sequence[str],
+    *,
+    most: int = 100,
 ) -> Scores:
     """Return COCO's scores; image k of one is image k of the other.
 
-    An object marked as difficult is one of COCO's crowds: to find it is no fault, nor is to miss
-    it.
+    An object marked as difficult counts neither way: to find it is no fault, nor is to miss it.
+
+    Args:
+        objects: Of each image.
+        detections: Of each image.
+        class_names: Of all classes, by number.
+        most: Detections of an image and class that count, the best ones. Warns of images with more
+            objects than that: some of them cannot be found.
     """
+    counts = [np.count_nonzero(~np.asarray(one.difficult, bool)) for one in objects]
+    if crowded := [count for count in counts if count > most]:
+        warnings.warn(
+            f"{len(crowded)} of {len(counts)} images have more than {most} objects, up to "
+            f"{max(crowded)}, and {most} detections of an image count: the scores cannot get to 1. "
+            f"Count more by --most {max(crowded)}, and say so beside the scores",
+            stacklevel=2,
+        )
     truth = COCO()
     truth.dataset = {
         "info": {},
@@ -130,7 +173,8 @@ def score(
         found = COCO()
         found.dataset = {**truth.dataset, "annotations": list(_results(detections))}
         found.createIndex()
-        evaluation = COCOeval(truth, found, "bbox")
+        evaluation = _Evaluation(truth, found, "bbox")
+        evaluation.params.maxDets = [most]
         evaluation.evaluate()
         evaluation.accumulate()
     # (IoU thresholds, recalls, classes, areas, most detections); -1 for a class without objects
@@ -158,7 +202,7 @@ def _annotations(objects: Iterable[Objects]) -> Iterable[dict[str, Any]]:
             yield {
                 "id": number,
                 **_placed(image, box, label),
-                "iscrowd": int(is_difficult),
+                "iscrowd": int(is_difficult),  # see `_Evaluation`
             }
 
 
@@ -190,8 +234,12 @@ def evaluate(
     batch_size: int = 8,
     num_workers: int = 0,
     device: torch.device | str = "cpu",
+    most: int = 100,
 ) -> Scores:
-    """Score the network of a checkpoint on a split, in pixels of the images as they are."""
+    """Score the network of a checkpoint on a split, in pixels of the images as they are.
+
+    Of each image `most` detections count.
+    """
     device = torch.device(device)
     model = RetinaNet(ModelOptions(**state["model_options"]))
     model.load_state_dict(state["model"])
@@ -201,11 +249,14 @@ def evaluate(
     objects, detections = [], []
     for images, targets in loader:
         outputs = model(images.to(memory_format=torch.channels_last))
-        for found, target in zip(detect(outputs), targets, strict=True):
+        detected = detect(
+            outputs, images.shape[-2:], most_candidates=max(1000, 10 * most), most=most
+        )
+        for found, target in zip(detected, targets, strict=True):
             boxes = Letterbox.undo(found.boxes.cpu().numpy(), target["letterbox"])
             detections.append(found._replace(boxes=torch.from_numpy(boxes)))
             objects.append(_objects(target))
-    return score(objects, detections, state["class_names"])
+    return score(objects, detections, state["class_names"], most=most)
 
 
 def _objects(target: dict[str, Any]) -> Objects:
@@ -234,6 +285,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--split", default="val")
     parser.add_argument("--num-workers", type=int, default=2)
     parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
+    parser.add_argument("--most", type=int, default=100, help="detections of an image that count")
     parser.add_argument("--json", type=Path, help="write the scores to this file as well")
     given = parser.parse_args(arguments)
     scores = evaluate(
@@ -242,6 +294,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         given.split,
         num_workers=given.num_workers,
         device=given.device,
+        most=given.most,
     )
     print(as_table(scores))
     if given.json:

@@ -1,15 +1,15 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Draw the losses of a run: python plot_losses.py runs/first/log.jsonl losses.svg."""
+"""Draw the losses of a run: python plot_losses.py runs/first/log.jsonl runs/first/losses.svg."""
 
 from __future__ import annotations
 
 import argparse
-import json
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import matplotlib as mpl
 import numpy as np
+import step_log
 from matplotlib.figure import Figure
 
 if TYPE_CHECKING:
@@ -22,7 +22,7 @@ CURVES = {"class_loss": "classes (focal)", "box_loss": "boxes (smooth L1)"}
 
 def draw(log: Path, image: Path, smoothed_over: int = 50) -> None:
     """Draw both losses by step: each mean is over the last `smoothed_over` steps."""
-    lines = [json.loads(line) for line in log.read_text("utf-8").splitlines()]
+    lines = step_log.read(log)
     if not lines:
         raise ValueError(f"{log} has no step yet")
     figure = Figure(figsize=(7, 3), layout="constrained")

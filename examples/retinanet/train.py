@@ -7,23 +7,25 @@
 OUT/log.jsonl has a line for each step, OUT/checkpoint.pt the whole run: network, optimizer,
 schedule, random numbers, and where the loader is. A run that was killed and resumed takes the same
 steps as one that was not: the same batches and, on a CPU with as many threads, the same losses, bit
-for bit. SIGTERM and the end of `--seconds` save before they end the run.
+for bit. Ctrl-C, SIGTERM and the end of `--seconds` save before they end the run.
 """
 
 from __future__ import annotations
 
 import argparse
 import dataclasses
-import json
 import math
 import signal
+import statistics
 import sys
 import time
 from dataclasses import dataclass
+from datetime import timedelta
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final, get_args
+from typing import TYPE_CHECKING, Any, Final, TextIO, get_args
 
 import checkpoint
+import step_log
 import torch
 from data import Balance, loader_for, sampler_for, training_set
 from losses import retinanet_losses
@@ -40,7 +42,8 @@ if TYPE_CHECKING:
 WARM_UP_STEPS: Final = 100  # or a tenth of the run, if that is less
 LEAST_FACTOR: Final = 0.01  # of the learning rate, at the end
 MAX_GRADIENT_NORM: Final = 5.0
-TERMINATED: Final = 128 + signal.SIGTERM  # so that `train.py && evaluate.py` ends there
+SIGNALLED: Final = 128  # and the signal's number, so that `train.py && evaluate.py` ends there
+PACE_STEPS: Final = 10  # are timed, after the first one, which starts the workers
 
 
 @dataclass(frozen=True)
@@ -89,19 +92,25 @@ FREE: Final = {"data", "out", "num_workers", "save_every", "device", "resume"}
 
 
 class Stopping:
-    """Notes a SIGTERM, so that the step that is under way can be finished and saved."""
+    """Notes SIGTERM and Ctrl-C, so that the step that is under way can be finished and saved.
 
-    is_asked = False
+    A second Ctrl-C raises KeyboardInterrupt: whoever is in a hurry loses what was not saved.
+    """
+
+    asked_by: signal.Signals | None = None
 
     def __enter__(self) -> Stopping:
-        self._before = signal.signal(signal.SIGTERM, self._note)
+        self._before = {s: signal.signal(s, self._note) for s in (signal.SIGTERM, signal.SIGINT)}
         return self
 
     def __exit__(self, *_: object) -> None:
-        signal.signal(signal.SIGTERM, self._before)
+        for number, handler in self._before.items():
+            signal.signal(number, handler)
 
-    def _note(self, *_: object) -> None:
-        self.is_asked = True
+    def _note(self, number: int, _: object) -> None:
+        if self.asked_by and number == signal.SIGINT:
+            raise KeyboardInterrupt
+        self.asked_by = signal.Signals(number)
 
 
 class Run:
@@ -134,6 +143,7 @@ class Run:
                 alpha=options.alpha,
             ),
             shuffle=True,
+            drop_last=True,
             device=self.device,
         )
         shared = {field.name for field in dataclasses.fields(ModelOptions)} - {"num_classes"}
@@ -154,11 +164,33 @@ class Run:
         return time.monotonic() - self.began
 
     @property
+    def is_out_of_time(self) -> bool:
+        """Whether the seconds of `--seconds` are over."""
+        seconds = self.options.seconds
+        return bool(seconds) and self.elapsed_s >= seconds
+
+    @property
     def progress(self) -> float:
         """Share of the run that is done, by steps or, if that is more, by the clock."""
         by_steps = self.step / self.num_steps
         seconds = self.options.seconds
         return min(1.0, max(by_steps, self.elapsed_s / seconds if seconds else 0.0))
+
+    @property
+    def is_over(self) -> bool:
+        """Whether all epochs were trained on, or the seconds are over."""
+        return self.loader.epoch >= self.options.epochs or self.is_out_of_time
+
+    def pace(self, seconds_per_step: float) -> str:
+        """Say what trains where, how fast, and how long that takes from here."""
+        left_s = (self.num_steps - self.step) * seconds_per_step
+        if self.options.seconds:
+            left_s = max(0.0, min(left_s, self.options.seconds - self.elapsed_s))
+        num_parameters = sum(parameter.numel() for parameter in self.model.parameters())
+        return (
+            f"{self.device}, {num_parameters:,} parameters, {seconds_per_step:.3g} s per step: "
+            f"about {timedelta(seconds=round(left_s))} h left"
+        )
 
     def train_on(self, images: Tensor, targets: Sequence[dict[str, Any]]) -> dict[str, Any]:
         """Take a step; return the line for the log."""
@@ -259,94 +291,111 @@ def begun(options: Options) -> Run:
     if options.checkpoint.exists():
         run.load_state_dict(checkpoint.load(options.checkpoint))
     options.out.mkdir(parents=True, exist_ok=True)
-    cut_log(options.log, run.step)
+    step_log.cut(options.log, run.step)
     return run
 
 
 def train(run: Run) -> int:
-    """Train to the end of the epochs, of the seconds, or until SIGTERM; return the exit status."""
+    """Train to the end of the epochs, of the seconds, or until a signal; return the exit status."""
     options = run.options
     print(f"{run.loader.dataset}\nstep {run.step:,} of {run.num_steps:,}; log in {options.log}")
+    if options.checkpoint.exists() and run.is_over:  # as it was saved: a restart adds no step
+        done = f"epoch {run.loader.epoch} of {options.epochs}, {run.elapsed_s:,.0f} s"
+        print(f"finished already ({done}); for more steps begin a run with other --epochs")
+        return 0
     with Stopping() as stopping, options.log.open("a", encoding="utf-8") as log:
         try:
             train_epochs(run, log, stopping)
         except WorkerDied:
-            if not stopping.is_asked:  # a SIGTERM to the process group ends the workers as well
+            if not stopping.asked_by:  # a SIGTERM to the process group ends the workers as well
                 raise
-        checkpoint.save(run.state_dict(), options.checkpoint)
+        save(run, log)
     print(f"{run.step:,} steps in {run.elapsed_s:,.0f} s; {options.checkpoint}")
     stats = run.loader.stats()
     print(f"loader: waited for {stats.run.wait_share:.1%} of the time. {stats.verdict}")
-    return TERMINATED if stopping.is_asked else 0
+    if stopping.asked_by:
+        print(f"stopped by {stopping.asked_by.name}; --resume goes on")
+        return SIGNALLED + stopping.asked_by
+    return 0
 
 
-def train_epochs(run: Run, log: Any, stopping: Stopping) -> None:  # noqa: ANN401 - a text file
+def save(run: Run, log: TextIO) -> None:
+    """Write the checkpoint, but first the lines of its steps: there is none without them."""
+    step_log.sync(log)
+    checkpoint.save(run.state_dict(), run.options.checkpoint)
+
+
+def train_epochs(run: Run, log: TextIO, stopping: Stopping) -> None:
     """Take the steps that are left."""
     options = run.options
+    first, first_at_s = run.step + 1, 0.0
     run.model.train()
     for epoch in range(run.loader.epoch, options.epochs):
-        total, count = 0.0, 0
         for images, targets in run.loader:
-            line = run.train_on(images, targets)
-            log.write(f"{json.dumps(line)}\n")
-            log.flush()
-            total, count = total + line["loss"], count + 1
-            if stopping.is_asked or (options.seconds and run.elapsed_s >= options.seconds):
+            step_log.add(log, run.train_on(images, targets))
+            if run.step == first:
+                first_at_s = run.elapsed_s
+            elif run.step == first + PACE_STEPS:
+                print(run.pace((run.elapsed_s - first_at_s) / PACE_STEPS), flush=True)
+            if stopping.asked_by or run.is_out_of_time:
                 return
             if run.step % options.save_every == 0:
-                checkpoint.save(run.state_dict(), options.checkpoint)
-        if count:
-            mean = f"mean loss {total / count:.3f}, learning rate {line['learning_rate']:.2g}"
-            print(f"epoch {epoch + 1}/{options.epochs}: {mean}, {run.elapsed_s:,.0f} s", flush=True)
+                save(run, log)
+        # Of the log: it has the steps before an interruption, too.
+        lines = [line for line in step_log.read(options.log) if line["epoch"] == epoch]
+        if lines:
+            mean = statistics.fmean(line["loss"] for line in lines)
+            told = f"mean loss {mean:.3f}, learning rate {lines[-1]['learning_rate']:.2g}"
+            print(f"epoch {epoch + 1}/{options.epochs}: {told}, {run.elapsed_s:,.0f} s", flush=True)
 
 
-def cut_log(path: Path, step: int) -> None:
-    """Drop the lines of steps after `step`, which were not saved any more and come again."""
-    lines = path.read_text("utf-8").splitlines(keepends=True) if path.exists() else []
-    partial = path.with_name(f"{path.name}.partial")
-    partial.write_text("".join(lines[:step]), "utf-8")
-    partial.replace(path)
+class Help(argparse.ArgumentDefaultsHelpFormatter, argparse.RawDescriptionHelpFormatter):
+    """The defaults, and the lines above as they are."""
 
 
 def parsed(arguments: Sequence[str] | None) -> Options:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=Help)
     default = Options(Path(), Path())
     parser.add_argument("data", type=Path, help="folder of Annotations, JPEGImages, ImageSets")
-    parser.add_argument("--out", type=Path, required=True, help="folder of log and checkpoint")
+    parser.add_argument(
+        "--out",
+        type=Path,
+        required=True,
+        default=argparse.SUPPRESS,
+        help="folder of log and checkpoint",
+    )
     parser.add_argument("--resume", action="store_true", help="go on, if OUT has a checkpoint")
     parser.add_argument("--size", type=size_of, help="HEIGHTxWIDTH or one number, in px")
     parser.add_argument("--seconds", type=float, help="end by then; the clock decides the schedule")
     parser.add_argument("--mosaic", action="store_true", help="four images in one, for 4/5 of it")
     parser.add_argument("--vertical-flip", action="store_true", help="nothing has an up: cells")
-    parser.add_argument("--balance", choices=get_args(Balance))
-    parser.add_argument("--norm", choices=get_args(Norm))
-    for name, kind in NUMBERS_AND_TEXTS.items():
-        parser.add_argument(f"--{name.replace('_', '-')}", type=kind)
+    parser.add_argument("--balance", choices=get_args(Balance), help="of rare classes")
+    parser.add_argument("--norm", choices=get_args(Norm), help="group for small batches")
+    for name, (kind, told) in NUMBERS_AND_TEXTS.items():
+        parser.add_argument(f"--{name.replace('_', '-')}", type=kind, help=told)
     parser.set_defaults(
         **{field.name: getattr(default, field.name) for field in dataclasses.fields(Options)[2:]}
     )
     return Options(**vars(parser.parse_args(arguments)))
 
 
-NUMBERS_AND_TEXTS: Final[dict[str, type]] = {
-    "split": str,
-    "epochs": int,
-    "batch_size": int,
-    "seed": int,
-    "threshold": float,
-    "alpha": float,
-    "learning_rate": float,
-    "weight_decay": float,
-    "depth": int,
-    "width": float,
-    "pyramid_channels": int,
-    "num_convolutions": int,
-    "anchor_sides": float,
-    "num_workers": int,
-    "save_every": int,
-    "device": str,
+NUMBERS_AND_TEXTS: Final[dict[str, tuple[type, str]]] = {
+    "split": (str, "a file of ImageSets/Main"),
+    "epochs": (int, "to train"),
+    "batch_size": (int, "images in a step"),
+    "seed": (int, "of weights, orders, augmentations"),
+    "threshold": (float, "repeat: a class in a smaller share of the images is rare"),
+    "alpha": (float, "class: 0 shows classes as often as they are, 1 all alike"),
+    "learning_rate": (float, "at its highest"),
+    "weight_decay": (float, "of convolutions"),
+    "depth": (int, "of the ResNet: 18, 34, 50"),
+    "width": (float, "of the ResNet: its channels by those of the paper"),
+    "pyramid_channels": (int, "of pyramid and subnets"),
+    "num_convolutions": (int, "of each subnet, before its last one"),
+    "anchor_sides": (float, "side of the smallest anchor of a level, in its strides"),
+    "num_workers": (int, "processes that load; no batch depends on it"),
+    "save_every": (int, "steps from one checkpoint to the next"),
+    "device": (str, "cpu, cuda, cuda:1"),
 }
 
 
@@ -362,7 +411,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except (FileExistsError, StoreError, ValueError) as error:  # the user's to mend: no traceback
         print(f"{type(error).__name__}: {error}", file=sys.stderr)
         return 1
-    return train(run)
+    try:
+        return train(run)
+    except KeyboardInterrupt:
+        print("aborted: what was not saved is lost", file=sys.stderr)
+        return SIGNALLED + signal.SIGINT
 
 
 if __name__ == "__main__":

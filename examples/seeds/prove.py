@@ -11,6 +11,11 @@ import importlib
 import logging
 import time
 import warnings
+from collections import Counter
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from proof import Proof
 
 PARTS = ("of_loaders", "of_seeding", "of_resuming")
 TABLE = "| | claim | what was compared | |\n|---|---|---|---|"
@@ -30,7 +35,8 @@ def main() -> int:
     arguments = parser.parse_args()
     size = Size(48, (0, 2)) if arguments.quick else Size(240, (0, 1, 2, 4))
     form = "| {} | {} | {} | {} |" if arguments.markdown else "{:>2}. {}\n    {}: {}"
-    started, page, num_failed = time.perf_counter(), "", 0
+    started, page = time.perf_counter(), ""
+    proofs = []
     for number, claim in enumerate(CLAIMS, start=1):
         if claim.page != page:
             page = claim.page
@@ -39,12 +45,19 @@ def main() -> int:
             proof = claim.check(size)
         except Exception as error:  # that it cannot be shown is a result, too
             proof = Proof(f"{type(error).__name__}: {error}", False)
-        num_failed += proof.holds is False
+        proofs.append(proof)
         print(form.format(number, claim.text, proof.told, VERDICTS[proof.holds]), flush=True)
     if not arguments.markdown:
-        seconds = time.perf_counter() - started
-        print(f"{len(CLAIMS)} claims in {seconds:.0f} s, {num_failed} of them do not hold")
-    return 1 if num_failed else 0
+        print(f"{summary(proofs)}, in {time.perf_counter() - started:.0f} s")
+    return int(any(proof.holds is False for proof in proofs))
+
+
+def summary(proofs: list[Proof]) -> str:
+    """Count the verdicts, and say why something was not compared."""
+    counts = Counter(proof.holds for proof in proofs)
+    reasons = "; ".join(sorted({proof.told for proof in proofs if proof.holds is None}))
+    left_out = f", {counts[None]} not compared ({reasons})" if reasons else ""
+    return f"{counts[True]} hold, {counts[False]} do not{left_out}"
 
 
 def expect_disturbances() -> None:

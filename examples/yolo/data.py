@@ -36,7 +36,7 @@ class Recipe:
 
     size_px: int = 320
     epochs: int = 12
-    close_mosaic: int = 3  # so many epochs at the end have whole images, neither mosaic nor mixup
+    close_mosaic: int = 3  # so many epochs at the end, or half, have neither mosaic nor mixup
     mosaic: float = 1.0
     mixup: float = 0.1
     scale: float = 0.5
@@ -45,8 +45,8 @@ class Recipe:
 
     @property
     def until_epoch(self) -> int:
-        """The first epoch of whole images."""
-        return max(0, self.epochs - self.close_mosaic)
+        """The first epoch of whole images: half of the epochs, at least, have mosaics."""
+        return self.epochs - min(self.close_mosaic, self.epochs // 2)
 
 
 def training_set(folder: Path, recipe: Recipe) -> MixUp:

@@ -57,8 +57,11 @@ def _stage(inputs: int, outputs: int) -> nn.Sequential:
     )
 
 
-def detection_loss(scores: Tensor, boxes: Tensor, targets: Tensor) -> Tensor:
-    """Return the loss of a batch, for each cell that answers for an object.
+def detection_loss(scores: Tensor, boxes: Tensor, targets: Tensor) -> tuple[Tensor, int]:
+    """Return the sum of a batch's losses, and how many cells answer for an object.
+
+    The quotient is the loss. Who wants it of several batches needs both: a batch without objects
+    has a sum, too.
 
     Args:
         scores: Logits, shape (B, rows, columns, classes).
@@ -76,7 +79,7 @@ def detection_loss(scores: Tensor, boxes: Tensor, targets: Tensor) -> Tensor:
     centres, halves = objects[:, 2:4] * size_px, objects[:, 4:6] * size_px / 2
     truth = torch.cat((centres - halves, centres + halves), dim=1)
     of_boxes = (1 - generalized_iou(boxes.flatten(0, 2)[cells], truth)).sum()
-    return (of_scores + BOX_WEIGHT * of_boxes) / max(len(cells), 1)
+    return of_scores + BOX_WEIGHT * of_boxes, len(cells)
 
 
 def assigned(targets: Tensor, batch: int, rows: int, columns: int) -> tuple[Tensor, Tensor]:

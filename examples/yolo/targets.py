@@ -41,7 +41,8 @@ class YOLOCollate:
         self, samples: Sequence[Sample], out: BatchMemory
     ) -> tuple[Any, Any, list[Sample]]:
         """Return the batch in memory of `out`: in a worker, the slot that the trainer reads."""
-        images, _ = self._collate.collate_into(samples, out)
+        # Without their objects, for which the slot has a place below.
+        images, _ = self._collate.collate_into([{"image": one["image"]} for one in samples], out)
         sizes = [sample["image"].shape[:2] for sample in samples]
         height, width = (
             -(-max(sides) // self.stride) * self.stride for sides in zip(*sizes, strict=True)

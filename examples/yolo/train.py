@@ -17,6 +17,7 @@ from data import Recipe, digest, training_loader, training_set, validation_loade
 from model import TinyDetector, detection_loss
 
 import penstock
+from penstock.errors import StoreError
 
 if TYPE_CHECKING:
     from penstock.torch import DataLoader
@@ -29,7 +30,13 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("folder", type=Path, help="with data.yaml, images/ and labels/")
     parser.add_argument("--size", type=int, default=Recipe.size_px, help="in pixels")
     parser.add_argument("--epochs", type=int, default=Recipe.epochs)
-    parser.add_argument("--close-mosaic", type=int, default=Recipe.close_mosaic, metavar="EPOCHS")
+    parser.add_argument(
+        "--close-mosaic",
+        type=int,
+        default=Recipe.close_mosaic,
+        metavar="EPOCHS",
+        help="at the end without mosaics; half of all epochs at most",
+    )
     parser.add_argument("--batch-size", type=int, default=8)
     parser.add_argument("--num-workers", type=int, default=2)
     parser.add_argument("--seed", type=int, default=7)
@@ -47,7 +54,8 @@ def train_epoch(
     model.train()
     for images, targets, _ in loader:
         scores, boxes = model(images)
-        loss = detection_loss(scores, boxes, targets)
+        total, num_cells = detection_loss(scores, boxes, targets)
+        loss = total / max(num_cells, 1)
         optimizer.zero_grad()
         loss.backward()
         optimizer.step()
@@ -57,14 +65,13 @@ def train_epoch(
 
 @torch.inference_mode()
 def validate(model: TinyDetector, loader: DataLoader[Any]) -> float:
-    """Return the mean loss of the batches, each weighed by its objects."""
+    """Return the loss for each cell that answers for an object: whatever batches they come in."""
     model.eval()
-    total, num_objects = 0.0, 0
+    total, num_cells = 0.0, 0
     for images, targets, _ in loader:
-        scores, boxes = model(images)
-        total += detection_loss(scores, boxes, targets).item() * len(targets)
-        num_objects += len(targets)
-    return total / max(num_objects, 1)
+        of_batch, count = detection_loss(*model(images), targets)
+        total, num_cells = total + of_batch.item(), num_cells + count
+    return total / max(num_cells, 1)
 
 
 def train(options: argparse.Namespace, recipe: Recipe) -> None:
@@ -95,15 +102,18 @@ def verify(options: argparse.Namespace, recipe: Recipe) -> int:
         digests = digest(training, epochs), digest(validation, (0,))
         print(f"{workers} workers: training {digests[0]}, validation {digests[1]}")
         found.add(digests)
-    return len(found) - 1
+    return int(len(found) > 1)
 
 
 def main() -> int:
     options = arguments()
     recipe = Recipe(options.size, options.epochs, options.close_mosaic)
-    if options.verify:
-        return verify(options, recipe)
-    train(options, recipe)
+    try:
+        if options.verify:
+            return verify(options, recipe)
+        train(options, recipe)
+    except StoreError as error:  # the folder is the user's to mend: no traceback
+        sys.exit(f"{type(error).__name__}: {error}")
     return 0
 
 

@@ -15,6 +15,7 @@ import torch
 from PIL import Image
 
 FOLDER = Path(__file__).parents[2] / "examples" / "imagenet"
+README = FOLDER / "README.md"
 CLASSES = ("dress", "hat", "pants", "shirt")
 # One thread, as ranks and workers share the cores; this machine alone.
 ENVIRONMENT = {**os.environ, "OMP_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": "lo"}
@@ -108,6 +109,111 @@ def test_a_run_that_was_interrupted_in_mid_epoch_ends_as_if_it_had_not_been(clot
         return [line for line in lines if not line.startswith("epoch")]
 
     assert losses(before) + losses(after) == losses(told)
+
+
+def test_two_ranks_that_were_interrupted_end_as_if_they_had_not_been(clothing, tmp_path):
+    options = ("--seed", 1, "--data-seed", 3, "--workers", 1, "--epochs", 1)
+    whole, told = trained("main.py", clothing, tmp_path / "whole.pt", *options, ranks=2)
+    place = tmp_path / "parts.pt"
+    cut, before = trained("main.py", clothing, place, *options, "--max-steps", 3, ranks=2)
+    assert (cut["epoch"], cut["loader"]["batches"]) == (0, 3)
+    parts, after = trained("main.py", clothing, place, *options, "--resume", ranks=2)
+    assert_same_weights(whole, parts)
+    assert len(before) + len(after) == len(told)
+
+
+def test_another_number_of_ranks_goes_on_in_mid_epoch(clothing, tmp_path):
+    options = ("--seed", 1, "--data-seed", 3, "--workers", 0, "--epochs", 1)
+    place = tmp_path / "parts.pt"
+    trained("main.py", clothing, place, *options, "--max-steps", 3, ranks=3)
+    saved, told = trained("main.py", clothing, place, *options, "--resume", ranks=2)
+    assert saved["epoch"] == 1
+    assert sum(line.startswith("epoch") for line in told) == STEPS - 3
+
+
+def test_the_network_of_one_process_goes_on_with_ranks(clothing, tmp_path):
+    options = ("--seed", 1, "--workers", 0, "--epochs")
+    place = tmp_path / "parts.pt"
+    before, _ = trained("main_torch.py", clothing, place, *options, 1)
+    after, told = trained("main_torch.py", clothing, place, *options, 2, "--resume", ranks=2)
+    assert before["model"].keys() == after["model"].keys()
+    assert sum(line.startswith("epoch") for line in told) == STEPS
+
+
+def test_the_order_of_one_process_does_not_go_on_with_ranks(clothing, tmp_path):
+    place = tmp_path / "one.pt"
+    trained("main.py", clothing, place, "--data-seed", 3, "--workers", 0, "--max-steps", 3)
+    with pytest.raises(AssertionError, match=r"StateError: .* orders its samples otherwise"):
+        trained("main.py", clothing, place, "--data-seed", 3, "--workers", 0, "--resume", ranks=2)
+
+
+def test_the_readmes_commands_run_one_after_the_other(clothing, tmp_path):
+    (tmp_path / "imagenet").symlink_to(clothing)
+    for program in FOLDER.glob("*.py"):
+        (tmp_path / program.name).symlink_to(program)
+    (commands,) = re.findall(r"^```console\n(.*?)^```", README.read_text(), re.M | re.S)
+    steps = []
+    for command in commands.removeprefix("$ ").split("\n$ "):
+        name, *words = command.split()
+        assert name in ("python", "torchrun")
+        launcher = TORCHRUN if name == "torchrun" else ()
+        done = subprocess.run(
+            [
+                sys.executable,
+                *launcher,
+                *words,
+                *map(str, OPTIONS),
+                "--workers",
+                "0",
+                "--max-steps",
+                "4",
+            ],
+            cwd=tmp_path,
+            capture_output=True,
+            text=True,
+            timeout=100,
+            env=ENVIRONMENT,
+        )
+        assert done.returncode == 0, done.stderr
+        steps.append(re.findall(r"epoch (\d+), step (\d+)", done.stdout))
+    assert [len(told) for told in steps] == [4] * 4
+    # Two steps were left of the first epoch.
+    assert steps[1] == steps[3] == [("0", "1"), ("0", "2"), ("1", "1"), ("1", "2")]
+
+
+@pytest.mark.parametrize("program", ["main.py", "main_torch.py"])
+@pytest.mark.parametrize(
+    ("folders", "options", "told"),
+    [
+        (("train", "validation"), (), "{}: no folder val; there are train, validation"),
+        ((), (), "{}: no folder train; there are none"),
+        (("train", "val"), ("--resume",), "--resume: there is no checkpoint.pt"),
+    ],
+)
+def test_what_is_missing_is_told_in_a_line(tmp_path, program, folders, options, told):
+    for name in folders:
+        (tmp_path / name).mkdir()
+    done = subprocess.run(
+        [sys.executable, FOLDER / program, tmp_path, *options],
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+        timeout=100,
+    )
+    assert (done.returncode, done.stderr) == (1, told.format(tmp_path) + "\n")
+
+
+def test_help_says_the_defaults():
+    for program in ("main.py", "main_torch.py"):
+        done = subprocess.run(
+            [sys.executable, FOLDER / program, "--help"],
+            capture_output=True,
+            text=True,
+            timeout=100,
+        )
+        told = " ".join(done.stdout.split())
+        for default in ("90", "256", "0.1", "0.9", "0.0001", "1000", "checkpoint.pt", "resnet18"):
+            assert f"(default: {default})" in told
 
 
 def test_torchs_loader_begins_the_epoch_again(clothing, tmp_path):

@@ -4,7 +4,6 @@
 from __future__ import annotations
 
 import importlib
-import os
 import re
 import subprocess
 import sys
@@ -14,6 +13,7 @@ import numpy as np
 import pytest
 import torch
 from scipy.optimize import linear_sum_assignment
+from tests.examples.programs import ENVIRONMENT, run
 
 from penstock.vision.annotations.imglab import read_imglab
 from penstock.vision.annotations.voc import read_voc_folder
@@ -34,21 +34,6 @@ def example():
         for name in MODULES:
             del sys.modules[name]
         sys.modules.update(before)
-
-
-def run(*command):
-    done = subprocess.run(
-        [sys.executable, *map(str, command)],
-        capture_output=True,
-        text=True,
-        timeout=100,
-        env={
-            **os.environ,
-            "OMP_NUM_THREADS": "1",
-        },  # more would fight for the cores of a busy machine
-    )
-    assert done.returncode == 0, done.stderr
-    return done.stdout
 
 
 @pytest.fixture(scope="module")
@@ -155,6 +140,28 @@ def test_samples_have_masks_where_nobody_marked_anything(example, converted):
         assert sample["image"].shape == (3, 64, 64)
         # Twice the box's longer side: it reaches from -1/2 to 1/2, up to a pixel of rounding.
         assert sample["box"].abs().max().item() == pytest.approx(0.5, abs=0.03)
+
+
+@pytest.mark.parametrize("is_there", [False, True])
+def test_a_wrong_folder_is_told_in_a_line(tmp_path, is_there):
+    folder = tmp_path / "wrong"
+    if is_there:
+        folder.mkdir()
+    done = subprocess.run(
+        [sys.executable, FOLDER / "train.py", folder],
+        capture_output=True,
+        text=True,
+        timeout=100,
+        env=ENVIRONMENT,
+    )
+    assert done.returncode == 1
+    assert re.fullmatch(r"StoreError: .*wrong.*\n", done.stderr)
+
+
+def test_a_folder_without_landmarks_is_refused_with_the_call_that_adds_them(example, converted):
+    photos = converted[0].parent / "photos"
+    with pytest.raises(ValueError, match=r"have 0 landmarks, and 68 are .*convert .*--box"):
+        example["data"].Faces(photos, "train", augment=False)
 
 
 def test_losses_leave_out_what_is_not_known(example):

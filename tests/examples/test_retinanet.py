@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 import importlib
 import itertools
@@ -10,6 +11,7 @@ import json
 import math
 import os
 import re
+import shlex
 import shutil
 import signal
 import subprocess
@@ -22,6 +24,7 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
+from PIL import Image
 from pycocotools.coco import COCO
 from pycocotools.cocoeval import COCOeval
 
@@ -29,7 +32,10 @@ from penstock.errors import StoreError
 from penstock.vision.convert import convert
 
 FOLDER = Path(__file__).parents[2] / "examples" / "retinanet"
-MODULES = ("anchors", "checkpoint", "data", "evaluate", "losses", "model", "plot_losses", "train")
+MODULES = (
+    *("anchors", "checkpoint", "data", "evaluate", "losses", "model", "plot_losses", "step_log"),
+    "train",
+)
 TINY = (
     *("--size", "96x128", "--width", "0.125", "--pyramid-channels", "16"),
     *("--num-convolutions", "1", "--anchor-sides", "2", "--batch-size", "4", "--epochs", "2"),
@@ -92,6 +98,47 @@ def cells(data_dir, tmp_path_factory):
 
 def steps_of(out):
     return [json.loads(line) for line in (out / "log.jsonl").read_text().splitlines()]
+
+
+# What the loader gives
+
+
+def test_whole_images_of_a_run_with_mosaics_are_those_of_one_without(example, data_dir, tmp_path):
+    """Of a size that is no square: neither cut nor scaled by what belongs to the mosaic."""
+    root, box = portrait(data_dir, tmp_path)
+    height = 96 * (box[3] - box[1]) / 640  # of the object, letterboxed
+    for mosaic_until, epochs in ((1, range(1, 21)), (0, range(20))):
+        dataset = example.data.training_set(root, None, (96, 192), mosaic_until=mosaic_until)
+        loader = example.data.loader_for(dataset, 1, seed=4, num_workers=0)
+        for epoch in epochs:
+            loader.set_epoch(epoch)
+            ((images, targets),) = loader
+            assert images.shape == (1, 3, 96, 192)
+            ((_, top, _, bottom),) = targets[0]["boxes"].tolist()
+            assert 0.74 * height < bottom - top < 1.26 * height
+
+
+@pytest.mark.parametrize(("batch_size", "num_batches"), [(5, 2), (11, 1), (12, 1), (13, 1)])
+def test_a_last_batch_that_is_not_full_is_not_trained_on(example, cells, batch_size, num_batches):
+    run = example.train.Run(
+        options(example, cells, "out", "--batch-size", batch_size, "--balance", "none")
+    )
+    assert len(run.loader) == num_batches
+    assert run.num_steps == 2 * num_batches
+
+
+def portrait(data_dir, root):
+    """A folder of one photo, 480 px wide and 640 high, and its one box as Penstock counts."""
+    photo = next((data_dir / "bccd" / "JPEGImages").iterdir())
+    for folder in ("Annotations", "JPEGImages", "ImageSets/Main"):
+        (root / folder).mkdir(parents=True)
+    with Image.open(photo) as image:
+        image.rotate(90, expand=True).save(root / "JPEGImages/tall.jpg")
+    body = OBJECT.format("cell", 101, 201, 260, 440)  # VOC's pixels count from 1, both ends in
+    size = "<size><width>480</width><height>640</height><depth>3</depth></size>"
+    (root / "Annotations/tall.xml").write_text(f"<annotation>{size}{body}</annotation>")
+    (root / "ImageSets/Main/val.txt").write_text("tall\n")
+    return root, [100, 200, 260, 440]
 
 
 # Losses
@@ -245,6 +292,14 @@ def test_a_box_that_suits_no_anchor_gets_its_best_one(example):
     assert example.anchors.match(anchors, boxes).tolist() == [0, background, background]
 
 
+@pytest.mark.parametrize("order", [[0, 1], [1, 0]])
+def test_the_best_anchor_of_two_boxes_takes_the_one_it_overlaps_more(example, order):
+    boxes = torch.tensor([[0.0, 0, 10, 4], [0, 0, 10, 9]])[order]
+    anchors = torch.tensor([[0.0, 0, 10, 10], [60, 60, 70, 70]])
+    found = example.anchors.match(anchors, boxes).tolist()
+    assert found == [order.index(1), example.anchors.BACKGROUND]
+
+
 def test_without_boxes_all_anchors_are_background(example):
     found = example.anchors.match(torch.rand(7, 4), torch.zeros(0, 4))
     assert found.tolist() == [example.anchors.BACKGROUND] * 7
@@ -380,10 +435,24 @@ def test_detect_finds_the_boxes_that_outputs_were_made_of(example):
         for place, logit in zip(best, (4.0 - number, 2.0, 1.0, 0.5), strict=True):
             logits[0, place, label] = logit
             offsets[0, place] = example.anchors.encode(box[None], anchors[place][None])[0]
-    first, second = example.evaluate.detect(example.model.Outputs(logits, offsets, anchors))
+    outputs = example.model.Outputs(logits, offsets, anchors)
+    first, second = example.evaluate.detect(outputs, (64, 64))
     assert first.labels.tolist() == labels.tolist()  # best first; two classes may share a place
     torch.testing.assert_close(first.boxes, truth, atol=1e-4, rtol=1e-5)
     assert len(second.boxes) == 0
+
+
+def test_boxes_are_clipped_to_the_image_before_they_suppress_each_other(example):
+    truth = torch.tensor([[0.0, 0, 20, 20], [0, 0, 20, 30.0]])
+    anchors = torch.tensor([[0.0, 0, 16, 16], [0, 0, 16, 16]])
+    beyond = torch.tensor([[-20.0, -9, 20, 20], [0, 0, 60, 30]])  # do not overlap by one half
+    logits = torch.tensor([[[2.0], [1.0]]])
+    offsets = example.anchors.encode(beyond, anchors)[None]
+    outputs = example.model.Outputs(logits, offsets, anchors)
+    (found,) = example.evaluate.detect(outputs, (30, 20), iou_threshold=0.7)
+    torch.testing.assert_close(found.boxes, truth)
+    (found,) = example.evaluate.detect(outputs, (30, 20))
+    torch.testing.assert_close(found.boxes, truth[:1])
 
 
 @pytest.fixture
@@ -481,6 +550,60 @@ def test_difficult_objects_count_neither_way(example):
         assert example.evaluate.score(objects, [one], ["cell"]).map_50 == pytest.approx(1)
 
 
+def test_a_false_detection_inside_of_a_difficult_object_is_one(example):
+    boxes = np.array([[0, 0, 10, 10], [50, 50, 90, 90.0]])
+    objects = [example.evaluate.Objects(boxes, [0, 0], [False, True])]
+    # The best one lies in the difficult object, and is a quarter of it. Then the same, twice.
+    for wrong, expected in (([60, 60, 80, 80.0], 0.5), ([50, 50, 90, 89.0], 1)):
+        found = torch.tensor([wrong, wrong, [0, 0, 10, 10.0]])[0 if expected == 1 else 1 :]
+        one = example.evaluate.Detections(
+            found, torch.linspace(0.9, 0.5, len(found)), torch.zeros(len(found), dtype=torch.int64)
+        )
+        scores = example.evaluate.score(objects, [one], ["cell"])
+        assert scores.map_50 == pytest.approx(expected)
+
+
+def test_more_objects_than_detections_that_count_are_warned_of(example):
+    corners = np.stack(np.meshgrid(np.arange(15) * 20.0, np.arange(10) * 20.0), axis=-1)
+    boxes = np.concatenate([corners, corners + 10], axis=-1).reshape(-1, 4)
+    crowd = example.evaluate.Objects(boxes, np.zeros(150, int), np.zeros(150, bool))
+    found = detections_of(example, [crowd])
+    with pytest.warns(UserWarning, match=r"1 of 1 images have more than 100 .* --most 150"):
+        scores = example.evaluate.score([crowd], found, ["cell"])
+    assert scores.map_50 == pytest.approx(2 / 3, abs=0.01)
+    scores = example.evaluate.score([crowd], found, ["cell"], most=150)  # warnings are errors
+    assert scores.map_50 == pytest.approx(1)
+
+
+def test_boxes_are_scored_as_the_xml_has_them(example, data_dir, tmp_path, monkeypatch):
+    """Truth and detections of a portrait photo come out of the letterbox by numbers of our own."""
+    root, box = portrait(data_dir, tmp_path)
+    model = example.model.RetinaNet(example.model.ModelOptions(1, 18, 0.125, 16, 1))
+    state = {
+        "model_options": dataclasses.asdict(model.options),
+        "model": model.state_dict(),
+        "options": {"size": (96, 128)},
+        "class_names": ("cell",),
+    }
+    # 640 px become 96: a scale of 0.15. 480 become 72, with 28 of 128 left at either side.
+    in_network = torch.tensor(box) * 0.15 + torch.tensor([28, 0, 28, 0])
+    one = example.evaluate.Detections(in_network[None], torch.ones(1), torch.zeros(1).long())
+    given = {}
+
+    def detect(_, size, **more):
+        given["detect"] = tuple(size), more["most"]
+        return [one]
+
+    def score(objects, found, names, *, most):
+        given["score"] = objects[0].boxes.tolist(), found[0].boxes.tolist(), most
+
+    monkeypatch.setattr(example.evaluate, "detect", detect)
+    monkeypatch.setattr(example.evaluate, "score", score)
+    example.evaluate.evaluate(state, root, "val", most=7)
+    assert given["detect"] == ((96, 128), 7)
+    assert given["score"] == ([pytest.approx(box, abs=1e-3)], [pytest.approx(box, abs=1e-3)], 7)
+
+
 def test_no_detection_is_a_score_of_zero(example, scene):
     nothing = [one._replace(boxes=one.boxes[:0], labels=one.labels[:0]) for one in scene]
     found = detections_of(example, nothing)
@@ -515,7 +638,7 @@ def test_two_real_photos_are_learned_by_heart(example, cells):
     assert loss.item() < first / 10
     model.eval()
     with torch.inference_mode():
-        found = example.evaluate.detect(model(images))
+        found = example.evaluate.detect(model(images), images.shape[-2:])
     objects = [example.evaluate.Objects(t["boxes"], t["labels"], t["difficult"]) for t in targets]
     scores = example.evaluate.score(objects, found, pair.class_names)
     assert scores.map_50 > 0.8
@@ -533,8 +656,9 @@ def killed(run, images, targets):
 train.Run.train_on = killed
 train.main(sys.argv[1:])
 """
-# 12 images, some twice, in an epoch of 4 steps: step 3 is in its middle. The kill loses step 4.
-RESUMED = (*TINY, "--save-every", "3", "--threshold", "1")
+# 12 images, some twice, in an epoch of 4 steps and more: step 3 is in its middle. The kill loses
+# step 4.
+RESUMED = (*TINY, "--save-every", "3", "--threshold", "1", "--batch-size", "3")
 
 
 @pytest.fixture(scope="module")
@@ -576,31 +700,146 @@ def test_a_run_that_was_killed_goes_on_as_one_that_was_not(
     assert ends[0]["random"]["torch"].equal(ends[1]["random"]["torch"])
 
 
-def test_a_run_that_is_over_is_left_as_it_is(example, cells, whole_run, tmp_path, capsys):
-    shutil.copytree(whole_run(), tmp_path, dirs_exist_ok=True)
-    command = [str(cells), "--out", str(tmp_path), *RESUMED, "--resume", "--num-workers", "0"]
-    before = steps_of(tmp_path)
-    capsys.readouterr()
+@pytest.mark.parametrize(("more", "share"), [((), 1), (("--seconds", "0.001"), 0)])
+def test_a_run_that_is_over_is_left_as_it_is(
+    example, cells, whole_run, tmp_path, capsys, more, share
+):
+    shutil.copytree(whole_run(*more), tmp_path, dirs_exist_ok=True)
+    command = [str(cells), "--out", str(tmp_path), *RESUMED, *more]
+    before, loader = steps_of(tmp_path), loader_state(example, tmp_path)
+    assert (len(before) > 1) == share
+    for _ in range(2):
+        capsys.readouterr()
+        assert example.train.main([*command, "--resume", "--num-workers", "0"]) == 0
+        assert steps_of(tmp_path) == before
+        assert loader_state(example, tmp_path) == loader
+        told = capsys.readouterr().out
+        assert f"step {len(before)} of " in told
+        assert re.search(r"^finished already \(epoch \d of 2, \d+ s\); for more", told, re.M)
+        assert "loader:" not in told
+
+
+def loader_state(example, out):
+    return example.checkpoint.load(out / "checkpoint.pt")["loader"]
+
+
+def test_the_lines_of_the_log_are_on_the_disk_before_the_checkpoint_is(
+    example, cells, tmp_path, monkeypatch
+):
+    order = []
+    sync, save = example.step_log.sync, example.checkpoint.save
+    monkeypatch.setattr(
+        example.step_log, "sync", lambda log: order.append(f"log {log.name}") or sync(log)
+    )
+    monkeypatch.setattr(
+        example.checkpoint, "save", lambda *all_: order.append("checkpoint") or save(*all_)
+    )
+    command = [str(cells), "--out", str(tmp_path), *RESUMED, "--num-workers", "0"]
     assert example.train.main(command) == 0
-    assert steps_of(tmp_path) == before
-    assert f"step {len(before)} of {len(before)}" in capsys.readouterr().out
+    assert order[0] == f"log {tmp_path / 'log.jsonl.partial'}"
+    rest = order[1:]
+    assert len(rest) >= 6
+    assert rest == [f"log {tmp_path / 'log.jsonl'}", "checkpoint"] * (len(rest) // 2)
 
 
-def test_sigterm_finishes_the_step_and_saves(example, cells, tmp_path, monkeypatch):
+@pytest.mark.parametrize(
+    "torn",
+    ["", '{"step": 7, "lo', "\0" * 40 + "\n", '{"step": 7}'],
+    ids=["whole", "torn", "empty", "unended"],
+)
+def test_a_log_is_cut_by_the_steps_it_names_and_read_up_to_a_torn_line(
+    example, tmp_path, monkeypatch, torn
+):
+    path = tmp_path / "log.jsonl"
+    lines = [{"step": step, "class_loss": 0.1, "box_loss": 1 / step} for step in (1, 2, 4, 5, 6)]
+    path.write_text("".join(f"{json.dumps(line)}\n" for line in lines) + torn)
+    assert example.step_log.read(path) == lines
+    monkeypatch.setattr(example.plot_losses.Figure, "savefig", lambda *_, **__: None)
+    example.plot_losses.draw(path, tmp_path / "losses.svg")
+    example.step_log.cut(path, 4)  # step 3 got lost: its line is not made up for by another
+    assert steps_of(tmp_path) == lines[:3]
+
+
+def signalled(example, monkeypatch, step, *signals):
+    """Let the training be interrupted in the step after `step`."""
     taken = example.train.Run.train_on
 
-    def terminated(run, images, targets):
-        if run.step == 2:
-            signal.raise_signal(signal.SIGTERM)
+    def interrupted(run, images, targets):
+        if run.step == step:
+            for number in signals:
+                signal.raise_signal(number)
         return taken(run, images, targets)
 
-    monkeypatch.setattr(example.train.Run, "train_on", terminated)
-    handler = signal.getsignal(signal.SIGTERM)
+    monkeypatch.setattr(example.train.Run, "train_on", interrupted)
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_a_signal_finishes_the_step_and_saves(
+    example, cells, tmp_path, monkeypatch, capsys, number
+):
+    signalled(example, monkeypatch, 2, number)
+    handler = signal.getsignal(number)
     command = [str(cells), "--out", str(tmp_path), *TINY, "--num-workers", "0"]
-    assert example.train.main(command) == 128 + signal.SIGTERM
-    assert signal.getsignal(signal.SIGTERM) is handler
+    assert example.train.main(command) == 128 + number
+    assert f"stopped by {number.name}; --resume goes on" in capsys.readouterr().out
+    assert signal.getsignal(number) is handler
     assert len(steps_of(tmp_path)) == 3
     assert example.checkpoint.load(tmp_path / "checkpoint.pt")["schedule"]["step"] == 3
+
+
+def test_a_second_ctrl_c_aborts_without_a_traceback(example, cells, tmp_path, monkeypatch, capsys):
+    signalled(example, monkeypatch, 2, signal.SIGINT, signal.SIGINT)
+    command = [str(cells), "--out", str(tmp_path), *TINY, "--num-workers", "0"]
+    assert example.train.main(command) == 130
+    assert capsys.readouterr().err == "aborted: what was not saved is lost\n"
+    assert not (tmp_path / "checkpoint.pt").exists()
+
+
+def test_the_mean_loss_of_an_epoch_has_the_steps_before_an_interruption(
+    example, cells, tmp_path, monkeypatch, capsys
+):
+    command = [str(cells), "--out", str(tmp_path), *RESUMED, "--num-workers", "0"]
+    with monkeypatch.context() as patch:
+        signalled(example, patch, 2, signal.SIGINT)
+        assert example.train.main(command) == 130
+    assert example.train.main([*command, "--resume"]) == 0
+    printed = [float(loss) for loss in re.findall(r"mean loss ([\d.]+)", capsys.readouterr().out)]
+    epochs = [[x["loss"] for x in steps_of(tmp_path) if x["epoch"] == epoch] for epoch in (0, 1)]
+    assert len(epochs[0]) > 3
+    assert printed == [pytest.approx(np.mean(losses), abs=6e-4) for losses in epochs]
+
+
+def test_the_pace_is_told_once_with_what_trains_where(
+    example, cells, tmp_path, monkeypatch, capsys
+):
+    monkeypatch.setattr(example.train, "PACE_STEPS", 2)
+    command = [str(cells), "--out", str(tmp_path), *TINY, "--num-workers", "0"]
+    assert example.train.main([*command, "--device", "cpu"]) == 0
+    told = re.findall(
+        r"^cpu, ([\d,]+) parameters, [\d.e-]+ s per step: about \d+:\d\d:\d\d h left$",
+        capsys.readouterr().out,
+        re.MULTILINE,
+    )
+    model = example.checkpoint.load(tmp_path / "checkpoint.pt")["model_options"]
+    network = example.model.RetinaNet(example.model.ModelOptions(**model))
+    assert told == [f"{sum(parameter.numel() for parameter in network.parameters()):,}"]
+
+
+def test_the_estimate_is_of_the_steps_or_the_seconds_that_are_left(example, cells, tmp_path):
+    for more, left in (((), "0:01:10"), (("--seconds", 1), "0:00:01"), (("--seconds", 1e-9), "0")):
+        run = example.train.Run(options(example, cells, tmp_path, *more))
+        run.num_steps, run.step = 10, 3
+        assert f": about {left}" in run.pace(10.0)
+
+
+def test_every_option_has_a_help_and_its_default(example, capsys):
+    with pytest.raises(SystemExit):
+        example.train.parsed(["--help"])
+    told = " ".join(capsys.readouterr().out.split())
+    assert "images in a step (default: 8)" in told
+    assert "steps from one checkpoint to the next (default: 100)" in told
+    num_options = len(dataclasses.fields(example.train.Options)) - 2
+    assert told.count("(default: ") == num_options
 
 
 TERMINATED_AS_A_GROUP = """
@@ -808,6 +1047,19 @@ def test_the_readme_makes_a_voc_folder_of_a_set_of_masks(example, cells, tmp_pat
     train, val = (example.data.training_set(root, split, (96, 128)) for split in ("train", "val"))
     assert (len(train), len(val)) == (9, 2)
     assert train.class_names == ("mask_weared_incorrect", "with_mask", "without_mask")
+
+
+def test_the_readmes_commands_are_understood(example):
+    """All that begin `python train.py`; the folders that they name are the user's."""
+    commands = [
+        line
+        for block in blocks("console")
+        for line in block.replace("\\\n", " ").splitlines()
+        if line.startswith("python train.py ")
+    ]
+    assert len(commands) == 5
+    for command in commands:
+        assert example.train.parsed(shlex.split(command, comments=True)[2:]).out.parts[0] == "runs"
 
 
 def test_the_readmes_loop_runs(example, cells, tmp_path, monkeypatch):

@@ -15,6 +15,7 @@ import pytest
 import torch
 
 FOLDER = Path(__file__).parents[2] / "examples" / "seeds"
+README = (FOLDER / "README.md").read_text("utf-8")
 CLAIM = re.compile(r"^ ?\d+\. (.*)\n    (.*): (holds|DOES NOT HOLD|not compared)$", re.MULTILINE)
 ROW = re.compile(r"^\| \d+ \| (.*?) \| .* \| (holds|DOES NOT HOLD|not compared) \|$", re.MULTILINE)
 
@@ -52,20 +53,23 @@ def test_every_claim_holds(run):
     assert failed == []
     assert run.returncode == 0, run.stderr
     assert run.stderr == ""
-    assert f"{len(found)} claims in " in run.stdout
     left_out = [text for text, _, verdict in found if verdict == "not compared"]
     assert left_out == (
         [] if torch.cuda.is_available() else [text for text in left_out if "CUDA" in text]
     )
     assert len(left_out) <= 1
+    why = f", {len(left_out)} not compared (there is no CUDA here)" if left_out else ""
+    told = rf"{len(found) - len(left_out)} hold, 0 do not{re.escape(why)}, in \d+ s"
+    assert re.fullmatch(told, run.stdout.splitlines()[-1])
+    last_line = re.search(r"`(\d+) hold, 0 do not, 1 not compared \(there is no CUDA", README)
+    assert int(last_line[1]) == len(found) - 1
 
 
 def test_the_readme_lists_the_claims(run):
-    readme = (FOLDER / "README.md").read_text("utf-8")
-    assert [text for text, _ in ROW.findall(readme)] == [
+    assert [text for text, _ in ROW.findall(README)] == [
         text for text, _, _ in CLAIM.findall(run.stdout)
     ]
-    assert "DOES NOT HOLD" not in readme
+    assert "DOES NOT HOLD" not in README
 
 
 def test_a_claim_that_is_false_is_told_and_ends_with_status_1(modules, monkeypatch, capsys):
@@ -91,7 +95,9 @@ def test_a_claim_that_is_false_is_told_and_ends_with_status_1(modules, monkeypat
         ("One is one", "one = wanted: 1", "holds"),
         ("There are GPUs", "there are none", "not compared"),
     ]
-    assert re.search(r"4 claims in \d+ s, 2 of them do not hold", printed)
+    assert re.search(
+        r"^1 hold, 2 do not, 1 not compared \(there are none\), in \d+ s$", printed, re.M
+    )
 
 
 def test_a_digest_tells_bits_types_and_shapes_apart(modules):

@@ -50,7 +50,8 @@ demo: $(STAMP)
 
 # Two processes: most tests wait for workers of their own. JOBS=0 runs them in one.
 test: $(STAMP)
-	"$(BIN)/python" -m pytest -q -m "not slow and not ray and not clients" -n $(JOBS)
+	"$(BIN)/python" -m pytest -q -m "not slow and not ray" -n $(JOBS) \
+		--ignore tests/clients --ignore tests/examples
 
 # Two clusters side by side: most of the time a test waits for actors to start.
 ray: $(STAMP)
@@ -58,7 +59,7 @@ ray: $(STAMP)
 
 # Minutes to install, and 6 GB.
 test-clients: $(CLIENTS_STAMP)
-	"$(CLIENTS_VENV)/bin/python" -m pytest -q -m "clients and not slow" -n $(JOBS) --dist loadfile tests/clients tests/examples
+	PENSTOCK_REQUIRE_CLIENTS=1 "$(CLIENTS_VENV)/bin/python" -m pytest -q -m "clients and not slow" -n $(JOBS) --dist loadfile tests/clients tests/examples
 
 # Needs root. The tests of a broken link make their own hosts, in network namespaces.
 network-deps:

@@ -8,7 +8,7 @@ BIN := $(VENV)/bin
 JOBS ?= 2
 STAMP := $(VENV)/.installed
 CLIENTS_VENV ?= .venv-clients
-CLIENTS_EXTRAS := torch,vision,cli,lmdb,arrow,charts,tensorboard,dev,clients
+CLIENTS_EXTRAS := torch,vision,cli,lmdb,arrow,charts,tensorboard,ray,dev,clients
 CLIENTS_STAMP := $(CLIENTS_VENV)/.installed
 # The other files beside them are what the benchmarks share.
 BENCHMARKS := $(shell grep -l '^if __name__ == "__main__"' benchmarks/*.py)

@@ -54,13 +54,15 @@ def pytest_collection_modifyitems(items):
 
 
 def _imported(path):
-    """Return the packages that the module imports at its top level."""
+    """Return the packages that the module imports at its top level, or its programs do."""
     names = set()
     for node in ast.parse(path.read_text("utf-8")).body:
         if isinstance(node, ast.Import):
             names |= {alias.name.partition(".")[0] for alias in node.names}
         elif isinstance(node, ast.ImportFrom) and node.level == 0:
             names.add(node.module.partition(".")[0])
+        elif isinstance(node, ast.Assign) and ast.unparse(node.targets[0]) == "IN_PROGRAMS":
+            names |= set(ast.literal_eval(node.value))
     return names - {"tests", "__future__"}
 
 

@@ -3,10 +3,9 @@
 
 from __future__ import annotations
 
-import pytest
 from tests.clients.pages import run_page
 
-pytest.importorskip("mindspore")
+IN_PROGRAMS = ("mindspore",)  # it has threads, so this process had better not import it
 
 
 def test_the_python_of_the_page_runs_and_prints_what_it_says(tmp_path):

@@ -108,9 +108,10 @@ def prepare(
     """
     if isinstance(loader, PreparedLoader):
         return loader
-    if not isinstance(loader, DataLoader):
-        told = f"prepare takes a penstock.torch.DataLoader, not {type(loader).__name__}"
-        if getattr(loader, "_is_accelerate_prepared", False):
+    given: Any = loader
+    if not isinstance(given, DataLoader):
+        told = f"prepare takes a penstock.torch.DataLoader, not {type(given).__name__}"
+        if getattr(given, "_is_accelerate_prepared", False):
             raise ConfigError(
                 f"{told}: accelerator.prepare has had this loader, and made torch's own of it. "
                 "Call prepare of penstock.integrations.accelerate first, with the loader as it was."

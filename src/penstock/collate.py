@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable, Mapping, MutableMapping, MutableSequence, Sequence
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any, Final, Protocol
 
 import numpy as np
 
@@ -190,6 +190,9 @@ def _sequence_like(like: Sequence[Any], members: list[Any]) -> Any:  # noqa: ANN
         return members
 
 
+_ARRAYS: Final = (np.ndarray, np.generic)
+
+
 class MixedTypes(Exception):  # a word to the caller, who has the framework collate instead
     """Values of different types are to become one tensor, whose type the framework decides."""
 
@@ -265,11 +268,11 @@ class Collator:
                 "default_collate: batch must contain tensors, numpy arrays, numbers, dicts or "
                 f"lists; found {first.dtype}"
             )
-        others = [array for array in arrays if not isinstance(array, np.ndarray | np.generic)]
-        if others:
+        types = set(map(type, arrays))
+        if len(types) > 1 and (others := [t for t in types if not issubclass(t, _ARRAYS)]):
             self._refuse_mixture(arrays)
             raise TypeError(
-                f"default_collate: batch has arrays and {type(others[0]).__name__} in one place. "
+                f"default_collate: batch has arrays and {others[0].__name__} in one place. "
                 "Give each sample an array there, or give a collate_fn."
             )
         check_shapes([array.shape for array in arrays])

@@ -15,13 +15,12 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from jax.sharding import NamedSharding, PartitionSpec
+from tests.clients.reused import ROWS, Reused
 
 from penstock import Loader
 from penstock.collate import default_collate
 from penstock.errors import ConfigError
 from penstock.integrations.jax import to_devices
-
-ROWS = 48
 
 
 class Samples:
@@ -122,23 +121,6 @@ def test_a_donated_batch_changes_no_other(by_rows):
         np.testing.assert_array_equal(array, expected["x"] + 1000.0)
     del source
     gc.collect()
-
-
-class Reused:
-    """Hands out one array of its own again and again, as some readers do."""
-
-    def __init__(self):
-        self.buffer = np.zeros((8, 1024), np.float32)
-
-    def __len__(self):
-        return ROWS
-
-    def __getitem__(self, index):
-        return np.full(1024, index, np.float32)
-
-    def get_batch(self, indices, empty):
-        self.buffer[:] = indices[:, None]
-        return self.buffer
 
 
 def test_arrays_of_the_dataset_itself_are_copied(by_rows):

@@ -14,13 +14,12 @@ import mindspore.dataset
 import numpy as np
 import pytest
 from mindspore import nn, ops
+from tests.clients.reused import ROWS, Reused
 
 from penstock import Loader
 from penstock.data import IterableDataset
 from penstock.errors import ConfigError
 from penstock.integrations.mindspore import to_mindspore
-
-ROWS = 48
 
 
 class Samples:
@@ -64,23 +63,6 @@ def test_columns_hold_what_the_loader_gives_also_when_held(num_workers):
         assert name.tolist() == batch["name"]
     del source, batches, held, x, y, name
     gc.collect()
-
-
-class Reused:
-    """Hands out one array of its own again and again, as some readers do."""
-
-    def __init__(self):
-        self.buffer = np.zeros((8, 1024), np.float32)
-
-    def __len__(self):
-        return ROWS
-
-    def __getitem__(self, index):
-        return np.full(1024, index, np.float32)
-
-    def get_batch(self, indices, empty):
-        self.buffer[:] = indices[:, None]
-        return self.buffer
 
 
 def test_arrays_of_the_dataset_itself_are_copied_because_mindspore_copies_nothing():

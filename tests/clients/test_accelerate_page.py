@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 import accelerate
-from tests.clients.pages import GUIDE, run_page
+from tests.clients.programs import GUIDE, run_page
 
 
 def test_the_python_of_the_page_runs_and_prints_what_it_says(tmp_path):

@@ -569,6 +569,18 @@ def test_a_stream_as_it_is_gives_what_it_gives_to_torchs_loader(num_workers, met
     assert_equal(list(ours), list(theirs))
 
 
+def assert_goes_on_with_the_third_batch(make):
+    first = make()
+    batches = iter(first)
+    next(batches)
+    next(batches)
+    state = first.state_dict()
+    rest = ids(batches)
+    again = make()
+    again.load_state_dict(state)
+    assert ids(again) == rest
+
+
 @pytest.mark.parametrize("num_workers", [0, 2])
 def test_a_stream_as_it_is_goes_on_from_a_state(num_workers):
     def loader():
@@ -576,15 +588,7 @@ def test_a_stream_as_it_is_goes_on_from_a_state(num_workers):
             stream().with_format("torch"), batch_size=5, num_workers=num_workers, seed=1
         )
 
-    first = loader()
-    batches = iter(first)
-    next(batches)
-    next(batches)
-    state = first.state_dict()
-    rest = ids(batches)
-    again = loader()
-    again.load_state_dict(state)
-    assert ids(again) == rest
+    assert_goes_on_with_the_third_batch(loader)
 
 
 @pytest.mark.parametrize("make", [Loader, penstock.torch.DataLoader])
@@ -600,15 +604,7 @@ def test_a_stream_goes_on_from_a_state(num_workers):
         rows = from_huggingface(stream(), ["id"])
         return Loader(rows, batch_size=5, num_workers=num_workers, seed=1)
 
-    first = loader()
-    batches = iter(first)
-    next(batches)
-    next(batches)
-    state = first.state_dict()
-    rest = ids(batches)
-    again = loader()
-    again.load_state_dict(state)
-    assert ids(again) == rest
+    assert_goes_on_with_the_third_batch(loader)
 
 
 def test_an_epoch_of_a_stream_is_shuffled_by_its_number():

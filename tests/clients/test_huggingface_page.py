@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 import pytest
-from tests.clients.pages import run_page
+from tests.clients.programs import run_page
 
 pytest.importorskip("datasets")
 

@@ -4,13 +4,13 @@
 from __future__ import annotations
 
 import os
-import re
 import socket
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
+from tests.clients.programs import run_tests
 
 IN_PROGRAMS = ("jax",)  # it has threads, so this process had better not import it
 
@@ -25,20 +25,7 @@ def environment(num_devices):
 # In two halves: what takes longer than 120 s here counts as a hang.
 @pytest.mark.parametrize("half", ["held or state or transform", "not (held or state or transform)"])
 def test_on_four_devices(half):
-    ran = subprocess.run(
-        [
-            *(sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider"),
-            *(str(HERE / "jax_on_four_devices.py"), "-k", half),
-        ],
-        cwd=HERE.parents[1],
-        env=environment(4),
-        capture_output=True,
-        text=True,
-        check=False,
-        timeout=300,
-    )
-    assert ran.returncode == 0, ran.stdout + ran.stderr
-    assert re.search(r"^\d+ passed, \d+ deselected in", ran.stdout, re.MULTILINE), ran.stdout
+    run_tests("jax_on_four_devices.py", half, **environment(4))
 
 
 def test_on_two_processes_whose_devices_are_one_mesh():

@@ -3,7 +3,7 @@
 
 from __future__ import annotations
 
-from tests.clients.pages import run_page
+from tests.clients.programs import run_page
 
 IN_PROGRAMS = ("mindspore",)  # it has threads, so this process had better not import it
 

@@ -6,7 +6,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import transformers
-from tests.clients.pages import GUIDE, run_page
+from tests.clients.programs import GUIDE, run_page
 
 ROOT = Path(__file__).parents[2]
 

@@ -1,13 +1,15 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Examples run as the programs that they are."""
+"""Examples run as the programs that they are, and their modules imported."""
 
 from __future__ import annotations
 
+import contextlib
+import importlib
 import os
 import subprocess
 import sys
 
-__all__ = ["ENVIRONMENT", "run"]
+__all__ = ["ENVIRONMENT", "imported", "run"]
 
 ENVIRONMENT = {
     **os.environ,
@@ -27,3 +29,17 @@ def run(*command):
     )
     assert done.returncode == 0, done.stderr
     return done.stdout
+
+
+@contextlib.contextmanager
+def imported(folder, names):
+    """Give modules of an example, by names that other examples have as well."""
+    sys.path.insert(0, str(folder))
+    before = {name: sys.modules.pop(name) for name in names if name in sys.modules}
+    try:
+        yield {name: importlib.import_module(name) for name in names}
+    finally:
+        sys.path.remove(str(folder))
+        for name in names:
+            del sys.modules[name]
+        sys.modules.update(before)

@@ -3,7 +3,6 @@
 
 from __future__ import annotations
 
-import importlib
 import re
 import subprocess
 import sys
@@ -13,7 +12,7 @@ import numpy as np
 import pytest
 import torch
 from scipy.optimize import linear_sum_assignment
-from tests.examples.programs import ENVIRONMENT, run
+from tests.examples.programs import ENVIRONMENT, imported, run
 
 from penstock.vision.annotations.imglab import read_imglab
 from penstock.vision.annotations.voc import read_voc_folder
@@ -24,16 +23,9 @@ MODULES = ("data", "model", "make_lists")
 
 @pytest.fixture(scope="module")
 def example():
-    """The example's modules, by names that other examples have as well."""
-    sys.path.insert(0, str(FOLDER))
-    before = {name: sys.modules.pop(name) for name in MODULES if name in sys.modules}
-    try:
-        yield {name: importlib.import_module(name) for name in MODULES}
-    finally:
-        sys.path.remove(str(FOLDER))
-        for name in MODULES:
-            del sys.modules[name]
-        sys.modules.update(before)
+    """The example's modules."""
+    with imported(FOLDER, MODULES) as modules:
+        yield modules
 
 
 @pytest.fixture(scope="module")

@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-import importlib
 import itertools
 import json
 import math
@@ -27,6 +26,7 @@ from hypothesis import strategies as st
 from PIL import Image
 from pycocotools.coco import COCO
 from pycocotools.cocoeval import COCOeval
+from tests.examples.programs import imported
 
 from penstock.errors import StoreError
 from penstock.vision.convert import convert
@@ -48,16 +48,9 @@ OBJECT = (
 
 @pytest.fixture(scope="module")
 def example():
-    """The example's modules, by names that other examples have as well."""
-    sys.path.insert(0, str(FOLDER))
-    before = {name: sys.modules.pop(name) for name in MODULES if name in sys.modules}
-    try:
-        yield SimpleNamespace(**{name: importlib.import_module(name) for name in MODULES})
-    finally:
-        sys.path.remove(str(FOLDER))
-        for name in MODULES:
-            del sys.modules[name]
-        sys.modules.update(before)
+    """The example's modules."""
+    with imported(FOLDER, MODULES) as modules:
+        yield SimpleNamespace(**modules)
 
 
 @pytest.fixture(autouse=True)

@@ -3,7 +3,6 @@
 
 from __future__ import annotations
 
-import importlib
 import os
 import re
 import subprocess
@@ -13,6 +12,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from tests.examples.programs import imported
 
 FOLDER = Path(__file__).parents[2] / "examples" / "seeds"
 README = (FOLDER / "README.md").read_text("utf-8")
@@ -35,16 +35,8 @@ def run():
 @pytest.fixture
 def modules():
     """The modules of the framework, without any claim entered."""
-    names = ("proof", "prove")
-    sys.path.insert(0, str(FOLDER))
-    before = {name: sys.modules.pop(name) for name in names if name in sys.modules}
-    try:
-        yield {name: importlib.import_module(name) for name in names}
-    finally:
-        sys.path.remove(str(FOLDER))
-        for name in names:
-            del sys.modules[name]
-        sys.modules.update(before)
+    with imported(FOLDER, ("proof", "prove")) as found:
+        yield found
 
 
 def test_every_claim_holds(run):

@@ -3,7 +3,6 @@
 
 from __future__ import annotations
 
-import importlib
 import re
 import shlex
 import subprocess
@@ -14,7 +13,7 @@ import cv2
 import numpy as np
 import pytest
 import torch
-from tests.examples.programs import ENVIRONMENT, run
+from tests.examples.programs import ENVIRONMENT, imported, run
 from tests.vision.rectangles import is_colour, scene
 
 from penstock.torch import DataLoader
@@ -28,16 +27,9 @@ STRIDE_PX = 16
 
 @pytest.fixture(scope="module")
 def example():
-    """The example's modules, by names that other examples have as well."""
-    sys.path.insert(0, str(FOLDER))
-    before = {name: sys.modules.pop(name) for name in MODULES if name in sys.modules}
-    try:
-        yield {name: importlib.import_module(name) for name in MODULES}
-    finally:
-        sys.path.remove(str(FOLDER))
-        for name in MODULES:
-            del sys.modules[name]
-        sys.modules.update(before)
+    """The example's modules."""
+    with imported(FOLDER, MODULES) as modules:
+        yield modules
 
 
 @pytest.fixture(scope="module")

@@ -156,10 +156,12 @@ def batch_reader(dataset: object) -> BatchReader | None:
         True
     """
     cls = type(dataset)
-    registrar = _registered_by.get(f"{cls.__module__}.{cls.__qualname__}")
-    if registrar is not None:
-        importlib.import_module(registrar)
     make_reader = _registered.get(cls)
+    if make_reader is None:
+        module = _registered_by.get(f"{cls.__module__}.{cls.__qualname__}")
+        if module is not None:
+            importlib.import_module(module)
+            make_reader = _registered.get(cls)
     if make_reader is not None:
         return make_reader(dataset)
     if not is_current(cls, "get_batch", ("__getitem__", "__getitems__")):

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Runs the Python of a page of the docs, as one program, in a process of its own."""
+"""Runs tests, and the Python of a page of the docs, in a process of their own."""
 
 from __future__ import annotations
 
@@ -29,3 +29,19 @@ def run_page(name, folder, **environment):
     )
     assert ran.returncode == 0, ran.stderr
     return ran.stdout.splitlines(), said
+
+
+def run_tests(name, chosen, **environment):
+    """Run those tests of a file beside this one that `-k` chooses; none may be skipped."""
+    here = Path(__file__).parent
+    ran = subprocess.run(
+        [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", here / name, "-k", chosen],
+        cwd=here.parents[1],
+        env={**os.environ, **environment},
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=300,
+    )
+    assert ran.returncode == 0, ran.stdout + ran.stderr
+    assert re.search(r"^\d+ passed, \d+ deselected in", ran.stdout, re.MULTILINE), ran.stdout

@@ -3,7 +3,7 @@
 
 PYTHON ?= $(shell command -v python3.11 || command -v python3)
 VENV ?= .venv
-EXTRAS := torch,vision,cli,lmdb,mongo,arrow,charts,report,tensorboard,prometheus,opentelemetry,ray,dev
+EXTRAS := torch,vision,cli,lmdb,mongo,arrow,charts,report,tensorboard,prometheus,opentelemetry,ray,dev,docs
 BIN := $(VENV)/bin
 JOBS ?= 2
 STAMP := $(VENV)/.installed
@@ -14,7 +14,7 @@ CLIENTS_STAMP := $(CLIENTS_VENV)/.installed
 BENCHMARKS := $(shell grep -l '^if __name__ == "__main__"' benchmarks/*.py)
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test ray test-clients browser-deps network-deps slow soak upstream gpu lint format types contracts bench bench-smoke clean
+.PHONY: help demo test ray test-clients browser-deps network-deps slow soak upstream gpu lint format types contracts docs docs-serve dist bench bench-smoke peers-environments peers clean
 
 help:
 	@echo "make demo         train a small network on real images, and compare the loaders"
@@ -27,7 +27,10 @@ help:
 	@echo "make upstream     run PyTorch's own test_dataloader.py on Penstock's loader"
 	@echo "make gpu          on a machine with a CUDA device: its tests, and what it brings, in minutes"
 	@echo "make lint types contracts    what CI checks besides"
+	@echo "make dist         build the wheel and the source distribution, install and try them"
+	@echo "make docs         build the site into site/; open site/index.html (make docs-serve: while you write)"
 	@echo "make bench        run the benchmarks (make bench-smoke: at tiny size)"
+	@echo "make peers-environments peers   the other loaders: install each, measure all, write docs/benchmarks.md"
 	@echo "make format clean"
 
 # How both environments are made: $(call install,FOLDER,EXTRAS)
@@ -51,7 +54,7 @@ demo: $(STAMP)
 # Two processes: most tests wait for workers of their own. JOBS=0 runs them in one.
 test: $(STAMP)
 	"$(BIN)/python" -m pytest -q -m "not slow and not ray" -n $(JOBS) \
-		--ignore tests/clients --ignore tests/examples
+		--ignore tests/clients --ignore tests/examples --ignore tests/release
 
 # Two clusters side by side: most of the time a test waits for actors to start.
 ray: $(STAMP)
@@ -98,13 +101,37 @@ types: $(STAMP)
 contracts: $(STAMP)
 	"$(BIN)/lint-imports"
 
+# Both into dist/, which holds nothing else afterwards; then they are installed and tried. It needs a
+# package index, and takes a minute or two, most of it in pip: hence the longer time limit.
+dist: $(STAMP)
+	rm -rf dist
+	PIP_CONSTRAINT="$(CURDIR)/constraints.txt" "$(BIN)/python" -m build
+	"$(BIN)/python" -m twine check --strict dist/*
+	PENSTOCK_DIST="$(CURDIR)/dist" "$(BIN)/python" -m pytest -q tests/release -o faulthandler_timeout=600
+
+# The variable: Material's makers announce their next project at every start.
+docs: $(STAMP)
+	NO_MKDOCS_2_WARNING=1 "$(BIN)/mkdocs" build --strict
+
+docs-serve: $(STAMP)
+	NO_MKDOCS_2_WARNING=1 "$(BIN)/mkdocs" serve
+
 bench: $(STAMP)
 	@set -e; for file in $(BENCHMARKS); do echo "== $$file"; "$(BIN)/python" "$$file"; done
 
 bench-smoke: $(STAMP)
 	@set -e; for file in $(BENCHMARKS); do echo "== $$file --smoke"; "$(BIN)/python" "$$file" --smoke; done
 	"$(BIN)/python" benchmarks/device/gpu.py --device cpu --smoke
+	"$(BIN)/python" benchmarks/peers/compare.py --smoke --here --only 'penstock*' 'torch (simple*'
+
+# Gigabytes: each peer has an environment of its own below .peers.
+peers-environments: $(STAMP)
+	"$(BIN)/python" benchmarks/peers/environments.py
+
+# Most of an hour, in which nothing else may run. A peer that fails is on the page too.
+peers: $(STAMP)
+	"$(BIN)/python" benchmarks/peers/compare.py; status=$$?; "$(BIN)/python" benchmarks/peers/page.py && exit $$status
 
 clean:
-	rm -rf build dist .pytest_cache .mypy_cache .ruff_cache .import_linter_cache .hypothesis
+	rm -rf build dist site .pytest_cache .mypy_cache .ruff_cache .import_linter_cache .hypothesis
 	find src tests benchmarks examples -name __pycache__ -type d -prune -exec rm -rf {} +

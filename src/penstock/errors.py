@@ -17,15 +17,19 @@
 
 An exception raised by the user's own code is never wrapped: it keeps its type, and a note says
 which sample, worker, epoch and step it came from.
+
+Each of these errors says where docs/troubleshooting.md has its section, in a note that a traceback
+shows below the message; the message itself is as it was given.
 """
 
 from __future__ import annotations
 
 import pickle
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, ClassVar
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
+    from typing import Self
 
 __all__ = [
     "CollateError",
@@ -44,8 +48,42 @@ __all__ = [
 ]
 
 
+def _help_note(topic: str) -> str:
+    return f"Help: `penstock explain {topic}`, or docs/troubleshooting.md#{topic.lower()}"
+
+
 class PenstockError(Exception):
-    """Root of every error that Penstock raises itself."""
+    """Root of every error that Penstock raises itself.
+
+    Attributes:
+        help_topic: The section of docs/troubleshooting.md, and the word for `penstock explain`: the
+            name of the class, of a user's own subclass that of the nearest class of this module.
+    """
+
+    help_topic: ClassVar[str] = "PenstockError"
+    _help_note: ClassVar[str] = _help_note("PenstockError")
+
+    def __init_subclass__(cls, **kwargs: Any) -> None:  # noqa: ANN401
+        super().__init_subclass__(**kwargs)
+        if cls.__module__ == __name__:
+            cls.help_topic = cls.__name__
+            cls._help_note = _help_note(cls.__name__)
+
+    # Not in __init__, which a subclass may leave out. A copy and an unpickled error are made here
+    # too; they take over the notes of the original afterwards, so there is always one.
+    def __new__(cls, *args: Any, **kwargs: Any) -> Self:  # noqa: ANN401
+        """Make the error, with the note that says where it is explained."""
+        error = super().__new__(cls, *args, **kwargs)
+        # As add_note does, but past a __setattr__ that allows nothing, as of a frozen dataclass.
+        error.__dict__["__notes__"] = [cls._help_note]
+        return error
+
+    def add_note(self, note: str, /) -> None:
+        """Add a note; the one on help stays the last, as where it happened is read first."""
+        super().add_note(note)
+        notes = self.__notes__
+        if notes[-2:-1] == [self._help_note]:
+            notes[-2:] = notes[-1], notes[-2]
 
 
 class ConfigError(PenstockError, ValueError):

@@ -43,12 +43,17 @@ def test_help_is_wrapped_once_and_calls_a_flag_by_its_name(command, capsys, monk
     assert short == []
 
 
-def test_the_list_of_commands_says_what_each_does(capsys, monkeypatch):
+def test_the_commands_are_grouped_and_each_is_told_in_a_line(capsys, monkeypatch):
     monkeypatch.setenv("COLUMNS", "80")
     assert main(["--help"]) == 0
-    commands = capsys.readouterr().out.partition("Commands:\n")[2].splitlines()
+    after = capsys.readouterr().out.partition("\nPrepare data:\n")[2].splitlines()
+    commands = [line for line in after if line.startswith("  ")]
+    titles = [line for line in after if line and not line.startswith(" ")]
+    assert titles == ["Look at data:", "Look at speed:", "Find out what is wrong:"]
     names = [line.split()[0] for line in commands]
-    assert names == ["pack", "check", "stats", "view", "bench", "tune", "report", "convert"]
+    assert names == [
+        "pack", "convert", "check", "stats", "view", "bench", "tune", "report", "doctor", "explain",
+    ]  # fmt: skip
     assert all(line.endswith(".") and not line.endswith("...") for line in commands)
 
 

@@ -54,7 +54,8 @@ def test_an_exception_arrives_as_itself_with_the_notes_and_the_traceback(error):
     assert type(got) is type(error)
     assert got.args == error.args
     assert str(got) == str(error)
-    assert got.__notes__ == ["a note of the worker", "in worker 3"]
+    notes = [note for note in got.__notes__ if not note.startswith("Help: ")]
+    assert notes == ["a note of the worker", "in worker 3"]
     assert "test_messages.py" in str(got.__cause__)
     assert getattr(got, "code", 7) == 7
 

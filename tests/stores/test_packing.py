@@ -352,7 +352,7 @@ def test_a_record_damaged_in_what_is_left_is_named_when_resuming(tmp_path):
     output, errors = process.communicate()
     assert "end" not in output
     assert process.returncode == 1
-    assert errors.splitlines()[-1].startswith("penstock.errors.StoreError: record 2 of ")
+    assert errors.splitlines()[-2].startswith("penstock.errors.StoreError: record 2 of ")
     assert "is damaged" in errors
     with pytest.raises(StoreError, match="No such file"):
         LMDBDataset(address)

@@ -7,7 +7,8 @@ import sys
 from typing import TYPE_CHECKING, Final
 
 from penstock.cli.lines import without_password
-from penstock.errors import MissingExtraError, PenstockError
+from penstock.cli.troubleshooting import explained
+from penstock.errors import ConfigError, MissingExtraError, PenstockError, StoreError
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -30,6 +31,8 @@ _EXTRA_OF: Final = {
     "pyarrow": "arrow",
     "matplotlib": "charts",
 }
+# Their messages name the argument, file or extra and what to do: one line is all there is to say.
+_SAY_IT_ALL: Final = (ConfigError, MissingExtraError, PenstockError, StoreError)
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -48,12 +51,21 @@ def main(arguments: Sequence[str] | None = None) -> int:
             raise _name_the_extra(error) from error
     except PenstockError as error:
         sys.stderr.write(f"penstock: {without_password(str(error))}\n")
+        if type(error) not in _SAY_IT_ALL:
+            sys.stderr.write(f"Help: `penstock explain {error.help_topic}`\n")
         return 1
 
 
 def _run(arguments: Sequence[str] | None) -> int:
-    from penstock.cli.commands import make_app
-
+    try:
+        from penstock.cli.commands import make_app
+    except ModuleNotFoundError:
+        words = sys.argv[1:] if arguments is None else list(arguments)
+        if words[:1] != ["explain"] or len(words) > 2:
+            raise
+        # Errors point there, so it works without the extra that the others need.
+        sys.stdout.write(f"{explained(*words[1:])}\n")
+        return 0
     app = make_app()
     try:
         app(args=arguments, prog_name="penstock")

@@ -3,7 +3,7 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, Final
 
 import typer
 from typer.core import TyperGroup
@@ -12,6 +12,8 @@ from penstock import __version__
 from penstock.cli.bench import bench
 from penstock.cli.check import check
 from penstock.cli.convert import convert
+from penstock.cli.doctor import doctor
+from penstock.cli.explain import explain
 from penstock.cli.lines import without_password
 from penstock.cli.pack import pack
 from penstock.cli.report import report
@@ -19,11 +21,33 @@ from penstock.cli.stats import stats
 from penstock.cli.tune import tune
 from penstock.cli.view import view
 
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
 __all__ = ["make_app"]
+
+_SECTIONS: Final[dict[str, tuple[Callable[..., None], ...]]] = {
+    "Prepare data": (pack, convert),
+    "Look at data": (check, stats, view),
+    "Look at speed": (bench, tune, report),
+    "Find out what is wrong": (doctor, explain),
+}
 
 
 class _Group(TyperGroup):
-    """Leaves passwords out of errors about arguments, which repeat what was typed."""
+    """Groups the commands in the help, and leaves passwords out of errors.
+
+    Errors about arguments repeat what was typed.
+    """
+
+    # Of click's classes or of typer's own copies of them: newer releases of typer bring their own.
+    def format_commands(self, ctx: Any, formatter: Any) -> None:  # noqa: ANN401
+        width = formatter.width - 6 - max(map(len, self.commands))
+        for title, commands in _SECTIONS.items():
+            names = [command.__name__ for command in commands]
+            rows = [(name, self.commands[name].get_short_help_str(width)) for name in names]
+            with formatter.section(title):
+                formatter.write_dl(rows)
 
     def make_context(self, *args: Any, **kwargs: Any) -> Any:  # noqa: ANN401
         try:
@@ -41,7 +65,7 @@ class _Group(TyperGroup):
 
 
 def _mask(error: Exception) -> None:
-    # Known by what they have: newer releases of typer bring their own click.
+    # Known by what they have, see above.
     message = getattr(error, "message", None)
     if hasattr(error, "format_message") and isinstance(message, str):
         error.message = without_password(message)  # type: ignore[attr-defined]  # it was there
@@ -72,11 +96,11 @@ def make_app() -> typer.Typer:
     app = typer.Typer(
         cls=_Group,
         no_args_is_help=True,
-        add_completion=False,
         pretty_exceptions_enable=False,
         rich_markup_mode=None,  # its boxes call flags <bool>, and break lines twice
     )
     app.callback()(_common)
-    for command in (pack, check, stats, view, bench, tune, report, convert):
-        app.command()(command)
+    for commands in _SECTIONS.values():
+        for command in commands:
+            app.command()(command)
     return app

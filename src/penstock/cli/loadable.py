@@ -9,9 +9,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
 
-from penstock.cli.named_dataset import dataset_named
 from penstock.cli.reasons import errors_in_code
-from penstock.cli.sources import names_a_dataset, object_named
 from penstock.data import IterableDataset
 from penstock.errors import ConfigError
 from penstock.loader import Loader
@@ -44,7 +42,12 @@ def open_loadable(
 
     Raises:
         ConfigError: it is no dataset, or `collate` no function.
+        MissingExtraError: the libraries of stores are not installed.
     """
+    # Here, so that the other commands work without those libraries.
+    from penstock.cli.named_dataset import dataset_named
+    from penstock.cli.sources import names_a_dataset, object_named
+
     is_code = names_a_dataset(src)
     with errors_in_code(src) if is_code else contextlib.nullcontext():
         dataset = stack.enter_context(dataset_named(src, split))

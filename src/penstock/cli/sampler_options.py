@@ -116,7 +116,7 @@ class SamplerChoice:
         'balanced, alpha 0.5, seed 0'
         >>> SamplerChoice(SamplerKind.natural, beta=0.9).check()
         Traceback (most recent call last):
-        penstock.errors.ConfigError: --beta is for --sampler effective; natural takes no options.
+        penstock.errors.ConfigError: --beta is for --sampler effective; natural takes no ...
     """
 
     kind: SamplerKind | None = None

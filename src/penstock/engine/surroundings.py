@@ -34,6 +34,7 @@ __all__ = [
     "group_folders",
     "memory_now",
     "memory_warning",
+    "num_open_files",
     "read_text",
 ]
 
@@ -183,7 +184,7 @@ def group_folders(controller: str, memberships: Path, cgroups: Path) -> Iterator
     """Yield where a control group of this process may keep a controller's files.
 
     Args:
-        controller: "memory" or "cpu".
+        controller: "memory", "cpu" or "pids".
         memberships: The process's own list, /proc/self/cgroup.
         cgroups: Where control groups are mounted.
 
@@ -327,7 +328,7 @@ def check_descriptors(num_workers: int) -> None:
         >>> check_descriptors(2)
     """
     limit = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
-    num_open = _num_open()
+    num_open = num_open_files()
     needed = descriptors_needed(num_workers)
     if limit == resource.RLIM_INFINITY or num_open is None or limit - num_open >= needed:
         return
@@ -339,7 +340,8 @@ def check_descriptors(num_workers: int) -> None:
     )
 
 
-def _num_open() -> int | None:
+def num_open_files() -> int | None:
+    """Return how many descriptors this process has open; None where the system does not tell."""
     for folder in ("/proc/self/fd", "/dev/fd"):  # Linux; macOS and BSD
         with contextlib.suppress(OSError):
             return len(os.listdir(folder)) - 1  # without the one that lists the folder

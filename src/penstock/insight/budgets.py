@@ -20,7 +20,7 @@ from penstock.errors import ConfigError
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
 
-__all__ = ["Limits", "cores_allowed", "cores_of_rank", "local_ranks"]
+__all__ = ["Limits", "cores_allowed", "cores_by_affinity", "cores_of_rank", "local_ranks"]
 
 _PROC: Final = Path("/proc")
 _CGROUPS: Final = Path("/sys/fs/cgroup")
@@ -56,10 +56,11 @@ def cores_allowed(proc: Path = _PROC, cgroups: Path = _CGROUPS) -> float:
         >>> cores_allowed() <= os.cpu_count()
         True
     """
-    return min([_affinity(), *_quotas(proc / "self" / "cgroup", cgroups)])
+    return min([cores_by_affinity(), *_quotas(proc / "self" / "cgroup", cgroups)])
 
 
-def _affinity() -> float:
+def cores_by_affinity() -> float:
+    """Return how many cores this process may run on, whatever quota it has for them."""
     if hasattr(os, "sched_getaffinity"):  # Linux
         return float(len(os.sched_getaffinity(0)))
     return float(os.cpu_count() or 1)

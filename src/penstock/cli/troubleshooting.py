@@ -1,0 +1,189 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The page docs/troubleshooting.md, in sections to print.
+
+It needs no extra: that one is missing is among what it explains.
+"""
+
+from __future__ import annotations
+
+import difflib
+import posixpath
+import re
+import shutil
+import textwrap
+from pathlib import Path
+from typing import Final, NamedTuple
+
+import penstock
+from penstock.errors import ConfigError, PenstockError
+
+__all__ = ["Section", "explained", "find_page", "sections_of"]
+
+_NAME: Final = "troubleshooting.md"
+_MAX_WIDTH: Final = 100
+_LINK: Final = re.compile(r"\[([^\]]+)\]\(([^)\s]+)\)")
+_BULLET: Final = re.compile(r"[-*] |\d+\. ")
+
+
+class Section(NamedTuple):
+    """What the page says of one error, or of one symptom.
+
+    Attributes:
+        group: The heading above, as "Errors".
+        title: Its own heading.
+        text: What is below it, in Markdown.
+    """
+
+    group: str
+    title: str
+    text: str
+
+    @property
+    def anchor(self) -> str:
+        """What follows the # in a link to it, as sites and repositories make it of a heading."""
+        kept = re.sub(r"[^\w\- ]", "", self.title.lower())
+        return kept.strip().replace(" ", "-")
+
+    @property
+    def summary(self) -> str:
+        """The first sentence."""
+        paragraph = " ".join(self.text.strip().partition("\n\n")[0].split())
+        return _plain(re.split(r"(?<=\.) ", paragraph, maxsplit=1)[0])
+
+
+def find_page() -> Path:
+    """Return where the page lies: inside the package, or in the checkout that is imported from.
+
+    Raises:
+        PenstockError: it is at neither place.
+    """
+    package = Path(penstock.__file__).resolve().parent
+    places = [package / _NAME]
+    if package.parent.name == "src":
+        places.append(package.parents[1] / "docs" / _NAME)
+    for place in places:
+        if place.is_file():
+            return place
+    looked = " or ".join(map(str, places))
+    raise PenstockError(
+        f"the page of explanations is not there: no {looked}. Every wheel has it: reinstall "
+        f"Penstock, or read docs/{_NAME} in its source."
+    )
+
+
+def sections_of(page: str) -> list[Section]:
+    r"""Return the sections of a page's text: what is below each heading of the third level.
+
+    Example:
+        >>> text = "# Page\n## Errors\n### WorkerDied\nA worker ended. Why?\n"
+        >>> [(s.group, s.anchor, s.summary) for s in sections_of(text)]
+        [('Errors', 'workerdied', 'A worker ended.')]
+    """
+    sections = []
+    group = title = ""
+    lines: list[str] = []
+    is_code = False
+    for line in [*page.splitlines(), "## "]:
+        is_code ^= line.startswith("```")
+        heading = None if is_code else re.match(r"(##|###) (.*)", line)
+        if heading is None:
+            lines.append(line)
+            continue
+        if title:
+            sections.append(Section(group, title, "\n".join(lines).strip()))
+        lines = []
+        title = heading[2].strip() if heading[1] == "###" else ""
+        group = group if title else heading[2].strip()
+    return sections
+
+
+def explained(name: str | None = None) -> str:
+    """Return what the page says of `name` as plain text, or a list of all that it explains.
+
+    Args:
+        name: A title or an anchor, of any case; also a class with its module, as a traceback has
+            it. None gives the list.
+
+    Raises:
+        ConfigError: there is no such section; the message has the nearest ones.
+        PenstockError: the page is not there.
+    """
+    sections = sections_of(find_page().read_text(encoding="utf-8"))
+    width = min(shutil.get_terminal_size().columns, _MAX_WIDTH)
+    if name is None:
+        return _listed(sections, width)
+    wanted = name.strip().lstrip("#").casefold()
+    short = wanted.removeprefix("penstock.errors.").removeprefix("penstock.")
+    for section in sections:
+        if short in (section.title.casefold(), section.anchor):
+            return f"{section.title}\n\n{_rendered(section.text, width)}"
+    raise ConfigError(f"nothing is called {name!r} here. {_advice(short, sections)}")
+
+
+def _advice(wanted: str, sections: list[Section]) -> str:
+    names = {section.anchor: _name(section) for section in sections}
+    near = [anchor for anchor in names if wanted and wanted in anchor]
+    near = near or difflib.get_close_matches(wanted, names, 3, 0.5)
+    if not near:
+        return "`penstock explain` lists what there is."
+    return f"Did you mean {' or '.join(names[anchor] for anchor in near[:3])}?"
+
+
+def _name(section: Section) -> str:
+    """What to type for it: the class, or the anchor of a symptom."""
+    return section.title if section.title.isidentifier() else section.anchor
+
+
+def _listed(sections: list[Section], width: int) -> str:
+    lines: list[str] = []
+    group = None
+    for section in sections:
+        if section.group != group:
+            group = section.group
+            lines += ["", group] if lines else [group]
+        lines += [f"  {_name(section)}", *_wrapped(section.summary, width, "      ", "      ")]
+    return "\n".join([*lines, "", "penstock explain NAME says what to do."])
+
+
+def _rendered(text: str, width: int) -> str:
+    """Return Markdown as plain text: paragraphs and bullets wrapped, code as it is."""
+    lines: list[str] = []
+    for number, part in enumerate(re.split(r"^```.*\n?", text, flags=re.MULTILINE)):
+        if number % 2:
+            lines += ["", *(f"    {line}".rstrip() for line in part.splitlines())]
+            continue
+        is_list = False
+        for block in re.split(r"\n\s*\n|\n(?=[-*] |\d+\. )", part.strip()):
+            if not block:  # between one piece of code and the next
+                continue
+            bullet = _BULLET.match(block)
+            if not (bullet and is_list):
+                lines.append("")
+            is_list = bullet is not None
+            lines += _wrapped(_plain(block), width, "", " " * len(bullet[0] if bullet else ""))
+    return "\n".join(lines).strip("\n")
+
+
+def _wrapped(text: str, width: int, first: str, other: str) -> list[str]:
+    flowing = " ".join(text.split())
+    return textwrap.wrap(
+        flowing,
+        width,
+        initial_indent=first,
+        subsequent_indent=other,
+        break_long_words=False,
+        break_on_hyphens=False,
+    )
+
+
+def _plain(text: str) -> str:
+    return _LINK.sub(_link, text).replace("**", "")
+
+
+def _link(link: re.Match[str]) -> str:
+    words, target = link[1], link[2]
+    if target.startswith("#"):
+        return f"{words} (`penstock explain {target[1:]}`)"
+    if not re.match(r"\w+:", target):
+        target = posixpath.normpath(posixpath.join("docs", target))
+    return words if words == target else f"{words} ({target})"

@@ -1,0 +1,85 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The Tab key, in the shells themselves where they are installed."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import sysconfig
+
+import pytest
+
+pytest.importorskip("rich")
+
+SCRIPTS = sysconfig.get_path("scripts")
+
+
+def run(command, **environ):
+    """Return what a command wrote to stdout, `penstock` being on the path."""
+    path = f"{SCRIPTS}{os.pathsep}{os.environ['PATH']}"
+    environment = {**os.environ, "PATH": path, **environ}
+    done = subprocess.run(
+        command, capture_output=True, text=True, timeout=60, env=environment, check=True
+    )
+    assert done.stderr == ""
+    return done.stdout
+
+
+def script_for(shell):
+    return run([f"{SCRIPTS}/penstock"], _PENSTOCK_COMPLETE=f"source_{shell}")
+
+
+def shell_or_skip(name):
+    found = shutil.which(name)
+    if found is None:
+        pytest.skip(f"there is no {name} here")
+    return found
+
+
+@pytest.mark.parametrize(
+    ("line", "completed"),
+    [
+        ("penstock st", {"stats"}),
+        ("penstock p", {"pack"}),
+        ("penstock doctor --j", {"--json"}),
+        ("penstock check --im", {"--image-field", "--image-column"}),
+        ("penstock no-such", set()),
+    ],
+)
+def test_bash_completes_commands_and_options(tmp_path, line, completed):
+    bash = shell_or_skip("bash")
+    (tmp_path / "completion.sh").write_text(script_for("bash"))
+    # What bash does when Tab is pressed: it sets these, and calls the function that was named.
+    program = (
+        f"source {tmp_path}/completion.sh\n"
+        f"COMP_WORDS=({line}); COMP_CWORD=$((${{#COMP_WORDS[@]}} - 1))\n"
+        "_penstock_completion penstock\n"
+        'printf "%s\\n" "${COMPREPLY[@]}"\n'
+    )
+    assert set(run([bash, "--norc", "-c", program]).split()) == completed
+
+
+def test_fish_completes_commands(tmp_path):
+    fish = shell_or_skip("fish")
+    (tmp_path / "completion.fish").write_text(script_for("fish"))
+    program = f"source {tmp_path}/completion.fish; complete --do-complete 'penstock st'"
+    completed = run([fish, "--no-config", "-c", program], HOME=str(tmp_path))
+    assert completed.split("\t")[0] == "stats"
+
+
+def test_zsh_can_read_its_script_and_is_told_the_commands(tmp_path):
+    zsh = shell_or_skip("zsh")
+    (tmp_path / "_penstock").write_text(script_for("zsh"))
+    program = (
+        f"autoload -Uz compinit; compinit -D; source {tmp_path}/_penstock; print $_comps[penstock]"
+    )
+    assert run([zsh, "-f", "-c", program], HOME=str(tmp_path)).strip() == "_penstock_completion"
+    asked = {"_PENSTOCK_COMPLETE": "complete_zsh", "_TYPER_COMPLETE_ARGS": "penstock st"}
+    assert '"stats"' in run([f"{SCRIPTS}/penstock"], **asked)
+
+
+def test_the_script_for_the_shell_in_use_is_shown():
+    bash = shell_or_skip("bash")
+    shown = run([bash, "--norc", "-c", "penstock --show-completion; true"])
+    assert shown.strip() == script_for("bash").strip()

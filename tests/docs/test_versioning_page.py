@@ -1,0 +1,65 @@
+# SPDX-License-Identifier: Apache-2.0
+"""docs/versioning.md says what is so: formats, refusals, what is tested, what is deprecated."""
+
+from __future__ import annotations
+
+import importlib
+import re
+import tomllib
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from penstock import Loader
+from penstock.errors import StateError
+
+ROOT = Path(__file__).parents[2]
+TEXT = (ROOT / "docs/versioning.md").read_text()
+PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+
+
+@pytest.mark.parametrize(
+    ("module", "name"),
+    [
+        ("penstock.schedule", "_FORMAT"),
+        ("penstock.sampling.sampler_state", "_FORMAT"),
+        ("penstock.insight.recording", "_VERSION"),
+        ("penstock.stores.records", "_VERSION"),
+        ("penstock.stores.folder.marks", "_VERSION"),
+        ("penstock.stores.mongo.layout", "LAYOUT_VERSION"),
+    ],
+)
+def test_every_format_has_the_number_1(module, name):
+    pytest.importorskip("msgspec")
+    assert getattr(importlib.import_module(module), name) == 1
+
+
+def test_a_state_of_a_newer_release_is_refused_as_the_page_says():
+    loader = Loader(np.arange(4), seed=0)
+    state = {**loader.state_dict(), "format": 99}
+    with pytest.raises(StateError) as raised:
+        loader.load_state_dict(state)
+    (quoted,) = re.findall(r"`StateError: (.*?)`", TEXT)
+    assert str(raised.value).startswith(quoted)
+
+
+def test_the_modules_that_promise_names_have_a_list_of_them():
+    (row,) = re.findall(r"^\| Python names \|.*$", TEXT, flags=re.MULTILINE)
+    modules = re.findall(r"`(penstock[.\w]*)`", row)
+    assert len(modules) == 10
+    for name in modules:
+        if name not in ("penstock.integrations", "penstock.ray"):
+            assert importlib.import_module(name).__all__
+
+
+def test_the_versions_of_python_are_those_of_the_metadata():
+    classifiers = [c.rpartition(" ")[2] for c in PROJECT["classifiers"] if " 3." in c]
+    floor = PROJECT["requires-python"].removeprefix(">=")
+    assert f"| Python | {floor} and newer | {', '.join(classifiers)} |" in TEXT
+
+
+def test_nothing_is_deprecated_or_the_page_says_so():
+    sources = {path: path.read_text() for path in (ROOT / "src").rglob("*.py")}
+    deprecating = [path for path, text in sources.items() if "is removed in penstock" in text]
+    assert ("Nothing is deprecated at present." in TEXT) == (not deprecating)

@@ -1,7 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """The drop-in for `torch.utils.data`: the same names, on Penstock's engine.
 
-from penstock.torch import DataLoader    # was: from torch.utils.data import DataLoader
+One line of a program changes:
+
+    from penstock.torch import DataLoader    # was: from torch.utils.data import DataLoader
 """
 
 from __future__ import annotations

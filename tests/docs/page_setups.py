@@ -1,0 +1,151 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What pages take for granted that readers have: photos, a data set, a GPU."""
+
+from __future__ import annotations
+
+import torch
+from tests.docs.pages import Setup
+
+_PHOTOS = """
+import shutil
+from pathlib import Path
+
+import numpy as np
+from PIL import Image
+
+
+def _photos(folder, *names, number=12, height=64, width=80):
+    rng = np.random.default_rng(0)
+    for name in names:
+        Path(folder, name).mkdir(parents=True)
+        for position in range(number):
+            pixels = rng.integers(0, 256, (height // 8, width // 8, 3), np.uint8)
+            image = Image.fromarray(pixels).resize((width, height))
+            image.save(Path(folder, name, f"{position}.jpg"))
+
+
+def _voc(folder, number=12, height=64, width=80):
+    _photos(folder, "JPEGImages", number=number, height=height, width=width)
+    for place in ("Annotations", "ImageSets/Main"):
+        Path(folder, place).mkdir(parents=True)
+    for position in range(number):
+        kind = ("RBC", "WBC")[position % 5 == 0]
+        Path(folder, "Annotations", f"{position}.xml").write_text(
+            f"<annotation><size><width>{width}</width><height>{height}</height><depth>3</depth>"
+            f"</size><object><name>{kind}</name><difficult>0</difficult><bndbox><xmin>5</xmin>"
+            "<ymin>6</ymin><xmax>40</xmax><ymax>50</ymax></bndbox></object></annotation>"
+        )
+    names = "".join(f"{position}\\n" for position in range(number))
+    for split in ("train", "val"):
+        Path(folder, "ImageSets/Main", f"{split}.txt").write_text(names)
+"""
+
+_README = (
+    _PHOTOS
+    + """
+dataset = np.zeros((1024, 4), np.float32)
+
+
+def augment(image):
+    return np.array(image)
+
+
+_photos("photos", "cat", "dog")
+_photos("photos/train", "cat", "dog")
+shutil.move("photos/train", "train")
+_voc("BCCD")
+"""
+)
+
+_STORES = (
+    _PHOTOS
+    + """
+def augment(image):
+    return np.array(image)
+
+
+samples = [np.arange(4), np.arange(5)]
+_photos("photos", "cat", "dog", number=110)
+"""
+)
+
+# The loop of the page goes to a GPU; where there is none, to what there is.
+_DEVICE = () if torch.cuda.is_available() else (('device="cuda"', 'device="auto"'),)
+
+SETUPS = {
+    "README.md": Setup(
+        _README,
+        (("photos/train", "train"), *_DEVICE),
+        runs_commands=True,
+    ),
+    "docs/packing.md": Setup(
+        _PHOTOS + '_voc("BCCD")\n',
+        (  # the script that makes the folder comes after the first command
+            ("```console\n$ penstock pack photos photos.lmdb\nlmdb:", "```text\n"),
+            ("Image files are", "```console\n$ penstock pack photos photos.lmdb\n```\n\n"),
+        ),
+        runs_commands=True,
+        skipped=(
+            "penstock pack cells/data.yaml",
+            "penstock pack faces.xml",
+            "penstock pack points.txt",
+            "penstock pack 'mongodb:",
+            "penstock pack photos.parquet",
+            "diff -r",
+        ),
+    ),
+    "docs/stores.md": Setup(_STORES, runs_commands=True),
+    "docs/reproducibility.md": Setup("dataset = range(1000)\n"),
+}
+
+# Pages with a test of their own, which executes their Python.
+TESTED_BY = {
+    "docs/augmentation.md": "tests/vision/test_augmentation_page.py",
+    "docs/convert.md": "tests/vision/test_convert_page.py",
+    "docs/decoding.md": "tests/images/test_decoding_page.py",
+    "docs/design/scale.md": "tests/docs/test_scale_page.py",
+    "docs/detection-batches.md": "tests/vision/test_detection_batches_page.py",
+    "docs/detection.md": "tests/vision/test_detection_page.py",
+    "docs/folders.md": "tests/vision/test_folders_page.py",
+    "docs/guide/accelerate.md": "tests/clients/test_accelerate_page.py",
+    "docs/guide/balance-report.md": "tests/sampling/test_balance_report_page.py",
+    "docs/guide/batches-by-class-and-length.md": "tests/sampling/test_batches_page.py",
+    "docs/guide/device.md": "tests/docs/test_device_page.py",
+    "docs/guide/distributed.md": "tests/distributed/test_distributed_page.py",
+    "docs/guide/huggingface-datasets.md": "tests/clients/test_huggingface_page.py",
+    "docs/guide/imbalance.md": "tests/sampling/test_imbalance_page.py",
+    "docs/guide/jax.md": "tests/clients/test_jax_page.py",
+    "docs/guide/labels.md": "tests/test_labels_page.py",
+    "docs/guide/lightning.md": "tests/clients/test_lightning_page.py",
+    "docs/guide/metrics.md": "tests/docs/test_progress_and_metrics_pages.py",
+    "docs/guide/mindspore.md": "tests/clients/test_mindspore_page.py",
+    "docs/guide/mixtures.md": "tests/sampling/test_mixtures_page.py",
+    "docs/guide/mmengine.md": "tests/clients/test_mmengine_page.py",
+    "docs/guide/progress.md": "tests/docs/test_progress_and_metrics_pages.py",
+    "docs/guide/ray-data.md": "tests/ray/test_ray_data_page.py",
+    "docs/guide/ray.md": "tests/ray/test_ray_page.py",
+    "docs/guide/report.md": "tests/insight/test_report_pages.py",
+    "docs/guide/threads.md": "tests/threads/test_threads_page.py",
+    "docs/guide/torchvision.md": "tests/clients/test_torchvision_page.py",
+    "docs/guide/trace.md": "tests/insight/test_report_pages.py",
+    "docs/guide/transformers.md": "tests/clients/test_transformers_page.py",
+    "docs/guide/tune.md": "tests/docs/test_tune_page.py",
+    "docs/guide/why-does-my-gpu-wait.md": "tests/insight/test_waiting_page.py",
+    "docs/migrating-from-torch.md": "tests/docs/test_migrating_page.py",
+    "docs/mongodb.md": "tests/stores/test_mongo.py",
+    "docs/quickstart.md": "tests/docs/test_quickstart_page.py",
+    "docs/stores-read-only.md": "tests/stores/test_arrow.py",
+    "docs/vision.md": "tests/vision/test_vision_page.py",
+    "examples/retinanet/README.md": "tests/examples/test_retinanet.py",
+}
+
+# Python that is not executed, marked `py`: how many blocks a page has, and why.
+NOT_RUN = {
+    "README.md": (1, "workers on a Ray cluster; docs/guide/ray.md has what runs"),
+    "examples/multiview3d/README.md": (1, "an excerpt of a configuration, with dots"),
+    "docs/guide/jax.md": (1, "several processes of JAX, one per device"),
+    "docs/guide/labels.md": (1, "ranks of torch.distributed"),
+    "docs/guide/ray.md": (2, "a driver that starts trainers on a cluster, and these"),
+    "docs/guide/transformers.md": (1, "a class of somebody else's"),
+    "docs/migrating-from-torch.md": (2, "other libraries' own code, from which one migrates"),
+}

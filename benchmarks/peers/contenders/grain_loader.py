@@ -1,0 +1,248 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Grain: datasets that know each of their elements by number, and processes that read them.
+
+An order, also that of a later epoch, is computed from the number alone, and so is a place in it.
+"""
+
+from __future__ import annotations
+
+import itertools
+import json
+import random
+import struct
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import works
+from contender import Contender, Epoch, Job, Resumable
+from contenders import photo_ops
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+
+    import numpy.typing as npt
+
+RECORDS_NAME = "photos.array_record"
+# Before a photo's bytes in its record.
+_LABEL = struct.Struct("<H")
+# Batches that each process keeps ready; torch's DataLoader keeps as many.
+_READY_BATCHES = 2
+
+
+class _Epochs:
+    """Calls to epochs of one endless iterator, whose processes live on."""
+
+    def __init__(self, dataset: Any, num_batches: int) -> None:  # noqa: ANN401
+        self._iterator = iter(dataset)
+        self._num_batches = num_batches
+
+    def __call__(self, _epoch: int) -> Iterator[Any]:
+        return itertools.islice(self._iterator, self._num_batches)
+
+
+def start_worker(_index: int, _count: int) -> None:
+    """Prepare a process that loads."""
+    photo_ops.one_thread()
+
+
+def _endless(batches: Any, job: Job, *, processes: bool = True) -> Any:  # noqa: ANN401
+    import grain
+
+    # No threads within a process: decoding keeps it busy, and the files are in memory.
+    options = grain.ReadOptions(num_threads=0, prefetch_buffer_size=0)
+    dataset = batches.repeat().to_iter_dataset(options)
+    if not processes:
+        return dataset
+    processes_options = grain.MultiprocessingOptions(
+        num_workers=job.num_workers, per_worker_buffer_size=_READY_BATCHES
+    )
+    return dataset.mp_prefetch(processes_options, worker_init_fn=start_worker)
+
+
+# ---------------------------------------------------------------- photos
+
+
+def photo_of_file(
+    item: tuple[str, int], rng: np.random.Generator
+) -> tuple[npt.NDArray[np.float32], int]:
+    """Return an image made of a file, and its label."""
+    path, label = item
+    with open(path, "rb") as file:
+        return _sample(file.read(), rng), label
+
+
+def photo_of_record(record: bytes, rng: np.random.Generator) -> tuple[npt.NDArray[np.float32], int]:
+    """Return an image made of a record, and its label."""
+    (label,) = _LABEL.unpack_from(record)
+    return _sample(record[_LABEL.size :], rng), label
+
+
+def _sample(data: bytes, rng: np.random.Generator) -> npt.NDArray[np.float32]:
+    return photo_ops.fast_sample(data, random.Random(int(rng.integers(1 << 62))))
+
+
+def stacked(
+    samples: Sequence[tuple[npt.NDArray[np.float32], int]],
+) -> tuple[npt.NDArray[np.float32], npt.NDArray[np.int64]]:
+    """Return a batch; the images lie in shared memory at once, and are not copied there later."""
+    from grain.multiprocessing import SharedMemoryArray
+
+    images = SharedMemoryArray((len(samples), *samples[0][0].shape), np.float32)
+    np.stack([image for image, _ in samples], out=images)
+    return images, np.array([label for _, label in samples])
+
+
+def _photo_epochs(source: Any, make: Any, job: Job) -> Epoch:  # noqa: ANN401
+    import grain
+
+    samples = grain.MapDataset.source(source).seed(job.seed).shuffle().random_map(make)
+    batches = samples.batch(job.batch_size, batch_fn=stacked)
+    return _Epochs(_endless(batches, job), len(batches))
+
+
+def photos(job: Job) -> Epoch:
+    """Read the photos from their files."""
+    return _photo_epochs(works.labelled_files(job.photos), photo_of_file, job)
+
+
+def pack(job: Job) -> None:
+    """Write the photos into an ArrayRecord file, each a group, as its pages advise."""
+    from array_record.python.array_record_module import ArrayRecordWriter
+
+    # A photo is compressed already.
+    writer = ArrayRecordWriter(str(job.packed / RECORDS_NAME), "group_size:1,uncompressed")
+    for path, label in works.labelled_files(job.photos):
+        with open(path, "rb") as file:
+            writer.write(_LABEL.pack(label) + file.read())
+    writer.close()
+
+
+def packed(job: Job) -> Epoch:
+    """Read the photos from their records."""
+    import grain
+
+    source = grain.sources.ArrayRecordDataSource(str(job.packed / RECORDS_NAME))
+    return _photo_epochs(source, photo_of_record, job)
+
+
+# ---------------------------------------------------------------- the other works
+
+
+class Rows:
+    """Rows in memory, several of which are taken at a time."""
+
+    def __init__(self, rows: npt.NDArray[np.float32]) -> None:
+        """Keep the rows."""
+        self._rows = rows
+
+    def __call__(self, numbers: npt.NDArray[np.int64]) -> npt.NDArray[np.float32]:
+        """Return the rows of these numbers."""
+        return self._rows[numbers]
+
+
+def _row_batches(job: Job) -> Any:  # noqa: ANN401
+    import grain
+
+    numbers = grain.MapDataset.range(job.num_samples).seed(job.seed).shuffle()
+    return numbers.batch(job.batch_size).map(Rows(works.tiny_rows(job.num_samples)))
+
+
+def tiny(job: Job) -> Epoch:
+    """Read rows in processes."""
+    batches = _row_batches(job)
+    return _Epochs(_endless(batches, job), len(batches))
+
+
+def tiny_here(job: Job) -> Epoch:
+    """Read rows in this process."""
+    batches = _row_batches(job)
+    return _Epochs(_endless(batches, job, processes=False), len(batches))
+
+
+def transport(job: Job) -> Epoch:
+    """Send big batches."""
+    import grain
+
+    batches = grain.MapDataset.range(job.num_samples).map(works.big_batch)
+    return _Epochs(_endless(batches, job), len(batches))
+
+
+def numbers_in(paths: Sequence[str]) -> npt.NDArray[np.int64]:
+    """Return the numbers in paths."""
+    return np.array([works.number_in(path) for path in paths])
+
+
+def paths(job: Job) -> Epoch:
+    """Read the numbers in many paths."""
+    import grain
+
+    names = [works.path_of(index) for index in range(job.num_samples)]
+    shuffled = grain.MapDataset.source(names).seed(job.seed).shuffle()
+    batches = shuffled.batch(job.batch_size, batch_fn=numbers_in)
+    return _Epochs(_endless(batches, job), len(batches))
+
+
+class _Resumable:
+    """An iterator whose state is saved as JSON."""
+
+    def __init__(self, job: Job, *, processes: bool) -> None:
+        self._iterator = iter(_endless(_row_batches(job), job, processes=processes))
+
+    def batches(self) -> Iterator[Any]:
+        return self._iterator  # type: ignore[no-any-return]
+
+    def state(self) -> bytes:
+        return json.dumps(self._iterator.get_state()).encode()
+
+    def restore(self, state: bytes) -> None:
+        self._iterator.set_state(json.loads(state))
+
+
+def resume(job: Job) -> Resumable:
+    """Read rows in processes."""
+    return _Resumable(job, processes=True)
+
+
+def resume_here(job: Job) -> Resumable:
+    """Read rows in this process."""
+    return _Resumable(job, processes=False)
+
+
+_DOCS = "https://google-grain.readthedocs.io/en/latest"
+_NO_TOLERANCE = "it has no way to leave out a sample that cannot be read"
+_SAME = "as Grain: tiny and resume alone differ"
+
+CONTENDERS = [
+    Contender(
+        name="Grain",
+        environment="grain",
+        libraries=("grain", "array_record.python.array_record_module", "simplejpeg", "cv2"),
+        settings=(
+            "MapDataset.seed().shuffle().random_map().batch().repeat(), then mp_prefetch in 2 "
+            f"processes ({_DOCS}/tutorials/dataset_basic_tutorial.html); images are stacked into "
+            f"SharedMemoryArray ({_DOCS}/behind_the_scenes.html); ReadOptions(num_threads=0), as "
+            "it advises for what is in memory; packed: ArrayRecord, group_size:1, uncompressed; "
+            "tiny: the numbers are shuffled and batched, and a map takes the rows"
+        ),
+        photos=photos,
+        pack=pack,
+        packed=packed,
+        tiny=tiny,
+        transport=transport,
+        paths=paths,
+        resume=resume,
+        absent={"tolerant": _NO_TOLERANCE},
+    ),
+    Contender(
+        name="Grain (no workers)",
+        environment="grain",
+        libraries=("grain",),
+        settings="the same without mp_prefetch: all is done when a batch is asked for",
+        tiny=tiny_here,
+        resume=resume_here,
+        absent={
+            **dict.fromkeys(("photos", "pack", "packed", "transport", "paths"), _SAME),
+            "tolerant": _NO_TOLERANCE,
+        },
+    ),
+]

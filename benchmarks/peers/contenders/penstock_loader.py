@@ -1,0 +1,154 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Penstock: worker processes, and worker threads."""
+
+from __future__ import annotations
+
+import json
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+import works
+from contender import Contender, Epoch, Job
+from contenders.torch_loader import (
+    BigBatches,
+    PathNumbers,
+    epochs,
+    numpy_first,
+    numpy_only,
+    numpy_pair,
+)
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    import numpy as np
+
+
+def _loader(backend: str, dataset: Any, job: Job, **more: Any) -> Any:  # noqa: ANN401
+    from penstock.torch import DataLoader
+
+    options = {
+        "batch_size": job.batch_size,
+        "shuffle": True,
+        "num_workers": job.num_workers,
+        "persistent_workers": True,
+        "backend": backend,
+        **more,
+    }
+    if options["num_workers"] == 0:
+        del options["persistent_workers"], options["backend"]
+    return DataLoader(dataset, **options)
+
+
+def _pipeline_epochs(backend: str, dataset: Any, job: Job) -> Epoch:  # noqa: ANN401
+    if backend == "thread":
+        import cv2
+
+        cv2.setNumThreads(0)  # as docs/guide/threads.md advises; a worker process does it itself
+    on_error = "skip" if job.tolerant else "raise"
+    return epochs(_loader(backend, dataset, job, on_error=on_error), numpy_pair)
+
+
+def _photos(backend: str, job: Job) -> Epoch:
+    from penstock.vision import ImageFolder, ImagePipeline
+
+    folder = ImageFolder(job.photos, transform=ImagePipeline.train(works.CROP_PX))
+    return _pipeline_epochs(backend, folder, job)
+
+
+def _pack(job: Job) -> None:
+    from penstock.stores import pack
+
+    pack(job.photos, f"lmdb:{job.packed / 'photos.lmdb'}", num_workers=job.num_workers)
+
+
+def _packed(backend: str, job: Job) -> Epoch:
+    from penstock.stores import LMDBDataset
+    from penstock.vision import ImagePipeline
+
+    path = job.packed / "photos.lmdb"
+    dataset = LMDBDataset(path, transform=ImagePipeline.train(works.CROP_PX))
+    return _pipeline_epochs(backend, dataset, job)
+
+
+def _tiny(job: Job) -> Epoch:
+    import torch
+
+    from penstock.torch import TensorDataset
+
+    rows = torch.from_numpy(works.tiny_rows(job.num_samples))
+    return epochs(_loader("process", TensorDataset(rows), job, num_workers=0), numpy_first)
+
+
+def _transport(backend: str, job: Job) -> Epoch:
+    options = {"batch_size": None, "shuffle": False}
+    return epochs(_loader(backend, BigBatches(job.num_samples), job, **options), numpy_only)
+
+
+def _paths(backend: str, job: Job) -> Epoch:
+    from penstock.data import PackedList
+
+    paths = PackedList(works.path_of(index) for index in range(job.num_samples))
+    return epochs(_loader(backend, PathNumbers(paths), job, seed=job.seed), numpy_only)
+
+
+class Rows:
+    """A shuffled epoch of the rows."""
+
+    def __init__(self, job: Job) -> None:
+        """Make the loader."""
+        import torch
+
+        from penstock.torch import TensorDataset
+
+        rows = torch.from_numpy(works.tiny_rows(job.num_samples))
+        self._loader = _loader("process", TensorDataset(rows), job, seed=job.seed)
+
+    def batches(self) -> Iterator[np.ndarray]:
+        """Return the batches from the start, or from where `restore` said."""
+        return map(numpy_first, self._loader)
+
+    def state(self) -> bytes:
+        """Return the place, as JSON."""
+        return json.dumps(self._loader.state_dict()).encode()
+
+    def restore(self, state: bytes) -> None:
+        """Go to a place."""
+        self._loader.load_state_dict(json.loads(state))
+
+
+CONTENDERS = [
+    Contender(
+        name="penstock (processes)",
+        environment="penstock",
+        libraries=("penstock.torch", "penstock.vision", "penstock.stores"),
+        settings=(
+            "penstock.torch.DataLoader, 2 workers (forked by default), persistent_workers=True; "
+            "ImageFolder or LMDBDataset with ImagePipeline.train; tiny: its TensorDataset without "
+            "workers; 5 M paths in a PackedList, seed=; tolerant: on_error='skip'"
+        ),
+        photos=partial(_photos, "process"),
+        pack=_pack,
+        packed=partial(_packed, "process"),
+        tiny=_tiny,
+        transport=partial(_transport, "process"),
+        paths=partial(_paths, "process"),
+        resume=Rows,
+    ),
+    Contender(
+        name="penstock (threads)",
+        environment="penstock",
+        libraries=("penstock.torch", "penstock.vision", "penstock.stores"),
+        settings="the same with backend='thread' and cv2.setNumThreads(0)",
+        photos=partial(_photos, "thread"),
+        pack=_pack,
+        packed=partial(_packed, "thread"),
+        transport=partial(_transport, "thread"),
+        paths=partial(_paths, "thread"),
+        absent={
+            "pack": "as penstock (processes)",
+            "tiny": "as penstock (processes): there are no workers",
+            "resume": "as penstock (processes): the state says nothing of the workers",
+        },
+    ),
+]

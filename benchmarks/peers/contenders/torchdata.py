@@ -1,0 +1,228 @@
+# SPDX-License-Identifier: Apache-2.0
+"""torchdata: StatefulDataLoader, and nodes with threads and with processes."""
+
+from __future__ import annotations
+
+import io
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+import works
+from contender import Contender, Epoch, Job
+from contenders import photo_ops
+from contenders.torch_loader import (
+    BigBatches,
+    PathNumbers,
+    PhotoFiles,
+    epochs,
+    numpy_first,
+    numpy_only,
+    numpy_pair,
+    path_array,
+)
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator, Sequence
+
+    import numpy as np
+
+
+def _stateful(dataset: Any, job: Job, **more: Any) -> Any:  # noqa: ANN401
+    import torch
+    from torchdata.stateful_dataloader import StatefulDataLoader
+
+    options = {
+        "batch_size": job.batch_size,
+        "shuffle": True,
+        "num_workers": job.num_workers,
+        "generator": torch.Generator().manual_seed(job.seed),
+        **more,
+    }
+    if options["num_workers"] > 0:
+        options["persistent_workers"] = True
+    return StatefulDataLoader(dataset, **options)
+
+
+def _stateful_photos(job: Job) -> Epoch:
+    dataset = PhotoFiles(job.photos, photo_ops.fast_sample)
+    return epochs(_stateful(dataset, job, worker_init_fn=photo_ops.one_thread), numpy_pair)
+
+
+def _stateful_tiny(job: Job) -> Epoch:
+    return epochs(_stateful(_table(job), job, num_workers=0), numpy_first)
+
+
+def _table(job: Job) -> Any:  # noqa: ANN401
+    import torch
+    from torch.utils.data import TensorDataset
+
+    return TensorDataset(torch.from_numpy(works.tiny_rows(job.num_samples)))
+
+
+def _stateful_transport(job: Job) -> Epoch:
+    loader = _stateful(BigBatches(job.num_samples), job, batch_size=None, shuffle=False)
+    return epochs(loader, numpy_only)
+
+
+def _stateful_paths(job: Job) -> Epoch:
+    return epochs(_stateful(PathNumbers(path_array(job.num_samples)), job), numpy_only)
+
+
+class Sampled:
+    """Makes a batch of a list of indices, in the worker."""
+
+    def __init__(self, dataset: Any) -> None:  # noqa: ANN401
+        """Keep the dataset."""
+        self._dataset = dataset
+
+    def __call__(self, indices: Sequence[int]) -> Any:  # noqa: ANN401
+        """Return the collated batch."""
+        from torch.utils.data import default_collate
+
+        return default_collate([self._dataset[index] for index in indices])
+
+
+class Gathered:
+    """Makes a batch of rows of a list of indices, at once."""
+
+    def __init__(self, rows: Any) -> None:  # noqa: ANN401
+        """Keep the rows, a tensor."""
+        self._rows = rows
+
+    def __call__(self, indices: Sequence[int]) -> Any:  # noqa: ANN401
+        """Return the rows."""
+        return self._rows[indices]
+
+
+def one_big_batch(number: int) -> Any:  # noqa: ANN401
+    """Return a ready batch as a tensor."""
+    import torch
+
+    return torch.from_numpy(works.big_batch(number))
+
+
+def _nodes(
+    method: str,
+    make: Callable[[Any], Any],
+    num_samples: int,
+    job: Job,
+    *,
+    one_by_one: bool = False,
+) -> Any:  # noqa: ANN401
+    import torch
+    from torch.utils.data import BatchSampler, RandomSampler
+    from torchdata.nodes import Loader, ParallelMapper, Prefetcher, SamplerWrapper
+
+    order = range(num_samples)
+    if not one_by_one:
+        generator = torch.Generator().manual_seed(job.seed)
+        order = BatchSampler(RandomSampler(order, generator=generator), job.batch_size, False)
+    node = ParallelMapper(
+        SamplerWrapper(order), make, num_workers=job.num_workers, method=method, in_order=True
+    )
+    return Loader(Prefetcher(node, prefetch_factor=2 * job.num_workers))
+
+
+def _node_photos(method: str, job: Job) -> Epoch:
+    photo_ops.one_thread()  # of this process and, by fork, of the workers
+    dataset = PhotoFiles(job.photos, photo_ops.fast_sample)
+    return epochs(_nodes(method, Sampled(dataset), len(dataset), job), numpy_pair)
+
+
+def _node_tiny(method: str, job: Job) -> Epoch:
+    return epochs(_nodes(method, _gathered(job), job.num_samples, job), numpy_only)
+
+
+def _gathered(job: Job) -> Gathered:
+    import torch
+
+    return Gathered(torch.from_numpy(works.tiny_rows(job.num_samples)))
+
+
+def _node_transport(method: str, job: Job) -> Epoch:
+    loader = _nodes(method, one_big_batch, job.num_samples, job, one_by_one=True)
+    return epochs(loader, numpy_only)
+
+
+def _node_paths(method: str, job: Job) -> Epoch:
+    dataset = PathNumbers(path_array(job.num_samples))
+    return epochs(_nodes(method, Sampled(dataset), len(dataset), job), numpy_only)
+
+
+class Resuming:
+    """An epoch of a loader with `state_dict` and `load_state_dict`."""
+
+    def __init__(self, make: Callable[[Job], Any], take: Callable[[Any], Any], job: Job) -> None:
+        """Make the loader."""
+        self._loader = make(job)
+        self._take = take
+
+    def batches(self) -> Iterator[np.ndarray]:
+        """Return the batches from the start, or from where `restore` said."""
+        return map(self._take, self._loader)
+
+    def state(self) -> bytes:
+        """Return the place: as torch saves it, since it may have tensors in it."""
+        import torch
+
+        file = io.BytesIO()
+        torch.save(self._loader.state_dict(), file)
+        return file.getvalue()
+
+    def restore(self, state: bytes) -> None:
+        """Go to a place."""
+        import torch
+
+        self._loader.load_state_dict(torch.load(io.BytesIO(state), weights_only=True))
+
+
+def _stateful_rows(job: Job) -> Any:  # noqa: ANN401
+    return _stateful(_table(job), job)
+
+
+def _node_rows(method: str, job: Job) -> Any:  # noqa: ANN401
+    return _nodes(method, _gathered(job), job.num_samples, job)
+
+
+_ABSENT = {
+    **dict.fromkeys(("pack", "packed"), "it has no packed format"),
+    "tolerant": "it has no way to leave out a sample that cannot be read",
+}
+_NODES = "https://docs.pytorch.org/data/beta/migrate_to_nodes_from_utils.html"
+
+CONTENDERS = [
+    Contender(
+        name="torchdata StatefulDataLoader",
+        environment="torchdata",
+        libraries=("torch", "torchdata.stateful_dataloader", "simplejpeg", "cv2"),
+        settings=(
+            "as torch's: 2 forked workers, persistent_workers=True, simplejpeg and OpenCV; tiny: "
+            "TensorDataset without workers; 5 M paths in one numpy array; resume: 2 workers"
+        ),
+        photos=_stateful_photos,
+        tiny=_stateful_tiny,
+        transport=_stateful_transport,
+        paths=_stateful_paths,
+        resume=partial(Resuming, _stateful_rows, numpy_first),
+        absent=_ABSENT,
+    ),
+    *(
+        Contender(
+            name=f"torchdata nodes ({name})",
+            environment="torchdata",
+            libraries=("torch", "torchdata.nodes", "simplejpeg", "cv2"),
+            settings=(
+                f"SamplerWrapper, ParallelMapper(method='{method}') with 2 workers that make whole "
+                f"batches, Prefetcher, as its migration guide has it ({_NODES}); tiny, resume: a "
+                "batch of rows by one index; simplejpeg and OpenCV; 5 M paths in one numpy array"
+            ),
+            photos=partial(_node_photos, method),
+            tiny=partial(_node_tiny, method),
+            transport=partial(_node_transport, method),
+            paths=partial(_node_paths, method),
+            resume=partial(Resuming, partial(_node_rows, method), numpy_only),
+            absent=_ABSENT,
+        )
+        for name, method in (("threads", "thread"), ("processes", "process"))
+    ),
+]

@@ -1,0 +1,624 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Writes docs/benchmarks.md from results/peers, the contenders and remarks.md.
+
+    python benchmarks/peers/page.py            # writes the page
+    python benchmarks/peers/page.py --check    # exit status 1 if it is not up to date
+
+All figures, ratios and the lists of who is ahead of Penstock are computed from the results; nothing
+of them is written by hand. Why it is so cannot be computed: remarks.md says it, under the name of
+each work.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import statistics
+import sys
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+sys.path.insert(0, str(Path(__file__).parents[1]))
+
+from contender import Contender, contenders
+from works import BATCH_SHAPE
+
+__all__ = ["load_results", "main", "render"]
+
+HERE: Final = Path(__file__).parent
+PAGE: Final = HERE.parents[1] / "docs" / "benchmarks.md"
+RESULTS: Final = HERE.parent / "results" / "peers"
+_REMARKS: Final = HERE / "remarks.md"
+_OWN: Final = "penstock"
+_TORCH: Final = "torch (simplejpeg, OpenCV)"
+_BATCH_GB: Final = 4 * BATCH_SHAPE[0] * BATCH_SHAPE[1] * BATCH_SHAPE[2] * BATCH_SHAPE[3] / 1e9
+
+Entry = Mapping[str, Any]  # what compare.py has saved of one contender
+Results = Mapping[str, Mapping[str, Entry]]  # work -> contender -> entry
+
+
+# ---------------------------------------------------------------- figures
+
+
+@dataclass(frozen=True, slots=True)
+class Figure:
+    """A column of a table.
+
+    Attributes:
+        title: Its heading.
+        values: Entry -> one number per round; empty where there is none.
+        lower: Whether less is better; None if it is no matter of better.
+        digits: Significant digits.
+    """
+
+    title: str
+    values: Callable[[Entry], list[float]]
+    lower: bool | None = None
+    digits: int = 3
+
+    def median(self, entry: Entry) -> float | None:
+        """Return the median, or None."""
+        values = self.values(entry)
+        return statistics.median(values) if values else None
+
+    def cell(self, entry: Entry, *, span: bool = False) -> str:
+        """Return the median, and with `span` the least and the greatest."""
+        values = self.values(entry)
+        if not values:
+            return ""
+        text = number(statistics.median(values), self.digits)
+        if span and len(values) > 1:
+            text += f" ({number(min(values), self.digits)} - {number(max(values), self.digits)})"
+        return text
+
+
+@dataclass(frozen=True, slots=True)
+class Section:
+    """A work on the page.
+
+    Attributes:
+        work: Its name.
+        title: Its heading.
+        question: What is done.
+        not_shown: What it does not show.
+        figures: Columns; the table is sorted by the first.
+        baseline: Work and contender that the first figure is divided by.
+        baseline_title: The heading of that column.
+    """
+
+    work: str
+    title: str
+    question: str
+    not_shown: str
+    figures: tuple[Figure, ...] = ()
+    baseline: tuple[str, str] | None = None
+    baseline_title: str = "x torch"
+
+
+def number(value: float, digits: int = 3) -> str:
+    """Return a number with so many significant digits, thousands separated, never as 1e+05."""
+    if value == 0:
+        return "0"
+    places = digits - 1 - _exponent(value)
+    return f"{round(value, places):,.{max(places, 0)}f}"
+
+
+def _exponent(value: float) -> int:
+    return int(f"{value:e}".partition("e")[2])
+
+
+def _of(run: str, take: Callable[[Entry], float | None]) -> Callable[[Entry], list[float]]:
+    def values(entry: Entry) -> list[float]:
+        taken = [take(reading) for reading in entry["runs"].get(run, ())]
+        return [value for value in taken if value is not None]
+
+    return values
+
+
+def _value(run: str, scale: float = 1.0) -> Callable[[Entry], list[float]]:
+    return _of(run, lambda reading: reading["value"] * scale)
+
+
+def _more(run: str, name: str, scale: float = 1.0) -> Callable[[Entry], list[float]]:
+    def take(reading: Entry) -> float | None:
+        value = reading["more"].get(name)
+        return None if value is None else value * scale
+
+    return _of(run, take)
+
+
+def _peak(entry: Entry) -> list[float]:
+    return [] if entry["peak_mb"] is None else [entry["peak_mb"]]
+
+
+_PEAK: Final = Figure("peak MB", _peak, lower=True)
+_WORKS: Final = (
+    Section(
+        "photos",
+        "JPEG files to batches",
+        "1,778 photos of 25 kB in class folders (400 to 900 px; clothes and blood cells, each "
+        "twice under two names). Random-resized crop to 224 x 224, a flip half of the time, "
+        "ImageNet's mean and deviation; float32, channels first, shuffled batches of 64; the last, "
+        "smaller one is kept.",
+        "Files that come from a disk: these lie in the page cache. Large photos, where decoding at "
+        "a half or a quarter gains more. A trainer that computes on the same cores, or a GPU that "
+        "decodes, which is what DALI is made for. Resampling differs: what is compared is each "
+        "peer's own way to an image of that size.",
+        (
+            Figure("images/s", _value("photos")),
+            Figure("CPU ms/image", _more("photos", "CPU ms/sample"), lower=True),
+            _PEAK,
+        ),
+        ("photos", _TORCH),
+    ),
+    Section(
+        "packed",
+        "The same from each one's packed format",
+        "The same photos, their bytes as they are and their labels, packed by each peer's own "
+        "means into its own format. The output is the same as above.",
+        "Disks and networks, for which these formats are made: everything lies in the page cache. "
+        "Formats that store decoded or shrunk images.",
+        (
+            Figure("images/s", _value("packed")),
+            Figure("CPU ms/image", _more("packed", "CPU ms/sample"), lower=True),
+            _PEAK,
+        ),
+        ("photos", _TORCH),
+        "x torch from files",
+    ),
+    Section(
+        "pack",
+        "Packing",
+        "Seconds of packing, once, and what then lies on the disk. The files have 45 MB.",
+        "Packing of more than fits in memory; shards; parallel packing on more than two cores.",
+        (
+            Figure("s", _value("pack"), lower=True),
+            Figure("CPU s", _of("pack", lambda reading: reading["cpu_s"]), lower=True),
+            Figure("MB on disk", _more("pack", "MB"), lower=True),
+        ),
+    ),
+    Section(
+        "tiny",
+        "Tiny samples in memory",
+        "250,000 rows of 32 float32 in memory, shuffled, batches of 1,024; every row once per "
+        "epoch.",
+        "Samples that cost something to make. What matters here is the price per sample, which "
+        "loaders that ask for whole batches do not pay.",
+        (
+            Figure("M rows/s", _value("tiny", 1e-6)),
+            Figure("CPU µs/row", _more("tiny", "CPU ms/sample", 1e3), lower=True),
+            _PEAK,
+        ),
+        ("tiny", _TORCH),
+    ),
+    Section(
+        "transport",
+        "Large batches, transport only",
+        "100 ready batches of 38.5 MB, float32 (64, 3, 224, 224): how many reach the loop per "
+        "second? Nothing is computed. Threads hand over what they have; processes have to carry "
+        "it.",
+        "A gain for loaders whose workers decode: there, transport is a small part.",
+        (
+            Figure("GB/s", _value("transport", _BATCH_GB)),
+            Figure("CPU ms/batch", _more("transport", "CPU ms/sample"), lower=True),
+            _PEAK,
+        ),
+        ("transport", _TORCH),
+    ),
+    Section(
+        "first",
+        "The first batch",
+        "Seconds from the call that makes the loader to its first batch of photos, in a fresh "
+        "process. Imports come before, and are given apart. A peer that reads its packed format "
+        "alone starts from there.",
+        "The first start after boot, with a cold disk. Start methods other than each peer's "
+        "default.",
+        (
+            Figure("s", _value("first"), lower=True),
+            Figure("import s", _of("first", lambda reading: reading["import_s"]), lower=True),
+            Figure("CPU s", _of("first", lambda reading: reading["cpu_s"]), lower=True),
+        ),
+        ("first", _TORCH),
+    ),
+    Section(
+        "paths",
+        "Memory with five million paths",
+        "5,000,000 paths of 58 characters in the dataset, held as each peer's makers advise; "
+        "500,000 of them read, shuffled, by 4 workers. Peak memory of all processes together, "
+        "shared pages counted once, less what was there before the dataset was made.",
+        "Time. Memory of decoding. What a longer epoch adds: a list of str grows in forked workers "
+        "until each has its own copy (`benchmarks/memory.py`).",
+        (
+            Figure("peak MB", _value("paths"), lower=True),
+            Figure("to the first batch MB", _more("paths", "to first batch MB"), lower=True),
+            Figure("while reading MB", _more("paths", "while reading MB"), lower=True),
+            Figure("CPU s", _of("paths", lambda reading: reading["cpu_s"]), lower=True),
+        ),
+        ("paths", _TORCH),
+    ),
+    Section(
+        "resume",
+        "Going on at batch 50,000",
+        "4,000,000 rows, shuffled batches of 64. A run stops after 50,000 batches and saves its "
+        "place; a fresh process makes the loader, and the seconds from restoring to the next batch "
+        "are taken. Right means: the batch that would have come next.",
+        "Datasets that are slow to read, where replaying batches costs more than here.",
+        (
+            Figure("s", _value("resume-restore"), lower=True),
+            Figure("start without resuming, s", _more("resume-save", "first batch s"), lower=True),
+            Figure("CPU s", _of("resume-restore", lambda reading: reading["cpu_s"]), lower=True),
+            Figure("state bytes", _value("resume-save"), lower=True, digits=6),
+            Figure("µs per batch before", _more("resume-save", "us/batch"), lower=True),
+        ),
+        ("resume", "torchdata StatefulDataLoader"),
+        "x StatefulDataLoader",
+    ),
+    Section(
+        "killed",
+        "A worker is killed",
+        "After the third batch one of the processes that load gets SIGKILL, as the out-of-memory "
+        "killer sends it. A run that gives nothing for 30 s counts as hung. Where a peer has a way "
+        "to survive faults, it is switched on in the second column.",
+        "How often a fault that depends on the moment goes as it did here: each was run once.",
+    ),
+    Section(
+        "corrupt",
+        "A corrupt photo",
+        "Among the photos there is one file that begins as a JPEG and goes on as noise. The second "
+        "column is with the peer's own way to survive bad samples.",
+        "Files that are cut short, which some decoders fill with grey and others refuse. Many bad "
+        "samples.",
+    ),
+)
+_OUTCOMES: Final = ("killed", "corrupt")
+_WITH_PHOTOS: Final = ("photos", "pack", "packed", "first", *_OUTCOMES)
+
+
+# ---------------------------------------------------------------- the page
+
+
+def render(
+    results: Results,
+    known: Mapping[str, Contender],
+    not_installed: Mapping[str, Mapping[str, Any]],
+    remarks: Mapping[str, str],
+) -> str:
+    """Return the page.
+
+    Args:
+        results: What compare.py has saved.
+        known: All contenders.
+        not_installed: Environment -> date and reason.
+        remarks: Work -> what is to be said with the figures.
+    """
+    parts = [_head(results)]
+    parts += [_summary(results)] if results else []
+    parts += [_section(section, results, known, remarks) for section in _WORKS]
+    parts += [_settings(results, known), _left_out(known, not_installed)]
+    return "\n\n".join(part.strip() for part in parts if part.strip()) + "\n"
+
+
+def _head(results: Results) -> str:
+    measured = (
+        _machines(results)
+        if results
+        else "**Nothing has been measured yet**: `make peers-environments peers` does it."
+    )
+    return f"""\
+<!-- benchmarks/peers/page.py writes this page; remarks.md beside it has what it cannot compute -->
+
+# Side by side with other loaders
+
+Each loader does the same work with the settings that its makers advise, in an environment of its
+own. What comes out is checked before anything is timed, and counted in every timed epoch.
+
+{measured}
+
+How it is measured:
+
+- **The same work.** The same files, the same output, the same consumer: it reads one number of
+  every 4 KiB of a batch, and drops it. Workers: 2 (processes or threads), unless the settings below
+  say otherwise. Peers with image operations of their own use these; the others decode by simplejpeg
+  (libjpeg-turbo) and resize by OpenCV, all by the same function.
+- **Checked.** The first epoch is not timed: shape, dtype, memory order, range, mean and deviation,
+  labels counted class by class, every row or stamp exactly once, shuffled. Every later epoch is
+  counted too.
+- **Timed.** Whole epochs, at least two, until 5 s have passed. Rounds go in turn, A B C, A B C, in
+  fresh processes, so that a slow minute hits all alike. Tables give the median, and the least and
+  greatest in brackets.
+- **CPU** is that of the whole process tree, with daemons that a peer starts. **Memory** is the
+  greatest of the tree in a run of its own, each shared page counted once (PSS).
+- "x torch" is a ratio of medians, of the first column. Above 1 is better where more is better (per
+  second), below 1 where less is (seconds, MB).
+
+`benchmarks/peers/README.md` says how to run it, and how to add a loader."""
+
+
+def _machines(results: Results) -> str:
+    facts = [entry["machine"] for entries in results.values() for entry in entries.values()]
+    dates = sorted({fact["date"] for fact in facts})
+    when = dates[0] if len(dates) == 1 else f"{dates[0]} to {dates[-1]}"
+    machines = sorted(
+        {
+            f"{fact['cores']} cores of an {fact['processor']}, {fact['memory_gib']} GiB, "
+            f"{fact['system']}"
+            for fact in facts
+        }
+    )
+    return f"Measured {when} on {'; '.join(machines)}."
+
+
+def _summary(results: Results) -> str:
+    lines = ["## Where others are ahead", "", "Computed from the tables below, by medians."]
+    lines.append("")
+    for section in _WORKS:
+        entries = results.get(section.work, {})
+        if section.figures and any(_is_own(name) for name in entries):
+            lines.append(f"- **{section.title}**: {_ahead(section, entries)}")
+    return "\n".join(lines)
+
+
+def _is_own(name: str) -> bool:
+    return name.split(" ")[0] == _OWN
+
+
+def _ahead(section: Section, entries: Mapping[str, Entry]) -> str:
+    """Return who is ahead of Penstock's best in which figure."""
+    said = []
+    for figure in section.figures:
+        sign = 1 if figure.lower else -1
+        found = sorted(
+            (sign * median, not _is_own(name), name)  # who is as good is not ahead
+            for name, entry in entries.items()
+            if (median := figure.median(entry)) is not None
+        )
+        order = [name for _, _, name in found]
+        best = next((name for name in order if _is_own(name)), None)
+        if best is None:
+            continue
+        own = figure.values(entries[best])
+        names = []
+        for name in order[: order.index(best)]:
+            values = figure.values(entries[name])
+            overlap = min(values) <= max(own) and min(own) <= max(values)
+            spread = " (their ranges overlap)" if overlap else ""
+            cell = figure.cell(entries[name], span=True)
+            names.append(f"{_plain(name, section.work)} {cell}{spread}")
+        against = f"; Penstock's best {figure.cell(entries[best], span=True)}" if names else ""
+        said.append(f"*{figure.title}*: {', '.join(names) or 'nobody'}{against}")
+    return ". ".join(said) + "." if said else "Penstock has no figure here."
+
+
+def _section(
+    section: Section, results: Results, known: Mapping[str, Contender], remarks: Mapping[str, str]
+) -> str:
+    entries = {
+        name: entry for name, entry in results.get(section.work, {}).items() if name in known
+    }
+    parts = [f"## {section.title}", section.question]
+    if not entries:
+        parts.append("Not measured yet.")
+    elif section.work in _OUTCOMES:
+        parts.append(_outcome_table(section.work, entries, known))
+    else:
+        parts += [_table(section, entries, results), _right(section, entries)]
+        if any(_is_own(name) for name in entries):
+            parts.append(f"Ahead of Penstock: {_ahead(section, entries)}")
+    parts.append(remarks.get(section.work, ""))
+    parts.append(f"**What this does not show.** {section.not_shown}")
+    parts.append(_without_part(section.work, known))
+    return "\n\n".join(part for part in parts if part)
+
+
+def _table(section: Section, entries: Mapping[str, Entry], results: Results) -> str:
+    main = section.figures[0]
+    base = None
+    if section.baseline:
+        work, name = section.baseline
+        base_entry = results.get(work, {}).get(name)
+        base_figure = next(other for other in _WORKS if other.work == work).figures[0]
+        base = base_figure.median(base_entry) if base_entry else None
+
+    def key(name: str) -> tuple[bool, float]:
+        median = main.median(entries[name])
+        return median is None, 0.0 if median is None else median if main.lower else -median
+
+    titles = ["", main.title, *([section.baseline_title] if section.baseline else [])]
+    rows = [[*titles, *(figure.title for figure in section.figures[1:])]]
+    for name in sorted(entries, key=key):
+        entry = entries[name]
+        row = [_shown(name, section.work), main.cell(entry, span=True) or "failed"]
+        if section.baseline:
+            median = main.median(entry)
+            row.append(f"{median / base:.2f}" if median is not None and base else "")
+        rows.append([*row, *(figure.cell(entry) for figure in section.figures[1:])])
+    return "\n".join([_markdown(rows), *_failures(entries)])
+
+
+def _failures(entries: Mapping[str, Entry]) -> list[str]:
+    lines = [
+        f"- {name}, {_code(error)}" for name, entry in entries.items() for error in entry["errors"]
+    ]
+    return ["", "Runs that failed, with what they said last:", "", *lines] if lines else []
+
+
+def _right(section: Section, entries: Mapping[str, Entry]) -> str:
+    if section.work != "resume":
+        return ""
+    wrong = [
+        name
+        for name, entry in entries.items()
+        if not all(reading["right"] for reading in entry["runs"].get("resume-restore", ()))
+    ]
+    if not wrong:
+        return "All of them went on with the right batch."
+    return f"**Another batch than the right one** came from: {', '.join(wrong)}."
+
+
+def _outcome_table(work: str, entries: Mapping[str, Entry], known: Mapping[str, Contender]) -> str:
+    rows = [["", "by default", "told to survive it"]]
+    for name in sorted(entries, key=lambda name: (not _is_own(name), name)):
+        entry = entries[name]
+        cells = []
+        for run in (work, f"{work} --tolerant"):
+            readings = entry["runs"].get(run, ())
+            cells.append(_outcome(readings[0]["outcome"]) if readings else "")
+        if not cells[1]:
+            cells[1] = known[name].absent.get("tolerant", "")
+        rows.append([_shown(name, work), cells[0] or "failed", cells[1]])
+    return "\n".join([_markdown(rows), *_failures(entries)])
+
+
+def _outcome(outcome: Mapping[str, Any]) -> str:
+    """Return what happened, in words."""
+    seconds = f"{outcome['seconds']:.1f} s"
+    came = f"{outcome['came']:,} of {outcome['expected']:,} samples"
+    said = f": {_code(outcome['line'])}" if outcome["line"] else ""
+    match outcome["kind"]:
+        case "no worker process":
+            return "it has no worker process"
+        case "goes on" if outcome["lost"] == 0:
+            extra = outcome["too many"]
+            more = f", and {extra} more" if extra else ""
+            return f"goes on, nothing lost{more}"
+        case "goes on":
+            extra = outcome["too many"]
+            more = f" and with {extra} too many" if extra else ""
+            return f"**goes on without {outcome['lost']:,} samples**{more}, and says nothing"
+        case "hangs":
+            return f"**hangs**, after {came}"
+        case "error":
+            return f"error after {seconds}, {came}{said}"
+        case _:
+            status = outcome["exit status"]
+            return f"**the trainer itself ends** (status {status}) after {seconds}, {came}{said}"
+
+
+def _without_part(work: str, known: Mapping[str, Contender]) -> str:
+    reasons: dict[str, list[str]] = {}
+    for name, contender in known.items():
+        reason = _reason(work, contender)
+        if reason:
+            reasons.setdefault(reason, []).append(name)
+    lines = [f"- {', '.join(names)}: {reason}" for reason, names in reasons.items()]
+    return "\n".join(["Without a part in it:", "", *lines]) if lines else ""
+
+
+def _reason(work: str, contender: Contender) -> str:
+    run = "resume-save" if work == "resume" else work
+    if contender.has_part_in(run) and work not in contender.absent:
+        return ""
+    keys = (work, "photos") if work in ("first", *_OUTCOMES) else (work,)
+    return next(contender.absent[key] for key in keys if key in contender.absent)
+
+
+def _settings(results: Results, known: Mapping[str, Contender]) -> str:
+    versions: dict[str, str] = {}
+    for entries in results.values():
+        for name, entry in entries.items():
+            pins = (f"{package} {version}" for package, version in entry["packages"].items())
+            versions[name] = ", ".join(pins)
+    rows = [["", "settings", "versions"]]
+    rows += [
+        [_shown(name, "photos"), _cell(contender.settings), versions.get(name, "not measured yet")]
+        for name, contender in known.items()
+    ]
+    return f"## The loaders and their settings\n\n{_markdown(rows)}"
+
+
+def _left_out(
+    known: Mapping[str, Contender], not_installed: Mapping[str, Mapping[str, Any]]
+) -> str:
+    lines = []
+    for environment, fact in not_installed.items():
+        names = [name for name in known if known[name].environment == environment]
+        said = "; ".join(_code(line) for line in fact["reason"])
+        lines.append(
+            f"- {', '.join(names)} (`requirements/{environment}.txt`, {fact['date']}): {said}"
+        )
+    return "\n".join(["## Could not be installed", "", *lines]) if lines else ""
+
+
+# ---------------------------------------------------------------- markdown
+
+
+def _markdown(rows: Sequence[Sequence[str]]) -> str:
+    aligned = ["---", *("---:" if _is_number(rows, k) else "---" for k in range(1, len(rows[0])))]
+    lines = [rows[0], aligned, *rows[1:]]
+    return "\n".join("| " + " | ".join(line) + " |" for line in lines)
+
+
+def _is_number(rows: Sequence[Sequence[str]], column: int) -> bool:
+    return any(row[column][:1].isdigit() for row in rows[1:])
+
+
+def _shown(name: str, work: str) -> str:
+    return f"**{name}**" if _is_own(name) else _plain(name, work)
+
+
+def _plain(name: str, work: str) -> str:
+    """Return the name, without what decodes where there is nothing to decode."""
+    return name if work in _WITH_PHOTOS else name.replace(" (simplejpeg, OpenCV)", "")
+
+
+def _cell(text: str) -> str:
+    return text.replace("|", "\\|").replace("\n", " ")
+
+
+def _code(text: str) -> str:
+    return f"`{_cell(text).replace('`', chr(39))}`"
+
+
+# ---------------------------------------------------------------- files
+
+
+def load_results(folder: Path = RESULTS) -> dict[str, dict[str, Entry]]:
+    """Return what compare.py has saved, by work and contender."""
+    found = {}
+    for section in _WORKS:
+        path = folder / f"{section.work}.json"
+        if path.exists():
+            found[section.work] = json.loads(path.read_text("utf-8"))["contenders"]
+    return found
+
+
+def load_remarks(path: Path = _REMARKS) -> dict[str, str]:
+    """Return the texts under the names of works, `## photos` and so on."""
+    works: dict[str, str] = {}
+    for part in ("\n" + path.read_text("utf-8")).split("\n## ")[1:]:
+        name, _, text = part.partition("\n")
+        if name.strip() not in {section.work for section in _WORKS}:
+            raise ValueError(f"{path.name}: {name.strip()!r} is no work")
+        works[name.strip()] = text.strip()
+    return works
+
+
+def current() -> str:
+    """Return the page as it has to be."""
+    path = RESULTS / "not-installed.json"
+    not_installed = json.loads(path.read_text("utf-8")) if path.exists() else {}
+    return render(load_results(), contenders(), not_installed, load_remarks())
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Write the page, or say whether it is up to date."""
+    parser = argparse.ArgumentParser(prog="page.py")
+    parser.add_argument("--check", action="store_true", help="write nothing; 1 if out of date")
+    options = parser.parse_args(arguments)
+    text = current()
+    if not options.check:
+        PAGE.write_text(text, encoding="utf-8")
+        return 0
+    if PAGE.exists() and PAGE.read_text("utf-8") == text:
+        return 0
+    print("docs/benchmarks.md is out of date: python benchmarks/peers/page.py", file=sys.stderr)
+    return 1
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())

@@ -10,7 +10,7 @@ shows whether a contender works:
         --work photos --data .peers/data --smoke
 
 A file in contenders/ has `CONTENDERS`, a list of `Contender`. It imports the standard library,
-numpy, `contender`, `works` and `contenders.photo_ops` at its top, and its own library inside
+numpy, `contender`, `works`, and what contenders/ shares at its top, and its own library inside
 functions: contenders are listed from environments that have not that library.
 """
 
@@ -26,9 +26,14 @@ from typing import TYPE_CHECKING, Any, Protocol
 if TYPE_CHECKING:
     import numpy as np
 
-__all__ = ["Contender", "Epoch", "Job", "Resumable", "contender_files", "contenders", "find"]
+__all__ = [
+    *("SHARED_WORKS", "Contender", "Epoch", "Job", "Resumable"),
+    *("contender_files", "contenders", "find"),
+]
 
 HERE = Path(__file__).parent
+SHARED_FILES = ("photo_ops", "shared")  # of contenders/
+SHARED_WORKS = ("first", "killed", "corrupt")  # the loader matters, not the image operations
 # Epoch 0, 1, ... to the batches of that epoch. Workers live on from call to call where they can.
 Epoch = Callable[[int], Iterator[Any]]
 
@@ -87,8 +92,13 @@ class Contender:
         resume: As `tiny`; can be left and gone on with.
         prepare: Packs what `tiny`, `paths` or `resume` read, for a peer that reads files of its own
             alone; gets the job and the name of the work. It runs in a process of its own before
-            anything is measured, and has nothing to do where it has run before.
+            anything is measured (`compare.py --prepare`, or `contender.py --prepare` by hand), and
+            has nothing to do where it has run before.
         worker_pids: Which processes load; None takes the children of the process.
+        antialias: Whether its resizing averages over the pixels that it drops; None: it has none.
+        same_loader_as: Name of the contender that differs in the image operations alone: what
+            `first`, `killed` and `corrupt` show of that one is not run again.
+        rounds: Timed rounds of `photos` and `packed`, for one that is slow; None takes all.
         absent: Work -> why the contender has no part in it.
     """
 
@@ -105,6 +115,9 @@ class Contender:
     resume: Callable[[Job], Resumable] | None = None
     prepare: Callable[[Job, str], None] | None = None
     worker_pids: Callable[[], list[int]] | None = None
+    antialias: bool | None = None
+    same_loader_as: str | None = None
+    rounds: int | None = None
     absent: Mapping[str, str] = field(default_factory=dict)
 
     def has_part_in(self, work: str) -> bool:
@@ -112,15 +125,16 @@ class Contender:
 
         One that reads its packed format alone starts, is killed and meets the corrupt photo there.
         """
-        if work in ("first", "killed", "corrupt"):
-            return self.photos is not None or self.packed is not None
+        if work in SHARED_WORKS:
+            has_photos = self.photos is not None or self.packed is not None
+            return has_photos and self.same_loader_as is None
         return getattr(self, "resume" if work.startswith("resume") else work) is not None
 
 
 def contender_files() -> list[Path]:
     """Return the files in contenders/ that have contenders."""
     paths = sorted((HERE / "contenders").glob("*.py"))
-    return [path for path in paths if path.name not in ("__init__.py", "photo_ops.py")]
+    return [path for path in paths if path.stem not in ("__init__", *SHARED_FILES)]
 
 
 def contenders() -> dict[str, Contender]:
@@ -144,11 +158,24 @@ def find(name: str) -> Contender:
     Raises:
         LookupError: There is none of that name.
     """
+    return _located(name)[0]
+
+
+def sources(contender: Contender) -> list[Path]:
+    """Return the files that say what a contender does, and with which versions."""
+    return [
+        HERE / "requirements" / f"{contender.environment}.txt",
+        _located(contender.name)[1],
+        *(path for name in SHARED_FILES if (path := HERE / "contenders" / f"{name}.py").exists()),
+    ]
+
+
+def _located(name: str) -> tuple[Contender, Path]:
     files = sorted(contender_files(), key=lambda path: name not in path.read_text("utf-8"))
     for path in files:
         for contender in importlib.import_module(f"contenders.{path.stem}").CONTENDERS:
             if contender.name == name:
-                return contender  # type: ignore[no-any-return]
+                return contender, path
     raise LookupError(f"no contender {name!r}; there are: {', '.join(contenders())}")
 
 

@@ -1,10 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
 """One contender does one work in this process, and its figures are printed.
 
-photos, packed, tiny, transport   an epoch that is checked in every number and not timed, then
-                                  whole epochs, at least two and until 5 s have passed
+photos, packed, tiny, transport   an epoch that is checked in every number, and one more, as fast
+                                  as the timed ones; then these: whole epochs, at least two and
+                                  until 3 s have passed
 pack                              seconds of packing, bytes on disk
-first                             seconds from the call of `photos` to the first batch
+first                             seconds from the call of `photos` to the first batch, without
+                                  an index that an earlier run may have left
 paths                             greatest memory of the process tree, less what it was before
 resume-save, resume-restore       two processes: one stops, the next goes on
 killed, corrupt                   a process below this one loads, and this one tells what it did
@@ -16,6 +18,7 @@ import argparse
 import contextlib
 import ctypes
 import gc
+import hashlib
 import importlib
 import itertools
 import json
@@ -24,6 +27,7 @@ import shutil
 import signal
 import subprocess
 import sys
+import tempfile
 import threading
 import time
 import traceback
@@ -34,7 +38,7 @@ from typing import TYPE_CHECKING, Any, Final
 import numpy as np
 import works
 from _meter import Meter, Reading, tree_memory_bytes
-from contender import Contender, Epoch, Job, find
+from contender import Contender, Epoch, Job, find, sources
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -47,7 +51,7 @@ _LEAST_EPOCHS: Final = 2
 _LOOK_EVERY_S: Final = 0.25
 _KILL_AFTER: Final = 3  # batches
 _HANG_S: Final = 30.0
-_PREPARED: Final = ("tiny", "paths", "resume-save", "resume-restore")
+_FAULTS: Final = ("killed", "corrupt")
 _START_S: Final = 120.0  # until the first batch: imports of hundreds of MB from a cold disk
 _PR_SET_CHILD_SUBREAPER: Final = 36
 
@@ -63,7 +67,8 @@ class Task:
         self.size = works.size_of(self.work, smoke=options.smoke)
         self.data: Path = options.data / "smoke" if options.smoke else options.data
         own = works.slug(contender.name)
-        self.packed = self.data / "packed" / own
+        # What was packed by an older version of the peer or of its contender is packed anew.
+        self.packed = self.data / "packed" / own / _key_of(contender)
         self.place = self.data / "resume" / own
         self.photos = self.data / ("corrupt" if self.work == "corrupt" else "photos")
 
@@ -107,20 +112,23 @@ def consumer_of(task: Task) -> works.Consumer:
 
 
 def run_epochs(task: Task) -> dict[str, Any]:
-    """Read a checked epoch, then timed ones."""
+    """Read two checked epochs, then timed ones."""
     if task.work == "packed":
         _pack(task)
     consumer = consumer_of(task)
     epoch = task.function(task.work)(task.job())
-    consumer.first(epoch(0))
-    if task.options.memory_only:  # one more, as peers may keep more once they have started
-        consumer.take(epoch(1))
+    if task.options.memory_only:  # unchecked: checks take memory, too
+        for number in range(2):  # as peers may keep more once they have started
+            consumer.take(epoch(number))
         return {}
+    consumer.first(epoch(0))
+    # Meanwhile a peer that runs on from epoch to epoch has filled its queues: it empties them here.
+    consumer.second(epoch(1))
     num_samples = num_batches = num_epochs = 0
     with Meter() as meter:
         while num_epochs < _LEAST_EPOCHS or meter.elapsed_s() < task.size.least_s:
             num_epochs += 1
-            counts = consumer.take(epoch(num_epochs))
+            counts = consumer.take(epoch(1 + num_epochs))
             num_samples += counts[0]
             num_batches += counts[1]
     more = {"CPU ms/sample": meter.cpu_s / num_samples * 1e3, "epochs": num_epochs}
@@ -140,12 +148,22 @@ def run_pack(task: Task) -> dict[str, Any]:
     return _figures(Reading.of(meter, meter.wall_s, 0, more), "s")
 
 
+def run_prepare(task: Task) -> dict[str, Any]:
+    """Pack what a work reads, where the contender has to; nothing of it is measured."""
+    task.packed.parent.mkdir(parents=True, exist_ok=True)
+    _remove_older(task)
+    if task.contender.prepare is not None:
+        task.contender.prepare(task.job(), task.work)
+    return {}
+
+
 def _pack(task: Task) -> None:
     """Pack the photos, unless they are packed."""
     if task.packed.is_dir():
         return
     half = task.packed.with_name(f".{task.packed.name}-{os.getpid()}")
     task.packed.parent.mkdir(parents=True, exist_ok=True)
+    _remove_older(task)
     final, task.packed = task.packed, half
     half.mkdir()
     try:
@@ -155,10 +173,32 @@ def _pack(task: Task) -> None:
     half.rename(final)
 
 
+def _key_of(contender: Contender) -> str:
+    """Return a name for what a contender packs: another one when the peer or its file changes."""
+    contents = b"".join(path.read_bytes() for path in sources(contender))
+    return hashlib.sha256(contents).hexdigest()[:12]
+
+
+def _remove_older(task: Task) -> None:
+    """Remove what a contender packed with another key."""
+    for path in task.packed.parent.iterdir():
+        if not path.name.lstrip(".").startswith(task.packed.name):
+            shutil.rmtree(path) if path.is_dir() else path.unlink()
+
+
 def run_first(task: Task) -> dict[str, Any]:
     """Time the way to the first batch."""
+    task.packed.parent.mkdir(parents=True, exist_ok=True)
     if task.contender.photos is None:
         _pack(task)
+        return _time_first(task)
+    # Some peers leave an index of the files beside `packed`: here they have left none yet.
+    with tempfile.TemporaryDirectory(dir=task.data) as scratch:
+        task.packed = Path(scratch) / "packed"
+        return _time_first(task)
+
+
+def _time_first(task: Task) -> dict[str, Any]:
     with Meter() as meter:
         batches = task.photo_epoch()(0)
         images, labels = next(batches)
@@ -233,6 +273,7 @@ def run_paths(task: Task) -> dict[str, Any]:
 
 def run_resume_save(task: Task) -> dict[str, Any]:
     """Stop after some batches; keep the place and the batch that comes next."""
+    shutil.rmtree(task.place, ignore_errors=True)  # nobody goes on from the place of another run
     resumable = task.function("resume")(task.job())
     with Meter() as meter:
         batches = resumable.batches()
@@ -289,7 +330,7 @@ def load_under_watch(task: Task) -> None:
                 _tell(kills=len(pids))
                 if not pids:
                     return
-                os.kill(min(pids), signal.SIGKILL)
+                os.kill(busiest(pids), signal.SIGKILL)
     except Exception as error:
         traceback.print_exc()
         _tell(error=_last_line(error))
@@ -326,6 +367,17 @@ def worker_processes() -> list[int]:
     return found
 
 
+def busiest(pids: Sequence[int]) -> int:
+    """Return the process with the most CPU time: a worker, and no helper of the workers."""
+    import psutil
+
+    def cpu_s(pid: int) -> float:
+        times = psutil.Process(pid).cpu_times()
+        return times.user + times.system
+
+    return max(pids, key=cpu_s)
+
+
 def run_fault(task: Task) -> dict[str, Any]:
     """Watch a process that loads, and tell what it did."""
     command = [sys.executable, *sys.argv, "--loads"]
@@ -343,7 +395,8 @@ def run_fault(task: Task) -> dict[str, Any]:
 def _watch(process: subprocess.Popen[bytes], task: Task) -> dict[str, Any]:
     facts, errors = _read_facts(process)
     labels = Counter(label for fact in facts for label in fact.get("labels", ()))
-    expected = works.PhotoConsumer(task.photos, task.size.batch_size).expected
+    num_photos = works.PhotoConsumer(task.photos, task.size.batch_size).num_photos
+    expected = Counter(range(num_photos))
     named = {name: fact for fact in facts for name in fact}
     since = named.get("kills" if task.work == "killed" else "started", facts[0] if facts else None)
     outcome = {
@@ -440,7 +493,7 @@ _RUNS: Final[dict[str, Callable[[Task], dict[str, Any]]]] = {
     "paths": run_paths,
     "resume-save": run_resume_save,
     "resume-restore": run_resume_restore,
-    **dict.fromkeys(("killed", "corrupt"), run_fault),
+    **dict.fromkeys(_FAULTS, run_fault),
 }
 
 
@@ -453,9 +506,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     os.environ["PYTHONPATH"] = os.pathsep.join([*sys.path[:2], os.environ.get("PYTHONPATH", "")])
     # A daemon whose parent ends becomes a child of this process, so that its CPU is counted.
     ctypes.CDLL(None).prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
-    if options.work in _PREPARED and task.contender.prepare and not options.prepares:
-        subprocess.run([sys.executable, *sys.argv, "--prepares"], check=True)
-    if options.work in ("killed", "corrupt") and not options.loads:
+    if options.work in _FAULTS and not (options.loads or options.prepare):
         figures = run_fault(task)
     else:
         start_s = time.perf_counter()
@@ -465,11 +516,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
         if options.loads:
             load_under_watch(task)
             return 0
-        if options.prepares:
-            assert task.contender.prepare is not None
-            task.contender.prepare(task.job(), task.work)
-            return 0
-        figures = {**_RUNS[options.work](task), "import_s": import_s}
+        run = run_prepare if options.prepare else _RUNS[options.work]
+        figures = {**run(task), "import_s": import_s}
     print(MARK + json.dumps({"contender": task.contender.name, "work": task.work, **figures}))
     sys.stdout.flush()
     return 0
@@ -483,8 +531,10 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--smoke", action="store_true", help="tiny sizes: does it work?")
     parser.add_argument("--tolerant", action="store_true", help="survive bad samples")
     parser.add_argument(
-        "--memory-only", action="store_true", help="two epochs, untimed, for who looks from outside"
+        "--memory-only", action="store_true", help="two epochs, unchecked: somebody looks at it"
+    )
+    parser.add_argument(
+        "--prepare", action="store_true", help="pack what the work reads, and stop: comes first"
     )
     parser.add_argument("--loads", action="store_true", help=argparse.SUPPRESS)
-    parser.add_argument("--prepares", action="store_true", help=argparse.SUPPRESS)
     return parser

@@ -13,10 +13,12 @@ from __future__ import annotations
 
 import argparse
 import json
+import math
 import statistics
 import sys
+from collections import Counter
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
@@ -25,8 +27,8 @@ if TYPE_CHECKING:
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
-from contender import Contender, contenders
-from works import BATCH_SHAPE
+from contender import SHARED_WORKS, Contender, contenders
+from works import BATCH_SHAPE, size_of
 
 __all__ = ["load_results", "main", "render"]
 
@@ -35,7 +37,11 @@ PAGE: Final = HERE.parents[1] / "docs" / "benchmarks.md"
 RESULTS: Final = HERE.parent / "results" / "peers"
 _REMARKS: Final = HERE / "remarks.md"
 _OWN: Final = "penstock"
-_TORCH: Final = "torch (simplejpeg, OpenCV)"
+_TORCH: Final = ("torch (simplejpeg, OpenCV)",)
+_TORCH_ROWS: Final = (*_TORCH, "torch (batch sampler)")
+_SAME_DECODER: Final = "torch (Penstock's ImagePipeline)"
+# Until it is measured; then the results say it.
+_PHOTOS: Final = {"num_photos": 1778, "photos_mb": 45.0}
 _BATCH_GB: Final = 4 * BATCH_SHAPE[0] * BATCH_SHAPE[1] * BATCH_SHAPE[2] * BATCH_SHAPE[3] / 1e9
 
 Entry = Mapping[str, Any]  # what compare.py has saved of one contender
@@ -72,9 +78,11 @@ class Figure:
         if not values:
             return ""
         text = number(statistics.median(values), self.digits)
-        if span and len(values) > 1:
-            text += f" ({number(min(values), self.digits)} - {number(max(values), self.digits)})"
-        return text
+        if not span:
+            return text
+        if len(values) == 1:
+            return f"{text} (n=1)"
+        return f"{text} ({number(min(values), self.digits)} - {number(max(values), self.digits)})"
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,11 +92,11 @@ class Section:
     Attributes:
         work: Its name.
         title: Its heading.
-        question: What is done.
+        question: What is done; in braces what the size of the work says.
         not_shown: What it does not show.
         figures: Columns; the table is sorted by the first.
-        baseline: Work and contender that the first figure is divided by.
-        baseline_title: The heading of that column.
+        baseline: Work and contenders; the first figure is divided by that of the best of them.
+        has_resizing: Whether images are resized, with antialiasing or without.
     """
 
     work: str
@@ -96,8 +104,8 @@ class Section:
     question: str
     not_shown: str
     figures: tuple[Figure, ...] = ()
-    baseline: tuple[str, str] | None = None
-    baseline_title: str = "x torch"
+    baseline: tuple[str, tuple[str, ...]] | None = None
+    has_resizing: bool = False
 
 
 def number(value: float, digits: int = 3) -> str:
@@ -141,20 +149,22 @@ _WORKS: Final = (
     Section(
         "photos",
         "JPEG files to batches",
-        "1,778 photos of 25 kB in class folders (400 to 900 px; clothes and blood cells, each "
-        "twice under two names). Random-resized crop to 224 x 224, a flip half of the time, "
+        "{num_photos:,} photos of {photo_kb:.0f} kB (400 to 900 px; clothes and blood cells, each "
+        "twice under two names), each in a class folder of its own, so that its label names it. "
+        "Random-resized crop to 224 x 224, a flip half of the time, "
         "ImageNet's mean and deviation; float32, channels first, shuffled batches of 64; the last, "
         "smaller one is kept.",
-        "Files that come from a disk: these lie in the page cache. Large photos, where decoding at "
-        "a half or a quarter gains more. A trainer that computes on the same cores, or a GPU that "
-        "decodes, which is what DALI is made for. Resampling differs: what is compared is each "
-        "peer's own way to an image of that size.",
+        "A GPU that decodes, which is what DALI is made for. Resampling differs: what is compared "
+        "is each peer's own way to an image of that size, and antialiasing costs time. An epoch "
+        "has {num_batches} batches: a loader that starts anew with each pays for that more often "
+        "than in a long epoch.",
         (
             Figure("images/s", _value("photos")),
             Figure("CPU ms/image", _more("photos", "CPU ms/sample"), lower=True),
             _PEAK,
         ),
         ("photos", _TORCH),
+        has_resizing=True,
     ),
     Section(
         "packed",
@@ -162,19 +172,21 @@ _WORKS: Final = (
         "The same photos, their bytes as they are and their labels, packed by each peer's own "
         "means into its own format. The output is the same as above.",
         "Disks and networks, for which these formats are made: everything lies in the page cache. "
-        "Formats that store decoded or shrunk images.",
+        "Memory of a packed file counts where it is mapped (LMDB, Arrow), and not where it is "
+        "read. Formats that store decoded or shrunk images.",
         (
             Figure("images/s", _value("packed")),
             Figure("CPU ms/image", _more("packed", "CPU ms/sample"), lower=True),
             _PEAK,
         ),
         ("photos", _TORCH),
-        "x torch from files",
+        has_resizing=True,
     ),
     Section(
         "pack",
         "Packing",
-        "Seconds of packing, once, and what then lies on the disk. The files have 45 MB.",
+        "Seconds of packing, once, and what then lies on the disk. The files have "
+        "{photos_mb:.0f} MB.",
         "Packing of more than fits in memory; shards; parallel packing on more than two cores.",
         (
             Figure("s", _value("pack"), lower=True),
@@ -185,28 +197,26 @@ _WORKS: Final = (
     Section(
         "tiny",
         "Tiny samples in memory",
-        "250,000 rows of 32 float32 in memory, shuffled, batches of 1,024; every row once per "
-        "epoch.",
+        "{num_samples:,} rows of 32 float32 in memory, shuffled, batches of {batch_size:,}; every "
+        "row once per epoch.",
         "Samples that cost something to make. What matters here is the price per sample, which "
         "loaders that ask for whole batches do not pay.",
         (
             Figure("M rows/s", _value("tiny", 1e-6)),
             Figure("CPU µs/row", _more("tiny", "CPU ms/sample", 1e3), lower=True),
-            _PEAK,
         ),
-        ("tiny", _TORCH),
+        ("tiny", _TORCH_ROWS),
     ),
     Section(
         "transport",
         "Large batches, transport only",
-        "100 ready batches of 38.5 MB, float32 (64, 3, 224, 224): how many reach the loop per "
-        "second? Nothing is computed. Threads hand over what they have; processes have to carry "
-        "it.",
+        "{num_samples:,} ready batches of 38.5 MB, float32 (64, 3, 224, 224): how many reach the "
+        "loop per second? Nothing is computed. Threads hand over what they have; processes have to "
+        "carry it.",
         "A gain for loaders whose workers decode: there, transport is a small part.",
         (
             Figure("GB/s", _value("transport", _BATCH_GB)),
             Figure("CPU ms/batch", _more("transport", "CPU ms/sample"), lower=True),
-            _PEAK,
         ),
         ("transport", _TORCH),
     ),
@@ -214,8 +224,8 @@ _WORKS: Final = (
         "first",
         "The first batch",
         "Seconds from the call that makes the loader to its first batch of photos, in a fresh "
-        "process. Imports come before, and are given apart. A peer that reads its packed format "
-        "alone starts from there.",
+        "process. Imports come before, and are given apart. A peer that keeps an index of the "
+        "files makes it here. One that reads its packed format alone starts from there.",
         "The first start after boot, with a cold disk. Start methods other than each peer's "
         "default.",
         (
@@ -227,26 +237,30 @@ _WORKS: Final = (
     ),
     Section(
         "paths",
-        "Memory with five million paths",
-        "5,000,000 paths of 58 characters in the dataset, held as each peer's makers advise; "
-        "500,000 of them read, shuffled, by 4 workers. Peak memory of all processes together, "
-        "shared pages counted once, less what was there before the dataset was made.",
-        "Time. Memory of decoding. What a longer epoch adds: a list of str grows in forked workers "
+        "Memory with millions of paths",
+        "{num_samples:,} paths of 58 characters in the dataset, held as each peer's makers advise; "
+        "{num_reads:,} of them read, shuffled, by {num_workers} workers. Peak memory of all "
+        "processes together, shared pages counted once, less what was there before the dataset was "
+        "made.",
+        "Time. Memory of decoding. Paths in a file count where it is mapped, and not where it is "
+        "read. What a longer epoch adds: a list of str grows in forked workers "
         "until each has its own copy (`benchmarks/memory.py`).",
         (
             Figure("peak MB", _value("paths"), lower=True),
             Figure("to the first batch MB", _more("paths", "to first batch MB"), lower=True),
             Figure("while reading MB", _more("paths", "while reading MB"), lower=True),
-            Figure("CPU s", _of("paths", lambda reading: reading["cpu_s"]), lower=True),
         ),
         ("paths", _TORCH),
     ),
     Section(
         "resume",
-        "Going on at batch 50,000",
-        "4,000,000 rows, shuffled batches of 64. A run stops after 50,000 batches and saves its "
-        "place; a fresh process makes the loader, and the seconds from restoring to the next batch "
-        "are taken. Right means: the batch that would have come next.",
+        "Going on in the middle of an epoch",
+        "{num_samples:,} rows, shuffled batches of {batch_size}. A run stops after {num_reads:,} "
+        "batches and saves its place; a fresh process makes the loader, and the seconds from "
+        "restoring to the next batch are taken. Right means: the batch that would have come next; "
+        "who gives another one is the last of the table, and ahead of nobody. Where a peer keeps "
+        "no place, and the settings below say that its contender counts batches and skips them, "
+        "the bytes of state are those of our counter.",
         "Datasets that are slow to read, where replaying batches costs more than here.",
         (
             Figure("s", _value("resume-restore"), lower=True),
@@ -255,13 +269,12 @@ _WORKS: Final = (
             Figure("state bytes", _value("resume-save"), lower=True, digits=6),
             Figure("µs per batch before", _more("resume-save", "us/batch"), lower=True),
         ),
-        ("resume", "torchdata StatefulDataLoader"),
-        "x StatefulDataLoader",
+        ("resume", ("torchdata StatefulDataLoader",)),
     ),
     Section(
         "killed",
         "A worker is killed",
-        "After the third batch one of the processes that load gets SIGKILL, as the out-of-memory "
+        "After the third batch the process that has loaded most gets SIGKILL, as the out-of-memory "
         "killer sends it. A run that gives nothing for 30 s counts as hung. Where a peer has a way "
         "to survive faults, it is switched on in the second column.",
         "How often a fault that depends on the moment goes as it did here: each was run once.",
@@ -275,6 +288,7 @@ _WORKS: Final = (
         "samples.",
     ),
 )
+_BY_NAME: Final = {section.work: section for section in _WORKS}
 _OUTCOMES: Final = ("killed", "corrupt")
 _WITH_PHOTOS: Final = ("photos", "pack", "packed", "first", *_OUTCOMES)
 
@@ -309,6 +323,7 @@ def _head(results: Results) -> str:
         if results
         else "**Nothing has been measured yet**: `make peers-environments peers` does it."
     )
+    least_s = size_of("photos", smoke=False).least_s
     return f"""\
 <!-- benchmarks/peers/page.py writes this page; remarks.md beside it has what it cannot compute -->
 
@@ -325,16 +340,27 @@ How it is measured:
   every 4 KiB of a batch, and drops it. Workers: 2 (processes or threads), unless the settings below
   say otherwise. Peers with image operations of their own use these; the others decode by simplejpeg
   (libjpeg-turbo) and resize by OpenCV, all by the same function.
-- **Checked.** The first epoch is not timed: shape, dtype, memory order, range, mean and deviation,
-  labels counted class by class, every row or stamp exactly once, shuffled. Every later epoch is
-  counted too.
-- **Timed.** Whole epochs, at least two, until 5 s have passed. Rounds go in turn, A B C, A B C, in
-  fresh processes, so that a slow minute hits all alike. Tables give the median, and the least and
-  greatest in brackets.
+- **Checked.** The first two epochs are not timed: shape, dtype, memory order, range, shuffled;
+  every photo, row or stamp exactly once; the colours of the images are those of their photos, and
+  change from epoch to epoch. In timed epochs, too, every photo, row and stamp has to come once.
+- **Timed.** Whole epochs, at least two, until {least_s:.0f} s have passed; the untimed epoch before
+  them is consumed as fast, so that no queue is fuller than it would be. Rounds go in turn, A B C,
+  A B C, in fresh processes, so that a slow minute hits all alike. Tables give the median, and the
+  least and greatest in brackets; n=1 was run once. Who fails has no further rounds.
 - **CPU** is that of the whole process tree, with daemons that a peer starts. **Memory** is the
-  greatest of the tree in a run of its own, each shared page counted once (PSS).
-- "x torch" is a ratio of medians, of the first column. Above 1 is better where more is better (per
-  second), below 1 where less is (seconds, MB).
+  greatest of the tree in a run of its own, unchecked, each shared page counted once (PSS). Files
+  count where they are mapped into memory, and not where they are read.
+- "x torch ..." is a ratio of medians, of the first column. Above 1 is better where more is better
+  (per second), below 1 where less is (seconds, MB). Figures of another machine or another size are
+  never divided or ranked.
+
+Not measured: more than two cores (how loaders scale to 8 or 16), a trainer that computes beside
+them, photos of many megapixels (where decoding at a half or a quarter gains more), a cold disk or a
+network (all files lie in the page cache), uint8 images that a GPU normalises, epochs of hours.
+
+Which of Penstock's two: `backend="process"` is the default, and holds for any dataset; threads are
+for work that releases the GIL, as decoding does, and for batches that are large to carry:
+[How many workers?](guide/choosing-workers.md)
 
 `benchmarks/peers/README.md` says how to run it, and how to add a loader."""
 
@@ -350,7 +376,28 @@ def _machines(results: Results) -> str:
             for fact in facts
         }
     )
-    return f"Measured {when} on {'; '.join(machines)}."
+    commits = sorted({fact["commit"] for fact in facts})
+    of = ", ".join(
+        f"{commit.removesuffix('-dirty')} **with uncommitted changes**"
+        if commit.endswith("-dirty")
+        else commit
+        for commit in commits
+    )
+    return f"Measured {when} on {'; '.join(machines)}. Penstock's commit: {of}."
+
+
+def _are_alike(one: Entry, other: Entry) -> bool:
+    """Return whether two entries come of one machine and one size, and can be compared."""
+    machines = [
+        {name: fact for name, fact in entry["machine"].items() if name not in ("date", "commit")}
+        for entry in (one, other)
+    ]
+    return machines[0] == machines[1] and one["size"] == other["size"]
+
+
+def _is_right(entry: Entry) -> bool:
+    """Return whether a contender went on with the right batch; True where it was not to go on."""
+    return all(reading["right"] for reading in entry["runs"].get("resume-restore", ()))
 
 
 def _summary(results: Results) -> str:
@@ -375,7 +422,7 @@ def _ahead(section: Section, entries: Mapping[str, Entry]) -> str:
         found = sorted(
             (sign * median, not _is_own(name), name)  # who is as good is not ahead
             for name, entry in entries.items()
-            if (median := figure.median(entry)) is not None
+            if (median := figure.median(entry)) is not None and _is_right(entry)
         )
         order = [name for _, _, name in found]
         best = next((name for name in order if _is_own(name)), None)
@@ -384,12 +431,15 @@ def _ahead(section: Section, entries: Mapping[str, Entry]) -> str:
         own = figure.values(entries[best])
         names = []
         for name in order[: order.index(best)]:
+            if not _are_alike(entries[name], entries[best]):
+                continue
             values = figure.values(entries[name])
             overlap = min(values) <= max(own) and min(own) <= max(values)
             spread = " (their ranges overlap)" if overlap else ""
             cell = figure.cell(entries[name], span=True)
             names.append(f"{_plain(name, section.work)} {cell}{spread}")
-        against = f"; Penstock's best {figure.cell(entries[best], span=True)}" if names else ""
+        cell = figure.cell(entries[best], span=True)
+        against = f"; Penstock's best, {best}, {cell}" if names else ""
         said.append(f"*{figure.title}*: {', '.join(names) or 'nobody'}{against}")
     return ". ".join(said) + "." if said else "Penstock has no figure here."
 
@@ -400,61 +450,122 @@ def _section(
     entries = {
         name: entry for name, entry in results.get(section.work, {}).items() if name in known
     }
-    parts = [f"## {section.title}", section.question]
+    facts = _facts(section, entries)
+    parts = [f"## {section.title}", section.question.format(**facts)]
     if not entries:
         parts.append("Not measured yet.")
     elif section.work in _OUTCOMES:
         parts.append(_outcome_table(section.work, entries, known))
     else:
-        parts += [_table(section, entries, results), _right(section, entries)]
+        parts += [_table(section, entries, results, known), _right(section, entries)]
         if any(_is_own(name) for name in entries):
             parts.append(f"Ahead of Penstock: {_ahead(section, entries)}")
+    if section.work == "photos":
+        parts.append(_loader_or_decoder(entries))
     parts.append(remarks.get(section.work, ""))
-    parts.append(f"**What this does not show.** {section.not_shown}")
+    parts.append(f"**What this does not show.** {section.not_shown.format(**facts)}")
     parts.append(_without_part(section.work, known))
     return "\n\n".join(part for part in parts if part)
 
 
-def _table(section: Section, entries: Mapping[str, Entry], results: Results) -> str:
+def _facts(section: Section, entries: Mapping[str, Entry]) -> dict[str, Any]:
+    """Return the size of a work as it was measured, of Penstock first."""
+    run = "resume-save" if section.work == "resume" else section.work
+    facts = {**_PHOTOS, **asdict(size_of(run, smoke=False))}
+    for name in sorted(entries, key=_is_own):
+        facts |= entries[name]["size"]
+    facts["photo_kb"] = facts["photos_mb"] / facts["num_photos"] * 1e3
+    facts["num_batches"] = math.ceil(facts["num_photos"] / facts["batch_size"])
+    return facts
+
+
+def _loader_or_decoder(entries: Mapping[str, Entry]) -> str:
+    """Return how much of the lead over torch is the decoder's: torch has it in one contender."""
+    own, torch = "penstock (processes)", _TORCH[0]
+    names = (own, _SAME_DECODER, torch)
+    rate, cpu = _BY_NAME["photos"].figures[:2]
+    if not all(name in entries and rate.median(entries[name]) for name in names):
+        return ""
+    if not all(_are_alike(entries[own], entries[name]) for name in names):
+        return ""
+    figures = "; ".join(
+        f"{name} {rate.cell(entries[name])} images/s, {cpu.cell(entries[name])} CPU ms/image"
+        for name in names
+    )
+    return (
+        f"**Loader or decoder?** {figures}. The first two have the same decoder and differ in the "
+        "loader; the last two have the same loader and differ in the decoder."
+    )
+
+
+def _table(
+    section: Section,
+    entries: Mapping[str, Entry],
+    results: Results,
+    known: Mapping[str, Contender],
+) -> str:
     main = section.figures[0]
-    base = None
-    if section.baseline:
-        work, name = section.baseline
-        base_entry = results.get(work, {}).get(name)
-        base_figure = next(other for other in _WORKS if other.work == work).figures[0]
-        base = base_figure.median(base_entry) if base_entry else None
+    base_name, base, base_median = _baseline(section, results)
 
     def key(name: str) -> tuple[bool, float]:
         median = main.median(entries[name])
-        return median is None, 0.0 if median is None else median if main.lower else -median
+        if median is None:
+            return True, math.inf
+        return not _is_right(entries[name]), median if main.lower else -median
 
-    titles = ["", main.title, *([section.baseline_title] if section.baseline else [])]
-    rows = [[*titles, *(figure.title for figure in section.figures[1:])]]
+    titles = ["", main.title]
+    titles += [f"x {_plain(base_name, section.work)}"] if base else []
+    titles += [figure.title for figure in section.figures[1:]]
+    rows = [[*titles, *(["antialias"] if section.has_resizing else [])]]
     for name in sorted(entries, key=key):
         entry = entries[name]
         row = [_shown(name, section.work), main.cell(entry, span=True) or "failed"]
-        if section.baseline:
+        if base:
             median = main.median(entry)
-            row.append(f"{median / base:.2f}" if median is not None and base else "")
-        rows.append([*row, *(figure.cell(entry) for figure in section.figures[1:])])
-    return "\n".join([_markdown(rows), *_failures(entries)])
+            fits = median is not None and _is_right(entry) and _are_alike(entry, base)
+            row.append(f"{median / base_median:.2f}" if fits else "")
+        row += [figure.cell(entry) for figure in section.figures[1:]]
+        if section.has_resizing:
+            row.append({True: "yes", False: "no", None: ""}[known[name].antialias])
+        rows.append(row)
+    return "\n".join([_markdown(rows, numbers=True), *_failures(entries)])
+
+
+def _baseline(section: Section, results: Results) -> tuple[str, Entry | None, float]:
+    """Return name, entry and median of the best of those that a section is compared with."""
+    work, names = section.baseline or (section.work, ())
+    figure = _BY_NAME[work].figures[0]
+    sign = 1 if figure.lower else -1
+    found = [
+        (sign * median, name, entry)
+        for name in names
+        if (entry := results.get(work, {}).get(name)) and (median := figure.median(entry))
+    ]
+    if not found:
+        return "", None, math.nan
+    signed, name, entry = min(found)
+    return name, entry, sign * signed
 
 
 def _failures(entries: Mapping[str, Entry]) -> list[str]:
     lines = [
         f"- {name}, {_code(error)}" for name, entry in entries.items() for error in entry["errors"]
     ]
-    return ["", "Runs that failed, with what they said last:", "", *lines] if lines else []
+    said = ["", "Runs that failed, with what they said last:", "", *lines] if lines else []
+    remarks = [
+        f"- {name}, {remark}{f' ({count} times)' if count > 1 else ''}"
+        for name, entry in entries.items()
+        for remark, count in Counter(entry["remarks"]).items()
+    ]
+    return said + (
+        ["", "Runs that measured, and did not end as they should:", "", *remarks] if remarks else []
+    )
 
 
 def _right(section: Section, entries: Mapping[str, Entry]) -> str:
     if section.work != "resume":
         return ""
-    wrong = [
-        name
-        for name, entry in entries.items()
-        if not all(reading["right"] for reading in entry["runs"].get("resume-restore", ()))
-    ]
+    wrong = [name for name, entry in entries.items() if not _is_right(entry)]
     if not wrong:
         return "All of them went on with the right batch."
     return f"**Another batch than the right one** came from: {', '.join(wrong)}."
@@ -511,9 +622,11 @@ def _without_part(work: str, known: Mapping[str, Contender]) -> str:
 
 def _reason(work: str, contender: Contender) -> str:
     run = "resume-save" if work == "resume" else work
+    if work in SHARED_WORKS and contender.same_loader_as:
+        return f"the loader is that of {contender.same_loader_as}: see there"
     if contender.has_part_in(run) and work not in contender.absent:
         return ""
-    keys = (work, "photos") if work in ("first", *_OUTCOMES) else (work,)
+    keys = (work, "photos") if work in SHARED_WORKS else (work,)
     return next(contender.absent[key] for key in keys if key in contender.absent)
 
 
@@ -547,14 +660,10 @@ def _left_out(
 # ---------------------------------------------------------------- markdown
 
 
-def _markdown(rows: Sequence[Sequence[str]]) -> str:
-    aligned = ["---", *("---:" if _is_number(rows, k) else "---" for k in range(1, len(rows[0])))]
+def _markdown(rows: Sequence[Sequence[str]], *, numbers: bool = False) -> str:
+    aligned = ["---", *["---:" if numbers else "---"] * (len(rows[0]) - 1)]
     lines = [rows[0], aligned, *rows[1:]]
     return "\n".join("| " + " | ".join(line) + " |" for line in lines)
-
-
-def _is_number(rows: Sequence[Sequence[str]], column: int) -> bool:
-    return any(row[column][:1].isdigit() for row in rows[1:])
 
 
 def _shown(name: str, work: str) -> str:

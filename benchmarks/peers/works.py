@@ -1,23 +1,27 @@
 # SPDX-License-Identifier: Apache-2.0
 """The works that the peers do: their sizes, their data, and the checks of what comes out.
 
-    .peers/data/photos       10 + 1 class folders with 1,778 JPEGs: clothes and blood cells
+    .peers/data/photos       1,778 JPEGs: clothes and blood cells, each in a class folder of its own
     .peers/data/corrupt      the same, and one file that is no JPEG after its first 20 bytes
+    .peers/data/colours.npy  the mean colour of each photo
     .peers/data/smoke/...    the same of 70 drawn photos, to see that all works
     .peers/data/packed/NAME  what a contender has packed
+
+A photo's label is its number, as it is alone in its class: so each can be told from each other
+after its way through a loader, which gives nothing but an image and a label.
 
 This module needs numpy alone: it is imported in the environment of every peer, and in its workers.
 """
 
 from __future__ import annotations
 
+import fcntl
 import math
 import os
 import re
 import shutil
 import sys
 import threading
-from collections import Counter
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
@@ -55,7 +59,11 @@ STD: Final = (0.229, 0.224, 0.225)
 NUM_COLUMNS: Final = 32
 BATCH_SHAPE: Final = (64, 3, CROP_PX, CROP_PX)
 _NUMBERS_PER_PAGE: Final = 1024
-_BROKEN_NAME: Final = "broken.jpg"
+_BROKEN_CLASS: Final = "broken"  # the last by name: the other photos keep their labels
+_LAYOUT: Final = "2: a class folder per photo"
+_EVERY: Final = 16  # rows and columns: 196 numbers of a channel tell its mean well enough
+_LEAST_LIKENESS: Final = 0.75
+_LEAST_CHANGE: Final = 0.05
 _HERE: Final = Path(__file__).parent
 
 
@@ -75,7 +83,7 @@ class Size:
     num_samples: int = 0
     num_workers: int = 2
     num_reads: int = 0
-    least_s: float = 5.0
+    least_s: float = 3.0
 
 
 FULL: Final[Mapping[str, Size]] = {
@@ -179,65 +187,103 @@ def slug(name: str) -> str:
 
 
 def prepare(data: Path, *, smoke: bool) -> None:
-    """Make the photos below `data`, if they are not there.
+    """Make the photos below `data`, if they are not there in the layout of this version.
 
     Raises:
         FileNotFoundError: There are no photos to copy; those of `smoke` are drawn.
     """
     data.mkdir(parents=True, exist_ok=True)
-    for name in ("photos", "corrupt"):
-        if (data / name).is_dir():
-            continue
-        half = data / f".{name}-{os.getpid()}"  # renamed when it is whole
-        if name == "corrupt":
-            shutil.copytree(data / "photos", half)
-            _add_broken(half)
-        elif smoke:
-            _draw_photos(half)
-        else:
-            _copy_photos(half)
-        half.rename(data / name)
+    with open(data / "layout.txt", "a+", encoding="utf-8") as layout:
+        fcntl.flock(layout, fcntl.LOCK_EX)  # who comes second waits, and finds them
+        layout.seek(0)
+        if layout.read() == _LAYOUT:
+            return
+        _make(data, smoke=smoke)
+        layout.truncate(0)
+        layout.write(_LAYOUT)
+
+
+def _make(data: Path, *, smoke: bool) -> None:
+    half = data / f".half-{os.getpid()}"
+    names = ("photos", "corrupt", "colours.npy")
+    half.mkdir()
+    try:
+        (_draw_photos if smoke else _copy_photos)(half / "photos")
+        shutil.copytree(half / "photos", half / "corrupt")
+        _add_broken(half / "corrupt")
+        np.save(half / "colours.npy", _colours(half / "photos"))
+        for name in (*names, "packed", "resume"):  # what was packed holds the older photos
+            if (data / name).is_dir():
+                shutil.rmtree(data / name)
+        for name in names:
+            (half / name).rename(data / name)
+    finally:
+        shutil.rmtree(half)
+
+
+def photo_facts(data: Path) -> dict[str, float]:
+    """Return how many photos there are, and their size."""
+    files = labelled_files(data / "photos")
+    return {
+        "num_photos": len(files),
+        "photos_mb": sum(os.path.getsize(path) for path, _ in files) / 1e6,
+    }
 
 
 def _copy_photos(target: Path) -> None:
     given = os.environ.get("PENSTOCK_TEST_DATA")
     source = Path(given) if given else _HERE.parents[2] / "shared" / "data"
-    folders = {"blood": [source / "bccd" / "JPEGImages"]}
-    for part in ("train", "validation"):
-        for folder in sorted((source / "clothing" / part).glob("*/")):
-            folders.setdefault(folder.name, []).append(folder)
-    files = {
-        name: sorted(path for folder in group for path in folder.glob("*.jp*g"))
-        for name, group in folders.items()
-    }
-    if len(folders) == 1 or not all(files.values()):
+    clothes = sorted(
+        path
+        for part in ("train", "validation")
+        for path in (source / "clothing" / part).glob("*/*.jp*g")
+    )
+    blood = sorted((source / "bccd" / "JPEGImages").glob("*.jp*g"))
+    if not clothes or not blood:
         raise FileNotFoundError(
             f"the peers are compared on the photos of {source}/clothing/{{train,validation}}/CLASS "
-            f"and {source}/bccd/JPEGImages, and not all of these folders have JPEGs in them; "
+            f"({len(clothes)} JPEGs) and {source}/bccd/JPEGImages ({len(blood)}), and need both; "
             "PENSTOCK_TEST_DATA names another place than shared/data beside the repository. "
             "--smoke needs none"
         )
-    for name, paths in files.items():
-        (target / name).mkdir(parents=True)
-        for number, path in enumerate([*paths, *paths]):  # each twice, under another name
-            shutil.copyfile(path, target / name / f"{number:04}.jpg")
+    paths = [*clothes, *blood]
+    for number, path in enumerate([*paths, *paths]):  # each twice, under another name
+        shutil.copyfile(path, _photo_path(target, number))
+
+
+def _photo_path(photos: Path, number: int) -> Path:
+    folder = photos / f"{number:04}"
+    folder.mkdir(parents=True)
+    return folder / "photo.jpg"
 
 
 def _draw_photos(target: Path) -> None:
     from PIL import Image
 
     for number in range(70):
-        folder = target / f"class-{number % 3}"
-        folder.mkdir(parents=True, exist_ok=True)
-        noise = np.random.default_rng(number).integers(0, 256, (40, 50, 3), np.uint8)
-        Image.fromarray(noise).resize((500, 400)).save(folder / f"{number:04}.jpg")
+        random = np.random.default_rng(number)
+        ramp = np.linspace(-60, 60, 50)[None, :, None]
+        pixels = random.uniform(60, 195, 3) + ramp + random.uniform(-40, 40, (40, 50, 3))
+        image = Image.fromarray(pixels.clip(0, 255).astype(np.uint8))
+        image.resize((500, 400)).save(_photo_path(target, number))
 
 
 def _add_broken(photos: Path) -> None:
-    folder = photos / class_names(photos)[1]
-    header = next(folder.glob("*.jpg")).read_bytes()[:20]  # "this is a JPEG (JFIF)", no more
+    header = Path(labelled_files(photos)[0][0]).read_bytes()[:20]  # "this is a JPEG (JFIF)"
     noise = np.random.default_rng(0).integers(0, 255, 20_000, np.uint8)  # no 255: no marker
-    (folder / _BROKEN_NAME).write_bytes(header + noise.tobytes())
+    (photos / _BROKEN_CLASS).mkdir()
+    (photos / _BROKEN_CLASS / "photo.jpg").write_bytes(header + noise.tobytes())
+
+
+def _colours(photos: Path) -> npt.NDArray[np.float64]:
+    """Return the mean of each channel of each photo, normalised."""
+    from PIL import Image
+
+    means = []
+    for path, _ in labelled_files(photos):
+        with Image.open(path) as image:
+            means.append(np.asarray(image.convert("RGB")).mean((0, 1)) / 255)
+    return (np.array(means) - MEAN) / STD
 
 
 # ---------------------------------------------------------------- the consumer
@@ -251,8 +297,9 @@ def touch(array: npt.NDArray[Any]) -> float:
 class Consumer:
     """Reads the epochs of a contender, and checks them.
 
-    `first` looks at every number and is not timed. `take` only counts, adds up one number per page,
-    and looks at the label, the row's first number or the stamp.
+    `first` looks at every number. `take`, which is timed, adds up one number per page and looks at
+    the label, the row's first number or the stamp. `second` is as fast as that, so that it leaves
+    no fuller queues behind than a timed epoch does, and checks what takes two epochs.
     """
 
     unit = "samples"
@@ -260,6 +307,10 @@ class Consumer:
     def first(self, batches: Iterator[Any]) -> int:
         """Check a whole epoch; return the number of samples."""
         raise NotImplementedError
+
+    def second(self, batches: Iterator[Any]) -> None:
+        """Check another one against the first."""
+        self.take(batches)
 
     def take(self, batches: Iterator[Any]) -> tuple[int, int]:
         """Read a whole epoch; return the number of samples, and of batches."""
@@ -273,42 +324,73 @@ class PhotoConsumer(Consumer):
 
     def __init__(self, photos: Path, batch_size: int) -> None:
         """Count what has to come."""
-        labels = [
-            label for path, label in labelled_files(photos) if not path.endswith(_BROKEN_NAME)
-        ]
-        self.expected = Counter(labels)
+        self._colours_path = photos.with_name("colours.npy")
+        self.num_photos = sum(name != _BROKEN_CLASS for name in class_names(photos))
         self._batch_size = batch_size
+        self._first = np.full((self.num_photos, 3), np.nan)
 
     def first(self, batches: Iterator[Any]) -> int:
-        seen: list[int] = []
-        total = np.zeros(3)
-        squares = np.zeros(3)
-        for images, labels in batches:
-            check_photos(images, labels, self._batch_size)
-            seen += labels.tolist()
-            total += images.mean((2, 3), np.float64).sum(0)
-            squares += np.square(images, dtype=np.float64).mean((2, 3)).sum(0)
-        self._check_counts(Counter(seen))
-        check(len(self.expected) == 1 or seen != sorted(seen), "the photos are not shuffled")
-        mean = total / len(seen)
-        std = np.sqrt(squares / len(seen) - mean**2)
-        check((abs(mean) < 1.5).all(), f"the channels' means are {mean}")
-        check((std > 0.3).all() and (std < 2).all(), f"the channels' deviations are {std}")
-        return len(seen)
+        def checked() -> Iterator[Any]:
+            for images, labels in batches:
+                check_photos(images, labels, self._batch_size)
+                yield images, labels
+
+        self._first = self._colours_of(checked())
+        self._check_likeness(self._first)
+        return self.num_photos
+
+    def second(self, batches: Iterator[Any]) -> None:
+        colours = self._colours_of(batches)
+        self._check_likeness(colours)
+        change = float(np.median(abs(colours - self._first)))
+        check(change > _LEAST_CHANGE, f"a photo changes by {change:.3f} from epoch to epoch only")
 
     def take(self, batches: Iterator[Any]) -> tuple[int, int]:
-        seen: Counter[int] = Counter()
-        num_batches = 0
+        seen = []
         for images, labels in batches:
             check(images.shape == (len(labels), 3, CROP_PX, CROP_PX), f"shape {images.shape}")
             touch(images)
-            seen.update(labels.tolist())
-            num_batches += 1
-        self._check_counts(seen)
-        return seen.total(), num_batches
+            seen.append(labels.copy())
+        self._check_each_once(seen)
+        return self.num_photos, len(seen)
 
-    def _check_counts(self, seen: Counter[int]) -> None:
-        check(seen == self.expected, f"labels {dict(seen)} came, and not {dict(self.expected)}")
+    def _colours_of(self, batches: Iterator[Any]) -> npt.NDArray[np.float64]:
+        """Return the mean of each channel of each photo of an epoch, of some of its pixels."""
+        seen: list[npt.NDArray[Any]] = []
+        means: list[npt.NDArray[np.float64]] = []
+
+        def noted() -> Iterator[Any]:
+            for images, labels in batches:
+                some = images[:, :, _EVERY // 2 :: _EVERY, _EVERY // 2 :: _EVERY]
+                means.append(some.mean((2, 3), np.float64))
+                seen.append(labels.copy())
+                yield images, labels
+
+        self.take(noted())
+        colours = np.empty((self.num_photos, 3))
+        colours[np.concatenate(seen)] = np.concatenate(means)
+        return colours
+
+    def _check_each_once(self, seen: list[npt.NDArray[Any]]) -> None:
+        labels = np.concatenate(seen) if seen else np.empty(0, np.int64)
+        if not np.array_equal(np.sort(labels), np.arange(self.num_photos)):
+            counts = np.bincount(labels, minlength=self.num_photos)
+            raise WrongDataError(
+                f"wrong data: {len(labels)} photos came of {self.num_photos}; "
+                f"{(counts == 0).sum()} are missing, {(counts > 1).sum()} came more than once"
+            )
+        check((np.diff(labels) < 0).mean() > 0.3, "the photos are not shuffled")
+
+    def _check_likeness(self, colours: npt.NDArray[np.float64]) -> None:
+        """Check that a label has its own photo: by colour, which crops and flips change little."""
+        right = np.load(self._colours_path)
+        for channel in range(3):
+            likeness = float(np.corrcoef(colours[:, channel], right[:, channel])[0, 1])
+            check(
+                likeness > _LEAST_LIKENESS,
+                f"channel {channel} of the images correlates with that of their photos by "
+                f"{likeness:.2f}, and not by more than {_LEAST_LIKENESS}",
+            )
 
 
 def check_photos(images: Any, labels: Any, batch_size: int) -> None:  # noqa: ANN401

@@ -4,8 +4,11 @@
 from __future__ import annotations
 
 import ast
+import contextlib
 import importlib
 import importlib.util
+import mmap
+import os
 import re
 import subprocess
 import sys
@@ -96,25 +99,32 @@ def test_penstock_and_torch_are_among_them() -> None:
 
 @pytest.fixture
 def photos(tmp_path: Path) -> Path:
-    """Folders of 6 and 4 photos; the checks only count them."""
-    for name, count in (("hat", 6), ("shoe", 4)):
-        (tmp_path / name).mkdir()
-        for number in range(count):
-            (tmp_path / name / f"{number}.jpg").touch()
-    return tmp_path
+    """Ten photos, each alone in its class; of the files only the colours are read."""
+    colours = np.random.default_rng(0).uniform(-1.5, 1.5, (10, 3))
+    np.save(tmp_path / "colours.npy", colours)
+    for number in range(10):
+        (tmp_path / "photos" / f"{number:04}").mkdir(parents=True)
+    return tmp_path / "photos"
 
 
-def photo_batches(labels=(0, 1, 0, 1, 0, 1, 0, 1, 0, 0), *, change=lambda images: images):
-    images = np.random.default_rng(0).uniform(-1.7, 1.7, (len(labels), 3, 224, 224))
+ORDER = (3, 1, 4, 0, 5, 9, 2, 6, 8, 7)
+
+
+def photo_batches(photos: Path, labels=ORDER, *, epoch=0, change=lambda images: images):
+    colours = np.load(photos.with_name("colours.npy"))[np.minimum(labels, 9)]
+    noise = np.random.default_rng(epoch).uniform(-0.2, 0.2, (len(labels), 3))
+    images = np.repeat(colours + noise, 224 * 224, axis=1).reshape(-1, 3, 224, 224)
     images = images.astype(np.float32)
+    images[:, :, 0, 0] = 0
     yield change(images[:5]), np.array(labels[:5])
     yield change(images[5:]), np.array(labels[5:])
 
 
 def test_right_photos_pass(photos: Path) -> None:
     consumer = works.PhotoConsumer(photos, 5)
-    assert consumer.first(photo_batches()) == 10
-    assert consumer.take(photo_batches()) == (10, 2)
+    assert consumer.first(photo_batches(photos)) == 10
+    consumer.second(photo_batches(photos, epoch=1))
+    assert consumer.take(photo_batches(photos)) == (10, 2)
 
 
 @pytest.mark.parametrize(
@@ -126,28 +136,37 @@ def test_right_photos_pass(photos: Path) -> None:
         (lambda images: np.flip(images, 3), "not in C order"),
         (lambda images: images * 100, "channel 0 go from"),
         (lambda images: images.tolist(), "list, no array"),
+        (lambda images: np.ascontiguousarray(images[::-1]), "correlates"),
+        (lambda images: np.random.default_rng(0).random(images.shape, np.float32), "correlates"),
     ],
 )
 def test_wrong_photos_are_found(photos: Path, change, message: str) -> None:
     with pytest.raises(works.WrongDataError, match=message):
-        works.PhotoConsumer(photos, 5).first(photo_batches(change=change))
+        works.PhotoConsumer(photos, 5).first(photo_batches(photos, change=change))
+
+
+def test_photos_that_are_the_same_in_each_epoch_are_found(photos: Path) -> None:
+    consumer = works.PhotoConsumer(photos, 5)
+    consumer.first(photo_batches(photos))
+    with pytest.raises(works.WrongDataError, match=r"changes by 0\.000"):
+        consumer.second(photo_batches(photos, ORDER))
 
 
 @pytest.mark.parametrize(
-    "labels", [(0, 1, 0, 1, 0, 1, 0, 1, 0), (0, 1, 0, 1, 0, 1, 0, 1, 1, 0), (0,) * 11]
+    ("labels", "message"),
+    [
+        (ORDER[1:], "9 photos came of 10; 1 are missing, 0 came more"),
+        ((*ORDER[1:], 4), "10 photos came of 10; 1 are missing, 1 came more"),
+        ((*ORDER, 10), "11 photos came of 10; 0 are missing"),
+        (tuple(range(10)), "not shuffled"),
+    ],
 )
 def test_a_photo_that_is_missing_or_comes_twice_is_found_in_timed_epochs_too(
-    photos: Path, labels
+    photos: Path, labels, message: str
 ) -> None:
-    with pytest.raises(works.WrongDataError, match=r"labels .* came"):
-        works.PhotoConsumer(photos, 6).first(photo_batches(labels))
-    with pytest.raises(works.WrongDataError, match=r"labels .* came"):
-        works.PhotoConsumer(photos, 6).take(photo_batches(labels))
-
-
-def test_photos_that_are_not_shuffled_are_found(photos: Path) -> None:
-    with pytest.raises(works.WrongDataError, match="not shuffled"):
-        works.PhotoConsumer(photos, 5).first(photo_batches((0,) * 6 + (1,) * 4))
+    for consume in (works.PhotoConsumer(photos, 6).first, works.PhotoConsumer(photos, 6).take):
+        with pytest.raises(works.WrongDataError, match=message):
+            consume(photo_batches(photos, labels))
 
 
 def row_batches(order):
@@ -206,18 +225,20 @@ def test_paths_that_come_twice_or_in_order_are_found() -> None:
 
 # ---------------------------------------------------------------- what a process did
 
+ALL = list(range(10))
 TOLD = "PROGRESS {{'at_s': 5.0, 'started': true}}\\nPROGRESS {{'at_s': 6.0, 'labels': {labels}}}\\n"
 
 
 @pytest.mark.parametrize(
     ("labels", "end", "expected"),
     [
-        ([0] * 6 + [1] * 4, "done", {"kind": "goes on", "lost": 0, "too many": 0, "seconds": 3.0}),
-        ([0] * 5 + [1] * 4, "done", {"kind": "goes on", "lost": 1, "too many": 0}),
-        ([0] * 7 + [1] * 4, "done", {"kind": "goes on", "lost": 0, "too many": 1}),
-        ([0] * 5, "error", {"kind": "error", "lost": 5, "line": "ValueError: no JPEG"}),
-        ([0] * 5, "crash", {"kind": "ends", "lost": 5, "line": "it crashed", "exit status": -9}),
-        ([0] * 5, "hang", {"kind": "hangs", "lost": 5}),
+        (ALL, "done", {"kind": "goes on", "lost": 0, "too many": 0, "seconds": 3.0}),
+        (ALL[1:], "done", {"kind": "goes on", "lost": 1, "too many": 0}),
+        ([0, *ALL], "done", {"kind": "goes on", "lost": 0, "too many": 1}),
+        ([*ALL[1:], 1], "done", {"kind": "goes on", "lost": 1, "too many": 1}),
+        (ALL[5:], "error", {"kind": "error", "lost": 5, "line": "ValueError: no JPEG"}),
+        (ALL[5:], "crash", {"kind": "ends", "lost": 5, "line": "it crashed", "exit status": -9}),
+        (ALL[5:], "hang", {"kind": "hangs", "lost": 5}),
     ],
 )
 def test_what_a_process_did_is_told(photos: Path, monkeypatch, labels, end, expected) -> None:
@@ -241,9 +262,41 @@ def test_what_a_process_did_is_told(photos: Path, monkeypatch, labels, end, expe
 
 def test_a_corrupt_photo_is_expected_by_nobody(tmp_path: Path) -> None:
     works.prepare(tmp_path, smoke=True)
-    expected = works.PhotoConsumer(tmp_path / "corrupt", 8).expected
-    assert expected == works.PhotoConsumer(tmp_path / "photos", 8).expected
-    assert len(works.labelled_files(tmp_path / "corrupt")) == expected.total() + 1
+    photos = works.labelled_files(tmp_path / "photos")
+    corrupt = works.labelled_files(tmp_path / "corrupt")
+    assert works.PhotoConsumer(tmp_path / "corrupt", 8).num_photos == len(photos) == 70
+    assert [label for _, label in corrupt] == [*range(70), 70]
+    assert all(Path(path).parent.name == f"{label:04}" for path, label in corrupt[:70])
+
+
+def test_photos_of_an_older_layout_are_made_anew_with_what_was_packed(tmp_path: Path) -> None:
+    (tmp_path / "photos" / "hat").mkdir(parents=True)
+    (tmp_path / "packed" / "one").mkdir(parents=True)
+    works.prepare(tmp_path, smoke=True)
+    assert len(works.class_names(tmp_path / "photos")) == 70
+    assert not (tmp_path / "packed").exists()
+    made = (tmp_path / "photos").stat().st_mtime_ns
+    works.prepare(tmp_path, smoke=True)
+    assert (tmp_path / "photos").stat().st_mtime_ns == made
+
+
+def test_the_worker_that_is_killed_is_the_one_that_works() -> None:
+    code = "import time\nwhile time.process_time() < {}: pass\nprint(flush=True); input()"
+    children = [
+        subprocess.Popen(
+            [sys.executable, "-c", code.format(cpu_s)],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+        )
+        for cpu_s in (0, 1)
+    ]
+    try:
+        for child in children:
+            child.stdout.readline()
+        assert measure.busiest([child.pid for child in children]) == children[1].pid
+    finally:
+        for child in children:
+            child.communicate(b"\n")
 
 
 # ---------------------------------------------------------------- runs
@@ -276,6 +329,97 @@ def test_a_contender_that_fails_is_named_with_its_error_and_the_others_go_on(
     assert "torch (batch sampler)" in done.stdout
 
 
+def started(tmp_path: Path, code: str, monkeypatch):
+    """Run `code` in the place of contender.py; return what run_once returned, and the remarks."""
+    (tmp_path / "contender.py").write_text(code, "utf-8")
+    monkeypatch.setattr(compare, "HERE", tmp_path)
+    monkeypatch.setattr(compare, "_GRACE_S", 1.0)
+    options = SimpleNamespace(here=True, smoke=True, prepare=False, data=tmp_path)
+    remarks: list[str] = []
+    return compare.run_once(fake("one"), "tiny", (), options, remarks), remarks
+
+
+@pytest.mark.parametrize(
+    ("end", "remark"),
+    [
+        ("", None),
+        ("os._exit(3)", "tiny: exit status 3 after its figures"),
+        ("os.kill(os.getpid(), 11)", "tiny: exit status -11 after its figures"),
+        ("threading.Event().wait()", "tiny: did not end within 1 s after its figures"),
+    ],
+)
+def test_a_bad_end_after_the_figures_is_remarked(tmp_path, monkeypatch, end, remark) -> None:
+    code = f"import os, threading\nprint('READING {{}}', flush=True)\n{end}"
+    (figures, _), remarks = started(tmp_path, code, monkeypatch)
+    assert figures == {}
+    assert remarks == ([remark] if remark else [])
+
+
+@pytest.mark.skipif(not Path("/dev/shm").is_dir(), reason="there is no /dev/shm")
+def test_what_a_run_left_in_shared_memory_is_removed_and_what_is_in_use_is_not() -> None:
+    left, mapped, old = (
+        Path(f"/dev/shm/penstock-test-{os.getpid()}-{name}") for name in ("left", "mapped", "old")
+    )
+    try:
+        old.write_bytes(bytes(10))
+        left.write_bytes(bytes(5000))
+        mapped.write_bytes(bytes(5000))
+        before = compare._shared_files() - {left, mapped}  # of tests beside this one, nothing goes
+        with open(mapped, "r+b") as file:
+            memory = mmap.mmap(file.fileno(), 0)
+        with memory:
+            assert compare._remove_shared_files(before) == 5000
+            assert [path.exists() for path in (left, mapped, old)] == [False, True, True]
+    finally:
+        for path in (left, mapped, old):
+            path.unlink(missing_ok=True)
+
+
+def test_nothing_is_measured_beside_something_else(tmp_path: Path, monkeypatch) -> None:
+    monkeypatch.setattr(compare, "_LOCK", tmp_path / "lock")
+
+    def alone(*are_measured: bool) -> None:
+        with contextlib.ExitStack() as stack:
+            for is_measured in are_measured:
+                stack.enter_context(compare.alone(is_measured=is_measured))
+
+    alone(False, False)
+    for pair in ((False, True), (True, False), (True, True)):
+        with pytest.raises(BlockingIOError):
+            alone(*pair)
+
+
+def test_a_contender_that_fails_has_no_further_rounds(monkeypatch) -> None:
+    ran = []
+
+    def run_once(one, work, more, options, remarks, *, watch_memory=False):
+        ran.append((one.name, work))
+        if one.name == "bad":
+            raise compare.RunError("no")
+        return {"contender": one.name, "work": work, "value": 1.0}, 0
+
+    monkeypatch.setattr(compare, "run_once", run_once)
+    options = SimpleNamespace(rounds=3, smoke=True, here=True, prepare=False)
+    slow = contender.Contender("slow", "abacus", (), "", photos=print, rounds=1)
+    compare.compete("photos", [fake("good"), fake("bad"), slow], options)
+    assert [name for name, _ in ran] == ["good", "bad", "slow", "good", "good"]
+    ran.clear()
+    compare.compete("resume", [fake("good"), fake("bad")], options)
+    assert ran == [("good", "resume-save"), ("good", "resume-restore"), ("bad", "resume-save")]
+
+
+def test_what_is_packed_has_another_name_when_its_contender_changes(tmp_path, monkeypatch) -> None:
+    one = CONTENDERS["torch (simplejpeg, OpenCV)"]
+    paths = contender.sources(one)
+    assert {"torch.txt", "torch_loader.py", "photo_ops.py"} <= {path.name for path in paths}
+    copy = tmp_path / "copy"
+    monkeypatch.setattr(measure, "sources", lambda _: [copy])
+    copy.write_text("a", "utf-8")
+    before = measure._key_of(one)
+    copy.write_text("b", "utf-8")
+    assert measure._key_of(one) != before
+
+
 def test_what_pip_said_is_kept_without_where_it_looked() -> None:
     output = (
         "WARNING: Location 'x'\nERROR: No matching distribution found for y==1\nnote: an error\n"
@@ -299,7 +443,7 @@ def entry(run_name: str, *values: float, cpu_ms: float = 1.0, errors=(), **more)
         for value in values
     ]
     return {
-        **{"machine": MACHINE, "packages": {"Python": "3.11.7"}, "size": {}, "rounds": 3},
+        **{"machine": MACHINE, "packages": {"Python": "3.11.7"}, "size": {}, "remarks": []},
         **{"runs": {run_name: readings} if readings else {}, "errors": list(errors)},
         "peak_mb": 100.0,
     }
@@ -331,16 +475,78 @@ def test_the_page_names_who_is_ahead_of_penstock_and_in_what() -> None:
         }
     }
     text = page.render(results, known, {}, {"tiny": "It counts on its fingers."})
-    ahead = "*M rows/s*: fast 3.00 (2.90 - 3.10); Penstock's best 2.00. *CPU µs/row*: nobody."
+    ahead = (
+        "*M rows/s*: fast 3.00 (2.90 - 3.10); Penstock's best, penstock (threads), 2.00 (n=1). "
+        "*CPU µs/row*: nobody."
+    )
     assert text.count(ahead) == 2  # in the list on top, and below the table
     rows = [line for line in text.splitlines() if line.startswith(("| fast", "| **p", "| torch"))]
     assert [row.split(" | ")[:3] for row in rows[:3]] == [
         ["| fast", "3.00 (2.90 - 3.10)", "3.00"],
-        ["| **penstock (threads)**", "2.00", "2.00"],
-        ["| torch", "1.00", "1.00"],
+        ["| **penstock (threads)**", "2.00 (n=1)", "2.00"],
+        ["| torch", "1.00 (n=1)", "1.00"],
     ]
     assert "It counts on its fingers." in text
-    assert "2 cores of an Abacus, 4.0 GiB" in text
+    assert "2 cores of an Abacus, 4.0 GiB, Linux 6. Penstock's commit: x." in text
+
+
+def test_figures_of_another_machine_or_size_are_not_compared() -> None:
+    own = entry("tiny", 2e6)
+    torch = entry("tiny", 1e6)
+    elsewhere = {**entry("tiny", 4e6), "machine": {**MACHINE, "cores": 8, "commit": "y-dirty"}}
+    larger = {**entry("tiny", 5e6), "size": {"num_samples": 7}}
+    names = ["penstock (threads)", "torch (simplejpeg, OpenCV)", "elsewhere", "larger"]
+    results = {"tiny": dict(zip(names, (own, torch, elsewhere, larger), strict=True))}
+    text = rendered(results, names)
+    assert "*M rows/s*: nobody." in text
+    assert "| elsewhere | 4.00 (n=1) |  |" in text
+    assert "| larger | 5.00 (n=1) |  |" in text
+    assert "| **penstock (threads)** | 2.00 (n=1) | 2.00 |" in text
+    assert "commit: x, y **with uncommitted changes**" in text
+
+
+def test_rows_are_compared_with_the_faster_of_torchs_two_ways() -> None:
+    names = ["penstock (processes)", "torch (simplejpeg, OpenCV)", "torch (batch sampler)"]
+    assert {*names} <= {*CONTENDERS}
+    results = {"tiny": {name: entry("tiny", k * 1e6) for k, name in enumerate(names, 1)}}
+    text = rendered(results, names)
+    assert "| x torch (batch sampler) |" in text
+    assert "| **penstock (processes)** | 1.00 (n=1) | 0.33 |" in text
+
+
+def test_sizes_in_the_text_are_those_of_the_results() -> None:
+    one = {**entry("tiny", 1e6), "size": {"num_samples": 1234567}}
+    assert "1,234,567 rows of 32 float32" in rendered({"tiny": {"a": one}}, ["a"])
+
+
+def test_the_page_says_what_is_not_run_twice_and_what_did_not_end_well() -> None:
+    one = fake("one")
+    like = contender.Contender(
+        *("like", "abacus", (), "as it comes"),
+        photos=print,
+        absent=one.absent,
+        antialias=True,
+        same_loader_as="one",
+    )
+    assert like.has_part_in("photos")
+    assert not like.has_part_in("first")
+    results = {"photos": {"like": {**entry("photos", 9.0), "remarks": ["photos: left"] * 2}}}
+    text = page.render(results, {"one": one, "like": like}, {}, {})
+    assert text.count("- like: the loader is that of one: see there") == 3
+    assert "- like, photos: left (2 times)" in text
+    assert re.search(r"^\| like \| 9.00 \(n=1\) \|.* yes \|$", text, re.MULTILINE)
+
+
+def test_the_page_tells_the_loaders_part_from_the_decoders() -> None:
+    names = (
+        *("penstock (processes)", "torch (Penstock's ImagePipeline)"),
+        "torch (simplejpeg, OpenCV)",
+    )
+    assert {*names} <= {*CONTENDERS}
+    results = {"photos": {name: entry("photos", 100.0) for name in names}}
+    assert "**Loader or decoder?** penstock (processes) 100 images/s" in rendered(results, names)
+    del results["photos"][names[1]]
+    assert "Loader or decoder" not in rendered(results, names)
 
 
 def test_ranges_that_overlap_are_said_to() -> None:
@@ -366,10 +572,15 @@ def test_the_page_shows_what_failed_what_is_absent_and_what_could_not_be_install
 
 
 def test_the_page_shows_a_wrong_batch_after_resuming() -> None:
-    one = entry("resume-restore", 0.1, right=True)
-    other = entry("resume-restore", 0.1, right=False)
-    text = rendered({"resume": {"a": one, "b": other}}, ["a", "b"])
+    right = entry("resume-restore", 0.2, right=True)
+    wrong = entry("resume-restore", 0.1, right=False)
+    names = ["b", "penstock (processes)", "torchdata StatefulDataLoader"]
+    results = {"resume": dict(zip(names, (wrong, right, right), strict=True))}
+    text = rendered(results, names)
     assert "**Another batch than the right one** came from: b." in text
+    assert "*s*: nobody." in text  # who goes on wrongly is ahead of nobody
+    rows = [line for line in text.splitlines() if "| 0.200" in line or "| 0.100" in line]
+    assert rows[-1].startswith("| b | 0.100 (n=1) |  |")
 
 
 def test_the_page_tells_outcomes_in_words() -> None:

@@ -12,12 +12,14 @@ import math
 import subprocess
 import sysconfig
 import tarfile
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
 import works
 from contender import Contender, Epoch, Job
+from contenders.shared import numbers_in
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -43,7 +45,7 @@ def _pipeline(job: Job, **options: Any) -> Any:  # noqa: ANN401 - DALI is not im
     )
 
 
-def _images(jpegs: Any) -> Any:  # noqa: ANN401
+def _images(jpegs: Any, *, antialias: bool = True) -> Any:  # noqa: ANN401
     """Return the operators from JPEGs to images, as in DALI's ImageNet example."""
     from nvidia.dali import fn, types
 
@@ -55,7 +57,7 @@ def _images(jpegs: Any) -> Any:  # noqa: ANN401
         random_aspect_ratio=[3 / 4, 4 / 3],
     )
     return fn.crop_mirror_normalize(
-        fn.resize(crops, size=works.CROP_PX),
+        fn.resize(crops, size=works.CROP_PX, antialias=antialias),
         dtype=types.FLOAT,
         output_layout="CHW",
         mean=[255 * mean for mean in works.MEAN],
@@ -83,7 +85,7 @@ def _reader_epochs(pipe: Any) -> Epoch:  # noqa: ANN401
     return epoch
 
 
-def photos(job: Job) -> Epoch:
+def photos(job: Job, *, antialias: bool = True) -> Epoch:
     """Read the class folders with DALI's file reader."""
     from nvidia.dali import fn
 
@@ -95,7 +97,7 @@ def photos(job: Job) -> Epoch:
             shuffle_after_epoch_seed=job.seed,
             pad_last_batch=True,
         )
-        pipe.set_outputs(_images(jpegs), labels)
+        pipe.set_outputs(_images(jpegs, antialias=antialias), labels)
     return _reader_epochs(pipe)
 
 
@@ -184,8 +186,8 @@ class _Paths(_Source):
         self._paths = [works.path_of(index) for index in range(job.num_samples)]
 
     def batch(self, indices: npt.NDArray[np.int64]) -> list[npt.NDArray[np.int64]]:
-        numbers = [works.number_in(self._paths[index]) for index in indices.tolist()]
-        return list(np.array(numbers)[:, None])  # workers give one array per sample
+        numbers = numbers_in([self._paths[index] for index in indices.tolist()])
+        return list(numbers[:, None])  # workers give one array per sample
 
 
 class _Files(_Source):
@@ -342,7 +344,26 @@ CONTENDERS = [
         transport=transport,
         paths=paths,
         resume=_Resume,
+        antialias=True,
         absent={"tolerant": _NO_TOLERANCE},
+    ),
+    Contender(
+        name="DALI (CPU, no antialias)",
+        environment="dali",
+        libraries=("nvidia.dali", "nvidia.dali.fn", "nvidia.dali.types"),
+        settings=(
+            "As DALI (CPU), with resize(antialias=False): less work, as OpenCV's resize does "
+            "elsewhere on this page."
+        ),
+        photos=partial(photos, antialias=False),
+        antialias=False,
+        same_loader_as="DALI (CPU)",
+        absent={
+            **dict.fromkeys(
+                ("pack", "packed", "tiny", "transport", "paths", "resume"), "see DALI (CPU)"
+            ),
+            "tolerant": _NO_TOLERANCE,
+        },
     ),
     Contender(
         name="DALI (CPU, Python workers)",
@@ -353,6 +374,8 @@ CONTENDERS = [
             "2 workers, py_start_method='spawn', 4 batches ahead (Parallel External Source)."
         ),
         photos=photos_of_source,
+        antialias=True,
+        rounds=1,
         absent={
             **dict.fromkeys(
                 ("pack", "packed", "tiny", "transport", "paths", "resume"), "see DALI (CPU)"

@@ -11,10 +11,11 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import works
 from contender import Contender, Epoch, Job
-from contenders.torch_loader import numpy_first
+from contenders.shared import beside, numpy_first, numpy_pair, written_whole
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
+    from pathlib import Path
 
     import numpy.typing as npt
 
@@ -106,8 +107,7 @@ class _PhotoEpochs(_Epochs):
     """Epochs of images and labels."""
 
     def taken(self, batch: Any) -> Any:  # noqa: ANN401
-        images, labels = batch
-        return images.numpy(), labels.numpy()
+        return numpy_pair(batch)
 
 
 def _loader(path: str, job: Job, pipelines: dict[str, Any], **more: Any) -> Any:  # noqa: ANN401
@@ -151,23 +151,32 @@ def packed(job: Job) -> Epoch:
     return _PhotoEpochs(_loader(path, job, pipelines, custom_fields={"image": jpeg_field()}))
 
 
-def tiny(job: Job) -> Epoch:
-    """Read rows of a beton that is written first."""
+def _row_file(job: Job) -> Path:
+    return beside(job, f"rows-{job.num_samples}.beton")
+
+
+def prepare(job: Job, _work: str) -> None:
+    """Write the rows into a beton."""
     from ffcv.fields import NDArrayField
-    from ffcv.fields.ndarray import NDArrayDecoder
-    from ffcv.transforms import ToTensor
     from ffcv.writer import DatasetWriter
 
-    path = job.packed / f"rows-{job.num_samples}.beton"
-    if not path.exists():
-        job.packed.mkdir(parents=True, exist_ok=True)
-        rows = works.tiny_rows(job.num_samples)
-        half = path.with_suffix(".half")  # renamed when it is whole
-        fields = {"row": NDArrayField(np.dtype("float32"), rows.shape[1:])}
+    path = _row_file(job)
+    if path.exists():
+        return
+    rows = works.tiny_rows(job.num_samples)
+    fields = {"row": NDArrayField(np.dtype("float32"), rows.shape[1:])}
+    with written_whole(path) as half:
         writer = DatasetWriter(str(half), fields, num_workers=job.num_workers)
         writer.from_indexed_dataset(RowTuples(rows), chunksize=5_000)
-        half.rename(path)
-    return _Epochs(_loader(str(path), job, {"row": [NDArrayDecoder(), ToTensor()]}))
+
+
+def tiny(job: Job) -> Epoch:
+    """Read rows."""
+    from ffcv.fields.ndarray import NDArrayDecoder
+    from ffcv.transforms import ToTensor
+
+    pipelines = {"row": [NDArrayDecoder(), ToTensor()]}
+    return _Epochs(_loader(str(_row_file(job)), job, pipelines))
 
 
 CONTENDERS = [
@@ -178,15 +187,18 @@ CONTENDERS = [
         settings=(
             "Loader(os_cache=True, order=OrderOption.RANDOM, num_workers=2, drop_last=False), as "
             "its tuning guide advises for what fits in memory "
-            "(https://docs.ffcv.io/parameter_tuning.html); its own decoder, crop, flip and "
-            "normalisation, compiled for 2 threads, then ToTorchImage(channels_last=False). The "
-            "photos' bytes are kept by a custom field; RGBImageField would encode them anew. "
+            "(https://docs.ffcv.io/parameter_tuning.html); its own decoder, crop (by area, "
+            "which antialiases), flip and normalisation, compiled for 2 threads, then "
+            "ToTorchImage(channels_last=False). The photos' bytes are kept by a custom field; "
+            "RGBImageField would encode them anew. "
             "Stages are compiled before the first batch of a process. tiny: rows packed as "
             "NDArrayField, as it has no form in memory"
         ),
         pack=pack,
         packed=packed,
         tiny=tiny,
+        prepare=prepare,
+        antialias=True,
         absent={
             "photos": "it reads its own format alone",
             "transport": "its threads write into the trainer's memory: nothing is sent",

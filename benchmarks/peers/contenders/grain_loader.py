@@ -1,5 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Grain: datasets that know each of their elements by number, and processes that read them.
+"""Grain: datasets that know each of their elements by number, and what reads them.
+
+That are processes, threads of this process ("read threads"), or the trainer's own thread.
 
 An order, also that of a later epoch, is computed from the number alone, and so is a place in it.
 """
@@ -16,6 +18,7 @@ import numpy as np
 import works
 from contender import Contender, Epoch, Job, Resumable
 from contenders import photo_ops
+from contenders.shared import Rows, numbers_in
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -25,7 +28,7 @@ if TYPE_CHECKING:
 RECORDS_NAME = "photos.array_record"
 # Before a photo's bytes in its record.
 _LABEL = struct.Struct("<H")
-# Batches that each process keeps ready; torch's DataLoader keeps as many.
+# Batches that each process or thread keeps ready; torch's DataLoader keeps as many.
 _READY_BATCHES = 2
 
 
@@ -45,18 +48,35 @@ def start_worker(_index: int, _count: int) -> None:
     photo_ops.one_thread()
 
 
-def _endless(batches: Any, job: Job, *, processes: bool = True) -> Any:  # noqa: ANN401
+def _here(batches: Any) -> Any:  # noqa: ANN401
+    """Return endless batches that are made when they are asked for."""
     import grain
 
-    # No threads within a process: decoding keeps it busy, and the files are in memory.
-    options = grain.ReadOptions(num_threads=0, prefetch_buffer_size=0)
-    dataset = batches.repeat().to_iter_dataset(options)
-    if not processes:
-        return dataset
-    processes_options = grain.MultiprocessingOptions(
+    return batches.repeat().to_iter_dataset(
+        grain.ReadOptions(num_threads=0, prefetch_buffer_size=0)
+    )
+
+
+def _in_processes(batches: Any, job: Job) -> Any:  # noqa: ANN401
+    """Return endless batches that processes make, each in one thread."""
+    import grain
+
+    # No read threads within a process: decoding keeps it busy, and the files are in memory.
+    options = grain.MultiprocessingOptions(
         num_workers=job.num_workers, per_worker_buffer_size=_READY_BATCHES
     )
-    return dataset.mp_prefetch(processes_options, worker_init_fn=start_worker)
+    return _here(batches).mp_prefetch(options, worker_init_fn=start_worker)
+
+
+def _in_threads(batches: Any, job: Job) -> Any:  # noqa: ANN401
+    """Return endless batches that read threads of this process make."""
+    import grain
+
+    photo_ops.one_thread()
+    options = grain.ReadOptions(
+        num_threads=job.num_workers, prefetch_buffer_size=job.num_workers * _READY_BATCHES
+    )
+    return batches.repeat().to_iter_dataset(options)
 
 
 # ---------------------------------------------------------------- photos
@@ -84,6 +104,13 @@ def _sample(data: bytes, rng: np.random.Generator) -> npt.NDArray[np.float32]:
 def stacked(
     samples: Sequence[tuple[npt.NDArray[np.float32], int]],
 ) -> tuple[npt.NDArray[np.float32], npt.NDArray[np.int64]]:
+    """Return a batch of images and labels."""
+    return np.stack([image for image, _ in samples]), np.array([label for _, label in samples])
+
+
+def stacked_to_send(
+    samples: Sequence[tuple[npt.NDArray[np.float32], int]],
+) -> tuple[npt.NDArray[np.float32], npt.NDArray[np.int64]]:
     """Return a batch; the images lie in shared memory at once, and are not copied there later."""
     from grain.multiprocessing import SharedMemoryArray
 
@@ -92,17 +119,24 @@ def stacked(
     return images, np.array([label for _, label in samples])
 
 
-def _photo_epochs(source: Any, make: Any, job: Job) -> Epoch:  # noqa: ANN401
+def _photos(source: Any, make: Any, job: Job) -> Any:  # noqa: ANN401
     import grain
 
-    samples = grain.MapDataset.source(source).seed(job.seed).shuffle().random_map(make)
-    batches = samples.batch(job.batch_size, batch_fn=stacked)
-    return _Epochs(_endless(batches, job), len(batches))
+    return grain.MapDataset.source(source).seed(job.seed).shuffle().random_map(make)
 
 
 def photos(job: Job) -> Epoch:
-    """Read the photos from their files."""
-    return _photo_epochs(works.labelled_files(job.photos), photo_of_file, job)
+    """Read the photos from their files, in processes."""
+    samples = _photos(works.labelled_files(job.photos), photo_of_file, job)
+    batches = samples.batch(job.batch_size, batch_fn=stacked_to_send)
+    return _Epochs(_in_processes(batches, job), len(batches))
+
+
+def photos_in_threads(job: Job) -> Epoch:
+    """Read the photos from their files, in read threads."""
+    samples = _photos(works.labelled_files(job.photos), photo_of_file, job)
+    batches = samples.batch(job.batch_size, batch_fn=stacked)
+    return _Epochs(_in_threads(batches, job), len(batches))
 
 
 def pack(job: Job) -> None:
@@ -122,22 +156,12 @@ def packed(job: Job) -> Epoch:
     import grain
 
     source = grain.sources.ArrayRecordDataSource(str(job.packed / RECORDS_NAME))
-    return _photo_epochs(source, photo_of_record, job)
+    samples = _photos(source, photo_of_record, job)
+    batches = samples.batch(job.batch_size, batch_fn=stacked_to_send)
+    return _Epochs(_in_processes(batches, job), len(batches))
 
 
 # ---------------------------------------------------------------- the other works
-
-
-class Rows:
-    """Rows in memory, several of which are taken at a time."""
-
-    def __init__(self, rows: npt.NDArray[np.float32]) -> None:
-        """Keep the rows."""
-        self._rows = rows
-
-    def __call__(self, numbers: npt.NDArray[np.int64]) -> npt.NDArray[np.float32]:
-        """Return the rows of these numbers."""
-        return self._rows[numbers]
 
 
 def _row_batches(job: Job) -> Any:  # noqa: ANN401
@@ -150,13 +174,13 @@ def _row_batches(job: Job) -> Any:  # noqa: ANN401
 def tiny(job: Job) -> Epoch:
     """Read rows in processes."""
     batches = _row_batches(job)
-    return _Epochs(_endless(batches, job), len(batches))
+    return _Epochs(_in_processes(batches, job), len(batches))
 
 
 def tiny_here(job: Job) -> Epoch:
     """Read rows in this process."""
     batches = _row_batches(job)
-    return _Epochs(_endless(batches, job, processes=False), len(batches))
+    return _Epochs(_here(batches), len(batches))
 
 
 def transport(job: Job) -> Epoch:
@@ -164,12 +188,7 @@ def transport(job: Job) -> Epoch:
     import grain
 
     batches = grain.MapDataset.range(job.num_samples).map(works.big_batch)
-    return _Epochs(_endless(batches, job), len(batches))
-
-
-def numbers_in(paths: Sequence[str]) -> npt.NDArray[np.int64]:
-    """Return the numbers in paths."""
-    return np.array([works.number_in(path) for path in paths])
+    return _Epochs(_in_processes(batches, job), len(batches))
 
 
 def paths(job: Job) -> Epoch:
@@ -179,14 +198,14 @@ def paths(job: Job) -> Epoch:
     names = [works.path_of(index) for index in range(job.num_samples)]
     shuffled = grain.MapDataset.source(names).seed(job.seed).shuffle()
     batches = shuffled.batch(job.batch_size, batch_fn=numbers_in)
-    return _Epochs(_endless(batches, job), len(batches))
+    return _Epochs(_in_processes(batches, job), len(batches))
 
 
 class _Resumable:
     """An iterator whose state is saved as JSON."""
 
-    def __init__(self, job: Job, *, processes: bool) -> None:
-        self._iterator = iter(_endless(_row_batches(job), job, processes=processes))
+    def __init__(self, dataset: Any) -> None:  # noqa: ANN401
+        self._iterator = iter(dataset)
 
     def batches(self) -> Iterator[Any]:
         return self._iterator  # type: ignore[no-any-return]
@@ -200,12 +219,12 @@ class _Resumable:
 
 def resume(job: Job) -> Resumable:
     """Read rows in processes."""
-    return _Resumable(job, processes=True)
+    return _Resumable(_in_processes(_row_batches(job), job))
 
 
 def resume_here(job: Job) -> Resumable:
     """Read rows in this process."""
-    return _Resumable(job, processes=False)
+    return _Resumable(_here(_row_batches(job)))
 
 
 _DOCS = "https://google-grain.readthedocs.io/en/latest"
@@ -231,7 +250,27 @@ CONTENDERS = [
         transport=transport,
         paths=paths,
         resume=resume,
+        antialias=False,
         absent={"tolerant": _NO_TOLERANCE},
+    ),
+    Contender(
+        name="Grain (threads)",
+        environment="grain",
+        libraries=("grain", "simplejpeg", "cv2"),
+        settings=(
+            "the same without mp_prefetch; ReadOptions(num_threads=2, prefetch_buffer_size=4) of "
+            "to_iter_dataset: 2 read threads of this process each make whole batches, 4 of which "
+            "may be ready (the defaults, 16 and 500, are for elements of 1 to 10 KiB)"
+        ),
+        photos=photos_in_threads,
+        antialias=False,
+        absent={
+            **dict.fromkeys(
+                ("pack", "packed", "tiny", "transport", "paths", "resume"),
+                "as Grain, or Grain (no workers): here photos alone are of interest",
+            ),
+            "tolerant": _NO_TOLERANCE,
+        },
     ),
     Contender(
         name="Grain (no workers)",

@@ -3,23 +3,25 @@
 
 from __future__ import annotations
 
+import shutil
 import tempfile
-from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import works
 from contender import Contender, Epoch, Job
 from contenders import photo_ops
-from contenders.torch_loader import epochs
-from contenders.torchdata import Resuming
+from contenders.shared import ResumingTensors, batch_sampler, beside, epochs
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
 
 def _photos(job: Job) -> Epoch:
-    return _photo_epochs(job, _image_folder(job, str(_cache(job))))
+    # Its table of an earlier run would be found again: each run is to make it.
+    cache = beside(job, f"cache-{job.photos.name}")
+    shutil.rmtree(cache, ignore_errors=True)
+    return _photo_epochs(job, _image_folder(job, str(cache)))
 
 
 def _pack(job: Job) -> None:
@@ -37,6 +39,10 @@ def _tiny(job: Job) -> Epoch:
     return epochs(_batch_loader(_rows(job), job), numpy_row)
 
 
+def _resume(job: Job) -> ResumingTensors:
+    return ResumingTensors(_batch_loader(_rows(job), job, stateful=True), numpy_row)
+
+
 def _prepare(job: Job, work: str) -> None:
     if work == "paths":
         _path_table(job)
@@ -45,10 +51,6 @@ def _prepare(job: Job, work: str) -> None:
 def _paths(job: Job) -> Epoch:
     table = _path_table(job).with_transform(numbers)
     return epochs(_batch_loader(table, job), numpy_number)
-
-
-def _cache(job: Job) -> Path:
-    return job.packed.with_name(f"{job.packed.name}-cache")
 
 
 def _image_folder(job: Job, cache: str) -> Any:  # noqa: ANN401
@@ -103,7 +105,7 @@ def _path_table(job: Job) -> Any:  # noqa: ANN401
     datasets.disable_progress_bars()
     # Made once; then the file that lies there is mapped into memory.
     return datasets.Dataset.from_generator(
-        made_paths, cache_dir=str(_cache(job)), gen_kwargs={"num_samples": job.num_samples}
+        made_paths, cache_dir=str(beside(job, "cache")), gen_kwargs={"num_samples": job.num_samples}
     )
 
 
@@ -121,25 +123,17 @@ def numbers(rows: dict[str, list[str]]) -> dict[str, Any]:
 
 
 def _batch_loader(table: Any, job: Job, *, stateful: bool = False) -> Any:  # noqa: ANN401
-    import torch
-    from torch.utils.data import BatchSampler, DataLoader, RandomSampler
-
     if stateful:
         from torchdata.stateful_dataloader import StatefulDataLoader as DataLoader
-    generator = torch.Generator().manual_seed(job.seed)
-    order = RandomSampler(table, generator=generator)
+    else:
+        from torch.utils.data import DataLoader
     return DataLoader(
         table,
         batch_size=None,
-        sampler=BatchSampler(order, job.batch_size, drop_last=False),
+        sampler=batch_sampler(len(table), job),
         num_workers=job.num_workers,
         persistent_workers=True,
-        generator=generator,
     )
-
-
-def _stateful_rows(job: Job) -> Any:  # noqa: ANN401
-    return _batch_loader(_rows(job), job, stateful=True)
 
 
 def numpy_photos(batch: dict[str, Any]) -> tuple[Any, Any]:
@@ -165,7 +159,8 @@ CONTENDERS = [
         environment="huggingface",
         libraries=("datasets", "torch", "torchdata.stateful_dataloader", "simplejpeg", "cv2"),
         settings=(
-            "photos: the builder imagefolder, whose table of paths is kept from run to run; "
+            "photos: the builder imagefolder, whose table of paths each run makes anew (it would "
+            "keep it: the second run of a user starts faster); "
             "packed: save_to_disk, load_from_disk; Image(decode=False), with_transform (simplejpeg "
             "and OpenCV for a whole batch) and torch's DataLoader, 2 forked workers, "
             f"persistent_workers=True ({_DOCS}); tiny, paths, resume: a BatchSampler as sampler, "
@@ -177,8 +172,9 @@ CONTENDERS = [
         packed=_packed,
         tiny=_tiny,
         paths=_paths,
-        resume=partial(Resuming, _stateful_rows, numpy_row),
+        resume=_resume,
         prepare=_prepare,
+        antialias=False,
         absent={
             "transport": "its transport is torch's DataLoader",
             "tolerant": "it has no way to leave out a sample that cannot be read",

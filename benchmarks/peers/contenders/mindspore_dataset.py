@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import json
+import multiprocessing
 import os
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
@@ -11,6 +12,7 @@ from typing import TYPE_CHECKING, Any, Final
 import numpy as np
 import works
 from contender import Contender, Epoch, Job
+from contenders.shared import PathNumbers, path_array
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -19,6 +21,8 @@ if TYPE_CHECKING:
 
 _RECORD: Final = "photos.mindrecord"
 _EXTENSIONS: Final = [".jpg", ".jpeg", ".JPG", ".JPEG"]
+# The process that ends the workers when this process has ended; it loads nothing.
+_WATCHDOG: Final = "GeneratorCleanProcess"
 
 
 def _dataset_module(job: Job) -> Any:  # noqa: ANN401 - MindSpore is not imported here
@@ -128,15 +132,13 @@ class _PathNumbers:
     """The numbers in paths, which lie in one array of bytes, as MindSpore's guide advises."""
 
     def __init__(self, num_samples: int) -> None:
-        self._paths = np.empty(num_samples, f"S{len(works.path_of(num_samples - 1))}")
-        for index in range(num_samples):
-            self._paths[index] = works.path_of(index)
+        self._numbers = PathNumbers(path_array(num_samples))
 
     def __len__(self) -> int:
-        return len(self._paths)
+        return len(self._numbers)
 
     def __getitem__(self, index: int) -> tuple[npt.NDArray[np.int64]]:
-        return (np.array(works.number_in(self._paths[index].decode())),)
+        return (np.array(self._numbers[index]),)
 
 
 class _BigBatches:
@@ -167,6 +169,15 @@ def photos_of_source(job: Job) -> Epoch:
     return _photo_epochs(
         job, _from_workers(job, _Files(job.photos), ["image", "label"], shuffle=True)
     )
+
+
+def worker_pids() -> list[int]:
+    """Return the worker processes that read; the pipeline's threads in C++ are none."""
+    return [
+        child.pid
+        for child in multiprocessing.active_children()
+        if child.name != _WATCHDOG and child.pid is not None
+    ]
 
 
 def transport(job: Job) -> Epoch:
@@ -216,7 +227,7 @@ class _Resume:
             yield batch
 
     def state(self) -> bytes:
-        """Return how many batches have come: MindSpore keeps no place itself."""
+        """Return how many batches have come, in JSON of ours: MindSpore keeps no place."""
         return json.dumps({"delivered": self._num_delivered}).encode()
 
     def restore(self, state: bytes) -> None:
@@ -236,8 +247,9 @@ CONTENDERS = [
             "the machine has cores: MindSpore refuses 3 on 2 cores), one pipeline for all epochs. "
             "Packed: MindRecord. Rows: NumpySlicesDataset, in the process. Transport and paths: "
             "GeneratorDataset with python_multiprocessing=True and shared memory; the paths in a "
-            "NumPy array, as its guide says against memory. Resume: set_seed and set_init_step, "
-            "as in its Model.train."
+            "NumPy array, as its guide says against memory. Resume: it saves no place; the state "
+            "is ours, the number of batches that came, and set_seed and set_init_step go there, as "
+            "its Model.train does. Its resize does not antialias."
         ),
         photos=photos,
         pack=pack,
@@ -246,6 +258,8 @@ CONTENDERS = [
         transport=transport,
         paths=paths,
         resume=_Resume,
+        worker_pids=worker_pids,
+        antialias=False,
     ),
     Contender(
         name="MindSpore (Python workers)",
@@ -257,6 +271,9 @@ CONTENDERS = [
             "default."
         ),
         photos=photos_of_source,
+        worker_pids=worker_pids,
+        antialias=False,
+        rounds=1,
         absent=dict.fromkeys(
             ("pack", "packed", "tiny", "transport", "paths", "resume"), "see MindSpore"
         ),

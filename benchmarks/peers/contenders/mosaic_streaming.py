@@ -7,7 +7,6 @@ A folder of photos is none of its forms.
 from __future__ import annotations
 
 import atexit
-import json
 import random
 import tempfile
 from pathlib import Path
@@ -17,10 +16,18 @@ import numpy as np
 import works
 from contender import Contender, Epoch, Job
 from contenders import photo_ops
-from contenders.torch_loader import epochs, numpy_only, numpy_pair
+from contenders.shared import (
+    Resuming,
+    beside,
+    epochs,
+    numbers_in,
+    numpy_only,
+    numpy_pair,
+    written_whole,
+)
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator
+    from collections.abc import Callable, Iterable
 
 
 def _pack(job: Job) -> None:
@@ -40,13 +47,12 @@ def _prepare(job: Job, work: str) -> None:
     folder = _folder(job, next(iter(columns)))
     if folder.is_dir():
         return
-    half = folder.with_name(f"{folder.name}-half")  # renamed when it is whole
-    _write(half, columns, samples)
-    half.rename(folder)
+    with written_whole(folder) as half:
+        _write(half, columns, samples)
 
 
 def _folder(job: Job, what: str) -> Path:
-    return job.packed.with_name(f"{job.packed.name}-{what}s-{job.num_samples}")
+    return beside(job, f"{what}s-{job.num_samples}")
 
 
 def _write(folder: Path, columns: dict[str, str], samples: Iterable[dict[str, Any]]) -> None:
@@ -71,27 +77,7 @@ def _paths(job: Job) -> Epoch:
 
 
 def _resume(job: Job) -> Resuming:
-    return Resuming(_loader(job, _folder(job, "row"), rows))
-
-
-class Resuming:
-    """An epoch of a loader whose state is made of numbers and names."""
-
-    def __init__(self, loader: Any) -> None:  # noqa: ANN401
-        """Keep the loader."""
-        self._loader = loader
-
-    def batches(self) -> Iterator[np.ndarray]:
-        """Return the batches from the start, or from where `restore` said."""
-        return map(numpy_only, self._loader)
-
-    def state(self) -> bytes:
-        """Return the place as JSON."""
-        return json.dumps(self._loader.state_dict()).encode()
-
-    def restore(self, state: bytes) -> None:
-        """Go to a place."""
-        self._loader.load_state_dict(json.loads(state))
+    return Resuming(_loader(job, _folder(job, "row"), rows), numpy_only)
 
 
 def photos(samples: list[dict[str, Any]]) -> Any:  # noqa: ANN401
@@ -113,7 +99,7 @@ def numbers(samples: list[dict[str, Any]]) -> Any:  # noqa: ANN401
     """Return the numbers in the paths of a batch."""
     import torch
 
-    return torch.tensor([works.number_in(sample["path"]) for sample in samples])
+    return torch.from_numpy(numbers_in([sample["path"] for sample in samples]))
 
 
 def _loader(job: Job, folder: Path, collate: Callable[[list[Any]], Any], **more: Any) -> Any:  # noqa: ANN401
@@ -161,6 +147,7 @@ CONTENDERS = [
         paths=_paths,
         resume=_resume,
         prepare=_prepare,
+        antialias=False,
         absent={
             "photos": "it reads its own shards alone",
             "transport": "its transport is torch's DataLoader",

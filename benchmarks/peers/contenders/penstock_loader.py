@@ -3,25 +3,20 @@
 
 from __future__ import annotations
 
-import json
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import works
 from contender import Contender, Epoch, Job
-from contenders.torch_loader import (
+from contenders.shared import (
     BigBatches,
     PathNumbers,
+    Resuming,
     epochs,
     numpy_first,
     numpy_only,
     numpy_pair,
 )
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-
-    import numpy as np
 
 
 def _loader(backend: str, dataset: Any, job: Job, **more: Any) -> Any:  # noqa: ANN401
@@ -92,29 +87,13 @@ def _paths(backend: str, job: Job) -> Epoch:
     return epochs(_loader(backend, PathNumbers(paths), job, seed=job.seed), numpy_only)
 
 
-class Rows:
-    """A shuffled epoch of the rows."""
+def _resume(job: Job) -> Resuming:
+    import torch
 
-    def __init__(self, job: Job) -> None:
-        """Make the loader."""
-        import torch
+    from penstock.torch import TensorDataset
 
-        from penstock.torch import TensorDataset
-
-        rows = torch.from_numpy(works.tiny_rows(job.num_samples))
-        self._loader = _loader("process", TensorDataset(rows), job, seed=job.seed)
-
-    def batches(self) -> Iterator[np.ndarray]:
-        """Return the batches from the start, or from where `restore` said."""
-        return map(numpy_first, self._loader)
-
-    def state(self) -> bytes:
-        """Return the place, as JSON."""
-        return json.dumps(self._loader.state_dict()).encode()
-
-    def restore(self, state: bytes) -> None:
-        """Go to a place."""
-        self._loader.load_state_dict(json.loads(state))
+    rows = torch.from_numpy(works.tiny_rows(job.num_samples))
+    return Resuming(_loader("process", TensorDataset(rows), job, seed=job.seed), numpy_first)
 
 
 CONTENDERS = [
@@ -133,7 +112,8 @@ CONTENDERS = [
         tiny=_tiny,
         transport=partial(_transport, "process"),
         paths=partial(_paths, "process"),
-        resume=Rows,
+        resume=_resume,
+        antialias=False,
     ),
     Contender(
         name="penstock (threads)",
@@ -145,6 +125,7 @@ CONTENDERS = [
         packed=partial(_packed, "thread"),
         transport=partial(_transport, "thread"),
         paths=partial(_paths, "thread"),
+        antialias=False,
         absent={
             "pack": "as penstock (processes)",
             "tiny": "as penstock (processes): there are no workers",

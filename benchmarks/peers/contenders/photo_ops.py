@@ -6,8 +6,9 @@ ImageNet's mean and standard deviation. With the same recipe, loaders differ and
 
     fast_sample      simplejpeg (libjpeg-turbo) and OpenCV. As Penstock does, it decodes at 1/2, 1/4
                      or 1/8 where the crop is still large enough, and takes the fast way to double
-                     the colour planes.
-    pillow_sample    Pillow and numpy, as torchvision's transforms treat Pillow's images.
+                     the colour planes. Its resize does not antialias.
+    pillow_sample    Pillow and numpy, as torchvision's transforms treat Pillow's images: its
+                     resize antialiases.
 """
 
 from __future__ import annotations
@@ -28,7 +29,7 @@ if TYPE_CHECKING:
 
     Draw = random.Random | ModuleType  # the module `random` has the same functions
 
-__all__ = ["drawn_crop", "fast_sample", "one_thread", "pillow_sample"]
+__all__ = ["drawn_crop", "fast_sample", "normalise", "one_thread", "pillow_sample"]
 
 _SCALE = (0.08, 1.0)
 _LOG_RATIO = (math.log(3 / 4), math.log(4 / 3))
@@ -87,9 +88,16 @@ def fast_sample(
         small = cv2.flip(small, 1)
     if out is None:
         out = np.empty((3, CROP_PX, CROP_PX), np.float32)
-    for channel, plane in enumerate(cv2.split(small)):
-        cv2.LUT(plane, _tables()[channel], dst=out[channel])
+    normalise(small, out)
     return out
+
+
+def normalise(pixels: npt.NDArray[np.uint8], out: npt.NDArray[np.float32]) -> None:
+    """Write pixels, uint8 (height, width, 3), normalised into float32 (3, height, width)."""
+    import cv2
+
+    for channel, plane in enumerate(cv2.split(pixels)):
+        cv2.LUT(plane, _tables()[channel], dst=out[channel])
 
 
 def pillow_sample(data: bytes, rng: random.Random | None = None) -> npt.NDArray[np.float32]:

@@ -11,6 +11,7 @@ import numpy as np
 import works
 from contender import Contender, Epoch, Job
 from contenders import photo_ops
+from contenders.shared import numbers_in
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -188,7 +189,7 @@ def transport(job: Job) -> Epoch:
 
 def to_numbers(batch: dict[str, Any]) -> dict[str, Any]:
     """Return the numbers in paths."""
-    return {"data": np.array([works.number_in(path) for path in batch["path"]])}
+    return {"data": numbers_in(batch["path"])}
 
 
 def paths(job: Job) -> Epoch:
@@ -224,6 +225,7 @@ CONTENDERS = [
         transport=transport,
         paths=paths,
         worker_pids=worker_pids,
+        antialias=False,
         absent={
             "resume": "its checkpoints are of jobs that write their rows: an iteration is not saved"
         },

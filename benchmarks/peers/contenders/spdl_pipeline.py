@@ -8,7 +8,6 @@ processes that looks like torch's.
 
 from __future__ import annotations
 
-import functools
 import mmap
 import random
 import tarfile
@@ -19,7 +18,15 @@ import numpy as np
 import works
 from contender import Contender, Epoch, Job
 from contenders import photo_ops
-from contenders.torch_loader import BigBatches, epochs, numpy_only, numpy_pair
+from contenders.shared import (
+    BigBatches,
+    PathNumbers,
+    Rows,
+    epochs,
+    numbers_in,
+    numpy_only,
+    numpy_pair,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator
@@ -180,22 +187,13 @@ def normalised(
     samples: list[tuple[Any, int]],
 ) -> tuple[npt.NDArray[np.float32], npt.NDArray[np.int64]]:
     """Return a batch of images, laid into one buffer without an array for each, and labels."""
-    import cv2
     import spdl.io
 
     pixels = spdl.io.to_numpy(spdl.io.convert_frames([frames for frames, _ in samples]))
     images = np.empty((len(samples), 3, works.CROP_PX, works.CROP_PX), np.float32)
     for image, target in zip(pixels, images, strict=True):
-        for channel, plane in enumerate(cv2.split(image)):
-            cv2.LUT(plane, _tables()[channel], dst=target[channel])
+        photo_ops.normalise(image, target)
     return images, np.array([label for _, label in samples])
-
-
-@functools.cache
-def _tables() -> npt.NDArray[np.float32]:
-    levels = np.arange(256, dtype=np.float32) / 255
-    pairs = zip(works.MEAN, works.STD, strict=True)
-    return np.stack([(levels - mean) / std for mean, std in pairs])
 
 
 def _photo_epochs(
@@ -262,18 +260,6 @@ def _packed(
 # ---------------------------------------------------------------- the other works
 
 
-class Rows:
-    """Rows in memory, several of which are taken at a time."""
-
-    def __init__(self, rows: npt.NDArray[np.float32]) -> None:
-        """Keep the rows."""
-        self._rows = rows
-
-    def __call__(self, numbers: npt.NDArray[np.int64]) -> npt.NDArray[np.float32]:
-        """Return the rows of these numbers."""
-        return self._rows[numbers]
-
-
 def _tiny(run: Callable[..., Epoch], job: Job) -> Epoch:
     source = ShuffledBatches(job.num_samples, job.batch_size, job.seed)
     return run(source, (Rows(works.tiny_rows(job.num_samples)), job.num_workers), 0, None)
@@ -281,11 +267,6 @@ def _tiny(run: Callable[..., Epoch], job: Job) -> Epoch:
 
 def _transport(run: Callable[..., Epoch], job: Job) -> Epoch:
     return run(range(job.num_samples), (works.big_batch, job.num_workers), 0, None)
-
-
-def numbers_in(paths: list[str]) -> npt.NDArray[np.int64]:
-    """Return the numbers in paths."""
-    return np.array([works.number_in(path) for path in paths])
 
 
 def _paths(run: Callable[..., Epoch], job: Job) -> Epoch:
@@ -329,22 +310,6 @@ class RowsAtOnce:
         return self._rows[numbers]
 
 
-class PathNumbersAtOnce:
-    """The numbers in a list of paths."""
-
-    def __init__(self, num_samples: int) -> None:
-        """Make the list."""
-        self._paths = [works.path_of(index) for index in range(num_samples)]
-
-    def __len__(self) -> int:
-        """Return the number of paths."""
-        return len(self._paths)
-
-    def __getitem__(self, index: int) -> int:
-        """Return the number in a path."""
-        return works.number_in(self._paths[index])
-
-
 def as_tensor(array: npt.NDArray[np.float32]) -> Any:  # noqa: ANN401
     """Return a batch as a tensor, which is sent through shared memory."""
     import torch
@@ -383,7 +348,8 @@ def _loader_transport(job: Job) -> Epoch:
 
 
 def _loader_paths(job: Job) -> Epoch:
-    return epochs(_loader(PathNumbersAtOnce(job.num_samples), job), numpy_only)
+    paths = [works.path_of(index) for index in range(job.num_samples)]
+    return epochs(_loader(PathNumbers(paths), job), numpy_only)
 
 
 _DOCS = "https://facebookresearch.github.io/spdl/main"
@@ -414,6 +380,7 @@ CONTENDERS = [
         tiny=partial(_tiny, _InThreads),
         transport=partial(_transport, _InThreads),
         paths=partial(_paths, _InThreads),
+        antialias=False,
         absent={"resume": _NO_PLACE, "tolerant": _TOLERANT},
     ),
     Contender(
@@ -422,10 +389,12 @@ CONTENDERS = [
         libraries=("spdl.pipeline", "spdl.source.utils", "spdl.io", "cv2"),
         settings=(
             "the same pipeline; FFmpeg decodes, cuts and scales before colours are doubled, and "
-            f"convert_frames lays a batch into one buffer ({_DOCS}/best_practice.html); OpenCV "
-            "normalises"
+            f"convert_frames lays a batch into one buffer ({_DOCS}/best_practice.html); its scale "
+            "filter antialiases; OpenCV normalises"
         ),
         photos=partial(_photos, _InThreads, filtered_frames, normalised),
+        antialias=True,
+        same_loader_as="SPDL (threads)",
         absent={
             **dict.fromkeys(("pack", "packed", "tiny", "transport", "paths"), _SAME),
             "resume": _NO_PLACE,
@@ -448,6 +417,7 @@ CONTENDERS = [
         tiny=partial(_tiny, _InProcess),
         transport=partial(_transport, _in_arena),
         paths=partial(_paths, _InProcess),
+        antialias=False,
         absent={"resume": _NO_PLACE, "tolerant": _TOLERANT},
     ),
     Contender(
@@ -462,6 +432,8 @@ CONTENDERS = [
         tiny=_loader_tiny,
         transport=_loader_transport,
         paths=_loader_paths,
+        antialias=False,
+        rounds=1,
         absent={
             **dict.fromkeys(("pack", "packed"), "it takes a torch dataset: SPDL has no format"),
             "resume": _NO_PLACE,

@@ -264,6 +264,7 @@ CONTENDERS = [
         tiny=tiny,
         paths=paths,
         resume=_Resume,
+        antialias=False,
         absent={
             "transport": (
                 "it has no worker processes: Python code (from_generator, numpy_function) runs in "

@@ -3,102 +3,22 @@
 
 from __future__ import annotations
 
-from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-import numpy as np
 import works
 from contender import Contender, Epoch, Job
 from contenders import photo_ops
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
-    from pathlib import Path
-
-
-class PhotoFiles:
-    """Photos and labels, each photo made of a file's bytes by a function."""
-
-    def __init__(self, photos: Path, make: Callable[[bytes], Any]) -> None:
-        """List the files."""
-        self._files = works.labelled_files(photos)
-        self._make = make
-
-    def __len__(self) -> int:
-        """Return the number of photos."""
-        return len(self._files)
-
-    def __getitem__(self, index: int) -> tuple[Any, int]:
-        """Return a photo as a tensor, and its label."""
-        import torch
-
-        path, label = self._files[index]
-        with open(path, "rb") as file:
-            image = self._make(file.read())
-        return (torch.from_numpy(image) if isinstance(image, np.ndarray) else image), label
-
-
-class BigBatches:
-    """`works.big_batch` by number."""
-
-    def __init__(self, num_batches: int) -> None:
-        """Keep the number of batches."""
-        self._num_batches = num_batches
-
-    def __len__(self) -> int:
-        """Return the number of batches."""
-        return self._num_batches
-
-    def __getitem__(self, index: int) -> Any:  # noqa: ANN401 - a numpy array
-        """Return a ready batch."""
-        return works.big_batch(index)
-
-
-class PathNumbers:
-    """The numbers in paths, which lie in an array of bytes or in a list of str."""
-
-    def __init__(self, paths: Any) -> None:  # noqa: ANN401
-        """Keep the paths."""
-        self._paths = paths
-
-    def __len__(self) -> int:
-        """Return the number of paths."""
-        return len(self._paths)
-
-    def __getitem__(self, index: int) -> int:
-        """Return the number in a path."""
-        path = self._paths[index]
-        return works.number_in(path if isinstance(path, str) else path.decode())
-
-
-def path_array(num_samples: int) -> Any:  # noqa: ANN401
-    """Return the paths as one numpy array of bytes, made without a list of them."""
-    paths = (works.path_of(index).encode() for index in range(num_samples))
-    return np.fromiter(paths, f"S{len(works.path_of(0))}", num_samples)
-
-
-def epochs(loader: Any, take: Callable[[Any], Any]) -> Epoch:  # noqa: ANN401
-    """Return epochs of a loader whose batches are handed out by `take`, as arrays."""
-
-    def epoch(_number: int) -> Iterator[Any]:
-        return map(take, loader)
-
-    return epoch
-
-
-def numpy_pair(batch: Any) -> tuple[Any, Any]:  # noqa: ANN401
-    """Return images and labels as views."""
-    return batch[0].numpy(), batch[1].numpy()
-
-
-def numpy_only(batch: Any) -> Any:  # noqa: ANN401
-    """Return a tensor as a view."""
-    return batch.numpy()
-
-
-def numpy_first(batch: Any) -> Any:  # noqa: ANN401
-    """Return the only tensor of a batch of `TensorDataset` as a view."""
-    return batch[0].numpy()
+from contenders.shared import (
+    BigBatches,
+    PathNumbers,
+    PhotoFiles,
+    batch_sampler,
+    epochs,
+    numpy_first,
+    numpy_only,
+    numpy_pair,
+    path_array,
+)
 
 
 def _loader(dataset: Any, job: Job, **more: Any) -> Any:  # noqa: ANN401
@@ -118,11 +38,20 @@ def _loader(dataset: Any, job: Job, **more: Any) -> Any:  # noqa: ANN401
     return DataLoader(dataset, **options)
 
 
-def _photos(make: Callable[[bytes], Any], job: Job) -> Epoch:
-    options: dict[str, Any] = {}
-    if make is photo_ops.fast_sample:
-        options["worker_init_fn"] = photo_ops.one_thread
-    return epochs(_loader(PhotoFiles(job.photos, make), job, **options), numpy_pair)
+def _photos(job: Job) -> Epoch:
+    dataset = PhotoFiles(job.photos, photo_ops.fast_sample)
+    return epochs(_loader(dataset, job, worker_init_fn=photo_ops.one_thread), numpy_pair)
+
+
+def _pillow_photos(job: Job) -> Epoch:
+    return epochs(_loader(PhotoFiles(job.photos, photo_ops.pillow_sample), job), numpy_pair)
+
+
+def _pipeline_photos(job: Job) -> Epoch:
+    from penstock.vision import ImagePipeline
+
+    dataset = PhotoFiles(job.photos, ImagePipeline.train(works.CROP_PX))
+    return epochs(_loader(dataset, job, worker_init_fn=photo_ops.one_thread), numpy_pair)
 
 
 def _torchvision_photos(job: Job) -> Epoch:
@@ -152,11 +81,10 @@ def _tiny(job: Job) -> Epoch:
 
 def _tiny_bulk(job: Job) -> Epoch:
     import torch
-    from torch.utils.data import BatchSampler, RandomSampler, TensorDataset
+    from torch.utils.data import TensorDataset
 
     dataset = TensorDataset(torch.from_numpy(works.tiny_rows(job.num_samples)))
-    generator = torch.Generator().manual_seed(job.seed)
-    sampler = BatchSampler(RandomSampler(dataset, generator=generator), job.batch_size, False)
+    sampler = batch_sampler(job.num_samples, job)
     options = {"batch_size": None, "shuffle": None, "sampler": sampler, "num_workers": 0}
     return epochs(_loader(dataset, job, **options), numpy_first)
 
@@ -179,7 +107,8 @@ _NO_FORMAT = "torch has no packed format; torchvision neither"
 _NO_PLACE = "it cannot save its place; torchdata's StatefulDataLoader can"
 _NO_TOLERANCE = "it has no way to leave out a sample that cannot be read"
 _DOCS = "https://docs.pytorch.org/docs/stable/data.html"
-_SAME = "as torch (simplejpeg, OpenCV): photos alone differ"
+_MAIN = "torch (simplejpeg, OpenCV)"
+_SAME = f"as {_MAIN}: photos alone differ"
 _PHOTOS_ONLY = {
     **dict.fromkeys(("tiny", "transport", "paths"), _SAME),
     **dict.fromkeys(("pack", "packed"), _NO_FORMAT),
@@ -189,7 +118,7 @@ _PHOTOS_ONLY = {
 
 CONTENDERS = [
     Contender(
-        name="torch (simplejpeg, OpenCV)",
+        name=_MAIN,
         environment="torch",
         libraries=("torch", "simplejpeg", "cv2"),
         settings=(
@@ -197,10 +126,11 @@ CONTENDERS = [
             "is faster than with them; 5 M paths in one numpy array, as its documentation advises "
             f"({_DOCS})"
         ),
-        photos=partial(_photos, photo_ops.fast_sample),
+        photos=_photos,
         tiny=_tiny,
         transport=_transport,
         paths=_paths,
+        antialias=False,
         absent={
             **dict.fromkeys(("pack", "packed"), _NO_FORMAT),
             "resume": _NO_PLACE,
@@ -212,7 +142,9 @@ CONTENDERS = [
         environment="torch",
         libraries=("torch", "PIL.Image"),
         settings="the same loader; photos by Pillow and numpy",
-        photos=partial(_photos, photo_ops.pillow_sample),
+        photos=_pillow_photos,
+        antialias=True,
+        same_loader_as=_MAIN,
         absent=_PHOTOS_ONLY,
     ),
     Contender(
@@ -224,6 +156,21 @@ CONTENDERS = [
             "cropped, then uint8 tensors"
         ),
         photos=_torchvision_photos,
+        antialias=True,
+        same_loader_as=_MAIN,
+        absent=_PHOTOS_ONLY,
+    ),
+    Contender(
+        name="torch (Penstock's ImagePipeline)",
+        environment="penstock",
+        libraries=("torch", "penstock.vision"),
+        settings=(
+            "the same loader and dataset; ImagePipeline.train(224) makes each photo of its file's "
+            "bytes: what is Penstock's image operations, and what its loader"
+        ),
+        photos=_pipeline_photos,
+        antialias=False,
+        same_loader_as=_MAIN,
         absent=_PHOTOS_ONLY,
     ),
     Contender(
@@ -235,6 +182,7 @@ CONTENDERS = [
             f"batch_size=None, without workers ({_DOCS}#disable-automatic-batching)"
         ),
         tiny=_tiny_bulk,
+        same_loader_as=_MAIN,
         absent={
             **dict.fromkeys(("photos", "transport", "paths"), _SAME),
             **dict.fromkeys(("pack", "packed"), _NO_FORMAT),
@@ -248,6 +196,7 @@ CONTENDERS = [
         libraries=("torch",),
         settings="5 M paths in a Python list, as most datasets hold them",
         paths=_path_list,
+        same_loader_as=_MAIN,
         absent={
             **dict.fromkeys(("photos", "tiny", "transport"), _SAME),
             **dict.fromkeys(("pack", "packed"), _NO_FORMAT),

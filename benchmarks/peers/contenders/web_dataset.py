@@ -15,7 +15,7 @@ import numpy as np
 import works
 from contender import Contender, Epoch, Job
 from contenders import photo_ops
-from contenders.torch_loader import epochs, numpy_only, numpy_pair
+from contenders.shared import beside, epochs, numpy_only, numpy_pair, written_whole
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -36,15 +36,14 @@ def _prepare(job: Job, _work: str) -> None:
     folder = _row_folder(job)
     if folder.is_dir():
         return
-    half = folder.with_name(f"{folder.name}-half")  # renamed when it is whole
-    half.mkdir(parents=True, exist_ok=True)
     rows = works.tiny_rows(job.num_samples)
-    _write(half, ({"bin": row.tobytes()} for row in rows), len(rows))
-    half.rename(folder)
+    with written_whole(folder) as half:
+        half.mkdir()
+        _write(half, ({"bin": row.tobytes()} for row in rows), len(rows))
 
 
 def _row_folder(job: Job) -> Path:
-    return job.packed.with_name(f"{job.packed.name}-rows-{job.num_samples}")
+    return beside(job, f"rows-{job.num_samples}")
 
 
 def _write(folder: Path, samples: Iterable[dict[str, Any]], num_samples: int) -> None:
@@ -133,6 +132,7 @@ CONTENDERS = [
         packed=_packed,
         tiny=_tiny,
         prepare=_prepare,
+        antialias=False,
         absent={
             "photos": "it reads tar files alone",
             "transport": "its transport is torch's DataLoader",

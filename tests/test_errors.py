@@ -46,6 +46,26 @@ class Frozen(ConfigError):
     code: int
 
 
+class OfSystem(StoreError, OSError):
+    pass
+
+
+class SystemFirst(OSError, StoreError):
+    pass
+
+
+class OfImport(PenstockError, ImportError):
+    pass
+
+
+class OfKey(OfTheUser, KeyError):
+    pass
+
+
+class Group(StoreError, ExceptionGroup):
+    pass
+
+
 @pytest.mark.parametrize("kind", CLASSES)
 def test_an_error_has_one_note_on_help_and_its_message_is_as_given(kind):
     error = made(kind)
@@ -103,6 +123,47 @@ def test_a_class_of_the_user_is_explained_as_the_nearest_of_ours():
     sent = revive_exception(report_exception(OfTheUser(3)), "in worker 3")
     assert (type(sent), sent.code) == (OfTheUser, 3)
     assert sent.__notes__ == ["in worker 3", note_on("StoreError")]
+
+
+@pytest.mark.parametrize(
+    ("make", "facts"),
+    [
+        # As of any class of RuntimeError and OSError, in this order: errno is left to the class.
+        (lambda: OfSystem(2, "no such file"), {"args": (2, "no such file"), "errno": None}),
+        (lambda: SystemFirst(2, "no such file", "a.jpg"), {"errno": 2, "filename": "a.jpg"}),
+        (lambda: OfImport("none", name="cv2", path="p"), {"name": "cv2", "path": "p"}),
+        (lambda: OfKey(3), {"code": 3, "args": (3,)}),
+        (lambda: Group("two", [KeyError(1), OSError(2)]), {"message": "two"}),
+        (lambda: StoreError("one", 2), {"args": ("one", 2)}),
+    ],
+    ids=["OSError", "OSError first", "ImportError", "KeyError", "ExceptionGroup", "RuntimeError"],
+)
+@pytest.mark.parametrize(
+    "again", [lambda error: error, lambda error: pickle.loads(pickle.dumps(error)), copy.copy]
+)
+def test_a_class_of_the_user_may_have_any_other_base(make, facts, again):
+    error = make()
+    found = again(error)
+    assert {name: getattr(found, name) for name in facts} == facts
+    assert found.__notes__ == [note_on(error.help_topic)]
+    found.add_note("while reading")
+    assert found.__notes__ == ["while reading", note_on(error.help_topic)]
+    assert note_on(error.help_topic) in traceback.format_exception_only(found)[-1]
+
+
+def test_the_parts_of_a_group_have_the_note_as_well():
+    group = Group("two", [KeyError(1), OSError(2)])
+    group.add_note("while reading")
+    matching, rest = group.split(KeyError)
+    assert [len(part.exceptions) for part in (matching, rest)] == [1, 1]
+    assert matching.__notes__ == rest.__notes__ == group.__notes__
+
+
+def test_a_note_that_is_no_text_is_refused_as_by_any_exception():
+    error = StoreError("wrong")
+    with pytest.raises(TypeError, match="must be a str"):
+        error.add_note(3)
+    assert error.__notes__ == [note_on("StoreError")]
 
 
 def test_a_cause_keeps_its_own_note():

@@ -1,13 +1,16 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Something is called right after the first import of a module, whoever looks for it before."""
+"""Something is called right after an import; what is missing is installed from the right place."""
 
 import importlib
 import importlib.util
+import json
 import sys
+from importlib import metadata
 
 import pytest
 
-from penstock.imports import when_imported
+from penstock.errors import MissingExtraError
+from penstock.imports import install_command, missing_extra, when_imported
 
 
 @pytest.fixture
@@ -38,3 +41,53 @@ def test_the_last_one_to_ask_is_called_last(late_module):
     assert calls == ["first", "second"]
     when_imported(late_module, lambda: calls.append("loaded"))
     assert calls == ["first", "second", "loaded"]
+
+
+@pytest.mark.parametrize(
+    ("origin", "command"),
+    [
+        (
+            {"dir_info": {"editable": True}, "url": "file:///src/my%20clone"},
+            'pip install -e "/src/my clone[cli,vision]"',
+        ),
+        ({"dir_info": {}, "url": "file:///clone"}, 'pip install "/clone[cli,vision]"'),
+        (
+            {"archive_info": {"hash": "sha256=1"}, "url": "file:///a/penstock-1-py3-none-any.whl"},
+            'pip install "penstock[cli,vision] @ file:///a/penstock-1-py3-none-any.whl"',
+        ),
+        (
+            {"vcs_info": {"vcs": "git", "commit_id": "abc"}, "url": "https://localhost/penstock"},
+            'pip install "penstock[cli,vision] @ git+https://localhost/penstock@abc"',
+        ),
+        (None, 'pip install "penstock[cli,vision]"'),  # from an index
+    ],
+)
+def test_an_extra_is_installed_from_where_penstock_came(tmp_path, monkeypatch, origin, command):
+    info = tmp_path / "penstock-0.1.0.dist-info"
+    info.mkdir()
+    (info / "METADATA").write_text("Metadata-Version: 2.1\nName: penstock\nVersion: 0.1.0\n")
+    if origin is not None:
+        (info / "direct_url.json").write_text(json.dumps(origin))
+    monkeypatch.syspath_prepend(tmp_path)
+    assert install_command("cli", "vision") == command
+
+
+def test_what_is_only_on_the_path_is_advised_as_from_an_index(monkeypatch):
+    def none(name):
+        raise metadata.PackageNotFoundError(name)
+
+    monkeypatch.setattr(metadata, "distribution", none)
+    assert install_command("lmdb") == 'pip install "penstock[lmdb]"'
+
+
+def test_the_extra_of_a_module_is_named_once():
+    error = missing_extra(ModuleNotFoundError(name="rich.text"), "this command", "cli")
+    assert isinstance(error, MissingExtraError)
+    assert str(error) == (
+        "this command needs rich, which is not installed. Install it with: "
+        + install_command("cli")
+    )
+    error = missing_extra(ModuleNotFoundError(name="bson"), "this command", "cli")
+    assert str(error).endswith(install_command("cli", "mongo"))
+    unknown = ModuleNotFoundError(name="of_the_user")
+    assert missing_extra(unknown, "this command") is unknown

@@ -29,7 +29,6 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
-    from typing import Self
 
 __all__ = [
     "CollateError",
@@ -52,6 +51,21 @@ def _help_note(topic: str) -> str:
     return f"Help: `penstock explain {topic}`, or docs/troubleshooting.md#{topic.lower()}"
 
 
+class _NotesWithHelp:
+    """Gives each error its list of notes when it is first asked for, with the note on help.
+
+    Not `__init__`, which a subclass may leave out; not `__new__`, which is that of another base for
+    a class that is an OSError or a group as well. A list that an error has of its own, such as a
+    copy's or an unpickled one's, goes before.
+    """
+
+    def __get__(self, error: PenstockError | None, kind: type[PenstockError]) -> Any:  # noqa: ANN401
+        if error is None:
+            return self
+        # Into the dictionary, past a __setattr__ that allows nothing, as of a frozen dataclass.
+        return error.__dict__.setdefault("__notes__", [error._help_note])
+
+
 class PenstockError(Exception):
     """Root of every error that Penstock raises itself.
 
@@ -69,21 +83,16 @@ class PenstockError(Exception):
             cls.help_topic = cls.__name__
             cls._help_note = _help_note(cls.__name__)
 
-    # Not in __init__, which a subclass may leave out. A copy and an unpickled error are made here
-    # too; they take over the notes of the original afterwards, so there is always one.
-    def __new__(cls, *args: Any, **kwargs: Any) -> Self:  # noqa: ANN401
-        """Make the error, with the note that says where it is explained."""
-        error = super().__new__(cls, *args, **kwargs)
-        # As add_note does, but past a __setattr__ that allows nothing, as of a frozen dataclass.
-        error.__dict__["__notes__"] = [cls._help_note]
-        return error
+    if not TYPE_CHECKING:
+        __notes__ = _NotesWithHelp()
 
     def add_note(self, note: str, /) -> None:
         """Add a note; the one on help stays the last, as where it happened is read first."""
-        super().add_note(note)
         notes = self.__notes__
-        if notes[-2:-1] == [self._help_note]:
-            notes[-2:] = notes[-1], notes[-2]
+        if notes[-1:] == [self._help_note] and isinstance(note, str):
+            notes.insert(-1, note)  # one step: another thread may add one at the same time
+        else:  # they were replaced; or it is no text, which raises
+            super().add_note(note)
 
 
 class ConfigError(PenstockError, ValueError):

@@ -1,5 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Call something as soon as a module has been imported, without importing it."""
+"""What is imported, and what cannot be: a call as soon as a module is there, and how to install it.
+
+Nothing here imports a library.
+"""
 
 from __future__ import annotations
 
@@ -7,13 +10,85 @@ import importlib.abc
 import importlib.machinery
 import importlib.util
 import sys
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, Final
+
+from penstock.errors import MissingExtraError
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
     from types import ModuleType
 
-__all__ = ["when_imported"]
+__all__ = ["install_command", "missing_extra", "when_imported"]
+
+_EXTRA_OF: Final = {
+    "typer": "cli",
+    "rich": "cli",
+    "plotly": "report",
+    "torch": "torch",
+    "cv2": "vision",
+    "simplejpeg": "vision",
+    "PIL": "vision",
+    "lmdb": "lmdb",
+    "msgspec": "lmdb",
+    "xxhash": "lmdb",
+    "pymongo": "mongo",
+    "bson": "mongo",
+    "pyarrow": "arrow",
+    "matplotlib": "charts",
+    "prometheus_client": "prometheus",
+    "opentelemetry": "opentelemetry",
+}
+
+
+def missing_extra(error: ModuleNotFoundError, who: str, *also: str) -> Exception:
+    """Return an error that names the extra to install; the one given if it is of no extra.
+
+    Args:
+        error: Has the name of the module.
+        who: Needs it; the message begins with it.
+        also: Other extras that it needs.
+    """
+    module = (error.name or "").partition(".")[0]
+    if module not in _EXTRA_OF:
+        return error
+    command = install_command(*dict.fromkeys([*also, _EXTRA_OF[module]]))
+    return MissingExtraError(
+        f"{who} needs {module}, which is not installed. Install it with: {command}"
+    )
+
+
+def install_command(*extras: str) -> str:
+    """Return the command that installs extras of Penstock from where Penstock itself came.
+
+    A package index may not have it, or another release of it: what was installed from a folder or
+    a file says so in `direct_url.json` (PEP 610).
+    """
+    names = ",".join(extras)
+    origin = _origin()
+    if "dir_info" in origin:
+        from urllib.parse import unquote, urlsplit
+
+        option = "-e " if origin["dir_info"].get("editable") else ""
+        return f'pip install {option}"{unquote(urlsplit(origin["url"]).path)}[{names}]"'
+    if "archive_info" in origin:
+        return f'pip install "penstock[{names}] @ {origin["url"]}"'
+    if "vcs_info" in origin:
+        vcs = origin["vcs_info"]
+        address = f"{vcs['vcs']}+{origin['url']}@{vcs['commit_id']}"
+        return f'pip install "penstock[{names}] @ {address}"'
+    return f'pip install "penstock[{names}]"'
+
+
+def _origin() -> dict[str, Any]:
+    import json
+    from importlib import metadata  # takes 20 ms, and is needed for errors alone
+
+    try:
+        text = metadata.distribution("penstock").read_text("direct_url.json")
+    except metadata.PackageNotFoundError:  # only on the path
+        return {}
+    origin: dict[str, Any] = json.loads(text) if text else {}
+    return origin
 
 
 def when_imported(name: str, call: Callable[[], object]) -> None:

@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import json
+import multiprocessing
 import re
 import subprocess
 import sys
@@ -12,6 +13,8 @@ import numpy as np
 import pytest
 
 from penstock.cli import main
+from penstock.errors import PenstockError, WorkerError
+from penstock.imports import install_command
 
 cv2 = pytest.importorskip("cv2")
 pytest.importorskip("simplejpeg")
@@ -54,6 +57,32 @@ def test_the_table_names_both_loaders_and_their_ratio(folder, capsys):
     lines = capsys.readouterr().out.splitlines()
     assert any("torch 2" in line and "1.00x" in line for line in lines)
     assert any("penstock 0" in line for line in lines)
+    assert "Penstock keeps the memory of its batches" in " ".join(" ".join(lines).split())
+
+
+@pytest.mark.parametrize(
+    "said",
+    [
+        "RuntimeError: unable to allocate shared memory(shm) for file </torch_1>: No space left on "
+        "device (28)",
+        "RuntimeError: DataLoader worker (pid 1) is killed by signal: Bus error. It is possible "
+        "that dataloader's workers are out of shared memory.",
+    ],
+)
+def test_a_full_dev_shm_is_explained(said, tmp_path):
+    from penstock.cli.lane import Lane, Work, _Failure
+
+    lane = Lane("torch", Work([], 224, 64, 2))
+    ours, theirs = multiprocessing.Pipe()
+    lane._pipe = ours
+    theirs.send(_Failure(f"Traceback\n{said}\n"))
+    with pytest.raises(PenstockError, match=r"some 192\.7 MB .* of .* are free.*doctor") as caught:
+        lane.result()
+    assert type(caught.value) is PenstockError  # which says all: no hint at WorkerError follows
+    assert said in str(caught.value)
+    theirs.send(_Failure("Traceback\nValueError: a defect\n"))
+    with pytest.raises(WorkerError, match="a defect"):
+        lane.result()
 
 
 def test_broken_files_are_named_and_left_out(folder, tmp_path, capsys):
@@ -121,5 +150,5 @@ def test_a_missing_extra_is_named(module, extra, folder):
     command = [sys.executable, "-c", script]
     run = subprocess.run(command, capture_output=True, text=True, timeout=60)
     assert run.returncode == 1
-    assert f'pip install "penstock[{extra}]"' in run.stderr
+    assert install_command(*extra.split(",")) in run.stderr
     assert "Traceback" not in run.stderr

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import re
 import subprocess
 import sys
 
@@ -93,7 +94,7 @@ def test_a_name_may_be_written_as_it_was_found(page, name):
     ("name", "said"),
     [
         ("WorkerDead", "nothing is called 'WorkerDead' here. Did you mean WorkerDied?"),
-        ("hangs", "nothing is called 'hangs' here. Did you mean it-hangs?"),
+        ("it-hnags", "nothing is called 'it-hnags' here. Did you mean it-hangs?"),
         ("xyz", "nothing is called 'xyz' here. `penstock explain` lists what there is."),
         ("", "nothing is called '' here. `penstock explain` lists what there is."),
     ],
@@ -101,6 +102,40 @@ def test_a_name_may_be_written_as_it_was_found(page, name):
 def test_a_wrong_name_gets_the_nearest(page, name, said, capsys):
     assert main(["explain", name]) == 1
     assert capsys.readouterr().err == f"penstock: {said}\n"
+
+
+@pytest.mark.parametrize(
+    ("words", "found"),
+    [
+        ("hang", ["it-hangs"]),  # in a title
+        ("no batch", ["it-hangs"]),  # in a text, whatever the case
+        ("BATCH comes", ["it-hangs"]),
+        ("worker", ["WorkerDied"]),
+        ("batch ended nowhere", ["WorkerDied"]),  # the one that is in the fewest
+        ("two", ["WorkerDied"]),
+    ],
+)
+def test_other_words_are_searched_for(page, words, found, capsys):
+    assert main(["explain", words]) == 0
+    first, *lines, last = capsys.readouterr().out.splitlines()
+    assert first == f"Nothing is called {words!r} here. Sections that have it:"
+    assert [line.strip() for line in lines if re.match(r"  \S", line)] == found
+    assert last == "penstock explain NAME says what to do."
+
+
+@pytest.mark.parametrize(
+    ("words", "first"),
+    [
+        ("bus error", "bus-error-and-a-small-devshm"),
+        ("full /dev/shm", None),
+        ("SIGKILL", "WorkerDied"),
+        ("RuntimeError", "an-exception-of-your-own-code"),
+        ("hang", "it-hangs"),
+    ],
+)
+def test_what_people_have_before_them_is_found(words, first):
+    found = re.findall(r"^  (\S+)$", explained(words), re.MULTILINE)
+    assert "bus-error-and-a-small-devshm" in found if first is None else found[0] == first
 
 
 def test_every_name_in_the_list_can_be_explained():
@@ -119,6 +154,19 @@ def test_it_needs_no_extra(words, capsys, monkeypatch):
     assert done.returncode == 0, done.stderr
     assert main(words) == 0
     assert done.stdout == capsys.readouterr().out
+
+
+def test_its_help_is_there_with_and_without_the_extra(capsys, monkeypatch):
+    monkeypatch.setenv("COLUMNS", "80")
+    assert main(["explain", "--help"]) == 0
+    assert "Usage: penstock explain [OPTIONS] [NAME]\n" in capsys.readouterr().out
+    script = (
+        "import sys; sys.modules['typer'] = None\n"
+        "from penstock.cli import main; sys.exit(main(['explain', '--help']))"
+    )
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout == f"{explained()}\n"
 
 
 def test_a_page_that_is_not_there_is_said(monkeypatch, tmp_path, capsys):

@@ -138,7 +138,9 @@ def test_limit_shards_resize_and_quality_do_what_they_say(images, tmp_path, caps
         for record in store.scan():
             assert Image.open(io.BytesIO(record.sample[0].data)).size == (21, 16)
     # A second run takes the place of the first.
-    assert run(capsys, images, f"lmdb:{tmp_path / 'a'}", "--limit", 2, "--shards", 2)[0] == 0
+    again = [images, f"lmdb:{tmp_path / 'a'}", "--limit", 2, "--shards", 2]
+    assert "--overwrite" in run(capsys, *again)[2]
+    assert run(capsys, *again, "--overwrite")[0] == 0
     assert len(list((tmp_path / "a").iterdir())) == 2
 
 
@@ -248,6 +250,18 @@ def test_an_image_that_cannot_be_shrunk_ends_it_with_its_name_and_what_to_do(
     assert SUMMARY.search(out)["left_out"] == "1"
 
 
+def test_broken_images_are_packed_as_they_are_or_left_out(images, tmp_path, capsys):
+    cut = images / "class_1" / "04.jpg"
+    cut.write_bytes(cut.read_bytes()[:-400])
+    code, out, _ = run(capsys, images, tmp_path / "a.lmdb", "--workers", 2)
+    assert (code, SUMMARY.fullmatch(out)["records"]) == (0, "12")
+    code, out, _ = run(capsys, images, tmp_path / "b.lmdb", "--workers", 2, "--skip-bad")
+    line, last = out.splitlines(keepends=True)
+    assert (code, line) == (0, "class_1/04.jpg\tPremature end of JPEG file\n")
+    assert SUMMARY.fullmatch(last)["left_out"] == "1"
+    assert main(["check", str(tmp_path / "b.lmdb")]) == 0
+
+
 def write_pickles(path):
     """Write an LMDB file as many scripts do."""
     environment = lmdb.open(str(path), subdir=False, map_size=1 << 24)
@@ -355,7 +369,8 @@ def test_a_password_that_was_typed_is_not_repeated(arguments, tmp_path, capsys, 
 
 
 @pytest.mark.parametrize(
-    "destination", ["mongodb:ada:pw@127.0.0.1/lab.photos", "mongodb//h/d.c", "lmbd:x.lmdb", "sq:x"]
+    "destination",
+    ["mongodb:ada:pw@127.0.0.1/lab.photos", "mongodb//h/d.c", "lmbd:x.lmdb", "sq:x", "x.lmbd"],
 )
 def test_a_scheme_with_a_typo_makes_no_file_of_that_name(
     destination, images, tmp_path, capsys, monkeypatch
@@ -382,7 +397,9 @@ def test_resuming_what_is_complete_says_so_and_packs_nothing(images, tmp_path, c
     assert (code, out) == (0, f"lmdb:{tmp_path / 'a.lmdb'}: 12 records, already complete\n")
     assert os.path.samestat((tmp_path / "a.lmdb").stat(), before)
     # Other options are another store.
-    code, out, _ = run(capsys, *arguments, "--resume", "--limit", 5)
+    code, _, err = run(capsys, *arguments, "--resume", "--limit", 5)
+    assert (code, err.count("with other options. Name another place")) == (1, 1)
+    code, out, _ = run(capsys, *arguments, "--resume", "--limit", 5, "--overwrite")
     assert code == 0
     assert SUMMARY.fullmatch(out)["records"] == "5"
 

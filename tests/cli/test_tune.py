@@ -4,9 +4,11 @@
 from __future__ import annotations
 
 import json
+import re
 import signal
 import time
 
+import numpy as np
 import pytest
 
 from penstock.cli import main
@@ -171,4 +173,33 @@ def test_what_is_wrong_is_said(options, message, capsys):
 def test_an_error_of_the_dataset_is_told_in_a_line(workers, capsys):
     options = [*SHORT, "--workers", workers]
     assert main(["tune", "numbers_to_tune:Broken", *options]) == 1
-    assert "no such number" in capsys.readouterr().err
+    said = capsys.readouterr().err
+    assert re.search(r"numbers_to_tune.py, line \d+: ValueError: no such number \(while .*\)", said)
+    assert re.search(r"while reading sample \d+ of the dataset|while reading sample \d+", said)
+
+
+def test_broken_photos_are_named_and_others_take_their_place(tmp_path, capsys):
+    image = pytest.importorskip("PIL.Image")
+    pytest.importorskip("simplejpeg")
+    paths = [tmp_path / "photos" / "cat" / f"{number}.jpg" for number in range(12)]
+    paths[0].parent.mkdir(parents=True)
+    for path in paths:
+        pixels = np.random.default_rng(1).integers(0, 256, (40, 50, 3), np.uint8)
+        image.fromarray(pixels).save(path)
+    for path in (paths[0], paths[7]):  # the first one is looked at to see what samples are
+        path.write_bytes(path.read_bytes()[:800])
+    written = tmp_path / "figures.json"
+    options = [*SHORT, "--batches", "3", "--size", "16", "--json", str(written)]
+    assert main(["tune", "photos", *options]) == 0
+    out = capsys.readouterr().out
+    for name in ("cat/0.jpg", "cat/7.jpg"):
+        assert f"left out {name}: Premature end of JPEG file\n" in out
+    assert "2 of the samples that were asked for cannot be read" in out
+    assert 'on_error="replace")' in out.splitlines()[-1]
+    names = [bad["name"] for bad in json.loads(written.read_text())["left_out"]]
+    assert names == ["cat/0.jpg", "cat/7.jpg"]
+    for path in paths:
+        path.write_bytes(b"")
+    assert main(["tune", "photos", *options]) == 1
+    said = capsys.readouterr().err
+    assert "none of the first 12 samples can be read; of the last, cat/9.jpg: the file is" in said

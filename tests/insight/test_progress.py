@@ -14,6 +14,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from tests.insight.screen import PRELUDE, ROOT, run, screen
 
+from penstock.imports import install_command
 from penstock.insight.terminal import LiveLines
 
 EPOCH = """
@@ -366,7 +367,7 @@ def test_without_rich_the_error_names_the_extra():
     (message,) = got.lines
     assert message == (
         "progress=True needs rich, which is not installed. Install it with: "
-        'pip install "penstock[progress]", or leave progress out.'
+        f"{install_command('progress')}, or leave progress out."
     )
 
 

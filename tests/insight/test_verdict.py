@@ -403,6 +403,22 @@ def test_pauses_of_the_trainer_bound_what_a_remedy_brings():
     assert verdict.expected_gain == pytest.approx((20 + 20) / (5 + 20))
 
 
+def test_alone_and_without_a_core_for_most_of_the_time_the_gain_is_an_upper_bound():
+    figures = {"workers": 0, "cores": 2.0, "trainer": 1 * MS, "compute": 428 * MS, "cpu": 96 * MS}
+    verdict = training(starved=260 * MS, **figures)
+    assert verdict.bottleneck == "workers"
+    assert "one takes 428 ms, 96 ms of it CPU. For 61 % of that no core was free: " in verdict.text
+    assert "would give up to about 2.0 x the throughput, as far as other prog" in verdict.remedy
+    assert verdict.expected_gain == 2.0  # no more than the cores
+    alone = training(starved=260 * MS, **{**figures, "cores": 1.0})
+    assert (alone.bottleneck, alone.expected_gain) == ("cpu", 1.0)
+    assert alone.remedy == "End what takes them, or use a machine with more cores."
+    for starved in (0.0, 40 * MS):
+        verdict = training(starved=starved, **figures)
+        assert "no core" not in verdict.text
+        assert "up to" not in verdict.remedy
+
+
 SECONDS = st.floats(0, 1e4)
 SPANS = st.builds(
     Span,

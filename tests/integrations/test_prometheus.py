@@ -12,6 +12,7 @@ import pytest
 
 from penstock import Loader
 from penstock.errors import ConfigError
+from penstock.imports import install_command
 from penstock.insight.stats import Span, Stats, Verdict
 
 prometheus_client = pytest.importorskip("prometheus_client")
@@ -211,9 +212,7 @@ def test_without_the_library_the_error_names_the_extra(module, extra):
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, check=True)
     message = done.stdout.decode()
     assert message.startswith(f"this module needs {module}")
-    assert message.endswith(
-        "which is not installed. Install it with: " + f'pip install "penstock[{extra}]"\n'
-    )
+    assert message.endswith(f"which is not installed. Install it with: {install_command(extra)}\n")
 
 
 def test_labels_are_texts_and_names_that_cannot_be_are_refused():

@@ -12,6 +12,7 @@ import pytest
 from penstock import Loader
 from penstock.engine.backends.ray.options import RayOptions, checked_options
 from penstock.errors import ConfigError
+from penstock.imports import install_command
 from penstock.torch import DataLoader
 
 DATA = [0.0, 1.0, 2.0, 3.0]
@@ -151,7 +152,7 @@ def test_without_ray_the_error_names_the_extra(make):
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
     assert done.stdout.startswith('backend="ray" needs Ray'), done.stderr
-    assert done.stdout.endswith('Install it with: pip install "penstock[ray]"\n')
+    assert done.stdout.endswith(f"Install it with: {install_command('ray')}\n")
 
 
 def test_importing_penstock_or_making_other_loaders_does_not_import_ray():

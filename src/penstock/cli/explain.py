@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from penstock.cli.troubleshooting import explained
+from penstock.cli.troubleshooting import completed, explained
 
 __all__ = ["explain"]
 
@@ -16,9 +16,10 @@ def explain(
     name: Annotated[
         str | None,
         typer.Argument(
-            metavar="[NAME]",
-            help="An error, as WorkerDied, or a symptom, as first-batch-slow; without it, all "
-            "are listed.",
+            metavar="NAME",
+            help="An error, as WorkerDied, or a symptom, as first-batch-slow; other words are "
+            'searched for, as "bus error". Without it, all are listed.',
+            autocompletion=completed,
         ),
     ] = None,
 ) -> None:

@@ -8,9 +8,11 @@ Guarantees
 
 from __future__ import annotations
 
+import contextlib
 import multiprocessing
 import os
 import random
+import re
 import time
 import traceback
 import zlib
@@ -23,14 +25,18 @@ import torch.utils.data
 
 import penstock.torch
 from penstock.cli.images import ImageFiles
+from penstock.cli.lines import amount
 from penstock.cli.usage import cpu_seconds, memory_bytes
-from penstock.errors import WorkerDied, WorkerError
+from penstock.errors import PenstockError, WorkerDied, WorkerError
 
 if TYPE_CHECKING:
     from multiprocessing.connection import Connection
     from pathlib import Path
 
 __all__ = ["EpochResult", "Lane", "LoaderName", "Work"]
+
+# What torch, or multiprocessing's locks below it, say where /dev/shm is full.
+_NO_SHM: Final = re.compile(r"No space left on device|shared memory \(shm\)|out of shared memory")
 
 LoaderName = Literal["torch", "penstock"]
 
@@ -126,10 +132,13 @@ class Lane:
 
         Raises:
             WorkerDied: the lane's process is gone.
+            PenstockError: there is no room in /dev/shm for torch's batches.
             WorkerError: the loader or the dataset raised; the message holds its traceback.
         """
         message = self._exchange(self._pipe.recv)
         if isinstance(message, _Failure):
+            if self.name == "torch" and _NO_SHM.search(message.text):
+                raise _no_shm(self._work, message.text)
             raise WorkerError(f"the {self.name} loader failed:\n{message.text}")
         assert isinstance(message, EpochResult)
         return message
@@ -144,6 +153,24 @@ class Lane:
                 f"{self._process.exitcode}; a negative one is the signal that ended it. "
                 "-9 often means that memory ran out: try fewer workers or a smaller batch size."
             ) from error
+
+
+def _no_shm(work: Work, text: str) -> PenstockError:
+    """Return the error of a /dev/shm that is full, for the caller to raise."""
+    room = "how much it has cannot be told"
+    with contextlib.suppress(OSError):
+        disk = os.statvfs("/dev/shm")
+        free, size = disk.f_bavail * disk.f_frsize, disk.f_blocks * disk.f_frsize
+        room = f"{amount(free)} of {amount(size)} are free"
+    # As torch works ahead if nothing is said: two batches for each worker, and one in use.
+    batch_bytes = 4 * 3 * work.size_px**2 * work.batch_size
+    needed = amount((2 * work.num_workers + 1) * batch_bytes)
+    return PenstockError(
+        f"torch's loader ended: {text.strip().splitlines()[-1]}\nIts batches lie in /dev/shm, some "
+        f"{needed} with these options, and {room}. Make it larger (docker run --shm-size=8g), "
+        "remove what lies there, or lower --batch-size, --size or --workers. Penstock's batches do "
+        "not lie there. `penstock doctor` shows it."
+    )
 
 
 def _run_lane(pipe: Connection, name: LoaderName, work: Work) -> None:

@@ -9,15 +9,18 @@ from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
 
-from penstock.cli.reasons import errors_in_code
+from penstock.cli.reasons import errors_in_code, reason_of
 from penstock.data import IterableDataset
-from penstock.errors import ConfigError
+from penstock.data.names import describe_sample
+from penstock.errors import ConfigError, StoreUnreachable
 from penstock.loader import Loader
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
 __all__ = ["SIZE_HELP", "has_torch", "is_iterable", "loader_class", "open_loadable"]
+
+_MOST_BROKEN: Final = 100  # samples at the front, before a dataset is given up
 
 SIZE_HELP: Final = (
     "Side of the images in pixels, where SRC is a folder, list or store of images: photos are "
@@ -41,7 +44,7 @@ def open_loadable(
         stack: Closes what is opened.
 
     Raises:
-        ConfigError: it is no dataset, or `collate` no function.
+        ConfigError: it is no dataset, its first samples are all broken, or `collate` no function.
         MissingExtraError: the libraries of stores are not installed.
     """
     # Here, so that the other commands work without those libraries.
@@ -89,11 +92,31 @@ def is_iterable(dataset: object) -> bool:
     return isinstance(dataset, IterableDataset)
 
 
+def _first_readable(dataset: Any) -> Any:  # noqa: ANN401
+    """Return a sample, to see what samples are: the first that is not broken.
+
+    Raises:
+        ConfigError: too many are.
+    """
+    numbers = range(min(len(dataset), _MOST_BROKEN))
+    for number in numbers:
+        try:
+            return dataset[number]
+        except StoreUnreachable:
+            raise
+        except Exception as error:  # over damaged data Pillow raises nearly anything
+            name, reason = describe_sample(dataset, number), reason_of(error)
+    raise ConfigError(
+        f"none of the first {len(numbers)} samples can be read; of the last, {name}: {reason}. "
+        "`penstock check` lists all that are broken."
+    )
+
+
 def _made_loadable(dataset: Any, size: int) -> Callable[[list[Any]], Any] | None:  # noqa: ANN401
     """Give images a transform if they have none; return the collate function that they need."""
     if getattr(dataset, "transform", True) is not None or not len(dataset):
         return None
-    sample = dataset[0]
+    sample = _first_readable(dataset)
     if isinstance(sample, dict) and "image" in sample:
         from penstock.vision import Letterbox, detection_collate
 

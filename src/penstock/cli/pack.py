@@ -47,7 +47,8 @@ def pack(
     dst: Annotated[
         str,
         typer.Argument(
-            metavar="DST", help="lmdb:PATH, mongodb://HOST/DB.COLLECTION, or a folder to make."
+            metavar="DST",
+            help="PATH.lmdb or lmdb:PATH, mongodb://HOST/DB.COLLECTION, or a folder to make.",
         ),
     ],
     resize: Annotated[
@@ -69,8 +70,16 @@ def pack(
     resume: Annotated[
         bool, typer.Option("--resume", help="Go on where an interrupted run stopped.")
     ] = False,
+    overwrite: Annotated[
+        bool, typer.Option("--overwrite", help="Replace the store that is at DST.")
+    ] = False,
     skip_bad: Annotated[
-        bool, typer.Option("--skip-bad", help="Leave out and list what cannot be packed.")
+        bool,
+        typer.Option(
+            "--skip-bad",
+            help="Leave out and list what cannot be packed, and broken images: each is decoded to "
+            "find them.",
+        ),
     ] = False,
     split: Annotated[
         str | None, typer.Option(metavar="NAME", help="Which part of a folder, as in VOC's.")
@@ -100,9 +109,11 @@ def pack(
 ) -> None:
     """Pack a dataset into a store.
 
-    What is at DST stays until the new store is complete. Image files are stored byte for byte,
-    unless they are to be shrunk. With --skip-bad a line goes to stdout for each sample left out:
-    its name, a tab, and the reason. The last line says what was packed, how fast, and where.
+    A store that is at DST is replaced with --overwrite alone, and stays until the new one is
+    complete. Image files are stored byte for byte, broken ones too, unless --resize, --quality or
+    --skip-bad have them decoded; `penstock check` finds what is broken at any time. With --skip-bad
+    a line goes to stdout for each sample left out: its name, a tab, and the reason. The last line
+    says what was packed, how fast, and where.
 
     Of YOLO, imglab, lists of landmarks, and of VOC with --objects, a sample is the dict that the
     dataset of that form gives: image, boxes, labels, landmarks.
@@ -130,7 +141,9 @@ def pack(
                 limit=limit,
                 num_shards=shards,
                 resume=resume,
+                overwrite=overwrite,
                 on_error="skip" if skip_bad else "raise",
+                check_images=skip_bad,
                 progress=_tell(bar),
             )
         address = getattr(getattr(samples, "store", samples), "address", "")

@@ -21,6 +21,7 @@ __all__ = ["errors_in_code", "reason_in_code", "reason_of", "short_reason"]
 _QUOTED: Final = r"""(?:'(?:[^'\\]|\\.)*'|"(?:[^"\\]|\\.)*")"""
 _ABSENT: Final = re.compile(r"\d+ record\(s\) that the index of .* are not there: .*", re.DOTALL)
 _CHANGED: Final = re.compile(rf".* (is damaged or was changed) \(record \d+, {_QUOTED}\)(?=: )")
+_OF_SAMPLE: Final = "while reading sample"
 _SAMPLE: Final = re.compile(rf"sample {_QUOTED} (?=cannot be stored|has the label)")
 
 
@@ -45,9 +46,9 @@ def reason_of(error: BaseException) -> str:
 
 
 def reason_in_code(error: BaseException) -> str:
-    """Return in one line what code of the user's raised, and where: its file and line.
+    """Return in one line what code of the user's raised, and where: its file, line and sample.
 
-    That is the innermost line outside of the libraries.
+    That is the innermost line outside of the libraries. The sample is the one that a loader noted.
 
     Example:
         >>> try:
@@ -58,6 +59,9 @@ def reason_in_code(error: BaseException) -> str:
     """
     text = " ".join(str(error).split())
     said = f"{type(error).__name__}: {text}" if text else type(error).__name__
+    notes = map(str, getattr(error, "__notes__", ()))
+    if sample := next((note for note in notes if note.startswith(_OF_SAMPLE)), ""):
+        said = f"{said} ({' '.join(sample.split())})"
     if isinstance(error, SyntaxError) and error.filename:
         return f"{error.filename}, line {error.lineno}: {type(error).__name__}: {error.msg}"
     frames = traceback.extract_tb(error.__traceback__)
@@ -68,8 +72,8 @@ def reason_in_code(error: BaseException) -> str:
 
 
 def _is_of_library(file: str) -> bool:
-    if file.startswith("<frozen"):
-        return True
+    if file.startswith("<frozen") or not (file.endswith(".py") or file.startswith("<")):
+        return True  # .pyx: compiled, and the path is one of another machine
     paths = sysconfig.get_paths()
     folders = [paths[name] for name in ("stdlib", "platstdlib", "purelib", "platlib")]
     folders.append(os.path.dirname(penstock.__file__))

@@ -3,19 +3,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Final
 
 from penstock.cli.reasons import reason_of, short_reason
 from penstock.cli.survey import Verdict, survey
 from penstock.errors import StoreUnreachable
 from penstock.images import check_image
-from penstock.stores.records import EncodedImage, encode_record
+from penstock.stores.pack_source import images_in
+from penstock.stores.records import encode_record
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Sequence
+    from collections.abc import Callable, Sequence
 
     from penstock.cli.survey import Findings
     from penstock.stores.records import Record
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
     Label = int | tuple[int, ...] | None
 
-__all__ = ["BadRecord", "check_store", "images_of"]
+__all__ = ["BadRecord", "check_store"]
 
 _TRUNCATED: Final = "Premature end of JPEG file"  # libjpeg's word for it
 
@@ -105,7 +105,7 @@ class _Records:
         if _like(record.label, label) != label:
             return Verdict(index, f"its label is {record.label}, by the index it is {label}")
         num_images = 0
-        for image in images_of(record.sample):
+        for image in images_in(record.sample):
             try:
                 check_image(image.data)
             except Exception as error:  # over damaged data Pillow raises nearly anything
@@ -133,22 +133,6 @@ def _like(label: Label, other: Label) -> Label:
     if not isinstance(other, tuple) or isinstance(label, tuple):
         return label
     return () if label is None else (label,)
-
-
-def images_of(sample: Any) -> Iterator[EncodedImage]:  # noqa: ANN401
-    """Yield the image files in a sample.
-
-    Example:
-        >>> list(images_of({"views": [EncodedImage(b"..."), None], "label": 3}))
-        [<EncodedImage of 3 bytes>]
-    """
-    if isinstance(sample, EncodedImage):
-        yield sample
-    elif isinstance(sample, (tuple, list)):
-        for item in sample:
-            yield from images_of(item)
-    elif isinstance(sample, Mapping):
-        yield from images_of(list(sample.values()))
 
 
 def _wrong_counts(store: Store) -> str | None:

@@ -6,6 +6,7 @@ It needs no extra: that one is missing is among what it explains.
 
 from __future__ import annotations
 
+import builtins
 import difflib
 import posixpath
 import re
@@ -17,11 +18,21 @@ from typing import Final, NamedTuple
 import penstock
 from penstock.errors import ConfigError, PenstockError
 
-__all__ = ["Section", "explained", "find_page", "sections_of"]
+__all__ = ["Section", "completed", "explained", "find_page", "sections_of"]
 
 _NAME: Final = "troubleshooting.md"
 _MAX_WIDTH: Final = 100
+_MAX_FOUND: Final = 8  # sections that a search lists
+_NEAR: Final = 0.8  # of a name: WorkerDead is near WorkerDied, RuntimeError not near TransportError
+_OWN: Final = "an-exception-of-your-own-code"
 _LINK: Final = re.compile(r"\[([^\]]+)\]\(([^)\s]+)\)")
+_USE: Final = "penstock explain NAME says what to do."
+# Of Python's own errors: RuntimeError is explained even if the page does not have the word.
+_BUILTINS: Final = {
+    name.casefold()
+    for name, value in vars(builtins).items()
+    if isinstance(value, type) and issubclass(value, Exception)
+}
 _BULLET: Final = re.compile(r"[-*] |\d+\. ")
 
 
@@ -102,10 +113,11 @@ def explained(name: str | None = None) -> str:
 
     Args:
         name: A title or an anchor, of any case; also a class with its module, as a traceback has
-            it. None gives the list.
+            it. Of other words the sections are listed that have them. None lists all.
 
     Raises:
-        ConfigError: there is no such section; the message has the nearest ones.
+        ConfigError: there is no such section, and none has these words; the message has the
+            nearest name.
         PenstockError: the page is not there.
     """
     sections = sections_of(find_page().read_text(encoding="utf-8"))
@@ -117,16 +129,56 @@ def explained(name: str | None = None) -> str:
     for section in sections:
         if short in (section.title.casefold(), section.anchor):
             return f"{section.title}\n\n{_rendered(section.text, width)}"
+    if found := _search(short, sections):
+        lines = [f"Nothing is called {name!r} here. Sections that have it:", ""]
+        for section in found:
+            lines += _entry(section, width)
+        return "\n".join([*lines, "", _USE])
     raise ConfigError(f"nothing is called {name!r} here. {_advice(short, sections)}")
+
+
+def _search(wanted: str, sections: list[Section]) -> list[Section]:
+    """Return the sections that have the words: in their titles first, then in their texts.
+
+    If none has all of them, those that have the one that is in the fewest.
+    """
+    words = [word for word in re.findall(r"[\w./-]+", wanted) if len(word) > 1]
+    if not words:
+        return []
+    texts = {section: f"{section.title}\n{section.text}".casefold() for section in sections}
+    titles = {section: f"{section.title} {section.anchor}".casefold() for section in sections}
+    found = [section for section in sections if _has_all(titles[section], words)]
+    found += [section for section in sections if wanted in texts[section]]
+    found += [section for section in sections if _has_all(texts[section], words)]
+    if not found:
+        having = [[s for s in sections if _has_all(texts[s], [word])] for word in words]
+        found = min(filter(None, having), key=len, default=[])
+    if not found and wanted in _BUILTINS:
+        found = [section for section in sections if section.anchor == _OWN]
+    return list(dict.fromkeys(found))[:_MAX_FOUND]
+
+
+def _has_all(text: str, words: list[str]) -> bool:
+    """Return whether words of the text begin with each of `words`."""
+    return all(re.search(rf"(?<!\w){re.escape(word)}", text) for word in words)
 
 
 def _advice(wanted: str, sections: list[Section]) -> str:
     names = {section.anchor: _name(section) for section in sections}
-    near = [anchor for anchor in names if wanted and wanted in anchor]
-    near = near or difflib.get_close_matches(wanted, names, 3, 0.5)
+    near = difflib.get_close_matches(wanted, names, 3, _NEAR)
     if not near:
         return "`penstock explain` lists what there is."
-    return f"Did you mean {' or '.join(names[anchor] for anchor in near[:3])}?"
+    return f"Did you mean {' or '.join(names[anchor] for anchor in near)}?"
+
+
+def completed(incomplete: str) -> list[str]:
+    """Return the names that may be typed and begin so, for the Tab key."""
+    try:
+        sections = sections_of(find_page().read_text(encoding="utf-8"))
+    except PenstockError:  # this is no place to say that the page is not there
+        return []
+    begun = incomplete.casefold()
+    return [name for name in map(_name, sections) if name.casefold().startswith(begun)]
 
 
 def _name(section: Section) -> str:
@@ -141,8 +193,12 @@ def _listed(sections: list[Section], width: int) -> str:
         if section.group != group:
             group = section.group
             lines += ["", group] if lines else [group]
-        lines += [f"  {_name(section)}", *_wrapped(section.summary, width, "      ", "      ")]
-    return "\n".join([*lines, "", "penstock explain NAME says what to do."])
+        lines += _entry(section, width)
+    return "\n".join([*lines, "", _USE])
+
+
+def _entry(section: Section, width: int) -> list[str]:
+    return [f"  {_name(section)}", *_wrapped(section.summary, width, "      ", "      ")]
 
 
 def _rendered(text: str, width: int) -> str:

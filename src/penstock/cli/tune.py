@@ -7,6 +7,7 @@ import contextlib
 import json
 import platform
 import sys
+import warnings
 from pathlib import Path  # noqa: TC003 - typer reads the annotations at run time
 from typing import TYPE_CHECKING, Annotated, Any, Final
 
@@ -16,14 +17,14 @@ from rich.console import Console
 from rich.table import Table
 
 from penstock.cli.arguments import SOURCE_HELP
-from penstock.cli.lines import amount, without_password
+from penstock.cli.lines import amount, printable, without_password
 from penstock.cli.loadable import SIZE_HELP, open_loadable
 from penstock.cli.progress import Bar
 from penstock.cli.stopping import INTERRUPTED, TERMINATED, Termination
 from penstock.errors import ConfigError
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Iterator, Sequence
 
     from penstock.cli.tuning_grid import Setting, Standing, Work
 
@@ -31,6 +32,7 @@ __all__ = ["tune"]
 
 _BACKENDS: Final = ("process", "thread")
 _USUAL_BATCHES: Final = 60
+_MAX_NAMED: Final = 20  # samples named on the screen; --json has all of them
 
 
 def tune(
@@ -74,11 +76,15 @@ def tune(
 ) -> None:
     """Try counts of workers, and print the line with the best one.
 
+    In a folder, list or store, what cannot be read is named, and other samples take its place; an
+    error of a dataset of yours ends it.
+
     All settings take their turn in each round, with workers of their own, which are warm before the
     time is taken. The best one is that with the fewest workers within 3 % of the highest rate. With
     --trainer-ms it is the best for a training whose step takes that long. Ctrl-C shows what is
     known by then.
     """
+    from penstock.cli.sources import names_a_dataset
     from penstock.cli.tuning_grid import Length, Trainer, Work
 
     if json_file is not None and (json_file.is_dir() or not json_file.parent.is_dir()):
@@ -92,7 +98,14 @@ def tune(
     length = Length(batches or _USUAL_BATCHES, seconds)
     with contextlib.ExitStack() as stack:
         dataset, collate_fn = open_loadable(src, split, collate, size, stack)
-        work = Work(dataset, batch_size, collate_fn, trainer, length)
+        work = Work(
+            dataset,
+            batch_size,
+            collate_fn,
+            trainer,
+            length,
+            "raise" if names_a_dataset(src) else "replace",
+        )
         work.check()
         standings, status = _try_all(work, settings, rounds, src)
     if standings:
@@ -151,7 +164,9 @@ def _try_all(
 
     standings = [Standing(setting, []) for setting in settings]
     status = 0
-    with Termination() as termination, Bar() as bar:
+    with Termination() as termination, Bar() as bar, warnings.catch_warnings():
+        # They are named below the table.
+        warnings.filterwarnings("ignore", r"epoch \d+: .* bad sample", UserWarning)
         try:
             for turn in range(rounds):
                 for position, standing in enumerate(standings):
@@ -171,8 +186,24 @@ def _show(standings: Sequence[Standing], work: Work, src: str) -> None:
     console = Console()
     best = best_of(standings)
     console.print(_table(standings, best, work, src))
+    for line in _bad_samples(work):
+        console.print(line, markup=False, soft_wrap=True, highlight=False)
     for line in work.lines(best.setting):
         console.print(line, markup=False, soft_wrap=True, highlight=False)
+
+
+def _bad_samples(work: Work) -> Iterator[str]:
+    """Yield a line for each sample that could not be read, up to some, and one for all."""
+    named = sorted(work.bad_samples.items())
+    for name, reason in named[:_MAX_NAMED]:
+        yield printable(without_password(f"left out {name}: {reason}"))
+    if len(named) > _MAX_NAMED:
+        yield f"… and {len(named) - _MAX_NAMED:,} more"
+    if named:
+        yield (
+            f"{len(named):,} of the samples that were asked for cannot be read; others took their "
+            "place. `penstock check` lists all that are broken."
+        )
 
 
 def _table(standings: Sequence[Standing], best: Standing, work: Work, src: str) -> Table:
@@ -223,6 +254,7 @@ def _record(standings: Sequence[Standing], work: Work, src: str) -> dict[str, An
         "batch_size": work.batch_size,
         "trainer_ms": 1000 * work.trainer.seconds,
         "trainer_takes_cpu": work.trainer.takes_cpu,
+        "left_out": [{"name": n, "reason": r} for n, r in sorted(work.bad_samples.items())],
         "best": {**best.setting._asdict(), "line": work.lines(best.setting)[-1]},
         "settings": [
             {

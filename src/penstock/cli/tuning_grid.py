@@ -9,10 +9,11 @@ import math
 import os
 import statistics
 import time
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Final, NamedTuple
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, Final, Literal, NamedTuple
 
 from penstock.cli.loadable import has_torch, is_iterable, loader_class
+from penstock.cli.reasons import reason_of
 from penstock.cli.usage import cpu_seconds, memory_bytes
 from penstock.errors import ConfigError
 
@@ -171,6 +172,8 @@ class Work:
         collate_fn: As the loaders take it.
         trainer: What takes the batches.
         length: How long a turn is measured.
+        on_error: What becomes of samples that cannot be made, as the loaders take it.
+        bad_samples: Those that were not, by name, with the reason: it grows with the turns.
     """
 
     dataset: Any
@@ -178,6 +181,8 @@ class Work:
     collate_fn: Callable[[list[Any]], Any] | None
     trainer: Trainer
     length: Length
+    on_error: Literal["raise", "replace"] = "raise"
+    bad_samples: dict[str, str] = field(default_factory=dict)
 
     def check(self) -> None:
         """Raise where there is not one batch.
@@ -197,14 +202,18 @@ class Work:
         Raises:
             Exception: what the dataset raises.
         """
-        epochs = _Epochs(self._loader(setting))
+        loader = self._loader(setting)
+        epochs = _Epochs(loader)
         batches = epochs.batches()
         try:
             for _ in range(_WARM_UP + setting.num_workers * (setting.prefetch_factor or 0)):
                 next(batches)
             return self._measure(batches, epochs)
         finally:
-            batches.close()  # and with it the loader goes, and its workers
+            batches.close()  # and with it the loader's workers go
+            for failure in loader.failures:
+                name = failure.name or f"sample {failure.index}"
+                self.bad_samples[name] = reason_of(failure.error)
 
     def _measure(self, batches: Iterator[object], epochs: _Epochs) -> Turn:
         own, num_epochs = os.getpid(), epochs.num_begun
@@ -235,7 +244,12 @@ class Work:
         return num_batches >= self.length.batches
 
     def _loader(self, setting: Setting) -> Any:  # noqa: ANN401 - one of two classes
-        return loader_class()(self.dataset, collate_fn=self.collate_fn, **self._options(setting))
+        return loader_class()(
+            self.dataset,
+            collate_fn=self.collate_fn,
+            on_error=self.on_error,
+            **self._options(setting),
+        )
 
     def _options(self, setting: Setting) -> dict[str, Any]:
         options: dict[str, Any] = {"batch_size": self.batch_size}
@@ -250,10 +264,15 @@ class Work:
         return options
 
     def lines(self, setting: Setting) -> list[str]:
-        """Return the lines to paste: the loader that was measured, and its import."""
+        """Return the lines to paste: the loader that was measured, and its import.
+
+        What becomes of bad samples is in it where there were some.
+        """
         words = ["dataset"]
         for name, value in self._options(setting).items():
             words.append(f"{name}={value}" if not isinstance(value, str) else f'{name}="{value}"')
+        if self.bad_samples:
+            words.append(f'on_error="{self.on_error}"')
         if self.collate_fn is not None:
             words.append(f"collate_fn={getattr(self.collate_fn, '__name__', '...')}")
         if has_torch():

@@ -118,6 +118,7 @@ class History:
         self._is_over = False  # that epoch; another of its number is another one
         self._run = Sums()
         self._changes: list[Change] = []
+        self._num_replaced = 0
         self._pool_bytes: dict[int, int] = {}
         self._peak_pool_bytes = 0
         self._rss_bytes: dict[int, int] = {}
@@ -164,6 +165,11 @@ class History:
         """Take note of another crew."""
         with self._lock:
             self._changes.append(change)
+
+    def note_replacement(self) -> None:
+        """Take note that a worker died, and another takes its place."""
+        with self._lock:
+            self._num_replaced += 1
 
     def _fold(self) -> None:
         """Turn what is pending into rows and sums. Holds the lock."""
@@ -240,6 +246,7 @@ class History:
             epoch, run = self._epochs.get(self._epoch, Sums()).span(), self._run.span()
             changes, rss = tuple(self._changes), dict(sorted(self._rss_bytes.items()))
             slot_bytes, number = self._peak_pool_bytes, self._epoch
+            num_replaced = self._num_replaced
         window, num_ready = Sums.of(rows).span(), mean_ready(rows)
         steady = Sums.of(without_pauses(rows)).span()
         slowest = self._named(slowest)
@@ -275,6 +282,7 @@ class History:
             slowest=slowest,
             sources=sources,
             cores=cores,
+            replaced_workers=num_replaced,
         )
 
     def _lock_share(self, rows: NDArray[np.int64]) -> float | None:

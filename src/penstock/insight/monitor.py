@@ -234,6 +234,10 @@ class Monitor:
             _log.info("%d workers, prefetch_factor %d: %s", *crew, tuner.reason)
         return crew
 
+    def worker_replaced(self) -> None:
+        """Count a worker that died and was replaced."""
+        self._history.note_replacement()
+
     def epoch_ended(self, epoch: Epoch, end: EpochEnd) -> None:
         """See `penstock.engine.accounts.Observer`."""
         self._history.epoch_ended(epoch.number, end)

@@ -17,6 +17,7 @@ from collections import deque
 from typing import TYPE_CHECKING, Any, Final, NamedTuple, Protocol
 
 from penstock.errors import MissingExtraError
+from penstock.imports import install_command
 from penstock.insight.terminal import LiveLines, terminal_size
 from penstock.ranks import current_rank
 
@@ -337,7 +338,7 @@ def _console(canvas: _Canvas, width: int | None = None) -> Console:
     except ModuleNotFoundError as error:
         raise MissingExtraError(
             "progress=True needs rich, which is not installed. Install it with: "
-            'pip install "penstock[progress]", or leave progress out.'
+            f"{install_command('progress')}, or leave progress out."
         ) from error
     return Console(
         file=canvas, force_terminal=True, force_jupyter=False, width=width, highlight=False

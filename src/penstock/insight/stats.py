@@ -211,6 +211,8 @@ class Stats:
         sources: Parts of the dataset and what their samples cost in the window, the costliest
             first; empty if it is not made of parts.
         cores: Cores that this process may use.
+        replaced_workers: Workers that died, or were ended as they were stuck, and that others
+            replaced, since the loader was made.
     """
 
     verdict: Verdict
@@ -228,3 +230,4 @@ class Stats:
     slowest: tuple[SlowSample, ...] = ()
     sources: tuple[Source, ...] = ()
     cores: float = 0.0
+    replaced_workers: int = 0

@@ -39,6 +39,7 @@ __all__ = ["judge"]
 
 _FEWEST: Final = 8  # batches that are judged
 _STARVED: Final = 0.10  # share of the trainer's time without a core that is worth a word
+_OTHERS_HOLD: Final = 0.3  # share of making a batch without a core, so that a gain is "up to"
 _SPARE: Final = 0.25  # share of the workers' time in which they have nothing to do
 _ONE_CORE: Final = (0.8, 1.2)  # cores that threads take together if one lock holds them
 _BLOCKED: Final = 0.3  # share of a batch's cost without CPU that may be the lock's
@@ -262,6 +263,15 @@ def _serial(case: Case) -> Verdict | None:
             "(smaller images, a cheaper transform), or use a machine with more cores."
         )
         bottleneck = "cpu"
+    elif (starved := at.share(at.starved_s)) >= _OTHERS_HOLD:
+        text += f" For {percent(starved)} of that no core was free: other programs have them."
+        gain = min(at.cores if gain is None else gain, max(at.cores, 1.0))
+        remedy = (
+            f"Let workers do it meanwhile: num_workers={workers} would give up to "
+            f"{throughput(gain)}, as far as other programs leave them cores."
+        )
+        if gain < _WORTH:
+            bottleneck, remedy = "cpu", "End what takes them, or use a machine with more cores."
     return Verdict(bottleneck, text, remedy, gain)
 
 

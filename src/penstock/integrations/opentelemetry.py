@@ -11,16 +11,14 @@ import threading
 import weakref
 from typing import TYPE_CHECKING, Final
 
-from penstock.errors import ConfigError, MissingExtraError
+from penstock.errors import ConfigError
+from penstock.imports import missing_extra
 from penstock.integrations.measures import MEASURES, Watched
 
 try:
     from opentelemetry.metrics import Observation, get_meter
 except ModuleNotFoundError as error:
-    raise MissingExtraError(
-        f"this module needs {error.name}, which is not installed. "
-        'Install it with: pip install "penstock[opentelemetry]"'
-    ) from error
+    raise missing_extra(error, "this module") from error
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping

@@ -13,17 +13,15 @@ import re
 import threading
 from typing import TYPE_CHECKING, Final
 
-from penstock.errors import ConfigError, MissingExtraError
+from penstock.errors import ConfigError
+from penstock.imports import missing_extra
 from penstock.integrations.measures import MEASURES, Watched
 
 try:
     from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
     from prometheus_client.registry import Collector
 except ModuleNotFoundError as error:
-    raise MissingExtraError(
-        f"this module needs {error.name}, which is not installed. "
-        'Install it with: pip install "penstock[prometheus]"'
-    ) from error
+    raise missing_extra(error, "this module") from error
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping

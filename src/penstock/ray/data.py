@@ -7,6 +7,7 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 from penstock.errors import ConfigError, MissingExtraError
+from penstock.imports import install_command
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
@@ -22,7 +23,7 @@ def _ray_data() -> Any:  # noqa: ANN401
         return importlib.import_module("ray.data")
     except ImportError as error:
         raise MissingExtraError(
-            f'Ray Data is not installed ({error}): pip install "penstock[ray]" "ray[data]"'
+            f'Ray Data is not installed ({error}): {install_command("ray")} "ray[data]"'
         ) from error
 
 

@@ -8,6 +8,7 @@
 from __future__ import annotations
 
 from penstock.errors import MissingExtraError
+from penstock.imports import install_command
 
 try:
     import msgspec  # noqa: F401 - what every store needs
@@ -15,8 +16,7 @@ try:
 except ModuleNotFoundError as error:
     raise MissingExtraError(
         f"stores need {error.name}, which is not installed. Install it with the extra of the store "
-        'you use: pip install "penstock[lmdb]", "penstock[mongo]", "penstock[arrow]", or '
-        '"penstock[vision]" for folders.'
+        f"you use (lmdb, mongo, arrow, or vision for folders): {install_command('lmdb')}"
     ) from error
 
 from penstock.stores.address import create_store, open_store

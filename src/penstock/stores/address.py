@@ -15,7 +15,8 @@ import re
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, Literal, NamedTuple
 
-from penstock.errors import ConfigError, MissingExtraError
+from penstock.errors import ConfigError
+from penstock.imports import missing_extra
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -44,17 +45,6 @@ _SUFFIXES: Final[dict[str, Kind]] = {
 _LAYOUTS: Final[dict[str, tuple[str, ...]]] = {
     "lmdb": ("records", "pickle"),
     "folder": ("auto", "classes", "flat", "voc"),
-}
-_EXTRA_OF: Final = {
-    "lmdb": "lmdb",
-    "msgspec": "lmdb",
-    "xxhash": "lmdb",
-    "pymongo": "mongo",
-    "bson": "mongo",
-    "pyarrow": "arrow",
-    "cv2": "vision",
-    "simplejpeg": "vision",
-    "PIL": "vision",
 }
 
 
@@ -142,7 +132,7 @@ def open_store(
     try:
         return _open(kind, place, layout, options, trusted=trusted)
     except ModuleNotFoundError as error:
-        raise _name_the_extra(error) from error
+        raise missing_extra(error, "this store") from error
     except TypeError as error:
         if "unexpected keyword argument" not in str(error):
             raise
@@ -186,11 +176,15 @@ def create_store(
     metadata: Mapping[str, Any] | None = None,
     what: str = "",
     resume: bool = False,
+    overwrite: bool = True,
     num_shards: int = 1,
     num_records: int | None = None,
     **options: Any,  # noqa: ANN401
 ) -> StoreWriter:
     """Return a writer that makes a store at an address, in place of one that may be there.
+
+    A path that ends in letters after a dot and is no folder yet has to say its kind: it may be a
+    slip of the pen.
 
     Args:
         address: `lmdb:PATH`, `mongodb://HOST/DB.COLLECTION`, or a folder.
@@ -198,13 +192,16 @@ def create_store(
         metadata: Any JSON, to be kept in the index.
         what: Says what is being packed, and how; a resumed writer has to be given the same.
         resume: Whether to go on with what an interrupted writer left, if it left anything.
+        overwrite: Whether a store that is there may be replaced.
         num_shards: Number of files, for LMDB.
         num_records: How many there will be; needed with shards.
         options: For that kind of store.
 
     Raises:
-        ConfigError: stores of this kind cannot be written, or not in shards.
-        StoreError: another writer is at it, or what it left is of another source.
+        ConfigError: stores of this kind cannot be written, or not in shards, or the path's suffix
+            is of none.
+        StoreError: another writer is at it, what it left is of another source, or there is a store
+            that may not be replaced.
         MissingExtraError: what it needs is not installed; the message names the extra.
     """
     kind, place = Address.parse(address)
@@ -212,6 +209,7 @@ def create_store(
         raise ConfigError(
             f"{kind} stores can be read, not written: pack into LMDB, MongoDB, a folder."
         )
+    _refuse_unknown_suffix(str(address))
     if num_shards < 1 or (num_shards > 1 and (kind != "lmdb" or num_records is None)):
         raise ConfigError(f"num_shards={num_shards}: LMDB files alone can be sharded, from 1 on.")
     facts: dict[str, Any] = {
@@ -219,12 +217,28 @@ def create_store(
         "metadata": metadata,
         "what": what,
         "resume": resume,
+        "overwrite": overwrite,
         **options,
     }
     try:
         return _create(kind, place, num_shards, num_records or 0, facts)
     except ModuleNotFoundError as error:
-        raise _name_the_extra(error) from error
+        raise missing_extra(error, "this store") from error
+
+
+def _refuse_unknown_suffix(text: str) -> None:
+    """Raise where a folder would be made of a name that looks like that of a file.
+
+    Raises:
+        ConfigError: it does.
+    """
+    suffix = Path(text).suffix
+    is_plain = Address.parse(text) == Address("folder", text) and not text.endswith(os.sep)
+    if is_plain and suffix[1:].isalpha() and not os.path.isdir(text):
+        raise ConfigError(
+            f"{text} would be a folder, and {suffix} looks like the end of a file's name. Did you "
+            f"mean lmdb:{text}, or a path that ends in .lmdb? folder:{text} makes the folder."
+        )
 
 
 def _create(
@@ -243,13 +257,3 @@ def _create(
     if num_shards > 1:
         return ShardedLMDBWriter(place, num_shards, num_records, **facts)
     return LMDBWriter(place, **facts)
-
-
-def _name_the_extra(error: ModuleNotFoundError) -> Exception:
-    module = (error.name or "").partition(".")[0]
-    if module not in _EXTRA_OF:
-        return error
-    return MissingExtraError(
-        f"this store needs {module}, which is not installed. "
-        f'Install it with: pip install "penstock[{_EXTRA_OF[module]}]"'
-    )

@@ -3,12 +3,15 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
+import os
 import shutil
 import sys
 import textwrap
 from importlib import metadata
 from itertools import groupby
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Final
 
 import typer
@@ -57,13 +60,34 @@ def doctor(
     reported. Environment variables are not shown, those apart that set threads or hide a GPU. The
     exit status is 1 if there is a problem, otherwise 0.
     """
-    findings = list(_findings())
+    with _no_current_folder():
+        findings = list(_findings())
     if as_json:
         sys.stdout.write(json.dumps(_record(findings), indent=2) + "\n")
     else:
         _write(findings)
     if _count(findings, "problem"):
         raise typer.Exit(1)
+
+
+@contextlib.contextmanager
+def _no_current_folder() -> Iterator[None]:
+    """Take the folder that the user is in from the path, where `python -m penstock` has put it.
+
+    What lies there is no library; and the command `penstock` does not look there either.
+    """
+    first = sys.path[0] if sys.path else ""
+    is_module = getattr(sys.modules["__main__"], "__spec__", None) is not None
+    is_current = Path(first).is_dir() and os.path.samefile(first, os.curdir)
+    is_needed = Path(penstock.__file__).parents[1] == Path(first)
+    if sys.flags.safe_path or not is_module or not is_current or is_needed:
+        yield
+        return
+    del sys.path[0]
+    try:
+        yield
+    finally:
+        sys.path.insert(0, first)
 
 
 def _findings() -> Iterator[Finding]:
@@ -102,7 +126,7 @@ def _count(findings: Sequence[Finding], status: str) -> int:
 
 
 def _record(findings: Sequence[Finding]) -> dict[str, Any]:
-    return {
+    record = {
         "penstock": penstock.__version__,
         "num_problems": _count(findings, "problem"),
         "num_advice": _count(findings, "advice"),
@@ -111,13 +135,25 @@ def _record(findings: Sequence[Finding]) -> dict[str, Any]:
                 "topic": finding.topic,
                 "name": finding.name,
                 "status": finding.status,
-                "found": without_password(finding.found),
-                "remedy": without_password(finding.remedy),
+                "found": finding.found,
+                "remedy": finding.remedy,
                 "values": dict(finding.values),
             }
             for finding in findings
         ],
     }
+    masked: dict[str, Any] = _without_passwords(record)
+    return masked
+
+
+def _without_passwords(value: Any) -> Any:  # noqa: ANN401 - whatever JSON can have
+    if isinstance(value, str):
+        return without_password(value)
+    if isinstance(value, dict):
+        return {name: _without_passwords(each) for name, each in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [_without_passwords(each) for each in value]
+    return value
 
 
 def _write(findings: Sequence[Finding]) -> None:

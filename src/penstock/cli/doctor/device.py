@@ -18,7 +18,7 @@ __all__ = ["has_nvidia_driver", "look_at_device"]
 _ROOT: Final = Path("/")
 _TOPIC: Final = "device"
 _NAME: Final = "GPU"
-_HIDES: Final = ("CUDA_VISIBLE_DEVICES", "HIP_VISIBLE_DEVICES")
+_CHOOSERS: Final = ("CUDA_VISIBLE_DEVICES", "HIP_VISIBLE_DEVICES")
 
 
 def has_nvidia_driver(root: Path = _ROOT) -> bool:
@@ -47,6 +47,10 @@ def look_at_device(
     values = {**facts, "nvidia_driver": is_there}
     if facts["kind"] is not None:
         return _present(facts, values)
+    hider = _hider(facts)
+    if hider and (is_there or facts["cuda"] or facts["hip"]):
+        found = f"none{_build(facts)}: hidden by {hider}={os.environ[hider]!r}"
+        return Finding(_TOPIC, _NAME, found, values=values)
     if facts["cuda"] is None and facts["hip"] is None:
         found = f"none: torch {torch_version} is a build for the CPU"
         if not is_there:
@@ -80,17 +84,26 @@ def _present(facts: Mapping[str, Any], values: Mapping[str, Any]) -> Finding:
 
 def _absent(facts: Mapping[str, Any], values: Mapping[str, Any], *, is_there: bool) -> Finding:
     found = f"none{_build(facts)}: {facts['error'] or 'torch finds no device'}"
-    hides = [f"{name}={os.environ[name]!r}" for name in _HIDES if name in os.environ]
-    if hides:
-        found += f" ({', '.join(hides)})"
+    chosen = [f"{name}={os.environ[name]!r}" for name in _CHOOSERS if name in os.environ]
+    if chosen:
+        found += f" ({', '.join(chosen)})"
     if not is_there:
         return Finding(_TOPIC, _NAME, found, values=values)
     remedy = (
         "This machine has an NVIDIA driver, and torch cannot use it. Known causes: a driver too "
         "old for this build of torch (see nvidia-smi), a container without access to the GPU, "
-        "CUDA_VISIBLE_DEVICES hides it."
+        "CUDA_VISIBLE_DEVICES names another one. Loaders work without; device= needs it."
     )
-    return Finding(_TOPIC, _NAME, found, remedy, "problem", values)
+    return Finding(_TOPIC, _NAME, found, remedy, "advice", values)
+
+
+def _hider(facts: Mapping[str, Any]) -> str | None:
+    """Return the variable that hides every GPU on purpose: no number in it, or a negative first."""
+    for name in _CHOOSERS if facts["hip"] else _CHOOSERS[:1]:
+        value = os.environ.get(name)
+        if value is not None and (not value.strip() or value.strip().startswith("-")):
+            return name
+    return None
 
 
 def _build(facts: Mapping[str, Any]) -> str:

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple, Self
 
 from penstock.cli.doctor.children import Child
 from penstock.cli.doctor.finding import Finding
+from penstock.imports import install_command
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -217,8 +218,9 @@ class Imports:
             elif "imported" in line:
                 told[line["imported"]] = ""
             self.device = line.get("device", self.device)
-        if now not in told or ended.how:
-            told[now] = f"its process {ended.how}. {ended.last_words}".strip()
+        if now not in told or ended.how:  # the latter: as torch looked at its device
+            how = ended.how or "exited with status 0"
+            told[now] = f"its process {how}. {ended.last_words}".strip()
         return told
 
     def __enter__(self) -> Self:
@@ -262,20 +264,25 @@ def _look_at(extra: Extra, libraries: Mapping[str, Library], reasons: Mapping[st
     here = [(needed, libraries[needed.name]) for needed in extra.requirements]
     values = {"libraries": {library.name: library.version for _, library in here}}
     shown = ", ".join(f"{lib.name} {lib.version}" for _, lib in here if lib.version)
-    install = f'pip install "penstock[{extra.name}]"'
     broken = [lib for _, lib in here if lib.version and reasons.get(lib.module)]
     if broken:
-        names = ", ".join(library.name for library in broken)
+        names = [library.name for library in broken]
         why = "; ".join(f"import {lib.module}: {reasons[lib.module]}" for lib in broken)
-        remedy = f"Install it anew (pip install --force-reinstall {names}), or repair what it names"
-        return Finding(_EXTRAS, extra.name, f"{shown}; {why}", f"{remedy}.", "problem", values)
+        remedy = (
+            f"Install it anew (pip install --force-reinstall {' '.join(names)}), or repair what"
+        )
+        remedy += " it names."
+        if "torch" in names:
+            remedy += " Give pip the --index-url of torch's build (CPU, CUDA), or it takes another."
+        return Finding(_EXTRAS, extra.name, f"{shown}; {why}", remedy, "problem", values)
     missing = [needed.name for needed, library in here if library.version is None]
     if missing:
-        found = f"not installed ({', '.join(missing)} missing); if you want it: {install}"
+        found = f"not installed ({', '.join(missing)} missing); if you want it: "
+        found += install_command(extra.name)
         return Finding(_EXTRAS, extra.name, found, values=values)
     old = [needed for needed, lib in here if lib.version and not needed.allows(lib.version)]
     if old:
-        remedy = f"Penstock needs {', '.join(map(str, old))}: {install} -U"
+        remedy = f"Penstock needs {', '.join(map(str, old))}: {install_command(extra.name)} -U"
         return Finding(_EXTRAS, extra.name, shown, remedy, "advice", values)
     return Finding(_EXTRAS, extra.name, shown, values=values)
 

@@ -37,9 +37,8 @@ _MACHINE: Final = "machine"
 _SHARED: Final = "shared memory"
 _LIMITS: Final = "limits"
 
-# A process that has imported torch's CPU build has 220 MB resident: below the first, a trainer and
-# a worker that was not forked do not fit; the second leaves some workers and their batches.
-_NEEDED_BYTES: Final = 500_000_000
+# A process that has imported torch's CPU build has 220 MB resident: this leaves a trainer, some
+# workers, and their batches. With numpy alone, much less will do.
 _COMFORTABLE_BYTES: Final = 2_000_000_000
 _SHM_BYTES: Final = 1_000_000_000  # docker gives /dev/shm 64 MB, a machine half of its memory
 _FEW_PROCESSES: Final = 100  # 16 workers, and for each some threads of its libraries
@@ -113,7 +112,8 @@ def _cores(root: Path) -> Finding:
         return Finding(_MACHINE, "cores", f"{found}; OMP_NUM_THREADS={wanted}", values=values)
     remedy = (
         f"Libraries see {by_affinity:g} cores and start a thread for each; when the quota is used "
-        f"up, all of them stop. Set OMP_NUM_THREADS={most}, and num_workers to {most} at most."
+        f"up, all of them stop. Set OMP_NUM_THREADS={most}. Of workers that compute take {most} at "
+        "most; of those that wait for reads there may be more."
     )
     return Finding(_MACHINE, "cores", found, remedy, "advice", values)
 
@@ -150,8 +150,8 @@ def _memory(root: Path) -> Iterator[Finding]:
         found += f"; the control group has {left} of {format_bytes(now.limit_bytes)} left"
     else:
         found += "; no limit of a control group"
-    remedy, status = _memory_advice(now.left_bytes)
-    yield Finding(_MACHINE, "memory", found, remedy, status, values)
+    remedy = _memory_advice(now.left_bytes)
+    yield Finding(_MACHINE, "memory", found, remedy, "advice" if remedy else "ok", values)
     if now.group_oom_kills:
         yield Finding(
             _MACHINE,
@@ -164,14 +164,13 @@ def _memory(root: Path) -> Iterator[Finding]:
         )
 
 
-def _memory_advice(left_bytes: int) -> tuple[str, Status]:
+def _memory_advice(left_bytes: int) -> str:
     if left_bytes >= _COMFORTABLE_BYTES:
-        return "", "ok"
-    remedy = (
+        return ""
+    return (
         f"{format_bytes(left_bytes)} are little: a process that imports torch takes some 220 MB. "
         "End other programs or raise the limit; fewer workers and smaller batches need less."
     )
-    return remedy, "problem" if left_bytes < _NEEDED_BYTES else "advice"
 
 
 def _overcommit(root: Path) -> Iterator[Finding]:
@@ -297,17 +296,44 @@ def _locked_memory() -> Finding:
 
 def _processes(root: Path) -> Finding:
     soft = resource.getrlimit(resource.RLIMIT_NPROC)[0]
-    left = min(_left_of_pids(root), default=None)
-    values = {"soft": _known(soft), "left_in_group": left}
+    of_user = _left_of_user(soft, root)
+    in_group = min(_left_of_pids(root), default=None)
+    values = {"soft": _known(soft), "left_of_user": of_user, "left_in_group": in_group}
     found = f"{_limit(soft)} for this user"
-    found += "; no limit of a control group" if left is None else f"; {left:,} left in the group"
-    if left is None or left >= _FEW_PROCESSES:
+    if of_user is not None:
+        found += f", {of_user:,} left"
+    if in_group is None:
+        found += "; no limit of a control group"
+    else:
+        found += f"; {in_group:,} left in the group"
+    raises = []
+    if of_user is not None and of_user < _FEW_PROCESSES:
+        raises.append("the user's limit (`ulimit -u`)")
+    if in_group is not None and in_group < _FEW_PROCESSES:
+        raises.append("pids.max (docker run --pids-limit)")
+    if not raises:
         return Finding(_LIMITS, "processes", found, values=values)
     remedy = (
-        "Each worker is one, and so is each thread of its libraries: raise pids.max (docker run "
-        "--pids-limit), or lower num_workers."
+        "Each worker is one, and so is each thread of its libraries: raise "
+        f"{' and '.join(raises)}, or lower num_workers."
     )
     return Finding(_LIMITS, "processes", found, remedy, "advice", values)
+
+
+def _left_of_user(soft: int, root: Path) -> int | None:
+    """Return how many processes and threads the user's limit still allows; None if all.
+
+    Those of other containers count as well and cannot be seen: there may be fewer.
+    """
+    uid = os.getuid()
+    if uid == 0 or soft == resource.RLIM_INFINITY:  # root is not held to it
+        return None
+    num_tasks = 0
+    for status in (root / "proc").glob("[0-9]*/status"):
+        fields = dict(line.partition(":")[::2] for line in read_text(status).splitlines())
+        if fields.get("Uid", "").split()[:1] == [str(uid)]:
+            num_tasks += int(fields["Threads"])
+    return max(soft - num_tasks, 0)
 
 
 def _left_of_pids(root: Path) -> Iterator[int]:

@@ -27,11 +27,9 @@ _BATCH_SIZE: Final = 4
 _SAMPLE_FLOATS: Final = 65_536  # 256 kB: a batch is far above what travels in a message
 
 
-def main(task: str, arguments: Sequence[str]) -> None:
-    """Do a task and write what there is to tell to stdout, a JSON object a line."""
-    tell = os.fdopen(os.dup(1), "w")
-    os.dup2(2, 1)  # libraries may print as they are imported
-    _TASKS[task](tell, arguments)
+def main(told_fd: int, task: str, arguments: Sequence[str]) -> None:
+    """Do a task and write what there is to tell to a descriptor, a JSON object a line."""
+    _TASKS[task](os.fdopen(told_fd, "w"), arguments)
 
 
 def _say(tell: IO[str], **facts: object) -> None:
@@ -53,6 +51,7 @@ def _import_all(tell: IO[str], modules: Sequence[str]) -> None:
             _say(tell, imported=module)
             if module == "torch":
                 _say(tell, device=_device())
+    os._exit(0)  # how a library ends a process is not asked: some crash, or wait for their threads
 
 
 def _device() -> dict[str, object]:

@@ -14,6 +14,7 @@ from importlib import resources
 from typing import TYPE_CHECKING, Any, Final
 
 from penstock.errors import MissingExtraError
+from penstock.imports import install_command
 from penstock.insight.report import bars, over_time, sections
 from penstock.insight.report.markup import data_block, element, table, to_html
 from penstock.insight.report.series import series_of
@@ -76,7 +77,7 @@ def plotly_script() -> str:
     except ModuleNotFoundError as error:
         raise MissingExtraError(
             "the report needs Plotly, which draws its charts and is not installed. Install it "
-            'with: pip install "penstock[report]"'
+            f"with: {install_command('report')}"
         ) from error
     script: str = offline.get_plotlyjs()
     return script

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from penstock.insight.plain import JSON
     from penstock.insight.recording import Recording
     from penstock.insight.report.markup import Element
-    from penstock.insight.stats import Span
+    from penstock.insight.stats import Span, Stats
 
 __all__ = [
     "changes",
@@ -161,7 +161,7 @@ def key_figures(recording: Recording) -> Element:
             "Workers",
             stats.num_workers,
             f"{stats.num_workers:,}",
-            f"{stats.backend}, {stats.prefetch_factor} batches each"
+            f"{stats.backend}, {stats.prefetch_factor} batches each{_replaced(stats)}"
             if stats.num_workers
             else "in the trainer's own thread",
         ),
@@ -176,6 +176,11 @@ def key_figures(recording: Recording) -> Element:
         ),
     )
     return element("dl", *(_tile(*tile) for tile in tiles), class_="tiles", id="figures")
+
+
+def _replaced(stats: Stats) -> str:
+    number = stats.replaced_workers
+    return f", {number:,} died and were replaced" if number else ""
 
 
 def _num_epochs(recording: Recording) -> str:

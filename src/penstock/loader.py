@@ -17,6 +17,7 @@ from penstock.errors import ConfigError
 from penstock.faults import Failure, FaultPolicy, policy_of
 from penstock.indices import SeededIndices, StreamSource, check_samplers, covers
 from penstock.insight.monitor import Monitor, Observed, settings_of
+from penstock.randomness.kept import warn_of_kept_generators
 from penstock.randomness.keys import checked_count
 from penstock.ranks import Rank, current_rank
 from penstock.sampling import BatchSampler, RandomSampler, SequentialSampler
@@ -187,6 +188,7 @@ class Loader(Observed, Generic[SampleT]):
         self.sampler = sampler
         self.batch_sampler = batch_sampler
         self._stream: Stream | None = None
+        warn_of_kept_generators(dataset, seed)
 
     def _default_sampler(self, *, shuffle: bool) -> Iterable[Any]:
         if self._is_iterable:

@@ -314,6 +314,9 @@ def test_what_stands_between_batches_is_the_trainers_and_a_failed_batch_is_not()
         def epoch_ended(self, epoch, end):
             seen.append(end)
 
+        def worker_replaced(self):
+            pass
+
         def epoch_left(self, epoch):
             pass
 

@@ -17,6 +17,7 @@ import pytest
 from penstock import Loader
 from penstock.engine.surroundings import (
     Memory,
+    advice_on_kill,
     check_descriptors,
     describe_memory,
     descriptors_needed,
@@ -177,6 +178,23 @@ def test_the_oom_killer_is_named_only_as_far_as_its_count_tells(
     )
     text = describe_memory(now, before, None)
     assert (said in text) if said else ("OOM" not in text)
+
+
+@pytest.mark.parametrize(
+    ("memory", "peak_bytes", "first"),
+    [
+        (Memory(25 * 10**9, 24 * 10**9), 2 * 10**8, "Somebody or something killed it (kill -9"),
+        (Memory(25 * 10**9, 10**9), 2 * 10**8, "Often memory ran out: try fewer workers"),
+        # What is left is what the dead one held.
+        (Memory(25 * 10**9, 11 * 10**9), 10 * 10**9, "Often memory ran out"),
+        (Memory(), None, "Often memory ran out"),
+        (Memory(group_oom_kills=2), None, "Memory ran out"),
+    ],
+)
+def test_the_likelier_cause_of_a_kill_comes_first(memory, peak_bytes, first):
+    advice = advice_on_kill(memory, Memory(group_oom_kills=1), peak_bytes)
+    assert advice.startswith(first)
+    assert "fewer workers or a smaller prefetch_factor" in advice
 
 
 def test_batches_that_fit_give_no_warning_and_others_name_whose_limit_it_is():

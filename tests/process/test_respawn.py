@@ -5,10 +5,12 @@ from __future__ import annotations
 
 import ctypes
 import os
+import re
 import signal
 import subprocess
 import sys
 import threading
+import time
 import warnings
 
 import numpy as np
@@ -331,6 +333,36 @@ def test_under_a_policy_a_stuck_worker_is_ended_and_its_sample_left_out():
     assert indices == [i for i in range(48) if i != 13]
     (failure,) = loader.failures
     assert "no batch came within timeout=0.5 seconds" in str(failure.error)
+    assert loader.stats().replaced_workers == 2
+
+
+class Slow(Noise):
+    """Each sample takes its time, and a batch of them longer than `timeout`."""
+
+    def __getitem__(self, index):
+        time.sleep(0.03)
+        return super().__getitem__(index)
+
+
+def test_a_slow_batch_is_told_from_a_stuck_worker():
+    stream = iter(Loader(Slow(), batch_size=40, num_workers=1, timeout=0.5))
+    with pytest.raises(
+        WorkerTimeout, match=r"The batch is slow, and its worker is not stuck: "
+    ) as e:
+        next(stream)
+    assert re.search(r": \d+ of 40 samples in \d+ ms. Raise `timeout` or lower batch", str(e.value))
+    assert re.search(r"of step 0 \(the sample for \d+ ms, the step for \d+ ms\)", str(e.value))
+    assert "stuck worker" not in str(e.value)
+
+
+def test_under_a_policy_a_slow_worker_is_waited_for_and_a_stuck_one_counted():
+    loader = Loader(Slow(), batch_size=48, num_workers=1, timeout=0.5, on_error="replace")
+    with pytest.warns(RuntimeWarning, match=r"slow and not stuck: \d+ of 48 samples") as warned:
+        (batch,) = loader
+    assert len(warned) == 1
+    assert batch[:, 0].tolist() == list(range(48))
+    assert loader.failures == []
+    assert loader.stats().replaced_workers == 0
 
 
 def segfault():

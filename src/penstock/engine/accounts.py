@@ -164,6 +164,9 @@ class Observer(Protocol):
     def batch_given(self, record: BatchRecord, epoch: Epoch) -> Crew | None:
         """Take note of a batch of `epoch`; returns another crew if there is to be one."""
 
+    def worker_replaced(self) -> None:
+        """Take note that a worker died, and another takes its place."""
+
     def epoch_ended(self, epoch: Epoch, end: EpochEnd) -> None:
         """Take note that the trainer has been told that there is no more."""
 

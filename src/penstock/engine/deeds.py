@@ -3,7 +3,8 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, NamedTuple
+from collections.abc import Sized
+from typing import TYPE_CHECKING, Final, NamedTuple
 
 from penstock.engine.logbook import PHRASES, Phase
 from penstock.engine.map_reader import note_samples
@@ -15,7 +16,9 @@ if TYPE_CHECKING:
     from penstock.engine.logbook import Entry
     from penstock.engine.plan import Recipe
 
-__all__ = ["Deed", "deed_of"]
+__all__ = ["Deed", "Standing", "deed_of", "standing_of"]
+
+_OF_A_TASK: Final = (Phase.READING, Phase.COLLATING, Phase.SENDING)
 
 
 class Deed(NamedTuple):
@@ -32,6 +35,20 @@ class Deed(NamedTuple):
     words: str
 
 
+class Standing(NamedTuple):
+    """How far a worker is that is waited for.
+
+    Attributes:
+        words: What it is doing, for how long, and the stacks of its threads.
+        still_s: Seconds since it moved on last, to another sample or phase; None if not known.
+        pace: How far it is, as "39 of 80 samples in 2.0 s"; empty if not known.
+    """
+
+    words: str
+    still_s: float | None = None
+    pace: str = ""
+
+
 def deed_of(entry: Entry, tasks: Mapping[int, object], recipe: Recipe, round_: int) -> Deed:
     """Return what a worker was doing when it made `entry`.
 
@@ -42,7 +59,7 @@ def deed_of(entry: Entry, tasks: Mapping[int, object], recipe: Recipe, round_: i
         round_: The round that goes on.
     """
     doing = PHRASES[entry.phase]
-    if entry.phase not in (Phase.READING, Phase.COLLATING, Phase.SENDING):
+    if entry.phase not in _OF_A_TASK:
         return Deed(None, None, doing)
     if entry.round != round_ or entry.step not in tasks:
         return Deed(None, None, f"{doing} samples of an earlier epoch")
@@ -58,3 +75,35 @@ def deed_of(entry: Entry, tasks: Mapping[int, object], recipe: Recipe, round_: i
         index = keys[entry.number] if recipe.is_batched else keys
     named = note_samples(recipe.dataset, [index])
     return Deed(entry.step, sample_key(index), f"{doing} {named} of step {entry.step}")
+
+
+def standing_of(entry: Entry, deed: Deed, tasks: Mapping[int, object], stacks: str) -> Standing:
+    """Return how far a worker is.
+
+    Args:
+        entry: Its last note.
+        deed: What `deed_of` made of it.
+        tasks: Step -> indices of what it has to do.
+        stacks: Of its threads; empty if there are none.
+    """
+    words = f"{deed.words}{_times(entry, deed)}" + (f":\n{stacks}" if stacks else "")
+    if deed.step is None or entry.still_s is None:
+        return Standing(words, entry.still_s)
+    # A single one where the sampler gives no list: then there is nothing to count.
+    count = len(keys) if isinstance(keys := keys_of(tasks[deed.step]), Sized) else 1
+    done = count if entry.number is None else entry.number
+    return Standing(words, entry.still_s, f"{done} of {count} samples in {_seconds(entry.task_s)}")
+
+
+def _times(entry: Entry, deed: Deed) -> str:
+    if deed.step is None:
+        return "" if entry.still_s is None else f" (for {_seconds(entry.still_s)})"
+    of_step = f"the step for {_seconds(entry.task_s)}"
+    if entry.still_s is None:
+        return f" ({of_step})"
+    what = "" if entry.number is None else "the sample "
+    return f" ({what}for {_seconds(entry.still_s)}, {of_step})"
+
+
+def _seconds(seconds: float) -> str:
+    return f"{seconds:.1f} s" if seconds >= 0.95 else f"{seconds * 1e3:.0f} ms"

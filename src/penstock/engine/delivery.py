@@ -21,6 +21,7 @@ from typing import TYPE_CHECKING, Any, Final, Self
 from penstock.callers import users_level
 from penstock.engine.accounts import Crew
 from penstock.engine.backends import Backend, Outcome, open_backend
+from penstock.engine.deeds import Standing
 from penstock.engine.fault_log import FaultLog
 from penstock.engine.order import (
     Condemn,
@@ -62,6 +63,8 @@ __all__ = ["Stream"]
 
 _HIRED_AT_ONCE: Final = 2  # per batch; a fork of a large process takes tens of milliseconds
 
+_MOVES_ON: Final = 1 / 2  # of `timeout`, in which a worker has moved on that is called slow
+
 _log = logging.getLogger("penstock")
 
 
@@ -101,7 +104,7 @@ class Stream:
         self._to_hire: collections.deque[int] = collections.deque()
         self._clock = TrainerClock(time.thread_time_ns if in_process else time.process_time_ns)
         self._faults = faults or FaultLog(plan.recipe.faults, plan.recipe.dataset)
-        self._is_open = False
+        self._is_open = self._has_warned_of_slow_batch = False
         self._backend: Backend
         self.begin_epoch(epoch)
 
@@ -414,10 +417,9 @@ class Stream:
         return self._faults.record(losses.bad, self._epoch, step, who)
 
     def _wait(self) -> Deliver | Finish | Fail | None:
-        timeout_s = self._plan.timeout_s or None
-        events = self._backend.events(timeout_s)
-        if not events:
-            self._on_timeout()
+        events = self._backend.events(self._plan.timeout_s or None)
+        while not events and (left_s := self._on_timeout()):
+            events = self._backend.events(left_s)
         answer = None
         for event in events:
             answer = self._handle(event) or answer
@@ -431,27 +433,62 @@ class Stream:
                 self._faults.spend(event.losses.num_asked, num_failed, self._epoch)
         return self._carry_out(self._order.handle(event))
 
-    def _on_timeout(self) -> None:
-        """End the worker that keeps us waiting, if another may take its place.
+    def _on_timeout(self) -> float:
+        """End the worker that keeps us waiting, if it is stuck and another may take its place.
+
+        One that has moved on to another sample within the time is slow: a new one would take as
+        long for its batch, so it is waited for.
+
+        Returns:
+            How many seconds more to wait before it is stuck; 0.0 if it was ended.
 
         Raises:
-            WorkerTimeout: it may not. The message holds the worker's stacks.
+            WorkerTimeout: no other may take its place. The message holds the worker's stacks.
         """
-        worker_id = self._order.awaited_worker
+        timeout_s, worker_id = self._plan.timeout_s, self._order.awaited_worker
+        standing = Standing("") if worker_id is None else self._backend.diagnose(worker_id)
+        still_s = timeout_s if standing.still_s is None or not standing.pace else standing.still_s
+        is_slow = still_s < timeout_s * _MOVES_ON  # else it may as well have got stuck meanwhile
         if worker_id is not None and self._plan.recipe.faults.max_respawns:
-            why = f"no batch came within timeout={self._plan.timeout_s} seconds"
+            if is_slow:
+                self._warn_of_slow_batch(worker_id, standing.pace)
+            if still_s < timeout_s:
+                return timeout_s - still_s
+            why = f"no batch came within timeout={timeout_s} seconds"
             self._backend.kill(worker_id, why)
-            return
+            return 0.0
         message = (
-            f"DataLoader timed out after {self._plan.timeout_s} seconds: no batch came from "
-            f"{self._plan.num_workers} workers. Raise `timeout`, or look for a sample that takes "
-            "that long. A FaultPolicy with max_respawns would replace the stuck worker."
+            f"DataLoader timed out after {timeout_s} seconds: no batch came from "
+            f"{self._plan.num_workers} workers. "
         )
+        if is_slow:
+            message += (
+                f"The batch is slow, and its worker is not stuck: {standing.pace}. Raise `timeout` "
+                "or lower batch_size."
+            )
+        else:
+            message += (
+                "Raise `timeout`, or look for a sample that takes that long. A FaultPolicy with "
+                "max_respawns would replace the stuck worker."
+            )
         if worker_id is not None:
             steps = self._order.steps_of(worker_id)
-            doing = self._backend.diagnose(worker_id)
-            message += f"\nWorker {worker_id} holds steps {steps}; it was last seen {doing}"
+            message += (
+                f"\nWorker {worker_id} holds steps {steps}; it was last seen {standing.words}"
+            )
         raise WorkerTimeout(message)
+
+    def _warn_of_slow_batch(self, worker_id: int, pace: str) -> None:
+        if self._has_warned_of_slow_batch:
+            return
+        self._has_warned_of_slow_batch = True
+        warnings.warn(
+            f"no batch came within timeout={self._plan.timeout_s} seconds, as worker {worker_id} "
+            f"is slow and not stuck: {pace}. It is waited for; one that takes so long over a "
+            "single sample is replaced. Raise `timeout` or lower batch_size.",
+            RuntimeWarning,
+            stacklevel=users_level(),
+        )
 
     def _carry_out(self, decisions: list[Any]) -> Deliver | Finish | Fail | None:
         """Do what was decided; return the answer to the open request, if it is among it."""
@@ -465,6 +502,8 @@ class Stream:
                 left = self._order.handle(self._draw()) + left
             elif isinstance(decision, Respawn):
                 self._faults.note_respawn(decision.reason, self._epoch)
+                if self._observer is not None:
+                    self._observer.worker_replaced()
                 self._backend.respawn(decision.worker_id)
             elif isinstance(decision, Hire):
                 self._to_hire.append(decision.worker_id)

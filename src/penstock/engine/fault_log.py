@@ -162,7 +162,7 @@ class FaultLog:
         samples = "sample" if num_failed == 1 else "samples"
         first = epoch.progress.first_failures
         nameless = any(f.name is None and f.index is not None for f in first)
-        advice = " (With a method `describe(index)` the dataset gives them names.)"
+        advice = " (a method `describe(index)` of the dataset would give them names)"
         warnings.warn(
             f"epoch {epoch.number}: {num_failed} bad {samples} {what}. "
             f"loader.failures lists them with their errors{advice if nameless else ''}. First:\n"

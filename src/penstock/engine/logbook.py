@@ -28,12 +28,12 @@ if TYPE_CHECKING:
     from penstock.engine.accounts import TaskTimes
     from penstock.engine.seats import Seat
 
-__all__ = ["PHRASES", "Entry", "Logbook", "Notes", "Phase", "open_notes"]
+__all__ = ["PHRASES", "Entry", "Logbook", "Notes", "Phase", "open_notes", "seconds_since"]
 
 _SIZE_BYTES: Final = 256 * 1024  # pages that nobody writes take no memory
 _TEXT_AT: Final = 4096
-_NUM_CELLS: Final = 7
-_ROUND, _STEP, _PHASE, _NUMBER, _KEY_BYTES, _PEAK_RSS, _SINCE = range(_NUM_CELLS)
+_NUM_CELLS: Final = 8
+_ROUND, _STEP, _PHASE, _NUMBER, _KEY_BYTES, _PEAK_RSS, _SINCE, _AT_IT_SINCE = range(_NUM_CELLS)
 _KEY_AT: Final = 8 * _NUM_CELLS
 _USAGE_INTERVAL: Final = 8  # tasks from one look at the memory to the next
 _RSS_UNIT: Final = 1 if sys.platform == "darwin" else 1024  # of ru_maxrss
@@ -83,6 +83,8 @@ class Entry(NamedTuple):
         substitute: Key of that one.
         peak_rss_bytes: Its largest resident memory, looked at every few tasks.
         task_s: Seconds since the task began.
+        still_s: Seconds since it moved on last, to another sample or phase; None where samples are
+            too quick to be timed.
     """
 
     round: int
@@ -93,6 +95,7 @@ class Entry(NamedTuple):
     substitute: Any
     peak_rss_bytes: int
     task_s: float
+    still_s: float | None = None
 
 
 class Notes:
@@ -132,6 +135,7 @@ class Notes:
         cells[_ROUND] = round_
         cells[_STEP] = step
         cells[_SINCE] = time.monotonic_ns()
+        cells[_AT_IT_SINCE] = 0
         if self._tells_memory and self._num_tasks % _USAGE_INTERVAL == 0:
             cells[_PEAK_RSS] = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
         self._num_tasks += 1
@@ -144,13 +148,13 @@ class Notes:
         cells[_NUMBER] = -1
         cells[_KEY_BYTES] = 0
         cells[_PHASE] = phase
-        self._stopwatch.enter(phase)
+        cells[_AT_IT_SINCE] = self._stopwatch.enter(phase)
 
     def sample(self, number: int) -> None:
         """Note which sample of the batch is being read."""
         self._cells[_NUMBER] = number
         if self._stopwatch.times_samples:
-            self._stopwatch.begin_sample()
+            self._cells[_AT_IT_SINCE] = self._stopwatch.begin_sample()
 
     def batch_of(self, num_samples: int) -> None:
         """Note how many samples the batch has."""
@@ -166,11 +170,17 @@ class Notes:
         cells[_PHASE] = phase
         if phase == Phase.READING:
             self._stopwatch.begin_sample()
+        cells[_AT_IT_SINCE] = time.monotonic_ns()  # a fault policy asks; see `Stream._on_timeout`
         if seat.attempt:
             key = pickle.dumps(sample_key(seat.index))
             if len(key) <= len(self._key):
                 self._key[: len(key)] = key
                 cells[_KEY_BYTES] = len(key)
+
+    @property
+    def at_it_since_ns(self) -> int:
+        """When it moved on last, to another sample or phase; 0 where that is not known."""
+        return self._cells[_AT_IT_SINCE]
 
     def take_times(self, *, num_bytes: int = 0, pool_bytes: int = 0, slot_ns: int = 0) -> TaskTimes:
         """Return what the task took up to this moment; to be called when its batch is packed.
@@ -242,7 +252,8 @@ class Logbook:
             has_substitute=bool(cells[_KEY_BYTES]),
             substitute=pickle.loads(key) if key else None,
             peak_rss_bytes=cells[_PEAK_RSS] * _RSS_UNIT,
-            task_s=(time.monotonic_ns() - cells[_SINCE]) / 1e9 if cells[_SINCE] else 0.0,
+            task_s=seconds_since(cells[_SINCE]) or 0.0,
+            still_s=seconds_since(cells[_AT_IT_SINCE]),
         )
 
     def new_stacks(self) -> str:
@@ -270,6 +281,11 @@ class Logbook:
             if grown > 0 and grown == size:
                 break
             size = grown
+
+
+def seconds_since(moment_ns: int) -> float | None:
+    """Return how long ago a moment was, by the monotonic clock; None for 0, which is no moment."""
+    return (time.monotonic_ns() - moment_ns) / 1e9 if moment_ns else None
 
 
 def _without_ours(text: str) -> str:

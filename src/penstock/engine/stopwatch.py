@@ -223,8 +223,8 @@ class Stopwatch:
         self._num_taken = 0
         self.num_samples = 0  # of the batch under way; for whoever knows it to set
 
-    def enter(self, phase: int) -> None:
-        """Begin another phase."""
+    def enter(self, phase: int) -> int:
+        """Begin another phase; return the moment."""
         now = time.monotonic_ns()
         self._spent_ns[self._phase] += now - self._since_ns
         self._since_ns = now
@@ -232,6 +232,7 @@ class Stopwatch:
         if self._has_marked:
             self._has_marked = False
             self._marks_end_ns = now
+        return now
 
     def begin_task(self, phase: int, carried: tuple[int, ...]) -> None:
         """Begin a task, in `phase`; only the time in the phases `carried` goes over into it."""
@@ -247,11 +248,14 @@ class Stopwatch:
             del self._marks[:]
         self._marks_end_ns = 0
 
-    def begin_sample(self) -> None:
-        """Begin another sample of the batch."""
-        if self.times_samples:
-            self._has_marked = True
-            self._marks.append(time.monotonic_ns())
+    def begin_sample(self) -> int:
+        """Begin another sample of the batch; return the moment, 0 where samples are not timed."""
+        if not self.times_samples:
+            return 0
+        self._has_marked = True
+        now = time.monotonic_ns()
+        self._marks.append(now)
+        return now
 
     def take(
         self,

@@ -16,6 +16,7 @@ from __future__ import annotations
 import contextlib
 import os
 import resource
+import signal
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Final, NamedTuple
@@ -27,6 +28,7 @@ if TYPE_CHECKING:
 
 __all__ = [
     "Memory",
+    "advice_on_kill",
     "check_descriptors",
     "describe_memory",
     "descriptors_needed",
@@ -36,9 +38,12 @@ __all__ = [
     "memory_warning",
     "num_open_files",
     "read_text",
+    "signal_name",
 ]
 
 _PROC: Final = Path("/proc")
+_MUCH_LEFT: Final = 0.2  # share of all memory with which it is unlikely to have run out
+_LESS_MEMORY: Final = "try fewer workers or a smaller prefetch_factor"
 _CGROUPS: Final = Path("/sys/fs/cgroup")
 _NO_LIMIT_BYTES: Final = 1 << 60  # version 1 writes "none" as the largest number of whole pages
 
@@ -262,6 +267,44 @@ def describe_memory(now: Memory, before: Memory | None, peak_rss_bytes: int | No
     return " ".join(sentences)
 
 
+def advice_on_kill(now: Memory, before: Memory | None, peak_rss_bytes: int | None) -> str:
+    """Return what to do about a worker that was ended by SIGKILL, the likelier cause first.
+
+    What the dead worker held is free again in `now`, so that is taken off what is left.
+
+    Args:
+        now: As for `describe_memory`.
+        before: As for `describe_memory`.
+        peak_rss_bytes: As for `describe_memory`.
+
+    Example:
+        >>> advice_on_kill(Memory(16_000_000_000, 300_000_000), None, None)[:25]
+        'Often memory ran out: try'
+        >>> advice_on_kill(Memory(16_000_000_000, 12_000_000_000), None, 200_000_000)[:22]
+        'Somebody or something '
+    """
+    if _has_risen(now.group_oom_kills, (before or Memory()).group_oom_kills):
+        return f"Memory ran out: {_LESS_MEMORY}, and look at what the sample takes."
+    held = peak_rss_bytes or 0
+    much = [
+        left - held > _MUCH_LEFT * whole
+        for left, whole in (
+            (now.available_bytes, now.total_bytes),
+            (now.left_in_group_bytes, now.limit_bytes),
+        )
+        if left is not None and whole is not None
+    ]
+    if much and all(much):
+        return (
+            "Somebody or something killed it (kill -9, a job scheduler, a container's limit). If "
+            f"memory ran out for a moment, {_LESS_MEMORY}."
+        )
+    return (
+        f"Often memory ran out: {_LESS_MEMORY}. Otherwise somebody or something killed it (kill "
+        "-9, a job scheduler)."
+    )
+
+
 def _on_what_is_left(now: Memory) -> Iterator[str]:
     if now.available_bytes is not None and now.total_bytes is not None:
         yield (
@@ -363,3 +406,16 @@ def format_bytes(num_bytes: int) -> str:
         if size < 999.5 or unit == "TB":
             break
     return f"{size:.1f} {unit}" if size < 99.95 else f"{size:.0f} {unit}"
+
+
+def signal_name(number: int) -> str:
+    """Return what a signal is called.
+
+    Example:
+        >>> signal_name(9), signal_name(40)  # real-time signals have no names
+        ('SIGKILL', 'signal 40')
+    """
+    try:
+        return signal.Signals(number).name
+    except ValueError:
+        return f"signal {number}"

@@ -10,7 +10,7 @@ from __future__ import annotations
 import time
 from typing import TYPE_CHECKING, Any, Final
 
-from penstock.engine.logbook import Entry, Notes, Phase
+from penstock.engine.logbook import Entry, Notes, Phase, seconds_since
 from penstock.engine.plan import sample_key
 
 if TYPE_CHECKING:
@@ -142,5 +142,6 @@ class ThreadNotes(Notes):
             has_substitute=substitute is not None,
             substitute=None if substitute is None else substitute[0],
             peak_rss_bytes=0,
-            task_s=(time.monotonic_ns() - self._begun_ns) / 1e9 if self._begun_ns else 0.0,
+            task_s=seconds_since(self._begun_ns) or 0.0,
+            still_s=seconds_since(self.at_it_since_ns),
         )

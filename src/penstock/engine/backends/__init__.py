@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from collections.abc import Collection, Sequence
 
     from penstock.engine.accounts import TaskTimes
+    from penstock.engine.deeds import Standing
     from penstock.engine.epoch import Epoch, Share
     from penstock.engine.fault_log import Losses
     from penstock.engine.order import BackendEvent
@@ -108,8 +109,8 @@ class Backend(Protocol):
     def kill(self, worker_id: int, why: str) -> None:
         """End a worker that is stuck; `events` then tells of its death."""
 
-    def diagnose(self, worker_id: int) -> str:
-        """Return what a worker is doing, in words and as the stacks of its threads."""
+    def diagnose(self, worker_id: int) -> Standing:
+        """Return what a worker is doing, with the stacks of its threads, and how far it is."""
 
     def close(self, *, in_a_hurry: bool = False) -> None:
         """Stop the workers and wait until they are gone; a second call does nothing.

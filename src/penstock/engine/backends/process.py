@@ -42,7 +42,7 @@ import numpy as np
 from penstock.callers import users_level
 from penstock.engine.backends.remote import FailedTask, Where, revived
 from penstock.engine.backends.worker_process import WorkerProcess, wait_for_ends
-from penstock.engine.deeds import deed_of
+from penstock.engine.deeds import Standing, deed_of, standing_of
 from penstock.engine.fault_log import NO_LOSSES, Losses
 from penstock.engine.first_samples import FirstSamples
 from penstock.engine.fork_hazards import opencv_at_rest, warn_of_fork
@@ -64,6 +64,7 @@ from penstock.engine.pickling import share_recipe, unpicklable_error
 from penstock.engine.salvage import NO_BATCH
 from penstock.engine.surroundings import (
     Memory,
+    advice_on_kill,
     check_descriptors,
     describe_memory,
     memory_now,
@@ -89,10 +90,6 @@ __all__ = ["ProcessBackend"]
 _GRACE_S: Final = 3.0  # for a worker to finish its task and its user's clean-up
 _SHORT_GRACE_S: Final = 0.3  # when somebody has pressed Ctrl-C
 _TERMINATE_S: Final = 1.0
-_ADVICE_ON_MEMORY: Final = (
-    "Memory ran out: try fewer workers or a smaller prefetch_factor, and look at what the sample "
-    "takes."
-)
 _MOST_PREFETCH: Final = 8  # that a crew is given while an epoch runs
 # Over all workers. When a trainer waits for its device, the slots of all batches that it was ahead
 # come back together. They are to be kept: to make and lock another takes longer than to fill it.
@@ -321,16 +318,15 @@ class ProcessBackend:
         """Send SIGKILL, once its stacks are in the logbook: it may not hear anything else."""
         self._workers[worker_id].kill(why)
 
-    def diagnose(self, worker_id: int) -> str:
+    def diagnose(self, worker_id: int) -> Standing:
         """Read its logbook, into which it writes its stacks."""
         worker = self._workers[worker_id]
         entry = worker.logbook.read()
-        doing = deed_of(entry, worker.tasks, self._plan.recipe, self._round).words
+        deed = deed_of(entry, worker.tasks, self._plan.recipe, self._round)
         if not worker.can_show_stacks:
-            return doing
+            return Standing(deed.words)
         worker.logbook.ask_for_stacks(worker.signal)
-        stacks = worker.logbook.new_stacks()
-        return f"{doing} (for {entry.task_s:.1f} s)" + (f":\n{stacks}" if stacks else "")
+        return standing_of(entry, deed, worker.tasks, worker.logbook.new_stacks())
 
     @property
     def is_whole(self) -> bool:
@@ -477,10 +473,9 @@ class ProcessBackend:
         entry = worker.logbook.read()
         deed = deed_of(entry, worker.tasks, self._plan.recipe, self._round)
         if worker.was_killed_by_memory_perhaps:
-            memory = describe_memory(memory_now(), self._memory, entry.peak_rss_bytes or None)
-            if "OOM killer ended it" in memory:
-                advice = _ADVICE_ON_MEMORY
-            advice = f"{memory} {advice}"
+            now, peak_bytes = memory_now(), entry.peak_rss_bytes or None
+            memory = describe_memory(now, self._memory, peak_bytes)
+            advice = f"{memory} {advice_on_kill(now, self._memory, peak_bytes)}".lstrip()
         if stacks := worker.logbook.new_stacks():
             advice += f"\nIts Python stack then:\n{stacks}"
         limit = worker.deaths_that_prove

@@ -7,6 +7,7 @@ import time
 from typing import TYPE_CHECKING
 
 from penstock.engine.backends.in_process import Made, PlainOutput, Raised
+from penstock.engine.deeds import Standing
 from penstock.engine.fault_log import NO_LOSSES, Losses
 from penstock.engine.fetch import Fetcher
 from penstock.engine.logbook import Notes, Phase
@@ -109,9 +110,9 @@ class SerialBackend:
     def kill(self, worker_id: int, why: str) -> None:
         """Never called: nobody waits with a timeout."""
 
-    def diagnose(self, worker_id: int) -> str:
+    def diagnose(self, worker_id: int) -> Standing:
         """Nothing: the caller knows its own."""
-        return ""
+        return Standing("")
 
     def close(self, *, in_a_hurry: bool = False) -> None:
         """Drop the dataset's iterator and the recycled memory that no batch holds."""

@@ -34,7 +34,7 @@ import weakref
 from typing import TYPE_CHECKING, Final
 
 from penstock.callers import users_level
-from penstock.engine.deeds import deed_of
+from penstock.engine.deeds import Standing, deed_of, standing_of
 from penstock.engine.first_samples import FirstSamples
 from penstock.engine.order import TaskDone, WorkerDied, WorkerReady
 from penstock.engine.thread_round import Round
@@ -284,16 +284,15 @@ class ThreadBackend:
         death = WorkerDied(worker.worker_id, reason, advice, deed.step, deed.sample)
         self._outbox.put(Answer(worker, _GIVEN_UP, death))
 
-    def diagnose(self, worker_id: int) -> str:
+    def diagnose(self, worker_id: int) -> Standing:
         """Return its last note, and its stack."""
         worker = self._workers[worker_id]
         if (teller := worker.held_up_by) is not None:
             stack = stack_of_thread(teller.thread)
-            return f"waiting for {teller}, which is in set_epoch of the dataset:\n{stack}"
+            return Standing(f"waiting for {teller}, which is in set_epoch of the dataset:\n{stack}")
         entry = worker.notes.entry()
-        doing = deed_of(entry, worker.tasks, self._plan.recipe, self._round.number).words
-        stack = stack_of_thread(worker.thread)
-        return f"{doing} (for {entry.task_s:.1f} s)" + (f":\n{stack}" if stack else "")
+        deed = deed_of(entry, worker.tasks, self._plan.recipe, self._round.number)
+        return standing_of(entry, deed, worker.tasks, stack_of_thread(worker.thread))
 
     def close(self, *, in_a_hurry: bool = False) -> None:
         """Stop the workers, and wait until they are gone, but for those that are stuck."""

@@ -11,6 +11,7 @@ import time
 from typing import TYPE_CHECKING, Any, Final
 
 from penstock.engine.logbook import Phase
+from penstock.engine.surroundings import signal_name
 from penstock.transport.arena import Arena
 
 if TYPE_CHECKING:
@@ -30,7 +31,6 @@ _ADVICE_ON_EXIT: Final = (
 _ADVICE_ON_HANG: Final = "Raise `timeout` if samples, or the start of a worker, may take that long."
 _ADVICE_NATIVE: Final = "That is native code under the dataset: num_workers=0 shows where."
 _ADVICE_ON_SIGNALS: Final = {
-    "SIGKILL": "Often memory ran out: try fewer workers or a smaller prefetch_factor.",
     "SIGSEGV": _ADVICE_NATIVE,
     "SIGABRT": _ADVICE_NATIVE,
     "SIGBUS": _ADVICE_NATIVE,
@@ -149,10 +149,7 @@ class WorkerProcess:
         code = self.process.exitcode or 0
         if code >= 0:
             return f"exited with code {code}", _ADVICE_ON_EXIT
-        try:
-            name = signal.Signals(-code).name
-        except ValueError:
-            name = f"signal {-code}"
+        name = signal_name(-code)
         advice = _ADVICE_ON_SIGNALS.get(name, "Somebody sent it that signal.")
         return f"was killed by {name}", advice
 

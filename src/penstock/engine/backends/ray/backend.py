@@ -47,7 +47,7 @@ from penstock.engine.backends.ray.parcels import Parcel, WritableMemory, open_pa
 from penstock.engine.backends.ray.remote_worker import RemoteWorker, Round, name_of_trainer
 from penstock.engine.backends.ray.worker import Versions, trainer_of
 from penstock.engine.backends.remote import FailedTask, Where, revived
-from penstock.engine.deeds import Deed
+from penstock.engine.deeds import Deed, Standing, standing_of
 from penstock.engine.fault_log import NO_LOSSES, Losses
 from penstock.engine.first_samples import FirstSamples
 from penstock.engine.messages import BatchMade, ShareEnded, TaskFailed, decode
@@ -541,22 +541,24 @@ class RayBackend:
                 return doing
         return None
 
-    def diagnose(self, worker_id: int) -> str:
+    def diagnose(self, worker_id: int) -> Standing:
         """Ask the actor; one that does not answer in time is known by its tasks alone."""
         worker = self._workers[worker_id]
         if worker.hello is None:
             waited_s = time.monotonic() - worker.started_at
             free = what_is_free(self._ray, self._crew.options)
-            return f"waiting for Ray to start it, for {waited_s:.0f} s: {free}"
+            return Standing(f"waiting for Ray to start it, for {waited_s:.0f} s: {free}")
         found = self._ask(worker)
         stack = f":\n{worker.last_stack}" if worker.last_stack else ""
         if found is not None and found.turn_of not in ("", worker.session):
             who = trainer_of(found.turn_of)
-            return f"waiting for its turn: the pool's worker is at the work of {who!r}{stack}"
-        doing = deed_of_worker(worker, self._plan.recipe, self._round.number).words
+            words = f"waiting for its turn: the pool's worker is at the work of {who!r}{stack}"
+            return Standing(words)
+        deed = deed_of_worker(worker, self._plan.recipe, self._round.number)
         if worker.last_entry is None:
-            return f"{doing}. It does not answer: native code holds its interpreter, or no link is"
-        return f"{doing} (for {worker.last_entry.task_s:.1f} s){stack}"
+            why = "It does not answer: native code holds its interpreter, or no link is"
+            return Standing(f"{deed.words}. {why}")
+        return standing_of(worker.last_entry, deed, worker.tasks, worker.last_stack)
 
     def close(self, *, in_a_hurry: bool = False) -> None:
         """End the workers, or leave those of a pool, and wait until that is done."""

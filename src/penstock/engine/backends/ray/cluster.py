@@ -22,6 +22,7 @@ import threading
 from typing import TYPE_CHECKING, Any, Final
 
 from penstock.errors import ConfigError, MissingExtraError
+from penstock.imports import install_command
 from penstock.secrets import without_password
 
 if TYPE_CHECKING:
@@ -53,7 +54,7 @@ def load_ray() -> ModuleType:
     except ImportError as error:
         raise MissingExtraError(
             'backend="ray" needs Ray, which cannot be imported here '
-            f'({error}). Install it with: pip install "penstock[ray]"'
+            f"({error}). Install it with: {install_command('ray')}"
         ) from error
     module: ModuleType = ray
     return module

@@ -17,7 +17,8 @@ __all__ = ["deed_of_worker", "describe_end", "died_with_node", "other_steps"]
 _LONGEST_TEXT: Final = 1500
 _ADVICE_ON_EXIT: Final = (
     "Ray's logs on that machine (session_latest/logs) may say why, and so may num_workers=0: look "
-    "for native code that crashes, os._exit, or memory that ran out."
+    "for native code that crashes, os._exit, memory that ran out, or somebody or something that "
+    "killed it (kill -9, a job scheduler)."
 )
 _ADVICE_ON_EXIT_ASKED: Final = "Look for sys.exit in the dataset."
 _ADVICE_ON_HANG: Final = "Raise `timeout` if samples, or the start of a worker, may take that long."

@@ -1,0 +1,148 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Generators of random numbers that a dataset keeps, and that no seed of a loader reaches.
+
+Every worker begins with a copy of such a one, so all of them draw the same numbers, and others than
+a loader without workers does.
+"""
+
+from __future__ import annotations
+
+import random
+import sys
+import types
+import warnings
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
+
+import numpy as np
+
+from penstock.callers import users_level
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+__all__ = ["KeptGenerator", "kept_generators", "warn_of_kept_generators"]
+
+_DEEPEST: Final = 3  # a dataset, its transform, a part of that
+_MOST_OBJECTS: Final = 200  # that are looked at
+_MOST_PARTS: Final = 32  # of one list
+_OPAQUE: Final = (type, types.ModuleType, types.FunctionType, types.MethodType, np.ndarray)
+# Data and models, with thousands of objects in them and none that draws.
+_LIBRARIES: Final = frozenset(("numpy", "torch", "pandas", "pyarrow", "PIL", "cv2", "threading"))
+_SEEDED: Final = "penstock.vision.transforms.adapters"  # gives its transform the sample's generator
+
+
+class KeptGenerator(NamedTuple):
+    """A generator that a dataset keeps.
+
+    Attributes:
+        path: Where, as "Noisy.transform.rng".
+        kind: What it is, as "numpy.random.Generator".
+        owner: Name of the package of the class that keeps it, as "albumentations".
+    """
+
+    path: str
+    kind: str
+    owner: str
+
+    def __str__(self) -> str:
+        """Return "Noisy.rng (numpy.random.Generator)"."""
+        return f"{self.path} ({self.kind})"
+
+
+def kept_generators(dataset: object) -> list[KeptGenerator]:
+    """Return the generators in the plain attributes of a dataset, and of what it is made of.
+
+    No property is asked and no code of the dataset runs. Samplers, the process's own generators
+    and what Penstock's classes keep for themselves are left out.
+
+    Example:
+        >>> class Noisy:
+        ...     def __init__(self):
+        ...         self.rng = np.random.default_rng(0)
+        >>> [str(kept) for kept in kept_generators(Noisy())]
+        ['Noisy.rng (numpy.random.Generator)']
+    """
+    return list(_found(dataset, type(dataset).__name__))
+
+
+def warn_of_kept_generators(dataset: object, seed: int) -> None:
+    """Say so if a dataset keeps generators that `seed` does not reach."""
+    found = kept_generators(dataset)
+    if not found:
+        return
+    listed = ", ".join(map(str, found[:3])) + (f" and {len(found) - 3} more" if found[3:] else "")
+    remedy = "Draw from penstock.sample_rng(), or make the generator in __getitem__"
+    if any(kept.owner == "albumentations" for kept in found):
+        remedy = "Wrap the chain: penstock.vision.Albumentations(A.Compose([...]))"
+    warnings.warn(
+        f"seed={seed} does not reach what the dataset keeps: {listed}. Every worker draws from a "
+        "copy of it, and so the same numbers as the others; without workers they are different "
+        f"ones. {remedy}. (If no sample draws from it, this means nothing.)",
+        stacklevel=users_level(),
+    )
+
+
+def _found(root: object, name: str) -> Iterator[KeptGenerator]:
+    waiting: list[tuple[object, str, int]] = [(root, name, 0)]
+    seen: set[int] = set()
+    while waiting and len(seen) < _MOST_OBJECTS:
+        owner, path, depth = waiting.pop(0)
+        if id(owner) in seen:
+            continue
+        seen.add(id(owner))
+        for attribute, value in _attributes(owner):
+            where = f"{path}.{attribute}"
+            if (kind := _kind_of(value)) is not None:
+                package = type(owner).__module__.partition(".")[0]
+                if package != "penstock":
+                    yield KeptGenerator(where, kind, package)
+                continue
+            if depth < _DEEPEST:
+                waiting += ((part, at, depth + 1) for part, at in _parts(value, where))
+
+
+def _attributes(owner: object) -> list[tuple[str, Any]]:
+    """Return the plain attributes of an object, without running any code of its class."""
+    try:
+        attributes = object.__getattribute__(owner, "__dict__")
+    except AttributeError:
+        return []
+    return [(key, value) for key, value in attributes.items() if isinstance(key, str)]
+
+
+def _parts(value: object, where: str) -> Iterator[tuple[object, str]]:
+    if type(value) in (list, tuple):
+        for number, part in enumerate(value[:_MOST_PARTS]):  # type: ignore[index]
+            if _may_keep(part):
+                yield part, f"{where}[{number}]"
+    elif _may_keep(value):
+        yield value, where
+
+
+def _may_keep(value: object) -> bool:
+    if isinstance(value, _OPAQUE) or not hasattr(type(value), "__dict__"):
+        return False
+    cls = type(value)
+    if cls.__module__ == _SEEDED or cls.__module__.partition(".")[0] in _LIBRARIES:
+        # torch's own datasets of datasets are not the data.
+        return cls.__module__ == "torch.utils.data.dataset"
+    is_sampler = any("Sampler" in base.__name__ for base in cls.__mro__)
+    return not is_sampler
+
+
+def _kind_of(value: object) -> str | None:
+    """Return the name of a generator's class; None for what is none, or the process's own."""
+    if isinstance(value, np.random.Generator):
+        return "numpy.random.Generator"
+    if isinstance(value, np.random.RandomState):
+        own = getattr(np.random.mtrand, "_rand", None)
+        return None if value is own else "numpy.random.RandomState"
+    if isinstance(value, random.Random):
+        is_seeded = value is not getattr(random, "_inst", None)
+        return "random.Random" if is_seeded and type(value) is not random.SystemRandom else None
+    torch = sys.modules.get("torch")
+    kind = getattr(torch, "Generator", None)
+    if isinstance(kind, type) and isinstance(value, kind):
+        own = getattr(torch, "default_generator", None)
+        return None if value is own else "torch.Generator"
+    return None

@@ -28,7 +28,7 @@ help:
 	@echo "make gpu          on a machine with a CUDA device: its tests, and what it brings, in minutes"
 	@echo "make lint types contracts    what CI checks besides"
 	@echo "make dist         build the wheel and the source distribution, install and try them"
-	@echo "make docs         build the site into site/; open site/index.html (make docs-serve: while you write)"
+	@echo "make docs         build the site into site/ and test it; open site/index.html (make docs-serve: while you write)"
 	@echo "make bench        run the benchmarks (make bench-smoke: at tiny size)"
 	@echo "make peers-environments peers   the other loaders: install each, measure all, write docs/benchmarks.md"
 	@echo "make format clean"
@@ -38,6 +38,7 @@ define install
 	@"$(PYTHON)" -c 'import sys; sys.exit(sys.version_info < (3, 11))' || \
 		{ echo "Penstock needs Python 3.11 or newer; found: $$("$(PYTHON)" --version 2>&1). Name one: make PYTHON=/path/to/python3.11"; exit 1; }
 	"$(PYTHON)" -m venv "$(1)"
+	@echo "Installing into $(1): gigabytes, and some minutes in which pip says nothing."
 	"$(1)/bin/python" -m pip install --disable-pip-version-check -q -c constraints.txt -e ".[$(2)]"
 	@touch "$@"
 endef
@@ -53,7 +54,7 @@ demo: $(STAMP)
 
 # Two processes: most tests wait for workers of their own. JOBS=0 runs them in one.
 test: $(STAMP)
-	"$(BIN)/python" -m pytest -q -m "not slow and not ray" -n $(JOBS) \
+	"$(BIN)/python" -m pytest -q -m "not slow and not ray and not docs" -n $(JOBS) \
 		--ignore tests/clients --ignore tests/examples --ignore tests/release
 
 # Two clusters side by side: most of the time a test waits for actors to start.
@@ -109,9 +110,10 @@ dist: $(STAMP)
 	"$(BIN)/python" -m twine check --strict dist/*
 	PENSTOCK_DIST="$(CURDIR)/dist" "$(BIN)/python" -m pytest -q tests/release -o faulthandler_timeout=600
 
-# The variable: Material's makers announce their next project at every start.
+# The first variable: Material's makers announce their next project at every start.
 docs: $(STAMP)
 	NO_MKDOCS_2_WARNING=1 "$(BIN)/mkdocs" build --strict
+	PENSTOCK_SITE="$(CURDIR)/site" "$(BIN)/python" -m pytest -q -m docs -n $(JOBS) --dist loadfile tests/docs tests/browser
 
 docs-serve: $(STAMP)
 	NO_MKDOCS_2_WARNING=1 "$(BIN)/mkdocs" serve
@@ -128,7 +130,7 @@ bench-smoke: $(STAMP)
 peers-environments: $(STAMP)
 	"$(BIN)/python" benchmarks/peers/environments.py
 
-# Most of an hour, in which nothing else may run. A peer that fails is on the page too.
+# About an hour, in which nothing else may run. A peer that fails is on the page too.
 peers: $(STAMP)
 	"$(BIN)/python" benchmarks/peers/compare.py; status=$$?; "$(BIN)/python" benchmarks/peers/page.py && exit $$status
 

@@ -5,6 +5,8 @@ Pages link to each other as files of the repository, so that they can be followe
 `../examples/README.md`. MkDocs knows docs/ alone. So the changelog, the examples' pages and every
 other file that a page links to are added to the site under their paths in the repository, and links
 from or to them are rewritten: in the site, what was in docs/ is at the top.
+
+The search puts what says what to do before what says how it is made, by the tab a page is under.
 """
 
 from __future__ import annotations
@@ -28,6 +30,18 @@ ROOT = Path(__file__).resolve().parents[1]
 PAGES = ("CHANGELOG.md", "CONTRIBUTING.md", "examples/README.md", "examples/*/README.md")
 LINK = re.compile(r"(\]\()([^)\s#]+)((?:#[^)\s]*)?\))")
 IMAGES = {".svg", ".png", ".jpg"}
+# How much a hit counts, by tab or page. Words of headings count a thousandfold,
+# and the reference has a heading for every name.
+WEIGHTS = {
+    "Start": 3,
+    "Guides": 3,
+    "Clients": 2,
+    "Reference": 0.5,
+    "Design": 0.2,
+    "Project": 0.2,
+    "troubleshooting.md": 5,
+    "reference/testing.md": 0.1,
+}
 LANGUAGES = {".py": "python", ".yml": "yaml", ".toml": "toml", "": "text"}
 
 
@@ -45,11 +59,12 @@ def on_files(files: Files, *, config: MkDocsConfig) -> Files:
 
 
 def on_page_markdown(markdown: str, *, page: Page, config: MkDocsConfig, files: Files) -> str:
-    """Rewrite the links that lead into docs/ or out of it."""
+    """Rewrite the links that lead into docs/ or out of it, and say how much the page weighs."""
     here = posixpath.dirname(page.file.src_uri)
     for link, place in set(_links_across(markdown, _place(page.file))):
         target = posixpath.relpath(_uri(place), here or ".")
         markdown = markdown.replace(link, LINK.sub(rf"\g<1>{target}\g<3>", link))
+    _weigh(page)
     return markdown
 
 
@@ -58,6 +73,12 @@ def on_post_page(output: str, *, page: Page, config: MkDocsConfig) -> str:
     if page.file.src_uri.startswith("zh/"):
         return output.replace('<html lang="en"', '<html lang="zh-Hans"', 1)
     return output
+
+
+def _weigh(page: Page) -> None:
+    tab = page.ancestors[-1].title if page.ancestors else ""
+    weight = WEIGHTS.get(page.file.src_uri, WEIGHTS.get(tab, 1))
+    page.meta.setdefault("search", {}).setdefault("boost", weight)
 
 
 def _links_across(markdown: str, page: str) -> Iterator[tuple[str, str]]:

@@ -5,15 +5,15 @@ from __future__ import annotations
 
 import base64
 import io
-import os
-import subprocess
-import sys
 from pathlib import Path
+from urllib.parse import quote
 
 import pytest
 from PIL import Image
+from tests.docs.site import site_folder
 
-ROOT = Path(__file__).parents[2]
+pytestmark = pytest.mark.docs
+
 DESK = (1280, 900)
 PHONE = (360, 740)
 PAGES = ("index.html", "design/arena.html", "guide/threads.html", "reference/torch.html")
@@ -21,18 +21,10 @@ PAGES = ("index.html", "design/arena.html", "guide/threads.html", "reference/tor
 
 @pytest.fixture(scope="module")
 def site(tmp_path_factory):
-    folder = tmp_path_factory.mktemp("built") / "site"
-    subprocess.run(
-        [sys.executable, "-m", "mkdocs", "build", "--quiet", "--site-dir", str(folder)],
-        cwd=ROOT,
-        env={**os.environ, "NO_MKDOCS_2_WARNING": "1"},
-        timeout=100,
-        check=True,
-    )
-    return folder
+    return site_folder(tmp_path_factory)
 
 
-def opened(page, path, *, scheme="light", size=DESK):
+def opened(page, path, *, scheme="light", size=DESK, query=""):
     """Open a page of the site and wait until the theme's script has begun."""
     page.driver.get("about:blank")
     page.console()
@@ -40,7 +32,7 @@ def opened(page, path, *, scheme="light", size=DESK):
     media = [{"name": "prefers-color-scheme", "value": scheme}]
     page.command("Emulation.setEmulatedMedia", features=media, media="")
     page.resize(*size)
-    page.driver.get(path.as_uri())
+    page.driver.get(path.as_uri() + query)
     page.wait_until(lambda: page.js("return document.documentElement.className.includes('js')"))
     page.wait_until(lambda: page.js("return document.readyState") == "complete")
     return page
@@ -60,29 +52,64 @@ def test_a_page_asks_for_nothing_but_files_and_fits_a_phone(page, site, name, sc
 
 
 def found(page, site, words):
-    """Return where the first results of a search lead."""
-    opened(page, site / "index.html")
-    page.js("document.querySelector('label[for=__search]').click()")
-    page.find("input[name=query]").send_keys(words)
+    """Return the first pages that a search finds, the best one first."""
+    # Typed, the words would be searched for letter by letter, and results of the first be there.
+    opened(page, site / "index.html", query=f"?q={quote(words)}")
     page.wait_until(lambda: page.count(".md-search-result__link"))
     links = page.js(
-        "return [...document.querySelectorAll('.md-search-result__link')].map(link => link.href)"
+        "return [...document.querySelectorAll('.md-search-result__item')]"
+        ".map(item => item.querySelector('.md-search-result__link').href)"
     )
     assert not page.console()
-    return [Path(link.split("?")[0].split("#")[0]).name for link in links]
+    paths = [Path(link.removeprefix(site.as_uri()).split("?")[0].split("#")[0]) for link in links]
+    return [path.as_posix().lstrip("/") for path in paths]
 
 
 @pytest.mark.parametrize(
     ("words", "page_name"),
     [
         ("WorkerDied", "troubleshooting.html"),
-        ("ClassBalancedSampler", "sampling.html"),
-        ("pin_memory", "device.html"),
-        ("数据", "quickstart.html"),
+        ("ClassBalancedSampler", "reference/sampling.html"),
+        ("checkpoint", "resume.html"),
+        ("cuda out of memory", "troubleshooting.html"),
+        ("worker killed", "troubleshooting.html"),
+        ("slow", "troubleshooting.html"),
+        ("jupyter", "guide/progress.html"),
     ],
 )
-def test_the_search_finds_pages_without_a_server(page, site, words, page_name):
+def test_the_search_finds_first_what_says_what_to_do(page, site, words, page_name):
+    assert found(page, site, words)[0] == page_name
+
+
+@pytest.mark.parametrize(
+    ("words", "page_name"),
+    [
+        ("worker_init_fn", "migrating-from-torch.html"),
+        ("pin_memory", "guide/device.html"),
+    ],
+)
+def test_names_with_underscores_are_found_by_their_words(page, site, words, page_name):
     assert page_name in found(page, site, words)
+
+
+@pytest.mark.parametrize("words", ["数据", "共享内存"])
+def test_chinese_words_are_found_on_chinese_pages_alone(page, site, words):
+    assert set(found(page, site, words)) == {"zh/migrating-from-torch.html", "zh/quickstart.html"}
+
+
+@pytest.mark.parametrize("name", ["troubleshooting.html", "guide/command-line.html"])
+def test_what_programs_print_is_not_cut_at_the_right(page, site, name):
+    opened(page, site / name)
+    blocks = ".language-text pre > code, .language-console pre > code"
+    assert page.count(blocks) >= 3
+    assert (
+        page.js(
+            "return [...document.querySelectorAll(arguments[0])]"
+            ".filter(code => code.scrollWidth > code.clientWidth).length",
+            blocks,
+        )
+        == 0
+    )
 
 
 def brightness_of_picture(page):

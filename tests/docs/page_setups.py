@@ -65,7 +65,7 @@ def augment(image):
 
 
 samples = [np.arange(4), np.arange(5)]
-_photos("photos", "cat", "dog", number=110)
+_photos("photos", "cat", "dog", number=55)
 """
 )
 
@@ -80,7 +80,12 @@ SETUPS = {
     ),
     "docs/packing.md": Setup(
         _PHOTOS + '_voc("BCCD")\n',
-        (  # the script that makes the folder comes after the first command
+        (
+            (
+                '("shirt", 240), ("shoes", 120), ("hat", 40)',
+                '("shirt", 12), ("shoes", 6), ("hat", 8)',
+            ),
+            # The script that makes the folder comes after the first command.
             ("```console\n$ penstock pack photos photos.lmdb\nlmdb:", "```text\n"),
             ("Image files are", "```console\n$ penstock pack photos photos.lmdb\n```\n\n"),
         ),
@@ -131,6 +136,7 @@ TESTED_BY = {
     "docs/guide/transformers.md": "tests/clients/test_transformers_page.py",
     "docs/guide/tune.md": "tests/docs/test_tune_page.py",
     "docs/guide/why-does-my-gpu-wait.md": "tests/insight/test_waiting_page.py",
+    "docs/index.md": "tests/docs/test_front_page.py",
     "docs/migrating-from-torch.md": "tests/docs/test_migrating_page.py",
     "docs/mongodb.md": "tests/stores/test_mongo.py",
     "docs/quickstart.md": "tests/docs/test_quickstart_page.py",

@@ -4,15 +4,20 @@
 from __future__ import annotations
 
 import ast
+import contextlib
 import os
 import re
+import signal
 import subprocess
 import sys
 import textwrap
+import time
 from pathlib import Path
 from typing import NamedTuple
 
 ROOT = Path(__file__).parents[2]
+# What all programs of one test may take together: pytest ends the whole run after 120 s in a test.
+DEADLINE_S = 95
 
 _FENCE = re.compile(r"^( *)```(\w*)[^\n]*\n(.*?)^ *```[ \t]*$", re.MULTILINE | re.DOTALL)
 _NAMED_ABOVE = re.compile(r"`([\w./-]+\.py)`\s*[:\uff1a]?\s*\Z")  # a colon, or a Chinese one
@@ -102,6 +107,36 @@ class Setup(NamedTuple):
     skipped: tuple[str, ...] = ()
 
 
+def run(command, *, until, **options):
+    """Run a program in a session of its own, of which nothing is left afterwards.
+
+    Args:
+        command: The program and its arguments.
+        until: The end of the test's time, on the monotonic clock: the fixture `until`.
+        options: As for `subprocess.Popen`.
+
+    Returns:
+        The `CompletedProcess`, with what was printed.
+
+    Raises:
+        AssertionError: it had not ended by then.
+    """
+    options = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True, **options}
+    is_late = False
+    with subprocess.Popen(command, start_new_session=True, **options) as started:
+        try:
+            said = started.communicate(timeout=max(until - time.monotonic(), 0))
+        except subprocess.TimeoutExpired:
+            is_late = True
+        finally:
+            with contextlib.suppress(ProcessLookupError):  # all have ended by themselves
+                os.killpg(started.pid, signal.SIGKILL)
+        if is_late:
+            said = started.communicate()
+    assert not is_late, f"{command} had not ended when the test's time was over:\n{said}"
+    return subprocess.CompletedProcess(command, started.returncode, *said)
+
+
 _HEAD = """
 import subprocess as _subprocess
 import sys as _sys
@@ -123,7 +158,7 @@ def _begin(number):
 """
 
 
-def run_page(text, folder, setup=None):
+def run_page(text, folder, until, setup=None):
     """Run the Python of a page in `folder`, in its order and in one program, names shared.
 
     A block that is a whole script (it has the guard of a main script, or a file's name above it) is
@@ -144,14 +179,11 @@ def run_page(text, folder, setup=None):
     program = folder / "page.py"
     program.write_text(_HEAD + setup.before + "".join(_lines_of(blocks, folder, setup)), "utf-8")
     path = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
-    done = subprocess.run(
+    done = run(
         [sys.executable, program.name],
+        until=until,
         cwd=folder,
         env={**os.environ, "PATH": path, "PYTHONPATH": str(folder), "HOME": str(folder)},
-        capture_output=True,
-        text=True,
-        timeout=400,
-        check=False,
     )
     assert done.returncode == 0, f"{done.stdout[-2000:]}\n{done.stderr[-4000:]}"
     _, *parts = done.stdout.split(_MARK)

@@ -13,6 +13,7 @@ import subprocess
 import sys
 import textwrap
 import threading
+import time
 import traceback
 from pathlib import Path
 
@@ -69,6 +70,23 @@ def leave():
 
 def hang():
     threading.Event().wait()
+
+
+def dawdle():
+    time.sleep(0.05)  # 64 of them are a batch that takes longer than its timeout
+
+
+class Jittered:
+    """A dataset whose seed is its own."""
+
+    def __init__(self):
+        self.rng = np.random.default_rng(0)
+
+    def __len__(self):
+        return 8
+
+    def __getitem__(self, index):
+        return index + self.rng.normal()
 
 
 def be_bad():
@@ -361,7 +379,10 @@ def show_an_exception_of_a_dataset():
 PROGRAMS = {
     "": [show_with_its_traceback],
     "WorkerDied": [load_photos(be_killed), load_photos(leave)],
-    "WorkerTimeout": [load_photos(hang, timeout=1)],
+    "WorkerTimeout": [
+        load_photos(hang, timeout=1),
+        load_photos(dawdle, at=None, batch_size=64, timeout=1),
+    ],
     "WorkerError": [let_a_lane_fail],
     "CollateError": [
         lambda: load(Made(lambda index: np.zeros((3, 224 + index % 2)))),
@@ -389,6 +410,10 @@ PROGRAMS = {
     "Workers began with the same sample": [lambda: load(Stream())],
     "Batches need more memory than is left": [weigh_large_batches],
     "Bad samples were left out": [load_photos(be_bad, on_error="skip")],
+    "A batch is slow": [
+        load_photos(dawdle, at=None, batch_size=64, timeout=1, on_error="replace"),
+    ],
+    "The dataset keeps a generator": [lambda: Loader(Jittered(), seed=7)],
     "Random numbers of the whole process": [lambda: load(Noisy(), backend="thread")],
     "Threads did not end": [leave_a_thread_behind],
     "Every rank gets the same": [be_one_of_two_ranks],

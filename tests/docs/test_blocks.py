@@ -8,14 +8,18 @@ targets of make, extras, scripts.
 
 from __future__ import annotations
 
+import ast
+import os
 import re
+import select
 import shlex
 import tomllib
 from pathlib import Path
 
 import pytest
 from tests.docs.page_setups import NOT_RUN, SETUPS, TESTED_BY
-from tests.docs.pages import ROOT, Setup, blocks_of, code_of, num_fences, run_page
+from tests.docs.pages import ROOT, Setup, blocks_of, code_of, num_fences, run, run_page
+from tests.docs.promised import promised_modules, promised_names
 
 PAGES = sorted(
     str(path.relative_to(ROOT))
@@ -48,8 +52,8 @@ def pages_run_here():
 
 
 @pytest.mark.parametrize("page", pages_run_here())
-def test_the_python_of_a_page_runs_and_prints_what_it_says(page, tmp_path):
-    for printed, promised in run_page(TEXTS[page], tmp_path, SETUPS.get(page)):
+def test_the_python_of_a_page_runs_and_prints_what_it_says(page, tmp_path, until):
+    for printed, promised in run_page(TEXTS[page], tmp_path, until, SETUPS.get(page)):
         assert not promised or printed == promised
 
 
@@ -81,6 +85,34 @@ def test_python_that_is_not_run_is_counted_and_has_a_reason(page):
 def test_the_tables_name_pages_that_are_there():
     assert set(TESTED_BY) | set(SETUPS) | set(NOT_RUN) <= set(PAGES)
     assert not set(TESTED_BY) & set(SETUPS)
+
+
+def names_taken_from_penstock(code):
+    """Return (module, name) of each import of ours; the name is None where the module is meant."""
+    taken = []
+    for node in ast.walk(ast.parse(code)):
+        if isinstance(node, ast.Import):
+            taken += [(alias.name, None) for alias in node.names]
+        elif isinstance(node, ast.ImportFrom):
+            taken += [(node.module, alias.name) for alias in node.names]
+    return [pair for pair in taken if pair[0].split(".")[0] == "penstock"]
+
+
+def check_imports(code):
+    for module, name in names_taken_from_penstock(code):
+        assert module in promised_names(), f"{module} is not promised"
+        assert (
+            name is None
+            or name in promised_names()[module]
+            or (f"{module}.{name}" in promised_modules())
+        ), f"{name} of {module} is not promised"
+
+
+@pytest.mark.parametrize("page", PAGES)
+def test_python_of_a_page_takes_only_what_is_promised(page):
+    for block in BLOCKS[page]:
+        if block.language in ("python", "py") and "penstock" in block.body:
+            check_imports(block.body)
 
 
 # Commands
@@ -184,29 +216,65 @@ def test_commands_in_a_sentence_name_what_there_is(page):
 # The tests above fail where they should.
 
 
-def test_a_page_that_prints_something_else_is_found_out(tmp_path):
+def test_a_page_that_prints_something_else_is_found_out(tmp_path, until):
     page = "```python\nprint(1)\n# 1\n```\n\n```python\nprint(2)\n# 3\n```\n"
-    assert run_page(page, tmp_path) == [(["1"], ["1"]), (["2"], ["3"])]
+    assert run_page(page, tmp_path, until) == [(["1"], ["1"]), (["2"], ["3"])]
 
 
-def test_a_block_that_raises_is_found_out(tmp_path):
+def test_a_block_that_raises_is_found_out(tmp_path, until):
     with pytest.raises(AssertionError, match="NameError: name 'dataset' is not defined"):
-        run_page("```python\nlen(dataset)\n```\n", tmp_path)
-    assert run_page("```python\nlen(dataset)\n```\n", tmp_path, Setup("dataset = []\n"))
+        run_page("```python\nlen(dataset)\n```\n", tmp_path, until)
+    assert run_page("```python\nlen(dataset)\n```\n", tmp_path, until, Setup("dataset = []\n"))
 
 
-def test_files_and_commands_of_a_page_are_run_in_its_order(tmp_path):
+def test_files_and_commands_of_a_page_are_run_in_its_order(tmp_path, until):
     page = (
         "`one.py`:\n\n```python\nopen('a', 'x').close()\n```\n\n"
         "```sh\npip install x\nmkdir ~/x\npython one.py && ls a\n```\n\n"
         "`two.py`\n\n```python\nif __name__ == '__main__':\n    print(open('a').read() + 'b')\n"
         "# b\n```\n\n```python\nx = 1\n```\n\n```python\nprint(x)\n# 1\n```\n"
     )
-    assert run_page(page, tmp_path) == [(["b"], ["b"]), ([], []), (["1"], ["1"])]
+    assert run_page(page, tmp_path, until) == [(["b"], ["b"]), ([], []), (["1"], ["1"])]
     assert not (tmp_path / "x").exists()  # a home of its own, and nothing made there
     (tmp_path / "a").unlink()
     with pytest.raises(AssertionError, match=r"'python one\.py && ls b' ended with 2"):
-        run_page(page.replace("ls a", "ls b"), tmp_path)
+        run_page(page.replace("ls a", "ls b"), tmp_path, until)
+
+
+def has_ended(pid):
+    """Wait for a process that is no child of ours."""
+    try:
+        descriptor = os.pidfd_open(pid)
+    except ProcessLookupError:
+        return True
+    with os.fdopen(descriptor) as watched:
+        return bool(select.select([watched], [], [], 30)[0])
+
+
+def test_a_program_leaves_no_process_behind(until):
+    done = run(["bash", "-c", "sleep 600 >/dev/null 2>&1 & echo $!"], until=until)
+    assert has_ended(int(done.stdout))
+
+
+def test_a_program_that_does_not_end_is_ended_and_said_to_be_late(tmp_path):
+    pipe = tmp_path / "pipe"
+    os.mkfifo(pipe)
+    with pytest.raises(AssertionError, match="had not ended when the test's time was over"):
+        run(["cat", str(pipe)], until=0)  # nobody writes into it
+
+
+@pytest.mark.parametrize(
+    ("code", "said"),
+    [
+        ("from penstock.insight.budgets import cores_allowed", "penstock.insight.budgets"),
+        ("import penstock.engine", "penstock.engine"),
+        ("from penstock.data import Nothing", "Nothing of penstock.data"),
+    ],
+)
+def test_what_is_not_promised_is_found_out(code, said):
+    with pytest.raises(AssertionError, match=f"{said} is not promised"):
+        check_imports(code)
+    check_imports("from penstock import Loader, torch\nimport penstock.errors\nimport numpy\n")
 
 
 @pytest.mark.parametrize(

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What docs/guide/device.md shows runs, and prints what it says; its links lead somewhere."""
+"""What docs/guide/device.md shows runs, and prints what it says."""
 
 from __future__ import annotations
 
@@ -23,18 +23,6 @@ def test_the_python_of_the_page_runs_and_prints_what_it_says(capsys):
         said += re.findall(r"^# (.*)$", block, re.MULTILINE)
     assert capsys.readouterr().out.splitlines() == said
     assert len(said) == 9
-
-
-@pytest.mark.parametrize(
-    "page", ["guide/device.md", "vision.md", "design/device.md", "design/index.md"]
-)
-def test_links_lead_to_pages(page):
-    path = DOCS / page
-    for target, _, heading in re.findall(r"\]\(([^)#:]+)(#([^)]+))?\)", path.read_text()):
-        assert (path.parent / target).exists(), target
-        if heading:
-            heads = re.findall(r"^#+ (.*)$", (path.parent / target).read_text(), re.MULTILINE)
-            assert heading in [head.lower().replace(" ", "-") for head in heads], heading
 
 
 def test_every_module_of_the_device_is_in_the_design():

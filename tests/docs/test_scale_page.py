@@ -25,13 +25,6 @@ def test_the_python_of_the_page_runs_and_prints_what_it_says(capsys):
     assert len(said) == 4
 
 
-def test_links_lead_to_pages():
-    index = PAGE.with_name("index.md").read_text(encoding="utf-8")
-    assert "(scale.md)" in index
-    for target in re.findall(r"\]\(([^)#:]+)\)", PAGE.read_text(encoding="utf-8")):
-        assert (PAGE.parent / target).exists(), target
-
-
 @pytest.fixture
 def benchmark(monkeypatch):
     """`benchmarks/scale_sim.py` as a module."""

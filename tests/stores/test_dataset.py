@@ -19,6 +19,7 @@ import penstock
 from penstock import Loader
 from penstock.data import Subset
 from penstock.errors import ConfigError, StoreError
+from penstock.imports import install_command
 from penstock.stores import EncodedImage, LMDBDataset, StoreDataset, open_store, pack
 from penstock.stores.repairs import RepairCount
 
@@ -497,7 +498,7 @@ def test_a_missing_extra_is_named():
     assert done.stderr == ""
     assert done.stdout == (
         "MissingExtraError this store needs lmdb, which is not installed. Install it with: "
-        'pip install "penstock[lmdb]"\n'
+        f"{install_command('lmdb')}\n"
     )
 
 

@@ -515,7 +515,7 @@ def test_files_added_to_a_packed_folder_are_never_removed(tmp_path, layout, adde
     assert files_of(place) == before
     assert os.listdir(tmp_path) == ["made"]
     (place / added).unlink()
-    pack([(1.5, 0)], f"folder:{place}")
+    pack([(1.5, 0)], f"folder:{place}", overwrite=True)
     assert len(open_store(place)) == 1
 
 
@@ -852,7 +852,7 @@ disk = sys.argv[1]
 data = [(np.full(200_000, i, np.uint8), i) for i in range(100)]
 pack(data[:3], f"{disk}/a")
 try:
-    pack(data, f"{disk}/a")
+    pack(data, f"{disk}/a", overwrite=True)
 except StoreError as error:
     print(error)
 with open_store(f"{disk}/a") as store:

@@ -415,7 +415,7 @@ disk = sys.argv[1]
 data = [(np.full(200_000, i, np.uint8), i) for i in range(100)]
 pack(data[:3], f"lmdb:{disk}/a.lmdb")
 try:
-    pack(data, f"lmdb:{disk}/a.lmdb")
+    pack(data, f"lmdb:{disk}/a.lmdb", overwrite=True)
 except StoreError as error:
     print(error)
 with open_store(f"lmdb:{disk}/a.lmdb") as store:

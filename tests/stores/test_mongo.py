@@ -888,7 +888,7 @@ def test_packing_forks_no_worker_while_a_client_is_open(uri, monkeypatch):
     written(uri, records(100))
     for source in ([(EncodedImage(image(number)), 0) for number in range(100)], uri):
         monkeypatch.setitem(globals(), "forks_with_a_client", [])
-        pack(source, uri.replace("?", "_packed?"), num_workers=2)
+        pack(source, uri.replace("?", "_packed?"), num_workers=2, overwrite=True)
         assert forks_with_a_client == [0, 0]
 
 
@@ -980,6 +980,20 @@ def test_readers_go_on_while_a_collection_is_replaced(uri):
         reader.result()
     assert counts <= {50, 60, 70, 80}
     assert counts
+
+
+def test_a_collection_is_replaced_only_on_request(uri):
+    pack([1, 2, 3], uri)
+    for resume in (False, True):
+        with pytest.raises(StoreError, match="is there already") as caught:
+            pack([4], uri, resume=resume)
+        assert_no_secret(str(caught.value))
+    assert pack([1, 2, 3], uri, resume=True).num_resumed == 3
+    with open_store(uri) as store:
+        assert len(store) == 3
+    pack([4], uri, overwrite=True)
+    with open_store(uri) as store:
+        assert len(store) == 1
 
 
 def test_a_dataset_of_any_kind_is_packed_and_read_back_by_workers(uri):

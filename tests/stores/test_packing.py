@@ -79,11 +79,11 @@ def test_torch_tensors_and_pillow_images_are_packed_as_arrays(tmp_path):
         assert store.labels.tolist() == [2, 0, 1]
         assert store.get_many([1])[0].sample[0].tolist() == [2.0, 3.0]
     image = Image.fromarray(np.arange(12, dtype=np.uint8).reshape(3, 4))
-    pack([(image, 1)], address)
+    pack([(image, 1)], address, overwrite=True)
     ((pixels, label),) = samples_of(address)
     assert (pixels == np.arange(12).reshape(3, 4)).all()
     assert label == 1
-    pack([(image, 1)], address, quality=100)
+    pack([(image, 1)], address, quality=100, overwrite=True)
     (((file, _),),) = (samples_of(address),)
     assert bytes(file.data[:3]) == b"\xff\xd8\xff"
 
@@ -93,7 +93,7 @@ def test_labels_and_class_names_of_the_dataset_are_kept(tmp_path):
     address = f"lmdb:{tmp_path}/a.lmdb"
     pack(whole, address)
     assert LMDBDataset(address).labels.tolist() == [0, 1, 0, 1, 0, 1, 1, 0]
-    pack(Photos(), address)
+    pack(Photos(), address, overwrite=True)
     dataset = LMDBDataset(address)
     assert dataset.class_names == ("cat", "dog")
     assert dataset.class_to_idx == {"cat": 0, "dog": 1}
@@ -124,9 +124,77 @@ def test_a_store_copied_to_another_has_the_same_fingerprint_and_metadata(tmp_pat
 def test_a_store_may_be_packed_over_itself(tmp_path):
     address = f"lmdb:{tmp_path}/a.lmdb"
     pack(Photos(10), address)
-    pack(address, address, limit=4)
+    pack(address, address, limit=4, overwrite=True)
     assert len(samples_of(address)) == 4
     assert os.listdir(tmp_path) == ["a.lmdb"]
+
+
+@pytest.mark.parametrize("resume", [False, True])
+@pytest.mark.parametrize(
+    ("place", "options"), [("lmdb:a.lmdb", {}), ("lmdb:a", {"num_shards": 2}), ("folder:a", {})]
+)
+def test_a_store_is_replaced_only_on_request(tmp_path, monkeypatch, place, options, resume):
+    monkeypatch.chdir(tmp_path)
+    report = pack(Photos(4), place, **options)
+    before = sorted(tmp_path.rglob("*"))
+    others = " of another source or with other options" if resume else ""
+    which = f", {others.strip()}" if others else ""
+    with pytest.raises(StoreError, match=f"{place} is there already{which}\\. .*--overwrite"):
+        pack(Photos(2), place, resume=resume, **options)
+    assert sorted(tmp_path.rglob("*")) == before
+    assert len(samples_of(place)) == report.num_records == 4
+    pack(Photos(2), place, resume=resume, overwrite=True, **options)
+    assert len(samples_of(place)) == 2
+
+
+def test_an_interrupted_run_is_kept_where_its_store_is_refused(tmp_path):
+    address = f"lmdb:{tmp_path}/a.lmdb"
+    pack(Photos(2), address)
+    with pytest.raises(OSError, match=r"cannot read 39\.jpg"):
+        pack(Photos(40, {39}), address, overwrite=True, num_workers=0)
+    with pytest.raises(StoreError, match="is there already"):
+        pack(Photos(40), address, num_workers=0)
+    report = pack(Photos(40), address, resume=True, overwrite=True, num_workers=0)
+    assert report.num_resumed > 0
+    assert report.num_records == 40
+
+
+@pytest.mark.parametrize("name", ["a.lmbd", "a.foo", "a.lmdb.partial"])
+def test_a_suffix_of_no_store_is_refused(tmp_path, monkeypatch, name):
+    monkeypatch.chdir(tmp_path)
+    for place in (name, tmp_path / name):
+        with pytest.raises(
+            ConfigError, match=rf"Did you mean lmdb:.*{name}, or .* folder:.*{name}"
+        ):
+            pack(Photos(2), place)
+    assert list(tmp_path.iterdir()) == []
+    for place in (f"folder:{name}", "v1.2", "b.d/"):
+        pack(Photos(2), place)
+        assert len(samples_of(place)) == 2
+    pack(Photos(3), name, overwrite=True)  # it is a folder
+    assert len(samples_of(f"folder:{name}")) == 3
+
+
+@pytest.mark.parametrize("resize", [None, 40, 500])
+def test_images_are_checked_on_request(tmp_path, resize):
+    files = [photo(60, 80), photo(60, 80)[:900], b"", photo(20, 20)]
+    data = [({"views": [EncodedImage(file)]}, n) for n, file in enumerate(files)]
+    if resize is not None:
+        data = [(EncodedImage(file), n) for n, file in enumerate(files)]
+    options = {"resize": resize, "on_error": "skip", "check_images": True}
+    report = pack(data, f"lmdb:{tmp_path}/a.lmdb", **options)
+    assert [failure.index for failure in report.left_out] == [1, 2]
+    assert [label for _, label in samples_of(report.address)] == [0, 3]
+    with pytest.raises(ValueError, match="Premature end"):
+        pack(data[1:], f"lmdb:{tmp_path}/b.lmdb", resize=resize, check_images=True)
+
+
+def test_decoders_that_are_not_installed_are_missed_at_once(tmp_path, monkeypatch):
+    monkeypatch.setitem(sys.modules, "penstock.images", None)
+    for options in ({"check_images": True}, {"resize": 20}):
+        with pytest.raises(ModuleNotFoundError):
+            pack([1], f"lmdb:{tmp_path}/a.lmdb", on_error="skip", **options)
+    assert list(tmp_path.iterdir()) == []
 
 
 def test_larger_images_are_shrunk_and_smaller_ones_stay_byte_for_byte(tmp_path):
@@ -148,7 +216,7 @@ def test_larger_images_are_shrunk_and_smaller_ones_stay_byte_for_byte(tmp_path):
             near = np.asarray(Image.open(io.BytesIO(large)).resize((133, 100)), np.float32)
             assert np.abs(np.asarray(image, np.float32) - near).mean() < 6
     assert Image.open(io.BytesIO(turned)).getexif()[0x0112] == 6
-    pack([(EncodedImage(data), 0) for data in files], address, quality=30)
+    pack([(EncodedImage(data), 0) for data in files], address, quality=30, overwrite=True)
     assert [Image.open(io.BytesIO(i.data)).size for i, _ in samples_of(address)] == [
         (400, 300),
         (64, 50),
@@ -176,7 +244,7 @@ def test_a_sample_that_raises_ends_it_with_its_name_and_the_old_store_stays(tmp_
     address = f"lmdb:{tmp_path}/a.lmdb"
     pack(Photos(2), address)
     with pytest.raises(OSError, match=r"cannot read 3\.jpg") as raised:
-        pack(Photos(broken={3}), address)
+        pack(Photos(broken={3}), address, overwrite=True)
     assert any("sample 3 (3.jpg)" in note for note in raised.value.__notes__)
     assert len(samples_of(address)) == 2
 
@@ -256,7 +324,7 @@ PACK = """
     print("begin", flush=True)
     report = pack(
         Files(), sys.argv[1], num_workers=int(sys.argv[2]), num_shards=int(sys.argv[3]),
-        resume=sys.argv[4] == "resume", progress=tell,
+        resume=sys.argv[4] == "resume", progress=tell, overwrite=True,
     )
     print("end", report.num_resumed, flush=True)
 """
@@ -362,7 +430,7 @@ def test_a_dataset_over_a_store_is_packed_as_its_store_is(tmp_path):
     address = f"lmdb:{tmp_path}/a.lmdb"
     pack(Photos(8), address)
     for source in (LMDBDataset(tmp_path / "a.lmdb"), LMDBDataset(tmp_path / "a.lmdb", decode=None)):
-        pack(source, f"lmdb:{tmp_path}/b.lmdb")
+        pack(source, f"lmdb:{tmp_path}/b.lmdb", overwrite=True)
         assert samples_of(f"lmdb:{tmp_path}/b.lmdb") == samples_of(address)
     with pytest.raises(ConfigError, match=r"has transforms\. To pack what it is made from, give"):
         pack(LMDBDataset(tmp_path / "a.lmdb", transform=np.mean), f"lmdb:{tmp_path}/c.lmdb")
@@ -449,11 +517,12 @@ def test_shards_are_even_and_empty_ones_do_not_show(tmp_path):
         with open_store(path) as shard:
             sizes.append(len(shard))
     assert sizes == [2, 2, 2, 3]
-    pack(Photos(3), address, num_shards=5)
+    pack(Photos(3), address, num_shards=5, overwrite=True)
     few = LMDBDataset(tmp_path / "a.lmdb", decode=None)
     assert few.labels.tolist() == [0, 1, 0]
     assert few.can_get_batch
-    report = pack(Photos(20, set(range(12, 20))), address, num_shards=4, on_error="skip")
+    options = {"num_shards": 4, "on_error": "skip", "overwrite": True}
+    report = pack(Photos(20, set(range(12, 20))), address, **options)
     assert report.num_left_out == 8
     assert LMDBDataset(tmp_path / "a.lmdb").labels.tolist() == [0, 1] * 6
 
@@ -493,7 +562,7 @@ def test_images_of_16_bits_keep_their_brightness_and_32_bits_are_refused(tmp_pat
     file = io.BytesIO()
     Image.fromarray(np.full((40, 40), 0.5, np.float32)).save(file, "TIFF")
     with pytest.raises(ValueError, match=r"an image of F pixels \(32 bits\)"):
-        pack([EncodedImage(file.getvalue())], address, resize=20)
+        pack([EncodedImage(file.getvalue())], address, resize=20, overwrite=True)
 
 
 def test_an_image_that_the_check_calls_broken_is_not_made_whole_by_shrinking(tmp_path, data_dir):

@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Datasets, what they are made of, and lists that workers share."""
 
+from penstock.collate import default_collate
 from penstock.data.combinators import (
     ArrayDataset,
     ChainDataset,
@@ -34,6 +35,7 @@ __all__ = [
     "StackDataset",
     "Subset",
     "batch_reader",
+    "default_collate",
     "random_split",
     "register_batch_reader",
     "shard",

@@ -19,6 +19,7 @@ __all__ = ["MAX_PIXELS", "ImageHeader", "JpegHeader", "check_size", "read_header
 # 300 MB of pixels, and several times that while they are decoded. What is larger is far more likely
 # a decompression bomb than a photo.
 MAX_PIXELS: Final = 100_000_000
+"""An image with more pixels than this is refused before memory is taken for it."""
 
 _PROCESS_OF_SOF: Final = {
     0xC0: "baseline",

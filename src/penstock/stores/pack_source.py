@@ -16,45 +16,67 @@ from penstock.data.names import describe_sample
 from penstock.data.ragged import RaggedArray
 from penstock.errors import ConfigError
 from penstock.faults import annotate
+from penstock.imports import missing_extra
 from penstock.stores.address import open_store
 from penstock.stores.dataset import StoreDataset
 from penstock.stores.records import EncodedImage, EncodedRecord, encode_record
 from penstock.stores.store import Store
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Iterator, Sequence
 
     from numpy.typing import NDArray
 
     from penstock.stores.records import Record
 
-__all__ = ["PackSource", "pack_source"]
+__all__ = ["PackSource", "images_in", "pack_source"]
 
 _DEEPEST: Final = 8  # datasets that are parts of datasets
 
 
 def pack_source(
-    src: object, *, resize: int | None, quality: int | None, limit: int | None
+    src: object,
+    *,
+    resize: int | None,
+    quality: int | None,
+    limit: int | None,
+    check_images: bool = False,
 ) -> PackSource:
     """Return samples as encoded records.
 
     Raises:
+        MissingExtraError: images are to be decoded, and what that needs is not installed.
         ConfigError: it is neither a store, an address nor a map-style dataset, or its images are
             not to be shrunk.
     """
     shrink = None if resize is None and quality is None else _Shrink(resize, quality)
+    if shrink is not None or check_images:
+        _import_decoders()
+    images = _Images(shrink, is_checked=check_images)
     if isinstance(src, (str, Path)):
         src = open_store(src)
     if isinstance(src, StoreDataset):
         src = _store_of(src)
     if isinstance(src, Store):
-        return _StoreSource(src, shrink, limit)
+        return _StoreSource(src, images, limit)
     if not (hasattr(src, "__getitem__") and hasattr(src, "__len__")):
         raise ConfigError(
             f"cannot pack a {type(src).__qualname__}: give a store's address, a folder, or a "
             "dataset with __getitem__ and __len__. Make a list or a folder of a stream first."
         )
-    return _DatasetSource(src, shrink, limit)
+    return _DatasetSource(src, images, limit)
+
+
+def _import_decoders() -> None:
+    """Rather miss them now than at each sample, which would be left out for it.
+
+    Raises:
+        MissingExtraError: so it is.
+    """
+    try:
+        import penstock.images  # noqa: F401 - it is for later
+    except ModuleNotFoundError as error:
+        raise missing_extra(error, "shrinking or checking images") from error
 
 
 def _store_of(dataset: StoreDataset) -> Store:
@@ -108,14 +130,14 @@ class PackSource:
 class _StoreSource(PackSource):
     """The records of a store."""
 
-    def __init__(self, store: Store, shrink: _Shrink | None, limit: int | None) -> None:
+    def __init__(self, store: Store, images: _Images, limit: int | None) -> None:
         self._store = store
-        self._shrink = shrink
+        self._images = images
         self._length = len(store) if limit is None else min(limit, len(store))
         self.class_names = store.class_names
         self.metadata = dict(store.metadata)
-        self.what = f"{store.fingerprint} {shrink} {self._length}"
-        if shrink is not None and self._length:
+        self.what = f"{store.fingerprint} {images.shrink} {self._length}"
+        if images.shrink is not None and self._length:
             self._check_shrinkable()
         store.close()  # workers that are forked inherit no connection; the next read opens it again
 
@@ -140,7 +162,7 @@ class _StoreSource(PackSource):
 
     def _encoded(self, record: Record) -> EncodedRecord:
         try:
-            return encode_record(record.key, _storable(record.sample, self._shrink), record.label)
+            return encode_record(record.key, self._images.storable(record.sample), record.label)
         except Exception as error:
             annotate(error, f"while encoding {record.key!r} of {self._store.address}")
             raise
@@ -158,9 +180,9 @@ class _StoreSource(PackSource):
 class _DatasetSource(PackSource):
     """The samples of a dataset; keys are their numbers."""
 
-    def __init__(self, dataset: Any, shrink: _Shrink | None, limit: int | None) -> None:  # noqa: ANN401
+    def __init__(self, dataset: Any, images: _Images, limit: int | None) -> None:  # noqa: ANN401
         self._dataset = dataset
-        self._shrink = shrink
+        self._images = images
         self._length = len(dataset) if limit is None else min(limit, len(dataset))
         self._width = len(str(max(0, self._length - 1)))
         self._labels = known_labels(dataset)
@@ -170,7 +192,7 @@ class _DatasetSource(PackSource):
         if self._labels is not None:
             identity = f"{identity} {_checksum(self._labels):08x}"
         self.what = (
-            f"{type(dataset).__qualname__} {len(dataset)} {identity} {shrink} {self._length}"
+            f"{type(dataset).__qualname__} {len(dataset)} {identity} {images.shrink} {self._length}"
         )
 
     def __len__(self) -> int:
@@ -179,7 +201,7 @@ class _DatasetSource(PackSource):
     def __getitem__(self, index: int) -> EncodedRecord:
         sample = self._dataset[index]
         label = self._label(index, sample)
-        return encode_record(f"{index:0{self._width}}", _storable(sample, self._shrink), label)
+        return encode_record(f"{index:0{self._width}}", self._images.storable(sample), label)
 
     def _label(self, index: int, sample: Any) -> int | tuple[int, ...] | None:  # noqa: ANN401
         if isinstance(self._labels, RaggedArray):
@@ -248,6 +270,47 @@ class _Shrink:
 
         data = image.data if isinstance(image, EncodedImage) else _as_file(image)
         return EncodedImage(shrink_image(data, self._size_px, self._quality))
+
+
+class _Images:
+    """What becomes of the images in a sample.
+
+    Whether they are checked is not in `what`: a run may go on with it, or without.
+    """
+
+    def __init__(self, shrink: _Shrink | None, *, is_checked: bool) -> None:
+        self.shrink = shrink
+        self._is_checked = is_checked
+
+    def storable(self, sample: Any) -> Any:  # noqa: ANN401
+        """Return the sample as it is stored.
+
+        Raises:
+            ConfigError: it is to be shrunk, and cannot be.
+            ValueError: an image in it is broken.
+        """
+        if self._is_checked:
+            from penstock.images import check_image
+
+            for image in images_in(sample):
+                check_image(image.data)
+        return _storable(sample, self.shrink)
+
+
+def images_in(sample: Any) -> Iterator[EncodedImage]:  # noqa: ANN401
+    """Yield the image files in a sample.
+
+    Example:
+        >>> list(images_in({"views": [EncodedImage(b"..."), None], "label": 3}))
+        [<EncodedImage of 3 bytes>]
+    """
+    if isinstance(sample, EncodedImage):
+        yield sample
+    elif isinstance(sample, (tuple, list)):
+        for item in sample:
+            yield from images_in(item)
+    elif isinstance(sample, Mapping):
+        yield from images_in(list(sample.values()))
 
 
 def _storable(sample: Any, shrink: _Shrink | None) -> Any:  # noqa: ANN401

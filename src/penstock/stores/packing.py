@@ -86,15 +86,17 @@ def pack(
     limit: int | None = None,
     num_shards: int = 1,
     resume: bool = False,
+    overwrite: bool = False,
     on_error: Literal["raise", "skip"] = "raise",
+    check_images: bool = False,
     metadata: Mapping[str, Any] | None = None,
     progress: Callable[[PackProgress], object] | None = None,
     worker_init_fn: Callable[[int], object] | None = None,
 ) -> PackReport:
     """Pack samples into a store, which takes its place when it is complete.
 
-    What was at `dst` stays until then. Image files are stored as they are, byte for byte, unless
-    they are to be shrunk.
+    A store that is at `dst` is replaced only with `overwrite`, and stays until then. Image files
+    are stored as they are, byte for byte, unless they are to be shrunk.
 
     Args:
         src: A store or its address; a folder of images; or a map-style dataset, whose samples are
@@ -110,7 +112,12 @@ def pack(
         num_shards: Number of LMDB files.
         resume: Whether to go on where an interrupted run with the same arguments stopped. If that
             run had come to its end, nothing is done.
+        overwrite: Whether a store that is at `dst`, and is not the one to be made, is replaced.
+            Anything else that is there never is.
         on_error: Whether a sample that cannot be read or stored ends it, or is left out.
+        check_images: Whether image files that are stored as they are have to be whole: each is
+            decoded, as `penstock check` does it, which takes far longer than to copy it. One that
+            is broken counts as a sample that cannot be read.
         metadata: Any JSON, kept in the store's index.
         progress: Called again and again with how far it has come.
         worker_init_fn: Called in each worker with its number, first of all.
@@ -120,8 +127,10 @@ def pack(
 
     Raises:
         StoreError: source or destination cannot be read or written; no space; another process
-            packs into it; `resume` with other arguments.
+            packs into it; `resume` with other arguments; a store is there, without `overwrite`.
         ConfigError: an argument is out of its range, or they contradict each other.
+        MissingExtraError: images are to be shrunk or checked, and the libraries that decode them
+            are not installed.
         Exception: what the source raises, with a note that names the sample.
 
     Concurrency:
@@ -139,7 +148,9 @@ def pack(
     """
     _check(resize, quality, limit, on_error)
     start_s = time.monotonic()
-    source = pack_source(src, resize=resize, quality=quality, limit=limit)
+    source = pack_source(
+        src, resize=resize, quality=quality, limit=limit, check_images=check_images
+    )
     if not len(source):
         raise ConfigError("there is no sample to pack: an empty store would take the place of DST.")
     kept = dict(metadata if metadata is not None else source.metadata)
@@ -149,6 +160,7 @@ def pack(
         metadata=kept,
         what=f"{source.what} {list(source.class_names)} {kept}",
         resume=resume,
+        overwrite=overwrite,
         num_shards=num_shards,
         num_records=len(source),
     )

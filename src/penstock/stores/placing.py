@@ -19,7 +19,7 @@ from penstock.errors import StoreError
 if TYPE_CHECKING:
     from pathlib import Path
 
-__all__ = ["Lock", "no_room_for", "no_space", "put_in_place", "remove"]
+__all__ = ["Lock", "already_there", "no_room_for", "no_space", "put_in_place", "remove"]
 
 _AT_FDCWD: Final = -100
 _RENAME_EXCHANGE: Final = 2
@@ -143,6 +143,15 @@ def _sync(folder: Path) -> None:
         os.fsync(fd)
     finally:
         os.close(fd)
+
+
+def already_there(address: str, *, resume: bool) -> StoreError:
+    """Return the error of a store that nobody asked to be replaced, for the caller to raise."""
+    which = ", of another source or with other options" if resume else ""
+    return StoreError(
+        f"{address} is there already{which}. Name another place, or give --overwrite "
+        "(overwrite=True in Python): then it is replaced as soon as the new store is complete."
+    )
 
 
 def no_room_for(path: Path, size_bytes: int) -> OSError | None:

@@ -29,6 +29,7 @@ from penstock.indices import (
 )
 from penstock.insight.monitor import AutoWorkers, Monitor, Observed, settings_of
 from penstock.loader import check_backend, check_ray, check_workers
+from penstock.randomness.kept import warn_of_kept_generators
 from penstock.ranks import Rank, current_rank
 from penstock.sampling import BatchSampler, IndexSampler
 from penstock.schedule import EpochIterator, Schedule, worker_base_seed
@@ -266,6 +267,8 @@ class DataLoader(Observed, torch.utils.data.DataLoader[T_co]):
             # Where torch has a SequentialSampler that nobody asks. Lightning wraps this attribute
             # in a DistributedSampler, and puts that into a new batch sampler.
             vars(self)["sampler"] = inner
+        if seed is not None:
+            warn_of_kept_generators(dataset, seed)
 
     def __init_subclass__(cls, **options: object) -> None:
         """Name our arguments in the signature of an `__init__` that takes `**kwargs`."""

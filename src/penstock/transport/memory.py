@@ -16,6 +16,7 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
+import errno
 import functools
 import mmap
 import os
@@ -166,10 +167,13 @@ def create_segment(size_bytes: int) -> int:
             os.close(fd)
             raise
     except OSError as error:
+        what = (
+            "Raise `ulimit -f`, the limit on the size of files, which counts for shared memory too."
+            if error.errno == errno.EFBIG
+            else "Check `ulimit -n` and the memory limit of the container."
+        )
         raise TransportError(
-            f"cannot create {size_bytes:,} bytes of shared memory: {error}. Check `ulimit -n` and "
-            "the "
-            "memory limit of the container."
+            f"cannot create {size_bytes:,} bytes of shared memory: {error}. {what}"
         ) from error
     return fd
 

@@ -63,7 +63,7 @@ def test_sizes_of_a_part_are_read_from_the_records(tmp_path, dataset):
     packed.close()
     images = [dataset.annotation(number) for number in range(4)]
     files = AnnotatedImages(images, attributes=["hat"], decode=EncodedImage)
-    pack(Subset(files, [2, 0]), address)
+    pack(Subset(files, [2, 0]), address, overwrite=True)
     packed = PackedAnnotations(address)
     assert packed.sizes_px.tolist() == [[20, 60], [30, 40]]
     packed.close()

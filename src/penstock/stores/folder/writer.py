@@ -48,7 +48,7 @@ from penstock.stores.folder.reading import read_file
 from penstock.stores.folder.store import FolderStore
 from penstock.stores.folder.voc import list_voc, xml_text
 from penstock.stores.index_builder import IndexBuilder
-from penstock.stores.placing import Lock, no_space, put_in_place, remove
+from penstock.stores.placing import Lock, already_there, no_space, put_in_place, remove
 from penstock.stores.records import (
     EncodedImage,
     EncodedRecord,
@@ -95,6 +95,7 @@ class FolderWriter:
         metadata: Mapping[str, Any] | None = None,
         what: str = "",
         resume: bool = False,
+        overwrite: bool = True,
         index: Literal["auto", "always"] = "auto",
     ) -> None:
         """Begin a folder, or go on with one.
@@ -105,13 +106,15 @@ class FolderWriter:
             metadata: Any JSON.
             what: Says what is being packed, and how; a resumed writer has to be given the same.
             resume: Whether to go on with what an interrupted writer left, if it left anything.
+            overwrite: Whether a folder that a writer made may be replaced.
             index: "always" adds the index file, with a checksum of every image, also where a
                 listing would do: then files that are changed or removed later are noticed, and ones
                 that are added are not seen.
 
         Raises:
             StoreError: the folder has files that no writer put there, or that were changed since;
-                another writer is at it; what it left is of another source.
+                another writer is at it; what it left is of another source; the folder may not be
+                replaced.
             ConfigError: `index` is neither of the two.
         """
         if index not in ("auto", "always"):
@@ -124,6 +127,8 @@ class FolderWriter:
         self._has_failed = False
         if not (resume and self._store_of_the_same() is not None):
             refuse_to_replace(self._place)
+            if not overwrite and self._place.is_dir() and os.listdir(self._place):
+                raise already_there(self.address, resume=resume)
         self._partial = self._place.with_name(self._place.name + ".partial")
         self._is_index_wanted = index == "always"
         self._built = IndexBuilder()

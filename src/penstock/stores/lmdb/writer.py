@@ -34,7 +34,14 @@ from penstock.stores.lmdb.store import (
     position_keys,
     shard_name,
 )
-from penstock.stores.placing import Lock, no_room_for, no_space, put_in_place, remove
+from penstock.stores.placing import (
+    Lock,
+    already_there,
+    no_room_for,
+    no_space,
+    put_in_place,
+    remove,
+)
 from penstock.stores.records import EncodedRecord, decode_record, encode_record, is_pair
 from penstock.stores.store import other_source
 
@@ -61,6 +68,7 @@ class LMDBWriter:
         metadata: Mapping[str, Any] | None = None,
         what: str = "",
         resume: bool = False,
+        overwrite: bool = True,
         map_bytes: int = _FIRST_MAP_BYTES,
         transaction_bytes: int = _TRANSACTION_BYTES,
     ) -> None:
@@ -72,11 +80,13 @@ class LMDBWriter:
             metadata: Any JSON, for the index.
             what: Says what is being packed, and how; a resumed writer has to be given the same.
             resume: Whether to go on with what an interrupted writer left, if it left anything.
+            overwrite: Whether a store that is there may be replaced.
             map_bytes: Address space to begin with; it is doubled as often as it is full.
             transaction_bytes: Size from which records are brought to disk.
 
         Raises:
-            StoreError: another writer is at it, or what it left is of another source.
+            StoreError: another writer is at it, what it left is of another source, or there is a
+                store that may not be replaced.
         """
         self._address = f"lmdb:{path}"
         self._path = Path(os.path.realpath(path))  # through a link, its target is replaced
@@ -95,12 +105,14 @@ class LMDBWriter:
         _check_file_replaceable(self._path)
         self._lock = Lock(self._path.with_name(self._path.name + ".partial.lock"), self._path)
         try:
-            if not resume:
+            found = what_is_in(self._path)
+            self.finished = resume and found == what
+            if not overwrite and found is not None and not self.finished:
+                raise already_there(self._address, resume=resume)
+            if self.finished or not resume:
                 _remove_partial(self._partial)
-            elif what_is_in(self._path) == what:
-                _remove_partial(self._partial)
+            if self.finished:
                 self._found = self._of_finished()
-                self.finished = True
                 return
             self._open()
             self._go_on()
@@ -277,6 +289,7 @@ class ShardedLMDBWriter:
         metadata: Mapping[str, Any] | None = None,
         what: str = "",
         resume: bool = False,
+        overwrite: bool = True,
         transaction_bytes: int = _TRANSACTION_BYTES,
     ) -> None:
         """Begin a store, or go on with one.
@@ -289,10 +302,12 @@ class ShardedLMDBWriter:
             metadata: For the index of each.
             what: Says what is being packed.
             resume: Whether to go on with what was left.
+            overwrite: Whether shards that are there may be replaced.
             transaction_bytes: Size from which records are brought to disk.
 
         Raises:
-            StoreError: another writer is at it, or what it left is of another source.
+            StoreError: another writer is at it, what it left is of another source, or there are
+                shards that may not be replaced.
         """
         self._address = f"lmdb:{path}"
         self._path = Path(os.path.realpath(path))  # through a link, its target is replaced
@@ -315,13 +330,12 @@ class ShardedLMDBWriter:
         _check_replaceable(self._path)
         self._lock = Lock(self._path.with_name(self._path.name + ".partial.lock"), self._path)
         try:
-            if not resume:
-                _remove_partial(self._partial)
-            elif self._is_finished():
-                _remove_partial(
-                    self._partial
-                )  # the old folder, if the kill came after the exchange
-                self.finished = True
+            self.finished = resume and self._is_finished()
+            if not overwrite and not self.finished and _has_entries(self._path):
+                raise already_there(self._address, resume=resume)
+            if self.finished or not resume:
+                _remove_partial(self._partial)  # the old folder, if it was killed after exchanging
+            if self.finished:
                 return
             self._partial.mkdir(exist_ok=True)
             self._take_over()
@@ -476,6 +490,10 @@ def _check_file_replaceable(path: Path) -> None:
         f"{path} is a file that Penstock did not pack, or a damaged one, and would be replaced: "
         "name another, or remove it."
     )
+
+
+def _has_entries(path: Path) -> bool:
+    return path.is_dir() and bool(os.listdir(path))
 
 
 def _check_replaceable(path: Path) -> None:

@@ -37,6 +37,7 @@ from penstock.stores.mongo.layout import (
     partial_of,
 )
 from penstock.stores.mongo.lock import MongoLock
+from penstock.stores.placing import already_there
 from penstock.stores.records import EncodedRecord, decode_record, encode_record, is_pair
 from penstock.stores.store import other_source
 
@@ -72,6 +73,7 @@ class MongoWriter:
         metadata: Mapping[str, Any] | None = None,
         what: str = "",
         resume: bool = False,
+        overwrite: bool = True,
         client_options: Mapping[str, Any] | None = None,
         retry_s: float = 60.0,
         message_bytes: int = _MESSAGE_BYTES,
@@ -85,6 +87,7 @@ class MongoWriter:
             metadata: Any JSON, for the index.
             what: Says what is being packed, and how; a resumed writer has to be given the same.
             resume: Whether to go on with what an interrupted writer left, if it left anything.
+            overwrite: Whether a collection that Penstock made may be replaced.
             client_options: For `pymongo.MongoClient`.
             retry_s: Seconds for which a write waits for a server that went away; one that has never
                 answered is waited for 5 s at most.
@@ -93,7 +96,7 @@ class MongoWriter:
 
         Raises:
             StoreError: another writer is at it, what it left is of another source, or the
-                collection is one that Penstock did not make.
+                collection is one that Penstock did not make, or that may not be replaced.
             StoreUnreachable: the server does not answer.
             ConfigError: the URI or an option is wrong.
         """
@@ -118,19 +121,21 @@ class MongoWriter:
         self._has_failed = False
         try:
             self._lock = MongoLock(self._connection(), self._address)
-            self._begin(resume=resume)
+            self._begin(resume=resume, overwrite=overwrite)
         except BaseException:
             self.close()
             raise
         self._disconnect()  # workers may be forked before the first records come
 
-    def _begin(self, *, resume: bool) -> None:
+    def _begin(self, *, resume: bool, overwrite: bool) -> None:
         run = self._connection().run
         run("write", self._check_destination)
         pack = run("write", lambda database: self._partial(database).find_one({"_id": PACK_ID}))
         self._finished = self._complete() if resume and pack is None else None
         if self._finished is not None:
             return
+        if not overwrite and run("read", self._is_there):
+            raise already_there(self.address, resume=resume)
         if not resume or pack is None:
             run("write", self._start_anew)
         elif not self._is_same(pack):
@@ -165,6 +170,9 @@ class MongoWriter:
                     f"{self._address.sibling(name)} holds documents that Penstock did not write, "
                     "and packing would drop them. Pack under another name, or drop them yourself."
                 )
+
+    def _is_there(self, database: Database[Any]) -> bool:
+        return database[self._address.collection].find_one({}, {"_id": 1}) is not None
 
     def _start_anew(self, database: Database[Any]) -> None:
         partial = self._partial(database)

@@ -3,7 +3,7 @@
 
 from __future__ import annotations
 
-from penstock.vision.convert.convert import ConvertReport, convert
+from penstock.vision.convert.conversion import ConvertReport, convert
 from penstock.vision.convert.sources import FORMATS, Source
 
 __all__ = ["FORMATS", "ConvertReport", "Source", "convert"]

@@ -24,6 +24,7 @@ if TYPE_CHECKING:
 __all__ = ["FORMATS", "Collection", "Source", "read_source"]
 
 FORMATS: Final = ("voc", "imglab", "yolo", "landmarks", "image-list")
+"""The forms of annotations that are read and written, by their names."""
 _COLUMNS: Final = (
     "num_landmarks", "layout", "has_box", "box_format", "box_at", "classes", "missing", "origin",
     "root", "separator",

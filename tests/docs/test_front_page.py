@@ -1,0 +1,19 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The program of docs/index.md runs as a script, and prints what it says."""
+
+from __future__ import annotations
+
+import re
+import sys
+
+from tests.docs.pages import ROOT, blocks_of, run
+
+PAGE = ROOT / "docs/index.md"
+
+
+def test_the_python_of_the_page_prints_what_it_says(tmp_path, until):
+    (program,) = (b for b in blocks_of(PAGE.read_text("utf-8")) if b.language == "python")
+    (tmp_path / "squares.py").write_text(program.body)
+    done = run([sys.executable, "squares.py"], until=until, cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    assert set(done.stdout.splitlines()) == {re.search(r"\)  # (.*)$", program.body, re.M)[1]}

@@ -174,8 +174,9 @@ def test_an_error_of_the_dataset_is_told_in_a_line(workers, capsys):
     options = [*SHORT, "--workers", workers]
     assert main(["tune", "numbers_to_tune:Broken", *options]) == 1
     said = capsys.readouterr().err
-    assert re.search(r"numbers_to_tune.py, line \d+: ValueError: no such number \(while .*\)", said)
-    assert re.search(r"while reading sample \d+ of the dataset|while reading sample \d+", said)
+    assert re.search(r"ValueError: no such number \(while reading sample \d+", said)
+    # What a worker raised comes without its frames.
+    assert workers == "1" or re.search(r"numbers_to_tune\.py, line \d+: ValueError", said)
 
 
 def test_broken_photos_are_named_and_others_take_their_place(tmp_path, capsys):

@@ -106,4 +106,4 @@ def _times(entry: Entry, deed: Deed) -> str:
 
 
 def _seconds(seconds: float) -> str:
-    return f"{seconds:.1f} s" if seconds >= 0.95 else f"{seconds * 1e3:.0f} ms"
+    return f"{seconds:.1f} s" if seconds >= 0.095 else f"{seconds * 1e3:.0f} ms"

@@ -56,11 +56,9 @@ def kept_generators(dataset: object) -> list[KeptGenerator]:
     and what Penstock's classes keep for themselves are left out.
 
     Example:
-        >>> class Noisy:
-        ...     def __init__(self):
-        ...         self.rng = np.random.default_rng(0)
-        >>> [str(kept) for kept in kept_generators(Noisy())]
-        ['Noisy.rng (numpy.random.Generator)']
+        >>> dataset = types.SimpleNamespace(rng=np.random.default_rng(0))
+        >>> [str(kept) for kept in kept_generators(dataset)]
+        ['SimpleNamespace.rng (numpy.random.Generator)']
     """
     return list(_found(dataset, type(dataset).__name__))
 

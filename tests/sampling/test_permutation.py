@@ -408,8 +408,9 @@ def test_fixed_points_are_as_many_as_in_random_orders(n):
     ],
 )
 def test_an_argument_outside_its_range_is_named(n, seed, error, message):
-    with pytest.raises(error, match=f"^{re.escape(message)}$"):
+    with pytest.raises(error) as caught:
         Permutation(n, seed)
+    assert str(caught.value) == message
 
 
 @pytest.mark.parametrize("n", [5, 5000])

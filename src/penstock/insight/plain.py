@@ -98,7 +98,8 @@ def read_as(kind: Any, value: Any, where: str) -> Any:  # noqa: ANN401 - a type,
         where: What it is called in messages.
 
     Raises:
-        ConfigError: a part is missing, unknown, or of another type.
+        ConfigError: a part is missing, unknown, or of another type. A field that was added to a
+            dataclass after others had been written says so by `metadata={"older_lack_it": True}`.
     """
     origin, args = typing.get_origin(kind), typing.get_args(kind)
     if is_dataclass(kind):
@@ -130,14 +131,15 @@ def _read_dataclass(kind: Any, value: Any, where: str) -> Any:  # noqa: ANN401
     _expect(isinstance(value, Mapping), "an object", value, where)
     hints = typing.get_type_hints(kind)
     names = [f.name for f in fields(kind)]
-    missing = [name for name in names if name not in value]
+    needed = [f.name for f in fields(kind) if not f.metadata.get("older_lack_it")]
+    missing = [name for name in needed if name not in value]
     unknown = [name for name in value if name not in names]
     if missing or unknown:
         raise ConfigError(
             f"The recording is damaged: {where} lacks {missing} and has {unknown}, which is not "
             "known."
         )
-    return kind(**{name: read_as(hints[name], value[name], f"{where}.{name}") for name in names})
+    return kind(**{name: read_as(hints[name], v, f"{where}.{name}") for name, v in value.items()})
 
 
 def _read_list(kind: Any, value: Any, where: str) -> list[Any]:  # noqa: ANN401

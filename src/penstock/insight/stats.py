@@ -230,4 +230,4 @@ class Stats:
     slowest: tuple[SlowSample, ...] = ()
     sources: tuple[Source, ...] = ()
     cores: float = 0.0
-    replaced_workers: int = 0
+    replaced_workers: int = field(default=0, metadata={"older_lack_it": True})

@@ -16,6 +16,9 @@ import penstock
 from penstock.torch import DataLoader
 from penstock.vision import Albumentations, VOCDetection, detection_collate
 
+# What Penstock says of a chain that is not wrapped is tests/randomness/test_kept.py's.
+pytestmark = pytest.mark.filterwarnings("ignore:seed=. does not reach what the dataset keeps")
+
 
 def told(tree):
     """A batch to the last bit."""

@@ -27,7 +27,10 @@ _MOST_OBJECTS: Final = 200  # that are looked at
 _MOST_PARTS: Final = 32  # of one list
 _OPAQUE: Final = (type, types.ModuleType, types.FunctionType, types.MethodType, np.ndarray)
 # Data and models, with thousands of objects in them and none that draws.
-_LIBRARIES: Final = frozenset(("numpy", "torch", "pandas", "pyarrow", "PIL", "cv2", "threading"))
+# Not "datasets" either: Hugging Face's shuffle keeps one for its order, and deals it out by epoch.
+_LIBRARIES: Final = frozenset(
+    ("numpy", "torch", "pandas", "pyarrow", "PIL", "cv2", "datasets", "threading")
+)
 _SEEDED: Final = "penstock.vision.transforms.adapters"  # gives its transform the sample's generator
 
 

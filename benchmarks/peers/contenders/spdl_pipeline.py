@@ -370,7 +370,7 @@ CONTENDERS = [
         libraries=("spdl.pipeline", "spdl.source.utils", "spdl.io", "simplejpeg", "cv2"),
         settings=(
             f"{_THREADS} ({_DOCS}/getting_started/execution_models.html, MT); photos decoded one "
-            "by one with simplejpeg and OpenCV in 2 threads, which takes less CPU than spdl.io, "
+            "by one with simplejpeg and OpenCV in 2 threads, "
             "then aggregate(64) and one thread that stacks; packed: a tar file, listed by "
             "spdl.io.iter_tarfile; tiny: the source yields the numbers of a batch's rows"
         ),

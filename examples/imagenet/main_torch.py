@@ -16,6 +16,7 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
+import torch.distributed.nn  # before there is a group, or it holds it beyond the end
 from folder import EvalTransform, ImageFolder, TrainTransform
 from models import ARCHITECTURES, make_model
 from torch import Tensor, nn

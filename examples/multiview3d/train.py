@@ -14,6 +14,7 @@ import warnings
 from pathlib import Path
 
 import torch
+import torch.distributed.nn  # before there is a group, or it holds it beyond the end
 
 with warnings.catch_warnings():
     # mmengine 0.10.7 uses parts of torch that are deprecated by now.

@@ -14,6 +14,7 @@ import warnings
 from pathlib import Path
 
 import torch
+import torch.distributed.nn  # see tests.distributed.launching.TORCHRUN
 import torch.utils.data
 from accelerate import Accelerator
 from accelerate.utils import DataLoaderConfiguration, set_seed

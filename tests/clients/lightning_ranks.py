@@ -10,6 +10,7 @@ import warnings
 from pathlib import Path
 
 import torch
+import torch.distributed.nn  # see tests.distributed.launching.TORCHRUN
 from tests.clients.torchvision_operators import declare_missing
 from torch.utils.data import WeightedRandomSampler
 

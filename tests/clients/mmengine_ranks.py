@@ -7,7 +7,7 @@ import json
 import sys
 from pathlib import Path
 
-import torch.distributed
+import torch.distributed.nn  # see tests.distributed.launching.TORCHRUN
 from tests.clients import test_mmengine as one_process
 
 

@@ -16,6 +16,7 @@ import warnings
 from pathlib import Path
 
 import torch
+import torch.distributed.nn  # see tests.distributed.launching.TORCHRUN
 import torch.utils.data
 from tests.clients.torchvision_operators import declare_missing
 

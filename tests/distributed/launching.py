@@ -14,6 +14,10 @@ import psutil
 ROOT = Path(__file__).parents[2]
 TIMEOUT_S = 100  # below pytest's faulthandler_timeout; some 10 s are usual
 OF_TORCHRUN = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "MASTER_ADDR", "MASTER_PORT")
+# What it starts imports torch.distributed.nn first. The functions there (torch 2.13) have the group
+# of the moment of the import for a default argument, and DistributedDataParallel imports it: only
+# then imported, it keeps gloo's threads beyond destroy_process_group, and one that drops a tensor
+# while Python ends aborts the process ("terminate called without an active exception").
 TORCHRUN = (sys.executable, "-m", "torch.distributed.run", "--local-addr", "127.0.0.1")
 
 

@@ -20,6 +20,7 @@ from pathlib import Path
 import numpy as np
 import torch
 import torch.distributed as dist
+import torch.distributed.nn  # see tests.distributed.launching.TORCHRUN
 from tests.distributed.loaders import loader_of, taken
 from tests.distributed.training import train, validate_in_all_ways
 

@@ -19,6 +19,7 @@ from pathlib import Path
 import psutil
 import torch
 import torch.distributed as dist
+import torch.distributed.nn  # see tests.distributed.launching.TORCHRUN
 from tests.process.seeded_datasets import Noise, Resumable
 
 from penstock.ranks import current_rank

@@ -109,9 +109,12 @@ class Section:
 
 
 def number(value: float, digits: int = 3) -> str:
-    """Return a number with so many significant digits, thousands separated, never as 1e+05."""
-    if value == 0:
-        return "0"
+    """Return a number with so many significant digits, thousands separated, never as 1e+05.
+
+    With `digits=0` it is a whole number, all of whose digits count.
+    """
+    if value == 0 or digits == 0:
+        return f"{value:,.0f}"
     places = digits - 1 - _exponent(value)
     return f"{round(value, places):,.{max(places, 0)}f}"
 
@@ -266,7 +269,7 @@ _WORKS: Final = (
             Figure("s", _value("resume-restore"), lower=True),
             Figure("start without resuming, s", _more("resume-save", "first batch s"), lower=True),
             Figure("CPU s", _of("resume-restore", lambda reading: reading["cpu_s"]), lower=True),
-            Figure("state bytes", _value("resume-save"), lower=True, digits=6),
+            Figure("state bytes", _value("resume-save"), lower=True, digits=0),
             Figure("µs per batch before", _more("resume-save", "us/batch"), lower=True),
         ),
         ("resume", ("torchdata StatefulDataLoader",)),

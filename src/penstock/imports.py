@@ -71,7 +71,7 @@ def install_command(*extras: str) -> str:
         option = "-e " if origin["dir_info"].get("editable") else ""
         return f'pip install {option}"{unquote(urlsplit(origin["url"]).path)}[{names}]"'
     if "archive_info" in origin:
-        return f'pip install "penstock[{names}] @ {origin["url"]}"'
+        return f'pip install "penstock[{names}] @ {origin["url"].partition("?")[0]}"'
     if "vcs_info" in origin:
         vcs = origin["vcs_info"]
         address = f"{vcs['vcs']}+{origin['url']}@{vcs['commit_id']}"

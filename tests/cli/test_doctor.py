@@ -95,6 +95,17 @@ def found(as_json):
     return {finding["name"]: finding for finding in json.loads(as_json[1])["findings"]}
 
 
+def test_it_can_be_called_where_the_path_begins_with_no_folder():
+    program = (
+        "import sys; assert sys.path[0] == ''\n"
+        "from penstock.__main__ import main; main(['doctor', '--json'])"
+    )
+    status, out, err = output_of([sys.executable, "-c", program])
+    assert err == ""
+    assert json.loads(out)["findings"]
+    assert status in (0, 1)
+
+
 def in_child(change, look):
     """Change something of a new process, and return findings of it by name."""
     program = (

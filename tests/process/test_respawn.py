@@ -357,7 +357,7 @@ def test_a_slow_batch_is_told_from_a_stuck_worker():
     assert "stuck worker" not in str(e.value)
 
 
-def test_under_a_policy_a_slow_worker_is_waited_for_and_a_stuck_one_counted():
+def test_under_a_policy_a_slow_worker_is_waited_for():
     loader = Loader(Slow(), batch_size=48, num_workers=1, timeout=0.5, on_error="replace")
     with pytest.warns(RuntimeWarning, match=r"slow and not stuck: \d+ of 48 samples") as warned:
         (batch,) = loader
@@ -365,6 +365,86 @@ def test_under_a_policy_a_slow_worker_is_waited_for_and_a_stuck_one_counted():
     assert batch[:, 0].tolist() == list(range(48))
     assert loader.failures == []
     assert loader.stats().replaced_workers == 0
+
+
+class SlowAtLast(Noise):
+    """Quick samples, which nobody times, and then a batch that takes longer than `timeout`."""
+
+    def __getitem__(self, index):
+        if index >= self.length - 40:
+            time.sleep(0.03)
+        return super().__getitem__(index)
+
+
+def test_a_worker_whose_samples_were_quick_is_not_taken_for_stuck_when_they_are_not():
+    policy = FaultPolicy("raise", max_respawns=3)
+    loader = Loader(SlowAtLast(400), batch_size=40, num_workers=1, timeout=0.5, on_error=policy)
+    with pytest.warns(RuntimeWarning, match=r"slow and not stuck: \d+ of 40 samples"):
+        batches = list(loader)
+    assert np.concatenate(batches)[:, 0].tolist() == list(range(400))
+    assert loader.stats().replaced_workers == 0
+
+
+class SlowStream(IterableDataset):
+    """Ends its first worker; whoever comes after it has to take the same samples again."""
+
+    def __init__(self, mark):
+        self.mark = mark
+
+    def __iter__(self):
+        for index in shard(range(60)):
+            time.sleep(0.03)
+            if index == 40 and not self.mark.exists():
+                self.mark.touch()
+                os._exit(3)
+            yield np.array([index])
+
+
+def test_a_new_worker_that_takes_long_to_find_its_place_is_not_taken_for_stuck(tmp_path):
+    policy = FaultPolicy("raise", max_respawns=2)
+    dataset = SlowStream(tmp_path / "dead")
+    loader = Loader(dataset, batch_size=5, num_workers=1, timeout=0.5, on_error=policy)
+    with pytest.warns(RuntimeWarning, match="slow and not stuck: while it began an epoch"):
+        batches = list(loader)
+    assert np.concatenate(batches).ravel().tolist() == list(range(60))
+    assert loader.stats().replaced_workers == 1
+
+
+class SlowRest(Noise):
+    """All but the first batch of 4 take longer than `timeout`, and no sample does."""
+
+    def __getitem__(self, index):
+        if index >= 4:
+            time.sleep(0.3)
+        return super().__getitem__(index)
+
+
+def test_what_is_left_of_an_epoch_that_was_given_up_makes_no_worker_stuck():
+    loader = Loader(
+        SlowRest(8), batch_size=4, num_workers=1, timeout=0.7, persistent_workers=True,
+        on_error=FaultPolicy("raise", max_respawns=2),
+    )  # fmt: skip
+    next(iter(loader))  # the second batch is begun, and nobody will ask for it
+    with pytest.warns(RuntimeWarning, match="slow and not stuck: .* samples of an earlier epoch"):
+        assert len(list(loader)) == 2
+    assert loader.stats().replaced_workers == 0
+
+
+def test_looking_at_a_worker_again_and_again_leaves_room_for_its_last_words():
+    loader = Loader(Stuck(), batch_size=4, num_workers=1, timeout=20.0, persistent_workers=True)
+    stream = iter(loader)
+    for _ in range(3):
+        next(stream)
+    backend = stream._stream._backend
+    while "sample 13" not in backend.diagnose(0, with_stacks=False).words:
+        pass
+    logbook = backend._workers[0].logbook
+    for _ in range(1000):
+        standing = backend.diagnose(0, with_stacks=False)
+        assert "sample 13 of step 3" in standing.words
+        assert "wait_for_nothing" not in standing.words
+    assert logbook.new_stacks() == ""
+    assert "wait_for_nothing" in backend.diagnose(0, with_stacks=True).words
 
 
 def segfault():

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import random
 import warnings
+import weakref
 from types import SimpleNamespace
 
 import numpy as np
@@ -40,6 +41,14 @@ class Kept:
 class Jitter:
     def __init__(self, rng):
         self.rng = rng
+
+
+class Module(torch.nn.Module):
+    """A transform with state, and one that holds another: torch keeps it in a dict."""
+
+    def __init__(self, rng=None, inner=None):
+        super().__init__()
+        self.rng, self.inner = rng, inner
 
 
 def paths_of(**attributes):
@@ -80,6 +89,30 @@ def test_the_processs_own_generators_samplers_and_data_are_none():
         )
         == []
     )
+
+
+def test_lists_and_dicts_of_them_are_looked_into_and_plain_values_take_nobodys_place():
+    rng = np.random.default_rng(0)
+    assert paths_of(rngs=[rng, None, rng]) == ["Kept.rngs[0]", "Kept.rngs[2]"]
+    found = paths_of(steps={"train": Jitter(rng), 3: rng})
+    assert found == ["Kept.steps[3]", "Kept.steps['train'].rng"]
+    columns = {f"column_{k}": [f"{k}.{n}" for n in range(32)] for k in range(20)}
+    assert paths_of(**columns, transform=Jitter(rng)) == ["Kept.transform.rng"]
+    outer = Module(inner=Module(rng))
+    assert paths_of(module=outer) == ["Kept.module._modules['inner'].rng"]
+
+
+def test_no_code_of_what_is_kept_runs():
+    class Lazy:
+        @property
+        def __class__(self):
+            raise AssertionError("it was asked for its class")
+
+    lazy, rng = Lazy(), np.random.default_rng(0)
+    dead = weakref.proxy(Jitter(None))
+    odd = type("Odd", (), {"__module__": None})()
+    odd.rng = rng
+    assert paths_of(lazy=lazy, dead=dead, odd=odd) == ["Kept.odd.rng"]
 
 
 def test_a_ring_of_objects_is_looked_at_once():

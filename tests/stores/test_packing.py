@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import errno
 import io
 import os
 import random
@@ -18,7 +19,7 @@ from PIL import Image
 
 from penstock.data import ArrayDataset, ConcatDataset, IterableDataset, Subset
 from penstock.errors import ConfigError, StoreError
-from penstock.stores import EncodedImage, LMDBDataset, open_store, pack
+from penstock.stores import EncodedImage, LMDBDataset, open_store, pack, placing
 from penstock.stores.packing import PackProgress
 
 
@@ -494,6 +495,64 @@ def test_a_source_that_has_changed_is_not_mixed_with_what_is_there(tmp_path, num
     report = pack(Numbers(), address, resume=True, **options)
     assert report.num_resumed == 48
     assert [int(array[0]) for array, _ in samples_of(address)] == list(range(60))
+
+
+@pytest.mark.parametrize("place", ["lmdb:{}/a.lmdb", "folder:{}/a"])
+def test_where_nothing_could_be_packed_no_store_is_made(tmp_path, place):
+    address = place.format(tmp_path)
+    path = address.partition(":")[2]
+    with pytest.raises(StoreError, match=r"none of 6 samples could be packed.*cannot read 0\.jpg"):
+        pack(Photos(broken=range(6)), address, on_error="skip")
+    assert not os.path.exists(path)
+    report = pack(Photos(), address, on_error="skip", resume=True)
+    assert (report.num_records, report.num_resumed, len(samples_of(address))) == (6, 0, 6)
+
+
+def test_a_run_that_leaves_broken_images_out_goes_on_behind_one_that_did_not(tmp_path):
+    address = f"lmdb:{tmp_path}/a.lmdb"
+
+    class Interrupted(Photos):
+        fail_at = 30
+
+        def __getitem__(self, index):
+            if index == self.fail_at:
+                raise KeyboardInterrupt
+            return super().__getitem__(index)
+
+    data = Interrupted(40)
+    for index in (0, 15, 35):  # the first, and the last that is packed: both are compared
+        data.files[index] = data.files[index][:900]
+    with pytest.raises(KeyboardInterrupt):
+        pack(data, address, num_workers=0)
+    data.fail_at = None
+    options = {"on_error": "skip", "check_images": True, "num_workers": 0}
+    report = pack(data, address, resume=True, **options)
+    assert report.num_resumed == 16
+    assert [failure.index for failure in report.left_out] == [35]
+    assert report.num_records == 39
+
+
+def test_where_two_folders_cannot_change_places_at_once_nothing_else_is_lost(tmp_path, monkeypatch):
+    pack(Photos(2), f"folder:{tmp_path}/a")
+    (tmp_path / "a.old").write_text("a backup of the user's")
+    monkeypatch.setattr(placing, "_renameat2", lambda: None)
+    pack(Photos(3), f"folder:{tmp_path}/a", overwrite=True)
+    assert len(samples_of(f"folder:{tmp_path}/a")) == 3
+    assert sorted(os.listdir(tmp_path)) == ["a", "a.old"]
+
+    def failing(source, target, rename=os.rename):
+        if str(target).endswith("/a") and str(source).endswith("/a.partial"):
+            raise OSError(errno.EIO, "the disk is away")
+        rename(source, target)
+
+    monkeypatch.setattr(os, "rename", failing)
+    with pytest.raises((OSError, StoreError), match="the disk is away"):
+        pack(Photos(4), f"folder:{tmp_path}/a", overwrite=True)
+    assert len(samples_of(f"folder:{tmp_path}/a")) == 3
+    monkeypatch.undo()
+    report = pack(Photos(4), f"folder:{tmp_path}/a", overwrite=True, resume=True)
+    assert (report.num_records, report.num_resumed) == (4, 4)
+    assert sorted(os.listdir(tmp_path)) == ["a", "a.old"]
 
 
 @pytest.mark.parametrize("num_shards", [1, 3])

@@ -275,7 +275,7 @@ def test_one_hang_in_set_epoch_is_the_death_of_one_worker_only():
     other = backend._workers[(teller.worker_id + 1) % 3]
     while other.held_up_by is None:  # it has yet to come that far
         other.thread.join(0.001)
-    text = backend.diagnose(other.worker_id).words
+    text = backend.diagnose(other.worker_id, with_stacks=True).words
     assert text.startswith(f"waiting for {teller}, which is in set_epoch of the dataset:")
     assert "self.free.wait()" in text
     backend.kill(other.worker_id, "the test says so")
@@ -320,7 +320,8 @@ def test_a_death_by_force_tells_the_stack():
     backend = opened(Numbers(make))
     backend.submit(1, 0, [3, 4])
     assert reached.wait(30)
-    assert "free.wait()" in backend.diagnose(1).words
+    assert "free.wait()" in backend.diagnose(1, with_stacks=True).words
+    assert "free.wait()" not in backend.diagnose(1, with_stacks=False).words
     backend.kill(1, "the test says so")
     backend.kill(1, "and says it again")
     (death,) = backend.events(30.0)

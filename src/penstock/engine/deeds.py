@@ -39,8 +39,9 @@ class Standing(NamedTuple):
     """How far a worker is that is waited for.
 
     Attributes:
-        words: What it is doing, for how long, and the stacks of its threads.
-        still_s: Seconds since it moved on last, to another sample or phase; None if not known.
+        words: What it is doing, for how long, and the stacks of its threads if they were asked for.
+        still_s: Seconds since it moved on last, to another sample or phase; None if not known. A
+            batch that is read in one call is one piece.
         pace: How far it is, as "39 of 80 samples in 2.0 s"; empty if not known.
     """
 
@@ -66,7 +67,9 @@ def deed_of(entry: Entry, tasks: Mapping[int, object], recipe: Recipe, round_: i
     if recipe.is_iterable:
         return Deed(entry.step, None, f"{doing} a batch of its share of the dataset")
     keys = keys_of(tasks[entry.step])
-    if entry.number is None:
+    # Another thread's notes may be read while it makes them: then the number is of another step.
+    is_torn = recipe.is_batched and entry.number is not None and entry.number >= len(keys)
+    if entry.number is None or is_torn:
         named = note_samples(recipe.dataset, keys if recipe.is_batched else [keys])
         return Deed(entry.step, None, f"{doing} {named} of step {entry.step}")
     if entry.has_substitute:
@@ -87,8 +90,11 @@ def standing_of(entry: Entry, deed: Deed, tasks: Mapping[int, object], stacks: s
         stacks: Of its threads; empty if there are none.
     """
     words = f"{deed.words}{_times(entry, deed)}" + (f":\n{stacks}" if stacks else "")
+    still_s = entry.still_s
+    if still_s is None and entry.number is None and deed.step is not None:
+        still_s = entry.task_s  # no sample of it was begun: all are read in one call
     if deed.step is None or entry.still_s is None:
-        return Standing(words, entry.still_s)
+        return Standing(words, still_s)
     # A single one where the sampler gives no list: then there is nothing to count.
     count = len(keys) if isinstance(keys := keys_of(tasks[deed.step]), Sized) else 1
     done = count if entry.number is None else entry.number

@@ -436,8 +436,8 @@ class Stream:
     def _on_timeout(self) -> float:
         """End the worker that keeps us waiting, if it is stuck and another may take its place.
 
-        One that has moved on to another sample within the time is slow: a new one would take as
-        long for its batch, so it is waited for.
+        One that has moved on within the time, to another sample or another task, is slow: a new one
+        would take as long for its batch, so it is waited for.
 
         Returns:
             How many seconds more to wait before it is stuck; 0.0 if it was ended.
@@ -446,12 +446,15 @@ class Stream:
             WorkerTimeout: no other may take its place. The message holds the worker's stacks.
         """
         timeout_s, worker_id = self._plan.timeout_s, self._order.awaited_worker
-        standing = Standing("") if worker_id is None else self._backend.diagnose(worker_id)
-        still_s = timeout_s if standing.still_s is None or not standing.pace else standing.still_s
+        is_replaced = worker_id is not None and self._plan.recipe.faults.max_respawns > 0
+        standing = Standing("")
+        if worker_id is not None:
+            standing = self._backend.diagnose(worker_id, with_stacks=not is_replaced)
+        still_s = timeout_s if standing.still_s is None else standing.still_s
         is_slow = still_s < timeout_s * _MOVES_ON  # else it may as well have got stuck meanwhile
-        if worker_id is not None and self._plan.recipe.faults.max_respawns:
+        if worker_id is not None and is_replaced:
             if is_slow:
-                self._warn_of_slow_batch(worker_id, standing.pace)
+                self._warn_of_slow_batch(worker_id, standing.pace or standing.words)
             if still_s < timeout_s:
                 return timeout_s - still_s
             why = f"no batch came within timeout={timeout_s} seconds"
@@ -461,7 +464,7 @@ class Stream:
             f"DataLoader timed out after {timeout_s} seconds: no batch came from "
             f"{self._plan.num_workers} workers. "
         )
-        if is_slow:
+        if is_slow and standing.pace:
             message += (
                 f"The batch is slow, and its worker is not stuck: {standing.pace}. Raise `timeout` "
                 "or lower batch_size."

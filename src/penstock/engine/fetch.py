@@ -67,6 +67,7 @@ class Fetcher:
         self._recipe = recipe
         self._isolated = isolated
         self._notes = notes = notes or Notes()
+        notes.is_watched = recipe.faults.max_respawns > 0
         self._map = None if recipe.is_iterable else MapReader(recipe, notes)
         self._streams = None
         if recipe.seed is not None and not (self._map and self._map.draws_nothing):

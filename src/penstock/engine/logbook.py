@@ -40,6 +40,7 @@ _RSS_UNIT: Final = 1 if sys.platform == "darwin" else 1024  # of ru_maxrss
 # Asks a worker for its stacks. A real-time signal: no program uses this one by habit.
 _STACKS_SIGNAL: Final = signal.SIGRTMAX - 3 if hasattr(signal, "SIGRTMAX") else signal.SIGUSR2
 _LONGEST_DUMP_S: Final = 2.0
+_READS: Final = 100  # of a note that changes while it is read; one takes some microseconds
 _OUR_FRAME: Final = f"{os.sep}penstock{os.sep}engine{os.sep}"
 
 
@@ -105,7 +106,7 @@ class Notes:
     tells of no memory: the process's is the trainer's.
     """
 
-    __slots__ = ("_cells", "_key", "_num_tasks", "_stopwatch", "_tells_memory")
+    __slots__ = ("_cells", "_key", "_num_tasks", "_stopwatch", "_tells_memory", "is_watched")
 
     def __init__(
         self,
@@ -118,6 +119,9 @@ class Notes:
             page: Of the logbook.
             cpu_clock: The worker's CPU time in nanoseconds: of its process, or of its thread alone.
         """
+        # Whether it matters how long each sample takes, also where samples are quick: a worker that
+        # does not move on is replaced.
+        self.is_watched = False
         self._num_tasks = 0
         self._tells_memory = page is not None
         self._stopwatch = Stopwatch(len(Phase), cpu_clock)
@@ -155,6 +159,8 @@ class Notes:
         self._cells[_NUMBER] = number
         if self._stopwatch.times_samples:
             self._cells[_AT_IT_SINCE] = self._stopwatch.begin_sample()
+        elif self.is_watched:
+            self._cells[_AT_IT_SINCE] = time.monotonic_ns()
 
     def batch_of(self, num_samples: int) -> None:
         """Note how many samples the batch has."""
@@ -241,15 +247,20 @@ class Logbook:
         self.fd = -1
 
     def read(self) -> Entry:
-        """Return the last note."""
-        cells = self._bytes[:_KEY_AT].cast("q").tolist()
-        key = bytes(self._bytes[_KEY_AT : _KEY_AT + cells[_KEY_BYTES]])
+        """Return the last note, of a worker that may be making another one meanwhile."""
+        for _ in range(_READS):
+            cells = self._bytes[:_KEY_AT].cast("q").tolist()
+            key = bytes(self._bytes[_KEY_AT : _KEY_AT + cells[_KEY_BYTES]])
+            if cells == self._bytes[:_KEY_AT].cast("q").tolist():
+                break
+        else:  # it never held still: its samples are quick, and which one it is matters little
+            cells[_NUMBER], key = -1, b""
         return Entry(
             round=cells[_ROUND],
             step=cells[_STEP],
             phase=Phase(cells[_PHASE]),
             number=None if cells[_NUMBER] < 0 else cells[_NUMBER],
-            has_substitute=bool(cells[_KEY_BYTES]),
+            has_substitute=bool(key),
             substitute=pickle.loads(key) if key else None,
             peak_rss_bytes=cells[_PEAK_RSS] * _RSS_UNIT,
             task_s=seconds_since(cells[_SINCE]) or 0.0,

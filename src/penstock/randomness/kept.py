@@ -7,6 +7,7 @@ a loader without workers does.
 
 from __future__ import annotations
 
+import itertools
 import random
 import sys
 import types
@@ -27,9 +28,10 @@ _MOST_OBJECTS: Final = 200  # that are looked at
 _MOST_PARTS: Final = 32  # of one list
 _OPAQUE: Final = (type, types.ModuleType, types.FunctionType, types.MethodType, np.ndarray)
 # Data and models, with thousands of objects in them and none that draws.
-# Not "datasets" either: Hugging Face's shuffle keeps one for its order, and deals it out by epoch.
-_LIBRARIES: Final = frozenset(
-    ("numpy", "torch", "pandas", "pyarrow", "PIL", "cv2", "datasets", "threading")
+_LIBRARIES: Final = frozenset(("numpy", "torch", "pandas", "pyarrow", "PIL", "cv2", "threading"))
+# Nor these of Hugging Face: its shuffle keeps one for its order, and deals it out by epoch.
+_DATASETS: Final = frozenset(
+    ("datasets.arrow_dataset", "datasets.iterable_dataset", "datasets.dataset_dict")
 )
 _SEEDED: Final = "penstock.vision.transforms.adapters"  # gives its transform the sample's generator
 
@@ -55,6 +57,8 @@ class KeptGenerator(NamedTuple):
 def kept_generators(dataset: object) -> list[KeptGenerator]:
     """Return the generators in the plain attributes of a dataset, and of what it is made of.
 
+    Lists, tuples and dicts are looked into, a short way each; attributes in `__slots__` are not.
+
     No property is asked and no code of the dataset runs. Samplers, the process's own generators
     and what Penstock's classes keep for themselves are left out.
 
@@ -76,9 +80,10 @@ def warn_of_kept_generators(dataset: object, seed: int) -> None:
     if any(kept.owner == "albumentations" for kept in found):
         remedy = "Wrap the chain: penstock.vision.Albumentations(A.Compose([...]))"
     warnings.warn(
-        f"seed={seed} does not reach what the dataset keeps: {listed}. Every worker draws from a "
-        "copy of it, and so the same numbers as the others; without workers they are different "
-        f"ones. {remedy}. (If no sample draws from it, this means nothing.)",
+        f"seed={seed} does not reach what the dataset keeps: {listed}. Every worker process draws "
+        "from a copy of it, and so the same numbers as the others; threads share it, and without "
+        f"workers the numbers are different ones. {remedy}. (If no sample draws from it, this "
+        "means nothing.)",
         stacklevel=users_level(),
     )
 
@@ -92,14 +97,13 @@ def _found(root: object, name: str) -> Iterator[KeptGenerator]:
             continue
         seen.add(id(owner))
         for attribute, value in _attributes(owner):
-            where = f"{path}.{attribute}"
-            if (kind := _kind_of(value)) is not None:
-                package = type(owner).__module__.partition(".")[0]
-                if package != "penstock":
-                    yield KeptGenerator(where, kind, package)
-                continue
-            if depth < _DEEPEST:
-                waiting += ((part, at, depth + 1) for part, at in _parts(value, where))
+            for part, where in _parts(value, f"{path}.{attribute}"):
+                if (kind := _kind_of(part)) is not None:
+                    package = _module_of(owner).partition(".")[0]
+                    if package != "penstock":
+                        yield KeptGenerator(where, kind, package)
+                elif depth < _DEEPEST and _may_keep(part):
+                    waiting.append((part, where, depth + 1))
 
 
 def _attributes(owner: object) -> list[tuple[str, Any]]:
@@ -112,38 +116,48 @@ def _attributes(owner: object) -> list[tuple[str, Any]]:
 
 
 def _parts(value: object, where: str) -> Iterator[tuple[object, str]]:
+    """Return a value, or what a list, a tuple or a dict begins with."""
     if type(value) in (list, tuple):
         for number, part in enumerate(value[:_MOST_PARTS]):  # type: ignore[index]
-            if _may_keep(part):
-                yield part, f"{where}[{number}]"
-    elif _may_keep(value):
+            yield part, f"{where}[{number}]"
+    elif type(value) is dict:
+        for key, part in itertools.islice(value.items(), _MOST_PARTS):
+            yield part, f"{where}[{key!r}]" if type(key) in (str, int) else f"{where}[...]"
+    else:
         yield value, where
 
 
+def _module_of(value: object) -> str:
+    return str(type(value).__module__)  # some have None
+
+
+# Of both, `isinstance` would ask the object itself: a proxy that is lazy would load what it stands
+# for, and one that is dead raise.
 def _may_keep(value: object) -> bool:
-    if isinstance(value, _OPAQUE) or not hasattr(type(value), "__dict__"):
+    cls, module = type(value), _module_of(value)
+    if issubclass(cls, _OPAQUE) or not cls.__dictoffset__:  # without a dict: a number, a string
         return False
-    cls = type(value)
-    if cls.__module__ == _SEEDED or cls.__module__.partition(".")[0] in _LIBRARIES:
+    if module in _DATASETS or module == _SEEDED or module.partition(".")[0] in _LIBRARIES:
         # torch's own datasets of datasets are not the data.
-        return cls.__module__ == "torch.utils.data.dataset"
+        return module == "torch.utils.data.dataset"
     is_sampler = any("Sampler" in base.__name__ for base in cls.__mro__)
     return not is_sampler
 
 
 def _kind_of(value: object) -> str | None:
     """Return the name of a generator's class; None for what is none, or the process's own."""
-    if isinstance(value, np.random.Generator):
+    cls = type(value)
+    if issubclass(cls, np.random.Generator):
         return "numpy.random.Generator"
-    if isinstance(value, np.random.RandomState):
+    if issubclass(cls, np.random.RandomState):
         own = getattr(np.random.mtrand, "_rand", None)
         return None if value is own else "numpy.random.RandomState"
-    if isinstance(value, random.Random):
+    if issubclass(cls, random.Random):
         is_seeded = value is not getattr(random, "_inst", None)
-        return "random.Random" if is_seeded and type(value) is not random.SystemRandom else None
+        return "random.Random" if is_seeded and cls is not random.SystemRandom else None
     torch = sys.modules.get("torch")
     kind = getattr(torch, "Generator", None)
-    if isinstance(kind, type) and isinstance(value, kind):
+    if isinstance(kind, type) and issubclass(cls, kind):
         own = getattr(torch, "default_generator", None)
         return None if value is own else "torch.Generator"
     return None

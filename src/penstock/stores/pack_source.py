@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import io
 import zlib
 from collections.abc import Mapping
@@ -106,6 +107,7 @@ class PackSource:
     class_names: tuple[str, ...] = ()
     metadata: Mapping[str, Any]
     what: str
+    _images: _Images
 
     def __len__(self) -> int:
         """Return the number of samples to pack."""
@@ -122,6 +124,15 @@ class PackSource:
     def position_of(self, key: str) -> int:
         """Return the number of the sample whose record is called `key`."""
         raise NotImplementedError
+
+    @contextlib.contextmanager
+    def unchecked(self) -> Iterator[None]:
+        """Give images as they are meanwhile, also broken ones: what was packed may hold some."""
+        images, self._images = self._images, self._images.unchecked()
+        try:
+            yield
+        finally:
+            self._images = images
 
     def close(self) -> None:
         """Let go of the source."""
@@ -281,6 +292,10 @@ class _Images:
     def __init__(self, shrink: _Shrink | None, *, is_checked: bool) -> None:
         self.shrink = shrink
         self._is_checked = is_checked
+
+    def unchecked(self) -> _Images:
+        """Return the same without a check."""
+        return _Images(self.shrink, is_checked=False)
 
     def storable(self, sample: Any) -> Any:  # noqa: ANN401
         """Return the sample as it is stored.

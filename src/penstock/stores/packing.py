@@ -127,7 +127,8 @@ def pack(
 
     Raises:
         StoreError: source or destination cannot be read or written; no space; another process
-            packs into it; `resume` with other arguments; a store is there, without `overwrite`.
+            packs into it; `resume` with other arguments; a store is there, without `overwrite`; of
+            all samples none could be packed.
         ConfigError: an argument is out of its range, or they contradict each other.
         MissingExtraError: images are to be shrunk or checked, and the libraries that decode them
             are not installed.
@@ -168,6 +169,8 @@ def pack(
         num_resumed, first = _where_to_go_on(source, writer)
         loader = _loader(source, first, num_workers, on_error, worker_init_fn)
         num_new, num_bytes = _write_all(loader, writer, source, first, progress)
+        if not num_resumed + num_new:
+            raise _nothing_packed(len(source), loader.failures[0])
         writer.finish()
     finally:
         writer.close()
@@ -200,13 +203,21 @@ def _check(resize: int | None, quality: int | None, limit: int | None, on_error:
 def _where_to_go_on(source: PackSource, writer: StoreWriter) -> tuple[int, int]:
     """Return the number of records that are there, and the first sample that is to be packed."""
     written = writer.written()
-    if not written:
-        return 0, 0
     if writer.finished:
         return len(written), len(source)
-    _check_same(source, writer, written)
+    if not written:
+        return 0, 0
+    with source.unchecked():
+        _check_same(source, writer, written)
     # Samples may have been left out, so the last key counts, and not how many there are.
     return len(written), source.position_of(written[-1][0]) + 1
+
+
+def _nothing_packed(num_samples: int, one: Failure) -> StoreError:
+    return StoreError(
+        f"none of {num_samples} samples could be packed, so there is no store to be made. One of "
+        f"them: {one}"
+    )
 
 
 def _check_same(source: PackSource, writer: StoreWriter, written: Sequence[Any]) -> None:
@@ -236,15 +247,18 @@ def _loader(
     num_left = len(source) - first
     if num_workers is None:
         num_workers = 0 if num_left < _FEW_RECORDS else len(os.sched_getaffinity(0))
-    return Loader(
-        source,
-        batch_size=_TASK_RECORDS,
-        sampler=range(first, len(source)),
-        num_workers=min(num_workers, -(-num_left // _TASK_RECORDS)),
-        collate_fn=_as_they_are,
-        worker_init_fn=worker_init_fn,
-        on_error=FaultPolicy("skip", max_failures=None) if on_error == "skip" else "raise",
-    )
+    with warnings.catch_warnings():
+        # Whether samples are random is the source's own affair; `_check_same` tells.
+        warnings.filterwarnings("ignore", "seed=0 does not reach", UserWarning)
+        return Loader(
+            source,
+            batch_size=_TASK_RECORDS,
+            sampler=range(first, len(source)),
+            num_workers=min(num_workers, -(-num_left // _TASK_RECORDS)),
+            collate_fn=_as_they_are,
+            worker_init_fn=worker_init_fn,
+            on_error=FaultPolicy("skip", max_failures=None) if on_error == "skip" else "raise",
+        )
 
 
 def _as_they_are(records: list[EncodedRecord]) -> list[EncodedRecord]:

@@ -115,11 +115,15 @@ def _exchange(one: Path, other: Path) -> None:
         code = ctypes.get_errno()
         if code not in (errno.ENOSYS, errno.EINVAL, errno.ENOTSUP):
             raise OSError(code, os.strerror(code), os.fspath(other))
-    # A system or file system that cannot: for a moment there is neither.
-    aside = other.with_name(other.name + ".old")
-    remove(aside)
-    os.rename(other, aside)
-    os.rename(one, other)
+    # A system or file system that cannot: for a moment there is neither. Killed then, the old one
+    # lies aside under a name that is nobody else's, and a packer that resumes brings the new one.
+    aside = tempfile.mkdtemp(prefix=f".{other.name}.", suffix=".replaced", dir=other.parent)
+    os.rename(other, aside)  # over an empty folder
+    try:
+        os.rename(one, other)
+    except BaseException:
+        os.rename(aside, other)
+        raise
     os.rename(aside, one)
 
 
@@ -172,5 +176,5 @@ def no_space(destination: Path, partial: Path) -> StoreError:
     """Return the error of a full disk, for the caller to raise."""
     return StoreError(
         f"no space left on the disk of {destination}. What was there is untouched, what was packed "
-        f"so far is in {partial}: make room and go on with --resume, or remove it."
+        f"so far is in {partial}: make room and run the same again with --resume, or remove it."
     )

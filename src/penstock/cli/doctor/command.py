@@ -76,7 +76,7 @@ def _no_current_folder() -> Iterator[None]:
 
     What lies there is no library; and the command `penstock` does not look there either.
     """
-    first = sys.path[0] if sys.path else ""
+    first = (sys.path[0] if sys.path else "") or os.curdir
     is_module = getattr(sys.modules["__main__"], "__spec__", None) is not None
     is_current = Path(first).is_dir() and os.path.samefile(first, os.curdir)
     is_needed = Path(penstock.__file__).parents[1] == Path(first)

@@ -109,8 +109,14 @@ class Backend(Protocol):
     def kill(self, worker_id: int, why: str) -> None:
         """End a worker that is stuck; `events` then tells of its death."""
 
-    def diagnose(self, worker_id: int) -> Standing:
-        """Return what a worker is doing, with the stacks of its threads, and how far it is."""
+    def diagnose(self, worker_id: int, *, with_stacks: bool) -> Standing:
+        """Return what a worker is doing, and how far it is.
+
+        Args:
+            worker_id: Its number.
+            with_stacks: Whether the words hold the stacks of its threads. To show them disturbs it,
+                and there is room for some of them only.
+        """
 
     def close(self, *, in_a_hurry: bool = False) -> None:
         """Stop the workers and wait until they are gone; a second call does nothing.

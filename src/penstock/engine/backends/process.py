@@ -318,15 +318,16 @@ class ProcessBackend:
         """Send SIGKILL, once its stacks are in the logbook: it may not hear anything else."""
         self._workers[worker_id].kill(why)
 
-    def diagnose(self, worker_id: int) -> Standing:
-        """Read its logbook, into which it writes its stacks."""
+    def diagnose(self, worker_id: int, *, with_stacks: bool) -> Standing:
+        """Read its logbook, into which it writes its stacks if it is asked to."""
         worker = self._workers[worker_id]
         entry = worker.logbook.read()
         deed = deed_of(entry, worker.tasks, self._plan.recipe, self._round)
-        if not worker.can_show_stacks:
-            return Standing(deed.words)
-        worker.logbook.ask_for_stacks(worker.signal)
-        return standing_of(entry, deed, worker.tasks, worker.logbook.new_stacks())
+        stacks = ""
+        if with_stacks and worker.can_show_stacks:
+            worker.logbook.ask_for_stacks(worker.signal)
+            stacks = worker.logbook.new_stacks()
+        return standing_of(entry, deed, worker.tasks, stacks)
 
     @property
     def is_whole(self) -> bool:

@@ -110,7 +110,7 @@ class SerialBackend:
     def kill(self, worker_id: int, why: str) -> None:
         """Never called: nobody waits with a timeout."""
 
-    def diagnose(self, worker_id: int) -> Standing:
+    def diagnose(self, worker_id: int, *, with_stacks: bool) -> Standing:
         """Nothing: the caller knows its own."""
         return Standing("")
 

@@ -284,15 +284,16 @@ class ThreadBackend:
         death = WorkerDied(worker.worker_id, reason, advice, deed.step, deed.sample)
         self._outbox.put(Answer(worker, _GIVEN_UP, death))
 
-    def diagnose(self, worker_id: int) -> Standing:
+    def diagnose(self, worker_id: int, *, with_stacks: bool) -> Standing:
         """Return its last note, and its stack."""
         worker = self._workers[worker_id]
         if (teller := worker.held_up_by) is not None:
-            stack = stack_of_thread(teller.thread)
-            return Standing(f"waiting for {teller}, which is in set_epoch of the dataset:\n{stack}")
+            stack = f":\n{stack_of_thread(teller.thread)}" if with_stacks else ""
+            return Standing(f"waiting for {teller}, which is in set_epoch of the dataset{stack}")
         entry = worker.notes.entry()
         deed = deed_of(entry, worker.tasks, self._plan.recipe, self._round.number)
-        return standing_of(entry, deed, worker.tasks, stack_of_thread(worker.thread))
+        stack = stack_of_thread(worker.thread) if with_stacks else ""
+        return standing_of(entry, deed, worker.tasks, stack)
 
     def close(self, *, in_a_hurry: bool = False) -> None:
         """Stop the workers, and wait until they are gone, but for those that are stuck."""

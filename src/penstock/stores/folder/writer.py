@@ -125,10 +125,7 @@ class FolderWriter:
         self._what = what
         self._finished: FolderStore | None = None
         self._has_failed = False
-        if not (resume and self._store_of_the_same() is not None):
-            refuse_to_replace(self._place)
-            if not overwrite and self._place.is_dir() and os.listdir(self._place):
-                raise already_there(self.address, resume=resume)
+        self._check_place(resume=resume, overwrite=overwrite)
         self._partial = self._place.with_name(self._place.name + ".partial")
         self._is_index_wanted = index == "always"
         self._built = IndexBuilder()
@@ -142,6 +139,8 @@ class FolderWriter:
         is_ours = lock.exists() or _is_free_or_ours(self._partial)
         self._lock = Lock(lock, self._path)
         try:
+            # Once more: another writer may have come to its end in between.
+            self._check_place(resume=resume, overwrite=overwrite)
             self._begin(resume=resume, is_ours=is_ours)
         except OSError as error:
             self.close()
@@ -149,6 +148,17 @@ class FolderWriter:
         except BaseException:
             self.close()
             raise
+
+    def _check_place(self, *, resume: bool, overwrite: bool) -> None:
+        """Raise `StoreError` unless what is in place is the folder to be made, or may be replaced.
+
+        Without `overwrite` that is an empty folder, or none.
+        """
+        if resume and self._store_of_the_same() is not None:
+            return
+        refuse_to_replace(self._place)
+        if not overwrite and self._place.is_dir() and os.listdir(self._place):
+            raise already_there(self.address, resume=resume)
 
     def _begin(self, *, resume: bool, is_ours: bool) -> None:
         if resume and not (self._partial / JOURNAL_NAME).exists():

@@ -182,7 +182,13 @@ class LMDBWriter:
         return self._found
 
     def put_many(self, records: Sequence[EncodedRecord]) -> None:
-        """Append records; they are on disk some 64 MiB or 10 s later, or after `finish`."""
+        """Append records; they are on disk some 64 MiB or 10 s later, or after `finish`.
+
+        Raises:
+            StoreError: the store is `finished`, or a key comes a second time.
+        """
+        if self.finished:
+            raise StoreError(f"{self._path} is complete, and nothing can be added to it.")
         self._built.add(records)
         self._waiting += records
         self._waiting_bytes += sum(len(record.data) for record in records)

@@ -541,7 +541,7 @@ class RayBackend:
                 return doing
         return None
 
-    def diagnose(self, worker_id: int) -> Standing:
+    def diagnose(self, worker_id: int, *, with_stacks: bool) -> Standing:
         """Ask the actor; one that does not answer in time is known by its tasks alone."""
         worker = self._workers[worker_id]
         if worker.hello is None:
@@ -549,7 +549,8 @@ class RayBackend:
             free = what_is_free(self._ray, self._crew.options)
             return Standing(f"waiting for Ray to start it, for {waited_s:.0f} s: {free}")
         found = self._ask(worker)
-        stack = f":\n{worker.last_stack}" if worker.last_stack else ""
+        stacks = worker.last_stack if with_stacks else ""
+        stack = f":\n{stacks}" if stacks else ""
         if found is not None and found.turn_of not in ("", worker.session):
             who = trainer_of(found.turn_of)
             words = f"waiting for its turn: the pool's worker is at the work of {who!r}{stack}"
@@ -558,7 +559,7 @@ class RayBackend:
         if worker.last_entry is None:
             why = "It does not answer: native code holds its interpreter, or no link is"
             return Standing(f"{deed.words}. {why}")
-        return standing_of(worker.last_entry, deed, worker.tasks, worker.last_stack)
+        return standing_of(worker.last_entry, deed, worker.tasks, stacks)
 
     def close(self, *, in_a_hurry: bool = False) -> None:
         """End the workers, or leave those of a pool, and wait until that is done."""

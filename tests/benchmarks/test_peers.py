@@ -10,6 +10,7 @@ import importlib.util
 import mmap
 import os
 import re
+import statistics
 import subprocess
 import sys
 from pathlib import Path
@@ -606,3 +607,23 @@ def test_the_page_tells_outcomes_in_words() -> None:
 def test_the_page_is_up_to_date() -> None:
     done = run("page.py", "--check")
     assert done.returncode == 0, done.stderr
+
+
+def test_the_readmes_figures_are_those_of_the_results():
+    results = page.load_results()
+
+    def ratio(work, run=None):
+        entries, run = results[work], run or work
+        ours, torchs = (
+            statistics.median(reading["value"] for reading in entries[name]["runs"][run])
+            for name in ("penstock (processes)", "torch (simplejpeg, OpenCV)")
+        )
+        return f"{ours / torchs:.1f}"
+
+    text = " ".join((PEERS.parents[1] / "README.md").read_text().split())
+    assert f"{ratio('photos')} times as many photos per second" in text
+    assert f"{ratio('transport')} times as many batches of 38.5 MB" in text
+    assert f"{ratio('first')} of the time to the first batch" in text
+    assert f"{ratio('paths')} of the memory for five million paths" in text
+    environments = {known.environment for known in contender.contenders().values()}
+    assert f"has {len(environments - {'penstock'})} other loaders" in text

@@ -12,7 +12,7 @@ import pytest
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
-from penstock.insight.stats import Bottleneck, SlowSample, Source, Span
+from penstock.insight.stats import Bottleneck, SlowSample, Source, Span, Stats
 from penstock.insight.verdict import judge
 
 MS = 1e-3
@@ -543,3 +543,11 @@ def test_a_trainer_that_waits_for_a_core_leaves_ray_fewer():
     assert verdict.bottleneck == "contention"
     assert "ray start --num-cpus" in verdict.remedy
     assert "inf" not in verdict.text
+
+
+def test_printed_they_are_the_verdict_and_what_it_is_judged_by():
+    verdict = training(compute=40 * MS)
+    stats = Stats(verdict, Span(batches=50, seconds=2.0, wait_s=1.5), num_workers=2)
+    assert str(stats) == (
+        f"{verdict}\nLast 50 batches: 1.5 s of 2 s waited for; backend 'serial', 2 workers"
+    )

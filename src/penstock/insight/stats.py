@@ -231,3 +231,12 @@ class Stats:
     sources: tuple[Source, ...] = ()
     cores: float = 0.0
     replaced_workers: int = field(default=0, metadata={"older_lack_it": True})
+
+    def __str__(self) -> str:
+        """Return the verdict, and below it what it is judged by; `repr` has all."""
+        span = self.window
+        return (
+            f"{self.verdict}\n"
+            f"Last {span.batches} batches: {span.wait_s:.3g} s of {span.seconds:.3g} s waited for; "
+            f"backend {self.backend!r}, {self.num_workers} workers"
+        )

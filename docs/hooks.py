@@ -42,6 +42,13 @@ WEIGHTS = {
     "troubleshooting.md": 5,
     "reference/testing.md": 0.1,
 }
+CHINESE = {
+    "Back to top": "回到页面顶部",
+    "Next": "下一页",
+    "Previous": "上一页",
+    "Skip to content": "跳转至内容",
+    "Table of contents": "目录",
+}
 LANGUAGES = {".py": "python", ".yml": "yaml", ".toml": "toml", "": "text"}
 
 
@@ -69,10 +76,15 @@ def on_page_markdown(markdown: str, *, page: Page, config: MkDocsConfig, files: 
 
 
 def on_post_page(output: str, *, page: Page, config: MkDocsConfig) -> str:
-    """Name the language of the Chinese pages, by which browsers choose fonts and translate."""
-    if page.file.src_uri.startswith("zh/"):
-        return output.replace('<html lang="en"', '<html lang="zh-Hans"', 1)
-    return output
+    """Name the language of the Chinese pages, by which browsers choose fonts and translate.
+
+    The theme has one language for a site: its words around the page are put into Chinese, too.
+    """
+    if not page.file.src_uri.startswith("zh/"):
+        return output
+    for english, chinese in CHINESE.items():
+        output = re.sub(rf'(>\s*|="){english}(?=\s*<|"|: )', rf"\g<1>{chinese}", output)
+    return output.replace('<html lang="en"', '<html lang="zh-Hans"', 1)
 
 
 def _weigh(page: Page) -> None:

@@ -48,7 +48,7 @@ import environments
 import works
 from _meter import tree_memory_bytes
 from _runner import as_table, machine_facts, write
-from contender import Contender, contenders
+from contender import MOST_SAID, Contender, contenders
 from measure import MARK, end_descendants
 
 if TYPE_CHECKING:
@@ -158,7 +158,7 @@ def run_once(
         name = " ".join([work, *more])
         # Files that another process makes meanwhile are its own; alone, there is none.
         if _is_measured(options) and (left_bytes := _remove_shared_files(before)):
-            remarks.append(f"{name}: left {left_bytes / 1e6:,.1f} MB in /dev/shm")
+            remarks.append(f"{name}: left {left_bytes:,} bytes in /dev/shm")
         if figures is not None:
             if status is None:
                 remarks.append(f"{name}: did not end within {_GRACE_S:.0f} s after its figures")
@@ -203,7 +203,7 @@ def _last(lines: Sequence[str]) -> str:
     named = [
         line for line in lines if "Error" in line.split(":")[0] and not line.startswith("File")
     ]
-    return without_places((named or [*lines, ""])[-1 if named else -2 if lines else 0])[:300]
+    return without_places((named or [*lines, ""])[-1 if named else -2 if lines else 0])[:MOST_SAID]
 
 
 def without_places(line: str) -> str:

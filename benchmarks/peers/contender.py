@@ -27,12 +27,13 @@ if TYPE_CHECKING:
     import numpy as np
 
 __all__ = [
-    *("SHARED_WORKS", "Contender", "Epoch", "Job", "Resumable"),
+    *("MOST_SAID", "SHARED_WORKS", "Contender", "Epoch", "Job", "Resumable"),
     *("contender_files", "contenders", "find"),
 ]
 
 HERE = Path(__file__).parent
 SHARED_FILES = ("photo_ops", "shared")  # of contenders/
+MOST_SAID = 300  # characters of what a peer said last
 SHARED_WORKS = ("first", "killed", "corrupt")  # the loader matters, not the image operations
 # Epoch 0, 1, ... to the batches of that epoch. Workers live on from call to call where they can.
 Epoch = Callable[[int], Iterator[Any]]

@@ -38,7 +38,7 @@ from typing import TYPE_CHECKING, Any, Final
 import numpy as np
 import works
 from _meter import Meter, Reading, tree_memory_bytes
-from contender import Contender, Epoch, Job, find, sources
+from contender import MOST_SAID, Contender, Epoch, Job, find, sources
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -341,7 +341,7 @@ def load_under_watch(task: Task) -> None:
 def _last_line(error: BaseException) -> str:
     """Return type and message in a line: the one that says most to who reads it last."""
     lines = [line.strip() for line in str(error).splitlines() if line.strip()]
-    return f"{type(error).__name__}: {lines[-1] if lines else ''}"[:300]
+    return f"{type(error).__name__}: {lines[-1] if lines else ''}"[:MOST_SAID]
 
 
 def _tell(**facts: Any) -> None:  # noqa: ANN401
@@ -415,7 +415,7 @@ def _watch(process: subprocess.Popen[bytes], task: Task) -> dict[str, Any]:
         return {**outcome, "kind": "error", "line": named["error"]["error"]}
     if process.poll() is None:
         return {**outcome, "kind": "hangs", "seconds": _HANG_S}
-    line = next((line for line in reversed(errors) if line.strip()), "").strip()[:300]
+    line = next((line for line in reversed(errors) if line.strip()), "").strip()[:MOST_SAID]
     if not named or "started" not in named:
         raise RuntimeError(f"it ended before it loaded: {line}")
     return {**outcome, "kind": "ends", "line": line, "exit status": process.returncode}

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
-from contender import SHARED_WORKS, Contender, contenders
+from contender import MOST_SAID, SHARED_WORKS, Contender, contenders
 from works import BATCH_SHAPE, size_of
 
 __all__ = ["load_results", "main", "render"]
@@ -36,6 +36,7 @@ HERE: Final = Path(__file__).parent
 PAGE: Final = HERE.parents[1] / "docs" / "benchmarks.md"
 RESULTS: Final = HERE.parent / "results" / "peers"
 _REMARKS: Final = HERE / "remarks.md"
+_NO_WORKER: Final = "it has no worker process"
 _OWN: Final = "penstock"
 _TORCH: Final = ("torch (simplejpeg, OpenCV)",)
 _TORCH_ROWS: Final = (*_TORCH, "torch (batch sampler)")
@@ -272,7 +273,7 @@ _WORKS: Final = (
             Figure("state bytes", _value("resume-save"), lower=True, digits=0),
             Figure("µs per batch before", _more("resume-save", "us/batch"), lower=True),
         ),
-        ("resume", ("torchdata StatefulDataLoader",)),
+        ("resume", ("torchdata StatefulDataLoader", "torchdata nodes (threads)")),
     ),
     Section(
         "killed",
@@ -342,14 +343,16 @@ How it is measured:
 - **The same work.** The same files, the same output, the same consumer: it reads one number of
   every 4 KiB of a batch, and drops it. Workers: 2 (processes or threads), unless the settings below
   say otherwise. Peers with image operations of their own use these; the others decode by simplejpeg
-  (libjpeg-turbo) and resize by OpenCV, all by the same function.
+  (libjpeg-turbo) and resize by OpenCV, all by the same function. Where no photo is decoded, the
+  row "torch" is "torch (simplejpeg, OpenCV)" of the settings.
 - **Checked.** The first two epochs are not timed: shape, dtype, memory order, range, shuffled;
   every photo, row or stamp exactly once; the colours of the images are those of their photos, and
   change from epoch to epoch. In timed epochs, too, every photo, row and stamp has to come once.
 - **Timed.** Whole epochs, at least two, until {least_s:.0f} s have passed; the untimed epoch before
   them is consumed as fast, so that no queue is fuller than it would be. Rounds go in turn, A B C,
   A B C, in fresh processes, so that a slow minute hits all alike. Tables give the median, and the
-  least and greatest in brackets; n=1 was run once. Who fails has no further rounds.
+  least and greatest in brackets; n=1 was run once. {_rounds(results)}
+  Who fails has no further rounds.
 - **CPU** is that of the whole process tree, with daemons that a peer starts. **Memory** is the
   greatest of the tree in a run of its own, unchecked, each shared page counted once (PSS). Files
   count where they are mapped into memory, and not where they are read.
@@ -366,6 +369,20 @@ for work that releases the GIL, as decoding does, and for batches that are large
 [How many workers?](guide/choosing-workers.md)
 
 `benchmarks/peers/README.md` says how to run it, and how to add a loader."""
+
+
+def _rounds(results: Results) -> str:
+    """Return how many rounds there were, where there were more than one."""
+    counts = {
+        len(readings)
+        for entries in results.values()
+        for entry in entries.values()
+        for readings in entry["runs"].values()
+    } - {1}
+    if not counts:
+        return ""
+    least, most = min(counts), max(counts)
+    return f"Else there were {least if least == most else f'{least} to {most}'} rounds."
 
 
 def _machines(results: Results) -> str:
@@ -581,29 +598,34 @@ def _outcome_table(work: str, entries: Mapping[str, Entry], known: Mapping[str, 
         cells = []
         for run in (work, f"{work} --tolerant"):
             readings = entry["runs"].get(run, ())
-            cells.append(_outcome(readings[0]["outcome"]) if readings else "")
+            cells.append(_outcome(work, readings[0]["outcome"]) if readings else "")
         if not cells[1]:
-            cells[1] = known[name].absent.get("tolerant", "")
+            # What a peer does with bad samples is no answer to a worker that is gone.
+            cells[1] = known[name].absent.get("tolerant", "") if work == "corrupt" else ""
+            if work == "killed":
+                cells[1] = cells[0] if cells[0] == _NO_WORKER else "it has no setting for that"
         rows.append([_shown(name, work), cells[0] or "failed", cells[1]])
     return "\n".join([_markdown(rows), *_failures(entries)])
 
 
-def _outcome(outcome: Mapping[str, Any]) -> str:
+def _outcome(work: str, outcome: Mapping[str, Any]) -> str:
     """Return what happened, in words."""
     seconds = f"{outcome['seconds']:.1f} s"
     came = f"{outcome['came']:,} of {outcome['expected']:,} samples"
-    said = f": {_code(outcome['line'])}" if outcome["line"] else ""
+    line = outcome["line"]
+    said = f": {_code(line if len(line) < MOST_SAID else line + ' …')}" if line else ""
     match outcome["kind"]:
         case "no worker process":
-            return "it has no worker process"
+            return _NO_WORKER
         case "goes on" if outcome["lost"] == 0:
             extra = outcome["too many"]
             more = f", and {extra} more" if extra else ""
-            return f"goes on, nothing lost{more}"
+            lost = "only the broken photo is left out" if work == "corrupt" else "nothing lost"
+            return f"goes on, {lost}{more}"
         case "goes on":
             extra = outcome["too many"]
             more = f" and with {extra} too many" if extra else ""
-            return f"**goes on without {outcome['lost']:,} samples**{more}, and says nothing"
+            return f"**goes on without {outcome['lost']:,} samples**{more}, with no error"
         case "hangs":
             return f"**hangs**, after {came}"
         case "error":

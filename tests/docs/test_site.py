@@ -150,6 +150,18 @@ def test_every_page_of_the_navigation_is_in_the_site(site):
 
 
 @pytest.mark.docs
+@pytest.mark.docs
+def test_what_stands_around_a_chinese_page_is_chinese(folder):
+    pages = sorted((folder / "zh").glob("*.html"))
+    assert pages
+    for page in pages:
+        text = page.read_text()
+        assert '<html lang="zh-Hans"' in text
+        assert 'aria-label="目录"' in text
+        for english in ("Table of contents", "Back to top", "Skip to content", ">Next<"):
+            assert english not in text.replace("\n", "").replace(" <", "<"), (page, english)
+
+
 def test_every_promised_name_is_in_the_reference(site):
     anchors = set().union(*(p.anchors for n, p in site.items() if n.startswith("reference/")))
     for module, names in promised_names().items():

@@ -551,3 +551,21 @@ def test_printed_they_are_the_verdict_and_what_it_is_judged_by():
     assert str(stats) == (
         f"{verdict}\nLast 50 batches: 1.5 s of 2 s waited for; backend 'serial', 2 workers"
     )
+
+
+def test_batches_that_come_over_more_slowly_than_they_are_made_want_no_workers():
+    cheap = {"compute": 0.05 * MS, "collate": 0.02 * MS, "trainer": 0.01 * MS}
+    for workers in (1, 2, 4):
+        verdict = training(workers=workers, wait=0.28 * MS, **cheap)
+        assert verdict.bottleneck == "transport"
+        assert "num_workers=0 would give about 3.6 x" in verdict.remedy
+        assert "prefetch_factor" not in verdict.remedy
+    verdict = training(workers=0, **cheap)
+    assert verdict.bottleneck == "transport"
+    assert "larger batches" in verdict.remedy
+    assert "num_workers" not in verdict.remedy
+    assert verdict.expected_gain is None
+    # Where the work is worth it, they are advised as ever.
+    assert advised_workers(training(workers=0, compute=4 * MS, trainer=1 * MS)) == 5
+    slower = training(workers=2, compute=8 * MS, trainer=1 * MS)
+    assert slower.bottleneck == "workers"

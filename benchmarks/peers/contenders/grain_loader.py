@@ -8,6 +8,7 @@ An order, also that of a later epoch, is computed from the number alone, and so 
 
 from __future__ import annotations
 
+import atexit
 import itertools
 import json
 import random
@@ -18,10 +19,11 @@ import numpy as np
 import works
 from contender import Contender, Epoch, Job, Resumable
 from contenders import photo_ops
-from contenders.shared import Rows, numbers_in
+from contenders.shared import Rows, beside, numbers_in, written_whole
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Callable, Iterator, Sequence
+    from pathlib import Path
 
     import numpy.typing as npt
 
@@ -164,22 +166,53 @@ def packed(job: Job) -> Epoch:
 # ---------------------------------------------------------------- the other works
 
 
-def _row_batches(job: Job) -> Any:  # noqa: ANN401
+class _MappedRows:
+    """Rows in a file, mapped where they are first read.
+
+    Workers are spawned, and get what they read with pickle: an array would be sent to each.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self._rows: Rows | None = None
+
+    def __call__(self, numbers: Any) -> Any:  # noqa: ANN401
+        if self._rows is None:
+            self._rows = Rows(np.load(self._path, mmap_mode="r"))
+        return np.asarray(self._rows(numbers))
+
+    def __reduce__(self) -> tuple[type[_MappedRows], tuple[Path]]:
+        return _MappedRows, (self._path,)
+
+
+def _rows_file(job: Job) -> Path:
+    return beside(job, f"rows-{job.num_samples}.npy")
+
+
+def prepare(job: Job, work: str) -> None:
+    """Write the rows that workers map."""
+    if work == "paths" or _rows_file(job).exists():
+        return
+    with written_whole(_rows_file(job)) as half, half.open("wb") as file:
+        np.save(file, works.tiny_rows(job.num_samples))
+
+
+def _row_batches(job: Job, rows: Callable[[Any], Any]) -> Any:  # noqa: ANN401
     import grain
 
     numbers = grain.MapDataset.range(job.num_samples).seed(job.seed).shuffle()
-    return numbers.batch(job.batch_size).map(Rows(works.tiny_rows(job.num_samples)))
+    return numbers.batch(job.batch_size, batch_fn=np.asarray).map(rows)
 
 
 def tiny(job: Job) -> Epoch:
     """Read rows in processes."""
-    batches = _row_batches(job)
+    batches = _row_batches(job, _MappedRows(_rows_file(job)))
     return _Epochs(_in_processes(batches, job), len(batches))
 
 
 def tiny_here(job: Job) -> Epoch:
     """Read rows in this process."""
-    batches = _row_batches(job)
+    batches = _row_batches(job, Rows(works.tiny_rows(job.num_samples)))
     return _Epochs(_here(batches), len(batches))
 
 
@@ -195,7 +228,11 @@ def paths(job: Job) -> Epoch:
     """Read the numbers in many paths."""
     import grain
 
-    names = [works.path_of(index) for index in range(job.num_samples)]
+    # A list would be pickled to each of the workers.
+    names = grain.sources.SharedMemoryDataSource(
+        [works.path_of(index) for index in range(job.num_samples)]
+    )
+    atexit.register(names.unlink)
     shuffled = grain.MapDataset.source(names).seed(job.seed).shuffle()
     batches = shuffled.batch(job.batch_size, batch_fn=numbers_in)
     return _Epochs(_in_processes(batches, job), len(batches))
@@ -219,12 +256,12 @@ class _Resumable:
 
 def resume(job: Job) -> Resumable:
     """Read rows in processes."""
-    return _Resumable(_in_processes(_row_batches(job), job))
+    return _Resumable(_in_processes(_row_batches(job, _MappedRows(_rows_file(job))), job))
 
 
 def resume_here(job: Job) -> Resumable:
     """Read rows in this process."""
-    return _Resumable(_here(_row_batches(job)))
+    return _Resumable(_here(_row_batches(job, Rows(works.tiny_rows(job.num_samples)))))
 
 
 _DOCS = "https://google-grain.readthedocs.io/en/latest"
@@ -241,7 +278,8 @@ CONTENDERS = [
             f"processes ({_DOCS}/tutorials/dataset_basic_tutorial.html); images are stacked into "
             f"SharedMemoryArray ({_DOCS}/behind_the_scenes.html); ReadOptions(num_threads=0), as "
             "it advises for what is in memory; packed: ArrayRecord, group_size:1, uncompressed; "
-            "tiny: the numbers are shuffled and batched, and a map takes the rows"
+            "tiny, resume: the numbers are shuffled and batched (batch_fn=np.asarray), and a map "
+            "takes the rows from a file that each worker maps; paths: SharedMemoryDataSource"
         ),
         photos=photos,
         pack=pack,
@@ -250,6 +288,7 @@ CONTENDERS = [
         transport=transport,
         paths=paths,
         resume=resume,
+        prepare=prepare,
         antialias=False,
         absent={"tolerant": _NO_TOLERANCE},
     ),
@@ -276,7 +315,10 @@ CONTENDERS = [
         name="Grain (no workers)",
         environment="grain",
         libraries=("grain",),
-        settings="the same without mp_prefetch: all is done when a batch is asked for",
+        settings=(
+            "the same without mp_prefetch: all is done when a batch is asked for; the rows are an "
+            "array in memory"
+        ),
         tiny=tiny_here,
         resume=resume_here,
         absent={

@@ -75,6 +75,14 @@ def _tiny(job: Job) -> Epoch:
     return epochs(_loader("process", TensorDataset(rows), job, num_workers=0), numpy_first)
 
 
+def _tiny_as_it_was(job: Job) -> Epoch:
+    import torch
+    from torch.utils.data import TensorDataset
+
+    rows = torch.from_numpy(works.tiny_rows(job.num_samples))
+    return epochs(_loader("process", TensorDataset(rows), job, num_workers=0), numpy_first)
+
+
 def _transport(backend: str, job: Job) -> Epoch:
     options = {"batch_size": None, "shuffle": False}
     return epochs(_loader(backend, BigBatches(job.num_samples), job, **options), numpy_only)
@@ -131,5 +139,20 @@ CONTENDERS = [
             "tiny": "as penstock (processes): there are no workers",
             "resume": "as penstock (processes): the state says nothing of the workers",
         },
+    ),
+    Contender(
+        name="penstock (torch's dataset)",
+        environment="penstock",
+        libraries=("penstock.torch",),
+        settings=(
+            "tiny: torch's own TensorDataset, whose rows are read one by one, no workers: what "
+            "comes of changing the loader alone"
+        ),
+        tiny=_tiny_as_it_was,
+        same_loader_as="penstock (processes)",
+        absent=dict.fromkeys(
+            ("photos", "pack", "packed", "transport", "paths", "resume"),
+            "as penstock (processes): tiny alone differs",
+        ),
     ),
 ]

@@ -35,6 +35,23 @@ _EXCESS: Final = 0.3  # share of all samples' time that slow ones take beyond th
 _COSTLIER: Final = 3.0  # times the other parts
 _FEW: Final = 0.1  # more than this share of samples are not "some samples"
 _FEWEST_OF_PART: Final = 16  # timed samples
+_WORTH_LEAVING: Final = 1.2  # a gain from which workers are better given up
+
+
+def _handover(case: Case) -> Verdict | None:
+    """Batches that are made sooner than one comes over from a worker."""
+    at = case.at
+    gain = at.serial_rate / at.rate
+    if case.backend == "ray" or gain < _WORTH_LEAVING:
+        return None
+    return Verdict(
+        "transport",
+        f"{waits(case)}: making a batch takes a worker {duration(at.fetch_s + at.collate_s)}, and "
+        f"one comes every {duration(1 / at.rate)}, as handing it over takes longer than that.",
+        f"Do without workers: num_workers=0 would give {throughput(gain)}. Or make larger "
+        "batches, which are handed over more seldom.",
+        gain,
+    )
 
 
 def _slow_source(case: Case) -> Verdict | None:
@@ -218,6 +235,7 @@ def too_few_workers(case: Case) -> Verdict:
 
 
 TESTS: Final[tuple[Callable[[Case], Verdict | None], ...]] = (
+    _handover,
     _slow_source,
     _bursts,
     _collate,

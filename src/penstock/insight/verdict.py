@@ -27,7 +27,7 @@ from penstock.insight.case import (
     waits,
     wanted,
 )
-from penstock.insight.figures import Figures, amount, duration, percent
+from penstock.insight.figures import HANDOVER_S, Figures, amount, duration, percent
 from penstock.insight.stats import Verdict
 
 if TYPE_CHECKING:
@@ -249,7 +249,9 @@ def _serial(case: Case) -> Verdict | None:
     best = min(at.trainer_rate, at.core_rate)
     workers = at.needed_workers(best)
     gain = at.gain(workers)
-    gain = None if gain is None else min(gain, workers + 1.0)  # the trainer works on meanwhile
+    handed_over = 1 / max(at.trainer_s, HANDOVER_S) / at.rate
+    # The trainer works on meanwhile, and takes what they have made.
+    gain = min(workers + 1.0, handed_over, math.inf if gain is None else gain)
     is_storage = at.share(at.read_s) >= READS
     text = (
         f"The trainer spends {percent(at.wait_share)} of the time making batches itself: one takes "
@@ -257,7 +259,13 @@ def _serial(case: Case) -> Verdict | None:
     )
     remedy = f"Let workers do it meanwhile: num_workers={workers} would give {throughput(gain)}."
     bottleneck: Bottleneck = "storage" if is_storage else "workers"
-    if gain is not None and gain < 1.05:
+    if handed_over < _WORTH:
+        remedy = (
+            "Workers would not help, as handing a batch over takes about as long as making it: "
+            "make larger batches, or whole ones (`get_batch(indices, empty)` in the dataset)."
+        )
+        bottleneck, gain = "transport", None
+    elif gain < 1.05:
         remedy = (
             "All cores are taken by it already, and workers would not help: make samples cheaper "
             "(smaller images, a cheaper transform), or use a machine with more cores."
@@ -265,7 +273,7 @@ def _serial(case: Case) -> Verdict | None:
         bottleneck = "cpu"
     elif (starved := at.share(at.starved_s)) >= _OTHERS_HOLD:
         text += f" For {percent(starved)} of that no core was free: other programs have them."
-        gain = min(at.cores if gain is None else gain, max(at.cores, 1.0))
+        gain = min(gain, max(at.cores, 1.0))
         remedy = (
             f"Let workers do it meanwhile: num_workers={workers} would give up to "
             f"{throughput(gain)}, as far as other programs leave them cores."

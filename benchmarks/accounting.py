@@ -140,7 +140,8 @@ class SilentStopwatch:
 
     def __init__(self, *_: object) -> None: ...
 
-    def enter(self, phase: int) -> None: ...
+    def enter(self, phase: int) -> int:
+        return 0  # no moment
 
     def begin_task(self, phase: int, carried: tuple[int, ...]) -> None: ...
 

@@ -132,6 +132,22 @@ def tiny_rows(num_samples: int) -> npt.NDArray[np.float32]:
     return rows + np.arange(NUM_COLUMNS, dtype=np.float32)
 
 
+class RowByRow:
+    """A dataset of rows in memory as most are written: it gives one at a time, and no more."""
+
+    def __init__(self, rows: Any) -> None:  # noqa: ANN401
+        """Keep the rows."""
+        self._rows = rows
+
+    def __len__(self) -> int:
+        """Return the number of rows."""
+        return len(self._rows)
+
+    def __getitem__(self, number: int) -> Any:  # noqa: ANN401
+        """Return a row."""
+        return self._rows[number]
+
+
 _ready: list[npt.NDArray[np.float32]] = []
 _ready_lock = threading.Lock()
 

@@ -75,12 +75,11 @@ def _tiny(job: Job) -> Epoch:
     return epochs(_loader("process", TensorDataset(rows), job, num_workers=0), numpy_first)
 
 
-def _tiny_as_it_was(job: Job) -> Epoch:
+def _tiny_row_by_row(job: Job) -> Epoch:
     import torch
-    from torch.utils.data import TensorDataset
 
-    rows = torch.from_numpy(works.tiny_rows(job.num_samples))
-    return epochs(_loader("process", TensorDataset(rows), job, num_workers=0), numpy_first)
+    rows = works.RowByRow(torch.from_numpy(works.tiny_rows(job.num_samples)))
+    return epochs(_loader("process", rows, job, num_workers=0), numpy_only)
 
 
 def _transport(backend: str, job: Job) -> Epoch:
@@ -141,14 +140,11 @@ CONTENDERS = [
         },
     ),
     Contender(
-        name="penstock (torch's dataset)",
+        name="penstock (row by row)",
         environment="penstock",
         libraries=("penstock.torch",),
-        settings=(
-            "tiny: torch's own TensorDataset, whose rows are read one by one, no workers: what "
-            "comes of changing the loader alone"
-        ),
-        tiny=_tiny_as_it_was,
+        settings="tiny: a dataset that gives one row at a time, without workers",
+        tiny=_tiny_row_by_row,
         same_loader_as="penstock (processes)",
         absent=dict.fromkeys(
             ("photos", "pack", "packed", "transport", "paths", "resume"),

@@ -79,6 +79,13 @@ def _tiny(job: Job) -> Epoch:
     return epochs(_loader(TensorDataset(rows), job, num_workers=0), numpy_first)
 
 
+def _tiny_row_by_row(job: Job) -> Epoch:
+    import torch
+
+    rows = works.RowByRow(torch.from_numpy(works.tiny_rows(job.num_samples)))
+    return epochs(_loader(rows, job, num_workers=0), numpy_only)
+
+
 def _tiny_bulk(job: Job) -> Epoch:
     import torch
     from torch.utils.data import TensorDataset
@@ -182,6 +189,20 @@ CONTENDERS = [
             f"batch_size=None, without workers ({_DOCS}#disable-automatic-batching)"
         ),
         tiny=_tiny_bulk,
+        same_loader_as=_MAIN,
+        absent={
+            **dict.fromkeys(("photos", "transport", "paths"), _SAME),
+            **dict.fromkeys(("pack", "packed"), _NO_FORMAT),
+            "resume": _NO_PLACE,
+            "tolerant": _NO_TOLERANCE,
+        },
+    ),
+    Contender(
+        name="torch (row by row)",
+        environment="torch",
+        libraries=("torch",),
+        settings="tiny: a dataset that gives one row at a time, without workers",
+        tiny=_tiny_row_by_row,
         same_loader_as=_MAIN,
         absent={
             **dict.fromkeys(("photos", "transport", "paths"), _SAME),

@@ -185,8 +185,8 @@ def test_a_run_that_is_stopped_says_how_to_go_on_and_resume_does(
     assert main(["check", "a.lmdb"]) == 1
     assert "a.lmdb.partial is unfinished" in capsys.readouterr().err
 
-    code, out, _ = run(capsys, *arguments[1:], "--resume")
-    assert code == 0
+    code, out, err = run(capsys, *arguments[1:], "--resume")
+    assert code == 0, err
     summary = SUMMARY.fullmatch(out)
     assert summary["records"] == "160"
     assert 0 < int(summary["resumed"]) <= 156

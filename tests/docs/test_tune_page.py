@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import re
 import shlex
+import sys
 from pathlib import Path
 
 import pytest
@@ -28,6 +29,8 @@ def test_the_python_of_the_page_runs_and_prints_what_it_says(capsys):
 def test_the_command_of_the_page_runs(tmp_path, monkeypatch, capsys):
     (tmp_path / "my_data.py").write_text("def train():\n    return list(range(64))\n")
     monkeypatch.chdir(tmp_path)
+    monkeypatch.setitem(sys.modules, "my_data", None)  # whatever is imported is forgotten again
+    del sys.modules["my_data"]
     (command,) = re.findall(r"^\$ penstock (.*)$", PAGE.read_text(), re.MULTILINE)
     shortened = ["--batches", "1", "--rounds", "1", "--prefetch", "2"]
     assert main([*shlex.split(command), *shortened]) == 0

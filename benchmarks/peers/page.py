@@ -599,11 +599,10 @@ def _outcome_table(work: str, entries: Mapping[str, Entry], known: Mapping[str, 
         for run in (work, f"{work} --tolerant"):
             readings = entry["runs"].get(run, ())
             cells.append(_outcome(work, readings[0]["outcome"]) if readings else "")
-        if not cells[1]:
-            # What a peer does with bad samples is no answer to a worker that is gone.
-            cells[1] = known[name].absent.get("tolerant", "") if work == "corrupt" else ""
-            if work == "killed":
-                cells[1] = cells[0] if cells[0] == _NO_WORKER else "it has no setting for that"
+        if not cells[1] and work == "corrupt":
+            cells[1] = known[name].absent.get("tolerant", "")
+        elif not cells[1]:  # what it does with bad samples is no answer to a worker that is gone
+            cells[1] = cells[0] if cells[0] == _NO_WORKER else "it has no setting for that"
         rows.append([_shown(name, work), cells[0] or "failed", cells[1]])
     return "\n".join([_markdown(rows), *_failures(entries)])
 

@@ -59,6 +59,17 @@ class Photos:
         return f"{index}.jpg"
 
 
+class Interrupted(Photos):
+    """Somebody presses Ctrl-C at sample 30, until `fail_at` says otherwise."""
+
+    fail_at = 30
+
+    def __getitem__(self, index):
+        if index == self.fail_at:
+            raise KeyboardInterrupt
+        return super().__getitem__(index)
+
+
 @pytest.mark.parametrize("num_workers", [0, 2])
 def test_any_map_style_dataset_can_be_packed(tmp_path, num_workers):
     dataset = ArrayDataset(np.arange(200).reshape(100, 2), np.arange(100) / 2)
@@ -510,15 +521,6 @@ def test_where_nothing_could_be_packed_no_store_is_made(tmp_path, place):
 
 def test_a_run_that_leaves_broken_images_out_goes_on_behind_one_that_did_not(tmp_path):
     address = f"lmdb:{tmp_path}/a.lmdb"
-
-    class Interrupted(Photos):
-        fail_at = 30
-
-        def __getitem__(self, index):
-            if index == self.fail_at:
-                raise KeyboardInterrupt
-            return super().__getitem__(index)
-
     data = Interrupted(40)
     for index in (0, 15, 35):  # the first, and the last that is packed: both are compared
         data.files[index] = data.files[index][:900]
@@ -588,19 +590,11 @@ def test_shards_are_even_and_empty_ones_do_not_show(tmp_path):
 
 def test_left_out_samples_are_counted_over_an_interruption(tmp_path):
     address = f"lmdb:{tmp_path}/a.lmdb"
-
-    class Flaky(Photos):
-        fail_at = 30
-
-        def __getitem__(self, index):
-            if index == self.fail_at:
-                raise KeyboardInterrupt
-            return super().__getitem__(index)
-
+    data = Interrupted(40, {2, 5})
     with pytest.raises(KeyboardInterrupt):
-        pack(Flaky(40, {2, 5}), address, on_error="skip", num_workers=0)
-    Flaky.fail_at = None
-    report = pack(Flaky(40, {2, 5}), address, on_error="skip", num_workers=0, resume=True)
+        pack(data, address, on_error="skip", num_workers=0)
+    data.fail_at = None
+    report = pack(data, address, on_error="skip", num_workers=0, resume=True)
     assert report.num_resumed > 0
     assert (report.num_records, report.num_left_out) == (38, 2)
 

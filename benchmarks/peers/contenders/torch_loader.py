@@ -116,12 +116,16 @@ _NO_TOLERANCE = "it has no way to leave out a sample that cannot be read"
 _DOCS = "https://docs.pytorch.org/docs/stable/data.html"
 _MAIN = "torch (simplejpeg, OpenCV)"
 _SAME = f"as {_MAIN}: photos alone differ"
-_PHOTOS_ONLY = {
-    **dict.fromkeys(("tiny", "transport", "paths"), _SAME),
+_NEVER = {
     **dict.fromkeys(("pack", "packed"), _NO_FORMAT),
     "resume": _NO_PLACE,
     "tolerant": _NO_TOLERANCE,
 }
+_PHOTOS_ONLY = {
+    **dict.fromkeys(("tiny", "transport", "paths"), _SAME),
+    **_NEVER,
+}
+_TINY_ONLY = {**dict.fromkeys(("photos", "transport", "paths"), _SAME), **_NEVER}
 
 CONTENDERS = [
     Contender(
@@ -138,11 +142,7 @@ CONTENDERS = [
         transport=_transport,
         paths=_paths,
         antialias=False,
-        absent={
-            **dict.fromkeys(("pack", "packed"), _NO_FORMAT),
-            "resume": _NO_PLACE,
-            "tolerant": _NO_TOLERANCE,
-        },
+        absent=_NEVER,
     ),
     Contender(
         name="torch (Pillow)",
@@ -190,12 +190,7 @@ CONTENDERS = [
         ),
         tiny=_tiny_bulk,
         same_loader_as=_MAIN,
-        absent={
-            **dict.fromkeys(("photos", "transport", "paths"), _SAME),
-            **dict.fromkeys(("pack", "packed"), _NO_FORMAT),
-            "resume": _NO_PLACE,
-            "tolerant": _NO_TOLERANCE,
-        },
+        absent=_TINY_ONLY,
     ),
     Contender(
         name="torch (row by row)",
@@ -204,12 +199,7 @@ CONTENDERS = [
         settings="tiny: a dataset that gives one row at a time, without workers",
         tiny=_tiny_row_by_row,
         same_loader_as=_MAIN,
-        absent={
-            **dict.fromkeys(("photos", "transport", "paths"), _SAME),
-            **dict.fromkeys(("pack", "packed"), _NO_FORMAT),
-            "resume": _NO_PLACE,
-            "tolerant": _NO_TOLERANCE,
-        },
+        absent=_TINY_ONLY,
     ),
     Contender(
         name="torch (list of str)",
@@ -218,11 +208,6 @@ CONTENDERS = [
         settings="5 M paths in a Python list, as most datasets hold them",
         paths=_path_list,
         same_loader_as=_MAIN,
-        absent={
-            **dict.fromkeys(("photos", "tiny", "transport"), _SAME),
-            **dict.fromkeys(("pack", "packed"), _NO_FORMAT),
-            "resume": _NO_PLACE,
-            "tolerant": _NO_TOLERANCE,
-        },
+        absent={**dict.fromkeys(("photos", "tiny", "transport"), _SAME), **_NEVER},
     ),
 ]

@@ -446,7 +446,7 @@ class Stream:
             WorkerTimeout: no other may take its place. The message holds the worker's stacks.
         """
         timeout_s, worker_id = self._plan.timeout_s, self._order.awaited_worker
-        is_replaced = worker_id is not None and self._plan.recipe.faults.max_respawns > 0
+        is_replaced = self._plan.recipe.faults.max_respawns > 0
         standing = Standing("")
         if worker_id is not None:
             standing = self._backend.diagnose(worker_id, with_stacks=not is_replaced)

@@ -140,8 +140,8 @@ class FolderWriter:
         self._lock = Lock(lock, self._path)
         try:
             # Once more: another writer may have come to its end in between.
-            self._check_place(resume=resume, overwrite=overwrite)
-            self._begin(resume=resume, is_ours=is_ours)
+            complete = self._check_place(resume=resume, overwrite=overwrite)
+            self._begin(complete, resume=resume, is_ours=is_ours)
         except OSError as error:
             self.close()
             raise self._failure(error) from error
@@ -149,20 +149,23 @@ class FolderWriter:
             self.close()
             raise
 
-    def _check_place(self, *, resume: bool, overwrite: bool) -> None:
-        """Raise `StoreError` unless what is in place is the folder to be made, or may be replaced.
+    def _check_place(self, *, resume: bool, overwrite: bool) -> FolderStore | None:
+        """Return the folder that is to be made, if it is there and wanted; else None.
 
-        Without `overwrite` that is an empty folder, or none.
+        Raises:
+            StoreError: what is in place may not be replaced. Without `overwrite` that is all but an
+                empty folder, or none.
         """
-        if resume and self._store_of_the_same() is not None:
-            return
-        refuse_to_replace(self._place)
-        if not overwrite and self._place.is_dir() and os.listdir(self._place):
-            raise already_there(self.address, resume=resume)
+        complete = self._store_of_the_same() if resume else None
+        if complete is None:
+            refuse_to_replace(self._place)
+            if not overwrite and self._place.is_dir() and os.listdir(self._place):
+                raise already_there(self.address, resume=resume)
+        return complete
 
-    def _begin(self, *, resume: bool, is_ours: bool) -> None:
-        if resume and not (self._partial / JOURNAL_NAME).exists():
-            self._finished = self._store_of_the_same()
+    def _begin(self, complete: FolderStore | None, *, resume: bool, is_ours: bool) -> None:
+        if not (self._partial / JOURNAL_NAME).exists():
+            self._finished = complete
         if self._finished is not None:
             if is_ours:  # what a kill left of the folder that was replaced
                 remove(self._partial)

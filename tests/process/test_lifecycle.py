@@ -228,7 +228,8 @@ def test_no_batch_within_the_timeout_is_an_error_and_the_workers_are_gone_soon()
 def run_script(body, **options):
     """Run a script in a process of its own, with what the tests of this file need at hand."""
     head = f"""
-        import sys, os, time, signal, threading
+        import faulthandler, sys, os, time, signal, threading
+        faulthandler.dump_traceback_later(30)  # where it waits, if it does not end
         sys.path[:0] = {sys.path!r}
         import numpy as np
         from penstock import Loader
@@ -245,10 +246,13 @@ def run_script(body, **options):
 
 
 def finish(process, timeout_s=60):
+    """Return what it wrote; one that does not end is killed, and fails with what it wrote."""
     try:
         return process.communicate(timeout=timeout_s)
-    finally:
+    except subprocess.TimeoutExpired:
         process.kill()
+        out, err = process.communicate()
+        pytest.fail(f"the script has not ended in {timeout_s} s\n{out}\n{err}")
 
 
 @pytest.mark.parametrize("dataset", ["Rows()", "Blocking(2)"])
@@ -294,6 +298,34 @@ def test_control_c_raises_in_the_trainer_only_and_leaves_no_worker():
     assert out == "interrupted\n"
     assert "Traceback" not in err
     assert alive == []
+
+
+@pytest.mark.parametrize("backend", ["process", "thread"])
+def test_a_control_c_that_does_not_end_the_wait_is_raised_all_the_same(backend):
+    """The kernel gave it to another thread, or it came just before the system call."""
+    process = run_script(f"""
+        def interrupt():
+            num_seen = 0
+            while num_seen < 20:  # in a row: it waits, and not only for this thread's turn
+                frame = sys._current_frames()[main.ident]
+                num_seen = num_seen + 1 if frame.f_code.co_name == "events" else 0
+                del frame
+                time.sleep(0.001)
+            signal.pthread_kill(threading.get_ident(), signal.SIGINT)
+
+        main = threading.main_thread()
+        signal.signal(signal.SIGINT, signal.default_int_handler)
+        stream = iter(Loader(Blocking(2), num_workers=2, backend="{backend}"))
+        next(stream), next(stream)
+        threading.Thread(target=interrupt).start()
+        signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGINT])
+        try:
+            next(stream)
+        except KeyboardInterrupt:
+            print("interrupted", flush=True)
+    """)
+    out, err = finish(process)
+    assert (out, err) == ("interrupted\n", "")
 
 
 def test_an_interpreter_that_exits_with_live_iterators_ends_cleanly():

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Holding a Ctrl-C back while something must not be left half done."""
+"""Ctrl-C: held back while something must not be left half done, and never waited out."""
 
 from __future__ import annotations
 
@@ -13,7 +13,11 @@ from _signal import getsignal, signal as set_handler  # type: ignore[import-not-
 if TYPE_CHECKING:
     from types import FrameType
 
-__all__ = ["HeldInterrupts"]
+__all__ = ["LONGEST_WAIT_S", "HeldInterrupts"]
+
+# Of one system call. A signal that comes just before it, or that the kernel gives to another
+# thread, does not end it; Python acts upon the signal when the call is over.
+LONGEST_WAIT_S: Final = 1.0
 
 _SIGINT: Final = int(signal.SIGINT)
 

@@ -46,7 +46,7 @@ from penstock.engine.deeds import Standing, deed_of, standing_of
 from penstock.engine.fault_log import NO_LOSSES, Losses
 from penstock.engine.first_samples import FirstSamples
 from penstock.engine.fork_hazards import opencv_at_rest, warn_of_fork
-from penstock.engine.interrupts import HeldInterrupts
+from penstock.engine.interrupts import LONGEST_WAIT_S, HeldInterrupts
 from penstock.engine.lifeline import Lifeline
 from penstock.engine.logbook import Logbook
 from penstock.engine.messages import (
@@ -94,7 +94,6 @@ _MOST_PREFETCH: Final = 8  # that a crew is given while an epoch runs
 # Over all workers. When a trainer waits for its device, the slots of all batches that it was ahead
 # come back together. They are to be kept: to make and lock another takes longer than to fill it.
 _BATCHES_AHEAD_OF_DEVICE: Final = 16
-_LONGEST_POLL_S: Final = 3600.0  # poll(2) counts milliseconds in an int
 
 _channels: weakref.WeakSet[Channel] = weakref.WeakSet()  # the trainer's ends, of all loaders
 _arenas: weakref.WeakSet[Arena] = weakref.WeakSet()
@@ -376,11 +375,11 @@ class ProcessBackend:
 
     def events(self, timeout_s: float | None) -> Sequence[BackendEvent]:
         """Wait on all workers together."""
-        deadline = None if timeout_s is None else time.monotonic() + timeout_s
+        deadline = math.inf if timeout_s is None else time.monotonic() + timeout_s
         while True:
-            left_s = None if deadline is None else max(deadline - time.monotonic(), 0.0)
-            ready = self._poll.poll(None if left_s is None else min(left_s, _LONGEST_POLL_S) * 1000)
-            if not ready and left_s is not None and left_s <= _LONGEST_POLL_S:
+            left_s = max(deadline - time.monotonic(), 0.0)
+            ready = self._poll.poll(min(left_s, LONGEST_WAIT_S) * 1000)
+            if not ready and left_s <= LONGEST_WAIT_S:
                 return []
             events: list[BackendEvent] = []
             for worker, flags in self._ready_workers(ready).items():

@@ -25,6 +25,7 @@ A forked child has none of these threads: there `events` raises, and `close` doe
 from __future__ import annotations
 
 import atexit
+import math
 import os
 import queue
 import threading
@@ -36,6 +37,7 @@ from typing import TYPE_CHECKING, Final
 from penstock.callers import users_level
 from penstock.engine.deeds import Standing, deed_of, standing_of
 from penstock.engine.first_samples import FirstSamples
+from penstock.engine.interrupts import LONGEST_WAIT_S
 from penstock.engine.order import TaskDone, WorkerDied, WorkerReady
 from penstock.engine.thread_round import Round
 from penstock.engine.thread_worker import Answer, ThreadTask, ThreadWorker
@@ -56,7 +58,6 @@ __all__ = ["ThreadBackend"]
 
 _GRACE_S: Final = 3.0  # for a worker to finish its sample and its user's clean-up
 _SHORT_GRACE_S: Final = 0.3  # when somebody has pressed Ctrl-C, or the interpreter ends
-_LONGEST_WAIT_S: Final = 3600.0  # a lock's timeout is limited
 _ADVICE_ON_EXIT: Final = "Look for sys.exit in the dataset."
 _ADVICE_ON_HANG: Final = (
     "Raise `timeout` if samples, or the start of a worker, may take that long. The thread goes on "
@@ -164,15 +165,13 @@ class ThreadBackend:
             WorkerDied: another thread has closed the backend, or this is a forked process.
         """
         self._check_owner()
-        deadline = None if timeout_s is None else time.monotonic() + timeout_s
+        deadline = math.inf if timeout_s is None else time.monotonic() + timeout_s
         while True:
-            left_s = None if deadline is None else max(deadline - time.monotonic(), 0.0)
+            left_s = max(deadline - time.monotonic(), 0.0)
             try:
-                answer = self._outbox.get(
-                    timeout=None if left_s is None else min(left_s, _LONGEST_WAIT_S)
-                )
+                answer = self._outbox.get(timeout=min(left_s, LONGEST_WAIT_S))
             except queue.Empty:
-                if left_s is None or left_s <= _LONGEST_WAIT_S:
+                if left_s <= LONGEST_WAIT_S:
                     return []
                 continue
             if answer is None:

@@ -24,6 +24,7 @@ from __future__ import annotations
 
 import atexit
 import contextlib
+import math
 import os
 import queue
 import time
@@ -50,6 +51,7 @@ from penstock.engine.backends.remote import FailedTask, Where, revived
 from penstock.engine.deeds import Deed, Standing, standing_of
 from penstock.engine.fault_log import NO_LOSSES, Losses
 from penstock.engine.first_samples import FirstSamples
+from penstock.engine.interrupts import LONGEST_WAIT_S
 from penstock.engine.messages import BatchMade, ShareEnded, TaskFailed, decode
 from penstock.engine.order import TaskDone, WorkerDied, WorkerExhausted, WorkerReady
 from penstock.engine.pickling import unpicklable_error
@@ -76,7 +78,6 @@ _GRACE_S: Final = 3.0  # for a worker to finish its sample and its user's clean-
 _SHORT_GRACE_S: Final = 0.3  # when somebody has pressed Ctrl-C
 _LAST_WORDS_S: Final = 10.0  # from the first sign of a death to the last of what was made before
 _STACKS_S: Final = 2.0  # for a worker to say what it is doing
-_LONGEST_WAIT_S: Final = 5.0  # then to see whether there still is a connection
 _MOST_LOSSES: Final = 5  # of one batch on its way, before its worker is given up
 _DEATHS_THAT_PROVE: Final = 2
 _DEATHS_THAT_PROVE_UNSEEN: Final = 3  # ends that may have come from outside: nobody says how
@@ -246,9 +247,9 @@ class RayBackend:
         """
         self._check_owner()
         self._check_connection()
-        deadline = None if timeout_s is None else time.monotonic() + timeout_s
+        deadline = math.inf if timeout_s is None else time.monotonic() + timeout_s
         while True:
-            left_s = _LONGEST_WAIT_S if deadline is None else deadline - time.monotonic()
+            left_s = min(deadline - time.monotonic(), LONGEST_WAIT_S)
             patience_s = self._patience_s()
             events = [] if patience_s else self._overdue()
             with contextlib.suppress(queue.Empty):
@@ -261,7 +262,7 @@ class RayBackend:
             if events:
                 return events
             self._check_connection()
-            if deadline is not None and time.monotonic() >= deadline:
+            if time.monotonic() >= deadline:
                 if not (timeout_s and self._is_starting):
                     return []
                 deadline = time.monotonic() + timeout_s
@@ -301,7 +302,7 @@ class RayBackend:
     def _patience_s(self) -> float:
         """Return for how long nothing but an answer has to be looked after."""
         dues = [_due(worker) for worker in self._workers.values()]
-        return max(min(dues, default=_LONGEST_WAIT_S) - time.monotonic(), 0.0)
+        return max(min(dues, default=math.inf) - time.monotonic(), 0.0)
 
     def _overdue(self) -> list[BackendEvent]:
         """Look after workers that say nothing; return deaths of which no more is to be awaited."""
@@ -601,7 +602,7 @@ def _open_crew(ray: Any, plan: Plan, options: RayOptions, trainer: str) -> Crew:
 def _due(worker: RemoteWorker) -> float:
     """Return when to look after a worker that says nothing, by the monotonic clock."""
     if worker.is_gone:
-        return float("inf")
+        return math.inf
     if worker.dying_since is not None:
         return worker.dying_since + (0.0 if worker.is_silent else _LAST_WORDS_S)
     return worker.silent_from if worker.hello else worker.started_at + worker.doubt_s

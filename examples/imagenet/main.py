@@ -110,7 +110,12 @@ def main() -> None:
         torch.cuda.set_device(device)
     if "RANK" in os.environ:  # torchrun sets it
         dist.init_process_group("nccl" if device.type == "cuda" else "gloo")
+    run(args, device)
+    if dist.is_initialized():
+        dist.destroy_process_group()  # the model is gone: else a rank may never end
 
+
+def run(args: argparse.Namespace, device: torch.device) -> None:
     loader, val_loader, num_classes = make_loaders(args)
     model: nn.Module = make_model(args.arch, num_classes).to(device)
     if dist.is_initialized():
@@ -127,8 +132,6 @@ def main() -> None:
             validate(model, val_loader, device)
             training.epoch += 1
         training.save()
-    if dist.is_initialized():
-        dist.destroy_process_group()
 
 
 def end_if_missing(args: argparse.Namespace) -> None:

@@ -10,6 +10,7 @@ It is what `tools/train.py` of MMDetection3D does, and the few lines that traini
 from __future__ import annotations
 
 import argparse
+import gc
 import warnings
 from pathlib import Path
 
@@ -70,6 +71,7 @@ def main() -> None:
         prepare_ranks_of_cpus(config)
     RUNNERS.build(config).train()
     if torch.distributed.is_initialized():
+        gc.collect()  # the model, which may wait for ever for the end of a group that went before
         torch.distributed.destroy_process_group()
 
 

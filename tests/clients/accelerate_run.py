@@ -8,6 +8,7 @@ writes `rank<r>.json` into FOLDER: for each of `SCENARIOS` what it returned.
 
 from __future__ import annotations
 
+import gc
 import json
 import sys
 import warnings
@@ -344,4 +345,5 @@ if __name__ == "__main__":
     told = all_scenarios(folder)
     (folder / f"rank{accelerator.process_index}.json").write_text(json.dumps(told))
     accelerator.wait_for_everyone()
+    gc.collect()  # see tests.distributed.launching.TORCHRUN
     accelerator.end_training()

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import gc
 import json
 import sys
 from pathlib import Path
@@ -12,8 +13,13 @@ from tests.clients import test_mmengine as one_process
 
 
 def main() -> None:
-    work_dir = Path(sys.argv[1])
     torch.distributed.init_process_group("gloo")  # mmengine by itself wants CUDA here
+    train(Path(sys.argv[1]))
+    gc.collect()  # see tests.distributed.launching.TORCHRUN
+    torch.distributed.destroy_process_group()
+
+
+def train(work_dir: Path) -> None:
     settings = one_process.config(work_dir, seed="runner", every=3, num_workers=1)
     settings |= {"launcher": "pytorch"}
     whole = one_process.trained(settings)
@@ -25,7 +31,6 @@ def main() -> None:
         "weights": [one_process.weights(run) for run in (whole, rest)],
     }
     (work_dir / f"rank{whole.rank}.json").write_text(json.dumps(found))
-    torch.distributed.destroy_process_group()
 
 
 if __name__ == "__main__":

@@ -4,9 +4,6 @@
 from __future__ import annotations
 
 import inspect
-import os
-import subprocess
-import sys
 from pathlib import Path
 
 import lightning
@@ -18,6 +15,7 @@ from lightning.pytorch.loggers import TensorBoardLogger
 from lightning.pytorch.utilities import data as trainer_data
 from lightning.pytorch.utilities.combined_loader import CombinedLoader
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+from tests.distributed.launching import TORCHRUN, completed, environment
 from tests.torch.comparing import assert_same
 from torch.utils.data import Dataset, SequentialSampler
 
@@ -542,15 +540,10 @@ def _batches(model):
 def ranks(tmp_path_factory):
     """What both processes of lightning_ranks.py have seen, by name of the training."""
     folder = tmp_path_factory.mktemp("ranks")
-    launcher = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2"]
     program = Path(__file__).with_name("lightning_ranks.py")
-    ran = subprocess.run(
-        [*launcher, program, folder],
-        env={**os.environ, "PYTHONPATH": str(Path(__file__).parents[2]), "OMP_NUM_THREADS": "1"},
-        capture_output=True,
-        text=True,
-        check=False,
-        timeout=110,
+    ran = completed(
+        [*TORCHRUN, "--standalone", "--nproc-per-node=2", program, folder],
+        env=environment(PYTHONPATH=str(program.parents[2])),
     )
     assert ran.returncode == 0, ran.stderr
     return [torch.load(folder / f"rank{rank}.pt", weights_only=False) for rank in range(2)]

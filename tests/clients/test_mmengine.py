@@ -8,8 +8,6 @@ import json
 import multiprocessing
 import os
 import pickle
-import subprocess
-import sys
 import warnings
 from pathlib import Path
 
@@ -20,6 +18,7 @@ import pytest
 import torch
 import torch.utils.data
 from tests.clients.torchvision_operators import declare_missing
+from tests.distributed.launching import TORCHRUN, completed, environment
 
 import penstock.torch
 from penstock.collate import Collator
@@ -424,16 +423,9 @@ def test_other_data_are_refused(tmp_path):
 
 def test_two_ranks_share_an_epoch_and_go_on_exactly(tmp_path):
     program = Path(__file__).with_name("mmengine_ranks.py")
-    done = subprocess.run(
-        [
-            *(sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2"),
-            *(program, tmp_path),
-        ],
-        env={**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(program.parents[2])},
-        capture_output=True,
-        text=True,
-        check=False,
-        timeout=110,
+    done = completed(
+        [*TORCHRUN, "--standalone", "--nproc-per-node=2", program, tmp_path],
+        env=environment(PYTHONPATH=str(program.parents[2])),
     )
     assert done.returncode == 0, done.stderr[-4000:]
     ranks = [json.loads((tmp_path / f"rank{rank}.json").read_text()) for rank in (0, 1)]

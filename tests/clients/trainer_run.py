@@ -9,6 +9,7 @@ CHECKPOINT of another number of processes.
 
 from __future__ import annotations
 
+import gc
 import json
 import os
 import sys
@@ -185,4 +186,5 @@ if __name__ == "__main__":
     told["taken_over"] = given_after(sys.argv[2], folder, per_device_train_batch_size=1)
     (folder / f"rank{torch.distributed.get_rank()}.json").write_text(json.dumps(told))
     torch.distributed.barrier()
+    gc.collect()  # see tests.distributed.launching.TORCHRUN
     torch.distributed.destroy_process_group()

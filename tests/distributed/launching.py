@@ -18,6 +18,9 @@ OF_TORCHRUN = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "MASTER_ADDR", "MASTER_PORT")
 # of the moment of the import for a default argument, and DistributedDataParallel imports it: only
 # then imported, it keeps gloo's threads beyond destroy_process_group, and one that drops a tensor
 # while Python ends aborts the process ("terminate called without an active exception").
+# It lets its models go before it destroys the group. The reducer of a DistributedDataParallel ends
+# a group that it is the last to hold, and waits for its thread without releasing the GIL, which
+# that thread may be waiting for (https://github.com/pytorch/pytorch/issues/56297).
 TORCHRUN = (sys.executable, "-m", "torch.distributed.run", "--local-addr", "127.0.0.1")
 
 
@@ -42,6 +45,20 @@ def torchrun(module, num_processes, folder, *arguments, max_restarts=0):
     own_stores = environment(TORCH_DISABLE_SHARE_RDZV_TCP_STORE="1")
     process = started([*command, *arguments], folder=folder, name="torchrun", env=own_stores)
     assert ended([process]) == [0], (folder / "torchrun.txt").read_text()
+
+
+def completed(command, **options):
+    """Run a command, torchrun perhaps, to its end; what it printed is in the result, as text."""
+    process = subprocess.Popen(
+        command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, **options
+    )
+    try:
+        out, err = process.communicate(timeout=TIMEOUT_S)
+    except subprocess.TimeoutExpired:
+        end([process])
+        out, err = process.communicate()
+        raise AssertionError(f"{command} has not ended in {TIMEOUT_S} s:\n{out}\n{err}") from None
+    return subprocess.CompletedProcess(command, process.returncode, out, err)
 
 
 def ended(processes):

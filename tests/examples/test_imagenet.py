@@ -4,7 +4,6 @@
 from __future__ import annotations
 
 import difflib
-import os
 import re
 import subprocess
 import sys
@@ -13,14 +12,14 @@ from pathlib import Path
 import pytest
 import torch
 from PIL import Image
+from tests.distributed import launching
+from tests.distributed.launching import completed, environment
 
 FOLDER = Path(__file__).parents[2] / "examples" / "imagenet"
 README = FOLDER / "README.md"
 CLASSES = ("dress", "hat", "pants", "shirt")
-# One thread, as ranks and workers share the cores; this machine alone.
-ENVIRONMENT = {**os.environ, "OMP_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": "lo"}
 OPTIONS = ("--arch", "tiny", "--size", 48, "--epochs", 2, "--batch-size", 6, "--print-every", 1)
-TORCHRUN = ("-m", "torch.distributed.run", "--local-addr", "127.0.0.1", "--standalone")
+TORCHRUN = (*launching.TORCHRUN, "--standalone")
 STEPS = 6  # of an epoch: 32 images in sixes
 
 
@@ -39,16 +38,10 @@ def clothing(data_dir, tmp_path_factory):
 
 def trained(program, data, checkpoint, *options, ranks=0):
     """Run a program; what it saved, and the losses and results that it printed."""
-    launcher = (*TORCHRUN, "--nproc-per-node", ranks) if ranks else ()
-    command = [sys.executable, *launcher, FOLDER / program, data, *OPTIONS]
+    launcher = (*TORCHRUN, "--nproc-per-node", ranks) if ranks else (sys.executable,)
+    command = [*launcher, FOLDER / program, data, *OPTIONS]
     command += ["--checkpoint", checkpoint, *options]
-    done = subprocess.run(
-        [str(part) for part in command],
-        capture_output=True,
-        text=True,
-        timeout=100,
-        env=ENVIRONMENT,
-    )
+    done = completed([str(part) for part in command], env=environment())
     assert done.returncode == 0, done.stderr
     told = re.findall(r"epoch \d+, step \d+|loss \S+|validation: .*", done.stdout)
     return torch.load(checkpoint), told
@@ -156,24 +149,9 @@ def test_the_readmes_commands_run_one_after_the_other(clothing, tmp_path):
     for command in commands.removeprefix("$ ").split("\n$ "):
         name, *words = command.split()
         assert name in ("python", "torchrun")
-        launcher = TORCHRUN if name == "torchrun" else ()
-        done = subprocess.run(
-            [
-                sys.executable,
-                *launcher,
-                *words,
-                *map(str, OPTIONS),
-                "--workers",
-                "0",
-                "--max-steps",
-                "4",
-            ],
-            cwd=tmp_path,
-            capture_output=True,
-            text=True,
-            timeout=100,
-            env=ENVIRONMENT,
-        )
+        launcher = TORCHRUN if name == "torchrun" else (sys.executable,)
+        options = map(str, (*OPTIONS, "--workers", 0, "--max-steps", 4))
+        done = completed([*launcher, *words, *options], cwd=tmp_path, env=environment())
         assert done.returncode == 0, done.stderr
         steps.append(re.findall(r"epoch (\d+), step (\d+)", done.stdout))
     assert [len(told) for told in steps] == [4] * 4

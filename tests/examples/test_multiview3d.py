@@ -20,6 +20,7 @@ import pytest
 import torch
 from scipy.spatial.transform import Rotation
 from tests.clients.torchvision_operators import declare_missing
+from tests.distributed.launching import completed
 
 from penstock.collate import Collator
 
@@ -387,14 +388,7 @@ def environment(data_dir):
 
 
 def run(environment, *arguments, **options):
-    done = subprocess.run(
-        command(*arguments, **options),
-        env=environment,
-        capture_output=True,
-        text=True,
-        check=False,
-        timeout=110,
-    )
+    done = completed(command(*arguments, **options), env=environment)
     assert done.returncode == 0, done.stderr[-4000:]
     return done.stdout
 
@@ -433,6 +427,7 @@ def test_a_training_that_is_killed_goes_on_with_the_very_same_batches(environmen
     assert losses(killed) == whole
 
 
+@pytest.mark.usefixtures("plugin")  # which the config that is read back names
 def test_two_ranks_train_together_and_go_on_from_a_checkpoint(environment, tmp_path):
     whole, rest = tmp_path / "whole", tmp_path / "rest"
     options = ("--seed", 7, "--deterministic")

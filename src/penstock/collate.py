@@ -10,7 +10,8 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable, Mapping, MutableMapping, MutableSequence, Sequence
-from typing import TYPE_CHECKING, Any, Final, Protocol
+from operator import attrgetter
+from typing import TYPE_CHECKING, Any, Final, Literal, Protocol
 
 import numpy as np
 
@@ -31,6 +32,8 @@ __all__ = [
     "collate",
     "convert",
     "default_collate",
+    "have_one",
+    "stack_into",
 ]
 
 CollateMap = dict[type | tuple[type, ...], Callable[..., Any]]
@@ -275,12 +278,14 @@ class Collator:
                 f"default_collate: batch has arrays and {others[0].__name__} in one place. "
                 "Give each sample an array there, or give a collate_fn."
             )
-        check_shapes([array.shape for array in arrays])
-        if any(array.dtype != first.dtype for array in arrays):
+        if not have_one("shape", arrays):
+            check_shapes([array.shape for array in arrays])
+        if not have_one("dtype", arrays):
             self._refuse_mixture(arrays)
             return self._finish(np.stack(arrays))
         out = self.empty((len(arrays), *first.shape), first.dtype)
-        return self._finish(np.stack(arrays, out=out))
+        stack_into(out, arrays)
+        return self._finish(out)
 
     def _scalars(self, values: Sequence[Any], *, collate_fn_map: CollateMap) -> Any:  # noqa: ANN401
         if {type(value) for value in values} != {type(values[0])}:
@@ -310,6 +315,30 @@ class Collator:
 
 def _keep(values: Sequence[Any], *, collate_fn_map: CollateMap) -> Any:  # noqa: ANN401
     return values
+
+
+_GETTERS: Final = {name: attrgetter(name) for name in ("dtype", "shape")}
+
+
+def have_one(name: Literal["dtype", "shape"], arrays: Sequence[Any]) -> bool:
+    """Return whether arrays or tensors are all of one dtype, or shape.
+
+    By a set: a loop of Python takes longer per array than to copy a short one.
+    """
+    return len(set(map(_GETTERS[name], arrays))) == 1
+
+
+def stack_into(out: NDArray[Any], arrays: Sequence[Any]) -> None:
+    """Write arrays of one shape and dtype into `out`, which is C-contiguous, one after the other.
+
+    What `np.stack(arrays, out=out)` does. That makes a view of each first, which takes longer
+    than to copy a short one; that they follow on each other comes to the same.
+    """
+    shape = arrays[0].shape
+    if shape:
+        np.concatenate(arrays, out=out.reshape(len(arrays) * shape[0], *shape[1:]))
+    else:
+        np.stack(arrays, out=out)
 
 
 def check_shapes(shapes: Sequence[tuple[int, ...]]) -> None:

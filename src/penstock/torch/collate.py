@@ -8,14 +8,16 @@ same result.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+import functools
+import math
+from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
 import torch
 from torch.utils.data import _utils as torch_data
 from torch.utils.data import default_convert
 
-from penstock.collate import CollateMap, check_shapes, collate
+from penstock.collate import CollateMap, check_shapes, collate, have_one, stack_into
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -25,16 +27,26 @@ if TYPE_CHECKING:
 __all__ = ["TensorCollator", "empty_tensor", "stack_plainly"]
 
 _stock = torch_data.collate
+_PLAIN_ARRAYS: Final = frozenset({np.ndarray, np.memmap})
 
 
 def empty_tensor(empty: Empty, shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
     """Return an uninitialised tensor in memory given by `empty`, which it keeps alive."""
-    size_bytes = dtype.itemsize
-    for length in shape:
-        size_bytes *= length
-    if size_bytes == 0:
+    size = math.prod(shape)
+    if size == 0:
         return torch.empty(shape, dtype=dtype)
-    return torch.from_numpy(empty((size_bytes,), np.uint8)).view(dtype).view(shape)
+    in_numpy = _in_numpy(dtype)
+    if in_numpy is not None:
+        return torch.from_numpy(empty(shape, in_numpy))
+    return torch.from_numpy(empty((size * dtype.itemsize,), np.uint8)).view(dtype).view(shape)
+
+
+@functools.cache
+def _in_numpy(dtype: torch.dtype) -> np.dtype[Any] | None:
+    try:
+        return torch.empty(0, dtype=dtype).numpy().dtype
+    except (TypeError, RuntimeError):  # bfloat16 and the float8s, say
+        return None
 
 
 class TensorCollator:
@@ -73,17 +85,32 @@ class TensorCollator:
 
     def _stack(self, tensors: Sequence[Any], *, collate_fn_map: CollateMap) -> Any:  # noqa: ANN401
         first = tensors[0]
-        if not _is_plain(first) or any(t.dtype != first.dtype or t.requires_grad for t in tensors):
+        if not _is_plain(first) or not have_one("dtype", tensors):
             return _stock.collate_tensor_fn(tensors, collate_fn_map=collate_fn_map)
-        if any(tensor.shape != first.shape for tensor in tensors):
-            check_shapes([tensor.shape for tensor in tensors])
         out = empty_tensor(self.empty, (len(tensors), *first.shape), first.dtype)
-        return torch.stack(tuple(tensors), 0, out=out)
+        try:
+            return torch.stack(tuple(tensors), 0, out=out)
+        except RuntimeError:  # shapes differ, or one has a gradient, or is not on the CPU, …
+            check_shapes([tensor.shape for tensor in tensors])
+            return _stock.collate_tensor_fn(tensors, collate_fn_map=collate_fn_map)
 
     def _stack_arrays(self, arrays: Sequence[Any], *, collate_fn_map: CollateMap) -> Any:  # noqa: ANN401
-        if np.dtype(arrays[0].dtype).kind in "SUO":
+        first = arrays[0]
+        if np.dtype(first.dtype).kind in "SUO":
             return _stock.collate_numpy_array_fn(arrays, collate_fn_map=collate_fn_map)
-        return collate([torch.as_tensor(a) for a in arrays], collate_fn_map=collate_fn_map)
+        if (
+            collate_fn_map.get(torch.Tensor) != self._stack  # the user's own
+            or not _PLAIN_ARRAYS.issuperset(map(type, arrays))
+            or not have_one("dtype", arrays)
+        ):
+            return collate([torch.as_tensor(a) for a in arrays], collate_fn_map=collate_fn_map)
+        if not have_one("shape", arrays):
+            check_shapes([array.shape for array in arrays])
+        # To make a tensor of each takes 1.1 us; to copy a row of 32 numbers 0.07 us.
+        dtype = torch.from_numpy(np.empty(0, first.dtype)).dtype
+        out = empty_tensor(self.empty, (len(arrays), *first.shape), dtype)
+        stack_into(out.numpy(), arrays)
+        return out
 
 
 def _is_plain(tensor: torch.Tensor) -> bool:

@@ -10,6 +10,7 @@ import time
 import numpy as np
 import pytest
 
+from penstock import Loader
 from penstock.engine import stopwatch
 from penstock.engine.logbook import Notes, Phase
 from penstock.engine.stopwatch import CoreTime, RunQueue, Stopwatch
@@ -208,6 +209,40 @@ def test_every_sample_is_timed():
 
 def test_samples_that_are_quick_are_not_timed():
     assert timed([0.0] * 64).sample_us == b""
+
+
+def test_nobody_follows_quick_samples_of_a_worker_in_the_trainers_own_process():
+    notes = Notes()
+    followed = []
+    for _ in range(32):
+        notes.begin_task(0, 0)
+        followed.append(notes.follows_samples)
+        notes.phase(Phase.COLLATING)
+        notes.batch_of(64)
+        notes.take_times()
+    # The first decides; later some are timed all the same, as samples may have become slow.
+    assert [task for task, is_followed in enumerate(followed) if is_followed] == [0, 16]
+    notes.is_watched = True
+    assert notes.follows_samples
+    assert Notes(memoryview(bytearray(8192))).follows_samples
+
+
+def test_a_sample_that_nobody_follows_is_named_when_it_fails():
+    class Quick:
+        def __len__(self):
+            return 600
+
+        def __getitem__(self, index):
+            if index == 500:
+                raise ValueError("no such number")
+            return index
+
+    batches = iter(Loader(Quick(), batch_size=8))
+    for _ in range(62):
+        next(batches)
+    with pytest.raises(ValueError, match="no such number") as caught:
+        next(batches)
+    assert any("while reading sample 500 of the dataset" in n for n in caught.value.__notes__)
 
 
 def test_samples_that_were_tried_twice_are_not_told():

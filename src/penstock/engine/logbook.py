@@ -106,7 +106,7 @@ class Notes:
     tells of no memory: the process's is the trainer's.
     """
 
-    __slots__ = ("_cells", "_key", "_num_tasks", "_stopwatch", "_tells_memory", "is_watched")
+    __slots__ = ("_cells", "_is_read", "_key", "_num_tasks", "_stopwatch", "is_watched")
 
     def __init__(
         self,
@@ -123,7 +123,7 @@ class Notes:
         # does not move on is replaced.
         self.is_watched = False
         self._num_tasks = 0
-        self._tells_memory = page is not None
+        self._is_read = page is not None  # by the trainer
         self._stopwatch = Stopwatch(len(Phase), cpu_clock)
         self._cells: memoryview[int] | list[int] = [0] * _NUM_CELLS
         self._key = memoryview(bytearray())
@@ -140,7 +140,7 @@ class Notes:
         cells[_STEP] = step
         cells[_SINCE] = time.monotonic_ns()
         cells[_AT_IT_SINCE] = 0
-        if self._tells_memory and self._num_tasks % _USAGE_INTERVAL == 0:
+        if self._is_read and self._num_tasks % _USAGE_INTERVAL == 0:
             cells[_PEAK_RSS] = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
         self._num_tasks += 1
         cells[_PHASE] = Phase.READING
@@ -153,6 +153,11 @@ class Notes:
         cells[_KEY_BYTES] = 0
         cells[_PHASE] = phase
         cells[_AT_IT_SINCE] = self._stopwatch.enter(phase)
+
+    @property
+    def follows_samples(self) -> bool:
+        """Whether anybody learns from `sample`; where not, it need not be called for this task."""
+        return self._is_read or self.is_watched or self._stopwatch.times_samples
 
     def sample(self, number: int) -> None:
         """Note which sample of the batch is being read."""

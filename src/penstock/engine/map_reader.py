@@ -109,17 +109,22 @@ class MapReader:
         Raises:
             Exception: whatever the dataset raises, with a note that names the sample.
         """
+        dataset = self._dataset
         samples = []
         index = None
         begin = None if self.streams is None else self.streams.begin_sample
         note = self._notes.sample
         try:
+            if begin is None and not self._notes.follows_samples:
+                for index in indices:
+                    samples.append(dataset[index])  # noqa: PERF401 - `index` is for the note
+                return samples
             for number, index in enumerate(indices):
                 note(number)
                 if begin is not None:
                     begin(position)
                     position += stride
-                samples.append(self._dataset[index])
+                samples.append(dataset[index])
         except Exception as error:
             self.note(error, index)
             raise

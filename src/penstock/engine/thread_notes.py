@@ -106,6 +106,11 @@ class ThreadNotes(Notes):
         self._number = self._substitute = None
         self._doing = phase
 
+    @property
+    def follows_samples(self) -> bool:
+        """Always: any thread may ask for the last note, and what is unwanted ends here."""
+        return True
+
     def sample(self, number: int) -> None:
         """Note which sample is being read; raises as `phase` does."""
         self.check()

@@ -10,10 +10,10 @@ import time
 import numpy as np
 import pytest
 
-from penstock import Loader
 from penstock.engine import stopwatch
 from penstock.engine.logbook import Notes, Phase
 from penstock.engine.stopwatch import CoreTime, RunQueue, Stopwatch
+from penstock.torch import DataLoader
 
 NAMED = {"idle": 0, "fetch": 1, "collate": 2, "send": 3}
 
@@ -218,7 +218,7 @@ def test_nobody_follows_quick_samples_of_a_worker_in_the_trainers_own_process():
         notes.begin_task(0, 0)
         followed.append(notes.follows_samples)
         notes.phase(Phase.COLLATING)
-        notes.batch_of(64)
+        notes.batch_of(1_000_000)  # so quick that no pause of this process makes them slow
         notes.take_times()
     # The first decides; later some are timed all the same, as samples may have become slow.
     assert [task for task, is_followed in enumerate(followed) if is_followed] == [0, 16]
@@ -227,7 +227,10 @@ def test_nobody_follows_quick_samples_of_a_worker_in_the_trainers_own_process():
     assert Notes(memoryview(bytearray(8192))).follows_samples
 
 
-def test_a_sample_that_nobody_follows_is_named_when_it_fails():
+def test_a_sample_that_nobody_follows_is_named_when_it_fails(monkeypatch):
+    followed = []
+    monkeypatch.setattr(Notes, "sample", lambda _, number: followed.append(number))
+
     class Quick:
         def __len__(self):
             return 600
@@ -237,11 +240,13 @@ def test_a_sample_that_nobody_follows_is_named_when_it_fails():
                 raise ValueError("no such number")
             return index
 
-    batches = iter(Loader(Quick(), batch_size=8))
+    batches = iter(DataLoader(Quick(), batch_size=8))  # a seed would follow every sample
     for _ in range(62):
         next(batches)
+    followed.clear()
     with pytest.raises(ValueError, match="no such number") as caught:
         next(batches)
+    assert followed == []
     assert any("while reading sample 500 of the dataset" in n for n in caught.value.__notes__)
 
 

@@ -79,15 +79,31 @@ def test_another_shape_is_refused_and_both_are_named(convert):
     samples = [convert(np.zeros(shape)) for shape in [(2, 3), (2, 3), (3, 2)]]
     with pytest.raises(RuntimeError, match="stack expects each tensor to be equal size"):
         torchs(samples)
-    with pytest.raises(CollateError, match=r"sample 0 .* \(2, 3\) and sample 2 .* \(3, 2\)\."):
+    with pytest.raises(
+        CollateError, match=r"sample 0 .* \(2, 3\) and sample 2 .* \(3, 2\)\."
+    ) as got:
         ours(samples)
+    assert got.value.__context__ is None  # or the user reads of two errors
+
+
+@pytest.mark.parametrize("length", [0, 3])
+def test_arrays_go_to_the_device_that_torch_puts_them_on(length):
+    samples = [np.ones(length), np.ones(length)]
+    before = ours(samples)
+    with torch.device("meta"):  # as set_default_device("cuda") does where there is one
+        batch, expected = ours(samples), torchs(samples)
+    assert (batch.device, batch.dtype, batch.shape) == (
+        expected.device, expected.dtype, expected.shape,
+    )  # fmt: skip
+    assert_equal(ours(samples), before)
 
 
 def test_a_gradient_goes_through_the_batch():
     weight = torch.ones(3, requires_grad=True)
-    batch = ours([torch.zeros(3), weight * 2])
-    batch.sum().backward()
-    assert weight.grad.tolist() == [2.0, 2.0, 2.0]
+    for samples in ([torch.zeros(3), weight * 2], [weight * 2, torch.zeros(3)]):
+        weight.grad = None
+        ours(samples).sum().backward()
+        assert weight.grad.tolist() == [2.0, 2.0, 2.0]
 
 
 def test_a_memmap_s_rows_are_copied(tmp_path):

@@ -34,7 +34,7 @@ def empty_tensor(empty: Empty, shape: tuple[int, ...], dtype: torch.dtype) -> to
     """Return an uninitialised tensor in memory given by `empty`, which it keeps alive."""
     size = math.prod(shape)
     if size == 0:
-        return torch.empty(shape, dtype=dtype)
+        return torch.empty(shape, dtype=dtype, device="cpu")
     in_numpy = _in_numpy(dtype)
     if in_numpy is not None:
         return torch.from_numpy(empty(shape, in_numpy))
@@ -44,7 +44,7 @@ def empty_tensor(empty: Empty, shape: tuple[int, ...], dtype: torch.dtype) -> to
 @functools.cache
 def _in_numpy(dtype: torch.dtype) -> np.dtype[Any] | None:
     try:
-        return torch.empty(0, dtype=dtype).numpy().dtype
+        return torch.empty(0, dtype=dtype, device="cpu").numpy().dtype
     except (TypeError, RuntimeError):  # bfloat16 and the float8s, say
         return None
 
@@ -85,21 +85,24 @@ class TensorCollator:
 
     def _stack(self, tensors: Sequence[Any], *, collate_fn_map: CollateMap) -> Any:  # noqa: ANN401
         first = tensors[0]
-        if not _is_plain(first) or not have_one("dtype", tensors):
+        if not _is_plain(first) or first.requires_grad or not have_one("dtype", tensors):
             return _stock.collate_tensor_fn(tensors, collate_fn_map=collate_fn_map)
         out = empty_tensor(self.empty, (len(tensors), *first.shape), first.dtype)
         try:
             return torch.stack(tuple(tensors), 0, out=out)
         except RuntimeError:  # shapes differ, or one has a gradient, or is not on the CPU, …
-            check_shapes([tensor.shape for tensor in tensors])
-            return _stock.collate_tensor_fn(tensors, collate_fn_map=collate_fn_map)
+            pass
+        check_shapes([tensor.shape for tensor in tensors])
+        return _stock.collate_tensor_fn(tensors, collate_fn_map=collate_fn_map)
 
     def _stack_arrays(self, arrays: Sequence[Any], *, collate_fn_map: CollateMap) -> Any:  # noqa: ANN401
         first = arrays[0]
         if np.dtype(first.dtype).kind in "SUO":
             return _stock.collate_numpy_array_fn(arrays, collate_fn_map=collate_fn_map)
+        like = torch.as_tensor(np.empty(0, first.dtype))  # refused as torch does; on its device
         if (
-            collate_fn_map.get(torch.Tensor) != self._stack  # the user's own
+            not _is_plain(like)
+            or collate_fn_map.get(torch.Tensor) != self._stack  # the user's own
             or not _PLAIN_ARRAYS.issuperset(map(type, arrays))
             or not have_one("dtype", arrays)
         ):
@@ -107,8 +110,7 @@ class TensorCollator:
         if not have_one("shape", arrays):
             check_shapes([array.shape for array in arrays])
         # To make a tensor of each takes 1.1 us; to copy a row of 32 numbers 0.07 us.
-        dtype = torch.from_numpy(np.empty(0, first.dtype)).dtype
-        out = empty_tensor(self.empty, (len(arrays), *first.shape), dtype)
+        out = empty_tensor(self.empty, (len(arrays), *first.shape), like.dtype)
         stack_into(out.numpy(), arrays)
         return out
 

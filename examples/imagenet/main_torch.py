@@ -7,6 +7,7 @@ One process alone, or one for each GPU, started by torchrun.
 from __future__ import annotations
 
 import argparse
+import gc
 import os
 import sys
 import time
@@ -109,7 +110,8 @@ def main() -> None:
         dist.init_process_group("nccl" if device.type == "cuda" else "gloo")
     run(args, device)
     if dist.is_initialized():
-        dist.destroy_process_group()  # the model is gone: else a rank may never end
+        gc.collect()  # the model first: after the group, it may wait for ever
+        dist.destroy_process_group()
 
 
 def run(args: argparse.Namespace, device: torch.device) -> None:

@@ -71,7 +71,7 @@ def main() -> None:
         prepare_ranks_of_cpus(config)
     RUNNERS.build(config).train()
     if torch.distributed.is_initialized():
-        gc.collect()  # the model, which may wait for ever for the end of a group that went before
+        gc.collect()  # the model first: after the group, it may wait for ever
         torch.distributed.destroy_process_group()
 
 

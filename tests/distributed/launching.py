@@ -54,11 +54,23 @@ def completed(command, **options):
     )
     try:
         out, err = process.communicate(timeout=TIMEOUT_S)
-    except subprocess.TimeoutExpired:
+    except BaseException as error:
         end([process])
-        out, err = process.communicate()
+        if not isinstance(error, subprocess.TimeoutExpired):
+            raise
+        out, err = last_words_of(process)
         raise AssertionError(f"{command} has not ended in {TIMEOUT_S} s:\n{out}\n{err}") from None
     return subprocess.CompletedProcess(command, process.returncode, out, err)
+
+
+def last_words_of(process):
+    """What a process that is gone has printed; one that it has started may still hold its pipes."""
+    try:
+        return process.communicate(timeout=5)
+    except subprocess.TimeoutExpired as held:
+        process.stdout.close()
+        process.stderr.close()
+        return held.output, "… and something that it has started goes on"
 
 
 def ended(processes):

@@ -327,7 +327,8 @@ def _wait_for_ends(workers: Sequence[ThreadWorker], timeout_s: float) -> list[Th
     deadline = time.monotonic() + timeout_s
     others = [w for w in workers if w.thread is not threading.current_thread()]
     for worker in others:
-        worker.thread.join(max(deadline - time.monotonic(), 0.0))
+        while worker.thread.is_alive() and (left_s := deadline - time.monotonic()) > 0:
+            worker.thread.join(min(left_s, LONGEST_WAIT_S))
     return [worker for worker in others if worker.thread.is_alive()]
 
 

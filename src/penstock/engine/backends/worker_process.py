@@ -10,6 +10,7 @@ import signal
 import time
 from typing import TYPE_CHECKING, Any, Final
 
+from penstock.engine.interrupts import LONGEST_WAIT_S
 from penstock.engine.logbook import Phase
 from penstock.engine.surroundings import signal_name
 from penstock.transport.arena import Arena
@@ -169,6 +170,6 @@ def wait_for_ends(workers: Sequence[WorkerProcess], timeout_s: float) -> list[Wo
         poll = select.poll()
         for worker in left:
             poll.register(worker.watch_fd, select.POLLIN)
-        poll.poll(left_s * 1000)
+        poll.poll(min(left_s, LONGEST_WAIT_S) * 1000)
         left = [worker for worker in left if worker.process.is_alive()]
     return left

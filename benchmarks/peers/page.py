@@ -314,6 +314,10 @@ def render(
         not_installed: Environment -> date and reason.
         remarks: Work -> what is to be said with the figures.
     """
+    results = {  # without those of a contender that there is no longer
+        work: {name: entry for name, entry in entries.items() if name in known}
+        for work, entries in results.items()
+    }
     parts = [_head(results)]
     parts += [_summary(results)] if results else []
     parts += [_section(section, results, known, remarks) for section in _WORKS]
@@ -467,9 +471,7 @@ def _ahead(section: Section, entries: Mapping[str, Entry]) -> str:
 def _section(
     section: Section, results: Results, known: Mapping[str, Contender], remarks: Mapping[str, str]
 ) -> str:
-    entries = {
-        name: entry for name, entry in results.get(section.work, {}).items() if name in known
-    }
+    entries = results.get(section.work, {})
     facts = _facts(section, entries)
     parts = [f"## {section.title}", section.question.format(**facts)]
     if not entries:

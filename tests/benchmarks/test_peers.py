@@ -460,6 +460,15 @@ def rendered(results, names, *, not_installed=None, remarks=None) -> str:
     return page.render(results, known, not_installed or {}, remarks or {})
 
 
+def test_results_of_a_contender_that_there_is_no_longer_are_nowhere_on_the_page() -> None:
+    figures = {"fast": 9e3, "penstock (gone)": 5e3, "penstock (threads)": 2e3}
+    results = {"photos": {name: entry("photos", value) for name, value in figures.items()}}
+    assert "Penstock's best, penstock (gone)" in rendered(results, list(figures))
+    text = rendered(results, ["fast", "penstock (threads)"])
+    assert "Penstock's best, penstock (threads)" in text
+    assert "gone" not in text
+
+
 def test_the_page_names_who_is_ahead_of_penstock_and_in_what() -> None:
     known = {
         name: contender.Contender(name, "abacus", (), "as it comes", tiny=print)

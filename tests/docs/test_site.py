@@ -150,7 +150,6 @@ def test_every_page_of_the_navigation_is_in_the_site(site):
 
 
 @pytest.mark.docs
-@pytest.mark.docs
 def test_what_stands_around_a_chinese_page_is_chinese(folder):
     pages = sorted((folder / "zh").glob("*.html"))
     assert pages
@@ -162,6 +161,7 @@ def test_what_stands_around_a_chinese_page_is_chinese(folder):
             assert english not in text.replace("\n", "").replace(" <", "<"), (page, english)
 
 
+@pytest.mark.docs
 def test_every_promised_name_is_in_the_reference(site):
     anchors = set().union(*(p.anchors for n, p in site.items() if n.startswith("reference/")))
     for module, names in promised_names().items():

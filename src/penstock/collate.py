@@ -11,7 +11,7 @@ from __future__ import annotations
 import copy
 from collections.abc import Callable, Mapping, MutableMapping, MutableSequence, Sequence
 from operator import attrgetter
-from typing import TYPE_CHECKING, Any, Final, Literal, Protocol
+from typing import TYPE_CHECKING, Any, Final, Protocol
 
 import numpy as np
 
@@ -32,7 +32,7 @@ __all__ = [
     "collate",
     "convert",
     "default_collate",
-    "have_one",
+    "have_one_dtype",
     "stack_into",
 ]
 
@@ -278,9 +278,8 @@ class Collator:
                 f"default_collate: batch has arrays and {others[0].__name__} in one place. "
                 "Give each sample an array there, or give a collate_fn."
             )
-        if not have_one("shape", arrays):
-            check_shapes([array.shape for array in arrays])
-        if not have_one("dtype", arrays):
+        check_shapes([array.shape for array in arrays])
+        if not have_one_dtype(arrays):
             self._refuse_mixture(arrays)
             return self._finish(np.stack(arrays))
         out = self.empty((len(arrays), *first.shape), first.dtype)
@@ -317,15 +316,15 @@ def _keep(values: Sequence[Any], *, collate_fn_map: CollateMap) -> Any:  # noqa:
     return values
 
 
-_GETTERS: Final = {name: attrgetter(name) for name in ("dtype", "shape")}
+_dtype_of: Final = attrgetter("dtype")
 
 
-def have_one(name: Literal["dtype", "shape"], arrays: Sequence[Any]) -> bool:
-    """Return whether arrays or tensors are all of one dtype, or shape.
+def have_one_dtype(arrays: Sequence[Any]) -> bool:
+    """Return whether arrays, or tensors, are all of one dtype.
 
     By a set: a loop of Python takes longer per array than to copy a short one.
     """
-    return len(set(map(_GETTERS[name], arrays))) == 1
+    return len(set(map(_dtype_of, arrays))) == 1
 
 
 def stack_into(out: NDArray[Any], arrays: Sequence[Any]) -> None:
@@ -343,6 +342,8 @@ def stack_into(out: NDArray[Any], arrays: Sequence[Any]) -> None:
 
 def check_shapes(shapes: Sequence[tuple[int, ...]]) -> None:
     """Raise CollateError, naming two samples and their shapes, unless all are equal."""
+    if len(set(shapes)) == 1:
+        return
     for position, shape in enumerate(shapes):
         if tuple(shape) != tuple(shapes[0]):
             raise CollateError(

@@ -17,7 +17,7 @@ import torch
 from torch.utils.data import _utils as torch_data
 from torch.utils.data import default_convert
 
-from penstock.collate import CollateMap, check_shapes, collate, have_one, stack_into
+from penstock.collate import CollateMap, check_shapes, collate, have_one_dtype, stack_into
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -85,7 +85,7 @@ class TensorCollator:
 
     def _stack(self, tensors: Sequence[Any], *, collate_fn_map: CollateMap) -> Any:  # noqa: ANN401
         first = tensors[0]
-        if not _is_plain(first) or first.requires_grad or not have_one("dtype", tensors):
+        if not _is_plain(first) or first.requires_grad or not have_one_dtype(tensors):
             return _stock.collate_tensor_fn(tensors, collate_fn_map=collate_fn_map)
         out = empty_tensor(self.empty, (len(tensors), *first.shape), first.dtype)
         try:
@@ -104,11 +104,10 @@ class TensorCollator:
             not _is_plain(like)
             or collate_fn_map.get(torch.Tensor) != self._stack  # the user's own
             or not _PLAIN_ARRAYS.issuperset(map(type, arrays))
-            or not have_one("dtype", arrays)
+            or not have_one_dtype(arrays)
         ):
             return collate([torch.as_tensor(a) for a in arrays], collate_fn_map=collate_fn_map)
-        if not have_one("shape", arrays):
-            check_shapes([array.shape for array in arrays])
+        check_shapes([array.shape for array in arrays])
         # To make a tensor of each takes 1.1 us; to copy a row of 32 numbers 0.07 us.
         out = empty_tensor(self.empty, (len(arrays), *first.shape), like.dtype)
         stack_into(out.numpy(), arrays)

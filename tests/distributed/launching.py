@@ -52,18 +52,23 @@ def completed(command, **options):
     process = subprocess.Popen(
         command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, **options
     )
+    out, err = told_by(process)
+    return subprocess.CompletedProcess(command, process.returncode, out, err)
+
+
+def told_by(process, timeout_s=TIMEOUT_S):
+    """What a process writes into its two pipes until its end, or a failure with what it has."""
     try:
-        out, err = process.communicate(timeout=TIMEOUT_S)
+        return process.communicate(timeout=timeout_s)
     except BaseException as error:
         end([process])
         if not isinstance(error, subprocess.TimeoutExpired):
             raise
-        out, err = last_words_of(process)
-        raise AssertionError(f"{command} has not ended in {TIMEOUT_S} s:\n{out}\n{err}") from None
-    return subprocess.CompletedProcess(command, process.returncode, out, err)
+        out, err = _last_words_of(process)
+        raise AssertionError(f"{process} has not ended in {timeout_s} s:\n{out}\n{err}") from None
 
 
-def last_words_of(process):
+def _last_words_of(process):
     """What a process that is gone has printed; one that it has started may still hold its pipes."""
     try:
         return process.communicate(timeout=5)

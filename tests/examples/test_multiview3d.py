@@ -20,7 +20,7 @@ import pytest
 import torch
 from scipy.spatial.transform import Rotation
 from tests.clients.torchvision_operators import declare_missing
-from tests.distributed.launching import completed
+from tests.distributed.launching import TORCHRUN, completed
 
 from penstock.collate import Collator
 
@@ -373,7 +373,7 @@ OPTIONS = [
 def command(work_dir, *arguments, ranks=0, max_epochs=3):
     launch = [sys.executable]
     if ranks:
-        launch += ["-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={ranks}"]
+        launch = [*TORCHRUN, "--standalone", f"--nproc-per-node={ranks}"]
         arguments = ("--launcher", "pytorch", *arguments)
     options = ["--cfg-options", *OPTIONS, f"train_cfg.max_epochs={max_epochs}"]
     options += [f"train_cfg.val_interval={max_epochs}"]

@@ -16,7 +16,7 @@ import time
 import numpy as np
 import psutil
 import pytest
-from tests.distributed.launching import last_words_of
+from tests.distributed.launching import told_by
 
 from penstock import Loader, get_worker_info
 from penstock.data import IterableDataset
@@ -246,16 +246,8 @@ def run_script(body, **options):
     )
 
 
-def finish(process, timeout_s=60):
-    """Return what it wrote; one that does not end is killed, and fails with what it wrote."""
-    try:
-        return process.communicate(timeout=timeout_s)
-    except subprocess.TimeoutExpired:
-        process.kill()
-        out, err = last_words_of(process)
-        pytest.fail(f"the script has not ended in {timeout_s} s\n{out}\n{err}")
-    finally:
-        process.kill()
+def finish(process):
+    return told_by(process, timeout_s=60)
 
 
 @pytest.mark.parametrize("dataset", ["Rows()", "Blocking(2)"])

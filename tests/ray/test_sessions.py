@@ -20,7 +20,7 @@ from penstock.data import IterableDataset
 from penstock.engine import worker_setup
 from penstock.engine.backends.ray.parcels import pack_parcel, value_of
 from penstock.engine.backends.ray.session import Answer, Session
-from penstock.engine.backends.ray.worker import RayWorker, _Turns
+from penstock.engine.backends.ray.worker import News, RayWorker, _Turns
 from penstock.engine.fetch import Fetcher
 from penstock.engine.logbook import Phase
 from penstock.engine.messages import BatchMade, BeginEpoch, ShareEnded, Task, decode, encode
@@ -422,6 +422,19 @@ def test_what_nobody_wants_any_more_is_broken_off_at_the_next_sample():
             assert told(await worker.make(*calls_of(2)(0), 0))[1] == [0, 1, 2]
             assert gate.read == [0, 0, 1, 2]
         assert told(await newer) == "dropped"
+
+    run(scenario())
+
+
+def test_what_is_told_while_a_wait_with_a_limit_begins_is_heard():
+    async def scenario():
+        news = News()
+        waiting = asyncio.ensure_future(asyncio.wait_for(news.wait(), LIMIT_S))
+        await asyncio.sleep(0)  # up to 3.11, `wait_for` has made a task by now that has yet to run
+        news.tell()
+        for _ in range(5):
+            await asyncio.sleep(0)
+        assert waiting.done()
 
     run(scenario())
 

@@ -32,7 +32,7 @@ from penstock.engine.messages import decode
 from penstock.engine.user_frames import frames_of_user
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Awaitable, Callable
 
     from penstock.engine.backends.ray.parcels import Parcel
     from penstock.engine.logbook import Entry
@@ -142,9 +142,13 @@ class News:
         self._next.set()
         self._next = asyncio.Event()
 
-    async def wait(self) -> None:
-        """Wait until the next time that anything is told."""
-        await self._next.wait()
+    def wait(self) -> Awaitable[object]:
+        """Return what is done the next time that anything is told from this call on.
+
+        No coroutine: one that `asyncio.wait_for` is given starts later than it, and would miss what
+        is told in between.
+        """
+        return self._next.wait()
 
 
 class _Waiting(NamedTuple):

@@ -48,15 +48,15 @@ class Deadly(Noise):
 
 
 class Gated(Noise):
-    """Waits at a gate, an actor, with one of its samples."""
+    """Waits at a gate, an actor, with some of its samples."""
 
-    def __init__(self, at, gate):
+    def __init__(self, waiting, gate):
         super().__init__()
-        self.at = at
+        self.waiting = frozenset(waiting)
         self.gate = gate
 
     def __getitem__(self, index):
-        if index == self.at:
+        if index in self.waiting:
             import ray
 
             ray.get(ray.get_actor(self.gate, namespace="penstock").passed.remote())

@@ -232,17 +232,38 @@ def kill_worker(pool, number):
     return before.num_deaths + 1
 
 
-def test_workers_die_and_all_ranks_get_the_same_new_one_and_lose_nothing(ranks, pool):
-    open_all(ranks)
-    taken = take_all(ranks, 2)
-    for number in range(NUM_WORKERS):
-        num_deaths = kill_worker(pool, number)
-        # More than was under way, so that all have seen it, and it is not taken for one death.
-        taken = [one + more for one, more in zip(taken, take_all(ranks, 6), strict=True)]
-        assert pool.stats().workers[number].num_deaths == num_deaths == 1
-    ends = take_all(ranks)
-    for rank in range(4):
-        assert taken[rank] + ends[rank] == expected("noise", rank, 4)
+def test_workers_die_and_all_ranks_get_the_same_new_one_and_lose_nothing(cluster, ranks, pool):
+    def are_all_set_up():
+        stats = pool.stats()
+        are_known = all(worker.num_trainers == len(ranks) for worker in stats.workers)
+        return are_known and all(trainer.idle_s > 0 for trainer in stats.trainers)
+
+    def have_all_work_for(number):
+        """Whether each rank has two batches under way there; one is being made."""
+        return pool.stats().workers[number].num_waiting == 2 * len(ranks) - 1
+
+    def have_all_a_new(number):
+        worker = pool.stats().workers[number]
+        return (worker.num_trainers, worker.num_deaths) == (len(ranks), 1)
+
+    with gate(cluster, "gate") as passage:
+        cluster.ray.get(passage.open.remote())
+        open_all(ranks, "gated", args=[list(range(LENGTH)), "gate"])
+        taken = take_all(ranks, 1)
+        # Of a death while a rank's dataset is opened, that rank is the cause.
+        assert _becomes(are_all_set_up, PATIENCE_S)
+        # Else the other worker may make all batches, and no rank miss the one that has died.
+        cluster.ray.get(passage.shut.remote())
+        for rank in ranks:
+            rank.tell("take")
+        for number in range(NUM_WORKERS):
+            assert _becomes(functools.partial(have_all_work_for, number), PATIENCE_S)
+            kill_worker(pool, number)
+            assert _becomes(functools.partial(have_all_a_new, number), PATIENCE_S)
+        cluster.ray.get(passage.open.remote())
+        taken = [one + rank.answer() for one, rank in zip(taken, ranks, strict=True)]
+    assert taken == [expected("noise", rank, 4) for rank in range(4)]
+    assert [worker.num_deaths for worker in pool.stats().workers] == [1, 1]
 
 
 def _bad_sample(rank, world_size, at_batch):
@@ -447,6 +468,9 @@ class Gate:
     async def open(self):
         self._is_open.set()
 
+    async def shut(self):
+        self._is_open.clear()
+
 
 @contextlib.contextmanager
 def gate(cluster, name):
@@ -472,7 +496,7 @@ def test_who_waits_for_its_turn_ends_no_worker_and_is_told_whose_it_is(cluster, 
         begun = take_all([patient, strict], 1)
         assert begun == [expected("noise", rank, 3)[:1] for rank in (0, 2)]
         at, _ = expected("noise", 1, 3)[0]
-        slow.ask("open", dataset="gated", rank=1, args=[at[1], "gate"], **options)
+        slow.ask("open", dataset="gated", rank=1, args=[at[1:2], "gate"], **options)
         slow.tell("take")
         cluster.ray.get(passage.reached.remote(), timeout=PATIENCE_S)
         for rank in (patient, strict):
@@ -572,7 +596,8 @@ def test_what_a_dead_trainer_was_to_bring_others_bring_in_one_go(cluster, leaves
 def test_a_trainer_that_was_forgotten_is_known_again_with_the_places_that_it_had(cluster, four):
     two = four[:2]
     with pool_with_lease(cluster, 3.0) as pool, settled(two):
-        open_all(two, **of_pool(name="short"))
+        # A stream has a share in each worker, so a rank gets nowhere without both.
+        open_all(two, "stream", **of_pool(name="short"))
         taken = take_all(two, 3)
         assert _becomes(lambda: not pool.stats().trainers, PATIENCE_S)
         num_deaths = kill_worker(pool, 1)
@@ -583,7 +608,7 @@ def test_a_trainer_that_was_forgotten_is_known_again_with_the_places_that_it_had
         kill_worker(pool, 0)
         ends = take_all(two)
         for rank in range(2):
-            assert taken[rank] + ends[rank] == expected("noise", rank, 2)
+            assert taken[rank] + ends[rank] == expected("stream", rank, 2)
 
 
 @pytest.mark.parametrize("dataset", ["noise", pytest.param("stream", marks=pytest.mark.slow)])

@@ -19,6 +19,7 @@ import pytest
 ray = pytest.importorskip("ray")
 
 import numpy as np  # noqa: E402
+import psutil  # noqa: E402
 from tests.ray import pool_rank  # noqa: E402
 from tests.ray.conftest import _becomes  # noqa: E402
 from tests.ray.pool_data import (  # noqa: E402
@@ -30,7 +31,10 @@ from tests.ray.pool_data import (  # noqa: E402
 )
 
 from penstock import Loader  # noqa: E402
-from penstock.engine.backends.ray.pool import start_keeper  # noqa: E402
+from penstock.engine.backends.ray.options import RayOptions  # noqa: E402
+from penstock.engine.backends.ray.parcels import Parcel  # noqa: E402
+from penstock.engine.backends.ray.pool import PoolCrew, start_keeper  # noqa: E402
+from penstock.engine.backends.ray.sharing import split_parcel  # noqa: E402
 from penstock.errors import ConfigError, WorkerDied  # noqa: E402
 from penstock.ray import WorkerPool  # noqa: E402
 from penstock.sampling import RandomSampler  # noqa: E402
@@ -226,18 +230,25 @@ def test_a_rank_that_is_killed_resumes_while_the_others_go_on(cluster, ranks):
 
 def kill_worker(pool, number):
     """End a worker by force, and know how many times that has been its fate."""
-    assert _becomes(lambda: pool.stats().workers[number].pid is not None, PATIENCE_S)
-    before = pool.stats().workers[number]
-    os.kill(before.pid, signal.SIGKILL)
-    return before.num_deaths + 1
+    reports = []
+
+    def answers():
+        reports.append(pool.stats().workers[number])
+        return reports[-1].pid is not None
+
+    assert _becomes(answers, PATIENCE_S)
+    os.kill(reports[-1].pid, signal.SIGKILL)
+    return reports[-1].num_deaths + 1
+
+
+def are_set_up(pool, num_trainers):
+    """Whether all workers know so many trainers, and have nothing to do for any of them."""
+    stats = pool.stats()
+    are_known = all(worker.num_trainers == num_trainers for worker in stats.workers)
+    return are_known and all(trainer.idle_s > 0 for trainer in stats.trainers)
 
 
 def test_workers_die_and_all_ranks_get_the_same_new_one_and_lose_nothing(cluster, ranks, pool):
-    def are_all_set_up():
-        stats = pool.stats()
-        are_known = all(worker.num_trainers == len(ranks) for worker in stats.workers)
-        return are_known and all(trainer.idle_s > 0 for trainer in stats.trainers)
-
     def have_all_work_for(number):
         """Whether each rank has two batches under way there; one is being made."""
         return pool.stats().workers[number].num_waiting == 2 * len(ranks) - 1
@@ -251,7 +262,7 @@ def test_workers_die_and_all_ranks_get_the_same_new_one_and_lose_nothing(cluster
         open_all(ranks, "gated", args=[list(range(LENGTH)), "gate"])
         taken = take_all(ranks, 1)
         # Of a death while a rank's dataset is opened, that rank is the cause.
-        assert _becomes(are_all_set_up, PATIENCE_S)
+        assert _becomes(lambda: are_set_up(pool, len(ranks)), PATIENCE_S)
         # Else the other worker may make all batches, and no rank miss the one that has died.
         cluster.ray.get(passage.shut.remote())
         for rank in ranks:
@@ -329,7 +340,11 @@ def test_a_keeper_that_dies_is_started_anew_and_nothing_is_lost(ranks, pool):
     two = ranks[:2]
     open_all(two)
     taken = take_all(two, 3)
+    assert _becomes(lambda: are_set_up(pool, 2), PATIENCE_S)
+    workers = [worker.pid for worker in pool.stats().workers]
     os.kill(pid_of_keeper(), signal.SIGKILL)
+    # Else these may make all the batches that are left, and nobody ask the new keeper for anything.
+    assert _becomes(lambda: not any(map(psutil.pid_exists, workers)), PATIENCE_S)
     ends = take_all(two)
     assert [one + more for one, more in zip(taken, ends, strict=True)] == [
         expected("noise", rank, 2) for rank in range(2)
@@ -352,12 +367,14 @@ def test_ranks_with_one_dataset_put_it_once(ranks, pool):
 
 
 def test_equal_arrays_of_a_dataset_are_put_once_without_waiting_for_one_another(pool):
+    assert _becomes(lambda: all(w.is_alive for w in pool.stats().workers), PATIENCE_S)
     began = time.monotonic()
     loader = loader_of("twins", 0, 1, **of_pool(persistent_workers=True))
     iterator = iter(loader)
     assert told(next(iterator)) == expected("noise", 0, 1)[0]
     assert pool.stats().num_puts == 2
     assert time.monotonic() - began < 30.0  # others would wait for 60 s
+    assert _becomes(lambda: are_set_up(pool, 1), PATIENCE_S)  # nothing is on its way any more
 
 
 def test_different_datasets_in_one_pool(ranks, pool):
@@ -491,8 +508,8 @@ def test_who_waits_for_its_turn_ends_no_worker_and_is_told_whose_it_is(cluster, 
         gate(cluster, "gate") as passage,
     ):
         options = {**of_pool(1, "of one"), "world_size": 3}
-        patient.ask("open", dataset="noise", rank=0, timeout=1, on_error="skip", **options)
-        strict.ask("open", dataset="noise", rank=2, timeout=2, **options)
+        patient.ask("open", dataset="noise", rank=0, timeout=3, on_error="skip", **options)
+        strict.ask("open", dataset="noise", rank=2, timeout=6, **options)
         begun = take_all([patient, strict], 1)
         assert begun == [expected("noise", rank, 3)[:1] for rank in (0, 2)]
         at, _ = expected("noise", 1, 3)[0]
@@ -508,9 +525,9 @@ def test_who_waits_for_its_turn_ends_no_worker_and_is_told_whose_it_is(cluster, 
 
         def has_waited():
             stats = pool.stats()
-            return any(t.name.startswith("rank 0,") and t.waited_s > 3 for t in stats.trainers)
+            return any(t.name.startswith("rank 0,") and t.waited_s > 9 for t in stats.trainers)
 
-        assert _becomes(has_waited, PATIENCE_S / 4)
+        assert _becomes(has_waited, PATIENCE_S)
         cluster.ray.get(passage.open.remote())
         assert begun[0] + patient.answer() == expected("noise", 0, 3)
         assert slow.answer() == expected("noise", 1, 3)
@@ -522,7 +539,7 @@ def test_who_is_stuck_itself_ends_the_worker_and_nothing_is_counted_against_othe
     two = ranks[:2]
     bad = _bad_sample(1, 2, at_batch=6)
     two[0].ask("open", dataset="noise", rank=0, world_size=2, **of_pool())
-    options = of_pool(rank=1, world_size=2, args=[bad], timeout=2, on_error="skip")
+    options = of_pool(rank=1, world_size=2, args=[bad], timeout=5, on_error="skip")
     two[1].ask("open", dataset="stuck", **options)
     taken = take_all(two)
     assert taken[0] == expected("noise", 0, 2)
@@ -566,7 +583,34 @@ def test_a_call_that_waits_for_the_end_of_a_dead_trainer_does_not_stay_for_ever(
         assert pool.stats().num_puts == 0  # the keeper looks after its workers from here on
         ended, waits = cluster.ray.wait([call, of_pool], num_returns=1, timeout=PATIENCE_S)
         assert (ended, waits) == ([call], [of_pool])
-        assert [worker.is_alive for worker in pool.stats().workers] == [True, True]
+        assert _becomes(lambda: all(w.is_alive for w in pool.stats().workers), PATIENCE_S)
+
+
+def test_who_waits_for_what_another_brings_asks_as_often_as_it_takes(cluster, monkeypatch):
+    monkeypatch.setattr("penstock.engine.backends.ray.pool._ASK_AGAIN_S", 0.01)
+    parcel = Parcel(b"a pickle", [np.ones(TABLE_BYTES, np.uint8)])
+    _, pieces = split_parcel(parcel)
+    with pool_with_lease(cluster, 600.0):
+        crew = PoolCrew(cluster.ray, RayOptions(pool="short"), 1, "second")
+        ask = crew._link.ask
+        assert ask("hold", "first", [piece.digest for piece in pieces], 0.0) == [[], []]
+        answers = []
+
+        def ask_again(method, *args):
+            if len(answers) in (2, 4):
+                piece = pieces[len(answers) // 2 - 1]
+                ask("keep", "first", piece.digest, piece.num_bytes, piece.content)
+            answers.append(ask(method, *args))
+            return answers[-1]
+
+        monkeypatch.setattr(crew._link, "ask", ask_again)
+        shared = crew.share(parcel)
+        assert [len(answer) for answer in answers] == [2, 2, 2, 1, 1]
+        assert answers[:2] == [[None, None]] * 2
+        (_, found) = cluster.ray.get(shared.pieces)
+        assert (found == parcel.buffers[0]).all()
+        answers.clear()
+        del shared, found
 
 
 @pytest.mark.parametrize("leaves", [True, False])
@@ -579,11 +623,11 @@ def test_what_a_dead_trainer_was_to_bring_others_bring_in_one_go(cluster, leaves
         def ask(method, *args):
             return cluster.ray.get(getattr(keeper, method).remote(*args), timeout=PATIENCE_S)
 
-        assert ask("hold", "first", digests) == [[]] * 12
-        assert ask("hold", "first", digests) == [[]] * 12  # Ray has sent it once more
+        assert ask("hold", "first", digests, 0.0) == [[]] * 12
+        assert ask("hold", "first", digests, 0.0) == [[]] * 12  # Ray has sent it once more
         ask("keep", "first", digests[0], 1, b"x")
         began = time.monotonic()
-        second = keeper.hold.remote("second", digests)
+        second = keeper.hold.remote("second", digests, PATIENCE_S)
         if leaves:
             assert cluster.ray.wait([second], timeout=0.2) == ([], [second])
             ask("leave", "first")
@@ -595,7 +639,7 @@ def test_what_a_dead_trainer_was_to_bring_others_bring_in_one_go(cluster, leaves
 
 def test_a_trainer_that_was_forgotten_is_known_again_with_the_places_that_it_had(cluster, four):
     two = four[:2]
-    with pool_with_lease(cluster, 3.0) as pool, settled(two):
+    with pool_with_lease(cluster, 8.0) as pool, settled(two):
         # A stream has a share in each worker, so a rank gets nowhere without both.
         open_all(two, "stream", **of_pool(name="short"))
         taken = take_all(two, 3)
@@ -666,6 +710,7 @@ def test_a_closed_pool_says_so(pool):
     loader = loader_of("noise", 0, 1, **of_pool(persistent_workers=True))
     iterator = iter(loader)
     assert told(next(iterator)) == expected("noise", 0, 1)[0]
+    assert _becomes(lambda: are_set_up(pool, 1), PATIENCE_S)
     pool.close()
     pool.close()
     assert repr(pool) == "<WorkerPool 'test', 2 workers, closed>"

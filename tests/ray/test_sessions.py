@@ -9,6 +9,7 @@ import gc
 import queue
 import threading
 from collections import Counter, deque
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -493,6 +494,54 @@ def test_who_leaves_while_the_session_is_opened_has_no_call_waiting_any_more():
         await asyncio.gather(left, opening)
         assert {answer.kind for answer in await asyncio.gather(*waiting)} == {"unknown"}
         assert worker.counted == {}
+        worker.end_thread()
+
+    run(scenario())
+
+
+def test_a_session_that_takes_longer_to_open_than_an_unused_one_stays_is_kept(monkeypatch):
+    gates["opening"] = gate = Gate()
+    clock = SimpleNamespace(now=0.0, monotonic=lambda: clock.now)
+    monkeypatch.setattr("penstock.engine.backends.ray.worker.time", clock)
+
+    async def scenario():
+        worker = WithoutCluster(forgotten_after_s=10.0)
+        recipe = Recipe(Numbers(False), False, True, worker_init_fn=wait_at_gate, batch_size=BATCH)
+        opening = asyncio.ensure_future(worker.open(NAME, pack_parcel(recipe), IDENTITY))
+        await _next(gate.reached)
+        clock.now = 60.0
+        gate.opened.release()
+        while not opening.done():
+            await worker._forget_unused()
+            await asyncio.sleep(0)
+        assert told(await worker.make(*calls_of(1)(0), 0))[1] == [0, 1, 2]
+        clock.now = 120.0
+        await worker._forget_unused()
+        assert worker._sessions == {}
+        await asyncio.gather(*worker._closing)
+        worker.end_thread()
+
+    run(scenario())
+
+
+class LostKeeper:
+    """Of a pool that is being closed: Ray has ended it, and has yet to end its workers."""
+
+    class begin_trial:
+        @staticmethod
+        async def remote(*_):
+            raise pytest.importorskip("ray").exceptions.RayActorError
+
+    end_trial = begin_trial
+
+
+def test_a_worker_without_its_keeper_answers_until_it_is_ended_as_well():
+    async def scenario():
+        worker = WithoutCluster(keeper=LostKeeper())
+        recipe = Recipe(Numbers(False), False, True, batch_size=BATCH)
+        assert (await worker.open(NAME, pack_parcel(recipe), IDENTITY)).kind == "answer"
+        assert told(await worker.make(*calls_of(1)(0), 0))[1] == [0, 1, 2]
+        await worker.leave(NAME)
         worker.end_thread()
 
     run(scenario())

@@ -420,10 +420,11 @@ def test_classes_of_a_notebook_or_script_cross_by_value(cluster):
 
 
 SCRIPT_OF_ENDINGS = """
-    import sys, time
+    import signal, sys, time
     from penstock import Loader
     from tests.ray.ray_datasets import Drawn
 
+    signal.signal(signal.SIGINT, signal.default_int_handler)  # CI may have it ignored
     loader = Loader(Drawn(100_000), batch_size=8, num_workers=2, backend="ray",
         address=sys.argv[1], ray_options={"num_cpus": 0, "resources": {"far": 1}})
     for step, batch in enumerate(loader):

@@ -288,8 +288,12 @@ class Keeper:
 
     # What trainers share.
 
-    async def hold(self, trainer: str, digests: Sequence[str]) -> list[list[Any]]:
+    async def hold(
+        self, trainer: str, digests: Sequence[str], limit_s: float
+    ) -> list[list[Any] | None]:
         """Return for each piece its reference in a list, which is empty where it is to be brought.
+
+        None is where another trainer is still to bring it: this is to be asked again.
 
         Where several trainers ask for a piece that is not there, the first has to bring it, and the
         others wait for that; until it has left, or nothing is heard of it.
@@ -297,6 +301,7 @@ class Keeper:
         Args:
             trainer: Who asks.
             digests: Of the pieces.
+            limit_s: For how long to wait for what others bring.
         """
         self._tend()
         self._heard_at[trainer] = time.monotonic()
@@ -305,15 +310,19 @@ class Keeper:
             piece.users.add(trainer)
             if piece.reference is None and not piece.bringer:
                 piece.bringer = trainer
-        return [await self._hold(trainer, piece) for piece in pieces]
+        until = time.monotonic() + limit_s
+        return [await self._hold(trainer, piece, until) for piece in pieces]
 
-    async def _hold(self, trainer: str, piece: _Shared) -> list[Any]:
+    async def _hold(self, trainer: str, piece: _Shared, until: float) -> list[Any] | None:
         while piece.reference is None:
             left_s = self._patience_s(piece.bringer)
             if piece.bringer == trainer or left_s <= 0:
                 piece.bringer = trainer
                 self._heard_at[trainer] = time.monotonic()
                 return []
+            left_s = min(left_s, until - time.monotonic())
+            if left_s <= 0:
+                return None
             with contextlib.suppress(TimeoutError):
                 await asyncio.wait_for(piece.news.wait(), left_s)
         return [piece.reference]

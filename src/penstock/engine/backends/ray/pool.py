@@ -29,6 +29,7 @@ __all__ = ["KeeperLink", "PoolCrew", "find_keeper", "start_keeper"]
 _NAMESPACE: Final = "penstock"
 _PREFIX: Final = "penstock-pool:"
 _PATIENCE_S: Final = 300.0  # a node that is lost with the keeper is given up after a minute or two
+_ASK_AGAIN_S: Final = 60.0  # others may have more to bring than a single call may wait for
 _HEAD: Final = "node:__internal_head__"  # a resource by which Ray marks the head's node
 _ENDED_S: Final = 30.0
 
@@ -174,13 +175,15 @@ class PoolCrew:
         """Bring the keeper what it does not have yet; return what is to be sent to the workers."""
         places, pieces = split_parcel(parcel)
         different = {piece.digest: piece for piece in pieces}  # arrays may be equal
-        held = self._link.ask("hold", self._trainer, list(different))
-        references = {}
-        for (digest, piece), found in zip(different.items(), held, strict=True):
-            if not found:
-                told = digest, piece.num_bytes, piece.content
-                found = self._link.ask("keep", self._trainer, *told)
-            (references[digest],) = found
+        references: dict[str, Any] = {}
+        while missing := [digest for digest in different if digest not in references]:
+            held = self._link.ask("hold", self._trainer, missing, _ASK_AGAIN_S)
+            for digest, found in zip(missing, held, strict=True):
+                if found == []:
+                    told = digest, different[digest].num_bytes, different[digest].content
+                    found = self._link.ask("keep", self._trainer, *told)
+                if found is not None:
+                    (references[digest],) = found
         return SharedParcel(places, [references[piece.digest] for piece in pieces])
 
     def employ(self, worker_id: int) -> Actor:

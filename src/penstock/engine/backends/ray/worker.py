@@ -14,6 +14,7 @@ from __future__ import annotations
 import asyncio
 import collections
 import concurrent.futures
+import contextlib
 import functools
 import gc
 import os
@@ -244,8 +245,11 @@ class _Turns:
         self._next()
 
 
-async def _result_of(reference: Any) -> None:  # noqa: ANN401 - Ray's reference
-    await reference
+async def _taken_by_keeper(reference: Any) -> None:  # noqa: ANN401 - Ray's reference
+    import ray
+
+    with contextlib.suppress(ray.exceptions.RayActorError):  # it is gone: this process ends next
+        await reference
 
 
 def trainer_of(session: str) -> str:
@@ -310,11 +314,17 @@ class RayWorker:
             opened = Session(parcel, identity)
             self._sessions[session] = opened
             self._news[session] = News()
-            set_up = functools.partial(self._noted, session, opened.set_up)
-            self._opening[session] = asyncio.ensure_future(self._turns.run(session, set_up))
+            self._opening[session] = asyncio.ensure_future(self._set_up(session, opened))
         self._used_at[session] = time.monotonic()
         answer = await asyncio.shield(self._opening[session])
         return self._hello(answer)
+
+    async def _set_up(self, name: str, session: Session) -> Answer:
+        set_up = functools.partial(self._noted, name, session.set_up)
+        answer: Answer = await self._turns.run(name, set_up)
+        if self._sessions.get(name) is session:  # it may have taken longer than unused ones stay
+            self._used_at[name] = time.monotonic()
+        return answer
 
     async def hello(self) -> Hello:
         """Return where this is; at once, however long setting up takes."""
@@ -331,7 +341,9 @@ class RayWorker:
         oldest = time.monotonic() - self._forgotten_after_s
         unused = [name for name, at in self._used_at.items() if at < oldest]
         for session in unused:
-            if not self._turns.is_served(session):
+            opening = self._opening.get(session)
+            is_open = opening is None or opening.done()
+            if is_open and not self._turns.is_served(session):
                 self._drop(session)
 
     def _drop(self, session: str) -> asyncio.Future[Any] | None:
@@ -403,6 +415,8 @@ class RayWorker:
         answer: Answer = await self._turns.run(
             session, functools.partial(self._noted, session, trial)
         )
+        if self._sessions.get(session) is known:
+            self._used_at[session] = time.monotonic()
         return answer
 
     def _noted(self, name: str, work: Callable[[], Answer]) -> Answer:
@@ -417,7 +431,7 @@ class RayWorker:
 
     def _wait_for(self, reference: Any) -> None:  # noqa: ANN401 - Ray's reference
         """Wait in the thread that works; by way of the loop, or Ray warns that it is blocked."""
-        asyncio.run_coroutine_threadsafe(_result_of(reference), self._turns.loop).result()
+        asyncio.run_coroutine_threadsafe(_taken_by_keeper(reference), self._turns.loop).result()
 
     async def _known(self, name: str, round_: int) -> Session | None:
         """Return the session, set up, and with all of earlier rounds wanted no more."""

@@ -6,6 +6,7 @@ from __future__ import annotations
 import gc
 import os
 import random
+import signal
 import sys
 import threading
 from dataclasses import dataclass
@@ -27,6 +28,10 @@ os.environ["NO_ALBUMENTATIONS_UPDATE"] = "1"
 # By itself hypothesis fails an example that takes 200 ms, which on a busy machine means nothing.
 hypothesis.settings.register_profile("no clock", deadline=None)
 hypothesis.settings.load_profile("no clock")
+
+# A shell starts what goes on in the background with Ctrl-C switched off, and children inherit it.
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 SHM = Path("/dev/shm")
 FDS = Path("/proc/self/fd")

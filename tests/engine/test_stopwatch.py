@@ -202,9 +202,10 @@ def timed(durations):
 
 def test_every_sample_is_timed():
     durations = [0.001, 0.004, 0.002]
-    took_us = np.frombuffer(timed(durations).sample_us, np.uint32)
+    times = timed(durations)
+    took_us = np.frombuffer(times.sample_us, np.uint32)
     assert (took_us >= np.array(durations) * 0.99e6).all()
-    assert took_us.sum() * 1000 <= timed(durations).fetch_ns * 10
+    assert took_us.sum() * 1000 <= times.fetch_ns
 
 
 def test_samples_that_are_quick_are_not_timed():

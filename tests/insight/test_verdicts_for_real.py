@@ -94,7 +94,7 @@ def test_a_slow_trainer_has_nothing_to_do():
     for _ in range(20):
         loader = Loader(Samples(quick), batch_size=8, num_workers=1)
         share = share_of_waiting(loader)
-        if share < 0.03:
+        if share < 0.03 and loader.stats().verdict.bottleneck != "contention":
             break
     assert share < 0.03, "no core was free for a quick worker, twenty times in a row"
     assert loader.stats().verdict.bottleneck == "trainer"

@@ -28,8 +28,9 @@ BATCH_SIZE = 4
 METHODS = ("fork", "forkserver", "spawn")
 PLACES_OF_SAMPLES = ("__getitem__", "get_batch", "collate", "sending")
 ENDING_S = 5.0  # in which all workers are gone
-# A worker has to be up before it can be stuck: a fresh interpreter takes a second for it.
-TIMEOUT_S = {"fork": 1.0, "forkserver": 1.5, "spawn": 2.0}
+# A worker has to be stuck for half of it to be taken for that, and to be up before: a fresh
+# interpreter takes a second for it on a busy machine.
+TIMEOUT_S = {"fork": 2.0, "forkserver": 3.0, "spawn": 4.0}
 
 
 @dataclass(frozen=True)

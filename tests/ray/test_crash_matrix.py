@@ -36,7 +36,7 @@ from penstock.errors import WorkerDied
 from penstock.faults import FaultPolicy
 from penstock.torch import DataLoader
 
-TIMEOUT_S = 3.0  # from the moment when both actors are up
+TIMEOUT_S = 8.0  # from the moment when both actors are up
 ENDED = "ended with SystemExit: 0"
 GONE = "is gone while"
 STUCK = "was killed, as no batch came within .?timeout"

@@ -354,8 +354,8 @@ def test_a_worker_of_other_versions_is_refused(monkeypatch):
 def test_who_waits_for_ray_is_told_what_is_missing_and_goes_on_when_it_comes(
     monkeypatch, extra_nodes
 ):
-    monkeypatch.setattr(remote_worker, "_FIRST_DOUBT_S", 0.5)
-    loader = by_ray(Drawn(), ray_options={"resources": {"extra": 1}}, timeout=2)
+    monkeypatch.setattr(remote_worker, "_FIRST_DOUBT_S", 7.0)  # longer than the timeout
+    loader = by_ray(Drawn(), ray_options={"resources": {"extra": 1}}, timeout=6)
     told = []
 
     def tell(message, *_):
@@ -420,11 +420,10 @@ def test_classes_of_a_notebook_or_script_cross_by_value(cluster):
 
 
 SCRIPT_OF_ENDINGS = """
-    import signal, sys, time
+    import sys, time
     from penstock import Loader
     from tests.ray.ray_datasets import Drawn
 
-    signal.signal(signal.SIGINT, signal.default_int_handler)  # CI may have it ignored
     loader = Loader(Drawn(100_000), batch_size=8, num_workers=2, backend="ray",
         address=sys.argv[1], ray_options={"num_cpus": 0, "resources": {"far": 1}})
     for step, batch in enumerate(loader):

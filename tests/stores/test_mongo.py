@@ -506,6 +506,7 @@ def test_a_read_outlasts_a_server_that_is_killed_and_restarted(own_mongod):  # n
         with pytest.raises(StoreError, match="no answer from 127") as caught:
             store.get_many([7])
         assert_no_secret(shown(caught.value))
+        store._retry_s = 60.0
         own_mongod.start()
         assert store.get_many([7])[0].key == "7.jpg"
 

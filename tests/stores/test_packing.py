@@ -333,6 +333,8 @@ PACK = """
     writer.LMDBWriter.__init__.__kwdefaults__["transaction_bytes"] = 300_000
     def tell(at):
         print(at.num_done, flush=True)
+        if at.num_done >= int(sys.argv[5]):
+            sys.stdin.read()
     print("begin", flush=True)
     report = pack(
         Files(), sys.argv[1], num_workers=int(sys.argv[2]), num_shards=int(sys.argv[3]),
@@ -342,11 +344,16 @@ PACK = """
 """
 
 
-def packing(address, num_workers=1, num_shards=1, resume=""):
-    script = textwrap.dedent(PACK)
-    command = [sys.executable, "-c", script, address, str(num_workers), str(num_shards), resume]
+def packing(address, num_workers=1, num_shards=1, resume="", waits_at=1000):
+    """Return the packer's process, which waits for the end of its input at a number of records."""
+    arguments = map(str, (address, num_workers, num_shards, resume, waits_at))
     return subprocess.Popen(
-        command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, start_new_session=True
+        [sys.executable, "-c", textwrap.dedent(PACK), *arguments],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        start_new_session=True,
     )
 
 
@@ -411,7 +418,7 @@ def path_is_new(address):
 
 def test_resuming_with_other_arguments_is_refused(tmp_path):
     address = f"lmdb:{tmp_path}/a.lmdb"
-    kill_at(packing(address), 20, 0)
+    kill_at(packing(address, waits_at=19 * 16), 20, 0)
     assert (tmp_path / "a.lmdb.partial").exists()
     with pytest.raises(StoreError, match="from another source or with other options"):
         pack([(1, 2)], address, resume=True)
@@ -422,7 +429,7 @@ def test_resuming_with_other_arguments_is_refused(tmp_path):
 
 def test_a_record_damaged_in_what_is_left_is_named_when_resuming(tmp_path):
     address = f"lmdb:{tmp_path}/a.lmdb"
-    kill_at(packing(address), 22, 0)
+    kill_at(packing(address, waits_at=21 * 16), 22, 0)
     partial = tmp_path / "a.lmdb.partial"
     content = bytearray(partial.read_bytes())
     image = np.random.default_rng(2).integers(0, 256, 20_000, np.uint8).tobytes()

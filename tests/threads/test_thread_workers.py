@@ -389,6 +389,8 @@ def test_what_does_not_end_is_left_behind_and_said(monkeypatch):
     backend.submit(1, 0, [0, 1])
     assert begun.wait(30)
     (thread,) = [t for t in backend.threads if t.name == "penstock-1"]
+    backend._workers[0].stop()
+    backend._workers[0].thread.join(30)
     with pytest.warns(RuntimeWarning, match=r"1 worker thread.* left behind") as caught:
         backend.close()
     assert "free.wait()" in str(caught[0].message)

@@ -318,7 +318,7 @@ class Stuck(Noise):
 
 
 def test_a_timeout_shows_where_the_worker_is_stuck_and_the_stream_goes_on():
-    stream = iter(Loader(Stuck(), batch_size=4, num_workers=2, timeout=0.5))
+    stream = iter(Loader(Stuck(), batch_size=4, num_workers=2, timeout=2))
     for _ in range(3):
         next(stream)
     for _ in range(2):
@@ -327,12 +327,12 @@ def test_a_timeout_shows_where_the_worker_is_stuck_and_the_stream_goes_on():
 
 
 def test_under_a_policy_a_stuck_worker_is_ended_and_its_sample_left_out():
-    loader = Loader(Stuck(), batch_size=4, num_workers=2, timeout=0.5, on_error="skip")
+    loader = Loader(Stuck(), batch_size=4, num_workers=2, timeout=2.5, on_error="skip")
     with pytest.warns(UserWarning, match="1 bad sample"):
         indices = [int(row[0]) for batch in loader for row in batch]
     assert indices == [i for i in range(48) if i != 13]
     (failure,) = loader.failures
-    assert "no batch came within timeout=0.5 seconds" in str(failure.error)
+    assert "no batch came within timeout=2.5 seconds" in str(failure.error)
     assert loader.stats().replaced_workers == 2
 
 
@@ -340,25 +340,27 @@ class Slow(Noise):
     """Each sample takes its time, and a batch of them longer than `timeout`."""
 
     def __getitem__(self, index):
-        time.sleep(0.03)
+        time.sleep(0.1)
         return super().__getitem__(index)
 
 
 def test_a_slow_batch_is_told_from_a_stuck_worker():
-    stream = iter(Loader(Slow(), batch_size=40, num_workers=1, timeout=0.5))
+    stream = iter(Loader(Slow(), batch_size=40, num_workers=1, timeout=2))
     with pytest.raises(
         WorkerTimeout, match=r"The batch is slow, and its worker is not stuck: "
     ) as e:
         next(stream)
     assert re.search(
-        r": \d+ of 40 samples in 0\.\d s. Raise `timeout` or lower batch", str(e.value)
+        r": \d+ of 40 samples in [12]\.\d s. Raise `timeout` or lower batch", str(e.value)
     )
-    assert re.search(r"of step 0 \(the sample for [\d.]+ m?s, the step for 0\.\d s\)", str(e.value))
+    assert re.search(
+        r"of step 0 \(the sample for [\d.]+ m?s, the step for [12]\.\d s\)", str(e.value)
+    )
     assert "stuck worker" not in str(e.value)
 
 
 def test_under_a_policy_a_slow_worker_is_waited_for():
-    loader = Loader(Slow(), batch_size=48, num_workers=1, timeout=0.5, on_error="replace")
+    loader = Loader(Slow(), batch_size=48, num_workers=1, timeout=2, on_error="replace")
     with pytest.warns(RuntimeWarning, match=r"slow and not stuck: \d+ of 48 samples") as warned:
         (batch,) = loader
     assert len(warned) == 1
@@ -372,13 +374,13 @@ class SlowAtLast(Noise):
 
     def __getitem__(self, index):
         if index >= self.length - 40:
-            time.sleep(0.03)
+            time.sleep(0.1)
         return super().__getitem__(index)
 
 
 def test_a_worker_whose_samples_were_quick_is_not_taken_for_stuck_when_they_are_not():
     policy = FaultPolicy("raise", max_respawns=3)
-    loader = Loader(SlowAtLast(400), batch_size=40, num_workers=1, timeout=0.5, on_error=policy)
+    loader = Loader(SlowAtLast(400), batch_size=40, num_workers=1, timeout=2, on_error=policy)
     with pytest.warns(RuntimeWarning, match=r"slow and not stuck: \d+ of 40 samples"):
         batches = list(loader)
     assert np.concatenate(batches)[:, 0].tolist() == list(range(400))
@@ -393,7 +395,7 @@ class SlowStream(IterableDataset):
 
     def __iter__(self):
         for index in shard(range(60)):
-            time.sleep(0.03)
+            time.sleep(0.06)
             if index == 40 and not self.mark.exists():
                 self.mark.touch()
                 os._exit(3)
@@ -403,7 +405,7 @@ class SlowStream(IterableDataset):
 def test_a_new_worker_that_takes_long_to_find_its_place_is_not_taken_for_stuck(tmp_path):
     policy = FaultPolicy("raise", max_respawns=2)
     dataset = SlowStream(tmp_path / "dead")
-    loader = Loader(dataset, batch_size=5, num_workers=1, timeout=0.5, on_error=policy)
+    loader = Loader(dataset, batch_size=5, num_workers=1, timeout=1, on_error=policy)
     with pytest.warns(RuntimeWarning, match="slow and not stuck: while it began an epoch"):
         batches = list(loader)
     assert np.concatenate(batches).ravel().tolist() == list(range(60))
@@ -415,13 +417,13 @@ class SlowRest(Noise):
 
     def __getitem__(self, index):
         if index >= 4:
-            time.sleep(0.3)
+            time.sleep(0.5)
         return super().__getitem__(index)
 
 
 def test_what_is_left_of_an_epoch_that_was_given_up_makes_no_worker_stuck():
     loader = Loader(
-        SlowRest(8), batch_size=4, num_workers=1, timeout=0.7, persistent_workers=True,
+        SlowRest(8), batch_size=4, num_workers=1, timeout=1.6, persistent_workers=True,
         on_error=FaultPolicy("raise", max_respawns=2),
     )  # fmt: skip
     next(iter(loader))  # the second batch is begun, and nobody will ask for it
@@ -494,7 +496,7 @@ def test_a_worker_that_hangs_in_its_start_is_shown_too():
     def never_ready(worker_id):
         Stuck().wait_for_nothing()
 
-    stream = iter(Loader(Noise(), num_workers=1, timeout=0.5, worker_init_fn=never_ready))
+    stream = iter(Loader(Noise(), num_workers=1, timeout=3, worker_init_fn=never_ready))
     with pytest.raises(WorkerTimeout, match="in never_ready"):
         next(stream)
 

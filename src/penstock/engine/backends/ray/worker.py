@@ -146,8 +146,8 @@ class News:
     def wait(self) -> Awaitable[object]:
         """Return what is done the next time that anything is told from this call on.
 
-        No coroutine: one that `asyncio.wait_for` is given starts later than it, and would miss what
-        is told in between.
+        No `async def`: up to Python 3.11 `asyncio.wait_for` begins the body of one later than this
+        call, and what is told in between would be missed.
         """
         return self._next.wait()
 
@@ -321,8 +321,12 @@ class RayWorker:
 
     async def _set_up(self, name: str, session: Session) -> Answer:
         set_up = functools.partial(self._noted, name, session.set_up)
-        answer: Answer = await self._turns.run(name, set_up)
-        if self._sessions.get(name) is session:  # it may have taken longer than unused ones stay
+        return await self._run(name, session, set_up)
+
+    async def _run(self, name: str, session: Session, work: Callable[[], Answer]) -> Answer:
+        """Return what a session's work comes to; it may take longer than unused ones stay."""
+        answer: Answer = await self._turns.run(name, work)
+        if self._sessions.get(name) is session:
             self._used_at[name] = time.monotonic()
         return answer
 
@@ -397,11 +401,9 @@ class RayWorker:
             work = functools.partial(self._noted, session, work)
         answer = Answer("dropped")
         if self._sessions.get(session) is known:
-            answer = await self._turns.run(session, work)
-        if self._sessions.get(session) is known:
-            self._used_at[session] = time.monotonic()
-        elif session not in self._left:  # it was dropped as nobody seemed to use it
-            answer = Answer("unknown")
+            answer = await self._run(session, known, work)
+        if self._sessions.get(session) is not known and session not in self._left:
+            answer = Answer("unknown")  # it was dropped as nobody seemed to use it
         news.tell()
         return answer
 
@@ -412,12 +414,7 @@ class RayWorker:
         if known is None:
             return Answer("unknown")
         trial = functools.partial(known.try_sample, begin_epoch, order, number)
-        answer: Answer = await self._turns.run(
-            session, functools.partial(self._noted, session, trial)
-        )
-        if self._sessions.get(session) is known:
-            self._used_at[session] = time.monotonic()
-        return answer
+        return await self._run(session, known, functools.partial(self._noted, session, trial))
 
     def _noted(self, name: str, work: Callable[[], Answer]) -> Answer:
         """Do what may end this process, so that the keeper of a pool knows whose it was."""

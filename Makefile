@@ -14,7 +14,7 @@ CLIENTS_STAMP := $(CLIENTS_VENV)/.installed
 BENCHMARKS := $(shell grep -l '^if __name__ == "__main__"' benchmarks/*.py)
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test ray test-clients browser-deps network-deps slow soak upstream gpu lint format types contracts docs docs-serve dist bench bench-smoke peers-environments peers clean
+.PHONY: help demo test ray test-clients browser-deps network-deps slow soak upstream suites gpu lint format types contracts docs docs-serve dist bench bench-smoke peers-environments peers clean
 
 help:
 	@echo "make demo         train a small network on real images, and compare the loaders"
@@ -25,6 +25,7 @@ help:
 	@echo "make slow         run the tests that take minutes"
 	@echo "make soak         ten minutes of killed workers and corrupt samples, with figures"
 	@echo "make upstream     run PyTorch's own test_dataloader.py on Penstock's loader"
+	@echo "make suites       run other projects' own tests on Penstock's loader (ONLY=skorch: of one); gigabytes, an hour"
 	@echo "make gpu          on a machine with a CUDA device: its tests, and what it brings, in minutes"
 	@echo "make lint types contracts    what CI checks besides"
 	@echo "make dist         build the wheel and the source distribution, install and try them"
@@ -83,6 +84,10 @@ soak: $(STAMP)
 # Needs PENSTOCK_TORCH_TEST_DATALOADER, see tests/upstream/README.md.
 upstream: $(STAMP)
 	"$(BIN)/python" tests/upstream/run.py
+
+# Needs a package index: each suite has an environment of its own below .suites.
+suites: $(STAMP)
+	"$(BIN)/python" tests/suites/run.py $(ONLY)
 
 gpu: $(STAMP)
 	PENSTOCK_REQUIRE_GPU=1 "$(BIN)/python" -m pytest -q tests/device

@@ -138,7 +138,7 @@ def _state_in_the_middle(num_items: int, num_shards: int) -> tuple[str, list[int
     loader.set_epoch(3)
     # The state that the loader itself gives, with the number of batches that were given: to run
     # through half an epoch of 10^10 samples would take a while.
-    state = {**loader.state_dict(), "epoch": 3, "batches": middle}
+    state = {**loader.state_dict(), "epoch": 3, "batches": middle, "samples": None}
     other = _loader(num_items, 7, num_shards)
     other.sampler.set_epoch(3)
     first = middle * _BATCH_SIZE

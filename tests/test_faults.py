@@ -11,6 +11,7 @@ import re
 import warnings
 from collections import Counter
 
+import cv2
 import numpy as np
 import pytest
 from hypothesis import given, settings
@@ -22,6 +23,7 @@ from penstock.data.labels.known import known_labels
 from penstock.errors import ConfigError, TooManyFailures, WorkerDied
 from penstock.faults import policy_of
 from penstock.sampling import SubsetRandomSampler
+from penstock.vision import ImageFolder, MixUp
 
 WAYS = ["sample", "get_batch", "getitems"]
 pytestmark = pytest.mark.filterwarnings("ignore:epoch .* bad samples? (left|replaced):UserWarning")
@@ -453,6 +455,36 @@ def test_an_iterator_that_can_go_on_loses_only_its_bad_samples(num_workers):
     assert [f.index for f in loader.failures] == [None] * 3
 
 
+class Ending:
+    """Sample 9 raises what ends any loop."""
+
+    def __len__(self):
+        return 32
+
+    def __getitem__(self, index):
+        return next(iter([])) if index == 9 else index
+
+
+@pytest.mark.parametrize(
+    "options", [{}, {"num_workers": 2}, {"num_workers": 2, "backend": "thread"}]
+)
+def test_a_sample_that_raises_stop_iteration_is_bad_and_does_not_end_the_epoch(options):
+    batches = iter(Loader(Ending(), batch_size=4, **options))
+    given = [next(batches).tolist() for _ in range(2)]
+    with pytest.raises(
+        RuntimeError, match="StopIteration was raised while reading sample 9"
+    ) as raised:
+        next(batches)
+    assert isinstance(raised.value.__cause__, StopIteration)
+    assert [*given, *(batch.tolist() for batch in batches)] == [
+        list(range(k, k + 4)) for k in (0, 4, 12, 16, 20, 24, 28)
+    ]
+    loader = Loader(Ending(), batch_size=4, on_error="skip", **options)
+    with pytest.warns(UserWarning, match="1 bad sample left out"):
+        assert sum(len(batch) for batch in loader) == 31
+    assert isinstance(loader.failures[0].error, StopIteration)
+
+
 def test_an_iterator_that_raises_for_ever_is_given_up():
     loader = Loader(
         Counting(length=10**9, bad=range(3, 10**4)),
@@ -486,6 +518,43 @@ def test_failures_hold_no_frames_and_a_loader_pickles_without_them():
     again = pickle.loads(pickle.dumps(loader))
     assert again.failures == []
     assert sum(map(len, rows(again))) == 39
+
+
+class Pair:
+    """A user's dataset around another: each sample is made of two of the other's."""
+
+    def __init__(self, dataset):
+        self.dataset = dataset
+
+    def __len__(self):
+        return len(self.dataset)
+
+    def __getitem__(self, index):
+        return self.dataset[index], self.dataset[(index + 1) % len(self)]
+
+
+@pytest.mark.parametrize("num_workers", [0, 2])
+def test_a_file_read_for_another_sample_is_the_one_that_is_named(num_workers, tmp_path):
+    for name in "abcd":
+        path = tmp_path / "cat" / f"{name}.png"
+        path.parent.mkdir(exist_ok=True)
+        cv2.imwrite(str(path), np.zeros((4, 4, 3), np.uint8))
+    broken = tmp_path / "cat" / "c.png"
+    broken.write_bytes(broken.read_bytes()[:40])
+    loader = Loader(Pair(ImageFolder(tmp_path)), on_error="skip", num_workers=num_workers)
+    assert len(list(loader)) == 2
+    assert [(f.index, f.name) for f in loader.failures] == [(1, str(broken)), (2, str(broken))]
+
+
+def test_a_sample_whose_partners_are_all_bad_ends_as_a_bad_one():
+    mixed = MixUp(Numbers(10_000, bad=range(1, 10_000)), num_classes=2)
+    policy = FaultPolicy("skip", max_failures=None)
+    loader = Loader(mixed, sampler=[0], on_error=policy)
+    assert list(loader) == []
+    *partners, itself = loader.failures
+    assert len(partners) == 20
+    assert {failure.partner_of for failure in partners} == {0}
+    assert (itself.index, itself.partner_of) == (0, None)
 
 
 def test_an_epoch_without_bad_samples_warns_of_nothing():

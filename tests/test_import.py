@@ -45,3 +45,13 @@ def test_the_drop_in_loads_torch_but_no_other_extra():
 
 def test_the_command_line_loads_nothing_heavy_before_it_is_used():
     assert not modules_after("import penstock.cli") & EXTRAS
+
+
+def test_a_submodule_is_there_when_it_is_asked_for():
+    code = (
+        "import sys, penstock; "
+        "print(penstock.errors.StateError.__name__, 'penstock.stores' in sys.modules, "
+        "hasattr(penstock, 'nothing'), hasattr(penstock, '__nothing__'))"
+    )
+    ran = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert ran.stdout == "StateError False False False\n"

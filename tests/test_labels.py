@@ -437,6 +437,8 @@ def test_a_column_is_an_attribute_a_part_a_key_or_a_place(root):
     assert dataset.num_read.value == 0
     samples = Typed([{"image": 0, "labels": 1, "age": "old"}, {"labels": 1, "age": "new"}])
     assert labels_of(samples, column="age", scan=True).tolist() == [1, 0]
+    with pytest.raises(ConfigError, match="is a tuple of 2, without 'age'"):
+        labels_of(Typed([("x", "abc"), ("x", "def")]), column="age", scan=True)
     assert labels_of(samples, scan=True).tolist() == [1, 1]
     assert labels_of(Typed([(3, "x"), (4, "y")]), column=0, scan=True).tolist() == [3, 4]
     with pytest.raises(ConfigError, match=r"Sample 0 of Typed is a tuple of 2, without \[5\]"):
@@ -589,7 +591,7 @@ def test_an_end_before_the_last_sample_is_an_error_and_is_not_kept(tmp_path, num
 
     root = tmp_path / "data"
     root.mkdir()
-    with pytest.raises(ConfigError, match=r"ended after \d+ of 100 samples: a StopIteration"):
+    with pytest.raises(RuntimeError, match="StopIteration was raised while reading sample 70"):
         labels_of(Ending(root), scan=True, num_workers=num_workers)
     assert not caches(tmp_path)
 
@@ -773,9 +775,10 @@ def test_an_error_of_a_sample_is_told_as_one_of_a_scan(root):
 
 def test_a_function_that_cannot_be_sent_is_told_to_read_in_this_process():
     code = (
-        "import multiprocessing\n"
+        "import multiprocessing, sys\n"
         "from penstock.labels import labels_of\n"
         "from penstock.errors import UnpicklableError\n"
+        "sys.modules['cloudpickle'] = None\n"
         "multiprocessing.set_start_method('spawn')\n"
         "try:\n"
         "    labels_of([(0, 1)] * 9, scan=True, get_label=lambda pair: pair[1], num_workers=1)\n"

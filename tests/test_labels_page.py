@@ -19,7 +19,7 @@ def test_the_python_of_the_page_runs_and_prints_what_it_says(tmp_path, monkeypat
         exec(compile(block, str(PAGE), "exec"), names)
         said += re.findall(r"^# (.*)$", block, re.MULTILINE)
     assert capsys.readouterr().out.splitlines() == said
-    assert len(said) == 5
+    assert len(said) == 6
     assert len(list(Path().glob(".penstock-labels-*.npz"))) == 2
 
 

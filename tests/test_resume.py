@@ -3,13 +3,19 @@
 
 from __future__ import annotations
 
+import base64
+import copy
 import gc
+import itertools
 import json
 import os
 import pickle
 import random
+import sys
+import threading
 import time
 import warnings
+import zlib
 
 import numpy as np
 import pytest
@@ -22,6 +28,7 @@ from tests.process.seeded_datasets import BatchNoise, Countdown, Noise, NumpyNoi
 import penstock.torch as ours
 from penstock import Loader, sample_rng
 from penstock.data import IterableDataset, Subset, shard
+from penstock.engine import epoch as epoch_module
 from penstock.errors import StateError
 from penstock.sampling import (
     BatchSampler,
@@ -31,6 +38,9 @@ from penstock.sampling import (
     SubsetRandomSampler,
     WeightedRandomSampler,
 )
+from penstock.torch import draws
+
+EPOCH = epoch_module.__file__
 
 
 def content(batch):
@@ -69,6 +79,16 @@ class Draws:
     def __iter__(self):
         for _ in range(self.length):
             yield random.randrange(self.length)
+
+
+class WorkerSeeds(stock.Dataset):
+    """Says by which base seed a worker was seeded."""
+
+    def __len__(self):
+        return 53
+
+    def __getitem__(self, index):
+        return index, torch.initial_seed() if stock.get_worker_info() else 0
 
 
 class Uneven:
@@ -452,8 +472,20 @@ def test_a_stream_with_state_reads_nothing_of_what_was_before_it_twice():
             BatchNoise(), sampler=stock.DistributedSampler(range(53), 2, 1), **o
         ),
         lambda **o: ours.DataLoader(BatchNoise(), **o),
+        lambda **o: ours.DataLoader(
+            BatchNoise(), sampler=WeightedRandomSampler([1.0] * 53, 40), **o
+        ),
     ],
-    ids=["shuffle", "drop_last", "generator", "weighted", "random", "ranks", "in order"],
+    ids=[
+        "shuffle",
+        "drop_last",
+        "generator",
+        "weighted",
+        "random",
+        "ranks",
+        "in order",
+        "own seed",
+    ],
 )
 def test_without_a_seed_the_order_goes_on(make, persistent, num_workers):
     options = {"batch_size": 4, "num_workers": num_workers, "persistent_workers": persistent}
@@ -486,6 +518,50 @@ def test_the_state_of_a_plain_shuffle_without_a_seed_is_small():
     iterator = iter(loader)
     next(iterator)
     through_json(loader.state_dict())
+
+
+def batches_of(sampler):
+    return {"batch_sampler": BatchSampler(sampler, 4, False)}
+
+
+@pytest.mark.parametrize("num_workers", [0, 1])
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda: {"sampler": RandomSampler(range(53), seed=3), "batch_size": 4},
+        lambda: {"sampler": RandomSampler(range(53), seed=3), "batch_size": None},
+        lambda: batches_of(DistributedSampler(RandomSampler(range(53), seed=3), 2, 1)),
+        lambda: {"batch_sampler": stock.BatchSampler(RandomSampler(range(53), seed=3), 4, False)},
+        lambda: batches_of(stock.SequentialSampler(range(53))),
+        lambda: {"sampler": [5, 3, 8, 1, 2, 7], "batch_size": 2},
+    ],
+    ids=["sampler", "unbatched", "ranks", "torch's batches", "torch's order", "list"],
+)
+def test_the_state_is_small_where_no_generator_decides_the_order(make, num_workers):
+    loader = ours.DataLoader(WorkerSeeds(), num_workers=num_workers, **make())
+    batches = iter(loader)
+    next(batches), next(batches)
+    state = through_json(loader.state_dict())
+    tail = [content(batch) for batch in batches]
+    # Version 0.1.0 kept the states of all generators, which it then read them from.
+    everybody = {"torch": torch.get_rng_state(), "random": random.getstate()}
+    older = copy.deepcopy(state)
+    older["draws"]["states"] |= {name: draws._encode(kept) for name, kept in everybody.items()}
+    for saved in (state, older):
+        resumed = ours.DataLoader(WorkerSeeds(), num_workers=num_workers, **make())
+        resumed.load_state_dict(saved)
+        assert [content(batch) for batch in resumed] == tail  # the workers' base seed is kept
+
+
+def test_the_state_is_not_small_where_a_sampler_of_the_users_is_inside_one_of_ours():
+    loader = ours.DataLoader(range(50), batch_sampler=BatchSampler(Draws(50), 4, False))
+    batches = iter(loader)
+    next(batches)
+    state = json.loads(json.dumps(loader.state_dict()))
+    tail = [content(batch) for batch in batches]
+    random.seed(5)
+    loader.load_state_dict(state)
+    assert [content(batch) for batch in loader] == tail
 
 
 def test_a_state_is_refused_while_an_iterator_is_running_and_taken_when_it_is_gone():
@@ -564,6 +640,147 @@ def test_what_is_no_state_is_refused_and_changes_nothing(state):
     with pytest.raises(StateError):
         loader.load_state_dict(state)
     assert len(list(loader)) == 14
+
+
+@pytest.mark.parametrize(
+    ("changed", "message"),
+    [
+        ({"batches": 5, "samples": 16}, "counts 5 batches of epoch 0, with 16 samples in 5"),
+        ({"batches": 0, "samples": 16}, "16 samples in 0"),
+        ({"batches": 10**30, "samples": 53}, "contradicts itself"),
+        ({"batches": 15, "samples": 53}, "contradicts itself"),
+        ({"samples": "20"}, "samples should be an integer"),
+        ({"ahead": [[3, 4]]}, r"batches \[\(3, 4\)\] beyond the first 5"),
+        ({"ahead": [[7, 10**30]]}, "contradicts itself"),
+        ({"ahead": [[7, 8.5]]}, "ahead should be an integer"),
+        ({"epoch": 10**30}, "epoch should be below 2"),
+    ],
+)
+@pytest.mark.parametrize("seed", [None, 7])
+def test_a_state_that_contradicts_itself_is_refused_and_changes_nothing(changed, message, seed):
+    loader = ours.DataLoader(NumpyNoise(), batch_size=4, shuffle=True, seed=seed)
+    batches = iter(loader)
+    state = [next(batches) for _ in range(5)] and loader.state_dict()
+    del batches
+    loader = ours.DataLoader(NumpyNoise(), batch_size=4, shuffle=True, seed=seed)
+    with pytest.raises(StateError, match=message):
+        loader.load_state_dict({**state, **changed})
+    assert len(list(loader)) == 14
+    loader.load_state_dict(state)
+    assert len(list(loader)) == 9
+
+
+def test_what_a_sampler_of_the_users_own_cannot_have_given_is_refused():
+    loader = Loader(NumpyNoise(6), batch_sampler=[[3, 1], [2], [5, 4]])
+    state = loader.state_dict()
+    loader.load_state_dict({**state, "batches": 3})
+    with pytest.raises(StateError, match="counts 4 batches of an epoch that has 3"):
+        loader.load_state_dict({**state, "batches": 4})
+
+
+class Endless:
+    """Has the length of its data, and no end: training that counts iterations."""
+
+    def __len__(self):
+        return 6
+
+    def __iter__(self):
+        return itertools.cycle(range(6))
+
+
+@pytest.mark.parametrize("is_batched", [False, True])
+def test_a_sampler_that_gives_more_than_its_length_goes_on(is_batched):
+    def loader():
+        order = Endless()
+        if is_batched:
+            return Loader(range(6), batch_sampler=stock.BatchSampler(order, 2, False))
+        return Loader(range(6), batch_size=2, sampler=order)
+
+    first = loader()
+    assert len(list(itertools.islice(first, 9))) == 9
+    state = json.loads(json.dumps(first.state_dict()))
+    assert state["batches"] == 9
+    again = loader()
+    again.load_state_dict(state)
+    assert [batch.tolist() for batch in itertools.islice(again, 2)] == [[0, 1], [2, 3]]
+
+
+@pytest.mark.parametrize(
+    ("draws", "message"),
+    [
+        ({}, "KeyError: 'states'"),
+        ({"between": 3}, "AttributeError"),
+        ({"between": {"torch 0": "!"}}, "cannot be drawn again"),
+        ({"is_new": None}, "is_new should be true or false, but got None"),
+        ({"base_seed": -1}, "base_seed should be 0 or more"),
+        ({"order_seed": "3"}, "order_seed should be an integer"),
+        ({"order_seed": 2**64}, "order_seed should be below 2\\^63"),
+        ({"sampler_epoch": 1.5}, "sampler_epoch should be an integer"),
+        ({"states": None}, "AttributeError"),
+        ({"states": {"torch 0": 1}}, "cannot be drawn again"),
+        ({"more": 1}, "TypeError"),
+    ],
+)
+def test_draws_that_cannot_have_been_saved_are_refused(draws, message):
+    loader = ours.DataLoader(NumpyNoise(), batch_size=4, shuffle=True)
+    batches = iter(loader)
+    state = [next(batches) for _ in range(5)] and loader.state_dict()
+    del batches
+    is_whole = not draws or "between" in draws
+    state["draws"] = draws if is_whole else {**state["draws"], **draws}
+    loader = ours.DataLoader(NumpyNoise(), batch_size=4, shuffle=True)
+    loader.load_state_dict(state)
+    with pytest.raises(StateError, match=message):
+        iter(loader)
+
+
+def test_the_state_of_a_generator_that_it_does_not_take_is_refused():
+    def loader():
+        return ours.DataLoader(NumpyNoise(), batch_size=4, generator=torch.Generator())
+
+    state = loader().state_dict()
+    broken = base64.b85encode(zlib.compress(b"short")).decode()
+    again = loader()
+    again.load_state_dict({**state, "draws": {"between": {"torch 0": broken}}})
+    with pytest.raises(StateError, match="cannot be drawn again"):
+        iter(again)
+
+
+@pytest.mark.parametrize(
+    ("share", "message"),
+    [
+        ([1, "x", 0, None], "has_ended should be true or false, but got 'x'"),
+        ([1, 1e30, 0, None], "has_ended should be true or false"),
+        ([[1], False, 0, None], "num_batches should be an integer"),
+        ([float("nan"), False, 0, None], "num_batches should be an integer"),
+        ([1, False, -1, None], "state_at should be 0 or more"),
+    ],
+)
+def test_a_shard_of_a_stream_that_cannot_have_been_saved_is_refused(share, message):
+    loader = Loader(Countdown(), batch_size=4)
+    iterator = iter(loader)
+    next(iterator)
+    state = loader.state_dict()
+    del iterator
+    with pytest.raises(StateError, match=message):
+        Loader(Countdown(), batch_size=4).load_state_dict({**state, "shares": {"0": share}})
+
+
+def test_a_fingerprint_with_keys_that_json_does_not_have_is_refused():
+    loader = Loader(NumpyNoise(), batch_size=4, seed=7)
+    state = loader.state_dict()
+    with pytest.raises(StateError, match="3 is 4 in the state and None here"):
+        loader.load_state_dict({**state, "fingerprint": {**state["fingerprint"], 3: 4}})
+
+
+def test_batches_of_a_stream_that_no_worker_made_are_refused():
+    loader = Loader(Countdown(), batch_size=4)
+    iterator = iter(loader)
+    next(iterator)
+    state = loader.state_dict()
+    del iterator
+    with pytest.raises(StateError, match="counts 7 batches, of which the workers made 1"):
+        Loader(Countdown(), batch_size=4).load_state_dict({**state, "batches": 7})
 
 
 def test_set_epoch_to_the_epoch_of_the_state_keeps_its_place_and_another_drops_it_aloud():
@@ -941,6 +1158,86 @@ def test_a_persistent_iterator_that_only_the_loader_holds_is_not_running():
     gc.collect()
 
 
+@pytest.mark.parametrize("loader_of", [Loader, ours.DataLoader])
+def test_an_iterator_that_another_has_followed_gives_nothing_however_it_is_asked(loader_of):
+    loader = loader_of(
+        np.arange(8), batch_size=4, seed=7, num_workers=1, persistent_workers=True, backend="thread"
+    )
+    older = iter(loader)
+    next_of_older = older.__next__
+    next_of_older()
+    newer = iter(loader)
+    assert hasattr(older, "__next__")
+    for ask in (next_of_older, older.__next__, lambda: next(older)):
+        with pytest.raises(StopIteration):
+            ask()
+    assert len(list(newer)) == 2
+
+
+@pytest.mark.parametrize("persistent", [False, True])
+def test_an_iterator_without_a_length_is_true(persistent):
+    options = {"num_workers": 1, "backend": "thread", "persistent_workers": True}
+    loader = Loader(np.arange(8), batch_size=4, **(options if persistent else {}))
+    assert iter(loader)
+
+
+class Gated(IterableDataset):
+    """Yields a number when the gate is open."""
+
+    def __init__(self):
+        self.gate, self.is_asked = threading.Event(), threading.Event()
+        self.gate.set()
+
+    def __iter__(self):
+        for number in range(8):
+            self.is_asked.set()
+            self.gate.wait()
+            yield np.array(number)
+
+
+def test_a_state_that_is_taken_while_another_thread_iterates_spoils_none():
+    """The other thread goes on between any two bytecodes at which the progress is read."""
+
+    def take(place):
+        dataset = Gated()
+        loader = Loader(dataset, batch_size=1)
+        batches = iter(loader)
+        next(batches)
+        other = threading.Thread(target=next, args=(batches,))
+        places = []
+
+        def follow(frame, event, arg):
+            frame.f_trace_lines, frame.f_trace_opcodes = False, True
+            if event == "opcode":
+                places.append((frame.f_code, frame.f_lasti))
+                if place == places[-1] and other.ident is None:
+                    next(batches)
+                    dataset.is_asked.clear()
+                    dataset.gate.clear()
+                    other.start()
+                    dataset.is_asked.wait()
+            return follow
+
+        def trace(frame, event, arg):
+            return follow(frame, event, arg) if frame.f_code.co_filename == EPOCH else None
+
+        outer = sys.gettrace()
+        sys.settrace(trace)
+        try:
+            state = loader.state_dict()
+        finally:
+            sys.settrace(outer)
+        if place is not None:
+            dataset.gate.set()
+            other.join()
+            assert state["batches"] in (1, 2), place
+            assert loader.state_dict()["batches"] == 3, place
+        return places
+
+    for place in dict.fromkeys(take(None)):
+        take(place)
+
+
 def test_an_older_iterator_that_is_running_is_not_forgotten():
     loader = Loader(NumpyNoise(), batch_size=4)
     state = loader.state_dict()
@@ -1007,3 +1304,59 @@ def test_other_contents_are_warned_of_and_the_order_goes_on():
     plain = Loader(list(range(40)), batch_size=4, shuffle=True, seed=5)
     plain.load_state_dict(state)  # nothing is known of its contents
     assert len(list(plain)) == 7
+
+
+class Lengthless:
+    """A map-style dataset of keys that nobody has counted."""
+
+    def __getitem__(self, index):
+        return index
+
+
+class LengthlessStream(stock.IterableDataset):
+    def __iter__(self):
+        return iter(range(6))
+
+
+LENGTHLESS = {
+    "default": lambda: {},
+    "unbatched": lambda: {"batch_size": None},
+    "batched": lambda: {"batch_size": 2, "drop_last": True},
+    "some of torch's": lambda: {"sampler": stock.RandomSampler(Lengthless(), num_samples=3)},
+    "some": lambda: {"sampler": RandomSampler(Lengthless(), num_samples=3)},
+    "list": lambda: {"sampler": [3, 1, 2]},
+    "batches": lambda: {"batch_sampler": [[3], [1, 2]]},
+    "bulk": lambda: {"sampler": stock.BatchSampler([3, 1, 2], 2, False), "batch_size": None},
+    "user's": lambda: {"sampler": Uneven(6), "batch_size": None},
+}
+
+
+@pytest.mark.parametrize("options", LENGTHLESS.values(), ids=LENGTHLESS)
+@pytest.mark.parametrize("loader_of", [Loader, ours.DataLoader])
+@pytest.mark.parametrize("seed", [None, 7])
+def test_a_loader_that_never_ran_has_a_state_where_the_dataset_has_no_length(
+    options, loader_of, seed
+):
+    def make(dataset):
+        seeded = {"seed": seed} if seed is not None else {}
+        return loader_of(dataset, **options(), **seeded)
+
+    state = json.loads(json.dumps(make(Lengthless()).state_dict()))
+    assert (state["batches"], state["fingerprint"]["length"]) == (0, None)
+    resumed = make(Lengthless())
+    resumed.load_state_dict(state)
+    assert resumed.state_dict() == state
+    with pytest.raises(StateError, match="length is None in the state and 9 here"):
+        make(range(9)).load_state_dict(state)
+    counted = json.loads(json.dumps(make(range(9)).state_dict()))
+    with pytest.raises(StateError, match="length is 9 in the state and None here"):
+        make(Lengthless()).load_state_dict(counted)
+
+
+@pytest.mark.parametrize("batch_size", [None, 2])
+@pytest.mark.parametrize("seed", [None, 7])
+def test_a_stream_without_a_length_has_a_state_before_it_ran(batch_size, seed):
+    state = ours.DataLoader(LengthlessStream(), batch_size, seed=seed).state_dict()
+    resumed = ours.DataLoader(LengthlessStream(), batch_size, seed=seed)
+    resumed.load_state_dict(json.loads(json.dumps(state)))
+    assert len(list(resumed)) == (6 if batch_size is None else 3)

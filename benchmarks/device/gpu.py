@@ -52,7 +52,7 @@ Command
     python benchmarks/device/gpu.py --out benchmarks/results
 
 Result
-    Not run on a GPU yet.
+    Not yet run on a GPU; `make gpu` runs this, and the tests.
 
 What it does not show
     Decoding, where it is the limit. A machine with something else to do: memory is measured for the

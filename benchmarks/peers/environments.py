@@ -23,7 +23,7 @@ from typing import TYPE_CHECKING, Final
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-__all__ = ["failure", "folder", "names", "python"]
+__all__ = ["failure", "folder", "is_made", "make", "names", "python"]
 
 ROOT: Final = Path(__file__).resolve().parents[2]
 _REQUIREMENTS: Final = Path(__file__).parent / "requirements"
@@ -58,22 +58,32 @@ def failure(name: str) -> str | None:
 
 def is_installed(name: str) -> bool:
     """Return whether an environment has been made of its file as it stands."""
-    stamp = folder(name) / "installed.txt"
-    return stamp.exists() and stamp.read_bytes() == requirements(name).read_bytes()
+    return is_made(folder(name), requirements(name))
+
+
+def is_made(target: Path, requirements: Path) -> bool:
+    """Return whether the environment `target` has been made of the file as it stands."""
+    stamp = target / "installed.txt"
+    return stamp.exists() and stamp.read_bytes() == requirements.read_bytes()
 
 
 def install(name: str) -> bool:
     """Make an environment; return whether it could be made."""
-    target = folder(name)
+    install_system_packages(name)
+    return make(folder(name), requirements(name))
+
+
+def make(target: Path, requirements: Path) -> bool:
+    """Make the environment `target` of a file; return whether it could be made."""
+    interpreter = target / "bin" / "python"
     (target / "failed.txt").unlink(missing_ok=True)
-    if not python(name).exists():
+    if not interpreter.exists():
         shutil.rmtree(target, ignore_errors=True)
         subprocess.run([sys.executable, "-m", "venv", str(target)], check=True)
-    install_system_packages(name)
-    command = [str(python(name)), "-m", "pip", "install", "--disable-pip-version-check"]
+    command = [str(interpreter), "-m", "pip", "install", "--disable-pip-version-check"]
     done = subprocess.run(
-        [*command, "-r", str(requirements(name))],
-        cwd=ROOT,  # penstock's file installs the project from where it lies
+        [*command, "-r", str(requirements)],
+        cwd=ROOT,  # the project itself is installed from where it lies
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
         text=True,
@@ -81,7 +91,7 @@ def install(name: str) -> bool:
     if done.returncode != 0:
         (target / "failed.txt").write_text("\n".join(reasons(done.stdout)) + "\n", "utf-8")
         return False
-    shutil.copyfile(requirements(name), target / "installed.txt")
+    shutil.copyfile(requirements, target / "installed.txt")
     return True
 
 

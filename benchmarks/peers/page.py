@@ -367,6 +367,7 @@ How it is measured:
 Not measured: more than two cores (how loaders scale to 8 or 16), a trainer that computes beside
 them, photos of many megapixels (where decoding at a half or a quarter gains more), a cold disk or a
 network (all files lie in the page cache), uint8 images that a GPU normalises, epochs of hours.
+Delivery to the device has not yet run on a GPU: `make gpu` runs its tests and its benchmark on one.
 
 Which of Penstock's two: `backend="process"` is the default, and holds for any dataset; threads are
 for work that releases the GIL, as decoding does, and for batches that are large to carry:

@@ -2,17 +2,22 @@
 """Penstock: any dataset, as a steady stream of ready batches.
 
 `penstock.torch.DataLoader` takes the place of torch's; `penstock.Loader` gives numpy batches to any
-framework. Importing this package imports numpy and the standard library, nothing else.
+framework, and needs numpy alone. Importing this package imports the standard library alone.
 """
 
 from __future__ import annotations
 
-from penstock.faults import Failure, FaultPolicy
-from penstock.labels import labels_of
-from penstock.loader import Loader
-from penstock.randomness.everything import seed_everything, seeded
-from penstock.randomness.samples import renumbered_samples, sample_rng
-from penstock.worker_info import WorkerInfo, get_worker_info
+import importlib
+import importlib.util
+from typing import TYPE_CHECKING, Any, Final
+
+if TYPE_CHECKING:
+    from penstock.faults import Failure, FaultPolicy
+    from penstock.labels import labels_of
+    from penstock.loader import Loader
+    from penstock.randomness.everything import seed_everything, seeded
+    from penstock.randomness.samples import renumbered_samples, sample_rng
+    from penstock.worker_info import WorkerInfo, get_worker_info
 
 __all__ = [
     "Failure",
@@ -27,3 +32,31 @@ __all__ = [
     "seeded",
 ]
 __version__ = "0.1.0"
+
+# Imported when they are asked for: `penstock run` needs none of them, and starts a program.
+_HOMES: Final = {
+    "Failure": "penstock.faults",
+    "FaultPolicy": "penstock.faults",
+    "Loader": "penstock.loader",
+    "WorkerInfo": "penstock.worker_info",
+    "get_worker_info": "penstock.worker_info",
+    "labels_of": "penstock.labels",
+    "renumbered_samples": "penstock.randomness.samples",
+    "sample_rng": "penstock.randomness.samples",
+    "seed_everything": "penstock.randomness.everything",
+    "seeded": "penstock.randomness.everything",
+}
+
+
+def __getattr__(name: str) -> Any:  # noqa: ANN401 - any of the names above
+    if name in _HOMES:
+        value = globals()[name] = getattr(importlib.import_module(_HOMES[name]), name)
+        return value
+    module = f"{__name__}.{name}"
+    if name.startswith("_") or importlib.util.find_spec(module) is None:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    return importlib.import_module(module)
+
+
+def __dir__() -> list[str]:
+    return [*globals(), *_HOMES]

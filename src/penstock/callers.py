@@ -7,8 +7,13 @@ import contextlib
 import functools
 import os
 import sys
+import sysconfig
+from typing import TYPE_CHECKING
 
-__all__ = ["users_level"]
+if TYPE_CHECKING:
+    from types import FrameType
+
+__all__ = ["users_level", "users_place"]
 
 _OURS = os.path.dirname(os.path.abspath(__file__)) + os.sep
 # Between our frames: what calls our loader, our cached properties and our context managers.
@@ -18,6 +23,9 @@ _OTHERS = (
     functools.__file__,
     contextlib.__file__,
 )
+_INSTALLED = tuple({f"{sysconfig.get_path(name)}{os.sep}" for name in ("stdlib", "scripts")})
+# By name: not this environment's alone, but the user's own, and one that another builds upon.
+_SITES = tuple(f"{os.sep}{name}{os.sep}" for name in ("site-packages", "dist-packages"))
 
 
 def users_level() -> int:
@@ -36,6 +44,35 @@ def users_level() -> int:
         frame = frame.f_back
         level += 1
     return level
+
+
+def users_place() -> str:
+    """Return the line of the program that this call comes from, as "train.py:31".
+
+    That is the innermost one outside of Penstock and of all installed packages, so that a loader
+    which a framework makes is its user's; where there is none, the innermost outside of Penstock.
+    """
+    frame: FrameType | None = sys._getframe(1)
+    nearest = None
+    while frame is not None:
+        filename = frame.f_code.co_filename
+        if not (_is_inside(filename) or filename.startswith("<frozen")):
+            nearest = nearest or frame
+            if not _is_installed(filename):
+                nearest = frame
+                break
+        frame = frame.f_back
+    if nearest is None:
+        return ""
+    filename = nearest.f_code.co_filename
+    with contextlib.suppress(FileNotFoundError):  # the folder may be gone
+        filename = filename.removeprefix(os.getcwd() + os.sep)
+    return f"{filename}:{nearest.f_lineno}"
+
+
+def _is_installed(filename: str) -> bool:
+    # "<string>" is `python -c`, by which multiprocessing starts a spawned process.
+    return filename.startswith((*_INSTALLED, "<string>")) or any(s in filename for s in _SITES)
 
 
 def _is_inside(filename: str) -> bool:

@@ -320,11 +320,14 @@ _dtype_of: Final = attrgetter("dtype")
 
 
 def have_one_dtype(arrays: Sequence[Any]) -> bool:
-    """Return whether arrays, or tensors, are all of one dtype.
+    """Return whether arrays, or tensors, are all of one dtype; what is neither has none.
 
     By a set: a loop of Python takes longer per array than to copy a short one.
     """
-    return len(set(map(_dtype_of, arrays))) == 1
+    try:
+        return len(set(map(_dtype_of, arrays))) == 1
+    except AttributeError:
+        return False
 
 
 def stack_into(out: NDArray[Any], arrays: Sequence[Any]) -> None:

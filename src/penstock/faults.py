@@ -7,7 +7,7 @@ import contextlib
 import math
 import numbers
 from dataclasses import dataclass, field
-from typing import Any, Final, Literal
+from typing import Any, Final, Literal, NamedTuple
 
 from penstock.errors import ConfigError
 
@@ -16,9 +16,12 @@ __all__ = [
     "Failure",
     "FaultPolicy",
     "OnError",
+    "UnreadSample",
     "annotate",
+    "note_unread",
     "policy_of",
     "text_of",
+    "unread_sample",
 ]
 
 OnError = Literal["raise", "skip", "replace"]
@@ -142,8 +145,10 @@ class Failure:
     """A bad sample that an epoch went on without.
 
     Attributes:
-        index: What the sampler gave; None in an iterable dataset.
-        name: What the dataset says of it (`describe(index)`): its file or key. None if nothing.
+        index: What the sampler gave; of a partner, what the dataset drew. None in an iterable
+            dataset.
+        name: Its file or key, as the dataset that could not read it says, or else the loader's
+            (`describe(index)`). None if neither does.
         error: What was raised; `WorkerDied` if it ended its worker. Without traceback frames.
         traceback: The traceback as text. If the worker died, what is known of its end: memory, and
             the Python stack of a crash.
@@ -151,6 +156,8 @@ class Failure:
         epoch: In which epoch.
         step: For which batch of it.
         replaced_by: The index of the sample that took its place; None if none did.
+        partner_of: The index of the sample that it was drawn for, as `Mosaic`, `MixUp` and `CutMix`
+            draw; that one was made with other partners. None if it was asked for itself.
     """
 
     index: Any
@@ -161,6 +168,7 @@ class Failure:
     epoch: int
     step: int
     replaced_by: Any = None
+    partner_of: Any = None
 
     def __str__(self) -> str:
         """Return one line."""
@@ -169,6 +177,8 @@ class Failure:
         notes = getattr(self.error, "__notes__", ())
         is_of_collate = any(str(note).startswith("while collating") for note in notes)
         where = ", while collating" if is_of_collate else ""
+        if self.partner_of is not None:
+            where = f", a partner of sample {self.partner_of!r}"
         return f"{which}{name}{where}: {text_of(self.error)}"
 
 
@@ -179,6 +189,42 @@ def text_of(error: BaseException) -> str:
     except Exception:  # its own __str__ fails
         text = "(it has no message that can be shown)"
     return f"{type(error).__name__}: {text}"
+
+
+class UnreadSample(NamedTuple):
+    """The sample that a dataset could not read; it may differ from the requested one.
+
+    Attributes:
+        index: As that dataset numbers its samples.
+        name: Its file or key; None if it has none.
+        is_partner: Whether it was drawn by chance for another sample, which can be made without it.
+    """
+
+    index: Any
+    name: str | None
+    is_partner: bool = False
+
+
+_UNREAD: Final = "_penstock_unread"
+
+
+def note_unread(error: BaseException, sample: UnreadSample) -> None:
+    """Store in `error` which sample could not be read, if the error can be changed.
+
+    The innermost dataset gives the name. A dataset that drew it as a partner gives the number.
+    """
+    known = unread_sample(error)
+    if known is not None:
+        if known.is_partner or not sample.is_partner:
+            return
+        sample = sample._replace(name=known.name)
+    with contextlib.suppress(Exception):
+        setattr(error, _UNREAD, sample)
+
+
+def unread_sample(error: BaseException) -> UnreadSample | None:
+    """Return the sample that could not be read; None if it is the requested one."""
+    return getattr(error, _UNREAD, None)
 
 
 def annotate(error: BaseException, note: str) -> None:

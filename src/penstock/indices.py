@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import inspect
 import itertools
 import warnings
 from typing import TYPE_CHECKING, Any, Final, NamedTuple, Protocol
@@ -10,7 +11,7 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple, Protocol
 import numpy as np
 
 from penstock.callers import users_level
-from penstock.data.dataset import follows_epochs, is_current
+from penstock.data.dataset import follows_epochs, is_current, length_of
 from penstock.engine.plan import Placed, as_given
 from penstock.errors import ConfigError
 from penstock.randomness.guarded import GuardedIterator, guarded_draws
@@ -36,12 +37,13 @@ __all__ = [
     "Told",
     "check_samplers",
     "covers",
-    "length_of",
+    "inner_of",
     "tell_epoch",
     "with_inner",
 ]
 
 _SKIPPED_AT_A_TIME: Final = 1024
+_MOST_PARTS: Final = 16  # of one sampler: those that people write have 2 to 4
 _COVERING: Final = ("SequentialSampler", "RandomSampler", "DistributedSampler")
 _KNOWN_PACKAGES: Final = ("penstock.", "torch.utils.data")
 
@@ -76,7 +78,7 @@ class IndexSource(Protocol):
     """Gives the indices of a loader's next epoch."""
 
     def begin(self, epoch: int, progress: Progress) -> Iterator[object]:
-        """Return the indices of an epoch's batches, from batch `progress.num_steps` on."""
+        """Return the indices of an epoch's batches, from batch `progress.given.num_steps` on."""
 
     def describe(self) -> Description:
         """Return what the order depends on, besides the loader's seed."""
@@ -136,7 +138,7 @@ class SeededIndices:
             self._order = inner
 
     def begin(self, epoch: int, progress: Progress) -> Iterator[object]:
-        """Return an epoch's indices as `Placed`, from batch `progress.num_steps` on.
+        """Return an epoch's indices as `Placed`, from batch `progress.given.num_steps` on.
 
         The order is decided now, not when the first index is asked for: by then the sampler may
         have been told another epoch.
@@ -145,10 +147,12 @@ class SeededIndices:
         with guarded_draws(self._outer, sequence):
             tell_epoch(epoch, *self._parts)
         if self._order is not None:
-            return self._by_position(self._order.indices(), self._layout(), progress.num_steps)
+            return self._by_position(
+                self._order.indices(), self._layout(), progress.given.num_steps
+            )
         drawn = GuardedIterator(self._outer, sequence)
         first = drawn.take(1)
-        return self._one_by_one(first, drawn, progress.num_steps)
+        return self._one_by_one(first, drawn, progress.given.num_steps)
 
     def _layout(self) -> Layout:
         """Where the batches of the sampler's epoch lie; a sample by itself is a batch of one."""
@@ -213,7 +217,7 @@ class SeededIndices:
         return Description(settings, self._samples_in)
 
     def _samples_in(self, epoch: int | None, num_batches: int) -> int | None:
-        if self._order is None:
+        if self._order is None or length_of(self._order) is None:
             return None
         ranks = self._order.world_size
         if (offsets := self._offsets_of(epoch)) is not None:
@@ -247,17 +251,43 @@ class SeededIndices:
 
 
 def with_inner(*samplers: Any) -> list[Any]:  # noqa: ANN401
-    """Return samplers, and what they are made of, each once, from the outside in."""
+    """Return samplers, and what they are made of, each once, from the outside in.
+
+    What cannot be iterated is no sampler, and is left out.
+    """
     found: list[Any] = []
-    waiting = [sampler for sampler in samplers if sampler is not None]
-    while waiting:
+    waiting = [sampler for sampler in samplers if _is_iterable(sampler)]
+    while waiting and len(found) < _MOST_PARTS:
         part = waiting.pop(0)
         if any(part is known for known in found):
             continue
         found.append(part)
-        inner = (getattr(part, name, None) for name in ("batch_sampler", "sampler"))
-        waiting += [sampler for sampler in inner if sampler is not None]
+        waiting += inner_of(part)
     return found
+
+
+def inner_of(sampler: Any) -> list[Any]:  # noqa: ANN401
+    """Return the samplers that a sampler is made of: its `batch_sampler` and its `sampler`.
+
+    These are attributes of its own, of any kind. Where `__getattr__` answers for them, only torch's
+    samplers and ours are taken for such: a mock has an attribute of any name.
+    """
+    found = []
+    for name in ("batch_sampler", "sampler"):
+        is_own = inspect.getattr_static(sampler, name, None) is not None
+        inner = getattr(sampler, name, None) if is_own or _is_iterable(sampler) else None
+        if inner is not None and (is_own or _is_known(inner)):
+            found.append(inner)
+    return found
+
+
+def _is_iterable(value: object) -> bool:
+    return hasattr(type(value), "__iter__") or hasattr(type(value), "__getitem__")
+
+
+def _is_known(sampler: object) -> bool:
+    """Return whether a sampler derives from torch's or our base class, which both have one name."""
+    return any(base.__name__ == "Sampler" for base in type(sampler).__mro__)
 
 
 def covers(dataset: object, *samplers: Any) -> bool:  # noqa: ANN401
@@ -266,7 +296,7 @@ def covers(dataset: object, *samplers: Any) -> bool:  # noqa: ANN401
     Only the common ones are known: an unknown one may keep to a part of the data set, of which no
     other sample must get into the batches.
     """
-    inner = [part for part in with_inner(*samplers) if not hasattr(part, "sampler")]
+    inner = [part for part in with_inner(*samplers) if not inner_of(part)]
     return bool(inner) and all(
         type(part).__name__ in _COVERING
         and type(part).__module__.startswith(_KNOWN_PACKAGES)
@@ -275,13 +305,19 @@ def covers(dataset: object, *samplers: Any) -> bool:  # noqa: ANN401
     )
 
 
-def check_samplers(dataset: object, sampler: Any, batch_sampler: Any) -> None:  # noqa: ANN401
+def check_samplers(
+    dataset: object,
+    sampler: Any,  # noqa: ANN401
+    batch_sampler: Any,  # noqa: ANN401
+    batch_size: int | None,
+) -> None:
     """Compare the samplers that a user gave to a loader with its dataset, and with the ranks.
 
     Args:
         dataset: Of the loader.
         sampler: As it was given; None if it was not.
         batch_sampler: Likewise.
+        batch_size: As it was given; None gives the dataset a sampler's batch as one index.
 
     Raises:
         ConfigError: one was made for a dataset of more samples, or gives batches and is in the
@@ -291,9 +327,12 @@ def check_samplers(dataset: object, sampler: Any, batch_sampler: Any) -> None:  
         UserWarning: one was made for fewer samples; or there are several ranks, and it gives all of
             its order to each.
     """
-    if isinstance(sampler, BatchSampler):
+    if batch_size is not None and isinstance(sampler, BatchSampler):
         kind = type(sampler).__name__
-        raise ConfigError(f"{kind} gives batches: give it as batch_sampler={kind}(...), alone.")
+        raise ConfigError(
+            f"{kind} gives batches: give it as batch_sampler={kind}(...), alone. A dataset that "
+            "takes a list of indices for one gets it with batch_size=None."
+        )
     parts = with_inner(sampler, batch_sampler)
     _check_dealt_once(parts, dataset)
     orders = [part for part in parts if isinstance(part, IndexSampler)]
@@ -365,7 +404,7 @@ def tell_epoch(epoch: int, *samplers: Any) -> None:  # noqa: ANN401
             set_epoch(epoch)
 
 
-def _kinds(sampler: Any) -> dict[str, Any]:  # noqa: ANN401
+def _kinds(sampler: Any, depth: int = 1) -> dict[str, Any]:  # noqa: ANN401
     """What can be said of a sampler that has no `settings`, and of what it is made of."""
     if isinstance(sampler, IndexSampler):
         return sampler.settings()
@@ -375,8 +414,8 @@ def _kinds(sampler: Any) -> dict[str, Any]:  # noqa: ANN401
     for name in ("batch_size", "drop_last"):
         if isinstance(value := getattr(sampler, name, None), int):
             settings[name] = value
-    inner = getattr(sampler, "sampler", getattr(sampler, "batch_sampler", None))
-    return settings if inner is None else {**settings, "of": _kinds(inner)}
+    inner = inner_of(sampler) if depth < _MOST_PARTS else []
+    return {**settings, "of": _kinds(inner[-1], depth + 1)} if inner else settings
 
 
 def _digest_of(indices: Any) -> str | None:  # noqa: ANN401 - a sequence
@@ -384,14 +423,6 @@ def _digest_of(indices: Any) -> str | None:  # noqa: ANN401 - a sequence
         return digest(np.asarray(indices, np.int64))
     except (TypeError, ValueError, OverflowError):  # keys, or batches of different lengths
         return digest(np.frombuffer(repr(indices).encode(), np.uint8))
-
-
-def length_of(value: Any) -> int | None:  # noqa: ANN401
-    """Return the length of a dataset, sampler or batch of indices, or None if it has none."""
-    try:
-        return len(value)
-    except (TypeError, NotImplementedError):
-        return None
 
 
 class StreamSource:

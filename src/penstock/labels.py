@@ -8,13 +8,14 @@ import os
 import re
 import warnings
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, get_args
 
 import numpy as np
 
 from penstock.data.combinators import Subset
 from penstock.data.labels.cache import LabelCache
 from penstock.data.labels.known import of_splits
+from penstock.data.labels.objects import Objects, labels_by_objects
 from penstock.data.labels.of_sample import Found, ReadLabels, as_found, label_of_sample
 from penstock.data.labels.progress_line import ProgressLine
 from penstock.data.labels.search import LabelSearch, is_iterable, kind_of, length_of
@@ -51,6 +52,7 @@ def labels_of(
     scan: bool = False,
     get_label: Callable[[Any], Any] | None = None,
     column: str | int | None = None,
+    objects: Objects = "all",
     num_workers: int | None = None,
     cache: bool | str | os.PathLike[str] = True,
     progress: bool | None = None,
@@ -75,9 +77,11 @@ def labels_of(
             An integer, bool or string, or several of them, or a row of bools, one for each class.
             By default it is the last of a tuple, or in a dict what is called "labels", "label",
             "targets" or "target".
-        column: What the labels are called: a Hugging Face column ("objects.category" for a field),
-            an attribute, a part of a `StackDataset`, a key of samples that are dicts; or their
-            place in tuples.
+        column: What the labels are called: a field of annotations ("pose"), a Hugging Face column
+            ("objects.category" for a field), an attribute, a part of a `StackDataset`, a key of
+            samples that are dicts; or their place in tuples.
+        objects: Which of a sample's classes are returned where it has several: "all", that of its
+            "first" object, or the "rarest", which the fewest samples have.
         num_workers: Processes that read; None is one for each usable core.
         cache: Whether to keep what was read beside the dataset's `root` or `path` or its store; or
             a folder or file (`*.npz`) for it. Without such a place it is not kept, nor is it where
@@ -91,7 +95,7 @@ def labels_of(
 
     Raises:
         ConfigError: the labels are not known and `scan` is False, a sample has none, the dataset
-            is a stream, empty or ends early, or `cache` names a file of something else. A sample
+            is a stream or empty, or `cache` names a file of something else. A sample
             that cannot be read raises its own error, with its name.
 
     Warns:
@@ -105,13 +109,14 @@ def labels_of(
         >>> labels_of([("a", "dog"), ("b", "cat"), ("c", "dog")], scan=True)
         array([1, 0, 1])
     """
-    _check(dataset, scan=scan, get_label=get_label)
+    _check(dataset, objects, scan=scan, get_label=get_label)
     search = LabelSearch(column)
     known = search.find(dataset) if get_label is None else None
     if known is None and not scan:
-        raise ConfigError(_not_known(dataset, search))
+        raise ConfigError(_not_known(dataset, search, column))
     try:
         if known is not None:
+            known = labels_by_objects(known, objects)
             return known if isinstance(known, RaggedArray) else numbered(known)
     except NotLabelsError as error:
         raise ConfigError(f"The labels of {kind_of(dataset)} are {error}.") from None
@@ -130,10 +135,12 @@ def labels_of(
             line.tell(f"kept in {kept.path}")
         elif kept.why_not:
             line.tell(f"not kept: {kept.why_not}")
-    return read.labels
+    return labels_by_objects(read.labels, objects)
 
 
-def _check(dataset: Any, *, scan: bool, get_label: object) -> None:  # noqa: ANN401
+def _check(dataset: Any, objects: Objects, *, scan: bool, get_label: object) -> None:  # noqa: ANN401
+    if objects not in get_args(Objects):
+        raise ConfigError(f"objects is 'all', 'first' or 'rarest', not {objects!r}.")
     if is_iterable(dataset):
         raise ConfigError(
             f"{kind_of(dataset)} is a stream: its samples have no numbers, so no sampler can "
@@ -151,12 +158,21 @@ def _check(dataset: Any, *, scan: bool, get_label: object) -> None:  # noqa: ANN
         raise ConfigError("get_label reads samples: allow it by scan=True, or leave get_label out.")
 
 
-def _not_known(dataset: Any, search: LabelSearch) -> str:  # noqa: ANN401
+def _not_known(dataset: Any, search: LabelSearch, column: str | int | None) -> str:  # noqa: ANN401
+    cures = (
+        "Give it an attribute `labels` (an array with one label per sample), name what holds them "
+        "by `column=`, or let labels_of(dataset, scan=True) read every sample once."
+    )
+    if search.refusal:
+        return f"{kind_of(dataset)}: {search.refusal}"
+    if column is not None:
+        cures = (
+            f"Name another column, or let labels_of(dataset, column={column!r}, scan=True) read it "
+            "from every sample once."
+        )
     return (
         f"{kind_of(dataset)} does not tell the labels of its {len(dataset)} samples: "
-        f"{search.report()}. Give it an attribute `labels` (an array with one label per sample), "
-        "name what holds them by `column=`, or let labels_of(dataset, scan=True) read every sample "
-        "once."
+        f"{search.report()}. {cures}"
     )
 
 
@@ -259,12 +275,6 @@ def _scanned(view: _LabelView, num_workers: int | None, line: ProgressLine) -> R
         if not isinstance(error, PenstockError):
             _say_as_scan(error)
         raise
-    if len(found) != len(view):  # an iterator takes a StopIteration for its end
-        raise ConfigError(
-            f"Reading the labels of {view.kind} ended after {len(found)} of {len(view)} samples: "
-            f"a StopIteration from sample {len(found)}, or one a little after it, ends any loop. "
-            "Repair what raises it (a `next()` without a default, mostly)."
-        )
     read = _read_labels(view, found)
     _warn_of_indices(view, read.labels)
     return read

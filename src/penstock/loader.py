@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import itertools
 import multiprocessing
+import threading
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 from penstock.data.dataset import IterableDataset
@@ -44,7 +45,7 @@ class Loader(Observed, Generic[SampleT]):
 
     A batch is the caller's until dropped. Arrays made by workers alias a slot of shared memory that
     is used again once the last view of it is garbage; holding batches costs their memory and is
-    always safe.
+    always safe. A process forked meanwhile shares such arrays: copy what it is to write to.
 
     Args:
         dataset: Map-style (`__getitem__`, `__len__`), a `penstock.data.IterableDataset`, or a
@@ -63,7 +64,8 @@ class Loader(Observed, Generic[SampleT]):
         drop_last: Leave out the last batch if it is not full.
         timeout: Longest wait for a batch, in seconds; 0 waits for ever.
         worker_init_fn: Called in each worker with its id, after seeding.
-        multiprocessing_context: Start method, by name or as a context; None is Python's default.
+        multiprocessing_context: Start method, by name or as a context; None is Python's default. A
+            context whose `Process` is a thread means `backend="thread"`.
         prefetch_factor: Batches under way per worker, at least 1; default 2.
         persistent_workers: Keep the workers after an epoch.
         in_order: Whether batches come in the order of the sampler, or as they are ready.
@@ -139,6 +141,7 @@ class Loader(Observed, Generic[SampleT]):
                 "penstock.torch.DataLoader; for one of Hugging Face there is "
                 "penstock.integrations.huggingface.from_huggingface"
             )
+        backend = backend_of(backend, multiprocessing_context)
         self._monitor = Monitor(
             dataset,
             num_workers,
@@ -151,7 +154,6 @@ class Loader(Observed, Generic[SampleT]):
             persistent_workers=persistent_workers,
             start_method=multiprocessing_context,
         )
-        check_backend(backend, multiprocessing_context)
         workers: int = self._monitor.num_workers
         check_workers(workers, timeout, prefetch_factor, persistent_workers=persistent_workers)
         self._ray = check_ray(backend, ray_options, address, workers)
@@ -180,7 +182,7 @@ class Loader(Observed, Generic[SampleT]):
         if self._is_iterable:
             _check_iterable(shuffle=shuffle, sampler=sampler, batch_sampler=batch_sampler)
         _check_sampling(batch_size, sampler, batch_sampler, shuffle=shuffle, drop_last=drop_last)
-        check_samplers(dataset, sampler, batch_sampler)
+        check_samplers(dataset, sampler, batch_sampler, batch_size)
         if sampler is None and batch_sampler is None:
             sampler = self._default_sampler(shuffle=shuffle)
         if batch_sampler is None and batch_size is not None:
@@ -209,10 +211,9 @@ class Loader(Observed, Generic[SampleT]):
         else:
             stream = self._stream
             stream.begin_epoch(epoch)
-        iterator: Iterator[Any] = stream
         if self.persistent_workers:
             self._stream = stream
-            iterator = EpochIterator(stream)
+        iterator = EpochIterator(stream)
         self._schedule.begin(epoch, iterator, source)
         return iterator
 
@@ -227,9 +228,10 @@ class Loader(Observed, Generic[SampleT]):
 
     @property
     def failures(self) -> list[Failure]:
-        """Samples that were left out or replaced, in the order in which they were missed.
+        """Bad samples, left out or replaced, in the order in which they were missed.
 
-        Each with its index, file or key, error, worker, epoch and step. The last 10,000 are kept.
+        Each once an epoch, with its index, file or key, error, worker, epoch and step. The last
+        10,000 are kept.
         """
         return self._faults.failures
 
@@ -290,7 +292,7 @@ class Loader(Observed, Generic[SampleT]):
         samplers and the dataset are told, if they have a method `set_epoch`.
 
         Raises:
-            ConfigError: a negative epoch.
+            ConfigError: a negative epoch, or one of 2^32 and more.
             TypeError: an epoch that is no integer.
         """
         self._schedule.set_epoch(epoch)
@@ -392,17 +394,25 @@ def check_workers(
         )
 
 
-def check_backend(backend: str, context: str | BaseContext | None) -> None:
-    """Raise if threads or Ray's actors are to be started like processes.
+def backend_of(backend: str, context: str | BaseContext | None) -> str:
+    """Return what workers are to be: a context whose processes are threads asks for threads.
+
+    torch's loader starts whatever `context.Process` is, and MONAI's `ThreadDataLoader` lets that be
+    a thread.
 
     Raises:
-        ConfigError: a start method for them.
+        ConfigError: threads or Ray's actors are to be started like processes.
     """
+    process = getattr(context, "Process", None)
+    is_thread = isinstance(process, type) and issubclass(process, threading.Thread)
+    if is_thread and backend in ("process", "thread"):
+        return "thread"
     if backend != "process" and context is not None:
         raise ConfigError(
             f"multiprocessing_context={context!r} says how worker processes start, got "
             f"backend={backend!r}; leave one of the two out"
         )
+    return backend
 
 
 def check_ray(

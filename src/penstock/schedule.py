@@ -11,27 +11,33 @@ import copy
 import warnings
 import weakref
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, NoReturn, Self, cast
 
 import numpy as np
 
 from penstock.callers import users_level
-from penstock.data.dataset import can_resume, follows_epochs
+from penstock.data.dataset import can_resume, follows_epochs, length_of
 from penstock.data.fingerprint import fingerprint_of
-from penstock.engine.epoch import Epoch, Progress, Share
+from penstock.engine.epoch import Epoch, Given, Progress, Share
 from penstock.errors import StateError
-from penstock.indices import length_of
-from penstock.randomness.keys import Purpose, checked_count, seed_sequence
+from penstock.randomness.keys import Purpose, checked_count, checked_epoch, seed_sequence
 from penstock.sampling.sampler_state import differences
 
 if TYPE_CHECKING:
     from collections.abc import Callable
+    from types import GeneratorType
 
+    from penstock.engine.backends import Backend
+    from penstock.engine.delivery import Stream
     from penstock.indices import Description, IndexSource, Told
 
 __all__ = ["EpochIterator", "Schedule", "worker_base_seed"]
 
 _FORMAT: Final = 1
+_FINITE: Final = (  # torch's own, and sequences
+    "SequentialSampler", "RandomSampler", "SubsetRandomSampler", "WeightedRandomSampler",
+    "DistributedSampler", "list", "tuple", "range", "ndarray",
+)  # fmt: skip
 
 
 def worker_base_seed(seed: int) -> int:
@@ -46,7 +52,7 @@ def _check_stream(dataset: object, progress: Progress) -> None:
     Raises:
         StateError: the state holds the dataset's, and the dataset has no `load_state_dict`.
     """
-    shares = progress.shares.values()
+    shares = progress.given.shares.values()
     kind = type(dataset).__name__
     if any(share.state is not None for share in shares) and not can_resume(dataset):
         raise StateError(
@@ -69,33 +75,57 @@ def _check_stream(dataset: object, progress: Progress) -> None:
 
 
 class EpochIterator:
-    """The user's iterator over one epoch of a stream that lives on.
+    """A loop's iterator over the batches of one epoch of a stream.
 
-    It ends when the epoch does, also by the beginning of another.
+    It ends when the epoch does, also by the beginning of another. What interrupts it closes the
+    stream; the state counts the batches that the loop has, wherever the interrupt came.
     """
 
-    def __init__(self, stream: Any) -> None:  # noqa: ANN401 - has `epoch` and `__next__`
+    def __init__(self, stream: Stream) -> None:
         """Iterate the epoch that `stream` has begun last."""
         self._stream = stream
+        self._batches: GeneratorType[Any, None, None] | None = None
         self.epoch: Epoch = stream.epoch
 
-    def __iter__(self) -> EpochIterator:
+    def __iter__(self) -> Self:
         """Return itself."""
         return self
 
-    def __next__(self) -> Any:  # noqa: ANN401 - any batch tree
-        """Return the next batch."""
-        if self._stream.epoch is not self.epoch:
-            raise StopIteration
-        return next(self._stream)
+    @property
+    def __next__(self) -> Callable[[], Any]:
+        """The generator's own `__next__`, which returns the next batch.
 
-    def __len__(self) -> int:
-        """Return the number of batches of a whole epoch."""
-        return len(self._stream)
+        A property, since no bytecode may run between the generator's `yield` and the loop: an
+        interrupt there would take a batch away that is counted. This runs before.
+        """
+        batches, progress = self._batches, self.epoch.progress
+        if batches is None or batches.gi_frame is None:  # an error has ended it
+            batches = cast("GeneratorType[Any, None, None]", self._stream.batches(self.epoch))
+            self._batches = batches
+            progress.batches = weakref.ref(batches)
+        else:
+            progress.counted = progress.given  # who asks for another batch has the last one
+        return batches.__next__
+
+    @property
+    def backend(self) -> Backend:
+        """Who runs the tasks."""
+        return self._stream.backend
 
     def close(self) -> None:
         """Stop the workers now; the next epoch starts new ones."""
         self._stream.close()
+
+    def __getstate__(self) -> NoReturn:
+        """Refuse to be pickled, or copied.
+
+        Raises:
+            NotImplementedError: always, as of torch's iterators.
+        """
+        raise NotImplementedError(
+            "an iterator over a loader cannot be pickled or copied: its workers are this "
+            "process's. Pickle the loader; its state_dict() says where this iterator is"
+        )
 
 
 class Schedule:
@@ -174,12 +204,12 @@ class Schedule:
 
     def set_epoch(self, epoch: int) -> None:
         """Choose the next epoch. The rest of an epoch to be resumed is kept if it is that one."""
-        epoch = checked_count("epoch", epoch)
+        epoch = checked_epoch(epoch)
         if self._resumed is not None and epoch != self._next_epoch:
             warnings.warn(
                 f"epoch {epoch} was chosen, which drops the state that was loaded: it was in epoch "
-                f"{self._next_epoch}, with {self._resumed.num_steps} batches given. Begin the loop "
-                "over epochs there: `for epoch in range(loader.epoch, num_epochs)`.",
+                f"{self._next_epoch}, with {self._resumed.given.num_steps} batches given. Begin "
+                "the loop over epochs there: `for epoch in range(loader.epoch, num_epochs)`.",
                 stacklevel=3,
             )
             self._resumed = None
@@ -207,6 +237,7 @@ class Schedule:
             dataset: Of the loader.
         """
         epoch, progress = self._standing()
+        given = progress.given
         if self._description is None:
             self._description = source().describe()
         settings, samples_in = self._description
@@ -214,21 +245,21 @@ class Schedule:
             "format": _FORMAT,
             "seed": self._seed,
             "epoch": epoch,
-            "batches": progress.num_steps,
-            "samples": samples_in(epoch, progress.num_steps),
+            "batches": given.num_steps,
+            "samples": samples_in(epoch, given.num_steps),
         }
         draws = progress.draws
         if draws is None and self._seed is None:
             draws = source().draws()
         if draws is not None:
             state["draws"] = draws if isinstance(draws, dict) else draws.to_json()
-        if progress.num_asked:
-            state["failed"] = [progress.num_failed, progress.num_asked]
-        if progress.ahead:
-            state["ahead"] = _as_ranges(progress.ahead)
-        if progress.shares:
-            state["turn"] = progress.turn
-            state["shares"] = {str(id_): share.to_json() for id_, share in progress.shares.items()}
+        if given.num_asked:
+            state["failed"] = [given.num_failed, given.num_asked]
+        if given.ahead:
+            state["ahead"] = [list(steps) for steps in given.ahead]
+        if given.shares:
+            state["turn"] = given.turn
+            state["shares"] = {str(id_): share.to_json() for id_, share in given.shares.items()}
         state["fingerprint"] = {"length": length_of(dataset), **copy.deepcopy(settings)}
         if (contents := fingerprint_of(dataset)) is not None:
             state["contents"] = contents
@@ -248,17 +279,18 @@ class Schedule:
                 f"{self.epoch}): it would go on as before. Load the state before iter(loader), or "
                 "once the epoch is over, or the iterator is deleted or closed"
             )
-        number, progress, seed, saved = _parsed(state)
+        number, progress, samples, seed, saved = _parsed(state)
         found = [] if seed == self._seed else differences(seed, self._seed, "seed")
         if not found:
-            here = {"length": length_of(dataset), **source.describe().settings}
-            found = differences(saved, here)
+            settings, samples_in = source.describe()
+            found = differences(saved, {"length": length_of(dataset), **settings})
         if found:
             raise StateError(
                 "this state was saved by a loader that orders its samples otherwise: "
                 + "; ".join(found)
                 + ". Make the loader as it was, or begin a new epoch without the state"
             )
+        _check_counts(samples, number, progress.given, settings, samples_in)
         _check_stream(dataset, progress)
         _compare_contents(state.get("contents"), fingerprint_of(dataset))
         self._next_epoch = number
@@ -266,6 +298,60 @@ class Schedule:
         self._told = source.told()  # what was said before the state was loaded is no news
         self._resumed = progress
         self._current = self._description = None
+
+
+def _check_counts(
+    samples: int | None,
+    epoch: int,
+    given: Given,
+    settings: dict[str, Any],
+    samples_in: Callable[[int | None, int], int | None],
+) -> None:
+    """Compare the counts of a state with each other, and with the batches that the epoch has.
+
+    Another number of ranks may have had another last batch, or one more; the others are the same.
+
+    Raises:
+        StateError: no loader can have counted so.
+    """
+
+    def size_of_first(count: int) -> int:
+        return samples_in(epoch, max(count, 0)) or 0
+
+    def is_there(step: int) -> bool:
+        return step < 0 or size_of_first(step) < size_of_first(step + 1)
+
+    batches, found = given.num_steps, ""
+    steps = [batches, *(step for steps in given.ahead for step in steps)]
+    size = samples_in(epoch, batches)
+    if size is not None:
+        is_right = samples in (size, None) and is_there(batches - 1)
+        if not is_right and is_there(batches - 2) and not is_there(batches):
+            is_right = size_of_first(batches - 1) < (samples or 0)
+        if not is_right or not (steps[-1] == batches or is_there(steps[-1] - 2)):
+            found = f"{steps[-1]} batches of epoch {epoch}, with {samples} samples in {batches}"
+    elif (length := _known_end(settings.get("sampler", {}))) is not None:
+        most = -(-length // settings.get("global_batch_size", 1))
+        if steps[-1] > most:
+            found = f"{steps[-1]} batches of an epoch that has {most}"
+    if steps != sorted(set(steps)):
+        found = f"batches {list(given.ahead)} beyond the first {batches}"
+    num_made = sum(share.num_batches for share in given.shares.values())
+    if given.shares and num_made < batches:
+        found = f"{batches} batches, of which the workers made {num_made}"
+    if found:
+        raise StateError(
+            f"this state contradicts itself: it counts {found}. It was changed since it was saved. "
+            "Load another, or begin the epoch anew by set_epoch()"
+        )
+
+
+def _known_end(sampler: dict[str, Any]) -> int | None:
+    """Return the length of a described sampler; None where it may give more, as endless ones do."""
+    inner = sampler
+    while "of" in inner:
+        inner = inner["of"]
+    return sampler["length"] if inner.get("kind") in _FINITE else None
 
 
 def _compare_contents(saved: object, here: str | None) -> None:
@@ -282,8 +368,8 @@ def _compare_contents(saved: object, here: str | None) -> None:
     )
 
 
-def _parsed(state: Any) -> tuple[int, Progress, int | None, dict[str, Any]]:  # noqa: ANN401
-    """Return the epoch, what was given of it, the seed and the fingerprint."""
+def _parsed(state: Any) -> tuple[int, Progress, int | None, int | None, dict[str, Any]]:  # noqa: ANN401
+    """Return the epoch, what was given of it, its number of samples, seed and fingerprint."""
     if not isinstance(state, Mapping) or "format" not in state:
         raise StateError(
             f"this is not a state of a Penstock loader: {repr(state)[:200]}. Give the dict that "
@@ -295,29 +381,27 @@ def _parsed(state: Any) -> tuple[int, Progress, int | None, dict[str, Any]]:  # 
             f"{_FORMAT}"
         )
     try:
-        progress = Progress(
-            checked_count("batches", state["batches"]),
-            {s for start, stop in state.get("ahead", ()) for s in range(start, stop)},
-            {int(id_): Share.from_json(s) for id_, s in state.get("shares", {}).items()},
-            checked_count("turn", state.get("turn", 0)),
-            draws=dict(state["draws"]) if "draws" in state else None,
-        )
-        progress.num_failed, progress.num_asked = (
+        num_failed, num_asked = (
             checked_count("failed", number) for number in state.get("failed", (0, 0))
         )
-        epoch = checked_count("epoch", state["epoch"])
-        return epoch, progress, state["seed"], dict(state["fingerprint"])
+        given = Given(
+            checked_count("batches", state["batches"]),
+            tuple(
+                (checked_count("ahead", start), checked_count("ahead", stop))
+                for start, stop in state.get("ahead", ())
+            ),
+            {int(id_): Share.from_json(s) for id_, s in state.get("shares", {}).items()},
+            checked_count("turn", state.get("turn", 0)),
+            num_asked,
+            num_failed,
+        )
+        progress = Progress(given, draws=dict(state["draws"]) if "draws" in state else None)
+        samples = state.get("samples")  # None where no loader can know it
+        if samples is not None:
+            samples = checked_count("samples", samples)
+        epoch = checked_epoch(state["epoch"])
+        return epoch, progress, samples, state["seed"], dict(state["fingerprint"])
     except (KeyError, TypeError, ValueError, AttributeError) as error:
         raise StateError(
             f"this is not a state of a Penstock loader: {type(error).__name__}: {error}"
         ) from error
-
-
-def _as_ranges(steps: set[int]) -> list[list[int]]:
-    ranges: list[list[int]] = []
-    for step in sorted(steps):
-        if ranges and ranges[-1][1] == step:
-            ranges[-1][1] = step + 1
-        else:
-            ranges.append([step, step + 1])
-    return ranges

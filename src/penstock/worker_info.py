@@ -5,7 +5,10 @@ from __future__ import annotations
 
 import threading
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Iterator
 
 __all__ = ["WorkerInfo", "get_worker_info"]
 
@@ -60,6 +63,13 @@ def get_worker_info() -> WorkerInfo | None:
     return _current if _here.info is None else _here.info
 
 
+def get_thread_info() -> WorkerInfo | None:
+    """Return the same of a worker that is this very thread; None in one that is a process."""
+    if _here.info is not None:
+        _here.was_asked = True
+    return _here.info
+
+
 def _note_asked() -> None:
     global _was_asked
     if _here.info is None:
@@ -111,6 +121,8 @@ class ShareInfo:
         batch_size: Samples in a batch; None where samples come as they are.
         rank: Of the ranks that train together.
         world_size: Their number.
+        compared: Returns what is to be dealt out, compared with what other workers have; None where
+            they cannot differ, or cannot be asked.
     """
 
     worker_id: int = 0
@@ -118,6 +130,7 @@ class ShareInfo:
     batch_size: int | None = None
     rank: int = 0
     world_size: int = 1
+    compared: Callable[[Iterable[Any]], Iterator[Any]] | None = None
 
 
 _share = ShareInfo()

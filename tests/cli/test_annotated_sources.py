@@ -115,7 +115,7 @@ def test_a_yolo_folder_is_counted_and_drawn_as_one(yolo, capsys):
     assert [row["name"] for row in found["classes"]] == ["cell"]
     assert found["objects"]["num_boxes"] == 2
     assert main(["view", yolo, "-o", "sheet.png", "--split", "rest", "--tile", "64"]) == 0
-    assert capsys.readouterr().out.startswith("sheet.png: 1 images")
+    assert capsys.readouterr().out.startswith("sheet.png: 1 image,")
 
 
 def test_a_yolo_folder_that_cannot_be_read_is_an_error_that_names_the_yaml(yolo, capsys):
@@ -124,6 +124,41 @@ def test_a_yolo_folder_that_cannot_be_read_is_an_error_that_names_the_yaml(yolo,
     for command in (["stats", yolo], ["view", yolo, "-o", "a.png"], ["pack", yolo, "a.lmdb"]):
         assert main(command) == 1
         assert "several YAML files (less.yaml, more.yaml)" in capsys.readouterr().err
+
+
+def test_a_voc_folder_of_any_names_is_taken_for_one(here, capsys):
+    Path("voc/Annotations").rename("voc/annots")
+    Path("voc/JPEGImages").rename("voc/photos")
+    assert main(["stats", "voc", "--json"]) == 0
+    found = json.loads(capsys.readouterr().out)
+    assert [row["name"] for row in found["classes"]] == ["cell"]
+    assert main(["view", "voc", "-o", "sheet.png", "--tile", "64"]) == 0
+    assert main(["pack", "voc", "cells.lmdb"]) == 1
+    assert "VOC in other folders than VOC's own: give --objects" in capsys.readouterr().err
+    assert main(["pack", "voc", "cells.lmdb", "--objects"]) == 0
+    assert samples_of("cells.lmdb")[0]["image_id"] == "a"
+    assert main(["convert", "voc", "again", "--to", "yolo"]) == 0
+
+
+@pytest.mark.parametrize("command", [["stats"], ["view", "-o", "a.png"], ["pack", "a.lmdb"]])
+@pytest.mark.parametrize(
+    ("file", "text", "reader"),
+    [
+        ("all.xml", "<dataset><images/></dataset>", "ImglabDetection('voc/Annotations/all.xml')"),
+        ("all.json", "{}", "No class of Penstock reads JSON"),
+        ("all.txt", "a.png 1 2 3 4", "LandmarkList('voc/Annotations/all.txt', root='voc/photos')"),
+    ],
+)
+def test_annotations_in_a_subfolder_are_no_class(here, capsys, command, file, text, reader):
+    Path("voc/JPEGImages").rename("voc/photos")
+    for name in ("a", "b"):
+        Path(f"voc/Annotations/{name}.xml").unlink()
+    Path("voc/Annotations", file).write_text(text)
+    name, *options = command
+    assert main([name, "voc", *options]) == 1
+    said = capsys.readouterr().err
+    assert "its subfolders are no classes" in said
+    assert reader in said
 
 
 def test_class_folders_stay_class_folders_whatever_settings_lie_beside_them(here, capsys):

@@ -94,7 +94,7 @@ def test_broken_files_are_named_and_left_out(folder, tmp_path, capsys):
     written = tmp_path / "figures.json"
     arguments = [*SMALL, "--workers", "0", "--rounds", "1", "--json", str(written)]
     assert main(["bench", str(folder), *arguments]) == 0
-    assert "3 file(s) cannot be decoded" in capsys.readouterr().out
+    assert "3 files cannot be decoded" in capsys.readouterr().out
     figures = json.loads(written.read_text())
     assert figures["num_images"] == 10
     named = {file["path"]: file["reason"] for file in figures["left_out"]}

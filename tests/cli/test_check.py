@@ -8,6 +8,7 @@ import os
 import re
 import shutil
 import signal
+import struct
 import subprocess
 import sys
 from pathlib import Path
@@ -194,7 +195,7 @@ def test_decoders_write_nothing_to_the_terminal_themselves(tmp_path):
     assert done.returncode == 1
     assert done.stdout.startswith(f"{tmp_path / 'a.png'}\tthe PNG file is truncated: ")
     assert done.stdout.count("\n") == 1
-    assert re.fullmatch(r"1 files, 1 broken, \d+\.\d s\n", done.stderr)
+    assert re.fullmatch(r"1 file, 1 broken, \d+\.\d s\n", done.stderr)
 
 
 def test_json_has_the_counts_and_every_broken_file(folder, capsys):
@@ -210,6 +211,7 @@ def test_json_has_the_counts_and_every_broken_file(folder, capsys):
         "broken": [
             {"path": str(folder / "class_0" / "empty.png"), "reason": "the file is empty"},
         ],
+        "not_looked_at": [],
     }
     (folder / "class_0" / "empty.png").unlink()
     assert main(["check", str(folder), "--json", *ONE_WORKER]) == 0
@@ -240,7 +242,7 @@ def test_links_are_followed_and_what_is_no_file_is_broken(folder, tmp_path, caps
     assert lines == [
         (str(folder / "gone.jpg"), "No such file or directory"),
         (str(folder / "linked" / "b.jpg"), "the file is empty"),
-        (str(folder / "pipe.jpg"), "not a regular file"),
+        (str(folder / "pipe.jpg"), "not a regular file, but a FIFO"),
     ]
     assert err.startswith("16 files, 3 broken, ")
 
@@ -302,14 +304,15 @@ def test_a_check_that_is_interrupted_reports_what_it_has_found(folder, capsys, m
 @pytest.mark.parametrize(
     ("argument", "message"),
     [
-        ("{tmp}/nowhere", r"nowhere does not exist\. Name a folder"),
-        ("{tmp}/file.jpg", r"file\.jpg is a file, not a folder"),
+        ("{tmp}/nowhere", r"nowhere does not exist\. Name a folder, a file or a store"),
         ("{tmp}/empty", r"no image in .*empty or below it\. Looked for files ending in \.bmp"),
+        ("{tmp}/gifs", r"\.webp\. 1 file was not looked at: 1 \.gif \(a\.gif\)\."),
     ],
 )
 def test_a_folder_without_images_is_refused_with_what_to_do(argument, message, tmp_path, capsys):
-    (tmp_path / "file.jpg").write_text("")
     (tmp_path / "empty").mkdir()
+    (tmp_path / "gifs").mkdir()
+    (tmp_path / "gifs" / "a.gif").write_bytes(b"GIF89a")
     code, lines, err = run(capsys, argument.format(tmp=tmp_path))
     assert (code, lines) == (1, [])
     assert "Traceback" not in err
@@ -590,7 +593,7 @@ def test_records_without_images_are_said_to_have_none(tmp_path, capsys):
     write_store(tmp_path / "a.lmdb", [encode_record("a", (jpeg(0)[:99], 0), 0)])
     code, lines, err = run(capsys, tmp_path / "a.lmdb")
     assert (code, lines) == (0, [])
-    assert err.startswith("1 records, 0 images decoded, 0 broken, ")
+    assert err.startswith("1 record, 0 images decoded, 0 broken, ")
 
 
 @pytest.fixture
@@ -656,7 +659,7 @@ def test_files_of_a_packed_folder_with_an_index_are_named(tmp_path, capsys):
     was_now = r"its checksum was [0-9a-f]{16}, now it is [0-9a-f]{16}"
     assert re.fullmatch(f"is damaged or was changed: {was_now}", lines[2][1])
     assert lines[3][1].startswith("is truncated: ")
-    assert err.startswith("8 records and 1 other images, 2 images decoded, 4 broken, ")
+    assert err.startswith("8 records and 1 other image, 2 images decoded, 4 broken, ")
 
 
 class LostStore:
@@ -688,6 +691,72 @@ def test_a_server_that_goes_away_ends_the_check_and_breaks_no_record(store):
         check_store(lost, 1, findings, lambda _: None)
     assert findings.broken == []
     assert 0 < findings.num_checked <= 6
+
+
+def nodes_of_leaves(path):
+    """Yield each key in a leaf, also of older trees, and the place behind it."""
+    data = path.read_bytes()
+    for page in range(2 * 4096, len(data) - 4095, 4096):
+        number, _, flags, lower, _ = struct.unpack_from("<QHHHH", data, page)
+        if flags == 2 and number == page // 4096:
+            for (at,) in struct.iter_unpack("<H", data[page + 16 : page + lower]):
+                stop = page + at + 8 + data[page + at + 6]
+                yield data[page + at + 8 : stop], stop
+
+
+def send_to_page(path, key, number):
+    """Let a node name another page for its value: LMDB follows it, beyond the end of the file."""
+    with path.open("r+b") as file:
+        for found, value in list(nodes_of_leaves(path)):
+            if found == key:
+                file.seek(value)
+                file.write(struct.pack("<Q", number))
+
+
+def test_a_store_whose_index_ends_the_process_that_reads_it_ends_the_check(tmp_path):
+    from penstock.cli.store_survey import check_opening
+    from penstock.errors import StoreError
+    from penstock.stores.lmdb.store import LMDBStore
+    from penstock.stores.records import encode_record
+
+    path = tmp_path / "a.lmdb"
+    write_store(path, [encode_record(f"a rather long name {n}", b"", n) for n in range(500)])
+    check_opening(LMDBStore(path))
+    last_page = path.stat().st_size // 4096 - 1
+    send_to_page(path, b"penstock.index", last_page)  # there, and too short for all of it
+    with pytest.raises(StoreError, match=r"its index was killed by SIG(BUS|SEGV)\."):
+        check_opening(LMDBStore(path, verify_tree="never"))
+    assert main(["check", str(path)]) == 1
+
+
+def test_a_record_that_ends_the_process_that_reads_it_has_a_line(tmp_path):
+    from penstock.cli.store_survey import check_store
+    from penstock.cli.survey import Findings
+    from penstock.stores.lmdb.store import LMDBStore
+    from penstock.stores.records import encode_record
+
+    path = tmp_path / "a.lmdb"
+    write_store(path, [encode_record(f"{n}", bytes(9000), n) for n in range(12)])
+    send_to_page(path, place(7), path.stat().st_size // 4096 - 1)
+    findings = Findings(12)
+    with LMDBStore(path, verify_tree="never") as store:
+        check_store(store, 1, findings, lambda _: None)
+    ((position, reason),) = [(record.position, record.reason) for record in findings.broken]
+    assert position == 7
+    assert re.fullmatch("the process that decodes it was killed by SIG(BUS|SEGV)", reason)
+    assert findings.num_checked == 12
+
+
+def test_a_page_of_the_tree_that_is_damaged_ends_the_check_with_its_number(store, capsys):
+    places = [stop - 1 for key, stop in nodes_of_leaves(store) if key == place(3)]
+    with store.open("r+b") as file:
+        for last_of_key in places:
+            file.seek(last_of_key)
+            file.write(b"\xff")
+    code, lines, err = run(capsys, f"lmdb:{store}", *ONE_WORKER)
+    assert (code, lines) == (1, [])
+    number = re.match(rf"penstock: {store} is damaged: page (\d+), ", err)[1]
+    assert int(number) in {last_of_key // 4096 for last_of_key in places}
 
 
 def voc_folder(root, names):
@@ -727,3 +796,219 @@ def test_a_sound_voc_folder_is_sound_and_its_annotations_are_counted(tmp_path, c
     assert main(["check", str(root), "--json", *ONE_WORKER]) == 0
     record = json.loads(capsys.readouterr().out)
     assert (record["num_files"], record["num_annotations"], record["broken"]) == (2, 2, [])
+
+
+@pytest.mark.parametrize("names", [("annotations", "images"), ("annots", "photos"), (".", ".")])
+def test_annotations_of_any_names_are_compared_with_their_images(tmp_path, capsys, data_dir, names):
+    """Real files of Kaggle's, in lower case; and XML files beside the images."""
+    xml, images = (tmp_path / "masks" / name for name in names)
+    for number in (0, 10, 100, 102):
+        for folder, source in ((xml, "annotations"), (images, "images")):
+            folder.mkdir(parents=True, exist_ok=True)
+            (file,) = (data_dir / "masks" / source).glob(f"maksssksksss{number}.*")
+            shutil.copy(file, folder)
+    assert run(capsys, tmp_path / "masks", *ONE_WORKER)[:2] == (0, [])
+    cut(xml / "maksssksksss10.xml", 0.7)
+    (images / "maksssksksss100.jpg").unlink()
+    for where in (tmp_path / "masks", tmp_path):
+        code, (broken, missing), err = run(capsys, where, *ONE_WORKER)
+        assert code == 1
+        assert broken[0] == str(xml / "maksssksksss10.xml")
+        assert broken[1].startswith("not well-formed XML: ")
+        assert missing == (
+            str(images / "maksssksksss100.jpg"),
+            f"is not there, and is annotated in {xml / 'maksssksksss100.xml'}",
+        )
+        assert err.startswith("3 files and 4 annotations, 2 broken, ")
+
+
+def test_a_split_that_names_what_has_no_annotation_is_broken(tmp_path, capsys):
+    root = voc_folder(tmp_path, "ab")
+    (root / "ImageSets" / "Main").mkdir(parents=True)
+    (root / "ImageSets/Main/train.txt").write_text("a\nc\nd\n")
+    (root / "ImageSets/Main/cat_train.txt").write_text("a 1\nb -1\n")
+    code, lines, _ = run(capsys, root, *ONE_WORKER)
+    reason = "2 of its images have no annotation: 'c'"
+    assert (code, lines) == (1, [(str(root / "ImageSets/Main/train.txt"), reason)])
+
+
+GOOD_LINE = "1 .5 .5 .2 .2\n"
+
+
+def yolo_folder(root, yaml="names: [cat, dog]\ntrain: images/train\nval: images/val\n"):
+    for name in ("train/a", "train/b", "train/empty", "val/a"):
+        write_image(root / "images" / f"{name}.png")
+        (root / "labels" / name).parent.mkdir(parents=True, exist_ok=True)
+    for name in ("train/a", "train/b", "val/a"):
+        (root / "labels" / f"{name}.txt").write_text(GOOD_LINE)
+    if yaml:
+        (root / "data.yaml").write_text(yaml)
+    else:
+        (root / "classes.txt").write_text("cat\ndog\n")
+    return root
+
+
+@pytest.mark.parametrize("yaml", [True, False], ids=["yaml", "classes.txt"])
+@pytest.mark.parametrize(
+    ("line", "reason"),
+    [
+        ("1 .5 .5 .2", "line 2: it has 4 columns, not 5"),
+        ("1 .5 .5 .2 .2 .9", "line 2: it has 6 columns, not 5"),
+        ("2 .5 .5 .2 .2", "line 2: its class is 2, and the data set has 2, from 0 to 1"),
+        ("-1 .5 .5 .2 .2", "line 2: column 1 is '-1', not the number of a class"),
+        ("1 1.5 .5 .2 .2", "line 2: column 2, the box's centre x, is 1.5"),
+        ("1 300 .5 .2 .2", "these may be pixels"),
+        ("1 .5 .5 .2 many", "line 2: column 5"),
+        ("\xff", "convert it to UTF-8"),
+        ("1 .1 .1 .2 .1 .2 .2", None),  # a polygon, of a data set for segmentation
+    ],
+)
+def test_a_line_of_yolos_labels_is_read(tmp_path, line, reason, yaml):
+    from penstock.cli.annotation_check import check_annotations
+    from penstock.cli.decoding import iter_image_paths
+
+    root = yolo_folder(tmp_path / "set", *(() if yaml else ("",)))
+    file = root / "labels" / "val" / "a.txt"
+    file.write_bytes((GOOD_LINE + line).encode("latin-1"))
+    findings = check_annotations(tmp_path, iter_image_paths(tmp_path), [])
+    assert findings.num_files == 3
+    assert [broken.path for broken in findings.broken] == ([] if reason is None else [file])
+    assert (reason or "") in "".join(broken.reason for broken in findings.broken)
+
+
+def test_yolos_labels_are_checked_by_their_folder_or_their_yaml(tmp_path, capsys):
+    root = yolo_folder(tmp_path / "set")
+    file = root / "labels" / "val" / "a.txt"
+    assert run(capsys, root, *ONE_WORKER)[:2] == (0, [])
+    file.write_text(GOOD_LINE + "9 .5 .5 .2 .2\n1 .5\n")
+    for where in (root, tmp_path, root / "data.yaml"):
+        code, lines, err = run(capsys, where, *ONE_WORKER)
+        reason = "line 2: its class is 9, and the data set has 2, from 0 to 1; and 1 more"
+        assert (code, lines) == (1, [(str(file), reason)])
+        assert err.startswith("4 files and 3 annotations, 1 broken, ")
+
+
+def test_labels_without_image_and_images_that_a_list_names_in_vain_are_broken(tmp_path, capsys):
+    root = yolo_folder(tmp_path, "names: [cat, dog]\ntrain: train.txt\nval: images/gone\n")
+    (root / "train.txt").write_text("images/train/a.png\nimages/train/c.png\nimages/val/a.png\n")
+    (root / "images" / "train" / "b.png").unlink()
+    code, lines, err = run(capsys, root, *ONE_WORKER)
+    assert code == 1
+    alone = "is of no image: none is called like it in the folder of images"
+    assert lines == [
+        (str(root / "data.yaml"), f"val is 'images/gone', and {root}/images/gone is not there."),
+        (
+            str(root / "images" / "train" / "c.png"),
+            f"is not there, and is listed in {root / 'data.yaml'}",
+        ),
+        (str(root / "labels" / "train" / "b.txt"), alone),
+    ]
+    assert err.startswith("3 files and 3 annotations, 3 broken, ")
+
+
+def test_imglabs_file_is_checked_with_its_images(tmp_path, capsys, data_dir):
+    shutil.copytree(data_dir / "faces", tmp_path / "faces")
+    file = tmp_path / "faces" / "training.xml"
+    assert run(capsys, file, *ONE_WORKER)[:2] == (0, [])
+    (tmp_path / "faces" / "2007_007763.jpg").unlink()
+    cut(tmp_path / "faces" / "2008_001009.jpg", 0.5)
+    code, lines, err = run(capsys, file, *ONE_WORKER)
+    assert code == 1
+    assert [Path(path).name for path, _ in lines] == ["2007_007763.jpg", "2008_001009.jpg"]
+    assert lines[0][1] == f"is not there, and is listed in {file}"
+    assert " and 1 annotation, 2 broken, " in err
+    cut(file, 0.5)
+    code, lines, _ = run(capsys, tmp_path / "faces", *ONE_WORKER)
+    assert (str(file), lines[-1][1]) == lines[-1]
+    assert lines[-1][1].startswith("not well-formed XML: ")
+
+
+def test_lists_are_checked_with_the_columns_that_options_name(tmp_path, capsys):
+    write_image(tmp_path / "a.png")
+    (tmp_path / "classes.txt").write_text("a.png 1\nb.png 0\n")
+    code, lines, err = run(capsys, tmp_path / "classes.txt", *ONE_WORKER)
+    missing = f"is not there, and is listed in {tmp_path / 'classes.txt'}"
+    assert (code, lines) == (1, [(str(tmp_path / "b.png"), missing)])
+    assert err.startswith("1 file and 1 annotation, 1 broken, ")
+    points = tmp_path / "points.txt"
+    points.write_text("a.png 1 2 3 4 9 9 20 20 f\n")
+    options = ["--box", "--classes", "sex", *ONE_WORKER]
+    assert run(capsys, points, *options)[:2] == (0, [])
+    points.write_text("a.png 1 2 3 4 9 9 20 20 f\na.png 1 2 3 4 9 9 x 20 f\n")
+    code, lines, _ = run(capsys, points, *options)
+    assert (code, len(lines)) == (1, 1)
+    assert lines[0][1].startswith("line 2: ")
+    code, _, err = run(capsys, tmp_path, "--box")
+    assert (code, err) == (1, "penstock: --box is for text lists.\n")
+
+
+def test_a_single_file_is_checked(tmp_path, capsys):
+    root = voc_folder(tmp_path / "set", "ab")
+    image, xml = root / "JPEGImages" / "a.png", root / "Annotations" / "a.xml"
+    for file, counted in ((image, "1 file, 0"), (xml, "1 file and 1 annotation, 0")):
+        code, lines, err = run(capsys, file, *ONE_WORKER)
+        assert (code, lines) == (0, [])
+        assert err.startswith(f"{counted} broken, ")
+    cut(image, 0.5)
+    for file in (image, xml):
+        code, lines, _ = run(capsys, file, *ONE_WORKER)
+        assert code == 1
+        assert [path for path, _ in lines] == [str(image)]
+    image.unlink()
+    code, lines, _ = run(capsys, xml, *ONE_WORKER)
+    assert (code, lines) == (
+        1,
+        [(str(image), f"is not there, and is annotated in {xml}")],
+    )
+
+
+@pytest.fixture
+def with_others(folder):
+    """Class folders with images of forms and names that are not read, and with other files."""
+    for name in ("class_0/b.avif", "class_0/a.AVIF", "class_1/c.gif", "class_2/x.avif"):
+        (folder / name).write_bytes(b"...")
+    write_image(folder / "class_1" / "good.webp")
+    (folder / "class_1" / "good.webp").rename(folder / "class_1" / "good.webp_large")
+    shutil.copy(folder / "class_0" / "00.jpg", folder / "class_2" / "no suffix")
+    for name in ("README.md", "labels.txt", "LICENSE", "Thumbs.db"):
+        (folder / name).write_bytes(b"no image")
+    (folder / "__MACOSX").mkdir()
+    (folder / "__MACOSX" / "._00.jpg").write_bytes(b"no image either")
+    return folder
+
+
+NOT_LOOKED_AT = (
+    "6 files were not looked at: 3 .avif (class_0/a.AVIF, class_0/b.avif, …), "
+    "1 .gif (class_1/c.gif), 1 .webp_large (class_1/good.webp_large), "
+    "1 without a suffix (class_2/no suffix)"
+)
+
+
+def test_files_that_are_passed_over_are_counted_and_named(with_others, capsys):
+    code, lines, err = run(capsys, with_others, *ONE_WORKER)
+    assert (code, lines) == (0, [])
+    summary, told = err.splitlines()
+    assert summary.startswith("12 files, 0 broken, ")
+    assert told == NOT_LOOKED_AT
+    assert main(["check", str(with_others), "--json", *ONE_WORKER]) == 0
+    named = json.loads(capsys.readouterr().out)["not_looked_at"]
+    assert [os.path.relpath(path, with_others) for path in named] == [
+        "class_0/a.AVIF",
+        "class_0/b.avif",
+        "class_1/c.gif",
+        "class_1/good.webp_large",
+        "class_2/no suffix",
+        "class_2/x.avif",
+    ]
+
+
+def test_pack_and_stats_say_what_they_pass_over(with_others, tmp_path, capsys):
+    pytest.importorskip("msgspec")
+    assert main(["stats", str(with_others), "--json"]) == 0
+    out, err = capsys.readouterr()
+    assert json.loads(out)["num_records"] == 12
+    assert NOT_LOOKED_AT in err.splitlines()
+    assert main(["pack", str(with_others), str(tmp_path / "packed"), "--workers", "0"]) == 0
+    assert NOT_LOOKED_AT in capsys.readouterr().err.splitlines()
+    assert main(["stats", str(tmp_path / "packed"), "--json"]) == 0
+    assert "not looked at" not in capsys.readouterr().err

@@ -12,7 +12,7 @@ import pytest
 
 import penstock
 from penstock.cli import main
-from penstock.cli.lines import without_password
+from penstock.secrets import without_password
 
 pytest.importorskip("rich")
 pytest.importorskip("cv2")
@@ -29,15 +29,31 @@ def test_the_package_can_be_run_as_a_module():
     assert (done.returncode, done.stdout) == (0, f"penstock {penstock.__version__}\n")
 
 
-@pytest.mark.parametrize("command", ["pack", "check", "stats", "view", "bench", "tune", "report"])
+COMMANDS = [
+    "pack", "convert", "split", "check", "stats", "view", "run", "bench", "tune", "report",
+    "doctor", "explain",
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("command", ["", *COMMANDS])
+def test_h_is_short_for_help(command, capsys):
+    assert main([command, "-h"] if command else ["-h"]) == 0
+    short = capsys.readouterr().out
+    assert main([command, "--help"] if command else ["--help"]) == 0
+    assert short == capsys.readouterr().out
+    assert "-h, --help" in short
+
+
+@pytest.mark.parametrize("command", COMMANDS)
 def test_help_is_wrapped_once_and_calls_a_flag_by_its_name(command, capsys, monkeypatch):
     monkeypatch.setenv("COLUMNS", "80")
     assert main([command, "--help"]) == 0
     out = capsys.readouterr().out
     assert "<bool>" not in out
+    assert not re.search(r"list\[|^  [A-Z]+\S* <", out, re.MULTILINE)
     assert max(map(len, out.splitlines())) <= 80
     # Ragged text has a line of a few words in the middle of a sentence.
-    text = out.partition("\n\n")[2].partition("Arguments:")[0]
+    text = re.split("Arguments:|Options:", out.partition("\n\n")[2])[0]
     lines = [line.strip() for line in text.splitlines()]
     short = [one for one, after in itertools.pairwise(lines) if one and after and len(one) < 50]
     assert short == []
@@ -51,9 +67,7 @@ def test_the_commands_are_grouped_and_each_is_told_in_a_line(capsys, monkeypatch
     titles = [line for line in after if line and not line.startswith(" ")]
     assert titles == ["Look at data:", "Look at speed:", "Find out what is wrong:"]
     names = [line.split()[0] for line in commands]
-    assert names == [
-        "pack", "convert", "check", "stats", "view", "bench", "tune", "report", "doctor", "explain",
-    ]  # fmt: skip
+    assert names == COMMANDS
     assert all(line.endswith(".") and not line.endswith("...") for line in commands)
 
 

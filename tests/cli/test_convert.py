@@ -44,7 +44,7 @@ def test_what_was_lost_and_written_is_told(photos, capsys):
     assert run("voc", "yolo", "--to", "yolo") == 0
     assert capsys.readouterr().out.splitlines() == [
         "difficult: 1 lost; yolo has no place for it",
-        "yolo: 1 images, 1 objects",
+        "yolo: 1 image, 1 object",
     ]
     assert Path("yolo/labels/train/1.txt").read_text() == "0 0.5 0.5 1.0 1.0\n"
 
@@ -60,7 +60,7 @@ def test_bad_boxes_are_told_and_may_be_left_out(photos, capsys):
     assert run("voc", "left", "--to", "yolo", "--bad-boxes", "drop") == 0
     told = capsys.readouterr().out.splitlines()
     assert told[0] == "bad boxes: 1 zero_area; 1 dropped (--bad-boxes)"
-    assert told[-1] == "left: 1 images, 1 objects"
+    assert told[-1] == "left: 1 image, 1 object"
     assert run("voc", "none", "--to", "yolo", "--bad-boxes", "raise") == 1
     assert "1 bad box(es)" in capsys.readouterr().err
 
@@ -86,7 +86,7 @@ def test_sources_of_several_forms_become_one_set(photos, capsys):
     options = ["--layout", "xyxy", "--box", "--classes", "sex", "--images", "link"]
     sources = ["voc", "landmarks:points.txt", "image-list:classes.txt"]
     assert run(*sources, "one", "--to", "voc", *options) == 0
-    assert capsys.readouterr().out == "one: 1 images, 1 objects, 2 of them told of twice\n"
+    assert capsys.readouterr().out == "one: 1 image, 1 object, 2 of them told of twice\n"
     (image,) = read_voc_folder("one")
     (found,) = image.objects
     assert (found.class_name, found.extra) == ("cat", {"sex": "f"})
@@ -121,7 +121,10 @@ def test_options_of_lists_are_those_of_the_list_that_is_written(photos, capsys):
         (["nothing", "x", "--to", "voc"], "nothing is not there"),
         (["voc", "points.txt", "--to", "imglab"], "is there already, and is not replaced"),
         (["voc", "voc/new", "--to", "voc"], "which is read: name another"),
-        (["landmarks:points.txt", "x", "--to", "voc", "--box"], "points.txt, line 1: it has"),
+        (
+            ["landmarks:points.txt", "x", "--to", "voc", "--box"],
+            "points.txt, line 1: behind 8 numbers it has",
+        ),
     ],
 )
 def test_what_is_wrong_is_one_line_and_nothing_is_written(photos, capsys, arguments, message):
@@ -150,7 +153,7 @@ def test_who_stops_it_finds_nothing_half_written(photos, capsys, monkeypatch, nu
 
 def test_names_that_would_change_a_terminal_are_escaped(photos, capsys):
     assert run("voc", "a\x1b[31m", "--to", "voc") == 0
-    assert capsys.readouterr().out == "a\\x1b[31m: 1 images, 1 objects\n"
+    assert capsys.readouterr().out == "a\\x1b[31m: 1 image, 1 object\n"
 
 
 def test_the_forms_are_those_of_the_library():

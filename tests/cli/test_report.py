@@ -55,7 +55,7 @@ def test_the_page_of_a_trace_lies_beside_it(trace, capsys):
     page = trace.with_suffix(".html")
     recording = read_trace(trace)
     lines = capsys.readouterr().out.splitlines()
-    assert lines == [str(recording.stats.verdict), f"{page}: 20 batches, failed samples: 1"]
+    assert lines == [str(recording.stats.verdict), f"{page}: 20 batches, bad samples: 1"]
     assert recording.stats.verdict.text.split(":")[0] in page.read_text()
 
 
@@ -82,7 +82,7 @@ def test_a_dataset_is_loaded_for_the_page(dataset, tmp_path, capsys):
     assert (tmp_path / "penstock-report.html").stat().st_size > 1e6
     failed = recording.stats.run.failed
     assert failed >= 1
-    assert f"penstock-report.html: 12 batches, failed samples: {failed}" in capsys.readouterr().out
+    assert f"penstock-report.html: 12 batches, bad samples: {failed}" in capsys.readouterr().out
 
 
 def test_workers_that_loaded_for_the_page_have_gone(dataset, tmp_path):
@@ -125,7 +125,7 @@ def test_json_that_is_no_trace_is_refused(tmp_path, capsys):
 def test_a_dataset_of_which_much_is_bad_has_a_page(dataset, tmp_path, capsys):
     (tmp_path / "squares_data.py").write_text(DATASET.replace("index == 13", "index % 2"))
     assert main(["report", dataset, *QUICK]) == 0
-    assert "failed samples: " in capsys.readouterr().out
+    assert "bad samples: " in capsys.readouterr().out
     assert (tmp_path / "penstock-report.html").exists()
 
 

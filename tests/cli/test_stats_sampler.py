@@ -246,6 +246,104 @@ class Silent(list):
 
 
 @pytest.fixture
+def faces(tmp_path):
+    """A VOC folder, XML beside photos, a list, an imglab file and a store of three poses."""
+    pytest.importorskip("cv2")
+    from penstock.stores import pack
+    from penstock.vision import VOCDetection
+
+    poses = ["frontal"] * 4 + ["left", "right"]
+    photo = "<size><width>8</width><height>8</height></size>"
+    (tmp_path / "voc/Annotations").mkdir(parents=True)
+    (tmp_path / "voc/JPEGImages").mkdir()
+    (tmp_path / "beside").mkdir()
+    lines, images = "", ""
+    for number, pose in enumerate(poses):
+        box = "<bndbox><xmin>1</xmin><ymin>1</ymin><xmax>4</xmax><ymax>4</ymax></bndbox>"
+        item = f"<object><name>face</name><pose>{pose}</pose>{box}</object>"
+        for place in ("voc/Annotations", "beside"):
+            (tmp_path / place / f"{number}.xml").write_text(
+                f"<annotation>{photo}{item}</annotation>"
+            )
+        for place in ("voc/JPEGImages", "beside"):
+            Image.new("RGB", (8, 8)).save(tmp_path / place / f"{number}.jpg")
+        lines += f"voc/JPEGImages/{number}.jpg 1 2 3 4 man {pose}\n"
+        images += f"<image file='voc/JPEGImages/{number}.jpg' width='8' height='8'>"
+        images += f"<box top='1' left='1' width='3' height='3' pose='{pose}'/></image>"
+    (tmp_path / "faces.txt").write_text(lines)
+    (tmp_path / "faces.xml").write_text(f"<dataset><images>{images}</images></dataset>")
+    pack(VOCDetection(tmp_path / "voc", attributes=["pose"]), f"lmdb:{tmp_path}/faces.lmdb")
+    return tmp_path
+
+
+@pytest.mark.parametrize(
+    "options",
+    ["voc", "beside", "faces.txt --classes gender,pose", "faces.xml", "faces.lmdb"],
+)
+def test_a_field_of_the_annotations_is_what_is_balanced(faces, monkeypatch, capsys, options):
+    monkeypatch.chdir(faces)
+    source, *others = options.split()
+    asked = [source, *others, "--column", "pose"]
+    found = balance_of(capsys, *asked, "--sampler", "balanced", "--exact")
+    assert found["column"] == "pose"
+    assert after(found) == {"frontal": 2, "left": 2, "right": 2}
+    assert found["balance"]["images"]["largest_to_smallest_before"] == 4
+    natural = balance_of(capsys, *asked)
+    assert natural["column"] == "pose"
+    assert {row["name"]: row["count"] for row in natural["classes"]} == {
+        "frontal": 4,
+        "left": 1,
+        "right": 1,
+    }
+    assert main(["stats", *asked, "--sampler", "natural"]) == 0
+    assert ", by pose, sampler: natural\n" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(("source", "options"), [("voc", ["--objects"]), ("faces.xml", [])])
+def test_what_pack_was_told_to_keep_is_a_field_of_the_store(
+    faces, monkeypatch, capsys, source, options
+):
+    monkeypatch.chdir(faces)
+    assert main(["pack", source, "kept.lmdb", *options, "--attributes", "pose"]) == 0
+    found = balance_of(capsys, "kept.lmdb", "--column", "pose", "--sampler", "balanced", "--exact")
+    assert after(found) == {"frontal": 2, "left": 2, "right": 2}
+    assert main(["pack", "faces.txt", "other.lmdb", "--classes", "a,b", "--attributes", "hat"]) == 1
+    said = "penstock: --attributes is for VOC and imglab; faces.txt has no 'hat'.\n"
+    assert capsys.readouterr().err.endswith(said)
+
+
+def test_one_object_of_each_image_says_its_class(module, capsys):
+    Path("balance_sets.py").write_text(DATASETS + MANY)
+    asked = [f"{module}:Many", "--sampler", "natural"]
+    assert after(balance_of(capsys, *asked, "--class-of", "first")) == {"cat": 3, "dog": 1}
+    assert after(balance_of(capsys, *asked, "--class-of", "rarest")) == {
+        "cat": 1,
+        "dog": 2,
+        "fox": 1,
+    }
+
+
+MANY = """
+class Many(Unreadable):
+    labels = [["cat", "dog"], ["dog", "cat"], ["cat"], ["cat", "dog", "fox"]]
+"""
+
+
+def test_a_field_that_is_not_there_is_refused_with_those_that_are(faces, capsys):
+    asked = ["--column", "poze", "--sampler", "natural"]
+    said = refusal_of(capsys, faces / "voc", *asked)
+    assert said == (
+        "penstock: no object has the attribute 'poze' (is 'pose' meant?); there are: 'pose'.\n"
+    )
+    said = refusal_of(capsys, faces / "faces.txt", "--classes", "gender,pose", *asked)
+    assert "penstock: there is no column 'poze'; there are 'name', 'gender', 'pose'. Make" in said
+    assert main(["pack", str(faces / "voc"), f"{faces}/plain.lmdb", "--objects"]) == 0
+    capsys.readouterr()
+    said = refusal_of(capsys, faces / "plain.lmdb", *asked)
+    assert "`penstock pack SRC DST --objects --attributes poze`" in said
+
+
+@pytest.fixture
 def module(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     Path("balance_sets.py").write_text(DATASETS)

@@ -6,6 +6,7 @@ from __future__ import annotations
 import json
 import re
 import signal
+import sys
 import time
 
 import numpy as np
@@ -117,6 +118,99 @@ def test_the_lines_to_paste_make_the_loader_that_was_measured(capsys):
     measured = loader.num_workers, loader.prefetch_factor, loader.persistent_workers
     assert measured == (1, 2, True)
     assert (loader.batch_size, loader.drop_last, loader.collate_fn) == (4, True, len)
+
+
+LOADERS = """
+import numpy as np
+import torch.utils.data
+from penstock import Loader
+from penstock.sampling import BatchSampler, ClassBalancedSampler, SequentialSampler
+from penstock.torch import DataLoader
+from numbers_to_tune import Numbers, pairs
+
+numbers = Numbers()
+torchs = torch.utils.data.DataLoader(
+    numbers, 8, shuffle=True, drop_last=True, num_workers=3, collate_fn=pairs
+)
+ours = DataLoader(
+    numbers, 4, sampler=ClassBalancedSampler(np.arange(64) % 2, seed=2), seed=3, timeout=60,
+    on_error="skip", progress="train", num_workers="auto", cpu_budget=1.0, device="cpu",
+)
+
+class Mine(DataLoader):
+    def __init__(self, config):
+        super().__init__(numbers, config["batch"])
+
+def of_batches():
+    return Loader(numbers, batch_sampler=BatchSampler(SequentialSampler(numbers), 4, False))
+
+def mine():
+    return Mine({"batch": 16})
+"""
+
+
+@pytest.fixture
+def loaders(tmp_path):
+    pytest.importorskip("torch")
+    (tmp_path / "loaders_to_tune.py").write_text(LOADERS)
+    yield
+    for name in ("loaders_to_tune", "numbers_to_tune"):
+        sys.modules.pop(name, None)
+
+
+OF_WORKERS = "num_workers=1, prefetch_factor=2, persistent_workers=True"
+
+
+@pytest.mark.parametrize(
+    ("name", "imported", "made"),
+    [
+        (
+            "torchs",
+            "from torch.utils.data import DataLoader",
+            "DataLoader(dataset, batch_size=8, shuffle=True, drop_last=True, collate_fn=pairs, "
+            f"{OF_WORKERS})",
+        ),
+        (
+            "ours",
+            "from penstock.torch import DataLoader",
+            "DataLoader(dataset, batch_size=4, sampler=sampler, timeout=60, seed=3, "
+            f'on_error="skip", progress="train", device="cpu", {OF_WORKERS})',
+        ),
+        (
+            "of_batches",
+            "from penstock import Loader",
+            f"Loader(dataset, batch_sampler=batch_sampler, {OF_WORKERS})",
+        ),
+        (
+            "mine",
+            "from penstock.torch import DataLoader",
+            f"DataLoader(dataset, batch_size=16, {OF_WORKERS})",
+        ),
+    ],
+)
+def test_a_loader_is_tuned_as_it_is_and_gets_its_own_line_back(
+    loaders, name, imported, made, capsys
+):
+    options = ["--workers", "1", "--prefetch", "2", "--batches", "2", "--rounds", "1"]
+    assert main(["tune", f"loaders_to_tune:{name}", *options]) == 0
+    assert capsys.readouterr().out.splitlines()[-2:] == [imported, made]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["tune", "loaders_to_tune:torchs", "--backend", "thread"], "SRC is torch's own"),
+        (
+            ["tune", "loaders_to_tune:torchs", "--collate", "loaders_to_tune:pairs"],
+            "which has a collate_fn",
+        ),
+        (["tune", "loaders_to_tune:of_batches", "--batch-size", "8"], "has a batch sampler"),
+        (["report", "loaders_to_tune:ours"], "is a loader: call its method `report`"),
+    ],
+)
+def test_what_a_loader_cannot_take_is_told(loaders, arguments, message, capsys):
+    assert main(arguments) == 1
+    assert message in capsys.readouterr().err
 
 
 def test_epochs_that_began_within_a_turn_are_told(tmp_path, capsys):

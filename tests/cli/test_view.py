@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import re
 import sys
 
 import numpy as np
@@ -167,6 +168,94 @@ def test_an_error_of_the_users_module_is_told_in_a_line_with_its_file(here, caps
     arguments = ["--transform", "viewed_cells:misspelt", "-o", "a.png"]
     assert main(["view", "viewed_cells:Cells", *arguments]) == 1
     assert f"viewed_cells.py, line {line}: KeyError: 'imge'\n" in capsys.readouterr().err
+
+
+LOADERS = """
+import numpy as np
+from penstock import Loader
+from penstock.vision import DetectionCollate, ImagePipeline
+from viewed_cells import Cells
+
+class Photos:
+    classes = ("cat", "dog")
+    def __init__(self):
+        self.transform = ImagePipeline.eval(32)
+    def __len__(self):
+        return 6
+    def __getitem__(self, index):
+        return self.transform(np.full((48, 48, 3), (200, 40 * index, 10), np.uint8)), index % 2
+
+class Vectors:
+    def __len__(self):
+        return 4
+    def __getitem__(self, index):
+        return {"x": np.zeros(10, np.float32), "label": index}
+
+photos = Loader(Photos(), 4)
+vectors = Loader(Vectors(), 4)
+nothing = Loader([], 4)
+number = 3
+
+def cells():
+    return Loader(Cells(), 2, shuffle=True, seed=3, num_workers=1, collate_fn=DetectionCollate())
+"""
+
+
+@pytest.fixture
+def loaders(here):
+    (here / "viewed_loaders.py").write_text(LOADERS)
+    yield here
+    sys.modules.pop("viewed_loaders", None)
+
+
+def sheet_of(folder, loader, *arguments):
+    path = folder / "sheet.png"
+    assert main(["view", "--loader", loader, "-o", str(path), *map(str, arguments)]) == 0
+    return cv2.imread(str(path))[..., ::-1]
+
+
+def test_a_loader_by_name_has_its_batches_drawn_as_the_model_gets_them(loaders, capsys):
+    arguments = "viewed_loaders:cells", "-n", 5, "--columns", 5, "--tile", 120
+    sheet = sheet_of(loaders, *arguments)
+    assert "sheet.png: 5 images, " in capsys.readouterr().out
+    assert has_colour(sheet, 0)
+    sys.path.insert(0, str(loaders))
+    try:
+        import viewed_loaders
+    finally:
+        sys.path.remove(str(loaders))
+    batches = [images for images, _ in viewed_loaders.cells()]
+    greys = [round(255 * float(image[0, 0, 0])) for images in batches for image in images][:5]
+    assert [int(sheet[8 + 70, 8 + n * 128 + 110, 0]) for n in range(5)] == greys
+    later = sheet_of(loaders, *arguments, "--epoch", 1)
+    assert not np.array_equal(sheet, later)
+
+
+def test_images_of_a_loader_are_shown_as_they_were_before_normalising(loaders):
+    sheet = sheet_of(loaders, "viewed_loaders:photos", "--columns", 6, "--tile", 64)
+    middles = sheet[8 + 32, 8 + 32 :: 72][:6].astype(int)
+    assert np.abs(middles - [[200, 40 * n, 10] for n in range(6)]).max() <= 1
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (
+            ["--loader", "viewed_loaders:vectors"],
+            r"batch\['x'\] has shape \(4, 10\) and dtype float32, batch\['label'\] has",
+        ),
+        (["--loader", "viewed_loaders:nothing"], "gives no batches"),
+        (["--loader", "viewed_loaders:number"], "of type int, which gives no batches"),
+        (["--loader", "viewed_loaders:photos", "--seed", "3"], "--seed is not for --loader"),
+        (["--loader", "viewed_loaders:photos", "--landmarks", "5"], "--landmarks is not for"),
+        (["--loader", "viewed_loaders:photos", "viewed_cells:Cells"], "one of the two"),
+        ([], "name SRC or --loader"),
+    ],
+)
+def test_what_is_wrong_with_a_loader_is_told(loaders, capsys, arguments, message):
+    assert main(["view", *arguments, "-o", "sheet.png"]) == 1
+    assert re.search(message, capsys.readouterr().err)
+    assert not (loaders / "sheet.png").exists()
 
 
 def test_an_image_folder_with_a_transform_of_images(here):

@@ -215,8 +215,8 @@ def test_what_cannot_be_had_on_several_processes_is_refused(told):
     assert first["split"].startswith("ValueError: To use a `DataLoader` in `split_batches` mode")
 
 
-def made(**arguments):
-    return DataLoader(Numbered(), batch_size=4, shuffle=True, seed=SEED, **arguments)
+def made(dataset=None, **arguments):
+    return DataLoader(dataset or Numbered(), batch_size=4, shuffle=True, seed=SEED, **arguments)
 
 
 def test_which_engine_runs(accelerator):
@@ -259,6 +259,31 @@ def test_a_state_taken_at_the_last_batch_is_that_of_the_next_epoch(accelerator):
     states = [prepared.state_dict() for _ in prepared]
     found = [(state["epoch"], state["batches"]) for state in states]
     assert found == [(0, 1), (0, 2), (0, 3), (0, 4), (0, 5), (1, 0)]
+
+
+class Interrupted(Numbered):
+    """Ctrl-C hits when a sample is read, once."""
+
+    hits_at = None
+
+    def __getitem__(self, index):
+        if len(self.read) == self.hits_at:
+            self.hits_at = None
+            raise KeyboardInterrupt
+        return super().__getitem__(index)
+
+
+@pytest.mark.parametrize("hits_at", range(0, LENGTH, 3))
+def test_the_state_after_ctrl_c_is_of_what_the_loop_has(accelerator, hits_at):
+    expected = [plain(batch) for batch in prepare(accelerator, made())]
+    dataset = Interrupted()
+    dataset.hits_at = hits_at
+    prepared, got = prepare(accelerator, made(dataset=dataset)), []
+    with pytest.raises(KeyboardInterrupt):
+        got.extend(map(plain, prepared))
+    resumed = prepare(accelerator, made())
+    resumed.load_state_dict(prepared.state_dict())
+    assert got + [plain(batch) for batch in resumed] == expected
 
 
 def test_set_epoch_chooses_the_order(accelerator):
@@ -440,3 +465,35 @@ def test_a_share_can_be_pickled_and_computes_orders_where_they_are_asked_for():
     again = pickle.loads(pickle.dumps(share))
     whole = list(batches)
     assert list(again)[:5] == whole[1:15:3]
+
+
+class Uncounted:
+    """A map-style dataset without a length."""
+
+    def __getitem__(self, index):
+        return torch.tensor(index)
+
+
+class UncountedStream(torch.utils.data.IterableDataset):
+    def __iter__(self):
+        return iter(torch.arange(5))
+
+
+@pytest.mark.parametrize(
+    ("dataset", "options", "expected"),
+    [
+        (Uncounted, {}, None),  # cannot be iterated, not by torch's loader either
+        (Uncounted, {"sampler": [3, 1, 2], "batch_size": 2}, [[3, 1], [2]]),
+        (UncountedStream, {"batch_size": 2}, [[0, 1], [2, 3], [4]]),
+    ],
+    ids=["default", "sampler", "stream"],
+)
+def test_what_accelerate_prepares_itself_has_a_state_before_it_runs_without_a_length(
+    accelerator, monkeypatch, dataset, options, expected
+):
+    monkeypatch.setattr("accelerate.data_loader.DataLoader", DataLoader)  # as a program's import
+    first, second = (accelerator.prepare(DataLoader(dataset(), **options)) for _ in range(2))
+    assert isinstance(first.base_dataloader, DataLoader)
+    second.load_state_dict(json.loads(json.dumps(first.state_dict())))
+    if expected is not None:
+        assert [batch.tolist() for batch in second] == expected

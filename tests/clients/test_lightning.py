@@ -4,6 +4,8 @@
 from __future__ import annotations
 
 import inspect
+import threading
+from multiprocessing.context import SpawnContext
 from pathlib import Path
 
 import lightning
@@ -140,6 +142,10 @@ def init_worker(worker_id):
     pass
 
 
+class Threads(SpawnContext):
+    Process = threading.Thread
+
+
 WORKERS = {"num_workers": 2}
 ARGUMENTS = {
     "dataset": {},
@@ -155,6 +161,7 @@ ARGUMENTS = {
     "timeout": {"timeout": 5.0, **WORKERS},
     "worker_init_fn": {"worker_init_fn": init_worker},
     "multiprocessing_context": {"multiprocessing_context": "spawn", **WORKERS},
+    "multiprocessing_context, of threads": {"multiprocessing_context": Threads(), **WORKERS},
     "generator": {"generator": torch.Generator()},
     "prefetch_factor": {"prefetch_factor": 3, **WORKERS},
     "persistent_workers": {"persistent_workers": True, **WORKERS},
@@ -221,6 +228,43 @@ class Passing(penstock.torch.DataLoader):
 
     def __init__(self, *args, **kwargs):
         super().__init__(*args, **kwargs)
+
+
+class Collecting(penstock.torch.DataLoader):
+    """Has an argument of its own, and a default that is not torch's."""
+
+    def __init__(self, parts, *args, batch_size=10, **kwargs):
+        super().__init__([item for part in parts for item in part], *args, batch_size, **kwargs)
+
+
+@pytest.mark.parametrize(
+    ("kind", "args", "kwargs", "names", "defaults"),
+    [
+        (Passing, ([1, 2], 2, True), {"seed": 3}, (), {}),
+        (Collecting, ([[1], [2]],), {"on_error": "skip"}, ("parts",), {"batch_size": 10}),
+        (Collecting, ([[1], [2]],), {"batch_size": 1}, ("parts",), {}),
+    ],
+)
+@pytest.mark.parametrize("is_replaced", [False, True], ids=["torch's", "ours"])
+def test_the_record_of_a_subclasss_arguments_is_what_it_was_given(
+    kind, args, kwargs, names, defaults, is_replaced
+):
+    module = penstock.torch if is_replaced else torch.utils.data
+    with fabric_data._replace_dunder_methods(module.DataLoader, "dataset"):
+        loader = kind(*args, **kwargs)
+    assert getattr(loader, "__pl_saved_args") == args
+    assert getattr(loader, "__pl_saved_kwargs") == kwargs
+    assert getattr(loader, "__pl_saved_arg_names") == names
+    assert getattr(loader, "__pl_saved_default_kwargs") == defaults
+
+
+def test_a_subclass_that_passes_keywords_on_names_ours_where_it_takes_them():
+    loader = Passing([1, 2])
+    for asked in (Passing, loader.__init__):
+        parameters = inspect.signature(asked).parameters
+        assert parameters.keys() == {"args", "kwargs", *OURS}
+        assert parameters["on_error"].default == "raise"
+    assert list(inspect.signature(Passing.__init__).parameters) == ["self", "args", "kwargs"]
 
 
 OURS = inspect.signature(penstock.torch.DataLoader).parameters.keys() - (

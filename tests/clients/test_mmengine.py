@@ -188,6 +188,8 @@ def as_mmengine_has_it(settings):
     return {**settings, "runner_type": "Runner", "custom_hooks": [], "train_dataloader": train}
 
 
+# mmengine seeds each worker alike in every epoch, which is what the warning says.
+@pytest.mark.filterwarnings("ignore:worker_init_fn partial leaves:UserWarning")
 @pytest.mark.parametrize(("by_epoch", "num_workers"), [(True, 0), (True, 2), (False, 0)])
 def test_without_a_seed_the_batches_are_those_of_mmengines_own_loader(
     tmp_path, by_epoch, num_workers

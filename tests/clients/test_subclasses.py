@@ -346,15 +346,11 @@ def test_a_loader_is_copied_after_an_epoch(kind):
 
 
 @pytest.mark.parametrize("kind", ["pickled", "copied deeply"])
-@pytest.mark.parametrize(
-    ("base", "error"),
-    list(zip(BASES, [NotImplementedError, TypeError], strict=True)),
-    ids=["torch", "penstock"],
-)
-def test_persistent_workers_cannot_be_copied_and_say_so(kind, base, error):
+@pytest.mark.parametrize("base", BASES, ids=["torch", "penstock"])
+def test_persistent_workers_cannot_be_copied_and_say_so(kind, base):
     loader = base(range(6), num_workers=1, persistent_workers=True)
     list(loader)
-    with pytest.raises(error, match="cannot be pickled"):
+    with pytest.raises(NotImplementedError, match="cannot be pickled"):
         COPIES[kind](loader)
     assert [int(i) for i in loader] == list(range(6))  # and go on
     loader._iterator._shutdown_workers()

@@ -54,6 +54,14 @@ _photos("photos", "cat", "dog")
 _photos("photos/train", "cat", "dog")
 shutil.move("photos/train", "train")
 _voc("BCCD")
+Path("train.py").write_text(
+    "import sys\\n"
+    "from torch.utils.data import DataLoader\\n"
+    "from penstock.vision import ImageFolder, ImagePipeline\\n"
+    "photos = ImageFolder(sys.argv[1], transform=ImagePipeline.eval(32))\\n"
+    "for batch in DataLoader(photos, batch_size=4):\\n"
+    "    pass\\n"
+)
 """
 )
 
@@ -119,6 +127,7 @@ TESTED_BY = {
     "docs/guide/distributed.md": "tests/distributed/test_distributed_page.py",
     "docs/guide/huggingface-datasets.md": "tests/clients/test_huggingface_page.py",
     "docs/guide/imbalance.md": "tests/sampling/test_imbalance_page.py",
+    "docs/guide/imbalanced-annotations.md": "tests/sampling/test_imbalanced_annotations_page.py",
     "docs/guide/jax.md": "tests/clients/test_jax_page.py",
     "docs/guide/labels.md": "tests/test_labels_page.py",
     "docs/guide/lightning.md": "tests/clients/test_lightning_page.py",

@@ -117,6 +117,12 @@ class HoldsAFile:
         return index
 
 
+def send_a_lambda_without_cloudpickle():
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setitem(sys.modules, "cloudpickle", None)
+        load(range(8), collate_fn=lambda batch: batch, multiprocessing_context="spawn")
+
+
 def load_a_file():
     dataset = HoldsAFile()
     with dataset.file:
@@ -166,6 +172,17 @@ def load_while_running():
     batches = iter(loader)
     next(batches)
     loader.load_state_dict(loader.state_dict())
+
+
+def load_what_was_edited():
+    loader = Loader(np.arange(64), 4)
+    loader.load_state_dict({**loader.state_dict(), "batches": 5, "samples": 8})
+
+
+def end_an_epoch():
+    from penstock.torch import DataLoader
+
+    list(DataLoader(Photos(lambda: next(iter([]))), 4))
 
 
 def load_something_else():
@@ -393,14 +410,19 @@ PROGRAMS = {
         load_photos(be_bad, at=None, num_workers=0, on_error="replace"),
     ],
     "UnpicklableError": [
-        lambda: load(range(8), collate_fn=lambda batch: batch, multiprocessing_context="spawn"),
+        send_a_lambda_without_cloudpickle,
         load_a_file,
     ],
     "ConfigError": [
         lambda: Loader(range(4), prefetch_factor=4),
         lambda: Loader(range(4), sampler=[1, 2], shuffle=True),
     ],
-    "StateError": [load_another_batch_size, load_while_running, load_something_else],
+    "StateError": [
+        load_another_batch_size,
+        load_while_running,
+        load_something_else,
+        load_what_was_edited,
+    ],
     "StoreError": [open_what_is_not_there, read_a_damaged_record],
     "StoreUnreachable": [ask_a_server_that_is_not_there],
     "TransportError": [make_large_batches_under_a_small_limit, run_out_of_files],
@@ -410,6 +432,7 @@ PROGRAMS = {
     "Workers began with the same sample": [lambda: load(Stream())],
     "Batches need more memory than is left": [weigh_large_batches],
     "Bad samples were left out": [load_photos(be_bad, on_error="skip")],
+    "A sample ended the epoch": [end_an_epoch],
     "A batch is slow": [
         load_photos(dawdle, at=None, batch_size=64, timeout=1, on_error="replace"),
     ],

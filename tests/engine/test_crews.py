@@ -10,6 +10,7 @@ import multiprocessing
 import os
 import signal
 import time
+import weakref
 
 import numpy as np
 import pytest
@@ -25,6 +26,7 @@ from penstock.engine.delivery import Stream
 from penstock.engine.epoch import Epoch
 from penstock.engine.plan import Plan, Recipe
 from penstock.insight.monitor import AutoWorkers
+from penstock.schedule import EpochIterator
 from penstock.torch import DataLoader
 
 CREWS = st.dictionaries(
@@ -323,10 +325,11 @@ def test_what_stands_between_batches_is_the_trainers_and_a_failed_batch_is_not()
             pass
 
     recipe = Recipe(Fails(6), False, is_batched=True)
-    stream = Stream(Plan(recipe, 0), Epoch(0, iter([[k] for k in range(6)])), None, Observer())
+    epoch = Epoch(0, iter([[k] for k in range(6)]))
+    batches = EpochIterator(Stream(Plan(recipe, 0), epoch, None, Observer()))
     while True:
         try:
-            next(stream)
+            next(batches)
         except KeyError:
             continue
         except StopIteration:
@@ -338,3 +341,30 @@ def test_what_stands_between_batches_is_the_trainers_and_a_failed_batch_is_not()
     given = [record.given_ns for record in records]
     # The trainer's own code begins anew where a failed batch was told, not at the batch before it.
     assert all(begun > before for (begun, _), before in zip(spans, given, strict=True))
+
+
+def test_a_sampler_that_raises_as_the_crew_grows_keeps_no_stream_that_is_left():
+    class Observer:
+        def batch_given(self, record, epoch):
+            return Crew(1, 4)
+
+        def epoch_left(self, epoch):
+            pass
+
+    def indices():
+        yield from ([0], [1], [2])
+        raise KeyError("the sampler")
+
+    plan = Plan(
+        Recipe(np.arange(6), False, is_batched=True), 0, 1, prefetch_factor=2, backend="thread"
+    )
+    batches = EpochIterator(Stream(plan, Epoch(0, indices()), None, Observer()))
+    next(batches)
+    stream = weakref.ref(batches._stream)
+    assert stream()._overdue is not None
+    gc.disable()  # a cycle would keep the workers until a collection
+    try:
+        del batches
+        assert stream() is None
+    finally:
+        gc.enable()

@@ -17,6 +17,7 @@ from penstock.engine.fault_log import FaultLog
 from penstock.engine.plan import Plan, Recipe
 from penstock.errors import WorkerDied
 from penstock.faults import policy_of
+from penstock.schedule import EpochIterator
 
 NUM_STEPS = 12
 CREWS = [(0, "process"), (2, "process"), (2, "thread")]
@@ -71,29 +72,37 @@ def epoch_of(indices, number=0):
     return Epoch(number, iter([[index] for index in indices]))
 
 
-def stream_of(handover, crew=(2, "process"), indices=range(NUM_STEPS), policy="raise", **options):
+def batches_of(handover, crew=(2, "process"), indices=range(NUM_STEPS), policy="raise", **options):
     num_workers, backend = crew
     recipe = Recipe(Rows(), is_iterable=False, is_batched=True, faults=policy_of(policy))
     plan = Plan(recipe, 0, num_workers=num_workers, backend=backend, **options)
     faults = FaultLog(recipe.faults, recipe.dataset)
-    return Stream(plan, epoch_of(indices), faults, None, handover)
+    return EpochIterator(Stream(plan, epoch_of(indices), faults, None, handover))
 
 
-def when_ready(stream):
+def look_until(stream, *steps):
+    """Let the stream understand what has arrived, until these steps have."""
+    while not {*steps} <= stream._order._done.keys():
+        for event in stream.backend.events(None):
+            stream._handle(event)
+
+
+def when_ready(batches):
     """Take a batch, when the one after it has arrived as well."""
-    step = stream.epoch.progress.num_steps
+    stream = batches._stream
+    step = stream.epoch.progress.given.num_steps
     order = stream._order
     while order.num_pending > 1 and not {step, step + 1} <= order._done.keys():
         for event in stream.backend.events(None):
             stream._handle(event)
-    return next(stream)
+    return next(batches)
 
 
 @pytest.mark.parametrize("crew", CREWS)
 @pytest.mark.parametrize("begins_ahead", [True, False])
 def test_each_batch_is_begun_and_finished_once_in_order_and_named(crew, begins_ahead):
     handover = Recorded(begins_ahead=begins_ahead)
-    given = list(stream_of(handover, crew))
+    given = list(batches_of(handover, crew))
     assert [int(batch[0]) for batch, _ in given] == list(range(NUM_STEPS))
     assert [where for _, where in given] == [f"epoch 0, step {k}" for k in range(NUM_STEPS)]
     for kind in ("begin", "finish"):
@@ -104,26 +113,24 @@ def test_each_batch_is_begun_and_finished_once_in_order_and_named(crew, begins_a
 @pytest.mark.parametrize("crew", CREWS[1:])
 def test_the_next_batch_is_begun_before_this_one_is_given_if_it_is_there(crew):
     handover = Recorded()
-    stream = stream_of(handover, crew, prefetch_factor=8)
+    batches = batches_of(handover, crew, prefetch_factor=8)
     for step in range(NUM_STEPS - 1):
-        while not {step, step + 1} <= stream._order._done.keys():
-            for event in stream.backend.events(None):
-                stream._handle(event)
-        next(stream)
+        look_until(batches._stream, step, step + 1)
+        next(batches)
         assert handover.calls[-2:] == [("begin", step + 1), ("finish", step)]
-    next(stream)
+    next(batches)
     assert handover.calls[-1] == ("finish", NUM_STEPS - 1)
-    stream.close()
+    batches.close()
 
 
 @pytest.mark.parametrize("crew", CREWS)
 def test_what_fails_on_the_way_is_raised_in_its_own_turn_and_the_others_come(crew):
     handover = Recorded(refused=(3, 4))
-    stream = stream_of(handover, crew)
+    batches = batches_of(handover, crew)
     seen = []
     while True:
         try:
-            seen.append(int(next(stream)[0][0]))
+            seen.append(int(next(batches)[0][0]))
         except MemoryError as error:
             seen.append(str(error))
         except StopIteration:
@@ -135,74 +142,74 @@ def test_what_fails_on_the_way_is_raised_in_its_own_turn_and_the_others_come(cre
 @pytest.mark.parametrize("crew", CREWS)
 def test_a_sample_that_raises_is_raised_in_its_own_turn(crew):
     handover = Recorded()
-    stream = stream_of(handover, crew, indices=[0, 1, -1, 3])
-    assert [int(when_ready(stream)[0][0]) for _ in range(2)] == [0, 1]
+    batches = batches_of(handover, crew, indices=[0, 1, -1, 3])
+    assert [int(when_ready(batches)[0][0]) for _ in range(2)] == [0, 1]
     with pytest.raises(ValueError, match="a bad sample"):
-        next(stream)
-    assert int(next(stream)[0][0]) == 3
-    stream.close()
+        next(batches)
+    assert int(next(batches)[0][0]) == 3
+    batches.close()
 
 
 @pytest.mark.parametrize("crew", CREWS)
 def test_a_batch_of_which_nothing_is_left_is_not_handed_over(crew):
     handover = Recorded()
     with pytest.warns(UserWarning, match="left out"):
-        given = list(stream_of(handover, crew, indices=[0, -1, 2], policy="skip"))
+        given = list(batches_of(handover, crew, indices=[0, -1, 2], policy="skip"))
     assert [int(batch[0]) for batch, _ in given] == [0, 2]
     assert ("begin", -1) not in handover.calls
 
 
 @pytest.mark.parametrize("crew", CREWS)
 def test_what_was_begun_ahead_does_not_count_as_given(crew):
-    stream = stream_of(Recorded(), crew, prefetch_factor=4)
+    batches = batches_of(Recorded(), crew, prefetch_factor=4)
     for step in range(5):
-        when_ready(stream)
-        assert stream.epoch.progress.num_steps == step + 1
-    stream.close()
+        when_ready(batches)
+        assert batches.epoch.progress.given.num_steps == step + 1
+    batches.close()
 
 
 def test_a_worker_that_dies_takes_no_batch_that_is_there_with_it():
     handover = Recorded()
-    stream = stream_of(handover, (1, "process"), indices=[0, 1, -2], prefetch_factor=3)
-    assert [int(next(stream)[0][0]) for _ in range(2)] == [0, 1]
+    batches = batches_of(handover, (1, "process"), indices=[0, 1, -2], prefetch_factor=3)
+    assert [int(next(batches)[0][0]) for _ in range(2)] == [0, 1]
     with pytest.raises(WorkerDied):
-        next(stream)
+        next(batches)
     assert handover.num_closed == 1
 
 
 def test_what_fails_while_looking_ahead_is_raised_after_the_batch(monkeypatch):
-    stream = stream_of(Recorded(), (1, "process"), prefetch_factor=1)
-    events = stream.backend.events
+    batches = batches_of(Recorded(), (1, "process"), prefetch_factor=1)
+    events = batches._stream.backend.events
 
     def fail_when_nobody_waits(timeout_s):
         if timeout_s == 0.0:
             raise OSError("the channel broke")
         return events(timeout_s)
 
-    monkeypatch.setattr(stream.backend, "events", fail_when_nobody_waits)
-    assert int(next(stream)[0][0]) == 0
+    monkeypatch.setattr(batches._stream.backend, "events", fail_when_nobody_waits)
+    assert int(next(batches)[0][0]) == 0
     with pytest.raises(OSError, match="the channel broke"):
-        next(stream)
+        next(batches)
     with pytest.raises(StopIteration):
-        next(stream)
+        next(batches)
 
 
 @pytest.mark.parametrize("crew", CREWS)
 def test_batches_out_of_order_are_handed_over_too(crew):
-    given = list(stream_of(Recorded(), crew, in_order=False))
+    given = list(batches_of(Recorded(), crew, in_order=False))
     assert sorted(int(batch[0]) for batch, _ in given) == list(range(NUM_STEPS))
 
 
 @pytest.mark.parametrize("crew", CREWS[1:])
 def test_a_kept_crew_goes_on_in_the_next_epoch_and_what_was_begun_is_dropped(crew):
     handover = Recorded()
-    stream = stream_of(handover, crew, keep_workers=True)
-    when_ready(stream)
-    stream.begin_epoch(epoch_of([7, 8, 9], number=1))
-    given = list(stream)
+    batches = batches_of(handover, crew, keep_workers=True)
+    when_ready(batches)
+    batches._stream.begin_epoch(epoch_of([7, 8, 9], number=1))
+    given = list(EpochIterator(batches._stream))
     assert [int(batch[0]) for batch, _ in given] == [7, 8, 9]
     assert given[0][1] == "epoch 1, step 0"
-    stream.close()
+    batches.close()
 
 
 def test_a_batch_that_was_begun_is_let_go_of_when_the_stream_is_left():
@@ -216,10 +223,10 @@ def test_a_batch_that_was_begun_is_let_go_of_when_the_stream_is_left():
 
     gc.disable()
     try:
-        stream = stream_of(Held(), (2, "thread"), prefetch_factor=4)
-        when_ready(stream)
-        stream.close()
-        del stream
+        batches = batches_of(Held(), (2, "thread"), prefetch_factor=4)
+        when_ready(batches)
+        batches.close()
+        del batches
         assert dead
         assert all(ref() is None for ref in dead)
     finally:
@@ -236,42 +243,40 @@ class Interrupted(Recorded):
 
 
 def test_ctrl_c_while_a_batch_is_begun_ahead_closes_the_stream_and_counts_nothing():
-    stream = stream_of(Interrupted(), (2, "process"), prefetch_factor=4)
-    while not {0, 1} <= stream._order._done.keys():
-        for event in stream.backend.events(None):
-            stream._handle(event)
+    batches = batches_of(Interrupted(), (2, "process"), prefetch_factor=4)
+    look_until(batches._stream, 0, 1)
     with pytest.raises(KeyboardInterrupt):
-        next(stream)
-    assert stream.epoch.progress.num_steps == 0
+        next(batches)
+    assert batches.epoch.progress.given.num_steps == 0
     with pytest.raises(StopIteration):
-        next(stream)
+        next(batches)
 
 
 def test_what_failed_while_looking_ahead_does_not_reach_the_next_epoch(monkeypatch):
-    stream = stream_of(Recorded(), (1, "process"), prefetch_factor=1, keep_workers=True)
-    events = stream.backend.events
+    batches = batches_of(Recorded(), (1, "process"), prefetch_factor=1, keep_workers=True)
+    events = batches._stream.backend.events
 
     def fail_when_nobody_waits(timeout_s):
         if timeout_s == 0.0:
             raise OSError("the channel broke")
         return events(timeout_s)
 
-    monkeypatch.setattr(stream.backend, "events", fail_when_nobody_waits)
-    next(stream)
-    stream.begin_epoch(epoch_of([5, 6], number=1))
-    assert [int(batch[0]) for batch, _ in stream] == [5, 6]
-    stream.close()
+    monkeypatch.setattr(batches._stream.backend, "events", fail_when_nobody_waits)
+    next(batches)
+    batches._stream.begin_epoch(epoch_of([5, 6], number=1))
+    assert [int(batch[0]) for batch, _ in EpochIterator(batches._stream)] == [5, 6]
+    batches.close()
 
 
 def test_an_error_that_waits_for_its_turn_keeps_no_workers_alive():
     gc.disable()
     try:
-        stream = stream_of(Recorded(refused=(1,)), (1, "process"), prefetch_factor=4)
-        when_ready(stream)
-        while stream._begun is None:
-            when_ready(stream)
-        ref = weakref.ref(stream)
-        del stream
+        batches = batches_of(Recorded(refused=(1,)), (1, "process"), prefetch_factor=4)
+        when_ready(batches)
+        while batches._stream._begun is None:
+            when_ready(batches)
+        ref = weakref.ref(batches._stream)
+        del batches
         assert ref() is None
     finally:
         gc.enable()

@@ -152,7 +152,8 @@ def test_a_wrong_folder_is_told_in_a_line(tmp_path, is_there):
 
 def test_a_folder_without_landmarks_is_refused_with_the_call_that_adds_them(example, converted):
     photos = converted[0].parent / "photos"
-    with pytest.raises(ValueError, match=r"have 0 landmarks, and 68 are .*convert .*--box"):
+    refusal = r"have 0 landmarks, and 68 are .*convert .*--box"
+    with pytest.warns(UserWarning, match="'pose'"), pytest.raises(ValueError, match=refusal):
         example["data"].Faces(photos, "train", augment=False)
 
 

@@ -112,6 +112,24 @@ def lossless_jpeg(pixels, adobe=None):
     return b"\xff\xd8" + segments + data + b"\xff\xd9"
 
 
+def with_gain_map(primary, gain_map, between=b""):
+    """Return a JPEG file as Ultra HDR is: an image, and behind its end a second one.
+
+    Reference:
+        CIPA DC-007, the multi-picture format: an index in APP2 says where each image lies.
+    """
+    xmp = b"http://ns.adobe.com/xap/1.0/\0" + b'<rdf:Description hdrgm:Version="1.0"/>'
+    head = primary[:2] + segment(0xE1, xmp)
+    entries = ((0xB000, 7, 4, b"0100"), (0xB001, 4, 1, b"\2\0\0\0"), (0xB002, 7, 32, b"\x32\0\0\0"))
+    index = b"MPF\0II*\0" + struct.pack("<IH", 8, len(entries))
+    index += b"".join(struct.pack("<HHI", *entry[:3]) + entry[3] for entry in entries) + bytes(4)
+    first_bytes = len(head) + 4 + len(index) + 32 + len(primary) - 2
+    place = first_bytes + len(between) - (len(head) + 8)  # counted from "II"
+    index += struct.pack("<IIIHH", 0x030000, first_bytes, 0, 0, 0)
+    index += struct.pack("<IIIHH", 0, len(gain_map), place, 0, 0)
+    return head + segment(0xE2, index) + primary[2:] + between + gain_map
+
+
 def with_frame(jpeg, *, height=None, width=None, precision=None, marker=None, sampling=None):
     """Return a JPEG file with another frame header over the same data."""
     data = bytearray(jpeg)

@@ -20,6 +20,7 @@ from tests.images.making import (  # noqa: E402
     picture,
     png_file,
     saved,
+    with_gain_map,
 )
 
 from penstock.images import (  # noqa: E402
@@ -29,6 +30,7 @@ from penstock.images import (  # noqa: E402
     repair_image,
     repair_jpeg,
     repair_png,
+    without_orientation,
 )
 
 HEIGHT, WIDTH = 60, 80
@@ -138,6 +140,44 @@ def test_what_is_whole_needs_no_repair(name):
 )  # fmt: skip
 def test_what_cannot_be_repaired_is_left_alone(data):
     assert repair_image(data) is None
+
+
+GAIN_MAP = saved(picture(30, 40), "JPEG")
+
+
+@pytest.mark.parametrize("between", [b"", bytes(7), b"\xff\xff"], ids=["next", "zeros", "padding"])
+@pytest.mark.parametrize(
+    "primary",
+    [
+        saved(NOISE, "JPEG"),
+        saved(NOISE, "JPEG", progressive=True),
+        saved(NOISE, "JPEG", restart_marker_rows=1),
+        oriented("JPEG", 6, NOISE),
+    ],
+    ids=["baseline", "progressive", "restarts", "turned"],
+)
+def test_a_whole_image_with_a_second_one_behind_it_stays_as_it_is(primary, between):
+    """Ultra HDR: the gain map may be whole, or cut off at any place."""
+    data = with_gain_map(primary, GAIN_MAP, between)
+    expected = decode_image(primary)
+    check_image(data)
+    stored = decode_image(primary, orientation="stored")
+    assert np.array_equal(decode_image(without_orientation(data)), stored)
+    for cut in (data, data[:-2], data[: -len(GAIN_MAP) // 2], data[: -len(GAIN_MAP) + 3]):
+        assert repair_image(cut) is None
+        for strict in (True, False):
+            assert np.array_equal(decode_image(cut, strict=strict), expected)
+
+
+def test_the_end_of_a_second_image_is_not_taken_for_that_of_the_first():
+    data = with_gain_map(saved(NOISE, "JPEG"), GAIN_MAP)
+    first_bytes = len(data) - len(GAIN_MAP)
+    cut = data[: first_bytes - 600]
+    repaired = repair_image(cut + GAIN_MAP)
+    assert repaired == cut + b"\xff\xd9" + GAIN_MAP
+    assert np.array_equal(
+        decode_image(repaired, strict=False), decode_image(repair_image(cut), strict=False)
+    )
 
 
 def test_a_jpeg_with_an_end_within_its_preview_is_repaired_all_the_same():

@@ -13,9 +13,15 @@ import termios
 import textwrap
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
 
 ROOT = Path(__file__).parents[2]
+IMPORTS_FROM = os.pathsep.join([str(ROOT), str(ROOT / "src")])
 PIECE = re.compile(r"\x1b\[(?P<number>\d*)(?P<what>[A-Z])|\x1b\[[\d;]*m|(?P<text>.)", re.DOTALL)
+DEBUGGER_WAITS = b"(Pdb) "
 WAITS_FOR_CTRL_C = b"\x1b[0;0m"  # says nothing to a terminal
 
 # What a program of these tests begins with: `batch(n)` is the record of batch n, of 32 samples. It
@@ -76,17 +82,25 @@ def screen(written: str) -> list[str]:
     return rows if rows[-1] else rows[:-1]
 
 
-def run(program: str, *, press_ctrl_c: bool = False, stdout=None, **environment: str) -> Run:
+def run(
+    program: str,
+    *,
+    press_ctrl_c: bool = False,
+    to_debugger: Sequence[str] = (),
+    stdout=None,
+    **environment: str,
+) -> Run:
     """Run a program whose stderr, and stdout if nothing else is said, is a terminal of 120 columns.
 
     Args:
         program: Python, after `PRELUDE`.
         press_ctrl_c: Do so as soon as the program waits for it.
+        to_debugger: Lines to type, each at a prompt of pdb.
         stdout: As `subprocess.Popen` has it.
         environment: More variables; an empty one is taken away.
     """
     ours, theirs = pty.openpty()
-    settings = {"TERM": "xterm-256color", "COLUMNS": "120", "PYTHONPATH": str(ROOT), "CI": ""}
+    settings = {"TERM": "xterm-256color", "COLUMNS": "120", "PYTHONPATH": IMPORTS_FROM, "CI": ""}
     variables = {k: v for k, v in {**os.environ, **settings, **environment}.items() if v}
     command = [sys.executable, "-c", PRELUDE + textwrap.dedent(program)]
     process = subprocess.Popen(
@@ -94,12 +108,14 @@ def run(program: str, *, press_ctrl_c: bool = False, stdout=None, **environment:
         env=variables, start_new_session=True, preexec_fn=_control_the_terminal,
     )  # fmt: skip
     os.close(theirs)
-    written = b""
+    written, commands = b"", list(to_debugger)
     while piece := _read(ours):
         written += piece
         if press_ctrl_c and WAITS_FOR_CTRL_C in written:
             os.write(ours, b"\x03")
             press_ctrl_c = False
+        if commands and written.count(DEBUGGER_WAITS) > len(to_debugger) - len(commands):
+            os.write(ours, f"{commands.pop(0)}\n".encode())
     os.close(ours)
     return Run(written.decode(), process.wait(30))
 

@@ -10,9 +10,9 @@ import subprocess
 import sys
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
-from tests.insight.screen import PRELUDE, ROOT, run, screen
+from tests.insight.screen import DEBUGGER_WAITS, IMPORTS_FROM, PRELUDE, run, screen
 
 from penstock.imports import install_command
 from penstock.insight.terminal import LiveLines
@@ -27,7 +27,7 @@ else:
         bar.advance(batch(n), n // 3)
     bar.end()
 """
-LAST_LINE = "train epoch 3 {bar} 8/8  137 samples/s  53 % waiting  7 failed  in 0:00:02"
+LAST_LINE = "train epoch 3 {bar} 8/8  137 samples/s  53 % waiting  7 bad  in 0:00:02"
 
 
 def without_bar(line):
@@ -129,6 +129,46 @@ def test_half_a_line_keeps_it_away_for_two_seconds():
     question, bar = got.lines
     assert question == "Continue? # 20 shown"
     assert bar.startswith("epoch 0 41 ")
+
+
+def test_prompts_of_a_debugger_have_lines_of_their_own():
+    commands = ["p n", "n", "n", "p bar.advance(batch(4), 0)", "c", "c"]
+    got = run(
+        """
+        bar = open_progress()
+        def train():
+            for n in range(8):
+                bar.advance(batch(n), 0)
+                if n in (3, 5):
+                    breakpoint()
+                print("batch", n)
+        bar.begin(0, 8)
+        train()
+        bar.end()
+        """,
+        to_debugger=commands,
+    )
+    assert got.returncode == 0, got.written
+    prompts = [line for line in got.lines if DEBUGGER_WAITS.decode() in line]
+    assert prompts == [f"(Pdb) {command}" for command in commands]
+    assert [line for line in got.lines if line.startswith("batch")] == [
+        f"batch {n}" for n in range(8)
+    ]
+    assert without_bar(got.lines[-1]).startswith("epoch 0 {bar} 9/8 ")
+    assert " 8/8 " in got.written  # once the program goes on, it is there again
+    assert sum("epoch 0" in line for line in got.lines) == 1
+
+
+def test_what_is_printed_brings_the_count_up_to_date():
+    got = run("""
+        bar = open_progress()
+        bar.begin(0, 100)
+        for n in range(7):  # all within the tenth of a second of one drawing
+            bar.advance(batch(n)._replace(given_ns=10**9 + n), 0)
+        print("left the loop, and keeps the iterator")
+        os._exit(0)
+    """)
+    assert " 7/100" in got.lines[-1]
 
 
 def test_ctrl_c_in_the_loop_leaves_the_terminal_as_it_was():
@@ -298,7 +338,7 @@ def test_rank_0_shows_it():
 
 def test_nothing_is_written_where_stderr_is_piped():
     command = [sys.executable, "-c", PRELUDE + EPOCH]
-    environment = {**os.environ, "TERM": "xterm", "PYTHONPATH": str(ROOT), "FORCE_COLOR": "1"}
+    environment = {**os.environ, "TERM": "xterm", "PYTHONPATH": IMPORTS_FROM, "FORCE_COLOR": "1"}
     done = subprocess.run(command, env=environment, capture_output=True, check=True)
     assert (done.stdout, done.stderr) == (b"no bar\n", b"")
 
@@ -377,6 +417,12 @@ class Terminal(io.StringIO):
 
 
 class Owner:
+    def __init__(self, text):
+        self.text = text
+
+    def line(self):
+        return self.text
+
     def end(self):
         raise AssertionError("only the end of the process calls this")
 
@@ -394,15 +440,18 @@ STEPS = st.lists(
 
 @settings(deadline=None)
 @given(STEPS)
+@example([("show", 0), ("show", 1), ("show", 2), ("begin line", "a")])
 def test_whatever_is_printed_comes_out_whole_and_in_order(steps):
-    stream, owners = Terminal(), [Owner() for _ in range(3)]
+    stream, owners = Terminal(), [Owner(f"<{n}>") for n in range(3)]
     lines, live, expected, open_line = LiveLines(stream), [], [], ""
     for number, (what, value) in enumerate(steps):
         if what == "show":
-            lines.show(owners[value], f"<{value}>")
+            lines.show(owners[value])
             live += [value] * (value not in live)
         elif what == "finish":
-            lines.finish(owners[value], f"<{value} done at {number}>")
+            owners[value].text = f"<{value} done at {number}>"
+            lines.finish(owners[value])
+            owners[value].text = f"<{value}>"
             if value in live:
                 live.remove(value)
                 expected += [open_line] * bool(open_line) + [f"<{value} done at {number}>"]
@@ -419,15 +468,16 @@ def test_whatever_is_printed_comes_out_whole_and_in_order(steps):
     below = seen[len(expected) :]
     # Half a line stands last, and keeps the bars away; too few were shown for the two seconds.
     if open_line and sum(what == "show" for what, _ in steps) <= 20:
-        assert below == [open_line]
+        assert below[0] == open_line
+        assert not any(below[1:])  # rows from which bars were erased
     elif not open_line:
         assert below == [f"<{value}>" for value in live]
     for owner in owners:
-        lines.finish(owner, "")
+        lines.finish(owner)
     assert "write" not in vars(stream)
 
 
-NOTEBOOK = """
+KERNEL = """
 from IPython.core.displaypub import CapturingDisplayPublisher
 from IPython.core.interactiveshell import InteractiveShell
 
@@ -436,6 +486,8 @@ class Kernel(InteractiveShell):  # as ipykernel's is one with an attribute `kern
 
 shell = Kernel.instance()
 shell.display_pub = CapturingDisplayPublisher()
+"""
+NOTEBOOK = """
 bar = open_progress("train")
 bar.begin(0, 1000)
 for n in range(1000):
@@ -452,12 +504,51 @@ assert "<pre" in others[-1]["data"]["text/html"]
 """
 
 
-def test_in_a_notebook_one_place_of_the_output_is_drawn_anew():
+def in_a_notebook(program):
     pytest.importorskip("IPython")
-    command = [sys.executable, "-c", PRELUDE + NOTEBOOK]
-    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
+    command = [sys.executable, "-c", PRELUDE + KERNEL + program]
+    environment = {**os.environ, "PYTHONPATH": IMPORTS_FROM}
     done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
     assert (done.stderr, done.returncode) == ("", 0)
-    updates, line = done.stdout.splitlines()
+    return done.stdout.splitlines()
+
+
+def test_in_a_notebook_one_place_of_the_output_is_drawn_anew():
+    updates, line = in_a_notebook(NOTEBOOK)
     assert int(updates) == 40 + 1  # four a second for 10 s, and the end
     assert without_bar(line).startswith("train epoch 0 {bar} 1,000/1,000 ")
+
+
+CELLS = """
+shell.showtraceback = lambda *_, **__: None
+shell.run_cell('''
+from penstock import Loader
+from penstock.torch import DataLoader
+kept = dict(num_workers=1, persistent_workers=True, progress=True)
+''')
+for cell in {cells}:
+    outputs = shell.display_pub.outputs
+    outputs.clear()
+    result = shell.run_cell(cell, store_history=True)
+    line = outputs[-1]["data"]["text/plain"].strip()
+    print(type(result.error_in_exec).__name__, line)
+    shell.run_cell("pass")
+    assert outputs[-1]["data"]["text/plain"].strip() == line
+"""
+KEEPING_ITERATORS = {
+    "numbers = iter(Loader(range(40), 4, progress=True))\n"
+    "for n, batch in enumerate(numbers):\n    if n == 6: 1 / 0": "ZeroDivisionError 7/10",
+    "batch = next(numbers)": "NoneType 8/10",
+    "for batch in Loader([1, 2, 3, 4, 5, 6, len, len], 2, progress=True, num_workers=1):\n"
+    "    pass": "TypeError 3/4",
+    "for n, batch in enumerate(Loader(range(40), 4, **kept)):\n"
+    "    if n == 6: raise KeyboardInterrupt": "KeyboardInterrupt 7/10",
+    "loader = DataLoader(range(40), 4, **kept)\n"
+    "for n, batch in enumerate(loader):\n    if n == 6: break": "NoneType 7/10",
+}
+
+
+def test_in_a_notebook_the_count_is_right_once_the_cell_has_ended():
+    said = in_a_notebook(CELLS.format(cells=list(KEEPING_ITERATORS)))
+    found = [re.sub(r"epoch 0 [━╸╺-]+ |  .*", "", line) for line in said]
+    assert found == list(KEEPING_ITERATORS.values())

@@ -5,9 +5,10 @@ from __future__ import annotations
 
 import re
 
+import pytest
 from tests.insight.screen import run
 
-from penstock import Loader
+from penstock import FaultPolicy, Loader
 
 LOADER = """
     from penstock import Loader
@@ -41,7 +42,7 @@ def test_an_epoch_with_workers_ends_with_its_counts():
     """
     )
     sizes = ["3", "4", "4", "4", "3", "4", "4", "4", "4", "4"]
-    assert shown(got) == [*sizes, "epoch 0 10/10  2 failed", *sizes, "epoch 1 10/10  2 failed"]
+    assert shown(got) == [*sizes, "epoch 0 10/10  2 bad", *sizes, "epoch 1 10/10  2 bad"]
     assert got.returncode == 0
 
 
@@ -144,3 +145,47 @@ def test_threads_as_workers_print_above_it():
 def test_nothing_is_drawn_in_a_test(capfd):
     assert sum(1 for _ in Loader(list(range(8)), batch_size=4, progress=True)) == 2
     assert capfd.readouterr() == ("", "")
+
+
+@pytest.mark.parametrize("num_workers", [0, 2])
+@pytest.mark.parametrize("on_error", ["skip", "replace"])
+def test_bar_stats_warning_and_failures_count_the_same(num_workers, on_error):
+    got = run(
+        LOADER
+        + f"""
+    import warnings
+    drawn = [3, 17, *range(8), 3, 3, 17, 20] * 2  # as samplers with replacement do
+    loader = Loader(Samples(), batch_size=4, sampler=drawn, on_error={on_error!r},
+                    num_workers={num_workers}, progress=True)
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        for epoch in range(2):
+            list(loader)
+    print([str(warning.message).split(". ")[0] for warning in caught])
+    print(len(loader.failures), loader.stats().run.failed)
+    """
+    )
+    what = "left out" if on_error == "skip" else "replaced by others"
+    told = [f"epoch {epoch}: 2 bad samples {what}" for epoch in (0, 1)]
+    *bars, warned, counts = shown(got)
+    assert [line[-7:] for line in bars] == ["  2 bad"] * 2
+    assert (warned, counts) == (str(told), "4 4")
+
+
+def test_samples_of_batches_of_which_nothing_is_left_count_too():
+    loader = Loader(Halves(), batch_size=2, on_error=FaultPolicy("skip", max_failures=None))
+    with pytest.warns(UserWarning, match="4 bad samples left out"):
+        assert len(list(loader)) == 2
+    assert loader.stats().run.failed == len(loader.failures) == 4
+
+
+class Halves:
+    """The second half fails."""
+
+    def __len__(self):
+        return 8
+
+    def __getitem__(self, index):
+        if index >= 4:
+            raise ValueError(index)
+        return index

@@ -3,8 +3,12 @@
 
 from __future__ import annotations
 
+import html
+import importlib.metadata
+import platform
 import re
 import sys
+import warnings
 from dataclasses import replace
 
 import numpy as np
@@ -12,6 +16,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from penstock import FaultPolicy, Loader
+from penstock.data import IterableDataset, shard
 from penstock.errors import MissingExtraError
 from penstock.insight.report import write_report
 from penstock.insight.report.chart import mark_text
@@ -19,6 +25,8 @@ from penstock.insight.report.markup import data_block, element, to_html
 from penstock.insight.report.page import charts_of, page
 from penstock.insight.report.series import Timescale, series_of, spread
 from penstock.insight.segments import Columns
+from penstock.insight.stats import Verdict
+from penstock.sampling import ClassBalancedSampler
 
 from .recordings import Photos, Run, change, failure, recording_of
 
@@ -173,7 +181,7 @@ def test_an_empty_run_says_of_each_part_that_there_is_nothing():
         "No batch was given yet.",
         "No epoch has begun yet.",
         "The dataset does not tell its classes.",
-        "No sample failed.",
+        "No sample was bad.",
         "Nothing is known of the memory of workers yet.",
     ):
         assert sentence in empty
@@ -277,6 +285,11 @@ def test_of_many_failures_and_epochs_the_last_are_listed_and_no_number_is_made_u
     assert "more than 10" in text
 
 
+def test_a_partner_that_failed_is_listed_with_the_sample_that_it_was_drawn_for():
+    text = page(recording_of(failures=[failure(7, "b.jpg", partner_of=3)]), "")
+    assert ">b.jpg (a partner of sample 3)<" in text
+
+
 def test_both_shares_of_waiting_are_named():
     recording = recording_of(Run(per_epoch=20, trainer_ms=40, between_epochs_ms=0, lookahead=1))
     assert "without the first one of each epoch" in page(recording, "")
@@ -293,3 +306,111 @@ def test_a_row_for_each_of_64_workers_fits_and_more_are_counted():
 def test_threads_have_no_memory_of_their_own():
     stats = replace(recording_of().stats, backend="thread", worker_rss_bytes={0: 0})
     assert "Workers are threads" in page(replace(recording_of(), stats=stats), "")
+
+
+class Numbers:
+    """40 numbers, of which two cannot be read."""
+
+    def __len__(self):
+        return 40
+
+    def __getitem__(self, index):
+        if index in (3, 17):
+            raise ValueError(f"number {index}")
+        return np.full(2000, index, np.float32)
+
+
+class Stream(IterableDataset):
+    def __iter__(self):
+        return iter(shard(range(40)))
+
+
+def content_of(loader, epochs=2):
+    """Load some epochs, and return the texts of the page, and the rows of its last two tables."""
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", r"epoch \d+: .* bad sample", UserWarning)
+        for _ in range(epochs):
+            for _ in loader:
+                pass
+    html_page = page(loader._recording(), "").partition("<body>")[2]
+    rows = re.findall(r"<tr><td[^>]*>(.*?)</td><td[^>]*>(.*?)</td></tr>", html_page)
+    texts = [html.unescape(text) for text in re.findall(r">([^<]+)<", html_page)]
+    return texts, dict(rows)
+
+
+def test_settings_and_versions_are_those_of_the_run():
+    torch = pytest.importorskip("torch")
+    from penstock.torch import DataLoader
+
+    sampler = ClassBalancedSampler(np.arange(40) % 2, seed=11)
+    loader = DataLoader(
+        Numbers(), 4, sampler=sampler, num_workers=1, on_error=FaultPolicy("skip", max_failures=9)
+    )
+    _, rows = content_of(loader, epochs=1)
+    told = {name: rows[name] for name in ("seed", "on_error", "sampler", "dataset")}
+    assert told == {
+        "seed": "not set",
+        "on_error": "on_error: skip, max_failures: 9, max_respawns: 3, retries: 0",
+        "sampler": "ClassBalancedSampler(seed=11)",
+        "dataset": "Numbers",
+    }
+    assert content_of(Loader([1.0, 2.0], seed=5))[1]["seed"] == "5"
+    versions = {name: rows[name] for name in ("Penstock", "Python", "NumPy", "PyTorch")}
+    assert versions == {
+        "Penstock": importlib.metadata.version("penstock"),
+        "Python": platform.python_version(),
+        "NumPy": np.__version__,
+        "PyTorch": torch.__version__,
+    }
+
+
+def test_a_page_without_workers_speaks_of_none():
+    texts, rows = content_of(Loader(Numbers(), 4, on_error="skip"))
+    assert not {"backend", "prefetch_factor", "persistent_workers", "cpu_budget"} & rows.keys()
+    whole = " ".join(texts)
+    assert "in the trainer's own thread" in whole
+    for wrong in ("workers' time", "memory of workers", "workers and trainer", "Worker by worker"):
+        assert wrong not in whole
+    assert 'num_workers="auto" was not asked for.' in whole
+
+
+@pytest.mark.parametrize(
+    ("arguments", "expected"),
+    [
+        ({"num_workers": 2}, {"num_workers": "2", "prefetch_factor": "not set, 2 now"}),
+        ({"num_workers": 1, "prefetch_factor": 3}, {"prefetch_factor": "3"}),
+        ({"num_workers": 2, "backend": "thread"}, {"backend": "thread"}),
+        ({"num_workers": "auto"}, {"num_workers": "auto, {} now", "cpu_budget": "not set"}),
+    ],
+    ids=str,
+)
+def test_settings_are_what_the_text_says(arguments, expected):
+    loader = Loader(Numbers(), 4, on_error="skip", **arguments)
+    texts, rows = content_of(loader)
+    workers, prefetch_factor = loader._monitor.crew
+    found = {name: rows[name] for name in expected}
+    assert found == {name: value.format(workers) for name, value in expected.items()}
+    each = "1 batch each" if prefetch_factor == 1 else f"{prefetch_factor} batches each"
+    assert f"{loader.backend}, {each}" in texts
+    if arguments["num_workers"] != "auto":
+        assert "cpu_budget" not in rows
+        assert 'Nothing was changed: num_workers="auto" was not asked for.' in texts
+
+
+def test_bad_samples_are_no_part_of_those_given():
+    texts, _ = content_of(Loader(Numbers(), 4, on_error="skip"), epochs=1)
+    assert ["Bad samples", "2", "38 samples given"] in [texts[k : k + 3] for k in range(len(texts))]
+
+
+def test_a_stream_without_slots_has_no_bytes_to_tell():
+    texts, _ = content_of(Loader(Stream(), 4, num_workers=1), epochs=1)
+    assert texts[texts.index("Batches") + 1 :][:2] == ["10", "40 samples"]
+
+
+def test_what_is_judged_by_first_batches_says_so():
+    run = recording_of()
+    verdict = Verdict("start", "It waits for the first batches of epochs.")
+    stats = replace(run.stats, verdict=verdict, run=replace(run.stats.run, starts=3))
+    shown = page(replace(run, stats=stats), "")
+    assert "Judged by the 3 first batches of epochs." in shown
+    assert "without the first one" not in shown.partition('class="basis"')[2].partition("</p>")[0]

@@ -132,7 +132,7 @@ def test_failures_and_changes_are_marked_where_their_batch_is_kept(written):
     marks = [(e["name"], e["args"]) for e in of_phase(written["traceEvents"], "i")]
     assert marks == [
         (
-            "sample failed",
+            "bad sample",
             {"index": 7, "name": "photos/broken.jpg", "error": "ValueError: truncated image"},
         ),
         ("2 workers, 2 batches each", {"reason": "workers are busy"}),
@@ -282,4 +282,13 @@ def test_a_damaged_trace_is_told_as_such(name, value, tmp_path):
     content["otherData"]["recording"]["batches"][name][0] = value
     path.write_text(json.dumps(content))
     with pytest.raises(ConfigError, match="damaged"):
+        read_trace(path)
+
+
+def test_a_number_of_400_digits_is_damage(tmp_path):
+    path = write_trace(recording_of(Run(batches=5)), tmp_path / "run.json")
+    content = json.loads(path.read_text())
+    content["otherData"]["recording"]["stats"]["cores"] = 10**400
+    path.write_text(json.dumps(content))
+    with pytest.raises(ConfigError, match=r"stats\.cores is to be a number"):
         read_trace(path)

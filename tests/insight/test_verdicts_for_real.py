@@ -131,6 +131,28 @@ def test_threads_that_wait_do_not_blame_the_lock(step):
     assert verdict.bottleneck == "storage"
 
 
+class Together(Samples):
+    """The same, read at once."""
+
+    def __getitems__(self, indices):
+        return [self[index] for index in indices]
+
+
+@pytest.mark.parametrize("num_workers", [0, 1])
+def test_seeding_for_each_sample_is_measured(num_workers):
+    one_by_one, at_once = (
+        Loader(kind(quick, 3200), batch_size=32, num_workers=num_workers)
+        for kind in (Samples, Together)
+    )
+    for loader in (one_by_one, at_once):
+        list(loader)
+    each, once = one_by_one.stats(), at_once.stats()
+    assert 0 < 2 * once.run.seed_s < each.run.seed_s < each.run.busy_s
+    if not num_workers:
+        assert each.verdict.bottleneck == "seeding"
+    assert once.verdict.bottleneck != "seeding"
+
+
 def test_one_who_looks_finds_a_lock_that_nobody_holds_free():
     probe = LockProbe()
     assert probe.share(0) is None

@@ -3,7 +3,8 @@
 
 Whoever needs a core while there are more such than cores gets an equal share of them; so it is with
 reads, of which storage serves `parallel_reads` at full speed. Batches are given in order, a step
-goes to the worker with the least to do, and what the tuner asks for is done at once.
+goes to the worker with the least to do, and what the tuner asks for is done at once. With a crew of
+0 workers the trainer makes its batches itself.
 """
 
 from __future__ import annotations
@@ -29,6 +30,11 @@ class Regime:
 
     read_s: float = 0.0
     compute_s: float = 0.0
+    seed_s: float = 0.0  # of that: the global generators are seeded for every sample
+    collate_s: float = 0.0
+    send_s: float = 0.0  # a worker packs the batch ...
+    take_s: float = 0.0  # ... and the trainer's process takes it, on a core
+    serial_s: float = 0.0  # without workers: what the loader itself takes
     trainer_s: float = 0.0  # a GPU: takes no core
     trainer_cpu_s: float = 0.0001
     cores: float = 4
@@ -41,6 +47,7 @@ class Regime:
     batches_per_epoch: int = 1_000_000
     keeps_workers: bool = True
     batch_bytes: int = 1_000_000
+    num_samples: int = 1
     tells_starved: bool = True
     others: int = 0  # processes of others, each of which keeps a core busy
     lock_share: float = 0.0  # of all CPU work that holds a lock: threads do not tell who waits
@@ -66,6 +73,7 @@ class _Worker:
         self.num_made = 0
         self.leaves = False
         self.begun_s = self.cpu_s = self.starved_s = self.idle_s = 0.0
+        self.factor = 1.0
         self.ended_s: float | None = None
 
 
@@ -119,9 +127,13 @@ class Training:
             own_s, cpu_s, starved_s = self._train()
         self._fill()
         asked_s, num_ready = self._now_s, len(self._done)
-        while self._head not in self._done:
-            self._advance([])
-        worker, times = self._done.pop(self._head)
+        if self.crew.num_workers:
+            while self._head not in self._done:
+                self._advance([])
+            worker, times = self._done.pop(self._head)
+            self._work([_Job("cpu", self.regime.take_s)])
+        else:
+            worker, times = _Worker(0, 1, 0.0), self._make()
         self._head += 1
         return BatchRecord(
             epoch=self._epoch,
@@ -133,7 +145,7 @@ class Training:
             consumer_ns=_ns(own_s),
             trainer_cpu_ns=_ns(cpu_s),
             trainer_starved_ns=_ns(starved_s) if self.regime.tells_starved else None,
-            num_samples=1,
+            num_samples=self.regime.num_samples,
             num_failed=0,
             indices=None,
             num_ready=num_ready,
@@ -165,7 +177,7 @@ class Training:
         self._hire()
         staying = [w for w in self._workers if not w.leaves]
         last = min(self._head + self._lookahead, self.regime.batches_per_epoch)
-        while self._next_step < last:
+        while self.crew.num_workers and self._next_step < last:
             worker = min(staying, key=lambda w: len(w.queue) + (w.step is not None))
             worker.queue.append(self._next_step)
             self._next_step += 1
@@ -174,12 +186,47 @@ class Training:
         regime = self.regime
         begun_s, factor = self._now_s, self._factor()
         cpu_s = regime.trainer_cpu_s * factor
+        starved_s = self._work([_Job("cpu", cpu_s), _Job("sleep", regime.trainer_s * factor)])
+        return self._now_s - begun_s, cpu_s, starved_s
+
+    def _work(self, jobs: list[_Job]) -> float:
+        """Have the trainer's thread do these; returns how long it was without a core."""
         starved_s = 0.0
-        for kind, seconds in (("cpu", cpu_s), ("sleep", regime.trainer_s * factor)):
-            job = _Job(kind, seconds)
+        for job in jobs:
             while job.left_s > 1e-12:
                 starved_s += self._advance([job])
-        return self._now_s - begun_s, cpu_s, starved_s
+        return starved_s
+
+    def _make(self) -> TaskTimes:
+        """Make a batch in the trainer's thread."""
+        regime, factor, begun_s = self.regime, self._factor(), self._now_s
+        cpu_s = (regime.compute_s + regime.collate_s) * factor
+        starved_s = self._work([_Job("read", regime.read_s * factor), _Job("cpu", cpu_s)])
+        times = self._times(begun_s, cpu_s, starved_s, factor, send_s=0.0)
+        self._work([_Job("cpu", regime.serial_s)])
+        return times
+
+    def _times(
+        self, begun_s: float, cpu_s: float, starved_s: float, factor: float, *, send_s: float
+    ) -> TaskTimes:
+        """Return what a batch that is whole now took."""
+        regime, took_s = self.regime, self._now_s - begun_s
+        collate_s = regime.collate_s * factor
+        # Whoever shares cores takes longer for everything.
+        stretch = 1 + starved_s / max(cpu_s, 1e-9) if regime.threads == 1 else 1.0
+        collate_s, send_s = collate_s * stretch, send_s * stretch
+        return TaskTimes(
+            begun_ns=_ns(begun_s),
+            ended_ns=_ns(self._now_s),
+            cpu_ns=_ns(cpu_s),
+            starved_ns=_ns(starved_s) if regime.tells_starved else None,
+            fetch_ns=_ns(max(took_s - collate_s - send_s, 0.0)),
+            collate_ns=_ns(collate_s),
+            send_ns=_ns(send_s),
+            num_bytes=regime.batch_bytes,
+            num_samples=regime.num_samples,
+            seed_ns=_ns(regime.seed_s * factor),
+        )
 
     def _advance(self, others: list[_Job]) -> float:
         """Go on until some job is done; returns how long `others` were without a core."""
@@ -221,8 +268,9 @@ class Training:
         worker.is_new = False
         worker.jobs = [
             _Job("read", regime.read_s * factor),
-            _Job("cpu", regime.compute_s * factor + first_s),
+            _Job("cpu", (regime.compute_s + regime.collate_s) * factor + regime.send_s + first_s),
         ]
+        worker.factor = factor
         worker.begun_s, worker.cpu_s, worker.starved_s = self._now_s, 0.0, 0.0
         worker.idle_s = 0.0 if worker.ended_s is None else self._now_s - worker.ended_s
 
@@ -233,14 +281,10 @@ class Training:
             return
         regime = self.regime
         worker.ended_s = self._now_s
-        times = TaskTimes(
+        times = self._times(
+            worker.begun_s, worker.cpu_s, worker.starved_s, worker.factor, send_s=regime.send_s
+        )._replace(
             idle_ns=_ns(worker.idle_s),
-            begun_ns=_ns(worker.begun_s),
-            ended_ns=_ns(self._now_s),
-            cpu_ns=_ns(worker.cpu_s),
-            starved_ns=_ns(worker.starved_s) if regime.tells_starved else None,
-            fetch_ns=_ns(self._now_s - worker.begun_s),
-            num_bytes=regime.batch_bytes,
             rss_bytes=regime.rss_bytes + worker.num_made * regime.rss_growth_bytes,
         )
         worker.num_made += 1

@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import multiprocessing
+import sys
 
 import numpy as np
 import pytest
@@ -120,7 +121,8 @@ def test_shared_ctypes_without_a_lock_are_shared():
     assert [batch.item() for batch in loader] == [5, 6, 7, 8]
 
 
-def test_what_cannot_be_pickled_is_named_by_its_path():
+def test_what_cannot_be_pickled_is_named_by_its_path(monkeypatch):
+    monkeypatch.setitem(sys.modules, "cloudpickle", None)
     loader = DataLoader(Deep(), num_workers=2, multiprocessing_context="spawn")
     with pytest.raises(UnpicklableError) as caught:
         iter(loader)
@@ -130,7 +132,8 @@ def test_what_cannot_be_pickled_is_named_by_its_path():
     assert 'multiprocessing_context="fork"' in message
 
 
-def test_a_function_that_cannot_be_pickled_is_named_too():
+def test_a_function_that_cannot_be_pickled_is_named_too(monkeypatch):
+    monkeypatch.setitem(sys.modules, "cloudpickle", None)
     for name in ("collate_fn", "worker_init_fn"):
         loader = DataLoader(
             Holding(np.zeros(6)),

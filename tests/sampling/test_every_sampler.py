@@ -352,6 +352,23 @@ def test_batches_in_the_place_of_indices_are_named():
         DistributedSampler(batches, 2, 0)
 
 
+@pytest.mark.parametrize("num_workers", [0, 2])
+def test_a_batch_without_collation_is_one_index_of_a_dataset_that_reads_in_bulk(num_workers):
+    class Bulk:
+        def __getitem__(self, index):
+            assert type(index) is list
+            return np.array(index)
+
+        def __len__(self):
+            return 7
+
+    batches = BatchSampler(SequentialSampler(range(7)), 3, drop_last=False)
+    for make in (Loader, DataLoader):
+        loader = make(Bulk(), batch_size=None, sampler=batches, num_workers=num_workers)
+        assert len(loader) == 3
+        assert [batch.tolist() for batch in loader] == [[0, 1, 2], [3, 4, 5], [6]]
+
+
 @pytest.mark.parametrize("make", [Loader, DataLoader], ids=["numpy", "torch"])
 def test_a_sampler_that_gives_all_ranks_the_same_is_named(make, monkeypatch):
     monkeypatch.setenv("RANK", "1")

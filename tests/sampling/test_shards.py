@@ -565,7 +565,7 @@ def test_a_loader_knows_the_dataset_and_the_ranks_it_was_made_for():
     with pytest.raises(ConfigError, match="made for a dataset of 570 samples"):
         Loader(range(100), sampler=sampler)
     assert len(repr(sampler)) < 200
-    assert "node='1 of 2'" in repr(sampler)
+    assert "node=1 of 2" in repr(sampler)
 
 
 def test_the_balance_of_classes_is_counted_over_all_nodes():

@@ -3,13 +3,17 @@
 
 from __future__ import annotations
 
+import contextlib
 import io
 import json
 import multiprocessing
 import os
 import pickle
 import re
+import subprocess
+import sys
 import tarfile
+import textwrap
 import threading
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -23,6 +27,7 @@ from penstock.stores import EncodedImage, StoreDataset, open_store, pack
 pa = pytest.importorskip("pyarrow", reason="pyarrow is not installed")
 pq = pytest.importorskip("pyarrow.parquet", reason="pyarrow is not installed")
 
+from penstock.stores.arrow import tables  # noqa: E402 - it needs pyarrow
 from penstock.stores.arrow.tables import Tables  # noqa: E402 - it needs pyarrow
 
 COUNT = 30
@@ -328,6 +333,168 @@ def test_damaged_files_are_named(tmp_path, name):
     (tmp_path / "empty").mkdir()
     with pytest.raises(StoreError, match=r"without a file ending in \.parquet"):
         len(open_store(f"arrow:{tmp_path}/empty"))
+
+
+def test_a_damaged_page_of_parquet_names_its_file(tmp_path):
+    path = tmp_path / "a.parquet"
+    pq.write_table(pair_table(pa.binary()), path, compression="zstd", use_dictionary=False)
+    data = bytearray(path.read_bytes())
+    data[60:100] = bytes(40)
+    path.write_bytes(data)
+    with pytest.raises(StoreError, match=r"/a\.parquet is damaged: .*Restore it from a copy"):
+        open_store(path).get_many([0])
+
+
+@pytest.mark.parametrize(
+    "files", [1, "x", [1], [None], [{}], [{"filename": 1}], [{"filename": "a\0b"}], {"a": "b"}]
+)
+def test_a_damaged_list_of_a_saved_dataset_is_named(tmp_path, files):
+    folder = save_to_disk(tmp_path / "train", _data_files=files)
+    with pytest.raises(StoreError, match="/train/"):
+        len(open_store(f"arrow:{folder}"))
+
+
+DAMAGE_OFFSETS = """
+    import sys
+    from pathlib import Path
+    import pyarrow as pa
+    from penstock.errors import StoreError
+    from penstock.stores import open_store
+
+    path, column = Path(sys.argv[1]), sys.argv[2]
+    mapped = pa.py_buffer(path.read_bytes())
+    array = pa.ipc.open_file(mapped).get_batch(1).column(column)
+    array = array.field("bytes") if pa.types.is_struct(array.type) else array
+    data = bytearray(mapped)
+    data[array.buffers()[1].address - mapped.address + 4 * 3 + 3] ^= 0x40
+    path.write_bytes(data)
+    store = open_store(path)
+    assert len(store.get_many([0, 6])) == 2
+    for _ in range(2):
+        try:
+            store.get_many([8])
+        except StoreError as error:
+            print(error)
+"""
+
+
+@pytest.mark.parametrize("column", ["image", "text", "numbers"])
+def test_a_flipped_bit_in_arrows_offsets_is_an_error_and_not_the_end(tmp_path, column):
+    table = pair_table().append_column("text", pa.array([str(n) for n in range(COUNT)]))
+    table = table.append_column("numbers", pa.array([[n] * 3 for n in range(COUNT)]))
+    path = write(tmp_path / "a.arrow", table)
+    done = subprocess.run(
+        [sys.executable, "-c", textwrap.dedent(DAMAGE_OFFSETS), str(path), column],
+        capture_output=True,
+        text=True,
+        timeout=100,
+    )
+    assert done.returncode == 0, done.stderr
+    lines = done.stdout.splitlines()
+    assert len(lines) == 2
+    assert all(line.startswith(f"{path} is damaged: ") for line in lines)
+
+
+def test_text_that_is_no_utf_8_names_its_record(tmp_path):
+    table = pair_table().append_column("text", pa.array(["text"] * COUNT))
+    path = write(tmp_path / "a.arrow", table)
+    path.write_bytes(path.read_bytes().replace(b"texttext", b"tex\xfftext", 1))
+    with open_store(path) as store, pytest.raises(StoreError, match=r"record \d .*a\.arrow: .*utf"):
+        store.get_many(range(COUNT))
+
+
+def test_parquet_that_would_fill_the_memory_is_not_decoded(tmp_path):
+    path = tmp_path / "a.parquet"
+    pq.write_table(pa.table({"label": np.zeros(1_000_000, np.int64)}), path)  # 4 kB
+    with pytest.raises(
+        StoreError, match=r"a\.parquet: its rows would take 8,000,000 .*raise max_row"
+    ):
+        len(open_store(path, max_row_group_size=7_999_999))
+    assert len(open_store(path, max_row_group_size=8_000_000)) == 1_000_000
+    zeros = [bytes(1_000_000)] * 20
+    pq.write_table(pa.table({"x": zeros}), path, compression="zstd", use_dictionary=False)
+    store = open_store(path, max_row_group_size=1_000_000)
+    with pytest.raises(StoreError, match=r"a\.parquet: row group 0 would take 20,.*max_row_group"):
+        store.get_many([0])
+    noise = np.random.default_rng(0).bytes(3_000_000)
+    pq.write_table(pa.table({"x": [noise[:1_000_000], noise[1_000_000:]]}), path)
+    assert len(open_store(path, max_row_group_size=1_000_000).get_many([1])) == 1  # no bomb
+
+
+def repeated_text(form, num_rows=3_200):
+    """Return a table that Parquet stores in 2 kB and that decodes to 3.2 GB."""
+    text = pa.array([b"x" * 1_000_000])
+    column = pa.DictionaryArray.from_arrays(np.zeros(num_rows, np.int32), text)
+    if form == "struct":
+        column = pa.StructArray.from_arrays([column], ["bytes"])
+    elif form == "list":
+        column = pa.ListArray.from_arrays([0, num_rows], column)
+    return pa.table({"x": column})
+
+
+DECODES = """
+    import resource, sys
+    import numpy, pyarrow.compute, pyarrow.parquet
+    from penstock.errors import StoreError
+    from penstock.stores import open_store
+
+    limit = 2 << 30
+    resource.setrlimit(resource.RLIMIT_AS, (limit, limit))
+    for path in sys.argv[1:]:
+        try:
+            open_store(path).get_many([0])
+        except StoreError as error:
+            print(error)
+"""
+
+
+def test_parquet_whose_texts_repeat_is_not_expanded(tmp_path):
+    paths = [str(tmp_path / f"{form}.parquet") for form in ("plain", "struct", "list")]
+    for path in paths:
+        # Without the schema of Arrow, by which it would stay a dictionary.
+        pq.write_table(repeated_text(Path(path).stem), path, compression="zstd", store_schema=False)
+    done = subprocess.run(
+        [sys.executable, "-c", textwrap.dedent(DECODES), *paths],
+        capture_output=True, text=True, timeout=100,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    for path, line in zip(paths, done.stdout.splitlines(), strict=True):
+        assert f"{path}: row group 0 would take 3,200,000,000 bytes" in line
+
+
+def test_parquet_whose_texts_repeat_a_little_is_read_and_looked_at_once(tmp_path, monkeypatch):
+    path = tmp_path / "a.parquet"
+    pq.write_table(repeated_text("plain", 3), path, compression="zstd", store_schema=False)
+    with pytest.raises(StoreError, match="row group 0 would take 3,000,000 bytes"):
+        open_store(path, max_row_group_size=2_999_999).get_many([0])
+    looked = []
+    expanded = tables._expanded_bytes
+    monkeypatch.setattr(
+        tables, "_expanded_bytes", lambda *given: looked.append(expanded(*given)) or looked[-1]
+    )
+    with contextlib.closing(Tables([path], 3_000_000)) as opened:
+        assert opened.piece(0).num_rows == 3
+        opened._groups.clear()
+        assert opened.piece(0).num_rows == 3
+    assert looked == [3_000_000]
+
+
+def test_the_limit_holds_for_a_column_whose_name_has_a_dot(tmp_path):
+    path = tmp_path / "a.parquet"
+    table = pa.table({"x.label": pa.array([b"x" * 1_000_000] * 3)})
+    pq.write_table(table, path, compression="zstd", use_dictionary=False)
+    with (
+        contextlib.closing(Tables([path], 2_999_999)) as opened,
+        pytest.raises(StoreError, match="row group 0 would take 3,000"),
+    ):
+        opened.column("x.label")
+
+
+def test_a_column_whose_name_is_no_utf8_is_damage_of_its_file(tmp_path):
+    path = write(tmp_path / "a.arrow", pa.table({"name": [1]}))
+    path.write_bytes(path.read_bytes().replace(b"name", b"n\xffme"))
+    with pytest.raises(StoreError, match=r"cannot read .*a\.arrow: 'utf-8' codec"):
+        len(open_store(path))
 
 
 def test_only_some_row_groups_of_parquet_are_kept(tmp_path):

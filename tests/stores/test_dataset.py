@@ -335,7 +335,8 @@ def test_a_count_of_repairs_goes_on_by_itself_when_its_file_is_gone():
 def test_repr_names_what_matters_and_labels_are_there_without_a_record(path, opened):
     dataset = opened(path, transform=crop)
     text = repr(dataset)
-    assert text.startswith(f"<LMDBDataset lmdb:{path}, 20 samples, transform=<function crop")
+    assert text.startswith("LMDBDataset(store=lmdb:/")
+    assert text.endswith("photos.lmdb, length=20, transform=crop)")
     assert dataset.labels.tolist() == [number % 3 for number in range(20)]
     assert dataset.describe(3) == "03"
     assert dataset.fingerprint == open_store(f"lmdb:{path}").fingerprint

@@ -7,6 +7,7 @@ import contextlib
 import json
 import multiprocessing
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -23,10 +24,12 @@ from hypothesis import strategies as st
 from penstock.errors import ConfigError, StoreError
 from penstock.stores import EncodedImage, StoreDataset, create_store, open_store, pack
 from penstock.stores.folder.listing import list_classes
+from penstock.stores.folder.marks import INDEX_NAME
 from penstock.stores.folder.store import FolderStore
 from penstock.stores.folder.writer import FolderWriter
 from penstock.stores.records import decode_record, encode_record, header_of
 from penstock.testing.stores import _CLASSES, StoreContract, _images
+from penstock.vision.datasets.packed_annotations import PackedAnnotations
 
 JPEG = bytes.fromhex("ffd8ffe000104a464946")
 PNG = bytes.fromhex("89504e470d0a1a0a")
@@ -140,7 +143,8 @@ def test_images_without_folders_have_no_labels(tmp_path):
     assert store.labels is None
     assert store.class_names == ()
     assert store.get_many([1])[0].sample == EncodedImage(b"...")
-    assert list(FolderStore(tmp_path, layout="classes").keys) == [".git/x.jpg"]
+    with pytest.raises(StoreError, match=r"has 2 image.s. in itself, .* but no class folders"):
+        len(FolderStore(tmp_path, layout="classes"))
 
 
 def test_images_beside_class_folders_are_left_out_with_a_warning(tmp_path):
@@ -272,11 +276,9 @@ def test_voc_gives_image_and_xml_with_the_classes_of_its_objects(tmp_path):
 
 
 def test_voc_with_parts_missing_or_damaged_says_which(tmp_path):
-    voc(tmp_path, {"1": ["cat"], "2": ["dog"]}, train="1\n3", twice="1\n2\n1")
+    voc(tmp_path, {"1": ["cat"], "2": ["dog"]}, train="1\n3")
     with pytest.raises(StoreError, match=r"names 1 image.s. without .* Annotations/3\.xml"):
         len(FolderStore(tmp_path, split="train"))
-    with pytest.raises(StoreError, match="names '1' twice"):
-        len(FolderStore(tmp_path, split="twice"))
     (tmp_path / "JPEGImages/1.jpg").unlink()
     with pytest.raises(StoreError, match=r"not there: .*/JPEGImages/1\.jpg"):
         FolderStore(tmp_path).get_many([0])
@@ -655,9 +657,64 @@ def test_an_index_or_a_marker_that_is_damaged_is_named(tmp_path, damage):
         FolderStore(tmp_path / "made").index  # noqa: B018
 
 
+def test_a_folder_that_lost_its_index_is_not_read_without_its_labels_unasked(tmp_path):
+    pack([(EncodedImage(JPEG), 0), (EncodedImage(JPEG), 2)], f"folder:{tmp_path}/a")
+    (tmp_path / "a" / INDEX_NAME).unlink()
+    with pytest.raises(StoreError, match=r"\.penstock-index is missing: .* packed with an index"):
+        len(FolderStore(tmp_path / "a"))
+    assert len(FolderStore(tmp_path / "a", layout="flat")) == 2
+
+
 def test_somebody_elses_file_called_as_our_marker_is_passed_over(tmp_path):
     touch(tmp_path, "a/1.jpg", ".penstock", data=b'{"format": "a plan of the pipes"}')
     assert list(FolderStore(tmp_path).keys) == ["a/1.jpg"]
+
+
+@pytest.mark.parametrize("field", ["layout", "num_records", "fingerprint", "files", "what"])
+@pytest.mark.parametrize("value", [None, 1.5, True, ["a"], {}, "absent"], ids=str)
+def test_a_marker_that_says_what_cannot_be_is_an_error_with_its_name(tmp_path, field, value):
+    write(tmp_path / "made", [image("a/1.jpg", 0)], class_names=("a",), what="x")
+    path = tmp_path / "made" / ".penstock"
+    marker = json.loads(path.read_text())
+    marker.pop(field)
+    if value != "absent":
+        marker[field] = value
+    path.write_text(json.dumps(marker))
+    for use in (
+        lambda: len(FolderStore(tmp_path / "made")),
+        lambda: FolderStore(tmp_path / "made").fingerprint,
+        lambda: FolderWriter(tmp_path / "made", what="x", resume=True),
+    ):
+        with pytest.raises(StoreError, match=rf"made/\.penstock is damaged: .*{field}"):
+            use()
+
+
+@pytest.mark.parametrize("value", [None, 1.5, True, "x", ["a"], {"a": 1}, {"num_objects": "x"}])
+def test_metadata_of_ours_that_say_what_cannot_be_are_an_error_with_their_name(tmp_path, value):
+    names = ("object_columns", "attribute_names", "landmark_names", "num_landmarks", "sizes_px")
+    record = encode_record("1", {"image": EncodedImage(JPEG)}, (0,))
+    write(tmp_path / "made", [record], metadata=dict.fromkeys(names, value))
+    dataset = PackedAnnotations(tmp_path / "made")
+    for name, use in {
+        "object_columns": lambda: dataset.column("pose"),
+        "attribute_names": lambda: dataset.attribute_names,
+        "landmark_names": lambda: dataset.landmark_names,
+        "(num_landmarks|landmark_names)": lambda: dataset.num_landmarks,
+    }.items():
+        if (name, value) == ("landmark_names", ["a"]):
+            continue
+        with pytest.raises(StoreError, match=f"the metadata '{name}' of the store are damaged"):
+            use()
+    assert dataset.sizes_px.tolist() == [[0, 0]]  # nothing is said; and it has no header
+
+
+@pytest.mark.parametrize(("kind", "num_shards"), [("lmdb:", 1), ("lmdb:", 2), ("folder:", 1)])
+def test_a_class_folder_that_is_no_utf8_is_named_at_once(tmp_path, kind, num_shards):
+    touch(tmp_path, "photos/a/1.jpg", data=JPEG)
+    os.mkdir(os.fsencode(tmp_path) + b"/photos/caf\xe9")
+    with pytest.raises(StoreError, match=r"the class 'caf\\udce9' cannot be stored: .* not UTF-8"):
+        pack(tmp_path / "photos", f"{kind}{tmp_path}/made", num_shards=num_shards)
+    assert os.listdir(tmp_path) == ["photos"]
 
 
 def test_metadata_that_are_no_json_are_refused(tmp_path):
@@ -675,7 +732,7 @@ def test_a_resumed_writer_keeps_what_is_whole_and_removes_the_rest(tmp_path):
     writer.close()
     partial = tmp_path / "made.partial"
     touch(partial, "a/3.jpg", data=JPEG)  # damaged: it and what follows are written anew
-    touch(partial, "a/5.jpg", "a/extra.jpg", ".penstock-new")  # written, not noted
+    touch(partial, "a/5.jpg", ".penstock-new")  # written, and their line was lost in a crash
     with (partial / ".penstock-journal").open("ab") as journal:
         journal.write(b'["a/5.jpg", 0, "a/5.j')  # cut off
     writer = FolderWriter(tmp_path / "made", class_names=("a",), what="x", resume=True)
@@ -690,6 +747,82 @@ def test_a_resumed_writer_keeps_what_is_whole_and_removes_the_rest(tmp_path):
     expected = {record.key: decode_record(record.data).sample[0].data for record in records}
     assert files_of(tmp_path / "made") == expected
     assert sorted(os.listdir(tmp_path)) == ["made"]
+
+
+def test_files_of_others_in_an_unfinished_folder_are_never_removed(tmp_path):
+    partial = tmp_path / "made.partial"
+    for _ in range(2):
+        with contextlib.closing(FolderWriter(tmp_path / "made", what="x")) as writer:
+            writer.put_many([image("1.jpg"), image("2.jpg")])  # the second time all is ours
+    (partial / "2.jpg").write_bytes(b"changed")
+    touch(partial, "notes/letter.txt")
+    touch(tmp_path, "made.partial.lock")
+    with pytest.raises(StoreError, match=r"made\.partial is in the way: .* 'notes/letter\.txt'"):
+        FolderWriter(tmp_path / "made", what="x")
+    for _ in range(2):
+        with contextlib.closing(FolderWriter(tmp_path / "made", what="x", resume=True)) as writer:
+            assert writer.written() == [("1.jpg", None), ("2.jpg", None)][: 1 + _]
+            writer.put_many([image("2.jpg")][_:])
+            with pytest.raises(StoreError, match=r"in the way: .* 'notes/letter\.txt'"):
+                writer.finish()
+    assert files_of(tmp_path / "made.partial") == {
+        "1.jpg": JPEG, "2.jpg": JPEG, "notes/letter.txt": b"...",
+    }  # fmt: skip
+    shutil.rmtree(partial / "notes")
+    with contextlib.closing(FolderWriter(tmp_path / "made", what="x", resume=True)) as writer:
+        writer.finish()
+    assert sorted(os.listdir(tmp_path)) == ["made"]
+
+
+def test_a_folder_that_only_a_lock_says_is_ours_is_never_removed(tmp_path):
+    touch(tmp_path, "made.partial/letter.txt", "made.partial.lock")
+    for resume in (False, True):
+        with pytest.raises(StoreError, match=r"made\.partial is in the way: .* 'letter\.txt'"):
+            FolderWriter(tmp_path / "made", what="x", resume=resume)
+        touch(tmp_path, "made.partial.lock")
+    assert files_of(tmp_path / "made.partial") == {"letter.txt": b"..."}
+
+
+@pytest.mark.parametrize("name", [".penstock", ".penstock-journal", "1.jpg", "b"])
+def test_a_link_in_an_unfinished_folder_is_not_followed(tmp_path, name):
+    touch(tmp_path, "own/secret.txt")
+    with contextlib.closing(FolderWriter(tmp_path / "made", what="x")) as writer:
+        writer.put_many([image("1.jpg")])
+    place = tmp_path / "made.partial" / name
+    target = tmp_path / "own"
+    if name == ".penstock-journal":
+        target = place.rename(tmp_path / "journal")
+    elif name != "b":
+        target = tmp_path / "own/secret.txt"
+    place.unlink(missing_ok=True)
+    place.symlink_to(target)
+    before = files_of(tmp_path)
+    for resume in (True, False):
+        with pytest.raises(StoreError, match=rf"made\.partial is in the way: .* '{name}'"):
+            FolderWriter(tmp_path / "made", what="x", resume=resume)
+    assert files_of(tmp_path) == before
+
+
+def test_a_kill_while_an_old_folder_is_removed_leaves_what_is_known_as_ours(tmp_path, monkeypatch):
+    write(tmp_path / "made", [image(f"{i}.jpg") for i in range(5)], what="x")
+    removed = []
+
+    def unlink(path, *, real=os.unlink):
+        if len(removed) == 2:
+            raise KeyboardInterrupt
+        removed.append(path)
+        real(path)
+
+    with contextlib.closing(FolderWriter(tmp_path / "made", what="y")) as writer:
+        writer.put_many([image("1.jpg")])
+        with monkeypatch.context() as patch:
+            patch.setattr(os, "unlink", unlink)
+            with pytest.raises(KeyboardInterrupt):
+                writer.finish()
+    with contextlib.closing(FolderWriter(tmp_path / "made", what="y", resume=True)) as writer:
+        assert writer.finished
+    assert sorted(os.listdir(tmp_path)) == ["made"]
+    assert list(files_of(tmp_path / "made")) == ["1.jpg"]
 
 
 def test_a_resumed_writer_finds_a_folder_that_is_finished(tmp_path):

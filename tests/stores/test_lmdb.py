@@ -20,9 +20,10 @@ import numpy as np
 import pytest
 
 from penstock.errors import StoreError
-from penstock.stores import LMDBDataset
+from penstock.stores import LMDBDataset, open_store, pack
 from penstock.stores.filesystems import copy_to_local, remote_type
 from penstock.stores.index import Index
+from penstock.stores.lmdb.pages import check_unfinished
 from penstock.stores.lmdb.store import LMDBStore, shard_name
 from penstock.stores.lmdb.writer import LMDBWriter, ShardedLMDBWriter
 from penstock.stores.records import EncodedImage, decode_record, encode_record
@@ -207,7 +208,7 @@ def test_a_truncated_file_is_an_error_and_no_bus_error(file):
     for kept in (size - 1, size // 2, 8192):
         with file.open("r+b") as data:
             data.truncate(kept)
-        with LMDBStore(file) as store, pytest.raises(StoreError, match="is truncated: it has"):
+        with LMDBStore(file) as store, pytest.raises(StoreError, match="is truncated: it"):
             store.get_many(range(40))
 
 
@@ -240,6 +241,63 @@ def test_an_unfinished_file_says_how_it_is_finished(tmp_path):
     writer.close()
     with pytest.raises(StoreError, match=r"unfinished.*--resume"):
         LMDBDataset(tmp_path / "a.lmdb.partial")
+
+
+def test_an_unfinished_file_whose_free_pages_are_damaged_is_not_gone_on_with(tmp_path):
+    path = tmp_path / "a.lmdb"
+    writer = LMDBWriter(path, transaction_bytes=1)
+    for number in range(50):
+        writer.put_many([encode_record(f"{number}", np.zeros(100))])
+    writer.close()
+    partial = tmp_path / "a.lmdb.partial"
+    whole = partial.read_bytes()
+    page_bytes = 4096
+    at = page_bytes * max((0, 1), key=lambda page: whole[page * page_bytes + 128 :][:8][::-1])
+    root = int.from_bytes(whole[at + 80 : at + 88], "little")
+    check_unfinished(partial)
+    damaged = {
+        "flags": (at + 44, bytes([12])),
+        "root": (at + 80, (root + 64).to_bytes(8, "little")),
+        "root behind the end": (at + 80, (1 << 40).to_bytes(8, "little")),
+    }
+    for place, data in damaged.values():
+        partial.write_bytes(whole[:place] + data + whole[place + len(data) :])
+        with pytest.raises(StoreError, match=r"a\.lmdb\.partial is damaged: page"):
+            LMDBWriter(path, resume=True)
+    # The number at a page's very end is a free page: it becomes the page that holds it.
+    place = (root + 1) * page_bytes - 8
+    assert 2 <= int.from_bytes(whole[place : place + 8], "little") < len(whole) // page_bytes
+    partial.write_bytes(whole[:place] + root.to_bytes(8, "little") + whole[place + 8 :])
+    with pytest.raises(StoreError, match=rf"a\.lmdb\.partial is damaged: page {root},"):
+        LMDBWriter(path, resume=True)
+
+
+def test_an_unfinished_file_that_was_cut_is_an_error_and_no_bus_error(tmp_path):
+    script = (
+        "import sys\n"
+        "from penstock.stores.lmdb.writer import LMDBWriter\n"
+        "from penstock.stores.records import encode_record\n"
+        "writer = LMDBWriter(sys.argv[1])\n"
+        "writer.put_many([encode_record(f'{k}', bytes(3000)) for k in range(20)])\n"
+        "writer.close()\n"
+        "import os\n"
+        "os.truncate(sys.argv[1] + '.partial', 9 * 4096)\n"
+        "LMDBWriter(sys.argv[1], resume=True)"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", script, str(tmp_path / "a.lmdb")],
+        capture_output=True, text=True, timeout=60, check=False,
+    )  # fmt: skip
+    assert done.returncode == 1, done.stderr
+    assert "a.lmdb.partial is damaged: page" in done.stderr
+
+
+def test_a_shard_that_was_copied_over_another_is_named(tmp_path):
+    pack([b"one", b"two", b"three", b"four"], f"lmdb:{tmp_path}/s", num_shards=2)
+    first, second = sorted((tmp_path / "s").glob("*.lmdb"))
+    second.write_bytes(first.read_bytes())
+    with pytest.raises(StoreError, match=r"00001-of.* has the same records as .*00000-of"):
+        len(open_store(f"lmdb:{tmp_path}/s"))
 
 
 def test_a_missing_shard_is_named(tmp_path):
@@ -367,7 +425,7 @@ def test_a_store_closed_by_one_thread_while_another_reads_crashes_nobody(file):
 
 READ_ALL = """
 import sys
-from penstock.stores import LMDBDataset
+from penstock.stores import LMDBDataset, open_store, pack
 dataset = LMDBDataset(sys.argv[1], decode=None)
 print("open", flush=True)
 sys.stdin.readline()

@@ -427,6 +427,24 @@ def test_resuming_with_other_arguments_is_refused(tmp_path):
     assert samples_of(address) == [(1, 2)]
 
 
+@pytest.mark.parametrize("resume", [False, True])
+@pytest.mark.parametrize(
+    ("num_shards", "name"),
+    [(1, ""), (1, "/letter.txt"), (2, "/letter.txt"), (2, "/00000-of-00002.lmdb.partial.txt")],
+)
+def test_what_somebody_else_has_where_a_store_grows_is_never_removed(
+    tmp_path, num_shards, name, resume
+):
+    path = tmp_path / f"a.lmdb.partial{name}"
+    path.parent.mkdir(exist_ok=True)
+    path.write_text("a letter")
+    (tmp_path / "a.lmdb.partial.lock").touch()
+    with pytest.raises(StoreError, match=r"a\.lmdb\.partial should hold what an interrupted"):
+        pack([1, 2], f"lmdb:{tmp_path}/a.lmdb", num_shards=num_shards, resume=resume)
+    assert path.read_text() == "a letter"
+    assert os.listdir(tmp_path) == ["a.lmdb.partial"]
+
+
 def test_a_record_damaged_in_what_is_left_is_named_when_resuming(tmp_path):
     address = f"lmdb:{tmp_path}/a.lmdb"
     kill_at(packing(address, waits_at=21 * 16), 22, 0)

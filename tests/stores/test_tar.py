@@ -12,6 +12,7 @@ import os
 import pickle
 import tarfile
 import threading
+import tracemalloc
 from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
@@ -172,6 +173,86 @@ def test_a_damaged_header_is_an_error_and_not_the_end(tmp_path):
         len(TarStore(path))
 
 
+@pytest.mark.parametrize("number", range(7))
+def test_a_header_of_zeros_is_an_error_and_not_the_end(tmp_path, number):
+    path = write(tmp_path / "a.tar", {f"{i}.jpg": b"x" * 600 for i in range(7)})
+    data = bytearray(path.read_bytes())
+    data[number * 1536 : number * 1536 + 512] = bytes(512)
+    path.write_bytes(data)
+    message = f"at byte {number * 1536:,} a header is all zeros, and more follows at byte "
+    with pytest.raises(StoreError, match=rf"a\.tar is damaged: {message}{number * 1536 + 512:,}"):
+        len(TarStore(path))
+
+
+@pytest.mark.parametrize("start", [0, 512, 1536, 4608, 5000, 20 * 1536 + 600])
+def test_a_tail_of_zeros_is_an_error_and_not_the_end(tmp_path, start):
+    """As a download leaves it that took the whole size from the disk, and was cut."""
+    path = write(tmp_path / "a.tar", {f"{i}.jpg": b"x" * 600 for i in range(40)})
+    size_bytes = path.stat().st_size
+    os.truncate(path, start)
+    os.truncate(path, size_bytes)
+    with pytest.raises(StoreError, match=r"a\.tar is damaged, or cut off: .* is all zeros"):
+        len(TarStore(path))
+
+
+@pytest.mark.parametrize("record_bytes", [512, 1024, 10_240, 1 << 14, 1 << 20])
+def test_zeros_that_fill_up_the_last_record_are_the_end(tmp_path, record_bytes):
+    path = write(tmp_path / "a.tar", {f"{i}.jpg": b"x" * 600 for i in range(7)})
+    os.truncate(path, 7 * 1536 + 1024)
+    os.truncate(path, -(-path.stat().st_size // record_bytes) * record_bytes)
+    assert len(TarStore(path)) == 7
+
+
+@pytest.mark.parametrize("kind", [b"L", b"K", b"x", b"g"])
+def test_a_header_that_would_fill_the_memory_is_an_error_before_it_is_read(tmp_path, kind):
+    """tarfile reads long names and PAX's fields whole; a hole in a file has any length."""
+    header = tarfile.TarInfo("long")
+    header.type, header.size = kind, 1 << 32
+    path = tmp_path / "a.tar"
+    path.write_bytes(header.tobuf(tarfile.GNU_FORMAT))
+    os.truncate(path, (1 << 32) + 2048)
+    tracemalloc.start()
+    try:
+        with pytest.raises(StoreError, match=r"a\.tar is .*: a header of 4,294,967,296 bytes"):
+            len(TarStore(path))
+        assert tracemalloc.get_traced_memory()[1] < 1 << 20
+    finally:
+        tracemalloc.stop()
+
+
+@pytest.mark.parametrize("is_padded", [True, False])
+def test_tar_files_one_behind_the_other_are_read_to_the_end(tmp_path, is_padded):
+    with open(tmp_path / "all.tar", "wb") as joined:
+        for first in (0, 3, 6):
+            files = {f"{i}.txt": b"text %d" % i for i in range(first, first + 3)}
+            data = write(tmp_path / "a.tar", files).read_bytes()
+            joined.write(data if is_padded else data[: 3 * 1024 + 1024])
+    with TarStore(tmp_path / "all.tar") as store:
+        assert [record.sample["txt"] for record in store.get_many(range(9))] == [
+            f"text {i}" for i in range(9)
+        ]
+
+
+def test_what_follows_the_end_and_is_no_tar_file_is_an_error(tmp_path):
+    path = write(tmp_path / "a.tar", pairs(0))
+    size_bytes = path.stat().st_size
+    with path.open("ab") as file:
+        file.write(b"more" * 200)
+    with pytest.raises(StoreError, match=rf"a\.tar is damaged: at byte {size_bytes:,} there is"):
+        len(TarStore(path))
+
+
+def test_shards_without_a_sample_are_an_error_and_one_beside_others_is_none(tmp_path):
+    write(tmp_path / "a.tar", {})
+    with pytest.raises(StoreError, match=r"a\.tar has no sample"):
+        len(TarStore(tmp_path / "a.tar"))
+    write(tmp_path / "b.tar", pairs(0))
+    assert len(TarStore(tmp_path)) == 10
+    (tmp_path / "a.tar").write_bytes(bytes(1 << 14))
+    with pytest.raises(StoreError, match=r"a\.tar is damaged, or cut off"):
+        len(TarStore(tmp_path))
+
+
 @pytest.mark.parametrize(
     ("content", "message"),
     [
@@ -195,6 +276,13 @@ def test_two_files_of_one_name_in_a_sample_are_an_error(tmp_path):
         for name in ("1.jpg", "2.jpg", "1.JPG"):
             add(tar, name, b"...")
     with pytest.raises(StoreError, match=r"a\.tar has two files 1\.jpg"):
+        len(TarStore(tmp_path / "a.tar"))
+
+
+@pytest.mark.parametrize("name", ["../1.jpg", "a/../../1.jpg", "/a/../1.jpg"])
+def test_a_name_that_leads_out_of_a_folder_is_an_error(tmp_path, name):
+    write(tmp_path / "a.tar", {"0.jpg": b"...", "..a/1..jpg": b"...", name: b"..."})
+    with pytest.raises(StoreError, match=rf"a\.tar has a file '{name}', which would lie outside"):
         len(TarStore(tmp_path / "a.tar"))
 
 
@@ -273,6 +361,8 @@ def test_a_missing_shard_is_named(shards):
         ("1.npy", b"\x93NUMPY", r"1\.npy in .*a\.tar cannot be read"),
         ("1.npy", npy(np.array([{}])), r"1\.npy in .*array of objects, which are pickles"),
         ("1.npy", npy(np.zeros(4))[:-1], r"1\.npy in .*does not fit its bytes"),
+        ("1.npy", npy(np.zeros(4)).replace(b"}", b"'"), r"1\.npy in .*a\.tar cannot be read"),
+        ("1.npy", npy(np.zeros(4)).replace(b"'<f8'", b"[]   "), r"1\.npy in .*cannot be read"),
     ],
 )
 def test_a_file_that_is_not_what_it_says_is_named(tmp_path, name, data, message):
@@ -290,6 +380,15 @@ def test_an_array_that_claims_a_terabyte_takes_no_memory(tmp_path):
         pytest.raises(StoreError, match=r"cannot be read"),
     ):
         store.get_many([0])
+
+
+def test_a_sample_larger_than_the_limit_is_an_error_and_a_shard_may_be_larger(tmp_path):
+    path = write(tmp_path / "a.tar", {"1.bin": b"12345", "1.txt": b"67", "2.bin": b"1234567"})
+    with open_store(path, max_file_size=7) as store:
+        assert [len(record.sample) for record in store.get_many([0, 1])] == [2, 1]
+        store.max_file_size = 6
+        with pytest.raises(StoreError, match=r"1\.txt in .*a\.tar: .* 7 bytes, and 6 is the most"):
+            store.get_many([0])
 
 
 def test_a_shard_that_changes_is_noticed(shards):

@@ -14,6 +14,7 @@ import pytest
 from penstock import Loader, sample_rng
 from penstock.data import IterableDataset, shard
 from penstock.engine.generator_watch import GeneratorWatch
+from penstock.errors import ConfigError
 
 
 class Transformed:
@@ -154,15 +155,60 @@ def test_an_init_function_that_seeds_a_shared_generator_is_named():
     assert "uses numpy.random" in str(warning.message)
 
 
-def test_a_stream_that_shuffles_with_a_shared_generator_is_named():
-    class Shuffled(IterableDataset):
-        def __iter__(self):
-            items = list(range(40))
-            random.shuffle(items)
-            return shard(items)
+class Shuffled(IterableDataset):
+    def __init__(self, shuffle):
+        self.shuffle = shuffle
 
-    (warning,) = epochs(Shuffled())
-    assert "Shuffled.__iter__" in str(warning.message)
+    def __iter__(self):
+        items = list(range(40))
+        self.shuffle(items)
+        return shard(items)
+
+
+class ShuffledAsItGoes(Shuffled):
+    def __iter__(self):
+        yield from super().__iter__()
+
+
+def shuffle_by_random(items):  # random.shuffle itself is pickled with a generator of its own
+    random.shuffle(items)
+
+
+def shuffle_by_numpy(items):
+    np.random.shuffle(items)
+
+
+def shuffle_by_torch(items):
+    torch = pytest.importorskip("torch")
+    items[:] = torch.randperm(len(items)).tolist()
+
+
+def shuffle_by_its_own(items):
+    np.random.default_rng((7, 0)).shuffle(items)
+
+
+SHUFFLES = (shuffle_by_random, shuffle_by_numpy, shuffle_by_torch)
+
+
+@pytest.mark.filterwarnings("ignore:random numbers are drawn from generators of the whole process")
+@pytest.mark.parametrize("shuffle", SHUFFLES)
+@pytest.mark.parametrize("stream", [Shuffled, ShuffledAsItGoes])
+@pytest.mark.parametrize("on_error", ["raise", "skip"])
+def test_a_stream_that_shuffles_with_a_shared_generator_before_shard_is_refused(
+    shuffle, stream, on_error
+):
+    loader = Loader(stream(shuffle), 4, num_workers=2, backend="thread", on_error=on_error)
+    named = rf"not the same in all worker threads.* \({shuffle.__name__} .* uses .*\) draws from"
+    with pytest.raises(ConfigError, match=named):
+        list(loader)
+
+
+@pytest.mark.parametrize("num_workers", [1, 3])
+@pytest.mark.parametrize("stream", [Shuffled, ShuffledAsItGoes])
+def test_a_stream_that_shuffles_with_a_generator_of_its_own_is_dealt_out_whole(stream, num_workers):
+    loader = Loader(stream(shuffle_by_its_own), 4, num_workers=num_workers, backend="thread")
+    for _ in range(2):
+        assert sorted(np.concatenate(list(loader)).tolist()) == list(range(40))
 
 
 def own(x):

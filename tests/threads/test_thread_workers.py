@@ -685,32 +685,6 @@ def test_each_thread_knows_itself_and_the_trainer_is_no_worker():
     assert get_worker_info() is None
 
 
-def test_a_stream_that_asks_torch_for_its_share_is_told_that_it_cannot_know():
-    data = pytest.importorskip("torch.utils.data")
-    from penstock.torch import DataLoader
-    from penstock.torch.worker import get_worker_info as ours
-
-    class Asks(data.IterableDataset):
-        ask = staticmethod(data.get_worker_info)
-
-        def __iter__(self):
-            info = self.ask()
-            first, step = (0, 1) if info is None else (info.id, info.num_workers)
-            return iter(range(first, 12, step))
-
-    with pytest.warns(UserWarning, match="get_worker_info.. knows nothing of threads"):
-        batches = list(DataLoader(Asks(), batch_size=2, num_workers=2, backend="thread"))
-    assert len(batches) == 12  # every sample came twice
-
-    class AsksUs(Asks):
-        ask = staticmethod(ours)
-
-    batches = list(DataLoader(AsksUs(), batch_size=2, num_workers=2, backend="thread"))
-    assert sorted(x for batch in batches for x in batch.tolist()) == list(range(12))
-    assert data.get_worker_info() is None
-    assert ours() is None
-
-
 def test_a_stream_that_cannot_be_copied_is_refused_for_several_threads():
     class Locked(IterableDataset):
         def __init__(self):

@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 import numpy as np
 import torch
@@ -20,6 +20,7 @@ def assert_same(expected, got, path="batch"):
     elif isinstance(expected, np.ndarray):
         assert (got.dtype, got.shape) == (expected.dtype, expected.shape), path
         assert got.flags.f_contiguous == expected.flags.f_contiguous, path
+        assert got.flags.writeable == expected.flags.writeable, path
         if expected.dtype.hasobject:
             assert_same(expected.tolist(), got.tolist(), path)
         else:
@@ -28,7 +29,7 @@ def assert_same(expected, got, path="batch"):
         assert list(got) == list(expected), path
         for key in expected:
             assert_same(expected[key], got[key], f"{path}[{key!r}]")
-    elif isinstance(expected, (list, tuple)):
+    elif isinstance(expected, Sequence) and not isinstance(expected, (str, bytes)):
         assert len(got) == len(expected), path
         for position, (one, other) in enumerate(zip(expected, got, strict=True)):
             assert_same(one, other, f"{path}[{position}]")

@@ -23,7 +23,12 @@ DTYPES = (
 )  # fmt: skip
 
 
-def ours(samples):
+in_either_memory = pytest.mark.parametrize(
+    "stays_here", [False, True], ids=["memory given", "torch's own memory"]
+)
+
+
+def ours(samples, *, stays_here=False):
     """Collate; what is handed out is full of what an earlier batch left there."""
 
     def used(shape, dtype):
@@ -31,6 +36,7 @@ def ours(samples):
         array.reshape(-1).view(np.uint8)[:] = 0xA5
         return array
 
+    used.stays_here = stays_here
     return TensorCollator(used).batch(samples)
 
 
@@ -56,15 +62,25 @@ def same_arrays(draw):
     return made
 
 
+@in_either_memory
 @given(same_arrays())
-def test_arrays_become_the_tensor_that_torch_makes_of_them(arrays):
-    assert_equal(ours(arrays), torchs(arrays))
+def test_arrays_become_the_tensor_that_torch_makes_of_them(stays_here, arrays):
+    assert_equal(ours(arrays, stays_here=stays_here), torchs(arrays))
 
 
+@in_either_memory
 @given(same_arrays())
-def test_tensors_become_the_tensor_that_torch_makes_of_them(arrays):
+def test_tensors_become_the_tensor_that_torch_makes_of_them(stays_here, arrays):
     tensors = [torch.from_numpy(array) for array in arrays]
-    assert_equal(ours(tensors), torchs(tensors))
+    assert_equal(ours(tensors, stays_here=stays_here), torchs(tensors))
+
+
+@in_either_memory
+def test_a_batch_is_contiguous_whatever_the_strides_of_its_samples(stays_here):
+    samples = [torch.rand(2, 3, 4, 5).to(memory_format=torch.channels_last)] * 2
+    batch = ours(samples, stays_here=stays_here)
+    assert batch.is_contiguous()
+    assert_equal(batch, torchs(samples))
 
 
 @pytest.mark.parametrize("convert", [np.asarray, torch.as_tensor])
@@ -98,11 +114,12 @@ def test_arrays_go_to_the_device_that_torch_puts_them_on(length):
     assert_equal(ours(samples), before)
 
 
-def test_a_gradient_goes_through_the_batch():
+@in_either_memory
+def test_a_gradient_goes_through_the_batch(stays_here):
     weight = torch.ones(3, requires_grad=True)
     for samples in ([torch.zeros(3), weight * 2], [weight * 2, torch.zeros(3)]):
         weight.grad = None
-        ours(samples).sum().backward()
+        ours(samples, stays_here=stays_here).sum().backward()
         assert weight.grad.tolist() == [2.0, 2.0, 2.0]
 
 

@@ -3,20 +3,26 @@
 
 from __future__ import annotations
 
+import copy
 import inspect
 import pickle
+import sys
 import time
 import warnings
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
+import numpy as np
 import pytest
 import torch
 import torch.utils.data as theirs
 from tests.torch.datasets_for_tests import Rows, SizedStream, Stream, WorkerReport
 
 import penstock.torch as ours
-from penstock import sampling
+from penstock import Loader, sampling
 from penstock.errors import ConfigError
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
 
 LEFT_OUT = {  # DataPipes and what belongs to them, deprecated in torch; and one private name
     "DFIterDataPipe",
@@ -279,6 +285,27 @@ def test_a_loader_that_is_pickled_and_back_gives_the_same(num_workers: int) -> N
         assert torch.equal(i, j)
 
 
+@pytest.mark.parametrize("refused", [pickle.dumps, copy.copy, copy.deepcopy])
+@pytest.mark.parametrize(
+    "options", [{}, {"seed": 1}, {"num_workers": 1, "persistent_workers": True}], ids=str
+)
+def test_an_iterator_is_neither_pickled_nor_copied_as_torchs_is_not(
+    options: dict[str, Any], refused: Callable[[Any], object]
+) -> None:
+    def refuse(make: Any, **more: Any) -> None:
+        batches = iter(make(range(3), **options, **more))
+        with pytest.raises(NotImplementedError, match="cannot be pickled"):
+            refused(batches)
+        assert len(list(batches)) == 3
+
+    if "seed" not in options:
+        refuse(theirs.DataLoader)
+    refuse(ours.DataLoader)
+    refuse(Loader)
+    if "num_workers" in options:
+        refuse(ours.DataLoader, seed=1)  # its persistent iterator is another one
+
+
 # Wrong arguments
 
 
@@ -374,7 +401,10 @@ class Steps:
         self.steps = [abs, lambda x: x]
 
 
-def test_what_cannot_be_pickled_is_named_by_its_attribute_path() -> None:
+def test_what_cannot_be_pickled_is_named_by_its_attribute_path(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setitem(sys.modules, "cloudpickle", None)
     dataset = Rows()
     dataset.transform = Steps()
     loader = ours.DataLoader(dataset, num_workers=1, multiprocessing_context="spawn")
@@ -405,6 +435,57 @@ def test_a_sample_of_another_shape_is_named_with_both_shapes(num_workers: int) -
         assert word in message
     assert "(3, 4)" in message or "[3, 4]" in message
     assert "(3, 7)" in message or "[3, 7]" in message
+
+
+class Lacking(Rows):
+    """Samples 1, 5 and 6 are None; every sample is of a file."""
+
+    def __init__(self, make: Callable[[int], object]) -> None:
+        super().__init__(8)
+        self.make = make
+
+    def __getitem__(self, index: int) -> object:
+        return None if index in (1, 5, 6) else self.make(3)
+
+    def describe(self, index: int) -> str:
+        return f"photo{index}.jpg"
+
+
+class LackingStream(theirs.IterableDataset):
+    """The same samples as a stream."""
+
+    def __init__(self, make: Callable[[int], object]) -> None:
+        self.rows = Lacking(make)
+
+    def __iter__(self) -> Iterator[object]:
+        return (self.rows[index] for index in range(8))
+
+
+SAMPLES = {"number": int, "array": np.zeros, "tensor": torch.zeros}
+
+
+@pytest.mark.parametrize("num_workers", [0, 1])
+@pytest.mark.parametrize("sampler", [[1, 2, 3, 5], [2, 1, 3, 5]], ids=["first", "later"])
+@pytest.mark.parametrize("make", SAMPLES.values(), ids=SAMPLES)
+def test_a_sample_that_is_none_is_named_and_torchs_error_stays(
+    make: Callable[[int], object], sampler: list[int], num_workers: int
+) -> None:
+    options = {"batch_size": 4, "sampler": sampler, "num_workers": num_workers}
+    with pytest.raises((TypeError, RuntimeError, AttributeError)) as of_torch:
+        next(iter(theirs.DataLoader(Lacking(make), **options)))
+    message = str(of_torch.value).splitlines()[-1]  # from a worker it is a traceback
+    with pytest.raises(type(of_torch.value)) as caught:
+        next(iter(ours.DataLoader(Lacking(make), **options)))
+    assert str(caught.value).startswith(message.removeprefix(f"{type(caught.value).__name__}: "))
+    note = caught.value.__notes__[0]
+    assert "returned None for sample 1 (photo1.jpg), sample 5 (photo5.jpg): return a" in note
+    assert "on_error='skip'" in note
+
+
+def test_a_sample_of_a_stream_that_is_none_is_named_by_its_place() -> None:
+    with pytest.raises(RuntimeError) as caught:
+        list(ours.DataLoader(LackingStream(int), batch_size=8))
+    assert "of the 8 samples of this batch, those at [1, 5, 6] are" in caught.value.__notes__[0]
 
 
 class OddError(Exception):
@@ -482,3 +563,23 @@ def test_only_a_worker_has_worker_info() -> None:
     assert ids == [[0, 0], [1, 1]]
     assert ours.get_worker_info() is None
     assert theirs.get_worker_info() is None
+
+
+class EndingAt9(theirs.Dataset):
+    def __len__(self):
+        return 32
+
+    def __getitem__(self, index):
+        return next(iter([])) if index == 9 else index
+
+
+@pytest.mark.parametrize("options", [{}, {"num_workers": 2}, {"num_workers": 2, "seed": 3}])
+def test_stop_iteration_of_a_sample_ends_the_epoch_as_in_torch_and_is_told_once(options):
+    loader = ours.DataLoader(EndingAt9(), batch_size=4, **options)
+    with pytest.warns(UserWarning, match="StopIteration was raised while reading sample 9") as told:
+        epochs = [[batch.tolist() for batch in loader] for _ in range(2)]
+    assert len(told) == 1
+    torchs = theirs.DataLoader(EndingAt9(), batch_size=4)
+    assert (
+        epochs == [[batch.tolist() for batch in torchs]] * 2 == [[[0, 1, 2, 3], [4, 5, 6, 7]]] * 2
+    )

@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import random
 from dataclasses import dataclass, field
-from multiprocessing import resource_sharer
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -41,6 +40,7 @@ from tests.torch.datasets_for_tests import (
     collate_as_they_are,
     collate_examples,
     collate_ragged,
+    collate_read_only,
     collate_with_extras,
     double,
     mark_worker,
@@ -261,6 +261,9 @@ CASES = [
     *for_workers("dataclasses as they are", Examples, batch_size=4, collate_fn=collate_as_they_are),
     *for_workers("collate that draws", Augmented, batch_size=4, collate_fn=collate_with_extras),
     *for_workers("ragged batches", Rows, batch_size=4, collate_fn=collate_ragged, workers=(0, 3)),
+    *for_workers(
+        "read-only arrays", Rows, batch_size=4, collate_fn=collate_read_only, workers=(0, 1)
+    ),
     # datasets
     *for_workers("__getitems__", RowsByBatch, batch_size=4, shuffle=True),
     *for_workers("__getitems__, unbatched", RowsByBatch, batch_size=None, workers=(0, 1)),
@@ -490,13 +493,6 @@ def states(generator: torch.Generator | None) -> dict[str, object]:
         "python": random.getstate(),
         "numpy": (keys.tobytes(), position),
     }
-
-
-@pytest.fixture(autouse=True)
-def no_resource_sharer() -> Iterator[None]:
-    """End the thread and the socket by which torch's loader sends indices that are tensors."""
-    yield
-    resource_sharer.stop()
 
 
 @pytest.mark.parametrize("combination", CASES, ids=lambda c: c.name)

@@ -144,14 +144,20 @@ def test_the_same_object_twice_is_the_same_object_again():
     assert got[0] is got[1]
 
 
-def test_received_arrays_are_aligned_and_writable_if_they_were():
+@pytest.mark.parametrize("order", ["C", "F"])
+def test_received_arrays_are_aligned_and_writable_whatever_they_were(order):
     pipe = Pipe()
-    frozen = np.arange(5000)
+    frozen = np.arange(5000).reshape((50, 100), order=order)
     frozen.flags.writeable = False
-    _, (large, small, still_frozen) = pipe.send([np.ones(6001, np.uint8), np.arange(3), frozen])
-    large[0] = small[0] = 0
-    assert not still_frozen.flags.writeable
-    assert large.ctypes.data % 64 == still_frozen.ctypes.data % 64 == 0
+    small = np.frombuffer(b"123", np.uint8)
+    sent = [np.ones(6001, np.uint8), small, frozen, frozen]
+    _, got = pipe.send(sent)
+    assert [array.tolist() for array in got] == [array.tolist() for array in sent]
+    assert [array.strides for array in got] == [array.strides for array in sent]
+    assert got[2] is got[3]
+    for array in got:
+        array[0] = 0
+    assert got[0].ctypes.data % 64 == got[2].ctypes.data % 64 == 0
 
 
 def test_a_tree_that_does_not_pickle_leaves_no_slot_taken():

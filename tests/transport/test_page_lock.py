@@ -16,6 +16,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 from tests.transport.fake_page_lock import FakePageLock, Fence, kind_of_memory
 
+from penstock import forks
 from penstock.engine.backends import open_backend
 from penstock.engine.epoch import Epoch
 from penstock.engine.order import TaskDone
@@ -248,7 +249,10 @@ TestLeases.settings = settings(max_examples=60, stateful_step_count=40, deadline
 
 
 class ArenaMachine(RuleBasedStateMachine):
-    """A worker, a trainer, and a device that is behind: it never reads what it was not told."""
+    """A worker, a trainer, and a device that is behind: it never reads what it was not told.
+
+    Other threads fork meanwhile; no slot is used again that was leased when a child appeared.
+    """
 
     def __init__(self):
         super().__init__()
@@ -256,8 +260,10 @@ class ArenaMachine(RuleBasedStateMachine):
         self.pool = SlotPool(max_free=2)
         self.writer = SlotWriter(self.pool)
         self.arena = Arena(self.device)
-        self.held = []
+        self.held = []  # (slot, its bytes)
         self.num_batches = 0
+        self.num_forks = 0  # under way, each in a thread of its own
+        self.inherited = set()
 
     @rule(size=st.integers(4096, 200_000))
     def make_and_deliver(self, size):
@@ -266,12 +272,12 @@ class ArenaMachine(RuleBasedStateMachine):
         array[:] = self.num_batches % 251
         extent = self.writer.place(array)
         leased = deliver(self.pool, self.arena, self.writer.finish())
-        self.held.append(np.frombuffer(leased[extent.slot], np.uint8)[:size])
+        self.held.append((extent.slot, np.frombuffer(leased[extent.slot], np.uint8)[:size]))
 
     @precondition(lambda self: self.held)
     @rule(data=st.data(), is_copied=st.booleans())
     def drop_one(self, data, is_copied):
-        array = self.held.pop(data.draw(st.integers(0, len(self.held) - 1)))
+        _, array = self.held.pop(data.draw(st.integers(0, len(self.held) - 1)))
         if is_copied:
             self.device.begin_to_copy(array)
 
@@ -282,12 +288,26 @@ class ArenaMachine(RuleBasedStateMachine):
     @rule()
     def tell_the_worker(self):
         freed, retired = self.arena.take_freed()
+        assert self.inherited.isdisjoint(freed)
         self.pool.release(freed)
         self.pool.retire(retired)
 
+    @precondition(lambda self: self.num_forks < 2)
     @rule()
-    def fork(self):
-        self.arena.retire_leased()
+    def begin_a_fork(self):
+        self.num_forks += 1
+        forks._begun.append(0)
+
+    @precondition(lambda self: self.num_forks)
+    @rule()
+    def a_child_appears(self):
+        self.inherited.update(slot for slot, _ in self.held)
+
+    @precondition(lambda self: self.num_forks)
+    @rule()
+    def end_a_fork(self):
+        self.num_forks -= 1
+        forks._over.append(0)
 
     @invariant()
     def nothing_is_wrong(self):
@@ -295,6 +315,8 @@ class ArenaMachine(RuleBasedStateMachine):
         assert self.device.size_bytes == self.arena.size_bytes
 
     def teardown(self):
+        while self.num_forks:
+            self.end_a_fork()
         self.held.clear()
         del self.arena
         self.pool.close()
@@ -322,7 +344,7 @@ def test_a_slot_that_cools_at_a_fork_comes_back_and_a_leased_one_does_not():
     del array
     assert arena.take_freed() == ([], [])
     assert arena.num_leases == 1
-    arena.retire_leased()
+    assert in_child(lambda: True)
     device.begin_to_copy(held)
     del held
     assert arena.take_freed() == ([], [])
@@ -395,7 +417,7 @@ def test_a_garbage_collection_in_another_thread_ends_leases():
             freed, retired = arena.take_freed()
             pool.release(freed)
             if number == 30:
-                arena.retire_leased()
+                assert in_child(lambda: True)
             pool.retire(retired)
     finally:
         stopping.set()

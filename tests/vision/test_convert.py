@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import re
 from pathlib import Path
@@ -10,6 +11,7 @@ from pathlib import Path
 import pytest
 from tests.vision.annotations.making import same
 
+from penstock import vision
 from penstock.errors import ConfigError, StoreError
 from penstock.vision.annotations.imglab import read_imglab
 from penstock.vision.annotations.landmark_list import LandmarkColumns, read_landmark_list
@@ -293,12 +295,13 @@ def test_no_key_leads_out_of_the_folder(tmp_path, name):
     inside = tmp_path / "in/side"
     picture(inside / "evil.jpg")
     (inside / "l.txt").write_text(f"{name}.jpg 1 2\n")
-    told = pytest.raises(StoreError, match=r"evil\.jpg is not there")
-    if name == "./evil":
-        convert(inside / "l.txt", inside / "o", source_format="landmarks", target_format="voc")
-    else:
-        with told:
-            convert(inside / "l.txt", inside / "o", source_format="landmarks", target_format="voc")
+    for follow_links, said in ((False, "1 of 1 files are outside of"), (True, "is not there")):
+        told = pytest.raises(StoreError, match=rf"{said}.*evil\.jpg|evil\.jpg {said}")
+        with contextlib.nullcontext() if name == "./evil" else told:
+            convert(
+                inside / "l.txt", inside / f"{follow_links}", source_format="landmarks",
+                target_format="voc", follow_links=follow_links,
+            )  # fmt: skip
     convert(
         inside / "l.txt", inside / "p", source_format="landmarks", target_format="voc",
         images="reference",
@@ -427,3 +430,65 @@ def test_real_faces_through_every_form_and_back(data_dir, tmp_path):
         for a, b in zip(one_image.objects, other.objects, strict=True):
             assert (a.box_xyxy_px, a.landmarks_xy_px) == (b.box_xyxy_px, b.landmarks_xy_px)
             assert (a.landmark_names, b.class_name) == (b.landmark_names, "face")
+
+
+LINES = {
+    "landmarks": "voc/JPEGImages/{}.jpg 1 2 3 4 0 0 40 30 cat\n",
+    "image-list": "voc/JPEGImages/{}.jpg cat\n",
+}
+COLUMNS = {"landmarks": {"num_landmarks": 2, "has_box": True, "classes": ["class"]}}
+READERS = {
+    "voc": lambda: vision.VOCDetection("made", "train", bad_boxes="keep"),
+    "yolo": lambda: vision.YOLODetection("made"),
+    "imglab": lambda: vision.ImglabDetection("made/imglab.xml"),
+    "landmarks": lambda: vision.LandmarkList("made/landmarks.txt", **COLUMNS["landmarks"]),
+    "image-list": lambda: vision.ImageList("made/images.txt"),
+}
+REPEATS = (
+    "5 repeats of images: each file is there once, and the list of the split 'train' names it as "
+    "often as the source"
+)
+
+
+@pytest.mark.parametrize(
+    ("form", "target"),
+    [*(("landmarks", target) for target in READERS), ("image-list", "voc")],
+)
+def test_repeated_lines_are_repeated_samples_in_every_format(
+    source, tmp_path, monkeypatch, form, target
+):
+    monkeypatch.chdir(tmp_path)
+    names = [*"abaabaa"]
+    Path("balanced.txt").write_text("".join(map(LINES[form].format, names)))
+    listed = Source("balanced.txt", form, COLUMNS.get(form, {}))
+    report = convert(listed, "made", target_format=target, images="link")
+    assert (report.num_images, report.num_objects) == (2, 2)
+    assert (REPEATS in report.notes) == (target in ("voc", "yolo"))
+    dataset = READERS[target]()
+    assert [Path(dataset.describe(n)).stem for n in range(len(dataset))] == names
+    if target != "image-list":
+        assert {len(dataset[n]["labels"]) for n in range(len(dataset))} == {1}
+
+
+def test_repeats_go_from_a_split_to_a_list(source, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (source / "ImageSets/Main").mkdir(parents=True)
+    (source / "ImageSets/Main/val.txt").write_text("b\na\nb\n")
+    convert(source, "again", target_format="voc")
+    assert Path("again/ImageSets/Main/val.txt").read_text() == "b\na\nb\n"
+    assert len(files_of("again/Annotations")) == 3
+    convert(source, "list.txt", target_format="landmarks", split="val")
+    lines = [line.split()[0] for line in Path("list.txt").read_text().splitlines()]
+    assert [Path(line).stem for line in lines] == ["b", "a", "a", "b"]  # a has two objects
+    assert len(convert(source, "yolo", target_format="yolo").notes) == 0
+    data = vision.YOLODetection("yolo", "val")
+    assert [Path(data.describe(n)).stem for n in range(len(data))] == ["b", "a", "b"]
+
+
+def test_repeats_of_two_sources_are_as_many_as_of_the_one_that_has_most(source, tmp_path):
+    listed = tmp_path / "list.txt"
+    listed.write_text("voc/JPEGImages/a.jpg cat\n" * 3 + "voc/JPEGImages/c.jpg fox\n")
+    (source / "ImageSets/Main").mkdir(parents=True)
+    (source / "ImageSets/Main/val.txt").write_text("b\nc\n")
+    report = convert([source, Source(listed, "image-list")], tmp_path / "made", target_format="voc")
+    assert "2 repeats of images are left out: no split has them" in report.notes

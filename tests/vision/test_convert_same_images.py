@@ -137,9 +137,11 @@ def test_two_sizes_of_one_image_in_one_source_are_an_error(tmp_path):
 
 def test_an_object_of_one_source_is_one_object_of_the_other_at_most(tmp_path):
     root = voc(tmp_path / "voc", a=one() + one(box=(1, 1, 9, 9)))
-    (tmp_path / "list.txt").write_text("voc/JPEGImages/a.jpg 4 5 1 2 20 15\n" * 2)
+    (tmp_path / "list.txt").write_text(
+        "voc/JPEGImages/a.jpg 4 5 1 2 20 15\nvoc/JPEGImages/a.jpg 6 7 1 2 20 15\n"
+    )
     source = Source(tmp_path / "list.txt", "landmarks", {"num_landmarks": 1, "has_box": True})
     report = convert([root, source], tmp_path / "one", target_format="voc")
     assert (report.num_objects, report.num_joined) == (3, 1)
     (image,) = read_voc_folder(tmp_path / "one")
-    assert [found.landmarks_xy_px for found in image.objects] == [((4, 5),), (), ((4, 5),)]
+    assert [found.landmarks_xy_px for found in image.objects] == [((4, 5),), (), ((6, 7),)]

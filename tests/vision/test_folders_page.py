@@ -12,6 +12,7 @@ import pytest
 from penstock.data.ragged import RaggedArray
 from penstock.errors import StoreError
 from penstock.stores import pack
+from penstock.vision import ImageFolder
 
 cv2 = pytest.importorskip("cv2")
 Image = pytest.importorskip("PIL.Image")
@@ -33,6 +34,9 @@ def folders(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     for name in ("dress/1", "hat/2", "pants/3"):
         write_image(Path("clothes/train", f"{name}.jpg"))
+    for name in ("dress/1", "pants/3"):
+        write_image(Path("clothes/few", f"{name}.jpg"))
+    Path("clothes/few/hat").mkdir()
     write_image(Path("photos/1.jpg"))
     for name, kind in (("1", "cat"), ("2", "dog")):
         write_image(Path(f"VOC2012/JPEGImages/{name}.jpg"))
@@ -52,6 +56,7 @@ def test_the_python_of_the_page_runs(folders, capsys):
     assert capsys.readouterr().out.splitlines() == [
         "['dress', 'hat', 'pants']",
         "1",
+        "['dress', 'hat', 'pants']",
         "None",
         "('cat',)",
         "[[ 67.  10. 200. 150.]]",
@@ -68,10 +73,21 @@ def test_the_python_of_the_page_runs(folders, capsys):
 
 @pytest.mark.skipif(not PAGE.exists(), reason="the pages are not there")
 def test_the_refusal_on_the_page_is_the_one_that_is_given(folders):
-    (said,) = re.findall(r"^penstock pack: (.*) …$", PAGE.read_text(), re.MULTILINE)
+    (said,) = re.findall(r"^penstock: (.*) …$", PAGE.read_text(), re.MULTILINE)
     pack("clothes/train", "again", num_workers=0)
     Path("again/annotations").mkdir()
     Path("again/annotations/work.csv").write_text("1, cat")
     with pytest.raises(StoreError) as caught:
         pack("clothes/train", "again", num_workers=0)
     assert str(caught.value).replace(str(folders), "/data").startswith(said)
+
+
+@pytest.mark.skipif(not PAGE.exists(), reason="the pages are not there")
+def test_what_is_said_of_annotations_on_the_page_is_what_is_given(folders):
+    (said,) = re.findall(r"^StoreError: (.*)$", PAGE.read_text(), re.MULTILINE)
+    write_image(Path("masks/images/1.jpg"))
+    Path("masks/annotations").mkdir()
+    Path("masks/annotations/1.xml").write_text("<annotation/>")
+    with pytest.raises(StoreError) as caught:
+        ImageFolder("masks")
+    assert str(caught.value) == said

@@ -4,9 +4,11 @@
 from __future__ import annotations
 
 from enum import StrEnum
-from typing import TYPE_CHECKING, Annotated, Final
+from typing import TYPE_CHECKING, Annotated, Final, Literal
 
 import typer
+
+from penstock.errors import ConfigError
 
 if TYPE_CHECKING:
     from penstock.vision.datasets.box_policy import BadBoxes as Policy
@@ -17,10 +19,15 @@ __all__ = [
     "SOURCE_HELP",
     "BadBoxes",
     "BadBoxesOption",
+    "ClassOf",
+    "ClassOfOption",
+    "Column",
+    "FollowLinksOption",
     "ImageField",
     "KeyField",
     "LabelField",
     "bad_boxes_text",
+    "workers_of",
 ]
 
 SOURCE_HELP: Final = (
@@ -46,6 +53,13 @@ class BadBoxes(StrEnum):
         """What the library calls it."""
         return self.value
 
+
+FollowLinksOption = Annotated[
+    bool,
+    typer.Option(
+        "--follow-links", help="Take files outside of SRC too, where links or names lead to them."
+    ),
+]
 
 BadBoxesOption = Annotated[
     BadBoxes | None,
@@ -78,6 +92,29 @@ def _counted(counts: BoxCounts, *names: str) -> str:
     return ", ".join(f"{getattr(counts, n):,} {n}" for n in names if getattr(counts, n))
 
 
+class ClassOf(StrEnum):
+    """Which objects of an image say its class; see `penstock.labels_of`."""
+
+    all = "all"
+    first = "first"
+    rarest = "rarest"
+
+
+Column = Annotated[
+    str | None,
+    typer.Option(
+        "--column",
+        metavar="NAME",
+        help="Take classes from this field: an element or attribute of XML, as pose or difficult, "
+        "or a column that --classes names.",
+        show_default="the class",
+    ),
+]
+ClassOfOption = Annotated[
+    ClassOf,
+    typer.Option("--class-of", help="Which objects of an image say its class."),
+]
+
 # Fields of MongoDB's documents and columns of tables are one option with two names.
 ImageField = Annotated[
     str | None,
@@ -106,3 +143,16 @@ KeyField = Annotated[
         help="Field (MongoDB) or column (Parquet, Arrow) of keys.",
     ),
 ]
+
+
+def workers_of(text: str) -> int | Literal["auto"]:
+    """Return what `--workers` means.
+
+    Raises:
+        ConfigError: neither a number nor "auto".
+    """
+    if text == "auto":
+        return "auto"
+    if not text.isdecimal():
+        raise ConfigError(f'--workers must be a number from 0 on, or "auto", got {text!r}.')
+    return int(text)

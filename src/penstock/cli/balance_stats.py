@@ -3,15 +3,12 @@
 
 from __future__ import annotations
 
-import json
-import sys
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
-import typer
 
-from penstock.cli.lines import printable
 from penstock.errors import ConfigError
+from penstock.lines import say, say_json
 from penstock.sampling.balance import balance_report
 from penstock.sampling.repeat_factor import RepeatFactorSampler
 
@@ -30,6 +27,7 @@ def show_balance(
     class_names: Any,  # noqa: ANN401 - by number, if they are known
     choice: SamplerChoice,
     *,
+    column: str | None = None,
     png: Path | None,
     as_json: bool,
 ) -> None:
@@ -40,6 +38,7 @@ def show_balance(
         labels: Of its samples; None if they have none.
         class_names: By number; None if there are none.
         choice: The sampler.
+        column: The field of objects that the labels are, if one was asked for.
         png: Where a chart goes.
         as_json: Whether to print one JSON object.
 
@@ -63,16 +62,20 @@ def show_balance(
     if as_json:
         chosen = {"name": str(choice.kind), **choice.settings}
         record = {"address": address, "sampler": chosen, "balance": report.record()}
+        if column is not None:
+            record["column"] = column
         if about is not None:
             record["threshold"] = about
-        sys.stdout.write(json.dumps(record, indent=2) + "\n")
+        say_json(record)
     else:
-        typer.echo(f"{printable(address)}, sampler: {choice}\n")
+        by = "" if column is None else f", by {column}"
+        lines = [f"{address}{by}, sampler: {choice}", ""]
         if about is not None:
-            typer.echo(f"{printable(about)}\n")
-        typer.echo("\n".join(map(printable, str(report).splitlines())))
+            lines += [about, ""]
+        for line in [*lines, *str(report).splitlines()]:
+            say(line)
     if png is not None:  # beside JSON nothing is on stdout
-        typer.echo(printable(f"{png}: chart"), err=as_json)
+        say(f"{png}: chart", err=as_json)
 
 
 def _about_threshold(sampler: RepeatFactorSampler, report: BalanceReport) -> str:

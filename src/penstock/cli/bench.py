@@ -8,17 +8,21 @@ import json
 import os
 import platform
 import statistics
+import textwrap
 from dataclasses import asdict, dataclass
 from importlib.metadata import version
 from pathlib import Path  # noqa: TC003 - typer reads the annotations at run time
 from typing import TYPE_CHECKING, Annotated, Any, Final
 
 import typer
-from rich.console import Console
-from rich.progress import Progress
-from rich.table import Table
 
+from penstock.cli.outputs import check_output, write_output
+from penstock.cli.progress import Bar
+from penstock.cli.stats_tables import WIDTH
 from penstock.errors import ConfigError, WorkerError
+from penstock.lines import say
+from penstock.plural import counted
+from penstock.sampling.balance_text import aligned
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -85,39 +89,33 @@ def bench(
     from penstock.cli.decoding import find_images, sort_out_broken
     from penstock.cli.lane import Work
 
-    console = Console()
-    if json_file is not None:
-        _check_writable(json_file)
+    check_output("--json", json_file)
     paths, broken = sort_out_broken(find_images(folder), num_threads=os.cpu_count() or 1)
-    _report_broken(console, broken)
+    _report_broken(broken)
     if not paths:
         raise ConfigError(f"none of the {len(broken)} images in {folder} can be decoded.")
     work = Work(paths, size, batch_size, workers)
-    standings = _compare(console, work, warmup, rounds, epochs_per_round)
-    console.print(_table(standings, work))
+    standings = _compare(work, warmup, rounds, epochs_per_round)
+    for line in _table(standings, work):
+        say(line)
     _check_same(standings)
-    console.print(f"Both loaders gave bit-identical batches in {warmup} checked epoch(s).")
+    say(f"Both loaders gave bit-identical batches in {counted(warmup, 'checked epoch')}.")
     if json_file is not None:
-        json_file.write_text(json.dumps(_record(standings, work, broken), indent=2) + "\n")
+        record = json.dumps(_record(standings, work, broken), indent=2)
+        write_output("--json", json_file, f"{record}\n")
 
 
-def _check_writable(json_file: Path) -> None:
-    """Rather now than after minutes of work."""
-    if json_file.is_dir() or not json_file.parent.is_dir():
-        raise ConfigError(f"cannot write --json {json_file}: name a file in a folder that exists.")
-
-
-def _report_broken(console: Console, broken: Sequence[BrokenFile]) -> None:
+def _report_broken(broken: Sequence[BrokenFile]) -> None:
     for file in broken[:_MAX_NAMED]:
-        console.print(f"left out {file.path}: {file.reason}", markup=False, soft_wrap=True)
+        say(f"left out {file.path}: {file.reason}")
     if len(broken) > _MAX_NAMED:
-        console.print(f"… and {len(broken) - _MAX_NAMED} more")
+        say(f"… and {len(broken) - _MAX_NAMED} more")
     if broken:
-        console.print(f"{len(broken)} file(s) cannot be decoded and are left out.")
+        say(f"{counted(len(broken), 'file')} cannot be decoded: left out.")
 
 
 def _compare(
-    console: Console, work: Work, num_warmups: int, num_rounds: int, epochs_per_round: int
+    work: Work, num_warmups: int, num_rounds: int, epochs_per_round: int
 ) -> list[_Standing]:
     from penstock.cli.lane import Lane
 
@@ -127,19 +125,18 @@ def _compare(
             stack.enter_context(Lane("penstock", work)),
         ]
         standings = [_Standing(lane.name, [], []) for lane in lanes]
-        bar = stack.enter_context(Progress(console=console, transient=True))
-        task = bar.add_task("warm-up", total=2 * (num_warmups + num_rounds))
+        bar = stack.enter_context(Bar())
         for turn in range(num_warmups + num_rounds):
             is_check = turn < num_warmups
-            for lane, standing in zip(lanes, standings, strict=True):
+            for number, (lane, standing) in enumerate(zip(lanes, standings, strict=True)):
                 what = "warm-up" if is_check else f"round {turn - num_warmups + 1}"
-                bar.update(task, description=f"{what}: {lane.name}")
+                done = 2 * turn + number
+                bar.show(done, 2 * (num_warmups + num_rounds), f"{what}: {lane.name}")
                 if is_check:
                     standing.checks.append(_run(lane, turn, is_check=True))
                 else:
                     seeds = range(turn * epochs_per_round, (turn + 1) * epochs_per_round)
                     standing.rounds.append([_run(lane, s, is_check=False) for s in seeds])
-                bar.advance(task)
     return standings
 
 
@@ -160,32 +157,30 @@ def _check_same(standings: Sequence[_Standing]) -> None:
             )
 
 
-def _table(standings: Sequence[_Standing], work: Work) -> Table:
-    table = Table(
-        title=f"{len(work.paths):,} images, {work.size_px} px, batches of {work.batch_size}, "
-        f"{work.num_workers} workers, {len(standings[0].rounds)} rounds"
-    )
-    table.add_column("loader", no_wrap=True)
-    for heading in ("samples/s", "min-max", "CPU s/1,000", "memory", "ratio"):
-        table.add_column(heading, justify="right", no_wrap=True)
+def _table(standings: Sequence[_Standing], work: Work) -> list[str]:
+    rows = [["loader", "samples/s", "min-max", "CPU s/1,000", "memory", "ratio"]]
     base = statistics.median(standings[0].rates())
     for standing in standings:
         rates, cpu_s, peak = standing.rates(), standing.cpu_s_per_1000(), standing.peak_bytes()
-        table.add_row(
+        rows.append([
             f"{standing.name} {version(standing.name).partition('+')[0]}",
             f"{statistics.median(rates):,.0f}",
             f"{min(rates):,.0f}-{max(rates):,.0f}",
             "unknown" if cpu_s is None else f"{cpu_s:.2f}",
             "unknown" if peak is None else f"{peak / 2**20:,.0f} MiB",
             f"{statistics.median(rates) / base:.2f}x",
-        )
-    table.caption = (
+        ])  # fmt: skip
+    title = (
+        f"{counted(len(work.paths), 'image')}, {work.size_px} px, batches of {work.batch_size}, "
+        f"{counted(work.num_workers, 'worker')}, {counted(len(standings[0].rounds), 'round')}"
+    )
+    caption = (
         "samples/s: median of the rounds, workers already running. "
         "CPU seconds and peak memory: trainer and workers, with all batches that lie ready. "
         "Penstock keeps the memory of its batches for the next ones, whether they are in use or "
         "not; torch makes and frees memory for each batch, so between two it may have less."
     )
-    return table
+    return [title, "", *aligned(rows), "", *textwrap.wrap(caption, WIDTH), ""]
 
 
 def _record(

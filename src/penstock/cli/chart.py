@@ -11,8 +11,9 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator, StrMethodFormatter
 
 from penstock.cli.chart_style import BLUE, GREY, MAX_NAME, ORANGE, save, short, tidy
-from penstock.cli.lines import amount
 from penstock.cli.object_chart import draw_box_areas, draw_boxes_per_image
+from penstock.lines import amount
+from penstock.plural import counted
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -116,9 +117,9 @@ def _scale_counts(axes: Axes, classes: Classes) -> None:
 
 def _headline(classes: Classes) -> str:
     if classes.imbalance is None:
-        return f"{len(classes.ids):,} classes, all empty"
+        return f"{counted(len(classes.ids), 'class')}, all empty"
     return (
-        f"{len(classes.ids):,} classes, largest to smallest {classes.imbalance:,.1f} : 1, "
+        f"{counted(len(classes.ids), 'class')}, largest to smallest {classes.imbalance:,.1f} : 1, "
         f"effective {classes.effective_classes:,.1f}"
     )
 

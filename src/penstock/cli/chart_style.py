@@ -3,9 +3,10 @@
 
 from __future__ import annotations
 
+import io
 from typing import TYPE_CHECKING, Any, Final
 
-from penstock.errors import ConfigError
+from penstock.cli.outputs import write_output
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -45,7 +46,6 @@ def save(figure: Figure, png: Path) -> None:
     Raises:
         ConfigError: it cannot be written.
     """
-    try:
-        figure.savefig(png, format="png")
-    except OSError as error:
-        raise ConfigError(f"cannot write --png {png}: {error.strerror}.") from error
+    drawn = io.BytesIO()
+    figure.savefig(drawn, format="png")
+    write_output("--png", png, drawn.getvalue())

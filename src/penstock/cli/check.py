@@ -3,23 +3,26 @@
 
 from __future__ import annotations
 
-import json
 import os
-import sys
 import time
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Final, TypeVar
+from typing import TYPE_CHECKING, Annotated, Any, Final, NamedTuple, TypeVar
 
 import typer
 
 from penstock.cli.arguments import ImageField, KeyField, LabelField  # noqa: TC001 - typer's
-from penstock.cli.lines import printable, without_password
+from penstock.cli.list_options import option_of, takes_list_options
 from penstock.cli.progress import Bar
 from penstock.data import PackedList
+from penstock.errors import ConfigError
+from penstock.lines import say, say_json
+from penstock.plural import counted
+from penstock.secrets import without_password
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable, Mapping, Sequence
 
+    from penstock.cli.annotation_check import AnnotationFindings
     from penstock.cli.decoding import BrokenFile
     from penstock.cli.store_survey import BadRecord
     from penstock.cli.survey import Findings
@@ -29,15 +32,18 @@ __all__ = ["check"]
 
 T = TypeVar("T")
 
+_ANNOTATIONS: Final = (".txt", ".xml", ".yaml", ".yml")
 _MARKER: Final = ".penstock"  # that `pack` leaves in a folder which it makes
 
 
+@takes_list_options
 def check(
     what: Annotated[
         str,
         typer.Argument(
             metavar="WHAT",
-            help="A folder, searched for images, subfolders included; or a store's address.",
+            help="A folder, searched for images and annotations, subfolders included; an image, "
+            "imglab's or VOC's XML, YOLO's yaml file, a list; or a store's address.",
         ),
     ],
     workers: Annotated[
@@ -49,20 +55,25 @@ def check(
     image_field: ImageField = None,
     label_field: LabelField = None,
     key_field: KeyField = None,
+    *,
+    list_columns: Mapping[str, Any],
 ) -> None:
-    """Find the broken images or records of a folder or store.
+    """Find broken images, annotations or records of a folder or store.
 
     Every image is decoded whole, in worker processes; of a store every checksum is compared, and
-    every record with the index. VOC's annotations are read, and their images looked for. For each
-    broken one a line goes to stdout: its path or key, a tab, and what is wrong. The exit status is
-    1 if there are any, otherwise 0.
+    every record with the index. Annotations of VOC, YOLO and imglab are read, and their images
+    looked for. For each broken one a line goes to stdout: its path or key, a tab, and what is
+    wrong. Images in files without an image's suffix are counted on stderr. The exit status is 1 if
+    anything is broken, otherwise 0.
     """
+    if list_columns and not what.lower().endswith(".txt"):
+        raise ConfigError(f"{option_of(next(iter(list_columns)))} is for text lists.")
     num_workers = workers or _num_usable_cores()
     fields = {"image_field": image_field, "label_field": label_field, "key_field": key_field}
     if _is_store(what) or any(fields.values()):
         num_broken = _check_store(what, num_workers, fields, as_json=as_json)
     else:
-        num_broken = _check_folder(Path(what), num_workers, as_json=as_json)
+        num_broken = _check_files(Path(what), num_workers, list_columns, as_json=as_json)
     if num_broken:
         raise typer.Exit(1)
 
@@ -77,45 +88,90 @@ def _is_store(what: str) -> bool:
     return is_store(what) or read_marker(path) is not None
 
 
-def _check_folder(folder: Path, num_workers: int, *, as_json: bool) -> int:
-    from penstock.cli.annotation_check import broken_annotations, voc_folders
-    from penstock.cli.decoding import iter_image_paths, no_image_in
+def _check_files(what: Path, num_workers: int, columns: Mapping[str, Any], *, as_json: bool) -> int:
+    from penstock.cli.decoding import no_image_in
+    from penstock.cli.passed_over import passed_over_text
     from penstock.cli.survey import Findings, check_files
 
     start_s = time.monotonic()
-    paths = PackedList(sorted(iter_image_paths(folder)))
-    if not paths:
-        raise no_image_in(folder)
-    findings: Findings[BrokenFile] = Findings(len(paths))
-    num_annotations = 0
+    found = _found_in(what) if what.is_dir() else _found_in_file(what, columns)
+    passed_over = passed_over_text(found.passed_over, what)
+    if not found.images and not found.annotations.num_files:
+        raise no_image_in(what, passed_over)
+    annotations = found.annotations
+    findings: Findings[BrokenFile] = Findings(len(found.images))
+    findings.broken += annotations.broken
     try:
         with Bar() as bar:
-            for root in voc_folders(folder, paths):
-                num_found, broken = broken_annotations(root)
-                num_annotations += num_found
-                findings.broken += broken
-            check_files(paths, num_workers, findings, _tell(bar))
+            if found.images:
+                check_files(found.images, num_workers, findings, _tell(bar))
     finally:  # a check that is interrupted says what it has found so far
         wall_s = time.monotonic() - start_s
         broken = sorted(findings.broken, key=lambda file: str(file.path))
         if as_json:
-            _write_json(_record_of_files(findings, broken, wall_s, num_annotations))
+            say_json(_record_of_files(findings, broken, wall_s, found))
         else:
             _write_lines([(str(file.path), file.reason) for file in broken])
-        annotations = f" and {num_annotations:,} annotations" if num_annotations else ""
-        _summarise(findings, f"files{annotations}", wall_s)
+        count = annotations.num_files
+        also = f" and {counted(count, 'annotation')}" if count else ""
+        _summarise(findings, "file", also, wall_s)
+        if passed_over:
+            say(passed_over, err=True)
     return len(broken)
+
+
+class _Found(NamedTuple):
+    """What is checked, and what is not."""
+
+    images: Sequence[str]
+    annotations: AnnotationFindings
+    passed_over: Sequence[str] = ()
+
+
+def _found_in(folder: Path) -> _Found:
+    from penstock.cli.annotation_check import check_annotations
+    from penstock.cli.decoding import iter_files
+    from penstock.cli.passed_over import is_passed_over
+    from penstock.stores.folder.listing import IMAGE_SUFFIXES
+
+    images: list[str] = []
+    xml: list[str] = []
+    passed_over: list[str] = []
+    for path in iter_files(folder):
+        name = path.lower()
+        if name.endswith(IMAGE_SUFFIXES):
+            images.append(path)
+        elif name.endswith(".xml"):
+            xml.append(path)
+        elif is_passed_over(path):
+            passed_over.append(path)
+    packed = PackedList(sorted(images))
+    return _Found(packed, check_annotations(folder, packed, xml), passed_over)
+
+
+def _found_in_file(path: Path, columns: Mapping[str, Any]) -> _Found:
+    from penstock.cli.annotation_check import AnnotationFindings, check_annotated_file
+
+    if not path.exists():
+        raise ConfigError(f"{path} does not exist. Name a folder, a file or a store.")
+    if path.suffix.lower() not in _ANNOTATIONS:
+        return _Found([str(path)], AnnotationFindings())
+    findings = check_annotated_file(path, columns)
+    return _Found(sorted(findings.images), findings)
 
 
 def _check_store(what: str, num_workers: int, fields: dict[str, Any], *, as_json: bool) -> int:
     from penstock.cli.sources import open_named, parse
-    from penstock.cli.store_survey import check_store
+    from penstock.cli.store_survey import check_opening, check_store
     from penstock.cli.survey import Findings
 
     start_s = time.monotonic()
     kind, place = parse(what)
-    options: dict[str, Any] = {"verify": "always"} if kind == "lmdb" else {}
+    is_lmdb = kind == "lmdb"
+    options: dict[str, Any] = {"verify": "always", "verify_tree": "open"} if is_lmdb else {}
     with open_named(what, **fields, **options) as store:
+        if is_lmdb:
+            check_opening(store)
         others = [] if ":" in what or kind != "folder" else _others(store, Path(place))
         findings: Findings[BadRecord] = Findings(len(store) + len(others))
         try:
@@ -126,11 +182,11 @@ def _check_store(what: str, num_workers: int, fields: dict[str, Any], *, as_json
             wall_s = time.monotonic() - start_s
             broken = sorted(findings.broken, key=_position)
             if as_json:
-                _write_json(_record_of_store(store, findings, broken, wall_s))
+                say_json(_record_of_store(store, findings, broken, wall_s))
             else:
                 _write_lines([(record.key, record.reason) for record in broken])
-            of_what = f"records and {len(others):,} other images" if others else "records"
-            _summarise(findings, of_what, wall_s, is_store=True)
+            also = f" and {counted(len(others), 'other image')}" if others else ""
+            _summarise(findings, "record", also, wall_s, is_store=True)
     return len(broken)
 
 
@@ -167,40 +223,34 @@ def _tell(bar: Bar) -> Callable[[Findings[T]], None]:
     return tell
 
 
-def _write_json(record: dict[str, Any]) -> None:
-    sys.stdout.write(json.dumps(record, indent=2) + "\n")
-    sys.stdout.flush()
-
-
 def _write_lines(broken: Sequence[tuple[str, str]]) -> None:
     for name, reason in broken:
-        sys.stdout.write(f"{printable(name)}\t{printable(without_password(reason))}\n")
-    sys.stdout.flush()
+        say(name, without_password(reason))
 
 
-def _summarise(findings: Findings[T], what: str, wall_s: float, *, is_store: bool = False) -> None:
-    num_all = f"{findings.num_files:,}"
+def _summarise(
+    findings: Findings[T], item: str, also: str, wall_s: float, *, is_store: bool = False
+) -> None:
+    checked = counted(findings.num_files, item)
     if findings.num_checked < findings.num_files:
-        num_all = f"stopped after {findings.num_checked:,} of {num_all}"
+        checked = f"stopped after {findings.num_checked:,} of {checked}"
     # Of a folder each file is one; a store may have none, or several in a record.
-    images = f"{findings.num_images:,} images decoded, " if is_store else ""
+    images = f"{counted(findings.num_images, 'image')} decoded, " if is_store else ""
     broken = f"{len(findings.broken):,} broken, {wall_s:.1f} s"
-    sys.stderr.write(f"{num_all} {what}, {images}{broken}\n")
+    say(f"{checked}{also}, {images}{broken}", err=True)
 
 
 def _record_of_files(
-    findings: Findings[BrokenFile],
-    broken: Sequence[BrokenFile],
-    wall_s: float,
-    num_annotations: int,
+    findings: Findings[BrokenFile], broken: Sequence[BrokenFile], wall_s: float, found: _Found
 ) -> dict[str, Any]:
     return {
         "num_files": findings.num_files,
-        "num_annotations": num_annotations,
+        "num_annotations": found.annotations.num_files,
         "num_checked": findings.num_checked,
         "num_broken": len(broken),
         "seconds": round(wall_s, 3),
         "broken": [{"path": str(file.path), "reason": file.reason} for file in broken],
+        "not_looked_at": sorted(found.passed_over),
     }
 
 

@@ -3,48 +3,38 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Annotated, Any, Final
+import importlib
+from typing import Annotated, Any, Final
 
 import typer
-from typer.core import TyperGroup
+from typer.core import TyperCommand, TyperGroup
 
 from penstock import __version__
-from penstock.cli.bench import bench
-from penstock.cli.check import check
-from penstock.cli.convert import convert
-from penstock.cli.doctor import doctor
-from penstock.cli.explain import explain
-from penstock.cli.lines import without_password
-from penstock.cli.pack import pack
-from penstock.cli.report import report
-from penstock.cli.stats import stats
-from penstock.cli.tune import tune
-from penstock.cli.view import view
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
+from penstock.lines import printable, say
+from penstock.secrets import without_password
 
 __all__ = ["make_app"]
 
-_SECTIONS: Final[dict[str, tuple[Callable[..., None], ...]]] = {
-    "Prepare data": (pack, convert),
-    "Look at data": (check, stats, view),
-    "Look at speed": (bench, tune, report),
-    "Find out what is wrong": (doctor, explain),
+# Each is the function of its name in the module of its name.
+_SECTIONS: Final[dict[str, tuple[str, ...]]] = {
+    "Prepare data": ("pack", "convert", "split"),
+    "Look at data": ("check", "stats", "view"),
+    "Look at speed": ("run", "bench", "tune", "report"),
+    "Find out what is wrong": ("doctor", "explain"),
 }
+_NAMES: Final = tuple(name for names in _SECTIONS.values() for name in names)
 
 
 class _Group(TyperGroup):
-    """Groups the commands in the help, and leaves passwords out of errors.
+    """Groups the commands in the help, and leaves passwords and control characters out of errors.
 
-    Errors about arguments repeat what was typed.
+    Errors about arguments repeat what was typed, or what a `*` of the shell stood for.
     """
 
     # Of click's classes or of typer's own copies of them: newer releases of typer bring their own.
     def format_commands(self, ctx: Any, formatter: Any) -> None:  # noqa: ANN401
         width = formatter.width - 6 - max(map(len, self.commands))
-        for title, commands in _SECTIONS.items():
-            names = [command.__name__ for command in commands]
+        for title, names in _SECTIONS.items():
             rows = [(name, self.commands[name].get_short_help_str(width)) for name in names]
             with formatter.section(title):
                 formatter.write_dl(rows)
@@ -64,16 +54,27 @@ class _Group(TyperGroup):
             raise
 
 
+class _Command(TyperCommand):
+    """Names arguments in the help, without the types that newer releases of typer add."""
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:  # noqa: ANN401
+        super().__init__(*args, **kwargs)
+        for parameter in self.params:
+            if parameter.param_type_name == "argument":
+                vars(parameter)["display_type_rich"] = lambda ctx: None
+
+
 def _mask(error: Exception) -> None:
-    # Known by what they have, see above.
-    message = getattr(error, "message", None)
-    if hasattr(error, "format_message") and isinstance(message, str):
-        error.message = without_password(message)  # type: ignore[attr-defined]  # it was there
+    # Known by what they have, see above. One whose message is the help has nothing that was typed.
+    message, context = getattr(error, "message", None), getattr(error, "ctx", None)
+    is_help = context is not None and message == context.get_help()
+    if hasattr(error, "format_message") and isinstance(message, str) and not is_help:
+        error.message = printable(without_password(message))  # type: ignore[attr-defined]
 
 
 def _show_version(*, is_asked: bool) -> None:
     if is_asked:
-        typer.echo(f"penstock {__version__}")
+        say(f"penstock {__version__}")
         raise typer.Exit
 
 
@@ -91,16 +92,23 @@ def _common(
     """Pack training data, check it, count it, feed it, and see what that costs."""
 
 
-def make_app() -> typer.Typer:
-    """Return the command line."""
+def make_app(called: str = "") -> typer.Typer:
+    """Return the command line.
+
+    Args:
+        called: The first word of it. Where that is a command, no other is imported.
+    """
     app = typer.Typer(
         cls=_Group,
         no_args_is_help=True,
         pretty_exceptions_enable=False,
+        context_settings={"help_option_names": ["-h", "--help"]},
         rich_markup_mode=None,  # its boxes call flags <bool>, and break lines twice
     )
     app.callback()(_common)
-    for commands in _SECTIONS.values():
-        for command in commands:
-            app.command()(command)
+    for name in [called] if called in _NAMES else _NAMES:
+        command = getattr(importlib.import_module(f"penstock.cli.{name}"), name)
+        # What follows the name of a program is the program's.
+        settings = {"allow_interspersed_args": name != "run"}
+        app.command(cls=_Command, context_settings=settings)(command)
     return app

@@ -4,18 +4,18 @@
 from __future__ import annotations
 
 import contextlib
-import sys
 from enum import StrEnum
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from penstock.cli.arguments import BadBoxes, bad_boxes_text
-from penstock.cli.lines import printable
+from penstock.cli.arguments import BadBoxes, FollowLinksOption, bad_boxes_text
 from penstock.cli.list_options import option_of, takes_list_options
 from penstock.cli.stopping import INTERRUPTED, TERMINATED, Termination
 from penstock.errors import ConfigError
+from penstock.lines import say
+from penstock.plural import counted
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -56,7 +56,7 @@ def convert(
     src: Annotated[
         list[str],
         typer.Argument(
-            metavar="SRC...",
+            metavar="SRC",
             help="Folders or files; FORMAT:PATH where the path does not say its format.",
         ),
     ],
@@ -93,6 +93,7 @@ def convert(
             help="What becomes of boxes without area, inverted ones, and those beyond their image.",
         ),
     ] = BadBoxes.keep,
+    follow_links: FollowLinksOption = False,
     *,
     list_columns: dict[str, Any],
 ) -> None:
@@ -121,6 +122,7 @@ def convert(
             columns=columns,
             default_class=default_class,
             bad_boxes=bad_boxes.policy,
+            follow_links=follow_links,
         )
     _report(report)
 
@@ -132,7 +134,7 @@ def _stopping() -> Iterator[None]:
         try:
             yield
         except KeyboardInterrupt:
-            sys.stderr.write("penstock: stopped; what was half written has been removed.\n")
+            say("penstock: stopped; what was half written has been removed.", err=True)
             code = TERMINATED if termination.is_noted else INTERRUPTED
             raise typer.Exit(code) from None
 
@@ -176,15 +178,13 @@ def _with_options(sources: list[Source], options: dict[str, Any]) -> list[Source
 def _report(report: ConvertReport) -> None:
     boxes = bad_boxes_text(report.box_counts)
     if boxes:
-        sys.stdout.write(f"{boxes}\n")
+        say(boxes)
     for what, count in report.losses.items():
-        line = f"{what}: {count:,} lost; {report.form} has no place for it"
-        sys.stdout.write(f"{printable(line)}\n")
+        say(f"{what}: {count:,} lost; {report.form} has no place for it")
     for note in report.notes:
-        sys.stdout.write(f"{printable(note)}\n")
+        say(note)
     joined = f", {report.num_joined:,} of them told of twice" if report.num_joined else ""
-    sys.stdout.write(
-        f"{printable(str(report.path))}: {report.num_images:,} images, "
-        f"{report.num_objects:,} objects{joined}\n"
+    say(
+        f"{report.path}: {counted(report.num_images, 'image')}, "
+        f"{counted(report.num_objects, 'object')}{joined}"
     )
-    sys.stdout.flush()

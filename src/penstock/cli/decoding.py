@@ -4,7 +4,6 @@
 from __future__ import annotations
 
 import os
-import stat
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
@@ -13,7 +12,8 @@ from typing import TYPE_CHECKING, NoReturn
 from penstock.cli.reasons import reason_of
 from penstock.errors import ConfigError
 from penstock.images import check_image, decode_image
-from penstock.stores.folder.listing import IMAGE_SUFFIXES
+from penstock.opening import read_file
+from penstock.stores.folder.listing import IMAGE_SUFFIXES, is_system_folder
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -25,6 +25,7 @@ __all__ = [
     "BrokenFile",
     "count_pixels",
     "find_images",
+    "iter_files",
     "iter_image_paths",
     "read_image",
     "sort_out_broken",
@@ -44,11 +45,12 @@ class BrokenFile:
     reason: str
 
 
-def iter_image_paths(folder: Path) -> Iterator[str]:
-    """Yield the files below a folder that have an image's extension, in no order worth a name.
+def iter_files(folder: Path) -> Iterator[str]:
+    """Yield the files below a folder, in no particular order.
 
-    Links to folders are followed, as ImageFolder does it; no folder is entered twice. A link that
-    leads nowhere, or a pipe, counts as a file: it has an image's name, and no image.
+    Links to folders are followed, as ImageFolder does it; no folder is entered twice, and hidden
+    and system folders are not. Broken links and pipes are files, too: they may have an
+    image's name.
 
     Raises:
         ConfigError: there is no such folder, or one in it cannot be listed.
@@ -63,8 +65,14 @@ def iter_image_paths(folder: Path) -> Iterator[str]:
             subfolders.clear()
             continue
         entered.add(identity)
-        subfolders.sort()  # which of two links to one folder gives the paths is always the same
-        yield from (os.path.join(place, n) for n in names if n.lower().endswith(IMAGE_SUFFIXES))
+        # Sorted: which of two links to one folder gives the paths is always the same.
+        subfolders[:] = sorted(name for name in subfolders if not is_system_folder(name))
+        yield from (os.path.join(place, name) for name in names)
+
+
+def iter_image_paths(folder: Path) -> Iterator[str]:
+    """Yield the files below a folder that have an image's extension; see `iter_files`."""
+    return (path for path in iter_files(folder) if path.lower().endswith(IMAGE_SUFFIXES))
 
 
 def _cannot_list(error: OSError) -> NoReturn:
@@ -86,10 +94,13 @@ def find_images(folder: Path) -> list[Path]:
     return paths
 
 
-def no_image_in(folder: Path) -> ConfigError:
-    """Return the error that says so, for the caller to raise."""
+def no_image_in(folder: Path, passed_over: str = "") -> ConfigError:
+    """Return the error that says so, and what else is there, for the caller to raise."""
     known = ", ".join(IMAGE_SUFFIXES)
-    return ConfigError(f"no image in {folder} or below it. Looked for files ending in {known}.")
+    also = f" {passed_over}." if passed_over else ""
+    return ConfigError(
+        f"no image in {folder} or below it. Looked for files ending in {known}.{also}"
+    )
 
 
 def sort_out_broken(paths: Sequence[Path], num_threads: int) -> tuple[list[Path], list[BrokenFile]]:
@@ -120,7 +131,7 @@ def count_pixels(path: Path | str) -> int:
         OSError: it cannot be read, or is damaged.
         Exception: nearly any, from Pillow: damaged data lead it astray.
     """
-    return check_image(_bytes_of(path))
+    return check_image(read_file(path))
 
 
 def read_image(path: Path | str) -> npt.NDArray[np.uint8]:
@@ -130,10 +141,4 @@ def read_image(path: Path | str) -> npt.NDArray[np.uint8]:
         ValueError: the file is damaged, or in no form that the decoders know.
         OSError: it cannot be read.
     """
-    return decode_image(Path(path).read_bytes())
-
-
-def _bytes_of(path: Path | str) -> bytes:
-    if not stat.S_ISREG(os.stat(path).st_mode):  # a named pipe would be waited for without end
-        raise ValueError("not a regular file")
-    return Path(path).read_bytes()
+    return decode_image(read_file(path))

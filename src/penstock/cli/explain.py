@@ -8,6 +8,7 @@ from typing import Annotated
 import typer
 
 from penstock.cli.troubleshooting import completed, explained
+from penstock.lines import say
 
 __all__ = ["explain"]
 
@@ -24,4 +25,5 @@ def explain(
     ] = None,
 ) -> None:
     """Say what an error means, its usual causes, and what to do."""
-    typer.echo(explained(name))
+    for line in explained(name).split("\n"):
+        say(line)

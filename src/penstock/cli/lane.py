@@ -25,9 +25,9 @@ import torch.utils.data
 
 import penstock.torch
 from penstock.cli.images import ImageFiles
-from penstock.cli.lines import amount
-from penstock.cli.usage import cpu_seconds, memory_bytes
 from penstock.errors import PenstockError, WorkerDied, WorkerError
+from penstock.lines import amount
+from penstock.usage import cpu_seconds, memory_bytes
 
 if TYPE_CHECKING:
     from multiprocessing.connection import Connection

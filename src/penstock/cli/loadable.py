@@ -18,7 +18,10 @@ from penstock.loader import Loader
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-__all__ = ["SIZE_HELP", "has_torch", "is_iterable", "loader_class", "open_loadable"]
+__all__ = [
+    "SIZE_HELP", "has_torch", "is_iterable", "is_loader", "loader_class", "loader_named",
+    "open_loadable",
+]  # fmt: skip
 
 _MOST_BROKEN: Final = 100  # samples at the front, before a dataset is given up
 
@@ -32,6 +35,8 @@ def open_loadable(
     src: str, split: str | None, collate: str | None, size: int, stack: contextlib.ExitStack
 ) -> tuple[Any, Callable[[list[Any]], Any] | None]:
     """Return a dataset, and the function that collates its samples; None is the default.
+
+    Where `src` names a loader, or what makes one, that is returned in the dataset's place.
 
     Images of a folder, list or store are of all sizes, and nobody could be asked for a transform:
     they get the usual one.
@@ -49,11 +54,15 @@ def open_loadable(
     """
     # Here, so that the other commands work without those libraries.
     from penstock.cli.named_dataset import dataset_named
-    from penstock.cli.sources import names_a_dataset, object_named
+    from penstock.cli.sources import dataset_of, names_a_dataset, object_named
 
     is_code = names_a_dataset(src)
     with errors_in_code(src) if is_code else contextlib.nullcontext():
-        dataset = stack.enter_context(dataset_named(src, split))
+        if is_code and split is None:
+            found = stack.enter_context(object_named(src))
+            dataset = found if is_loader(found) else dataset_of(found, src)
+        else:
+            dataset = stack.enter_context(dataset_named(src, split))
     if not (hasattr(dataset, "__getitem__") or hasattr(dataset, "__iter__")):
         raise ConfigError(f"{src} gave {dataset!r}, which is no dataset.")
     collate_fn = None if is_code else _made_loadable(dataset, size)
@@ -66,6 +75,35 @@ def open_loadable(
             f"--collate {collate} is of type {type(collate_fn).__qualname__} and cannot be called."
         )
     return dataset, collate_fn
+
+
+def is_loader(thing: object) -> bool:
+    """Return whether something is a loader: torch's, Penstock's, or one like them."""
+    return all(hasattr(thing, name) for name in ("dataset", "num_workers", "__iter__"))
+
+
+def loader_named(text: str, stack: contextlib.ExitStack) -> Any:  # noqa: ANN401
+    """Return the loader that `module:name` is, or what a function or class of that name makes.
+
+    Args:
+        text: As it was typed.
+        stack: Until it is left, the current folder is on the import path.
+
+    Raises:
+        ConfigError: there is no such module, or what it names gives no batches.
+    """
+    from penstock.cli.sources import object_named
+
+    with errors_in_code(text):
+        found = stack.enter_context(object_named(text))
+        if isinstance(found, type) or (callable(found) and not hasattr(found, "__iter__")):
+            found = found()
+    if not hasattr(found, "__iter__"):
+        raise ConfigError(
+            f"{text} is of type {type(found).__qualname__}, which gives no batches. Name a loader, "
+            "or a function or a class that makes one."
+        )
+    return found
 
 
 def has_torch() -> bool:

@@ -4,23 +4,30 @@
 from __future__ import annotations
 
 import contextlib
+import warnings
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any
 
 from penstock.cli.list_options import option_of
 from penstock.cli.sources import is_store, names_a_dataset, source_named
 from penstock.errors import ConfigError, StoreError
+from penstock.stores.folder.annotated_folder import YAML_SUFFIXES
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping
+    from collections.abc import Iterator, Mapping, Sequence
 
+    from penstock.cli.arguments import ClassOf
     from penstock.stores.dataset import StoreDataset
     from penstock.vision.datasets.box_policy import BadBoxes
 
-__all__ = ["dataset_named", "described_dataset", "folder_form"]
-
-_FEWEST_NUMBERS: Final = 2  # of a line with landmarks; one with fewer is `path label`
-_YAML: Final = (".yaml", ".yml")
+__all__ = [
+    "attributes_for",
+    "dataset_named",
+    "described_dataset",
+    "folder_form",
+    "is_landmark_list",
+    "labels_by",
+]
 
 
 def described_dataset(
@@ -29,6 +36,7 @@ def described_dataset(
     columns: Mapping[str, Any] | None = None,
     *,
     bad_boxes: BadBoxes = "fix",
+    attributes: Sequence[str] = (),
 ) -> StoreDataset | None:
     """Return the dataset that a path names; None if it is one of class folders, or no path.
 
@@ -38,6 +46,7 @@ def described_dataset(
         split: Which part of it.
         columns: Of a landmark list, as `LandmarkList` takes them; `origin` is VOC's as well.
         bad_boxes: What becomes of boxes that cannot be right.
+        attributes: Fields of objects that are to be in samples, where it is XML.
 
     Raises:
         StoreError: the annotations cannot be read.
@@ -49,8 +58,8 @@ def described_dataset(
         return None
     path = Path(text)
     if path.is_dir():
-        return _of_folder(path, split, columns, bad_boxes)
-    if path.suffix.lower() in _YAML:
+        return _of_folder(path, split, columns, bad_boxes, attributes)
+    if path.suffix.lower() in YAML_SUFFIXES:
         _refuse(text, columns)
         return _of_yolo(path, split, bad_boxes)
     if path.suffix.lower() not in (".xml", ".txt") or not path.is_file():
@@ -58,7 +67,14 @@ def described_dataset(
         return None
     if split is not None:
         raise ConfigError(f"--split is for folders and YOLO's yaml files; {text} is one list.")
-    return _of_file(path, columns, bad_boxes)
+    return _of_file(path, columns, bad_boxes, attributes)
+
+
+def attributes_for(column: str | None) -> tuple[str, ...]:
+    """Return what a dataset has to be told to have a column: nothing of flags and classes."""
+    from penstock.vision.datasets.annotation_table import FLAGS
+
+    return () if column in (None, "name", "labels", *FLAGS) else (str(column),)
 
 
 def _refuse(text: str, columns: Mapping[str, Any], *but: str) -> None:
@@ -68,59 +84,63 @@ def _refuse(text: str, columns: Mapping[str, Any], *but: str) -> None:
         raise ConfigError(f"{option_of(others[0])} is for text lists, and {text} is none.")
 
 
+@contextlib.contextmanager
+def _absent_refused() -> Iterator[None]:
+    """Make an error of the warning that no object has the field that was asked for."""
+    with warnings.catch_warnings():
+        warnings.filterwarnings("error", "no object has the attribute", UserWarning)
+        try:
+            yield
+        except UserWarning as absent:
+            raise ConfigError(str(absent)) from None
+
+
+def labels_by(dataset: Any, column: str | None, class_of: ClassOf) -> tuple[Any, Any]:  # noqa: ANN401
+    """Return the labels of a dataset by a field of its objects, and the classes' names.
+
+    Args:
+        dataset: Any that knows its labels.
+        column: The field; None is the class.
+        class_of: Which objects of a sample say its class.
+
+    Raises:
+        ConfigError: there is no such field, or labels are not known.
+    """
+    from penstock.data.labels.known import class_names_of
+    from penstock.labels import labels_of
+    from penstock.stores.dataset import StoreDataset
+
+    if column is not None and isinstance(dataset, StoreDataset):
+        dataset.column(column)  # says in a line what is wrong
+    labels = labels_of(dataset, column=column, objects=class_of.value)
+    return labels, class_names_of(dataset, column)
+
+
 def _of_folder(
-    path: Path, split: str | None, columns: Mapping[str, Any], bad_boxes: BadBoxes
+    path: Path,
+    split: str | None,
+    columns: Mapping[str, Any],
+    bad_boxes: BadBoxes,
+    attributes: Sequence[str],
 ) -> StoreDataset | None:
     form = folder_form(path)
     _refuse(str(path), columns, *(("origin",) if form == "voc" else ()))
     if form == "yolo":
         return _of_yolo(path, split, bad_boxes)
-    if form is None:
+    if form is None and not (attributes and any(path.glob("*.xml"))):  # beside the images
         return None
     from penstock.vision.datasets.voc_detection import VOCDetection
 
-    return VOCDetection(path, split, bad_boxes=bad_boxes, **columns)
+    with _absent_refused():
+        return VOCDetection(path, split, bad_boxes=bad_boxes, attributes=attributes, **columns)
 
 
 def folder_form(path: Path) -> str | None:
-    """Return "voc" or "yolo" for a folder of annotated images; None for any other.
+    """Return "voc" or "yolo" for a folder of annotated images that is read as such; else None."""
+    from penstock.stores.folder.annotated_folder import annotated_folder
 
-    What `pack` made of whatever it was is read by its index, and is none of the two.
-    """
-    from penstock.stores.folder.marks import INDEX_NAME
-    from penstock.stores.folder.voc import looks_like_voc
-
-    if (path / INDEX_NAME).is_file():
-        return None
-    if looks_like_voc(path):
-        return "voc"
-    if _looks_like_yolo(path):
-        return "yolo"
-    has_both = (path / "annotations").is_dir() and (path / "images").is_dir()
-    return "voc" if has_both and any((path / "annotations").glob("*.xml")) else None
-
-
-def _looks_like_yolo(path: Path) -> bool:
-    """Return whether a folder has YOLO's subfolders, or a yaml file that names classes and places.
-
-    Images below "labels" are those of a class called so, or masks.
-    """
-    if (path / "images").is_dir() and (path / "labels").is_dir():
-        from penstock.cli.decoding import iter_image_paths
-
-        return next(iter_image_paths(path / "labels"), None) is None
-    files = [child for child in path.iterdir() if child.suffix.lower() in _YAML]
-    return any(map(_names_classes, files))
-
-
-def _names_classes(file: Path) -> bool:
-    from penstock.vision.annotations.yolo import read_yolo_data
-
-    try:
-        data = read_yolo_data(file)
-    except StoreError:  # the settings of some tool
-        return False
-    return bool(data.class_names and data.splits)
+    found = annotated_folder(path)
+    return found.form if found is not None and found.is_read_as_folder else None
 
 
 def _of_yolo(path: Path, split: str | None, bad_boxes: BadBoxes) -> StoreDataset:
@@ -129,40 +149,34 @@ def _of_yolo(path: Path, split: str | None, bad_boxes: BadBoxes) -> StoreDataset
     return YOLODetection(path, split or "train", bad_boxes=bad_boxes)
 
 
-def _of_file(path: Path, columns: Mapping[str, Any], bad_boxes: BadBoxes) -> StoreDataset:
+def _of_file(
+    path: Path, columns: Mapping[str, Any], bad_boxes: BadBoxes, attributes: Sequence[str]
+) -> StoreDataset:
     from penstock.vision.datasets.landmark_sets import ImglabDetection, LandmarkList
 
     if path.suffix.lower() == ".xml":
         _refuse(str(path), columns)
-        return ImglabDetection(path, bad_boxes=bad_boxes)
-    if not columns.keys() <= {"root", "separator"} or _has_landmarks(path, columns):
+        with _absent_refused():
+            return ImglabDetection(path, bad_boxes=bad_boxes, attributes=attributes)
+    if is_landmark_list(path, columns):
         return LandmarkList(path, bad_boxes=bad_boxes, **columns)
     from penstock.vision.datasets.image_list import ImageList
 
     return ImageList(path, **columns)
 
 
-def _has_landmarks(path: Path, columns: Mapping[str, Any]) -> bool:
-    """Return whether the first line has the numbers of a point after its path, which has blanks."""
-    from penstock.stores.folder.listing import IMAGE_SUFFIXES
+def is_landmark_list(path: Path, columns: Mapping[str, Any]) -> bool:
+    """Return whether a text list is one of landmarks: it has their columns, or was said to.
+
+    The first line has the numbers of a point after its path then, which may have blanks.
+    """
+    if not columns.keys() <= {"root", "separator"}:
+        return True
+    from penstock.stores.folder.annotated_folder import list_form
     from penstock.vision.annotations.text_lines import numbered_lines
 
     _, line = next(numbered_lines(path), (0, ""))
-    separator = columns.get("separator")
-    if separator is None:
-        line = line.replace(",", " ")  # its reader will say what is missing
-    words = [word.strip().lower() for word in line.split(separator)]
-    ends = [place for place, word in enumerate(words) if word.endswith(IMAGE_SUFFIXES)]
-    after = words[ends[-1] + 1 if ends else 1 :]
-    return sum(map(_is_number, after)) >= _FEWEST_NUMBERS
-
-
-def _is_number(word: str) -> bool:
-    try:
-        float(word)
-    except ValueError:
-        return False
-    return True
+    return list_form(line, columns.get("separator")) == "landmarks"
 
 
 @contextlib.contextmanager

@@ -4,7 +4,6 @@
 from __future__ import annotations
 
 import contextlib
-import sys
 import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
@@ -15,18 +14,21 @@ from penstock.cli.arguments import (
     ANNOTATED_HELP,
     SOURCE_HELP,
     BadBoxesOption,
+    FollowLinksOption,
     ImageField,
     KeyField,
     LabelField,
     bad_boxes_text,
 )
-from penstock.cli.lines import amount, printable, without_password
 from penstock.cli.list_options import option_of, takes_list_options
 from penstock.cli.pack_errors import errors_of_samples, saying_what_is_kept
 from penstock.cli.pack_places import check_places
 from penstock.cli.progress import Bar
 from penstock.cli.reasons import short_reason
 from penstock.errors import ConfigError
+from penstock.lines import amount, say
+from penstock.plural import counted
+from penstock.secrets import without_password
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping
@@ -81,6 +83,7 @@ def pack(
             "find them.",
         ),
     ] = False,
+    follow_links: FollowLinksOption = False,
     split: Annotated[
         str | None, typer.Option(metavar="NAME", help="Which part of a folder, as in VOC's.")
     ] = None,
@@ -92,6 +95,15 @@ def pack(
             "not as images with the text of their XML.",
         ),
     ] = False,
+    attributes: Annotated[
+        str,
+        typer.Option(
+            metavar="A,B",
+            help="Fields of objects in XML to pack with them, as pose: classes can be balanced by "
+            "these.",
+            show_default=False,
+        ),
+    ] = "",
     bad_boxes: BadBoxesOption = None,
     trust_pickle: Annotated[
         bool,
@@ -118,6 +130,7 @@ def pack(
     Of YOLO, imglab, lists of landmarks, and of VOC with --objects, a sample is the dict that the
     dataset of that form gives: image, boxes, labels, landmarks.
     """
+    from penstock.cli.passed_over import tell_passed_over
     from penstock.stores.packing import pack as pack_into
 
     options = {
@@ -129,7 +142,8 @@ def pack(
         "key_field": key_field,
     }
     check_places(src, dst, num_shards=shards)
-    described = _Described(objects, bad_boxes, list_columns)
+    names = tuple(name.strip() for name in attributes.split(",") if name.strip())
+    described = _Described(objects, bad_boxes, list_columns, names)
     with saying_what_is_kept(dst), _source(src, described, options) as samples, Bar() as bar:
         with errors_of_samples(src):
             report = pack_into(
@@ -144,14 +158,16 @@ def pack(
                 overwrite=overwrite,
                 on_error="skip" if skip_bad else "raise",
                 check_images=skip_bad,
+                follow_links=follow_links,
                 progress=_tell(bar),
             )
         address = getattr(getattr(samples, "store", samples), "address", "")
     counts = getattr(samples, "box_counts", None)
     if counts is not None and (boxes := bad_boxes_text(counts)):
-        sys.stdout.write(f"{boxes}\n")
+        say(boxes)
     if split is None and (others := _other_splits(src, address)):
-        sys.stdout.write(f"{printable(address)}; not packed: {printable(others)} (--split)\n")
+        say(f"{address}; not packed: {others} (--split)")
+    tell_passed_over(src)
     _report(report, address, is_resumed=resume)
 
 
@@ -161,6 +177,7 @@ class _Described(NamedTuple):
     as_objects: bool
     bad_boxes: BadBoxes | None
     columns: Mapping[str, Any]
+    attributes: tuple[str, ...]
 
 
 @contextlib.contextmanager
@@ -198,10 +215,17 @@ def _annotated(src: str, described: _Described, options: dict[str, Any]) -> Stor
     found = None
     if described.as_objects or not is_voc:
         policy = described.bad_boxes.policy if described.bad_boxes else "fix"
-        found = described_dataset(src, options["split"], described.columns, bad_boxes=policy)
+        found = described_dataset(
+            src,
+            options["split"],
+            described.columns,
+            bad_boxes=policy,
+            attributes=described.attributes,
+        )
     used = {
         "--objects": described.as_objects,
         "--bad-boxes": described.bad_boxes is not None,
+        "--attributes": bool(described.attributes),
         **{option_of(name): True for name in described.columns},
     }
     wrong = next((name for name, is_used in used.items() if is_used), None)
@@ -212,6 +236,9 @@ def _annotated(src: str, described: _Described, options: dict[str, Any]) -> Stor
         raise ConfigError(f"{wrong} is for objects marked in images; {advice}.")
     if found is None and is_voc and not looks_like_voc(Path(src)):
         raise ConfigError(f"{src} is VOC in other folders than VOC's own: give --objects.")
+    absent = set(described.attributes) - set(getattr(found, "attribute_names", ()))
+    if absent:
+        raise ConfigError(f"--attributes is for VOC and imglab; {src} has no {min(absent)!r}.")
     others = [name for name, value in options.items() if value and name != "split"]
     if found is not None and others:
         raise ConfigError(f"--{others[0].replace('_', '-')} is for stores, and {src} is none.")
@@ -241,14 +268,13 @@ def _report(report: PackReport, source_address: str, *, is_resumed: bool) -> Non
     for failure in report.left_out:
         name = failure.name if failure.name is not None else f"sample {failure.index}"
         reason = short_reason(failure.error, failure.index, name, source_address)
-        sys.stdout.write(f"{printable(name)}\t{printable(without_password(reason))}\n")
+        say(name, without_password(reason))
     is_complete = is_resumed and 0 < report.num_records == report.num_resumed
-    parts = [f"{report.num_records:,} records"]
+    parts = [counted(report.num_records, "record")]
     parts += ["already complete"] if is_complete else _speed(report)
     if report.num_left_out:
         parts.append(f"{report.num_left_out:,} left out")
-    sys.stdout.write(f"{printable(without_password(report.address))}: {', '.join(parts)}\n")
-    sys.stdout.flush()
+    say(f"{without_password(report.address)}: {', '.join(parts)}")
 
 
 def _speed(report: PackReport) -> Iterator[str]:

@@ -5,16 +5,16 @@ from __future__ import annotations
 
 import contextlib
 import re
-import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 import typer
 
-from penstock.cli.lines import without_password
 from penstock.cli.stopping import INTERRUPTED, TERMINATED, Termination
 from penstock.errors import PenstockError, StoreError, StoreUnreachable, WorkerDied
 from penstock.faults import text_of
+from penstock.lines import say
+from penstock.secrets import without_password
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -43,7 +43,7 @@ def saying_what_is_kept(dst: str) -> Iterator[None]:
         except WorkerDied:
             if not termination.is_noted:  # sent to the whole group, it ends workers as well
                 raise
-    sys.stderr.write(f"penstock: {without_password(_stopped(dst))}\n")
+    say(f"penstock: {without_password(_stopped(dst))}", err=True)
     raise typer.Exit(TERMINATED if termination.is_noted else INTERRUPTED)
 
 

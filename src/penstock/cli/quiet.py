@@ -1,19 +1,48 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Decoders that write to stderr by themselves, without a file's name, are kept silent."""
+"""Decoders that write to stderr by themselves are kept silent; warnings and logs are escaped."""
 
 from __future__ import annotations
 
 import contextlib
 import io
+import logging
 import os
 import sys
 import warnings
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
+
+from penstock.lines import printable, say
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-__all__ = ["silence_libraries", "silent_libraries"]
+__all__ = ["escaped_messages", "silence_libraries", "silent_libraries"]
+
+
+@contextlib.contextmanager
+def escaped_messages() -> Iterator[None]:
+    """Let what Python itself writes to stderr, warnings and logs, have no control characters.
+
+    Both repeat names of files. A program's own way of showing them is left alone.
+    """
+    form, last = warnings.formatwarning, logging.lastResort
+
+    def formatted(*args: Any, **kwargs: Any) -> str:  # noqa: ANN401
+        lines = form(*args, **kwargs).split("\n")
+        return "\n".join(map(printable, lines))
+
+    warnings.formatwarning = formatted
+    logging.lastResort = _Said(logging.WARNING)
+    try:
+        yield
+    finally:
+        warnings.formatwarning, logging.lastResort = form, last
+
+
+class _Said(logging.StreamHandler[Any]):
+    def emit(self, record: logging.LogRecord) -> None:
+        for line in self.format(record).split("\n"):
+            say(line, err=True)
 
 
 def silence_libraries() -> None:

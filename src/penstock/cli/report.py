@@ -1,24 +1,26 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`penstock report`: the page of a run, from its trace, or from a run made up for it."""
+"""`penstock report`: the page of a run, of its trace or made up for it; saved runs side by side."""
 
 from __future__ import annotations
 
 import contextlib
-import sys
 import warnings
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Final, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Final
 
 import typer
 
-from penstock.cli.arguments import SOURCE_HELP
-from penstock.cli.lines import printable, without_password
-from penstock.cli.loadable import SIZE_HELP, is_iterable, loader_class, open_loadable
+from penstock.cli.arguments import SOURCE_HELP, workers_of
+from penstock.cli.loadable import SIZE_HELP, is_iterable, is_loader, loader_class, open_loadable
+from penstock.cli.outputs import check_output, writing
 from penstock.cli.progress import Bar
 from penstock.cli.stopping import INTERRUPTED, TERMINATED, Termination
 from penstock.errors import ConfigError, PenstockError
+from penstock.lines import say
+from penstock.secrets import without_password
 
 if TYPE_CHECKING:
+    from penstock.insight.plain import JSON
     from penstock.insight.stats import Stats
 
 __all__ = ["report"]
@@ -30,10 +32,11 @@ _DEFAULT_NAME: Final = "penstock-report.html"  # no page that `loader.report` wa
 def report(
     ctx: typer.Context,
     src: Annotated[
-        str,
+        list[str],
         typer.Argument(
             metavar="SRC",
-            help=f"A trace that `loader.trace` wrote, which ends in .json. Or: {SOURCE_HELP}",
+            help="A trace that `loader.trace` wrote, which ends in .json; or files that "
+            f"`penstock run --save` wrote. Or: {SOURCE_HELP}",
         ),
     ],
     output: Annotated[
@@ -69,35 +72,79 @@ def report(
     Of a trace, the page is that of its run, and --output the only option. A dataset is loaded,
     shuffled, for some batches, by a trainer that does nothing with them, or takes --trainer-ms for
     each. The verdict and the page's path go to stdout.
+
+    Files of `penstock run --save` are put side by side on stdout, and take no options.
     """
     output, trace = (path and path.expanduser() for path in (output, trace))
-    if src.lower().endswith(_TRACE) and Path(src).is_file():
-        _refuse_options(ctx)
-        _of_trace(Path(src), output or Path(src).with_suffix(".html"))
+    others = [w for w in src if not (w.lower().endswith(_TRACE) and Path(w).is_file())]
+    if not others:
+        _of_files(ctx, [Path(word) for word in src], output)
         return
+    if len(src) > 1:
+        raise ConfigError(
+            f"{without_password(others[0])} is not there, or does not end in {_TRACE}. Files that "
+            "`penstock run --save` wrote are put side by side; of datasets, name one."
+        )
+    (source,) = src
     output = output or Path(_DEFAULT_NAME)
     for option, path in (("--output", output), ("--trace", trace)):
-        _check_writable(option, path)
+        check_output(option, path)
     _import_plotly()
     with contextlib.ExitStack() as stack:
-        loader = _loader(src, split, collate, stack, batch_size, workers, backend, size)
-        status = _load(loader, batches, trainer_ms / 1000, src)
-        _write(loader.report, "--output", output)
+        loader = _loader(source, split, collate, stack, batch_size, workers, backend, size)
+        status = _load(loader, batches, trainer_ms / 1000, source)
+        with writing("--output", output):
+            loader.report(output)
         if trace is not None:
-            _write(loader.trace, "--trace", trace)
+            with writing("--trace", trace):
+                loader.trace(trace)
         _say(loader.stats(), output)
     if status:
         raise typer.Exit(status)
 
 
-def _of_trace(source: Path, output: Path) -> None:
-    from penstock.insight.report import write_report
-    from penstock.insight.trace import read_trace
+def _of_files(ctx: typer.Context, paths: list[Path], output: Path | None) -> None:
+    from penstock.insight.trace import read_json
+    from penstock.program.saved import is_saved_run
 
-    _check_writable("--output", output)
-    recording = read_trace(source)
+    contents = [read_json(path) for path in paths]
+    pairs = zip(paths, contents, strict=True)
+    others = [path for path, content in pairs if not is_saved_run(content)]
+    if not others:
+        _refuse_options(ctx, "a saved run is of a program that is over")
+        _of_saved_runs(paths, contents)
+    elif len(paths) == 1:
+        _refuse_options(ctx, "a trace is of a run that is over", but="output")
+        _of_trace(paths[0], contents[0], output or paths[0].with_suffix(".html"))
+    else:
+        raise ConfigError(
+            f"{others[0]} is no file that `penstock run --save` wrote, and these alone are put "
+            "side by side."
+        )
+
+
+def _of_saved_runs(paths: list[Path], contents: list[JSON]) -> None:
+    from penstock.cli.saved_runs import say_side_by_side
+    from penstock.program.saved import SavedRun
+
+    runs = []
+    for path, content in zip(paths, contents, strict=True):
+        try:
+            runs.append(SavedRun.from_json(content))
+        except ConfigError as error:
+            raise ConfigError(f"{path}: {error}") from error
+    say_side_by_side([str(path) for path in paths], runs)
+
+
+def _of_trace(source: Path, content: JSON, output: Path) -> None:
+    from penstock.insight.report import write_report
+    from penstock.insight.trace import recording_in
+
+    check_output("--output", output)
+    recording = recording_in(content, source)
     try:
-        _write(lambda path: write_report(recording, path), "--output", output)
+        with writing("--output", output):
+            write_report(recording, output)
     except (ArithmeticError, LookupError, TypeError, ValueError) as error:
         if isinstance(error, PenstockError):
             raise
@@ -105,23 +152,17 @@ def _of_trace(source: Path, output: Path) -> None:
     _say(recording.stats, output)
 
 
-def _refuse_options(ctx: typer.Context) -> None:
+def _refuse_options(ctx: typer.Context, why: str, but: str = "") -> None:
     given = []
     for name in ctx.params:
         source = ctx.get_parameter_source(name)
-        if name not in ("src", "output") and source is not None and source.name == "COMMANDLINE":
+        if name not in ("src", but) and source is not None and source.name == "COMMANDLINE":
             given.append("--" + name.replace("_", "-"))
     if given:
         raise ConfigError(
-            f"{', '.join(given)}: a trace is of a run that is over, so there is nothing to set. "
-            "Leave it out, or name a dataset."
+            f"{', '.join(given)}: {why}, so there is nothing to set. Leave it out, or name a "
+            "dataset."
         )
-
-
-def _check_writable(option: str, path: Path | None) -> None:
-    """Rather now than after minutes of work."""
-    if path is not None and (path.is_dir() or not path.parent.is_dir()):
-        raise ConfigError(f"cannot write {option} {path}: name a file in a folder that exists.")
 
 
 def _import_plotly() -> None:
@@ -144,11 +185,15 @@ def _loader(
     from penstock.faults import FaultPolicy
 
     dataset, collate_fn = open_loadable(src, split, collate, size, stack)
+    if is_loader(dataset):
+        raise ConfigError(
+            f"{src} is a loader: call its method `report` after some batches, or name its dataset."
+        )
     is_sized = hasattr(dataset, "__len__")
     if is_sized and not len(dataset):
         raise ConfigError(f"{without_password(src)} has no samples.")
     is_map_style = not is_iterable(dataset)
-    num_workers = _workers(workers)
+    num_workers = workers_of(workers)
     if num_workers == "auto" and not is_map_style:
         num_workers = 1  # what each worker reads of an iterable depends on their number
     if num_workers == "auto" and backend == "ray":
@@ -164,14 +209,6 @@ def _loader(
         on_error=FaultPolicy("skip", max_failures=None),  # the page lists them, however many
         persistent_workers=num_workers != 0,
     )
-
-
-def _workers(text: str) -> int | Literal["auto"]:
-    if text == "auto":
-        return "auto"
-    if not text.isdecimal():
-        raise ConfigError(f'--workers must be a number from 0 on, or "auto", got {text!r}.')
-    return int(text)
 
 
 def _load(
@@ -202,19 +239,12 @@ def _load(
                     if done == before:  # an epoch without a batch: there will be none
                         break
         except KeyboardInterrupt:
-            sys.stderr.write("penstock: stopped; this is what was measured by then.\n")
+            say("penstock: stopped; this is what was measured by then.", err=True)
             return TERMINATED if termination.is_noted else INTERRUPTED
     return 0
 
 
-def _write(write: Any, option: str, path: Path) -> None:  # noqa: ANN401
-    try:
-        write(path)
-    except OSError as error:
-        raise ConfigError(f"cannot write {option} {path}: {error.strerror}.") from error
-
-
 def _say(stats: Stats, output: Path) -> None:
-    typer.echo(printable(str(stats.verdict)))
-    failed = f", failed samples: {stats.run.failed:,}" if stats.run.failed else ""
-    typer.echo(printable(f"{output}: {stats.run.batches:,} batches{failed}"))
+    say(str(stats.verdict))
+    bad = f", bad samples: {stats.run.failed:,}" if stats.run.failed else ""
+    say(f"{output}: {stats.run.batches:,} batches{bad}")

@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING, Annotated, Any, Final
 
 import typer
 
-from penstock.cli.lines import amount
 from penstock.errors import ConfigError
+from penstock.lines import amount
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray

@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from penstock.stores.store import Store
 
 __all__ = [
+    "dataset_of",
     "is_store",
     "names_a_dataset",
     "object_named",
@@ -165,7 +166,7 @@ def source_named(text: str, **options: Any) -> Iterator[Any]:  # noqa: ANN401
     if given:
         raise ConfigError(f"{given[0]} is not for {text}, which makes its dataset itself.")
     with object_named(text) as found:
-        yield _dataset_of(found, text)
+        yield dataset_of(found, text)
 
 
 @contextlib.contextmanager
@@ -193,7 +194,12 @@ def object_named(text: str) -> Iterator[Any]:
             sys.path.remove(here)
 
 
-def _dataset_of(found: Any, text: str) -> Any:  # noqa: ANN401
+def dataset_of(found: Any, text: str) -> Any:  # noqa: ANN401
+    """Return a dataset, or what a function or a class makes.
+
+    Raises:
+        ConfigError: it is neither a dataset nor can it be called.
+    """
     is_dataset = hasattr(found, "__getitem__") and hasattr(found, "__len__")
     if is_dataset and not isinstance(found, type):
         return found

@@ -4,9 +4,8 @@
 from __future__ import annotations
 
 import contextlib
-import json
-import sys
 import warnings
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Final, NamedTuple, cast
 
@@ -15,12 +14,15 @@ import typer
 from penstock.cli.arguments import (
     ANNOTATED_HELP,
     SOURCE_HELP,
+    ClassOf,
+    ClassOfOption,
+    Column,
     ImageField,
     KeyField,
     LabelField,
 )
-from penstock.cli.lines import printable, without_password
 from penstock.cli.list_options import takes_list_options
+from penstock.cli.outputs import check_output
 from penstock.cli.progress import Bar
 from penstock.cli.sampler_options import (
     Alpha,
@@ -34,12 +36,15 @@ from penstock.cli.sampler_options import (
 )
 from penstock.cli.stats_tables import print_tables
 from penstock.errors import ConfigError, StoreError
+from penstock.lines import say, say_json
+from penstock.secrets import without_password
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
 
     from penstock.cli.census import Classes, Sizes
     from penstock.cli.object_census import Objects
+    from penstock.stores.index import Index
     from penstock.stores.store import Store
     from penstock.vision.datasets.annotated import AnnotatedImages
 
@@ -74,6 +79,8 @@ def stats(
     image_field: ImageField = None,
     label_field: LabelField = None,
     key_field: KeyField = None,
+    column: Column = None,
+    class_of: ClassOfOption = ClassOf.all,
     sampler: SamplerName = None,
     alpha: Alpha = None,
     beta: Beta = None,
@@ -97,17 +104,23 @@ def stats(
     choice.check()
     from penstock.cli.census import count_classes, measure
     from penstock.cli.object_census import count_objects
+    from penstock.cli.passed_over import tell_passed_over
     from penstock.cli.stats_record import record_of
 
     if png is not None:
-        _check_drawable(png)
+        import matplotlib  # noqa: F401 - where it is missing, the error names the extra
+
+        check_output("--png", png)
     fields = {"image_field": image_field, "label_field": label_field, "key_field": key_field}
-    with _opened(src, split, list_columns, fields) as source:
+    with _opened(src, split, list_columns, fields, column) as source:
         _hint_at_parts(src, source)
+        tell_passed_over(src)
+        if column is not None or class_of is not ClassOf.all:
+            source = source.by(column, class_of)
         if sampler is not None:
             _show_balance(source, choice, png, as_json=as_json)
             return
-        classes = count_classes(source.store.index)
+        classes = count_classes(source.counted)
         with Bar() as bar:
             sizes = measure(
                 source.store,
@@ -120,11 +133,13 @@ def stats(
         _draw(png, address, classes, sizes, counted)
     if as_json:
         record = record_of(address, classes, sizes, counted, source.why_none)
-        sys.stdout.write(json.dumps(record, indent=2) + "\n")
+        if column is not None:
+            record["column"] = column
+        say_json(record)
     else:
         print_tables(address, classes, sizes, counted, source.why_none)
     if png is not None:  # beside JSON nothing is on stdout
-        typer.echo(printable(f"{png}: chart"), err=as_json)
+        say(f"{png}: chart", err=as_json)
 
 
 class _Source(NamedTuple):
@@ -136,6 +151,9 @@ class _Source(NamedTuple):
         why_none: Why boxes that are there cannot be read.
         name: `module:name`, if it was named so.
         dataset: What it named, which may know its labels where a store would read them.
+        labels: Of its samples, where a field of their objects was asked for, or one object of each.
+        class_names: Of these labels.
+        column: The field.
     """
 
     store: Store
@@ -143,28 +161,56 @@ class _Source(NamedTuple):
     why_none: str | None = None
     name: str | None = None
     dataset: Any = None
+    labels: Any = None
+    class_names: tuple[str, ...] | None = None
+    column: str | None = None
 
     @property
     def address(self) -> str:
         return without_password(self.name or self.store.address)
 
+    @property
+    def counted(self) -> Index:
+        """Labels and class names to count, and the rest of the store's."""
+        if self.labels is None:
+            return self.store.index
+        return replace(self.store.index, labels=self.labels, class_names=self.class_names or ())
+
+    def by(self, column: str | None, class_of: ClassOf) -> _Source:
+        """Return it with the labels of one field, of all objects or one of each sample."""
+        from penstock.cli.named_dataset import labels_by
+        from penstock.stores.dataset import StoreDataset
+
+        if self.why_none is not None:
+            raise StoreError(self.why_none)
+        found = self.objects if self.dataset is None else self.dataset
+        dataset = StoreDataset(self.store) if found is None else found
+        labels, names = labels_by(dataset, column, class_of)
+        return self._replace(objects=None, labels=labels, class_names=names, column=column)
+
 
 @contextlib.contextmanager
 def _opened(
-    src: str, split: str | None, columns: Mapping[str, Any], fields: Mapping[str, str | None]
+    src: str,
+    split: str | None,
+    columns: Mapping[str, Any],
+    fields: Mapping[str, str | None],
+    column: str | None,
 ) -> Iterator[_Source]:
     """Return what SRC names.
 
     A VOC folder is a store as well, whose classes and sizes are known whatever its boxes are like.
     """
-    from penstock.cli.named_dataset import described_dataset
+    from penstock.cli.named_dataset import attributes_for, described_dataset
     from penstock.cli.sources import source_named
 
     is_voc = _is_voc(src)
     found: Any = None
     why_none = None
     try:
-        found = described_dataset(src, split, columns, bad_boxes="keep")
+        found = described_dataset(
+            src, split, columns, bad_boxes="keep", attributes=attributes_for(column)
+        )
     except StoreError as error:
         if not is_voc:
             raise
@@ -215,7 +261,7 @@ def _hint_at_parts(src: str, source: _Source) -> None:
     """Say it where the folders of a data set's parts were taken for classes."""
     names = source.store.index.class_names or () if Path(src).is_dir() else ()
     if names and {name.lower() for name in names} <= _PARTS:
-        typer.echo(
+        say(
             f"The classes are called {', '.join(names)}, as parts of a data set are. If they are "
             f"parts, name one of them: {Path(src) / names[0]}",
             err=True,
@@ -228,20 +274,15 @@ def _show_balance(
     from penstock.cli.balance_stats import show_balance
     from penstock.data.labels.known import class_names_of, known_labels
 
-    labels = None if source.dataset is None else known_labels(source.dataset)
-    names = None if source.dataset is None else class_names_of(source.dataset)
+    labels, names = source.labels, source.class_names
+    if labels is None and source.dataset is not None:
+        labels, names = known_labels(source.dataset), class_names_of(source.dataset)
     if labels is None:
         index = source.store.index
         labels, names = index.labels, names or index.class_names or None
-    show_balance(source.address, labels, names, choice, png=png, as_json=as_json)
-
-
-def _check_drawable(png: Path) -> None:
-    """Rather now than after minutes of work."""
-    import matplotlib  # noqa: F401 - where it is missing, the error names the extra
-
-    if png.is_dir() or not png.parent.is_dir():
-        raise ConfigError(f"cannot write --png {png}: name a file in a folder that exists.")
+    show_balance(
+        source.address, labels, names, choice, column=source.column, png=png, as_json=as_json
+    )
 
 
 def _draw(

@@ -3,14 +3,15 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+import sys
+import textwrap
+from typing import TYPE_CHECKING, Final
 
 import numpy as np
-from rich.console import Console
-from rich.table import Table
-from rich.text import Text
 
-from penstock.cli.lines import amount, printable
+from penstock.lines import amount, printable, say
+from penstock.plural import counted
+from penstock.sampling.balance_text import aligned
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -18,9 +19,10 @@ if TYPE_CHECKING:
     from penstock.cli.census import Classes, Sizes
     from penstock.cli.object_census import Objects
 
-__all__ = ["print_tables"]
+__all__ = ["WIDTH", "print_tables"]
 
 _FIRST_ROWS, _LAST_ROWS = 30, 10  # of more classes than these, the middle is left out
+WIDTH: Final = 88  # columns, of what is wrapped
 
 
 def print_tables(
@@ -39,42 +41,39 @@ def print_tables(
         objects: None where there are no boxes.
         why_none: Why boxes that are there cannot be read.
     """
-    console = Console()
-    if not console.is_terminal:  # nothing is cut off in a file
-        console = Console(width=max(console.width, 120))
     if classes is None:
-        console.print("Its records have no labels.")
+        lines = ["Its records have no labels."]
     else:
-        console.print(_class_table(classes, sizes.num_records))
-        console.print(_about_classes(classes) + "\n", highlight=False)
-    console.print(_size_table(address, sizes))
-    console.print(_about_sizes(sizes), highlight=False)
+        counts = f"{counted(sizes.num_records, 'record')}, {counted(len(classes.ids), 'class')}"
+        lines = [counts, "", *aligned(_class_rows(classes)), "", *_wrapped(_about_classes(classes))]
+    lines += ["", *aligned([[printable(address), ""], *_size_rows(sizes)]), ""]
+    lines += _wrapped(_about_sizes(sizes))
     if objects is not None:
-        lines = objects.lines(in_ascii=not console.encoding.startswith("utf"))
-        console.print("\n" + "\n".join(lines), highlight=False, markup=False)
+        encoding = getattr(sys.stdout, "encoding", None) or "utf-8"
+        *histograms, about = objects.lines(in_ascii=not encoding.lower().startswith("utf"))
+        lines += ["", *histograms, *_wrapped(about)]
     if why_none is not None:
-        console.print(f"\nIts boxes: {printable(why_none)}", highlight=False, markup=False)
+        lines += ["", f"Its boxes: {why_none}"]
+    for line in lines:
+        say(line)
 
 
-def _class_table(classes: Classes, num_records: int) -> Table:
+def _wrapped(text: str) -> list[str]:
+    return textwrap.wrap(text, WIDTH)
+
+
+def _class_rows(classes: Classes) -> list[list[str]]:
     several = classes.num_images is not None
-    table = Table(
-        title=f"{num_records:,} records, {len(classes.ids):,} classes", title_justify="left"
-    )
-    table.add_column("class", overflow="fold")
-    for heading in ("objects", "share", "images") if several else ("records", "share"):
-        table.add_column(heading, justify="right", no_wrap=True)
+    counts = ("objects", "share", "images") if several else ("records", "share")
+    rows = [["class", *counts]]
     first, last = _rows_shown(len(classes.ids))
-    for row in first:
-        _add_class(table, classes, row)
+    rows += [_class_row(classes, row) for row in first]
     if num_hidden := len(classes.ids) - len(first) - len(last):
         hidden = slice(len(first), len(first) + num_hidden)
-        counts = int(classes.counts[hidden].sum())
+        number = int(classes.counts[hidden].sum())
         share = f"{float(classes.shares[hidden].sum()):.2%}"
-        table.add_row(f"… {num_hidden:,} more", f"{counts:,}", share, *[""] * several)
-    for row in last:
-        _add_class(table, classes, row)
-    return table
+        rows.append([f"... {num_hidden:,} more", f"{number:,}", share, *[""] * several])
+    return rows + [_class_row(classes, row) for row in last]
 
 
 def _rows_shown(num_classes: int) -> tuple[range, range]:
@@ -83,11 +82,11 @@ def _rows_shown(num_classes: int) -> tuple[range, range]:
     return range(_FIRST_ROWS), range(num_classes - _LAST_ROWS, num_classes)
 
 
-def _add_class(table: Table, classes: Classes, row: int) -> None:
+def _class_row(classes: Classes, row: int) -> list[str]:
     cells = [f"{classes.counts[row]:,}", f"{classes.shares[row]:.2%}"]
     if classes.num_images is not None:
         cells.append(f"{classes.num_images[row]:,}")
-    table.add_row(Text(printable(classes.names[row])), *cells)
+    return [printable(classes.names[row]), *cells]
 
 
 def _about_classes(classes: Classes) -> str:
@@ -116,35 +115,31 @@ def _range(values: NDArray[np.int64], middle: str) -> str:
     return f"{values.min():,} / {np.median(values):,.0f} / {values.max():,}"
 
 
-def _size_table(address: str, sizes: Sizes) -> Table:
+def _size_rows(sizes: Sizes) -> list[list[str]]:
     num_read = len(sizes.num_bytes)
     is_all = num_read == sizes.num_records
-    title = Text(printable(address), overflow="fold")
-    table = Table(title=title, title_justify="left", show_header=False)
-    table.add_column("what", no_wrap=True)
-    table.add_column("value", justify="right", no_wrap=True)
-    table.add_row("records", f"{sizes.num_records:,}")
+    rows = [["records", f"{sizes.num_records:,}"]]
     if num_read:
         total = amount(sizes.total_bytes)
         least, most = amount(int(sizes.num_bytes.min())), amount(int(sizes.num_bytes.max()))
         mean = amount(float(sizes.num_bytes.mean()))
-        table.add_row("size of all" if is_all else "size of all, estimated", total)
-        table.add_row("size of a record, min / mean / max", f"{least} / {mean} / {most}")
+        rows.append(["size of all" if is_all else "size of all, estimated", total])
+        rows.append(["size of a record, min / mean / max", f"{least} / {mean} / {most}"])
     if len(sizes.heights_px):
         for what, values in (("height", sizes.heights_px), ("width", sizes.widths_px)):
-            row = f"{what} of an image in pixels, min / median / max"
-            table.add_row(row, _range(values, "median"))
+            name = f"{what} of an image in pixels, min / median / max"
+            rows.append([name, _range(values, "median")])
     if sizes.num_unreadable:
-        table.add_row("images whose header cannot be read", f"{sizes.num_unreadable:,}")
+        rows.append(["images whose header cannot be read", f"{sizes.num_unreadable:,}"])
     if sizes.num_damaged:
-        table.add_row("records that cannot be read", f"{sizes.num_damaged:,}")
-    return table
+        rows.append(["records that cannot be read", f"{sizes.num_damaged:,}"])
+    return rows
 
 
 def _about_sizes(sizes: Sizes) -> str:
     num_read = len(sizes.num_bytes)
     is_all = num_read == sizes.num_records
-    read = "all records" if is_all else f"{num_read:,} records, spread evenly"
+    read = "all records" if is_all else f"{counted(num_read, 'record')}, spread evenly"
     advice = " `penstock check` lists those that cannot be read." if sizes.num_damaged else ""
     return (
         f"Sizes from {read}: bytes of images, arrays, strings and bytes; pixels from the images' "

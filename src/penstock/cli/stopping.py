@@ -11,11 +11,12 @@ from typing import TYPE_CHECKING, Any, Final
 if TYPE_CHECKING:
     from types import FrameType
 
-__all__ = ["INTERRUPTED", "TERMINATED", "Termination"]
+__all__ = ["INTERRUPTED", "NO_OUTPUT", "TERMINATED", "Termination"]
 
 # Exit statuses as shells have them: 128 and the number of the signal.
 INTERRUPTED: Final = 130
 TERMINATED: Final = 143
+NO_OUTPUT: Final = 74  # EX_IOERR of sysexits.h: 1 says that something is broken
 
 
 class Termination(contextlib.AbstractContextManager["Termination"]):

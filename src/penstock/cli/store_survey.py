@@ -3,13 +3,16 @@
 
 from __future__ import annotations
 
+import multiprocessing
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
+from penstock.cli.quiet import silence_libraries
 from penstock.cli.reasons import reason_of, short_reason
 from penstock.cli.survey import Verdict, survey
-from penstock.errors import StoreUnreachable
+from penstock.engine.surroundings import signal_name
+from penstock.errors import StoreError, StoreUnreachable
 from penstock.images import check_image
 from penstock.stores.pack_source import images_in
 from penstock.stores.records import encode_record
@@ -23,7 +26,7 @@ if TYPE_CHECKING:
 
     Label = int | tuple[int, ...] | None
 
-__all__ = ["BadRecord", "check_store"]
+__all__ = ["BadRecord", "check_opening", "check_store"]
 
 _TRUNCATED: Final = "Premature end of JPEG file"  # libjpeg's word for it
 
@@ -41,6 +44,29 @@ class BadRecord:
     position: int | None
     key: str
     reason: str
+
+
+def check_opening(store: Store) -> None:
+    """Raise StoreError if opening a store and reading its index kills the process.
+
+    Another process does it. An LMDB file is mapped into memory: where a disk fails, or the
+    file becomes shorter meanwhile, the system ends the process by SIGBUS.
+    """
+    process = multiprocessing.get_context("fork").Process(target=_open, args=(store,))
+    process.start()
+    process.join()
+    if process.exitcode is not None and process.exitcode < 0:
+        raise StoreError(
+            f"{store.address} cannot be opened: the process that read its index was killed by "
+            f"{signal_name(-process.exitcode)}. Is its disk failing, or was the file written to "
+            "meanwhile? Restore it from a copy, or pack it anew."
+        )
+
+
+def _open(store: Store) -> None:
+    silence_libraries()  # what can be said is said by the process that opens it next
+    len(store)
+    _wrong_counts(store)
 
 
 def check_store(
@@ -169,10 +195,10 @@ def _change_of_files(store: Store) -> str | None:
     marker = read_marker(path)
     if marker is None:
         return None
-    builder = IndexBuilder()
+    builder = IndexBuilder(store.class_names, {})
     for record in store.scan():
         builder.add([encode_record(record.key, record.sample, record.label)])
-    found = builder.index(store.class_names, {}).fingerprint
+    found = builder.index().fingerprint
     if found == marker.get("fingerprint"):
         return None
     return (

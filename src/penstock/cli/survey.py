@@ -58,7 +58,8 @@ _MAX_RESPAWNS: Final = 1000
 # A decoder that takes longer than this over one task's files hangs, and is ended.
 _LONGEST_TASK_S: Final = 300
 _END_OF_WORKER: Final = re.compile(
-    r"worker \d+ (was killed by \S+|was killed, as no batch came within|exited with code \d+)"
+    r"worker \d+ (was killed by \S+|was killed, as no batch came within|exited with code \d+"
+    "|ended with an exit status that is unknown)"
 )
 
 

@@ -17,6 +17,7 @@ from typing import Final, NamedTuple
 
 import penstock
 from penstock.errors import ConfigError, PenstockError
+from penstock.secrets import without_password
 
 __all__ = ["Section", "completed", "explained", "find_page", "sections_of"]
 
@@ -27,7 +28,7 @@ _NEAR: Final = 0.8  # of a name: WorkerDead is near WorkerDied, RuntimeError not
 _OWN: Final = "an-exception-of-your-own-code"
 _LINK: Final = re.compile(r"\[([^\]]+)\]\(([^)\s]+)\)")
 _USE: Final = "penstock explain NAME says what to do."
-# Of Python's own errors: RuntimeError is explained even if the page does not have the word.
+# Python's own errors are the user's code's, mostly, whatever else the page says of them.
 _BUILTINS: Final = {
     name.casefold()
     for name, value in vars(builtins).items()
@@ -130,7 +131,9 @@ def explained(name: str | None = None) -> str:
         if short in (section.title.casefold(), section.anchor):
             return f"{section.title}\n\n{_rendered(section.text, width)}"
     if found := _search(short, sections):
-        lines = [f"Nothing is called {name!r} here. Sections that have it:", ""]
+        # Perhaps the text of an error, with the address that was typed in it.
+        typed = without_password(name)
+        lines = [f"Nothing is called {typed!r} here. Sections that have it:", ""]
         for section in found:
             lines += _entry(section, width)
         return "\n".join([*lines, "", _USE])
@@ -148,13 +151,13 @@ def _search(wanted: str, sections: list[Section]) -> list[Section]:
     texts = {section: f"{section.title}\n{section.text}".casefold() for section in sections}
     titles = {section: f"{section.title} {section.anchor}".casefold() for section in sections}
     found = [section for section in sections if _has_all(titles[section], words)]
+    if wanted in _BUILTINS:
+        found += [section for section in sections if section.anchor == _OWN]
     found += [section for section in sections if wanted in texts[section]]
     found += [section for section in sections if _has_all(texts[section], words)]
     if not found:
         having = [[s for s in sections if _has_all(texts[s], [word])] for word in words]
         found = min(filter(None, having), key=len, default=[])
-    if not found and wanted in _BUILTINS:
-        found = [section for section in sections if section.anchor == _OWN]
     return list(dict.fromkeys(found))[:_MAX_FOUND]
 
 

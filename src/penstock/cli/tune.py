@@ -6,38 +6,50 @@ from __future__ import annotations
 import contextlib
 import json
 import platform
-import sys
+import textwrap
 import warnings
 from pathlib import Path  # noqa: TC003 - typer reads the annotations at run time
 from typing import TYPE_CHECKING, Annotated, Any, Final
 
 import typer
-from rich.box import SIMPLE_HEAD
-from rich.console import Console
-from rich.table import Table
 
 from penstock.cli.arguments import SOURCE_HELP
-from penstock.cli.lines import amount, printable, without_password
-from penstock.cli.loadable import SIZE_HELP, open_loadable
+from penstock.cli.loadable import SIZE_HELP, is_loader, open_loadable
+from penstock.cli.outputs import check_output, write_output
 from penstock.cli.progress import Bar
+from penstock.cli.stats_tables import WIDTH
 from penstock.cli.stopping import INTERRUPTED, TERMINATED, Termination
 from penstock.errors import ConfigError
+from penstock.lines import amount, say
+from penstock.sampling.balance_text import aligned
+from penstock.secrets import without_password
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
+    from penstock.cli.given_loader import GivenLoader
     from penstock.cli.tuning_grid import Setting, Standing, Work
 
 __all__ = ["tune"]
 
 _BACKENDS: Final = ("process", "thread")
 _USUAL_BATCHES: Final = 60
+_USUAL_BATCH_SIZE: Final = 64
 _MAX_NAMED: Final = 20  # samples named on the screen; --json has all of them
 
 
 def tune(
-    src: Annotated[str, typer.Argument(metavar="SRC", help=SOURCE_HELP)],
-    batch_size: Annotated[int, typer.Option(min=1, help="Samples in a batch.")] = 64,
+    src: Annotated[
+        str,
+        typer.Argument(
+            metavar="SRC",
+            help=SOURCE_HELP + " Also module:name of a loader: its class and arguments are kept.",
+        ),
+    ],
+    batch_size: Annotated[
+        int | None,
+        typer.Option(min=1, help="Samples in a batch.", show_default="64, or a loader's own"),
+    ] = None,
     workers: Annotated[
         str | None,
         typer.Option(
@@ -76,6 +88,8 @@ def tune(
 ) -> None:
     """Try counts of workers, and print the line with the best one.
 
+    Of a loader it is its own line, with the workers changed.
+
     In a folder, list or store, what cannot be read is named, and other samples take its place; an
     error of a dataset of yours ends it.
 
@@ -87,8 +101,7 @@ def tune(
     from penstock.cli.sources import names_a_dataset
     from penstock.cli.tuning_grid import Length, Trainer, Work
 
-    if json_file is not None and (json_file.is_dir() or not json_file.parent.is_dir()):
-        raise ConfigError(f"cannot write --json {json_file}: name a file in a folder that exists.")
+    check_output("--json", json_file)
     if batches is not None and seconds is not None:
         raise ConfigError("--batches and --seconds: give one of them.")
     if trainer_cpu and not trainer_ms:
@@ -98,22 +111,41 @@ def tune(
     length = Length(batches or _USUAL_BATCHES, seconds)
     with contextlib.ExitStack() as stack:
         dataset, collate_fn = open_loadable(src, split, collate, size, stack)
+        given = _given(dataset, batch_size, collate, settings) if is_loader(dataset) else None
         work = Work(
-            dataset,
-            batch_size,
+            dataset if given is None else given.dataset,
+            (batch_size or _USUAL_BATCH_SIZE) if given is None else given.batch_size,
             collate_fn,
             trainer,
             length,
             "raise" if names_a_dataset(src) else "replace",
+            given,
         )
         work.check()
         standings, status = _try_all(work, settings, rounds, src)
     if standings:
         _show(standings, work, src)
         if json_file is not None:
-            json_file.write_text(json.dumps(_record(standings, work, src), indent=2) + "\n")
+            record = json.dumps(_record(standings, work, src), indent=2)
+            write_output("--json", json_file, f"{record}\n")
     if status:
         raise typer.Exit(status)
+
+
+def _given(
+    loader: Any,  # noqa: ANN401
+    batch_size: int | None,
+    collate: str | None,
+    settings: Sequence[Setting],
+) -> GivenLoader:
+    from penstock.cli.given_loader import GivenLoader
+
+    if collate is not None:
+        raise ConfigError("--collate is for datasets, and SRC is a loader, which has a collate_fn.")
+    given = GivenLoader.of(loader, batch_size)
+    if not given.takes_backend and any(setting.backend != "process" for setting in settings):
+        raise ConfigError("--backend thread needs penstock.torch.DataLoader; SRC is torch's own.")
+    return given
 
 
 def _settings(workers: str | None, prefetch: str, backend: str) -> list[Setting]:
@@ -175,7 +207,7 @@ def _try_all(
                     with errors_in_code(src):
                         standing.turns.append(work.take_turn(standing.setting))
         except KeyboardInterrupt:
-            sys.stderr.write("penstock: stopped; this is what was measured by then.\n")
+            say("penstock: stopped; this is what was measured by then.", err=True)
             status = TERMINATED if termination.is_noted else INTERRUPTED
     return [standing for standing in standings if standing.turns], status
 
@@ -183,20 +215,18 @@ def _try_all(
 def _show(standings: Sequence[Standing], work: Work, src: str) -> None:
     from penstock.cli.tuning_grid import best_of
 
-    console = Console()
     best = best_of(standings)
-    console.print(_table(standings, best, work, src))
-    for line in _bad_samples(work):
-        console.print(line, markup=False, soft_wrap=True, highlight=False)
-    for line in work.lines(best.setting):
-        console.print(line, markup=False, soft_wrap=True, highlight=False)
+    for line in [
+        *_table(standings, best, work, src), *_bad_samples(work), *work.lines(best.setting),
+    ]:  # fmt: skip
+        say(line)
 
 
 def _bad_samples(work: Work) -> Iterator[str]:
     """Yield a line for each sample that could not be read, up to some, and one for all."""
     named = sorted(work.bad_samples.items())
     for name, reason in named[:_MAX_NAMED]:
-        yield printable(without_password(f"left out {name}: {reason}"))
+        yield without_password(f"left out {name}: {reason}")
     if len(named) > _MAX_NAMED:
         yield f"… and {len(named) - _MAX_NAMED:,} more"
     if named:
@@ -206,23 +236,13 @@ def _bad_samples(work: Work) -> Iterator[str]:
         )
 
 
-def _table(standings: Sequence[Standing], best: Standing, work: Work, src: str) -> Table:
+def _table(standings: Sequence[Standing], best: Standing, work: Work, src: str) -> list[str]:
     step = f", steps of {1000 * work.trainer.seconds:g} ms" if work.trainer.seconds else ""
-    table = Table(
-        title=f"{without_password(src)}, batches of {work.batch_size}{step}",
-        box=SIMPLE_HEAD,
-        padding=(0, 1, 0, 0),  # eight columns fit into 80 characters
-    )
-    for heading in ("workers", "prefetch"):
-        table.add_column(heading, justify="right", no_wrap=True)
-    table.add_column("backend", no_wrap=True)
-    for heading in ("samples/s", "waiting", "CPU s/1k", "memory"):
-        table.add_column(heading, justify="right", no_wrap=True)
-    table.add_column("", no_wrap=True)
+    rows = [["workers", "prefetch", "backend", "samples/s", "waiting", "CPU s/1k", "memory", ""]]
     for standing in standings:
         workers, factor, backend = standing.setting
         cpu_s, memory = standing.cpu_s_per_1000, standing.memory_bytes
-        table.add_row(
+        rows.append([
             str(workers),
             "-" if factor is None else str(factor),
             backend if workers else "-",
@@ -231,15 +251,15 @@ def _table(standings: Sequence[Standing], best: Standing, work: Work, src: str) 
             "unknown" if cpu_s is None else f"{cpu_s:.2f}",
             "unknown" if memory is None else amount(memory),
             "best" if standing is best else "",
-            style="bold" if standing is best else None,
-        )
-    table.caption = (
+        ])  # fmt: skip
+    caption = (
         "waiting: the trainer's share of the time. CPU seconds and memory: of trainer and workers."
     )
     num_epochs = max(turn.num_epochs for standing in standings for turn in standing.turns)
     if num_epochs:
-        table.caption += f" The dataset is small: up to {num_epochs} epochs began within a turn."
-    return table
+        caption += f" The dataset is small: up to {num_epochs} epochs began within a turn."
+    title = f"{without_password(src)}, batches of {work.batch_size}{step}"
+    return [title, "", *aligned(rows), "", *textwrap.wrap(caption, WIDTH)]
 
 
 def _record(standings: Sequence[Standing], work: Work, src: str) -> dict[str, Any]:

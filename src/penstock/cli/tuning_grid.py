@@ -14,11 +14,14 @@ from typing import TYPE_CHECKING, Any, Final, Literal, NamedTuple
 
 from penstock.cli.loadable import has_torch, is_iterable, loader_class
 from penstock.cli.reasons import reason_of
-from penstock.cli.usage import cpu_seconds, memory_bytes
 from penstock.errors import ConfigError
+from penstock.plural import counted
+from penstock.usage import cpu_seconds, memory_bytes
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Generator, Iterator, Sequence
+
+    from penstock.cli.given_loader import GivenLoader
 
 __all__ = ["Length", "Setting", "Standing", "Trainer", "Turn", "Work", "best_of", "usual_workers"]
 
@@ -49,7 +52,7 @@ class Setting(NamedTuple):
         """
         if not self.num_workers:
             return "0 workers"
-        workers = "1 worker" if self.num_workers == 1 else f"{self.num_workers} workers"
+        workers = counted(self.num_workers, "worker")
         return f"{workers}, prefetch {self.prefetch_factor}, {self.backend}"
 
 
@@ -173,6 +176,7 @@ class Work:
         trainer: What takes the batches.
         length: How long a turn is measured.
         on_error: What becomes of samples that cannot be made, as the loaders take it.
+        given: The loader that was named, whose class and arguments are kept; None for a dataset.
         bad_samples: Those that were not, by name, with the reason: it grows with the turns.
     """
 
@@ -182,6 +186,7 @@ class Work:
     trainer: Trainer
     length: Length
     on_error: Literal["raise", "replace"] = "raise"
+    given: GivenLoader | None = None
     bad_samples: dict[str, str] = field(default_factory=dict)
 
     def check(self) -> None:
@@ -211,7 +216,7 @@ class Work:
             return self._measure(batches, epochs)
         finally:
             batches.close()  # and with it the loader's workers go
-            for failure in loader.failures:
+            for failure in getattr(loader, "failures", ()):
                 name = failure.name or f"sample {failure.index}"
                 self.bad_samples[name] = reason_of(failure.error)
 
@@ -244,18 +249,23 @@ class Work:
         return num_batches >= self.length.batches
 
     def _loader(self, setting: Setting) -> Any:  # noqa: ANN401 - one of two classes
+        options = self._options(setting)
+        if self.given is not None:
+            options.pop("progress", None)  # bars of its own would cover this command's
+            return self.given.kind(self.dataset, **options)
         return loader_class()(
-            self.dataset,
-            collate_fn=self.collate_fn,
-            on_error=self.on_error,
-            **self._options(setting),
+            self.dataset, collate_fn=self.collate_fn, on_error=self.on_error, **options
         )
 
     def _options(self, setting: Setting) -> dict[str, Any]:
         options: dict[str, Any] = {"batch_size": self.batch_size}
-        if not is_iterable(self.dataset):
-            options["shuffle"] = True
-        options |= {"drop_last": True, "num_workers": setting.num_workers}  # all of one size
+        if self.given is not None:
+            options = dict(self.given.arguments)
+        else:
+            if not is_iterable(self.dataset):
+                options["shuffle"] = True
+            options["drop_last"] = True  # all of one size
+        options["num_workers"] = setting.num_workers
         if setting.num_workers:
             options["prefetch_factor"] = setting.prefetch_factor
             options["persistent_workers"] = True  # a small dataset has many epochs in one turn
@@ -269,8 +279,9 @@ class Work:
         What becomes of bad samples is in it where there were some.
         """
         words = ["dataset"]
-        for name, value in self._options(setting).items():
-            words.append(f"{name}={value}" if not isinstance(value, str) else f'{name}="{value}"')
+        words += [f"{name}={_written(name, v)}" for name, v in self._options(setting).items()]
+        if self.given is not None:
+            return [self.given.import_line, f"{self.given.kind.__name__}({', '.join(words)})"]
         if self.bad_samples:
             words.append(f'on_error="{self.on_error}"')
         if self.collate_fn is not None:
@@ -278,6 +289,15 @@ class Work:
         if has_torch():
             return ["from penstock.torch import DataLoader", f"DataLoader({', '.join(words)})"]
         return ["from penstock import Loader", f"Loader({', '.join(words)})"]
+
+
+def _written(name: str, value: Any) -> str:  # noqa: ANN401
+    """Return an argument as it is written; an object by the name it has, or its argument's."""
+    if value is None or isinstance(value, (bool, int, float)):
+        return repr(value)
+    if isinstance(value, str) or type(value).__name__ == "device":  # torch's
+        return f'"{value}"'
+    return getattr(value, "__name__", None) or name
 
 
 class _Epochs:

@@ -5,17 +5,19 @@ from __future__ import annotations
 
 import contextlib
 import inspect
-import sys
 from pathlib import Path  # noqa: TC003 - typer reads the annotations at run time
 from typing import TYPE_CHECKING, Annotated, Any, Final
 
 import typer
 
 from penstock.cli.arguments import ANNOTATED_HELP, SOURCE_HELP, BadBoxesOption
-from penstock.cli.lines import printable, without_password
-from penstock.cli.list_options import takes_list_options
+from penstock.cli.list_options import option_of, takes_list_options
+from penstock.cli.outputs import check_output, write_output
 from penstock.cli.reasons import errors_in_code, reason_in_code, reason_of
 from penstock.errors import ConfigError, PenstockError
+from penstock.lines import say
+from penstock.plural import counted
+from penstock.secrets import without_password
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
@@ -27,17 +29,29 @@ _MOST_IMAGES: Final = 400  # more make a sheet that no viewer opens
 
 @takes_list_options
 def view(
-    src: Annotated[str, typer.Argument(metavar="SRC", help=SOURCE_HELP + ANNOTATED_HELP)],
     output: Annotated[
         Path, typer.Option("-o", "--output", metavar="FILE", help="The PNG file to write.")
     ],
+    src: Annotated[
+        str | None, typer.Argument(metavar="SRC", help=SOURCE_HELP + ANNOTATED_HELP)
+    ] = None,
+    loader: Annotated[
+        str | None,
+        typer.Option(
+            metavar="MODULE:NAME",
+            help="Instead of SRC: a loader, or a function or class that makes one. Its batches are "
+            "drawn as the model gets them.",
+        ),
+    ] = None,
     split: Annotated[
         str | None, typer.Option(metavar="NAME", help="Which part, as in VOC's and YOLO's.")
     ] = None,
     num_images: Annotated[
         int, typer.Option("-n", "--num-images", min=1, max=_MOST_IMAGES, help="Images to show.")
     ] = 16,
-    seed: Annotated[int, typer.Option(min=0, help="Decides images and augmentation.")] = 0,
+    seed: Annotated[
+        int | None, typer.Option(min=0, help="Decides images and augmentation.", show_default="0")
+    ] = None,
     epoch: Annotated[int, typer.Option(min=0, help="Of which epoch the first batch is.")] = 0,
     in_order: Annotated[
         bool, typer.Option("--in-order", help="Take the first images, not random ones.")
@@ -70,16 +84,19 @@ def view(
 
     A contact sheet is written, as PNG. The batch is the first one that `Loader(dataset,
     batch_size=N, shuffle=True, seed=SEED)` gives, with the same random augmentation: what training
-    would see. What cannot be shown has its error in the place of the image, and a line on stdout:
-    its name, a tab, and the reason; the exit status is 1 then.
+    would see. With --loader it is what your own loader gives, from its first batch on. A sample
+    that cannot be shown has its error in the place of the image, and a line on stdout: its name, a
+    tab, and the reason. The exit status is then 1.
     """
     from penstock.cli.named_dataset import dataset_named
     from penstock.cli.sources import names_a_dataset
+    from penstock.cli.viewed_batches import samples_of_loader
     from penstock.vision.looking.contact_sheet import contact_sheet
     from penstock.vision.looking.displayed import Unshown
 
-    if not output.parent.is_dir() or output.is_dir():
-        raise ConfigError(f"cannot write --output {output}: name a file in a folder that exists.")
+    if (src is None) == (loader is None):
+        raise ConfigError("name SRC or --loader MODULE:NAME, one of the two.")
+    check_output("--output", output)
     if output.suffix.lower() != ".png":
         raise ConfigError(
             f"cannot write --output {output}: a contact sheet is a PNG file; name one that ends in "
@@ -87,6 +104,23 @@ def view(
         )
     if rows is not None and columns is not None:
         raise ConfigError("--rows and --columns: give one of them.")
+    if loader is not None:
+        of_dataset = {
+            "--split": split, "--seed": seed, "--in-order": in_order or None,
+            "--transform": transform, "--mosaic": mosaic, "--bad-boxes": bad_boxes,
+            **{option_of(name): value for name, value in list_columns.items()},
+        }  # fmt: skip
+        for option, value in of_dataset.items():
+            if value is not None:
+                raise ConfigError(f"{option} is not for --loader, which makes its batches itself.")
+        with contextlib.ExitStack() as stack:
+            found, names = samples_of_loader(loader, stack, num_images, epoch)
+        in_a_row = _in_a_row(len(found), columns, rows)
+        sheet = contact_sheet(found, names, columns=in_a_row, tile_px=tile)
+        _write(output, sheet)
+        _say(output, len(found), sheet)
+        return
+    assert src is not None
     with contextlib.ExitStack() as stack:
         with errors_in_code(src) if names_a_dataset(src) else contextlib.nullcontext():
             named = dataset_named(
@@ -97,23 +131,30 @@ def view(
         class_names = class_names or getattr(dataset, "classes", None) or ()
         change = None if transform is None else _transform_named(transform, stack)
         samples = _first_batch(
-            _Seen(dataset, change, mosaic), num_images, seed, epoch, shuffle=not in_order
+            _Seen(dataset, change, mosaic), num_images, seed or 0, epoch, shuffle=not in_order
         )
         if not samples:
             raise ConfigError(f"{without_password(src)} has no samples.")
         shown = _checked(samples)
-        in_a_row = columns if rows is None else -(-len(shown) // rows)
+        in_a_row = _in_a_row(len(shown), columns, rows)
         sheet = contact_sheet(shown, tuple(class_names), columns=in_a_row, tile_px=tile)
     _write(output, sheet)
     failed = [sample for sample in shown if isinstance(sample, Unshown)]
     for one in failed:
-        typer.echo(printable(one.name) + "\t" + printable(without_password(one.reason)))
+        say(one.name, without_password(one.reason))
     lost = f", {len(failed)} of them not to be shown" if failed else ""
-    size = f"{sheet.shape[1]} x {sheet.shape[0]}"
-    typer.echo(printable(f"{output}: {len(samples)} images{lost}, {size}"))
+    _say(output, len(samples), sheet, lost)
     if failed:
-        sys.stdout.flush()
         raise typer.Exit(1)
+
+
+def _in_a_row(num_images: int, columns: int | None, rows: int | None) -> int | None:
+    return columns if rows is None else -(-num_images // rows)
+
+
+def _say(output: Path, num_images: int, sheet: Any, lost: str = "") -> None:  # noqa: ANN401
+    size = f"{sheet.shape[1]} x {sheet.shape[0]}"
+    say(f"{output}: {counted(num_images, 'image')}{lost}, {size}")
 
 
 class _Failed:
@@ -262,7 +303,4 @@ def _write(output: Path, sheet: Any) -> None:  # noqa: ANN401
 
     is_encoded, data = cv2.imencode(".png", sheet[..., ::-1])
     assert is_encoded
-    try:
-        output.write_bytes(data.tobytes())
-    except OSError as error:
-        raise ConfigError(f"cannot write --output {output}: {error.strerror}.") from error
+    write_output("--output", output, data.tobytes())

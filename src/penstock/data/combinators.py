@@ -59,6 +59,8 @@ class ArrayDataset(Dataset[tuple[Any, ...]]):
                [4, 5]]), array([ True,  True])]
     """
 
+    _shows = ("length", "arrays")
+
     arrays: tuple[NDArray[Any], ...]
 
     def __init__(self, *arrays: ArrayLike) -> None:
@@ -143,6 +145,8 @@ class StackDataset(Dataset[Any]):
         >>> data[1]
         {'image': 10, 'label': 'b'}
     """
+
+    _shows = ("length", "datasets")
 
     datasets: tuple[Any, ...] | dict[str, Any]
 
@@ -241,6 +245,8 @@ class ConcatDataset(Dataset[T_co]):
         >>> len(data), data[2], data[-3]
         (3, 'c', 'a')
     """
+
+    _shows = ("length", "datasets")
 
     datasets: list[Any]
     cumulative_sizes: list[int]
@@ -399,6 +405,8 @@ class ChainDataset(IterableDataset[T_co]):
         ['a', 'b', 'a', 'b']
     """
 
+    _shows = ("length", "datasets")
+
     datasets: Iterable[Any]
 
     def __init__(self, datasets: Iterable[Any]) -> None:
@@ -446,6 +454,8 @@ class Subset(Dataset[T_co]):
         >>> len(part), part[0], part.indices
         (3, 'f', array([ 5,  0, -2]))
     """
+
+    _shows = ("length", "dataset")
 
     dataset: Any
     indices: Any

@@ -19,6 +19,7 @@ from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING, Any, Final, Generic, Protocol, TypeVar
 
 from penstock.randomness.samples import one_sample
+from penstock.summary import Summarized
 
 if TYPE_CHECKING:
     import numpy as np
@@ -35,6 +36,7 @@ __all__ = [
     "follows_epochs",
     "is_current",
     "is_drawless",
+    "length_of",
     "read_each",
     "reads_together",
     "register_batch_reader",
@@ -56,7 +58,7 @@ BatchReader = Callable[["NDArray[np.int64]", Empty], object]
 """`(indices, empty)` -> batch tree; `indices` is int64, shape (batch,), negative from the end."""
 
 
-class Dataset(Generic[T_co]):
+class Dataset(Summarized, Generic[T_co]):
     """A map from indices, or other keys, to samples.
 
     Subclasses define `__getitem__`, and `__len__` where samplers are to number the samples. A
@@ -291,6 +293,14 @@ def read_each(dataset: Any, indices: Iterable[Any]) -> list[Any]:  # noqa: ANN40
         with one_sample(k):
             samples.append(dataset[index])
     return samples
+
+
+def length_of(value: Any) -> int | None:  # noqa: ANN401
+    """Return the length of a dataset, sampler or batch of indices, or None if it has none."""
+    try:
+        return len(value)
+    except (TypeError, NotImplementedError):
+        return None
 
 
 def is_current(cls: type, method: str, older: tuple[str, ...]) -> bool:

@@ -38,7 +38,8 @@ def _name(dataset: Any, index: Any, depth: int) -> str | None:  # noqa: ANN401
         return None
     describe = getattr(dataset, "describe", None)
     if callable(describe):
-        return str(describe(index))
+        name = describe(index)
+        return None if name is None else str(name)
     for name in _LISTS:
         if isinstance(known := getattr(dataset, name, None), (list, tuple)):
             entry = known[index]

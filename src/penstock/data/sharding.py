@@ -34,7 +34,7 @@ def shard(items: Iterable[T], by: Literal["batch", "item"] = "batch") -> Iterato
             files that hold many samples each.
 
     Raises:
-        ConfigError: `by` is neither.
+        ConfigError: `by` is neither; or the items differ between worker threads.
 
     Example:
         >>> from penstock import Loader
@@ -49,6 +49,8 @@ def shard(items: Iterable[T], by: Literal["batch", "item"] = "batch") -> Iterato
         raise ConfigError(f"by should be 'batch' or 'item', but got by={by!r}.")
     share = current_share()
     size = share.batch_size or 1 if by == "batch" else 1
+    if share.compared is not None:
+        items = share.compared(items)
     return _deal(items, size, share.worker_id, share.num_workers, share.rank, share.world_size)
 
 

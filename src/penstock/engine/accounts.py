@@ -38,6 +38,7 @@ class TaskTimes(NamedTuple):
         pool_bytes: All slots that the worker has, in use and free.
         rss_bytes: Largest resident memory of the worker's process so far; 0 if not known.
         num_samples: Samples of the batch.
+        seed_ns: Of all these: seeding the global generators.
     """
 
     begun_ns: int
@@ -54,6 +55,7 @@ class TaskTimes(NamedTuple):
     pool_bytes: int = 0
     rss_bytes: int = 0
     num_samples: int = 0
+    seed_ns: int = 0
 
     @property
     def busy_ns(self) -> int:
@@ -93,7 +95,7 @@ class BatchRecord(NamedTuple):
         trainer_starved_ns: The trainer's thread could have run since then, and no core was free;
             None where the system does not say.
         num_samples: Samples in it.
-        num_failed: Samples that it goes without, or that others replace; with those of batches
+        num_failed: Bad samples that were not met before in the epoch, of this batch and of those
             before it of which nothing was left.
         indices: Keys of its samples as the sampler drew them (a list, an int64 array, a key);
             None for an iterable's.
@@ -136,6 +138,7 @@ class EpochEnd(NamedTuple):
         consumer_ns: The trainer's own code since it had the last batch.
         trainer_cpu_ns: As in `BatchRecord`.
         trainer_starved_ns: As in `BatchRecord`.
+        num_failed: As in `BatchRecord`, of what came after the last batch.
     """
 
     epoch: int
@@ -144,6 +147,7 @@ class EpochEnd(NamedTuple):
     consumer_ns: int
     trainer_cpu_ns: int
     trainer_starved_ns: int | None
+    num_failed: int = 0
 
 
 class Crew(NamedTuple):

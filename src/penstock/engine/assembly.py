@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import importlib
 import sys
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any, Final, Protocol
 
 import numpy as np
 
@@ -29,6 +29,8 @@ if TYPE_CHECKING:
     from penstock.randomness.samples import SampleStreams
 
 __all__ = ["Assembler", "Output"]
+
+_MOST_NAMED: Final = 8  # samples
 
 
 class DefaultCollate(BatchMemory, Protocol):
@@ -128,12 +130,31 @@ class Assembler:
         try:
             return self._collate(samples, rehearsing=rehearsing)
         except Exception as error:
+            if self._recipe.is_batched and self._recipe.collate_fn is None:
+                self._note_none(error, samples, indices)
             if indices is not None and self._recipe.is_batched:
                 if isinstance(error, CollateError):
                     error.name_samples(indices)
                 named = note_samples(self._recipe.dataset, indices)
                 annotate(error, f"while collating {named} of the dataset")
             raise
+
+    def _note_none(self, error: Exception, samples: Any, indices: Any) -> None:  # noqa: ANN401
+        """Add a note to `error` that names the samples that are None, if there are any."""
+        none = [k for k, sample in enumerate(samples) if sample is None]
+        if not none:
+            return
+        if indices is None:
+            named = f"of the {len(samples)} samples of this batch, those at {none} are None"
+        else:
+            first = [note_samples(self._recipe.dataset, [indices[k]]) for k in none[:_MOST_NAMED]]
+            more = f" and {len(none) - len(first)} more" if len(none) > len(first) else ""
+            named = f"the dataset returned None for {', '.join(first)}{more}"
+        annotate(
+            error,
+            f"{named}: return a sample, or raise an exception for one that cannot be made and set "
+            "on_error='skip' or 'replace' in the loader",
+        )
 
     def finish(self, batch: Any, indices: Any = None) -> Any:  # noqa: ANN401
         """Return the batch as it leaves; `indices` are its samples', for a note."""

@@ -12,20 +12,23 @@ import collections
 import contextlib
 import dataclasses
 import logging
+import os
 import sys
 import time
 import traceback
 import warnings
-from typing import TYPE_CHECKING, Any, Final, Self
+from typing import TYPE_CHECKING, Any, Final
 
 from penstock.callers import users_level
 from penstock.engine.accounts import Crew
 from penstock.engine.backends import Backend, Outcome, open_backend
 from penstock.engine.deeds import Standing
-from penstock.engine.fault_log import FaultLog
+from penstock.engine.epoch import Given
+from penstock.engine.fault_log import FaultLog, said_of_stop
 from penstock.engine.order import (
     Condemn,
     CrewChanged,
+    Decision,
     Deliver,
     Dismiss,
     Draw,
@@ -49,9 +52,10 @@ from penstock.engine.trainer_clock import TrainerClock
 from penstock.errors import ConfigError, TooManyFailures, WorkerTimeout
 from penstock.errors import WorkerDied as WorkerDiedError
 from penstock.faults import annotate
+from penstock.forks import Owner
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable, Generator, Iterator
 
     from penstock.engine.accounts import BatchRecord, Observer
     from penstock.engine.epoch import Epoch
@@ -105,20 +109,24 @@ class Stream:
         self._clock = TrainerClock(time.thread_time_ns if in_process else time.process_time_ns)
         self._faults = faults or FaultLog(plan.recipe.faults, plan.recipe.dataset)
         self._is_open = self._has_warned_of_slow_batch = False
+        self._owner = Owner()  # of the workers
         self._backend: Backend
         self.begin_epoch(epoch)
 
     def begin_epoch(self, epoch: Epoch) -> None:
         """Begin an epoch with the same workers; what is left of the last one is dropped."""
         self._clock.begin_epoch()
-        if self._is_open and not self._backend.is_whole:
-            self.close()  # a worker died after the last batch that was asked for
+        if self._is_open and not (self._owner.is_here and self._backend.is_whole):
+            # A worker died after the last batch that was asked for; or this is a forked copy, which
+            # needs workers of its own.
+            self.close()
         if not self._is_open:
             plan = dataclasses.replace(
                 self._plan,
                 num_workers=self._crew.num_workers,
                 prefetch_factor=self._crew.prefetch_factor,
             )
+            self._owner = Owner()
             self._backend = open_backend(plan)
             self._backend.start()
             self._hired = set(range(plan.num_workers))
@@ -126,7 +134,7 @@ class Stream:
         self._epoch = epoch
         self._begun = self._overdue = None
         self._is_over = False
-        self._num_lost = 0  # bad samples that were not told to the observer yet
+        self._num_bad = 0  # new ones, of which the observer was not notified yet
         with self._closed_on_error():
             self._to_hire.clear()
             crew = set(range(self._crew.num_workers))
@@ -140,7 +148,7 @@ class Stream:
         self._clock.started()
 
     def _begin(self, epoch: Epoch) -> None:
-        plan, progress = self._plan, epoch.progress
+        plan, given = self._plan, epoch.progress.given
         self._indices: Iterator[object] = epoch.indices
         num_workers = max(self._crew.num_workers, 1)
         is_iterable = plan.recipe.is_iterable
@@ -151,13 +159,14 @@ class Stream:
             in_order=plan.in_order,
             any_worker=any_worker,
             starting=self._backend.await_start() if any_worker else (),
-            first_step=progress.num_steps,
-            first_worker=(progress.turn if is_iterable else progress.num_steps) % num_workers,
-            skipped=progress.ahead,
+            first_step=given.num_steps,
+            first_worker=(given.turn if is_iterable else given.num_steps) % num_workers,
+            skipped=[step for start, stop in given.ahead for step in range(start, stop)],
             max_respawns=plan.recipe.faults.max_respawns,
             can_condemn=plan.recipe.faults.tolerates,
         )
         self._carry_out(self._order.start())
+        self._raise_overdue()
 
     def set_handover(self, handover: Handover | None) -> None:
         """Let another way of handing over begin with the next epoch."""
@@ -170,8 +179,8 @@ class Stream:
     def _closed_on_error(self) -> Iterator[None]:
         """Close the stream if anything is raised.
 
-        Ctrl-C, or what the sampler raised, may have hit anywhere: a message half sent or half
-        understood would come back as a hang. With kept workers the next epoch starts new ones.
+        Ctrl-C may have hit anywhere: a message half sent or half understood would come back as a
+        hang. With kept workers the next epoch starts new ones.
         """
         try:
             yield
@@ -189,20 +198,41 @@ class Stream:
         """Who runs the tasks."""
         return self._backend
 
-    def __iter__(self) -> Self:
-        """Return itself."""
-        return self
+    def batches(self, epoch: Epoch) -> Generator[Any, None, None]:
+        """Yield the batches of `epoch`, until another is begun.
 
-    def __next__(self) -> Any:  # noqa: ANN401 - any batch tree
-        """Return the next batch.
+        A batch counts when the generator is suspended; `EpochIterator` is the iterator for loops.
+        What is raised ends the generator, and as `take` says also the stream; another generator
+        goes on with the next batch.
+        """
+        progress = epoch.progress
+        try:
+            while self._epoch is epoch:
+                yield self.take()  # in no variable: the loop alone keeps its batch
+                progress.counted = progress.handed_out
+        except GeneratorExit:  # at the yield, when the loop has the batch and wants no more
+            progress.counted = progress.handed_out
+        except StopIteration:
+            return
+        except Exception:
+            raise
+        except BaseException:  # see `_closed_on_error`; the batch that was under way is lost here
+            self.close(in_a_hurry=True)
+            raise
+
+    def take(self) -> Any:  # noqa: ANN401 - any batch tree
+        """Return the next batch, which the caller is to yield.
 
         Raises:
             StopIteration: the epoch is over.
-            WorkerDied: a worker is gone, and no more are to be started. The stream is closed.
+            WorkerDied: a worker is gone, and no more are to be started. The stream is closed. Or
+                this is a forked copy of the process that has the workers.
             TooManyFailures: more samples were bad than the policy allows. The stream is closed.
             KeyboardInterrupt: and whatever else interrupts the wait. The stream is closed.
             WorkerTimeout: no batch came in time. The stream goes on with the next call.
-            Exception: what the user's code raised. The stream goes on with the next call.
+            RuntimeError: a sample raised StopIteration. The stream goes on with the next call.
+            Exception: what the user's code raised. The stream goes on with the next call. Where the
+                sampler raised it, the batch that was about to be given is lost, as in torch.
         """
         if self._observer is not None:
             self._clock.ask()
@@ -211,6 +241,8 @@ class Stream:
                 batch = self._next()
                 if batch is not NO_BATCH:
                     return batch
+                progress = self._epoch.progress
+                progress.counted = progress.handed_out
         except StopIteration:
             raise
         except Exception:
@@ -219,29 +251,33 @@ class Stream:
 
     def _next(self) -> Any:  # noqa: ANN401 - any batch tree, or NO_BATCH
         if self._overdue is not None:
-            error, self._overdue = self._overdue, None
-            try:
-                raise error
-            finally:
-                del error  # with its own traceback it would be a cycle
+            self._raise_overdue()
         if self._is_over:
             raise StopIteration
+        if self._plan.num_workers and not self._owner.is_here:
+            raise WorkerDiedError(
+                f"this iterator's workers belong to the process that began it (pid "
+                f"{self._owner.pid}), not to this forked one (pid {os.getpid()}): iterate the "
+                "loader anew here."
+            )
         num_ready = self._order.num_ready
         try:
             answer = self._carry_out(self._order.handle(Requested()))
-            while answer is None:
+            while answer is None and self._overdue is None:
                 answer = self._wait()
         except WorkerTimeout:
             raise
         except BaseException as error:  # see `_closed_on_error`; this is the hot path
             self.close(in_a_hurry=isinstance(error, KeyboardInterrupt))
             raise
+        if self._overdue is not None:
+            if isinstance(answer, Deliver):
+                self._lose(answer)
+            self._raise_overdue()
         if isinstance(answer, Deliver):
             batch = self._give(answer)
-            if self._observer is not None:
-                self._num_lost += len(answer.outcome.losses.bad)
-                if batch is not NO_BATCH:
-                    self._tell(self._observer, answer, num_ready)
+            if self._observer is not None and batch is not NO_BATCH:
+                self._tell(self._observer, answer, num_ready)
             return batch
         self._is_over = True
         if isinstance(answer, Fail):
@@ -253,8 +289,30 @@ class Stream:
             self.close()
         self._faults.warn_of_losses(self._epoch)
         if self._observer is not None:
-            self._observer.epoch_ended(self._epoch, self._clock.end(self._epoch.number))
+            end = self._clock.end(self._epoch.number, self._num_bad)
+            self._observer.epoch_ended(self._epoch, end)
         raise StopIteration
+
+    def _raise_overdue(self) -> None:
+        if self._overdue is None:
+            return
+        error, self._overdue = self._overdue, None
+        try:
+            raise error
+        finally:
+            del error  # with its own traceback it would be a cycle
+
+    def _drop_frames_of_overdue(self) -> None:
+        if self._overdue is not None:
+            self._overdue = _without_frames(
+                self._overdue, "raised while the batch before was given"
+            )
+
+    def _lose(self, delivery: Deliver) -> None:
+        """Count a batch as one that could not be made: the sampler raised in its place."""
+        step, worker_id, outcome = delivery.step, delivery.worker_id, delivery.outcome
+        self._record(outcome.losses, step, worker_id)
+        self._epoch.progress.fail(step, worker_id, outcome.share)
 
     def _tell(self, observer: Observer, delivery: Deliver, num_ready: int) -> None:
         record = self._clock.give(
@@ -262,12 +320,12 @@ class Stream:
             delivery,
             delivery.outcome,
             is_iterable=self._plan.recipe.is_iterable,
-            num_failed=self._num_lost,
+            num_failed=self._num_bad,
             num_ready=num_ready,
             num_workers=min(self._crew.num_workers, self._order.num_at_work),
             lookahead=self._lookahead,
         )
-        self._num_lost = 0
+        self._num_bad = 0
         crew = self._crew_wanted(observer, record)
         # What was looked at ahead may have closed the stream; this batch is given all the same.
         if self._is_open and (self._to_hire or (crew is not None and crew != self._crew)):
@@ -279,6 +337,7 @@ class Stream:
         if crew is not None and crew != self._crew:
             self._crew = crew
             self._carry_out(self._order.handle(CrewChanged(crew[0], self._lookahead)))
+            self._drop_frames_of_overdue()
         self._hire_some()
 
     def _crew_wanted(self, observer: Observer, record: BatchRecord) -> Crew | None:
@@ -337,15 +396,28 @@ class Stream:
             progress.fail(step, worker_id, outcome.share)
             if isinstance(error, TooManyFailures):
                 self.close()
+            if isinstance(error, StopIteration):
+                self._refuse_stop(error)
             raise
+        given = progress.counted
         if losses.num_asked:
             with self._closed_on_error():
-                self._faults.spend(losses.num_asked, num_failed, self._epoch)
-        if outcome.share is None:
-            progress.give(step, in_order=self._plan.in_order)
+                given = self._faults.spend(given, losses.num_asked, num_failed, self._epoch)
+        failed = progress.failed
+        if outcome.share is not None:
+            shares = [(id_, share) for _, id_, share in failed if share is not None]
+            turn = (worker_id + 1) % max(self._plan.num_workers, 1)
+            given = given.with_shares([*shares, (worker_id, outcome.share)], turn)
+        elif self._plan.in_order:
+            given = Given(step + 1, *given[1:])
         else:
-            progress.give_share(worker_id, outcome.share, max(self._plan.num_workers, 1))
+            given = given.with_steps([*(failed_step for failed_step, _, _ in failed), step])
+        progress.hand_out(given)
         return batch
+
+    def _refuse_stop(self, error: StopIteration) -> None:
+        """Raise another error in the place of a sample's StopIteration, which ends any loop."""
+        raise RuntimeError(said_of_stop(error)) from error
 
     def _hand_over(self, delivery: Deliver, handover: Handover) -> Any:  # noqa: ANN401
         begun = self._begin_this(delivery, handover)
@@ -386,7 +458,9 @@ class Stream:
                         self._handle(event)
             except Exception as error:
                 # The batch that is given now is the trainer's all the same.
-                self._overdue = error.with_traceback(None)
+                self._overdue = error
+            self._drop_frames_of_overdue()
+            if self._overdue is not None:
                 return
         found = self._order.peek()
         if found is None or found[1].times is None:  # no batch: it is raised when it is asked for
@@ -398,10 +472,8 @@ class Stream:
                 if begun is not NO_BATCH:
                     begun = handover.begin(begun, self._namer(step))
         except Exception as error:
-            # Of that batch, and not of the one that is given now. Its frames would keep this
-            # stream, and that keeps it: they are kept as text.
-            annotate(error, f"begun ahead at\n{''.join(traceback.format_tb(error.__traceback__))}")
-            self._begun = step, None, error.with_traceback(None)
+            # Of that batch, and not of the one that is given now.
+            self._begun = step, None, _without_frames(error, "begun ahead")
         except BaseException:  # see `_closed_on_error`
             self.close(in_a_hurry=True)
             raise
@@ -414,7 +486,9 @@ class Stream:
 
     def _record(self, losses: Losses, step: int, worker_id: int) -> int:
         who = worker_id if self._plan.num_workers else None
-        return self._faults.record(losses.bad, self._epoch, step, who)
+        num_new = self._faults.record(losses.bad, self._epoch, step, who)
+        self._num_bad += num_new
+        return num_new
 
     def _wait(self) -> Deliver | Finish | Fail | None:
         events = self._backend.events(self._plan.timeout_s or None)
@@ -429,8 +503,11 @@ class Stream:
         if isinstance(event, WorkerExhausted) and event.losses:
             # Of no batch: they were the last of the share.
             num_failed = self._record(event.losses, event.step, event.worker_id)
+            progress = self._epoch.progress
             with self._closed_on_error():
-                self._faults.spend(event.losses.num_asked, num_failed, self._epoch)
+                progress.counted = self._faults.spend(
+                    progress.counted, event.losses.num_asked, num_failed, self._epoch
+                )
         return self._carry_out(self._order.handle(event))
 
     def _on_timeout(self) -> float:
@@ -493,7 +570,7 @@ class Stream:
             stacklevel=users_level(),
         )
 
-    def _carry_out(self, decisions: list[Any]) -> Deliver | Finish | Fail | None:
+    def _carry_out(self, decisions: list[Decision]) -> Deliver | Finish | Fail | None:
         """Do what was decided; return the answer to the open request, if it is among it."""
         answer: Deliver | Finish | Fail | None = None
         left = decisions
@@ -502,7 +579,7 @@ class Stream:
             if isinstance(decision, Submit):
                 self._submit(decision)
             elif isinstance(decision, Draw):
-                left = self._order.handle(self._draw()) + left
+                left = self._draw() + left
             elif isinstance(decision, Respawn):
                 self._faults.note_respawn(decision.reason, self._epoch)
                 if self._observer is not None:
@@ -535,11 +612,22 @@ class Stream:
             caution = Caution(task.alone, known)
         self._backend.submit(task.worker_id, task.step, task.indices, caution)
 
-    def _draw(self) -> Event:
+    def _draw(self) -> list[Decision]:
+        """Return what follows from the next indices; an error of the sampler is kept for `_next`.
+
+        It is not raised here: a decision that came with this one would be lost.
+        """
+        if self._overdue is not None:
+            return []
+        event: Event
         try:
-            return IndicesDrawn(next(self._indices))
+            event = IndicesDrawn(next(self._indices))
         except StopIteration:
-            return IndicesExhausted()
+            event = IndicesExhausted()
+        except Exception as error:
+            self._overdue = error
+            return []
+        return self._order.handle(event)
 
     def _death_message(self, failure: Fail) -> str:
         steps = self._order.steps_of(failure.worker_id)
@@ -570,3 +658,9 @@ class Stream:
         # At interpreter exit multiprocessing ends daemonic workers by itself, and faster.
         if getattr(self, "_is_open", False) and not sys.is_finalizing():
             self.close()
+
+
+def _without_frames(error: Exception, when: str) -> Exception:
+    """Return `error` with its traceback as text: its frames would keep the stream that keeps it."""
+    annotate(error, f"{when}, at\n{''.join(traceback.format_tb(error.__traceback__))}")
+    return error.with_traceback(None)

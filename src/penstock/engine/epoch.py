@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""One epoch: what is to be made, from where on, and how much of it the user has been given."""
+"""One epoch: what is to be made, from where on, and how much of it the loop has been given."""
 
 from __future__ import annotations
 
@@ -7,12 +7,16 @@ import pickle
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+from penstock.randomness.keys import checked_count, checked_flag
+
 if TYPE_CHECKING:
-    from collections.abc import Hashable, Iterator, Sequence
+    import weakref
+    from collections.abc import Hashable, Iterable, Iterator, Mapping, Sequence
+    from types import GeneratorType
 
     from penstock.faults import Failure
 
-__all__ = ["Epoch", "Progress", "Share"]
+__all__ = ["Epoch", "Given", "Progress", "Share"]
 
 
 class Share(NamedTuple):
@@ -43,68 +47,109 @@ class Share(NamedTuple):
 
     @classmethod
     def from_json(cls, fields: Sequence[Any]) -> Share:
-        """Return the share whose `to_json` is given."""
+        """Return the share whose `to_json` is given.
+
+        Raises:
+            TypeError: a field is of another type, or there are more or fewer of them.
+            ValueError: a count is negative.
+        """
         num_batches, has_ended, state_at, state = fields
-        return cls(num_batches, has_ended, state_at, None if state is None else pickle.dumps(state))
+        return cls(
+            checked_count("num_batches", num_batches),
+            checked_flag("has_ended", has_ended),
+            checked_count("state_at", state_at),
+            None if state is None else pickle.dumps(state),
+        )
+
+
+class Given(NamedTuple):
+    """The batches of an epoch that a loop has been given.
+
+    Immutable: what an interrupt may cut short makes a new one, and one assignment puts it in place.
+
+    Attributes:
+        num_steps: Every step before this one was given.
+        ahead: Steps after that which were given out of order, as ascending ranges (start, stop).
+        shares: Per worker of an iterable dataset, as of the last batch given.
+        turn: The worker whose batch comes next, for an iterable dataset.
+        num_asked: Samples that were asked for, in the batches given.
+        num_failed: Those of them, and of their substitutes, that could not be made.
+    """
+
+    num_steps: int = 0
+    ahead: tuple[tuple[int, int], ...] = ()
+    shares: Mapping[int, Share] = {}
+    turn: int = 0
+    num_asked: int = 0
+    num_failed: int = 0
+
+    def with_steps(self, steps: Iterable[int]) -> Given:
+        """Return this with batches of a map-style dataset that came out of order."""
+        ahead: list[tuple[int, int]] = []
+        for start, stop in sorted([*self.ahead, *((step, step + 1) for step in steps)]):
+            if ahead and ahead[-1][1] == start:
+                start, _ = ahead.pop()
+            ahead.append((start, stop))
+        num_steps = ahead.pop(0)[1] if ahead[0][0] == self.num_steps else self.num_steps
+        return self._replace(num_steps=num_steps, ahead=tuple(ahead))
+
+    def with_shares(self, shares: Iterable[tuple[int, Share]], turn: int) -> Given:
+        """Return this with one more batch of an iterable dataset.
+
+        Args:
+            shares: Workers and their shares: of batches that could not be made, then of this one.
+            turn: The worker whose batch comes next.
+        """
+        now = dict(self.shares)
+        for worker_id, share in shares:
+            now[worker_id] = share.after(now.get(worker_id))
+        return self._replace(num_steps=self.num_steps + 1, shares=now, turn=turn)
 
 
 @dataclass(slots=True)
 class Progress:
-    """What the user has been given of an epoch; counted when it is handed over, not before.
+    """How far a loop is in an epoch.
 
-    A batch that could not be made does not count until a later one was given.
+    A batch counts when the loop has it, which is when the generator that yielded it is suspended.
+    An interrupt before that moment ends the generator, and one after it finds the batch counted:
+    no bytecode lies between. A batch that could not be made does not count until a later one was
+    given.
 
     Attributes:
-        num_steps: Every step before this one was given.
-        ahead: Steps after that which were given out of order.
-        shares: Per worker of an iterable dataset, as of the last batch given.
-        turn: The worker whose batch comes next, for an iterable dataset.
-        is_over: Whether the user has been told that there is no more.
-        is_closed: Whether nobody can be given any more, as the workers are gone.
+        counted: What the loop has for certain; `given` may know of one batch more.
+        handed_out: The same with the batch that is being handed out, or was last.
+        batches: Refers to the generator that yields the epoch's batches; None before there is one.
+        is_over: Whether the loop was notified of the end.
+        is_closed: Whether the loop can be given no more, as the workers are gone.
         draws: What the order was drawn with, where no seed decides it: the loader's own.
         failed: Step, worker and share of batches that could not be made, since the last one given.
-        num_asked: Samples that were asked for, in the batches given.
-        num_failed: Those of them, and of their substitutes, that could not be made.
-        known_bad: Keys of them, since the epoch was begun or resumed.
+        known_bad: Keys of samples that could not be made, since the epoch was begun or resumed.
         first_failures: The first of them.
         deaths: How workers ended that were replaced.
     """
 
-    num_steps: int = 0
-    ahead: set[int] = field(default_factory=set)
-    shares: dict[int, Share] = field(default_factory=dict)
-    turn: int = 0
+    counted: Given = field(default_factory=Given)
+    handed_out: Given = field(default_factory=Given)
+    batches: weakref.ref[GeneratorType[Any, None, None]] | None = None
     is_over: bool = False
     is_closed: bool = False
     draws: Any = None
     failed: list[tuple[int, int, Share | None]] = field(default_factory=list)
-    num_asked: int = 0
-    num_failed: int = 0
     known_bad: set[Hashable] = field(default_factory=set)
     first_failures: list[Failure] = field(default_factory=list)
     deaths: list[str] = field(default_factory=list)
 
-    def give(self, step: int, *, in_order: bool) -> None:
-        """Count a batch of a map-style dataset, and those before it that could not be made."""
-        if in_order:
-            self.num_steps = step + 1
-            return
-        self.ahead.add(step)
-        self.ahead.update(failed for failed, _, _ in self.failed)
-        self.failed.clear()
-        while self.num_steps in self.ahead:
-            self.ahead.remove(self.num_steps)
-            self.num_steps += 1
+    @property
+    def given(self) -> Given:
+        """What the loop has. Any thread may ask: only the thread that iterates writes."""
+        handed_out = self.handed_out  # read before: the generator may go on at any moment
+        batches = None if self.batches is None else self.batches()
+        return handed_out if batches is not None and batches.gi_suspended else self.counted
 
-    def give_share(self, worker_id: int, share: Share, num_workers: int) -> None:
-        """Count a batch of an iterable dataset, and those before it that could not be made."""
-        self.num_steps += 1
-        for _, failed_id, failed in self.failed:
-            if failed is not None:
-                self.shares[failed_id] = failed.after(self.shares.get(failed_id))
+    def hand_out(self, given: Given) -> None:
+        """Note what the loop has once the next batch is yielded; failed ones before it count."""
         self.failed.clear()
-        self.shares[worker_id] = share.after(self.shares.get(worker_id))
-        self.turn = (worker_id + 1) % num_workers
+        self.handed_out = given
 
     def fail(self, step: int, worker_id: int, share: Share | None) -> None:
         """Note a batch that could not be made: it counts once a later one is given."""
@@ -117,9 +162,9 @@ class Epoch:
 
     Attributes:
         number: Which epoch it is to the user.
-        indices: Indices of one step after the other from `progress.num_steps` on, each a 1-D int64
-            array, or whatever the user's sampler yields (arrays as `AsGiven`); all as `Placed` if
-            the recipe has a seed. For an iterable dataset only their numbers count.
+        indices: Indices of one step after the other from `progress.given.num_steps` on, each a 1-D
+            int64 array, or whatever the user's sampler yields (arrays as `AsGiven`); all as
+            `Placed` if the recipe has a seed. For an iterable dataset only their numbers count.
         progress: What was given before this iterator, then what this iterator gives.
         is_announced: Whether the dataset is told the number, if it has a method `set_epoch`.
     """

@@ -18,10 +18,10 @@ from penstock.faults import Failure, FaultPolicy
 if TYPE_CHECKING:
     from collections.abc import Hashable, Sequence
 
-    from penstock.engine.epoch import Epoch
+    from penstock.engine.epoch import Epoch, Given
     from penstock.engine.salvage import BadSample
 
-__all__ = ["NO_LOSSES", "FaultLog", "Losses"]
+__all__ = ["NO_LOSSES", "FaultLog", "Losses", "said_of_stop"]
 
 _MOST_KEPT: Final = 10_000  # records; a night's run over a rotten disk is not to fill the memory
 _FIRST: Final = 10
@@ -62,6 +62,7 @@ class FaultLog:
         self.policy = policy
         self.killers: dict[Hashable, tuple[str, str]] = {}  # samples that end workers, and how
         self._dataset = dataset
+        self._has_warned_of_stop = False
         self._failures: collections.deque[Failure] = collections.deque(maxlen=_MOST_KEPT)
 
     def __getstate__(self) -> dict[str, Any]:
@@ -93,37 +94,40 @@ class FaultLog:
             num_new += 1
             failure = Failure(
                 index=bad.index,
-                name=describe_sample(self._dataset, bad.index),
+                name=bad.name or describe_sample(self._dataset, bad.index),
                 error=bad.error,
                 traceback=sys.intern(bad.traceback),  # most bad samples fail in the same place
                 worker_id=worker_id,
                 epoch=epoch.number,
                 step=step,
                 replaced_by=bad.replaced_by,
+                partner_of=bad.partner_of,
             )
             self._failures.append(failure)
             if len(progress.first_failures) < _FIRST:
                 progress.first_failures.append(failure)
         return num_new
 
-    def spend(self, num_asked: int, num_failed: int, epoch: Epoch) -> None:
+    def spend(self, given: Given, num_asked: int, num_failed: int, epoch: Epoch) -> Given:
         """Count what a step cost against the budget; to be called when it is given.
 
         Args:
+            given: What was given before.
             num_asked: Samples that were asked for.
             num_failed: Bad ones that were not known yet.
             epoch: The epoch under way.
 
+        Returns:
+            `given` with the step's cost.
+
         Raises:
-            TooManyFailures: it is more than the policy allows. Nothing is counted then.
+            TooManyFailures: it is more than the policy allows.
         """
-        progress = epoch.progress
-        all_asked = progress.num_asked + num_asked
-        all_failed = progress.num_failed + num_failed
+        all_asked = given.num_asked + num_asked
+        all_failed = given.num_failed + num_failed
         if num_failed and all_failed > self.policy.allowed_failures(all_asked):
             raise TooManyFailures(self._complaint(epoch, all_asked, all_failed))
-        progress.num_asked = all_asked
-        progress.num_failed = all_failed
+        return given._replace(num_asked=all_asked, num_failed=all_failed)
 
     def _complaint(self, epoch: Epoch, num_asked: int, num_failed: int) -> str:
         bound = self.policy.max_failures
@@ -153,9 +157,19 @@ class FaultLog:
             f"max_respawns={self.policy.max_respawns}; the last: {deaths[-1]}."
         )
 
+    def warn_of_stop(self, error: StopIteration, epoch: Epoch) -> None:
+        """Say once which sample ended an epoch, where it may."""
+        if not self._has_warned_of_stop:
+            self._has_warned_of_stop = True
+            warnings.warn(
+                f"epoch {epoch.number} ended before its last batch, as in torch: "
+                f"{said_of_stop(error)}",
+                stacklevel=users_level(),
+            )
+
     def warn_of_losses(self, epoch: Epoch) -> None:
         """Say how many samples the epoch went without, if any."""
-        num_failed = epoch.progress.num_failed
+        num_failed = epoch.progress.given.num_failed
         if not num_failed:
             return
         what = "left out" if self.policy.on_error == "skip" else "replaced by others"
@@ -169,6 +183,15 @@ class FaultLog:
             f"{_listed(first[:_FEW])}",
             stacklevel=users_level(),
         )
+
+
+def said_of_stop(error: StopIteration) -> str:
+    """Return what to say of a map-style dataset whose sample raised StopIteration."""
+    where = next(iter(getattr(error, "__notes__", ())), "while making a batch")
+    return (
+        f"StopIteration was raised {where}. It says that an iterator has no more, and no loop can "
+        "tell it from the end of the epoch. Mostly a `next(...)` without a default raises it."
+    )
 
 
 def _listed(failures: Sequence[Failure]) -> str:

@@ -19,6 +19,8 @@ from penstock.randomness.samples import SampleStreams
 from penstock.worker_info import ShareInfo, set_share
 
 if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Iterator
+
     from penstock.engine.assembly import Output
     from penstock.engine.plan import Caution, Recipe
     from penstock.engine.seats import Seat
@@ -46,6 +48,7 @@ class Fetcher:
         share: Share | None = None,
         isolated: bool = False,
         in_thread: bool = False,
+        compared: Callable[[Iterable[Any]], Iterator[Any]] | None = None,
         notes: Notes | None = None,
     ) -> None:
         """Begin an epoch: an iterable dataset's iterator is made here.
@@ -62,6 +65,7 @@ class Fetcher:
             isolated: Whether the global generators are the user's, and are to be put back.
             in_thread: Whether this is one of several threads that share the global generators,
                 which are then left alone.
+            compared: See `ShareInfo`.
             notes: Where to note what is being done.
         """
         self._recipe = recipe
@@ -73,7 +77,7 @@ class Fetcher:
         if recipe.seed is not None and not (self._map and self._map.draws_nothing):
             self._streams = SampleStreams(recipe.seed, epoch, seeds_globals=not in_thread)
         self._share_info = ShareInfo(
-            worker_id, num_workers, recipe.batch_size, recipe.rank, recipe.world_size
+            worker_id, num_workers, recipe.batch_size, recipe.rank, recipe.world_size, compared
         )
         with self._scope():
             if is_announced:
@@ -146,7 +150,10 @@ class Fetcher:
         if self._streams is None and self._share_reader is None:
             return self._fetch(indices, step, caution)
         with self._scope():
-            return self._fetch(indices, step, caution)
+            batch = self._fetch(indices, step, caution)
+        if self._streams is not None:
+            self._notes.seeding(self._streams.take_seeding_ns())
+        return batch
 
     def try_sample(self, indices: Any, number: int, caution: Caution | None) -> None:  # noqa: ANN401
         """Read, collate and pack one sample of a batch of a map-style dataset, and drop it.

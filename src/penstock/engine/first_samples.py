@@ -31,9 +31,7 @@ class FirstSamples:
         One thread.
     """
 
-    def __init__(
-        self, recipe: Recipe, num_workers: int, *, warns: bool | None = None, advice: str = _ADVICE
-    ) -> None:
+    def __init__(self, recipe: Recipe, num_workers: int, *, warns: bool | None = None) -> None:
         """Compare the workers' shares of the recipe's dataset.
 
         Args:
@@ -41,12 +39,10 @@ class FirstSamples:
             num_workers: How often every sample would come.
             warns: Whether to warn; None: where there is a seed. Otherwise it is logged, once per
                 class of dataset: torch gives no warning, and programs count them.
-            advice: What to do about it.
         """
         self._kind = type(recipe.dataset)
         self._warns = recipe.seed is not None if warns is None else warns
         self._num_workers = num_workers
-        self._advice = advice
         self._worker_of: dict[bytes, int] = {}
 
     def clear(self) -> None:
@@ -61,7 +57,7 @@ class FirstSamples:
         message = (
             f"Workers {other_id} and {worker_id} both began {self._kind.__name__} with the same "
             "sample: each worker iterates a copy of its own, so every sample would come "
-            f"{self._num_workers} times. {self._advice} (If different samples may be equal, this "
+            f"{self._num_workers} times. {_ADVICE} (If different samples may be equal, this "
             "means nothing.)"
         )
         if self._warns:

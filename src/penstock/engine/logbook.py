@@ -2,8 +2,9 @@
 """A page of shared memory in which a worker notes what it is doing.
 
 The trainer reads it when the worker is dead or stuck, and can no longer be asked. The first cells
-hold the last note; behind them `faulthandler` writes the worker's stacks, when a signal kills it or
-the trainer asks for them. A note costs a few stores, no system call.
+hold the last note, next are the worker's last words, if an exception ended it; behind them
+`faulthandler` writes the worker's stacks, when a signal kills it or the trainer asks for them. A
+note costs a few stores, no system call.
 """
 
 from __future__ import annotations
@@ -31,7 +32,8 @@ if TYPE_CHECKING:
 __all__ = ["PHRASES", "Entry", "Logbook", "Notes", "Phase", "open_notes", "seconds_since"]
 
 _SIZE_BYTES: Final = 256 * 1024  # pages that nobody writes take no memory
-_TEXT_AT: Final = 4096
+_WORDS_AT: Final = 4096
+_TEXT_AT: Final = 2 * 4096
 _NUM_CELLS: Final = 8
 _ROUND, _STEP, _PHASE, _NUMBER, _KEY_BYTES, _PEAK_RSS, _SINCE, _AT_IT_SINCE = range(_NUM_CELLS)
 _KEY_AT: Final = 8 * _NUM_CELLS
@@ -106,7 +108,7 @@ class Notes:
     tells of no memory: the process's is the trainer's.
     """
 
-    __slots__ = ("_cells", "_is_read", "_key", "_num_tasks", "_stopwatch", "is_watched")
+    __slots__ = ("_cells", "_is_read", "_key", "_num_tasks", "_stopwatch", "_words", "is_watched")
 
     def __init__(
         self,
@@ -126,10 +128,10 @@ class Notes:
         self._is_read = page is not None  # by the trainer
         self._stopwatch = Stopwatch(len(Phase), cpu_clock)
         self._cells: memoryview[int] | list[int] = [0] * _NUM_CELLS
-        self._key = memoryview(bytearray())
+        self._key = self._words = memoryview(bytearray())
         if page is not None:
             self._cells = page[:_KEY_AT].cast("q")
-            self._key = page[_KEY_AT:_TEXT_AT]
+            self._key, self._words = page[_KEY_AT:_WORDS_AT], page[_WORDS_AT:_TEXT_AT]
 
     def begin_task(self, round_: int, step: int) -> None:
         """Note that a task begins."""
@@ -171,6 +173,10 @@ class Notes:
         """Note how many samples the batch has."""
         self._stopwatch.num_samples = num_samples
 
+    def seeding(self, took_ns: int) -> None:
+        """Note what seeding the global generators took for the batch."""
+        self._stopwatch.seed_ns = took_ns
+
     def seat(self, phase: Phase, seat: Seat) -> None:
         """Note what is being done with the sample of one seat."""
         cells = self._cells
@@ -187,6 +193,11 @@ class Notes:
             if len(key) <= len(self._key):
                 self._key[: len(key)] = key
                 cells[_KEY_BYTES] = len(key)
+
+    def say_last_words(self, text: str) -> None:
+        """Leave a text for the trainer, which needs neither a descriptor nor a thread."""
+        words = text.encode("utf-8", "replace")[: len(self._words)]
+        self._words[: len(words)] = words
 
     @property
     def at_it_since_ns(self) -> int:
@@ -271,6 +282,11 @@ class Logbook:
             task_s=seconds_since(cells[_SINCE]) or 0.0,
             still_s=seconds_since(cells[_AT_IT_SINCE]),
         )
+
+    def last_words(self) -> str:
+        """Return what a worker that an exception ended has left; empty if there is nothing."""
+        text = bytes(self._bytes[_WORDS_AT:_TEXT_AT])
+        return text.partition(b"\0")[0].decode("utf-8", "replace")
 
     def new_stacks(self) -> str:
         """Return the stacks that were written since the last call; empty if none."""

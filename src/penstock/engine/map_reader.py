@@ -42,11 +42,11 @@ class MapReader:
         if recipe.is_batched and recipe.collate_fn is None:
             self._read_batch = batch_reader(recipe.dataset)
         self.streams: SampleStreams | None = None
-        is_seeded = recipe.seed is not None
-        # With streams of its own, a sample is better read by itself where nothing is lost by it.
+        # With streams of its own, a sample is better read by itself where nothing is lost by it; as
+        # it is where one that fails is left out.
         can_read_together = (
             reads_together(recipe.dataset)
-            if is_seeded
+            if recipe.seed is not None or self._tolerates
             else bool(getattr(recipe.dataset, "__getitems__", None))
         )
         self.reads_together = recipe.is_batched and can_read_together

@@ -2,7 +2,8 @@
 """What the trainer and its process workers say to each other, and how an exception crosses.
 
 trainer -> worker    the recipe's segment (once), then BeginEpoch, Task, Task …, BeginEpoch …
-worker  -> trainer   BatchMade, TaskFailed, ShareEnded; Ready (once, of one that was hired)
+worker  -> trainer   BatchMade, TaskFailed, ShareEnded; Ready (once, of one that was hired);
+                      GeneratorsSet (once, where worker_init_fn set them)
 """
 
 from __future__ import annotations
@@ -28,6 +29,7 @@ __all__ = [
     "BatchMade",
     "BeginEpoch",
     "ExceptionReport",
+    "GeneratorsSet",
     "Ready",
     "ShareEnded",
     "Task",
@@ -127,6 +129,8 @@ class BadReport(NamedTuple):
     index: Any
     report: ExceptionReport
     replaced_by: Any
+    name: str | None
+    partner_of: Any
 
 
 class TaskFailed(NamedTuple):
@@ -158,6 +162,14 @@ class Ready(NamedTuple):
     step: int = -1
 
 
+class GeneratorsSet(NamedTuple):
+    """`worker_init_fn` has set these global generators; see `penstock.engine.constant_seeds`."""
+
+    states: dict[str, bytes]
+    round: int = -1
+    step: int = -1
+
+
 _KINDS: dict[type, int] = {
     Task: 0,
     BeginEpoch: 1,
@@ -165,11 +177,14 @@ _KINDS: dict[type, int] = {
     TaskFailed: 3,
     ShareEnded: 4,
     Ready: 5,
+    GeneratorsSet: 6,
 }
 _TYPES: tuple[type, ...] = tuple(_KINDS)
 
 
-def encode(message: Task | BeginEpoch | BatchMade | TaskFailed | ShareEnded | Ready) -> bytes:
+def encode(
+    message: Task | BeginEpoch | BatchMade | TaskFailed | ShareEnded | Ready | GeneratorsSet,
+) -> bytes:
     """Return `message` as bytes; plain tuples, so that no class is looked up by name."""
     fields: tuple[Any, ...] = tuple(message)
     if isinstance(message, Task):
@@ -229,18 +244,18 @@ def decode(data: bytes) -> Any:  # noqa: ANN401 - one of the messages
     if _TYPES[kind] is TaskFailed:
         number, step, report, share, bad = fields
         return TaskFailed(number, step, ExceptionReport(*report), _share(share), _bad(bad))
-    if _TYPES[kind] is Ready:
-        return Ready(*fields)
+    if _TYPES[kind] in (Ready, GeneratorsSet):
+        return _TYPES[kind](*fields)
     number, step, num_asked, bad = fields
     return ShareEnded(number, step, num_asked, _bad(bad))
 
 
-def _plain_bad(bad: BadReport) -> tuple[Any, tuple[Any, ...], Any]:
-    return bad.index, tuple(bad.report), bad.replaced_by
+def _plain_bad(bad: BadReport) -> tuple[Any, ...]:
+    return bad.index, tuple(bad.report), *bad[2:]
 
 
 def _bad(plain: tuple[Any, ...]) -> tuple[BadReport, ...]:
-    return tuple(BadReport(index, ExceptionReport(*r), by) for index, r, by in plain)
+    return tuple(BadReport(index, ExceptionReport(*r), *rest) for index, r, *rest in plain)
 
 
 def _share(fields: tuple[Any, ...] | None) -> Share | None:
@@ -296,8 +311,8 @@ def _unpickle_exception(pickled: bytes) -> BaseException:
 
 def report_bad(bad: BadSample) -> BadReport:
     """Return a bad sample ready for another process."""
-    report = report_exception(bad.error)
-    return BadReport(bad.index, report._replace(traceback=bad.traceback), bad.replaced_by)
+    report = report_exception(bad.error)._replace(traceback=bad.traceback)
+    return BadReport(bad.index, report, bad.replaced_by, bad.name, bad.partner_of)
 
 
 def revive_exception(report: ExceptionReport, where: str) -> BaseException:

@@ -3,7 +3,13 @@
 
 from __future__ import annotations
 
+import contextlib
+import copyreg
 import functools
+import importlib
+import io
+import pickle
+import sys
 import types
 from typing import TYPE_CHECKING, Any, Final
 
@@ -23,11 +29,18 @@ _ADVICE: Final = (
     "function or class defined at the top level of a module (functools.partial for arguments), "
     'open files and connections lazily in the worker, or use multiprocessing_context="fork".'
 )
+_ON_CLOUDPICKLE: Final = (
+    " With cloudpickle installed (pip install cloudpickle), lambdas, local functions and classes, "
+    "and those of a notebook, are sent as they are."
+)
 _PARTS = ("dataset", "collate_fn", "worker_init_fn")
 
 
 def share_recipe(recipe: Recipe) -> int | None:
     """Return the descriptor of a segment that holds `recipe`, pickled once for all workers.
+
+    What plain pickle cannot send (a lambda, a class of a notebook) is pickled by value where
+    cloudpickle is installed.
 
     Returns:
         The descriptor, the caller's to close, or None where the recipe holds something that can
@@ -35,10 +48,11 @@ def share_recipe(recipe: Recipe) -> int | None:
         memory): then `multiprocessing` has to pickle it, once per worker.
 
     Raises:
-        UnpicklableError: it cannot be pickled at all; names the attribute that cannot.
+        UnpicklableError: it cannot be pickled at all; names the attributes that cannot.
     """
+    plain = pickle.Pickler if _can_import_main() else _MainPickler
     try:
-        return share(recipe)
+        return share(recipe, plain)
     except NeedsInheritance:
         return None
     except Exception as error:
@@ -46,20 +60,65 @@ def share_recipe(recipe: Recipe) -> int | None:
             error
         ):  # multiprocessing's own objects say it in these words
             return None
-        raise unpicklable_error(recipe, error) from error
+        by_value = _cloud_pickler()
+        if by_value is not None:
+            with contextlib.suppress(Exception):  # the error of plain pickle is reported
+                return share(recipe, by_value)
+        advice = _ADVICE if by_value is not None else _ADVICE + _ON_CLOUDPICKLE
+        raise unpicklable_error(recipe, error, advice=advice, base=by_value or plain) from error
+
+
+def _can_import_main() -> bool:
+    """Return whether a new process can run the main module: not of a notebook, or of a prompt."""
+    main = sys.modules["__main__"]
+    return hasattr(main, "__file__") or getattr(main, "__spec__", None) is not None
+
+
+class _MainPickler(pickle.Pickler):
+    """Refuses what a worker would look for in a main module that it cannot import."""
+
+    dispatch_table = copyreg.dispatch_table
+
+    def reducer_override(self, value: Any) -> Any:  # noqa: ANN401
+        if isinstance(value, _BY_NAME) and value.__module__ == "__main__":
+            raise pickle.PicklingError(
+                f"{value.__qualname__} is defined in a notebook, or at a prompt (__main__), which "
+                "a new process cannot import: put it into a module (a .py file) and import it"
+            )
+        return NotImplemented
+
+
+_BY_NAME: Final = (type, types.FunctionType)
+
+
+def _cloud_pickler() -> type[pickle.Pickler] | None:
+    try:
+        cloudpickle = importlib.import_module("cloudpickle")
+    except ImportError:
+        return None
+    base: type[pickle.Pickler] = cloudpickle.CloudPickler
+    # An open text file would arrive as a copy of all that is in it.
+    table = {kind: how for kind, how in base.dispatch_table.items() if kind is not io.TextIOWrapper}
+    return type(base.__name__, (base,), {"dispatch_table": table})
 
 
 def unpicklable_error(
-    recipe: Recipe, error: Exception, *, advice: str = _ADVICE
+    recipe: Recipe,
+    error: Exception,
+    *,
+    advice: str = _ADVICE,
+    base: type[pickle.Pickler] = pickle.Pickler,
 ) -> UnpicklableError:
-    """Return an error that names the attribute of `recipe` that made pickling fail with `error`."""
-    found: tuple[str, object, Exception] = ("the dataset", recipe.dataset, error)
+    """Return an error that names what of `recipe` made pickling by `base` fail with `error`."""
+    found: list[tuple[str, object, Exception]] = []
+    seen: set[int] = set()
     for part in _PARTS:
-        found = _find_unpicklable(part, getattr(recipe, part), set()) or found
-    path, culprit, cause = found
+        found += _find_unpicklable(part, getattr(recipe, part), seen, base)
+    (path, culprit, cause), *others = found or [("the dataset", recipe.dataset, error)]
+    more = "".join(f" Nor can {path}: {_describe(value)}." for path, value, _ in others)
     return UnpicklableError(
         f"{path} cannot be sent to a worker: {type(cause).__name__}: {cause}. "
-        f"It is {_describe(culprit)}. {advice}"
+        f"It is {_describe(culprit)}.{more} {advice}"
     )
 
 
@@ -69,20 +128,20 @@ def _describe(value: object) -> str:
 
 
 def _find_unpicklable(
-    path: str, value: object, seen: set[int]
-) -> tuple[str, object, Exception] | None:
-    """Return path, object and error of the innermost thing below `value` that does not pickle."""
+    path: str, value: object, seen: set[int], base: type[pickle.Pickler]
+) -> list[tuple[str, object, Exception]]:
+    """Return path, object and error of the innermost things below `value` that do not pickle."""
     if id(value) in seen:
-        return None
+        return []
     seen.add(id(value))
     try:
-        dumps(value, lambda _buffer: False)
+        dumps(value, lambda _buffer: False, base=base)
     except Exception as error:
+        found = []
         for child_path, child in _children(path, value):
-            if (found := _find_unpicklable(child_path, child, seen)) is not None:
-                return found
-        return path, value, error
-    return None
+            found += _find_unpicklable(child_path, child, seen, base)
+        return found or [(path, value, error)]
+    return []
 
 
 def _children(path: str, value: Any) -> Iterator[tuple[str, object]]:  # noqa: ANN401

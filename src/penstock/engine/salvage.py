@@ -16,9 +16,9 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple
 import numpy as np
 
 from penstock.engine.logbook import Phase
-from penstock.engine.seats import NO_SAMPLE, Seat
+from penstock.engine.seats import MOST_ATTEMPTS, NO_SAMPLE, Seat
 from penstock.errors import WorkerDied
-from penstock.faults import annotate
+from penstock.faults import annotate, unread_sample
 
 if TYPE_CHECKING:
     from penstock.engine.assembly import Assembler
@@ -38,16 +38,21 @@ class BadSample(NamedTuple):
     """A sample that could not be made.
 
     Attributes:
-        index: As the sampler, or a substitution, gave it; None in an iterable dataset.
+        index: As the sampler, or a substitution, gave it; of a partner, as the dataset drew it.
+            None in an iterable dataset.
         error: What was raised, without traceback.
         traceback: As text; for one that ended workers, all that is known of its end.
         replaced_by: What took its place; None if nothing did.
+        name: As the dataset that could not read it calls it; None if it did not say.
+        partner_of: The sample that it was drawn for; None if it was asked for itself.
     """
 
     index: Any
     error: BaseException
     traceback: str
     replaced_by: Any = None
+    name: str | None = None
+    partner_of: Any = None
 
 
 class Salvage:
@@ -109,9 +114,29 @@ class Salvage:
                 return
             if self._faults.tolerates and self._source.is_spent(error):
                 raise error
+            if self._draws_others(seat, error):
+                continue
             self._reject(seat, error)
             if self._faults.on_error == "skip":
                 return
+
+    def _draws_others(self, seat: Seat, error: Exception) -> bool:
+        """Return whether to make the sample of `seat` again, as it was a partner that is bad.
+
+        The partner is noted, and the sample gets other random numbers: those of its next attempt.
+        """
+        unread = unread_sample(error)
+        if not self._faults.tolerates or unread is None or not unread.is_partner:
+            return False
+        if seat.index is None or seat.attempt >= MOST_ATTEMPTS:
+            return False
+        text = _as_text(error)
+        drop_frames(error)
+        self._bad.append(
+            BadSample(unread.index, error, text, name=unread.name, partner_of=seat.index)
+        )
+        seat.attempt += 1
+        return True
 
     def _reject(self, seat: Seat, error: Exception) -> None:
         """Note that the sample of `seat` is bad, and let the seat be for another if it may.
@@ -125,7 +150,9 @@ class Salvage:
         if isinstance(error, WorkerDied):
             text = self._source.what_is_known_of(seat)
         drop_frames(error)
-        self._bad.append(BadSample(seat.index, error, text))
+        unread = unread_sample(error)
+        name = None if unread is None else unread.name
+        self._bad.append(BadSample(seat.index, error, text, name=name))
         seat.sample = NO_SAMPLE
         if self._faults.on_error == "replace":
             self._source.find_substitute(seat, error)
@@ -133,7 +160,8 @@ class Salvage:
     def _tell_substitute(self, first_bad: int, seat: Seat) -> None:
         """Note whose sample it is that took the seat of those found bad since."""
         for k in range(first_bad, len(self._bad)):
-            self._bad[k] = self._bad[k]._replace(replaced_by=seat.index)
+            if self._bad[k].partner_of is None:
+                self._bad[k] = self._bad[k]._replace(replaced_by=seat.index)
 
     def join(self, seats: list[Seat], position: int) -> Any:  # noqa: ANN401
         """Return the batch of the seats that are taken, finished; `NO_BATCH` if none is.

@@ -5,9 +5,10 @@ from __future__ import annotations
 
 from typing import Any, Final
 
-__all__ = ["NO_SAMPLE", "Seat"]
+__all__ = ["MOST_ATTEMPTS", "NO_SAMPLE", "Seat"]
 
 NO_SAMPLE: Final = object()
+MOST_ATTEMPTS: Final = 20  # to fill a seat after the first; as many bad ones are no accident
 
 
 class Seat:
@@ -17,7 +18,8 @@ class Seat:
         number: Which, from 0.
         index: Of the sample that is to take it; None in an iterable dataset.
         place: In the epoch's global order; decides the sample's random numbers.
-        attempt: 0 for the sample that the sampler drew, 1 for its first substitute.
+        attempt: 0 for the sample that the sampler drew; one more for each substitute, and each time
+            that it is made with other partners.
         sample: What was made for it; `NO_SAMPLE` as long as, or because, there is none.
     """
 

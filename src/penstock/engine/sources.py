@@ -9,7 +9,7 @@ import numpy as np
 
 from penstock.engine.map_reader import note_samples
 from penstock.engine.plan import sample_key
-from penstock.engine.seats import Seat
+from penstock.engine.seats import MOST_ATTEMPTS, Seat
 from penstock.engine.substitutes import Substitutes
 from penstock.errors import TooManyFailures, WorkerDied
 from penstock.faults import text_of
@@ -25,7 +25,6 @@ if TYPE_CHECKING:
 
 __all__ = ["MapSource", "ShareSource", "Source"]
 
-_MOST_ATTEMPTS: Final = 20  # substitutes for one place; as many bad ones in a row are no accident
 _LONGEST_RUN: Final = 100  # the same for an iterator, which has no choice
 
 
@@ -148,10 +147,10 @@ class MapSource:
         rejected = self._rejected.setdefault(seat.number, set())
         rejected.add(sample_key(seat.index))
         seat.attempt += 1
-        if seat.attempt > _MOST_ATTEMPTS:
+        if seat.attempt > MOST_ATTEMPTS:
             raise TooManyFailures(
                 f"no substitute was found for sample {self._indices[seat.number]!r}: "
-                f"{_MOST_ATTEMPTS} others that were drawn in its place could not be made either, "
+                f"{MOST_ATTEMPTS} others that were drawn in its place could not be made either, "
                 f"the last one, {note_samples(self._recipe.dataset, [seat.index])}, for "
                 f"{text_of(error)}. That many bad samples in a row are rarely an accident; "
                 "loader.failures lists them."

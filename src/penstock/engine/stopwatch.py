@@ -199,7 +199,7 @@ class Stopwatch:
 
     __slots__ = (
         "_begun_ns", "_core_time", "_has_marked", "_marks", "_marks_end_ns", "_num_taken", "_phase",
-        "_since_ns", "_spent_ns", "num_samples", "times_samples",
+        "_since_ns", "_spent_ns", "num_samples", "seed_ns", "times_samples",
     )  # fmt: skip
 
     def __init__(
@@ -222,6 +222,7 @@ class Stopwatch:
         self.times_samples = True  # of this task; where not, `begin_sample` need not be called
         self._num_taken = 0
         self.num_samples = 0  # of the batch under way; for whoever knows it to set
+        self.seed_ns = 0  # likewise
 
     def enter(self, phase: int) -> int:
         """Begin another phase; return the moment."""
@@ -243,7 +244,7 @@ class Stopwatch:
             spent[k] = self._spent_ns[k]
         self._spent_ns = spent
         self._begun_ns = self._since_ns
-        self.num_samples = 0
+        self.num_samples = self.seed_ns = 0
         if self._marks:
             del self._marks[:]
         self._marks_end_ns = 0
@@ -299,6 +300,7 @@ class Stopwatch:
             pool_bytes,
             rss_bytes,
             self.num_samples,
+            self.seed_ns,
         )
         count = max(self.num_samples, 1)
         self._num_taken += 1

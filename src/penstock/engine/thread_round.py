@@ -1,8 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
-"""One epoch of the worker threads: the dataset that they share is told of it once.
+"""One epoch of the worker threads.
 
-    the first worker     tells (`set_epoch`), then makes its fetcher
+The dataset that they share is notified of it once:
+
+    the first worker     calls `set_epoch`, then makes its fetcher
     the others           wait until it has, or until they are wanted no more
+
+Each worker shards its own copy of a stream (`penstock.data.shard`). If these copies differ, samples
+are lost or come twice; so the first items are compared.
 
 Concurrency:
     Workers call `begin`; any thread may call `give_up`. No user's code runs under the lock.
@@ -10,16 +15,23 @@ Concurrency:
 
 from __future__ import annotations
 
+import itertools
+import pickle
 import threading
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, Final
+
+from penstock.errors import ConfigError
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterable, Iterator
 
     from penstock.engine.fetch import Fetcher
+    from penstock.engine.generator_watch import GeneratorWatch
     from penstock.engine.thread_worker import ThreadWorker
 
 __all__ = ["Round", "copy_of_error"]
+
+_MOST_COMPARED: Final = 64  # items of a stream; two orders of two items agree once in two times
 
 
 class Round:
@@ -29,6 +41,7 @@ class Round:
         number: Counts up.
         epoch: Its number to the user.
         teller: The worker that is telling the dataset; None before and afterwards.
+        watch: Of the worker whose first task is watched, if one is.
     """
 
     def __init__(self, number: int, epoch: int, *, is_announced: bool) -> None:
@@ -36,6 +49,9 @@ class Round:
         self.number = number
         self.epoch = epoch
         self.teller: ThreadWorker | None = None
+        self.watch: GeneratorWatch | None = None
+        # (call of `shard`, number of the item) -> the worker that was there first, item pickled
+        self._dealt: dict[tuple[int, int], tuple[ThreadWorker, bytes]] = {}
         self._is_announced = is_announced
         self._to_watch = [True]  # popped by the first worker that begins
         self._changed = threading.Condition()
@@ -94,12 +110,59 @@ class Round:
                 self.teller = None
             self._changed.notify_all()
 
+    def comparer(self, worker: ThreadWorker) -> Callable[[Iterable[Any]], Iterator[Any]]:
+        """Return a function that returns its items, the first ones compared with other workers'."""
+        calls = itertools.count()
+
+        def compared(items: Iterable[Any]) -> Iterator[Any]:
+            stream = iter(items)
+            return itertools.chain(self._compared(stream, worker, next(calls)), stream)
+
+        return compared
+
+    def _compared(self, stream: Iterator[Any], worker: ThreadWorker, call: int) -> Iterator[Any]:
+        for number, item in enumerate(itertools.islice(stream, _MOST_COMPARED)):
+            pickled = _pickled(item)  # the item itself is the dataset's, which may change it
+            first, other = self._dealt.setdefault((call, number), (worker, pickled))
+            if not _are_equal(item, pickled, other):
+                raise self._disagreement(number, (first, pickle.loads(other)), (worker, item))
+            yield item
+
+    def _disagreement(self, number: int, *found: tuple[ThreadWorker, object]) -> ConfigError:
+        said = " and ".join(f"{item!r:.80} in {worker}" for worker, item in found)
+        drawings = () if self.watch is None else self.watch.found
+        named = "".join(f" ({drawing})" for drawing in drawings)
+        return ConfigError(
+            f"the items that shard deals out are not the same in all worker threads: item {number} "
+            f"is {said}. Some samples would be lost, others would come twice. A stream that "
+            f"shuffles with random, numpy.random or torch's global generator{named} draws from "
+            "what all threads share: shuffle with a generator that is seeded alike in all workers, "
+            "as np.random.default_rng((seed, epoch)), or use backend='process' with seed=."
+        )
+
     def take_watch(self) -> bool:
         """Return whether the caller is the one whose first task is watched; True once."""
         try:
             return self._to_watch.pop()
         except IndexError:
             return False
+
+
+def _pickled(item: object) -> bytes:
+    try:
+        return pickle.dumps(item, protocol=5)
+    except Exception:  # it holds a lock, say: nothing is known of it
+        return b""
+
+
+def _are_equal(item: object, pickled: bytes, other: bytes) -> bool:
+    """Return whether two items are equal, or cannot be compared; equal ones may pickle unlike."""
+    if pickled == other or not (pickled and other):
+        return True
+    try:
+        return bool(pickle.loads(other) == item)
+    except Exception:  # arrays, whose bytes differ
+        return False
 
 
 def copy_of_error(error: Exception) -> Exception:

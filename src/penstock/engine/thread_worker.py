@@ -7,15 +7,20 @@ Guarantees
     Nothing that the user's code raises ends the worker; `SystemExit` and the like do, as a death.
     Between two tasks it holds no batch, no sample and no exception.
     The generators that belong to the process are never touched.
+    A process that the dataset forks ends with what it was to do there, with the exit status of its
+    `sys.exit` or exception: it has none of the threads that take batches.
 """
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
+import os
 import queue
+import sys
 import threading
 import traceback
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple, NoReturn
 
 from penstock.engine.backends.in_process import Made, PlainOutput, Raised
 from penstock.engine.fault_log import NO_LOSSES, Losses
@@ -28,6 +33,7 @@ from penstock.engine.thread_notes import ThreadNotes, Unwanted
 from penstock.engine.thread_round import copy_of_error
 from penstock.engine.user_frames import stack_of_error
 from penstock.faults import annotate
+from penstock.forks import Owner
 from penstock.randomness.samples import seed_thread
 from penstock.worker_info import WorkerInfo, set_thread_info
 
@@ -139,6 +145,7 @@ class ThreadWorker:
         self._given: Round | None = None  # the last that it was told of; the trainer's
         self._drawings: tuple[Drawing, ...] = ()  # of worker_init_fn, to be told
         self._watch: GeneratorWatch | None = None  # of an epoch's begin, for its first task
+        self._owner = Owner()
         self.thread = threading.Thread(target=self._run, name=f"penstock-{worker_id}", daemon=True)
 
     def __str__(self) -> str:
@@ -183,6 +190,8 @@ class ThreadWorker:
         except Unwanted:
             pass
         except BaseException as error:
+            if not self._owner.is_here:
+                _leave(error)
             self._tell_end(error)
         finally:
             self.notes.watch(None)
@@ -216,9 +225,11 @@ class ThreadWorker:
             try:
                 self._obey(command)
             except Unwanted:  # of an earlier epoch, or this worker is to end
-                continue
+                pass
             finally:
                 del command  # it may hold an epoch's last indices
+            if not self._owner.is_here:
+                _leave(None)
 
     def _obey(self, command: ThreadTask | _Begin) -> None:
         if isinstance(command, _Begin):
@@ -271,7 +282,7 @@ class ThreadWorker:
         try:
             self._fetcher = round_.begin(
                 self,
-                lambda is_announced: self._make_fetcher(round_.epoch, share, is_announced),
+                lambda is_announced: self._make_fetcher(round_, share, is_announced),
                 is_shared=not self._recipe.is_iterable,
             )
             self._failure = None
@@ -288,19 +299,22 @@ class ThreadWorker:
         """
         if self._has_served or was_watched(self._plan.recipe.dataset) or not round_.take_watch():
             return None
-        return GeneratorWatch(self._recipe.dataset)
+        round_.watch = GeneratorWatch(self._recipe.dataset)
+        return round_.watch
 
-    def _make_fetcher(self, epoch: int, share: Share | None, is_announced: bool) -> Fetcher:
+    def _make_fetcher(self, round_: Round, share: Share | None, is_announced: bool) -> Fetcher:
+        begins = share is None or share.state is None  # else each worker where it was
         return Fetcher(
             self._recipe,
             self._output,
             base_seed=self._plan.base_seed,
-            epoch=epoch,
+            epoch=round_.epoch,
             is_announced=is_announced,
             worker_id=self.worker_id,
             num_workers=self._num_workers,
             share=share,
             in_thread=True,
+            compared=round_.comparer(self) if begins and self._num_workers > 1 else None,
             notes=self.notes,
         )
 
@@ -334,6 +348,8 @@ class ThreadWorker:
             batch = fetcher.fetch(task.indices, task.step, task.caution)
             share = fetcher.share()
         except Exception as error:
+            if not self._owner.is_here:
+                raise
             if isinstance(error, StopIteration) and self._recipe.is_iterable:
                 self._share_ended = True
                 bad = self._take_bad(task)
@@ -360,3 +376,22 @@ class ThreadWorker:
     def _where(self, task: ThreadTask) -> str:
         assert self._round is not None
         return f"in {self}, epoch {self._round.epoch}, step {task.step}"
+
+
+def _leave(error: BaseException | None) -> NoReturn:
+    """End a forked child; the end of its only thread would be status 0, whatever was raised."""
+    status = 0
+    try:
+        if isinstance(error, SystemExit) and isinstance(error.code, int | None):
+            status = error.code or 0
+        elif error is not None:
+            status = 1
+            with contextlib.suppress(Exception):  # stderr may be closed
+                is_text = isinstance(error, SystemExit)
+                text = f"{error}\n" if is_text else "".join(traceback.format_exception(error))
+                sys.stderr.write(text)
+        for stream in (sys.stdout, sys.stderr):
+            with contextlib.suppress(Exception):
+                stream.flush()
+    finally:
+        os._exit(status & 0xFF)

@@ -102,7 +102,7 @@ class TrainerClock:
             times,
         )
 
-    def end(self, epoch: int) -> EpochEnd:
+    def end(self, epoch: int, num_failed: int) -> EpochEnd:
         """Return what came after the last batch; the trainer is told that there is no more."""
         return EpochEnd(
             epoch,
@@ -111,6 +111,7 @@ class TrainerClock:
             self._consumer_ns,
             self._cpu_ns,
             self._starved_ns,
+            num_failed,
         )
 
     def take(self, given_ns: int | None = None) -> None:

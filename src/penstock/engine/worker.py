@@ -6,17 +6,21 @@ Guarantees
     still wanted: a closed channel ends it, whatever is still queued.
     It ends when the trainer is gone, even in the middle of a task that hangs (see `lifeline`).
     Ctrl-C is the trainer's business: the worker waits to be told.
-    Nothing the user's code raises ends the worker; `SystemExit` and the like do, as a death.
+    Nothing the user's code raises ends the worker; `SystemExit` and the like do, as a death. Its
+    last words in the logbook say what was raised, and where.
+    A process that the dataset forks may end as it likes: the worker goes on.
 """
 
 from __future__ import annotations
 
 import collections
+import errno
 import gc
 import os
 import signal
 import sys
-from typing import TYPE_CHECKING, Any
+import traceback
+from typing import TYPE_CHECKING, Any, Final
 
 from penstock.engine.lifeline import end_with_trainer
 from penstock.engine.logbook import Notes, Phase, open_notes
@@ -24,6 +28,7 @@ from penstock.engine.messages import (
     BatchMade,
     BeginEpoch,
     ExceptionReport,
+    GeneratorsSet,
     Ready,
     ShareEnded,
     Task,
@@ -34,7 +39,10 @@ from penstock.engine.messages import (
     report_exception,
 )
 from penstock.engine.salvage import NO_BATCH, drop_frames
+from penstock.engine.user_frames import stack_of_error
 from penstock.engine.worker_setup import make_fetcher, set_up_worker
+from penstock.faults import annotate
+from penstock.forks import Owner
 from penstock.transport.arena import SlotPool, SlotWriter
 from penstock.transport.channel import Channel
 from penstock.transport.packing import Packed, dumps, pack
@@ -52,6 +60,12 @@ if TYPE_CHECKING:
 __all__ = ["run_worker"]
 
 
+_NOT_IN_MAIN: Final = (
+    "A worker that is spawned imports the main script, and does not find it there: define it at "
+    'the top level, not below if __name__ == "__main__", or in a module.'
+)
+
+
 def run_worker(sock: socket.socket, identity: WorkerIdentity, recipe: Recipe | None) -> None:
     """Serve tasks until the channel closes.
 
@@ -65,13 +79,20 @@ def run_worker(sock: socket.socket, identity: WorkerIdentity, recipe: Recipe | N
     signal.signal(
         signal.SIGINT, _ignore
     )  # not SIG_IGN, which programs started from here would inherit
+    owner = Owner()
     channel = Channel(sock)
     worker = _Worker(channel, identity, recipe)
     try:
         worker.open_logbook()
         worker.run()
-    except (EOFError, BrokenPipeError, ConnectionResetError):
-        worker.note_end()  # the trainer wants no more, or is gone
+    except BaseException as error:
+        is_unwanted = isinstance(error, (EOFError, BrokenPipeError, ConnectionResetError))
+        if owner.is_here and is_unwanted:
+            worker.note_end()  # the trainer wants no more, or is gone
+            return
+        if owner.is_here:
+            worker.say_last_words(error)
+        raise
     finally:
         channel.close()
         worker.close()
@@ -79,6 +100,22 @@ def run_worker(sock: socket.socket, identity: WorkerIdentity, recipe: Recipe | N
 
 def _ignore(*_: object) -> None:
     pass
+
+
+def _cause_of(error: BaseException) -> str:
+    if isinstance(error, SystemExit):
+        return "sys.exit ends a worker: raise an exception there instead."
+    if isinstance(error, RuntimeError) and "start new thread" in str(error):
+        return (
+            "The system gives it no threads: raise `ulimit -u`, or the container's limit of "
+            "processes and threads (pids.max), or start fewer."
+        )
+    if isinstance(error, OSError) and error.errno == errno.EBADF:
+        return (
+            "Something in the worker has closed descriptors that are not its own: look for "
+            "os.closerange and os.close in the dataset."
+        )
+    return "An exception outside of any sample ended it."
 
 
 class _SlotOutput:
@@ -162,12 +199,26 @@ class _Worker:
     def note_end(self) -> None:
         self._notes.phase(Phase.ENDING)
 
+    def say_last_words(self, error: BaseException) -> None:
+        text = "".join(traceback.format_exception_only(error)).strip()
+        where = stack_of_error(error)
+        self._notes.say_last_words(
+            f"{_cause_of(error)}\nIts last words: {text}\nWhere it was raised:\n{where}"
+        )
+
     def _set_up(self) -> None:
         identity = self._identity
         if self._recipe is None:
             (fd,) = self._recipe_fds
-            self._recipe = load_shared(fd)
-        set_up_worker(self._recipe, identity)
+            try:
+                self._recipe = load_shared(fd)
+            except AttributeError as error:
+                if "__main__" in str(error) or "__mp_main__" in str(error):
+                    annotate(error, _NOT_IN_MAIN)
+                raise
+        states = set_up_worker(self._recipe, identity)
+        if states:
+            self._channel.send(encode(GeneratorsSet(states)))
 
     def _begin_epoch(self, message: BeginEpoch) -> None:
         self._share_ended = False

@@ -8,9 +8,10 @@ import importlib
 import sys
 from typing import TYPE_CHECKING, NamedTuple
 
+from penstock.engine.constant_seeds import changed_states
 from penstock.engine.fetch import Fetcher
 from penstock.imports import when_imported
-from penstock.randomness.generators import seed_worker
+from penstock.randomness.generators import GlobalStates, seed_worker
 from penstock.randomness.keys import Purpose, seed_sequence
 from penstock.randomness.samples import forget_streams, seed_fallback
 from penstock.worker_info import WorkerInfo, current_place, set_worker_info, take_place
@@ -35,8 +36,11 @@ class WorkerIdentity(NamedTuple):
     joins_late: bool = False  # hired while an epoch runs: says when it can begin
 
 
-def set_up_worker(recipe: Recipe, identity: WorkerIdentity) -> None:
+def set_up_worker(recipe: Recipe, identity: WorkerIdentity) -> dict[str, bytes]:
     """Seed this process's generators, let it know itself, and call `worker_init_fn`.
+
+    Returns:
+        Digests of the generators that it seeded anew, where batches draw from them as they are.
 
     Raises:
         Exception: what `worker_init_fn` raises.
@@ -56,8 +60,11 @@ def set_up_worker(recipe: Recipe, identity: WorkerIdentity) -> None:
         when_imported(framework.root, functools.partial(_prepare_framework, framework))
     when_imported("cv2", _keep_opencv_to_one_thread)
     when_imported("torch", _keep_torch_to_one_thread)
-    if recipe.worker_init_fn is not None:
-        recipe.worker_init_fn(identity.worker_id)
+    if recipe.worker_init_fn is None:
+        return {}
+    before = GlobalStates.now()
+    recipe.worker_init_fn(identity.worker_id)
+    return changed_states(before) if recipe.seed is None else {}
 
 
 def _prepare_framework(framework: Framework) -> None:

@@ -28,12 +28,15 @@ __all__ = ["decode_image"]
 
 # Width, height and largest value of a binary PNM file, with what may lie between them.
 _PNM: Final = re.compile(rb"P([56])" + rb"(?:\s+(?:#[^\n]*\n\s*)*)(\d{1,9})" * 3 + rb"\s", re.ASCII)
+# Matching takes 100 bytes of memory for each comment. Files whose header is longer are Pillow's.
+_MAX_PNM_HEADER_BYTES: Final = 1 << 16
 
-# One colour takes a JPEG 2000 file next to no bytes, so that no least number tells a whole file
-# from a claim. Large images are refused where no picture can be so small: photos have some 10 px
-# per byte, and one colour as encoders that lose some write it up to 15,000.
+# The most pixels per byte of a large image; files that claim more are refused. JPEG 2000 has no
+# such bound by itself, as one colour takes almost no bytes: photos have about 10 px per byte, and
+# one colour by a lossy encoder up to 15,000. A code of a GIF has 12 bits and stands for 4,096 px at
+# most; but its first frame may fill only a part of the screen.
 _FREE_PIXELS: Final = 1 << 24  # their decoding takes some 300 MB
-_MAX_PIXELS_PER_BYTE: Final = 1 << 14
+_MAX_PIXELS_PER_BYTE: Final = {"jpeg2000": 1 << 14, "gif": 1 << 12}
 
 
 def decode_image(
@@ -102,6 +105,7 @@ def _decode(
     """Return the pixels as they are stored."""
     if header.jpeg is not None:
         return decode_jpeg(data, header, header.jpeg, strict=strict)
+    _check_amount(data, header)
     if header.form == "png":
         if not strict:
             data = repair_png(data, max_pixels=max_pixels) or data
@@ -112,11 +116,9 @@ def _decode(
     if header.form in ("webp", "jpeg2000"):
         if header.form == "webp":
             _check_riff(data)
-        else:
-            _check_amount(data, header)
         pixels = _by_opencv(data)
         return _by_pillow(data, header, max_pixels) if pixels is None else pixels
-    if header.form == "ppm" and (match := _PNM.match(data)):
+    if header.form == "ppm" and (match := _PNM.match(data, 0, _MAX_PNM_HEADER_BYTES)):
         return _binary_pnm(data, match)
     return _by_pillow(data, header, max_pixels)
 
@@ -129,13 +131,16 @@ def _check_riff(data: bytes | memoryview) -> None:
 
 
 def _check_amount(data: bytes | memoryview, header: ImageHeader) -> None:
-    """Raise if a JPEG 2000 file is far too small for a large image."""
-    num_pixels = header.height_px * header.width_px
-    if num_pixels > max(_FREE_PIXELS, len(data) * _MAX_PIXELS_PER_BYTE):
+    """Raise if a file is far too small for a large image, where its form has such a bound."""
+    per_byte = _MAX_PIXELS_PER_BYTE.get(header.form)
+    if per_byte is None:
+        return
+    if header.height_px * header.width_px > max(_FREE_PIXELS, len(data) * per_byte):
+        form = {"jpeg2000": "JPEG 2000", "gif": "GIF"}[header.form]
         size = f"{header.height_px} x {header.width_px} px (height x width)"
         raise ValueError(
-            f"a JPEG 2000 file of {len(data)} bytes for {size}: more than "
-            f"{_MAX_PIXELS_PER_BYTE:,} pixels per byte are taken for an image that is not there"
+            f"a {form} file of {len(data)} bytes for {size}: more than {per_byte:,} pixels per "
+            "byte are taken for an image that is not there"
         )
 
 

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import re
 from typing import Final
 
 from penstock.images.headers import MAX_PIXELS
@@ -12,6 +13,8 @@ from penstock.images.segments import JPEG_MAGIC, PNG_MAGIC, START_OF_SCAN, as_oc
 __all__ = ["repair_image", "repair_jpeg", "repair_png"]
 
 _JPEG_END: Final = b"\xff\xd9"
+# Neither occurs within a scan: the end of the image, or the start of a second one behind it.
+_END_OR_START: Final = re.compile(_JPEG_END + b"|" + JPEG_MAGIC)
 
 
 def repair_image(data: bytes | memoryview, *, max_pixels: int | None = MAX_PIXELS) -> bytes | None:
@@ -38,8 +41,9 @@ def repair_jpeg(data: bytes | memoryview) -> bytes | None:
     """Return a JPEG file with the end marker that it lacks, or None if it lacks none.
 
     A truncated file has none behind its image data, whatever follows those in a whole one: a
-    camera's padding, or the film that a phone appends. With one, decoders give the rows that are
-    there, and grey below (`decode_image` with `strict=False`). A file that is no JPEG lacks none.
+    camera's padding, the film that a phone appends, or a second image (Ultra HDR). With one,
+    decoders give the rows that are there, and grey below (`decode_image` with `strict=False`). A
+    file that is no JPEG lacks none.
 
     Example:
         >>> repair_jpeg(bytes.fromhex("ffd8 ffe00002 ffda0002 1234")).hex(" ")
@@ -51,9 +55,13 @@ def repair_jpeg(data: bytes | memoryview) -> bytes | None:
         return None
     whole = bytes(data)
     start = _scan_start(whole)
-    if start is None or whole.find(_JPEG_END, start) >= 0:  # it never occurs within a scan
+    if start is None:
         return None
-    return whole + _JPEG_END
+    found = _END_OR_START.search(whole, start)
+    if found is None:
+        return whole + _JPEG_END
+    place = found.start()
+    return None if found[0] == _JPEG_END else whole[:place] + _JPEG_END + whole[place:]
 
 
 def _scan_start(data: bytes) -> int | None:

@@ -19,7 +19,6 @@ __all__ = [
     "READS",
     "WAITS",
     "Case",
-    "bounded",
     "count_of_workers",
     "names_of",
     "of_it",
@@ -27,11 +26,12 @@ __all__ = [
     "throughput",
     "times",
     "waits",
-    "wanted",
+    "worth",
 ]
 
 WAITS: Final = 0.05  # share of the time below which nobody would notice a remedy
 READS: Final = 0.5  # share of a batch's cost
+_WORTH: Final = 1.15  # a gain below it may be an error of the model
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,6 +46,12 @@ class Case:
     slowest: Sequence[SlowSample]
     backend: str
     lock_share: float | None
+    is_auto: bool
+
+
+def worth(gain: float) -> bool:
+    """Return whether a gain is clearly above what the model may be wrong by."""
+    return gain >= _WORTH
 
 
 def waits(case: Case) -> str:
@@ -58,7 +64,7 @@ def of_it(case: Case) -> str:
     at = case.at
     if at.share(at.read_s) >= READS:
         return f", {duration(at.read_s)} of it waiting for reads"
-    return f", {duration(at.cpu_s)} of it CPU"
+    return f", {duration(at.worker_cpu_s)} of it CPU"
 
 
 def names_of(slowest: Sequence[SlowSample]) -> str:
@@ -72,15 +78,9 @@ def names_of(slowest: Sequence[SlowSample]) -> str:
     return f" The slowest: {listed}."
 
 
-def wanted(at: Figures) -> int:
-    """Return how many workers could be put to use."""
-    return at.needed_workers(min(at.trainer_rate, at.core_rate))
-
-
 def per_second(at: Figures) -> float:
     """Return how many batches the workers make in a second."""
-    whole_s = at.busy_s + at.starved_s
-    return at.num_workers / whole_s if whole_s > 0 else math.inf
+    return at.num_workers / at.made_s if at.made_s > 0 else math.inf
 
 
 def count_of_workers(number: int) -> str:
@@ -88,16 +88,11 @@ def count_of_workers(number: int) -> str:
     return "1 worker" if number == 1 else f"{number} workers"
 
 
-def times(gain: float | None) -> str:
+def times(gain: float) -> str:
     """Return a factor in words."""
-    return "several times" if gain is None else f"about {gain:.1f} x"
+    return f"about {gain:.1f} x"
 
 
-def throughput(gain: float | None) -> str:
+def throughput(gain: float) -> str:
     """Return how much throughput there would be."""
     return f"{times(gain)} the throughput"
-
-
-def bounded(gain: float) -> float | None:
-    """Return a gain that is one."""
-    return max(gain, 1.0) if math.isfinite(gain) else None

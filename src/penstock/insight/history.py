@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """The accounts of all batches: the last ones one by one, the others as sums.
 
-    add(record) ──▶ pending ──▶ fold ──▶ rows: the last 10,000 batches, 304 bytes each
+    add(record) ──▶ pending ──▶ fold ──▶ rows: the last 10,000 batches, 312 bytes each
                                      ──▶ sums: of each epoch, and of the run
                                      ──▶ samples: the slowest, costs per part, how often shown
 
@@ -45,14 +45,14 @@ from penstock.insight.stats import SlowSample, Stats
 from penstock.insight.verdict import judge
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Callable, Mapping, Sequence
 
     from numpy.typing import NDArray
 
     from penstock.engine.accounts import BatchRecord, EpochEnd
     from penstock.faults import Failure
     from penstock.insight.recording import Recording
-    from penstock.insight.stats import Change, Span
+    from penstock.insight.stats import Change, Span, Verdict
 
 __all__ = ["History"]
 
@@ -89,6 +89,7 @@ class History:
         backend: str = "process",
         keep: int = 10_000,
         persistent_workers: bool | None = None,
+        judge: Callable[..., Verdict] = judge,
     ) -> None:
         """Know nothing yet.
 
@@ -96,8 +97,9 @@ class History:
             dataset: Asked for the names of samples, its parts and its length, never for a sample.
                 None if nothing of that is wanted.
             backend: "serial", "process", "thread" or "ray"; 0 workers are always "serial".
-            keep: How many batches are kept one by one; 304 bytes each.
+            keep: How many batches are kept one by one; 312 bytes each.
             persistent_workers: Whether workers are kept from epoch to epoch; None if not known.
+            judge: Returns the verdict, of what `penstock.insight.verdict.judge` takes.
 
         Raises:
             ConfigError: `keep` is below 1.
@@ -107,6 +109,7 @@ class History:
         self._dataset = dataset
         self._backend = backend
         self._keeps_workers = persistent_workers
+        self._judge = judge
         self._probe = LockProbe() if backend == "thread" else None
         self._pending_samples = 0
         self._pending: deque[BatchRecord] = deque()
@@ -117,6 +120,7 @@ class History:
         self._epoch = 0
         self._is_over = False  # that epoch; another of its number is another one
         self._run = Sums()
+        self._first_wait_ns: int | None = None
         self._changes: list[Change] = []
         self._num_replaced = 0
         self._pool_bytes: dict[int, int] = {}
@@ -158,7 +162,7 @@ class History:
                 self._begin_epoch(epoch)
             elif end is not None and epoch == self._epoch and not self._is_over:
                 for sums in (self._rows, self._epochs[epoch], self._run):
-                    sums.add_tail(end.consumer_ns)
+                    sums.add_tail(end.consumer_ns, end.num_failed)
             self._is_over = True
 
     def note_change(self, change: Change) -> None:
@@ -184,6 +188,8 @@ class History:
         self._since_ns = (int(rows[-1, AT["since_ns"]]),)
         self._rows.extend(rows)
         self._run.add(rows)
+        if self._first_wait_ns is None:
+            self._first_wait_ns = int(rows[0, AT["wait_ns"]])
         self._add_to_epochs(rows)
         self._note_memory(records)
 
@@ -227,13 +233,16 @@ class History:
             self._fold()
             return {number: sums.span() for number, sums in self._epochs.items()}
 
-    def stats(self, *, num_workers: int, prefetch_factor: int, cores: float) -> Stats:
+    def stats(
+        self, *, num_workers: int, prefetch_factor: int, cores: float, is_auto: bool = False
+    ) -> Stats:
         """Return sums, and a verdict on the window.
 
         Args:
             num_workers: Workers now; 0 if the trainer's thread makes the batches.
             prefetch_factor: Batches under way per worker.
             cores: Cores that this process may use: affinity and quota.
+            is_auto: Whether the tuner chooses the other two.
 
         Concurrency:
             Any thread. Takes some milliseconds, in which `add` goes on.
@@ -247,11 +256,12 @@ class History:
             changes, rss = tuple(self._changes), dict(sorted(self._rss_bytes.items()))
             slot_bytes, number = self._peak_pool_bytes, self._epoch
             num_replaced = self._num_replaced
+            first_wait_ns = self._first_wait_ns or 0
         window, num_ready = Sums.of(rows).span(), mean_ready(rows)
         steady = Sums.of(without_pauses(rows)).span()
         slowest = self._named(slowest)
         backend = self._backend if num_workers else "serial"
-        verdict = judge(
+        verdict = self._judge(
             steady,
             # A crew that was changed a moment ago has made none of these yet.
             num_workers=int(rows[-1, AT["num_workers"]]) if len(rows) else num_workers,
@@ -265,6 +275,7 @@ class History:
             pause_s=max(window.seconds - steady.seconds, 0.0),
             lock_share=self._lock_share(rows),
             keeps_workers=self._keeps_workers,
+            is_auto=is_auto,
         )
         return Stats(
             verdict=verdict,
@@ -283,6 +294,7 @@ class History:
             sources=sources,
             cores=cores,
             replaced_workers=num_replaced,
+            first_batch_s=first_wait_ns / 1e9,
         )
 
     def _lock_share(self, rows: NDArray[np.int64]) -> float | None:

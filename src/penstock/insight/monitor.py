@@ -15,9 +15,9 @@ import datetime
 import logging
 import multiprocessing
 import warnings
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, ClassVar, Final, NamedTuple
 
-from penstock.callers import users_level
+from penstock.callers import users_level, users_place
 from penstock.engine.surroundings import memory_now
 from penstock.errors import ConfigError
 from penstock.faults import FaultPolicy
@@ -25,25 +25,31 @@ from penstock.insight.budgets import Limits, cores_of_rank, local_ranks
 from penstock.insight.history import History
 from penstock.insight.stats import Change
 from penstock.insight.tuner import Tuner
+from penstock.summary import Summarized, kind_of
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping, Sequence
+    from collections.abc import Callable, Iterator, Mapping, Sequence
     from multiprocessing.context import BaseContext
     from pathlib import Path
 
     from penstock.engine.accounts import BatchRecord, Crew, EpochEnd
     from penstock.engine.epoch import Epoch
+    from penstock.engine.fault_log import FaultLog
     from penstock.faults import Failure
     from penstock.insight.progress import ProgressBar
     from penstock.insight.recording import Recording
     from penstock.insight.stats import Stats
 
-__all__ = ["AutoWorkers", "Monitor", "Observed"]
+__all__ = ["Accounts", "AutoWorkers", "Monitor", "Observed", "watchers"]
 
 BACKENDS: Final = ("process", "thread", "ray")
 _PREFETCH: Final = 2
 
 _log = logging.getLogger("penstock")
+
+# Called with a monitor and its loader when its first epoch begins; `penstock run` is one. What it
+# returns lives as long as the monitor.
+watchers: list[Callable[[Monitor, Any], object]] = []
 
 
 class AutoWorkers(int):
@@ -76,12 +82,30 @@ class AutoWorkers(int):
         return AutoWorkers, (int(self),)
 
 
+class Accounts(NamedTuple):
+    """What is known of a loader, also once it is gone.
+
+    Attributes:
+        settings: What it was made with, by name.
+        stats: Returns the sums and a verdict.
+        recording: Returns all that a report and a trace show.
+        failures: Returns the samples that failed.
+    """
+
+    settings: dict[str, Any]
+    stats: Callable[[], Stats]
+    recording: Callable[[], Recording]
+    failures: Callable[[], Sequence[Failure]]
+
+
 class Monitor:
     """The accounts of one loader, over all its epochs.
 
     Attributes:
         num_workers: As a loader has it: `AutoWorkers` where "auto" was asked for.
         backend: "process", "thread" or "ray".
+        made_at: The line of the program that made the loader, as "train.py:31"; empty where
+            there are no `watchers`.
 
     Concurrency:
         The trainer's thread; `stats` and `recording` from any. A pickled copy knows nothing yet.
@@ -140,8 +164,9 @@ class Monitor:
                 'cpu_budget and memory_budget are limits of num_workers="auto", got num_workers='
                 f"{num_workers!r}"
             )
+        self.made_at = users_place() if watchers else ""
         self.backend = backend
-        self._is_iterable = is_iterable
+        self.is_iterable = is_iterable
         self._cores = cores_of_rank()
         self._tuner: Tuner | None = None
         self.num_workers: Any = num_workers
@@ -169,6 +194,7 @@ class Monitor:
 
             self._bar = open_progress(progress if isinstance(progress, str) else "")
         self._subscribers: list[_Subscriber] = []
+        self._watched: list[object] = []
 
     def __reduce__(self) -> tuple[Any, ...]:
         """Pickle as a monitor that has seen nothing."""
@@ -209,10 +235,11 @@ class Monitor:
         if not self._started:
             now = datetime.datetime.now(datetime.UTC)
             self._started = now.isoformat(timespec="seconds")
+            self._watched = [watcher(self, loader) for watcher in watchers]
         if self._bar is not None:
             # An iterable's length is its user's guess, and torch's loader counts who asks.
-            num_batches = None if self._is_iterable else _length_or_none(loader)
-            self._bar.begin(epoch.number, num_batches, epoch.progress.num_steps)
+            num_batches = None if self.is_iterable else _length_or_none(loader)
+            self._bar.begin(epoch.number, num_batches, epoch.progress.given.num_steps)
 
     def batch_given(self, record: BatchRecord, epoch: Epoch) -> Crew | None:
         """See `penstock.engine.accounts.Observer`."""
@@ -241,6 +268,8 @@ class Monitor:
     def epoch_ended(self, epoch: Epoch, end: EpochEnd) -> None:
         """See `penstock.engine.accounts.Observer`."""
         self._history.epoch_ended(epoch.number, end)
+        if self._bar is not None and epoch is self._newest:
+            self._bar.add_failed(end.num_failed)
         self.epoch_left(epoch)
         for subscriber in list(self._subscribers):
             self._call(subscriber)
@@ -283,12 +312,39 @@ class Monitor:
         """Return sums and a verdict; any thread."""
         num_workers, prefetch_factor = self.crew
         return self._history.stats(
-            num_workers=num_workers, prefetch_factor=prefetch_factor, cores=self._cores
+            num_workers=num_workers,
+            prefetch_factor=prefetch_factor,
+            cores=self._cores,
+            is_auto=self._tuner is not None,
         )
 
     def recording(self, settings: Mapping[str, Any], failures: Sequence[Failure]) -> Recording:
         """Return all that a report and a trace show; any thread."""
         return self._history.recording(settings, failures, self.stats(), started=self._started)
+
+    def accounts(self, loader: Observed) -> Accounts:
+        """Return what tells of the loader later, and keeps neither it nor this monitor alive.
+
+        It keeps the dataset.
+        """
+        settings, faults, started = loader._settings(), loader._faults, self._started
+        history, tuner, crew, cores = self._history, self._tuner, self._crew, self._cores
+
+        def stats() -> Stats:
+            num_workers, prefetch_factor = crew if tuner is None else tuner.crew
+            return history.stats(
+                num_workers=num_workers,
+                prefetch_factor=prefetch_factor,
+                cores=cores,
+                is_auto=tuner is not None,
+            )
+
+        return Accounts(
+            settings,
+            stats,
+            lambda: history.recording(settings, faults.failures, stats(), started=started),
+            lambda: faults.failures,
+        )
 
 
 def _make_monitor(positional: tuple[Any, ...], by_name: dict[str, Any]) -> Monitor:
@@ -325,11 +381,39 @@ class _Subscriber:
         self.name = f"{getattr(callback, '__module__', '')}.{kind}".lstrip(".")
 
 
-class Observed:
+class Observed(Summarized):
     """The methods by which a loader tells how it is doing; a base of both loaders."""
 
     _monitor: Monitor
+    _faults: FaultLog
     failures: Any
+    dataset: Any
+    batch_size: int | None
+    sampler: Any
+    batch_sampler: Any
+    collate_fn: Any
+
+    _shows = ("dataset", "length", "batch_size", "num_workers", "seed", "backend")
+    _shows_unless: ClassVar = {
+        "pin_memory": False, "drop_last": False, "timeout": 0, "worker_init_fn": None,
+        "persistent_workers": False, "in_order": True, "on_error": "raise", "cpu_budget": None,
+        "memory_budget": None, "progress": False, "device": None,
+    }  # fmt: skip
+
+    def _summary(self) -> Iterator[tuple[str, object]]:
+        yield from super()._summary()
+        if not self._monitor.is_iterable:
+            is_batched = self.batch_size is None and self.batch_sampler is not None
+            order = self.batch_sampler if is_batched else self.sampler
+            if type(order).__name__ != "SequentialSampler":
+                yield "batch_sampler" if is_batched else "sampler", kind_of(order)
+        name = getattr(self.collate_fn, "__name__", "")
+        if self.collate_fn is not None and name not in _USUAL_COLLATES:
+            yield "collate_fn", self.collate_fn
+
+    def _known_length(self) -> int | None:
+        # Not of a stream: torch remembers what `len` returned, and warns if there is more.
+        return None if self._monitor.is_iterable else _length_or_none(self)
 
     def _settings(self) -> dict[str, Any]:
         """Return what the loader was made with, by name."""
@@ -408,6 +492,7 @@ class Observed:
         return self._monitor.subscribe(callback, every_s)
 
 
+_USUAL_COLLATES: Final = ("default_collate", "default_convert")
 _SETTINGS: Final = (
     "dataset", "batch_size", "sampler", "batch_sampler", "num_workers", "backend", "collate_fn",
     "pin_memory", "drop_last", "timeout", "prefetch_factor", "persistent_workers", "in_order",
@@ -430,7 +515,10 @@ def _told(value: object) -> Any:  # noqa: ANN401 - what JSON has
         return dataclasses.asdict(value)
     # Never what it holds, which may be the data.
     name = getattr(value, "__qualname__", None) or type(value).__qualname__
-    return name
+    seed = getattr(
+        value, "seed", None
+    )  # of a sampler: it decides the order, also without the loader's
+    return f"{name}(seed={seed})" if isinstance(seed, int) else name
 
 
 def _length_or_none(loader: Any) -> int | None:  # noqa: ANN401

@@ -16,7 +16,7 @@ import numpy as np
 from penstock.errors import ConfigError
 from penstock.secrets import is_secret_name, without_password, without_queries
 
-__all__ = ["JSON", "key_of_sample", "plain", "plain_text", "read_as"]
+__all__ = ["JSON", "key_of_sample", "plain", "plain_text", "read_as", "read_versioned"]
 
 JSON = None | bool | int | float | str | list["JSON"] | dict[str, "JSON"]
 
@@ -95,7 +95,7 @@ def read_as(kind: Any, value: Any, where: str) -> Any:  # noqa: ANN401 - a type,
     Args:
         kind: A dataclass, a list, tuple or dict of something, a union, a literal, or a scalar.
         value: What `json.loads` returned.
-        where: What it is called in messages.
+        where: What it is called in messages, as "recording".
 
     Raises:
         ConfigError: a part is missing, unknown, or of another type. A field that was added to a
@@ -127,6 +127,21 @@ def read_as(kind: Any, value: Any, where: str) -> Any:  # noqa: ANN401 - a type,
     return _read_scalar(kind, value, where)
 
 
+def read_versioned(kind: Any, data: Mapping[str, Any], version: int, where: str) -> Any:  # noqa: ANN401
+    """Return `data` as `read_as` does, without the "format" and "version" that stand in it.
+
+    Raises:
+        ConfigError: it is of another version, or as with `read_as`.
+    """
+    if data.get("version") != version:
+        raise ConfigError(
+            f"The {where} has version {data.get('version')!r}, and this Penstock reads {version}. "
+            "Use the version of Penstock that wrote it, or a later one."
+        )
+    content = {key: data[key] for key in data if key not in ("format", "version")}
+    return read_as(kind, content, where)
+
+
 def _read_dataclass(kind: Any, value: Any, where: str) -> Any:  # noqa: ANN401
     _expect(isinstance(value, Mapping), "an object", value, where)
     hints = typing.get_type_hints(kind)
@@ -136,8 +151,7 @@ def _read_dataclass(kind: Any, value: Any, where: str) -> Any:  # noqa: ANN401
     unknown = [name for name in value if name not in names]
     if missing or unknown:
         raise ConfigError(
-            f"The recording is damaged: {where} lacks {missing} and has {unknown}, which is not "
-            "known."
+            f"{_is_damaged(where)}: {where} lacks {missing} and has {unknown}, which is not known."
         )
     return kind(**{name: read_as(hints[name], v, f"{where}.{name}") for name, v in value.items()})
 
@@ -163,7 +177,10 @@ def _read_scalar(kind: type, value: Any, where: str) -> Any:  # noqa: ANN401
     is_number = isinstance(value, (int, float)) and not isinstance(value, bool)
     if kind is float:
         _expect(is_number, "a number", value, where)
-        return float(value)
+        try:
+            return float(value)
+        except OverflowError:  # an integer of 400 digits
+            raise _damaged("a number", value, where) from None
     if kind is int:
         _expect(is_number and isinstance(value, int), "an integer", value, where)
         return value
@@ -177,4 +194,8 @@ def _expect(is_right: bool, what: str, value: object, where: str) -> None:
 
 
 def _damaged(what: str, value: object, where: str) -> ConfigError:
-    return ConfigError(f"The recording is damaged: {where} is to be {what}, got {value!r:.80}.")
+    return ConfigError(f"{_is_damaged(where)}: {where} is to be {what}, got {value!r:.80}.")
+
+
+def _is_damaged(where: str) -> str:
+    return f"The {where.partition('.')[0]} is damaged"

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """A line that says how far the epoch is, how fast it goes, and how much of the time is waiting.
 
-    train epoch 3 ━━━━━━━╸─────── 412/800  531 samples/s  7 % waiting  2 failed  0:01:14 left
+    train epoch 3 ━━━━━━━╸─────── 412/800  531 samples/s  7 % waiting  2 bad  0:01:14 left
 
 In a terminal it stays at the bottom, in a notebook it has a place of its own in the output of the
 cell. Nothing is drawn anywhere else.
@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple, Protocol
 from penstock.errors import MissingExtraError
 from penstock.imports import install_command
 from penstock.insight.terminal import LiveLines, terminal_size
+from penstock.lines import printable
 from penstock.ranks import current_rank
 
 if TYPE_CHECKING:
@@ -79,11 +80,11 @@ class Surface(Protocol):
     def width(self) -> int:
         """How many columns there are."""
 
-    def show(self, bar: ProgressBar, line: Text) -> None:
-        """Draw a line in the place of what the bar has shown before."""
+    def show(self, bar: ProgressBar) -> None:
+        """Draw the bar in the place of what it has shown before."""
 
-    def finish(self, bar: ProgressBar, line: Text) -> None:
-        """Draw the line for the last time."""
+    def finish(self, bar: ProgressBar) -> None:
+        """Draw the bar for the last time."""
 
 
 class _Moment(NamedTuple):
@@ -105,9 +106,10 @@ class ProgressBar:
 
     def __init__(self, name: str, surface: Surface) -> None:
         """Draw nothing yet; `open_progress` knows where to draw."""
-        self._name = " ".join(name.split())  # a line feed would make it two lines
+        self._name = printable(" ".join(name.split()), "utf-8")
         self._surface = surface
         self._is_on = False
+        self._drawn: tuple[object, str] = None, ""
         self._reset(0, None, 0)
 
     def _reset(self, epoch: int, total_batches: int | None, done: int) -> None:
@@ -133,20 +135,24 @@ class ProgressBar:
         self._reset(epoch, total_batches, done)
         self._draw_at_ns = 0
         self._is_on = True
-        self._surface.show(self, self._line())
+        self._surface.show(self)
+
+    def add_failed(self, number: int) -> None:
+        """Count bad samples."""
+        self._failed += number
 
     def advance(self, record: BatchRecord, failed: int) -> None:
         """Count a batch, and draw the bar if a tenth of a second has gone by.
 
         Args:
             record: Of the batch.
-            failed: How many samples of the batch failed.
+            failed: How many bad samples the batch had that were not met before.
         """
         given_ns = record.given_ns
         self._done += 1
         self._samples += record.num_samples
         self._wait_ns += given_ns - record.asked_ns
-        self._failed += failed
+        self.add_failed(failed)
         self._given_ns = given_ns
         if given_ns >= self._draw_at_ns:
             self._draw(record)
@@ -156,7 +162,18 @@ class ProgressBar:
         if self._is_on:
             self._is_on = False
             self._draw_at_ns = _NEVER
-            self._surface.finish(self, self._line(is_last=True))
+            self._surface.finish(self)
+
+    def line(self) -> str:
+        """Return the bar as a terminal draws it, with the counts of now."""
+        console = self._surface.console
+        state = self._epoch, self._done, self._is_on, self._surface.width
+        if self._drawn[0] != state:
+            with console.capture() as capture:
+                text = self.text(is_last=not self._is_on)
+                console.print(text, end="", no_wrap=True, crop=False)
+            self._drawn = state, capture.get()
+        return self._drawn[1]
 
     def _draw(self, record: BatchRecord) -> None:
         self._draw_at_ns = self._given_ns + self._surface.interval_ns
@@ -167,12 +184,17 @@ class ProgressBar:
         # One that is older stays, so that the window is never shorter.
         while len(self._moments) > 2 and self._moments[1].given_ns < self._given_ns - _WINDOW_NS:
             self._moments.popleft()
-        self._surface.show(self, self._line())
+        self._surface.show(self)
 
     def _now(self) -> _Moment:
         return _Moment(self._given_ns, self._done, self._samples, self._wait_ns)
 
-    def _line(self, *, is_last: bool = False) -> Text:
+    def text(self, *, is_last: bool) -> Text:
+        """Return the bar with the counts of now.
+
+        Args:
+            is_last: Whether it says how long the epoch took, and not how long it will take.
+        """
         from rich.text import Text
 
         console = self._surface.console
@@ -183,7 +205,7 @@ class ProgressBar:
         if self._moments and (is_last or self._done - self._first > 1):
             _append_rates(tail, since=self._begun if is_last else self._moments[0], now=self._now())
         if self._failed:
-            tail.append("  ").append(f"{self._failed:,} failed", style="red")
+            tail.append("  ").append(f"{self._failed:,} bad", style="red")
         tail.append(self._time(is_last=is_last))
         head.append_text(
             self._bar(console, self._surface.width - 1 - head.cell_len - tail.cell_len)
@@ -262,16 +284,11 @@ class _Terminal:
         # COLUMNS may be that of another terminal; a line that wraps cannot be erased.
         return min(self.console.width, terminal_size(sys.stderr)[0] or self.console.width)
 
-    def show(self, bar: ProgressBar, line: Text) -> None:
-        self.lines.show(bar, self._ansi(line))
+    def show(self, bar: ProgressBar) -> None:
+        self.lines.show(bar)
 
-    def finish(self, bar: ProgressBar, line: Text) -> None:
-        self.lines.finish(bar, self._ansi(line))
-
-    def _ansi(self, line: Text) -> str:
-        with self.console.capture() as capture:
-            self.console.print(line, end="", no_wrap=True, crop=False)
-        return capture.get()
+    def finish(self, bar: ProgressBar) -> None:
+        self.lines.finish(bar)
 
 
 class _Notebook:
@@ -285,26 +302,43 @@ class _Notebook:
     def __init__(self, console: Console) -> None:
         self.console = console
         self._pid = os.getpid()
-        self._places: dict[ProgressBar, Any] = {}
+        self._places: dict[ProgressBar, tuple[Any, Text]] = {}  # and what stands there
 
     @property
     def width(self) -> int:
         return self.console.width
 
-    def show(self, bar: ProgressBar, line: Text) -> None:
+    def show(self, bar: ProgressBar) -> None:
         if os.getpid() != self._pid:
             return
-        place = self._places.get(bar)
-        if place is not None:
-            place.update(line)
+        if bar in self._places:
+            self._update(bar, bar.text(is_last=False))
             return
-        display = importlib.import_module("IPython.display").display
-        self._places[bar] = display(line, display_id=True)
+        ipython = importlib.import_module("IPython")
+        if not self._places:
+            ipython.get_ipython().events.register("post_run_cell", self._cell_ended)
+        line = bar.text(is_last=False)
+        self._places[bar] = ipython.display.display(line, display_id=True), line
 
-    def finish(self, bar: ProgressBar, line: Text) -> None:
-        place = self._places.pop(bar, None)
-        if place is not None and os.getpid() == self._pid:
+    def finish(self, bar: ProgressBar) -> None:
+        if bar not in self._places or os.getpid() != self._pid:
+            return
+        self._update(bar, bar.text(is_last=True))
+        del self._places[bar]
+        if not self._places:
+            ipython = importlib.import_module("IPython")
+            ipython.get_ipython().events.unregister("post_run_cell", self._cell_ended)
+
+    def _cell_ended(self, _: object) -> None:
+        # An epoch need not have ended: a notebook keeps errors, and with them iterators.
+        for bar in self._places:
+            self._update(bar, bar.text(is_last=True))
+
+    def _update(self, bar: ProgressBar, line: Text) -> None:
+        place, shown = self._places[bar]
+        if line != shown:
             place.update(line)
+            self._places[bar] = place, line
 
 
 _terminal: _Terminal | None = None  # one for all bars of a process, as it is one terminal

@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import platform
+import sys
 import typing
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
@@ -16,7 +17,7 @@ from penstock.data.labels.known import class_names_of, known_labels
 from penstock.data.ragged import RaggedArray
 from penstock.errors import ConfigError
 from penstock.faults import Failure, text_of
-from penstock.insight.plain import JSON, key_of_sample, plain, plain_text, read_as
+from penstock.insight.plain import JSON, key_of_sample, plain, plain_text, read_versioned
 from penstock.insight.stats import Span, Stats  # noqa: TC001 - `from_json` asks for the types
 
 __all__ = [
@@ -76,6 +77,7 @@ class FailedSample:
         worker_id: Who tried to make it; None without workers.
         epoch: In which epoch.
         step: For which batch.
+        partner_of: Key of the sample that it was drawn for; None if it was asked for itself.
     """
 
     index: int | str | None
@@ -84,6 +86,7 @@ class FailedSample:
     worker_id: int | None
     epoch: int
     step: int
+    partner_of: int | str | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -123,6 +126,7 @@ class Machine:
         python: Version.
         numpy: Version.
         penstock: Version; "unknown" if it is not installed.
+        torch: Version; empty if the run did not use it.
         started: When the run began, ISO 8601; empty if not said.
     """
 
@@ -131,6 +135,7 @@ class Machine:
     numpy: str = ""
     penstock: str = ""
     started: str = ""
+    torch: str = field(default="", metadata={"older_lack_it": True})
 
 
 @dataclass(frozen=True, slots=True)
@@ -187,14 +192,7 @@ class Recording:
                 f'This is no recording of a loader: {kind} without "format": "{_FORMAT}". '
                 "`loader.report` and `loader.trace` write them."
             )
-        version = data.get("version")
-        if version != _VERSION:
-            raise ConfigError(
-                f"The recording has version {version!r}, and this Penstock reads {_VERSION}. Use "
-                "the version of Penstock that wrote it, or a later one."
-            )
-        content = {key: data[key] for key in data if key not in ("format", "version")}
-        found = read_as(cls, content, "recording")
+        found = read_versioned(cls, data, _VERSION, "recording")
         _check_columns(found.batches)
         return typing.cast("Self", found)
 
@@ -282,6 +280,7 @@ def _failed(failure: Failure) -> FailedSample:
         worker_id=failure.worker_id,
         epoch=failure.epoch,
         step=failure.step,
+        partner_of=key_of_sample(failure.partner_of),
     )
 
 
@@ -322,4 +321,7 @@ def _machine(cores: float, started: str) -> Machine:
         version = metadata.version("penstock")
     except metadata.PackageNotFoundError:
         version = "unknown"
-    return Machine(float(cores), platform.python_version(), np.__version__, version, started)
+    torch = getattr(sys.modules.get("torch"), "__version__", "")
+    return Machine(
+        float(cores), platform.python_version(), np.__version__, version, started, str(torch)
+    )

@@ -34,6 +34,7 @@ FIELDS: Final = (
     *("trainer_cpu_ns", "trainer_starved_ns", "num_samples", "num_failed", "num_ready"),
     *("num_workers", "lookahead", "begun_ns", "ended_ns", "idle_ns", "fetch_ns", "collate_ns"),
     *("send_ns", "slot_ns", "cpu_ns", "starved_ns", "num_bytes", "pool_bytes", "rss_bytes"),
+    "seed_ns",
 )  # as told; what follows is made of them
 _DERIVED: Final = (
     *("wait_ns", "first_wait_ns", "is_first", "read_ns"),
@@ -62,6 +63,7 @@ _NANOSECONDS: Final = {
     "slot_s": "slot_ns",
     "starved_s": "starved_ns",
     "worker_cpu_s": "cpu_ns",
+    "seed_s": "seed_ns",
 }
 
 
@@ -87,9 +89,10 @@ class Sums:
         self._batches += len(rows)
         self._totals += np.maximum(rows, 0).sum(axis=0, dtype=np.float64)
 
-    def add_tail(self, tail_ns: int) -> None:
-        """Add the trainer's own code after an epoch's last batch."""
+    def add_tail(self, tail_ns: int, num_failed: int) -> None:
+        """Add the trainer's own code after an epoch's last batch, and bad samples after it."""
         self._totals[AT["tail_ns"]] += tail_ns
+        self._totals[AT["num_failed"]] += num_failed
 
     def span(self) -> Span:
         """Return the sums in seconds."""
@@ -128,10 +131,12 @@ class Ring:
         at = np.arange(self._count - len(rows), self._count) % len(self._rows)
         self._rows[at] = rows
 
-    def add_tail(self, tail_ns: int) -> None:
-        """Add the trainer's own code after the last row."""
+    def add_tail(self, tail_ns: int, num_failed: int) -> None:
+        """Add the trainer's own code after the last row, and bad samples after it."""
         if self._count:
-            self._rows[(self._count - 1) % len(self._rows), AT["tail_ns"]] = tail_ns
+            row = self._rows[(self._count - 1) % len(self._rows)]
+            row[AT["tail_ns"]] = tail_ns
+            row[AT["num_failed"]] += num_failed
 
     def _grow(self, needed: int) -> None:
         size = len(self._rows)
@@ -176,6 +181,7 @@ def _row(record: BatchRecord) -> tuple[Any, ...]:
         times.num_bytes,
         times.pool_bytes,
         times.rss_bytes,
+        times.seed_ns,
     )
 
 

@@ -3,8 +3,13 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
-from typing import Literal
+from dataclasses import dataclass, field, fields
+from typing import TYPE_CHECKING, ClassVar, Literal
+
+from penstock.summary import Summarized
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
 
 __all__ = ["Change", "SlowSample", "Source", "Span", "Stats", "Verdict"]
 
@@ -15,17 +20,19 @@ Bottleneck = Literal[
     "cpu",  # samples cost CPU, and every core is taken
     "storage",  # workers wait for reads
     "slow source",  # some samples, or one part of the dataset, cost far more than the others
+    "seeding",  # of the global generators, for every sample
     "collate",  # making batches of samples
     "transport",  # packing batches and sending them
     "bursts",  # fast enough on average, and yet the trainer waits: work further ahead
     "contention",  # workers take CPU from the trainer
     "start",  # the first batch of each epoch, while workers start and nothing lies ready
     "gil",  # workers are threads, and wait for the interpreter's lock
+    "unknown",  # torch's own loader, which does not measure its workers
 ]
 
 
-@dataclass(frozen=True, slots=True)
-class Span:
+@dataclass(frozen=True, slots=True, repr=False)
+class Span(Summarized):
     """Sums over some batches, one after the other.
 
     Seconds of the trainer are of the one trainer. Seconds of workers add up over all of them: two
@@ -34,7 +41,8 @@ class Span:
     Attributes:
         batches: Batches given to the trainer.
         samples: Samples in them.
-        failed: Samples left out or replaced.
+        failed: Bad samples, left out or replaced: each counted once an epoch, however often it was
+            drawn, as in `loader.failures`.
         bytes: Of the batches in their slots.
         seconds: `wait_s`, `consumer_s`, and the trainer's own code after the last batch of an
             iterator that has ended: what lies between epochs (a validation, a checkpoint) is no
@@ -59,6 +67,7 @@ class Span:
         timed_s: What these took.
         slow: Timed samples that took 8 times the typical one or more, and at least 1 ms.
         slow_s: What these took.
+        seed_s: Workers seeded the global generators for single samples; part of the other stages.
     """
 
     batches: int = 0
@@ -84,6 +93,12 @@ class Span:
     timed_s: float = 0.0
     slow: int = 0
     slow_s: float = 0.0
+    seed_s: float = field(default=0.0, metadata={"older_lack_it": True})
+
+    def _summary(self) -> Iterator[tuple[str, object]]:
+        yield "samples_per_s", self.samples_per_s
+        yield "wait_share", self.wait_share
+        yield from ((f.name, value) for f in fields(self) if (value := getattr(self, f.name)))
 
     @property
     def batches_per_s(self) -> float:
@@ -112,8 +127,8 @@ class Span:
         return self.read_s + self.compute_s + self.collate_s + self.send_s
 
 
-@dataclass(frozen=True, slots=True)
-class Verdict:
+@dataclass(frozen=True, slots=True, repr=False)
+class Verdict(Summarized):
     """Why the trainer waits, and what to do.
 
     Attributes:
@@ -128,6 +143,9 @@ class Verdict:
     text: str
     remedy: str = ""
     expected_gain: float | None = None
+
+    _shows = ("bottleneck", "text")
+    _shows_unless: ClassVar = {"remedy": "", "expected_gain": None}
 
     def __str__(self) -> str:
         """Return text and remedy."""
@@ -189,8 +207,8 @@ class Source:
     mean_s: float
 
 
-@dataclass(frozen=True, slots=True)
-class Stats:
+@dataclass(frozen=True, slots=True, repr=False)
+class Stats(Summarized):
     """Who waited for whom.
 
     Attributes:
@@ -213,6 +231,7 @@ class Stats:
         cores: Cores that this process may use.
         replaced_workers: Workers that died, or were ended as they were stuck, and that others
             replaced, since the loader was made.
+        first_batch_s: From `iter()` to the first batch of the first epoch.
     """
 
     verdict: Verdict
@@ -231,9 +250,21 @@ class Stats:
     sources: tuple[Source, ...] = ()
     cores: float = 0.0
     replaced_workers: int = field(default=0, metadata={"older_lack_it": True})
+    first_batch_s: float = field(default=0.0, metadata={"older_lack_it": True})
+
+    def _summary(self) -> Iterator[tuple[str, object]]:
+        window = self.window
+        yield "bottleneck", self.verdict.bottleneck
+        yield "samples_per_s", window.samples_per_s
+        yield "wait_share", window.wait_share
+        yield "batches", window.batches
+        yield "num_workers", self.num_workers
+        yield "backend", self.backend
+        yield "epoch", self.epoch_number
+        yield "verdict", str(self.verdict)
 
     def __str__(self) -> str:
-        """Return the verdict, and below it what it is judged by; `repr` has all."""
+        """Return the verdict, and below it what it is judged by."""
         span = self.window
         return (
             f"{self.verdict}\n"

@@ -15,8 +15,9 @@ from penstock.insight.case import (
     throughput,
     times,
     waits,
-    wanted,
+    worth,
 )
+from penstock.insight.crew_model import HANDOVER_S
 from penstock.insight.figures import amount, duration, percent, size
 from penstock.insight.stats import Verdict
 
@@ -25,25 +26,25 @@ if TYPE_CHECKING:
 
     from penstock.insight.stats import Source
 
-__all__ = ["TESTS", "too_few_workers"]
+__all__ = ["TESTS"]
 
 _IDLE: Final = 0.25  # share of workers' time: beyond it the supply is enough on average
 _MOSTLY: Final = 0.4  # share of a batch's cost that makes a stage the bottleneck
-_TAKEN: Final = 0.87  # share of all cores: the system and other programs want some, too
 _WORKERS_STARVED: Final = 0.25
 _EXCESS: Final = 0.3  # share of all samples' time that slow ones take beyond their due
 _COSTLIER: Final = 3.0  # times the other parts
 _FEW: Final = 0.1  # more than this share of samples are not "some samples"
 _FEWEST_OF_PART: Final = 16  # timed samples
-_WORTH_LEAVING: Final = 1.2  # a gain from which workers are better given up
+_LACKS_CORES: Final = 0.1  # share of a batch's cost, beyond which it explains late batches
+_MOST_PREFETCH: Final = 8  # batches per worker: further ahead costs memory and brings little
 
 
 def _handover(case: Case) -> Verdict | None:
     """Batches that are made sooner than one comes over from a worker."""
     at = case.at
-    gain = at.serial_rate / at.rate
-    if case.backend == "ray" or gain < _WORTH_LEAVING:
+    if case.backend == "ray":
         return None
+    gain = at.gain(0)
     return Verdict(
         "transport",
         f"{waits(case)}: making a batch takes a worker {duration(at.fetch_s + at.collate_s)}, and "
@@ -61,7 +62,7 @@ def _slow_source(case: Case) -> Verdict | None:
         return None
     at = case.at
     saved_s = min(excess, 1.0) * at.fetch_s
-    gain = at.gain(at.num_workers, saved_s=saved_s, saved_cpu_s=at.cpu_s * at.share(saved_s))
+    gain = at.gain(at.num_workers, saved_s=saved_s) * at.shortfall
     if of_part >= of_samples:
         worst = case.sources[0]
         text = (
@@ -109,22 +110,30 @@ def _bursts(case: Case) -> Verdict | None:
     return _uneven(case) if case.at.idle_share >= _IDLE else None
 
 
-def _uneven(case: Case) -> Verdict:
-    at = case.at
+def _uneven(case: Case) -> Verdict | None:
+    """Batches of which some take so long that the others wait behind them."""
+    at, gain = case.at, case.at.shortfall
+    # Workers that lack cores are late, too, and working ahead does not give them cores.
+    if at.is_cheap or at.share(at.worker_starved_s) >= _LACKS_CORES or not worth(gain):
+        return None
     now = max(case.lookahead // at.num_workers, 1)
-    gain = at.gain(at.num_workers)
     names = names_of(case.slowest) if case.span.slow else ""
     supply = (
         f"workers have nothing to do {percent(at.idle_share)} of theirs"
         if at.idle_share >= _IDLE
         else f"{count_of_workers(at.num_workers)} could make {amount(per_second(at))} a second"
     )
+    text = (
+        f"{waits(case)}, and yet {supply}. That is enough on average, but some batches take much "
+        f"longer than others.{names}"
+    )
+    if case.is_auto or now >= _MOST_PREFETCH:
+        return Verdict("bursts", text, "Look at what makes them differ: `stats().slowest`.")
     return Verdict(
         "bursts",
-        f"{waits(case)}, and yet {supply}. That is enough on average, but some batches take much "
-        f"longer than others.{names}",
-        f"Work further ahead: prefetch_factor={2 * now} instead of {now}, or more, would give up "
-        f"to {times(gain)} the throughput.",
+        text,
+        f"Work further ahead: prefetch_factor={2 * now} instead of {now} would give up to "
+        f"{throughput(gain)}.",
         gain,
     )
 
@@ -133,13 +142,14 @@ def _collate(case: Case) -> Verdict | None:
     at = case.at
     if at.share(at.collate_s) < _MOSTLY or at.collate_s < at.send_s:
         return None
-    gain = at.gain(at.num_workers, saved_s=at.collate_s, saved_cpu_s=at.collate_s)
+    # The batch's bytes are copied once, whichever process makes it.
+    gain = at.gain(at.num_workers, saved_s=max(at.collate_s - at.copied_s, 0.0))
     return Verdict(
         "collate",
         f"{waits(case)}: making one batch of its samples takes {duration(at.collate_s)} of the "
-        f"{duration(at.busy_s + at.starved_s)} that a batch costs a worker.",
+        f"{duration(at.made_s)} that a batch costs a worker.",
         "Let the dataset make whole batches (`get_batch(indices, empty)`), or a simpler "
-        f"collate_fn, of arrays rather than lists: at best {times(gain)} the throughput.",
+        f"collate_fn, of arrays rather than lists: at best {throughput(gain)}.",
         gain,
     )
 
@@ -148,35 +158,35 @@ def _transport(case: Case) -> Verdict | None:
     at = case.at
     if at.share(at.send_s) < _MOSTLY:
         return None
-    gain = at.gain(at.num_workers, saved_s=at.send_s, saved_cpu_s=at.send_s)
+    gain = at.gain(at.num_workers, saved_s=max(at.send_s - HANDOVER_S, 0.0))
     return Verdict(
         "transport",
         f"{waits(case)}: packing and sending a batch of {size(at.num_bytes)} takes "
-        f"{duration(at.send_s)} of the {duration(at.busy_s + at.starved_s)} that it costs a "
-        "worker.",
-        "Send less: uint8 instead of float32, converted on the device; arrays instead of lists "
-        f"and objects; drop batches that are not needed. At best {times(gain)} the throughput.",
+        f"{duration(at.send_s)} of the {duration(at.made_s)} that it costs a worker.",
+        "Send less: arrays instead of lists and objects, and only what the training uses. At best "
+        f"{throughput(gain)}.",
         gain,
     )
 
 
 def _cpu(case: Case) -> Verdict | None:
     at = case.at
-    are_taken = at.cores_taken >= _TAKEN * at.cores
-    if not are_taken and at.share(at.starved_s) < _WORKERS_STARVED:
+    are_taken = at.fills_cores
+    if not are_taken and at.share(at.worker_starved_s) < _WORKERS_STARVED:
         return None
     if case.backend == "ray":
         return _cpu_of_cluster(case)
     # Half the CPU, and half the queueing for it, which the others keep up.
-    saved_s = (at.cpu_s - at.starved_s) / 2
-    gain = at.gain(at.num_workers, saved_s=saved_s, saved_cpu_s=at.cpu_s / 2)
-    who = "" if are_taken else f", and a worker waits {duration(at.starved_s)} a batch for one"
+    gain = at.gain(at.num_workers, saved_s=at.made_s / 2, saved_cpu_s=at.worker_cpu_s / 2)
+    who = (
+        "" if are_taken else f", and a worker waits {duration(at.worker_starved_s)} a batch for one"
+    )
     # With a core for each of them they have none to wait for but what others take.
     if not are_taken and at.num_workers + 1 <= at.cores:
         who += ": other programs seem to take the rest"
     return Verdict(
         "cpu",
-        f"{waits(case)}: a batch takes {duration(at.cpu_s + at.trainer_cpu_s)} of CPU, "
+        f"{waits(case)}: a batch takes {duration(at.worker_cpu_s + at.trainer_cpu_s)} of CPU, "
         f"{duration(at.trainer_cpu_s)} of it the trainer's. That keeps "
         f"{amount(at.cores_taken)} of {amount(at.cores)} cores busy{who}. More workers would not "
         "help.",
@@ -188,11 +198,11 @@ def _cpu(case: Case) -> Verdict | None:
 
 def _cpu_of_cluster(case: Case) -> Verdict:
     at = case.at
-    gain = at.gain(at.num_workers, saved_s=at.starved_s)
+    gain = at.gain(at.num_workers, saved_s=at.worker_starved_s)
     return Verdict(
         "cpu",
-        f"{waits(case)}: a worker waits {duration(at.starved_s)} of the "
-        f"{duration(at.busy_s + at.starved_s)} that a batch takes for a core of its machine. More "
+        f"{waits(case)}: a worker waits {duration(at.worker_starved_s)} of the "
+        f"{duration(at.made_s)} that a batch takes for a core of its machine. More "
         "workers there would not help.",
         'Let Ray reserve what workers use, ray_options={"num_cpus": 2} say, keep other programs '
         f"off those machines, or add some: at best {times(gain)} the throughput.",
@@ -202,34 +212,42 @@ def _cpu_of_cluster(case: Case) -> Verdict:
 
 def _storage(case: Case) -> Verdict | None:
     at = case.at
-    workers = wanted(at)
+    workers = at.enough_workers
     if at.share(at.read_s) < READS or workers <= at.num_workers:
         return None
+    text = (
+        f"{waits(case)}: a batch takes {duration(at.made_s)} of a worker's time, "
+        f"{duration(at.read_s)} of it waiting for reads, which takes no CPU."
+    )
+    shorter = "pack the data set into one file on a local disk (`penstock pack`)."
+    if case.is_auto:
+        return Verdict("storage", text, f"Shorten the reads: {shorter}")
     gain = at.gain(workers)
     return Verdict(
         "storage",
-        f"{waits(case)}: a batch takes {duration(at.busy_s + at.starved_s)} of a worker's time, "
-        f"{duration(at.read_s)} of it waiting for reads, which takes no CPU.",
-        f"Let more reads wait at a time: num_workers={workers} would give {throughput(gain)}. Or "
-        "shorten them: pack the data set into one file on a local disk (`penstock pack`).",
+        text,
+        f"Let more reads wait at a time: num_workers={workers} would give up to "
+        f"{throughput(gain)}, if the storage serves so many at once. Or shorten them: {shorter}",
         gain,
     )
 
 
-def too_few_workers(case: Case) -> Verdict:
-    """Return the verdict on workers that lack nothing: they are too few, or too uneven."""
+def _too_few_workers(case: Case) -> Verdict | None:
+    """Workers that lack nothing: they are too few, or too uneven."""
     at = case.at
-    workers = wanted(at)
+    workers = at.enough_workers
     if workers <= at.num_workers:
         return _uneven(case)
-    gain = at.gain(workers)
+    gain = None if case.is_auto else at.gain(workers)
     made, verb = per_second(at), "makes" if at.num_workers == 1 else "make"
     return Verdict(
         "workers",
-        f"{waits(case)}: a batch takes {duration(at.busy_s + at.starved_s)} of a worker's time"
+        f"{waits(case)}: a batch takes {duration(at.made_s)} of a worker's time"
         f"{of_it(case)}, and {count_of_workers(at.num_workers)} {verb} {amount(made)} a second, "
         f"while the trainer could take {amount(at.trainer_rate)}.",
-        f"Add workers: num_workers={workers} would give {throughput(gain)}.",
+        'num_workers="auto" adds workers, within its budgets of CPU and memory.'
+        if gain is None
+        else f"Add workers: num_workers={workers} would give {throughput(gain)}.",
         gain,
     )
 
@@ -242,4 +260,5 @@ TESTS: Final[tuple[Callable[[Case], Verdict | None], ...]] = (
     _transport,
     _cpu,
     _storage,
+    _too_few_workers,
 )

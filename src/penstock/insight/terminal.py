@@ -6,6 +6,7 @@ Guarantees:
     also from a logging handler that took hold of the stream long before.
     The cursor is never hidden and the terminal's mode never changed, so there is nothing to put
     right after Ctrl-C, a debugger, or SIGKILL.
+    While a debugger has stopped the program, nothing is drawn: its prompt has a line of its own.
     A forked process draws nothing, and never waits for a lock of the process that it came from.
     A terminal that goes away ends the lines, and not the training.
 
@@ -26,6 +27,7 @@ from typing import TYPE_CHECKING, Final, Protocol, TextIO
 
 if TYPE_CHECKING:
     from collections.abc import Callable
+    from types import FrameType
 
 __all__ = ["LiveLines", "Owner", "terminal_size"]
 
@@ -38,6 +40,12 @@ _MAX_HELD_BACK: Final = 20
 
 class Owner(Protocol):
     """Whose line it is."""
+
+    def line(self) -> str:
+        """Return the line as of now: narrower than the terminal, with escape sequences of colour.
+
+        It is asked for whenever lines are drawn, also because something else was printed.
+        """
 
     def end(self) -> None:
         """Finish the line, as the process is about to end."""
@@ -63,7 +71,7 @@ class LiveLines:
         self._write_to_stream = stream.write
         self._pid = os.getpid()
         self._lock = threading.RLock()  # reentrant: a signal handler, or a finaliser, may print
-        self._lines: dict[Owner, str] = {}
+        self._owners: dict[Owner, None] = {}
         self._num_drawn = 0
         self._is_mid_line = False
         self._num_held_back = 0
@@ -78,44 +86,40 @@ class LiveLines:
         """Whether this is the process that the lines belong to."""
         return os.getpid() == self._pid
 
-    def show(self, owner: Owner, line: str) -> None:
-        """Draw a line, in the place of what the owner has shown before.
-
-        Args:
-            owner: Whose it is.
-            line: With escape sequences of colour if wanted. Narrower than the terminal.
-        """
+    def show(self, owner: Owner) -> None:
+        """Draw the owner's line, in the place of what it has shown before."""
         if not self.is_here:
             return
         with self._lock:
-            if not self._lines:
+            if not self._owners:
                 self._tap()
-            self._lines[owner] = line
+            self._owners[owner] = None
             if self._is_mid_line and self._num_held_back < _MAX_HELD_BACK:
                 self._num_held_back += 1
-            else:
+            elif not _is_in_debugger():
                 self._put(self._start_of_line() + self._drawing())
 
-    def finish(self, owner: Owner, line: str) -> None:
-        """Print a line for good, in the place of what the owner has shown."""
+    def finish(self, owner: Owner) -> None:
+        """Print the owner's line for good, in the place of what it has shown."""
         if not self.is_here:
             return
         with self._lock:
-            if self._lines.pop(owner, None) is not None:
-                self._put(f"{self._start_of_line()}{line}\n{self._drawing()}")
-            if not self._lines:
+            if owner in self._owners:
+                del self._owners[owner]
+                self._put(f"{self._start_of_line()}{owner.line()}\n{self._drawing()}")
+            if not self._owners:
                 self._untap()
 
     def close(self) -> None:
         """End every line."""
         if self.is_here:
-            for owner in list(self._lines):
+            for owner in list(self._owners):
                 owner.end()
 
     def write_above(self, tap: _Tap, text: str) -> int:
         """Print what somebody else has to say."""
         # Rich writes nothing, at times; a forked process; a tap that others have built upon.
-        if not text or not self.is_here or not self._lines:
+        if not text or not self.is_here or not self._owners:
             return tap.write(text)
         with self._lock:
             if self._num_drawn:
@@ -125,7 +129,8 @@ class LiveLines:
             self._num_held_back = 0
             if not self._is_mid_line:
                 tap.stream.flush()  # it need not be the stream that the lines are drawn on
-                self._put(self._drawing())
+                if not _is_in_debugger():
+                    self._put(self._drawing())
             return num_written
 
     def _start_of_line(self) -> str:
@@ -140,20 +145,20 @@ class LiveLines:
 
     def _drawing(self) -> str:
         # What has scrolled away cannot be erased. The newest lines are the innermost loaders'.
-        lines = list(self._lines.values())[-self._most_lines() :]
-        self._num_drawn = len(lines)
-        return "\n".join(lines)
+        owners = list(self._owners)[-self._most_lines() :]
+        self._num_drawn = len(owners)
+        return "\n".join(owner.line() for owner in owners)
 
     def _most_lines(self) -> int:
         rows = terminal_size(self._stream)[1]
-        return max(rows - 1, 1) if rows else len(self._lines) or 1
+        return max(rows - 1, 1) if rows else len(self._owners) or 1
 
     def _put(self, text: str) -> None:
         try:
             self._write_to_stream(text)
             self._stream.flush()
         except (OSError, ValueError):  # hung up, or closed
-            self._lines.clear()
+            self._owners.clear()
             self._untap()
 
     def _tap(self) -> None:
@@ -210,6 +215,19 @@ def terminal_size(stream: TextIO) -> tuple[int, int]:
         return size.columns, size.lines
     except (OSError, ValueError):
         return 0, 0
+
+
+def _is_in_debugger() -> bool:
+    """Return whether a debugger made of `bdb` (pdb, ipdb, pudb) has stopped this thread."""
+    bdb = sys.modules.get("bdb")
+    if bdb is None:
+        return False
+    # Not `bdb.Bdb.run`, which is there all the time under `python -m pdb`.
+    stops = bdb.Bdb.trace_dispatch.__code__
+    frame: FrameType | None = sys._getframe()
+    while frame is not None and frame.f_code is not stops:
+        frame = frame.f_back
+    return frame is not None
 
 
 def _is_terminal(stream: TextIO) -> bool:

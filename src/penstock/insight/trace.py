@@ -13,6 +13,8 @@ Stages of a worker are drawn one after the other, though samples are read and co
 from __future__ import annotations
 
 import json
+import os
+import typing
 from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
@@ -21,16 +23,17 @@ from penstock.errors import ConfigError
 from penstock.insight.marks import batches_of_changes, batches_of_failures
 from penstock.insight.recording import Recording
 from penstock.insight.segments import Columns, trainer_stages, worker_stages
-from penstock.insight.whole_file import write_whole
+from penstock.opening import MAX_TREE_BYTES, read_file
+from penstock.whole_file import write_whole
 
 if TYPE_CHECKING:
-    import os
     from collections.abc import Iterator, Mapping
     from pathlib import Path
 
+    from penstock.insight.plain import JSON
     from penstock.insight.segments import Stage
 
-__all__ = ["read_trace", "trace_events", "write_trace"]
+__all__ = ["read_json", "read_trace", "recording_in", "trace_events", "write_trace"]
 
 Event = dict[str, Any]
 
@@ -86,15 +89,37 @@ def read_trace(path: str | os.PathLike[str]) -> Recording:
     Raises:
         ConfigError: it cannot be read, or is no such file; the message says why.
     """
+    return recording_in(read_json(path), path)
+
+
+def read_json(path: str | os.PathLike[str]) -> JSON:
+    """Return what is in a file of JSON, which may be a trace.
+
+    Raises:
+        ConfigError: it cannot be read, or is not JSON.
+    """
     try:
-        with open(path, encoding="utf-8") as file:
-            content = json.load(file)
+        data = read_file(os.fspath(path), MAX_TREE_BYTES, remedy="record less")
+        return typing.cast("JSON", json.loads(data))
     except OSError as error:
         raise ConfigError(f"cannot read {path}: {error.strerror}.") from error
     except (ValueError, RecursionError) as error:
         raise ConfigError(
-            f"{path} is no trace: it is not JSON ({error}). `loader.trace(path)` writes one."
+            f"{path} is not JSON ({error}). `loader.trace(path)` writes a trace, and "
+            "`penstock run --save` the figures of a run."
         ) from error
+
+
+def recording_in(content: JSON, path: str | os.PathLike[str]) -> Recording:
+    """Return the recording in the content of a trace.
+
+    Args:
+        content: What `read_json` returned.
+        path: Of the file, for messages.
+
+    Raises:
+        ConfigError: it is no trace, or damaged; the message says where.
+    """
     other = content.get("otherData") if isinstance(content, dict) else None
     if not isinstance(other, dict) or _KEY not in other:
         raise ConfigError(
@@ -248,7 +273,7 @@ def _failures(recording: Recording, columns: Columns) -> Iterator[Event]:
     for failure, position in zip(recording.failures, positions, strict=True):
         if position is not None:  # else its batch is not kept any more
             arguments = {"index": failure.index, "name": failure.name, "error": failure.error}
-            yield _instant("sample failed", given[position], arguments)
+            yield _instant("bad sample", given[position], arguments)
 
 
 def _changes(recording: Recording, columns: Columns) -> Iterator[Event]:

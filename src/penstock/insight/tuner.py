@@ -33,8 +33,10 @@ from penstock.insight.arrivals import Arrivals
 from penstock.insight.batch_costs import Costs
 from penstock.insight.crew_model import Room, milliseconds
 from penstock.insight.evidence import Evidence
+from penstock.insight.figures import amount
 from penstock.insight.footprint import Footprint
 from penstock.insight.watch import Watch
+from penstock.plural import counted
 
 if TYPE_CHECKING:
     from penstock.engine.accounts import BatchRecord
@@ -233,8 +235,8 @@ class Tuner:
         evidence.pool += costs
         gain = evidence.gain(before, tried)
         found = (
-            f"{_named(tried)} gave {costs.rate:.3g} batches/s, {_named(before)} "
-            f"{evidence.under[before].rate:.3g}"
+            f"{_named(tried)} gave {amount(costs.rate)} batches/s, {_named(before)} "
+            f"{amount(evidence.under[before].rate)}"
         )
         self._before = None
         if tried.num_workers < before.num_workers:
@@ -319,7 +321,7 @@ class Tuner:
             return None
         self._prefetches.add(factor)
         reason = (
-            f"{_named(now)} could give {rate:.3g} batches/s and give {costs.rate:.3g}, as "
+            f"{_named(now)} could give {amount(rate)} batches/s and give {amount(costs.rate)}, as "
             "batches do not all take the same: works further ahead"
         )
         return now._replace(prefetch_factor=factor), reason
@@ -396,5 +398,5 @@ def _is_waited_for(record: BatchRecord) -> bool:
 
 
 def _named(crew: Crew) -> str:
-    workers = "1 worker" if crew.num_workers == 1 else f"{crew.num_workers} workers"
+    workers = counted(crew.num_workers, "worker")
     return f"{workers} (prefetch_factor={crew.prefetch_factor})"

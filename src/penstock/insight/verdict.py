@@ -2,10 +2,10 @@
 """Why the trainer waits: the figures of some batches, judged.
 
     waits at epochs' starts? ── enough batches? ── threads and the lock? ── waits at all?
-    ── serial? ── what is it that workers lack (`supply`)?
+    ── seeding? ── serial? ── what is it that workers lack (`supply`)?
 
-The order is that of physics: whatever makes the next question senseless is asked before it. See
-docs/design/insight.md.
+The order is that of physics: whatever makes the next question senseless is asked before it. A
+remedy whose gain is not clearly above the model's error is not named. See docs/design/insight.md.
 """
 
 from __future__ import annotations
@@ -19,15 +19,14 @@ from penstock.insight.case import (
     READS,
     WAITS,
     Case,
-    bounded,
     count_of_workers,
     of_it,
     throughput,
     times,
     waits,
-    wanted,
+    worth,
 )
-from penstock.insight.figures import HANDOVER_S, Figures, amount, duration, percent
+from penstock.insight.figures import Figures, amount, duration, percent
 from penstock.insight.stats import Verdict
 
 if TYPE_CHECKING:
@@ -38,7 +37,7 @@ if TYPE_CHECKING:
 __all__ = ["judge"]
 
 _FEWEST: Final = 8  # batches that are judged
-_STARVED: Final = 0.10  # share of the trainer's time without a core that is worth a word
+_STARVED: Final = 0.10  # share of the trainer's steps without a core that is worth a word
 _OTHERS_HOLD: Final = 0.3  # share of making a batch without a core, so that a gain is "up to"
 _SPARE: Final = 0.25  # share of the workers' time in which they have nothing to do
 _ONE_CORE: Final = (0.8, 1.2)  # cores that threads take together if one lock holds them
@@ -46,7 +45,7 @@ _BLOCKED: Final = 0.3  # share of a batch's cost without CPU that may be the loc
 _TRAINER_HOLDS: Final = 0.3  # cores of the trainer's own
 _HELD: Final = 0.5  # share of looks that found the lock held: then it is the bottleneck
 _FREE: Final = 0.1
-_WORTH: Final = 1.1  # a gain below is none
+_SEEDED: Final = 0.4  # share of a batch's cost
 
 
 def judge(
@@ -63,6 +62,7 @@ def judge(
     pause_s: float = 0.0,
     lock_share: float | None = None,
     keeps_workers: bool | None = None,
+    is_auto: bool = False,
 ) -> Verdict:
     """Return why the trainer waits, what to do, and what that would bring.
 
@@ -79,20 +79,21 @@ def judge(
         pause_s: What the trainer's rare long steps took.
         lock_share: Share of looks that found the interpreter's lock held; None if nobody looked.
         keeps_workers: Whether workers are kept from epoch to epoch; None if not known.
+        is_auto: Whether `num_workers="auto"` chooses workers and prefetch factor.
 
     Returns:
-        A verdict. Below 8 batches it is "nothing yet". One who waits less than 5 % of the time is
-        never told to do more for it.
+        A verdict. Below 8 batches, besides the first of each epoch, it is "nothing yet". A remedy
+        is named only if the loop waits 5 % of the time or more, and it brings 1.15 x or more.
 
     Example:
         >>> from penstock.insight.stats import Span
         >>> span = Span(batches=100, seconds=2.0, wait_s=1.2, consumer_s=0.8, trainer_cpu_s=0.4,
         ...             compute_s=3.8, collate_s=0.1, idle_s=0.1, worker_cpu_s=3.8)
         >>> verdict = judge(span, num_workers=2, cores=8, num_ready=0.1, lookahead=4)
-        >>> verdict.bottleneck, verdict.expected_gain
-        ('workers', 2.5)
+        >>> verdict.bottleneck, round(verdict.expected_gain, 1)
+        ('workers', 2.3)
         >>> print(verdict.remedy)
-        Add workers: num_workers=6 would give about 2.5 x the throughput.
+        Add workers: num_workers=6 would give about 2.3 x the throughput.
     """
     starts = None if num_workers == 0 else _start(run or span, keeps_workers)
     if starts is not None:
@@ -102,17 +103,52 @@ def judge(
     held = (lock_share or 0.0) if backend == "thread" else 0.0
     at = Figures.of(span, num_workers, cores, pause_s=pause_s, lock_share=held)
     if at is None or at.batches < _FEWEST:
+        besides = " besides the first of each epoch" if span.starts else ""
+        num = max(span.batches - span.starts, 0)
         return Verdict(
-            "nothing yet", f"Too few batches to tell: {span.batches}, and {_FEWEST} are needed."
+            "nothing yet", f"Too few batches to tell: {num}{besides}, and {_FEWEST} are needed."
         )
     is_seen = lock_share is not None and lock_share <= _FREE
     if backend == "thread" and not is_seen and at.cores_taken <= _ONE_CORE[1]:
         at = replace(at, lock_bound=min(at.cores_taken, 1.0))  # all of their CPU may be in Python
-    case = Case(span, at, num_ready, lookahead, sources, slowest, backend, lock_share)
-    for test in (*_TESTS, *supply.TESTS):
-        if (verdict := test(case)) is not None:
+    case = Case(span, at, num_ready, lookahead, sources, slowest, backend, lock_share, is_auto)
+    for test in (*_TESTS, *(supply.TESTS if num_workers else ())):
+        verdict = test(case)
+        if verdict is not None and (verdict.expected_gain is None or worth(verdict.expected_gain)):
             return verdict
-    return supply.too_few_workers(case)
+    return _nothing_known(case)
+
+
+def _nothing_known(case: Case) -> Verdict:
+    """Return the verdict where no setting is known that would bring clearly more."""
+    at = case.at
+    if not worth(1 / max(1 - at.wait_share, 1e-9)):
+        if _lacks_cores(at):
+            return _contention(case)
+        return Verdict(
+            "trainer", f"{waits(case)}. No setting of the loader would bring as much as 15 %."
+        )
+    made = f"making a batch takes {duration(at.made_s)}{of_it(case)}"
+    cheaper = "make samples cheaper (smaller images, a cheaper transform, packed resized)"
+    if not worth(at.core_rate / at.rate):
+        return Verdict(
+            "cpu",
+            f"{waits(case)}: {made}, and {amount(at.cores_taken)} of {amount(at.cores)} cores are "
+            "busy.",
+            f"More workers would not help: {cheaper}, or use more cores.",
+        )
+    if at.is_cheap:
+        return Verdict(
+            "transport",
+            f"{waits(case)}: {made}, and a worker would take about as long to hand it over.",
+            "Workers would not help: make larger batches, or whole ones (`get_batch(indices, "
+            "empty)` in the dataset).",
+        )
+    return Verdict(
+        "workers",
+        f"{waits(case)}: {made}.",
+        f"Another number of workers would bring little: {cheaper}.",
+    )
 
 
 def _start(run: Span, keeps_workers: bool | None) -> Verdict | None:
@@ -134,7 +170,7 @@ def _start(run: Span, keeps_workers: bool | None) -> Verdict | None:
         f"The trainer waits {percent(first_s / total_s)} of the time for the "
         f"first batches of epochs, {duration(first_s / run.starts)} each time.",
         f"{keep} {longer}".strip(),
-        bounded(total_s / max(total_s - first_s, 1e-9)),
+        max(total_s / max(total_s - first_s, 1e-9), 1.0),
     )
 
 
@@ -157,7 +193,8 @@ def _lock(case: Case) -> Verdict | None:
     if (
         is_refuted
         or not is_one_core
-        or not (has_lost or at.share(at.read_s + at.starved_s) >= _BLOCKED)
+        or not (has_lost or at.share(at.read_s + at.worker_starved_s) >= _BLOCKED)
+        or not worth(_as_processes(at)[1])
     ):
         return None
     return Verdict(
@@ -171,11 +208,7 @@ def _lock(case: Case) -> Verdict | None:
 
 def _locked(case: Case, share: float) -> Verdict | None:
     at = case.at
-    freed = at.without_lock()
-    workers = max(wanted(freed), at.num_workers)
-    gain = freed.gain(workers)
-    if gain is not None and gain < _WORTH:
-        return None
+    workers, gain = _as_processes(at)
     return Verdict(
         "gil",
         f"{waits(case)}, and {percent(share)} of the times that it looked, another thread held "
@@ -186,6 +219,13 @@ def _locked(case: Case, share: float) -> Verdict | None:
     )
 
 
+def _as_processes(at: Figures) -> tuple[int, float]:
+    """Return how many processes to take instead of threads, and what they would bring."""
+    freed = at.without_lock()
+    workers = freed.enough_workers
+    return workers, at.grown(freed.rate_with(workers))
+
+
 def _threads(case: Case) -> str:
     at = case.at
     who = "1 thread" if at.num_workers == 1 else f"{at.num_workers} threads"
@@ -194,11 +234,11 @@ def _threads(case: Case) -> str:
 
 def _blocked(case: Case) -> str:
     at = case.at
-    blocked_s, whole_s = at.read_s + at.starved_s, at.busy_s + at.starved_s
-    own_s = max(at.trainer_s - at.trainer_cpu_s - at.trainer_starved_s, 0.0)
+    blocked_s = at.read_s + at.worker_starved_s
+    own_s = max(at.trainer_s - at.trainer_cpu_s, 0.0)
     return (
-        f"and pass {duration(blocked_s)} of a batch's {duration(whole_s)} and {duration(own_s)} of "
-        f"a step's {duration(at.trainer_s)} without CPU"
+        f"and pass {duration(blocked_s)} of a batch's {duration(at.made_s)} and {duration(own_s)} "
+        f"of a step's {duration(at.consumer_s)} without CPU"
     )
 
 
@@ -206,81 +246,88 @@ def _trainer(case: Case) -> Verdict | None:
     at = case.at
     if at.wait_share >= WAITS:
         return None
-    starved = at.trainer_starved_s * at.rate
-    if at.num_workers and starved >= _STARVED:
-        return _contention(case, starved)
+    if _lacks_cores(at):
+        return _contention(case)
     ready = f": {amount(case.num_ready)} batches lie ready" if case.num_ready >= 0.5 else ""
     text = f"The trainer waits {percent(at.wait_share)} of the time{ready}. There is nothing to do."
-    enough = at.needed_workers(at.rate)
+    enough = at.enough_workers
     if enough < at.num_workers:
         text += f" {count_of_workers(enough)} of the {at.num_workers} would do."
     return Verdict("trainer", text)
 
 
-def _contention(case: Case, starved: float) -> Verdict:
+def _lacks_cores(at: Figures) -> bool:
+    """Return whether workers take cores from the trainer's steps, however long it waits besides."""
+    return bool(at.num_workers) and at.trainer_starved_s >= _STARVED * at.consumer_s > 0
+
+
+def _contention(case: Case) -> Verdict:
     at = case.at
-    own_rate = 1 / max(at.trainer_s - at.trainer_starved_s, 1e-12)
-    gain = bounded(min(own_rate, at.core_rate) / at.rate)
+    starved = percent(at.trainer_starved_s * at.rate)
+    if at.wait_share < WAITS:
+        both = (
+            f"The trainer hardly waits for batches, but {starved} of the time it waits for a core"
+        )
+    else:
+        both = f"{waits(case)} for batches, and for {starved} of it for a core"
     if case.backend == "ray":
         return Verdict(
             "contention",
-            f"The trainer hardly waits for batches, but {percent(starved)} of the time it waits "
-            "for a core of its machine, which workers or other programs take.",
+            f"{both} of its machine, which workers or other programs take.",
             "Leave it some: let Ray have fewer cores of that machine (`ray start --num-cpus`), or "
             "place the workers on others (ray_options).",
-            gain,
         )
-    text = (
-        f"The trainer hardly waits for batches, but {percent(starved)} of the time it waits for a "
-        f"core: {count_of_workers(at.num_workers)} and the trainer share "
-        f"{amount(case.at.cores)} cores."
-    )
-    fewer = min(at.needed_workers(at.rate), at.num_workers - 1)
-    if fewer < 1:
-        return Verdict("contention", text, "Give the job more cores, or fewer threads.", gain)
+    workers = count_of_workers(at.num_workers)
+    text = f"{both}: {workers} and the trainer share {amount(at.cores)} cores."
+    fewer = min(at.enough_workers, at.num_workers - 1)
+    gain = at.gain(fewer) if fewer else 1.0
+    if not worth(gain):
+        return Verdict("contention", text, "Give the job more cores, or make samples cheaper.")
     remedy = f"Take fewer workers: with num_workers={fewer} it would go {times(gain)} as fast."
     return Verdict("contention", text, remedy, gain)
+
+
+def _seeding(case: Case) -> Verdict | None:
+    """Samples that cost less than seeding the global generators before each of them."""
+    at = case.at
+    if at.share(at.seed_s) < _SEEDED or at.num_samples <= 1:
+        return None
+    gain = at.gain(at.num_workers, saved_s=at.seed_s * (1 - 1 / at.num_samples))
+    return Verdict(
+        "seeding",
+        f"{waits(case)}: seeding `random`, numpy and torch for each sample takes "
+        f"{duration(at.seed_s)} of the {duration(at.made_s)} that a batch costs, "
+        f"{duration(at.seed_s / at.num_samples)} a sample.",
+        "Let the dataset read the samples of a batch at once (`__getitems__(indices)`, or "
+        "`get_batch(indices, empty)`), which are seeded once, and draw from `sample_rng(k)`: "
+        f"{throughput(gain)}.",
+        gain,
+    )
 
 
 def _serial(case: Case) -> Verdict | None:
     at = case.at
     if at.num_workers:
         return None
-    best = min(at.trainer_rate, at.core_rate)
-    workers = at.needed_workers(best)
+    workers = at.enough_workers
     gain = at.gain(workers)
-    handed_over = 1 / max(at.trainer_s, HANDOVER_S) / at.rate
-    # The trainer works on meanwhile, and takes what they have made.
-    gain = min(workers + 1.0, handed_over, math.inf if gain is None else gain)
-    is_storage = at.share(at.read_s) >= READS
     text = (
         f"The trainer spends {percent(at.wait_share)} of the time making batches itself: one takes "
-        f"{duration(at.busy_s + at.starved_s)}{of_it(case)}."
+        f"{duration(at.made_s)}{of_it(case)}."
     )
     remedy = f"Let workers do it meanwhile: num_workers={workers} would give {throughput(gain)}."
-    bottleneck: Bottleneck = "storage" if is_storage else "workers"
-    if handed_over < _WORTH:
-        remedy = (
-            "Workers would not help, as handing a batch over takes about as long as making it: "
-            "make larger batches, or whole ones (`get_batch(indices, empty)` in the dataset)."
-        )
-        bottleneck, gain = "transport", None
-    elif gain < 1.05:
-        remedy = (
-            "All cores are taken by it already, and workers would not help: make samples cheaper "
-            "(smaller images, a cheaper transform), or use a machine with more cores."
-        )
-        bottleneck = "cpu"
-    elif (starved := at.share(at.starved_s)) >= _OTHERS_HOLD:
+    bottleneck: Bottleneck = "storage" if at.share(at.read_s) >= READS else "workers"
+    if (starved := at.share(at.worker_starved_s)) >= _OTHERS_HOLD:
         text += f" For {percent(starved)} of that no core was free: other programs have them."
         gain = min(gain, max(at.cores, 1.0))
         remedy = (
             f"Let workers do it meanwhile: num_workers={workers} would give up to "
             f"{throughput(gain)}, as far as other programs leave them cores."
         )
-        if gain < _WORTH:
-            bottleneck, remedy = "cpu", "End what takes them, or use a machine with more cores."
+        if not worth(gain):
+            remedy = "End what takes them, or use a machine with more cores."
+            return Verdict("cpu", text, remedy)
     return Verdict(bottleneck, text, remedy, gain)
 
 
-_TESTS: Final[tuple[Callable[[Case], Verdict | None], ...]] = (_lock, _trainer, _serial)
+_TESTS: Final[tuple[Callable[[Case], Verdict | None], ...]] = (_lock, _trainer, _seeding, _serial)

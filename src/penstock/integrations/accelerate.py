@@ -27,9 +27,9 @@ from torch.utils.data import BatchSampler as TorchBatchSampler
 from torch.utils.data import DistributedSampler as TorchDistributedSampler
 from torch.utils.data import IterableDataset, RandomSampler
 
-from penstock.data.dataset import follows_epochs
+from penstock.data.dataset import follows_epochs, length_of
 from penstock.errors import ConfigError, StateError
-from penstock.indices import length_of, with_inner
+from penstock.indices import with_inner
 from penstock.integrations.dealing import (
     BatchShare,
     as_share,
@@ -237,18 +237,23 @@ class PreparedLoader(DataLoaderStateMixin, DataLoader[T_co]):  # type: ignore[mi
 
     def _batches(self) -> Iterator[T_co]:
         batches = iter(self._on_device())
-        self._given = None
         num_dropped, self._num_dropped = self._num_dropped, 0
         for _ in range(num_dropped):
             next(batches, None)
+        self._given = self._state_now()
         following: Any = next(batches, _OVER)
+        if following is _OVER:
+            self._given = None
         while following is not _OVER:
             current = following
-            self._given = self._state_now()  # before the loader has given one more
+            state: dict[str, Any] | None = self._state_now()  # before the loader has given one more
             following = next(batches, _OVER)
             if following is _OVER:
                 self.end_of_dataloader = True
-                self._given = None  # the loader's own is that of the next epoch
+                state = None  # the loader's own is that of the next epoch
+            # Ctrl-C may have hit up to here, and finds the state behind the batch before. No call
+            # follows, as `__setattr__` would be: it cannot hit before the loop has this one.
+            self.__dict__["_given"] = state
             yield current
 
     def _on_device(self) -> Any:  # noqa: ANN401
@@ -313,8 +318,9 @@ class PreparedLoader(DataLoaderStateMixin, DataLoader[T_co]):  # type: ignore[mi
             self._num_dropped = num_batches
             return
         state = self._state_now()
-        kept = {k: v for k, v in state.items() if k not in ("ahead", "failed", "shares", "turn")}
-        self.load_state_dict({**kept, "batches": num_batches})
+        of_the_loop = ("ahead", "failed", "samples", "shares", "turn")
+        kept = {k: v for k, v in state.items() if k not in of_the_loop}
+        self.load_state_dict({**kept, "batches": min(num_batches, len(self.loader))})
 
 
 def prepared_as(

@@ -15,9 +15,8 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import numpy as np
 
-from penstock.data.dataset import is_current
+from penstock.data.dataset import is_current, length_of
 from penstock.errors import ConfigError
-from penstock.indices import length_of
 from penstock.ranks import current_rank
 from penstock.sampling import BatchSampler, DistributedSampler, IndexSampler
 from penstock.sampling.batches import BatchOrder, Layout

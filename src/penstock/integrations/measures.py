@@ -103,7 +103,9 @@ def _bottlenecks(stats: Stats) -> dict[str, float]:
 MEASURES: Final = (
     _counter("batches", "{batch}", "Batches given to the trainer.", lambda run: run.batches),
     _counter("samples", "{sample}", "Samples given to the trainer.", lambda run: run.samples),
-    _counter("samples_failed", "{sample}", "Samples left out or replaced.", lambda run: run.failed),
+    _counter(
+        "samples_failed", "{sample}", "Bad samples, each once an epoch.", lambda run: run.failed
+    ),
     _counter("data", "By", "Bytes of the batches in their slots.", lambda run: run.bytes),
     _counter("wait", "s", "Time that the trainer waited for batches.", lambda run: run.wait_s),
     _counter("consumer", "s", "Time in the trainer's own code.", lambda run: run.consumer_s),

@@ -134,8 +134,10 @@ class MindSporeBatches(AheadOfLoop):
         rows = self._dataset(source, {}).create_tuple_iterator(num_epochs=1)
         try:
             for row in rows:
+                batch = tuple(row)
+                # Right before the yield, with no call between at which Ctrl-C could hit.
                 self._given = source.states.popleft()
-                yield tuple(row)
+                yield batch
             self._given = None
         except RuntimeError as told:
             if source.error is None:

@@ -29,6 +29,7 @@ from penstock.errors import ConfigError
 from penstock.faults import FaultPolicy
 from penstock.integrations.worker_seeding import init_for
 from penstock.torch.loader import DataLoader
+from penstock.torch.subclassing import added_arguments
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping
@@ -37,8 +38,8 @@ __all__ = ["PenstockHook", "PenstockRunner"]
 
 T_co = TypeVar("T_co", covariant=True)
 
-_TORCHS: Final = frozenset(inspect.signature(torch.utils.data.DataLoader).parameters)
-_OURS: Final = frozenset(inspect.signature(DataLoader).parameters) - _TORCHS
+_OURS: Final = frozenset(added_arguments(DataLoader))
+_TORCHS: Final = frozenset(inspect.signature(DataLoader).parameters) - _OURS
 # What mmengine makes objects of, or takes out, before it calls the loader.
 _BUILT: Final = (
     "dataset",
@@ -101,10 +102,12 @@ class _Lazy:
     def __iter__(self) -> _Lazy:
         return self
 
-    def __next__(self) -> Any:  # noqa: ANN401
+    @property
+    def __next__(self) -> Callable[[], Any]:
+        # A property, for the reason of `penstock.schedule.EpochIterator`.
         if self._batches is None:
             self._batches = self._begin()
-        return next(self._batches)
+        return self._batches.__next__
 
 
 class _Endless:

@@ -7,7 +7,8 @@ import json
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from penstock.insight.whole_file import write_whole
+from penstock.opening import MAX_TREE_BYTES, read_file
+from penstock.whole_file import write_whole
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -33,6 +34,8 @@ def read_state(folder: str | Path, name: str, rank: int) -> dict[str, Any] | Non
     """
     for path in (file_of(folder, name, rank), file_of(folder, name, 0)):
         if path.exists():
-            state: dict[str, Any] = json.loads(path.read_text("utf-8"))
+            state: dict[str, Any] = json.loads(
+                read_file(path, MAX_TREE_BYTES, remedy="it is no state of a loader")
+            )
             return state
     return None

@@ -7,7 +7,6 @@ trainer.train(resume_from_checkpoint=True)  # reads nothing of the batches befor
 
 from __future__ import annotations
 
-import inspect
 from typing import TYPE_CHECKING, Any, Final
 
 import torch.utils.data
@@ -27,6 +26,7 @@ from penstock.integrations.accelerate import PreparedLoader, prepared_as, skip_f
 from penstock.integrations.state_files import read_state, write_state
 from penstock.integrations.worker_seeding import init_for
 from penstock.torch.loader import DataLoader
+from penstock.torch.subclassing import added_arguments
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
@@ -39,12 +39,7 @@ _TAKEN_OVER: Final = (
     "collate_fn", "num_workers", "pin_memory", "worker_init_fn", "multiprocessing_context",
     "prefetch_factor", "persistent_workers", "in_order",
 )  # fmt: skip
-_OPTIONS: Final = sorted(
-    {"num_workers"}
-    | set(inspect.signature(DataLoader).parameters)
-    - set(inspect.signature(torch.utils.data.DataLoader).parameters)
-    - {"device"}
-)
+_OPTIONS: Final = sorted({"num_workers", *added_arguments(DataLoader)} - {"device"})
 
 
 class PenstockTrainerMixin:

@@ -37,7 +37,10 @@ def _generators(sampler: object) -> list[Any]:
     found = []
     for part in (sampler, getattr(sampler, "sampler", None)):
         generator = getattr(part, "generator", None)
-        if all(hasattr(generator, name) for name in ("manual_seed", "get_state", "set_state")):
+        # Of its class: a proxy has attributes of any name.
+        if all(
+            hasattr(type(generator), name) for name in ("manual_seed", "get_state", "set_state")
+        ):
             found.append(generator)
     return found
 

@@ -8,12 +8,15 @@ another) give unrelated numbers. Seeds are never added up or hashed by `hash()`.
 from __future__ import annotations
 
 import enum
+from typing import Final
 
 import numpy as np
 
 from penstock.errors import ConfigError
 
-__all__ = ["Purpose", "checked_count", "seed_sequence"]
+__all__ = ["Purpose", "checked_count", "checked_epoch", "checked_flag", "seed_sequence"]
+
+_MOST_EPOCHS: Final = 1 << 32  # one word of a spawn key; the C code of samplers takes no more
 
 
 class Purpose(enum.IntEnum):
@@ -50,3 +53,27 @@ def checked_count(name: str, value: object) -> int:
     if value < 0:
         raise ConfigError(f"{name} should be 0 or more, but got {name}={value}.")
     return int(value)
+
+
+def checked_flag(name: str, value: object) -> bool:
+    """Return `value`.
+
+    Raises:
+        TypeError: neither True nor False.
+    """
+    if not isinstance(value, bool):
+        raise TypeError(f"{name} should be true or false, but got {value!r}.")
+    return value
+
+
+def checked_epoch(epoch: object) -> int:
+    """Return the number of an epoch as an int.
+
+    Raises:
+        TypeError: no integer.
+        ConfigError: negative, or 2^32 and more.
+    """
+    number = checked_count("epoch", epoch)
+    if number >= _MOST_EPOCHS:
+        raise ConfigError(f"epoch should be below 2^32, but got epoch={number}.")
+    return number

@@ -19,6 +19,7 @@ import contextlib
 import functools
 import sys
 import threading
+import time
 from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
@@ -180,6 +181,7 @@ class SampleStreams:
         self._state: Any = self._source.state
         self._counter = self._state["state"]["counter"]
         self._globals = GlobalGenerators() if seeds_globals else None
+        self._seeding_ns = 0
         self._torch_found: Any = None
         if seeds_globals:
             _watch_torch()
@@ -298,8 +300,15 @@ class SampleStreams:
     def _seed_globals(self) -> None:
         if self._globals is None:
             return
+        begun_ns = time.monotonic_ns()
         self._seek(self._source, self._global_stream, self._global_position, self._attempt)
         self._globals.seed(self._source)
+        self._seeding_ns += time.monotonic_ns() - begun_ns
+
+    def take_seeding_ns(self) -> int:
+        """Return what seeding the global generators has taken since the last call."""
+        took_ns, self._seeding_ns = self._seeding_ns, 0
+        return took_ns
 
     def _seek(self, source: Any, stream: int, position: int, attempt: int) -> None:  # noqa: ANN401
         # Setting a state costs a tenth of making a generator.

@@ -21,9 +21,10 @@ from penstock.sampling.class_counts import ClassCounts
 from penstock.sampling.label_blocks import LabelBlocks
 from penstock.sampling.samplers import check_positive
 from penstock.sampling.shown_times import is_loader, name_of, parts_of, sampler_in, times_shown
+from penstock.summary import Summarized
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Iterator, Sequence
 
     from numpy.typing import NDArray
 
@@ -33,11 +34,11 @@ if TYPE_CHECKING:
 __all__ = ["BalanceReport", "ClassCounts", "balance_report"]
 
 
-@dataclass(frozen=True, eq=False)
-class BalanceReport:
+@dataclass(frozen=True, eq=False, repr=False)
+class BalanceReport(Summarized):
     """Balance of classes before and after a sampler; see `balance_report`.
 
-    `str(report)` is a table for 80 to 100 columns, with the verdict below. Its arrays are its own.
+    `str(report)` is a table, with the verdict below. Its arrays are its own.
 
     Attributes:
         sampler: The name of its kind, and which ranks were counted where there are several.
@@ -102,6 +103,16 @@ class BalanceReport:
     def verdict(self) -> str:
         """What changed, at what price, and what would help where it did not; in words."""
         return verdict_of(self)
+
+    def _summary(self) -> Iterator[tuple[str, object]]:
+        yield "sampler", self.sampler
+        yield "num_samples", self.num_samples
+        yield "classes", len(self.classes)
+        yield "epoch_size", self.epoch_size
+        yield "ratio_before", self.images.ratio_before
+        yield "ratio_after", self.images.ratio_after
+        yield "num_never_shown", self.num_never_shown
+        yield "verdict", self.verdict
 
     def __str__(self) -> str:
         """Return a table, the sums and the verdict, as text."""

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A report of class balance as text: a table that fits 100 columns, and a verdict in words."""
+"""A report of class balance as text: a table, and a verdict in words."""
 
 from __future__ import annotations
 
@@ -10,15 +10,16 @@ from typing import TYPE_CHECKING, Final
 
 import numpy as np
 
+from penstock.plural import counted
+
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
     from penstock.sampling.balance import BalanceReport, ClassCounts
 
-__all__ = ["table_of", "verdict_of"]
+__all__ = ["aligned", "table_of", "verdict_of"]
 
 _FIRST_ROWS, _LAST_ROWS = 15, 10  # of more classes than these, the middle is one row
-_MAX_NAME, _MAX_NAME_ALONE = 18, 32  # columns, beside those of two levels and of one
 _WIDTH: Final = 88  # columns, of what is wrapped
 _GAP: Final = "  "
 # Of the way to equal classes (`ClassCounts.progress`): below it, nobody would notice in training.
@@ -34,16 +35,16 @@ _COMMON: Final = 0.5  # of all images, or of all objects
 def table_of(report: BalanceReport) -> str:
     """Return the report as text: a line of what it is, the classes, sums, and the verdict."""
     lines = [_headline(report), ""]
-    lines += _aligned(_class_rows(report), 2 if report.objects is not None else 1)
-    lines += ["", *_aligned(_sum_rows(report), 1), ""]
+    lines += aligned(_class_rows(report), divided_at=5 if report.objects is not None else None)
+    lines += ["", *aligned(_sum_rows(report)), ""]
     return "\n".join([*lines, *textwrap.wrap(report.verdict, _WIDTH)])
 
 
 def _headline(report: BalanceReport) -> str:
     epochs = "an epoch" if report.num_epochs == 1 else f"the mean of {report.num_epochs:,} epochs"
     return (
-        f"{len(report.classes):,} classes, {report.num_samples:,} samples, before and after "
-        f"{report.sampler}: {epochs} of {_number(report.epoch_size)}"
+        f"{counted(len(report.classes), 'class')}, {counted(report.num_samples, 'sample')}, before "
+        f"and after {report.sampler}: {epochs} of {_number(report.epoch_size)}"
     )
 
 
@@ -73,8 +74,7 @@ def _labels(report: BalanceReport) -> str:
 def _class_row(report: BalanceReport, name: str, which: list[int]) -> list[str]:
     images = report.images
     before, after = images.before[which].sum(), images.after[which].sum()
-    width = _MAX_NAME if report.objects is not None else _MAX_NAME_ALONE
-    counts = [_cut(name, width), f"{before:,}", _number(after)]
+    counts = [_in_its_line(name), f"{before:,}", _number(after)]
     if report.objects is None:
         times = f"{after / max(before, 1):.2f}"
         return [*counts, times, *_shares_of(images, which)]
@@ -171,7 +171,7 @@ def _why_hardly(report: BalanceReport, objects: ClassCounts) -> Iterable[str]:
     if objects.ratio_before <= _EVEN or not (is_behind or images.ratio_before <= _EVEN):
         return
     top = int(np.argmax(objects.after))
-    name = _cut(report.class_names[top])
+    name = _in_its_line(report.class_names[top])
     frequency, share = report.frequencies_after[top], objects.shares_after[top]
     if frequency >= _COMMON or share >= _COMMON:
         yield (
@@ -182,8 +182,8 @@ def _why_hardly(report: BalanceReport, objects: ClassCounts) -> Iterable[str]:
     if report.has_boxes:
         yield (
             "While most images are to be shown, choosing among them changes that little. What does "
-            "more: crops around objects of rare classes (penstock.vision.ObjectCrop), or weights "
-            "of classes or a focal loss."
+            "more: crops around objects of rare classes (penstock.vision.ObjectCrop with "
+            "class_weights), or weights of classes or a focal loss."
         )
     else:
         yield "Weights of classes in the loss would do more."
@@ -204,12 +204,12 @@ def _prices(report: BalanceReport) -> Iterable[str]:
             )
     lost = np.flatnonzero(report.images.after == 0)
     if len(lost):
-        names = ", ".join(_cut(report.class_names[n]) for n in lost[:3].tolist())
+        names = ", ".join(_in_its_line(report.class_names[n]) for n in lost[:3].tolist())
         more = f" and {len(lost) - 3:,} more" if len(lost) > 3 else ""
         yield f"Class{'es' if len(lost) > 1 else ''} never shown: {names}{more}."
     rarest = int(np.argmin(report.images.before))
     if report.repeats[rarest] > _EVEN:
-        number, name = int(report.images.before[rarest]), _cut(report.class_names[rarest])
+        number, name = int(report.images.before[rarest]), _in_its_line(report.class_names[rarest])
         subject = f"Each of the {number:,} {what}" if number > 1 else f"The only {what[:-1]}"
         yield (
             f"{subject} of the rarest class, {name}, comes {report.repeats[rarest]:,.1f} times an "
@@ -217,28 +217,35 @@ def _prices(report: BalanceReport) -> Iterable[str]:
         )
 
 
-def _aligned(rows: list[list[str]], num_groups: int) -> list[str]:
-    """Return rows as lines: the first column to the left, others to the right."""
+def aligned(rows: list[list[str]], *, divided_at: int | None = None) -> list[str]:
+    """Return a table as lines: the first column to the left, others to the right.
+
+    Args:
+        rows: Texts, the header first.
+        divided_at: Number of the column before which a bar stands.
+
+    Example:
+        >>> for line in aligned([["class", "records"], ["cat", "12"], ["albatross", "3"]]):
+        ...     print(line)
+        class      records
+        ------------------
+        cat             12
+        albatross        3
+    """
     widths = [max(map(_columns, column)) for column in zip(*rows, strict=True)]
     lines = []
     for row in rows:
         cells = [row[0] + " " * (widths[0] - _columns(row[0]))]
         cells += [text.rjust(width) for text, width in zip(row[1:], widths[1:], strict=True)]
-        if num_groups > 1:
-            cells.insert(5, "|")
+        if divided_at is not None:
+            cells.insert(divided_at, "|")
         lines.append(_GAP.join(cells).rstrip())
     rule = "-" * max(map(_columns, lines))
     return [lines[0], rule, *lines[1:]]
 
 
-def _cut(name: str, width: int = _MAX_NAME_ALONE) -> str:
-    """Return a name that stays in its line and column."""
-    name = "".join(c if c.isprintable() else "?" for c in name)
-    if _columns(name) <= width:
-        return name
-    while _columns(name) > width - 3:
-        name = name[:-1]
-    return name + "..."
+def _in_its_line(name: str) -> str:
+    return "".join(c if c.isprintable() else "?" for c in name)
 
 
 def _columns(text: str) -> int:

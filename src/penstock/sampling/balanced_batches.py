@@ -60,6 +60,8 @@ class BalancedBatchSampler(BatchSampler):
         2017, section 2: batches of P persons with K images each.
     """
 
+    _shows = ("p_classes", "k_samples", "num_batches")
+
     def __init__(
         self,
         labels: Any,  # noqa: ANN401 - labels, or a dataset that knows them
@@ -70,6 +72,7 @@ class BalancedBatchSampler(BatchSampler):
         *,
         num_replicas: int | None = None,
         rank: int | None = None,
+        column: str | int | None = None,
     ) -> None:
         """Find the samples of each class.
 
@@ -84,6 +87,8 @@ class BalancedBatchSampler(BatchSampler):
             num_replicas: Number of ranks that share an epoch; None asks as
                 `DistributedSampler` does.
             rank: This one; None asks likewise.
+            column: Which field of the annotations, column or attribute of a dataset the labels are:
+                as for `penstock.labels_of`.
 
         Raises:
             ConfigError: one of the above does not hold, there are fewer than `p_classes` classes,
@@ -92,8 +97,8 @@ class BalancedBatchSampler(BatchSampler):
         check_positive("p_classes", p_classes)
         check_positive("k_samples", k_samples)
         chosen = chosen_rank(rank, num_replicas)
-        self.labels = labels_given_or_known(labels, type(self).__name__)
-        self.class_names = class_names_of(labels)
+        self.labels = labels_given_or_known(labels, type(self).__name__, column)
+        self.class_names = class_names_of(labels, column)
         items = ClassItems.of(self.labels)
         if p_classes > len(items.classes):
             raise ConfigError(
@@ -112,13 +117,6 @@ class BalancedBatchSampler(BatchSampler):
         order = _BalancedOrder(items, self.p_classes, self.k_samples, self.num_batches, seed)
         order.rank, order.num_replicas = chosen
         super().__init__(order, self.p_classes * self.k_samples, drop_last=False)
-
-    def __repr__(self) -> str:
-        """Return the kind, and how many of what."""
-        return (
-            f"{type(self).__name__}(p_classes={self.p_classes}, k_samples={self.k_samples}, "
-            f"num_batches={self.num_batches})"
-        )
 
     def layout(self) -> Layout:
         """Return where the batches of the current epoch lie."""

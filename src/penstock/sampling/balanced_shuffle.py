@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 from penstock.data.dataset import IterableDataset, announce_epoch
 from penstock.errors import ConfigError
 from penstock.imports import when_imported
-from penstock.randomness.keys import checked_count
+from penstock.randomness.keys import checked_count, checked_epoch
 from penstock.sampling.class_shares import Alpha, check_alpha, check_beta
 from penstock.sampling.samplers import check_positive
 from penstock.sampling.shuffle_pass import ShuffleCounts, ShufflePass, Tally
@@ -73,6 +73,8 @@ class BalancedShuffle(IterableDataset[Any]):
         >>> balanced.counts.read, balanced.counts.repeated[0]
         ({0: 90, 1: 10}, 0)
     """
+
+    _shows = ("dataset", "length", "buffer_size", "alpha", "seed", "epoch")
 
     # All of penstock's loaders tell it the epoch, those without a seed too: its order is decided by
     # nothing else that changes.
@@ -139,10 +141,10 @@ class BalancedShuffle(IterableDataset[Any]):
         """Choose the epoch whose order comes next; the stream is told as well.
 
         Raises:
-            ConfigError: a negative epoch.
+            ConfigError: a negative epoch, or one of 2^32 and more.
             TypeError: an epoch that is no integer.
         """
-        self.epoch = checked_count("epoch", epoch)
+        self.epoch = checked_epoch(epoch)
         announce_epoch(self.dataset, epoch)
 
     def settings(self) -> dict[str, Any]:

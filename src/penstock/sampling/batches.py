@@ -85,6 +85,8 @@ class BatchSampler(Resumable, Sampler[list[int]]):
         [array([0, 1]), array([2, 3]), array([4])]
     """
 
+    _shows: ClassVar[tuple[str, ...]] = ("length", "batch_size", "drop_last", "sampler")
+
     #: Whether every batch, but perhaps the last, is of `batch_size` indices.
     is_even: ClassVar[bool] = True
 
@@ -162,8 +164,9 @@ class BatchSampler(Resumable, Sampler[list[int]]):
         order = cast("IndexSampler", self.sampler)
         place.begin(order.epoch)
         for batch in batches_of(order.indices(), self.batch_size, self.drop_last, place.given):
-            place.given += len(batch)
-            yield batch.tolist()
+            indices = batch.tolist()
+            place.given += len(indices)  # no call follows at which Ctrl-C could hit
+            yield indices
 
     def _from(self, place: Place) -> Iterator[list[int]]:
         place.begin(getattr(self, "epoch", None))

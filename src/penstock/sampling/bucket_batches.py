@@ -52,6 +52,8 @@ class BucketBatchSampler(BatchSampler):
         fairseq's.
     """
 
+    _shows = ("length", "batch_size", "drop_last", "epoch")
+
     is_even: ClassVar[bool] = False
 
     def __init__(

@@ -162,6 +162,8 @@ class AspectRatioBatchSampler(BatchSampler):
         ([[0, 2, 4, 6], [1, 3, 5, 7]], 2)
     """
 
+    _shows = ("length", "batch_size", "drop_last", "epoch")
+
     def __init__(
         self,
         source: Any,  # noqa: ANN401 - sizes, or a dataset that knows them

@@ -56,6 +56,8 @@ class ClassAwareSampler(ClassSampler):
         num_samples: int | None = None,
         samples_per_class: int = 1,
         seed: int = 0,
+        *,
+        column: str | int | None = None,
     ) -> None:
         """Set the labels and the size of an epoch.
 
@@ -65,11 +67,13 @@ class ClassAwareSampler(ClassSampler):
             num_samples: Indices in an epoch, at least 1; None means as many as there are samples.
             samples_per_class: Draws of one class in a row, at least 1.
             seed: Decides the orders. The same on all ranks.
+            column: Which field of the annotations, column or attribute of a dataset the labels are:
+                as for `penstock.labels_of`.
 
         Raises:
             ConfigError: one of the above does not hold, or there are no labels.
         """
-        super().__init__(labels, seed)
+        super().__init__(labels, seed, column)
         check_positive("samples_per_class", samples_per_class)
         self.num_samples = self._items.num_samples if num_samples is None else num_samples
         check_positive("num_samples", self.num_samples)

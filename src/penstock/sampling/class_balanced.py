@@ -16,7 +16,7 @@ from penstock.sampling.class_shares import check_alpha, check_beta, class_shares
 from penstock.sampling.samplers import check_positive
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterator
 
     from numpy.typing import NDArray
 
@@ -78,6 +78,7 @@ class ClassBalancedSampler(ClassSampler):
         *,
         exact: bool = False,
         beta: float = 0.999,
+        column: str | int | None = None,
     ) -> None:
         """Set the shares of the classes and the size of an epoch.
 
@@ -100,12 +101,14 @@ class ClassBalancedSampler(ClassSampler):
                 draw is independent of the others.
             beta: Of "effective", 0 <= beta < 1: among classes of fewer than some 1 / (1 - beta)
                 samples shares are nearly equal, among those of more nearly natural.
+            column: Which field of the annotations, column or attribute of a dataset the labels are:
+                as for `penstock.labels_of`.
 
         Raises:
             ConfigError: one of the above does not hold, there are no labels, or no sample may come
                 twice and there are too few.
         """
-        super().__init__(labels, seed)
+        super().__init__(labels, seed, column)
         check_alpha(alpha)
         check_beta(beta)
         _check_flags(replacement, exact)
@@ -146,8 +149,10 @@ class ClassBalancedSampler(ClassSampler):
             return self._items.independent(sequence, rng)
         return self._items.cycled(sequence, rng)
 
-    def _told(self) -> dict[str, Any]:
-        return {"classes": len(self.classes), "alpha": self.alpha, **super()._told()}
+    def _summary(self) -> Iterator[tuple[str, object]]:
+        yield "classes", len(self.classes)
+        yield "alpha", self.alpha
+        yield from super()._summary()
 
     def settings(self) -> dict[str, Any]:
         """Return what the draws depend on; the labels by their digest."""
@@ -248,6 +253,7 @@ class DynamicBalancedSampler(ClassBalancedSampler):
         seed: int = 0,
         *,
         exact: bool = False,
+        column: str | int | None = None,
     ) -> None:
         """Set where the shares begin and end.
 
@@ -261,6 +267,7 @@ class DynamicBalancedSampler(ClassBalancedSampler):
             replacement: As of `ClassBalancedSampler`, but not False.
             seed: Decides the orders.
             exact: As of `ClassBalancedSampler`.
+            column: As of `ClassBalancedSampler`.
 
         Raises:
             ConfigError: one of the above does not hold, or there are no labels.
@@ -280,7 +287,9 @@ class DynamicBalancedSampler(ClassBalancedSampler):
         self.end = float(end)
         self.ramp = ramp
         self.num_epochs = num_epochs
-        super().__init__(labels, self.start, num_samples, replacement, seed, exact=exact)
+        super().__init__(
+            labels, self.start, num_samples, replacement, seed, exact=exact, column=column
+        )
 
     @property
     def alpha(self) -> float:

@@ -29,19 +29,25 @@ class ClassSampler(IndexSampler):
 
     num_samples: int
 
-    def __init__(self, labels: Any, seed: int) -> None:  # noqa: ANN401 - in many forms
+    def __init__(
+        self,
+        labels: Any,  # noqa: ANN401 - in many forms
+        seed: int,
+        column: str | int | None = None,
+    ) -> None:
         """Find the samples of each class.
 
         Args:
             labels: Of each sample, one or more; or a dataset that knows them.
             seed: Decides the orders.
+            column: What a dataset calls them, as for `penstock.labels_of`.
 
         Raises:
             ConfigError: there are no labels.
         """
         super().__init__(seed)
-        self.labels = labels_given_or_known(labels, type(self).__name__)
-        self.class_names = class_names_of(labels)
+        self.labels = labels_given_or_known(labels, type(self).__name__, column)
+        self.class_names = class_names_of(labels, column)
         self._items = ClassItems.of(self.labels)
 
     @property

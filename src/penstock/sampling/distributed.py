@@ -22,8 +22,11 @@ from penstock.sampling.samplers import (
     SequentialSampler,
     check_positive,
 )
+from penstock.summary import Summarized, kind_of
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
+
     from penstock.sampling.samplers import Indices
 
 __all__ = ["DistributedSampler", "chosen_rank"]
@@ -214,8 +217,13 @@ class DistributedSampler(IndexSampler):
     def _num_items(self) -> int:
         return min(self.total_size, len(self.sampler))
 
-    def _told(self) -> dict[str, Any]:
-        return {"rank": self.rank, "num_replicas": self.num_replicas, "of": self.sampler}
+    def _summary(self) -> Iterator[tuple[str, object]]:
+        yield "length", len(self)
+        yield "rank", self.rank
+        yield "num_replicas", self.num_replicas
+        yield "sampler", kind_of(self.sampler)
+        if isinstance(self.sampler, Summarized):
+            yield from (item for item in self.sampler._summary() if item[0] != "length")
 
     def _varies(self) -> bool:
         # Another's sampler may well be one that never varies.

@@ -78,6 +78,7 @@ class RepeatFactorSampler(IndexSampler):
         root: bool = True,
         num_samples: int | None = None,
         shuffle: bool = True,
+        column: str | int | None = None,
     ) -> None:
         """Count the classes, and set the repeat factors.
 
@@ -95,6 +96,8 @@ class RepeatFactorSampler(IndexSampler):
                 epoch is a random one, so that the images' ratios stay what they are.
             shuffle: Whether the order is random. Otherwise it is ascending, and only which images
                 come once more is random.
+            column: Which field of the annotations, column or attribute of a dataset the labels are:
+                as for `penstock.labels_of`.
 
         Raises:
             ConfigError: no samples, labels that are not known, or an argument out of range.
@@ -113,8 +116,8 @@ class RepeatFactorSampler(IndexSampler):
         self.threshold = float(threshold)
         self.root = root
         self.shuffle = shuffle
-        self.labels = labels_given_or_known(labels, type(self).__name__)
-        self.class_names = class_names_of(labels)
+        self.labels = labels_given_or_known(labels, type(self).__name__, column)
+        self.class_names = class_names_of(labels, column)
         if not len(self.labels):
             raise ConfigError("RepeatFactorSampler got labels of 0 samples: there is no epoch.")
         self._set_factors()

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from penstock.callers import users_level
 from penstock.errors import StateError
-from penstock.randomness.keys import checked_count
+from penstock.randomness.keys import checked_count, checked_epoch
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -211,7 +211,7 @@ def differences(saved: Any, here: Any, name: str = "") -> list[str]:  # noqa: AN
     if isinstance(saved, dict) and isinstance(here, dict):
         found: list[str] = []
         of_kind = saved.get("kind") != here.get("kind") and {"kind"} <= saved.keys() & here.keys()
-        for key in ["kind"] if of_kind else sorted({*saved, *here}):
+        for key in ["kind"] if of_kind else sorted({*saved, *here}, key=str):
             inner = f"{name}.{key}" if name else key
             found += differences(saved.get(key), here.get(key), inner)
         return found
@@ -228,7 +228,7 @@ def _parsed(state: Any) -> tuple[int | None, int, dict[str, Any]]:  # noqa: ANN4
             )
         epoch = state["epoch"]
         if epoch is not None:
-            epoch = checked_count("epoch", epoch)
+            epoch = checked_epoch(epoch)
         return epoch, checked_count("position", state["position"]), dict(state["fingerprint"])
     except (KeyError, TypeError, ValueError) as error:
         if isinstance(error, StateError):

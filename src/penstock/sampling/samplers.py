@@ -14,10 +14,12 @@ from typing import TYPE_CHECKING, Any, Final, Generic, Protocol, TypeVar
 
 import numpy as np
 
+from penstock.data.dataset import length_of
 from penstock.errors import ConfigError
-from penstock.randomness.keys import Purpose, checked_count, seed_sequence
+from penstock.randomness.keys import Purpose, checked_count, checked_epoch, seed_sequence
 from penstock.sampling.permutation import Permutation
 from penstock.sampling.sampler_state import Place, Resumable
+from penstock.summary import Summarized
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence, Sized
@@ -54,7 +56,7 @@ class Indices(Protocol):
         """Return the indices at some positions, counted from 0."""
 
 
-class Sampler(Generic[T_co]):
+class Sampler(Summarized, Generic[T_co]):
     """Yields indices, or other keys, of samples; or lists of them.
 
     Subclasses define `__iter__`, and `__len__` where the number is known. One whose order is an
@@ -84,6 +86,8 @@ class IndexSampler(Resumable, Sampler[int]):
         rank: Which share of a global order it yields.
         world_size: Number of those shares: index p of this one is p * world_size + rank there.
     """
+
+    _shows = ("length", "seed", "epoch")
 
     seed: int
     epoch: int
@@ -127,10 +131,10 @@ class IndexSampler(Resumable, Sampler[int]):
         """Choose the epoch whose order comes next. It does not advance by itself.
 
         Raises:
-            ConfigError: a negative epoch.
+            ConfigError: a negative epoch, or one of 2^32 and more.
             TypeError: an epoch that is no integer.
         """
-        self.epoch = checked_count("epoch", epoch)
+        self.epoch = checked_epoch(epoch)
         self.times_told += 1
         if self._place is not None:
             self._place.is_told = True
@@ -153,15 +157,6 @@ class IndexSampler(Resumable, Sampler[int]):
     def settings(self) -> dict[str, Any]:
         """Return what the orders depend on, as JSON has it: part of a loader's fingerprint."""
         return {"kind": type(self).__name__, "length": len(self), "seed": self.seed}
-
-    def __repr__(self) -> str:
-        """Return the kind, and the settings that are no digest of an array."""
-        told = {name: value for name, value in self._told().items() if name != "kind"}
-        return f"{type(self).__name__}({', '.join(f'{k}={v!r}' for k, v in told.items())})"
-
-    def _told(self) -> dict[str, Any]:
-        """What a log should tell of it."""
-        return {"length": len(self), "seed": self.seed, "epoch": self.epoch}
 
     def __iter__(self) -> Iterator[int]:
         """Yield the order of the epoch that is current when the first index is asked for.
@@ -222,7 +217,7 @@ class SequentialSampler(IndexSampler):
 
     def settings(self) -> dict[str, Any]:
         """Return what the orders depend on."""
-        return {"kind": "SequentialSampler", "length": len(self)}
+        return {"kind": "SequentialSampler", "length": length_of(self)}
 
     def _varies(self) -> bool:
         return False
@@ -312,7 +307,7 @@ class RandomSampler(IndexSampler):
 
     def settings(self) -> dict[str, Any]:
         """Return what the orders depend on."""
-        source = len(self.data_source)
+        source = length_of(self.data_source)
         return {**super().settings(), "source": source, "replacement": self.replacement}
 
 

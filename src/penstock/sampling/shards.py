@@ -46,6 +46,8 @@ from penstock.sampling.shard_assignment import (
 )
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
+
     from numpy.typing import NDArray
 
     from penstock.data.dataset import Empty
@@ -350,15 +352,11 @@ class ShardSampler(IndexSampler):
     def _varies(self) -> bool:
         return self.shuffle or not self.is_fixed
 
-    def _told(self) -> dict[str, Any]:
-        return {
-            "length": len(self),
-            "shards": len(self.lengths),
-            "node": f"{self.node} of {self.num_nodes}",
-            "local_rank": f"{self.local_rank} of {self.ranks_per_node}",
-            "seed": self.seed,
-            "epoch": self.epoch,
-        }
+    def _summary(self) -> Iterator[tuple[str, object]]:
+        yield "shards", len(self.lengths)
+        yield "node", f"{self.node} of {self.num_nodes}"
+        yield "local_rank", f"{self.local_rank} of {self.ranks_per_node}"
+        yield from super()._summary()
 
     def settings(self) -> dict[str, Any]:
         """Return what the global order depends on: not the number of ranks on a node."""

@@ -7,21 +7,24 @@ import io
 import operator
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, Protocol, cast
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, Protocol, cast
 
 import numpy as np
 
 from penstock.data.dataset import Dataset, is_current, read_each
 from penstock.engine.transforms import transform_that_raised
 from penstock.errors import ConfigError
-from penstock.faults import annotate
+from penstock.faults import UnreadSample, annotate, note_unread
 from penstock.randomness.samples import one_sample, sample_rng
 from penstock.stores.address import open_store
+from penstock.stores.label_columns import attribute_names
 from penstock.stores.records import EncodedImage
 from penstock.stores.repairs import RepairCount
 from penstock.stores.transform_check import check_transform
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
+
     from numpy.typing import ArrayLike, NDArray
 
     from penstock.data.dataset import Empty
@@ -159,6 +162,16 @@ class StoreDataset(Dataset[Any]):
         """Name of each class; empty if they have none."""
         return self.store.class_names
 
+    def column(self, name: str) -> NDArray[np.int64] | RaggedArray:
+        """Return the classes of samples by a field of their objects: see `Store.column`."""
+        return self.store.column(name)
+
+    @property
+    def attribute_names(self) -> Mapping[str, tuple[str, ...]]:
+        """For each attribute of objects, the texts of its numbers."""
+        names = attribute_names(self.store.metadata)
+        return {name: tuple(texts) for name, texts in names.items()}
+
     @property
     def class_to_idx(self) -> dict[str, int]:
         """Class of each name."""
@@ -240,7 +253,9 @@ class StoreDataset(Dataset[Any]):
     def _note(self, error: Exception, position: int) -> None:
         transform = transform_that_raised(self, error)
         where = "" if transform is None else f", in its transform {transform}"
-        annotate(error, f"while reading sample {position} ({self.describe(position)}){where}")
+        name = self.describe(position)
+        annotate(error, f"while reading sample {position} ({name}){where}")
+        note_unread(error, UnreadSample(position, name))
 
     @property
     def can_get_batch(self) -> bool:
@@ -380,14 +395,15 @@ class StoreDataset(Dataset[Any]):
         """Close this process's connection to the store; the next read opens it again."""
         self.store.close()
 
-    def __repr__(self) -> str:
-        """Return what it is and where it lies, without any secret."""
-        parts = [self.store.address, f"{len(self):,} samples"]
+    _shows = ()
+    _shows_unless: ClassVar = {"transform": None, "target_transform": None, "decode": "rgb"}
+
+    def _summary(self) -> Iterator[tuple[str, object]]:
+        yield "store", self.store.address
+        yield "length", len(self)
         if self.class_names:
-            parts.append(f"{len(self.class_names)} classes")
-        transforms = {"transform": self.transform, "target_transform": self.target_transform}
-        parts += [f"{name}={value!r}" for name, value in transforms.items() if value is not None]
-        return f"<{type(self).__name__} {', '.join(parts)}>"
+            yield "classes", len(self.class_names)
+        yield from super()._summary()
 
 
 def _named(key: object, make: Callable[[Any], Any], item: Any) -> Any:  # noqa: ANN401

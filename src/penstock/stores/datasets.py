@@ -43,6 +43,7 @@ class LMDBDataset(StoreDataset):
         layout: Literal["records", "pickle"] = "records",
         trusted: bool = False,
         verify: Literal["once", "always", "never"] = "once",
+        verify_tree: Literal["first", "open", "never"] = "first",
         readahead: bool = False,
         copy_local: str | Path | None = None,
     ) -> None:
@@ -56,8 +57,11 @@ class LMDBDataset(StoreDataset):
             repair: Whether JPEG files without an end are given one.
             layout: "pickle" for files of pickled `(bytes, label)` made by other scripts.
             trusted: Whether such pickles may be decoded. They can run any program.
-            verify: When checksums are compared: the first time that a process reads a record, every
-                time, or never.
+            verify: When checksums of records are compared: the first time that a process reads one,
+                every time, or never.
+            verify_tree: When the pages are verified in which LMDB looks for records: once for this
+                dataset and its workers, each time that a process opens the file, or never. Over a
+                damaged one LMDB may end the process.
             readahead: Whether the system reads ahead: for reading in order.
             copy_local: A folder on a local disk, into which the file is copied once and read from
                 there: for files on a network file system.
@@ -69,10 +73,15 @@ class LMDBDataset(StoreDataset):
         place = str(path).removeprefix("lmdb:")
         if copy_local is not None:
             place = str(copy_to_local(Path(place), Path(copy_local)))
-        options = {} if layout == "pickle" else {"verify": verify}
+        options: dict[str, Any] = {} if layout == "pickle" else {"verify": verify}
         super().__init__(
             open_store(
-                f"lmdb:{place}", layout=layout, trusted=trusted, readahead=readahead, **options
+                f"lmdb:{place}",
+                layout=layout,
+                trusted=trusted,
+                verify_tree=verify_tree,
+                readahead=readahead,
+                **options,
             ),
             transform=transform,
             target_transform=target_transform,

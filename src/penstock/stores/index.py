@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import os
 import zlib
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
@@ -26,7 +27,8 @@ class Index:
     """What a store knows of its records before it reads one.
 
     Attributes:
-        keys: Name of each record, in the store's order; all different.
+        keys: Name of each record, in the store's order. A key is repeated if a list or split names
+            its image several times: see `distinct_keys`.
         labels: Class of each record, int64 of shape (records,); the classes of each, where there
             are several; or None.
         class_names: Name of class 0, 1, 2 …; empty where there are none.
@@ -107,6 +109,19 @@ class Index:
             if key in {self.keys[position] for position in others}:
                 return key
         return None
+
+    def distinct_keys(self) -> Sequence[str]:
+        """Return the keys as they are packed: repeated ones get a number.
+
+        Example:
+            >>> list(Index(["1.jpg", "2.jpg", "1.jpg"]).distinct_keys())
+            ['1.jpg', '2.jpg', '1 (2).jpg']
+        """
+        if self.first_repeated() is None:
+            return self.keys
+        counts: dict[str, int] = {}
+        taken = set(self.keys)
+        return PackedList([_numbered(key, counts, taken) for key in self.keys])
 
     def _find(self, key: str) -> int:
         hashes, order = self._hashes
@@ -208,6 +223,18 @@ def joined(indexes: Sequence[Index]) -> Index:
 def _rows(index: Index) -> Iterator[Sequence[int]]:
     labels = map(index.label_of, range(len(index)))
     return ((label,) if isinstance(label, int) else label or () for label in labels)
+
+
+def _numbered(key: str, counts: dict[str, int], taken: set[str]) -> str:
+    """Return a key, or one of its own if `counts` says that it was there before."""
+    counts[key] = counts.get(key, 0) + 1
+    if counts[key] == 1:
+        return key
+    stem, suffix = os.path.splitext(key)
+    while (name := f"{stem} ({counts[key]}){suffix}") in taken:
+        counts[key] += 1
+    taken.add(name)
+    return name
 
 
 def _hash(key: str) -> int:

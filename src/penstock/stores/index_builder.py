@@ -15,11 +15,11 @@ from penstock.stores.index import Index, labels_from
 from penstock.stores.records import header_of
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Iterable, Mapping, Sequence
 
     from penstock.stores.records import EncodedRecord
 
-__all__ = ["IndexBuilder", "repeated"]
+__all__ = ["IndexBuilder", "check_class_names", "repeated"]
 
 
 class IndexBuilder:
@@ -30,15 +30,22 @@ class IndexBuilder:
 
     Example:
         >>> from penstock.stores.records import encode_record
-        >>> builder = IndexBuilder()
+        >>> builder = IndexBuilder(("cat", "dog"), {})
         >>> builder.add([encode_record("a", 1.5, 0), encode_record("b", 2.5, 1)])
-        >>> index = builder.index(("cat", "dog"), {})
+        >>> index = builder.index()
         >>> list(index.keys), index.labels
         (['a', 'b'], array([0, 1]))
     """
 
-    def __init__(self) -> None:
-        """Begin with no record."""
+    def __init__(self, class_names: Sequence[str], metadata: Mapping[str, Any] | None) -> None:
+        """Begin with no record.
+
+        Raises:
+            StoreError: the name of a class cannot be written.
+        """
+        check_class_names(class_names)
+        self.class_names = tuple(class_names)
+        self._metadata = dict(metadata or {})
         self.keys: list[str] = []
         self.labels: list[int | tuple[int, ...] | None] = []
         self.checksums = array.array("Q")
@@ -69,18 +76,30 @@ class IndexBuilder:
             self.labels.append(record.label)
             self._are_pairs = self._are_pairs and record.is_pair
 
-    def index(self, class_names: Sequence[str], metadata: Mapping[str, Any]) -> Index:
+    def index(self) -> Index:
         """Return the index of all records added."""
         keys = PackedList(self.keys)
-        text = "\0".join((str(len(keys)), f"{self._digest:016x}", *class_names))
+        text = "\0".join((str(len(keys)), f"{self._digest:016x}", *self.class_names))
         return Index(
             keys,
             labels_from(self.labels),
-            tuple(class_names),
-            dict(metadata),
-            xxhash.xxh3_128_hexdigest(text.encode("utf-8", "surrogatepass")),
+            self.class_names,
+            self._metadata,
+            xxhash.xxh3_128_hexdigest(text.encode()),
             self._are_pairs and len(keys) > 0,
         )
+
+
+def check_class_names(names: Iterable[str]) -> None:
+    """Raise StoreError if the name of a class cannot be written."""
+    for name in names:
+        try:
+            name.encode()
+        except UnicodeEncodeError as error:
+            raise StoreError(
+                f"the class {name!r} cannot be stored: its name is not UTF-8, as that of a folder "
+                "from another system may be. Rename it."
+            ) from error
 
 
 def repeated(key: str) -> StoreError:

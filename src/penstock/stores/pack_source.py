@@ -20,6 +20,8 @@ from penstock.faults import annotate
 from penstock.imports import missing_extra
 from penstock.stores.address import open_store
 from penstock.stores.dataset import StoreDataset
+from penstock.stores.folder.links import refuse_outside
+from penstock.stores.folder.paths import is_image
 from penstock.stores.records import EncodedImage, EncodedRecord, encode_record
 from penstock.stores.store import Store
 
@@ -42,6 +44,7 @@ def pack_source(
     quality: int | None,
     limit: int | None,
     check_images: bool = False,
+    follow_links: bool = False,
 ) -> PackSource:
     """Return samples as encoded records.
 
@@ -49,16 +52,20 @@ def pack_source(
         MissingExtraError: images are to be decoded, and what that needs is not installed.
         ConfigError: it is neither a store, an address nor a map-style dataset, or its images are
             not to be shrunk.
+        StoreError: files lie outside of its folder, and links are not to be followed.
     """
     shrink = None if resize is None and quality is None else _Shrink(resize, quality)
     if shrink is not None or check_images:
         _import_decoders()
-    images = _Images(shrink, is_checked=check_images)
+    images = _Images(shrink, is_checked=check_images, is_told_by_bytes=follow_links)
     if isinstance(src, (str, Path)):
         src = open_store(src)
     if isinstance(src, StoreDataset):
         src = _store_of(src)
     if isinstance(src, Store):
+        files = None if follow_links else src.own_files()
+        if files is not None:
+            refuse_outside([files[0]], files[1])
         return _StoreSource(src, images, limit)
     if not (hasattr(src, "__getitem__") and hasattr(src, "__len__")):
         raise ConfigError(
@@ -144,6 +151,8 @@ class _StoreSource(PackSource):
     def __init__(self, store: Store, images: _Images, limit: int | None) -> None:
         self._store = store
         self._images = images
+        keys = store.index.distinct_keys()
+        self._own_keys = None if keys is store.keys else keys
         self._length = len(store) if limit is None else min(limit, len(store))
         self.class_names = store.class_names
         self.metadata = dict(store.metadata)
@@ -160,7 +169,7 @@ class _StoreSource(PackSource):
 
     def __getitems__(self, indices: Sequence[int]) -> list[EncodedRecord]:
         with self._store.borrow(indices) as records:
-            return list(map(self._encoded, records))
+            return [self._encoded(n, r) for n, r in zip(indices, records, strict=True)]
 
     def _check_shrinkable(self) -> None:
         """Say at once what the first sample would say after a part was written."""
@@ -171,18 +180,21 @@ class _StoreSource(PackSource):
         except Exception:
             return  # a damaged one: that is for the run to say
 
-    def _encoded(self, record: Record) -> EncodedRecord:
+    def _encoded(self, index: int, record: Record) -> EncodedRecord:
         try:
-            return encode_record(record.key, self._images.storable(record.sample), record.label)
+            key = record.key if self._own_keys is None else self._own_keys[index]
+            return encode_record(key, self._images.storable(record.sample), record.label)
         except Exception as error:
             annotate(error, f"while encoding {record.key!r} of {self._store.address}")
             raise
 
     def describe(self, index: int) -> str:
-        return self._store.keys[index]
+        return self._store.keys[index] if self._own_keys is None else self._own_keys[index]
 
     def position_of(self, key: str) -> int:
-        return int(self._store.index.positions_of([key])[0])
+        if self._own_keys is None:
+            return int(self._store.index.positions_of([key])[0])
+        return self._own_keys.index(key)
 
     def close(self) -> None:
         self._store.close()
@@ -289,9 +301,12 @@ class _Images:
     Whether they are checked is not in `what`: a run may go on with it, or without.
     """
 
-    def __init__(self, shrink: _Shrink | None, *, is_checked: bool) -> None:
+    def __init__(
+        self, shrink: _Shrink | None, *, is_checked: bool, is_told_by_bytes: bool = False
+    ) -> None:
         self.shrink = shrink
         self._is_checked = is_checked
+        self._is_told_by_bytes = is_told_by_bytes
 
     def unchecked(self) -> _Images:
         """Return the same without a check."""
@@ -302,8 +317,11 @@ class _Images:
 
         Raises:
             ConfigError: it is to be shrunk, and cannot be.
-            ValueError: an image in it is broken.
+            ValueError: an image in it is broken, or is none by its first bytes though links, which
+                may lead to anything, are followed.
         """
+        if self._is_told_by_bytes and not all(is_image(one.data) for one in images_in(sample)):
+            raise ValueError("not an image by its first bytes")
         if self._is_checked:
             from penstock.images import check_image
 

@@ -89,6 +89,7 @@ def pack(
     overwrite: bool = False,
     on_error: Literal["raise", "skip"] = "raise",
     check_images: bool = False,
+    follow_links: bool = False,
     metadata: Mapping[str, Any] | None = None,
     progress: Callable[[PackProgress], object] | None = None,
     worker_init_fn: Callable[[int], object] | None = None,
@@ -118,6 +119,8 @@ def pack(
         check_images: Whether image files that are stored as they are have to be whole: each is
             decoded, as `penstock check` does it, which takes far longer than to copy it. One that
             is broken counts as a sample that cannot be read.
+        follow_links: Whether files of a folder, or of a list, that lie outside of it are packed:
+            links and names with ".." lead to them. Then each has to be an image by its first bytes.
         metadata: Any JSON, kept in the store's index.
         progress: Called again and again with how far it has come.
         worker_init_fn: Called in each worker with its number, first of all.
@@ -126,9 +129,10 @@ def pack(
         What was packed.
 
     Raises:
-        StoreError: source or destination cannot be read or written; no space; another process
-            packs into it; `resume` with other arguments; a store is there, without `overwrite`; of
-            all samples none could be packed.
+        StoreError: source or destination cannot be read or written; files of the source lie outside
+            of it, without `follow_links`; no space; another process packs into it; `resume` with
+            other arguments; a store is there, without `overwrite`; of all samples none could be
+            packed.
         ConfigError: an argument is out of its range, or they contradict each other.
         MissingExtraError: images are to be shrunk or checked, and the libraries that decode them
             are not installed.
@@ -150,7 +154,12 @@ def pack(
     _check(resize, quality, limit, on_error)
     start_s = time.monotonic()
     source = pack_source(
-        src, resize=resize, quality=quality, limit=limit, check_images=check_images
+        src,
+        resize=resize,
+        quality=quality,
+        limit=limit,
+        check_images=check_images,
+        follow_links=follow_links,
     )
     if not len(source):
         raise ConfigError("there is no sample to pack: an empty store would take the place of DST.")

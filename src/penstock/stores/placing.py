@@ -15,6 +15,7 @@ from functools import cache
 from typing import TYPE_CHECKING, Any, Final
 
 from penstock.errors import StoreError
+from penstock.whole_file import refuse_special
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -26,22 +27,33 @@ _RENAME_EXCHANGE: Final = 2
 
 
 class Lock:
-    """A file that one process at a time may hold, for as long as it lives.
+    """Keeps other writers off a destination: a file that one process at a time may hold.
 
-    Forked children do not hold it: workers that outlive a killed packer by a moment would keep the
-    next one off.
+    It lies beside the unfinished store, as DST.partial.lock; not as DST.lock, which for a folder
+    called uv would be a file of somebody's. It is held for as long as the process lives. Forked
+    children do not hold it: workers that outlive a killed packer by a moment would keep the next
+    one off.
     """
 
-    def __init__(self, path: Path, destination: Path) -> None:
+    def __init__(self, partial: Path, destination: Path) -> None:
         """Take it.
 
+        Args:
+            partial: Where the store lies until it is complete.
+            destination: Where it will be.
+
         Raises:
-            StoreError: another process holds it, or it cannot be made.
+            StoreError: another process holds it; it cannot be made; the destination is neither a
+                file nor a folder; or what lies beside it is a link, which may lead anywhere.
         """
-        self._path = path
+        self._path = path = partial.with_name(partial.name + ".lock")
+        flags = os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW
         try:
+            refuse_special(destination)
+            refuse_special(partial, follow_links=False)
+            refuse_special(path, follow_links=False)
             path.parent.mkdir(parents=True, exist_ok=True)
-            self._fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)
+            self._fd = os.open(path, flags, 0o666)
         except OSError as error:
             raise StoreError(f"cannot write {destination}: {error.strerror}.") from error
         try:
@@ -90,7 +102,9 @@ def put_in_place(made: Path, destination: Path) -> None:
 
     Raises:
         StoreError: there is a folder where a file should go, or a file where a folder should.
+        OSError: there is something that is neither; or it cannot be done.
     """
+    refuse_special(destination)
     if destination.exists() and destination.is_dir() != made.is_dir():
         kinds = ("file", "folder")
         raise StoreError(
@@ -100,7 +114,7 @@ def put_in_place(made: Path, destination: Path) -> None:
     if made.is_dir() and destination.exists():
         _exchange(made, destination)
         _sync(destination.parent)
-        shutil.rmtree(made)
+        remove(made)
     else:
         os.replace(made, destination)
     _sync(destination.parent)
@@ -134,11 +148,19 @@ def _renameat2() -> Any:  # noqa: ANN401
 
 
 def remove(path: Path) -> None:
-    """Remove a file or a folder with all in it, if there is one."""
-    if path.is_dir() and not path.is_symlink():
-        shutil.rmtree(path)
-    else:
+    """Remove a file or a folder with all in it, if there is one.
+
+    Hidden files go last: they say of a folder whose it is, also if a kill leaves the rest.
+    """
+    if not path.is_dir() or path.is_symlink():
         path.unlink(missing_ok=True)
+        return
+    for entry in sorted(os.scandir(path), key=lambda entry: entry.name.startswith(".")):
+        if entry.is_dir(follow_symlinks=False):
+            shutil.rmtree(entry.path)
+        else:
+            os.unlink(entry.path)
+    path.rmdir()
 
 
 def _sync(folder: Path) -> None:

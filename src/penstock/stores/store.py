@@ -23,6 +23,7 @@ from typing import TYPE_CHECKING, Any, Final, Protocol, Self
 import numpy as np
 
 from penstock.errors import StoreError
+from penstock.stores.label_columns import column_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -100,6 +101,29 @@ class Store(abc.ABC):
     def labels(self) -> NDArray[np.int64] | RaggedArray | None:
         """Class of each record, or its classes, or None; not a copy."""
         return self.index.labels
+
+    def own_files(self) -> tuple[str, Iterable[str]] | None:
+        """Return a folder, and the paths of the records' files from there.
+
+        None where records are not in files of their own.
+        """
+        return None
+
+    def column(self, name: str) -> NDArray[np.int64] | RaggedArray:
+        """Return the classes of records by a field of their objects, without reading one.
+
+        Args:
+            name: The field, as "pose"; "name" is the objects' class.
+
+        Returns:
+            int64, shape (records,), where every record has one object; else the classes of the
+            objects of each.
+
+        Raises:
+            ConfigError: there is no such field, or the store does not have it for all its records.
+            StoreError: its data are damaged.
+        """
+        return column_of(self.index, name)
 
     @property
     def class_names(self) -> tuple[str, ...]:

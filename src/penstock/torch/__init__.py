@@ -14,6 +14,7 @@ from torch.utils.data import (
     IterableDataset,
     default_collate,
     default_convert,
+    get_worker_info,
 )
 
 from penstock.data.dataset import IterableDataset as PlainIterableDataset
@@ -28,6 +29,7 @@ from penstock.torch.datasets import (
 from penstock.torch.device.prefetcher import DevicePrefetcher
 from penstock.torch.images import NormalizeImages
 from penstock.torch.loader import DataLoader
+from penstock.torch.replacement import install, uninstall
 from penstock.torch.samplers import (
     BatchSampler,
     DistributedSampler,
@@ -37,7 +39,6 @@ from penstock.torch.samplers import (
     SubsetRandomSampler,
     WeightedRandomSampler,
 )
-from penstock.torch.worker import get_worker_info
 
 __all__ = [
     "BatchSampler",
@@ -60,7 +61,9 @@ __all__ = [
     "default_collate",
     "default_convert",
     "get_worker_info",
+    "install",
     "random_split",
+    "uninstall",
 ]
 
 leaves.register()

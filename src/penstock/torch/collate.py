@@ -8,6 +8,7 @@ same result.
 
 from __future__ import annotations
 
+import ctypes
 import functools
 import math
 from typing import TYPE_CHECKING, Any, Final
@@ -18,6 +19,7 @@ from torch.utils.data import _utils as torch_data
 from torch.utils.data import default_convert
 
 from penstock.collate import CollateMap, check_shapes, collate, have_one_dtype, stack_into
+from penstock.torch.leaves import keep, tensor_of
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -30,15 +32,31 @@ _stock = torch_data.collate
 _PLAIN_ARRAYS: Final = frozenset({np.ndarray, np.memmap})
 
 
-def empty_tensor(empty: Empty, shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
-    """Return an uninitialised tensor in memory given by `empty`, which it keeps alive."""
-    size = math.prod(shape)
-    if size == 0:
-        return torch.empty(shape, dtype=dtype, device="cpu")
+def empty_tensor(empty: Empty, shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor | None:
+    """Return an uninitialised tensor in a slot, or in recycled memory, given by `empty`.
+
+    Returns:
+        None where there are no bytes, or torch's own memory does as well: that can be resized.
+    """
+    if 0 in shape:
+        return None
     in_numpy = _in_numpy(dtype)
     if in_numpy is not None:
-        return torch.from_numpy(empty(shape, in_numpy))
-    return torch.from_numpy(empty((size * dtype.itemsize,), np.uint8)).view(dtype).view(shape)
+        array = empty(shape, in_numpy)
+    else:
+        array = empty((math.prod(shape) * dtype.itemsize,), np.uint8)
+    if not _stays_here(empty):
+        tensor = torch.from_numpy(array)
+    elif array.base is None:
+        return None
+    else:
+        tensor = tensor_of(array)
+    return tensor if in_numpy is not None else tensor.view(dtype).view(shape)
+
+
+def _stays_here(empty: Empty) -> bool:
+    """Whether the consumer gets the very memory that `empty` gives (`PlainOutput.empty`)."""
+    return getattr(empty, "stays_here", False)
 
 
 @functools.cache
@@ -47,6 +65,11 @@ def _in_numpy(dtype: torch.dtype) -> np.dtype[Any] | None:
         return torch.empty(0, dtype=dtype, device="cpu").numpy().dtype
     except (TypeError, RuntimeError):  # bfloat16 and the float8s, say
         return None
+
+
+@functools.cache
+def _in_torch(dtype: np.dtype[Any]) -> torch.dtype:
+    return torch.as_tensor(np.empty(0, dtype), device="cpu").dtype
 
 
 class TensorCollator:
@@ -74,14 +97,17 @@ class TensorCollator:
 
     def sample(self, sample: Any) -> Any:  # noqa: ANN401
         """Return a sample that is a batch by itself, its arrays as tensors."""
-        return default_convert(sample)
+        batch = default_convert(sample)
+        if isinstance(sample, np.ndarray) and isinstance(batch, torch.Tensor) and batch.is_cpu:
+            keep(batch, sample)  # an array of `get_batch`, in recycled memory
+        return batch
 
     def leaf(self, array: np.ndarray[Any, Any]) -> Any:  # noqa: ANN401
         """Return an array as a tensor over its memory; one of text or objects as it is."""
         if array.dtype.kind in "SUO":
             return array
         # A tensor of what may not be written to is undefined behaviour, and torch warns.
-        return torch.from_numpy(array if array.flags.writeable else array.copy())
+        return tensor_of(array if array.flags.writeable else array.copy())
 
     def _stack(self, tensors: Sequence[Any], *, collate_fn_map: CollateMap) -> Any:  # noqa: ANN401
         first = tensors[0]
@@ -89,7 +115,9 @@ class TensorCollator:
             return _stock.collate_tensor_fn(tensors, collate_fn_map=collate_fn_map)
         out = empty_tensor(self.empty, (len(tensors), *first.shape), first.dtype)
         try:
-            return torch.stack(tuple(tensors), 0, out=out)
+            batch = torch.stack(tuple(tensors), 0, out=out)
+            if not batch.requires_grad:
+                return batch.contiguous()  # torch's own memory has the strides of the samples
         except RuntimeError:  # shapes differ, or one has a gradient, or is not on the CPU, …
             pass
         check_shapes([tensor.shape for tensor in tensors])
@@ -99,19 +127,30 @@ class TensorCollator:
         first = arrays[0]
         if np.dtype(first.dtype).kind in "SUO":
             return _stock.collate_numpy_array_fn(arrays, collate_fn_map=collate_fn_map)
-        like = torch.as_tensor(np.empty(0, first.dtype))  # refused as torch does; on its device
         if (
-            not _is_plain(like)
-            or collate_fn_map.get(torch.Tensor) != self._stack  # the user's own
-            or not _PLAIN_ARRAYS.issuperset(map(type, arrays))
-            or not have_one_dtype(arrays)
+            collate_fn_map.get(torch.Tensor) == self._stack  # not the user's own
+            and _PLAIN_ARRAYS.issuperset(map(type, arrays))
+            and have_one_dtype(arrays)
         ):
-            return collate([torch.as_tensor(a) for a in arrays], collate_fn_map=collate_fn_map)
-        check_shapes([array.shape for array in arrays])
-        # To make a tensor of each takes 1.1 us; to copy a row of 32 numbers 0.07 us.
-        out = empty_tensor(self.empty, (len(arrays), *first.shape), like.dtype)
-        stack_into(out.numpy(), arrays)
-        return out
+            memory = self.empty((len(arrays), *first.shape), first.dtype)
+            # Refused as torch does; on its device.
+            stays_here = _stays_here(self.empty)
+            if exchange := stays_here and memory.base is None:
+                out = torch.empty(memory.shape, dtype=_in_torch(memory.dtype))
+            else:
+                out = torch.as_tensor(memory)
+            if _is_plain(out):
+                check_shapes([array.shape for array in arrays])
+                if exchange:
+                    # Not numpy(), which ends that its storage can be resized.
+                    address = (ctypes.c_ubyte * memory.nbytes).from_address(out.data_ptr())
+                    memory = np.ndarray(memory.shape, memory.dtype, address)  # type: ignore[arg-type]
+                elif stays_here:
+                    keep(out, memory)
+                # To make a tensor of each takes 1.1 us; to copy a row of 32 numbers 0.07 us.
+                stack_into(memory, arrays)
+                return out
+        return collate([torch.as_tensor(a) for a in arrays], collate_fn_map=collate_fn_map)
 
 
 def _is_plain(tensor: torch.Tensor) -> bool:
@@ -127,10 +166,10 @@ def _is_plain(tensor: torch.Tensor) -> bool:
 def stack_plainly(tensors: Sequence[Any], *, collate_fn_map: CollateMap | None = None) -> Any:  # noqa: ANN401
     """Stack into ordinary memory: torch's own function makes a shared file per tensor in a worker.
 
-    It stands in torch's registry in our workers, for user collate functions that call
+    It stands in torch's registry where our workers are, for user collate functions that call
     `default_collate`.
     """
     first = tensors[0]
-    if not _is_plain(first) or any(t.dtype != first.dtype for t in tensors):
+    if not _is_plain(first) or not have_one_dtype(tensors):
         return _stock.collate_tensor_fn(tensors, collate_fn_map=collate_fn_map)
     return torch.stack(tuple(tensors), 0)

@@ -29,7 +29,9 @@ from penstock.data.dataset import (
     register_drawless,
 )
 from penstock.randomness.samples import renumbered_samples
+from penstock.summary import Summarized
 from penstock.torch.collate import empty_tensor
+from penstock.torch.leaves import tensor_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -66,7 +68,7 @@ _NUMPY_DTYPES: Final[dict[torch.dtype, type[np.generic]]] = {
 _CARRIERS: Final = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 
 
-class TensorDataset(stock.TensorDataset):
+class TensorDataset(Summarized, stock.TensorDataset):
     """torch's `TensorDataset`; a batch is one gather per tensor.
 
     Example:
@@ -75,6 +77,8 @@ class TensorDataset(stock.TensorDataset):
         [tensor([[4, 5],
                 [0, 1]]), tensor([9, 7])]
     """
+
+    _shows = ("length", "tensors")
 
     @property
     def can_get_batch(self) -> bool:
@@ -90,7 +94,7 @@ class TensorDataset(stock.TensorDataset):
         return _read_tensors(self, indices, empty)
 
 
-class StackDataset(stock.StackDataset[Any]):
+class StackDataset(Summarized, stock.StackDataset[Any]):
     """torch's `StackDataset`; a batch is its datasets' batches.
 
     Example:
@@ -98,6 +102,8 @@ class StackDataset(stock.StackDataset[Any]):
         >>> data.get_batch(np.array([2]), np.empty)
         {'x': [tensor([2])], 'y': [tensor([0.])]}
     """
+
+    _shows = ("length", "datasets")
 
     @property
     def can_get_batch(self) -> bool:
@@ -109,7 +115,7 @@ class StackDataset(stock.StackDataset[Any]):
         return _read_stack(self, indices, empty)
 
 
-class ConcatDataset(stock.ConcatDataset[Any]):
+class ConcatDataset(Summarized, stock.ConcatDataset[Any]):
     """torch's `ConcatDataset`; a batch is gathered from each of its datasets at once.
 
     Example:
@@ -118,6 +124,8 @@ class ConcatDataset(stock.ConcatDataset[Any]):
         >>> data.get_batch(np.array([5, 0, 3]), np.empty)
         [tensor([20,  0,  0])]
     """
+
+    _shows = ("length", "datasets")
 
     @property
     def can_get_batch(self) -> bool:
@@ -134,7 +142,7 @@ class ConcatDataset(stock.ConcatDataset[Any]):
         return _read_concat(self, indices, empty)
 
 
-class Subset(stock.Subset[Any]):
+class Subset(Summarized, stock.Subset[Any]):
     """torch's `Subset`; a batch is the whole dataset's batch at the chosen indices.
 
     Example:
@@ -142,6 +150,8 @@ class Subset(stock.Subset[Any]):
         >>> part.get_batch(np.array([1, 0]), np.empty)
         [tensor([30, 70])]
     """
+
+    _shows = ("length", "dataset")
 
     @property
     def can_get_batch(self) -> bool:
@@ -243,10 +253,9 @@ def _counted_from_start(indices: NDArray[np.int64], length: int) -> torch.Tensor
 
 
 def _gather(tensor: torch.Tensor, indices: torch.Tensor, empty: Empty) -> torch.Tensor:
-    out = empty_tensor(empty, (len(indices), *tensor.shape[1:]), tensor.dtype)
-    carrier = _carrier(tensor.dtype)
-    torch.index_select(tensor.view(carrier), 0, indices, out=out.view(carrier))
-    return out
+    rows = tensor.view(_carrier(tensor.dtype))
+    out = empty_tensor(empty, (len(indices), *tensor.shape[1:]), rows.dtype)
+    return torch.index_select(rows, 0, indices, out=out).view(tensor.dtype)
 
 
 def _carrier(dtype: torch.dtype) -> torch.dtype:
@@ -285,7 +294,7 @@ def _with_tensors(batch: Any) -> Any:  # noqa: ANN401
         return {key: _with_tensors(value) for key, value in batch.items()}
     if type(batch) is list:
         return [_with_tensors(value) for value in batch]
-    return torch.from_numpy(batch) if type(batch) is np.ndarray else batch
+    return tensor_of(batch) if type(batch) is np.ndarray else batch
 
 
 def _can_read_subset(dataset: stock.Subset[Any]) -> bool:
@@ -366,11 +375,14 @@ def _scatter(
     batches: list[torch.Tensor], positions: list[torch.Tensor], empty: Empty
 ) -> torch.Tensor:
     shape = (sum(map(len, positions)), *batches[0].shape[1:])
-    out = empty_tensor(empty, shape, batches[0].dtype)
-    carrier = _carrier(out.dtype)
+    dtype = batches[0].dtype
+    carrier = _carrier(dtype)
+    out = empty_tensor(empty, shape, carrier)
+    if out is None:
+        out = torch.empty(shape, dtype=carrier, device="cpu")
     for batch, rows in zip(batches, positions, strict=True):
-        out.view(carrier).index_copy_(0, rows, batch.view(carrier))
-    return out
+        out.index_copy_(0, rows, batch.view(carrier))
+    return out.view(dtype)
 
 
 def _register(

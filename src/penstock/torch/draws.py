@@ -9,7 +9,9 @@ of its number. To resume one exactly, its draws are kept in the loader's state:
 - other samplers of torch draw from their generator or torch's global one, anybody else's perhaps
   from `random` and numpy as well: the states that these had when the epoch began are kept, 3 to 10
   KB of text;
-- orders without draws need nothing.
+- orders without draws need nothing: those of our samplers, which have seeds of their own, of lists,
+  of torch's `SequentialSampler` and `DistributedSampler`. A `generator=` of the loader is kept all
+  the same, as the base seeds of the epochs to come are drawn from it.
 
 A sampler that draws with every index goes on in states of its own once it is resumed. Its order is
 the same as long as nothing else drew from its generator in between.
@@ -18,6 +20,7 @@ the same as long as nothing else drew from its generator in between.
 from __future__ import annotations
 
 import base64
+import contextlib
 import functools
 import itertools
 import json
@@ -32,10 +35,11 @@ from torch.utils.data import BatchSampler, IterableDataset, SequentialSampler
 from torch.utils.data import DistributedSampler as TorchDistributedSampler
 from torch.utils.data import RandomSampler as TorchRandomSampler
 
-from penstock.engine.plan import as_given
+from penstock.errors import StateError
 from penstock.indices import Description, SeededIndices, Told, tell_epoch, with_inner
 from penstock.randomness.generators import GlobalStates
 from penstock.randomness.guarded import GuardedIterator
+from penstock.randomness.keys import checked_count, checked_flag
 from penstock.sampling import IndexSampler
 from penstock.sampling.sampler_state import Resumable
 from penstock.torch.samplers import (
@@ -56,7 +60,16 @@ if TYPE_CHECKING:
 
 __all__ = ["UnseededIndices"]
 
-_DRAWLESS: Final = (SequentialSampler, DistributedSampler, TorchDistributedSampler)
+_DRAWLESS: Final = (
+    SequentialSampler,
+    DistributedSampler,
+    TorchDistributedSampler,
+    BatchSampler,
+    list,
+    tuple,
+    range,
+)
+_OURS: Final = IndexSampler.__module__.rpartition(".")[0] + "."
 
 
 @dataclass(slots=True)
@@ -92,10 +105,30 @@ class Draws:
 
     @classmethod
     def from_json(cls, fields: dict[str, Any]) -> Draws:
-        """Return the draws whose `to_json` is given."""
-        states = {name: _decode(name, text) for name, text in fields["states"].items()}
-        order_seed = OrderSeed(fields["order_seed"])
-        return cls(**{**fields, "order_seed": order_seed, "states": states})
+        """Return the draws whose `to_json` is given.
+
+        Raises:
+            StateError: it is none's.
+        """
+        with _state_errors():
+            states = {name: _decode(name, text) for name, text in fields["states"].items()}
+            draws = cls(
+                **{**fields, "order_seed": OrderSeed(fields["order_seed"]), "states": states}
+            )
+            for name in ("is_new", "asked_twice"):
+                checked_flag(name, fields[name])
+            checked_count("base_seed", draws.base_seed)
+            if not isinstance(draws.sampler_epoch, (int, type(None))):
+                raise TypeError(
+                    f"sampler_epoch should be an integer, but got {draws.sampler_epoch!r}."
+                )
+            if draws.order_seed.value is not None and (
+                checked_count("order_seed", draws.order_seed.value) >= 2**63
+            ):
+                raise ValueError(
+                    f"order_seed should be below 2^63, but got {draws.order_seed.value}."
+                )
+            return draws
 
 
 class _Generator(NamedTuple):
@@ -139,19 +172,22 @@ class UnseededIndices:
         self._is_stock = (is_stock_batch or not loader._auto_collation) and (
             type(self._inner) in STOCK_SAMPLERS
         )
+        self._is_drawless = all(map(_draws_nothing, with_inner(self._inner)))
         ordered = [part for part in with_inner(sampler) if isinstance(part, IndexSampler)]
         # Its order is a function of the epoch, which nobody else would tell it.
         self._ordered = ordered[-1] if ordered else None
 
     def begin(self, epoch: int, progress: Progress) -> Iterator[object]:
-        """Return the indices from batch `progress.num_steps` on; notes in `progress` the draws."""
+        """Return the indices of the batches that are not given; notes in `progress` the draws."""
         found = progress.draws
         if isinstance(found, dict) and "between" in found:  # saved before the epoch began
-            self._restore({n: _decode(n, text) for n, text in found["between"].items()})
+            with _state_errors():
+                between = {n: _decode(n, text) for n, text in found["between"].items()}
+            self._restore(between)
             found = None
         if found is not None:
             progress.draws = found if isinstance(found, Draws) else Draws.from_json(found)
-            return self._redraw(progress.draws, progress.num_steps)
+            return self._redraw(progress.draws, progress.given.num_steps)
         if self._ordered is not None:
             tell_epoch(epoch, self._loader._index_sampler)
         progress.draws = self._draws_now()
@@ -179,11 +215,10 @@ class UnseededIndices:
 
     def _iterate(self, draws: Draws) -> Iterator[object]:
         sampler = self._loader._index_sampler
-        if self._loader._auto_collation:
-            return index_batches(sampler, draws.order_seed)
-        if self._is_stock:
+        if not self._loader._auto_collation and type(sampler) in STOCK_SAMPLERS:
             return stock_indices(sampler, draws.order_seed)
-        return map(as_given, sampler)
+        # Without collation too: a batch is then one index of a dataset that is read in bulk.
+        return index_batches(sampler, draws.order_seed)
 
     def _draws_now(self) -> Draws:
         teller = self._inner if self._ordered is None else self._ordered
@@ -202,7 +237,7 @@ class UnseededIndices:
         private = {id(generator): generator} if generator is not None else {}
         if isinstance(self._loader.dataset, IterableDataset):
             return _torch_generators(private)  # it draws the base seed alone
-        if self._is_stock and type(self._inner) in _DRAWLESS:
+        if self._is_drawless:
             return _torch_generators(private)
         # Also of a sampler inside somebody's own batch sampler.
         owners = [getattr(part, "generator", None) for part in with_inner(self._inner)]
@@ -222,7 +257,8 @@ class UnseededIndices:
     def _restore(self, states: dict[str, Any]) -> None:
         for generator in self._generators():
             if generator.name in states:
-                generator.set(states[generator.name])
+                with _state_errors():
+                    generator.set(states[generator.name])
 
     def _redraw(self, draws: Draws, num_steps: int) -> Iterator[object]:
         """Draw the epoch again, up to where it was; the global generators are left alone."""
@@ -236,9 +272,9 @@ class UnseededIndices:
             base_seed = draws.base_seed
             indices = self._draw(draws)
             self.base_seed = draws.base_seed = base_seed
-            for _ in range(num_steps):
-                next(indices, None)
-            if not self._is_stock:  # it may draw on with every index
+            for _ in zip(range(num_steps), indices, strict=False):
+                pass
+            if not (self._is_stock or self._is_drawless):  # it may draw on with every index
                 return GuardedIterator.going_on(indices)
             first = list(itertools.islice(indices, 1))  # while the generators are the sampler's
         finally:
@@ -256,6 +292,27 @@ class UnseededIndices:
         ).describe()
         # Without a seed the order is that of the epoch which the sampler was told, not of ours.
         return Description(settings, lambda epoch, num_batches: samples_in(None, num_batches))
+
+
+@contextlib.contextmanager
+def _state_errors() -> Iterator[None]:
+    """Raise what a state's draws raise as a StateError: they may say anything."""
+    try:
+        yield
+    except Exception as error:
+        raise StateError(
+            "an epoch cannot be drawn again by this state, which was changed since it was saved. "
+            f"Load another, or begin the epoch anew by set_epoch(). {type(error).__name__}: {error}"
+        ) from error
+
+
+def _draws_nothing(part: object) -> bool:
+    """Return whether a sampler itself, apart from those inside it, draws from no generator.
+
+    A subclass may draw.
+    """
+    kind = type(part)
+    return kind in _DRAWLESS or kind.__module__.startswith(_OURS)
 
 
 def _torch_generators(private: dict[int, torch.Generator]) -> list[_Generator]:

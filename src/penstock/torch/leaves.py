@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
     import numpy as np
 
-__all__ = ["bytes_of", "register"]
+__all__ = ["bytes_of", "keep", "register", "tensor_of"]
 
 _Reduced = tuple["Callable[..., object]", tuple[object, ...]]
 
@@ -49,7 +49,24 @@ def register() -> None:
     REDUCERS[torch.Tensor] = reduce_tensor
     REDUCERS[torch.storage.UntypedStorage] = _reduce_untyped_storage
     REDUCERS[torch.storage.TypedStorage] = _reduce_typed_storage
-    set_tensor_maker(torch.from_numpy)
+    set_tensor_maker(tensor_of)
+
+
+def keep(tensor: torch.Tensor, memory: object) -> torch.Tensor:
+    """Return `tensor`, over `memory`, which now lives until the last alias of it is garbage.
+
+    torch moves a storage to a shared file in place (`share_memory_()`, a queue of
+    `torch.multiprocessing`). That ends what the storage held, while numpy, DLPack and others still
+    look at the old bytes. Each of them holds the storage, and torch keeps the storage's Python
+    object, attributes included, for as long as the storage.
+    """
+    tensor.untyped_storage().penstock_memory = memory  # type: ignore[attr-defined]
+    return tensor
+
+
+def tensor_of(array: np.ndarray[Any, Any]) -> torch.Tensor:
+    """Return a tensor over a writable array, as long as any alias of it lives."""
+    return keep(torch.from_numpy(array), array)
 
 
 def bytes_of(tensor: torch.Tensor) -> np.ndarray[Any, np.dtype[np.uint8]]:
@@ -95,7 +112,8 @@ def _not_in_memory(device: torch.device) -> Exception:
 
 
 def _in_worker() -> bool:
-    return torch.utils.data.get_worker_info() is not None
+    # Not get_worker_info(): a worker that is a thread has its batches where they are wanted.
+    return torch.utils.data._utils.worker._worker_info is not None
 
 
 def _is_plain(tensor: torch.Tensor) -> bool:
@@ -135,8 +153,11 @@ def _rebuild(
     if len(buffer) == 0:
         tensor = torch.empty(shape, dtype=_DTYPES[dtype])
     else:
-        tensor = torch.frombuffer(buffer, dtype=_DTYPES[dtype])
-        tensor = tensor.view(shape) if strides is None else tensor.as_strided(shape, strides)
+        tensor = keep(torch.frombuffer(buffer, dtype=_DTYPES[dtype]), buffer)
+        if strides is not None:
+            tensor = tensor.as_strided(shape, strides)
+        elif len(shape) != 1:
+            tensor = tensor.view(shape)
     return tensor.requires_grad_() if needs_grad else tensor
 
 
@@ -197,7 +218,7 @@ def _reduce_untyped_storage(storage: torch.UntypedStorage) -> _Reduced:
 def _rebuild_untyped_storage(buffer: Any) -> torch.UntypedStorage:  # noqa: ANN401
     if len(buffer) == 0:
         return torch.UntypedStorage(0)
-    return torch.frombuffer(buffer, dtype=torch.uint8).untyped_storage()
+    return keep(torch.frombuffer(buffer, dtype=torch.uint8), buffer).untyped_storage()
 
 
 def _reduce_typed_storage(storage: torch.TypedStorage) -> _Reduced:

@@ -12,6 +12,7 @@ import torch
 import torch.utils.data
 from torch.utils.data import default_collate, default_convert
 
+from penstock.callers import users_level
 from penstock.data.dataset import follows_epochs
 from penstock.data.foreign import adapted
 from penstock.engine.backends.ray.options import check_pool
@@ -25,10 +26,11 @@ from penstock.indices import (
     StreamSource,
     check_samplers,
     covers,
+    inner_of,
     tell_epoch,
 )
 from penstock.insight.monitor import AutoWorkers, Monitor, Observed, settings_of
-from penstock.loader import check_backend, check_ray, check_workers
+from penstock.loader import backend_of, check_ray, check_workers
 from penstock.randomness.kept import warn_of_kept_generators
 from penstock.ranks import Rank, current_rank
 from penstock.sampling import BatchSampler, IndexSampler
@@ -39,15 +41,15 @@ from penstock.torch.device.page_lock import page_lock_for
 from penstock.torch.draws import UnseededIndices
 from penstock.torch.samplers import seeded_sampler
 from penstock.torch.subclassing import Readable, added_arguments, name_keywords
+from penstock.torch.worker import answer_in_threads
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator, Mapping
+    from collections.abc import Callable, Iterable, Mapping
     from multiprocessing.context import BaseContext
 
     from torch.utils.data import Dataset, Sampler
 
     from penstock.data import Dataset as NumpyDataset
-    from penstock.engine.epoch import Epoch
     from penstock.engine.handover import Handover
     from penstock.indices import IndexSource
     from penstock.transport.page_lock import PageLock
@@ -95,7 +97,8 @@ class DataLoader(Observed, torch.utils.data.DataLoader[T_co]):
         drop_last: Leave out the last batch if it is not full.
         timeout: Longest wait for a batch, in seconds; 0 waits for ever.
         worker_init_fn: Called in each worker with its id, after seeding.
-        multiprocessing_context: Start method, by name or as a context; None is Python's default.
+        multiprocessing_context: Start method, by name or as a context; None is Python's default. A
+            context whose `Process` is a thread means `backend="thread"`.
         generator: Source of the order and of the workers' base seed; None is torch's global one.
         prefetch_factor: Batches under way per worker, at least 1; 2 where there are workers.
         persistent_workers: Keep the workers after an epoch.
@@ -126,6 +129,7 @@ class DataLoader(Observed, torch.utils.data.DataLoader[T_co]):
             process is connected to, or RAY_ADDRESS; where there is none, Ray starts one here.
         device: Where batches arrive: "cuda", a `torch.device`, or "auto" for the accelerator there
             is, if any. The next batch is copied while the loop computes. None: in main memory.
+            This path has not yet run on a GPU; `make gpu` runs its tests on one.
         device_transform: Called with each batch on `device`, in the loop's own stream; what it
             returns is the batch: `lambda batch: (normalize(batch[0]), batch[1])`, say, with a
             `NormalizeImages`.
@@ -209,6 +213,7 @@ class DataLoader(Observed, torch.utils.data.DataLoader[T_co]):
         self._target_device = chosen
         self._device_transform = device_transform
         self._faults = FaultLog(policy_of(on_error), dataset)
+        backend = backend_of(backend, multiprocessing_context)
         self._monitor = Monitor(
             dataset,
             num_workers,
@@ -221,7 +226,6 @@ class DataLoader(Observed, torch.utils.data.DataLoader[T_co]):
             persistent_workers=persistent_workers,
             start_method=multiprocessing_context,
         )
-        check_backend(backend, multiprocessing_context)
         self._keep(
             seed=seed,
             on_error=on_error,
@@ -238,7 +242,7 @@ class DataLoader(Observed, torch.utils.data.DataLoader[T_co]):
         check_workers(workers, timeout, prefetch_factor, persistent_workers=persistent_workers)
         self._ray = check_ray(backend, ray_options, address, workers)
         check_pool(self._ray, is_seeded=seed is not None, is_auto=num_workers == "auto")
-        check_samplers(dataset, sampler, batch_sampler)
+        check_samplers(dataset, sampler, batch_sampler, batch_size)
         super().__init__(
             dataset,  # type: ignore[arg-type]  # torch's annotation knows its own classes alone
             batch_size,
@@ -262,7 +266,7 @@ class DataLoader(Observed, torch.utils.data.DataLoader[T_co]):
             # Not torch's default of 2: in a loader that is made of this one's attributes, that
             # would be the user's choice, and no longer the tuner's.
             self.prefetch_factor = prefetch_factor
-        inner = getattr(batch_sampler, "sampler", None)
+        inner = next(reversed(inner_of(batch_sampler)), None)
         if isinstance(batch_sampler, BatchSampler) or isinstance(inner, IndexSampler):
             # Where torch has a SequentialSampler that nobody asks. Lightning wraps this attribute
             # in a DistributedSampler, and puts that into a new batch sampler.
@@ -306,7 +310,7 @@ class DataLoader(Observed, torch.utils.data.DataLoader[T_co]):
             return iterator
         # Persistent workers' iterator lives on. The user gets one that ends with the epoch, so that
         # it can be told whether anybody is iterating.
-        iterator = EpochIterator(iterator)
+        iterator = _SizedIterator(iterator._stream, iterator._sampler)
         self._schedule.begin(iterator.epoch, iterator)
         return iterator
 
@@ -317,9 +321,10 @@ class DataLoader(Observed, torch.utils.data.DataLoader[T_co]):
 
     @Readable
     def failures(self) -> list[Failure]:
-        """Samples that were left out or replaced, in the order in which they were missed.
+        """Bad samples, left out or replaced, in the order in which they were missed.
 
-        Each with its index, file or key, error, worker, epoch and step. The last 10,000 are kept.
+        Each once an epoch, with its index, file or key, error, worker, epoch and step. The last
+        10,000 are kept.
         """
         return self._faults.failures
 
@@ -331,7 +336,7 @@ class DataLoader(Observed, torch.utils.data.DataLoader[T_co]):
         `sampler.set_epoch(e)`, as loops written for torch have it, does the same.
 
         Raises:
-            ConfigError: a negative epoch.
+            ConfigError: a negative epoch, or one of 2^32 and more.
             TypeError: an epoch that is no integer.
         """
         self._schedule.set_epoch(epoch)
@@ -345,7 +350,7 @@ class DataLoader(Observed, torch.utils.data.DataLoader[T_co]):
         loop is. With `seed=` the state is below 1 KB for any dataset, and the same on all ranks. An
         iterable dataset's own state comes on top, for each worker, and is its rank's own. Without
         `seed=` the state holds what the epoch's order was drawn with: one number for
-        `shuffle=True`, 4 to 18 KB for generators.
+        `shuffle=True`, nothing for samplers with a seed of their own, or 4 to 18 KB for generators.
 
         Returns:
             What `json.dumps` takes.
@@ -438,15 +443,63 @@ class DataLoader(Observed, torch.utils.data.DataLoader[T_co]):
         return _LoaderIterator(self)
 
 
-class _LoaderIterator:
+class _CountedStream(Stream):
+    """A stream that knows how many batches it gave, and warns where torch's iterator does.
+
+    Attributes:
+        num_yielded: Batches of this epoch.
+        len_called: What an iterable dataset said of its length, if `len(loader)` asked it.
+    """
+
+    num_yielded = 0
+    len_called: int | None = None
+
+    def take(self) -> Any:  # noqa: ANN401 - any batch tree
+        with _profiled("enumerate(DataLoader)#penstock.__next__"):
+            batch = super().take()
+        self.num_yielded += 1
+        if self.len_called is not None and self.num_yielded > self.len_called:
+            self._warn_of_length(self.len_called)
+        return batch
+
+    def _refuse_stop(self, error: StopIteration) -> None:
+        self._faults.warn_of_stop(error, self._epoch)  # and let it end the epoch
+
+    def _warn_of_length(self, len_called: int) -> None:
+        recipe, advice = self._plan.recipe, ""
+        if self._plan.num_workers > 0:
+            advice = (
+                " For multiprocessing data-loading, this means that each worker iterates its own "
+                "copy "
+                "of the dataset: give each its share through torch.utils.data.get_worker_info()."
+            )
+        warnings.warn(
+            f"Length of IterableDataset {recipe.dataset} was reported to be {len_called} (when "
+            f"accessing len(dataloader)), but {self.num_yielded} samples have been "
+            f"fetched.{advice}",
+            stacklevel=users_level(),
+        )
+
+
+class _SizedIterator(EpochIterator):
+    """An epoch's iterator that has the length of a whole one, as torch's has."""
+
+    def __init__(self, stream: Stream, sampler: Any) -> None:  # noqa: ANN401 - of torch's loader
+        super().__init__(stream)
+        self._sampler = sampler
+
+    def __len__(self) -> int:
+        return len(self._sampler)
+
+
+class _LoaderIterator(_SizedIterator):
     """The epochs of a loader; without `seed=` it draws just when torch's own iterator does."""
+
+    _stream: _CountedStream
 
     def __init__(self, loader: DataLoader[Any]) -> None:
         # Not the loader itself: a persistent iterator and its loader would keep each other, and
         # with them the workers, until a garbage collection.
-        self._dataset = loader.dataset
-        self._num_workers = loader.num_workers
-        self._sampler = loader._index_sampler
         self._goes_to = loader._target_device, loader._device_transform
         handover, page_lock = _handover_of(loader, _should_pin(loader))
         source = loader._source()
@@ -456,81 +509,42 @@ class _LoaderIterator:
         else:
             assert isinstance(source, UnseededIndices)
             self._base_seed = source.base_seed
-        self._num_yielded = 0
-        self._len_called = _len_called(loader)
         loader._monitor.epoch_begun(epoch, loader)
         plan = _make_plan(loader, self._base_seed, page_lock)
-        self._stream = Stream(plan, epoch, loader._faults, loader._monitor, handover)
+        if plan.backend == "thread":
+            answer_in_threads()
+        stream = _CountedStream(plan, epoch, loader._faults, loader._monitor, handover)
+        stream.len_called = loader._IterableDataset_len_called
+        super().__init__(stream, loader._index_sampler)
         loader._schedule.begin(epoch, self, source)
 
     def _reset(self, loader: DataLoader[Any]) -> None:
         """Begin another epoch with the same workers; torch's `__iter__` calls it."""
         source = loader._source(self._base_seed)
         epoch = loader._schedule.next(source, is_followed=follows_epochs(loader.dataset))
-        self._num_yielded = 0
-        self._len_called = _len_called(loader)
         loader._monitor.epoch_begun(epoch, loader)
         goes_to = loader._target_device, loader._device_transform
         if goes_to != self._goes_to:  # `_iter_on` changes it
             # Slots of the workers that there are stay as they are locked, or not locked.
             self._stream.set_handover(_handover_of(loader, _should_pin(loader))[0])
             self._goes_to = goes_to
+        self._stream.num_yielded = 0
+        self._stream.len_called = loader._IterableDataset_len_called
         self._stream.begin_epoch(epoch)
+        self.epoch, self._batches = epoch, None
         loader._schedule.begin(epoch, self, source)
 
     @property
-    def epoch(self) -> Epoch:
-        """The epoch that was begun last."""
-        return self._stream.epoch
-
-    def __iter__(self) -> Iterator[Any]:
-        return self
-
-    def __next__(self) -> Any:  # noqa: ANN401 - any batch tree
-        with _profiled("enumerate(DataLoader)#penstock.__next__"):
-            batch = next(self._stream)
-            self._num_yielded += 1
-            if self._len_called is not None and self._num_yielded > self._len_called:
-                self._warn_of_length()
-            return batch
-
-    def _warn_of_length(self) -> None:
-        advice = ""
-        if self._num_workers > 0:
-            advice = (
-                " For multiprocessing data-loading, this means that each worker iterates its own "
-                "copy "
-                "of the dataset: give each its share through torch.utils.data.get_worker_info()."
-            )
-        warnings.warn(
-            f"Length of IterableDataset {self._dataset} was reported to be "
-            f"{self._len_called} (when "
-            f"accessing len(dataloader)), but {self._num_yielded} samples have been "
-            f"fetched.{advice}",
-            stacklevel=3,
-        )
-
-    def __len__(self) -> int:
-        return len(self._sampler)
+    def _num_yielded(self) -> int:
+        """Batches of this epoch, by the name that other libraries know."""
+        return self._stream.num_yielded
 
     @property
     def _workers(self) -> list[Any]:
         """The worker processes, by the name that other libraries know."""
         return getattr(self._stream.backend, "processes", [])
 
-    def close(self) -> None:
-        """Stop the workers now."""
-        self._stream.close()
-
-    _shutdown_workers = close  # the name that Lightning and others know
-
-    def __getstate__(self) -> None:
-        raise TypeError("an iterator over a DataLoader cannot be pickled; pickle the loader")
-
-
-def _len_called(loader: DataLoader[Any]) -> int | None:
-    """Return what an iterable dataset said of its length, if `len(loader)` asked it."""
-    return loader._IterableDataset_len_called
+    _shutdown_workers = EpochIterator.close  # the name that Lightning and others know
 
 
 def _handover_of(

@@ -13,7 +13,7 @@ draws between two batches.
 from __future__ import annotations
 
 import itertools
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, ClassVar, Final
 
 import numpy as np
 import torch
@@ -25,6 +25,7 @@ from torch.utils.data import WeightedRandomSampler as TorchWeightedRandomSampler
 
 from penstock import sampling
 from penstock.engine.plan import as_given
+from penstock.summary import Summarized
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -54,7 +55,7 @@ _CHUNK: Final = 4096
 _DRAWS: Final = 32
 
 
-class RandomSampler(TorchRandomSampler):
+class RandomSampler(Summarized, TorchRandomSampler):
     """torch's `RandomSampler`, holding its permutation as an int64 tensor.
 
     Example:
@@ -63,12 +64,14 @@ class RandomSampler(TorchRandomSampler):
         [0, 1, 2, 3]
     """
 
+    _shows_unless: ClassVar = {"replacement": False}
+
     def __iter__(self) -> Iterator[int]:
         """Yield the indices of one epoch; nothing is drawn before the first is asked for."""
         return _ints(_random_chunks(self))
 
 
-class SubsetRandomSampler(TorchSubsetRandomSampler):
+class SubsetRandomSampler(Summarized, TorchSubsetRandomSampler):
     """torch's `SubsetRandomSampler`, holding its permutation as an int64 tensor.
 
     Example:
@@ -82,7 +85,7 @@ class SubsetRandomSampler(TorchSubsetRandomSampler):
             yield self.indices[position]
 
 
-class WeightedRandomSampler(TorchWeightedRandomSampler):
+class WeightedRandomSampler(Summarized, TorchWeightedRandomSampler):
     """torch's `WeightedRandomSampler`, holding its draws as an int64 tensor.
 
     Example:
@@ -90,12 +93,14 @@ class WeightedRandomSampler(TorchWeightedRandomSampler):
         [1, 1, 1]
     """
 
+    _shows_unless: ClassVar = {"replacement": True}
+
     def __iter__(self) -> Iterator[int]:
         """Yield the indices of one epoch; nothing is drawn before the first is asked for."""
         return _ints(_weighted_chunks(self))
 
 
-class DistributedSampler(TorchDistributedSampler[Any]):
+class DistributedSampler(Summarized, TorchDistributedSampler[Any]):
     """torch's `DistributedSampler`, holding this rank's share alone, as an int64 array.
 
     It takes datasets. To deal out the order of a sampler is `penstock.sampling.DistributedSampler`.
@@ -104,6 +109,9 @@ class DistributedSampler(TorchDistributedSampler[Any]):
         >>> [list(DistributedSampler(range(5), 2, rank, shuffle=False)) for rank in (0, 1)]
         [[0, 2, 4], [1, 3, 0]]
     """
+
+    _shows = ("length", "rank", "num_replicas", "seed", "epoch")
+    _shows_unless: ClassVar = {"shuffle": True, "drop_last": False}
 
     def __init__(
         self,

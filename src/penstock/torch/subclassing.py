@@ -34,6 +34,24 @@ class Readable:
         return self if loader is None else self._get(loader)
 
 
+class _NamedOnceBound(inspect.Signature):
+    """The signature of an `__init__(..., **kwargs)` that names more once `self` is given.
+
+    Lightning asks a loader's `__init__` what it may be given; and the function itself, before
+    `self` is given, what its arguments and their defaults are called in the record of a call.
+    """
+
+    __slots__ = ("bound",)
+    bound: inspect.Signature  # still with `self`
+
+    def replace(self, **changes: Any) -> inspect.Signature:  # type: ignore[override]  # noqa: ANN401
+        """Return another signature: `inspect.signature` takes `self` away by this."""
+        own = list(self.parameters.values())
+        if list(changes.get("parameters", ())) == own[1:]:
+            return self.bound.replace(parameters=list(self.bound.parameters.values())[1:])
+        return inspect.Signature(own, return_annotation=self.return_annotation).replace(**changes)
+
+
 @functools.cache  # asked for at every assignment
 def added_arguments(loader_class: type) -> dict[str, inspect.Parameter]:
     """Return the arguments of a loader's class, by name, that torch's loader does not have."""
@@ -46,7 +64,8 @@ def name_keywords(subclass: type, loader_class: type) -> None:
 
     Lightning makes a loader anew with those of its attributes that are arguments of its `__init__`.
     For `**kwargs` it takes the names of torch's own arguments, so that ours would be left out, and
-    nobody would hear of it. Only what `inspect.signature` says is changed.
+    nobody would hear of it. Only what `inspect.signature` says of a loader's `__init__`, and of the
+    class, is changed.
 
     Args:
         subclass: Derives from `loader_class`. A class between the two that takes no `**kwargs`
@@ -67,5 +86,6 @@ def name_keywords(subclass: type, loader_class: type) -> None:
     *parameters, last = signature.parameters.values()
     if last.kind is last.VAR_KEYWORD:
         more = [p for name, p in added.items() if name not in signature.parameters]
-        signature = signature.replace(parameters=[*parameters, *more, last])
-        init.__signature__ = signature  # type: ignore[attr-defined]  # which inspect looks for
+        named = _NamedOnceBound([*parameters, last], return_annotation=signature.return_annotation)
+        named.bound = signature.replace(parameters=[*parameters, *more, last])
+        init.__signature__ = named  # type: ignore[attr-defined]  # which inspect looks for

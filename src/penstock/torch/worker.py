@@ -2,12 +2,13 @@
 """What a worker does once it has imported torch (`penstock.engine.plan.Framework`).
 
 A worker that is a thread does nothing of it: torch's number of threads, its generator and its
-worker info belong to the whole process.
+worker info belong to the whole process. There torch's `get_worker_info` is taught to ask for the
+thread's (`answer_in_threads`).
 """
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, Final
 
 import torch
 from torch.utils.data import _utils as torch_data
@@ -17,30 +18,43 @@ from penstock.torch import leaves
 from penstock.torch.collate import TensorCollator, stack_plainly
 
 if TYPE_CHECKING:
+    from types import CodeType
+
     from penstock.data.dataset import Empty
     from penstock.worker_info import WorkerInfo
 
-__all__ = ["collator", "get_worker_info", "prepare_worker"]
+__all__ = ["answer_in_threads", "collator", "prepare_worker", "thread_info"]
+
+_get_worker_info: Final = torch_data.worker.get_worker_info
+_COLLATE: Final = torch_data.collate.collate_tensor_fn.__code__
 
 
-def get_worker_info() -> torch_data.worker.WorkerInfo | None:
-    """Return what this worker knows of itself, or None outside a worker.
+def answer_in_threads() -> None:
+    """Let `torch.utils.data.get_worker_info` answer in workers that are threads.
 
-    As `torch.utils.data.get_worker_info`, which reads a variable of the whole process and so
-    returns None in workers that are threads (`backend="thread"`). This one knows them too.
-
-    Returns:
-        torch's `WorkerInfo`: `id`, `num_workers`, `seed` and `dataset`.
-
-    Example:
-        >>> get_worker_info() is None  # the trainer is no worker
-        True
+    It reads a variable of the whole process. Who uses it has imported it by its name, so another
+    function in torch's module would reach nobody: it stays the same function, with other code.
+    Outside of worker threads it returns what it did.
     """
-    ours = worker_info.get_worker_info()
-    found: torch_data.worker.WorkerInfo | None = torch_data.worker.get_worker_info()
-    if found is not None or ours is None:
-        return found
-    return _as_torch_has_it(ours)
+    _get_worker_info.__code__ = _asking_the_thread.__code__
+
+
+def _asking_the_thread() -> Any:  # noqa: ANN401 - of torch's module, whose variables it reads
+    import sys
+
+    from penstock.torch.worker import thread_info
+
+    info = thread_info(sys._getframe(1).f_code)
+    return _worker_info if info is None else info  # type: ignore[name-defined]  # noqa: F821
+
+
+def thread_info(caller: CodeType) -> torch_data.worker.WorkerInfo | None:
+    """Return what a worker that is this very thread knows of itself, as torch has it.
+
+    None for torch's collate, which asks whether this is a process that has to share tensors.
+    """
+    info = None if caller is _COLLATE else worker_info.get_thread_info()
+    return None if info is None else _as_torch_has_it(info)
 
 
 def _as_torch_has_it(info: WorkerInfo) -> torch_data.worker.WorkerInfo:
@@ -55,6 +69,7 @@ def prepare_worker(info: WorkerInfo) -> None:
     torch.manual_seed(info.seed)
     # The one way there is to make torch.utils.data.get_worker_info() answer in this process.
     torch_data.worker._worker_info = _as_torch_has_it(info)
+    # Or torch's collate would make a shared file per tensor.
     registry = torch_data.collate.default_collate_fn_map
     if registry.get(torch.Tensor) is torch_data.collate.collate_tensor_fn:
         registry[torch.Tensor] = stack_plainly

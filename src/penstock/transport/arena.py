@@ -35,6 +35,7 @@ from typing import TYPE_CHECKING, Final, Generic, Literal, NamedTuple, TypeVar
 
 import numpy as np
 
+from penstock import forks
 from penstock.transport.memory import Mapping, anonymous_mapping, as_bytes, create_segment
 
 if TYPE_CHECKING:
@@ -308,6 +309,10 @@ class SlotWriter:
 class Leases(Generic[ItemT]):
     """Knows which pieces of memory are in use, by asking the garbage collector, and the device.
 
+    Attributes:
+        inherited: Items whose leases have ended and that a forked child may go on seeing; the
+            caller takes out what it has dealt with.
+
     With a page lock an item whose lease has ended cools: it comes back when all is over that
     devices had been told to do by the time that the end was noticed. Nobody waits for that.
 
@@ -328,17 +333,19 @@ class Leases(Generic[ItemT]):
             page_lock: Tells when devices have read what they were told to; None if there are none.
         """
         # A weak reference calls back only while it exists itself, so they are kept here.
-        self._items: dict[weakref.ref[object], ItemT] = {}
+        self._items: dict[weakref.ref[object], tuple[ItemT, int]] = {}  # int: forks that were over
         self._ended: deque[weakref.ref[object]] = deque()
         self._page_lock = page_lock
         self._cooling: deque[tuple[Fence, list[ItemT]]] = deque()  # oldest first
+        self.inherited: set[ItemT] = set()
 
     def start(self, item: ItemT, mapping: Mapping) -> memoryview:
         """Return all bytes of `mapping`; `item` comes back when every view is garbage."""
+        num_forks = forks.num_over()  # read first: from here on a child may inherit the view
         view = mapping.view()
         # The callback is the deque's own append: it takes no lock, makes no cycle, and, running no
         # Python code, cannot be where a Ctrl-C is raised and lost (callbacks drop exceptions).
-        self._items[weakref.ref(view, self._ended.append)] = item
+        self._items[weakref.ref(view, self._ended.append)] = item, num_forks
         return as_bytes(view).data
 
     def take_ended(self) -> list[ItemT]:
@@ -348,7 +355,10 @@ class Leases(Generic[ItemT]):
         """
         ended = []
         while self._ended:
-            ended.append(self._items.pop(self._ended.popleft()))
+            item, num_forks = self._items.pop(self._ended.popleft())
+            ended.append(item)
+            if num_forks != forks.num_begun():
+                self.inherited.add(item)
         return ended if self._page_lock is None else self._cooled(ended, self._page_lock)
 
     def _cooled(self, ended: list[ItemT], page_lock: PageLock) -> list[ItemT]:
@@ -362,7 +372,7 @@ class Leases(Generic[ItemT]):
 
     def running(self) -> list[ItemT]:
         """Return the items that are in use; no view is left of those that cool."""
-        return [item for reference, item in self._items.items() if reference() is not None]
+        return [item for reference, (item, _) in self._items.items() if reference() is not None]
 
     def __len__(self) -> int:
         """Leases that are running."""
@@ -386,7 +396,6 @@ class Arena:
         self._page_lock = page_lock
         self._slots: dict[int, Mapping] = {}
         self._leases: Leases[int] = Leases(page_lock)
-        self._not_again: set[int] = set()
 
     def add(self, slot: int, size_bytes: int, fd: int) -> None:
         """Map a new slot; `fd` is closed."""
@@ -413,23 +422,19 @@ class Arena:
     def take_freed(self) -> tuple[list[int], list[int]]:
         """Return the slots that have come back since the last call (`Leases.take_ended`).
 
+        A child that was forked while a slot was leased goes on seeing its bytes. Slots that cooled
+        at the fork may be used again: no view of them was left that the child could inherit, and
+        the device that reads them is this process's.
+
         Returns:
-            Those that may be used again, and those that may not (`retire_leased`).
+            Those that may be used again, and those that may not, as a forked child may see them.
         """
-        ended = self._leases.take_ended()
-        if not self._not_again:
+        ended, inherited = self._leases.take_ended(), self._leases.inherited
+        if not inherited:
             return ended, []
-        retired = [slot for slot in ended if slot in self._not_again]
-        self._not_again.difference_update(retired)
+        retired = [slot for slot in ended if slot in inherited]
+        inherited.difference_update(retired)
         return [slot for slot in ended if slot not in retired], retired
-
-    def retire_leased(self) -> None:
-        """Let no slot that is leased now be used again: somebody else is going to see its bytes.
-
-        Slots that cool are left out: no view of them is left that anybody could inherit, and the
-        device that reads them is this process's.
-        """
-        self._not_again.update(self._leases.running())
 
     @property
     def num_leases(self) -> int:
@@ -442,24 +447,6 @@ class Arena:
         return sum(mapping.size_bytes for mapping in self._slots.values())
 
 
-class _Leased(NamedTuple):
-    mapping: Mapping
-    num_forks: int  # of this process, when the lease began
-
-
-_num_forks = 0
-
-
-def _count_fork() -> None:
-    global _num_forks
-    _num_forks += 1
-
-
-# Before, so that parent and child both know. A program that is merely started (`subprocess`) does
-# not call it, and sees no memory of ours.
-os.register_at_fork(before=_count_fork)
-
-
 class BufferPool:
     """Recycled memory for batches that are made in the consumer's own process.
 
@@ -468,8 +455,7 @@ class BufferPool:
     already, serves a later batch.
 
     The memory is private to the process, unless it is page-locked: then forked children share it
-    (see `anonymous_mapping`). So a pool uses none of it again that was there at a fork, neither in
-    the parent nor in the child.
+    (see `anonymous_mapping`). So after a fork a pool begins anew, in the parent and in the child.
 
     Concurrency:
         One thread asks for arrays; they may be dropped in any, and any may fork.
@@ -485,11 +471,15 @@ class BufferPool:
         """
         self._max_free_bytes = max_free_bytes
         self._page_lock = page_lock
+        self._begin()
+
+    def _begin(self) -> None:
+        num_forks = forks.num_over()  # read first: from here on a child may inherit what there is
         self._free: dict[int, list[Mapping]] = {}
         self._free_bytes = 0
         self._size_bytes = 0
-        self._leases: Leases[_Leased] = Leases(page_lock)
-        self._num_forks = _num_forks  # when the free memory was last looked at
+        self._leases: Leases[Mapping] = Leases(self._page_lock)
+        self._num_forks = num_forks
 
     @property
     def size_bytes(self) -> int:
@@ -502,23 +492,17 @@ class BufferPool:
         size_bytes = dtype.itemsize * (shape if isinstance(shape, int) else math.prod(shape))
         if size_bytes < _MIN_POOLED_BYTES or dtype.hasobject:
             return np.empty(shape, dtype)  # the C library recycles such blocks well enough
-        # Read first: a fork while memory is being taken counts as one while it is leased.
-        num_forks = _num_forks
-        mapping = self._take(slot_size(size_bytes), num_forks)
-        data = self._leases.start(_Leased(mapping, num_forks), mapping)
+        mapping = self._take(slot_size(size_bytes))
+        data = self._leases.start(mapping, mapping)
         return np.frombuffer(data[:size_bytes], dtype).reshape(shape)
 
-    def _take(self, size_bytes: int, num_forks: int) -> Mapping:
-        is_shared = self._page_lock is not None
-        if is_shared and self._num_forks != num_forks:
-            self._num_forks = num_forks
-            self._size_bytes -= self._free_bytes
-            self._free, self._free_bytes = {}, 0
-        for mapping, num_forks_then in self._leases.take_ended():
-            if is_shared and num_forks_then != num_forks:
-                self._size_bytes -= mapping.size_bytes
-            else:
-                self._keep(mapping)
+    def _take(self, size_bytes: int) -> Mapping:
+        for mapping in self._leases.take_ended():
+            self._keep(mapping)
+        self._leases.inherited.clear()  # of private memory a child has its own copy
+        # Looked at last: none of what has come back by now is used if a child may see it.
+        if self._page_lock is not None and self._num_forks != forks.num_begun():
+            self._begin()
         free = self._free.get(size_bytes)
         if not free:
             self._size_bytes += size_bytes

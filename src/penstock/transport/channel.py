@@ -3,6 +3,8 @@
 
 Guarantees
     Frames arrive whole, in order, each with the descriptors that were sent with it.
+    A channel belongs to the process that made it: a forked child closes its copy right after the
+    fork, and nothing that the child does, its exit included, reaches the peer.
     `receive` and `post` never block, so the trainer cannot wait for a worker that waits for the
     trainer: what the socket does not take now is kept and sent later.
     `close` ends both directions at once, also where a forked process still holds a copy of the
@@ -16,6 +18,7 @@ import contextlib
 import os
 import socket
 import struct
+import weakref
 from collections import deque
 from typing import TYPE_CHECKING, Final, NamedTuple
 
@@ -57,6 +60,7 @@ class Channel:
         """Take over `sock`, connected, of type SOCK_STREAM."""
         self._socket = sock
         _open_sockets.add(sock)
+        _channels.add(self)
         self._received = bytearray()
         self._received_fds: deque[int] = deque()
         self._unsent: deque[Frame] = deque()
@@ -198,6 +202,17 @@ class Channel:
     def __del__(self) -> None:
         if hasattr(self, "_socket"):
             self.detach()
+
+
+_channels: weakref.WeakSet[Channel] = weakref.WeakSet()
+
+
+def _detach_in_child() -> None:
+    for channel in list(_channels):
+        channel.detach()
+
+
+os.register_at_fork(after_in_child=_detach_in_child)
 
 
 def _close_all(fds: Sequence[int] | deque[int]) -> None:

@@ -68,11 +68,24 @@ def dumps(
     tree: object,
     take_buffer: Callable[[pickle.PickleBuffer], bool] | None = None,
     reducers: Mapping[type, Callable[[Any], Any]] | None = None,
+    base: type[pickle.Pickler] = pickle.Pickler,
 ) -> bytes:
-    """Return `tree` pickled with `REDUCERS`, without the buffers `take_buffer` is false for."""
+    """Return `tree` pickled with `REDUCERS`, without the buffers `take_buffer` is false for.
+
+    Args:
+        tree: Anything.
+        take_buffer: Whether a buffer goes into the pickle.
+        reducers: More of them.
+        base: What pickles; a subclass of Python's has a `dispatch_table` of its class.
+    """
     file = io.BytesIO()
-    pickler = pickle.Pickler(file, protocol=5, buffer_callback=take_buffer)
-    pickler.dispatch_table = {**copyreg.dispatch_table, **(reducers or {}), **REDUCERS}
+    if base is pickle.Pickler:
+        pickler = base(file, protocol=5, buffer_callback=take_buffer)
+        pickler.dispatch_table = {**copyreg.dispatch_table, **(reducers or {}), **REDUCERS}
+    else:  # C reads the table of a subclass when a pickler is made
+        table = {**base.dispatch_table, **(reducers or {}), **REDUCERS}
+        own = type(base.__name__, (base,), {"dispatch_table": table})
+        pickler = own(file, protocol=5, buffer_callback=take_buffer)
     pickler.dump(tree)
     return file.getvalue()
 
@@ -93,7 +106,7 @@ def pack(tree: object, writer: SlotWriter) -> Packed:
         return False
 
     try:
-        pickled = dumps(tree, keep_in_message)
+        pickled = dumps(tree, keep_in_message, _OF_BATCHES)
         message: bytes | Extent = pickled
         if len(pickled) > _MESSAGE_LIMIT_BYTES:
             message = writer.place(np.frombuffer(pickled, np.uint8))
@@ -101,6 +114,16 @@ def pack(tree: object, writer: SlotWriter) -> Packed:
         writer.abandon()
         raise
     return Packed(message, tuple(buffers), tuple(writer.finish()))
+
+
+def _reduce_array(array: np.ndarray[Any, Any]) -> Any:  # noqa: ANN401
+    # What is received is the user's own to write to. Pickle would have a read-only array stay so.
+    if not array.flags.writeable:
+        array = array.copy(order="K")
+    return array.__reduce_ex__(5)
+
+
+_OF_BATCHES: Final[Mapping[type, Callable[[Any], Any]]] = {np.ndarray: _reduce_array}
 
 
 def unpack(packed: Packed, slots: dict[int, memoryview]) -> Any:  # noqa: ANN401 - any tree at all

@@ -12,6 +12,7 @@ import copyreg
 import io
 import mmap
 import os
+import pickle
 import struct
 from multiprocessing.reduction import ForkingPickler
 from typing import TYPE_CHECKING, Any, Final
@@ -23,7 +24,6 @@ from penstock.transport.memory import Mapping, create_segment
 from penstock.transport.packing import NeedsInheritance, dumps, load_all
 
 if TYPE_CHECKING:
-    import pickle
     from collections.abc import Callable
 
 __all__ = ["load_shared", "share"]
@@ -32,8 +32,10 @@ _PAGE_BYTES: Final = 4096  # arrays start on a page: a write copies no neighbour
 _NUMBER: Final = struct.Struct("<Q")
 
 
-def share(value: object) -> int:
+def share(value: object, base: type[pickle.Pickler] = pickle.Pickler) -> int:
     """Return the descriptor of a segment that holds `value`; the caller closes it.
+
+    `base` is what pickles it (`penstock.transport.packing.dumps`).
 
     Layout: size of the pickle, number of buffers, size of each buffer (uint64 each), the pickle,
         then the
@@ -52,7 +54,7 @@ def share(value: object) -> int:
         buffers.append(data)
         return False
 
-    pickled = dumps(value, keep_in_pickle, _of_multiprocessing())
+    pickled = dumps(value, keep_in_pickle, _of_multiprocessing(), base)
     head = b"".join(map(_NUMBER.pack, [len(pickled), len(buffers), *(b.nbytes for b in buffers)]))
     position = _page_up(len(head) + len(pickled))
     size_bytes = position + sum(_page_up(buffer.nbytes) for buffer in buffers)

@@ -25,6 +25,7 @@ from penstock.errors import ConfigError
 from penstock.faults import annotate
 from penstock.images.headers import MAX_PIXELS, read_header
 from penstock.images.regions import Region, decode_region, reduced, reduction
+from penstock.opening import read_file
 from penstock.randomness.samples import sample_rng
 from penstock.stores.records import EncodedImage
 from penstock.vision.arguments import (
@@ -221,7 +222,7 @@ class ImagePipeline:
         if isinstance(image, EncodedImage):
             image = image.data
         elif isinstance(image, Path):
-            image = image.read_bytes()
+            image = read_file(image, remedy="give its bytes")
         elif isinstance(image, Image.Image):
             image = np.asarray(image.convert("RGB"))
         if isinstance(image, (bytes, bytearray, memoryview)):

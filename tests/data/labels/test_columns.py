@@ -174,3 +174,17 @@ def test_texts_in_lists_are_numbered_by_the_rows_that_are_chosen_and_by_all_part
     b = of_columns(labels=[["cat"], ["dog", "cat"]])
     assert rows_of(known_labels(ConcatDataset([a, b]))) == [[0], [0, 1], [1], [2, 1]]
     assert rows_of(known_labels(b.select([1, 0]))) == [[1, 0], [0]]
+
+
+def test_a_sampler_takes_one_of_several_columns():
+    from penstock.sampling import ClassBalancedSampler
+
+    ages = hf.ClassLabel(names=["young", "old"])
+    several = of_columns({"kind": PETS, "age": ages}, kind=[2, 0, 1, 1], age=[0, 1, 0, 0])
+    sampler = ClassBalancedSampler(Subset(several, [0, 1, 2]), column="age")
+    assert sampler.labels.tolist() == [0, 1, 0]
+    assert sampler.class_names == ("young", "old")
+    with pytest.raises(ConfigError, match=r"several columns are classes \(kind, age\)"):
+        ClassBalancedSampler(several)
+    with pytest.raises(ConfigError, match=r"there is no column 'sex'; there are kind, age\)"):
+        ClassBalancedSampler(several, column="sex")

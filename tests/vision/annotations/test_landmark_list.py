@@ -16,6 +16,7 @@ from penstock.errors import ConfigError, StoreError
 from penstock.vision.annotations.landmark_list import (
     LandmarkColumns,
     read_landmark_list,
+    samples_of_lines,
     write_landmark_list,
 )
 from penstock.vision.annotations.model import AnnotatedImage, AnnotatedObject
@@ -97,6 +98,11 @@ def test_paths_with_blanks_and_other_separators(read, tmp_path):
         ("1.jpg 1 2\n2.jpg 1", {}, r"line 2: it has 2 columns, not 3"),
         ("1.jpg 1 2 3", {}, r"line 1: it has 3 numbers for landmarks"),
         ("1.jpg", {}, r"line 1: it has 0 numbers"),
+        (
+            "a b.jpg 1 2 man 0 up",
+            {},
+            r"behind 2 numbers it has 3 columns \('man', '0', 'up'\): each needs a name",
+        ),
         ("1.jpg 1 2", {"has_box": True}, r"line 1: it has 0 numbers"),
         ("1.jpg 1 x", {"num_landmarks": 1}, r"line 1: column 3 is 'x', not a number"),
         ("1.jpg 1 inf", {}, r"line 1: column 3 is 'inf', not a number"),
@@ -117,7 +123,7 @@ def test_what_is_wrong_names_file_and_line(read, text, options, message):
     "options",
     [
         {"layout": "yx"}, {"box_format": "cxcywh"}, {"box_at": "first"}, {"origin": 2},
-        {"num_landmarks": -1}, {"classes": ("a", "a")}, {"separator": ""},
+        {"num_landmarks": -1}, {"classes": ("a", "a")}, {"classes": "a,b"}, {"separator": ""},
     ],
 )  # fmt: skip
 def test_columns_that_cannot_be_are_an_error_of_the_caller(read, options):
@@ -178,3 +184,19 @@ def test_what_a_line_cannot_hold_is_not_written(path, found, message):
         write_landmark_list([image], columns)
     with pytest.raises(ConfigError, match="num_landmarks has to be given"):
         write_landmark_list([image], LandmarkColumns())
+
+
+@given(st.lists(st.tuples(st.sampled_from("abc"), st.integers(0, 2)), max_size=30))
+def test_an_image_is_as_many_samples_as_its_most_frequent_line(pairs):
+    lines = [
+        AnnotatedImage(Path(name), name, None, None, (AnnotatedObject(str(number), None, (NAN,)),))
+        for name, number in pairs
+    ]
+    samples = samples_of_lines(lines)
+    for name in "abc":
+        numbers = [str(number) for of, number in pairs if of == name]
+        same_image = [[o.class_name for o in s.objects] for s in samples if s.key == name]
+        objects = list(dict.fromkeys(numbers))
+        assert same_image == [objects] * max(map(numbers.count, objects), default=0)
+    if all(number == 0 for _, number in pairs):  # a line for each sample
+        assert [s.key for s in samples] == [name for name, _ in pairs]

@@ -236,5 +236,7 @@ def test_fractions_of_pixels_come_back_to_a_millionth(box):
 
 def test_the_yaml_that_is_written_is_read_again(data):
     names = ("no", "1", "a: b", "ä", "null")
-    (data / "data.yaml").write_bytes(write_yolo_yaml(names, ["train"], num_landmarks=0))
+    (data / "data.yaml").write_bytes(
+        write_yolo_yaml(names, {"train": "images/train"}, num_landmarks=0)
+    )
     assert read_yolo(data)[1] == names

@@ -230,7 +230,7 @@ def test_the_policy_decides_which_boxes_and_labels_there_are(photo):
     assert str(counts) == (
         "5 objects, 3 kept (1 zero_area, 1 inverted, 2 outside, 1 swapped, 1 clipped, 2 dropped)"
     )
-    assert str(counts) in repr(found["fix"])
+    assert str(counts) in found["fix"]._repr_html_()
     assert found["keep"].box_counts.unchecked == 5  # no file was opened for its size
     assert found["keep"].box_counts.zero_area == 1
 
@@ -325,9 +325,13 @@ def test_an_index_out_of_range_is_an_index_error(photo):
         dataset["0"]
 
 
-def test_two_images_of_one_key_are_an_error(photo):
-    with pytest.raises(StoreError, match="annotated images has two images called '1'"):
-        dataset_of(full(photo), full(photo))
+def test_an_image_may_come_again_and_two_of_one_key_are_an_error(photo, tmp_path):
+    one, other = full(photo), write_photo(tmp_path / "other.png")
+    dataset = dataset_of(one, one)
+    assert [dataset[position]["image_id"] for position in range(2)] == ["1", "1"]
+    for different in (replace(one, path=other), replace(one, objects=())):
+        with pytest.raises(StoreError, match="annotated images has two images called '1'"):
+            dataset_of(one, different)
 
 
 def test_truncated_files_are_repaired_when_asked_and_counted(tmp_path):

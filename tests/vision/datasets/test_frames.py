@@ -169,7 +169,7 @@ def test_images_of_one_size_are_in_the_frame_that_the_others_prove(tmp_path, fra
     counts = dataset.frame_counts
     assert (counts.frame, counts.ambiguous, counts.num_read) == (frame, len(turns), len(images))
     assert (counts.upright, counts.stored) == ((2, 0) if frame == "upright" else (0, 2))
-    assert f"frames: 2 {frame}, {len(turns)} ambiguous taken as {frame}, of " in repr(dataset)
+    assert f"frames=2 {frame}, {len(turns)} ambiguous taken as {frame}, of " in repr(dataset)
     again = pickle.loads(pickle.dumps(AnnotatedImages(images)))
     assert all(frames_that_hold(again))
 

@@ -9,7 +9,7 @@ import pickle
 import numpy as np
 import pytest
 
-from penstock import Loader
+from penstock import Loader, vision
 from penstock.data import Subset
 from penstock.data.names import describe_sample
 from penstock.errors import ConfigError, StoreError
@@ -31,7 +31,6 @@ def write_image(path, value=0, height=4, width=6):
 def root(tmp_path):
     for number, name in enumerate(("dog/2.png", "cat/1.png", "cat/deep/0.png", "cat/3.jpg")):
         write_image(tmp_path / "images" / name, 10 * number)
-    (tmp_path / "images" / "empty").mkdir()
     (tmp_path / "images" / "cat" / "notes.txt").write_text("no image")
     return tmp_path / "images"
 
@@ -39,8 +38,8 @@ def root(tmp_path):
 def test_it_has_what_torchvisions_has(root):
     dataset = ImageFolder(root)
     paths = [f"{root}/{name}" for name in ("cat/1.png", "cat/3.jpg", "cat/deep/0.png", "dog/2.png")]
-    assert dataset.classes == ["cat", "dog", "empty"]
-    assert dataset.class_to_idx == {"cat": 0, "dog": 1, "empty": 2}
+    assert dataset.classes == ["cat", "dog"]
+    assert dataset.class_to_idx == {"cat": 0, "dog": 1}
     assert dataset.samples == dataset.imgs == list(zip(paths, [0, 0, 0, 1], strict=True))
     assert dataset.targets == [0, 0, 0, 1]
     assert dataset.labels.tolist() == dataset.targets
@@ -196,16 +195,129 @@ def test_a_folder_of_other_samples_is_refused(tmp_path):
         ImageFolder(tmp_path / "packed")
 
 
-def test_folders_of_annotations_are_not_taken_for_classes(tmp_path):
-    for name in ("Annotations", "ImageSets", "JPEGImages"):
-        (tmp_path / "voc" / name).mkdir(parents=True)
-    write_image(tmp_path / "voc/JPEGImages/1.png")
-    with pytest.raises(StoreError) as caught:
-        ImageFolder(tmp_path / "voc")
-    assert str(caught.value) == (
-        f"{tmp_path}/voc has Annotations and JPEGImages, as Pascal VOC has them: these are no "
-        f"classes. VOCDetection('{tmp_path}/voc') reads the objects in the images."
+@pytest.mark.parametrize(
+    "name", [".ipynb_checkpoints", ".idea", "__MACOSX", "@eaDir", "lost+found", "__pycache__"]
+)
+def test_hidden_and_system_folders_are_no_classes_at_any_depth(root, name):
+    before = ImageFolder(root)
+    write_image(root / name / "1.png")
+    (root / "cat" / name).mkdir()
+    assert ImageFolder(root).class_to_idx == {"cat": 0, "dog": 1}
+    write_image(root / "cat" / name / "thumbnail.png")
+    assert ImageFolder(root).samples == before.samples
+
+
+def test_a_system_folder_that_was_packed_as_a_class_stays_one(root, tmp_path):
+    """Up to 0.1.0 they were classes; a listing of what was packed gives the same numbers."""
+    pack(root, tmp_path / "packed", num_workers=0)
+    assert not (tmp_path / "packed" / ".penstock-index").exists()
+    (tmp_path / "packed" / "cat").rename(tmp_path / "packed" / "__MACOSX")
+    dataset = ImageFolder(tmp_path / "packed")
+    assert (dataset.classes, dataset.targets) == (["__MACOSX", "dog"], [0, 0, 0, 1])
+
+
+def test_a_class_folder_without_an_image_is_torchvisions_error_unless_it_is_allowed(root):
+    (root / "cow").mkdir()
+    (root / "bird" / "deep").mkdir(parents=True)
+    known = ", ".join(IMAGE_SUFFIXES)
+    with pytest.raises(FileNotFoundError) as caught:
+        ImageFolder(root)
+    assert str(caught.value).startswith(
+        f"Found no valid file for the classes bird, cow. Supported extensions are: {known}"
     )
+    assert "allow_empty=True" in str(caught.value)
+    dataset = ImageFolder(root, allow_empty=True)
+    assert dataset.class_to_idx == {"bird": 0, "cat": 1, "cow": 2, "dog": 3}
+    assert dataset.targets == [1, 1, 1, 3]
+
+
+VOC_XML = "<annotation><object><name>cat</name></object></annotation>"
+IMGLAB_XML = "<?xml version='1.0'?>\n<dataset><images><image file='1.png'/></images></dataset>"
+
+
+def annotated(root, images="images/1.png", **files):
+    write_image(root / images)
+    for name, text in files.items():
+        path = root / name.replace("__", "/").replace("_", ".")
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(text)
+    return root
+
+
+YOLO_LINE = "0 .5 .5 1 1"
+
+
+@pytest.mark.parametrize(
+    ("images", "files", "reader"),
+    [
+        ("JPEGImages/1.png", {"Annotations__1_xml": VOC_XML}, "VOCDetection('{root}')"),
+        ("images/1.png", {"annotations__1_xml": VOC_XML}, "VOCDetection('{root}')"),
+        ("images/1.png", {"annots__1_xml": VOC_XML}, "VOCDetection('{root}')"),
+        ("photos/a/1.png", {"xml__a__1_xml": VOC_XML}, "VOCDetection('{root}')"),
+        ("val/images/1.png", {"val__annots__1_xml": VOC_XML}, "VOCDetection('{root}/val')"),
+        ("boxes/images/1.png", {"boxes__all_xml": IMGLAB_XML}, None),
+        ("labels/t/1.png", {"labels__1_txt": YOLO_LINE}, None),
+        ("images/1.png", {"labels__1_txt": YOLO_LINE}, "YOLODetection('{root}')"),
+        (
+            "train/images/1.png",
+            {"train__labels__1_txt": YOLO_LINE},
+            "YOLODetection('{root}/train')",
+        ),
+        (
+            "images/1.png",
+            {"lists__train_txt": "images/1.png 1 2 3 4"},
+            "LandmarkList('{root}/lists/train.txt', root='{root}')",
+        ),
+        (
+            "images/my 1.png",
+            {"lists__train_txt": "# all\nmy 1.png,cat"},
+            "ImageList('{root}/lists/train.txt', root='{root}/images', separator=',')",
+        ),
+    ],
+)
+def test_folders_of_annotations_are_not_taken_for_classes(tmp_path, images, files, reader):
+    root = annotated(tmp_path, images, **files)
+    if reader is None:  # images in each subfolder: these are classes
+        assert len(ImageFolder(root)) == 1
+        return
+    reader = reader.format(root=root)
+    with pytest.raises(StoreError) as caught:
+        ImageFolder(root)
+    assert "its subfolders are no classes" in str(caught.value)
+    assert reader in str(caught.value)
+    assert len(eval(reader, vars(vision))) == 1  # it reads them
+
+
+@pytest.mark.parametrize(
+    ("images", "files", "advice"),
+    [
+        ("images/1.png", {"boxes__all_xml": IMGLAB_XML}, r"ImglabDetection\('.*/boxes/all.xml'\)"),
+        ("images/1.png", {"annots__1_xml": ""}, r"VOCDetection\('/.*'\) reads"),
+        ("photos/1.png", {"boxes__1_txt": YOLO_LINE}, "once the two subfolders are called labels"),
+        ("train2017/1.png", {"annotations__all_json": "{}"}, "No class of Penstock reads JSON"),
+    ],
+)
+def test_a_store_of_annotations_and_images_is_refused_with_what_to_do(
+    tmp_path, images, files, advice
+):
+    with pytest.raises(StoreError, match=advice):
+        StoreDataset(annotated(tmp_path, images, **files))
+    with pytest.raises(StoreError, match=advice):
+        pack(tmp_path, tmp_path / "packed", num_workers=0)
+
+
+@pytest.mark.parametrize("file", ["cat/1.xml", "notes/read me.txt", "empty/.hidden.xml"])
+def test_class_folders_stay_class_folders_whatever_else_lies_there(tmp_path, file):
+    for name in ("cat", "dog", "train"):
+        write_image(tmp_path / name / "1.png")
+    (tmp_path / file).parent.mkdir(exist_ok=True)
+    (tmp_path / file).write_text("some words")
+    assert ImageFolder(tmp_path, allow_empty=True).targets[0] == 0
+
+
+def test_kaggles_layout_is_named_as_what_it_is(data_dir):
+    with pytest.raises(StoreError, match=r"annotations beside the images in images.*VOCDetection"):
+        ImageFolder(data_dir / "masks")
 
 
 @pytest.mark.parametrize("labels", ["labels", "labels/train", "train/labels"])
@@ -215,5 +327,5 @@ def test_folders_of_yolo_are_not_taken_for_classes(tmp_path, labels):
     names = sorted({"images", "labels"} if labels[0] == "l" else {"train"})
     assert ImageFolder(tmp_path).classes == names  # classes, as there is no text file
     (tmp_path / labels / "1.txt").write_text("0 .5 .5 1 1")
-    with pytest.raises(StoreError, match=r"images and labels .text files., .* YOLODetection\('/"):
+    with pytest.raises(StoreError, match=r"labels beside the images in images.* YOLODetection\('/"):
         ImageFolder(tmp_path)

@@ -17,6 +17,7 @@ from tests.vision.annotation_files import (
 
 from penstock.errors import ConfigError, StoreError
 from penstock.stores import StoreDataset, pack
+from penstock.vision.datasets.image_list import ImageList
 from penstock.vision.datasets.landmark_sets import ImglabDetection, LandmarkList
 
 RED_POINTS = [(4, 6), (19, 11)]  # opposite corners of the rectangle, as pixels
@@ -51,6 +52,48 @@ def test_landmarks_lie_on_their_pixels_and_lines_of_one_image_are_one_sample(fol
     assert (dataset.class_names, dataset.num_landmarks) == (("object",), 2)
     assert [dataset[i]["image_id"] for i in range(2)] == ["faces/1.png", "faces/2.png"]
     assert dataset.sizes_px.tolist() == [[HEIGHT, WIDTH]] * 2
+
+
+ONE, OTHER, SAME = "faces/1.png 4 19 6 11\n", "faces/1.png 7 8 9 10\n", "faces/1.png 4.0 19 6 11\n"
+TWO = "faces/2.png 1 nan 3 4\n"
+
+
+@pytest.mark.parametrize(
+    ("text", "samples"),
+    [
+        (ONE * 5, [("1", 1)] * 5),
+        (TWO + ONE + TWO + SAME, [("2", 1), ("1", 1), ("2", 1), ("1", 1)]),
+        ((ONE + OTHER) * 3, [("1", 2)] * 3),
+        (ONE * 2 + TWO + OTHER * 2, [("1", 2), ("1", 2), ("2", 1)]),
+        (ONE + OTHER + TWO + OTHER, [("1", 2), ("2", 1), ("1", 2)]),  # as the most frequent line
+    ],
+)
+def test_a_line_that_comes_again_repeats_the_sample(folder, text, samples):
+    dataset = LandmarkList(write_list(folder, text))
+    found = [dataset[i] for i in range(len(dataset))]
+    assert [(s["image_id"][6:7], len(s["landmarks"])) for s in found] == samples
+    equal = [s for s in found if s["image_id"] == found[0]["image_id"]]
+    for sample in equal:
+        assert sample.keys() == equal[0].keys()
+        for name, value in sample.items():
+            np.testing.assert_array_equal(value, equal[0][name])
+    assert len(dataset.labels) == len(samples)
+
+
+@pytest.mark.parametrize("kind", ["landmarks", "images"])
+def test_repeated_samples_are_packed_as_such(folder, kind):
+    text = {"landmarks": ONE + TWO + ONE + ONE, "images": "faces/1.png a\n" * 3}
+    path = write_list(folder, text[kind])
+    dataset = LandmarkList(path) if kind == "landmarks" else ImageList(path)
+    for place in (f"lmdb:{folder}/packed.lmdb", f"folder:{folder}/packed"):
+        pack(dataset, place, num_workers=0)
+        packed = StoreDataset(place)
+        assert packed.store.keys[0] == "faces/1.png"
+        assert list(packed.store.keys)[-2:] == ["faces/1 (2).png", "faces/1 (3).png"]
+        assert [repr(packed[n]) for n in range(len(packed))] == [
+            repr(dataset[n]) for n in range(len(dataset))
+        ]
+        packed.close()
 
 
 def test_boxes_and_missing_points_are_read_as_told(folder):
@@ -205,6 +248,6 @@ def test_real_faces_go_into_a_store_and_back(data_dir, tmp_path):
 
 def test_a_list_says_how_many_landmarks_were_found(folder):
     path = write_list(folder, "1.png 1 2 3 4 5 6 9 9\n")  # 2 and a box, which nobody said
-    assert ", 4 landmarks each, as the first line has them, " in repr(LandmarkList(path))
+    assert "landmarks=4 each, as the first line has them, " in repr(LandmarkList(path))
     said = LandmarkList(path, num_landmarks=2, has_box=True)
-    assert ", 2 landmarks each, 1 objects" in repr(said)
+    assert "landmarks=2 each, boxes=1 objects" in repr(said)

@@ -19,6 +19,7 @@ from tests.vision.annotation_files import (
 from penstock import Loader
 from penstock.errors import ConfigError, StoreError
 from penstock.randomness.samples import sample_rng
+from penstock.stores import open_store, pack
 from penstock.vision.datasets.voc_detection import VOCDetection
 
 LANDMARKS = "<landmarks><x1>11</x1><y1>8</y1><x2>21</x2><y2>9</y2></landmarks>"
@@ -114,6 +115,22 @@ def test_a_damaged_annotation_is_an_error_of_its_file(tmp_path, xml, message):
         VOCDetection(tmp_path)
 
 
+@pytest.mark.parametrize("class_names", [None, ["cat", "dog"]])
+def test_an_image_that_a_split_names_again_is_another_sample(root, class_names):
+    write_split(root, "balanced", "b", "a", "b", "b")
+    dataset = VOCDetection(root, "balanced", class_names=class_names)
+    found = [dataset[position] for position in range(4)]
+    assert [sample["image_id"] for sample in found] == ["b", "a", "b", "b"]
+    np.testing.assert_array_equal(found[0]["boxes"], found[3]["boxes"])
+    assert len(dataset.labels) == 4
+    store = open_store(root, split="balanced")
+    assert list(store.keys) == ["b", "a", "b", "b"]
+    pack(store, root / "packed", num_workers=0)
+    packed = open_store(root / "packed")
+    assert list(packed.keys) == ["b", "a", "b (2)", "b (3)"]
+    assert [r.sample for r in packed.scan()] == [r.sample for r in store.scan()]
+
+
 def test_what_is_not_there_is_said_when_the_dataset_is_made(root, tmp_path):
     with pytest.raises(StoreError, match=r"absent is not there: looked for /.*/absent\."):
         VOCDetection(tmp_path / "absent")
@@ -122,9 +139,6 @@ def test_what_is_not_there_is_said_when_the_dataset_is_made(root, tmp_path):
     write_split(root, "wrong", "b", "x")
     with pytest.raises(StoreError, match=r"split 'wrong' .* names 1 image.* x.xml is not there"):
         VOCDetection(root, "wrong")
-    write_split(root, "twice", "b", "b")
-    with pytest.raises(StoreError, match="names 'b' twice"):
-        VOCDetection(root, "twice")
     with pytest.raises(StoreError, match=r"a.xml: the class of its object 0, 'cat', is none of"):
         VOCDetection(root, class_names=["dog"])
     with pytest.raises(ConfigError, match="bad_boxes is one of"):

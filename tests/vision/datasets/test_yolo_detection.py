@@ -51,6 +51,26 @@ def test_boxes_are_pixels_of_the_upright_image(root):
     assert YOLODetection(root, "val")[0]["boxes"].tolist() == [[0, 0, WIDTH, HEIGHT]]
 
 
+def test_what_jupyter_keeps_is_neither_a_split_nor_an_image(root):
+    for place in ("images", "images/train"):
+        write_photo(root / place / ".ipynb_checkpoints" / "1-checkpoint.png")
+    assert len(YOLODetection(root)) == 3
+    with pytest.raises(StoreError, match="it has 'train', 'val'"):
+        YOLODetection(root, "test")
+
+
+def test_an_image_that_a_list_names_again_is_another_sample(root):
+    path = write_yaml(root, "names: [dog, cat]\ntrain: train.txt\n")
+    names = ["train/1", "train/3", "train/1", "train/1", "val/1"]
+    (root / "train.txt").write_text("".join(f"images/{name}.png\n" for name in names))
+    dataset = YOLODetection(path)
+    found = [dataset[position] for position in range(len(dataset))]
+    assert [sample["image_id"] for sample in found] == names
+    np.testing.assert_array_equal(found[0]["boxes"], found[3]["boxes"])
+    (root / "images/train/1.png").write_bytes(b"")
+    assert len(YOLODetection(path)) == 5
+
+
 def test_a_box_cut_short_after_six_digits_is_not_outside(root):
     (root / "labels/train/1.txt").write_text("0 0.833334 0.5 0.333333 1.000001\n")
     dataset = YOLODetection(write_yaml(root), bad_boxes="raise")

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
+import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy import stats
@@ -13,6 +14,8 @@ from tests.vision.rectangles import Scenes, seeded
 import penstock
 from penstock.data import Subset
 from penstock.errors import ConfigError
+from penstock.faults import FaultPolicy
+from penstock.torch import DataLoader
 from penstock.vision.transforms.letterbox import Letterbox
 from penstock.vision.transforms.mixing import CutMix, MixUp
 
@@ -187,3 +190,27 @@ def test_arguments_out_of_range_are_named_with_their_values(options, message):
     for kind in (MixUp, CutMix):
         with pytest.raises(ConfigError, match=message):
             kind(pairs([1]), **options)
+
+
+class TenthsBroken:
+    """Images, every tenth of which cannot be read."""
+
+    def __len__(self):
+        return 60
+
+    def __getitem__(self, index):
+        if index % 10 == 3:
+            raise OSError(f"no {index}")
+        return np.full((4, 4, 3), index, np.uint8), 0
+
+
+@pytest.mark.filterwarnings("ignore:epoch 0. 6 bad samples:UserWarning")
+@pytest.mark.parametrize(("on_error", "left"), [("skip", 54), ("replace", 60)])
+def test_without_a_seed_too_only_the_broken_images_are_lost(on_error, left):
+    torch.manual_seed(1)
+    policy = FaultPolicy(on_error, max_failures=None)
+    loader = DataLoader(
+        MixUp(TenthsBroken(), num_classes=2), batch_size=8, shuffle=True, on_error=policy
+    )
+    assert sum(len(labels) for _, labels in loader) == left
+    assert sorted(failure.index for failure in loader.failures) == [3, 13, 23, 33, 43, 53]

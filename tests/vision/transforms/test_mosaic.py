@@ -3,6 +3,8 @@
 
 from __future__ import annotations
 
+import re
+
 import numpy as np
 import pytest
 import torch
@@ -281,11 +283,13 @@ def test_a_partner_that_fails_is_named_and_the_exception_keeps_its_type():
     with pytest.raises(OSError, match="the disk is gone") as caught:
         list(loader)
     notes = "\n".join(caught.value.__notes__)
-    assert "in sample 3 (scene/3.png), which Mosaic drew as a partner of sample" in notes
+    named = r"in sample 3 \(scene/3.png\), which Mosaic drew as a partner of sample (\d) "
+    assert (drawn := re.search(named + r"\(scene/\1.png\)\n", notes))
+    assert drawn.end() <= notes.index(f"while reading sample {drawn[1]} ")
 
 
 @pytest.mark.parametrize("on_error", ["skip", "replace"])
-def test_samples_with_a_broken_partner_can_be_passed_over(on_error):
+def test_a_broken_partner_is_the_one_that_failed_and_costs_no_good_sample(on_error):
     policy = penstock.FaultPolicy(on_error, max_failures=None)
     runs = []
     for num_workers in (0, 2):
@@ -297,10 +301,14 @@ def test_samples_with_a_broken_partner_can_be_passed_over(on_error):
             num_workers=num_workers,
             collate_fn=as_list,
         )
-        with pytest.warns(UserWarning, match=r"bad samples .*"):
+        told = r"1 bad sample .*\n  sample 3 \(scene/3.png\), a partner of sample (\d): OSError"
+        with pytest.warns(UserWarning, match=told):
             runs.append([sample["image"] for batch in loader for sample in batch])
-        assert len(runs[-1]) == (7 if on_error == "replace" else 7 - len(loader.failures))
-    assert loader.failures
+        assert len(runs[-1]) == (7 if on_error == "replace" else 6)  # sample 3 itself
+        (failure,) = loader.failures
+        assert (failure.index, failure.name) == (3, "scene/3.png")
+        assert failure.partner_of != 3
+        assert failure.replaced_by is None
     for one, other in zip(*runs, strict=True):
         np.testing.assert_array_equal(one, other)
 
@@ -370,7 +378,7 @@ def test_a_loader_still_reads_mosaics_one_by_one_to_name_the_one_that_fails():
 def test_a_dataset_that_says_nothing_is_handed_on_as_such():
     mosaic = Mosaic([flat(1)], 32)
     assert (mosaic.class_names, mosaic.labels, mosaic.fingerprint) == ((), None, None)
-    assert mosaic.describe(0) == "sample 0"
+    assert mosaic.describe(0) is None
 
 
 def test_indices_count_from_the_end_too_and_others_are_refused():

@@ -79,7 +79,7 @@ class Child:
             f"main({told_fd}, {task!r}, {arguments!r})"
         )
         return subprocess.Popen(
-            [sys.executable, "-c", code],
+            [sys.executable, "-P", "-c", code],
             stdin=subprocess.DEVNULL,
             stdout=self._printed,
             stderr=self._printed,

@@ -3,15 +3,11 @@
 
 from __future__ import annotations
 
-import contextlib
-import json
-import os
 import shutil
 import sys
 import textwrap
 from importlib import metadata
 from itertools import groupby
-from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Final
 
 import typer
@@ -33,7 +29,8 @@ from penstock.cli.doctor.interpreter import (
 )
 from penstock.cli.doctor.machine import look_at_limits, look_at_machine, look_at_shared_memory
 from penstock.cli.doctor.trial import start_trial, trial_finding
-from penstock.cli.lines import printable, without_password
+from penstock.lines import printable, say, say_json
+from penstock.secrets import without_password
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -60,34 +57,13 @@ def doctor(
     reported. Environment variables are not shown, those apart that set threads or hide a GPU. The
     exit status is 1 if there is a problem, otherwise 0.
     """
-    with _no_current_folder():
-        findings = list(_findings())
+    findings = list(_findings())
     if as_json:
-        sys.stdout.write(json.dumps(_record(findings), indent=2) + "\n")
+        say_json(_record(findings))
     else:
         _write(findings)
     if _count(findings, "problem"):
         raise typer.Exit(1)
-
-
-@contextlib.contextmanager
-def _no_current_folder() -> Iterator[None]:
-    """Take the folder that the user is in from the path, where `python -m penstock` has put it.
-
-    What lies there is no library; and the command `penstock` does not look there either.
-    """
-    first = (sys.path[0] if sys.path else "") or os.curdir
-    is_module = getattr(sys.modules["__main__"], "__spec__", None) is not None
-    is_current = Path(first).is_dir() and os.path.samefile(first, os.curdir)
-    is_needed = Path(penstock.__file__).parents[1] == Path(first)
-    if sys.flags.safe_path or not is_module or not is_current or is_needed:
-        yield
-        return
-    del sys.path[0]
-    try:
-        yield
-    finally:
-        sys.path.insert(0, first)
 
 
 def _findings() -> Iterator[Finding]:
@@ -158,21 +134,23 @@ def _without_passwords(value: Any) -> Any:  # noqa: ANN401 - whatever JSON can h
 
 def _write(findings: Sequence[Finding]) -> None:
     for topic, group in groupby(findings, key=lambda finding: finding.topic):
-        sys.stdout.write(f"{topic}\n")
+        say(topic)
         for finding in group:
             _write_row(f"  {_MARKS[finding.status]:<{_MARK_WIDTH}}{finding.name}", finding.found)
             if finding.remedy:
                 _write_row("", f"→ {finding.remedy}")
     problems, advice = _count(findings, "problem"), _count(findings, "advice")
-    sys.stdout.write(f"\nproblems: {problems}, advice: {advice}\n")
-    sys.stdout.flush()
+    say("")
+    say(f"problems: {problems}, advice: {advice}")
 
 
 def _write_row(head: str, text: str) -> None:
     """Write what was found beside its name; on a terminal broken into lines that fit."""
     indent = 2 + _MARK_WIDTH + _NAME_WIDTH
-    line = head.ljust(indent - 1) + " " + printable(without_password(text))
-    if sys.stdout.isatty():
+    lines = [head.ljust(indent - 1) + " " + printable(without_password(text))]
+    if sys.stdout is not None and sys.stdout.isatty():
         width = max(shutil.get_terminal_size().columns, indent + 40)
-        line = textwrap.fill(line, width, subsequent_indent=" " * indent, break_on_hyphens=False)
-    sys.stdout.write(f"{line}\n")
+        after = " " * indent
+        lines = textwrap.wrap(lines[0], width, subsequent_indent=after, break_on_hyphens=False)
+    for line in lines:
+        say(line)

@@ -30,6 +30,8 @@ from penstock.data.labels.cache_key import (
 from penstock.data.labels.of_sample import ReadLabels
 from penstock.data.ragged import RaggedArray
 from penstock.errors import ConfigError
+from penstock.opening import open_file
+from penstock.whole_file import refuse_special
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -108,7 +110,7 @@ class LabelCache:
             return None
         try:
             # Opened here: numpy leaves the closing of a file that is no zip to the collector.
-            with self.path.open("rb") as raw, np.load(raw, allow_pickle=False) as file:
+            with open_file(self.path) as raw, np.load(raw, allow_pickle=False) as file:
                 if str(file["description"]) != self._description:
                     return None
                 values = file["values"]
@@ -163,6 +165,7 @@ class LabelCache:
         assert self.path is not None
         if self._is_asked_for:
             self.path.parent.mkdir(parents=True, exist_ok=True)
+        refuse_special(self.path)
         new = self.path.with_name(f".penstock-labels-{uuid.uuid4().hex}.partial")
         try:
             with new.open("xb") as file:
@@ -191,7 +194,7 @@ def _check_ours(path: Path | None) -> None:
     if path is None or path.name.startswith(".penstock-labels-"):
         return
     try:
-        with path.open("rb") as raw, np.load(raw, allow_pickle=False) as file:
+        with open_file(path) as raw, np.load(raw, allow_pickle=False) as file:
             if '"fingerprint"' in str(file["description"]):
                 return
     except OSError:  # none there, or none that could be overwritten either

@@ -53,12 +53,17 @@ def known_labels(dataset: Any) -> NDArray[Any] | RaggedArray | None:  # noqa: AN
     return LabelSearch().find(dataset)
 
 
-def labels_given_or_known(source: Any, who: str) -> NDArray[Any] | RaggedArray:  # noqa: ANN401
+def labels_given_or_known(
+    source: Any,  # noqa: ANN401
+    who: str,
+    column: str | int | None = None,
+) -> NDArray[Any] | RaggedArray:
     """Return labels that were given, or those of the dataset that was given.
 
     Args:
         source: In any form that `as_labels` takes, or a dataset whose labels `known_labels` finds.
         who: What asks, for the message: the name of a sampler's class.
+        column: What a dataset calls them, as for `penstock.labels_of`.
 
     Returns:
         As `known_labels` does.
@@ -77,15 +82,21 @@ def labels_given_or_known(source: Any, who: str) -> NDArray[Any] | RaggedArray: 
         )
     if isinstance(source, Mapping):
         raise ConfigError(of_splits(source, who))
-    search = LabelSearch()
+    search = LabelSearch(column)
     if not _is_plain(source):
         labels = search.find(source)
         if labels is not None:
             return labels
     try:
-        return to_labels(source)
+        given = to_labels(source)
     except NotLabelsError as error:
-        raise ConfigError(_refusal(source, who, search, str(error))) from None
+        raise ConfigError(_refusal(source, who, search, column, str(error))) from None
+    if column is not None:
+        raise ConfigError(
+            f"column={column!r} is of a dataset, and {who} was given labels: give it the dataset, "
+            "or leave column out."
+        )
+    return given
 
 
 def of_splits(splits: Mapping[Any, Any], who: str) -> str:
@@ -102,7 +113,13 @@ def _is_plain(source: Any) -> bool:  # noqa: ANN401
     return type(source) in (list, tuple, np.ndarray, range)
 
 
-def _refusal(source: Any, who: str, search: LabelSearch, reason: str) -> str:  # noqa: ANN401
+def _refusal(
+    source: Any,  # noqa: ANN401
+    who: str,
+    search: LabelSearch,
+    column: str | int | None,
+    reason: str,
+) -> str:
     kind = kind_of(source)
     if _is_plain(source) or hasattr(source, "dtype"):
         return (
@@ -110,9 +127,12 @@ def _refusal(source: Any, who: str, search: LabelSearch, reason: str) -> str:  #
             f"numbers per sample, or a dataset; this {kind} is {reason}. If it holds samples, give "
             f"{who} the result of `penstock.labels_of(dataset, scan=True)`."
         )
+    if search.refusal:
+        return f"{who} cannot balance {kind} by {column!r}: {search.refusal}"
+    asked, name = ("", "labels") if column is None else (f"column={column!r}, ", str(column))
     return (
         f"{who} cannot tell the labels of the samples of {kind} without reading them: "
-        f"{search.report()}. Give the dataset an attribute `labels` (an array with one label per "
+        f"{search.report()}. Give the dataset an attribute `{name}` (an array with one label per "
         "sample), give the labels themselves, or read the samples once: "
-        f"`{who}(penstock.labels_of(dataset, scan=True), ...)`."
+        f"`{who}(penstock.labels_of(dataset, {asked}scan=True), ...)`."
     )

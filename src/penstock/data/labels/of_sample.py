@@ -65,7 +65,11 @@ def label_of_sample(sample: Any, column: str | int | None = None) -> Found:  # n
     if len(sample) < 2 and not (sample and isinstance(sample[-1], Mapping)):
         raise NotLabelsError(f"is a {type(sample).__name__} of {len(sample)}, not a pair")
     last = sample[-1]
-    return as_found(_of_dict(last, column) if isinstance(last, Mapping) else last)
+    if isinstance(last, Mapping):
+        return as_found(_of_dict(last, column))
+    if column is not None:  # the last entry is something else
+        raise NotLabelsError(f"is a {type(sample).__name__} of {len(sample)}, without {column!r}")
+    return as_found(last)
 
 
 def _of_dict(sample: Mapping[Any, Any], column: str | int | None) -> Any:  # noqa: ANN401

@@ -7,6 +7,8 @@ import sys
 import time
 from typing import Final
 
+from penstock.lines import say
+
 __all__ = ["ProgressLine"]
 
 _REDRAW_S: Final = 0.1
@@ -47,8 +49,7 @@ class ProgressLine:
     def tell(self, text: str) -> None:
         """Write a line of its own."""
         if self._is_shown:
-            sys.stderr.write(f"labels: {text}\n")
-            sys.stderr.flush()
+            say(f"labels: {text}", err=True)
 
     def __exit__(self, *_: object) -> None:
         """Wipe it away."""

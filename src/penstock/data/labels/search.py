@@ -17,6 +17,7 @@ from penstock.data.labels.parts import chosen_labels, joined_labels
 from penstock.data.labels.values import NotLabelsError, are_paths, as_labels, to_labels
 from penstock.data.packed_list import PackedList
 from penstock.data.ragged import RaggedArray
+from penstock.errors import ConfigError, PenstockError
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -40,6 +41,7 @@ class LabelSearch:
 
     Attributes:
         reasons: What was found that is no answer, as parts of a sentence.
+        refusal: What a dataset said that knows its columns, and has not the one asked for; else "".
     """
 
     def __init__(self, column: str | int | None = None) -> None:
@@ -52,9 +54,14 @@ class LabelSearch:
         self._column = column
         self._path: set[int] = set()
         self.reasons: list[str] = []
+        self.refusal = ""
 
     def find(self, dataset: Any) -> Labels | None:  # noqa: ANN401
-        """Return the labels, one per sample, or None; no sample is read."""
+        """Return the labels, one per sample, or None; no sample is read.
+
+        Raises:
+            ConfigError: datasets are concatenated that number the texts of the column differently.
+        """
         length = length_of(dataset)
         if length is None or is_iterable(dataset) or id(dataset) in self._path:
             return None
@@ -81,7 +88,8 @@ class LabelSearch:
             looked = f"it has none of the attributes {names}, nor a method `get_labels()`"
         if not self.reasons:
             return looked
-        return f"{looked}, that tells them ({'; '.join(self.reasons[:_MOST_REASONS])})"
+        that = "" if self._column is not None else ", that tells them"
+        return f"{looked}{that} ({'; '.join(self.reasons[:_MOST_REASONS])})"
 
     def _note(self, dataset: object, reason: str) -> None:
         self.reasons.append(f"in {type(dataset).__qualname__}: {reason}")
@@ -154,15 +162,20 @@ class LabelSearch:
         return None
 
     def _method(self, dataset: Any, length: int) -> Labels | None:  # noqa: ANN401
-        method = _own(dataset, "get_labels") if self._column is None else None
+        name, asked = ("get_labels", ()) if self._column is None else ("column", (self._column,))
+        method = _own(dataset, name)
         if not callable(method):
             return None
+        called = f"{name}({', '.join(map(repr, asked))})"
         try:
-            return to_labels(method())
+            return to_labels(method(*asked))
         except NotLabelsError as error:
-            self._note(dataset, f"what `get_labels()` returns is {error}")
+            self._note(dataset, f"what `{called}` returns is {error}")
+        except PenstockError as error:
+            self._note(dataset, str(error).rstrip("."))
+            self.refusal = self.refusal or str(error)
         except Exception as error:
-            self._note(dataset, f"`get_labels()` failed with {type(error).__name__}: {error}")
+            self._note(dataset, f"`{called}` failed with {type(error).__name__}: {error}")
         return None
 
     # What the datasets say that it is made of.
@@ -170,7 +183,7 @@ class LabelSearch:
     def _of_parts(self, dataset: Any, length: int) -> Labels | None:  # noqa: ANN401
         parts = _get(dataset, "datasets")
         if isinstance(parts, (list, tuple)) and _is_concatenation(dataset, parts):
-            return self._joined(parts)
+            return self._joined(dataset, parts)
         if parts is not None and _is_a(dataset, "StackDataset"):
             return self._stacked(parts, length)
         for kind, name in (("TensorDataset", "tensors"), ("ArrayDataset", "arrays")):
@@ -186,7 +199,13 @@ class LabelSearch:
         labels = self.find(inner)
         return None if labels is None else chosen_labels(labels, indices)
 
-    def _joined(self, parts: Sequence[Any]) -> Labels:
+    def _joined(self, dataset: object, parts: Sequence[Any]) -> Labels:
+        if len(set().union(*(_texts_of(part, self._column) for part in parts))) > 1:
+            # Numbers that are read from the samples would be of two kinds, too.
+            raise ConfigError(
+                f"The datasets of a {type(dataset).__qualname__} number the texts of "
+                f"{self._column!r} differently: give all the same attribute_names."
+            )
         found = []
         for position, part in enumerate(parts):
             labels = self.find(part)
@@ -275,6 +294,22 @@ def length_of(dataset: Any) -> int | None:  # noqa: ANN401
         return len(dataset)
     except Exception:
         return None
+
+
+def _texts_of(
+    dataset: Any,  # noqa: ANN401
+    column: str | int | None,
+    depth: int = 0,
+) -> set[tuple[str, ...]]:
+    """The texts that the numbers of a column stand for, in each of the datasets within that say."""
+    if dataset is None or depth > _DEEPEST:
+        return set()
+    names = _get(dataset, "attribute_names")
+    if isinstance(names, Mapping) and column in names:
+        return {tuple(names[column])}
+    parts = _get(dataset, "datasets")
+    within = parts if isinstance(parts, (list, tuple)) else [_get(dataset, "dataset")]
+    return set().union(*(_texts_of(part, column, depth + 1) for part in within))
 
 
 def _is_a(dataset: object, name: str) -> bool:

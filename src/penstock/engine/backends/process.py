@@ -16,8 +16,8 @@ Shutdown order
     queued. After `_GRACE_S` the rest get SIGTERM, after `_TERMINATE_S` more SIGKILL. Memory needs
     no step of its own: slots live as long as a view of them does.
 
-A forked child (another loader's worker, say) inherits copies of the channels. It closes them right
-after the fork, and `close` uses shutdown(2), which no copy can hold up.
+A forked child (another loader's worker, say) inherits copies of the channels, which are closed
+there at once (`Channel`). `close` uses shutdown(2), which no copy can hold up.
 """
 
 from __future__ import annotations
@@ -25,6 +25,7 @@ from __future__ import annotations
 import atexit
 import collections
 import contextlib
+import errno
 import math
 import multiprocessing
 import multiprocessing.process
@@ -42,6 +43,7 @@ import numpy as np
 from penstock.callers import users_level
 from penstock.engine.backends.remote import FailedTask, Where, revived
 from penstock.engine.backends.worker_process import WorkerProcess, wait_for_ends
+from penstock.engine.constant_seeds import note_states
 from penstock.engine.deeds import Standing, deed_of, standing_of
 from penstock.engine.fault_log import NO_LOSSES, Losses
 from penstock.engine.first_samples import FirstSamples
@@ -52,6 +54,7 @@ from penstock.engine.logbook import Logbook
 from penstock.engine.messages import (
     BatchMade,
     BeginEpoch,
+    GeneratorsSet,
     Ready,
     ShareEnded,
     Task,
@@ -72,6 +75,8 @@ from penstock.engine.surroundings import (
 )
 from penstock.engine.worker import run_worker
 from penstock.engine.worker_setup import WorkerIdentity
+from penstock.errors import ConfigError
+from penstock.forks import Owner
 from penstock.randomness.keys import Purpose, seed_sequence
 from penstock.transport.channel import Channel
 from penstock.transport.packing import unpack
@@ -82,7 +87,6 @@ if TYPE_CHECKING:
     from penstock.engine.epoch import Epoch
     from penstock.engine.order import BackendEvent
     from penstock.engine.plan import Caution, Plan
-    from penstock.transport.arena import Arena
     from penstock.transport.channel import Frame
 
 __all__ = ["ProcessBackend"]
@@ -94,21 +98,13 @@ _MOST_PREFETCH: Final = 8  # that a crew is given while an epoch runs
 # Over all workers. When a trainer waits for its device, the slots of all batches that it was ahead
 # come back together. They are to be kept: to make and lock another takes longer than to fill it.
 _BATCHES_AHEAD_OF_DEVICE: Final = 16
+_HAS_ENDED: Final = 1 << 16  # among the flags of a worker: its process has
 
-_channels: weakref.WeakSet[Channel] = weakref.WeakSet()  # the trainer's ends, of all loaders
-_arenas: weakref.WeakSet[Arena] = weakref.WeakSet()
 _processes: weakref.WeakSet[Any] = weakref.WeakSet()
 _backends: weakref.WeakSet[ProcessBackend] = weakref.WeakSet()
 
 
-def _keep_slots_for_child() -> None:
-    for arena in list(_arenas):
-        arena.retire_leased()
-
-
-def _detach_in_child() -> None:
-    for channel in list(_channels):
-        channel.detach()
+def _leave_in_child() -> None:
     # At its exit multiprocessing would end the workers, which it takes for the child's own.
     children: set[Any] = getattr(multiprocessing.process, "_children", set())
     for process in list(_processes):
@@ -124,8 +120,7 @@ def _close_all() -> None:
 atexit.register(_close_all)  # runs before multiprocessing's, which was registered before
 
 
-# A child goes on seeing the batches that were held at the fork, so their slots are not used again.
-os.register_at_fork(before=_keep_slots_for_child, after_in_child=_detach_in_child)
+os.register_at_fork(after_in_child=_leave_in_child)
 
 
 class _Batch:
@@ -178,14 +173,14 @@ class ProcessBackend:
         _backends.add(self)
         self._poll = select.poll()
         self._by_fd: dict[int, WorkerProcess] = {}
-        self._owner_pid = os.getpid()
+        self._owner = Owner()
 
     def start(self) -> None:
         """Start all workers; none waits for another.
 
         Raises:
             UnpicklableError: the dataset (or a function) cannot be sent under this start method.
-            ConfigError: this process may open too few files.
+            ConfigError: this process may open too few files, or start too few processes.
         """
         check_descriptors(self._plan.num_workers)
         self._memory = memory_now()
@@ -232,7 +227,6 @@ class ProcessBackend:
         recipe = plan.recipe if self._shared_fd is None else None
         ours, theirs = Channel.pair()
         channel = Channel(ours)
-        _channels.add(channel)
         num_workers = max(plan.num_workers, plan.max_workers)
         # Where crews change, workers may come to be further ahead.
         prefetch = max(plan.prefetch_factor, _MOST_PREFETCH if plan.max_workers else 0)
@@ -255,11 +249,16 @@ class ProcessBackend:
             logbook.close()
             if recipe is not None and isinstance(error, (TypeError, AttributeError, PicklingError)):
                 raise unpicklable_error(recipe, error) from error
+            if isinstance(error, OSError) and error.errno in (errno.EAGAIN, errno.ENOMEM):
+                raise ConfigError(
+                    f"the system cannot start the process of worker {worker_id}: {error.strerror}. "
+                    "Raise the limit of processes (`ulimit -u`, or pids.max of the container) or "
+                    "the memory, end other processes, or lower num_workers."
+                ) from error
             raise
         finally:
             theirs.close()
         worker = WorkerProcess(worker_id, process, channel, logbook, plan.page_lock)
-        _arenas.add(worker.arena)
         _processes.add(process)
         for fd in (channel.fileno(), worker.watch_fd):
             self._by_fd[fd] = worker
@@ -302,9 +301,11 @@ class ProcessBackend:
 
     def _release_ended(self, fd: int) -> None:
         """Release a dismissed worker that has ended, and what it held in the trainer."""
-        worker = self._leaving.pop(fd)
+        worker = self._leaving[fd]
+        if not worker.has_ended():
+            return
+        del self._leaving[fd]
         self._poll.unregister(fd)
-        worker.process.join()
         worker.release()
         worker.process.close()
 
@@ -340,7 +341,7 @@ class ProcessBackend:
         self._begun = epoch
         self._first_samples.clear()
         for worker in self._workers.values():
-            worker.share = epoch.progress.shares.get(worker.worker_id)
+            worker.share = epoch.progress.given.shares.get(worker.worker_id)
             worker.tasks.clear()
             self._tell_epoch(worker)
 
@@ -388,7 +389,8 @@ class ProcessBackend:
                     self._watch_writable(worker)
                 if flags & ~select.POLLOUT:
                     with self._held_interrupts:
-                        events += self._read(worker)
+                        has_ended = bool(flags & _HAS_ENDED) and worker.has_ended()
+                        events += self._read(worker, has_ended=has_ended)
             if events:
                 return events
 
@@ -398,13 +400,13 @@ class ProcessBackend:
             if fd in self._leaving:
                 self._release_ended(fd)
             elif worker := self._by_fd.get(fd):
-                flags_of[worker] = flags_of.get(worker, 0) | flags
+                more = _HAS_ENDED if fd == worker.watch_fd else 0
+                flags_of[worker] = flags_of.get(worker, 0) | flags | more
         return flags_of
 
-    def _read(self, worker: WorkerProcess) -> list[BackendEvent]:
+    def _read(self, worker: WorkerProcess, *, has_ended: bool) -> list[BackendEvent]:
+        # That it has ended was seen before reading: what it had to say is all there by then.
         events: list[BackendEvent] = []
-        # Asked before reading: what a process that is gone had to say is all there by then.
-        was_alive = worker.process.is_alive()
         try:
             frames = collections.deque(worker.channel.receive())
         except EOFError:
@@ -418,7 +420,7 @@ class ProcessBackend:
         finally:
             for frame in frames:
                 frame.close()
-        if not events and not was_alive:
+        if not events and has_ended:
             # Gone, while somebody that it started holds its end of the channel open.
             return [self._bury(worker)]
         return events
@@ -440,6 +442,10 @@ class ProcessBackend:
             self._weigh(message)
         elif isinstance(message, TaskFailed):
             outcome = FailedTask(message, where)
+        elif isinstance(message, GeneratorsSet):
+            init_fn = self._plan.recipe.worker_init_fn
+            assert init_fn is not None
+            note_states(init_fn, self._plan.base_seed, worker.worker_id, message.states)
         if message.round != self._round:
             return None
         if isinstance(message, Ready):
@@ -492,7 +498,7 @@ class ProcessBackend:
         self._workers, self._leaving = {}, {}
         self._close_shared()
         self._by_fd.clear()  # and with it the arenas
-        if os.getpid() != self._owner_pid:
+        if not self._owner.is_here:
             return  # a forked copy of the trainer: the workers are not its children
         for worker in workers:
             worker.channel.close()

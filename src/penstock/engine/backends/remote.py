@@ -63,6 +63,8 @@ def revived(reports: Sequence[BadReport], where: Where) -> list[BadSample]:
             revive_exception(bad.report._replace(traceback=""), str(where)),
             bad.report.traceback,
             bad.replaced_by,
+            bad.name,
+            bad.partner_of,
         )
         for bad in reports
     ]

@@ -58,7 +58,7 @@ class SerialBackend:
             base_seed=self._base_seed,
             epoch=epoch.number,
             is_announced=epoch.is_announced,
-            share=epoch.progress.shares.get(0),
+            share=epoch.progress.given.shares.get(0),
             isolated=True,
             notes=self._notes,
         )

@@ -19,14 +19,13 @@ Shutdown order
     Every worker is told at once. A waiting one ends, a busy one at its next sample. After
     `_GRACE_S` those that are still busy are left behind as daemons, which is said once.
 
-A forked child has none of these threads: there `events` raises, and `close` does nothing.
+A forked child has none of these threads: there `close` does nothing.
 """
 
 from __future__ import annotations
 
 import atexit
 import math
-import os
 import queue
 import threading
 import time
@@ -43,6 +42,7 @@ from penstock.engine.thread_round import Round
 from penstock.engine.thread_worker import Answer, ThreadTask, ThreadWorker
 from penstock.engine.user_frames import stack_of_thread
 from penstock.errors import WorkerDied as WorkerDiedError
+from penstock.forks import Owner
 from penstock.randomness.keys import Purpose, seed_sequence
 
 if TYPE_CHECKING:
@@ -62,11 +62,6 @@ _ADVICE_ON_EXIT: Final = "Look for sys.exit in the dataset."
 _ADVICE_ON_HANG: Final = (
     "Raise `timeout` if samples, or the start of a worker, may take that long. The thread goes on "
     "until its sample is made: only processes can be killed (backend='process')."
-)
-_ADVICE_ON_SAME_SAMPLES: Final = (
-    "torch.utils.data.get_worker_info() knows nothing of threads and returns None in them: ask "
-    "penstock.get_worker_info(), or go over `penstock.data.shard(samples)` instead of `samples` in "
-    "__iter__."
 )
 _GIVEN_UP: Final = -1  # in place of a round: the trainer itself tells of the death
 
@@ -101,10 +96,8 @@ class ThreadBackend:
         self._outbox: queue.SimpleQueue[Answer | None] = queue.SimpleQueue()  # None: it is closed
         self._round = Round(0, 0, is_announced=False)
         self._begun: Epoch | None = None
-        self._first_samples = FirstSamples(
-            plan.recipe, plan.num_workers, warns=True, advice=_ADVICE_ON_SAME_SAMPLES
-        )
-        self._owner_pid = os.getpid()
+        self._first_samples = FirstSamples(plan.recipe, plan.num_workers, warns=True)
+        self._owner = Owner()
 
     def start(self) -> None:
         """Start the threads; none waits for another."""
@@ -144,7 +137,7 @@ class ThreadBackend:
         self._first_samples.clear()
         for worker in self._workers.values():
             worker.tasks.clear()
-            worker.share = epoch.progress.shares.get(worker.worker_id)
+            worker.share = epoch.progress.given.shares.get(worker.worker_id)
             if not worker.is_gone:
                 worker.begin(self._round)
 
@@ -162,9 +155,8 @@ class ThreadBackend:
         """Wait on one queue; Ctrl-C interrupts the wait.
 
         Raises:
-            WorkerDied: another thread has closed the backend, or this is a forked process.
+            WorkerDied: another thread has closed the backend.
         """
-        self._check_owner()
         deadline = math.inf if timeout_s is None else time.monotonic() + timeout_s
         while True:
             left_s = max(deadline - time.monotonic(), 0.0)
@@ -184,14 +176,6 @@ class ThreadBackend:
             del answer  # this frame may wait again; the batch is not to wait with it
             if event is not None:
                 return [event]
-
-    def _check_owner(self) -> None:
-        if os.getpid() != self._owner_pid:
-            raise WorkerDiedError(
-                f"the loader's threads are in the process that began to iterate it (pid "
-                f"{self._owner_pid}), not in this forked one (pid {os.getpid()}): iterate the "
-                "loader anew here."
-            )
 
     def _understand(self, answer: Answer) -> BackendEvent | None:
         worker, event = answer.worker, answer.event
@@ -250,7 +234,7 @@ class ThreadBackend:
         """Start one thread more, which joins the current epoch and says when it has."""
         worker = self._start_worker(worker_id, joins_late=True)
         if self._begun is not None:
-            worker.share = self._begun.progress.shares.get(worker_id)
+            worker.share = self._begun.progress.given.shares.get(worker_id)
             worker.begin(self._round)
 
     def dismiss(self, worker_id: int) -> None:
@@ -300,7 +284,7 @@ class ThreadBackend:
         self._workers = {}
         self._leaving.clear()
         _backends.discard(self)
-        if os.getpid() != self._owner_pid:
+        if not self._owner.is_here:
             return  # a forked copy of the trainer, which has no such threads
         for worker in workers:
             worker.stop()

@@ -26,9 +26,19 @@ if TYPE_CHECKING:
 __all__ = ["WorkerProcess", "wait_for_ends"]
 
 _ADVICE_ON_EXIT: Final = (
-    "What it printed before may say why. Look for sys.exit or os._exit in the dataset; under spawn "
-    'and forkserver, is the main script guarded by `if __name__ == "__main__":`?'
+    "It said no last words, so it was no exception, nor sys.exit: look for os._exit in the "
+    "dataset, or a library that ends the process. What it printed before may say why."
 )
+_ADVICE_ON_START: Final = (
+    "What it printed before may say why. Under spawn and forkserver: is the main script guarded by "
+    '`if __name__ == "__main__":`?'
+)
+_ADVICE_ON_UNKNOWN: Final = (
+    "SIGCHLD is ignored in this process, perhaps since its start, or a handler of the program "
+    "waits for all children, and took the status. With signal.signal(signal.SIGCHLD, "
+    "signal.SIG_DFL) the next such message says how the worker ended."
+)
+_UNKNOWN_CODE: Final = 255  # what multiprocessing says of a child whose server has died
 _ADVICE_ON_HANG: Final = "Raise `timeout` if samples, or the start of a worker, may take that long."
 _ADVICE_NATIVE: Final = "That is native code under the dataset: num_workers=0 shows where."
 _ADVICE_ON_SIGNALS: Final = {
@@ -41,7 +51,7 @@ _ADVICE_ON_SIGNALS: Final = {
 _SIGNALS_FROM_OUTSIDE: Final = frozenset(
     {signal.SIGKILL, signal.SIGTERM, signal.SIGHUP, signal.SIGINT, signal.SIGQUIT}
 )
-_LAST_WORDS_S: Final = 1.0  # from the end of a channel to that of its process
+_LAST_WORDS_S: Final = 3.0  # from the end of a channel to that of its process, torch unloaded
 
 
 class WorkerProcess:
@@ -81,20 +91,59 @@ class WorkerProcess:
         self.share: Share | None = None
         self._killed_because: str | None = None
         self._end: tuple[str, str] | None = None
-        self._pidfd = _open_pidfd(process.pid)
+        self._has_ended = False
+        self._exit_code: int | None = None  # negative for a signal; None once it has ended: unknown
+        self._pidfd = self._open_pidfd()
         # The sentinel is a pipe, which a process that the worker forked holds open after its end.
         self.watch_fd: int = process.sentinel if self._pidfd is None else self._pidfd
 
+    def _open_pidfd(self) -> int | None:
+        try:
+            return os.pidfd_open(self.process.pid)
+        except ProcessLookupError:  # it has ended already, and somebody else took the exit status
+            self._note_end()
+        except (OSError, AttributeError):  # another system
+            pass
+        return None
+
+    def has_ended(self) -> bool:
+        """Return whether it has ended, and take its exit status once it has.
+
+        `multiprocessing` asks for the exit status, and never learns of the end where somebody else
+        has taken that: the system, if SIGCHLD is ignored, or a handler that waits for all children.
+        """
+        if not self._has_ended and self._is_over():
+            self._note_end()
+        return self._has_ended
+
+    def _is_over(self) -> bool:
+        if self._pidfd is None:
+            return not self.process.is_alive()
+        poll = select.poll()
+        poll.register(self._pidfd, select.POLLIN)
+        return bool(poll.poll(0))
+
+    def _note_end(self) -> None:
+        popen = self.process._popen
+        if popen.method == "forkserver":
+            self.process.join(_LAST_WORDS_S)  # the server is about to pass the exit status on
+        self._exit_code = self.process.exitcode
+        if self._exit_code is None:
+            # Or multiprocessing would take it for alive, and signal whoever has its number next.
+            popen.returncode = _UNKNOWN_CODE
+        self.process.join()  # at once: it takes it off the list of children
+        self._has_ended = True
+
     def is_alive(self) -> bool:
         """Ask the system."""
-        return not self.is_gone and bool(self.process.is_alive())
+        return not self.is_gone and not self.has_ended()
 
     def signal(self, number: int) -> None:
         """Send a signal, if the process is still there; never to another of the same number."""
         with contextlib.suppress(ProcessLookupError):
             if self._pidfd is not None:
                 signal.pidfd_send_signal(self._pidfd, number)
-            elif self.process.is_alive():
+            elif not self.has_ended():
                 os.kill(self.process.pid, number)
 
     def kill(self, why: str) -> None:
@@ -131,45 +180,44 @@ class WorkerProcess:
     @property
     def deaths_that_prove(self) -> int:
         """How many such ends of workers prove a sample guilty."""
-        code = self.process.exitcode or 0
-        is_ours = self._killed_because is not None or self._end is not None
-        return 3 if not is_ours and -code in _SIGNALS_FROM_OUTSIDE else 2
+        if self._killed_because is not None or self._end is not None:
+            return 2
+        return 3 if self._exit_code is None or -self._exit_code in _SIGNALS_FROM_OUTSIDE else 2
 
     @property
     def was_killed_by_memory_perhaps(self) -> bool:
         """Whether it ended as the OOM killer ends processes."""
         is_ours = self._killed_because is not None or self._end is not None
-        return not is_ours and self.process.exitcode == -signal.SIGKILL
+        return not is_ours and self._exit_code == -signal.SIGKILL
 
     def describe_end(self) -> tuple[str, str]:
         """Say how the process ended, and what to do about it; to be called when it has."""
         if self._killed_because is not None:
             return f"was killed, as {self._killed_because},", _ADVICE_ON_HANG
+        last_words = self.logbook.last_words()
         if self._end is not None:
-            return self._end
-        code = self.process.exitcode or 0
+            end, advice = self._end
+            return end, last_words or advice
+        code = self._exit_code
+        if code is None:
+            return "ended with an exit status that is unknown", last_words or _ADVICE_ON_UNKNOWN
         if code >= 0:
-            return f"exited with code {code}", _ADVICE_ON_EXIT
+            has_begun = self.logbook.read().phase is not Phase.ABSENT
+            advice = last_words or (_ADVICE_ON_EXIT if has_begun else _ADVICE_ON_START)
+            return f"exited with code {code}", advice
         name = signal_name(-code)
         advice = _ADVICE_ON_SIGNALS.get(name, "Somebody sent it that signal.")
         return f"was killed by {name}", advice
 
 
-def _open_pidfd(pid: int) -> int | None:
-    try:
-        return os.pidfd_open(pid)
-    except (OSError, AttributeError):  # another system; or it has ended and been waited for already
-        return None
-
-
 def wait_for_ends(workers: Sequence[WorkerProcess], timeout_s: float) -> list[WorkerProcess]:
     """Wait for all processes together, and return those that are still there."""
     deadline = time.monotonic() + timeout_s
-    left = [worker for worker in workers if worker.process.is_alive()]
+    left = [worker for worker in workers if not worker.has_ended()]
     while left and (left_s := deadline - time.monotonic()) > 0:
         poll = select.poll()
         for worker in left:
             poll.register(worker.watch_fd, select.POLLIN)
         poll.poll(min(left_s, LONGEST_WAIT_S) * 1000)
-        left = [worker for worker in left if worker.process.is_alive()]
+        left = [worker for worker in left if not worker.has_ended()]
     return left

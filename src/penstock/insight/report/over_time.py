@@ -19,6 +19,7 @@ from penstock.insight.report.chart import (
     waiting_lately,
 )
 from penstock.insight.report.series import Timescale
+from penstock.plural import counted
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -124,7 +125,9 @@ def stages(recording: Recording, series: Series) -> Chart:
     traces = [_band(x, y, name) for name, y in parts.items()]
     return Chart(
         key="stages",
-        title="What workers and trainer did",
+        title="What the trainer did"
+        if recording.stats.backend == "serial"
+        else "What workers and trainer did",
         summary=_stage_summary(recording),
         traces=traces,
         layout={
@@ -232,7 +235,10 @@ def _changes(
         "x": scale(at_s),
         "y": numbers(heights),
         "text": [
-            mark_text(f"{c.num_workers} workers, {c.prefetch_factor} batches each: {c.reason}")
+            mark_text(
+                f"{counted(c.num_workers, 'worker')}, {counted(c.prefetch_factor, 'batch')} each: "
+                f"{c.reason}"
+            )
             for c in kept
         ],
         "marker": {
@@ -308,6 +314,8 @@ def _stage_summary(recording: Recording) -> str:
     parts = {name: getattr(run, f"{name}_s") / whole for name in _BANDS}
     most = sorted(parts.items(), key=lambda part: -part[1])[:3]
     listed = ", ".join(f"{STAGE_LABELS[name]} {percent(share)}" for name, share in most if share)
+    if recording.stats.backend == "serial":
+        return f"Of the time of making batches over the run: {listed}."
     return (
         f"Of the workers' time over the run: {listed}. Two busy workers have 2 s per second. What "
         "they did between epochs is left out."

@@ -20,7 +20,7 @@ from penstock.insight.report.markup import data_block, element, table, to_html
 from penstock.insight.report.series import series_of
 from penstock.insight.report.timeline import timeline
 from penstock.insight.segments import Columns
-from penstock.insight.whole_file import write_whole
+from penstock.whole_file import write_whole
 
 if TYPE_CHECKING:
     import os
@@ -39,7 +39,7 @@ _NAVIGATION: Final = (
     ("over-time", "Over time"),
     ("classes", "Classes"),
     ("slowest", "Slowest"),
-    ("failures", "Failed"),
+    ("failures", "Bad samples"),
     ("memory", "Memory"),
     ("changes", "Auto"),
     ("settings", "Settings"),

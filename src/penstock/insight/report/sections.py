@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Final
 from penstock.insight.figures import amount, duration, percent, size
 from penstock.insight.report.chart import STAGE_LABELS, Table, lasting, waiting_lately
 from penstock.insight.report.markup import element, table
+from penstock.plural import counted
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterable, Sequence
@@ -47,8 +48,12 @@ _KINDS: Final = {
     "contention": "Workers take CPU from the trainer",
     "start": "The start of epochs",
     "gil": "The interpreter's lock",
+    "unknown": "The cause is not known",
 }
-_TONES: Final = {"trainer": "good", "nothing yet": "open"}
+# Arguments that say nothing of a loader without workers, or without "auto".
+_OF_WORKERS: Final = ("backend", "prefetch_factor", "persistent_workers", "in_order")
+_OF_AUTO: Final = ("cpu_budget", "memory_budget")
+_TONES: Final = {"trainer": "good", "nothing yet": "open", "unknown": "open"}
 
 
 def verdict(recording: Recording) -> Element:
@@ -69,14 +74,14 @@ def verdict(recording: Recording) -> Element:
         )
         if gain is not None and gain >= 1.005
         else None,
-        element(
-            "p", f"Judged by the last {window.batches:,} batches{_without(window)}.", class_="basis"
-        )
+        element("p", f"Judged by {_judged_by(recording.stats)}.", class_="basis")
         if window.batches
         else None,
         _strip("The trainer's time", {"own": run.consumer_s, "wait": run.wait_s}),
         _strip(
-            "The workers' time",
+            "The time of making batches"
+            if recording.stats.backend == "serial"
+            else "The workers' time",
             {
                 name: getattr(run, f"{name}_s")
                 for name in ("read", "compute", "collate", "send", "idle")
@@ -88,8 +93,11 @@ def verdict(recording: Recording) -> Element:
     )
 
 
-def _without(window: Span) -> str:
-    return ", without the first one of each epoch" if window.starts else ""
+def _judged_by(stats: Stats) -> str:
+    if stats.verdict.bottleneck == "start":
+        return f"the {counted(stats.run.starts, 'first batch')} of epochs"
+    without = ", without the first one of each epoch" if stats.window.starts else ""
+    return f"the last {counted(stats.window.batches, 'batch')}{without}"
 
 
 def _strip(title: str, parts: dict[str, float]) -> Element | None:
@@ -123,8 +131,8 @@ def key_figures(recording: Recording) -> Element:
     """Return the figures that one looks for first. `data-value` has each as it is in the stats."""
     stats = recording.stats
     run, window = stats.run, stats.window
-    failed_of = f"of {run.samples:,}" if run.samples else ""
-    last = f"last {window.batches:,} batches: " if window.batches else ""
+    given = f"{counted(run.samples, 'sample')} given" if run.samples else ""
+    last = f"last {counted(window.batches, 'batch')}: " if window.batches else ""
     rss = max(stats.worker_rss_bytes.values(), default=0)
     tiles = (
         (
@@ -153,15 +161,15 @@ def key_figures(recording: Recording) -> Element:
             "Batches",
             run.batches,
             f"{run.batches:,}",
-            f"{run.samples:,} samples, {size(run.bytes)}" if run.samples else "",
+            _given(run),
         ),
-        ("failed", "Failed samples", run.failed, f"{run.failed:,}", failed_of),
+        ("failed", "Bad samples", run.failed, f"{run.failed:,}", given),
         (
             "num_workers",
             "Workers",
             stats.num_workers,
             f"{stats.num_workers:,}",
-            f"{stats.backend}, {stats.prefetch_factor} batches each{_replaced(stats)}"
+            f"{stats.backend}, {counted(stats.prefetch_factor, 'batch')} each{_replaced(stats)}"
             if stats.num_workers
             else "in the trainer's own thread",
         ),
@@ -176,6 +184,11 @@ def key_figures(recording: Recording) -> Element:
         ),
     )
     return element("dl", *(_tile(*tile) for tile in tiles), class_="tiles", id="figures")
+
+
+def _given(run: Span) -> str:
+    text = counted(run.samples, "sample") if run.samples else ""
+    return f"{text}, {size(run.bytes)}" if run.bytes else text
 
 
 def _replaced(stats: Stats) -> str:
@@ -202,7 +215,7 @@ def _tile(key: str, label: str, value: float, text: str, below: str) -> Element:
 def epochs(recording: Recording) -> Element:
     """Return the sums of each epoch."""
     rows = [(f"{part.epoch:,}", *_span_cells(part.span)) for part in recording.epochs]
-    header = ("epoch", "batches", "samples", "failed", "samples/s", "MB/s", "waiting", "seconds")
+    header = ("epoch", "batches", "samples", "bad", "samples/s", "MB/s", "waiting", "seconds")
     return _listed(
         "epochs", "Epochs", header, rows, "No epoch has begun yet.", num_texts=0, newest=True
     )
@@ -222,8 +235,16 @@ def _span_cells(span: Span) -> tuple[str, ...]:
 
 def slowest(recording: Recording) -> Element:
     """Return the samples that took longest."""
+    has_workers = recording.stats.backend != "serial"
     rows = [
-        (_key(s.index), s.name, duration(s.seconds), f"{s.epoch}", f"{s.step}", f"{s.worker_id}")
+        (
+            _key(s.index),
+            s.name,
+            duration(s.seconds),
+            f"{s.epoch}",
+            f"{s.step}",
+            f"{s.worker_id}" if has_workers else None,
+        )
         for s in recording.stats.slowest
     ]
     header = ("sample", "name", "took", "epoch", "batch", "worker")
@@ -241,11 +262,11 @@ def sources(recording: Recording) -> Element | None:
 
 
 def failures(recording: Recording) -> Element:
-    """Return the samples that failed."""
+    """Return the bad samples."""
     rows = [
         (
             _key(f.index),
-            f.name,
+            _with_partner(f.name, f.partner_of),
             f.error,
             f"{f.epoch}",
             f"{f.step}",
@@ -255,8 +276,14 @@ def failures(recording: Recording) -> Element:
     ]
     header = ("sample", "name", "error", "epoch", "batch", "worker")
     return _listed(
-        "failures", "Failed samples", header, rows, "No sample failed.", num_texts=3, newest=True
+        "failures", "Bad samples", header, rows, "No sample was bad.", num_texts=3, newest=True
     )
+
+
+def _with_partner(name: str | None, partner_of: int | str | None) -> str | None:
+    if partner_of is None:
+        return name
+    return f"{name or ''} (a partner of sample {partner_of})".lstrip()
 
 
 def changes(recording: Recording) -> Element:
@@ -266,7 +293,9 @@ def changes(recording: Recording) -> Element:
         for c in recording.stats.changes
     ]
     header = ("why", "workers", "batches each", "epoch", "after batch")
-    none = 'Nothing was changed: num_workers="auto" was not asked for, or found nothing to improve.'
+    is_auto = recording.settings.get("num_workers") == "auto"
+    found = "has found nothing to improve" if is_auto else "was not asked for"
+    none = f'Nothing was changed: num_workers="auto" {found}.'
     return _listed("changes", 'What num_workers="auto" did', header, rows, none, newest=True)
 
 
@@ -277,12 +306,26 @@ def memory_that_is_not_drawn(recording: Recording, drawn: Collection[str]) -> El
     text = "Nothing is known of the memory of workers yet."
     if recording.stats.backend == "thread":
         text = "Workers are threads, so their memory is that of the trainer's process."
+    elif recording.stats.backend == "serial":
+        text = "There are no workers: batches are made in the trainer's own thread."
     return element("p", text, class_="none")
 
 
 def settings(recording: Recording) -> Element:
-    """Return the arguments of the loader."""
-    rows = [(name, _shown(value)) for name, value in recording.settings.items()]
+    """Return the arguments of the loader, but for those that change nothing of it."""
+    given, stats = recording.settings, recording.stats
+    num_workers = given.get("num_workers")
+    idle = () if num_workers == "auto" else _OF_AUTO if num_workers else _OF_WORKERS + _OF_AUTO
+    now = {"prefetch_factor": stats.prefetch_factor, "num_workers": stats.num_workers}
+    rows = [
+        (
+            name,
+            _shown(value)
+            + (f", {now[name]} now" if value in (None, "auto") and name in now else ""),
+        )
+        for name, value in given.items()
+        if name not in idle
+    ]
     return _listed(
         "settings", "Settings", ("setting", "value"), rows, "No settings are known.", num_texts=2
     )
@@ -292,11 +335,12 @@ def machine(recording: Recording) -> Element:
     """Return where it ran."""
     where = recording.machine
     told = (
-        ("cores that may be used", amount(where.cores) if where.cores else None),
+        ("cores that may be used", f"{where.cores:g}" if where.cores else None),
         ("started", moment(where.started)),
         ("Penstock", where.penstock),
         ("Python", where.python),
         ("NumPy", where.numpy),
+        ("PyTorch", where.torch),
     )
     rows = [(name, text) for name, text in told if text]
     return _listed(
@@ -320,6 +364,10 @@ def moment(iso: str) -> str:
 
 
 def _shown(value: JSON) -> str:
+    if value is None:
+        return "not set"
+    if isinstance(value, dict):  # a policy
+        return ", ".join(f"{name}: {_shown(item)}" for name, item in value.items())
     return value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
 
 

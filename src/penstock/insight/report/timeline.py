@@ -50,7 +50,7 @@ def timeline(columns: Columns, backend: str) -> Chart:
     of_all = "" if len(shown) == len(seats) else f" {len(shown)} of {len(seats)} workers."
     return Chart(
         key="timeline",
-        title="Worker by worker",
+        title="Batch by batch" if backend == "serial" else "Worker by worker",
         summary=f"The last {num_batches:,} batches, {lasting(time.whole_s)} of training.{of_all} "
         "Reading and computing are drawn one after the other, though samples are read and computed "
         "in turn. Long pauses between epochs are cut short.",

@@ -30,6 +30,7 @@ import pyarrow as pa  # type: ignore[import-untyped]  # it has no annotations
 
 from penstock.collate import check_shapes, default_collate
 from penstock.errors import CollateError
+from penstock.opening import read_file
 from penstock.stores.arrow.gather import (
     Elements,
     Memory,
@@ -397,8 +398,7 @@ class Images:
         if data is None:
             if path is None:
                 raise ValueError("an image has neither bytes nor a path in its column.")
-            with open(path, "rb") as file:
-                data = file.read()
+            data = read_file(path, remedy="embed it in the table")
         return self._decode(data)
 
     def value(self, row: int) -> Any:  # noqa: ANN401

@@ -13,7 +13,13 @@ import pyarrow as pa  # type: ignore[import-untyped]  # it has no annotations
 
 from penstock.data.packed_list import PackedList
 from penstock.errors import ConfigError, StoreError
-from penstock.stores.arrow.tables import TableFile, Tables, hugging_face_features, table_paths
+from penstock.stores.arrow.tables import (
+    MAX_ROW_GROUP_BYTES,
+    TableFile,
+    Tables,
+    hugging_face_features,
+    table_paths,
+)
 from penstock.stores.index import Index, labels_from
 from penstock.stores.lending import Lending
 from penstock.stores.records import EncodedImage, Record
@@ -85,6 +91,7 @@ class ArrowStore(Store):
         image_column: str | None = None,
         label_column: str | Literal[False] | None = None,
         key_column: str | None = None,
+        max_row_group_size: int = MAX_ROW_GROUP_BYTES,
     ) -> None:
         """Name the files; they are opened at first use.
 
@@ -99,8 +106,11 @@ class ArrowStore(Store):
                 is an error: it may be any of these. False says that there is no class.
             key_column: The column of keys, all different: texts or integers. None takes the number
                 of the row.
+            max_row_group_size: Bytes that a row group of Parquet may take when it is decoded; one
+                that takes more, and ten times what the file has, is an error.
         """
         self._path = Path(path)
+        self._max_row_group_size = max_row_group_size
         self._wanted = image_column, label_column, key_column
         # At most one; of two threads that open it first, the first one's is everybody's.
         self._seen: list[_Seen] = []
@@ -118,7 +128,9 @@ class ArrowStore(Store):
     def _opened(self) -> Tables:
         """Open the files, if they are those that were there at first."""
         paths = [file.path for file in self._seen[0].files] if self._seen else None
-        tables = Tables(paths if paths is not None else table_paths(self._path))
+        tables = Tables(
+            paths if paths is not None else table_paths(self._path), self._max_row_group_size
+        )
         try:
             if not self._seen:
                 schema = tables.schema if tables.schema is not None else pa.schema([])
@@ -196,15 +208,15 @@ class ArrowStore(Store):
         pieces, rows = tables.places(positions)
         for place in np.argsort(pieces, kind="stable").tolist():
             position = int(positions[place])
+            table = tables.piece(int(pieces[place]))
+            label = _own_label(index, position)
             try:
-                table = tables.piece(int(pieces[place]))
-            except (OSError, pa.ArrowException) as error:
+                sample = self._sample(table, int(rows[place]), columns, label, copy=copy)
+            except (ValueError, OverflowError, pa.ArrowException) as error:
                 raise StoreError(
                     f"cannot read record {position} ({index.keys[position]!r}) of "
                     f"{self.address}: {error}."
                 ) from error
-            label = _own_label(index, position)
-            sample = self._sample(table, int(rows[place]), columns, label, copy=copy)
             records[place] = Record(index.keys[position], label, sample)
         return records
 

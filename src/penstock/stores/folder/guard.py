@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """Whether a folder may be replaced: if there is none, if it is empty, or if all in it is ours.
 
-.penstock-files lists what a writer put into a folder, with the size and time of each file. A file
-that is not in it, or that was changed since, is somebody's work, and nothing that holds some is
-ever removed.
+.penstock-files lists what a writer put into a folder, with the size and time of each file; as long
+as it is unfinished, .penstock-journal names them. A file that is in neither, or that was changed
+since, is somebody's work, and nothing that holds some is ever removed.
 """
 
 from __future__ import annotations
@@ -13,17 +13,18 @@ from typing import TYPE_CHECKING, Any, Final
 
 from penstock.data.packed_list import PackedList
 from penstock.errors import StoreError
+from penstock.opening import read_file
 from penstock.stores.folder.marks import INDEX_NAME, MARKER_NAME, OURS, read_marker
 from penstock.stores.records import decode_record, encode_record
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator
+    from collections.abc import Iterable, Iterator, Set
     from pathlib import Path
 
     import numpy as np
     from numpy.typing import NDArray
 
-__all__ = ["JOURNAL_NAME", "NEW_NAME", "note_files", "refuse_to_replace"]
+__all__ = ["JOURNAL_NAME", "NEW_NAME", "note_files", "refuse_to_replace", "strangers_in"]
 
 FILES_NAME: Final = OURS + "-files"
 JOURNAL_NAME: Final = OURS + "-journal"
@@ -53,7 +54,7 @@ def refuse_to_replace(place: Path) -> None:
     try:
         if not os.listdir(place):
             return
-        known = _known_files(place) if read_marker(place) is not None else {}
+        known = _known_files(place)
         for path, stat in _files_below(place):
             if path not in known:
                 what = "a folder with files that Penstock did not write"
@@ -63,6 +64,23 @@ def refuse_to_replace(place: Path) -> None:
                 raise _would_be_lost(place, f"{what}, {path!r} for one")
     except OSError as error:
         raise StoreError(f"cannot list {error.filename}: {error.strerror}.") from error
+
+
+def strangers_in(partial: Path, journaled: Set[str]) -> list[str]:
+    """Return the files of an unfinished folder that no writer put there, and all links.
+
+    Args:
+        partial: The folder, or one that was replaced and is to be removed.
+        journaled: What its journal names.
+
+    Raises:
+        OSError: it cannot be listed.
+        StoreError: its list of files is damaged.
+    """
+    if not partial.is_dir():
+        return [partial.name] if partial.exists() else []
+    known = journaled | _known_files(partial).keys()
+    return [path for path, stat in _files_below(partial) if stat is None or path not in known]
 
 
 def _would_be_lost(place: Path, what: str) -> StoreError:
@@ -75,10 +93,10 @@ def _would_be_lost(place: Path, what: str) -> StoreError:
 def _known_files(root: Path) -> dict[str, tuple[int, int]]:
     """Return size and time of the files that a writer put there; none if it left no list."""
     path = root / FILES_NAME
-    if not path.is_file():
+    if not path.is_file() or read_marker(root) is None:
         return {}
     try:
-        tree: Any = decode_record(path.read_bytes(), str(path)).sample
+        tree: Any = decode_record(read_file(path, None), str(path)).sample
         names = PackedList.from_utf8(tree["paths"]["text"], tree["paths"]["offsets"])
         stats = [(int(size), int(time_ns)) for size, time_ns in tree["stats"].tolist()]
         return dict(zip(names, stats, strict=True))
@@ -90,7 +108,7 @@ def _known_files(root: Path) -> dict[str, tuple[int, int]]:
 
 
 def _files_below(root: Path) -> Iterator[tuple[str, tuple[int, int] | None]]:
-    """Yield path, and size and time, of every file but ours; None for those of links."""
+    """Yield path, and size and time, of every file but our own; None for those of links."""
     waiting = [""]
     while waiting:
         folder = waiting.pop()
@@ -99,7 +117,8 @@ def _files_below(root: Path) -> Iterator[tuple[str, tuple[int, int] | None]]:
                 path = folder + entry.name
                 if entry.is_dir(follow_symlinks=False):
                     waiting.append(f"{path}/")
+                elif entry.is_symlink():
+                    yield path, None
                 elif path not in _OUR_NAMES:
                     status = entry.stat(follow_symlinks=False)
-                    is_link = entry.is_symlink()
-                    yield path, None if is_link else (status.st_size, status.st_mtime_ns)
+                    yield path, (status.st_size, status.st_mtime_ns)

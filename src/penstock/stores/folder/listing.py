@@ -19,16 +19,49 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
     from pathlib import Path
 
-__all__ = ["IMAGE_SUFFIXES", "cannot_list", "image_names", "list_classes", "list_flat", "scan"]
+__all__ = [
+    "IMAGE_SUFFIXES",
+    "cannot_list",
+    "image_names",
+    "is_system_folder",
+    "list_classes",
+    "list_flat",
+    "scan",
+]
 
 # Those of torchvision's ImageFolder: what trains through it is what has to be found.
 IMAGE_SUFFIXES: Final = (
     ".bmp", ".jpeg", ".jpg", ".pgm", ".png", ".ppm", ".tif", ".tiff", ".webp",
 )  # fmt: skip
+# Folders of programs, which hold no images of the data set; so do names that begin with ".".
+_SYSTEM_FOLDERS: Final = frozenset(
+    (
+        "__MACOSX",  # macOS, in zip files
+        "__pycache__",  # Python
+        "@eaDir",  # Synology's thumbnails
+        "lost+found",  # Linux, at the root of a disk
+        "$RECYCLE.BIN",  # Windows, likewise
+        "System Volume Information",
+    )
+)
 
 
-def scan(folder: str) -> tuple[list[str], list[str]]:
+def is_system_folder(name: str) -> bool:
+    """Return whether a folder of this name holds what some program keeps there.
+
+    Example:
+        >>> [is_system_folder(name) for name in (".ipynb_checkpoints", "__MACOSX", "cat")]
+        [True, True, False]
+    """
+    return name.startswith(".") or name in _SYSTEM_FOLDERS
+
+
+def scan(folder: str, *, with_system: bool = False) -> tuple[list[str], list[str]]:
     """Return the names of subfolders, links to folders included, and of image files; both sorted.
+
+    Args:
+        folder: What is listed.
+        with_system: Whether hidden and system folders are among them.
 
     Raises:
         StoreError: the folder cannot be listed.
@@ -38,7 +71,8 @@ def scan(folder: str) -> tuple[list[str], list[str]]:
         with os.scandir(folder) as entries:
             for entry in entries:
                 if _is_dir(entry):
-                    subfolders.append(entry.name)
+                    if with_system or not is_system_folder(entry.name):
+                        subfolders.append(entry.name)
                 elif entry.name.lower().endswith(IMAGE_SUFFIXES):
                     images.append(entry.name)
     except OSError as error:
@@ -76,7 +110,7 @@ def list_flat(root: Path) -> Listing:
     return Listing(names, names, np.full(len(names), IMAGE, np.uint8))
 
 
-def list_classes(root: Path) -> Listing:
+def list_classes(root: Path, *, with_system: bool = False) -> Listing:
     """Return the images of class folders, in the order of torchvision's ImageFolder.
 
     A class is a direct subfolder of `root`, and all images below it are of that class. Classes are
@@ -85,16 +119,20 @@ def list_classes(root: Path) -> Listing:
     Links to folders are followed, and no folder is listed twice: of two ways into one, that of the
     class folder itself counts, then the first in order.
 
+    Args:
+        root: The folder.
+        with_system: As in `scan`.
+
     Raises:
         StoreError: a folder cannot be listed, or two classes are one folder.
     """
-    class_names, _ = scan(os.fspath(root))
+    class_names, _ = scan(os.fspath(root), with_system=with_system)
     entered = _identities(root, class_names)
     counts = np.zeros(len(class_names), np.int64)
 
     def keys() -> Iterator[str]:
         for label, name in enumerate(class_names):
-            for folder, images in sorted(_walk(f"{root}/", name, entered)):
+            for folder, images in sorted(_walk(f"{root}/", name, entered, with_system=with_system)):
                 counts[label] += len(images)
                 yield from (f"{folder}/{image}" for image in images)
 
@@ -127,13 +165,13 @@ def _identity(folder: str) -> tuple[int, int]:
 
 
 def _walk(
-    prefix: str, folder: str, entered: set[tuple[int, int]]
+    prefix: str, folder: str, entered: set[tuple[int, int]], *, with_system: bool
 ) -> Iterator[tuple[str, list[str]]]:
     """Yield each folder from `folder` down, relative to `prefix`, with its images."""
     waiting = [folder]
     while waiting:
         folder = waiting.pop()
-        subfolders, images = scan(prefix + folder)
+        subfolders, images = scan(prefix + folder, with_system=with_system)
         yield folder, images
         found = []
         for name in subfolders:

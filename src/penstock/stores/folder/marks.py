@@ -22,6 +22,7 @@ import numpy as np
 from penstock.data.packed_list import PackedList
 from penstock.data.ragged import RaggedArray
 from penstock.errors import StoreError
+from penstock.opening import open_file, read_file
 from penstock.stores.index import Index
 from penstock.stores.records import decode_record, encode_record
 
@@ -56,6 +57,9 @@ MARKER_NAME: Final = OURS
 INDEX_NAME: Final = OURS + "-index"
 _FORMAT: Final = "penstock folder"
 _VERSION: Final = 1
+_FIELDS: Final = {
+    "layout": str, "num_records": int, "fingerprint": str, "files": str, "what": str,
+}  # fmt: skip
 _MAX_MARKER_BYTES: Final = 64 << 20  # metadata is small; what is larger is no marker
 
 # What a file holds: an image that is a pair with its label, an image that is the sample, an image
@@ -194,13 +198,13 @@ def read_marker(root: Path) -> dict[str, Any] | None:
     """Return what the marker of a folder says; None where no writer has left one.
 
     Raises:
-        StoreError: it cannot be read, or is of a later version.
+        StoreError: it cannot be read, is damaged, or is of a later version.
     """
     path = root / MARKER_NAME
     try:
         if not path.is_file():
             return None
-        with path.open("rb") as file:
+        with open_file(path) as file:
             marker = json.loads(file.read(_MAX_MARKER_BYTES))
     except (OSError, ValueError, RecursionError) as error:
         raise StoreError(f"{path} cannot be read: {error}.") from error
@@ -211,6 +215,12 @@ def read_marker(root: Path) -> dict[str, Any] | None:
             f"{path} has version {marker.get('version')!r} of the format, or no metadata; this "
             f"release of Penstock reads version {_VERSION}."
         )
+    for name, kind in _FIELDS.items():
+        if type(marker.get(name)) is not kind:
+            raise StoreError(
+                f"{path} is damaged: {name!r} is {marker.get(name)!r:.60}, and no {kind.__name__}. "
+                "Restore it from a copy, or pack the folder anew."
+            )
     return marker
 
 
@@ -238,7 +248,7 @@ def read_index(root: Path) -> Listing | None:
         return None
     name = f"the index {path}"
     try:
-        listing = _listing_of(decode_record(path.read_bytes(), name).sample, name)
+        listing = _listing_of(decode_record(read_file(path, None), name).sample, name)
     except OSError as error:
         raise StoreError(f"{name} cannot be read: {error}.") from error
     except (KeyError, IndexError, TypeError, ValueError, AttributeError) as error:

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import re
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from penstock.stores.folder.listing import IMAGE_SUFFIXES
@@ -13,7 +14,7 @@ from penstock.stores.records import EncodedImage, EncodedRecord, decode_record, 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-__all__ = ["MAX_NAME_BYTES", "Placed", "folder_name", "placed"]
+__all__ = ["MAX_NAME_BYTES", "Placed", "folder_name", "image_suffix", "is_image", "placed"]
 
 MAX_NAME_BYTES: Final = 255  # of Linux' file systems
 _SUFFIXES: Final = (*IMAGE_SUFFIXES, ".gif")
@@ -25,6 +26,8 @@ _MAGIC: Final = (
     (b"II*\0", ".tiff"),
     (b"MM\0*", ".tiff"),
 )
+
+_PNM: Final = re.compile(rb"P[1-6][\s#]")
 
 
 class Placed(NamedTuple):
@@ -56,7 +59,7 @@ def placed(record: EncodedRecord, class_names: Sequence[str]) -> Placed:
     if xml is None:
         return Placed(RECORD, {record.key + ".record": record.data})
     image = sample[0].data
-    path = f"JPEGImages/{record.key}{_suffix_of(image) or '.jpg'}"
+    path = f"JPEGImages/{record.key}{image_suffix(image) or '.jpg'}"
     return Placed(VOC, {path: image, annotation_path(path): xml})
 
 
@@ -65,7 +68,7 @@ def _image_path(
 ) -> str:
     path, label = record.key, record.label
     if not path.lower().endswith(_SUFFIXES):
-        path += _suffix_of(image) or ".bin"
+        path += image_suffix(image) or ".bin"
     if "/" not in path and type(label) is int and 0 <= label < len(class_names):
         return f"{folder_name(class_names[label], label)}/{path}"
     return path
@@ -98,14 +101,24 @@ def _voc_xml(sample: Any) -> bytes | None:  # noqa: ANN401
         return None
 
 
-def _suffix_of(image: bytes | memoryview) -> str | None:
+def image_suffix(image: bytes | memoryview) -> str | None:
     """Return the extension that an image file's first bytes call for.
 
     Example:
-        >>> _suffix_of(bytes.fromhex("ffd8ffe0")), _suffix_of(b"no image")
+        >>> image_suffix(bytes.fromhex("ffd8ffe0")), image_suffix(b"no image")
         ('.jpg', None)
     """
     start = bytes(image[:16])
     if start[:4] == b"RIFF" and start[8:12] == b"WEBP":
         return ".webp"
     return next((suffix for magic, suffix in _MAGIC if start.startswith(magic)), None)
+
+
+def is_image(data: bytes | memoryview) -> bool:
+    """Return whether a file is an image by its first bytes, whole or not.
+
+    Example:
+        >>> is_image(b"P6 2 2 255 ..."), is_image(b"root:x:0:0")
+        (True, False)
+    """
+    return image_suffix(data) is not None or _PNM.match(bytes(data[:3])) is not None

@@ -15,9 +15,12 @@ import xxhash
 
 from penstock.callers import users_level
 from penstock.errors import ConfigError, StoreError
+from penstock.opening import MAX_FILE_BYTES, MAX_TREE_BYTES, checked_max_file_size, read_file
+from penstock.stores.folder.annotated_folder import refuse_annotated
 from penstock.stores.folder.listing import IMAGE_SUFFIXES, list_classes, list_flat, scan
 from penstock.stores.folder.marks import (
     IMAGE,
+    INDEX_NAME,
     PAIR,
     RECORD,
     VOC,
@@ -29,14 +32,13 @@ from penstock.stores.folder.marks import (
     read_marker,
     stat_fingerprint,
 )
-from penstock.stores.folder.reading import read_file
 from penstock.stores.folder.voc import list_voc, looks_like_voc, xml_text
 from penstock.stores.index import Index
 from penstock.stores.records import EncodedImage, Record, decode_record
 from penstock.stores.store import Store, missing_records
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Iterable, Iterator, Sequence
 
     from numpy.typing import NDArray
 
@@ -52,7 +54,8 @@ class FolderStore(Store):
 
     Layouts:
         classes   ROOT/CLASS/**/NAME.jpg, as torchvision's ImageFolder has it and in its order. A
-                  sample is (image, class), a key the path below ROOT. Empty class folders count.
+                  sample is (image, class), a key the path below ROOT. Empty class folders count,
+                  hidden and system folders do not.
         flat      Images in ROOT itself. A sample is the image alone; there are no labels.
         voc       Pascal VOC: Annotations/NAME.xml and JPEGImages/NAME.jpg. A sample is (image, the
                   XML as text), a key NAME, a label the tuple of its objects' classes.
@@ -63,6 +66,9 @@ class FolderStore(Store):
     `fingerprint` is a hash over names, sizes and times. Files are asked for these when it is first
     wanted, not when they are listed: on network file systems that is most of the time. That of
     `index` is a hash over the names alone.
+
+    Attributes:
+        max_file_size: Bytes of the largest image or record that is read; may be set.
 
     Concurrency:
         Any thread or process. Nothing is held open.
@@ -78,11 +84,20 @@ class FolderStore(Store):
         (('cat', 'dog'), array([0, 1]))
         >>> store.get_many([1])
         [Record(key='dog/1.jpg', label=1, sample=(<EncodedImage of 3 bytes>, 1))]
+        >>> store.max_file_size = 2
+        >>> store.get_many([1])
+        Traceback (most recent call last):
+        penstock.errors.StoreError: cannot read ...: it has 3 bytes, and 2 is the most ...
         >>> folder.cleanup()
     """
 
     def __init__(
-        self, path: str | Path, *, layout: Layout = "auto", split: str | None = None
+        self,
+        path: str | Path,
+        *,
+        layout: Layout = "auto",
+        split: str | None = None,
+        max_file_size: int = MAX_FILE_BYTES,
     ) -> None:
         """Name the folder; it is listed at first use.
 
@@ -91,9 +106,12 @@ class FolderStore(Store):
             layout: "auto" takes the index if there is one; "voc" if there are `Annotations` and
                 `JPEGImages`; "classes" if there is a subfolder; otherwise "flat".
             split: Of Pascal VOC: the images that `ImageSets/Main/SPLIT.txt` names, in its order.
+            max_file_size: Bytes of the largest image or record that is read; a larger one is an
+                error.
 
         Raises:
-            ConfigError: `layout` is none of these, or `split` is given for another than VOC.
+            ConfigError: `layout` is none of these, `split` is given for another than VOC, or
+                `max_file_size` is no number of bytes.
         """
         if layout not in _LAYOUTS:
             raise ConfigError(f"layout is one of {', '.join(_LAYOUTS)}, not {layout!r}.")
@@ -102,6 +120,7 @@ class FolderStore(Store):
         self._path = Path(path)
         self._layout: Layout = layout
         self._split = split
+        self.max_file_size = checked_max_file_size(max_file_size)
         # At most one; of two threads that list at the same time, the first one's is everybody's.
         self._listings: list[Listing] = []
         self._fingerprint: str | None = None
@@ -127,8 +146,12 @@ class FolderStore(Store):
             found = stat_fingerprint(self._listing, file_stats(self._path, self._listing))
             marker = read_marker(self._path) or {}
             is_as_made = marker.get("files") == found
-            self._fingerprint = str(marker["fingerprint"]) if is_as_made else found
+            self._fingerprint = marker["fingerprint"] if is_as_made else found
         return self._fingerprint
+
+    def own_files(self) -> tuple[str, Iterable[str]]:
+        """As in `Store`."""
+        return os.fspath(self._path), self._listing.files()
 
     def file_of(self, position: int) -> Path:
         """Return the file that a record, or its image, is in."""
@@ -161,7 +184,7 @@ class FolderStore(Store):
             )
         if layout == "voc":
             return list_voc(self._path, self._split)
-        return list_classes(self._path) if layout == "classes" else list_flat(self._path)
+        return _classes(self._path) if layout == "classes" else list_flat(self._path)
 
     def _load_index(self) -> Index:
         listing = self._listing
@@ -199,7 +222,7 @@ class FolderStore(Store):
         for position in positions.tolist():
             path = f"{root}/{paths[position]}"
             try:
-                files.append(read_file(path))
+                files.append(read_file(path, self.max_file_size))
             except OSError as error:
                 if error.errno not in _GONE:
                     raise StoreError(f"cannot read {path}: {error.strerror}.") from error
@@ -254,7 +277,7 @@ class FolderStore(Store):
 
     def _annotation(self, position: int, path: str) -> bytes:
         try:
-            return read_file(path)
+            return read_file(path, MAX_TREE_BYTES, remedy="split it")
         except OSError as error:
             if error.errno in _GONE:
                 raise self._missing([position], [path]) from error
@@ -281,23 +304,39 @@ def _decoded(xml: bytes, path: str) -> str:
         raise StoreError(f"cannot read {path}: {error}.") from error
 
 
+def _classes(root: Path) -> Listing:
+    """Return the images of class folders; StoreError if the folders are those of annotations."""
+    listing = list_classes(root)
+    num_packed = (read_marker(root) or {}).get("num_records", 0)
+    if len(listing.keys) < num_packed:  # up to 0.1.0 a system folder was a class, and was packed
+        listing = list_classes(root, with_system=True)
+    labels = np.zeros(0, np.int64) if listing.labels is None else listing.labels
+    counts = np.bincount(np.asarray(labels), minlength=len(listing.class_names)).tolist()
+    refuse_annotated(root, dict(zip(listing.class_names, counts, strict=True)))
+    return listing
+
+
 def _found_layout(root: Path) -> str:
     marker: dict[str, Any] = read_marker(root) or {}
     if marker.get("layout") in _LAYOUTS[1:]:
         return str(marker["layout"])
+    if marker.get("layout") == "index":
+        raise StoreError(
+            f"{root / INDEX_NAME} is missing: the folder was packed with an index, which has keys, "
+            "labels and checksums. Copy the folder again with the files whose names begin with a "
+            'dot, or read its images without them: layout="flat" or "classes".'
+        )
     if looks_like_voc(root):
         return "voc"
     subfolders, images = scan(os.fspath(root))
-    # A hidden folder beside images (.git, .ipynb_checkpoints …) makes no classes of them.
-    visible = [name for name in subfolders if not name.startswith(".")]
-    if visible and images:
+    if subfolders and images:
         warnings.warn(
             f"{len(images)} image(s) lie in {root} itself, beside its class folders, and are left "
             f"out: {images[0]!r} is one. Move them into a class, or away.",
             UserWarning,
             stacklevel=users_level(),
         )
-    return "classes" if visible or not images else "flat"
+    return "classes" if subfolders or not images else "flat"
 
 
 def _no_image(path: Path) -> StoreError:
@@ -308,7 +347,7 @@ def _no_image(path: Path) -> StoreError:
     where = "no image in its subfolders" if subfolders else "no class folders"
     above = os.path.dirname(os.path.abspath(path))
     flat = f'StoreDataset("{path}")'
-    if any(not name.startswith(".") for name in subfolders):
+    if subfolders:
         flat = f'StoreDataset(open_store("{path}", layout="flat"))'
     return StoreError(
         f"{path} has {len(images):,} image(s) in itself, {images[0]!r} for one, but {where}. If it "

@@ -24,9 +24,9 @@ from defusedxml.ElementTree import DefusedXMLParser
 from penstock.callers import users_level
 from penstock.data.packed_list import PackedList
 from penstock.errors import StoreError
+from penstock.opening import MAX_TREE_BYTES, read_annotation
 from penstock.stores.folder.listing import cannot_list, image_names
 from penstock.stores.folder.marks import VOC, Listing
-from penstock.stores.folder.reading import MAX_XML_BYTES, read_annotation
 from penstock.stores.index import labels_from
 
 if TYPE_CHECKING:
@@ -162,8 +162,8 @@ def list_voc(root: Path, split: str | None = None) -> Listing:
 
     Args:
         root: The folder.
-        split: `ImageSets/Main/SPLIT.txt` names the images and their order; None takes all that have
-            annotations, sorted.
+        split: `ImageSets/Main/SPLIT.txt` names the images and their order, some perhaps several
+            times; None takes all that have annotations, sorted.
 
     Raises:
         StoreError: there is no such split, an annotation is missing or damaged, two images have one
@@ -213,9 +213,9 @@ def _names_by_stem(root: Path) -> dict[str, list[str]]:
     for name in files:
         try:
             found[name.removesuffix(".xml")] = object_names(
-                xml_text(read_annotation(folder / name, MAX_XML_BYTES))
+                xml_text(read_annotation(folder / name, MAX_TREE_BYTES))
             )
-        except (OSError, ValueError) as error:
+        except ValueError as error:
             raise StoreError(f"cannot read {folder / name}: {error}.") from error
     return found
 
@@ -230,10 +230,10 @@ def stems_of_split(root: Path, split: str, names: Container[str] = ()) -> list[s
     if split not in known:
         has = ", ".join(map(repr, known)) or "none"
         raise StoreError(f"{root} has no split {split!r} in ImageSets/Main; it has {has}.")
+    data = read_annotation(folder / f"{split}.txt")
     try:
-        data = read_annotation(folder / f"{split}.txt")
         lines = data.decode("utf-8-sig").splitlines()
-    except (OSError, ValueError) as error:
+    except ValueError as error:
         raise StoreError(f"cannot read {folder / split}.txt: {error}.") from error
     stripped = [line.strip() for line in lines if line.strip()]
     return [line if line in names else line.split()[0] for line in stripped]
@@ -246,9 +246,6 @@ def _check_split(root: Path, split: str, keys: list[str], names: dict[str, list[
             f"the split {split!r} of {root} names {len(absent)} image(s) without annotations: "
             f"Annotations/{absent[0]}.xml is not there."
         )
-    if len(set(keys)) < len(keys):
-        twice = next(key for number, key in enumerate(keys) if key in keys[:number])
-        raise StoreError(f"the split {split!r} of {root} names {twice!r} twice.")
 
 
 def warn_of_images_alone(folder: Path, stems: set[str]) -> None:

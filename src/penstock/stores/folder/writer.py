@@ -2,11 +2,12 @@
 """Writing records as files into a folder, beside its place until it is complete.
 
     DST.partial/                     grows, file by file; each gets its name when it is whole
-    DST.partial/.penstock-journal    a line of JSON for each record, after its file, in their order
+    DST.partial/.penstock-journal    a line of JSON for each record, in order, before its files
     DST                              the old folder, or none, until the finished one takes its name
 
 A kill leaves DST as it was. A writer that resumes goes by the journal: it verifies each file named
-there, and removes the others.
+there, and keeps those up to the first that is not whole. A file that the journal does not name is
+somebody's own; or one whose line was lost when the machine crashed, and then it is written anew.
 
 Keys and class names may come from anybody's database: they never lead out of the folder. And DST is
 replaced only if nothing is in it but what a writer put there: never somebody's own files.
@@ -26,7 +27,14 @@ import xxhash
 
 from penstock.data.packed_list import PackedList
 from penstock.errors import ConfigError, StoreError
-from penstock.stores.folder.guard import JOURNAL_NAME, NEW_NAME, note_files, refuse_to_replace
+from penstock.opening import read_file
+from penstock.stores.folder.guard import (
+    JOURNAL_NAME,
+    NEW_NAME,
+    note_files,
+    refuse_to_replace,
+    strangers_in,
+)
 from penstock.stores.folder.listing import list_classes, list_flat
 from penstock.stores.folder.marks import (
     IMAGE,
@@ -44,7 +52,6 @@ from penstock.stores.folder.marks import (
     write_marker,
 )
 from penstock.stores.folder.paths import MAX_NAME_BYTES, Placed, folder_name, placed
-from penstock.stores.folder.reading import read_file
 from penstock.stores.folder.store import FolderStore
 from penstock.stores.folder.voc import list_voc, xml_text
 from penstock.stores.index_builder import IndexBuilder
@@ -121,27 +128,23 @@ class FolderWriter:
             raise ConfigError(f"index is 'auto' or 'always', not {index!r}.")
         self._path = Path(path)
         self._place = Path(os.path.realpath(path))  # through a link, its target is replaced
-        self._facts = tuple(class_names), dict(metadata or {})
         self._what = what
         self._finished: FolderStore | None = None
         self._has_failed = False
         self._check_place(resume=resume, overwrite=overwrite)
         self._partial = self._place.with_name(self._place.name + ".partial")
         self._is_index_wanted = index == "always"
-        self._built = IndexBuilder()
+        self._built = IndexBuilder(class_names, metadata)
         self._paths: list[str] = []
         self._kinds = bytearray()
         self._checksums: list[int] = []
         self._made: set[str] = {""}  # folders
-        # Not DST.lock: for a folder called uv that would be a file of somebody's.
-        lock = self._partial.with_name(self._partial.name + ".lock")
-        # The lock of a writer that was killed is still there: then what lies beside it is ours.
-        is_ours = lock.exists() or _is_free_or_ours(self._partial)
-        self._lock = Lock(lock, self._path)
+        self._others: set[str] = set()  # files that the journal does not name
+        self._lock = Lock(self._partial, self._path)
         try:
             # Once more: another writer may have come to its end in between.
             complete = self._check_place(resume=resume, overwrite=overwrite)
-            self._begin(complete, resume=resume, is_ours=is_ours)
+            self._begin(complete, resume=resume)
         except OSError as error:
             self.close()
             raise self._failure(error) from error
@@ -163,26 +166,41 @@ class FolderWriter:
                 raise already_there(self.address, resume=resume)
         return complete
 
-    def _begin(self, complete: FolderStore | None, *, resume: bool, is_ours: bool) -> None:
-        if not (self._partial / JOURNAL_NAME).exists():
+    def _begin(self, complete: FolderStore | None, *, resume: bool) -> None:
+        journal = self._partial / JOURNAL_NAME
+        text = read_file(journal, None) if journal.exists() else b""
+        lines = text.split(b"\n")[:-1]  # the last one may have been cut off
+        head, *entries = [_from_json(line) for line in lines] or [None]
+        journaled = {path for entry in entries for path in _files_of(entry)}
+        others = strangers_in(self._partial, journaled)
+        if not lines:
             self._finished = complete
         if self._finished is not None:
-            if is_ours:  # what a kill left of the folder that was replaced
+            if not others:  # what a kill left of the folder that was replaced
                 remove(self._partial)
             (self._place / JOURNAL_NAME).unlink(missing_ok=True)
             return
-        if not is_ours:
-            raise StoreError(
-                f"{self._partial} is in the way: it is where a folder lies until it is complete, "
-                "and it holds files that no writer of Penstock left. Move it away."
-            )
-        journal = self._partial / JOURNAL_NAME
-        if resume and journal.exists():
-            self._take_over(journal)
+        is_taken_over = resume and bool(lines)
+        if others and (not is_taken_over or any(map(self._is_link, others))):
+            raise self._in_the_way(others[0])
+        if is_taken_over:
+            if not isinstance(head, dict) or head.get("what") != self._what:
+                raise other_source(self._partial)
+            self._others.update(others)
+            self._take_over(lines, entries, journaled)
             return
         remove(self._partial)
         self._partial.mkdir()
         self._note([json.dumps({"what": self._what})])
+
+    def _is_link(self, path: str) -> bool:
+        return os.path.islink(self._partial / path)
+
+    def _in_the_way(self, path: str) -> StoreError:
+        return StoreError(
+            f"{self._partial} is in the way: it is where a folder lies until it is complete, and "
+            f"it holds files that no writer of Penstock left, {path!r} for one. Move them away."
+        )
 
     def _store_of_the_same(self) -> FolderStore | None:
         """Return the folder that is in place, if it was made from the same source and is whole."""
@@ -191,7 +209,7 @@ class FolderWriter:
             return None
         store = FolderStore(self._place)
         try:
-            return store if len(store) == marker.get("num_records") else None
+            return store if len(store) == marker["num_records"] else None
         except StoreError:
             return None
 
@@ -202,29 +220,18 @@ class FolderWriter:
             while data:
                 data = data[journal.write(data) :]
 
-    def _take_over(self, journal: Path) -> None:
+    def _take_over(self, lines: list[bytes], entries: list[Any], journaled: set[str]) -> None:
         """Take over the records whose files are whole, up to the first that is not."""
-        lines = journal.read_bytes().split(b"\n")[:-1]  # the last one may have been cut off
-        head, *entries = [_from_json(line) for line in lines] or [None]
-        if not isinstance(head, dict) or head.get("what") != self._what:
-            raise other_source(self._partial)
         for entry in entries:
             if not self._take_over_one(entry):
                 break
-        self._remove_others()
-        kept = lines[: 1 + len(self._built)]
+        kept = set(self._listing(self._built.index()).files())
+        for path in journaled - kept:
+            if is_safe(path):
+                (self._partial / path).unlink(missing_ok=True)
         new = self._partial / NEW_NAME
-        new.write_bytes(b"".join(line + b"\n" for line in kept))
-        os.replace(new, journal)
-
-    def _remove_others(self) -> None:
-        """Remove files that were written, but not noted in the journal any more."""
-        known = {JOURNAL_NAME, *self._listing(self._built.index(*self._facts)).files()}
-        for folder, _, names in os.walk(self._partial):
-            for name in names:
-                path = os.path.join(folder, name)
-                if os.path.relpath(path, self._partial) not in known:
-                    os.unlink(path)
+        new.write_bytes(b"".join(line + b"\n" for line in lines[: 1 + len(self._built)]))
+        os.replace(new, self._partial / JOURNAL_NAME)
 
     def _take_over_one(self, entry: Any) -> bool:  # noqa: ANN401
         match entry:
@@ -251,7 +258,7 @@ class FolderWriter:
         path: str,
         kind: int,
     ) -> tuple[Placed, EncodedRecord]:
-        data = read_file(f"{self._partial}/{path}")
+        data = read_file(f"{self._partial}/{path}", None)
         files: dict[str, bytes | memoryview] = {path: data}
         if kind == RECORD:
             sample = decode_record(data, key).sample
@@ -295,13 +302,13 @@ class FolderWriter:
 
         Raises:
             StoreError: a key comes a second time: then none of these records is written. Or one
-                cannot be written: then those before it are, and `finish` is refused.
+                cannot be written: then those before it may be, and `finish` is refused.
         """
         if self._finished is not None:
             raise StoreError(f"{self._path} is complete, and nothing can be added to it.")
         self._built.add(records)
         try:
-            self._note(list(map(self._put, records)))
+            self._put(records)
         except OSError as error:
             self._has_failed = True
             raise self._failure(error) from error
@@ -309,14 +316,14 @@ class FolderWriter:
             self._has_failed = True
             raise
 
-    def _put(self, record: EncodedRecord) -> str:
-        """Write the files of one record, and return its line of the journal."""
-        of_record = placed(record, self._facts[0])
-        for path, data in of_record.files.items():
-            self._write(record.key, path, data)
-        self._keep(of_record)
-        checksum = header_of(record.data, record.key)[1]
-        return json.dumps((record.key, record.label, self._paths[-1], of_record.kind, checksum))
+    def _put(self, records: Sequence[EncodedRecord]) -> None:
+        """Write the files of records, and before them their lines of the journal."""
+        of_records = [placed(record, self._built.class_names) for record in records]
+        self._note(list(map(_line, records, of_records)))
+        for record, of_record in zip(records, of_records, strict=True):
+            for path, data in of_record.files.items():
+                self._write(record.key, path, data)
+            self._keep(of_record)
 
     def _keep(self, of_record: Placed) -> None:
         self._paths.append(next(iter(of_record.files)))
@@ -337,7 +344,7 @@ class FolderWriter:
         place = f"{self._partial}/{path}"
         try:
             self._make_folder(key, path.rpartition("/")[0])
-            if os.path.lexists(place):
+            if os.path.lexists(place) and path not in self._others:
                 _refuse(key, f"the file {path!r} is there already, as another record's")
         except (FileExistsError, NotADirectoryError):
             _refuse(key, f"a part of {path!r} is another record's file")
@@ -348,6 +355,7 @@ class FolderWriter:
             while view:
                 view = view[file.write(view) :]
         os.rename(new, place)
+        self._others.discard(path)
 
     def _is_good(self, path: str) -> bool:
         try:
@@ -394,15 +402,17 @@ class FolderWriter:
         """Complete the folder and put it in its place.
 
         Raises:
-            StoreError: files that no writer put there are in its place; no space; a record could
-                not be written. What was there is as it was.
+            StoreError: files that no writer put there are in its place, or among those written; no
+                space; a record could not be written. What was there is as it was.
         """
         if self._finished is not None:
             self.close()
             return
         if self._has_failed:
             raise StoreError(f"{self._path} lacks a record that could not be written.")
-        index = self._built.index(*self._facts)
+        if self._others:
+            raise self._in_the_way(min(self._others))
+        index = self._built.index()
         try:
             self._complete(index)
             refuse_to_replace(self._place)  # again: somebody may have put files there meanwhile
@@ -462,12 +472,19 @@ def _refuse(key: str, reason: str) -> NoReturn:
     raise StoreError(f"record {key!r:.300} cannot be a file: {reason}. Give it another key.")
 
 
-def _is_free_or_ours(partial: Path) -> bool:
-    return (
-        not partial.exists()
-        or not os.listdir(partial)
-        or ((partial / JOURNAL_NAME).exists() or read_marker(partial) is not None)
-    )
+def _line(record: EncodedRecord, of_record: Placed) -> str:
+    """Return what the journal has of a record."""
+    checksum = header_of(record.data, record.key)[1]
+    path = next(iter(of_record.files))
+    return json.dumps((record.key, record.label, path, of_record.kind, checksum))
+
+
+def _files_of(entry: Any) -> tuple[str, ...]:  # noqa: ANN401
+    """Return the files that an entry of the journal names."""
+    match entry:
+        case [_, _, str() as path, kind, _]:
+            return (path, annotation_path(path)) if kind == VOC else (path,)
+    return ()
 
 
 def _from_json(line: bytes) -> Any:  # noqa: ANN401

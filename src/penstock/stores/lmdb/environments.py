@@ -8,6 +8,7 @@ Guarantees
     A forked child opens its own. What it inherited is closed at once, in the child alone: py-lmdb
     refuses to open a file that the process it was forked from had open.
     It is closed when its last user has let go and nobody is reading.
+    Damage over which LMDB would end the process is found before LMDB opens a file.
 
 Files are opened `readonly, lock=False`: a store is written once and put in its place complete, so
 readers need no lock file, may lie on a read-only disk, and may be any number.
@@ -22,17 +23,25 @@ import collections
 import contextlib
 import os
 import threading
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal, get_args
 
 import lmdb
 
-from penstock.errors import StoreError
+from penstock.errors import ConfigError, StoreError
+from penstock.stores.lmdb.pages import check_pages, check_size
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Collection, Iterator
     from pathlib import Path
 
-__all__ = ["Environment", "acquire"]
+__all__ = ["Environment", "FileState", "VerifyTree", "acquire", "check_verify_tree"]
+
+VerifyTree = Literal["first", "open", "never"]
+
+FileState = tuple[str, int, int, int, int]
+"""A file as it was at a moment: path, device, inode, bytes, time of the last change."""
+
+FileIdentity = tuple[str, int, int]
 
 
 class Environment:
@@ -41,13 +50,14 @@ class Environment:
     Attributes:
         path: As it was asked for first.
         pid: The process that may use it.
+        state: The file when it was opened.
     """
 
-    def __init__(self, path: Path, identity: tuple[object, ...], *, readahead: bool) -> None:
+    def __init__(self, path: Path, state: FileState, *, readahead: bool) -> None:
         """Open `path`; `acquire` calls this."""
         self.path = path
         self.pid = os.getpid()
-        self._identity = identity
+        self.state = state
         self._num_users = 0
         self._num_readers = 0
         self._env = _open(path, readahead=readahead)
@@ -67,19 +77,13 @@ class Environment:
         try:
             with self._env.begin(buffers=True) as transaction:
                 yield transaction
+        except lmdb.Error as error:
+            raise StoreError(f"cannot read {self.path}: {error}") from error
         finally:
             with _state.lock:
                 self._num_readers -= 1
                 self._release()
                 _state.drain()
-
-    def size_bytes(self) -> int:
-        """Return the bytes that the file's own header accounts for."""
-        return (int(self._env.info()["last_pgno"]) + 1) * int(self._env.stat()["psize"])
-
-    def discard(self) -> None:
-        """Close the file, which nobody uses yet."""
-        self._env.close()
 
     def close_inherited(self) -> bool:
         """Close it in a forked child; return False if it was being read, and is kept instead."""
@@ -111,7 +115,7 @@ class Environment:
     def _release(self) -> None:
         self._num_users -= 1
         if self._num_users == 0:
-            _state.environments.pop(self._identity, None)
+            _state.environments.pop(_identity(self.state), None)
             self._env.close()
 
 
@@ -120,7 +124,7 @@ class _State:
 
     def __init__(self) -> None:
         self.lock = threading.Lock()
-        self.environments: dict[tuple[object, ...], Environment] = {}
+        self.environments: dict[FileIdentity, Environment] = {}
         self.dropped: collections.deque[Environment] = collections.deque()
 
     def drain(self) -> None:
@@ -165,16 +169,31 @@ os.register_at_fork(
 )
 
 
-def acquire(path: Path, *, readahead: bool) -> Environment:
+def check_verify_tree(verify_tree: object) -> None:
+    """Raise ConfigError unless it is one of the three ways."""
+    if verify_tree not in get_args(VerifyTree):
+        raise ConfigError(f"verify_tree is 'first', 'open' or 'never', not {verify_tree!r}.")
+
+
+def acquire(
+    path: Path,
+    *,
+    readahead: bool,
+    verify_tree: VerifyTree = "first",
+    verified: Collection[FileState] = (),
+) -> Environment:
     """Return this process's environment of a file; `release` it when done.
 
     Args:
         path: The file, or a folder with a `data.mdb` in it.
         readahead: Whether the system reads ahead: good for scans, bad for random access to a file
             larger than memory. Who opens it first decides.
+        verify_tree: Whether the tree's pages are verified before LMDB opens the file: "first"
+            unless it is among the `verified`, "open" always, "never".
+        verified: Files whose pages were verified, maybe by another process.
 
     Raises:
-        StoreError: there is no such file, it is no LMDB file, or it is truncated.
+        StoreError: there is no such file, it is no LMDB file, it is truncated, or its tree damaged.
     """
     file = path / "data.mdb" if path.is_dir() else path
     try:
@@ -183,28 +202,36 @@ def acquire(path: Path, *, readahead: bool) -> Environment:
         raise StoreError(
             f"cannot open {path}: {error.strerror}. `penstock pack SRC lmdb:{path}` makes it."
         ) from error
-    identity = (os.path.realpath(file), status.st_dev, status.st_ino)
+    state = (
+        os.path.realpath(file), status.st_dev, status.st_ino, status.st_size, status.st_mtime_ns,
+    )  # fmt: skip
     with _state.lock:
-        environment = _state.environments.get(identity)
+        environment = _state.environments.get(_identity(state))
+        if environment is not None:
+            return _shared(environment)
+    # Without the lock: it may take a second, and a fork waits for the lock.
+    is_due = verify_tree == "open" or (verify_tree == "first" and state not in verified)
+    try:
+        (check_pages if is_due else check_size)(file)
+    except OSError as error:
+        raise StoreError(f"cannot read {path}: {error.strerror}.") from error
+    with _state.lock:
+        environment = _state.environments.get(_identity(state))
         if environment is None:
-            environment = Environment(path, identity, readahead=readahead)
-            _check_size(environment, status.st_size)
-            _state.environments[identity] = environment
-        environment.retain()
-        _state.drain()
-        return environment
+            environment = Environment(path, state, readahead=readahead)
+            _state.environments[_identity(state)] = environment
+        return _shared(environment)
 
 
-def _check_size(environment: Environment, size_bytes: int) -> None:
-    """Refuse a truncated file: reading past its end would end the process by SIGBUS."""
-    expected = environment.size_bytes()
-    if size_bytes < expected:
-        environment.discard()
-        raise StoreError(
-            f"{environment.path} is truncated: it has {size_bytes:,} bytes, its header accounts "
-            f"for {expected:,}. Was it copied while the disk was full? Copy it again. (A file of "
-            "other making may lack free pages at its end: `mdb_copy -c` makes it whole.)"
-        )
+def _shared(environment: Environment) -> Environment:
+    """Count one user more; the lock is held."""
+    environment.retain()
+    _state.drain()
+    return environment
+
+
+def _identity(state: FileState) -> FileIdentity:
+    return state[:3]
 
 
 def _open(path: Path, *, readahead: bool) -> Any:  # noqa: ANN401

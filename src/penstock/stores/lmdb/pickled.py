@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
-    from penstock.stores.lmdb.environments import Environment
+    from penstock.stores.lmdb.environments import Environment, FileState, VerifyTree
 
 __all__ = ["PickledLMDBStore"]
 
@@ -50,23 +50,34 @@ class PickledLMDBStore(Store):
         As `LMDBStore`.
     """
 
-    def __init__(self, path: str | Path, *, trusted: bool, readahead: bool = False) -> None:
+    def __init__(
+        self,
+        path: str | Path,
+        *,
+        trusted: bool,
+        verify_tree: VerifyTree = "first",
+        readahead: bool = False,
+    ) -> None:
         """Name the file; it is opened at first use.
 
         Args:
             path: The file, or the folder with a `data.mdb` in it.
             trusted: Whether its pickles may be decoded.
+            verify_tree: As for `LMDBStore`.
             readahead: Whether the system reads ahead: for scans in order.
 
         Raises:
-            ConfigError: `trusted` is not true.
+            ConfigError: `trusted` is not true, or `verify_tree` none of the three.
         """
+        environments.check_verify_tree(verify_tree)
         if trusted is not True:
             raise ConfigError(
                 f'{path}: layout="pickle" decodes pickles, which can run any program that their '
                 "writer wanted to be run. If you trust who made the file, add trusted=True."
             )
         self._path = Path(path)
+        self._verify_tree: VerifyTree = verify_tree
+        self._verified: tuple[FileState, ...] = ()
         self._readahead = readahead
         self._open: _OpenFile | None = None
 
@@ -87,7 +98,13 @@ class PickledLMDBStore(Store):
 
     def _environment(self) -> Environment:
         if self._open is None or self._open.environment.pid != os.getpid():
-            self._open = _OpenFile(self._path, readahead=self._readahead)
+            self._open = _OpenFile(
+                self._path,
+                readahead=self._readahead,
+                verify_tree=self._verify_tree,
+                verified=self._verified,
+            )
+            self._verified = (self._open.environment.state,)
             if self._index is not None and self._mark() != self._index.fingerprint:
                 raise StoreError(
                     f"{self.address} is not the file that it was: it was written to while it was "
@@ -144,8 +161,8 @@ class PickledLMDBStore(Store):
 class _OpenFile:
     """The file, open in one process, for as long as somebody holds this."""
 
-    def __init__(self, path: Path, *, readahead: bool) -> None:
-        self.environment = environments.acquire(path, readahead=readahead)
+    def __init__(self, path: Path, **options: Any) -> None:  # noqa: ANN401
+        self.environment = environments.acquire(path, **options)
         self.close = weakref.finalize(self, self.environment.release)
 
 

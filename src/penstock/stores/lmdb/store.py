@@ -6,6 +6,8 @@ r"""`LMDBStore`: records in an LMDB file, or in several.
     b"penstock.index"                a record: keys, labels …           written last, with
     b"penstock.summary"              a record: count, fingerprint …     this: they make it a store
 
+Behind the last page of the file lie the checksums of its pages: see `pages`.
+
 With shards the address is a folder of files `00000-of-00004.lmdb`, each a store by itself.
 """
 
@@ -18,7 +20,6 @@ import weakref
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, Literal, NamedTuple
 
-import lmdb
 import numpy as np
 
 from penstock.errors import ConfigError, StoreError
@@ -33,7 +34,7 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
-    from penstock.stores.lmdb.environments import Environment
+    from penstock.stores.lmdb.environments import Environment, FileState, VerifyTree
     from penstock.stores.records import Record
 
 __all__ = [
@@ -77,23 +78,34 @@ class LMDBStore(Store):
     """
 
     def __init__(
-        self, path: str | Path, *, verify: Verify = "once", readahead: bool = False
+        self,
+        path: str | Path,
+        *,
+        verify: Verify = "once",
+        verify_tree: VerifyTree = "first",
+        readahead: bool = False,
     ) -> None:
         """Name the file; it is opened at first use.
 
         Args:
             path: A file that `penstock pack` made, or the folder of its shards.
-            verify: When checksums are compared: the first time that a process reads a record,
+            verify: When checksums of records are compared: the first time that a process reads one,
                 every time, or never.
+            verify_tree: When the pages are verified in which LMDB looks for records: "first", once
+                for this store and all processes that get a copy of it; "open", each time that a
+                process opens the file; "never". A file that is truncated is always refused.
             readahead: Whether the system reads ahead: for scans in order.
 
         Raises:
-            ConfigError: `verify` is none of the three.
+            ConfigError: `verify` or `verify_tree` is none of the three.
         """
+        environments.check_verify_tree(verify_tree)
         if verify not in ("once", "always", "never"):
             raise ConfigError(f"verify is 'once', 'always' or 'never', not {verify!r}.")
         self._path = Path(path)
         self._verify: Verify = verify
+        self._verify_tree: VerifyTree = verify_tree
+        self._verified: tuple[FileState, ...] = ()
         self._readahead = readahead
         self._open: _OpenFiles | None = None
 
@@ -151,7 +163,14 @@ class LMDBStore(Store):
     def _files(self) -> _OpenFiles:
         files = self._open
         if files is None or files.pid != os.getpid():
-            files = _OpenFiles(self._path, self.address, readahead=self._readahead)
+            files = _OpenFiles(
+                self._path,
+                self.address,
+                readahead=self._readahead,
+                verify_tree=self._verify_tree,
+                verified=self._verified,
+            )
+            self._verified = tuple(part.environment.state for part in files.parts)
             if self._index is not None:  # read earlier, maybe in another process
                 files.check_same(self._index)
             self._open = files
@@ -249,7 +268,7 @@ class _OpenFiles:
         image_starts: Where in each record its image begins, as far as this process has looked.
     """
 
-    def __init__(self, path: Path, address: str, *, readahead: bool) -> None:
+    def __init__(self, path: Path, address: str, **options: Any) -> None:  # noqa: ANN401
         self.pid = os.getpid()
         self._address = address
         with contextlib.ExitStack() as stack:
@@ -257,10 +276,17 @@ class _OpenFiles:
             self._fingerprints: list[str] = []
             start = 0
             for file in _files_of(path):
-                environment = environments.acquire(file, readahead=readahead)
+                environment = environments.acquire(file, **options)
                 stack.callback(environment.release)
                 summary = _summary(environment)
-                self._fingerprints.append(str(summary["fingerprint"]))
+                fingerprint = str(summary["fingerprint"])
+                if summary["count"] and fingerprint in self._fingerprints:
+                    same = self.parts[self._fingerprints.index(fingerprint)].environment.path
+                    raise StoreError(
+                        f"{file} has the same records as {same}: one shard was copied over the "
+                        "other. Restore it from a copy, or pack the shards anew."
+                    )
+                self._fingerprints.append(fingerprint)
                 self.what = str(summary["what"])
                 stop = start + int(summary["count"])
                 self.parts.append(_Part(environment, start, stop))
@@ -316,11 +342,8 @@ class _OpenFiles:
         transaction = stack.enter_context(part.environment.reading())
         order = np.argsort(positions, kind="stable")
         ascending = positions[order] - part.start
-        try:
-            with transaction.cursor() as cursor:
-                found = cursor.getmulti(position_keys(ascending))
-        except lmdb.Error as error:
-            raise StoreError(f"cannot read {part.environment.path}: {error}") from error
+        with transaction.cursor() as cursor:
+            found = cursor.getmulti(position_keys(ascending))
         if len(found) != len(positions):  # it passes over what is not there
             there = {int.from_bytes(key, "big") for key, _ in found}
             absent = [p for p in positions.tolist() if p - part.start not in there]

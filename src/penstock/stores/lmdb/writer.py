@@ -15,7 +15,6 @@ import bisect
 import contextlib
 import errno
 import os
-import sys
 import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
@@ -24,7 +23,9 @@ import lmdb
 import numpy as np
 
 from penstock.errors import StoreError
-from penstock.stores.index_builder import IndexBuilder, repeated
+from penstock.opening import open_file
+from penstock.stores.index_builder import IndexBuilder, check_class_names, repeated
+from penstock.stores.lmdb.pages import LMDB_MAGIC, append_checksums, check_unfinished
 from penstock.stores.lmdb.store import (
     INDEX_KEY,
     PACK_KEY,
@@ -52,7 +53,6 @@ __all__ = ["LMDBWriter", "ShardedLMDBWriter"]
 
 _TRANSACTION_S: Final = 10.0  # for records that take long to make
 _TRANSACTION_BYTES: Final = 64 << 20  # a few seconds of work to lose; an fsync for each is cheap
-_LMDB_MAGIC: Final = (0xBEEFC0DE).to_bytes(4, sys.byteorder)
 _LMDB_MAGIC_END: Final = 20  # of the first page: a header of 16 bytes, and then the magic
 _FIRST_MAP_BYTES: Final = 1 << 30  # address space, not memory: doubled as often as it is full
 
@@ -91,11 +91,10 @@ class LMDBWriter:
         self._address = f"lmdb:{path}"
         self._path = Path(os.path.realpath(path))  # through a link, its target is replaced
         self._partial = self._path.with_name(self._path.name + ".partial")
-        self._facts = tuple(class_names), dict(metadata or {})
         self._what = what.encode()
         self._map_bytes = map_bytes
         self._transaction_bytes = transaction_bytes
-        self._built = IndexBuilder()
+        self._built = IndexBuilder(class_names, metadata)
         self._num_flushed = 0
         self._flushed_s = time.monotonic()
         self._waiting: list[EncodedRecord] = []
@@ -103,17 +102,20 @@ class LMDBWriter:
         self._env: Any = None
         self.finished = False
         _check_file_replaceable(self._path)
-        self._lock = Lock(self._path.with_name(self._path.name + ".partial.lock"), self._path)
+        self._lock = Lock(self._partial, self._path)
         try:
             found = what_is_in(self._path)
             self.finished = resume and found == what
             if not overwrite and found is not None and not self.finished:
                 raise already_there(self._address, resume=resume)
+            _check_partial(self._partial)
             if self.finished or not resume:
-                _remove_partial(self._partial)
+                remove(self._partial)
             if self.finished:
                 self._found = self._of_finished()
                 return
+            if _size_bytes(self._partial):
+                check_unfinished(self._partial)
             self._open()
             self._go_on()
             self._found = list(zip(self._built.keys, self._built.labels, strict=True))
@@ -230,7 +232,7 @@ class LMDBWriter:
         if self.finished:
             return
         self._flush()
-        index = self._built.index(*self._facts)
+        index = self._built.index()
         what = self._what.decode()
         summary = {"count": len(index), "fingerprint": index.fingerprint, "what": what}
 
@@ -240,16 +242,10 @@ class LMDBWriter:
             transaction.delete(PACK_KEY)
 
         self._write(put)
-        size_bytes = (self._env.info()["last_pgno"] + 1) * self._env.stat()["psize"]
         self._env.close()
         self._env = None
         try:
-            # Pages that were freed at the end may not be in the file: a reader takes a file that is
-            # too short for a truncated one.
-            with self._partial.open("r+b") as file:
-                if os.fstat(file.fileno()).st_size != size_bytes:
-                    file.truncate(size_bytes)
-                os.fsync(file.fileno())
+            append_checksums(self._partial)
             _check_file_replaceable(self._path)  # what is there now may not be what was there then
             put_in_place(self._partial, self._path)
         except OSError as error:
@@ -333,14 +329,16 @@ class ShardedLMDBWriter:
         self._written: list[tuple[str, int | tuple[int, ...] | None]] = []
         self._num_put = 0
         self._writer: LMDBWriter | None = None  # of the shard under way
+        check_class_names(class_names)
         _check_replaceable(self._path)
-        self._lock = Lock(self._path.with_name(self._path.name + ".partial.lock"), self._path)
+        self._lock = Lock(self._partial, self._path)
         try:
             self.finished = resume and self._is_finished()
             if not overwrite and not self.finished and _has_entries(self._path):
                 raise already_there(self._address, resume=resume)
+            _check_partial(self._partial)
             if self.finished or not resume:
-                _remove_partial(self._partial)  # the old folder, if it was killed after exchanging
+                remove(self._partial)  # the old folder, if it was killed after exchanging
             if self.finished:
                 return
             self._partial.mkdir(exist_ok=True)
@@ -449,16 +447,14 @@ def _what_is_packed(transaction: Any) -> bytes | None:  # noqa: ANN401
     return said.encode() if isinstance(said, str) else None
 
 
-def _remove_partial(path: Path) -> None:
-    """Remove what an interrupted writer left.
+def _check_partial(path: Path) -> None:
+    """Raise unless there is nothing, or what an interrupted writer left.
 
     Raises:
         StoreError: it is something else that happens to have this name.
     """
     if path.is_dir():
-        strangers = [
-            name for name in os.listdir(path) if not is_shard(name.partition(".partial")[0])
-        ]
+        strangers = [entry.name for entry in os.scandir(path) if not _is_of_shard(entry)]
     else:
         strangers = [path.name] if not _is_lmdb_or_empty(path) else []
     if strangers:
@@ -466,15 +462,19 @@ def _remove_partial(path: Path) -> None:
             f"{path} should hold what an interrupted packing left, and holds something else "
             f"({strangers[0]!r}). Move it away, or pack to another name."
         )
-    remove(path)
+
+
+def _is_of_shard(entry: os.DirEntry[str]) -> bool:
+    name = entry.name.removesuffix(".lock").removesuffix(".partial")
+    return is_shard(name) and entry.is_file(follow_symlinks=False)
 
 
 def _is_lmdb_or_empty(path: Path) -> bool:
     if not path.exists():
         return True
-    with path.open("rb") as file:
+    with open_file(path) as file:
         start = file.read(_LMDB_MAGIC_END)
-    return not start or start.endswith(_LMDB_MAGIC)
+    return not start or start.endswith(LMDB_MAGIC)
 
 
 def what_is_in(path: Path) -> str | None:

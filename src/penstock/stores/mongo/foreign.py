@@ -15,6 +15,7 @@ from bson.int64 import Int64
 
 from penstock.data.packed_list import PackedList
 from penstock.errors import ConfigError, StoreError
+from penstock.opening import read_annotation
 from penstock.stores.index import Index
 from penstock.stores.mongo.files import read_files
 from penstock.stores.mongo.layout import PACK_ID, by_id, hashable, partial_of
@@ -93,7 +94,9 @@ class ForeignLayout:
             found = _as_listed(found, fields.manifest, address)
         labels, class_names = _numbered(found, address)
         ids = _Ids(found.ids)
-        keys = _distinct(found.keys, address)
+        # A manifest may name a document several times, to have as many samples of it.
+        is_listed = fields.manifest is not None
+        keys = PackedList(found.keys) if is_listed else _distinct(found.keys, address)
         fingerprint = _fingerprint(found.keys, labels, ids)
         are_pairs = labels is not None and len(keys) > 0
         index = Index(keys, labels, class_names, {}, fingerprint, are_pairs)
@@ -209,10 +212,8 @@ def _contents(contents: Mapping[ObjectId, bytes], value: Any) -> Any:  # noqa: A
 def _as_listed(found: _Snapshot, manifest: Path, address: MongoAddress) -> _Snapshot:
     """Return what a manifest lists, in its order and with its labels."""
     try:
-        tree = json.loads(manifest.read_text(encoding="utf-8"))
+        tree = json.loads(read_annotation(manifest))
         paths, labels = list(map(str, tree["path_list"])), list(tree["label_list"])
-    except OSError as error:
-        raise StoreError(f"cannot read the manifest {manifest}: {error.strerror}.") from error
     except (ValueError, TypeError, KeyError) as error:
         raise StoreError(
             f"the manifest {manifest} is not JSON of the form "
@@ -235,8 +236,8 @@ def _distinct(keys: list[str], address: MongoAddress) -> PackedList[str]:
     twice = Index(packed).first_repeated()
     if twice is not None:
         raise StoreError(
-            f"the key {twice!r} comes twice in {address}, or in the manifest; every record has a "
-            "key of its own. key_field='_id' always has."
+            f"the key {twice!r} comes twice in {address}; every record has a key of its "
+            "own. key_field='_id' always has."
         )
     return packed
 

@@ -103,13 +103,12 @@ class MongoWriter:
         self._address = MongoAddress.parse(uri)
         self._client_options = dict(client_options or {})
         self._retry_s = retry_s
-        self._facts = tuple(class_names), dict(metadata or {})
         self._what = what
         self._message_bytes = message_bytes
         self._message_s = message_s
         self._pack = ObjectId()
         self._files: list[ObjectId] = []
-        self._built = IndexBuilder()
+        self._built = IndexBuilder(class_names, metadata)
         self._finished: Index | None = None
         self._num_inserted = 0
         self._waiting: list[EncodedRecord] = []
@@ -301,7 +300,7 @@ class MongoWriter:
         if self._finished is not None:
             return
         self._flush()
-        index = self._built.index(*self._facts)
+        index = self._built.index()
         data = encode_record("index", index.to_tree()).data
         parts = [data[at : at + _INDEX_PART_BYTES] for at in range(0, len(data), _INDEX_PART_BYTES)]
         documents: dict[str, dict[str, Any]] = {

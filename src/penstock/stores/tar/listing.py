@@ -14,13 +14,14 @@ import tarfile
 from array import array
 from dataclasses import dataclass
 from pathlib import Path, PurePath
-from typing import TYPE_CHECKING, BinaryIO, Final
+from typing import TYPE_CHECKING, BinaryIO, Final, cast
 
 import numpy as np
 
 from penstock.data.packed_list import PackedList
 from penstock.data.ragged import RaggedArray
 from penstock.errors import ConfigError, StoreError
+from penstock.opening import open_file
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -41,6 +42,9 @@ _COMPRESSED: Final = (
     (b"\xfd7zXZ", "xz", "unxz"),
 )
 _MAX_CLS_BYTES: Final = 32  # of a number
+_RECORD_BYTES: Final = tarfile.RECORDSIZE  # of GNU tar, bsdtar and Python, unless told otherwise
+_MAX_RECORD_BYTES: Final = 1 << 20  # of tapes
+_MAX_HEADER_BYTES: Final = 1 << 24  # long names take 4 KB, extended attributes up to some MB
 _NUMBER: Final = re.compile(rb"\s*[+-]?\d+\s*")
 
 
@@ -140,7 +144,8 @@ def list_shards(place: str) -> TarListing:
 
     Raises:
         StoreError: a shard is missing, compressed, truncated or damaged; a sample has two files of
-            one name; a `.cls` file holds no number.
+            one name, or one whose name has a part `..`; a `.cls` file holds no number; there is no
+            sample.
     """
     shards, lister = [], _Lister()
     for path in shard_paths(place):
@@ -150,7 +155,10 @@ def list_shards(place: str) -> TarListing:
             lister.add(path)
         except OSError as error:
             raise StoreError(f"cannot read {path}: {error.strerror or error}.") from error
-    return lister.listing(tuple(shards))
+    listing = lister.listing(tuple(shards))
+    if not len(listing.keys):
+        raise StoreError(f"{place} has no sample in {len(shards):,} tar file(s).")
+    return listing
 
 
 class _Lister:
@@ -170,6 +178,11 @@ class _Lister:
             named = _NAME.fullmatch(name)
             if named is None:  # no extension, or hidden: nothing of a sample
                 continue
+            if ".." in name.split("/"):
+                raise StoreError(
+                    f"{path} has a file {name!r}, which would lie outside of the folder that it is "
+                    "unpacked into. Do not trust it."
+                )
             files = samples.setdefault(named[1], {})
             extension = named[2].lower()
             if extension in files:
@@ -177,7 +190,7 @@ class _Lister:
                     f"{path} has two files {named[1]}.{extension}: which of them is the sample's?"
                 )
             files[extension] = offset, size
-        with open(path, "rb") as file:
+        with open_file(path) as file:
             for name, files in samples.items():
                 self._add_sample(path, name, files, file.fileno())
         self._names.append(PackedList(samples))
@@ -259,31 +272,57 @@ def _class_in(data: bytes, path: str, name: str) -> int:
 
 
 def _members(path: str) -> Iterator[tuple[str, int, int]]:
-    """Yield name, offset and size of each file of a tar file."""
-    with open(path, "rb") as file:
+    """Yield name, offset and size of each file of a tar file.
+
+    Tar files that were put one behind the other, as `cat` does it, are read to the last one's end.
+    """
+    with open_file(path) as file:
         _refuse_compressed(path, file.read(8))
-        file.seek(0)
         size_bytes = os.fstat(file.fileno()).st_size
-        with contextlib.closing(_Members(path, file)) as members:
-            while (member := members.next()) is not None:
-                if member.issym() or member.islnk() or member.issparse():
-                    raise StoreError(
-                        f"{path} has a link or a sparse file, {member.name!r}: pack the shard "
-                        "with `tar --dereference --hard-dereference`."
-                    )
-                stop = member.offset_data + member.size
-                # A negative size would lead back to this same header, for ever.
-                if member.size < 0 or stop > size_bytes:
-                    raise StoreError(
-                        f"{path} is truncated or damaged: {member.name!r} should go from byte "
-                        f"{member.offset_data:,} to {stop:,}, and the file ends at byte "
-                        f"{size_bytes:,}. Restore it from a copy."
-                    )
-                if member.isreg():
-                    yield member.name, member.offset_data, member.size
-            end = members.end
-        file.seek(end)
-        _check_end(path, end, file.read(tarfile.BLOCKSIZE))
+        start, stop = 0, -1
+        while stop != size_bytes:
+            file.seek(start)
+            with contextlib.closing(_Members(path, file)) as members:
+                yield from _files(path, members, size_bytes)
+                end = members.end
+            start = stop = _stop(path, file, start, end)
+
+
+def _files(path: str, members: _Members, size_bytes: int) -> Iterator[tuple[str, int, int]]:
+    while (member := members.next()) is not None:
+        if member.issym() or member.islnk() or member.issparse():
+            raise StoreError(
+                f"{path} has a link or a sparse file, {member.name!r}: pack the shard with "
+                "`tar --dereference --hard-dereference`."
+            )
+        stop = member.offset_data + member.size
+        # A negative size would lead back to this same header, for ever.
+        if member.size < 0 or stop > size_bytes:
+            raise StoreError(
+                f"{path} is truncated or damaged: {member.name!r} should go from byte "
+                f"{member.offset_data:,} to {stop:,}, and the file ends at byte {size_bytes:,}. "
+                "Restore it from a copy."
+            )
+        if member.isreg():
+            yield member.name, member.offset_data, member.size
+
+
+class _Headers:
+    """The file that tarfile reads headers from.
+
+    A long name, or PAX's fields, are read whole, as many bytes as their header says.
+    """
+
+    def __init__(self, file: BinaryIO) -> None:
+        self._file = file
+        self.tell, self.seek = file.tell, file.seek
+
+    def read(self, size: int) -> bytes:
+        if size > _MAX_HEADER_BYTES:
+            raise ValueError(
+                f"a header of {size:,} bytes, where {_MAX_HEADER_BYTES:,} is the most that is read"
+            )
+        return self._file.read(size)
 
 
 class _Members:
@@ -292,7 +331,8 @@ class _Members:
     def __init__(self, path: str, file: BinaryIO) -> None:
         self._path = path
         try:
-            self._tar = tarfile.open(fileobj=file, mode="r:")  # noqa: SIM115 - see `close`
+            # It asks for no more than read, seek and tell. Closed by `close`.
+            self._tar = tarfile.open(fileobj=cast("BinaryIO", _Headers(file)), mode="r:")  # noqa: SIM115
         except OSError:
             raise
         except Exception as error:
@@ -324,15 +364,44 @@ class _Members:
         )
 
 
-def _check_end(path: str, end: int, block: bytes) -> None:
-    """Raise unless the pass ended at the mark that a whole tar file has, and no sooner."""
-    if block == bytes(tarfile.BLOCKSIZE):
-        return
-    what = "is damaged" if len(block) == tarfile.BLOCKSIZE else "is truncated"
-    raise StoreError(
-        f"{path} {what}: at byte {end:,} there is neither a file's header nor the end mark of a "
-        "tar file. Restore it from a copy."
-    )
+def _stop(path: str, file: BinaryIO, start: int, end: int) -> int:
+    """Return where the tar file from `start` on stops, if the pass ended at its end mark.
+
+    The mark is two blocks of zeros; more zeros fill up the last record, which is what a program
+    writes at once: 10,240 bytes, or a power of two. More than that, or a header alone that is all
+    zeros, is what a disk or a download has lost.
+
+    Raises:
+        StoreError: the pass ended sooner.
+    """
+    file.seek(end)
+    data = file.read(_MAX_RECORD_BYTES + 4 * tarfile.BLOCKSIZE)
+    rest = data.lstrip(b"\0")
+    num_zeros = len(data) - len(rest)
+    if rest:
+        num_zeros -= num_zeros % tarfile.BLOCKSIZE  # the rest of a block belongs to a header
+    stop = end + num_zeros
+    if num_zeros < tarfile.BLOCKSIZE:
+        what = "is damaged" if len(data) >= tarfile.BLOCKSIZE else "is truncated"
+        raise StoreError(
+            f"{path} {what}: at byte {end:,} there is neither a file's header nor the end mark of "
+            "a tar file. Restore it from a copy."
+        )
+    if rest and num_zeros == tarfile.BLOCKSIZE:
+        raise StoreError(
+            f"{path} is damaged: at byte {end:,} a header is all zeros, and more follows at byte "
+            f"{stop:,}. Restore it from a copy."
+        )
+    record_bytes = _RECORD_BYTES
+    if end > start:
+        size_bytes = stop - start
+        record_bytes = max(record_bytes, min(size_bytes & -size_bytes, _MAX_RECORD_BYTES))
+    if num_zeros - 2 * tarfile.BLOCKSIZE >= record_bytes:
+        raise StoreError(
+            f"{path} is damaged, or cut off: from byte {end:,} on more of it is all zeros than the "
+            "end of a tar file is. Restore it from a copy, or write it anew if it is whole."
+        )
+    return stop
 
 
 def _refuse_compressed(path: str, start: bytes) -> None:

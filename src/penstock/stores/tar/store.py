@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any, Final
 import numpy as np
 
 from penstock.errors import StoreError
+from penstock.opening import MAX_FILE_BYTES, checked_max_file_size, open_descriptor
 from penstock.stores.index import Index
 from penstock.stores.lending import Lending
 from penstock.stores.records import EncodedImage, Record
@@ -55,6 +56,9 @@ class TarStore(Store):
     name, all keys begin with the name of their shard, and with as many of the folders it is in as
     it takes to tell the shards apart: `a/000/1` and `b/000/1`.
 
+    Attributes:
+        max_file_size: Bytes of the largest sample that is read; may be set.
+
     Concurrency:
         Any thread or process; each process opens the files for itself. Closed while another thread
         reads, they stay open until it has read.
@@ -73,12 +77,18 @@ class TarStore(Store):
         >>> folder.cleanup()
     """
 
-    def __init__(self, path: str | Path) -> None:
+    def __init__(self, path: str | Path, *, max_file_size: int = MAX_FILE_BYTES) -> None:
         """Name the files; they are opened at first use.
 
         Args:
             path: A tar file, a folder of such, or a pattern as `shard-{000..015}.tar`.
+            max_file_size: Bytes of the largest sample that is read, all of its files together; a
+                larger one is an error. A tar file may have any size.
+
+        Raises:
+            ConfigError: `max_file_size` is no number of bytes.
         """
+        self.max_file_size = checked_max_file_size(max_file_size)
         self._place = str(path)
         # At most one; of two threads that list at the same time, the first one's is everybody's.
         self._listings: list[TarListing] = []
@@ -133,10 +143,19 @@ class TarStore(Store):
         listing = self._listing
         key, label = listing.keys[position], _label_of(listing, position)
         values = {}
+        size_bytes = 0
         for number in range(int(listing.starts[position]), int(listing.starts[position + 1])):
             extension = listing.extension_names[int(listing.extensions[number])]
             name = f"{key}.{extension} in {self._path_of(position)}"
-            data = _pread(fd, int(listing.sizes[number]), int(listing.offsets[number]), name)
+            size = int(listing.sizes[number])
+            size_bytes += size
+            if size_bytes > self.max_file_size:
+                raise StoreError(
+                    f"cannot read {name}: up to its end the sample has {size_bytes:,} bytes, and "
+                    f"{self.max_file_size:,} is the most that is read: raise max_file_size of its "
+                    "store."
+                )
+            data = _pread(fd, size, int(listing.offsets[number]), name)
             values[extension] = label if extension == "cls" else _value(extension, data, name)
         return Record(key, label, _sample(values))
 
@@ -173,10 +192,9 @@ class _OpenShards:
 
     def _opened(self, shard: Shard) -> int:
         try:
-            fd = os.open(shard.path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
+            fd, status = open_descriptor(shard.path)
         except OSError as error:
             raise StoreError(f"cannot open {shard.path}: {error.strerror}.") from error
-        status = os.fstat(fd)
         if (status.st_size, status.st_mtime_ns) != (shard.size_bytes, shard.time_ns):
             os.close(fd)
             raise StoreError(
@@ -243,7 +261,7 @@ def _value(extension: str, data: bytes, name: str) -> Any:  # noqa: ANN401
         if kind == "txt":
             return data.decode()
         return _array(data) if kind == "npy" else data
-    except (ValueError, RecursionError) as error:
+    except Exception as error:  # over a damaged header of an array numpy raises nearly anything
         raise StoreError(f"{name} cannot be read: {error}.") from error
 
 

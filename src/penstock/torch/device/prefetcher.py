@@ -3,9 +3,10 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from penstock.errors import ConfigError
+from penstock.summary import Summarized, kind_of
 from penstock.torch.device.accelerator import open_accelerator
 from penstock.torch.device.copier import DeviceCopier
 from penstock.torch.loader import DataLoader
@@ -18,12 +19,13 @@ if TYPE_CHECKING:
 __all__ = ["DevicePrefetcher"]
 
 
-class DevicePrefetcher:
+class DevicePrefetcher(Summarized):
     """Gives the batches of a loader on a device; the next is copied while the loop computes.
 
     What is not in page-locked memory is copied into torch's first, in the loop's thread: let the
     loader pin (`pin_memory=True`). On the CPU batches are given as they are. A
     `penstock.torch.DataLoader` is iterated as one with `device=`: its state and stats stay exact.
+    This path has not yet run on a GPU; `make gpu` runs its tests on one.
 
     Where copies run beside the loop, the loader is asked for the next batch before this one is
     given, one ahead, and never beyond its `len()`. What it raises then is raised in its own turn.
@@ -78,6 +80,18 @@ class DevicePrefetcher:
         self.loader = loader
         self.device = open_accelerator(device).device
         self.transform = transform
+
+    _shows_unless: ClassVar = {"transform": None}
+
+    def _summary(self) -> Iterator[tuple[str, object]]:
+        # torch's own loader remembers that its length was asked for, and warns later.
+        is_ours = isinstance(self.loader, Summarized)
+        yield "loader", kind_of(self.loader) if is_ours else type(self.loader).__name__
+        yield "device", str(self.device)
+        yield from super()._summary()
+
+    def _known_length(self) -> None:
+        """Return nothing: the loader is shown with its own."""
 
     def __len__(self) -> int:
         """Return the loader's length; raises what the loader raises."""

@@ -3,10 +3,11 @@
 
 from __future__ import annotations
 
+import contextlib
 from typing import TYPE_CHECKING, Final
 
 from penstock.images import read_header
-from penstock.stores.folder.reading import open_file
+from penstock.opening import open_file, read_file
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -24,17 +25,17 @@ def header_of(path: str | Path) -> ImageHeader:
     """Return what an image file says of itself. Of a JPEG file mostly only the beginning is read.
 
     Raises:
-        OSError: it cannot be read, or is no regular file: a pipe is not waited for.
+        OSError: it cannot be read, is no regular file, or too large.
         ValueError: it is no image.
     """
     with open_file(path) as file:
         head = file.read(_HEAD_BYTES)
-        if head.startswith(b"\xff\xd8\xff") and len(head) == _HEAD_BYTES:
-            try:
-                return read_header(head)
-            except ValueError:  # its header may be longer
-                pass
-        return read_header(head + file.readall())
+    if len(head) < _HEAD_BYTES:
+        return read_header(head)
+    if head.startswith(b"\xff\xd8\xff"):
+        with contextlib.suppress(ValueError):  # its header may be longer
+            return read_header(head)
+    return read_header(read_file(path))
 
 
 def upright_size(path: str | Path) -> tuple[int, int]:

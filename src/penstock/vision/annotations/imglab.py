@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 from penstock.errors import StoreError
-from penstock.stores.folder.reading import MAX_XML_BYTES, read_annotation
+from penstock.opening import MAX_TREE_BYTES, read_annotation
 from penstock.stores.folder.voc import parse_xml, xml_text
 from penstock.vision.annotations.limits import MAX_LANDMARK_NAMES
 from penstock.vision.annotations.model import AnnotatedImage, AnnotatedObject
@@ -55,7 +55,7 @@ def read_imglab(path: str | Path) -> list[AnnotatedImage]:
     """
     path = Path(path)
     try:
-        root = parse_xml(xml_text(read_annotation(path, MAX_XML_BYTES)))
+        root = parse_xml(xml_text(read_annotation(path, MAX_TREE_BYTES)))
         if root.tag != "dataset":
             raise ValueError(f"the root element is <{root.tag}>, not <dataset>")
         names = sorted({_part_name(part) for part in root.iterfind("images/image/box/part")})
@@ -64,7 +64,7 @@ def read_imglab(path: str | Path) -> list[AnnotatedImage]:
             raise ValueError(f"its parts have {len(names):,} names; {most}")
         images = enumerate(root.iterfind("images/image"))
         return [_image(item, number, names, path) for number, item in images]
-    except (OSError, ValueError) as error:
+    except ValueError as error:
         raise StoreError(f"cannot read {path}: {error}.") from error
 
 

@@ -10,6 +10,7 @@ lines that are empty or begin with "#" say nothing. The path may have blanks in 
 
 from __future__ import annotations
 
+import itertools
 import math
 import os
 from dataclasses import dataclass, replace
@@ -17,6 +18,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Final, Literal
 
 from penstock.errors import ConfigError, StoreError
+from penstock.plural import counted
+from penstock.stores.folder.annotated_folder import is_number
+from penstock.stores.folder.listing import IMAGE_SUFFIXES
 from penstock.vision.annotations.model import AnnotatedImage, AnnotatedObject
 from penstock.vision.annotations.numbers import coordinate, coordinate_text
 from penstock.vision.annotations.paths import key_of, listed_path
@@ -25,7 +29,13 @@ from penstock.vision.annotations.text_lines import numbered_lines
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence
 
-__all__ = ["CLASS_COLUMN", "LandmarkColumns", "read_landmark_list", "write_landmark_list"]
+__all__ = [
+    "CLASS_COLUMN",
+    "LandmarkColumns",
+    "read_landmark_list",
+    "samples_of_lines",
+    "write_landmark_list",
+]
 
 CLASS_COLUMN: Final = "class"  # the column of this name is the object's class; others are `extra`
 _NAN: Final = (math.nan, math.nan)
@@ -72,6 +82,9 @@ class LandmarkColumns:
                 raise ConfigError(f"{name} is {either}, not {getattr(self, name)!r}.")
         if self.num_landmarks is not None and self.num_landmarks < 0:
             raise ConfigError(f"num_landmarks is at least 0, not {self.num_landmarks}.")
+        if len(self.classes) == 1 and "," in self.classes[0]:
+            names = self.classes[0].split(",")
+            raise ConfigError(f"classes is a list of names: classes={names!r}.")
         if len(set(self.classes)) < len(self.classes):
             raise ConfigError(f"classes are names of columns, each another: {self.classes}.")
         if self.separator == "":
@@ -148,35 +161,78 @@ def read_landmark_list(
     return found
 
 
+def samples_of_lines(lines: Iterable[AnnotatedImage]) -> list[AnnotatedImage]:
+    """Return an image for each sample of a list that has a line for each object.
+
+    Lines of one image are its objects; a repeated line repeats the sample. An image is as many
+    samples as its most frequent line has copies, each with all objects, in the order of their first
+    lines. A sample has the place of its first line.
+
+    Args:
+        lines: What `read_landmark_list` returns.
+
+    Example:
+        >>> cat, dog = (AnnotatedObject(name) for name in ("cat", "dog"))
+        >>> lines = [AnnotatedImage(Path("1.jpg"), "1.jpg", None, None, (o,)) for o in (cat, dog)]
+        >>> [len(image.objects) for image in samples_of_lines([*lines, *lines])]
+        [2, 2]
+    """
+    counts: dict[str, dict[object, int]] = {}
+    objects: dict[str, list[AnnotatedObject]] = {}
+    samples: dict[str, int] = {}
+    first_lines = []
+    for line in lines:
+        (found,) = line.objects
+        times = counts.setdefault(line.key, {})
+        said = (*_said(found), *found.extra.items())
+        times[said] = times.get(said, 0) + 1
+        if times[said] == 1:
+            objects.setdefault(line.key, []).append(found)
+        if times[said] > samples.get(line.key, 0):
+            samples[line.key] = times[said]
+            first_lines.append(line)
+    return [replace(line, objects=tuple(objects[line.key])) for line in first_lines]
+
+
+def _said(found: AnnotatedObject) -> tuple[object, ...]:
+    return found.class_name, found.box_xyxy_px, found.landmarks_xy_px
+
+
 def _with_number(columns: LandmarkColumns, line: str) -> LandmarkColumns:
     """Return the columns with as many landmarks as a line has."""
     words = [word.strip() for word in line.split(columns.separator)]
     numbers = words[1 : len(words) - len(columns.classes)]
     # The path may have blanks: numbers are counted from the end.
-    texts = [position for position, word in enumerate(numbers) if not _is_number(word)]
+    texts = [position for position, word in enumerate(numbers) if not is_number(word)]
     count = len(numbers) - (texts[-1] + 1 if texts else 0) - 4 * columns.has_box
     if count < 0 or count % 2 or (count == 0 and not columns.num_columns):
         what = f"{max(0, count)} numbers for landmarks"
+        said = f"it has {what}, and x and y of each make an even number"
+        count, others = _numbers_and_others(words)
+        if count and others:
+            said = (
+                f"behind {counted(count, 'number')} it has {counted(len(others), 'column')} "
+                f"({', '.join(map(repr, others)):.80}): each needs a name"
+            )
         raise ValueError(
-            f"it has {what}, and x and y of each make an even number. Say which columns there are: "
-            "has_box, classes, num_landmarks, separator"
+            f"{said}. Say which columns there are: has_box, classes, num_landmarks, separator"
         )
     return replace(columns, num_landmarks=count // 2)
 
 
-def _is_number(word: str) -> bool:
-    try:
-        float(word)
-    except ValueError:
-        return False
-    return True
+def _numbers_and_others(words: list[str]) -> tuple[int, list[str]]:
+    """Return how many numbers come after the path, and the columns after these."""
+    ends = (place for place, word in enumerate(words) if word.lower().endswith(IMAGE_SUFFIXES))
+    after = words[max(ends, default=0) + 1 :]
+    count = sum(1 for _ in itertools.takewhile(is_number, after))
+    return count, after[count:]
 
 
 def _image(line: str, columns: LandmarkColumns, folder: Path, source: str) -> AnnotatedImage:
     words = [word.strip() for word in line.rsplit(columns.separator, columns.num_columns)]
     # What is left of the path when it has numbers at its end are columns too many.
     ends = words[0].split(columns.separator)[1:]
-    if len(words) != 1 + columns.num_columns or (ends and _is_number(ends[-1])):
+    if len(words) != 1 + columns.num_columns or (ends and is_number(ends[-1])):
         raise ValueError(
             f"it has {len(line.split(columns.separator))} columns, not {1 + columns.num_columns}: "
             f"{_described(columns)}"
@@ -298,7 +354,7 @@ def _line(name: str, found: AnnotatedObject, columns: LandmarkColumns) -> str:
 def _checked_path(name: str, columns: LandmarkColumns) -> str:
     ends = name.split(columns.separator)[1:]
     is_plain = name.isprintable() and name == name.strip() and name and not name.startswith("#")
-    if not is_plain or "\\" in name or name.startswith("\ufeff") or (ends and _is_number(ends[-1])):
+    if not is_plain or "\\" in name or name.startswith("\ufeff") or (ends and is_number(ends[-1])):
         raise ValueError(f"a list cannot have the path {name!r}")
     return name
 

@@ -7,9 +7,15 @@ import re
 from pathlib import Path
 from typing import Final
 
-__all__ = ["key_of", "listed_path"]
+__all__ = ["folder_of", "key_of", "listed_path"]
 
 _DRIVE: Final = re.compile(r"\A[A-Za-z]:(?=/)")
+
+
+def folder_of(annotations: str | Path) -> Path:
+    """Return the folder that images are expected in: the one given, or that of a file."""
+    path = Path(annotations)
+    return path if path.is_dir() else path.parent
 
 
 def listed_path(text: str, root: str | Path) -> Path:

@@ -7,7 +7,7 @@ import codecs
 from typing import TYPE_CHECKING, Final
 
 from penstock.errors import StoreError
-from penstock.stores.folder.reading import MAX_ANNOTATION_BYTES, read_annotation
+from penstock.opening import MAX_ANNOTATION_BYTES, read_annotation
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -24,12 +24,7 @@ def read_text(path: Path, max_bytes: int = MAX_ANNOTATION_BYTES) -> str:
     Raises:
         StoreError: it cannot be read, is larger than `max_bytes`, or is in another encoding.
     """
-    try:
-        data = read_annotation(path, max_bytes)
-    except OSError as error:
-        raise StoreError(f"cannot read {path}: {error.strerror}.") from error
-    except ValueError as error:
-        raise StoreError(f"cannot read {path}: {error}.") from error
+    data = read_annotation(path, max_bytes)
     if data.startswith(_OTHER_MARKS):
         raise StoreError(f"cannot read {path}: it is in UTF-16; convert it to UTF-8.")
     try:

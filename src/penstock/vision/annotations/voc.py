@@ -14,8 +14,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 from penstock.errors import ConfigError, StoreError
-from penstock.stores.folder.listing import IMAGE_SUFFIXES, cannot_list
-from penstock.stores.folder.reading import MAX_XML_BYTES, read_annotation
+from penstock.opening import MAX_TREE_BYTES, read_annotation
+from penstock.stores.folder.annotated_folder import annotated_folder
+from penstock.stores.folder.listing import IMAGE_SUFFIXES, cannot_list, is_system_folder
 from penstock.stores.folder.voc import (
     parse_xml,
     stems_of_split,
@@ -30,7 +31,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
     from xml.etree.ElementTree import Element
 
-__all__ = ["read_voc", "read_voc_folder", "voc_root", "write_voc"]
+__all__ = ["read_voc", "read_voc_folder", "voc_places", "voc_root", "write_voc"]
 
 _NUM_SHOWN: Final = 5  # folders, in an error
 
@@ -129,13 +130,14 @@ def read_voc_folder(
     """Return the images of a folder that have an annotation.
 
     The folder holds `Annotations/NAME.xml` and `JPEGImages/NAME.*`, or `annotations/` and
-    `images/`, or NAME.xml beside NAME.jpg. An image goes with the annotation of its name, whatever
-    `<filename>` says; that counts where no image has the name. Images without an annotation are
-    left out, with a warning.
+    `images/`, or two subfolders of other names, or NAME.xml beside NAME.jpg. An image goes with the
+    annotation of its name, whatever `<filename>` says; that counts where no image has the name.
+    Images without an annotation are left out, with a warning.
 
     Args:
         root: The folder.
-        split: `ImageSets/Main/SPLIT.txt` names the images and their order; None takes all, sorted.
+        split: `ImageSets/Main/SPLIT.txt` names the images and their order; a repeated name
+            repeats the sample. None takes all, sorted.
         origin: As in `read_voc`.
 
     Returns:
@@ -147,7 +149,7 @@ def read_voc_folder(
     """
     _check_origin(origin)
     root = Path(root)
-    annotations, images = _places(root)
+    annotations, images = voc_places(root)
     files = _by_stem(annotations, (".xml",))
     if not files:
         raise StoreError(f"{annotations} has no XML files: it is no folder of VOC annotations.")
@@ -157,11 +159,19 @@ def read_voc_folder(
         warn_of_images_alone(images, pictures.keys() - files.keys())
     else:
         keys = _keys_of_split(root, split, files)
-    return [_read_file(annotations / files[key], key, images, pictures, origin) for key in keys]
+    found = {
+        key: _read_file(annotations / files[key], key, images, pictures, origin)
+        for key in dict.fromkeys(keys)
+    }
+    return [found[key] for key in keys]
 
 
-def _places(root: Path) -> tuple[Path, Path]:
-    """Return the folders of annotations and of images."""
+def voc_places(root: Path) -> tuple[Path, Path]:
+    """Return the folders of annotations and of images.
+
+    Raises:
+        StoreError: there is no such folder, or it is the one above.
+    """
     for of_xml, of_images in (("Annotations", "JPEGImages"), ("annotations", "images")):
         if (root / of_xml).is_dir():
             return root / of_xml, root / of_images
@@ -172,6 +182,9 @@ def _places(root: Path) -> tuple[Path, Path]:
     if below:  # torchvision's `root`
         names = ", ".join(str(folder.parent) for folder in below[:_NUM_SHOWN])
         raise StoreError(f"{root} has no Annotations of its own. Name one of these: {names}.")
+    found = annotated_folder(root)
+    if found is not None and found.form == "voc" and found.images is not None:
+        return found.annotations, found.images
     return root, root
 
 
@@ -179,7 +192,7 @@ def _by_stem(folder: Path, suffixes: tuple[str, ...]) -> dict[str, str]:
     """Return the paths of files below a folder by what they are called without their suffix."""
     found: dict[str, str] = {}
     for above, subfolders, names in os.walk(folder, onerror=_refuse_to_pass_over):
-        subfolders.sort()
+        subfolders[:] = sorted(name for name in subfolders if not is_system_folder(name))
         prefix = os.path.relpath(above, folder).replace(os.sep, "/")
         for name in sorted(names):
             # "._cat.xml" beside cat.xml is what macOS leaves on foreign disks.
@@ -208,11 +221,6 @@ def _keys_of_split(root: Path, split: str, files: dict[str, str]) -> list[str]:
             f"the split {split!r} of {root} names {len(absent)} image(s) without annotations: "
             f"{absent[0]}.xml is not there."
         )
-    seen: set[str] = set()
-    for key in keys:
-        if key in seen:
-            raise StoreError(f"the split {split!r} of {root} names {key!r} twice.")
-        seen.add(key)
     return keys
 
 
@@ -220,10 +228,10 @@ def _read_file(
     file: Path, key: str, images: Path, pictures: dict[str, str], origin: int
 ) -> AnnotatedImage:
     try:
-        root = voc_root(read_annotation(file, MAX_XML_BYTES))
+        root = voc_root(read_annotation(file, MAX_TREE_BYTES))
         path = images / _picture(root, key, pictures)
         return _image(root, path, key, origin, str(file))
-    except (OSError, ValueError) as error:
+    except ValueError as error:
         raise StoreError(f"cannot read {file}: {error}.") from error
 
 

@@ -20,7 +20,7 @@ import yaml
 
 from penstock.callers import users_level
 from penstock.errors import ConfigError, StoreError
-from penstock.stores.folder.listing import IMAGE_SUFFIXES, cannot_list
+from penstock.stores.folder.listing import IMAGE_SUFFIXES, cannot_list, is_system_folder
 from penstock.vision.annotations.image_size import upright_size
 from penstock.vision.annotations.model import AnnotatedImage
 from penstock.vision.annotations.numbers import whole_number
@@ -30,9 +30,16 @@ from penstock.vision.annotations.text_lines import numbered_lines, read_text
 from penstock.vision.annotations.yolo_labels import SLACK, Labels, read_label_line
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Iterator, Mapping, Sequence
 
-__all__ = ["YoloData", "read_yolo", "read_yolo_data", "write_yolo_yaml"]
+__all__ = [
+    "YoloData",
+    "files_of_split",
+    "label_file",
+    "read_yolo",
+    "read_yolo_data",
+    "write_yolo_yaml",
+]
 
 _MAX_YAML_BYTES: Final = 1_000_000  # a thousand classes take 20 kB
 _MAX_CLASSES: Final = 1_000_000
@@ -112,18 +119,19 @@ def read_yolo(
         raise ConfigError(f"slack is at least 0, not {slack!r}.")
     data = read_yolo_data(yaml_or_folder)
     labels = Labels(data.class_names, data.num_landmarks, data.num_values, polygons, slack)
-    files = _files_of_split(data, split)
+    files = files_of_split(data, split)
     missing = 0
     images = []
     for path, key in files:
-        file = _label_file(path)
+        file = label_file(path)
         missing += not os.path.isfile(file)
         images.append(_image(path, key, file, labels, unreadable))
-    if unreadable and len(unreadable) == len(files):  # the wrong folder, sooner than all damaged
+    if unreadable and len(unreadable) == len({path for path, _ in files}):
+        # The wrong folder, sooner than all damaged.
         path, key = files[0]
-        _image(path, key, _label_file(path), labels, None)
+        _image(path, key, label_file(path), labels, None)
     if images and missing == len(images):
-        _warn_of_no_labels(data, split, _label_file(files[0][0]))
+        _warn_of_no_labels(data, split, label_file(files[0][0]))
     return images, data.class_names or _numbers(images)
 
 
@@ -165,7 +173,10 @@ def _from_folder(root: Path) -> YoloData:
     if not images.is_dir():
         raise StoreError(f"{root} has neither a YAML file nor a folder 'images': no YOLO data set.")
     splits: dict[str, tuple[str, ...]] = {}
-    splits |= {p.name: (f"images/{p.name}",) for p in sorted(images.iterdir()) if p.is_dir()}
+    names_of_splits = sorted(
+        path.name for path in images.iterdir() if path.is_dir() and not is_system_folder(path.name)
+    )
+    splits |= {name: (f"images/{name}",) for name in names_of_splits}
     lists = [root / "classes.txt", root / "labels" / "classes.txt"]
     names = next((read_text(p).split("\n") for p in lists if p.exists()), [])
     class_names = tuple(name.strip() for name in "\n".join(names).strip().split("\n"))
@@ -269,31 +280,37 @@ def _places(name: str, value: str | list[str]) -> tuple[str, ...]:
     return places
 
 
-def _files_of_split(data: YoloData, split: str) -> list[tuple[Path, str]]:
-    """Return path and key of each image."""
+def files_of_split(data: YoloData, split: str) -> list[tuple[Path, str]]:
+    """Return path and key of each image of a split.
+
+    Raises:
+        StoreError: there is no such split, or a place of its images is not there.
+    """
     if split not in data.splits:
         has = ", ".join(map(repr, data.splits)) or "none"
         raise StoreError(f"{data.source} has no split {split!r}; it has {has}.")
-    found: dict[Path, str] = {}
+    found: list[tuple[Path, str]] = []
     for place in data.splits[split]:
         path = listed_path(place, data.root)
         if not os.path.exists(path) and place.startswith("../"):
             # Some sites write paths from a folder further down than the file that has them.
             path = listed_path(place.removeprefix("../"), data.root)
         if os.path.isdir(path):
-            found |= dict(_in_folder(path))
+            known = {image for image, _ in found}
+            found += [pair for pair in _in_folder(path) if pair[0] not in known]
         elif os.path.isfile(path):
-            found |= dict(_in_list(path, data.root))
+            found += _in_list(path, data.root)  # a line that comes again is another sample
         else:
             raise StoreError(f"{data.source}: {split} is {place!r}, and {path} is not there.")
     if not found:
         raise StoreError(f"split {split!r} of {data.source} has no images.")
-    return list(found.items())
+    return found
 
 
 def _in_folder(folder: Path) -> Iterator[tuple[Path, str]]:
     paths: list[str] = []
-    for above, _, names in os.walk(folder, onerror=_refuse_to_pass_over):
+    for above, subfolders, names in os.walk(folder, onerror=_refuse_to_pass_over):
+        subfolders[:] = [name for name in subfolders if not is_system_folder(name)]
         images = (n for n in names if n.lower().endswith(IMAGE_SUFFIXES) and n[0] != ".")
         paths += (os.path.relpath(os.path.join(above, name), folder) for name in images)
     for path in sorted(path.replace(os.sep, "/") for path in paths):
@@ -317,7 +334,8 @@ def _in_list(file: Path, root: Path) -> Iterator[tuple[Path, str]]:
         yield path, key.removeprefix("images/")
 
 
-def _label_file(image: Path) -> Path:
+def label_file(image: Path) -> Path:
+    """Return where the labels of an image are; the file need not be there."""
     beside = image.with_name(os.path.splitext(image.name)[0] + ".txt")
     folders = image.parent.parts
     if "images" not in folders:
@@ -349,13 +367,13 @@ def _image(
 
 def write_yolo_yaml(
     class_names: Sequence[str],
-    splits: Sequence[str],
+    places: Mapping[str, str],
     *,
     num_landmarks: int = 0,
     num_values: int = 3,
 ) -> bytes:
-    """Return the YAML file of a data set with `images/SPLIT` and `labels/SPLIT` beside it."""
-    said: dict[str, Any] = {split: f"images/{split}" for split in splits}
+    """Return the YAML file of a data set: where the images of each split are, and the names."""
+    said: dict[str, Any] = dict(places)
     if num_landmarks:
         said["kpt_shape"] = [num_landmarks, num_values]
     said["names"] = dict(enumerate(class_names))

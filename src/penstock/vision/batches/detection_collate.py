@@ -95,6 +95,7 @@ class DetectionCollate:
             raise ConfigError(f"targets is 'dict' or 'array', not {targets!r}")
         self._images = ImageBatch(images, output, mean, std, pad_multiple=pad_multiple, fill=fill)
         self._targets = targets
+        self.mean, self.std = mean, std
 
     def __call__(self, samples: Sequence[Mapping[str, Any]]) -> tuple[Any, list[Any]]:
         """Return the batch in memory of its own.

@@ -11,8 +11,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from penstock.errors import ConfigError, StoreError
+from penstock.stores.folder.links import refuse_outside
 from penstock.stores.placing import put_in_place
 from penstock.vision.annotations.image_size import header_of
+from penstock.vision.annotations.paths import folder_of
 from penstock.vision.convert.boxes import added_px, total_counts, with_good_boxes
 from penstock.vision.convert.losses import count_losses
 from penstock.vision.convert.merging import merge
@@ -66,6 +68,7 @@ def convert(
     target_origin: int = 1,
     default_class: str = "object",
     bad_boxes: BadBoxes = "keep",
+    follow_links: bool = False,
     **options: Any,  # noqa: ANN401
 ) -> ConvertReport:
     """Read annotations, and write them in another form.
@@ -92,6 +95,8 @@ def convert(
             `penstock.vision.datasets.box_policy`: "keep" leaves them as they are, and what VOC says
             of one column is one column elsewhere; "drop", "fix" and "raise". They are counted
             always.
+        follow_links: Whether image files that lie outside of the sources' folders are copied: links
+            and names with ".." lead to them. What is copied has to be an image by its first bytes.
         options: Of the sources that are no `Source`: see there. Each goes to the sources that have
             it.
 
@@ -100,7 +105,8 @@ def convert(
 
     Raises:
         ConfigError: an argument is none of those allowed; `dst` lies in a source.
-        StoreError: a source cannot be read, or a box is bad and `bad_boxes` forbids it; `dst` is
+        StoreError: a source cannot be read, or files outside of it would be copied without
+            `follow_links`; a box is bad and `bad_boxes` forbids it; `dst` is
             there and not empty; two images would have one name; something would be lost, and
             `strict` forbids it. Then nothing is written.
     """
@@ -108,6 +114,10 @@ def convert(
     target = _target(Path(dst), target_format, images, target_origin)
     _check_place(target, sources)
     read = [_read(source, bad_boxes) for source in sources]
+    if target.images == "copy" and not follow_links:
+        here = os.getcwd()
+        paths = (os.path.join(here, image.path) for found, _ in read for image in found.images)
+        refuse_outside([_root(source) for source in sources], paths)
     merging = merge([collection for collection, _ in read], default_class)
     collection, notes = _completed(merging.collection, target, default_class)
     if target.form == "landmarks":
@@ -132,6 +142,11 @@ def convert(
 def _read(source: Source, bad_boxes: BadBoxes) -> tuple[Collection, BoxCounts]:
     more_px = added_px(source.checked_form(), source.options)
     return with_good_boxes(read_source(source), bad_boxes, more_px)
+
+
+def _root(source: Source) -> Path:
+    root = source.options.get("root")
+    return folder_of(source.path) if root is None else Path(root)
 
 
 def _listed(losses: Mapping[str, int]) -> str:

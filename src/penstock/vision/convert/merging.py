@@ -93,8 +93,10 @@ def merge(collections: Sequence[Collection], default_class: str = "object") -> M
     merging = Merging(Collection(()))
     found: list[Listed] = []
     key_of: dict[tuple[int, str], str] = {}
+    listed_keys: list[str] = []
     for number, collection in enumerate(_without_invented(collections, default_class)):
-        images = listed_once(collection.images)
+        images, samples = listed_once(collection.images)
+        merged_key: dict[int, str] = {}
         merging.copies += copies(found, images)
         merging.aliases += aliases(images)
         for one, same in zip(images, matches(found, images), strict=True):
@@ -102,16 +104,28 @@ def merge(collections: Sequence[Collection], default_class: str = "object") -> M
                 found.append(one)
             else:
                 same.image = _merged(same.image, one.image, merging)
-            key_of |= dict.fromkeys(((number, key) for key in one.keys), (same or one).image.key)
-    splits: dict[str, dict[str, None]] = {}
+            merged_key[id(one)] = (same or one).image.key
+            key_of |= dict.fromkeys(((number, key) for key in one.keys), merged_key[id(one)])
+        _extend(listed_keys, (merged_key[id(one)] for one in samples))
+    splits: dict[str, list[str]] = {}
     for number, collection in enumerate(collections):
         for name, keys in collection.splits.items():
-            splits.setdefault(name, {}).update((key_of[number, key], None) for key in keys)
+            _extend(splits.setdefault(name, []), (key_of[number, key] for key in keys))
     listed = {name: tuple(keys) for name, keys in splits.items()}
     merged = tuple(_with_invented(one.image, default_class) for one in found)
     names = _class_names(collections, merged, default_class)
-    merging.collection = Collection(merged, listed, names)
+    repeated = tuple(listed_keys) if len(listed_keys) > len(merged) else ()
+    merging.collection = Collection(merged, listed, names, repeated)
     return merging
+
+
+def _extend(listed: list[str], keys: Iterable[str]) -> None:
+    """Add keys: each is then listed as often as in the one of the two that has it more often."""
+    have, seen = Counter(listed), Counter[str]()
+    for key in keys:
+        seen[key] += 1
+        if seen[key] > have[key]:
+            listed.append(key)
 
 
 def _classes(images: Iterable[AnnotatedImage]) -> set[str]:

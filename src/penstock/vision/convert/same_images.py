@@ -31,6 +31,7 @@ class Listed:
         file: The file behind all links.
         keys: What its source calls it.
         sources: The annotations that were read for it.
+        said: The objects that the first of them has.
     """
 
     image: AnnotatedImage
@@ -38,38 +39,46 @@ class Listed:
     file: str
     keys: list[str] = field(default_factory=list)
     sources: set[str] = field(default_factory=set)
+    said: str = ""
 
-    def add(self, other: AnnotatedImage) -> None:
-        """Add what its source says of it at another place."""
+    def add(self, other: AnnotatedImage) -> bool:
+        """Add the objects of another entry of this image; return whether it has the same ones."""
         check_sizes(self.image, other)
         self.keys.append(other.key)
-        if other.source and other.source in self.sources:  # in two splits, for one
-            return
-        self.sources.add(other.source)
-        self.image = replace(self.image, objects=self.image.objects + other.objects)
+        if repr(other.objects) == self.said:
+            return True
+        if not other.source or other.source not in self.sources:
+            self.sources.add(other.source)
+            self.image = replace(self.image, objects=self.image.objects + other.objects)
+        return False
 
 
-def listed_once(images: Iterable[AnnotatedImage]) -> list[Listed]:
-    """Return the images of one source: lists name one in a line for each object.
+def listed_once(images: Iterable[AnnotatedImage]) -> tuple[list[Listed], list[Listed]]:
+    """Return the images of one source, each once, and the image of each of its samples.
+
+    An image that comes again with the same objects is another sample of it.
 
     Raises:
         StoreError: it is given two sizes.
     """
     by_path: dict[str, Listed] = {}
     by_key: dict[tuple[str, str], Listed] = {}
+    samples: list[Listed] = []
     for image in images:
         path = os.path.abspath(image.path)
         if path in by_path:
-            by_path[path].add(image)
+            if by_path[path].add(image):
+                samples.append(by_path[path])
             continue
         file = os.path.realpath(path)
         one = by_key.get((file, image.key))
         if one is not None and repr(one.image.objects) == repr(image.objects):  # a link to it
             by_path[path] = one
             continue
-        found = Listed(image, path, file, [image.key], {image.source})
+        found = Listed(image, path, file, [image.key], {image.source}, repr(image.objects))
         by_path[path] = by_key[file, image.key] = found
-    return list({id(found): found for found in by_path.values()}.values())
+        samples.append(found)
+    return list({id(found): found for found in by_path.values()}.values()), samples
 
 
 def aliases(images: Sequence[Listed]) -> list[tuple[str, str]]:

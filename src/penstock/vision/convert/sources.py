@@ -8,10 +8,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 from penstock.errors import ConfigError, StoreError
+from penstock.stores.folder.annotated_folder import YAML_SUFFIXES, annotated_folder
 from penstock.stores.folder.voc import stems_of_split
 from penstock.vision.annotations.image_list import read_labelled_paths
 from penstock.vision.annotations.imglab import read_imglab
-from penstock.vision.annotations.landmark_list import read_landmark_list
+from penstock.vision.annotations.landmark_list import read_landmark_list, samples_of_lines
 from penstock.vision.annotations.model import AnnotatedImage, AnnotatedObject
 from penstock.vision.annotations.paths import key_of, listed_path
 from penstock.vision.annotations.text_lines import numbered_lines
@@ -71,11 +72,21 @@ class Collection:
         images: In their order.
         splits: Keys of the images of each split, in the split's order.
         class_names: By their numbers; empty where they are numbered by their sorted names.
+        samples: Keys of the samples in their order, where some images are several; else empty.
     """
 
     images: tuple[AnnotatedImage, ...]
     splits: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
     class_names: tuple[str, ...] = ()
+    samples: tuple[str, ...] = ()
+
+    @property
+    def sampled_images(self) -> tuple[AnnotatedImage, ...]:
+        """The image of each sample."""
+        if not self.samples:
+            return self.images
+        by_key = {image.key: image for image in self.images}
+        return tuple(by_key[key] for key in self.samples)
 
 
 def read_source(source: Source) -> Collection:
@@ -107,7 +118,7 @@ def _form_of(path: Path) -> str:
     if not path.exists():
         raise StoreError(f"{path} is not there.")
     suffix = path.suffix.lower()
-    if suffix in (".yaml", ".yml"):
+    if suffix in YAML_SUFFIXES:
         return "yolo"
     if suffix == ".xml":
         return "imglab"
@@ -118,11 +129,15 @@ def _form_of(path: Path) -> str:
 
 
 def _form_of_folder(path: Path) -> str:
+    """Return the form of a folder; here its images need not be there."""
+    found = annotated_folder(path)
+    if found is not None and found.is_read_as_folder:
+        return found.form
     names = {child.name for child in path.iterdir()}
-    suffixes = {Path(name).suffix.lower() for name in names}
     if names & {"Annotations", "annotations"}:
         return "voc"
-    if suffixes & {".yaml", ".yml"} or {"images", "labels"} <= names:
+    suffixes = {Path(name).suffix.lower() for name in names}
+    if suffixes & set(YAML_SUFFIXES):
         return "yolo"
     if ".xml" in suffixes:
         return "voc"
@@ -159,7 +174,8 @@ def _read_yolo(path: Path, options: dict[str, Any]) -> Collection:
     for name in names:
         of_split, of_classes = read_yolo(path, name, **options)
         class_names = max(class_names, of_classes, key=len)
-        images += of_split
+        known = {image.path for image in images}  # one that is in two splits is no repeat
+        images += [image for image in of_split if image.path not in known]
         splits[name] = tuple(image.key for image in of_split)
     if not images:
         raise StoreError(f"{path} names no images.")
@@ -171,7 +187,7 @@ def _read_imglab(path: Path, options: dict[str, Any]) -> Collection:
 
 
 def _read_landmarks(path: Path, options: dict[str, Any]) -> Collection:
-    return Collection(tuple(read_landmark_list(path, **options)))
+    return Collection(tuple(samples_of_lines(read_landmark_list(path, **options))))
 
 
 def _read_image_list(path: Path, options: dict[str, Any]) -> Collection:
@@ -186,7 +202,7 @@ def _read_image_list(path: Path, options: dict[str, Any]) -> Collection:
             raise StoreError(f"cannot read {source}: {error}.") from error
         objects = (AnnotatedObject(label),)
         images.append(AnnotatedImage(place, key_of(text), None, None, objects, source))
-    return Collection(tuple(images))
+    return Collection(tuple(samples_of_lines(images)))
 
 
 _READERS: Final[dict[str, Callable[[Path, dict[str, Any]], Collection]]] = {

@@ -12,7 +12,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Final, Literal
 
 from penstock.errors import StoreError
+from penstock.opening import open_file
 from penstock.stores.folder.listing import IMAGE_SUFFIXES
+from penstock.stores.folder.paths import is_image
 from penstock.vision.annotations.image_list import write_image_list
 from penstock.vision.annotations.imglab import write_imglab
 from penstock.vision.annotations.landmark_list import LandmarkColumns, write_landmark_list
@@ -20,10 +22,10 @@ from penstock.vision.annotations.voc import write_voc
 from penstock.vision.annotations.yolo import write_yolo_yaml
 from penstock.vision.annotations.yolo_labels import Labels, label_line
 from penstock.vision.convert.names import names_of
-from penstock.vision.convert.splits import one_split_each
+from penstock.vision.convert.splits import has_repeats, one_split_each, splits_with_repeats
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
+    from collections.abc import Callable, Mapping, Sequence
 
     from penstock.vision.annotations.model import AnnotatedImage, AnnotatedObject
     from penstock.vision.convert.sources import Collection
@@ -31,6 +33,7 @@ if TYPE_CHECKING:
 __all__ = ["Images", "Target", "landmark_columns", "write_target"]
 
 Images = Literal["reference", "link", "copy"]
+_MAGIC_BYTES: Final = 16
 _LIST_NAMES: Final = {
     "imglab": "imglab.xml",
     "landmarks": "landmarks.txt",
@@ -94,8 +97,14 @@ def _put_image(image: AnnotatedImage, target: Target, place: Path) -> None:
     place.parent.mkdir(parents=True, exist_ok=True)
     if target.images == "link":
         place.symlink_to(source)
-    else:
-        shutil.copyfile(source, place)
+        return
+    with open_file(source) as file:
+        if not is_image(file.read(_MAGIC_BYTES)):
+            raise StoreError(
+                f"{image.source or image.key}: {image.path} is not an image by its first bytes, "
+                "and is not copied."
+            )
+    shutil.copyfile(source, place)
 
 
 def _told(image: AnnotatedImage, write: Callable[[], bytes]) -> bytes:
@@ -117,18 +126,21 @@ def _write_voc(collection: Collection, target: Target, made: Path) -> tuple[str,
         renamed = replace(image, path=place)
         xml = _told(image, partial(write_voc, renamed, origin=target.origin))
         (made / "Annotations" / f"{name}.xml").write_bytes(xml)
-    _write_splits(collection, names, made)
+    splits, notes = splits_with_repeats(collection)
+    _write_splits(splits, names, made)
     if target.images == "reference":
-        return (f"the images are not in it: put them into {target.place / 'JPEGImages'}",)
-    return ()
+        return *notes, f"the images are not in it: put them into {target.place / 'JPEGImages'}"
+    return notes
 
 
-def _write_splits(collection: Collection, names: Mapping[str, str], made: Path) -> None:
-    if not collection.splits:
+def _write_splits(
+    splits: Mapping[str, Sequence[str]], names: Mapping[str, str], made: Path
+) -> None:
+    if not splits:
         return
     folder = made / "ImageSets" / "Main"
     folder.mkdir(parents=True)
-    for split, keys in collection.splits.items():
+    for split, keys in splits.items():
         _check_split(split)
         listed = "".join(f"{names[key]}\n" for key in keys)
         (folder / f"{split}.txt").write_bytes(listed.encode())
@@ -158,13 +170,20 @@ def _write_yolo(collection: Collection, target: Target, made: Path) -> tuple[str
         boxed = [found for found in image.objects if found.box_xyxy_px is not None]
         text = _told(image, partial(_label_text, image, boxed, numbers, labels))
         file.write_bytes(text)
-    splits = list(dict.fromkeys(split_of.values()))
+    places = {split: f"images/{split}" for split in split_of.values()}
+    splits, notes = splits_with_repeats(collection)
+    by_key = {image.key: image for image in collection.images}
+    for split in places:
+        if has_repeats(splits.get(split, ())):
+            files = (f"images/{split}/{_file_name(by_key[key], names)}" for key in splits[split])
+            (made / f"{split}.txt").write_text("".join(f"{file}\n" for file in files))
+            places[split] = f"{split}.txt"
     data = write_yolo_yaml(
-        class_names, splits, num_landmarks=labels.num_landmarks, num_values=labels.num_values
+        class_names, places, num_landmarks=labels.num_landmarks, num_values=labels.num_values
     )
     (made / "data.yaml").write_bytes(data)
     why = "some of its images are in another one"
-    return tuple(f"split {split!r} is left out: {why}" for split in left_out)
+    return *(f"split {split!r} is left out: {why}" for split in left_out), *notes
 
 
 def _label_text(
@@ -207,11 +226,11 @@ def _write_list(collection: Collection, target: Target, made: Path) -> tuple[str
     path_of = _paths_in_list(collection, target, made)
     columns = target.columns
     if target.form == "imglab":
-        data = write_imglab(collection.images, name_of=path_of)
+        data = write_imglab(collection.sampled_images, name_of=path_of)
     elif target.form == "image-list":
         data = write_image_list(_labelled(collection, path_of))
     else:
-        data = write_landmark_list(collection.images, columns, name_of=path_of)
+        data = write_landmark_list(collection.sampled_images, columns, name_of=path_of)
     file.write_bytes(data)
     return (f"columns: {_described(columns)}",) if target.form == "landmarks" else ()
 
@@ -247,7 +266,7 @@ def _labelled(
     collection: Collection, path_of: Callable[[AnnotatedImage], str]
 ) -> list[tuple[str, str]]:
     found = []
-    for image in collection.images:
+    for image in collection.sampled_images:
         names = {o.class_name for o in image.objects if o.class_name}
         if len(names) == 1:
             found.append((path_of(image), names.pop()))

@@ -17,7 +17,8 @@ from penstock.vision.datasets.frames import size_of_file
 from penstock.vision.datasets.table_builder import TableBuilder
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Mapping, Sequence
+    from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+    from pathlib import Path
 
     from numpy.typing import NDArray
 
@@ -131,6 +132,7 @@ class AnnotatedImages(StoreDataset):
         repair: bool,
         given_classes: Sequence[str] | None = None,
         unreadable: Mapping[str, int] | None = None,
+        root: str | Path | None = None,
     ) -> None:
         """Become the dataset of a table as it was read; classes given are looked for in it."""
         if getattr(transform, "takes_files", False) is True:
@@ -148,7 +150,7 @@ class AnnotatedImages(StoreDataset):
             warn_of_absent(table.class_names, all_labels)
         self._rules = rules
         self._sizes_px: NDArray[np.int64] | None = None
-        store = AnnotationStore(table, rules.orientation, name, unreadable)
+        store = AnnotationStore(table, rules.orientation, name, unreadable, root)
         StoreDataset.__init__(self, store, transform=transform, decode=decode, repair=repair)
 
     @property
@@ -173,11 +175,6 @@ class AnnotatedImages(StoreDataset):
     def num_landmarks(self) -> int:
         """Landmarks of an object; 0 if there are none."""
         return self.store.table.num_landmarks
-
-    @property
-    def attribute_names(self) -> Mapping[str, tuple[str, ...]]:
-        """For each attribute the texts that its numbers stand for."""
-        return self.store.table.attribute_names
 
     @property
     def sizes_px(self) -> NDArray[np.int64]:
@@ -208,13 +205,14 @@ class AnnotatedImages(StoreDataset):
         """Return the path of an image: what errors call it."""
         return self.store.table.paths[index]
 
-    def __repr__(self) -> str:
-        """Return what it is, what became of its boxes, and what is known of their frames."""
-        parts = [super().__repr__()[:-1]]
+    def _summary(self) -> Iterator[tuple[str, object]]:
+        yield from super()._summary()
         if self.num_landmarks:
-            parts.append(f"{self.num_landmarks} landmarks each")
-        parts.append(str(self._box_counts))
+            yield "landmarks", self._landmarks()
+        yield "boxes", str(self._box_counts)
         frames = self.store.frame_votes.known
         if frames is not None:
-            parts.append(f"frames: {frames}")
-        return f"{', '.join(parts)}>"
+            yield "frames", str(frames)
+
+    def _landmarks(self) -> str:
+        return f"{self.num_landmarks} each"

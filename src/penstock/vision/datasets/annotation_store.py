@@ -4,22 +4,26 @@
 from __future__ import annotations
 
 import contextlib
+import os
 from typing import TYPE_CHECKING, Any
 
 from penstock.data.ragged import RaggedArray
 from penstock.errors import StoreError
 from penstock.faults import annotate
 from penstock.images.headers import read_header
-from penstock.stores.folder.reading import read_file
+from penstock.opening import MAX_FILE_BYTES, checked_max_file_size, read_file
 from penstock.stores.index import Index
+from penstock.stores.label_columns import COLUMNS, packed_columns
 from penstock.stores.records import EncodedImage, Record
 from penstock.stores.store import Store
+from penstock.vision.datasets.annotation_table import FLAGS
 from penstock.vision.datasets.frame_votes import FrameVotes
 from penstock.vision.datasets.frames import Frame, Orientation, in_frame
 from penstock.vision.datasets.packed_sizes import SIZES, packed_sizes
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Mapping
+    from collections.abc import Callable, Iterable, Iterator, Mapping
+    from pathlib import Path
 
     import numpy as np
     from numpy.typing import NDArray
@@ -34,7 +38,11 @@ class AnnotationStore(Store):
 
     A label is the tuple of the objects' classes. Nothing is held open; the annotations are in
     memory, the files are read when they are asked for. Metadata have the names of landmarks and
-    attributes, and the sizes that are known, so that a packed copy has them too.
+    attributes, the classes by each of these, and the sizes that are known, so that a packed copy
+    has them too.
+
+    Attributes:
+        max_file_size: Bytes of the largest image that is read; may be set.
 
     Concurrency:
         Any thread or process.
@@ -46,6 +54,9 @@ class AnnotationStore(Store):
         orientation: Orientation,
         name: str,
         unreadable: Mapping[str, int] | None = None,
+        root: str | Path | None = None,
+        *,
+        max_file_size: int = MAX_FILE_BYTES,
     ) -> None:
         """Keep the table.
 
@@ -55,25 +66,45 @@ class AnnotationStore(Store):
             name: What errors call the store.
             unreadable: Paths of images whose size, which their objects are shares of, could not be
                 read, and the number of these objects, which are left out.
+            root: The folder that images are expected in; None if they may be anywhere.
+            max_file_size: Bytes of the largest image that is read.
 
         Raises:
-            StoreError: two images have one key.
+            ConfigError: `max_file_size` is no number of bytes.
+            StoreError: two images have one key. The same image may be there several times.
         """
         self.table = table
+        self.max_file_size = checked_max_file_size(max_file_size)
         self._orientation = orientation
         self._name = name
         self._unreadable = dict(unreadable or {})
+        self._root = root
         self.frame_votes = FrameVotes(table)
-        twice = self.index.first_repeated()
-        if twice is not None:
-            raise StoreError(
-                f"{name} has two images called {twice!r}. Leave one out, or give them other names."
-            )
+        if self.index.first_repeated() is not None:
+            self._check_repeated()
+
+    def _check_repeated(self) -> None:
+        """Raise if two samples of one key are not of the same image, with the same objects."""
+        first: dict[str, int] = {}
+        for position, key in enumerate(self.table.keys):
+            other = first.setdefault(key, position)
+            if other != position and _said(self.table, other) != _said(self.table, position):
+                raise StoreError(
+                    f"{self._name} has two images called {key!r}. Leave one out, or give them "
+                    "other names."
+                )
 
     @property
     def address(self) -> str:
         """What it was read from; not an address that `open_store` takes."""
         return self._name
+
+    def own_files(self) -> tuple[str, Iterable[str]] | None:
+        """As in `Store`."""
+        if self._root is None:
+            return None
+        here = os.getcwd()
+        return os.fspath(self._root), (os.path.join(here, path) for path in self.table.paths)
 
     def _load_index(self) -> Index:
         table = self.table
@@ -101,7 +132,7 @@ class AnnotationStore(Store):
     def _file(self, position: int) -> bytes:
         path, source = self.table.paths[position], self.table.sources[position]
         try:
-            data = read_file(path)
+            data = read_file(path, self.max_file_size)
         except OSError as error:
             said = f" It is annotated in {source}." if source else ""
             raise StoreError(f"cannot read {path}: {error.strerror}.{said}") from error
@@ -134,6 +165,13 @@ class AnnotationStore(Store):
         )
 
 
+def _said(table: AnnotationTable, position: int) -> tuple[object, ...]:
+    """Return all that a table says of an image, to be compared."""
+    arrays = table.objects_of(position).items()
+    rows = tuple((name, array.tobytes()) for name, array in arrays)
+    return table.paths[position], table.sizes_px[position].tolist(), rows
+
+
 def _upright() -> Frame:
     return "upright"
 
@@ -146,6 +184,10 @@ def _metadata(table: AnnotationTable) -> Mapping[str, Any]:
         found["num_landmarks"] = table.num_landmarks
     if table.landmark_names:
         found["landmark_names"] = list(table.landmark_names)
+    # An attribute that no object has gives no classes.
+    attributes = {name for name, texts in table.attribute_names.items() if any(texts)}
+    columns = [name for name in table.columns if name in FLAGS or name in attributes]
+    found[COLUMNS] = packed_columns({name: table.columns[name] for name in columns})
     if table.attribute_names:
         found["attribute_names"] = {
             name: list(names) for name, names in table.attribute_names.items()

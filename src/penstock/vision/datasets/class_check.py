@@ -19,7 +19,13 @@ if TYPE_CHECKING:
 
     from penstock.vision.datasets.annotation_table import AnnotationTable
 
-__all__ = ["near_name", "refuse_unknown", "warn_of_absent", "warn_of_dropped"]
+__all__ = [
+    "near_name",
+    "refuse_unknown",
+    "warn_of_absent",
+    "warn_of_absent_attribute",
+    "warn_of_dropped",
+]
 
 _NUM_SHOWN: Final = 10  # classes, in a warning
 _MAX_COMPARED: Final = 2_000  # names; to compare two takes some microseconds
@@ -96,6 +102,19 @@ def warn_of_absent(class_names: Sequence[str], labels: NDArray[np.int64]) -> Non
     warnings.warn(
         f"no object is of {len(absent)} of the {len(class_names)} classes given: {shown}{more}. "
         "They keep their numbers.",
+        UserWarning,
+        stacklevel=users_level(),
+    )
+
+
+def warn_of_absent_attribute(name: str, there: Sequence[str]) -> None:
+    """Warn of an attribute that was asked for, and that no object has."""
+    near = near_name(name, there)
+    hint = "" if near is None else f" (is {near!r} meant?)"
+    shown = ", ".join(map(repr, there[:_NUM_SHOWN])) or "none"
+    more = f", and {len(there) - _NUM_SHOWN} more" if len(there) > _NUM_SHOWN else ""
+    warnings.warn(
+        f"no object has the attribute {name!r:.80}{hint}; there are: {shown}{more}.",
         UserWarning,
         stacklevel=users_level(),
     )

@@ -4,13 +4,15 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
 
 from penstock.errors import StoreError
 from penstock.stores.dataset import StoreDataset
+from penstock.stores.folder.listing import IMAGE_SUFFIXES
 from penstock.stores.folder.marks import INDEX_NAME
 from penstock.stores.folder.store import FolderStore
-from penstock.stores.folder.voc import looks_like_voc
 from penstock.stores.transform_check import check_transform
 
 if TYPE_CHECKING:
@@ -20,21 +22,18 @@ if TYPE_CHECKING:
 
 __all__ = ["ImageFolder"]
 
-_SPLITS: Final = ("train", "val", "valid", "test")
-
 
 class ImageFolder(StoreDataset):
     """Images of `ROOT/CLASS/**/NAME.jpg`, with their class.
 
     Classes, samples and their order are those of torchvision's ImageFolder, and so are the names
     `classes`, `class_to_idx`, `samples`, `imgs`, `targets`. What differs: an image is a uint8 array
-    of shape (height, width, 3), unless `decode` says otherwise; a class folder without an image
-    keeps its number instead of being an error; and no folder is listed twice, whatever links lead
-    into it.
+    of shape (height, width, 3), unless `decode` says otherwise; hidden and system folders
+    (`.ipynb_checkpoints`, `__MACOSX`) are no classes; and no folder is listed twice, whatever links
+    lead into it.
 
-    torchvision's `loader`, `is_valid_file` and `allow_empty` are not there: `decode` takes a
-    function of the file's bytes, `penstock.data.Subset` a part of the images, and empty class
-    folders are allowed. See docs/folders.md.
+    torchvision's `loader` and `is_valid_file` are not there: `decode` takes a function of the
+    file's bytes, `penstock.data.Subset` a part of the images. See docs/folders.md.
 
     Only names are kept in memory, in two arrays that workers share. `samples` and `targets` are
     lists, made when they are asked for: of a million images they take some 200 MB. They and
@@ -65,6 +64,7 @@ class ImageFolder(StoreDataset):
         *,
         decode: Decode = "rgb",
         repair: bool = False,
+        allow_empty: bool = False,
     ) -> None:
         """List the folder.
 
@@ -74,17 +74,18 @@ class ImageFolder(StoreDataset):
             target_transform: Takes the class.
             decode: As for `StoreDataset`: "pil" gives what torchvision's transforms are made for.
             repair: Whether JPEG files without an end are given one.
+            allow_empty: Whether a class folder without an image is a class with a number, not an
+                error.
 
         Raises:
+            FileNotFoundError: a class folder has no image, and `allow_empty` is false.
             StoreError: there is no such folder, no image in it, or a folder that cannot be listed;
-                or it is a folder of Pascal VOC's or YOLO's.
+                or its subfolders are not classes: they hold annotations and images.
             ConfigError: `decode` is none of those.
         """
         check_transform("transform", transform)
         check_transform("target_transform", target_transform)
         has_index = (Path(root) / INDEX_NAME).is_file()
-        if not has_index:
-            _refuse_other_layouts(Path(root))
         store = FolderStore(root, layout="auto" if has_index else "classes")
         super().__init__(
             store,
@@ -100,6 +101,8 @@ class ImageFolder(StoreDataset):
             )
         self._store = store
         self._lists: dict[str, list[Any]] = {}  # made when they are asked for
+        if not allow_empty and not has_index:  # an index has the classes that were packed
+            _refuse_empty_classes(self)
 
     @property
     def root(self) -> Path:
@@ -141,22 +144,14 @@ class ImageFolder(StoreDataset):
         return {**self.__dict__, "_lists": {}}
 
 
-def _refuse_other_layouts(root: Path) -> None:
-    """Raise if the subfolders are those of a format of annotations, and no classes."""
-    if looks_like_voc(root):
-        found, reader = "Annotations and JPEGImages, as Pascal VOC has them", "VOCDetection"
-    elif any(_looks_like_yolo(folder) for folder in (root, *(root / name for name in _SPLITS))):
-        found, reader = "images and labels (text files), as YOLO has them", "YOLODetection"
-    else:
-        return
-    raise StoreError(
-        f"{root} has {found}: these are no classes. {reader}({str(root)!r}) reads the objects in "
-        "the images."
-    )
-
-
-def _looks_like_yolo(root: Path) -> bool:
-    labels = root / "labels"
-    if not labels.is_dir() or not (root / "images").is_dir():
-        return False
-    return any(next(labels.glob(pattern), None) is not None for pattern in ("*.txt", "*/*.txt"))
+def _refuse_empty_classes(dataset: ImageFolder) -> None:
+    """Raise as torchvision does, in its words, where a class folder has no image."""
+    labels: Any = dataset.labels
+    present = set(np.unique(labels).tolist())
+    empty = [name for number, name in enumerate(dataset.classes) if number not in present]
+    if empty:
+        raise FileNotFoundError(
+            f"Found no valid file for the classes {', '.join(empty)}. Supported extensions are: "
+            f"{', '.join(IMAGE_SUFFIXES)}. Remove the folders from {dataset.root}, or give "
+            "allow_empty=True to keep them as classes without images."
+        )

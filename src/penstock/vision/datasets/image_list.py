@@ -25,8 +25,8 @@ class ImageList(StoreDataset):
 
     The label is the last column; the path is all before it. Labels that are whole numbers, written
     as 1 or as 1.0, stay the numbers that they are; if one is none, all are texts. Texts
-    are numbered in the order of `class_names`, or of their sorting. An image may be there
-    twice; then its list cannot be packed.
+    are numbered in the order of `class_names`, or of their sorting. Each line is a sample,
+    repeated lines too.
 
     Concurrency:
         Any thread or process; it pickles.

@@ -8,13 +8,18 @@ from typing import TYPE_CHECKING, Any, Final, Literal
 
 from penstock.stores.transform_check import check_transform
 from penstock.vision.annotations.imglab import read_imglab
-from penstock.vision.annotations.landmark_list import CLASS_COLUMN, read_landmark_list
+from penstock.vision.annotations.landmark_list import (
+    CLASS_COLUMN,
+    read_landmark_list,
+    samples_of_lines,
+)
+from penstock.vision.annotations.paths import folder_of
 from penstock.vision.datasets.annotated import AnnotatedImages
 from penstock.vision.datasets.annotation_rules import AnnotationRules, UnknownClasses
 from penstock.vision.datasets.table_builder import TableBuilder
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Mapping, Sequence
+    from collections.abc import Callable, Mapping, Sequence
     from pathlib import Path
 
     from penstock.stores.dataset import Decode
@@ -31,9 +36,11 @@ class LandmarkList(AnnotatedImages):
     """A line for each object: `path x1 … xn y1 … yn`, maybe a box, maybe columns of classes.
 
     A sample is the dict of `AnnotatedImages`. An image that has several lines is one sample with
-    several objects, in the place of its first line. Each class column is an array of that name; the
-    first, or the one called "class", is "labels". In a column of numbers from 0 every number is its
-    own class; texts are numbered in their order when sorted.
+    several objects, in the place of its first line. A repeated line repeats the sample: an
+    image is as many samples as its most frequent line has copies, each with all objects. Each class
+    column is an array of that name; the first, or the one called "class", is "labels". In a
+    column of numbers from 0 every number is its own class; texts are numbered in their order when
+    sorted.
 
     Concurrency:
         Any thread or process; it pickles.
@@ -125,7 +132,7 @@ class LandmarkList(AnnotatedImages):
             separator=separator,
         )
         builder = TableBuilder(attributes=[name for name in classes if name != CLASS_COLUMN])
-        for image in _grouped(images):
+        for image in samples_of_lines(images):
             builder.add(_with_classes(image, classes))
         table = builder.table(class_names, has_numbers=True, attribute_names=attribute_names)
         self._is_counted = num_landmarks is None
@@ -137,26 +144,13 @@ class LandmarkList(AnnotatedImages):
             decode=decode,
             repair=repair,
             given_classes=class_names,
+            root=folder_of(path) if root is None else root,
         )
 
-    def __repr__(self) -> str:
-        """Return what it is; where nobody said how many landmarks there are, how many were found.
-
-        A box that was forgotten (`has_box`) looks like two landmarks more.
-        """
-        found = f"{self.num_landmarks} landmarks each"
-        counted = f"{found}, as the first line has them" if self._is_counted else found
-        return super().__repr__().replace(found, counted, 1)
-
-
-def _grouped(images: Iterable[AnnotatedImage]) -> Iterable[AnnotatedImage]:
-    """Return each image once, with the objects of all its lines."""
-    found: dict[str, list[AnnotatedImage]] = {}
-    for image in images:
-        found.setdefault(image.key, []).append(image)
-    for first, *more in found.values():
-        others = (item for image in more for item in image.objects)
-        yield replace(first, objects=(*first.objects, *others)) if more else first
+    def _landmarks(self) -> str:
+        # A box that was forgotten (`has_box`) looks like two landmarks more.
+        counted = ", as the first line has them" if self._is_counted else ""
+        return super()._landmarks() + counted
 
 
 def _with_classes(image: AnnotatedImage, classes: Sequence[str]) -> AnnotatedImage:
@@ -259,4 +253,5 @@ class ImglabDetection(AnnotatedImages):
             decode=decode,
             repair=repair,
             given_classes=class_names,
+            root=folder_of(path),
         )

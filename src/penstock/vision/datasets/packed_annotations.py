@@ -10,6 +10,7 @@ import numpy as np
 from penstock.errors import StoreError
 from penstock.images.headers import read_header
 from penstock.stores.dataset import StoreDataset
+from penstock.stores.label_columns import are_names, from_metadata
 from penstock.stores.records import EncodedImage
 from penstock.vision.datasets.packed_sizes import SIZES, unpacked_sizes
 
@@ -56,18 +57,18 @@ class PackedAnnotations(StoreDataset):
     @property
     def landmark_names(self) -> tuple[str, ...]:
         """Names of the landmarks, in their order; empty if they have none."""
-        return tuple(self._metadata.get("landmark_names", ()))
+        return tuple(from_metadata(self._metadata, "landmark_names", are_names, ()))
 
     @property
     def num_landmarks(self) -> int:
         """Landmarks of an object; 0 if there are none."""
-        return int(self._metadata.get("num_landmarks", len(self.landmark_names)))
-
-    @property
-    def attribute_names(self) -> Mapping[str, tuple[str, ...]]:
-        """For each attribute the texts that its numbers stand for."""
-        names = self._metadata.get("attribute_names", {})
-        return {name: tuple(texts) for name, texts in names.items()}
+        count: int = from_metadata(
+            self._metadata,
+            "num_landmarks",
+            lambda said: type(said) is int,
+            len(self.landmark_names),
+        )
+        return count
 
     @property
     def sizes_px(self) -> NDArray[np.int64]:

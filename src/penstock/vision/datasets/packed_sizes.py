@@ -3,16 +3,13 @@
 
 from __future__ import annotations
 
-import base64
-import binascii
-import zlib
 from typing import TYPE_CHECKING, Any, Final
 
-import numpy as np
-
 from penstock.errors import StoreError
+from penstock.stores.packed_numbers import packed_numbers, unpacked_numbers
 
 if TYPE_CHECKING:
+    import numpy as np
     from numpy.typing import NDArray
 
 __all__ = ["SIZES", "packed_sizes", "unpacked_sizes"]
@@ -27,12 +24,12 @@ def packed_sizes(sizes_px: NDArray[np.int64]) -> dict[str, Any]:
         sizes_px: Height and width; int64, shape (images, 2).
 
     Example:
+        >>> import numpy as np
         >>> packed = packed_sizes(np.array([[6, 8], [0, 0]]))
         >>> packed["num_images"], unpacked_sizes(packed, 2).tolist()
         (2, [[6, 8], [0, 0]])
     """
-    data = zlib.compress(np.ascontiguousarray(sizes_px, "<u4").tobytes())
-    return {"num_images": len(sizes_px), "zlib_base64_u32": base64.b64encode(data).decode()}
+    return {"num_images": len(sizes_px), "zlib_base64_u32": packed_numbers(sizes_px)}
 
 
 def unpacked_sizes(packed: Any, num_images: int) -> NDArray[np.int64] | None:  # noqa: ANN401
@@ -43,10 +40,7 @@ def unpacked_sizes(packed: Any, num_images: int) -> NDArray[np.int64] | None:  #
     """
     if not isinstance(packed, dict) or packed.get("num_images") != num_images:
         return None
-    num_bytes = 8 * num_images
     try:
-        data = base64.b64decode(packed["zlib_base64_u32"], validate=True)
-        raw = zlib.decompressobj().decompress(data, num_bytes + 1)
-        return np.frombuffer(raw, "<u4").astype(np.int64).reshape(num_images, 2)
-    except (KeyError, TypeError, ValueError, binascii.Error, zlib.error) as error:
+        return unpacked_numbers(packed["zlib_base64_u32"], 2 * num_images).reshape(num_images, 2)
+    except (KeyError, ValueError) as error:
         raise StoreError(f"the metadata {SIZES!r} of the store are damaged: {error}.") from error

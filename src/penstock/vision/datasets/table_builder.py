@@ -14,6 +14,7 @@ from penstock.data.packed_list import PackedList
 from penstock.errors import ConfigError, StoreError
 from penstock.vision.annotations.limits import MAX_ATTRIBUTES
 from penstock.vision.datasets.annotation_table import FLAGS, AnnotationTable
+from penstock.vision.datasets.class_check import warn_of_absent_attribute
 from penstock.vision.datasets.landmark_columns import LandmarkCollector, int64_of, natural_order
 
 if TYPE_CHECKING:
@@ -66,6 +67,7 @@ class TableBuilder:
         attributes = (attributes,) if isinstance(attributes, str) else attributes
         self._takes_all = attributes is None
         self._attributes = {name: _Words() for name in attributes or ()}
+        self._there: set[str] = set()  # attributes of the objects so far
         for name in self._attributes:
             _check_name(name)
 
@@ -98,12 +100,21 @@ class TableBuilder:
         self._bare.append(box is None and not item.landmarks_xy_px)
         if self._takes_all:
             self._take_new_attributes(item, where)
+        if self._attributes and len(self._there) < MAX_ATTRIBUTES:
+            self._there.update(item.extra, ("pose",) if item.pose else ())
         for name, words in self._attributes.items():
-            words.add(item.extra.get(name, item.pose if name == "pose" else ""))
+            words.add(_text_of(item, name))
         self._classes.add(item.class_name or UNNAMED)
         for name, flags in self._flags.items():
             value = getattr(item, name)
             flags.append(-1 if value is None else int(value))
+
+    def add_texts(self, images: Iterable[AnnotatedImage]) -> None:
+        """Number the attributes' texts of other images as well, so that all parts do alike."""
+        for image in images:
+            for item in image.objects:
+                for name, words in self._attributes.items():
+                    words.number_of(_text_of(item, name))
 
     def _take_new_attributes(self, item: AnnotatedObject, where: str) -> None:
         for name in sorted(item.extra.keys() - self._attributes.keys()):
@@ -179,6 +190,8 @@ class TableBuilder:
             raise ConfigError(f"there is no attribute {min(unknown)!r}; the data set has {has}.")
         names, columns = {}, {}
         for name, words in self._attributes.items():
+            if words.names.keys() == {""} and name not in self._there:
+                warn_of_absent_attribute(name, sorted({*self._there, *self._flag_columns()}))
             names[name] = tuple(given.get(name) or numbered_names(words.names))
             columns[name] = words.as_numbers_of(names[name])
             if (columns[name] < 0).any():
@@ -214,7 +227,10 @@ class _Words:
         self.numbers = array("q")
 
     def add(self, name: str) -> None:
-        self.numbers.append(self.names.setdefault(name, len(self.names)))
+        self.numbers.append(self.number_of(name))
+
+    def number_of(self, name: str) -> int:
+        return self.names.setdefault(name, len(self.names))
 
     def as_numbers_of(self, names: Sequence[str], others: Sequence[str] = ()) -> NDArray[np.int64]:
         """Return for each the place of its text in `names`.
@@ -245,6 +261,10 @@ def numbered_names(names: Iterable[str]) -> list[str]:
     if said and all(map(_is_number, said)) and (greatest := max(map(int, said))) < _MOST_NUMBERS:
         return [*map(str, range(greatest + 1)), *(found - said)]
     return sorted(found, key=natural_order)
+
+
+def _text_of(item: AnnotatedObject, attribute: str) -> str:
+    return item.extra.get(attribute, item.pose if attribute == "pose" else "")
 
 
 def _is_number(text: str) -> bool:

@@ -14,7 +14,7 @@ from penstock.vision.datasets.annotation_rules import AnnotationRules, UnknownCl
 from penstock.vision.datasets.table_builder import TableBuilder
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable, Mapping, Sequence
 
     from penstock.stores.dataset import Decode
     from penstock.vision.annotations.model import AnnotatedImage
@@ -28,7 +28,8 @@ class VOCDetection(AnnotatedImages):
     """`Annotations/NAME.xml` and `JPEGImages/NAME.jpg`, with splits in `ImageSets/Main`.
 
     A sample is the dict of `AnnotatedImages`, with landmarks where the files have some. Classes are
-    numbered by the sorted names in *all* annotations, whatever the split.
+    numbered by the sorted names in *all* annotations, whatever the split, and so are the texts of
+    attributes, unless `class_names` or `attribute_names` are given.
 
     VOC includes both ends of a box, so xmin = xmax is a box of one column if taken at its word; it
     counts as `zero_area` all the same, and is left out unless `bad_boxes` is "keep".
@@ -71,6 +72,7 @@ class VOCDetection(AnnotatedImages):
         class_names: Sequence[str] | None = None,
         unknown_classes: UnknownClasses = "raise",
         attributes: Sequence[str] | None = (),
+        attribute_names: Mapping[str, Sequence[str]] | None = None,
         landmark_names: Sequence[str] | None = None,
         orientation: Orientation = "auto",
         bad_boxes: BadBoxes = "fix",
@@ -83,13 +85,17 @@ class VOCDetection(AnnotatedImages):
         """Read the annotations.
 
         Args:
-            root: The folder of `Annotations` and `JPEGImages`.
-            split: `ImageSets/Main/SPLIT.txt` names the images and their order; None takes all,
-                sorted.
+            root: The folder of `Annotations` and `JPEGImages`; or of two subfolders of other names,
+                one with the XML files alone, the other with the images.
+            split: `ImageSets/Main/SPLIT.txt` names the images and their order; a repeated name
+                repeats the sample. None takes all, sorted.
             transform: Takes the sample.
-            class_names: The classes in their order. Then only the split's files are read.
+            class_names: The classes in their order. Then only the split's files are read, and the
+                texts of attributes are those found there.
             unknown_classes: What becomes of an object of another class: "raise" or "drop".
-            attributes: Which other fields of the objects become arrays: "pose", CVAT's attributes.
+            attributes: Which other fields of the objects become arrays, and can be balanced by:
+                "pose", CVAT's attributes, any element by its path ("colour/hair").
+            attribute_names: The texts of attributes in their order; those found if not given.
             landmark_names: Which landmarks, and in which order; those found if not given.
             orientation: "auto": `<size>` decides whether pixels are turned as Exif says.
             bad_boxes: "fix", "drop", "keep" or "raise": see `penstock.vision.datasets.box_policy`.
@@ -111,14 +117,17 @@ class VOCDetection(AnnotatedImages):
         check_transform("transform", transform)
         images = read_voc_folder(root, split if class_names is not None else None, origin=origin)
         names = class_names
+        read = images
         if names is None:
-            names = sorted({found.class_name for one in images for found in one.objects})
+            names = sorted({found.class_name for one in read for found in one.objects})
             if split is not None:
-                images = _of_split(images, root, split, origin)
+                images = _of_split(read, root, split, origin)
         builder = TableBuilder(attributes)
         for image in images:
             builder.add(image)
-        table = builder.table(names, landmark_names=landmark_names)
+        if read is not images:
+            builder.add_texts(read)
+        table = builder.table(names, attribute_names=attribute_names, landmark_names=landmark_names)
         name = f"VOC {root}" if split is None else f"VOC {root}, split {split}"
         self._take(
             table,
@@ -128,6 +137,7 @@ class VOCDetection(AnnotatedImages):
             decode=decode,
             repair=repair,
             given_classes=class_names,
+            root=root,
         )
 
 
@@ -136,6 +146,6 @@ def _of_split(
 ) -> list[AnnotatedImage]:
     by_key = {image.key: image for image in images}
     keys = stems_of_split(Path(root), split, by_key)
-    if len(set(keys)) < len(keys) or not by_key.keys() >= set(keys):
+    if not by_key.keys() >= set(keys):
         return read_voc_folder(root, split, origin=origin)  # says what is wrong with it
     return [by_key[key] for key in keys]

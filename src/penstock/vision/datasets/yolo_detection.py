@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from penstock.errors import ConfigError
 from penstock.stores.transform_check import check_transform
+from penstock.vision.annotations.paths import folder_of
 from penstock.vision.annotations.yolo import read_yolo
 from penstock.vision.annotations.yolo_labels import SLACK
 from penstock.vision.datasets.annotated import AnnotatedImages
@@ -118,6 +119,7 @@ class YOLODetection(AnnotatedImages):
             repair=repair,
             given_classes=class_names,
             unreadable=unreadable,
+            root=folder_of(yaml_or_folder),
         )
 
 
@@ -126,7 +128,7 @@ def _with_different_keys(images: Sequence[AnnotatedImage]) -> Iterator[Annotated
 
     So it is in a split of several folders, each with its own 1.jpg.
     """
-    if len({image.key for image in images}) == len(images):
+    if len({image.key for image in images}) == len({image.path for image in images}):
         yield from images
         return
     above = os.path.commonpath([os.path.dirname(os.path.abspath(image.path)) for image in images])

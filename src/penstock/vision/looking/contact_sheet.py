@@ -73,6 +73,10 @@ def contact_sheet(
         )
     made = [one if isinstance(one, Unshown) else sample_of(one) for one in samples]
     found = [sample for sample in made if not isinstance(sample, Unshown)]
+    # Classes without numbers are numbered here. Otherwise two might have the same colour.
+    labels = [label for sample in found for label in sample.get("labels", ())]
+    texts = {str(label) for label in labels if isinstance(label, str)}
+    class_names = [*class_names, *sorted(texts.difference(class_names))]
     columns = min(len(made), columns or math.ceil(math.sqrt(len(made))))
     _check_size(made, columns, tile_px)
     tiles = [

@@ -8,7 +8,7 @@ they depend on (seed, epoch, position) alone, like everything else that is drawn
 from __future__ import annotations
 
 import operator
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, ClassVar, Final
 
 from penstock.data.dataset import (
     Dataset,
@@ -20,7 +20,7 @@ from penstock.data.fingerprint import fingerprint_of
 from penstock.data.labels.known import known_labels
 from penstock.data.names import describe_sample
 from penstock.errors import ConfigError
-from penstock.faults import annotate
+from penstock.faults import UnreadSample, annotate, note_unread
 from penstock.randomness.samples import sample_rng
 from penstock.vision.arguments import checked_number, checked_transform, checked_whole
 
@@ -44,6 +44,9 @@ class PartneredDataset(Dataset[Any]):
     Concurrency:
         As the other dataset and the transform. It pickles if they do.
     """
+
+    _shows = ("dataset", "length", "probability")
+    _shows_unless: ClassVar = {"transform": None, "until_epoch": None}
 
     def __init__(
         self,
@@ -85,7 +88,8 @@ class PartneredDataset(Dataset[Any]):
         Raises:
             IndexError: not -length <= index < length.
             TypeError: it is no integer.
-            Exception: what reading it or a partner raises, with a note naming the partner.
+            Exception: what reading it or a partner raises, with a note naming the partner. A loader
+                with `on_error="skip"` or `"replace"` makes the sample with other partners.
         """
         position = self._checked(index)
         if sample_rng().random() < self.probability and self._is_on():
@@ -138,10 +142,14 @@ class PartneredDataset(Dataset[Any]):
             return self.dataset[partner]
         except Exception as error:
             name = describe_sample(self.dataset, partner)
-            named = f"sample {partner}" + ("" if name is None else f" ({name})")
-            kind = type(self).__name__
-            annotate(error, f"in {named}, which {kind} drew as a partner of sample {index}")
+            drawn, own = self._named(partner, name), self._named(index, self.describe(index))
+            annotate(error, f"in {drawn}, which {type(self).__name__} drew as a partner of {own}")
+            note_unread(error, UnreadSample(partner, name, is_partner=True))
             raise
+
+    @staticmethod
+    def _named(index: int, name: str | None) -> str:
+        return f"sample {index}" + ("" if name is None else f" ({name})")
 
     def set_epoch(self, epoch: int) -> None:
         """Take note of the epoch, and tell the other dataset; the loader calls it.
@@ -173,9 +181,9 @@ class PartneredDataset(Dataset[Any]):
         """The other dataset's fingerprint; None without one."""
         return fingerprint_of(self.dataset)
 
-    def describe(self, index: int) -> str:
+    def describe(self, index: int) -> str | None:
         """Return what errors call a sample: as in the other dataset, partners left out."""
-        return describe_sample(self.dataset, index) or f"sample {index}"
+        return describe_sample(self.dataset, index)
 
     def _of_inner(self, name: str) -> Any:  # noqa: ANN401
         """An attribute of the nearest dataset within that has it, through subsets of it."""
@@ -185,7 +193,3 @@ class PartneredDataset(Dataset[Any]):
                 return found
             dataset = getattr(dataset, "dataset", None)
         return None
-
-    def __repr__(self) -> str:
-        """Return what it is around."""
-        return f"<{type(self).__name__} of {self.dataset!r}, probability={self.probability:g}>"

@@ -25,7 +25,6 @@ from __future__ import annotations
 import atexit
 import contextlib
 import math
-import os
 import queue
 import time
 import warnings
@@ -59,6 +58,7 @@ from penstock.engine.salvage import NO_BATCH
 from penstock.engine.worker_setup import WorkerIdentity
 from penstock.errors import ConfigError
 from penstock.errors import WorkerDied as WorkerDiedError
+from penstock.forks import Owner
 from penstock.randomness.keys import Purpose, seed_sequence
 
 if TYPE_CHECKING:
@@ -154,7 +154,7 @@ class RayBackend:
         self._first_samples = FirstSamples(plan.recipe, plan.num_workers)
         self._is_started = False
         self._connection = ""  # what Ray knows this process by
-        self._owner_pid = os.getpid()
+        self._owner = Owner()
         self._trainer = name_of_trainer()
 
     def start(self) -> None:
@@ -220,7 +220,7 @@ class RayBackend:
         self._begun = epoch
         self._first_samples.clear()
         for worker in self._workers.values():
-            worker.begin_round(self._round, epoch.progress.shares.get(worker.worker_id))
+            worker.begin_round(self._round, epoch.progress.given.shares.get(worker.worker_id))
 
     def await_start(self) -> list[int]:
         """Return the workers for which Ray has yet to find a place, or whose dataset is opened."""
@@ -243,9 +243,8 @@ class RayBackend:
 
         Raises:
             ConfigError: a worker runs on other versions.
-            WorkerDied: another thread has closed the backend, or this is a forked process.
+            WorkerDied: another thread has closed the backend.
         """
-        self._check_owner()
         self._check_connection()
         deadline = math.inf if timeout_s is None else time.monotonic() + timeout_s
         while True:
@@ -289,14 +288,6 @@ class RayBackend:
             raise WorkerDiedError(
                 "the connection to Ray was ended, by ray.shutdown() in this process, while the "
                 "loader was iterated: its workers are gone with it. Iterate the loader anew."
-            )
-
-    def _check_owner(self) -> None:
-        if os.getpid() != self._owner_pid:
-            raise WorkerDiedError(
-                f"the connection to Ray is of the process that began to iterate the loader (pid "
-                f"{self._owner_pid}), not of this forked one (pid {os.getpid()}): iterate the "
-                "loader anew in a process that was not forked from it."
             )
 
     def _patience_s(self) -> float:
@@ -503,7 +494,7 @@ class RayBackend:
         """Ask for one actor more, which joins the current epoch and says when it has."""
         worker = self._seat(worker_id, self._crew.employ(worker_id))
         worker.joins_late = True
-        shares = {} if self._begun is None else self._begun.progress.shares
+        shares = {} if self._begun is None else self._begun.progress.given.shares
         worker.begin_round(self._round, shares.get(worker_id))
 
     def dismiss(self, worker_id: int) -> None:
@@ -566,7 +557,7 @@ class RayBackend:
         """End the workers, or leave those of a pool, and wait until that is done."""
         seats, self._workers = list(self._workers.values()), {}
         _backends.discard(self)
-        if not self._is_started or os.getpid() != self._owner_pid:
+        if not self._is_started or not self._owner.is_here:
             return  # in a forked copy of the trainer Ray cannot be used
         self._is_started = False
         self._inbox.put(None)

@@ -1,0 +1,135 @@
+# SPDX-License-Identifier: Apache-2.0
+"""`penstock run`: an unedited program on Penstock's loader."""
+
+from __future__ import annotations
+
+from enum import StrEnum
+from importlib.util import find_spec
+from pathlib import Path  # noqa: TC003 - typer reads the annotations at run time
+from typing import Annotated
+
+import typer
+
+from penstock.cli.arguments import workers_of
+from penstock.cli.outputs import check_output
+from penstock.errors import ConfigError, MissingExtraError
+from penstock.imports import install_command
+from penstock.program.options import Options
+
+__all__ = ["run"]
+
+
+class Engine(StrEnum):
+    """The loader that the program runs on."""
+
+    penstock = "penstock"
+    torch = "torch"
+
+
+class WorkerKind(StrEnum):
+    """The kind of worker."""
+
+    process = "process"
+    thread = "thread"
+    ray = "ray"
+
+
+class BadSamples(StrEnum):
+    """The policy for bad samples."""
+
+    error = "raise"
+    skip = "skip"
+    other = "replace"
+
+
+def run(
+    program: Annotated[
+        list[str],
+        typer.Argument(
+            metavar="PROGRAM",
+            help="A Python file, or with -m a module, followed by its own arguments.",
+        ),
+    ],
+    is_module: Annotated[
+        bool, typer.Option("-m", help="PROGRAM is a module, as in `python -m`.")
+    ] = False,
+    workers: Annotated[
+        str | None,
+        typer.Option(metavar="N", help="Number of workers, or auto.", show_default=False),
+    ] = None,
+    backend: Annotated[WorkerKind | None, typer.Option(help="Kind of worker.")] = None,
+    seed: Annotated[
+        int | None, typer.Option(min=0, help="Seed of the order and of random numbers.")
+    ] = None,
+    on_error: Annotated[
+        BadSamples | None, typer.Option(help="Policy for bad samples and dead workers.")
+    ] = None,
+    progress: Annotated[
+        bool, typer.Option("--progress", help="Show a progress bar for each loader.")
+    ] = False,
+    report: Annotated[
+        Path | None, typer.Option(metavar="HTML", help="Write a report on each loader.")
+    ] = None,
+    trace: Annotated[
+        Path | None, typer.Option(metavar="JSON", help="Write a trace of each loader.")
+    ] = None,
+    save: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="JSON", help="Write the figures that `penstock report A.json B.json` compares."
+        ),
+    ] = None,
+    engine: Annotated[
+        Engine, typer.Option(help="torch: torch's own loader, measured the same way.")
+    ] = Engine.penstock,
+    quiet: Annotated[
+        bool, typer.Option("--quiet", "-q", help="Print no summary at the end.")
+    ] = False,
+) -> None:
+    """Run a training script on Penstock's loader, unedited.
+
+    The script runs as under `python PROGRAM ARGS`; processes that it starts are included. At its
+    end, a summary on stderr says for each loader how long the script waited for data, why, and
+    what to change.
+
+    Options stand before PROGRAM. --workers, --backend, --seed, --on-error and --progress apply to
+    loaders that the script makes without these arguments.
+    """
+    options = Options(
+        engine=engine.value,
+        workers=None if workers is None else workers_of(workers),
+        backend=backend and backend.value,
+        seed=seed,
+        on_error=on_error and on_error.value,
+        progress=progress,
+        report=_checked("--report", report),
+        trace=_checked("--trace", trace),
+        save=_checked("--save", save),
+        quiet=quiet,
+    )
+    if engine is Engine.torch and options.settings:
+        raise ConfigError(
+            f"--engine torch runs torch's own loader with the program's own arguments: leave out "
+            f"{', '.join(map(_option_of, options.settings))}."
+        )
+    if options.settings:
+        from penstock.loader import Loader
+
+        Loader([0], **options.settings)  # raises what the program's loaders would
+    if report is not None and find_spec("plotly") is None:
+        raise MissingExtraError(
+            f"--report needs plotly, which is not installed: {install_command('report')}."
+        )
+    options.start(["-m", *program] if is_module else program)
+
+
+def _option_of(setting: str) -> str:
+    return "--workers" if setting == "num_workers" else f"--{setting.replace('_', '-')}"
+
+
+def _checked(option: str, path: Path | None) -> str | None:
+    if path is None:
+        return None
+    path = path.expanduser().absolute()  # the program may change its folder
+    check_output(option, path)
+    return str(path)

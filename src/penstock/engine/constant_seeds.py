@@ -1,0 +1,89 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Recognises a `worker_init_fn` that seeds workers alike: `np.random.seed(42)`, say.
+
+Every epoch that starts workers has another base seed, which each worker's generators are seeded
+with. Where a generator is in one state after `worker_init_fn` under two base seeds, or in two
+workers, what is drawn from it repeats. Each worker sends digests of the states that the function
+changed, once, before its first batch.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import pickle
+import warnings
+import weakref
+from typing import TYPE_CHECKING, Any, Final
+
+from penstock.callers import users_level
+from penstock.randomness.generators import GlobalStates
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+__all__ = ["changed_states", "note_states"]
+
+_NAMES: Final = {"random": "random", "numpy": "numpy.random", "torch": "torch"}
+_MOST_KEPT: Final = 2  # base seeds: this epoch's and the one before
+
+# worker_init_fn -> base seed -> (generator, digest) -> the worker that was in this state. None:
+# there was a warning.
+_seen: weakref.WeakKeyDictionary[
+    Callable[[int], object], dict[int, dict[tuple[str, bytes], int]] | None
+] = weakref.WeakKeyDictionary()
+
+
+def changed_states(before: GlobalStates) -> dict[str, bytes]:
+    """Return a digest of each global generator whose state has changed since `before`."""
+    old, new = _digests(before), _digests(GlobalStates.now())
+    return {name: digest for name, digest in new.items() if digest != old.get(name)}
+
+
+def _digests(states: GlobalStates) -> dict[str, bytes]:
+    return {
+        _NAMES[field]: hashlib.blake2b(pickle.dumps(_plain(state)), digest_size=16).digest()
+        for field, state in zip(states._fields, states, strict=True)
+        if state is not None
+    }
+
+
+def _plain(state: Any) -> Any:  # noqa: ANN401 - a tensor, or what is equal where its pickle is
+    return state.numpy().tobytes() if hasattr(state, "numpy") else repr(state)
+
+
+def note_states(
+    worker_init_fn: Callable[[int], object],
+    base_seed: int,
+    worker_id: int,
+    states: dict[str, bytes],
+) -> None:
+    """Warn, once for each function, if a state was seen before."""
+    try:
+        found = _seen.setdefault(worker_init_fn, {})
+    except TypeError:  # cannot be referred to weakly
+        return
+    if found is None:
+        return
+    found.setdefault(base_seed, {})
+    while len(found) > _MOST_KEPT:
+        del found[next(iter(found))]
+    for state in states.items():
+        for other_seed, workers in found.items():
+            other = workers.get(state)
+            if other is not None and (other_seed, other) != (base_seed, worker_id):
+                _seen[worker_init_fn] = None
+                same = "another epoch" if other_seed != base_seed else f"worker {other}"
+                _warn(worker_init_fn, state[0], worker_id, same)
+                return
+        found[base_seed][state] = worker_id
+
+
+def _warn(worker_init_fn: Callable[[int], object], generator: str, worker: int, same: str) -> None:
+    name = getattr(worker_init_fn, "__qualname__", type(worker_init_fn).__name__)
+    warnings.warn(
+        f"worker_init_fn {name} leaves {generator} in worker {worker} in the same state as in "
+        f"{same}: random augmentation that draws from it repeats. Give the loader seed=, which "
+        "decides what is drawn for each sample of each epoch, or seed in the function with "
+        "torch.initial_seed() % 2**32, which differs for each worker and epoch.",
+        stacklevel=users_level(),
+    )

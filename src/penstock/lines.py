@@ -1,0 +1,100 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What is written for people to read: a name stays in its line, and commands no terminal.
+
+All that the commands say goes through `say`; `insight.terminal` draws the bar with cursor codes of
+its own. Names of files and what errors repeat come from strangers' data.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import sys
+from typing import Any
+
+__all__ = ["OutputError", "amount", "check_stdout", "printable", "say", "say_json"]
+
+
+class OutputError(Exception):
+    """stdout takes no more: it is closed, or its disk is full, or its reader has gone."""
+
+
+def printable(text: str, encoding: str | None = None) -> str:
+    r"""Return what stays in its line, whatever bytes a file's name has: others are escaped.
+
+    Args:
+        text: Also with line breaks.
+        encoding: Of what it is written to; None is that of stdout.
+
+    Example:
+        >>> printable("日本\x1b[2J\n.jpg", "utf-8")
+        '日本\\x1b[2J\\n.jpg'
+    """
+    shown = "".join(c if c.isprintable() else repr(c)[1:-1] for c in text)
+    encoding = encoding or getattr(sys.stdout, "encoding", None) or "utf-8"
+    return shown.encode(encoding, "backslashreplace").decode(encoding)
+
+
+def say(*fields: str, err: bool = False) -> None:
+    """Write one line.
+
+    Args:
+        fields: Each as `printable` has it, with tabs between them.
+        err: Whether to write to stderr, where nothing is said of a failure.
+
+    Raises:
+        OutputError: stdout cannot be written to.
+    """
+    _write("\t".join(map(printable, fields)) + "\n", err=err)
+
+
+def say_json(record: Any) -> None:  # noqa: ANN401 - what JSON can have
+    """Write a record to stdout, for programs; JSON escapes what is no plain text.
+
+    Raises:
+        OutputError: stdout cannot be written to.
+    """
+    _write(json.dumps(record, indent=2) + "\n", err=False)
+
+
+def check_stdout() -> None:
+    """See to it that all has arrived that was written to stdout, by others as well.
+
+    Raises:
+        OutputError: it has not.
+    """
+    _write("", err=False)
+
+
+def _write(text: str, *, err: bool) -> None:
+    if err:
+        with contextlib.suppress(AttributeError, OSError, ValueError):  # closed, perhaps to us
+            sys.stderr.write(text)
+            sys.stderr.flush()
+        return
+    if sys.stdout is None:
+        if text:
+            raise OutputError("it is closed")
+        return
+    try:
+        sys.stdout.write(text)
+        sys.stdout.flush()
+    except OSError as error:
+        # Python would try once more at its end, fail, and have an exit status of its own for that.
+        with contextlib.suppress(OSError, ValueError), open(os.devnull, "wb") as nowhere:
+            os.dup2(nowhere.fileno(), sys.stdout.fileno())
+        raise OutputError(error.strerror) from error
+
+
+def amount(num_bytes: float) -> str:
+    """Return a number of bytes in the unit that suits it.
+
+    Example:
+        >>> amount(999), amount(12_345), amount(3.1e8), amount(2e12)
+        ('999 B', '12.3 kB', '310.0 MB', '2,000.0 GB')
+    """
+    for unit, size in (("GB", 1e9), ("MB", 1e6), ("kB", 1e3)):
+        if num_bytes >= size:
+            return f"{num_bytes / size:,.1f} {unit}"
+    return f"{num_bytes:.0f} B"

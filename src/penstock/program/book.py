@@ -1,0 +1,301 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The summary of a process under `penstock run`: its loaders, by the line that made them."""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import itertools
+import sys
+import weakref
+from dataclasses import dataclass, field, fields
+from multiprocessing import util
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final, Protocol
+
+from penstock.errors import ConfigError, PenstockError
+from penstock.forks import Owner
+from penstock.insight.figures import duration, percent
+from penstock.insight.plain import plain_text
+from penstock.insight.stats import Span
+from penstock.lines import say
+from penstock.plural import counted
+from penstock.program.saved import SavedLoader, SavedRun, Usage, words_of, write_run
+from penstock.ranks import current_rank
+from penstock.worker_info import get_worker_info
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from penstock.insight.monitor import Accounts
+    from penstock.insight.recording import Recording
+    from penstock.insight.stats import Stats
+    from penstock.program.options import Options
+    from penstock.program.saved import Used
+
+__all__ = ["Account", "Book"]
+
+
+_TOLD_APART_BY: Final = ("dataset", "num_workers", "batch_size", "sampler", "batch_sampler")
+
+
+class LoaderMonitor(Protocol):
+    """The monitor of a loader, Penstock's or torch's; it lives as long as the loader."""
+
+    made_at: str
+
+    def accounts(self, loader: Any, /) -> Accounts:  # noqa: ANN401
+        """Return the loader's settings and statistics, which hold no reference to this monitor."""
+
+
+@dataclass(slots=True)
+class Account:
+    """The measurements of all loaders of one kind that one line of the program made.
+
+    Attributes:
+        made_at: The line, as "train.py:31".
+        taken: Names of the settings of `penstock run` that apply to these loaders.
+        settings: Arguments of the first loader, by name.
+        run: Sums over all loaders.
+        stats: Statistics of the loader that ran longest; None until a loader has ended.
+        recording: Recording of the same loader; None unless a report or a trace is to be written.
+        loaders: Number of loaders.
+        first: Number of the first loader that gave a batch, counted from 1; 0 until there is one.
+        first_batch_s: Seconds from the `iter()` of that loader to its first batch.
+        failure: The first bad sample that was left out or replaced; empty if there was none.
+    """
+
+    made_at: str
+    taken: list[str]
+    settings: dict[str, Any]
+    run: Span = field(default_factory=Span)
+    stats: Stats | None = None
+    recording: Recording | None = None
+    loaders: int = 0
+    first: int = 0
+    first_batch_s: float = 0.0
+    failure: str = ""
+
+    def close(self, accounts: Accounts, number: int, *, is_recorded: bool) -> None:
+        """Add the measurements of loader `number`, which has ended."""
+        stats = accounts.stats()
+        self.failure = self.failure or next((plain_text(str(f)) for f in accounts.failures()), "")
+        if stats.run.batches and not 0 < self.first < number:
+            self.first, self.first_batch_s = number, stats.first_batch_s
+        if self.stats is None or stats.run.seconds > self.stats.run.seconds:
+            self.stats = stats
+            self.recording = accounts.recording() if is_recorded else None
+        names = [f.name for f in fields(Span)]
+        sums = {name: getattr(self.run, name) + getattr(stats.run, name) for name in names}
+        self.run = Span(**sums)
+
+
+class _Opened:
+    """An account that is open for as long as the monitor lives that this was handed to.
+
+    It is no `weakref.finalize`: what that calls is kept by Python, and would keep the dataset, and
+    through it a loader that the dataset knows.
+    """
+
+    def __init__(self, close: Callable[[], None]) -> None:
+        self._close: Callable[[], None] | None = close
+
+    def close(self) -> None:
+        """Close it, unless it is closed."""
+        close, self._close = self._close, None
+        if close is not None:
+            close()
+
+    def __del__(self) -> None:
+        if not sys.is_finalizing():  # Python takes its modules apart
+            self.close()
+
+
+class Book:
+    """The accounts of a process; prints the summary and writes the files when the process ends.
+
+    It holds no reference to a loader.
+    """
+
+    def __init__(self, options: Options) -> None:
+        """Make a book without accounts."""
+        self._options = options
+        self._owner: Owner | None = None
+        self._accounts: dict[tuple[str, ...], Account] = {}
+        self._open: weakref.WeakSet[_Opened] = weakref.WeakSet()
+        self._usage: Usage | None = None
+        self._is_another_rank = False
+
+    def add(self, monitor: LoaderMonitor, loader: Any) -> object:  # noqa: ANN401 - of either kind
+        """Add a loader, whose first epoch begins; its account ends with the object returned."""
+        if get_worker_info() is not None:  # a loader inside a dataset
+            return None
+        if self._owner is None or not self._owner.is_here:  # the process's first, also after a fork
+            self._owner, self._accounts, self._usage = Owner(), {}, None
+            self._open = weakref.WeakSet()
+            # Runs after the program's own handlers. Not atexit: a child of multiprocessing ends by
+            # os._exit, which skips it.
+            util.Finalize(None, self.end, exitpriority=-1)
+            # Asked now as well: at the end the process group may be gone.
+            self._is_another_rank = _is_another_rank()
+            if self._options.save and not self._is_another_rank:
+                self._usage = Usage(self._options)
+        settings = self._options.settings.items()
+        # As texts: a subclass may have anything by these names.
+        taken = [name for name, value in settings if str(getattr(loader, name, None)) == str(value)]
+        accounts = monitor.accounts(loader)
+        # One line may make the loaders of training and of validation.
+        kind = monitor.made_at, *(_kind(accounts.settings.get(name)) for name in _TOLD_APART_BY)
+        account = self._accounts.setdefault(
+            kind, Account(monitor.made_at, taken, accounts.settings)
+        )
+        account.loaders += 1
+        is_recorded = bool(self._options.report or self._options.trace)
+        opened = _Opened(
+            functools.partial(account.close, accounts, account.loaders, is_recorded=is_recorded)
+        )
+        self._open.add(opened)
+        return opened
+
+    def end(self) -> None:
+        """Write the requested files and print the summary."""
+        try:
+            self._finish()
+        finally:
+            _end_by_the_same_signal()
+
+    def say_what_is_missing(self) -> None:
+        """Print which requested files are not written because no loader gave a batch."""
+        wanted = (self._options.report, self._options.trace, self._options.save)
+        missing = [path for path in wanted if path and self._free(Path(path)) == Path(path)]
+        if self._owner is None and missing and not self._options.quiet:
+            files = ", ".join(missing)
+            say(f"penstock run: no DataLoader gave a batch, so not written: {files}", err=True)
+
+    def _finish(self) -> None:
+        used = None if self._usage is None else self._usage.end()  # without the cost of the report
+        for opened in list(self._open):
+            opened.close()
+        if not self._accounts or self._is_another_rank or _is_another_rank():
+            return
+        accounts = [a for a in self._accounts.values() if a.run.batches]
+        written = []
+        for write in (functools.partial(self._save, used), self._write):
+            try:
+                written += write(accounts)
+            except (OSError, PenstockError) as error:
+                written.append(f"penstock run: {error}")
+        if self._options.quiet:
+            return
+        for line in (*lines_of(accounts, self._options.settings), *written):
+            say(line, err=True)
+
+    def _write(self, accounts: list[Account]) -> list[str]:
+        if not (self._options.report or self._options.trace):
+            return []
+        from penstock.insight.report import write_report
+        from penstock.insight.trace import write_trace
+
+        written = []
+        longest = sorted(accounts, key=lambda account: -account.run.seconds)
+        for option, write in (("report", write_report), ("trace", write_trace)):
+            path = getattr(self._options, option)
+            for account in longest if path else []:
+                free = self._free(Path(path))
+                assert account.recording is not None
+                write(account.recording, free)
+                written.append(f"penstock run: {option} of {account.made_at}: {free}")
+        return written
+
+    def _save(self, used: Used | None, accounts: list[Account]) -> list[str]:
+        if self._options.save is None or used is None:
+            return []
+        free = self._free(Path(self._options.save))
+        run = SavedRun(
+            engine=self._options.engine,
+            program=words_of(self._options),
+            loaders=[_saved(account) for account in accounts],
+            **used._asdict(),
+        )
+        write_run(run, free)
+        return [f"penstock run: figures of this run: {free}"]
+
+    def _free(self, path: Path) -> Path:
+        """Return the path, or a numbered one if this run has written to it already."""
+        numbered = (path.with_stem(f"{path.stem}-{number}") for number in itertools.count(2))
+        for free in itertools.chain([path], numbered):
+            if not free.is_file() or free.stat().st_mtime < self._options.started:
+                return free
+        raise AssertionError
+
+
+def lines_of(accounts: list[Account], settings: dict[str, Any]) -> list[str]:
+    """Return the lines of the summary: a paragraph per account, and the use of each setting."""
+    lines = []
+    for account in accounts:
+        assert account.stats is not None
+        verdict, run = account.stats.verdict, account.run
+        made = counted(account.loaders, "loader") if account.loaders > 1 else "a loader"
+        lines.append(
+            f"penstock run: {account.made_at}: {made} of {account.settings['dataset']}, "
+            f"{counted(account.stats.num_workers, 'worker')}, {counted(run.batches, 'batch')}. "
+            f"Waited {duration(run.wait_s)} of {duration(run.seconds)} "
+            f"({percent(run.wait_share)}) for data."
+        )
+        if run.failed:
+            bad = counted(run.failed, "bad sample")
+            lines.append(f"  {bad}, left out or replaced. The first: {account.failure}")
+        which = "The one that ran longest: " if account.loaders > 1 else ""
+        lines.append(f"  {which}{verdict.text}")
+        if verdict.remedy:
+            lines.append(f"  In {account.made_at}: {verdict.remedy}")
+    for name, value in settings.items():
+        took = dict.fromkeys(a.made_at for a in accounts if name in a.taken)
+        own = dict.fromkeys(a.made_at for a in accounts if name not in a.taken)
+        text = f"penstock run: {name}={value} applied in {', '.join(took) or 'no loader'}"
+        lines.append(text + (f"; the program's own value kept in {', '.join(own)}" if own else ""))
+    return lines
+
+
+def _kind(setting: object) -> str:
+    return str(setting).partition("(")[0]  # a sampler of another epoch may have another seed
+
+
+def _end_by_the_same_signal() -> None:
+    """Make Python end by SIGINT if a KeyboardInterrupt ended the program.
+
+    CPython decides that by the outcome of the last `exec` of source text. Imports done since may
+    have called `exec`: dataclasses and named tuples do.
+    """
+    last = getattr(sys, "last_traceback", None)
+    # Consoles inside a program note their errors there, too.
+    outermost = None if last is None else last.tb_frame.f_code.co_filename
+    is_programs = outermost in (sys.modules["__main__"].__dict__.get("__file__"), "<frozen runpy>")
+    if getattr(sys, "last_type", None) is KeyboardInterrupt and is_programs:
+        with contextlib.suppress(KeyboardInterrupt):
+            exec("raise KeyboardInterrupt")
+
+
+def _saved(account: Account) -> SavedLoader:
+    assert account.stats is not None
+    run = account.run
+    return SavedLoader(
+        made_at=plain_text(account.made_at),
+        dataset=plain_text(account.settings["dataset"]),
+        num_workers=account.stats.num_workers,
+        loaders=account.loaders,
+        epochs=run.starts,
+        batches=run.batches,
+        samples=run.samples,
+        failed=run.failed,
+        seconds=run.seconds,
+        wait_s=run.wait_s,
+        first_batch_s=account.first_batch_s,
+    )
+
+
+def _is_another_rank() -> bool:
+    try:
+        return current_rank().rank > 0
+    except ConfigError:
+        return False

@@ -1,0 +1,121 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Options of `penstock run`, passed to the program's processes in an environment variable."""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+import time
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final
+
+from penstock.errors import ConfigError
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+__all__ = ["Options"]
+
+_VARIABLE: Final = "PENSTOCK_RUN"
+_STARTUP: Final = Path(__file__).parent / "startup"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Options:
+    """The options of `penstock run`.
+
+    Attributes:
+        engine: "penstock", or "torch" for torch's own loader, which is only measured.
+        workers: `num_workers` of loaders that the program makes without this argument: a number
+            or "auto"; None leaves them as they are.
+        backend: The same for `backend`.
+        seed: The same for `seed`.
+        on_error: The same for `on_error`.
+        progress: The same for `progress`.
+        report: File for the HTML report.
+        trace: File for the trace.
+        save: File for the figures that `penstock report` compares.
+        quiet: Whether to print no summary.
+        started: Start of the program, in seconds since 1970.
+        pid: The program's first process, the ancestor of all others.
+        cpu_s: CPU seconds that this process had used before it became the program.
+    """
+
+    engine: str = "penstock"
+    workers: int | str | None = None
+    backend: str | None = None
+    seed: int | None = None
+    on_error: str | None = None
+    progress: bool = False
+    report: str | None = None
+    trace: str | None = None
+    save: str | None = None
+    quiet: bool = False
+    started: float = field(default_factory=time.time)
+    pid: int = field(default_factory=os.getpid)
+    cpu_s: float = field(default_factory=time.process_time)
+
+    @classmethod
+    def of_environment(cls) -> Options:
+        """Return the options of the `penstock run` that started this process."""
+        return cls(**json.loads(os.environ[_VARIABLE]))
+
+    @property
+    def settings(self) -> dict[str, Any]:
+        """The options that are arguments of a loader, under the loader's names for them."""
+        given = {
+            "num_workers": self.workers,
+            "backend": self.backend,
+            "seed": self.seed,
+            "on_error": self.on_error,
+            "progress": self.progress or None,
+        }
+        return {name: value for name, value in given.items() if value is not None}
+
+    def environment(self, environment: Mapping[str, str]) -> dict[str, str]:
+        """Return the program's environment: `environment` with these options in it."""
+        paths = [str(_STARTUP), *filter(None, [environment.get("PYTHONPATH")])]
+        return {
+            **environment,
+            **_locale(environment),
+            "PYTHONPATH": os.pathsep.join(paths),
+            _VARIABLE: json.dumps(asdict(self)),
+        }
+
+    def start(self, words: Sequence[str]) -> None:
+        """Replace this process by `python` followed by `words`.
+
+        Raises:
+            ConfigError: Python ignores the environment or sitecustomize (-E, -I, -S).
+        """
+        if sys.flags.ignore_environment or sys.flags.no_site:
+            raise ConfigError(
+                "`penstock run` needs PYTHONPATH and sitecustomize, which Python ignores under "
+                "-E, -I and -S: leave out these options."
+            )
+        sys.stdout.flush()
+        sys.stderr.flush()
+        command = [sys.executable, *_interpreter_options(), *words]
+        os.execve(sys.executable, command, self.environment(os.environ))
+
+
+def _locale(environment: Mapping[str, str]) -> dict[str, str]:
+    """Return LC_CTYPE=C if Python itself has changed it to C.UTF-8 (PEP 538), else nothing.
+
+    With C.UTF-8, the program would not enter the UTF-8 mode that Python enters under C (PEP 540).
+    """
+    is_requested = "utf8" in sys._xoptions or environment.get("PYTHONUTF8")
+    is_c = bool(sys.flags.utf8_mode) and not is_requested
+    return {"LC_CTYPE": "C"} if is_c and "LC_CTYPE" in environment else {}
+
+
+def _interpreter_options() -> list[str]:
+    """Return the options between `python` and `-m penstock`, or the script `penstock`."""
+    head = sys.orig_argv[1 : len(sys.orig_argv) - len(sys.argv) + 1]
+    if sys.modules["__main__"].__spec__ is None:
+        return head[:-1]
+    joined = head[-1].startswith("-") and "m" in head[-1]  # -mpenstock
+    flags = head[-1].partition("m")[0] if joined else head[-2].removesuffix("m")
+    return [*head[: -1 if joined else -2], *([flags] if flags != "-" else [])]

@@ -1,0 +1,209 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Figures of a finished run: `penstock run --save` writes them, `penstock report` reads them."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import math
+import os
+import sys
+import threading
+import time
+import typing
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, fields
+from typing import TYPE_CHECKING, Final, NamedTuple, Self
+
+from penstock.errors import ConfigError
+from penstock.insight.plain import JSON, plain_text, read_versioned
+from penstock.secrets import is_secret_name
+from penstock.usage import cpu_seconds, memory_bytes
+from penstock.whole_file import write_whole
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+    from pathlib import Path
+
+    from penstock.program.options import Options
+
+__all__ = ["SavedLoader", "SavedRun", "Usage", "Used", "is_saved_run", "words_of", "write_run"]
+
+_FORMAT: Final = "penstock run"
+_VERSION: Final = 1
+_EVERY_S: Final = 1.0
+# The shortest pause, as a multiple of the time that a sample takes. A sample walks all mapped
+# pages: 3 ms for 300 MB, 1 s for 100 GB.
+_REST: Final = 50
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SavedLoader:
+    """The figures of all loaders that one line of the program made.
+
+    Attributes:
+        made_at: The line, as "train.py:31".
+        dataset: The dataset's class.
+        num_workers: Workers of the loader that ran longest.
+        loaders: Number of loaders.
+        epochs: Number of epochs that gave a batch.
+        batches: Number of batches.
+        samples: Number of samples in the batches.
+        seconds: Time of the loops: waiting, and the program's own code between batches.
+        wait_s: Seconds that the program waited for batches.
+        first_batch_s: Seconds from the first `iter()` to its first batch.
+    """
+
+    made_at: str
+    dataset: str
+    num_workers: int
+    loaders: int
+    epochs: int
+    batches: int
+    samples: int
+    failed: int
+    seconds: float
+    wait_s: float
+    first_batch_s: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SavedRun:
+    """The figures of a finished run.
+
+    Attributes:
+        engine: "penstock" or "torch": the loader that ran.
+        program: The words after `python`, without secrets.
+        wall_s: Seconds from the program's start to its end.
+        cpu_s: CPU seconds, user and system, of all its processes; None where the system does not
+            count them.
+        peak_memory_bytes: Peak memory of all its processes, sampled once a second. It is the
+            proportional set size: a page that several processes map counts once. None as above.
+        loaders: The program's loaders, in the order of their first epochs.
+
+    Example:
+        >>> run = SavedRun(engine="torch", program=["train.py"], wall_s=9.5, cpu_s=12.0,
+        ...                peak_memory_bytes=10**9, loaders=[])
+        >>> SavedRun.from_json(run.to_json()) == run
+        True
+    """
+
+    engine: str
+    program: list[str]
+    wall_s: float
+    cpu_s: float | None
+    peak_memory_bytes: int | None
+    loaders: list[SavedLoader]
+
+    def to_json(self) -> dict[str, JSON]:
+        """Return a copy of the run as dicts, lists, numbers and strings, for `json.dumps`."""
+        return {"format": _FORMAT, "version": _VERSION, **asdict(self)}
+
+    @classmethod
+    def from_json(cls, data: object) -> Self:
+        """Return the run that `to_json` wrote.
+
+        Raises:
+            ConfigError: `data` is not a saved run, is of another version, or is damaged.
+        """
+        if not is_saved_run(data):
+            raise ConfigError(
+                f'This is not a saved run: it has no "format": "{_FORMAT}". '
+                "`penstock run --save` writes one."
+            )
+        assert isinstance(data, Mapping)
+        found = read_versioned(cls, data, _VERSION, "saved run")
+        for part in (found, *found.loaders):
+            _check_numbers(part)
+        return typing.cast("Self", found)
+
+
+def _check_numbers(part: SavedRun | SavedLoader) -> None:
+    for name in (f.name for f in fields(part)):
+        value = getattr(part, name)
+        if isinstance(value, int | float) and not 0 <= value < math.inf:
+            raise ConfigError(
+                f"The saved run is damaged: {name} must be a number from 0 on, got {value!r:.80}."
+            )
+
+
+def is_saved_run(data: object) -> bool:
+    """Return whether `data`, read from JSON, is marked as a saved run."""
+    return isinstance(data, Mapping) and data.get("format") == _FORMAT
+
+
+def write_run(run: SavedRun, path: str | os.PathLike[str]) -> Path:
+    """Write a saved run as JSON.
+
+    Raises:
+        OSError: the file cannot be written.
+    """
+    return write_whole(path, json.dumps(run.to_json(), allow_nan=False, indent=1) + "\n")
+
+
+def words_of(options: Options) -> list[str]:
+    """Return the program and its arguments, without secrets.
+
+    The program's first process knows its whole command; a descendant gives its own `sys.argv`.
+    """
+    is_first = os.getpid() == options.pid
+    return _without_secrets(sys.orig_argv[1:] if is_first else sys.argv)
+
+
+def _without_secrets(words: Sequence[str]) -> list[str]:
+    shown, is_secret = [], False
+    for word in words:
+        name, equals, _ = word.partition("=")
+        if is_secret and not word.startswith("-"):
+            shown.append("***")
+        else:
+            shown.append(f"{name}=***" if equals and is_secret_name(name) else plain_text(word))
+        is_secret = word.startswith("-") and not equals and is_secret_name(word)
+    return shown
+
+
+class Used(NamedTuple):
+    """Time, CPU and memory that a program used; see `SavedRun`."""
+
+    wall_s: float
+    cpu_s: float | None
+    peak_memory_bytes: int | None
+
+
+class Usage:
+    """A sampler of the memory of a program's processes: once a second, less often where it is slow.
+
+    Concurrency:
+        A daemon thread takes the samples. A forked child has no such thread.
+    """
+
+    def __init__(self, options: Options) -> None:
+        """Start sampling."""
+        self._options = options
+        self._peak_bytes: int | None = None
+        self._is_over = threading.Event()
+        threading.Thread(target=self._watch, name="penstock usage", daemon=True).start()
+
+    def end(self) -> Used:
+        """Stop sampling, and return the usage so far."""
+        self._is_over.set()
+        self._look()
+        spent_s = cpu_seconds(self._options.pid)
+        return Used(
+            wall_s=max(time.time() - self._options.started, 0.0),
+            cpu_s=None if spent_s is None else max(spent_s - self._options.cpu_s, 0.0),
+            peak_memory_bytes=self._peak_bytes,
+        )
+
+    def _watch(self) -> None:
+        rest_s = 0.0
+        while not self._is_over.wait(rest_s):
+            begun = time.monotonic()
+            self._look()
+            rest_s = max(_EVERY_S, _REST * (time.monotonic() - begun))
+
+    def _look(self) -> None:
+        with contextlib.suppress(OSError):  # a process may have changed its user
+            found = memory_bytes(self._options.pid)
+            if found is not None:
+                self._peak_bytes = max(found, self._peak_bytes or 0)

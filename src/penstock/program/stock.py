@@ -1,0 +1,258 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Monitoring of torch's own loader: how long the program waits for each batch.
+
+    DataLoader.__init__     the line that makes it       ┐
+    DataLoader.__iter__     the start of an epoch        ├─▶ StockMonitor ─▶ History
+    iterator._next_index    the samples per batch        │   one for each loader
+    iterator._next_data     the time that a batch takes  ┘
+
+`_next_data` is wrapped, not `__next__`: torch's warnings in `__next__` name its caller's line.
+The dataset is not accessed, and no random numbers are drawn.
+"""
+
+from __future__ import annotations
+
+import datetime
+import functools
+import time
+import weakref
+from collections import deque
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any, Final
+
+from torch import Tensor
+from torch.utils.data import DataLoader, default_collate, get_worker_info
+from torch.utils.data.dataloader import (
+    _BaseDataLoaderIter,
+    _DatasetKind,
+    _MultiProcessingDataLoaderIter,
+    _SingleProcessDataLoaderIter,
+)
+
+from penstock.callers import users_place
+from penstock.data.dataset import length_of
+from penstock.engine.accounts import BatchRecord, EpochEnd, TaskTimes
+from penstock.insight.budgets import cores_of_rank
+from penstock.insight.figures import percent
+from penstock.insight.history import History
+from penstock.insight.monitor import Accounts, settings_of
+from penstock.insight.stats import Verdict
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from penstock.insight.stats import Span
+
+__all__ = ["StockMonitor", "watch"]
+
+# Attributes set on torch's iterators, which cannot be pickled and live as long as their loop.
+_ASKED: Final = "_penstock_asked"
+_CLOCK: Final = "_penstock_clock"
+_UNKNOWN: Final = TaskTimes(0, 0)
+
+
+def watch(watcher: Callable[[StockMonitor, Any], object]) -> None:
+    """Monitor all of torch's loaders in this process from now on.
+
+    Args:
+        watcher: Called with a monitor and its loader when its first epoch begins. What it returns
+            lives as long as the monitor.
+    """
+    monitors: dict[int, StockMonitor] = {}  # by the loader's id: not every loader has a hash
+
+    def monitor_of(loader: Any) -> StockMonitor:  # noqa: ANN401
+        monitor = monitors.get(id(loader))
+        if monitor is None:  # a copy, made without the constructor, gets its first loop's line
+            monitor = monitors[id(loader)] = StockMonitor(users_place(), watcher)
+            weakref.finalize(loader, monitors.pop, id(loader), None).atexit = False
+        return monitor
+
+    DataLoader.__init__ = _noted(DataLoader.__init__, monitor_of)  # type: ignore[method-assign]
+    DataLoader.__iter__ = _begun(DataLoader.__iter__, monitor_of)  # type: ignore[method-assign]
+    kind: Any = _BaseDataLoaderIter
+    kind._next_index = _counted(kind._next_index)
+    for kind in (_SingleProcessDataLoaderIter, _MultiProcessingDataLoaderIter):
+        kind._next_data = _timed(kind._next_data)
+
+
+class StockMonitor:
+    """The monitor of one loader, over all its epochs; it holds no reference to the loader.
+
+    Attributes:
+        made_at: The line of the program that made the loader, as "train.py:31".
+        history: The timing of its batches.
+    """
+
+    def __init__(self, made_at: str, watcher: Callable[[StockMonitor, Any], object]) -> None:
+        """Make a monitor of a loader without epochs."""
+        self.made_at = made_at
+        self.history = History(judge=_judge)
+        self._watcher = watcher
+        self._started = ""
+        self._num_epochs = 0
+
+    def begin_epoch(self, loader: Any, iterator: Any, begun_ns: int) -> None:  # noqa: ANN401
+        """Start an epoch of `loader`, and time the batches of its iterator."""
+        if not self._num_epochs:
+            now = datetime.datetime.now(datetime.UTC)
+            self._started = now.isoformat(timespec="seconds")
+            self._watched = self._watcher(self, loader)
+        setattr(iterator, _CLOCK, _Clock(self, self._num_epochs, loader, begun_ns))
+        self._num_epochs += 1
+
+    def accounts(self, loader: Any) -> Accounts:  # noqa: ANN401
+        """Return the loader's settings and statistics, which hold no reference to it or to this."""
+        history, started, settings = self.history, self._started, settings_of(loader)
+        stats = functools.partial(
+            history.stats,
+            num_workers=loader.num_workers,
+            prefetch_factor=loader.prefetch_factor or 0,
+            cores=cores_of_rank(),
+        )
+        return Accounts(
+            settings,
+            stats,
+            lambda: history.recording(settings, (), stats(), started=started),
+            tuple,  # a bad sample ends the epoch
+        )
+
+
+class _Clock:
+    """The timing of one epoch: waiting for batches, and the program's own code between them."""
+
+    def __init__(self, monitor: StockMonitor, epoch: int, loader: Any, begun_ns: int) -> None:  # noqa: ANN401
+        self._monitor = monitor  # the iterator may outlive its loader
+        self._epoch = epoch
+        self._step = 0
+        self._starting_ns = time.monotonic_ns() - begun_ns
+        self._taken_ns = 0
+        self._num_workers = loader.num_workers
+        self._lookahead = self._num_workers * (loader.prefetch_factor or 0)
+        self._batch_size = loader.batch_size or 1
+        is_default = loader.batch_size is not None and loader.collate_fn is default_collate
+        self._size_of = _length if is_default else None
+
+    def give(self, asked_ns: int, batch: Any, num_samples: int | None) -> None:  # noqa: ANN401
+        now = time.monotonic_ns()
+        consumer_ns = asked_ns - self._taken_ns if self._taken_ns else 0
+        if num_samples is None:
+            num_samples = (self._size_of and self._size_of(batch)) or self._batch_size
+        record = BatchRecord(
+            epoch=self._epoch,
+            step=self._step,
+            worker_id=0,
+            pid=0,
+            asked_ns=asked_ns - self._starting_ns,
+            given_ns=now,
+            consumer_ns=consumer_ns,
+            trainer_cpu_ns=0,
+            trainer_starved_ns=None,
+            num_samples=num_samples,
+            num_failed=0,
+            indices=None,
+            num_ready=0,
+            num_workers=self._num_workers,
+            lookahead=self._lookahead,
+            times=_UNKNOWN,
+        )
+        self._monitor.history.add(record)
+        self._step += 1
+        self._starting_ns = 0
+        self._taken_ns = now
+
+    def fail(self) -> None:
+        """Leave the wait for an error out of the program's own time."""
+        self._taken_ns = self._taken_ns and time.monotonic_ns()
+
+    def end(self, asked_ns: int) -> None:
+        consumer_ns = asked_ns - self._taken_ns if self._taken_ns else 0
+        end = EpochEnd(self._epoch, asked_ns, time.monotonic_ns(), consumer_ns, 0, None)
+        self._monitor.history.epoch_ended(self._epoch, end)
+
+
+def _noted(init: Callable[..., None], monitor_of: Callable[[Any], object]) -> Any:  # noqa: ANN401
+    @functools.wraps(init)
+    def noted(self: Any, *args: Any, **kwargs: Any) -> None:  # noqa: ANN401
+        init(self, *args, **kwargs)
+        monitor_of(self)
+
+    return noted
+
+
+def _begun(begin: Callable[..., Any], monitor_of: Callable[[Any], StockMonitor]) -> Any:  # noqa: ANN401
+    @functools.wraps(begin)
+    def begun(self: Any) -> Any:  # noqa: ANN401
+        begun_ns = time.monotonic_ns()
+        kept = getattr(self, "_iterator", None)  # with persistent workers
+        if hasattr(kept, _ASKED):
+            delattr(kept, _ASKED)  # of batches that the loop left behind
+        iterator = begin(self)
+        is_torchs = isinstance(iterator, _BaseDataLoaderIter)  # Penstock's has a monitor already
+        if is_torchs and get_worker_info() is None:
+            monitor_of(self).begin_epoch(self, iterator, begun_ns)
+        return iterator
+
+    return begun
+
+
+def _counted(next_index: Callable[..., Any]) -> Any:  # noqa: ANN401
+    @functools.wraps(next_index)
+    def counted(self: Any) -> Any:  # noqa: ANN401
+        index = next_index(self)
+        if self._dataset_kind == _DatasetKind.Map:
+            count = length_of(index) if self._auto_collation else None
+            vars(self).setdefault(_ASKED, deque()).append(1 if count is None else count)
+        return index
+
+    return counted
+
+
+def _timed(next_data: Callable[..., Any]) -> Any:  # noqa: ANN401
+    @functools.wraps(next_data)
+    def timed(self: Any) -> Any:  # noqa: ANN401
+        clock: _Clock | None = getattr(self, _CLOCK, None)
+        if clock is None:  # a loader inside a worker
+            return next_data(self)
+        asked_ns = time.monotonic_ns()
+        try:
+            batch = next_data(self)
+        except StopIteration:
+            clock.end(asked_ns)
+            raise
+        except BaseException:
+            _next_asked(self)
+            clock.fail()
+            raise
+        clock.give(asked_ns, batch, _next_asked(self))
+        return batch
+
+    return timed
+
+
+def _next_asked(iterator: Any) -> int | None:  # noqa: ANN401
+    """Return the number of samples in the next batch in order; None for an iterable dataset.
+
+    With `in_order=False` it may belong to another batch; the sum over an epoch is right.
+    """
+    asked: deque[int] = getattr(iterator, _ASKED, deque())
+    return asked.popleft() if asked else None
+
+
+def _length(batch: Any) -> int:  # noqa: ANN401
+    """Return the number of samples in a batch of `default_collate`; 0 if it cannot be seen."""
+    while not isinstance(batch, Tensor):
+        parts = list(batch.values()) if isinstance(batch, Mapping) else batch
+        if not isinstance(parts, list | tuple) or not parts:
+            return 0
+        if isinstance(parts[0], str | bytes):
+            return len(parts)
+        batch = parts[0]
+    return len(batch) if batch.ndim else 0
+
+
+def _judge(span: Span, *, run: Span, **_: Any) -> Verdict:  # noqa: ANN401
+    return Verdict(
+        "unknown",
+        f"The trainer waits {percent(run.wait_share)} of the time. A run without --engine torch "
+        "shows why.",
+    )

@@ -1,0 +1,280 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Whether a folder is a data set with annotations, of which kind, and which class reads it.
+
+By their names alone, subfolders of annotations and of images look like class folders. Only this
+module distinguishes them.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from pathlib import Path
+from typing import TYPE_CHECKING, Final, Literal, NamedTuple
+
+from penstock.errors import StoreError
+from penstock.opening import open_file
+from penstock.stores.folder.listing import IMAGE_SUFFIXES, is_system_folder, scan
+from penstock.stores.folder.marks import INDEX_NAME
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator, Mapping
+
+__all__ = [
+    "YAML_SUFFIXES",
+    "AnnotatedFolder",
+    "annotated_folder",
+    "is_number",
+    "list_form",
+    "refuse_annotated",
+    "xml_root",
+]
+
+Form = Literal["voc", "yolo", "imglab", "landmarks", "image-list", "json"]
+
+YAML_SUFFIXES: Final = (".yaml", ".yml")
+_SUFFIXES: Final = (".xml", ".txt", ".json")
+_SPLITS: Final = ("train", "val", "valid", "validation", "test")
+# Names of class folders that may be something else although they hold images.
+_SUSPECT: Final = frozenset((*_SPLITS, "labels"))
+_ROOT: Final = re.compile(rb"<(annotation|dataset)\b")
+_HEAD_BYTES: Final = 4096
+_MAX_YAML_BYTES: Final = 1_000_000
+_FEWEST_NUMBERS: Final = 2  # of a line with landmarks; one with fewer is `path label`
+
+
+class AnnotatedFolder(NamedTuple):
+    """A folder with annotations in one place and images in another.
+
+    Attributes:
+        form: What the annotations are: of `penstock.vision.convert.FORMATS`, or "json".
+        root: The folder.
+        annotations: The subfolder of annotations; the file, of imglab and of lists; `root` for a
+            YAML file.
+        images: The subfolder of images; None where there is not exactly one.
+    """
+
+    form: Form
+    root: Path
+    annotations: Path
+    images: Path | None = None
+
+    @property
+    def is_read_as_folder(self) -> bool:
+        """Whether `VOCDetection(root)` or `YOLODetection(root)` reads it."""
+        if self.form == "voc":
+            return self.images is not None
+        has_names = self.annotations.name == "labels" and self.images == self.root / "images"
+        return self.form == "yolo" and (has_names or self.annotations == self.root)
+
+    def error(self) -> StoreError:
+        """Return the error that names the class to use, for the caller to raise."""
+        what = os.path.relpath(self.annotations, self.root)
+        beside = f" beside the images in {self.images.name}" if self.images else ""
+        return StoreError(
+            f"{self.root} is a data set with annotations ({what}{beside}), and its subfolders are "
+            f"no classes. {self._advice()}"
+        )
+
+    def _advice(self) -> str:
+        root, file = str(self.root), str(self.annotations)
+        match self.form:
+            case "voc":
+                once = "" if self.is_read_as_folder else ", once these are in one subfolder"
+                return f"VOCDetection({root!r}) reads the objects in the images{once}."
+            case "yolo":
+                once = ", once the two subfolders are called labels and images"
+                once = "" if self.is_read_as_folder else once
+                return f"YOLODetection({root!r}) reads the objects in the images{once}."
+            case "imglab":
+                return f"ImglabDetection({file!r}) reads the objects in the images."
+            case "landmarks":
+                return (
+                    f"LandmarkList({file!r}{self._arguments_of_list()}) reads the objects in the "
+                    "images; has_box= and classes= say which columns are no landmarks."
+                )
+            case "image-list":
+                return (
+                    f"ImageList({file!r}{self._arguments_of_list()}) reads the class of each image."
+                )
+        return (
+            "No class of Penstock reads JSON: write a dataset with __getitem__ and __len__, or "
+            "convert it to VOC or YOLO. If the other subfolders are classes, move this one away."
+        )
+
+    def _arguments_of_list(self) -> str:
+        """Return the arguments with which `LandmarkList` or `ImageList` finds the images."""
+        line = _first_line(self.annotations)
+        path = _listed_image(line)
+        places = [self.annotations.parent, self.root, *([self.images] if self.images else [])]
+        found = next((place for place in places if (place / path).exists()), places[0])
+        root = "" if found == places[0] else f", root={str(found)!r}"
+        return root + (", separator=','" if line[len(path) :].lstrip().startswith(",") else "")
+
+
+def annotated_folder(root: Path) -> AnnotatedFolder | None:
+    """Return what kind of data set with annotations a folder is; None if it is none.
+
+    A subfolder of annotations holds files of .xml, .txt or .json and no image, and another one
+    holds images. Text files are annotations if they have the names of images, or list images. A
+    folder with YOLO's YAML file is one as well; a folder with an index of `pack` is none. In an
+    ordinary folder each class is searched up to its first image.
+
+    Raises:
+        StoreError: a folder cannot be listed.
+    """
+    if (root / INDEX_NAME).is_file():
+        return None
+    names, _ = scan(os.fspath(root))
+    if {"Annotations", "JPEGImages"} <= set(names):
+        return AnnotatedFolder("voc", root, root / "Annotations", root / "JPEGImages")
+    if {"images", "labels"} <= set(names):
+        labels = root / "labels"
+        has_text = any(next(labels.glob(pattern), None) for pattern in ("*.txt", "*/*.txt"))
+        if has_text or _first_image(labels) is None:
+            return AnnotatedFolder("yolo", root, labels, root / "images")
+    if any(map(_is_yolo_yaml, root.iterdir())):
+        return AnnotatedFolder("yolo", root, root)
+    without = [name for name in names if _first_image(root / name) is None]
+    pictures = [name for name in names if name not in without]
+    if not pictures:
+        return None
+    images = root / ("images" if "images" in pictures else pictures[0])
+    for suffix in _SUFFIXES:
+        for name in without:
+            files = sorted(file for file in _files(root / name) if file.lower().endswith(suffix))
+            form, place = _form_of(files, suffix, root / name, map(root.joinpath, pictures))
+            if form is not None:
+                is_one = len(pictures) == 1 or images.name == "images"
+                return AnnotatedFolder(form, root, place, images if is_one else None)
+    return None
+
+
+def _form_of(
+    files: list[str], suffix: str, folder: Path, pictures: Iterable[Path]
+) -> tuple[Form | None, Path]:
+    """Return what files of one suffix are, and where: the folder, or the file that has it all."""
+    if not files:
+        return None, folder
+    if suffix == ".json":
+        return "json", folder
+    if suffix == ".xml":
+        roots = {xml_root(file) for file in files[:8]} - {""}
+        return ("imglab", Path(files[0])) if roots == {"dataset"} else ("voc", folder)
+    stems = {os.path.splitext(os.path.basename(file))[0] for file in files}
+    for place in pictures:
+        if any(os.path.splitext(os.path.basename(image))[0] in stems for image in _images(place)):
+            return "yolo", folder
+    for file in files[:8]:
+        line = _first_line(Path(file))
+        if _listed_image(line):
+            return list_form(line), Path(file)
+    return None, folder
+
+
+def xml_root(file: str | Path) -> str:
+    """Return "annotation" for a file of VOC's, "dataset" for one of imglab's, else ""."""
+    found = _ROOT.search(_head(file))
+    return found[1].decode() if found else ""
+
+
+def _listed_image(line: str) -> str:
+    """Return the path with which a line begins, which may have blanks; "" if it is no image's."""
+    words = line.replace(",", " ").replace("\\", "/").split()
+    ends = (n for n, word in enumerate(words, 1) if word.lower().endswith(IMAGE_SUFFIXES))
+    return " ".join(words[: next(ends, 0)])
+
+
+def list_form(line: str, separator: str | None = None) -> Literal["landmarks", "image-list"]:
+    """Return what a line of a list has: landmarks, or an image and its class.
+
+    It has landmarks if at least two numbers follow the path. The path may have blanks.
+    """
+    if separator is None:
+        line = line.replace(",", " ")  # its reader will say what is missing
+    words = [word.strip().lower() for word in line.split(separator)]
+    ends = [place for place, word in enumerate(words) if word.endswith(IMAGE_SUFFIXES)]
+    after = words[ends[-1] + 1 if ends else 1 :]
+    return "landmarks" if sum(map(is_number, after)) >= _FEWEST_NUMBERS else "image-list"
+
+
+def is_number(word: str) -> bool:
+    """Return whether a word of a list is a number; "nan" is one."""
+    try:
+        float(word)
+    except ValueError:
+        return False
+    return True
+
+
+def refuse_annotated(root: Path, num_images: Mapping[str, int]) -> None:
+    """Raise if what was listed as class folders is a data set with annotations, or a part of one.
+
+    Args:
+        root: The folder.
+        num_images: Of each class. The folder is examined only if a class has no images, or a name
+            such as "labels" or "train".
+
+    Raises:
+        StoreError: it is one; the message names the class that reads it.
+    """
+    if all(num_images.values()) and not _SUSPECT & num_images.keys():
+        return
+    for place in (root, *(root / name for name in _SPLITS if name in num_images)):
+        found = annotated_folder(place)
+        if found is not None:
+            raise found.error()
+
+
+def _files(folder: Path) -> Iterator[str]:
+    """Yield the files below a folder, hidden ones left out, in no order; links to folders too."""
+    waiting = [os.fspath(folder)]
+    while waiting:
+        with os.scandir(waiting.pop()) as entries:
+            for entry in entries:
+                if entry.is_dir(follow_symlinks=False):
+                    waiting += () if is_system_folder(entry.name) else (entry.path,)
+                elif not entry.name.startswith("."):
+                    yield entry.path
+
+
+def _images(folder: Path) -> Iterator[str]:
+    return (file for file in _files(folder) if file.lower().endswith(IMAGE_SUFFIXES))
+
+
+def _first_image(folder: Path) -> str | None:
+    return next(_images(folder), None)
+
+
+def _head(file: str | Path) -> bytes:
+    try:
+        with open_file(file) as opened:
+            return opened.read(_HEAD_BYTES) or b""
+    except OSError:  # what reads the data set says so
+        return b""
+
+
+def _first_line(file: Path) -> str:
+    lines = _head(file).decode("utf-8-sig", "replace").splitlines()
+    said = (line.strip() for line in lines)
+    return next((line for line in said if line and not line.startswith("#")), "")
+
+
+def _is_yolo_yaml(file: Path) -> bool:
+    """Return whether a file names classes and where the images of a split are.
+
+    Other YAML files are settings of tools.
+    """
+    if file.suffix.lower() not in YAML_SUFFIXES or not file.is_file():
+        return False
+    try:
+        import yaml
+    except ModuleNotFoundError:  # then YOLO's files cannot be read either
+        return False
+    try:
+        with open_file(file) as opened:
+            said = yaml.load(opened.read(_MAX_YAML_BYTES), Loader=yaml.BaseLoader)
+    except (OSError, yaml.YAMLError, ValueError, RecursionError):
+        return False
+    places = [said.get(name) for name in _SPLITS] if isinstance(said, dict) else []
+    return any(isinstance(place, (str, list)) for place in places) and bool(said.get("names"))

@@ -1,0 +1,172 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Replacement of torch's `DataLoader` under torch's own names, for unedited programs."""
+
+from __future__ import annotations
+
+import functools
+import inspect
+import sys
+import warnings
+from dataclasses import dataclass, fields
+from typing import TYPE_CHECKING, Any, Final
+
+import torch.utils.data
+from torch.utils.data import IterableDataset
+
+from penstock.callers import users_level
+from penstock.torch.loader import DataLoader
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from penstock.faults import FaultPolicy
+
+__all__ = ["Defaults", "install", "uninstall"]
+
+_STOCK: Final = torch.utils.data.DataLoader
+_PLACES: Final = (torch.utils.data, torch.utils.data.dataloader)
+_INIT: Final[Callable[..., None]] = DataLoader.__init__
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Defaults:
+    """Arguments for loaders that the program makes without them.
+
+    Attributes:
+        num_workers: A number, or "auto".
+        backend: "process", "thread" or "ray".
+        seed: Seed of the order and of all random numbers.
+        on_error: Policy for bad samples and dead workers.
+        progress: Whether to show a progress bar.
+    """
+
+    num_workers: int | str | None = None
+    backend: str | None = None
+    seed: int | None = None
+    on_error: str | FaultPolicy | None = None
+    progress: bool | str | None = None
+
+    def __post_init__(self) -> None:
+        """Check each as the loader does.
+
+        Raises:
+            ConfigError: a value is out of its range.
+            TypeError: a value is of the wrong type.
+        """
+        with warnings.catch_warnings():  # torch's about many workers is for the program's loaders
+            warnings.simplefilter("ignore")
+            _INIT(DataLoader.__new__(DataLoader), [0], **self._given())
+
+    def _given(self) -> dict[str, Any]:
+        found = {field.name: getattr(self, field.name) for field in fields(self)}
+        return {name: value for name, value in found.items() if value is not None}
+
+    def missing_in(self, given: dict[str, Any]) -> dict[str, Any]:
+        """Return the defaults that a loader with the arguments `given` lacks and can take."""
+        dataset = given.get("dataset")
+        if isinstance(dataset, _ON_TORCHS_ENGINE):
+            return {}
+        found = {name: value for name, value in self._given().items() if name not in given}
+        if given.get("generator") is not None:
+            found.pop("seed", None)
+        if given.get("multiprocessing_context") is not None:
+            found.pop("backend", None)
+        is_ray = (found | given).get("backend") == "ray"
+        if found.get("num_workers") == "auto" and (is_ray or isinstance(dataset, IterableDataset)):
+            del found["num_workers"]  # "auto" needs workers on this machine, and no stream
+        return found
+
+
+_ON_TORCHS_ENGINE: Final = (torch.utils.data.IterDataPipe, torch.utils.data.MapDataPipe)
+
+
+def install(
+    *,
+    num_workers: int | str | None = None,
+    backend: str | None = None,
+    seed: int | None = None,
+    on_error: str | FaultPolicy | None = None,
+    progress: bool | str | None = None,
+) -> None:
+    """Replace `torch.utils.data.DataLoader` by `penstock.torch.DataLoader` in this process.
+
+    Modules imported afterwards find Penstock's class under torch's names. A module that has
+    imported torch's class already keeps it; a warning names such modules. So call `install` before
+    they are imported: in a notebook's first cell, or at the top of a conftest.py.
+
+    Processes that are spawned or started as subprocesses keep torch's class, unless the program
+    runs under `penstock run`. A second call changes the arguments below, nothing else.
+
+    Args:
+        num_workers: For loaders that are made without this argument: a number, or "auto".
+        backend: The same: "process", "thread" or "ray".
+        seed: The same. Batches then differ from those that torch draws after `torch.manual_seed`.
+        on_error: The same.
+        progress: The same.
+
+    Raises:
+        ConfigError: a setting is out of its range.
+        TypeError: a setting is of the wrong type.
+
+    Concurrency:
+        Call it before other threads make loaders.
+
+    Example:
+        >>> import torch
+        >>> install()
+        >>> torch.utils.data.DataLoader.__module__
+        'penstock.torch.loader'
+        >>> uninstall()
+        >>> torch.utils.data.DataLoader.__module__
+        'torch.utils.data.dataloader'
+    """
+    defaults = Defaults(
+        num_workers=num_workers, backend=backend, seed=seed, on_error=on_error, progress=progress
+    )
+    _warn_of_earlier_imports()
+    for place in _PLACES:
+        vars(place)["DataLoader"] = DataLoader
+    is_any = defaults != Defaults()
+    DataLoader.__init__ = _with(defaults) if is_any else _INIT  # type: ignore[method-assign]
+
+
+def uninstall() -> None:
+    """Undo `install`: put torch's class back under torch's names.
+
+    Loaders made in between stay as they are.
+    """
+    for place in _PLACES:
+        vars(place)["DataLoader"] = _STOCK
+    DataLoader.__init__ = _INIT  # type: ignore[method-assign]
+
+
+def _with(defaults: Defaults) -> Callable[..., None]:
+    """Return a constructor of `DataLoader` that adds the defaults."""
+    signature = inspect.signature(_INIT)
+
+    @functools.wraps(_INIT)
+    def init(self: DataLoader[Any], *args: Any, **kwargs: Any) -> None:  # noqa: ANN401
+        try:
+            given = signature.bind_partial(self, *args, **kwargs).arguments
+        except TypeError:
+            added = {}  # the constructor raises the error
+        else:
+            added = defaults.missing_in(given)
+        _INIT(self, *args, **kwargs, **added)
+
+    return init
+
+
+def _warn_of_earlier_imports() -> None:
+    early = sorted(
+        name
+        for name, module in list(sys.modules.items())
+        if not name.startswith(("torch.", "penstock.", "__mp_main__"))
+        and any(value is _STOCK for value in list(getattr(module, "__dict__", {}).values()))
+    )
+    if early:
+        warnings.warn(
+            f"{', '.join(early)} imported torch's DataLoader before penstock.torch.install() was "
+            "called, so torch's class stays there. Call install() before importing these modules.",
+            stacklevel=users_level(),
+        )

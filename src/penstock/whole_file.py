@@ -1,0 +1,98 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Files that are there as a whole, or not at all; and what no file may take the place of."""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import os
+import re
+import stat
+import threading
+from pathlib import Path
+from typing import Final
+
+__all__ = ["is_stream", "refuse_special", "write_whole"]
+
+# What a shell opens for a program, or throws away: it is written to, whatever it is.
+_STREAM: Final = re.compile(
+    r"/dev/(?:null|tty|pts/\d+|stdout|stderr|fd/\d+)|/proc/(?:self|\d+)/fd/\d+"
+)
+_KINDS: Final = {
+    stat.S_IFIFO: "a FIFO",
+    stat.S_IFSOCK: "a socket",
+    stat.S_IFCHR: "a device",
+    stat.S_IFBLK: "a device",
+    stat.S_IFLNK: "a link",
+}
+
+
+def refuse_special(path: str | os.PathLike[str], *, follow_links: bool = True) -> None:
+    """Raise unless there is nothing at a path, a regular file, or a folder.
+
+    Whatever takes the place of something asks this first. A link to a device is one.
+
+    Args:
+        path: Where something is to be written.
+        follow_links: Whether a link counts as what it leads to; else it is refused as well.
+
+    Raises:
+        OSError: it is something else; `strerror` names it, and what it is.
+    """
+    try:
+        mode = os.stat(path, follow_symlinks=follow_links).st_mode
+    except (FileNotFoundError, NotADirectoryError):
+        return
+    kind = _KINDS.get(stat.S_IFMT(mode))
+    if kind is not None:
+        text = f"{os.fspath(path)} is {kind}, and nothing is put in its place: name another"
+        raise OSError(errno.EINVAL, text, os.fspath(path))
+
+
+def write_whole(path: str | os.PathLike[str], content: str | bytes) -> Path:
+    """Write a file; whoever opens the path meanwhile gets the old file, or the new one.
+
+    Args:
+        path: Where to; a leading `~` is the user's home. An existing file is replaced, and keeps
+            its permissions; what a link leads to is replaced, and not the link. Of what is no
+            regular file the streams of a shell alone are taken, as `/dev/stdout`, which are written
+            to.
+        content: Text becomes UTF-8; halves of surrogate pairs, which that has not, question marks.
+
+    Returns:
+        The path.
+
+    Raises:
+        OSError: the file cannot be written; what was there before is still there.
+
+    Concurrency:
+        Any thread.
+    """
+    path = Path(path).expanduser()
+    data = content if isinstance(content, bytes) else content.encode("utf-8", "replace")
+    if is_stream(path):
+        path.write_bytes(data)
+    else:
+        refuse_special(path)
+        _replace(path.resolve(), data)
+    return path
+
+
+def is_stream(path: Path) -> bool:
+    """Return whether a path names a stream of the shell's, as `/dev/stdout`."""
+    return _STREAM.fullmatch(os.fspath(path.absolute())) is not None
+
+
+def _replace(path: Path, data: bytes) -> None:
+    # Short, as the path's own name may be as long as names can be.
+    partial = path.with_name(f".{os.getpid():x}-{threading.get_ident():x}.partial")
+    try:
+        with open(partial, "xb") as file:
+            with contextlib.suppress(FileNotFoundError):
+                os.fchmod(file.fileno(), stat.S_IMODE(path.stat().st_mode))
+            file.write(data)
+        os.replace(partial, path)
+    except BaseException:
+        with contextlib.suppress(OSError):
+            partial.unlink(missing_ok=True)
+        raise

@@ -1,0 +1,162 @@
+# SPDX-License-Identifier: Apache-2.0
+"""`penstock report a.json b.json` puts runs that `penstock run --save` wrote side by side."""
+
+from __future__ import annotations
+
+import json
+import re
+from dataclasses import replace
+
+import pytest
+from tests.insight.recordings import Run, recording_of
+
+from penstock.cli import main
+from penstock.insight.trace import write_trace
+from penstock.program.saved import SavedLoader, SavedRun, write_run
+
+pytest.importorskip("typer")
+
+TRAIN = SavedLoader(
+    made_at="train.py:31",
+    dataset="Photos",
+    num_workers=2,
+    loaders=1,
+    epochs=3,
+    batches=1290,
+    samples=10320,
+    failed=0,
+    seconds=12.0,
+    wait_s=9.0,
+    first_batch_s=0.5,
+)
+CHECK = replace(TRAIN, made_at="train.py:40", seconds=4.0, wait_s=1.0, first_batch_s=0.25)
+STOCK = SavedRun(
+    engine="torch",
+    program=["train.py", "photos/"],
+    wall_s=20.0,
+    cpu_s=30.0,
+    peak_memory_bytes=2 * 10**9,
+    loaders=[TRAIN, CHECK],
+)
+OURS = replace(
+    STOCK, engine="penstock", wall_s=10.0, cpu_s=33.0, peak_memory_bytes=10**9,
+    loaders=[replace(TRAIN, seconds=6.0, wait_s=3.0, first_batch_s=1.0)],
+)  # fmt: skip
+
+
+@pytest.fixture
+def report(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+
+    def said(*runs, options=(), status=0):
+        names = [f"{letter}.json" for letter in "abc"[: len(runs)]]
+        for name, run in zip(names, runs, strict=True):
+            write_run(run, name)
+        assert main(["report", *names, *options]) == status
+        out, err = capsys.readouterr()
+        return err if status else out
+
+    return said
+
+
+def test_two_runs_stand_side_by_side_with_their_ratio(report):
+    assert report(STOCK, OURS) == (
+        "                      a.json            b.json\n"
+        "program               train.py photos/  train.py photos/\n"
+        "engine                torch             penstock\n"
+        "wall time             20 s              10 s (0.50 x)\n"
+        "waiting for data      10 s              3.0 s (0.30 x)\n"
+        "waiting, share        62 %              50 %\n"
+        "first batch           500 ms            1.0 s (2.00 x)\n"
+        "CPU of all processes  30 s              33 s (1.10 x)\n"
+        "peak memory           2.0 GB            1.0 GB (0.50 x)\n"
+        "\n"
+        "train.py:31           Photos            Photos\n"
+        "  loaders             1                 1\n"
+        "  workers             2                 2\n"
+        "  epochs              3                 3\n"
+        "  batches             1,290             1,290\n"
+        "  samples             10,320            10,320\n"
+        "  bad samples         0                 0\n"
+        "  time of the loops   12 s              6.0 s (0.50 x)\n"
+        "  waiting for data    9.0 s             3.0 s (0.33 x)\n"
+        "  waiting, share      75 %              50 %\n"
+        "  first batch         500 ms            1.0 s (2.00 x)\n"
+        "\n"
+        "train.py:40           Photos            -\n"
+        "  loaders             1                 -\n"
+        "  workers             2                 -\n"
+        "  epochs              3                 -\n"
+        "  batches             1,290             -\n"
+        "  samples             10,320            -\n"
+        "  bad samples         0                 -\n"
+        "  time of the loops   4.0 s             -\n"
+        "  waiting for data    1.0 s             -\n"
+        "  waiting, share      25 %              -\n"
+        "  first batch         250 ms            -\n"
+        "(x: the ratio to a.json)\n"
+    )
+
+
+def test_one_run_alone_shows_its_figures(report):
+    lines = report(OURS).splitlines()
+    assert lines[3] == "wall time             10 s"
+    assert not any(" x" in line for line in lines)
+
+
+def test_each_of_three_runs_has_its_ratio_to_the_first(report):
+    (wall,) = [line for line in report(STOCK, OURS, STOCK).splitlines() if "wall" in line]
+    assert wall.split()[2:] == ["20", "s", "10", "s", "(0.50", "x)", "20", "s", "(1.00", "x)"]
+
+
+def test_what_is_not_known_or_nothing_has_no_ratio(report):
+    still = replace(TRAIN, seconds=0.0, wait_s=0.0)
+    unknown = replace(STOCK, cpu_s=None, peak_memory_bytes=None, loaders=[still])
+    lines = report(unknown, replace(OURS, loaders=[])).splitlines()
+    rows = {line[:22].strip(): line[22:].split() for line in lines[:9]}
+    assert rows["CPU of all processes"] == ["-", "33", "s"]
+    assert rows["waiting, share"] == ["-", "-"]
+    assert rows["first batch"] == ["500", "ms", "-"]
+    assert rows["waiting for data"] == ["0.00", "ms", "0.00", "ms"]
+
+
+def test_a_long_command_is_cut(report):
+    long = replace(STOCK, program=["train.py", *["--more"] * 100])
+    assert max(map(len, report(long).splitlines())) < 70
+
+
+def test_a_saved_run_takes_no_options(report, tmp_path):
+    said = report(STOCK, OURS, options=["--workers", "3", "-o", "page.html"], status=1)
+    assert "--workers, --output: a saved run is of a program that is over" in said
+    assert not (tmp_path / "page.html").exists()
+
+
+def test_a_trace_and_a_saved_run_are_not_put_side_by_side(report, capsys):
+    write_trace(recording_of(Run(batches=20)), "trace.json")
+    said = report(STOCK, options=["trace.json"], status=1)
+    assert "trace.json is no file that `penstock run --save` wrote" in said
+    assert main(["report", "trace.json", "trace.json"]) == 1
+    assert "trace.json is no file that `penstock run --save` wrote" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("other", ["gone.json", "mongodb://me:secret@host/db"])
+def test_several_are_files_that_exist(report, other):
+    said = report(STOCK, options=[other], status=1)
+    assert f"{other.replace('secret', '***')} is not there, or does not end in .json" in said
+
+
+def test_a_damaged_one_of_several_is_named(report, tmp_path):
+    (tmp_path / "bad.json").write_text(json.dumps({**STOCK.to_json(), "wall_s": None}))
+    said = report(STOCK, options=["bad.json"], status=1)
+    assert "bad.json: The saved run is damaged: saved run.wall_s is to be a number" in said
+    (tmp_path / "bad.json").write_text('{"format": "penstock run",')
+    assert "bad.json is not JSON (Expecting" in report(STOCK, options=["bad.json"], status=1)
+
+
+def test_loaders_of_one_line_are_compared_in_their_order(report):
+    other = replace(TRAIN, batches=10)
+    said = report(replace(STOCK, loaders=[TRAIN, other]), replace(OURS, loaders=[TRAIN, other]))
+    assert re.findall(r"^  batches +(\S+) +(\S+)$", said, re.MULTILINE) == [
+        ("1,290", "1,290"),
+        ("10", "10"),
+    ]

@@ -1,0 +1,330 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Forks of the main process and of workers, children that others reap, and workers' last words."""
+
+from __future__ import annotations
+
+import errno
+import json
+import os
+import sys
+import textwrap
+import threading
+from multiprocessing import popen_fork
+
+import numpy as np
+import pytest
+from tests.distributed.launching import completed
+from tests.process.faulty_datasets import Rows
+
+from penstock import Loader
+from penstock.errors import ConfigError, WorkerDied
+from penstock.torch import DataLoader
+
+METHODS = ("fork", "forkserver", "spawn")
+LOADERS = (Loader, DataLoader)
+
+
+def firsts(batches):
+    return [batch[:, 0].tolist() for batch in batches]
+
+
+ALL = [[4.0 * k, 4 * k + 1, 4 * k + 2, 4 * k + 3] for k in range(16)]
+
+
+def status_of_child(work):
+    """Fork, and return the exit status of the child, in which `work` says whether all is well."""
+    pid = os.fork()
+    if pid == 0:
+        ok = False
+        try:
+            ok = work()
+        finally:
+            os._exit(0 if ok else 1)
+    return os.waitpid(pid, 0)[1]
+
+
+# A dataset that forks
+
+
+class Forking(Rows):
+    """Sample 5 forks a child, which ends in the given way; the worker waits for it."""
+
+    def __init__(self, how):
+        super().__init__()
+        self.how = how
+
+    def __getitem__(self, index):
+        if index == 5:
+            pid = os.fork()
+            if pid == 0:
+                if self.how == "raises":
+                    os.closerange(2, 3)  # where its traceback goes
+                    raise ValueError("in the child")
+                sys.exit(3)
+            os.waitpid(pid, 0)
+        return super().__getitem__(index)
+
+
+@pytest.mark.parametrize("how", ["sys.exit", "raises"])
+@pytest.mark.parametrize("make", LOADERS)
+def test_a_child_of_the_dataset_ends_without_its_worker(make, how):
+    assert firsts(make(Forking(how), batch_size=4, num_workers=2)) == ALL
+
+
+@pytest.mark.parametrize("method", ["forkserver", "spawn"])
+def test_a_child_of_the_dataset_ends_without_its_worker_that_was_not_forked(method):
+    dataset = Forking("sys.exit")
+    assert firsts(Loader(dataset, 4, num_workers=1, multiprocessing_context=method)) == ALL
+
+
+class Statuses(Rows):
+    """Sample 5 gives the exit status of a child that leaves in some way, as its first value."""
+
+    def __init__(self, how):
+        super().__init__()
+        self.how = how
+
+    def __getitem__(self, index):
+        sample = super().__getitem__(index)
+        if index == 5:
+            pid = os.fork()
+            if pid == 0:
+                os.closerange(2, 3)  # where its traceback goes
+                if self.how == "returns":
+                    return sample
+                raise {"3": SystemExit(3), "None": SystemExit, "raises": ValueError}[self.how]
+            sample = np.full_like(sample, os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]))
+        return sample
+
+
+@pytest.mark.parametrize(("how", "status"), [("3", 3), ("None", 0), ("raises", 1), ("returns", 0)])
+def test_a_child_of_the_dataset_ends_without_its_thread(how, status):
+    loader = Loader(Statuses(how), batch_size=4, num_workers=1, backend="thread")
+    assert firsts(loader) == [ALL[0], [4.0, status, 6.0, 7.0], *ALL[2:]]
+
+
+@pytest.mark.parametrize("number", [errno.EAGAIN, errno.ENOMEM])
+def test_a_process_that_the_system_does_not_start_is_an_error_with_its_limits(monkeypatch, number):
+    def launch(*_):
+        raise OSError(number, os.strerror(number))
+
+    monkeypatch.setattr(popen_fork.Popen, "_launch", launch)  # its own leaves pipes open then
+    with pytest.raises(ConfigError, match=r"process of worker 0: .* pids\.max"):
+        list(Loader(Rows(), 4, num_workers=1, multiprocessing_context="fork"))
+
+
+# A forked copy of a loader
+
+
+@pytest.mark.parametrize("make", LOADERS)
+@pytest.mark.parametrize("backend", ["process", "thread"])
+def test_a_loader_with_persistent_workers_has_its_own_in_a_forked_child(make, backend):
+    loader = make(Rows(), batch_size=4, num_workers=2, persistent_workers=True, backend=backend)
+    assert firsts(loader) == ALL
+    backend = iter(loader).backend
+
+    def work():
+        ok = firsts(loader) == ALL and firsts(loader) == ALL
+        iter(loader).close()
+        return ok
+
+    assert status_of_child(work) == 0
+    assert firsts(loader) == ALL
+    assert iter(loader).backend is backend
+
+
+@pytest.mark.parametrize("make", LOADERS)
+@pytest.mark.parametrize("backend", ["process", "thread"])
+def test_an_iterator_cannot_go_on_in_a_forked_child_and_says_so(make, backend):
+    loader = make(Rows(), batch_size=4, num_workers=2, backend=backend)
+    batches = iter(loader)
+    next(batches)
+    owner = os.getpid()
+
+    def work():
+        for _ in range(2):
+            with pytest.raises(WorkerDied, match=f"pid {owner}.*iterate the loader anew here"):
+                next(batches)
+        return firsts(loader) == ALL
+
+    assert status_of_child(work) == 0
+    assert firsts(batches) == ALL[1:]
+
+
+def test_an_iterator_without_workers_goes_on_in_both():
+    batches = iter(Loader(Rows(), batch_size=4))
+    next(batches)
+    assert status_of_child(lambda: firsts(batches) == ALL[1:]) == 0
+    assert firsts(batches) == ALL[1:]
+
+
+# Exit statuses that somebody else takes
+
+PROGRAM = """
+    import json, os, signal, sys, time
+    sys.path[:0] = PATH
+    from penstock import Loader
+    from penstock.errors import ConfigError, WorkerDied
+    from tests.process.faulty_datasets import Rows
+
+    def reap(*_):
+        try:
+            while os.waitpid(-1, os.WNOHANG)[0]:
+                pass
+        except ChildProcessError:
+            pass
+
+    class Killed(Rows):
+        def __getitem__(self, index):
+            if index == 13:
+                os.kill(os.getpid(), signal.SIGKILL)
+            return super().__getitem__(index)
+
+    if HOW == "ignored":
+        signal.signal(signal.SIGCHLD, signal.SIG_IGN)
+    elif HOW == "reaped":
+        signal.signal(signal.SIGCHLD, reap)
+"""
+
+
+def run(how, body):
+    head = textwrap.dedent(PROGRAM).replace("PATH", repr(sys.path)).replace("HOW", repr(how))
+    # As from a supervisor that ignores SIGCHLD; `signal.signal` of this process would not be undone
+    # in time for other tests' children.
+    ignore = ["env", "--ignore-signal=CHLD"] if how == "inherited" else []
+    done = completed([*ignore, sys.executable, "-c", head + textwrap.dedent(body)])
+    assert (done.returncode, done.stderr) == (0, "")
+    return json.loads(done.stdout)
+
+
+HOWS = ("ignored", "inherited", "reaped")
+
+
+@pytest.mark.parametrize("how", HOWS)
+def test_an_epoch_ends_at_once_though_somebody_else_takes_the_exit_statuses(how):
+    told = run(
+        how,
+        """
+        loader = Loader(Rows(), batch_size=4, num_workers=2, persistent_workers=True)
+        batches = iter(loader)
+        backend, processes = batches.backend, batches.backend.processes
+        num_batches = len(list(batches))
+        backend.dismiss(1)
+        while backend._leaving:
+            backend.events(0.1)
+        begun, cpu = time.monotonic(), time.process_time()
+        loader._stream.close()
+        ended = time.monotonic() - begun, time.process_time() - cpu
+        print(json.dumps([num_batches, *ended, processes[0].is_alive()]))
+        """,
+    )
+    num_batches, wall_s, cpu_s, is_alive = told
+    assert (num_batches, is_alive) == (16, False)
+    assert wall_s < 2.0  # 5 s if it has to be killed
+    assert cpu_s < 1.0
+
+
+@pytest.mark.parametrize("how", HOWS)
+def test_a_death_whose_exit_status_somebody_else_took_is_told_at_once_and_as_unknown(how):
+    told = run(
+        how,
+        """
+        batches = iter(Loader(Killed(), batch_size=4, num_workers=1))
+        got = [next(batches) for _ in range(3)]
+        begun = time.monotonic()
+        try:
+            next(batches)
+        except WorkerDied as error:
+            print(json.dumps([time.monotonic() - begun, str(error)]))
+        """,
+    )
+    wall_s, message = told
+    assert wall_s < 2.0
+    assert "worker 0 ended with an exit status that is unknown while reading sample 13" in message
+    assert "SIGCHLD is ignored in this process" in message
+
+
+def test_the_fork_server_knows_the_exit_status_all_the_same():
+    told = run(
+        "ignored",
+        """
+        options = {"num_workers": 1, "multiprocessing_context": "forkserver"}
+        batches = iter(Loader(Rows(), batch_size=4, **options))
+        next(batches)
+        (process,) = batches.backend.processes
+        os.kill(process.pid, signal.SIGKILL)
+        try:
+            list(batches)
+        except WorkerDied as error:
+            print(json.dumps(str(error)))
+        """,
+    )
+    assert "was killed by SIGKILL" in told
+
+
+# Last words
+
+
+class Ends(Rows):
+    """Sample 13 ends its worker."""
+
+    def __init__(self, how):
+        super().__init__()
+        self.how = how
+
+    def __getitem__(self, index):
+        if index == 13:
+            if self.how == "sys.exit":
+                self.leave()
+            elif self.how == "os._exit":
+                os._exit(3)
+            else:
+                os.closerange(3, 256)
+        return super().__getitem__(index)
+
+    def leave(self):
+        sys.exit(3)
+
+
+def death_of(dataset, capfd, **options):
+    with pytest.raises(WorkerDied) as caught:
+        list(Loader(dataset, batch_size=4, num_workers=1, **options))
+    capfd.readouterr()  # what multiprocessing printed
+    return str(caught.value)
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_a_worker_that_leaves_says_where(method, capfd):
+    message = death_of(Ends("sys.exit"), capfd, multiprocessing_context=method)
+    assert "exited with code 3 while reading sample 13" in message
+    assert "sys.exit ends a worker" in message
+    assert "Its last words: SystemExit: 3\n" in message
+    assert "in leave\n    sys.exit(3)" in message
+    assert "__main__" not in message
+
+
+def test_a_worker_that_says_nothing_is_not_said_to_have_called_sys_exit(capfd):
+    message = death_of(Ends("os._exit"), capfd)
+    assert "exited with code 3 while reading sample 13" in message
+    assert "so it was no exception, nor sys.exit: look for os._exit" in message
+    assert "__main__" not in message
+
+
+def test_a_worker_whose_descriptors_were_closed_says_so(capfd):
+    message = death_of(Ends("closerange"), capfd)
+    assert "closed descriptors" in message or "closes descriptors" in message
+    assert "sys.exit" not in message
+    assert "__main__" not in message
+
+
+def test_a_worker_that_gets_no_thread_says_so(monkeypatch, capfd):
+    def start(thread):
+        raise RuntimeError("can't start new thread")
+
+    monkeypatch.setattr(threading.Thread, "start", start)  # the worker is forked
+    message = death_of(Rows(), capfd)
+    assert "exited with code 1 while it was starting" in message
+    assert "pids.max" in message
+    assert "Its last words: RuntimeError: can't start new thread" in message
+    assert "sys.exit" not in message
+    assert "__main__" not in message

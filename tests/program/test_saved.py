@@ -1,0 +1,168 @@
+# SPDX-License-Identifier: Apache-2.0
+"""`penstock run --save` writes the figures of a run; a damaged file is an error that says so."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import sys
+
+import pytest
+from tests.program.training import TRAINING, run
+
+from penstock.errors import ConfigError
+from penstock.program.saved import SavedLoader, SavedRun, words_of, write_run
+
+pytest.importorskip("torch")
+pytest.importorskip("typer")
+
+LOADER = SavedLoader(
+    made_at="train.py:3",
+    dataset="Photos",
+    num_workers=2,
+    loaders=1,
+    epochs=3,
+    batches=30,
+    samples=240,
+    failed=0,
+    seconds=12.0,
+    wait_s=9.0,
+    first_batch_s=0.5,
+)
+RUN = SavedRun(
+    engine="torch",
+    program=["train.py", "--lr", "0.1"],
+    wall_s=14.5,
+    cpu_s=20.25,
+    peak_memory_bytes=10**9,
+    loaders=[LOADER],
+)
+
+HEAVY = """
+import os, subprocess, sys, time
+import numpy
+import torch
+from torch.utils.data import DataLoader
+
+class Busy(torch.utils.data.Dataset):
+    def __len__(self): return 4
+    def __getitem__(self, index):
+        self.held = numpy.ones(50_000_000, numpy.uint8)
+        end = time.process_time() + 0.2
+        while time.process_time() < end:
+            pass
+        return index
+
+begun = time.monotonic()
+for batch in DataLoader(Busy(), 1, num_workers=2):
+    pass
+subprocess.run([sys.executable, "-S", "-c", "sum(range(10**7))"], check=True)
+print(time.monotonic() - begun)
+"""
+
+
+def saved(folder, name="run.json"):
+    return SavedRun.from_json(json.loads((folder / name).read_text()))
+
+
+@pytest.mark.parametrize("engine", ["penstock", "torch"])
+def test_figures_are_of_all_processes_of_the_program(tmp_path, engine):
+    options = ["--engine", engine, "--save", "run.json"]
+    words = ["--lr", "0.1", "--hf-token", "abc", "--api-key=abc"]
+    done = run(tmp_path, HEAVY, *options, words=words)
+    found = saved(tmp_path)
+    assert found.engine == engine
+    assert found.program == ["train.py", "--lr", "0.1", "--hf-token", "***", "--api-key=***"]
+    assert found.wall_s > float(done.stdout)
+    assert found.cpu_s >= 4 * 0.2
+    assert found.peak_memory_bytes > 50_000_000  # of torch alone
+    assert f"penstock run: figures of this run: {tmp_path / 'run.json'}" in done.stderr
+    assert sorted(os.listdir(tmp_path)) == ["run.json", "train.py"]
+
+
+def test_another_rank_writes_nothing(tmp_path):
+    done = run(
+        tmp_path,
+        TRAINING,
+        *("--save", "run.json"),
+        words=[0],
+        RANK="1",
+        WORLD_SIZE="2",
+    )
+    assert done.stdout
+    assert not done.stderr
+    assert not (tmp_path / "run.json").exists()
+
+
+def test_a_program_that_is_killed_leaves_no_file(tmp_path):
+    killed = TRAINING.replace(
+        "    main()\n", "    main()\n    import os; os.kill(os.getpid(), 9)\n"
+    )
+    run(tmp_path, killed, "--save", "run.json", words=[0], status=-signal.SIGKILL)
+    assert os.listdir(tmp_path) == ["train.py"]
+
+
+def test_an_exception_and_an_exit_status_are_saved_all_the_same(tmp_path):
+    source = TRAINING.replace("    main()\n", "    main()\n    sys.exit(3)\n")
+    done = run(tmp_path, source, "--save", "run.json", "--quiet", words=[0], status=3)
+    assert not done.stderr
+    assert [loader.batches for loader in saved(tmp_path).loaders] == [32, 9]
+
+
+def test_what_was_written_is_read_back(tmp_path):
+    path = write_run(RUN, tmp_path / "run.json")
+    assert SavedRun.from_json(json.loads(path.read_text())) == RUN
+
+
+@pytest.mark.parametrize(
+    ("words", "shown"),
+    [
+        (
+            ["train.py", "--password", "x", "--lr", "1"],
+            ["train.py", "--password", "***", "--lr", "1"],
+        ),
+        (["--token=x", "mongodb://me:x@host/db"], ["--token=***", "mongodb://me:***@host/db"]),
+        (["--token", "--lr", "1"], ["--token", "--lr", "1"]),
+        (["--secret-key=x", "db.secret_id=x"], ["--secret-key=***", "db.secret_id=***"]),
+        (
+            ["-m", "package.train", "--max-tokens", "9"],
+            ["-m", "package.train", "--max-tokens", "9"],
+        ),
+    ],
+)
+def test_a_program_is_named_without_its_secrets(monkeypatch, words, shown):
+    from penstock.program.options import Options
+
+    monkeypatch.setattr(sys, "orig_argv", ["python", *words])
+    assert words_of(Options()) == shown
+    monkeypatch.setattr(sys, "argv", words)
+    assert words_of(Options(pid=1)) == shown  # of a child, which was started in another way
+
+
+def damaged(**changes):
+    return {**RUN.to_json(), **changes}
+
+
+@pytest.mark.parametrize(
+    ("data", "said"),
+    [
+        ([1], 'no "format": "penstock run"'),
+        ({"format": "penstock recording"}, 'no "format": "penstock run"'),
+        (damaged(version=2), "has version 2, and this Penstock reads 1"),
+        (damaged(wall_s="long"), "The saved run is damaged: saved run.wall_s is to be a number"),
+        (damaged(wall_s=-1), "wall_s must be a number from 0 on, got -1.0"),
+        (damaged(cpu_s=float("nan")), "cpu_s must be a number from 0 on, got nan"),
+        (damaged(peak_memory_bytes=1.5), "peak_memory_bytes is to be an integer, got 1.5"),
+        (damaged(colour=1), r"lacks \[\] and has \['colour'\]"),
+        (damaged(loaders=[{}]), r"saved run.loaders\[0\] lacks \['made_at'"),
+        (damaged(program="train.py"), "program is to be a list"),
+    ],
+)
+def test_what_is_damaged_is_named(data, said):
+    with pytest.raises(ConfigError, match=said):
+        SavedRun.from_json(data)
+
+
+def test_a_system_that_does_not_tell_of_cpu_and_memory_has_a_saved_run():
+    assert SavedRun.from_json(damaged(cpu_s=None, peak_memory_bytes=None)).cpu_s is None

@@ -1,0 +1,168 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Nothing that is neither a file nor a folder is ever replaced, or written into, by any writer."""
+
+from __future__ import annotations
+
+import os
+import re
+import socket
+import stat
+
+import numpy as np
+import pytest
+
+from penstock import labels_of
+from penstock.cli import main
+from penstock.errors import StoreError
+from penstock.stores import pack
+from penstock.vision.convert import convert
+
+pytest.importorskip("typer")
+Image = pytest.importorskip("PIL.Image")
+
+KINDS = ("pipe", "socket", "device", "link")
+IS_SPECIAL = r"out/(special\.png|pipe) is a "
+
+
+@pytest.fixture(params=KINDS)
+def special(request, tmp_path, monkeypatch):
+    """The name of something that is neither a file nor a folder, in the current folder."""
+    monkeypatch.chdir(tmp_path)
+    os.mkdir("out")
+    path = "out/special.png"
+    if request.param == "socket":
+        with socket.socket(socket.AF_UNIX) as server:
+            server.bind(path)
+    elif request.param == "device":
+        try:
+            os.mknod(path, stat.S_IFCHR | 0o600, os.makedev(1, 3))
+        except PermissionError:
+            pytest.skip("no permission to make a device")
+    else:
+        os.mkfifo(path)
+    if request.param == "link":
+        os.rename(path, "out/pipe")
+        os.symlink("pipe", path)
+    before = state_of("out")
+    yield path
+    assert state_of("out") == before
+
+
+def state_of(folder):
+    return {name: tuple(os.lstat(f"{folder}/{name}")[:4]) for name in os.listdir(folder)}
+
+
+@pytest.fixture
+def photos():
+    for name in ("cat", "dog"):
+        os.makedirs(f"photos/{name}")
+        Image.new("RGB", (8, 8)).save(f"photos/{name}/1.jpg")
+    return "photos"
+
+
+@pytest.mark.parametrize("kind", ["lmdb", "folder"])
+@pytest.mark.parametrize("options", [{}, {"overwrite": True}, {"resume": True}], ids=str)
+def test_pack_refuses_it(special, kind, options):
+    with pytest.raises(StoreError, match=IS_SPECIAL):
+        pack([1, 2], f"{kind}:{special}", **options)
+
+
+def test_pack_refuses_it_for_shards(special):
+    with pytest.raises(StoreError, match="is a file, and shards lie in a folder"):
+        pack([1, 2], f"lmdb:{special}", num_shards=2)
+
+
+def test_pack_refuses_it_where_it_came_meanwhile(special):
+    os.rename(special, "aside")
+
+    class Numbers:
+        def __len__(self):
+            return 2
+
+        def __getitem__(self, index):
+            if os.path.lexists("aside"):
+                os.rename("aside", special)
+            return index
+
+    with pytest.raises(StoreError, match=IS_SPECIAL):
+        pack(Numbers(), f"lmdb:{special}", num_workers=0)
+    os.remove(f"{special}.partial")
+
+
+@pytest.mark.parametrize("what", [".partial", ".partial.lock"])
+@pytest.mark.parametrize("kind", ["lmdb", "folder"])
+@pytest.mark.parametrize("resume", [False, True])
+def test_pack_refuses_it_beside_its_destination(special, kind, what, resume):
+    os.rename(special, f"out/made{what}")
+    with pytest.raises(StoreError, match=rf"cannot write .*out/made: .*out/made{what} is a "):
+        pack([1, 2], f"{kind}:out/made", resume=resume)
+    os.rename(f"out/made{what}", special)
+
+
+@pytest.mark.parametrize("kind", ["lmdb", "folder"])
+@pytest.mark.parametrize("what", [".partial", ".partial.lock"])
+@pytest.mark.parametrize("resume", [False, True])
+def test_pack_follows_no_link_beside_its_destination(tmp_path, kind, what, resume):
+    """What somebody else may have put into a folder that all can write to."""
+    (tmp_path / "own").write_bytes(b"")
+    (tmp_path / f"made{what}").symlink_to("own")
+    with pytest.raises(StoreError, match=rf"made{what} is a link, and nothing is put in its place"):
+        pack([1, 2], f"{kind}:{tmp_path}/made", resume=resume)
+    assert (tmp_path / "own").read_bytes() == b""
+    assert sorted(os.listdir(tmp_path)) == [f"made{what}", "own"]
+
+
+@pytest.mark.parametrize("form", ["image-list", "voc"])
+def test_convert_refuses_it(special, photos, form):
+    with open("list.txt", "w") as file:
+        file.write(f"{photos}/cat/1.jpg cat\n")
+    with pytest.raises(StoreError, match=r"special\.png is there already"):
+        convert("list.txt", special, source_format="image-list", target_format=form)
+
+
+@pytest.mark.parametrize(
+    "command",
+    [
+        "report data:numbers --workers 0 -o {}",
+        "report data:numbers --workers 0 -o a.html --trace {}",
+        "view data:images -o {}",
+        "stats photos --png {}",
+        "stats photos --sampler natural --png {}",
+        "tune data:numbers --json {}",
+        "bench photos --json {}",
+    ],
+)
+def test_commands_refuse_it_at_once(special, photos, capsys, command):
+    if "report" in command:
+        pytest.importorskip("plotly")
+    with open("data.py", "w") as file:
+        file.write("raise SystemExit('never imported')\n")
+    assert main(command.format(special).split()) == 1
+    assert re.search(IS_SPECIAL, capsys.readouterr().err)
+
+
+def test_split_refuses_it(special, photos, capsys):
+    os.rename(special, "out/a.txt")
+    into = ["split", photos, "--into", "b=0.5,a=0.5", "--to", "out", "--overwrite"]
+    assert main(into) == 1
+    assert "cannot write the list out/a.txt: out/a.txt is a " in capsys.readouterr().err
+    os.rename("out/a.txt", special)
+
+
+def test_traces_and_reports_refuse_it(special):
+    from penstock import Loader
+
+    loader = Loader(np.arange(8), 4)
+    list(loader)
+    with pytest.raises(OSError, match=IS_SPECIAL):
+        loader.trace(special)
+
+
+def test_labels_are_not_kept_in_it(tmp_path):
+    path = tmp_path / "labels.npz"
+    with socket.socket(socket.AF_UNIX) as server:
+        server.bind(str(path))
+    samples = [(np.zeros(2), n) for n in range(4)]
+    with pytest.warns(UserWarning, match="is a socket, and nothing is put in its place"):
+        labels_of(samples, scan=True, num_workers=0, cache=path)
+    assert stat.S_ISSOCK(path.stat().st_mode)

@@ -1,0 +1,19 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What every comparison with torch's loader needs."""
+
+from __future__ import annotations
+
+from multiprocessing import resource_sharer
+from typing import TYPE_CHECKING
+
+import pytest
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+
+@pytest.fixture(autouse=True)
+def no_resource_sharer() -> Iterator[None]:
+    """End the thread and the socket by which torch's loader sends indices that are tensors."""
+    yield
+    resource_sharer.stop()

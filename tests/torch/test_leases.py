@@ -1,0 +1,256 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A batch is the user's until the last alias of it is garbage, also where torch moves its bytes."""
+
+from __future__ import annotations
+
+import os
+import threading
+from multiprocessing.reduction import ForkingPickler
+
+import numpy as np
+import pytest
+import torch
+
+import penstock.torch as pt
+from penstock.collate import Collator
+from penstock.engine.backends.in_process import PlainOutput
+from penstock.torch.collate import TensorCollator
+from penstock.transport.arena import Arena, SlotPool, SlotWriter
+from penstock.transport.packing import AsTensor, pack, unpack
+
+SHAPE = (4, 65_536)  # 1 MiB of float32: smaller batches of no process are torch's own memory
+NUM_MORE = 30  # batches that go by while aliases of earlier ones are held
+
+ANYWHERE = pytest.mark.parametrize(
+    "workers",
+    [{}, {"num_workers": 1}, {"num_workers": 1, "backend": "thread"}],
+    ids=["serial", "process", "thread"],
+)
+
+
+class Module(torch.nn.Module):
+    def __init__(self, buffer):
+        super().__init__()
+        self.register_buffer("buffer", buffer)
+
+
+ALIASES = {
+    "numpy": lambda x: x.numpy(),
+    "asarray": np.asarray,
+    "memoryview": lambda x: memoryview(x.numpy()),
+    "row": lambda x: x[0],
+    "numpy of a row": lambda x: x[0].numpy(),
+    "row of numpy": lambda x: x.numpy()[0],
+    "numpy by DLPack": np.from_dlpack,
+    "torch by DLPack": torch.from_dlpack,
+    "torch of numpy": lambda x: torch.from_numpy(x.numpy()),
+    "detached": lambda x: x.detach(),
+    "data": lambda x: x.data,
+    "parameter": torch.nn.Parameter,
+    "another dtype": lambda x: x.view(torch.int32),
+    "expanded": lambda x: x[:1].expand(3, -1),
+    "set_": lambda x: torch.empty(0).set_(x),
+    "storage": lambda x: x.untyped_storage(),
+}
+MOVES = {
+    "share_memory_": lambda x: x.share_memory_(),
+    "share_memory_ of a row": lambda x: x[0].share_memory_(),
+    "share_memory_ of the storage": lambda x: x.untyped_storage().share_memory_(),
+    "share_memory of a module": lambda x: Module(x).share_memory(),
+    "sent": ForkingPickler.dumps,
+    "storage sent": lambda x: ForkingPickler.dumps(x.untyped_storage()),
+}
+
+
+def values(alias):
+    if isinstance(alias, torch.UntypedStorage):
+        alias = torch.empty(0).set_(alias)
+    if isinstance(alias, torch.Tensor):
+        alias = alias.detach().contiguous().view(torch.float32)
+    return np.asarray(alias)
+
+
+def unpacked(tree):
+    """Return a tree that came through a slot, and what counts the leases."""
+    pool, arena = SlotPool(), Arena()
+    packed = pack(tree, SlotWriter(pool))
+    for new in pool.take_new():
+        arena.add(*new)
+    return unpack(packed, arena.lease(packed.slots)), lambda: arena.num_leases
+
+
+def recycled(make):
+    """Return what `make` makes in recycled memory, and what counts the leases."""
+    output = PlainOutput()
+    return make(output.empty), lambda: len(output._pool._leases)
+
+
+def as_tensor(storage_and_leases):
+    storage, num_leases = storage_and_leases
+    return torch.empty(0).set_(storage), num_leases
+
+
+ROWS = np.full(SHAPE, 5, np.float32)
+BATCHES = {
+    "slot": lambda: unpacked(torch.from_numpy(ROWS)),
+    "slot, storage": lambda: as_tensor(unpacked(torch.from_numpy(ROWS).untyped_storage())),
+    "slot, strides": lambda: unpacked(torch.from_numpy(ROWS).t()),
+    "slot, of a worker without torch": lambda: unpacked(AsTensor(ROWS)),
+    "tensors": lambda: recycled(
+        lambda empty: TensorCollator(empty).batch([*torch.from_numpy(ROWS)])
+    ),
+    "arrays": lambda: recycled(lambda empty: TensorCollator(empty).batch([*ROWS])),
+    "TensorDataset": lambda: recycled(
+        lambda empty: pt.TensorDataset(torch.from_numpy(ROWS)).get_batch(np.arange(4), empty)[0]
+    ),
+    "get_batch": lambda: recycled(
+        lambda empty: TensorCollator(empty).sample(Collator(empty).batch([*ROWS]))
+    ),
+    "collate_into": lambda: recycled(
+        lambda empty: TensorCollator(empty).leaf(Collator(empty).batch([*ROWS]))
+    ),
+}
+
+
+@pytest.mark.parametrize("move", MOVES)
+def test_a_lease_ends_with_the_last_alias_though_torch_moves_the_storage(move):
+    for name, alias_of in ALIASES.items():
+        batch, num_leases = unpacked(torch.zeros(4, 1000))
+        alias = alias_of(batch)
+        MOVES[move](batch)
+        del batch
+        assert num_leases() == 1, name
+        del alias
+        assert num_leases() == 0, name
+
+
+@pytest.mark.parametrize("made", BATCHES)
+def test_every_tensor_over_leased_memory_keeps_its_lease(made):
+    batch, num_leases = BATCHES[made]()
+    array = batch.numpy()
+    batch.share_memory_()
+    del batch
+    assert num_leases() == 1
+    assert (array == 5).all()
+    del array
+    assert num_leases() == 0
+
+
+class Numbered(torch.utils.data.Dataset):
+    """Batches of one sample, full of their number."""
+
+    def __len__(self):
+        return len(ALIASES) + NUM_MORE
+
+    def __getitem__(self, index):
+        return torch.full(SHAPE, float(index))
+
+
+@ANYWHERE
+def test_aliases_keep_their_bytes_while_other_batches_go_by(workers):
+    held = {}
+    moves = list(MOVES.values())
+    batches = iter(pt.DataLoader(Numbered(), **workers))
+    for number, (name, alias_of) in enumerate(ALIASES.items()):
+        batch = next(batches)[0]
+        held[name] = alias_of(batch)
+        moves[number % len(moves)](batch)
+    del batch
+    assert sum(1 for _ in batches) == NUM_MORE
+    changed = [
+        name
+        for number, (name, alias) in enumerate(held.items())
+        if not (values(alias) == number).all()
+    ]
+    assert changed == []
+
+
+@pytest.mark.parametrize(
+    ("workers", "is_seen"),
+    [({}, False), ({"num_workers": 1}, True), ({"num_workers": 1, "backend": "thread"}, False)],
+    ids=["serial", "process", "thread"],
+)
+def test_a_forked_child_writes_to_held_batches_of_processes_alone(workers, is_seen):
+    batch = next(iter(pt.DataLoader(Numbered(), **workers)))
+    array = batch.numpy()  # torch's own threads did not survive the fork
+    if (child := os.fork()) == 0:
+        array += 1
+        os._exit(0)
+    os.waitpid(child, 0)
+    assert (array == float(is_seen)).all()
+    assert not batch.is_shared()  # else torch would send the slot itself, which is used again
+
+
+SAMPLES = {
+    "tensors": [torch.ones(3, 5)] * 8,
+    "arrays": [np.ones((3, 5), np.float32)] * 8,
+    "bfloat16": [torch.ones(5, dtype=torch.bfloat16)] * 8,
+    "numbers": [1.0] * 8,
+    "a tensor": torch.ones(8, 5),
+    "TensorDataset": pt.TensorDataset(torch.ones(8, 3, 5), torch.arange(8)),
+    "ConcatDataset": pt.ConcatDataset([torch.ones(4, 5), torch.ones(4, 5)]),
+}
+
+
+@pytest.mark.parametrize("workers", [{}, {"num_workers": 1, "backend": "thread"}])
+@pytest.mark.parametrize("samples", SAMPLES)
+def test_a_small_batch_of_no_process_can_be_resized_as_torch_s(samples, workers):
+    for batch in pt.DataLoader(SAMPLES[samples], batch_size=4, **workers):
+        for tensor in batch if isinstance(batch, list) else [batch]:
+            copy = tensor.clone()
+            torch.cat([copy, copy], out=tensor.resize_(0))
+            assert tensor.equal(torch.cat([copy, copy]))
+            tensor.untyped_storage().resize_(0)
+
+
+class Halves(Numbered):
+    """Makes batches of two views of one array."""
+
+    def get_batch(self, indices, empty):
+        both = empty((2 * len(indices), 1024), np.float32)
+        both[:] = 0
+        return [both[: len(indices)], both[1:]]
+
+
+@ANYWHERE
+def test_views_of_one_array_of_get_batch_arrive_as_views_of_one_array(workers):
+    first, other = next(iter(pt.DataLoader(Halves(), batch_size=3, **workers)))
+    first[1:] = 1
+    assert (other[:2] == 1).all()
+
+
+class InPlace:
+    """Fills one array anew for each batch, its own or the loader's."""
+
+    def __init__(self):
+        self.batch = torch.empty(1, *SHAPE)
+        self.has_made_second = threading.Event()
+
+    def __call__(self, samples):
+        torch.stack(samples, out=self.batch)
+        if samples[0][0, 0] == 1:
+            self.has_made_second.set()
+        return self.batch
+
+
+class IntoMemoryOfTheLoader(InPlace):
+    def collate_into(self, samples, out):
+        self.batch = out.leaf(out.empty((1, *SHAPE), np.float32))
+        return self(samples)
+
+
+@pytest.mark.parametrize(
+    ("collate", "seen"), [(InPlace, 1), (IntoMemoryOfTheLoader, 0)], ids=["its own", "the loader's"]
+)
+def test_a_thread_fills_an_array_of_the_collate_function_s_own_while_it_is_looked_at(collate, seen):
+    collate_fn = collate()
+    loader = pt.DataLoader(
+        torch.utils.data.Subset(Numbered(), [0, 1]),
+        num_workers=1,
+        backend="thread",
+        collate_fn=collate_fn,
+    )
+    batches = iter(loader)  # kept: an iterator that is dropped ends before it makes the second
+    batch = next(batches)
+    assert collate_fn.has_made_second.wait(60)
+    assert (batch == seen).all()

@@ -1,0 +1,146 @@
+# SPDX-License-Identifier: Apache-2.0
+"""`penstock.torch.install`: the drop-in under torch's own names."""
+
+from __future__ import annotations
+
+import pickle
+import sys
+import types
+import warnings
+
+import pytest
+
+torch = pytest.importorskip("torch")
+
+from penstock import FaultPolicy  # noqa: E402
+from penstock.errors import ConfigError  # noqa: E402
+from penstock.torch import DataLoader, install, uninstall  # noqa: E402
+
+STOCK = torch.utils.data.DataLoader
+
+
+@pytest.fixture(autouse=True)
+def put_back(monkeypatch):
+    # What other tests have imported is not this one's concern.
+    kept = {n: m for n, m in sys.modules.items() if not n.startswith(("tests.", "__main__"))}
+    monkeypatch.setattr("penstock.torch.replacement.sys", types.SimpleNamespace(modules=kept))
+    yield
+    uninstall()
+
+
+class Stream(torch.utils.data.IterableDataset):
+    def __iter__(self):
+        return iter(range(4))
+
+
+def test_torchs_names_are_ours_until_it_is_undone():
+    install()
+    assert torch.utils.data.DataLoader is DataLoader
+    assert torch.utils.data.dataloader.DataLoader is DataLoader
+    uninstall()
+    assert torch.utils.data.DataLoader is STOCK
+    assert torch.utils.data.dataloader.DataLoader is STOCK
+    uninstall()
+    assert torch.utils.data.DataLoader is STOCK
+
+
+def test_a_subclass_made_under_torchs_name_runs_on_our_engine():
+    install()
+
+    class Repeated(torch.utils.data.DataLoader):
+        def __init__(self, *args, **kwargs):
+            super().__init__(*args, **kwargs)
+
+    loader = Repeated(range(5), batch_size=2)
+    assert isinstance(loader, STOCK)
+    assert [batch.tolist() for batch in loader] == [[0, 1], [2, 3], [4]]
+    assert loader.stats().run.batches == 3
+
+
+def test_settings_are_for_loaders_that_do_not_say_otherwise():
+    install(num_workers=2, seed=7, on_error="skip")
+    plain = DataLoader(range(4))
+    assert (plain.num_workers, plain.seed, plain.on_error) == (2, 7, "skip")
+    own = DataLoader(range(4), num_workers=0, seed=None, on_error="raise")
+    assert (own.num_workers, own.seed, own.on_error) == (0, None, "raise")
+    by_position = DataLoader(range(4), 2, False, None, None, 1)
+    assert by_position.num_workers == 1
+
+
+@pytest.mark.parametrize(
+    ("settings", "arguments", "added"),
+    [
+        ({"seed": 1}, {"generator": torch.Generator()}, {}),
+        ({"backend": "thread"}, {"multiprocessing_context": "fork", "num_workers": 1}, {}),
+        ({"num_workers": "auto"}, {"dataset": Stream()}, {}),
+        ({"num_workers": 2}, {"dataset": Stream()}, {"num_workers": 2}),
+        ({"num_workers": "auto", "backend": "thread"}, {"backend": "ray"}, {}),
+    ],
+)
+def test_a_setting_that_contradicts_what_the_program_gives_is_left_out(settings, arguments, added):
+    if arguments.get("backend") == "ray":
+        pytest.importorskip("ray")
+    install(**settings)
+    loader = DataLoader(**{"dataset": range(4), **arguments})
+    taken = {name: value for name, value in settings.items() if getattr(loader, name) == value}
+    assert taken == added
+
+
+def test_a_second_call_changes_the_settings():
+    install(seed=7)
+    install(seed=8)
+    assert DataLoader(range(4)).seed == 8
+    uninstall()
+    assert DataLoader(range(4)).seed is None
+
+
+def test_the_constructors_own_error_is_raised():
+    install(seed=7)
+    with pytest.raises(TypeError, match="unexpected keyword argument 'shuffel'"):
+        DataLoader(range(4), shuffel=True)
+
+
+@pytest.mark.parametrize(
+    ("settings", "error"),
+    [
+        ({"num_workers": "many"}, TypeError),
+        ({"num_workers": -1}, ConfigError),
+        ({"backend": "gpu"}, ConfigError),
+        ({"num_workers": "auto", "backend": "ray"}, ConfigError),
+        ({"seed": -1}, ValueError),
+        ({"on_error": "ignore"}, ConfigError),
+    ],
+)
+def test_a_wrong_setting_is_refused_at_once(settings, error):
+    with pytest.raises(error):
+        install(**settings)
+    assert torch.utils.data.DataLoader is STOCK
+
+
+def test_a_setting_that_reaches_no_loader_says_nothing_of_workers():
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        install(num_workers=1000)
+        DataLoader(range(4), num_workers=0)
+
+
+def test_a_policy_is_a_setting():
+    policy = FaultPolicy("replace", max_failures=3)
+    install(on_error=policy)
+    assert DataLoader(range(4)).on_error is policy
+
+
+def test_modules_that_imported_torchs_class_before_are_named(monkeypatch):
+    module = types.ModuleType("their_training")
+    module.Loader = STOCK
+    known = {"their_training": module}
+    monkeypatch.setattr("penstock.torch.replacement.sys", types.SimpleNamespace(modules=known))
+    with pytest.warns(UserWarning, match="^their_training imported torch's DataLoader before"):
+        install()
+
+
+def test_a_loader_survives_a_pickle():
+    install(seed=7)
+    again = pickle.loads(pickle.dumps(DataLoader(range(5), batch_size=2, shuffle=True)))
+    assert again.seed == 7
+    assert sum(len(batch) for batch in again) == 5

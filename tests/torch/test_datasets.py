@@ -168,8 +168,13 @@ def test_tensors_with_more_to_them_go_by_the_sample(module, tensor):
 
 
 def test_quantized_tensors_go_by_the_sample():
-    with pytest.warns(UserWarning, match="quantize"):  # torch is about to drop them
-        quantized = torch.quantize_per_tensor(torch.zeros(3), 1.0, 0, torch.quint8)
+    warns_always = torch.is_warn_always_enabled()
+    torch.set_warn_always(True)  # else once a process, which another test may have been
+    try:
+        with pytest.warns(UserWarning, match="quantize"):  # torch is about to drop them
+            quantized = torch.quantize_per_tensor(torch.zeros(3), 1.0, 0, torch.quint8)
+    finally:
+        torch.set_warn_always(warns_always)
     assert batch_reader(ours.TensorDataset(quantized)) is None
 
 

@@ -21,8 +21,9 @@ STOCK = torch.utils.data.DataLoader
 
 @pytest.fixture(autouse=True)
 def put_back(monkeypatch):
-    # What other tests have imported is not this one's concern.
-    kept = {n: m for n, m in sys.modules.items() if not n.startswith(("tests.", "__main__"))}
+    # What other tests have imported is not this one's concern, as torchdata.
+    roots = ("torch", "penstock")
+    kept = {name: m for name, m in sys.modules.items() if name.partition(".")[0] in roots}
     monkeypatch.setattr("penstock.torch.replacement.sys", types.SimpleNamespace(modules=kept))
     yield
     uninstall()

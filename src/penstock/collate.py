@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from penstock.data.dataset import Empty
 
 __all__ = [
+    "CONTAINERS",
     "BatchMemory",
     "CollateInto",
     "CollateMap",
@@ -107,23 +108,9 @@ def collate(samples: Sequence[Any], *, collate_fn_map: CollateMap) -> Any:  # no
     if function is not None:
         return function(samples, collate_fn_map=collate_fn_map)
     if isinstance(first, Mapping):
-        try:
-            columns = {
-                key: collate([sample[key] for sample in samples], collate_fn_map=collate_fn_map)
-                for key in first
-            }
-        except CollateError as error:
-            if "boxes" in first:
-                annotate(
-                    error, "(for images with boxes: collate_fn=penstock.vision.detection_collate)"
-                )
-            raise
-        return _mapping_like(first, columns)
-    if isinstance(first, tuple) and hasattr(first, "_fields"):
-        return type(first)(*_columns(samples, collate_fn_map, strict=False))
+        return _collate_mappings(samples, collate_fn_map=collate_fn_map)
     if isinstance(first, Sequence):
-        _check_lengths(samples)
-        return _sequence_like(first, _columns(samples, collate_fn_map, strict=True))
+        return _collate_sequences(samples, collate_fn_map=collate_fn_map)
     raise TypeError(
         "default_collate: batch must contain tensors, numpy arrays, numbers, dicts or lists; found "
         f"{type(first)}. Convert it in the dataset, or give a collate_fn that knows it."
@@ -135,6 +122,39 @@ def _is_of_torch(leaf: object) -> bool:
     return type(leaf).__module__.partition(".")[0] == "torch"
 
 
+def _collate_mappings(samples: Sequence[Any], *, collate_fn_map: CollateMap) -> Any:  # noqa: ANN401
+    """Return mappings collated key by key, as the type of the first."""
+    first = samples[0]
+    try:
+        columns = {
+            key: collate([sample[key] for sample in samples], collate_fn_map=collate_fn_map)
+            for key in first
+        }
+    except CollateError as error:
+        if "boxes" in first:
+            annotate(error, "(for images with boxes: collate_fn=penstock.vision.detection_collate)")
+        raise
+    return columns if type(first) is dict else _mapping_like(first, columns)
+
+
+def _collate_sequences(samples: Sequence[Any], *, collate_fn_map: CollateMap) -> Any:  # noqa: ANN401
+    """Return sequences collated member by member, as the type of the first; a tuple as a list."""
+    first = samples[0]
+    if isinstance(first, tuple) and hasattr(first, "_fields"):
+        return type(first)(*_columns(samples, collate_fn_map, strict=False))
+    _check_lengths(samples)
+    columns = _columns(samples, collate_fn_map, strict=True)
+    return columns if type(first) in (list, tuple) else _sequence_like(first, columns)
+
+
+CONTAINERS: Final[CollateMap] = {
+    dict: _collate_mappings,
+    list: _collate_sequences,
+    tuple: _collate_sequences,
+}
+"""To be the last entries of maps that hold no base class of these: it saves looking for one."""
+
+
 def _columns(samples: Sequence[Any], collate_fn_map: CollateMap, *, strict: bool) -> list[Any]:
     columns = zip(*samples, strict=strict)
     return [collate(column, collate_fn_map=collate_fn_map) for column in columns]
@@ -142,6 +162,8 @@ def _columns(samples: Sequence[Any], collate_fn_map: CollateMap, *, strict: bool
 
 def _check_lengths(samples: Sequence[Any]) -> None:
     length = len(samples[0])
+    if len(set(map(len, samples))) == 1:
+        return
     for position, sample in enumerate(samples):
         if len(sample) != length:
             raise CollateError(
@@ -231,6 +253,7 @@ class Collator:
             int: self._ints,
             str: _keep,
             bytes: _keep,
+            **CONTAINERS,
         }
 
     def batch(self, samples: Sequence[Any]) -> Any:  # noqa: ANN401

@@ -18,17 +18,26 @@ import torch
 from torch.utils.data import _utils as torch_data
 from torch.utils.data import default_convert
 
-from penstock.collate import CollateMap, check_shapes, collate, have_one_dtype, stack_into
+from penstock.collate import (
+    CONTAINERS,
+    CollateMap,
+    check_shapes,
+    collate,
+    have_one_dtype,
+    stack_into,
+)
 from penstock.torch.leaves import keep, tensor_of
+from penstock.transport.arena import MIN_POOLED_BYTES
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Sequence
 
     from penstock.data.dataset import Empty
 
 __all__ = ["TensorCollator", "empty_tensor", "stack_plainly"]
 
 _stock = torch_data.collate
+_STOCK: Final[CollateMap] = dict(_stock.default_collate_fn_map)
 _PLAIN_ARRAYS: Final = frozenset({np.ndarray, np.memmap})
 
 
@@ -85,15 +94,28 @@ class TensorCollator:
     def __init__(self, empty: Empty) -> None:
         """Collate into arrays given by `empty`."""
         self.empty = empty
+        self._stays_here = _stays_here(empty)
+        # What the user adds may be a base class of containers, which are looked up first here.
+        self._registry = self._replaced(_STOCK) | CONTAINERS
 
     def batch(self, samples: Sequence[Any]) -> Any:  # noqa: ANN401
         """Return the samples of a batch as one tree."""
-        registry: CollateMap = dict(_stock.default_collate_fn_map)
-        if registry.get(torch.Tensor) in (_stock.collate_tensor_fn, stack_plainly):
-            registry[torch.Tensor] = self._stack
-        if registry.get(np.ndarray) is _stock.collate_numpy_array_fn:
-            registry[np.ndarray] = self._stack_arrays
-        return collate(samples, collate_fn_map=registry)
+        registered = _stock.default_collate_fn_map
+        return collate(
+            samples,
+            collate_fn_map=self._registry if registered == _STOCK else self._replaced(registered),
+        )
+
+    def _replaced(self, registered: CollateMap) -> CollateMap:
+        """Return the entries of torch's registry, the stock ones replaced by ours."""
+        ours: dict[Callable[..., Any], Callable[..., Any]] = {
+            _stock.collate_tensor_fn: self._stack,
+            _stock.collate_numpy_array_fn: self._stack_arrays,
+            _stock.collate_int_fn: _collate_ints,
+            _stock.collate_float_fn: _collate_floats,
+            stack_plainly: self._stack,
+        }
+        return {kind: ours.get(function, function) for kind, function in registered.items()}
 
     def sample(self, sample: Any) -> Any:  # noqa: ANN401
         """Return a sample that is a batch by itself, its arrays as tensors."""
@@ -111,6 +133,8 @@ class TensorCollator:
 
     def _stack(self, tensors: Sequence[Any], *, collate_fn_map: CollateMap) -> Any:  # noqa: ANN401
         first = tensors[0]
+        if self._stays_here and first.nbytes * len(tensors) < MIN_POOLED_BYTES:
+            return self._stack_as_torch(tensors, collate_fn_map)
         if not _is_plain(first) or first.requires_grad or not have_one_dtype(tensors):
             return _stock.collate_tensor_fn(tensors, collate_fn_map=collate_fn_map)
         out = empty_tensor(self.empty, (len(tensors), *first.shape), first.dtype)
@@ -122,6 +146,16 @@ class TensorCollator:
             pass
         check_shapes([tensor.shape for tensor in tensors])
         return _stock.collate_tensor_fn(tensors, collate_fn_map=collate_fn_map)
+
+    def _stack_as_torch(self, tensors: Sequence[Any], collate_fn_map: CollateMap) -> Any:  # noqa: ANN401
+        """Return tensors stacked in torch's own memory, which small batches lie in."""
+        try:
+            batch = _stock.collate_tensor_fn(tensors, collate_fn_map=collate_fn_map)
+            # Strides of the samples are no strides of the batch.
+            return batch.contiguous() if _is_plain(batch) else batch
+        except RuntimeError:
+            check_shapes([tensor.shape for tensor in tensors])
+            raise
 
     def _stack_arrays(self, arrays: Sequence[Any], *, collate_fn_map: CollateMap) -> Any:  # noqa: ANN401
         first = arrays[0]
@@ -151,6 +185,32 @@ class TensorCollator:
                 stack_into(memory, arrays)
                 return out
         return collate([torch.as_tensor(a) for a in arrays], collate_fn_map=collate_fn_map)
+
+
+def _collate_ints(values: Sequence[Any], *, collate_fn_map: CollateMap) -> Any:  # noqa: ANN401
+    """Return what torch's function does, which reads numbers 3 to 6 times as slowly."""
+    tensor = _of_numbers(values, np.int64)
+    if tensor is None:
+        return _stock.collate_int_fn(values, collate_fn_map=collate_fn_map)
+    return tensor
+
+
+def _collate_floats(values: Sequence[Any], *, collate_fn_map: CollateMap) -> Any:  # noqa: ANN401
+    tensor = _of_numbers(values, np.float64)
+    if tensor is None:
+        return _stock.collate_float_fn(values, collate_fn_map=collate_fn_map)
+    return tensor
+
+
+def _of_numbers(values: Sequence[Any], dtype: type[np.generic]) -> torch.Tensor | None:
+    """Return numbers as a tensor of its own memory; None if numpy makes another dtype of them."""
+    try:
+        array = np.array(values)
+    except Exception:  # torch has its own opinion, and error
+        return None
+    if array.dtype != dtype or array.ndim != 1:
+        return None
+    return torch.as_tensor(array).clone()
 
 
 def _is_plain(tensor: torch.Tensor) -> bool:

@@ -51,6 +51,7 @@ _Lane = Literal["small", "large"]
 __all__ = [
     "ALIGNMENT_BYTES",
     "INLINE_LIMIT_BYTES",
+    "MIN_POOLED_BYTES",
     "Arena",
     "BufferPool",
     "Extent",
@@ -64,7 +65,7 @@ ALIGNMENT_BYTES: Final = 64  # a cache line, and the widest vector load (AVX-512
 INLINE_LIMIT_BYTES: Final = 4096  # smaller leaves cost less inside the message than in a slot
 _SMALL_BYTES: Final = 64 * 1024
 _MIN_SLOT_BYTES: Final = 64 * 1024
-_MIN_POOLED_BYTES: Final = 1 << 20  # 256 page faults, some 60 us: ten times what a lease costs
+MIN_POOLED_BYTES: Final = 1 << 20  # 256 page faults, some 60 us: ten times what a lease costs
 
 
 class Extent(NamedTuple):
@@ -490,7 +491,7 @@ class BufferPool:
         """Return an uninitialised array, the caller's until its last view is garbage."""
         dtype = np.dtype(dtype)
         size_bytes = dtype.itemsize * (shape if isinstance(shape, int) else math.prod(shape))
-        if size_bytes < _MIN_POOLED_BYTES or dtype.hasobject:
+        if size_bytes < MIN_POOLED_BYTES or dtype.hasobject:
             return np.empty(shape, dtype)  # the C library recycles such blocks well enough
         mapping = self._take(slot_size(size_bytes))
         data = self._leases.start(mapping, mapping)

@@ -18,7 +18,8 @@ import penstock
 import penstock.torch as ours
 from penstock import Loader
 from penstock.data import IterableDataset, shard
-from penstock.engine.delivery import Stream
+from penstock.engine.serial_stream import SerialStream
+from penstock.engine.stream import BatchStream
 from penstock.sampling import BatchSampler, RandomSampler
 from penstock.schedule import EpochIterator
 from penstock.torch import loader as torch_loader
@@ -28,13 +29,19 @@ NUM_BATCHES = LENGTH // BATCH
 # One place in so many is tried; of the last ones before the loop has the batch, all, and all of
 # the code that hands it out.
 THIN, LAST = 60, 20
-HANDING_OUT = {Stream.batches.__code__, EpochIterator.__next__.fget.__code__}
+HANDING_OUT = {
+    BatchStream.batches.__code__,
+    SerialStream._plain_batches.__code__,
+    EpochIterator.__next__.fget.__code__,
+}
 # What is counted is counted here; what interrupts a call from here comes out of that call.
 COUNTING = tuple(
     os.path.join(penstock.__path__[0], *name.split("/"))
     for name in (
         "engine/backends/",
-        "engine/delivery.py",
+        "engine/serial_stream.py",
+        "engine/stream.py",
+        "engine/worker_stream.py",
         "engine/epoch.py",
         "engine/fault_log.py",
         "engine/order.py",

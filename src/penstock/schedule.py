@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from types import GeneratorType
 
     from penstock.engine.backends import Backend
-    from penstock.engine.delivery import Stream
+    from penstock.engine.stream import BatchStream
     from penstock.indices import Description, IndexSource, Told
 
 __all__ = ["EpochIterator", "Schedule", "worker_base_seed"]
@@ -81,7 +81,7 @@ class EpochIterator:
     stream; the state counts the batches that the loop has, wherever the interrupt came.
     """
 
-    def __init__(self, stream: Stream) -> None:
+    def __init__(self, stream: BatchStream) -> None:
         """Iterate the epoch that `stream` has begun last."""
         self._stream = stream
         self._batches: GeneratorType[Any, None, None] | None = None
@@ -98,18 +98,19 @@ class EpochIterator:
         A property, since no bytecode may run between the generator's `yield` and the loop: an
         interrupt there would take a batch away that is counted. This runs before.
         """
-        batches, progress = self._batches, self.epoch.progress
-        if batches is None or batches.gi_frame is None:  # an error has ended it
+        batches = self._batches
+        if batches is not None and batches.gi_suspended:  # who asks for another has the last one
+            progress = self.epoch.progress
+            progress.counted = progress.handed_out
+        elif batches is None or batches.gi_frame is None:  # an error has ended it
             batches = cast("GeneratorType[Any, None, None]", self._stream.batches(self.epoch))
             self._batches = batches
-            progress.batches = weakref.ref(batches)
-        else:
-            progress.counted = progress.given  # who asks for another batch has the last one
+            self.epoch.progress.batches = weakref.ref(batches)
         return batches.__next__
 
     @property
-    def backend(self) -> Backend:
-        """Who runs the tasks."""
+    def backend(self) -> Backend | None:
+        """Who runs the tasks; None without workers."""
         return self._stream.backend
 
     def close(self) -> None:

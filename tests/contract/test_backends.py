@@ -7,17 +7,8 @@ import dataclasses
 import multiprocessing
 
 from penstock.engine.backends.process import ProcessBackend
-from penstock.engine.backends.serial import SerialBackend
 from penstock.engine.backends.thread import ThreadBackend
 from penstock.testing import BackendContract
-
-
-class TestSerial(BackendContract):
-    def workers_of_plan(self):
-        return 0
-
-    def open(self, plan):
-        return SerialBackend(plan)
 
 
 class TestThread(BackendContract):

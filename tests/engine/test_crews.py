@@ -17,12 +17,12 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from tests.engine.streams import open_stream
 
 import penstock
 from penstock import FaultPolicy, Loader
 from penstock.engine.accounts import Crew
 from penstock.engine.backends.process import ProcessBackend
-from penstock.engine.delivery import Stream
 from penstock.engine.epoch import Epoch
 from penstock.engine.plan import Plan, Recipe
 from penstock.insight.monitor import AutoWorkers
@@ -312,6 +312,9 @@ def test_what_stands_between_batches_is_the_trainers_and_a_failed_batch_is_not()
     seen = []
 
     class Observer:
+        measures = True
+        light = ()
+
         def batch_given(self, record, epoch):
             seen.append(record)
 
@@ -326,7 +329,7 @@ def test_what_stands_between_batches_is_the_trainers_and_a_failed_batch_is_not()
 
     recipe = Recipe(Fails(6), False, is_batched=True)
     epoch = Epoch(0, iter([[k] for k in range(6)]))
-    batches = EpochIterator(Stream(Plan(recipe, 0), epoch, None, Observer()))
+    batches = EpochIterator(open_stream(Plan(recipe, 0), epoch, None, Observer()))
     while True:
         try:
             next(batches)
@@ -345,6 +348,8 @@ def test_what_stands_between_batches_is_the_trainers_and_a_failed_batch_is_not()
 
 def test_a_sampler_that_raises_as_the_crew_grows_keeps_no_stream_that_is_left():
     class Observer:
+        measures = True
+
         def batch_given(self, record, epoch):
             return Crew(1, 4)
 
@@ -358,7 +363,7 @@ def test_a_sampler_that_raises_as_the_crew_grows_keeps_no_stream_that_is_left():
     plan = Plan(
         Recipe(np.arange(6), False, is_batched=True), 0, 1, prefetch_factor=2, backend="thread"
     )
-    batches = EpochIterator(Stream(plan, Epoch(0, indices()), None, Observer()))
+    batches = EpochIterator(open_stream(plan, Epoch(0, indices()), None, Observer()))
     next(batches)
     stream = weakref.ref(batches._stream)
     assert stream()._overdue is not None

@@ -10,8 +10,8 @@ import weakref
 
 import numpy as np
 import pytest
+from tests.engine.streams import open_stream
 
-from penstock.engine.delivery import Stream
 from penstock.engine.epoch import Epoch
 from penstock.engine.fault_log import FaultLog
 from penstock.engine.plan import Plan, Recipe
@@ -77,7 +77,7 @@ def batches_of(handover, crew=(2, "process"), indices=range(NUM_STEPS), policy="
     recipe = Recipe(Rows(), is_iterable=False, is_batched=True, faults=policy_of(policy))
     plan = Plan(recipe, 0, num_workers=num_workers, backend=backend, **options)
     faults = FaultLog(recipe.faults, recipe.dataset)
-    return EpochIterator(Stream(plan, epoch_of(indices), faults, None, handover))
+    return EpochIterator(open_stream(plan, epoch_of(indices), faults, None, handover))
 
 
 def look_until(stream, *steps):
@@ -90,6 +90,8 @@ def look_until(stream, *steps):
 def when_ready(batches):
     """Take a batch, when the one after it has arrived as well."""
     stream = batches._stream
+    if stream.backend is None:  # nothing is made before it is asked for
+        return next(batches)
     step = stream.epoch.progress.given.num_steps
     order = stream._order
     while order.num_pending > 1 and not {step, step + 1} <= order._done.keys():

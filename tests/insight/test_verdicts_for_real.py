@@ -57,7 +57,7 @@ def slow_collate(samples):
 
 def verdict_of(dataset, *, step=quick, batches=40, **options):
     """Judge the first batches of a training."""
-    loader = Loader(dataset, batch_size=8, **options)
+    loader = Loader(dataset, batch_size=8, monitor="full", **options)
     for number, _ in enumerate(loader, 1):
         step(number)
         if number == batches:
@@ -92,7 +92,7 @@ def share_of_waiting(loader, batches=30, step_s=0.05):
 def test_a_slow_trainer_has_nothing_to_do():
     # Where other programs keep all cores busy its worker comes late, and the trainer does wait.
     for _ in range(20):
-        loader = Loader(Samples(quick), batch_size=8, num_workers=1)
+        loader = Loader(Samples(quick), batch_size=8, num_workers=1, monitor="full")
         share = share_of_waiting(loader)
         if share < 0.03 and loader.stats().verdict.bottleneck != "contention":
             break
@@ -141,7 +141,7 @@ class Together(Samples):
 @pytest.mark.parametrize("num_workers", [0, 1])
 def test_seeding_for_each_sample_is_measured(num_workers):
     one_by_one, at_once = (
-        Loader(kind(quick, 3200), batch_size=32, num_workers=num_workers)
+        Loader(kind(quick, 3200), batch_size=32, num_workers=num_workers, monitor="full")
         for kind in (Samples, Together)
     )
     for loader in (one_by_one, at_once):

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import ctypes
 import gc
+import itertools
 import multiprocessing
 import os
 import threading
@@ -21,6 +22,7 @@ from penstock.engine.backends import open_backend
 from penstock.engine.epoch import Epoch
 from penstock.engine.order import TaskDone
 from penstock.engine.plan import Plan, Recipe
+from penstock.engine.serial_stream import SerialStream
 from penstock.transport.arena import Arena, BufferPool, Leases, SlotPool, SlotWriter, slot_size
 from penstock.transport.memory import Mapping, anonymous_mapping, create_segment
 
@@ -520,6 +522,9 @@ def opened(device, num_workers, backend, method):
     # A lock cannot be pickled, so that a plan that travelled to a spawned worker would be seen.
     recipe = Recipe(Large(), is_iterable=False, is_batched=True)
     plan = Plan(recipe, 0, num_workers, backend, context=context, page_lock=device)
+    if num_workers == 0:
+        pairs = ([2 * step, 2 * step + 1] for step in itertools.count())
+        return SerialStream(plan, Epoch(0, pairs))
     opened = open_backend(plan)
     opened.start()
     opened.begin_epoch(Epoch(0, iter(())))
@@ -528,10 +533,17 @@ def opened(device, num_workers, backend, method):
 
 def batches_of(backend, num_workers, count):
     """Yield batches, with two tasks under way per worker, as the order has it."""
-    lookahead = max(2 * num_workers, 1)
-    workers = max(num_workers, 1)
+    if num_workers == 0:
+        batches = backend.batches(backend.epoch)
+        for step in range(count):
+            batch = next(batches)
+            assert batch[:, -1].tolist() == [2 * step, 2 * step + 1]
+            yield batch
+            del batch
+        return
+    lookahead = 2 * num_workers
     for step in range(min(lookahead, count)):
-        backend.submit(step % workers, step, [2 * step, 2 * step + 1])
+        backend.submit(step % num_workers, step, [2 * step, 2 * step + 1])
     num_submitted, num_done, events = lookahead, 0, []
     while num_done < count:
         events = events or list(backend.events(GRACE_S))

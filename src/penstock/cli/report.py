@@ -207,6 +207,7 @@ def _loader(
         collate_fn=collate_fn,
         backend=backend,
         on_error=FaultPolicy("skip", max_failures=None),  # the page lists them, however many
+        monitor="full",
         persistent_workers=num_workers != 0,
     )
 

@@ -12,9 +12,11 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, NamedTuple, Protocol
 
 if TYPE_CHECKING:
+    from collections import deque
+
     from penstock.engine.epoch import Epoch
 
-__all__ = ["BatchRecord", "Crew", "EpochEnd", "Observer", "TaskTimes"]
+__all__ = ["BatchRecord", "Crew", "EpochEnd", "LightRow", "Observer", "TaskTimes"]
 
 
 class TaskTimes(NamedTuple):
@@ -162,8 +164,51 @@ class Crew(NamedTuple):
     prefetch_factor: int
 
 
+class LightRow(NamedTuple):
+    """What is kept of a batch where nothing more is asked for: two readings of the clock.
+
+    Attributes:
+        epoch: As in `BatchRecord`, like the others.
+        step: See there.
+        asked_ns: See there.
+        given_ns: See there.
+        consumer_ns: See there.
+        num_samples: See there; 0 where counting them would take time.
+        num_failed: See there.
+        num_workers: See there.
+        lookahead: See there.
+    """
+
+    epoch: int
+    step: int
+    asked_ns: int
+    given_ns: int
+    consumer_ns: int
+    num_samples: int
+    num_failed: int
+    num_workers: int
+    lookahead: int
+
+
 class Observer(Protocol):
-    """Hears of every batch, in the trainer's thread; what it does there is the trainer's time."""
+    """Hears of every batch, in the trainer's thread; what it does there is the trainer's time.
+
+    Attributes:
+        measures: Whether it is to be told all of each batch (`batch_given`). Else the fields of a
+            `LightRow` are appended to `light`.
+    """
+
+    measures: bool
+
+    @property
+    def light(self) -> deque[tuple[int, ...]]:
+        """Rows that `fold` was not called for yet; always the same object."""
+
+    def batches_are_long(self) -> None:
+        """Take note that batches take so long that measuring them costs next to nothing."""
+
+    def fold(self) -> None:
+        """Add up what `light` holds."""
 
     def batch_given(self, record: BatchRecord, epoch: Epoch) -> Crew | None:
         """Take note of a batch of `epoch`; returns another crew if there is to be one."""

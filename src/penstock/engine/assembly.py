@@ -130,14 +130,18 @@ class Assembler:
         try:
             return self._collate(samples, rehearsing=rehearsing)
         except Exception as error:
-            if self._recipe.is_batched and self._recipe.collate_fn is None:
-                self._note_none(error, samples, indices)
-            if indices is not None and self._recipe.is_batched:
-                if isinstance(error, CollateError):
-                    error.name_samples(indices)
-                named = note_samples(self._recipe.dataset, indices)
-                annotate(error, f"while collating {named} of the dataset")
+            self.explain(error, samples, indices)
             raise
+
+    def explain(self, error: Exception, samples: Any, indices: Any) -> None:  # noqa: ANN401
+        """Add notes to what collating raised: which samples, and which of them are None."""
+        if self._recipe.is_batched and self._recipe.collate_fn is None:
+            self._note_none(error, samples, indices)
+        if indices is not None and self._recipe.is_batched:
+            if isinstance(error, CollateError):
+                error.name_samples(indices)
+            named = note_samples(self._recipe.dataset, indices)
+            annotate(error, f"while collating {named} of the dataset")
 
     def _note_none(self, error: Exception, samples: Any, indices: Any) -> None:  # noqa: ANN401
         """Add a note to `error` that names the samples that are None, if there are any."""
@@ -177,6 +181,20 @@ class Assembler:
         if self._recipe.framework is None:
             return batch
         return _with_arrays_converted(batch, self._collator().sample)
+
+    def plain_collate(self) -> Callable[[Any], Any]:
+        """Return the function that makes a batch of samples, or converts one, for a whole epoch.
+
+        Where batches are made, all frameworks that they need are loaded.
+        """
+        collate_fn: Any = self._recipe.collate_fn
+        if collate_fn is None:
+            collator = self._collator()
+            return collator.batch if self._recipe.is_batched else collator.sample
+        if self._recipe.is_batched and _collates_into(type(collate_fn)):
+            into: CollateInto = collate_fn
+            return lambda samples: into.collate_into(samples, self._collator())
+        return collate_fn  # type: ignore[no-any-return]
 
     def _collate(self, samples: Any, *, rehearsing: bool) -> Any:  # noqa: ANN401
         collate_fn: Any = self._recipe.collate_fn

@@ -6,11 +6,12 @@ from __future__ import annotations
 import contextlib
 from typing import TYPE_CHECKING, Any
 
-from penstock.data.dataset import announce_epoch
+from penstock.data.dataset import announce_epoch, can_resume
 from penstock.engine.assembly import Assembler
 from penstock.engine.epoch import Share
 from penstock.engine.logbook import Notes
 from penstock.engine.map_reader import MapReader
+from penstock.engine.plain import map_maker, shard_maker
 from penstock.engine.plan import Placed, keys_of, sample_key
 from penstock.engine.salvage import BadSample, Salvage
 from penstock.engine.share_reader import ShareReader
@@ -22,6 +23,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator
 
     from penstock.engine.assembly import Output
+    from penstock.engine.plain import PlainMaker
     from penstock.engine.plan import Caution, Recipe
     from penstock.engine.seats import Seat
 
@@ -154,6 +156,29 @@ class Fetcher:
         if self._streams is not None:
             self._notes.seeding(self._streams.take_seeding_ns())
         return batch
+
+    @property
+    def shard_position(self) -> Callable[[], Share] | None:
+        """Returns how far a stream without a state is; None for a map-style dataset."""
+        return None if self._share_reader is None else self._share_reader.position_in_shard
+
+    def plain_maker(self) -> PlainMaker | None:
+        """Return a function that makes the batch of some indices by the shortest way.
+
+        It does what `fetch` does, without what only some loaders need.
+
+        Returns:
+            None where random streams or a fault policy are to be heeded, or a stream has a state.
+        """
+        faults = self._recipe.faults
+        if self._streams is not None or faults.tolerates or faults.retries:
+            return None
+        if self._share_reader is None:
+            assert self._map is not None
+            return map_maker(self._recipe, self._map, self._assembler)
+        if can_resume(self._recipe.dataset):
+            return None
+        return shard_maker(self._recipe, self._share_reader, self._share_info, self._assembler)
 
     def try_sample(self, indices: Any, number: int, caution: Caution | None) -> None:  # noqa: ANN401
         """Read, collate and pack one sample of a batch of a map-style dataset, and drop it.

@@ -9,7 +9,7 @@ import numpy as np
 
 from penstock.data.dataset import batch_reader, is_drawless, reads_together
 from penstock.data.names import describe_sample
-from penstock.engine.plan import AsGiven
+from penstock.engine.plan import bare_indices
 from penstock.engine.transforms import transform_that_raised
 from penstock.faults import annotate
 
@@ -52,6 +52,11 @@ class MapReader:
         self.reads_together = recipe.is_batched and can_read_together
 
     @property
+    def reads_whole(self) -> bool:
+        """Whether the dataset collates batches itself."""
+        return self._read_batch is not None
+
+    @property
     def draws_nothing(self) -> bool:
         """Whether no random stream is needed."""
         return self._read_batch is not None and is_drawless(self._dataset)
@@ -60,9 +65,7 @@ class MapReader:
         """Return the indices as `read_whole` takes them, or None if it cannot be used."""
         if self._read_batch is None:
             return None
-        if isinstance(indices, AsGiven):
-            indices = indices.indices
-        array = np.asarray(indices)
+        array = np.asarray(bare_indices(indices))
         if array.ndim != 1 or array.dtype.kind not in "iu":
             return None
         return array.astype(np.int64, copy=False)

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import hashlib
 import inspect
+import itertools
 import math
 import pickle
 import time
@@ -114,6 +115,25 @@ class ShareReader:
         self._num_batches += 1
         return seats
 
+    def take_samples(self, count: int) -> list[Any]:
+        """Return the samples of the next batch, read without random streams or policies.
+
+        Raises:
+            StopIteration: the share has ended.
+            Exception: what the iterator raises.
+        """
+        if self._ended:
+            raise StopIteration
+        self._is_untouched = False
+        self._num_batches += 1  # also of a batch that fails
+        samples = list(itertools.islice(self._iterator, count))
+        if len(samples) < count:
+            self._ended = True
+            if not samples or self._recipe.drop_last:
+                self._num_batches -= 1
+                raise StopIteration
+        return samples
+
     def _fill(self, fill: Callable[[Seat], None], count: int) -> list[Seat]:
         seats: list[Seat] = []
         for number in range(count):
@@ -164,6 +184,10 @@ class ShareReader:
             annotate(error, f"The iterator raised {self._num_failed} times in a row.")
             return True
         return False
+
+    def position_in_shard(self) -> Share:
+        """Return how far this is, without the dataset's state."""
+        return Share(self._num_batches, self._ended, self._state_at)
 
     def share(self) -> Share:
         """Return how far this is."""

@@ -13,9 +13,6 @@ from penstock.engine.stopwatch import CoreTime
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from penstock.engine.backends import Outcome
-    from penstock.engine.order import Deliver
-
 __all__ = ["TrainerClock"]
 
 _UNKNOWN: Final = TaskTimes(0, 0)
@@ -37,6 +34,7 @@ class TrainerClock:
         """
         self._core_time = CoreTime(cpu_clock)
         self._has_taken = False
+        self._is_measuring = False  # the trainer's CPU time since it took its last batch
         self._begun_ns = self._starting_ns = self._taken_ns = 0
         self._asked_ns = self._consumer_ns = self._cpu_ns = 0
         self._starved_ns: int | None = None
@@ -51,43 +49,51 @@ class TrainerClock:
         """The workers are started; the trainer has waited for that."""
         self._starting_ns = time.monotonic_ns() - self._begun_ns
 
-    def ask(self) -> None:
-        """The trainer asks for a batch."""
+    def ask(self, *, lightly: bool = False) -> None:
+        """The trainer asks for a batch; `lightly` reads no clock of the CPU."""
         self._asked_ns = now = time.monotonic_ns()
         self._arrived_ns = None
+        self._cpu_ns, self._starved_ns = 0, None
         if not self._has_taken:
-            self._asked_ns -= self._starting_ns
-            self._starting_ns = 0
-            self._consumer_ns = self._cpu_ns = 0
-            self._starved_ns = None
+            self._asked_ns -= self.take_starting_ns()
+            self._consumer_ns = 0
             return
         self._consumer_ns = now - self._taken_ns
-        self._cpu_ns, self._starved_ns = self._core_time.end(self._consumer_ns)
+        if self._is_measuring and not lightly:
+            self._cpu_ns, self._starved_ns = self._core_time.end(self._consumer_ns)
+
+    def take_starting_ns(self) -> int:
+        """Return, once, what starting the workers took: it is part of waiting for a first batch."""
+        starting_ns, self._starting_ns = self._starting_ns, 0
+        return starting_ns
 
     def arrived(self) -> None:
         """The batch is there; what is done with it from now on counts as the trainer's own code."""
         self._arrived_ns = time.monotonic_ns()
         self._core_time.begin()
+        self._is_measuring = True
 
     def give(
         self,
         epoch: int,
-        delivery: Deliver,
-        outcome: Outcome,
+        step: int,
+        worker_id: int,
+        pid: int,
+        times: TaskTimes | None,
         *,
-        is_iterable: bool,
+        indices: object,
         num_failed: int,
         num_ready: int,
         num_workers: int,
         lookahead: int,
     ) -> BatchRecord:
         """Return the record of a batch that the trainer gets now; `take` is to follow."""
-        times = outcome.times or _UNKNOWN
+        times = times or _UNKNOWN
         return BatchRecord(
             epoch,
-            delivery.step,
-            delivery.worker_id,
-            outcome.pid,
+            step,
+            worker_id,
+            pid,
             self._asked_ns,
             self._arrived_ns or time.monotonic_ns(),
             self._consumer_ns,
@@ -95,12 +101,48 @@ class TrainerClock:
             self._starved_ns,
             times.num_samples,
             num_failed,
-            None if is_iterable else bare_indices(delivery.indices),
+            bare_indices(indices),
             num_ready,
             num_workers,
             lookahead,
             times,
         )
+
+    def light_row(
+        self,
+        epoch: int,
+        step: int,
+        num_samples: int,
+        num_failed: int,
+        num_workers: int,
+        lookahead: int,
+    ) -> tuple[int, ...]:
+        """Return the `LightRow` of a batch that the trainer gets now, as a plain tuple."""
+        given_ns = self._arrived_ns or time.monotonic_ns()
+        row = (epoch, step, self._asked_ns, given_ns, self._consumer_ns)
+        self.given_until(given_ns)
+        return (*row, num_samples, num_failed, num_workers, lookahead)
+
+    @property
+    def taken_ns(self) -> int:
+        """When the trainer's own code began last; 0 before its first batch."""
+        return self._taken_ns if self._has_taken else 0
+
+    def given_until(self, taken_ns: int, asked_ns: int | None = None) -> None:
+        """Note batches that the trainer was given without being measured.
+
+        Args:
+            taken_ns: When the trainer's own code began last; 0 if it has no batch yet.
+            asked_ns: When it asked for another one; None if it has not.
+        """
+        self._is_measuring = False
+        self._has_taken = taken_ns > 0
+        self._taken_ns = taken_ns
+        self._arrived_ns = None
+        if asked_ns is not None:
+            self._asked_ns = asked_ns
+            self._consumer_ns = asked_ns - taken_ns if taken_ns else 0
+            self._cpu_ns, self._starved_ns = 0, None
 
     def end(self, epoch: int, num_failed: int) -> EpochEnd:
         """Return what came after the last batch; the trainer is told that there is no more."""
@@ -122,6 +164,7 @@ class TrainerClock:
         self._taken_ns = time.monotonic_ns() if given_ns is None else given_ns
         if not has_begun:
             self._core_time.begin()
+            self._is_measuring = True
 
     def close(self) -> None:
         """Give back what it holds of the system; a second call does nothing."""

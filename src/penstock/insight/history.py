@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """The accounts of all batches: the last ones one by one, the others as sums.
 
+    light ─────────────────────▶
     add(record) ──▶ pending ──▶ fold ──▶ rows: the last 10,000 batches, 312 bytes each
                                      ──▶ sums: of each epoch, and of the run
                                      ──▶ samples: the slowest, costs per part, how often shown
@@ -34,6 +35,7 @@ from penstock.insight.rows import (
     AT,
     Ring,
     Sums,
+    light_rows,
     mean_ready,
     records_of,
     rows_of,
@@ -42,7 +44,7 @@ from penstock.insight.rows import (
 )
 from penstock.insight.sources import SampleAccounts
 from penstock.insight.stats import SlowSample, Stats
-from penstock.insight.verdict import judge
+from penstock.insight.verdict import judge, not_measured
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
@@ -113,6 +115,7 @@ class History:
         self._probe = LockProbe() if backend == "thread" else None
         self._pending_samples = 0
         self._pending: deque[BatchRecord] = deque()
+        self.light: deque[tuple[int, ...]] = deque()
         self._lock = threading.Lock()
         self._rows = Ring(keep)
         self._samples = SampleAccounts(dataset)
@@ -149,6 +152,14 @@ class History:
             finally:
                 self._lock.release()
 
+    def fold(self) -> None:
+        """Add up what `light` holds, unless another thread is at it."""
+        if self._lock.acquire(blocking=False):
+            try:
+                self._fold()
+            finally:
+                self._lock.release()
+
     def epoch_ended(self, epoch: int, end: EpochEnd | None = None) -> None:
         """Take note that an epoch is over; its sums stay those of the epoch until the next.
 
@@ -177,12 +188,18 @@ class History:
 
     def _fold(self) -> None:
         """Turn what is pending into rows and sums. Holds the lock."""
-        pending = self._pending
+        light, pending = self.light, self._pending
+        if light:  # they came before the others: who measures goes on to do so
+            self._keep(light_rows([light.popleft() for _ in range(len(light))], *self._since_ns))
         records = [pending.popleft() for _ in range(len(pending))]
         if not records:
             return
         rows = rows_of(records, *self._since_ns)
         rows[:, AT["is_workers_first"] :] = self._samples.fold(records)
+        self._keep(rows)
+        self._note_memory(records)
+
+    def _keep(self, rows: NDArray[np.int64]) -> None:
         begins = rows[:, AT["is_first"]] | rows[:, AT["is_workers_first"]]
         rows[:, AT["first_wait_ns"]] = rows[:, AT["wait_ns"]] * begins
         self._since_ns = (int(rows[-1, AT["since_ns"]]),)
@@ -191,7 +208,6 @@ class History:
         if self._first_wait_ns is None:
             self._first_wait_ns = int(rows[0, AT["wait_ns"]])
         self._add_to_epochs(rows)
-        self._note_memory(records)
 
     def _add_to_epochs(self, rows: NDArray[np.int64]) -> None:
         epochs = rows[:, AT["epoch"]]
@@ -250,6 +266,8 @@ class History:
         with self._lock:
             self._fold()
             rows = window_of(self._rows.last(_MOST_IN_WINDOW))
+            if is_measured := bool(rows[:, AT["ended_ns"]].any()):
+                rows = rows[rows[:, AT["ended_ns"]] > 0]
             sources = self._samples.sources(len(rows))
             slowest = self._samples.slowest()
             epoch, run = self._epochs.get(self._epoch, Sums()).span(), self._run.span()
@@ -261,21 +279,25 @@ class History:
         steady = Sums.of(without_pauses(rows)).span()
         slowest = self._named(slowest)
         backend = self._backend if num_workers else "serial"
-        verdict = self._judge(
-            steady,
-            # A crew that was changed a moment ago has made none of these yet.
-            num_workers=int(rows[-1, AT["num_workers"]]) if len(rows) else num_workers,
-            cores=cores,
-            num_ready=num_ready,
-            lookahead=int(rows[-1, AT["lookahead"]]) if len(rows) else 0,
-            sources=sources,
-            slowest=slowest,
-            backend=backend,
-            run=run,
-            pause_s=max(window.seconds - steady.seconds, 0.0),
-            lock_share=self._lock_share(rows),
-            keeps_workers=self._keeps_workers,
-            is_auto=is_auto,
+        verdict = (
+            not_measured(window)
+            if len(rows) and not is_measured
+            else self._judge(
+                steady,
+                # A crew that was changed a moment ago has made none of these yet.
+                num_workers=int(rows[-1, AT["num_workers"]]) if len(rows) else num_workers,
+                cores=cores,
+                num_ready=num_ready,
+                lookahead=int(rows[-1, AT["lookahead"]]) if len(rows) else 0,
+                sources=sources,
+                slowest=slowest,
+                backend=backend,
+                run=run,
+                pause_s=max(window.seconds - steady.seconds, 0.0),
+                lock_share=self._lock_share(rows),
+                keeps_workers=self._keeps_workers,
+                is_auto=is_auto,
+            )
         )
         return Stats(
             verdict=verdict,

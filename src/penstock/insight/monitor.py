@@ -28,6 +28,7 @@ from penstock.insight.tuner import Tuner
 from penstock.summary import Summarized, kind_of
 
 if TYPE_CHECKING:
+    from collections import deque
     from collections.abc import Callable, Iterator, Mapping, Sequence
     from multiprocessing.context import BaseContext
     from pathlib import Path
@@ -43,6 +44,7 @@ if TYPE_CHECKING:
 __all__ = ["Accounts", "AutoWorkers", "Monitor", "Observed", "watchers"]
 
 BACKENDS: Final = ("process", "thread", "ray")
+MODES: Final = ("auto", "light", "full")
 _PREFETCH: Final = 2
 
 _log = logging.getLogger("penstock")
@@ -104,6 +106,7 @@ class Monitor:
     Attributes:
         num_workers: As a loader has it: `AutoWorkers` where "auto" was asked for.
         backend: "process", "thread" or "ray".
+        measures: Whether each batch is measured. Else only when it was asked for and given.
         made_at: The line of the program that made the loader, as "train.py:31"; empty where
             there are no `watchers`.
 
@@ -122,6 +125,7 @@ class Monitor:
         cpu_budget: float | None = None,
         memory_budget: int | None = None,
         progress: bool | str = False,
+        monitor: str = "auto",
         persistent_workers: bool = False,
         start_method: str | BaseContext | None = None,
     ) -> None:
@@ -140,12 +144,15 @@ class Monitor:
                 "cpu_budget": cpu_budget,
                 "memory_budget": memory_budget,
                 "progress": progress,
+                "monitor": monitor,
                 "persistent_workers": persistent_workers,
                 "start_method": start_method,
             },
         )
         if backend not in BACKENDS:
             raise ConfigError(f"backend must be one of {BACKENDS}, got {backend!r}")
+        if monitor not in MODES:
+            raise ConfigError(f"monitor must be one of {MODES}, got {monitor!r}")
         is_auto = isinstance(num_workers, AutoWorkers) or num_workers == "auto"
         if is_auto and is_iterable:
             raise ConfigError(
@@ -194,6 +201,8 @@ class Monitor:
 
             self._bar = open_progress(progress if isinstance(progress, str) else "")
         self._subscribers: list[_Subscriber] = []
+        self._may_measure = monitor != "light"
+        self.measures = monitor == "full" or is_auto or bool(progress)
         self._watched: list[object] = []
 
     def __reduce__(self) -> tuple[Any, ...]:
@@ -236,10 +245,29 @@ class Monitor:
             now = datetime.datetime.now(datetime.UTC)
             self._started = now.isoformat(timespec="seconds")
             self._watched = [watcher(self, loader) for watcher in watchers]
+            if watchers:
+                self.measure()
         if self._bar is not None:
             # An iterable's length is its user's guess, and torch's loader counts who asks.
             num_batches = None if self.is_iterable else _length_or_none(loader)
             self._bar.begin(epoch.number, num_batches, epoch.progress.given.num_steps)
+
+    @property
+    def light(self) -> deque[tuple[int, ...]]:
+        """See `penstock.engine.accounts.Observer`."""
+        return self._history.light
+
+    def fold(self) -> None:
+        """See `penstock.engine.accounts.Observer`."""
+        self._history.fold()
+
+    def batches_are_long(self) -> None:
+        """See `penstock.engine.accounts.Observer`."""
+        self.measure()
+
+    def measure(self) -> None:
+        """Measure from now on, unless the user has said "light": somebody wants to know."""
+        self.measures = self.measures or self._may_measure
 
     def batch_given(self, record: BatchRecord, epoch: Epoch) -> Crew | None:
         """See `penstock.engine.accounts.Observer`."""
@@ -301,6 +329,7 @@ class Monitor:
             raise TypeError(f"a subscriber is called with Stats, got {callback!r}")
         if not _is_from_zero_on(every_s):
             raise ConfigError(f"every_s must be a number of seconds from 0 on, got {every_s!r}")
+        self.measures = True
         subscriber = _Subscriber(callback, every_s * 1e9)
         self._subscribers = [*self._subscribers, subscriber]
         return lambda: self._drop(subscriber)
@@ -310,6 +339,7 @@ class Monitor:
 
     def stats(self) -> Stats:
         """Return sums and a verdict; any thread."""
+        self.measure()
         num_workers, prefetch_factor = self.crew
         return self._history.stats(
             num_workers=num_workers,
@@ -397,7 +427,7 @@ class Observed(Summarized):
     _shows_unless: ClassVar = {
         "pin_memory": False, "drop_last": False, "timeout": 0, "worker_init_fn": None,
         "persistent_workers": False, "in_order": True, "on_error": "raise", "cpu_budget": None,
-        "memory_budget": None, "progress": False, "device": None,
+        "memory_budget": None, "progress": False, "monitor": "auto", "device": None,
     }  # fmt: skip
 
     def _summary(self) -> Iterator[tuple[str, object]]:
@@ -496,7 +526,7 @@ _USUAL_COLLATES: Final = ("default_collate", "default_convert")
 _SETTINGS: Final = (
     "dataset", "batch_size", "sampler", "batch_sampler", "num_workers", "backend", "collate_fn",
     "pin_memory", "drop_last", "timeout", "prefetch_factor", "persistent_workers", "in_order",
-    "seed", "on_error", "cpu_budget", "memory_budget",
+    "seed", "on_error", "cpu_budget", "memory_budget", "monitor",
 )  # fmt: skip
 
 

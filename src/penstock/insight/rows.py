@@ -3,11 +3,12 @@
 
 from __future__ import annotations
 
+import os
 from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
 
-from penstock.engine.accounts import BatchRecord, TaskTimes
+from penstock.engine.accounts import BatchRecord, LightRow, TaskTimes
 from penstock.insight.stats import Span
 
 if TYPE_CHECKING:
@@ -19,6 +20,7 @@ __all__ = [
     "AT",
     "Ring",
     "Sums",
+    "light_rows",
     "mean_ready",
     "records_of",
     "rows_of",
@@ -164,6 +166,16 @@ def rows_of(records: Sequence[BatchRecord], since_ns: int = _LONG_AGO) -> NDArra
     """
     rows = np.zeros((len(records), len(AT)), np.int64)
     rows[:, : len(FIELDS)] = [_row(record) for record in records]
+    _derive(rows, since_ns)
+    return rows
+
+
+def light_rows(light: Sequence[tuple[int, ...]], since_ns: int = _LONG_AGO) -> NDArray[np.int64]:
+    """Return what is known of batches that were not measured (`LightRow`); `since_ns` as above."""
+    rows = np.zeros((len(light), len(AT)), np.int64)
+    rows[:, [AT[name] for name in LightRow._fields]] = light
+    rows[:, AT["pid"]] = os.getpid()
+    rows[:, [AT[name] for name in _MAY_BE_UNKNOWN]] = _UNKNOWN
     _derive(rows, since_ns)
     return rows
 

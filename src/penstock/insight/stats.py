@@ -27,7 +27,7 @@ Bottleneck = Literal[
     "contention",  # workers take CPU from the trainer
     "start",  # the first batch of each epoch, while workers start and nothing lies ready
     "gil",  # workers are threads, and wait for the interpreter's lock
-    "unknown",  # torch's own loader, which does not measure its workers
+    "unknown",  # not measured: batches are cheap and nobody has asked, or it is torch's own loader
 ]
 
 

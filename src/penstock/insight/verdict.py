@@ -34,7 +34,7 @@ if TYPE_CHECKING:
 
     from penstock.insight.stats import Bottleneck, SlowSample, Source, Span
 
-__all__ = ["judge"]
+__all__ = ["judge", "not_measured"]
 
 _FEWEST: Final = 8  # batches that are judged
 _STARVED: Final = 0.10  # share of the trainer's steps without a core that is worth a word
@@ -103,11 +103,7 @@ def judge(
     held = (lock_share or 0.0) if backend == "thread" else 0.0
     at = Figures.of(span, num_workers, cores, pause_s=pause_s, lock_share=held)
     if at is None or at.batches < _FEWEST:
-        besides = " besides the first of each epoch" if span.starts else ""
-        num = max(span.batches - span.starts, 0)
-        return Verdict(
-            "nothing yet", f"Too few batches to tell: {num}{besides}, and {_FEWEST} are needed."
-        )
+        return _too_few(span)
     is_seen = lock_share is not None and lock_share <= _FREE
     if backend == "thread" and not is_seen and at.cores_taken <= _ONE_CORE[1]:
         at = replace(at, lock_bound=min(at.cores_taken, 1.0))  # all of their CPU may be in Python
@@ -117,6 +113,28 @@ def judge(
         if verdict is not None and (verdict.expected_gain is None or worth(verdict.expected_gain)):
             return verdict
     return _nothing_known(case)
+
+
+def not_measured(span: Span) -> Verdict:
+    """Return the verdict on batches of which only the waiting is known."""
+    if span.batches - span.starts < _FEWEST:
+        return _too_few(span)
+    share = span.wait_share
+    if share < WAITS:
+        return Verdict("trainer", f"The trainer waits {percent(share)} of the time.")
+    return Verdict(
+        "unknown",
+        f"The trainer waits {percent(share)} of the time. Why is measured from this question on, "
+        'or from the start with monitor="full".',
+    )
+
+
+def _too_few(span: Span) -> Verdict:
+    besides = " besides the first of each epoch" if span.starts else ""
+    num = max(span.batches - span.starts, 0)
+    return Verdict(
+        "nothing yet", f"Too few batches to tell: {num}{besides}, and {_FEWEST} are needed."
+    )
 
 
 def _nothing_known(case: Case) -> Verdict:

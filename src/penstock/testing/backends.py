@@ -83,16 +83,13 @@ class BackendContract:
     def started(self, dataset: object, **options: Any) -> Backend:  # noqa: ANN401
         """Return a started backend that batches `dataset`."""
         recipe = Recipe(dataset, isinstance(dataset, IterableDataset), is_batched=True, **options)
-        workers = self.workers_of_plan()
-        plan = Plan(recipe, base_seed=0, num_workers=workers, max_workers=self.max_workers())
+        plan = Plan(
+            recipe, base_seed=0, num_workers=self.num_workers, max_workers=self.max_workers()
+        )
         backend = self.open(plan)
         backend.start()
         backend.begin_epoch(Epoch(0, iter(())))
         return backend
-
-    def workers_of_plan(self) -> int:
-        """Return `num_workers` of the plan, which is 0 for the serial backend."""
-        return self.num_workers
 
     def collect(self, backend: Backend, count: int) -> list[Any]:
         """Return the next `count` events."""
@@ -196,7 +193,7 @@ class BackendContract:
 
     def max_workers(self) -> int:
         """Return how many workers the backend may be asked to have; 0 if their number is fixed."""
-        return 0 if self.workers_of_plan() == 0 else self.num_workers + 2
+        return self.num_workers + 2
 
     def test_workers_may_be_hired_and_dismissed_while_an_epoch_runs(self) -> None:
         """A dismissal is no death, the batches stay, and the number can be hired again."""

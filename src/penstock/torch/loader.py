@@ -16,9 +16,11 @@ from penstock.callers import users_level
 from penstock.data.dataset import follows_epochs
 from penstock.data.foreign import adapted
 from penstock.engine.backends.ray.options import check_pool
-from penstock.engine.delivery import Stream
 from penstock.engine.fault_log import FaultLog
 from penstock.engine.plan import Framework, Plan, Recipe
+from penstock.engine.serial_stream import SerialStream
+from penstock.engine.stream import BatchStream
+from penstock.engine.worker_stream import WorkerStream
 from penstock.errors import ConfigError
 from penstock.faults import Failure, FaultPolicy, policy_of
 from penstock.indices import (
@@ -51,6 +53,7 @@ if TYPE_CHECKING:
 
     from penstock.data import Dataset as NumpyDataset
     from penstock.engine.handover import Handover
+    from penstock.engine.plain import PlainMaker
     from penstock.indices import IndexSource
     from penstock.transport.page_lock import PageLock
 
@@ -59,6 +62,7 @@ __all__ = ["DataLoader"]
 T_co = TypeVar("T_co", covariant=True)
 
 _DATAPIPES: Final = (torch.utils.data.IterDataPipe, torch.utils.data.MapDataPipe)
+_NEXT: Final = "enumerate(DataLoader)#penstock.__next__"
 _TORCH: Final = Framework(root="torch", adapter="penstock.torch.worker")
 
 
@@ -121,6 +125,10 @@ class DataLoader(Observed, torch.utils.data.DataLoader[T_co]):
         progress: Whether to show a progress bar, with samples per second, the share of waiting and
             the count of failed samples; a text is its name, as "train". Quiet on ranks above 0,
             and where nobody looks.
+        monitor: What is measured of each batch. "light": when it was asked for and given, 2 us.
+            "full": also where the time of worker and loop goes, up to 50 us. "auto" measures in
+            full once batches come less often than every 5 ms, and from the first call of `stats`,
+            `report`, `trace` or `subscribe` on; with `progress` or `num_workers="auto"` always.
         ray_options: With "ray": what each worker asks of the cluster, by the names of Ray's
             `Actor.options`: num_cpus (1 unless given), num_gpus, memory, resources,
             scheduling_strategy, runtime_env. Or {"pool": name}: the workers of a pool that trainers
@@ -158,6 +166,7 @@ class DataLoader(Observed, torch.utils.data.DataLoader[T_co]):
     cpu_budget: float | None
     memory_budget: int | None
     progress: bool | str
+    monitor: str
     device: torch.device | None  # with its index; None is main memory
     device_transform: Callable[[Any], Any] | None
     ray_options: Mapping[str, Any] | None
@@ -189,6 +198,7 @@ class DataLoader(Observed, torch.utils.data.DataLoader[T_co]):
         cpu_budget: float | None = None,
         memory_budget: int | None = None,
         progress: bool | str = False,
+        monitor: str = "auto",
         device: str | int | torch.device | None = None,
         device_transform: Callable[[Any], Any] | None = None,
         ray_options: Mapping[str, Any] | None = None,
@@ -223,6 +233,7 @@ class DataLoader(Observed, torch.utils.data.DataLoader[T_co]):
             cpu_budget=cpu_budget,
             memory_budget=memory_budget,
             progress=progress,
+            monitor=monitor,
             persistent_workers=persistent_workers,
             start_method=multiprocessing_context,
         )
@@ -233,6 +244,7 @@ class DataLoader(Observed, torch.utils.data.DataLoader[T_co]):
             cpu_budget=cpu_budget,
             memory_budget=memory_budget,
             progress=progress,
+            monitor=monitor,
             device=chosen,
             device_transform=device_transform,
             ray_options=ray_options,
@@ -443,21 +455,18 @@ class DataLoader(Observed, torch.utils.data.DataLoader[T_co]):
         return _LoaderIterator(self)
 
 
-class _CountedStream(Stream):
-    """A stream that knows how many batches it gave, and warns where torch's iterator does.
+class _AsTorch(BatchStream):
+    """A stream that is profiled, and warns, where torch's iterator does.
 
     Attributes:
-        num_yielded: Batches of this epoch.
         len_called: What an iterable dataset said of its length, if `len(loader)` asked it.
     """
 
-    num_yielded = 0
     len_called: int | None = None
 
     def take(self) -> Any:  # noqa: ANN401 - any batch tree
-        with _profiled("enumerate(DataLoader)#penstock.__next__"):
+        with _profiled(_NEXT):
             batch = super().take()
-        self.num_yielded += 1
         if self.len_called is not None and self.num_yielded > self.len_called:
             self._warn_of_length(self.len_called)
         return batch
@@ -481,10 +490,29 @@ class _CountedStream(Stream):
         )
 
 
+class _WorkerStream(_AsTorch, WorkerStream):
+    pass
+
+
+class _SerialStream(_AsTorch, SerialStream):
+    def _plain_maker(self) -> PlainMaker | None:
+        make = super()._plain_maker()
+        if make is None or self.len_called is not None:
+            return None
+
+        def profiled(indices: Any, out: list[Any]) -> int:  # noqa: ANN401
+            if not torch.autograd.profiler._is_profiler_enabled:
+                return make(indices, out)
+            with torch.autograd.profiler.record_function(_NEXT):
+                return make(indices, out)
+
+        return profiled
+
+
 class _SizedIterator(EpochIterator):
     """An epoch's iterator that has the length of a whole one, as torch's has."""
 
-    def __init__(self, stream: Stream, sampler: Any) -> None:  # noqa: ANN401 - of torch's loader
+    def __init__(self, stream: BatchStream, sampler: Any) -> None:  # noqa: ANN401 - of torch's loader
         super().__init__(stream)
         self._sampler = sampler
 
@@ -495,7 +523,7 @@ class _SizedIterator(EpochIterator):
 class _LoaderIterator(_SizedIterator):
     """The epochs of a loader; without `seed=` it draws just when torch's own iterator does."""
 
-    _stream: _CountedStream
+    _stream: _AsTorch
 
     def __init__(self, loader: DataLoader[Any]) -> None:
         # Not the loader itself: a persistent iterator and its loader would keep each other, and
@@ -513,7 +541,9 @@ class _LoaderIterator(_SizedIterator):
         plan = _make_plan(loader, self._base_seed, page_lock)
         if plan.backend == "thread":
             answer_in_threads()
-        stream = _CountedStream(plan, epoch, loader._faults, loader._monitor, handover)
+        kind: type[_WorkerStream | _SerialStream]
+        kind = _WorkerStream if plan.num_workers else _SerialStream
+        stream = kind(plan, epoch, loader._faults, loader._monitor, handover)
         stream.len_called = loader._IterableDataset_len_called
         super().__init__(stream, loader._index_sampler)
         loader._schedule.begin(epoch, self, source)
@@ -526,9 +556,9 @@ class _LoaderIterator(_SizedIterator):
         goes_to = loader._target_device, loader._device_transform
         if goes_to != self._goes_to:  # `_iter_on` changes it
             # Slots of the workers that there are stay as they are locked, or not locked.
+            assert isinstance(self._stream, WorkerStream)  # torch keeps no iterator without workers
             self._stream.set_handover(_handover_of(loader, _should_pin(loader))[0])
             self._goes_to = goes_to
-        self._stream.num_yielded = 0
         self._stream.len_called = loader._IterableDataset_len_called
         self._stream.begin_epoch(epoch)
         self.epoch, self._batches = epoch, None

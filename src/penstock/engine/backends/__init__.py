@@ -127,11 +127,7 @@ class Backend(Protocol):
 
 
 def open_backend(plan: Plan) -> Backend:
-    """Return the backend that `plan` asks for, not yet started."""
-    if plan.num_workers == 0:
-        from penstock.engine.backends.serial import SerialBackend
-
-        return SerialBackend(plan)
+    """Return the backend that `plan` asks for, which has workers; not yet started."""
     if plan.backend == "thread":
         from penstock.engine.backends.thread import ThreadBackend
 

@@ -1,19 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
-"""From a plan to a stream of batches: carries out what the order machine decides, on a backend.
-
-Shutdown order: the backend is closed when the epoch ends (unless workers are kept), when the stream
-fails, when it is closed, and when the last reference to it goes. Batches outlive the stream that
-gave them.
-"""
+"""Batches that workers make: carries out what the order machine decides, on a backend."""
 
 from __future__ import annotations
 
 import collections
-import contextlib
 import dataclasses
-import logging
 import os
-import sys
 import time
 import traceback
 import warnings
@@ -23,8 +15,6 @@ from penstock.callers import users_level
 from penstock.engine.accounts import Crew
 from penstock.engine.backends import Backend, Outcome, open_backend
 from penstock.engine.deeds import Standing
-from penstock.engine.epoch import Given
-from penstock.engine.fault_log import FaultLog, said_of_stop
 from penstock.engine.order import (
     Condemn,
     CrewChanged,
@@ -48,32 +38,30 @@ from penstock.engine.order import (
 )
 from penstock.engine.plan import Caution
 from penstock.engine.salvage import NO_BATCH
-from penstock.engine.trainer_clock import TrainerClock
+from penstock.engine.stream import BatchStream
 from penstock.errors import ConfigError, TooManyFailures, WorkerTimeout
 from penstock.errors import WorkerDied as WorkerDiedError
 from penstock.faults import annotate
 from penstock.forks import Owner
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Generator, Iterator
+    from collections.abc import Iterator
 
-    from penstock.engine.accounts import BatchRecord, Observer
+    from penstock.engine.accounts import Observer
     from penstock.engine.epoch import Epoch
-    from penstock.engine.fault_log import Losses
+    from penstock.engine.fault_log import FaultLog
     from penstock.engine.handover import Handover
     from penstock.engine.plan import Plan
 
-__all__ = ["Stream"]
+__all__ = ["WorkerStream"]
 
 _HIRED_AT_ONCE: Final = 2  # per batch; a fork of a large process takes tens of milliseconds
 
 _MOVES_ON: Final = 1 / 2  # of `timeout`, in which a worker has moved on that is called slow
 
-_log = logging.getLogger("penstock")
 
-
-class Stream:
-    """The batches of one epoch after the other.
+class WorkerStream(BatchStream):
+    """A stream whose batches come from workers.
 
     Concurrency:
         One thread at a time. A forked copy gives no batches and stops no workers.
@@ -87,31 +75,21 @@ class Stream:
         observer: Observer | None = None,
         handover: Handover | None = None,
     ) -> None:
-        """Start the workers and give them their first tasks.
+        """Start the workers and give them their first tasks; see `BatchStream`.
 
-        Args:
-            plan: What to do.
-            epoch: The first epoch, or the rest of one.
-            faults: Where to record bad samples; None is a log that nobody reads.
-            observer: Hears of every batch, and may ask for more or fewer workers; None measures
-                nothing.
-            handover: What is done with a batch before the trainer gets it; None is nothing.
+        The observer may ask for more or fewer workers.
         """
-        self._plan = plan
-        self._handover = handover
         self._begun: tuple[int, object, Exception | None] | None = None  # of a step to come
         self._overdue: Exception | None = None  # raised with the next call
         self._crew = Crew(plan.num_workers, plan.prefetch_factor)
-        self._observer = observer
-        in_process = plan.num_workers and plan.backend == "thread"
         self._hired: set[int] = set()
         self._to_hire: collections.deque[int] = collections.deque()
-        self._clock = TrainerClock(time.thread_time_ns if in_process else time.process_time_ns)
-        self._faults = faults or FaultLog(plan.recipe.faults, plan.recipe.dataset)
-        self._is_open = self._has_warned_of_slow_batch = False
+        self._has_warned_of_slow_batch = False
         self._owner = Owner()  # of the workers
         self._backend: Backend
-        self.begin_epoch(epoch)
+        in_process = plan.backend == "thread"
+        cpu_clock = time.thread_time_ns if in_process else time.process_time_ns
+        super().__init__(plan, epoch, faults, observer, handover, cpu_clock=cpu_clock)
 
     def begin_epoch(self, epoch: Epoch) -> None:
         """Begin an epoch with the same workers; what is left of the last one is dropped."""
@@ -131,10 +109,8 @@ class Stream:
             self._backend.start()
             self._hired = set(range(plan.num_workers))
             self._is_open = True
-        self._epoch = epoch
+        self._begin(epoch)
         self._begun = self._overdue = None
-        self._is_over = False
-        self._num_bad = 0  # new ones, of which the observer was not notified yet
         with self._closed_on_error():
             self._to_hire.clear()
             crew = set(range(self._crew.num_workers))
@@ -144,13 +120,13 @@ class Stream:
                 self._backend.hire(worker_id)
                 self._hired.add(worker_id)
             self._backend.begin_epoch(epoch)
-            self._begin(epoch)
+            self._begin_order(epoch)
         self._clock.started()
 
-    def _begin(self, epoch: Epoch) -> None:
+    def _begin_order(self, epoch: Epoch) -> None:
         plan, given = self._plan, epoch.progress.given
         self._indices: Iterator[object] = epoch.indices
-        num_workers = max(self._crew.num_workers, 1)
+        num_workers = self._crew.num_workers
         is_iterable = plan.recipe.is_iterable
         any_worker = plan.is_worker_free or bool(plan.max_workers)
         self._order = Order(
@@ -175,86 +151,17 @@ class Stream:
         if before is not None:
             before.close()
 
-    @contextlib.contextmanager
-    def _closed_on_error(self) -> Iterator[None]:
-        """Close the stream if anything is raised.
-
-        Ctrl-C may have hit anywhere: a message half sent or half understood would come back as a
-        hang. With kept workers the next epoch starts new ones.
-        """
-        try:
-            yield
-        except BaseException:
-            self.close()
-            raise
-
-    @property
-    def epoch(self) -> Epoch:
-        """The epoch that was begun last."""
-        return self._epoch
-
     @property
     def backend(self) -> Backend:
         """Who runs the tasks."""
         return self._backend
-
-    def batches(self, epoch: Epoch) -> Generator[Any, None, None]:
-        """Yield the batches of `epoch`, until another is begun.
-
-        A batch counts when the generator is suspended; `EpochIterator` is the iterator for loops.
-        What is raised ends the generator, and as `take` says also the stream; another generator
-        goes on with the next batch.
-        """
-        progress = epoch.progress
-        try:
-            while self._epoch is epoch:
-                yield self.take()  # in no variable: the loop alone keeps its batch
-                progress.counted = progress.handed_out
-        except GeneratorExit:  # at the yield, when the loop has the batch and wants no more
-            progress.counted = progress.handed_out
-        except StopIteration:
-            return
-        except Exception:
-            raise
-        except BaseException:  # see `_closed_on_error`; the batch that was under way is lost here
-            self.close(in_a_hurry=True)
-            raise
-
-    def take(self) -> Any:  # noqa: ANN401 - any batch tree
-        """Return the next batch, which the caller is to yield.
-
-        Raises:
-            StopIteration: the epoch is over.
-            WorkerDied: a worker is gone, and no more are to be started. The stream is closed. Or
-                this is a forked copy of the process that has the workers.
-            TooManyFailures: more samples were bad than the policy allows. The stream is closed.
-            KeyboardInterrupt: and whatever else interrupts the wait. The stream is closed.
-            WorkerTimeout: no batch came in time. The stream goes on with the next call.
-            RuntimeError: a sample raised StopIteration. The stream goes on with the next call.
-            Exception: what the user's code raised. The stream goes on with the next call. Where the
-                sampler raised it, the batch that was about to be given is lost, as in torch.
-        """
-        if self._observer is not None:
-            self._clock.ask()
-        try:
-            while True:
-                batch = self._next()
-                if batch is not NO_BATCH:
-                    return batch
-                progress = self._epoch.progress
-                progress.counted = progress.handed_out
-        except StopIteration:
-            raise
-        except Exception:
-            self._clock.take()  # what was waited for it is no time of the trainer's own code
-            raise
 
     def _next(self) -> Any:  # noqa: ANN401 - any batch tree, or NO_BATCH
         if self._overdue is not None:
             self._raise_overdue()
         if self._is_over:
             raise StopIteration
-        if self._plan.num_workers and not self._owner.is_here:
+        if not self._owner.is_here:
             raise WorkerDiedError(
                 f"this iterator's workers belong to the process that began it (pid "
                 f"{self._owner.pid}), not to this forked one (pid {os.getpid()}): iterate the "
@@ -279,18 +186,12 @@ class Stream:
             if self._observer is not None and batch is not NO_BATCH:
                 self._tell(self._observer, answer, num_ready)
             return batch
-        self._is_over = True
         if isinstance(answer, Fail):
+            self._is_over = True
             message = self._death_message(answer)
             self.close()
             raise WorkerDiedError(message)
-        self._epoch.progress.is_over = True
-        if not self._plan.keep_workers:
-            self.close()
-        self._faults.warn_of_losses(self._epoch)
-        if self._observer is not None:
-            end = self._clock.end(self._epoch.number, self._num_bad)
-            self._observer.epoch_ended(self._epoch, end)
+        self._end()
         raise StopIteration
 
     def _raise_overdue(self) -> None:
@@ -311,26 +212,35 @@ class Stream:
     def _lose(self, delivery: Deliver) -> None:
         """Count a batch as one that could not be made: the sampler raised in its place."""
         step, worker_id, outcome = delivery.step, delivery.worker_id, delivery.outcome
-        self._record(outcome.losses, step, worker_id)
+        self._record(outcome.losses.bad, step, worker_id)
         self._epoch.progress.fail(step, worker_id, outcome.share)
 
     def _tell(self, observer: Observer, delivery: Deliver, num_ready: int) -> None:
+        outcome: Outcome = delivery.outcome
+        if not observer.measures:
+            num_samples = 0 if outcome.times is None else outcome.times.num_samples
+            crew = self._crew
+            self._observe_lightly(
+                observer, delivery.step, num_samples, crew.num_workers, self._lookahead
+            )
+            return
         record = self._clock.give(
             self._epoch.number,
-            delivery,
-            delivery.outcome,
-            is_iterable=self._plan.recipe.is_iterable,
+            delivery.step,
+            delivery.worker_id,
+            outcome.pid,
+            outcome.times,
+            indices=None if self._plan.recipe.is_iterable else delivery.indices,
             num_failed=self._num_bad,
             num_ready=num_ready,
             num_workers=min(self._crew.num_workers, self._order.num_at_work),
             lookahead=self._lookahead,
         )
-        self._num_bad = 0
-        crew = self._crew_wanted(observer, record)
+        wanted = self._observe(observer, record)
         # What was looked at ahead may have closed the stream; this batch is given all the same.
-        if self._is_open and (self._to_hire or (crew is not None and crew != self._crew)):
+        if self._is_open and (self._to_hire or (wanted is not None and wanted != self._crew)):
             with self._closed_on_error():
-                self._change_crew(crew)
+                self._change_crew(wanted)
         self._clock.take(record.given_ns)
 
     def _change_crew(self, crew: Crew | None) -> None:
@@ -339,22 +249,6 @@ class Stream:
             self._carry_out(self._order.handle(CrewChanged(crew[0], self._lookahead)))
             self._drop_frames_of_overdue()
         self._hire_some()
-
-    def _crew_wanted(self, observer: Observer, record: BatchRecord) -> Crew | None:
-        try:
-            return observer.batch_given(record, self._epoch)
-        except Exception as error:
-            # Whoever keeps the accounts may be wrong; training goes on without them.
-            self._observer = None
-            # As text: a handler that keeps the record would keep this stream with it.
-            _log.error("the accounts of a loader have failed\n%s", traceback.format_exc())
-            warnings.warn(
-                "the loader's accounts have failed, and end here, while training goes on: "
-                f"{type(error).__name__}: {error}. Please report it, with the log's traceback.",
-                RuntimeWarning,
-                stacklevel=users_level(),
-            )
-            return None
 
     def _hire_some(self) -> None:
         """Start the next of the workers that are to come, few at a time: each stops the trainer."""
@@ -386,7 +280,7 @@ class Stream:
         outcome: Outcome = delivery.outcome
         progress, step, worker_id = self._epoch.progress, delivery.step, delivery.worker_id
         losses = outcome.losses
-        num_failed = self._record(losses, step, worker_id) if losses.bad else 0
+        num_failed = self._record(losses.bad, step, worker_id) if losses.bad else 0
         try:
             if self._handover is None:
                 batch = outcome.result()
@@ -399,25 +293,8 @@ class Stream:
             if isinstance(error, StopIteration):
                 self._refuse_stop(error)
             raise
-        given = progress.counted
-        if losses.num_asked:
-            with self._closed_on_error():
-                given = self._faults.spend(given, losses.num_asked, num_failed, self._epoch)
-        failed = progress.failed
-        if outcome.share is not None:
-            shares = [(id_, share) for _, id_, share in failed if share is not None]
-            turn = (worker_id + 1) % max(self._plan.num_workers, 1)
-            given = given.with_shares([*shares, (worker_id, outcome.share)], turn)
-        elif self._plan.in_order:
-            given = Given(step + 1, *given[1:])
-        else:
-            given = given.with_steps([*(failed_step for failed_step, _, _ in failed), step])
-        progress.hand_out(given)
+        self._count(step, worker_id, outcome.share, losses.num_asked, num_failed)
         return batch
-
-    def _refuse_stop(self, error: StopIteration) -> None:
-        """Raise another error in the place of a sample's StopIteration, which ends any loop."""
-        raise RuntimeError(said_of_stop(error)) from error
 
     def _hand_over(self, delivery: Deliver, handover: Handover) -> Any:  # noqa: ANN401
         begun = self._begin_this(delivery, handover)
@@ -425,15 +302,7 @@ class Stream:
             self._begin_ahead(handover)
         if begun is NO_BATCH:
             return begun
-        # From here on it is the trainer's device that takes its time, or the trainer's own code.
-        self._clock.arrived()
-        try:
-            return handover.finish(begun)
-        except Exception:
-            raise
-        except BaseException:  # see `_closed_on_error`
-            self.close(in_a_hurry=True)
-            raise
+        return self._finish(begun, handover)
 
     def _begin_this(self, delivery: Deliver, handover: Handover) -> Any:  # noqa: ANN401
         step, outcome = delivery.step, delivery.outcome
@@ -451,7 +320,7 @@ class Stream:
 
     def _begin_ahead(self, handover: Handover) -> None:
         """Begin with the batch that is asked for next, if it has arrived."""
-        if self._plan.num_workers and self._order.peek() is None:
+        if self._order.peek() is None:
             try:
                 with self._closed_on_error():
                     for event in self._backend.events(0.0):
@@ -480,16 +349,6 @@ class Stream:
         else:
             self._begun = step, begun, None
 
-    def _namer(self, step: int) -> Callable[[], str]:
-        number = self._epoch.number
-        return lambda: f"epoch {number}, step {step}"
-
-    def _record(self, losses: Losses, step: int, worker_id: int) -> int:
-        who = worker_id if self._plan.num_workers else None
-        num_new = self._faults.record(losses.bad, self._epoch, step, who)
-        self._num_bad += num_new
-        return num_new
-
     def _wait(self) -> Deliver | Finish | Fail | None:
         events = self._backend.events(self._plan.timeout_s or None)
         while not events and (left_s := self._on_timeout()):
@@ -502,7 +361,7 @@ class Stream:
     def _handle(self, event: Event) -> Deliver | Finish | Fail | None:
         if isinstance(event, WorkerExhausted) and event.losses:
             # Of no batch: they were the last of the share.
-            num_failed = self._record(event.losses, event.step, event.worker_id)
+            num_failed = self._record(event.losses.bad, event.step, event.worker_id)
             progress = self._epoch.progress
             with self._closed_on_error():
                 progress.counted = self._faults.spend(
@@ -635,29 +494,11 @@ class Stream:
         before = self._faults.on_respawns(self._epoch)
         return f"{failure.reason}, epoch {self._epoch.number}.{held}{before} {failure.advice}"
 
-    def close(self, *, in_a_hurry: bool = False) -> None:
-        """Stop the workers; a second call does nothing. Batches that were given out stay valid."""
-        if self._is_open:
-            self._is_open = False
-            self._is_over = self._epoch.progress.is_closed = True
-            self._begun = self._overdue = None
-            self._to_hire.clear()
-            self._order = Order(1, 0)  # the old one holds batches that nobody will ask for
-            try:
-                if self._handover is not None:
-                    self._handover.close()
-            finally:  # also if a second Ctrl-C comes
-                try:
-                    self._backend.close(in_a_hurry=in_a_hurry)
-                finally:
-                    self._clock.close()
-                    if self._observer is not None:
-                        self._observer.epoch_left(self._epoch)
-
-    def __del__(self) -> None:
-        # At interpreter exit multiprocessing ends daemonic workers by itself, and faster.
-        if getattr(self, "_is_open", False) and not sys.is_finalizing():
-            self.close()
+    def _release(self, *, in_a_hurry: bool) -> None:
+        self._begun = self._overdue = None
+        self._to_hire.clear()
+        self._order = Order(1, 0)  # the old one holds batches that nobody will ask for
+        self._backend.close(in_a_hurry=in_a_hurry)
 
 
 def _without_frames(error: Exception, when: str) -> Exception:

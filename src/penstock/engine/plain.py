@@ -1,0 +1,103 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The shortest way from indices to a batch: no seed, no fault policy, nothing measured.
+
+For cheap samples, what a loader does beside reading them is most of the time. So all that is the
+same for every batch is decided once, and a function is made of the rest.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from operator import length_hint
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from penstock.engine.plan import keys_of
+from penstock.worker_info import set_share
+
+if TYPE_CHECKING:
+    from penstock.engine.assembly import Assembler
+    from penstock.engine.map_reader import MapReader
+    from penstock.engine.plan import Recipe
+    from penstock.engine.share_reader import ShareReader
+    from penstock.worker_info import ShareInfo
+
+__all__ = ["PlainMaker", "map_maker", "shard_maker"]
+
+PlainMaker = Callable[[Any, list[Any]], int]
+"""Takes the indices of a task, appends its batch to a list, returns the number of samples."""
+
+
+def map_maker(recipe: Recipe, reader: MapReader, assembler: Assembler) -> PlainMaker:
+    """Return the function for a map-style dataset."""
+    dataset, collate = recipe.dataset, assembler.plain_collate()
+
+    def make_single(index: Any, out: list[Any]) -> int:  # noqa: ANN401
+        key = keys_of(index)
+        try:
+            sample = dataset[key]
+        except Exception as error:
+            reader.note(error, key)
+            raise
+        out.append(collate(sample))
+        return 1
+
+    def make(indices: Any, out: list[Any]) -> int:  # noqa: ANN401
+        keys = indices.tolist() if type(indices) is np.ndarray else keys_of(indices)
+        if type(keys) is not list:  # whatever a batch sampler of the user's own gives
+            samples = reader.read_each(keys, 0, 1)
+        else:
+            left = iter(keys)
+            try:
+                samples = [dataset[key] for key in left]
+            except Exception as error:
+                reader.note(error, keys[~length_hint(left)])
+                raise
+        return join(samples, keys, out)
+
+    def make_together(indices: Any, out: list[Any]) -> int:  # noqa: ANN401
+        keys = keys_of(indices)
+        return join(reader.read_together(keys), keys, out)
+
+    def make_whole(indices: Any, out: list[Any]) -> int:  # noqa: ANN401
+        whole = reader.whole_batch(indices)
+        if whole is None:
+            return make_of_samples(indices, out)
+        out.append(assembler.as_batch(reader.read_whole(whole, assembler.output.empty)))
+        return len(whole)
+
+    def join(samples: Any, keys: Any, out: list[Any]) -> int:  # noqa: ANN401
+        try:
+            out.append(collate(samples))
+        except Exception as error:
+            assembler.explain(error, samples, keys)
+            raise
+        return len(samples) if hasattr(samples, "__len__") else 0
+
+    make_of_samples = make_together if reader.reads_together else make
+    if not recipe.is_batched:
+        return make_single
+    return make_whole if reader.reads_whole else make_of_samples
+
+
+def shard_maker(
+    recipe: Recipe, reader: ShareReader, info: ShareInfo, assembler: Assembler
+) -> PlainMaker:
+    """Return the function for an iterable dataset: of the indices, only their number counts."""
+    is_batched, collate = recipe.is_batched, assembler.plain_collate()
+
+    def make(indices: Any, out: list[Any]) -> int:  # noqa: ANN401
+        outer = set_share(info)
+        try:
+            samples = reader.take_samples(len(indices) if is_batched else 1)
+            try:
+                out.append(collate(samples if is_batched else samples[0]))
+            except Exception as error:
+                assembler.explain(error, samples, None)
+                raise
+            return len(samples)
+        finally:
+            set_share(outer)
+
+    return make

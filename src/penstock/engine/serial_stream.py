@@ -1,0 +1,233 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Batches without workers: made in the caller's own thread, when they are asked for."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections import deque
+from typing import TYPE_CHECKING, Any, Final
+
+from penstock.engine.backends.in_process import PlainOutput
+from penstock.engine.epoch import Given
+from penstock.engine.fetch import Fetcher
+from penstock.engine.logbook import Notes, Phase
+from penstock.engine.salvage import NO_BATCH
+from penstock.engine.stream import FOLD_AT, LONG_NS, BatchStream
+from penstock.errors import TooManyFailures
+from penstock.faults import annotate
+
+if TYPE_CHECKING:
+    from collections.abc import Generator, Iterator
+
+    from penstock.engine.accounts import Observer
+    from penstock.engine.epoch import Epoch
+    from penstock.engine.fault_log import FaultLog
+    from penstock.engine.handover import Handover
+    from penstock.engine.plain import PlainMaker
+    from penstock.engine.plan import Plan
+
+__all__ = ["SerialStream"]
+
+_new: Final = tuple.__new__  # a named tuple's own is a function of Python
+
+
+class SerialStream(BatchStream):
+    """A stream whose one worker, number 0, is the caller itself.
+
+    What the dataset raises, KeyboardInterrupt included, is raised in the caller as it is.
+    """
+
+    def __init__(
+        self,
+        plan: Plan,
+        epoch: Epoch,
+        faults: FaultLog | None = None,
+        observer: Observer | None = None,
+        handover: Handover | None = None,
+    ) -> None:
+        """Begin `epoch`; see `BatchStream`."""
+        self._notes = Notes(cpu_clock=time.thread_time_ns)
+        cpu_clock = time.process_time_ns
+        super().__init__(plan, epoch, faults, observer, handover, cpu_clock=cpu_clock)
+
+    def begin_epoch(self, epoch: Epoch) -> None:
+        """Begin an epoch; an iterable dataset's iterator is made here."""
+        self._clock.begin_epoch()
+        self._is_open = True
+        self._begin(epoch)
+        given = epoch.progress.given
+        skipped = {step for start, stop in given.ahead for step in range(start, stop)}
+        # Neither ends with an error of the sampler, which may go on.
+        self._tasks: Iterator[tuple[int, object]] = enumerate(epoch.indices, given.num_steps)
+        if skipped:
+            self._tasks = filter(lambda task: task[0] not in skipped, self._tasks)
+        with self._closed_on_error():
+            self._output = PlainOutput(self._plan.page_lock)
+            self._fetcher: Fetcher | None = Fetcher(
+                self._plan.recipe,
+                self._output,
+                base_seed=self._plan.base_seed,
+                epoch=epoch.number,
+                is_announced=epoch.is_announced,
+                share=given.shares.get(0),
+                isolated=True,
+                notes=self._notes,
+            )
+        self._clock.started()
+
+    def batches(self, epoch: Epoch) -> Generator[Any, None, None]:
+        """Yield the batches of `epoch`, until another is begun; see `BatchStream.batches`."""
+        make = None if self._handover is not None else self._plain_maker()
+        if make is None or epoch.progress.given.ahead:
+            return super().batches(epoch)
+        return self._plain_batches(epoch, make)
+
+    def _plain_maker(self) -> PlainMaker | None:
+        return None if self._fetcher is None else self._fetcher.plain_maker()
+
+    def _plain_batches(self, epoch: Epoch, make: PlainMaker) -> Generator[Any, None, None]:
+        """Do what `BatchStream.batches` does in one frame, which for cheap samples is the time."""
+        assert self._fetcher is not None
+        progress, observer, tasks, now = (
+            epoch.progress,
+            self._observer,
+            self._tasks,
+            time.monotonic_ns,
+        )
+        shard_position = self._fetcher.shard_position
+        out: list[Any] = []  # a batch passes through it: the loop alone keeps its batch
+        light = deque() if observer is None else observer.light
+        taken_ns = self._clock.taken_ns
+        try:
+            while self._epoch is epoch and not self._is_over:
+                if observer is not None and observer.measures:
+                    if taken_ns:
+                        self._clock.given_until(taken_ns)
+                        taken_ns = 0
+                    yield self.take()
+                    progress.counted = progress.handed_out
+                    continue
+                asked_ns = now()
+                try:
+                    step, indices = next(tasks)
+                except StopIteration:
+                    self._clock.given_until(taken_ns, asked_ns)
+                    self._end()
+                    return
+                try:
+                    num_samples = make(indices, out)
+                except Exception as error:
+                    self._fail(step, error)
+                    raise
+                given = progress.counted
+                if shard_position is None:
+                    given = _new(Given, (step + 1, *given[1:]))
+                else:
+                    shares = {**given.shares, 0: shard_position()}
+                    given = _new(Given, (given.num_steps + 1, given.ahead, shares, 0, *given[4:]))
+                if progress.failed:
+                    progress.failed.clear()
+                progress.handed_out = given
+                self.num_yielded += 1
+                if observer is not None:
+                    given_ns, consumer_ns = now(), 0
+                    if not taken_ns:
+                        asked_ns -= self._clock.take_starting_ns()
+                    else:
+                        consumer_ns = asked_ns - taken_ns
+                        if given_ns - taken_ns > LONG_NS:
+                            self._note_long(observer)
+                    taken_ns = given_ns
+                    light.append(
+                        (epoch.number, step, asked_ns, given_ns, consumer_ns, num_samples, 0, 0, 0)
+                    )
+                    if len(light) >= FOLD_AT:
+                        observer.fold()
+                yield out.pop()
+                progress.counted = given
+        except GeneratorExit:  # at the yield, when the loop has the batch and wants no more
+            progress.counted = progress.handed_out
+        except StopIteration:
+            return
+        except Exception:
+            self._clock.given_until(now())
+            raise
+        except BaseException:  # see `_closed_on_error`; the batch that was under way is lost here
+            self.close(in_a_hurry=True)
+            raise
+
+    def _next(self) -> Any:  # noqa: ANN401 - any batch tree, or NO_BATCH
+        if self._is_over:
+            raise StopIteration
+        fetcher = self._fetcher
+        assert fetcher is not None
+        try:
+            step, indices = next(self._tasks)
+        except StopIteration:
+            self._end()
+            raise
+        try:
+            self._notes.begin_task(self._epoch.number, step)
+            batch = fetcher.fetch(indices, step)
+        except Exception as error:
+            self._fail(step, error)
+            raise
+        share, num_asked, bad = fetcher.share(), fetcher.num_asked, fetcher.take_bad()
+        num_failed = self._record(bad, step, None) if bad else 0
+        times = self._notes.take_times(num_bytes=self._output.take_num_bytes())
+        self._notes.phase(Phase.WAITING)
+        if self._handover is not None and batch is not NO_BATCH:
+            try:
+                batch = self._finish(self._handover.begin(batch, self._namer(step)), self._handover)
+            except Exception:
+                self._epoch.progress.fail(step, 0, share)
+                raise
+        self._count(step, 0, share, num_asked, num_failed)
+        if self._observer is not None and batch is not NO_BATCH:
+            if not self._observer.measures:
+                self._observe_lightly(self._observer, step, times.num_samples, 0, 0)
+                return batch
+            record = self._clock.give(
+                self._epoch.number,
+                step,
+                0,
+                os.getpid(),
+                times._replace(idle_ns=0),  # between two tasks it is the trainer's own code
+                indices=None if self._plan.recipe.is_iterable else indices,
+                num_failed=self._num_bad,
+                num_ready=0,
+                num_workers=0,
+                lookahead=0,
+            )
+            self._observe(self._observer, record)
+            self._clock.take(record.given_ns)
+        return batch
+
+    def _fail(self, step: int, error: Exception) -> None:
+        """Making a batch raised `error`. StopIteration is a stream's end, or a sample raised it."""
+        fetcher = self._fetcher
+        assert fetcher is not None
+        bad = fetcher.take_bad()
+        num_failed = self._record(bad, step, None)
+        if isinstance(error, StopIteration) and self._plan.recipe.is_iterable:
+            progress = self._epoch.progress
+            if bad:  # of no batch: they were the last ones
+                with self._closed_on_error():
+                    progress.counted = self._faults.spend(
+                        progress.counted, len(bad), num_failed, self._epoch
+                    )
+            self._end()
+            return
+        self._epoch.progress.fail(step, 0, fetcher.share())
+        annotate(error, f"in epoch {self._epoch.number}, step {step}")
+        if isinstance(error, StopIteration):
+            self._refuse_stop(error)
+        if isinstance(error, TooManyFailures):
+            self.close()
+
+    def _release(self, *, in_a_hurry: bool) -> None:
+        """Drop the dataset's iterator and the recycled memory that no batch holds."""
+        self._fetcher = None
+        self._output = PlainOutput(self._plan.page_lock)
+        self._notes.close()

@@ -1,0 +1,309 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What streams of batches have in common, wherever their batches are made.
+
+    BatchStream ── WorkerStream   workers make the batches (`worker_stream`)
+                └─ SerialStream   the caller's own thread does (`serial_stream`)
+
+Shutdown order: a stream closes when it fails, when it is closed, when its last reference goes, and
+when an epoch ends, unless its workers are kept. Batches outlive the stream that gave them.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import sys
+import time
+import traceback
+import warnings
+from typing import TYPE_CHECKING, Any, Final
+
+from penstock.callers import users_level
+from penstock.engine.epoch import Given
+from penstock.engine.fault_log import FaultLog, said_of_stop
+from penstock.engine.salvage import NO_BATCH
+from penstock.engine.trainer_clock import TrainerClock
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Generator, Iterator, Sequence
+
+    from penstock.engine.accounts import BatchRecord, Crew, Observer
+    from penstock.engine.backends import Backend
+    from penstock.engine.epoch import Epoch, Share
+    from penstock.engine.handover import Handover
+    from penstock.engine.plan import Plan
+    from penstock.engine.salvage import BadSample
+
+__all__ = ["FOLD_AT", "LONG_NS", "BatchStream"]
+
+FOLD_AT: Final = 1024  # light rows: some 300 KB
+# Measuring a batch costs up to 50 us in the trainer: 1 % of this.
+LONG_NS: Final = 5_000_000
+_FEWEST_LONG: Final = 4  # batches; the first ones import modules, and a machine may stall
+
+_log = logging.getLogger("penstock")
+
+
+class BatchStream:
+    """The batches of one epoch after the other.
+
+    A subclass makes them (`_next`), begins epochs, and releases what it holds (`_release`).
+
+    Attributes:
+        num_yielded: Batches of this epoch that this stream has given.
+
+    Concurrency:
+        One thread at a time.
+    """
+
+    num_yielded = 0
+
+    def __init__(
+        self,
+        plan: Plan,
+        epoch: Epoch,
+        faults: FaultLog | None = None,
+        observer: Observer | None = None,
+        handover: Handover | None = None,
+        *,
+        cpu_clock: Callable[[], int],
+    ) -> None:
+        """Begin `epoch`.
+
+        Args:
+            plan: What to do.
+            epoch: The first epoch, or the rest of one.
+            faults: Where to record bad samples; None is a log that nobody reads.
+            observer: Hears of every batch; None measures nothing.
+            handover: What is done with a batch before the loop gets it; None is nothing.
+            cpu_clock: CPU time of the loop, in nanoseconds.
+        """
+        self._plan = plan
+        self._handover = handover
+        self._observer = observer
+        self._faults = faults or FaultLog(plan.recipe.faults, plan.recipe.dataset)
+        self._clock = TrainerClock(cpu_clock)
+        self._is_open = False
+        self._epoch = epoch
+        self.begin_epoch(epoch)
+
+    def begin_epoch(self, epoch: Epoch) -> None:
+        """Begin an epoch; what is left of the last one is dropped."""
+        raise NotImplementedError
+
+    def _begin(self, epoch: Epoch) -> None:
+        """Reset what belongs to one epoch."""
+        self._epoch = epoch
+        self._is_over = False
+        self._num_bad = 0  # new ones, of which the observer was not notified yet
+        self._num_long = 0
+        self.num_yielded = 0
+
+    @property
+    def epoch(self) -> Epoch:
+        """The epoch that was begun last."""
+        return self._epoch
+
+    @property
+    def backend(self) -> Backend | None:
+        """Who runs the tasks; None without workers."""
+        return None
+
+    def batches(self, epoch: Epoch) -> Generator[Any, None, None]:
+        """Yield the batches of `epoch`, until another is begun.
+
+        A batch counts when the generator is suspended; `EpochIterator` is the iterator for loops.
+        What is raised ends the generator, and as `take` says also the stream; another generator
+        goes on with the next batch.
+        """
+        progress = epoch.progress
+        try:
+            while self._epoch is epoch:
+                yield self.take()  # in no variable: the loop alone keeps its batch
+                progress.counted = progress.handed_out
+        except GeneratorExit:  # at the yield, when the loop has the batch and wants no more
+            progress.counted = progress.handed_out
+        except StopIteration:
+            return
+        except Exception:
+            raise
+        except BaseException:  # see `_closed_on_error`; the batch that was under way is lost here
+            self.close(in_a_hurry=True)
+            raise
+
+    def take(self) -> Any:  # noqa: ANN401 - any batch tree
+        """Return the next batch, which the caller is to yield.
+
+        Raises:
+            StopIteration: the epoch is over.
+            WorkerDied: a worker is gone, and no more are to be started. The stream is closed. Or
+                this is a forked copy of the process that has the workers.
+            TooManyFailures: more samples were bad than the policy allows. The stream is closed.
+            KeyboardInterrupt: and whatever else interrupts the wait. The stream is closed.
+            WorkerTimeout: no batch came in time. The stream goes on with the next call.
+            RuntimeError: a sample raised StopIteration. The stream goes on with the next call.
+            Exception: what the user's code raised. The stream goes on with the next call. Where the
+                sampler raised it, the batch that workers were about to give is lost, as in torch.
+        """
+        observer = self._observer
+        if observer is not None:
+            self._clock.ask(lightly=not observer.measures)
+        try:
+            while True:
+                batch = self._next()
+                if batch is not NO_BATCH:
+                    self.num_yielded += 1
+                    return batch
+                progress = self._epoch.progress
+                progress.counted = progress.handed_out
+        except StopIteration:
+            raise
+        except Exception:
+            # What was waited for it is no time of the trainer's own code.
+            if observer is not None and observer.measures:
+                self._clock.take()
+            else:
+                self._clock.given_until(time.monotonic_ns())
+            raise
+
+    def _next(self) -> Any:  # noqa: ANN401 - any batch tree, or NO_BATCH
+        raise NotImplementedError
+
+    def _count(
+        self, step: int, worker_id: int, share: Share | None, num_asked: int, num_failed: int
+    ) -> None:
+        """Let a batch count once it is yielded.
+
+        Args:
+            step: Of the batch.
+            worker_id: Who made it.
+            share: How far that worker is in its shard of an iterable dataset.
+            num_asked: Samples that were asked for; 0 where nothing counts them.
+            num_failed: Bad ones that were not known yet.
+        """
+        progress = self._epoch.progress
+        given = progress.counted
+        if num_asked:
+            with self._closed_on_error():
+                given = self._faults.spend(given, num_asked, num_failed, self._epoch)
+        failed = progress.failed
+        if share is not None:
+            shares = [(id_, share) for _, id_, share in failed if share is not None]
+            turn = (worker_id + 1) % max(self._plan.num_workers, 1)
+            given = given.with_shares([*shares, (worker_id, share)], turn)
+        elif self._plan.in_order:
+            given = Given(step + 1, *given[1:])
+        else:
+            given = given.with_steps([*(failed_step for failed_step, _, _ in failed), step])
+        progress.hand_out(given)
+
+    def _record(self, bad: Sequence[BadSample], step: int, worker_id: int | None) -> int:
+        """Record bad samples; return how many were not known yet."""
+        num_new = self._faults.record(bad, self._epoch, step, worker_id)
+        self._num_bad += num_new
+        return num_new
+
+    def _refuse_stop(self, error: StopIteration) -> None:
+        """Raise another error in the place of a sample's StopIteration, which ends any loop."""
+        raise RuntimeError(said_of_stop(error)) from error
+
+    def _namer(self, step: int) -> Callable[[], str]:
+        number = self._epoch.number
+        return lambda: f"epoch {number}, step {step}"
+
+    def _finish(self, begun: Any, handover: Handover) -> Any:  # noqa: ANN401 - any batch tree
+        """Return the batch that `handover` has begun with."""
+        # From here on it is the trainer's device that takes its time, or the trainer's own code.
+        self._clock.arrived()
+        try:
+            return handover.finish(begun)
+        except Exception:
+            raise
+        except BaseException:  # see `_closed_on_error`
+            self.close(in_a_hurry=True)
+            raise
+
+    def _observe(self, observer: Observer, record: BatchRecord) -> Crew | None:
+        """Tell the observer of a batch; return the crew that it wants."""
+        self._num_bad = 0
+        try:
+            return observer.batch_given(record, self._epoch)
+        except Exception as error:
+            # Whoever keeps the accounts may be wrong; training goes on without them.
+            self._observer = None
+            # As text: a handler that keeps the record would keep this stream with it.
+            _log.error("the accounts of a loader have failed\n%s", traceback.format_exc())
+            warnings.warn(
+                "the loader's accounts have failed, and end here, while training goes on: "
+                f"{type(error).__name__}: {error}. Please report it, with the log's traceback.",
+                RuntimeWarning,
+                stacklevel=users_level(),
+            )
+            return None
+
+    def _observe_lightly(
+        self, observer: Observer, step: int, num_samples: int, num_workers: int, lookahead: int
+    ) -> None:
+        """Leave a row of a batch that nobody wants to know more of."""
+        before_ns, num_bad, self._num_bad = self._clock.taken_ns, self._num_bad, 0
+        row = self._clock.light_row(
+            self._epoch.number, step, num_samples, num_bad, num_workers, lookahead
+        )
+        observer.light.append(row)
+        if len(observer.light) >= FOLD_AT:
+            observer.fold()
+        if before_ns and self._clock.taken_ns - before_ns > LONG_NS:
+            self._note_long(observer)
+
+    def _note_long(self, observer: Observer) -> None:
+        """A batch took so long, with the loop's own code, that measuring it would cost nothing."""
+        self._num_long += 1
+        if self._num_long >= _FEWEST_LONG and 2 * self._num_long > self.num_yielded:
+            observer.batches_are_long()
+
+    def _end(self) -> None:
+        """The loop is told that there are no more batches."""
+        self._is_over = self._epoch.progress.is_over = True
+        if not self._plan.keep_workers:
+            self.close()
+        self._faults.warn_of_losses(self._epoch)
+        if self._observer is not None:
+            end = self._clock.end(self._epoch.number, self._num_bad)
+            self._observer.epoch_ended(self._epoch, end)
+
+    @contextlib.contextmanager
+    def _closed_on_error(self) -> Iterator[None]:
+        """Close the stream if anything is raised.
+
+        Ctrl-C may have hit anywhere: a message half sent or half understood would come back as a
+        hang. With kept workers the next epoch starts new ones.
+        """
+        try:
+            yield
+        except BaseException:
+            self.close()
+            raise
+
+    def close(self, *, in_a_hurry: bool = False) -> None:
+        """Release everything; a second call does nothing. Batches that were given stay valid."""
+        if self._is_open:
+            self._is_open = False
+            self._is_over = self._epoch.progress.is_closed = True
+            try:
+                if self._handover is not None:
+                    self._handover.close()
+            finally:  # also if a second Ctrl-C comes
+                try:
+                    self._release(in_a_hurry=in_a_hurry)
+                finally:
+                    self._clock.close()
+                    if self._observer is not None:
+                        self._observer.epoch_left(self._epoch)
+
+    def _release(self, *, in_a_hurry: bool) -> None:
+        raise NotImplementedError
+
+    def __del__(self) -> None:
+        # At interpreter exit multiprocessing ends daemonic workers by itself, and faster.
+        if getattr(self, "_is_open", False) and not sys.is_finalizing():
+            self.close()

@@ -146,11 +146,6 @@ class Progress:
         batches = None if self.batches is None else self.batches()
         return handed_out if batches is not None and batches.gi_suspended else self.counted
 
-    def hand_out(self, given: Given) -> None:
-        """Note what the loop has once the next batch is yielded; failed ones before it count."""
-        self.failed.clear()
-        self.handed_out = given
-
     def fail(self, step: int, worker_id: int, share: Share | None) -> None:
         """Note a batch that could not be made: it counts once a later one is given."""
         self.failed.append((step, worker_id, share))

@@ -9,6 +9,7 @@ worker  -> trainer   BatchMade, TaskFailed, ShareEnded; Ready (once, of one that
 from __future__ import annotations
 
 import contextlib
+import itertools
 import pickle
 import traceback
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -233,10 +234,11 @@ def decode(data: bytes) -> Any:  # noqa: ANN401 - one of the messages
         number, step, place, buffers, slots, new_slots, retired, share, *rest = fields
         first, num_asked, bad, is_empty, times = rest
         message = place if isinstance(place, bytes) else Extent(*place)
-        packed = Packed(message, tuple(Extent(*buffer) for buffer in buffers), slots)
+        packed = Packed(message, tuple(itertools.starmap(Extent, buffers)), slots)
         return BatchMade(
-            number, step, packed, new_slots, retired, _share(share), first, num_asked, _bad(bad),
-            is_empty, None if times is None else TaskTimes(*times),
+            number, step, packed, new_slots, retired, None if share is None else Share(*share),
+            first, num_asked, _bad(bad) if bad else (), is_empty,
+            None if times is None else TaskTimes(*times),
         )  # fmt: skip
     if _TYPES[kind] is BeginEpoch:
         number, epoch, is_announced, share = fields

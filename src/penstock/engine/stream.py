@@ -195,7 +195,8 @@ class BatchStream:
             given = Given(step + 1, *given[1:])
         else:
             given = given.with_steps([*(failed_step for failed_step, _, _ in failed), step])
-        progress.hand_out(given)
+        failed.clear()  # they count with this one
+        progress.handed_out = given
 
     def _record(self, bad: Sequence[BadSample], step: int, worker_id: int | None) -> int:
         """Record bad samples; return how many were not known yet."""
@@ -245,14 +246,14 @@ class BatchStream:
         self, observer: Observer, step: int, num_samples: int, num_workers: int, lookahead: int
     ) -> None:
         """Leave a row of a batch that nobody wants to know more of."""
-        before_ns, num_bad, self._num_bad = self._clock.taken_ns, self._num_bad, 0
-        row = self._clock.light_row(
-            self._epoch.number, step, num_samples, num_bad, num_workers, lookahead
+        asked_ns, given_ns, consumer_ns = times = self._clock.give_lightly()
+        light, num_bad, self._num_bad = observer.light, self._num_bad, 0
+        light.append(
+            (self._epoch.number, step, *times, num_samples, num_bad, num_workers, lookahead)
         )
-        observer.light.append(row)
-        if len(observer.light) >= FOLD_AT:
+        if len(light) >= FOLD_AT:
             observer.fold()
-        if before_ns and self._clock.taken_ns - before_ns > LONG_NS:
+        if consumer_ns and given_ns - asked_ns + consumer_ns > LONG_NS:
             self._note_long(observer)
 
     def _note_long(self, observer: Observer) -> None:

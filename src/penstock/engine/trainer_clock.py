@@ -108,20 +108,12 @@ class TrainerClock:
             times,
         )
 
-    def light_row(
-        self,
-        epoch: int,
-        step: int,
-        num_samples: int,
-        num_failed: int,
-        num_workers: int,
-        lookahead: int,
-    ) -> tuple[int, ...]:
-        """Return the `LightRow` of a batch that the trainer gets now, as a plain tuple."""
+    def give_lightly(self) -> tuple[int, int, int]:
+        """Return asked_ns, given_ns and consumer_ns of a batch that the trainer gets now."""
         given_ns = self._arrived_ns or time.monotonic_ns()
-        row = (epoch, step, self._asked_ns, given_ns, self._consumer_ns)
-        self.given_until(given_ns)
-        return (*row, num_samples, num_failed, num_workers, lookahead)
+        self._is_measuring, self._has_taken = False, True
+        self._taken_ns, self._arrived_ns = given_ns, None
+        return self._asked_ns, given_ns, self._consumer_ns
 
     @property
     def taken_ns(self) -> int:

@@ -82,6 +82,7 @@ class WorkerStream(BatchStream):
         self._begun: tuple[int, object, Exception | None] | None = None  # of a step to come
         self._overdue: Exception | None = None  # raised with the next call
         self._crew = Crew(plan.num_workers, plan.prefetch_factor)
+        self._lookahead = plan.num_workers * plan.prefetch_factor
         self._hired: set[int] = set()
         self._to_hire: collections.deque[int] = collections.deque()
         self._has_warned_of_slow_batch = False
@@ -167,7 +168,8 @@ class WorkerStream(BatchStream):
                 f"{self._owner.pid}), not to this forked one (pid {os.getpid()}): iterate the "
                 "loader anew here."
             )
-        num_ready = self._order.num_ready
+        observer = self._observer
+        num_ready = self._order.num_ready if observer is not None and observer.measures else 0
         try:
             answer = self._carry_out(self._order.handle(Requested()))
             while answer is None and self._overdue is None:
@@ -183,8 +185,8 @@ class WorkerStream(BatchStream):
             self._raise_overdue()
         if isinstance(answer, Deliver):
             batch = self._give(answer)
-            if self._observer is not None and batch is not NO_BATCH:
-                self._tell(self._observer, answer, num_ready)
+            if observer is not None and batch is not NO_BATCH:
+                self._tell(observer, answer, num_ready)
             return batch
         if isinstance(answer, Fail):
             self._is_over = True
@@ -246,6 +248,7 @@ class WorkerStream(BatchStream):
     def _change_crew(self, crew: Crew | None) -> None:
         if crew is not None and crew != self._crew:
             self._crew = crew
+            self._lookahead = crew.num_workers * crew.prefetch_factor
             self._carry_out(self._order.handle(CrewChanged(crew[0], self._lookahead)))
             self._drop_frames_of_overdue()
         self._hire_some()
@@ -271,10 +274,6 @@ class WorkerStream(BatchStream):
             RuntimeWarning,
             stacklevel=users_level(),
         )
-
-    @property
-    def _lookahead(self) -> int:
-        return self._crew.num_workers * self._crew.prefetch_factor
 
     def _give(self, delivery: Deliver) -> Any:  # noqa: ANN401 - any batch tree
         outcome: Outcome = delivery.outcome

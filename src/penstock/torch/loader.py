@@ -3,7 +3,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import sys
 import warnings
 from typing import TYPE_CHECKING, Any, Final, TypeVar
@@ -465,7 +464,10 @@ class _AsTorch(BatchStream):
     len_called: int | None = None
 
     def take(self) -> Any:  # noqa: ANN401 - any batch tree
-        with _profiled(_NEXT):
+        if torch.autograd.profiler._is_profiler_enabled:  # it costs as much as a small batch
+            with torch.autograd.profiler.record_function(_NEXT):
+                batch = super().take()
+        else:
             batch = super().take()
         if self.len_called is not None and self.num_yielded > self.len_called:
             self._warn_of_length(self.len_called)
@@ -690,10 +692,3 @@ def _should_pin(loader: DataLoader[Any]) -> str | None:
         )
         return None
     return accelerator.type
-
-
-def _profiled(name: str) -> contextlib.AbstractContextManager[object]:
-    # record_function costs as much as a small batch, so only where a profiler looks.
-    if torch.autograd.profiler._is_profiler_enabled:
-        return torch.autograd.profiler.record_function(name)
-    return contextlib.nullcontext()

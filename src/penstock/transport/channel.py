@@ -98,6 +98,13 @@ class Channel:
 
         The descriptors are duplicated if they have to wait; `fds` stay the caller's.
         """
+        if not (fds or self._unsent or self._partly_sent):  # nearly always
+            message = _HEADER.pack(len(data), 0) + data
+            with contextlib.suppress(BlockingIOError, BrokenPipeError, ConnectionResetError):
+                sent = self._socket.send(message, socket.MSG_DONTWAIT)
+                if sent < len(message):
+                    self._partly_sent = message[sent:]
+                return
         self._unsent.append(Frame(data, tuple(os.dup(fd) for fd in fds)))
         self.flush()
 

@@ -368,7 +368,8 @@ class ProcessBackend:
         if worker.is_gone:
             return
         worker.channel.post(message)
-        self._watch_writable(worker)
+        if worker.channel.has_unsent:
+            self._watch_writable(worker)
 
     def _watch_writable(self, worker: WorkerProcess) -> None:
         wanted = select.POLLIN | (select.POLLOUT if worker.channel.has_unsent else 0)
@@ -434,12 +435,13 @@ class ProcessBackend:
         outcome: _Batch | FailedTask
         where = Where(worker.worker_id, worker.process.pid, self._epoch, message.step)
         if isinstance(message, BatchMade):
-            worker.arena.add_all(message.new_slots, frame.fds)
+            if frame.fds:
+                worker.arena.add_all(message.new_slots, frame.fds)
+                self._weigh(message)
             # Leased before anything else: slots of a dropped batch come back through the same path.
             slots = worker.arena.lease(message.packed.slots)
             outcome = _Batch(message, slots, where)
             worker.arena.remove(message.retired_slots)
-            self._weigh(message)
         elif isinstance(message, TaskFailed):
             outcome = FailedTask(message, where)
         elif isinstance(message, GeneratorsSet):

@@ -162,16 +162,25 @@ def no_accounts(*, in_process: bool) -> Iterator[None]:
     """Let loaders that begin to iterate in here keep none; forked workers inherit it."""
     from unittest.mock import patch
 
-    def without_observer(kind: Any) -> Any:  # noqa: ANN401
-        return lambda plan, epoch, faults, _: kind(plan, epoch, faults)
-
-    from penstock import loader
     from penstock.engine import logbook
+    from penstock.engine.stream import BatchStream
+
+    begin = BatchStream.__init__
+
+    def begin_unobserved(
+        self: Any,  # noqa: ANN401
+        plan: Any,  # noqa: ANN401
+        epoch: Any,  # noqa: ANN401
+        faults: Any,  # noqa: ANN401
+        observer: Any,  # noqa: ANN401
+        *rest: Any,  # noqa: ANN401
+        **clock: Any,  # noqa: ANN401
+    ) -> None:
+        begin(self, plan, epoch, faults, None, *rest, **clock)
 
     with (
         patch.object(logbook, "Stopwatch", SilentInProcess if in_process else SilentStopwatch),
-        patch.object(loader, "WorkerStream", without_observer(loader.WorkerStream)),
-        patch.object(loader, "SerialStream", without_observer(loader.SerialStream)),
+        patch.object(BatchStream, "__init__", begin_unobserved),
     ):
         yield
 

@@ -55,3 +55,32 @@ def test_a_submodule_is_there_when_it_is_asked_for():
     )
     ran = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert ran.stdout == "StateError False False False\n"
+
+
+@pytest.mark.parametrize(
+    ("statement", "not_yet"),
+    [
+        ("import penstock", "loader"),
+        ("import penstock.sampling; penstock.sampling.Permutation", "sampling.balance"),
+        ("import penstock.data; penstock.data.PackedList", "data.combinators"),
+        ("import penstock.torch; penstock.torch.DataLoader([0])", "engine.worker_stream"),
+        ("import penstock.torch; penstock.torch.DataLoader([0])", "insight.verdict"),
+        ("import penstock.torch; penstock.torch.DataLoader([0])", "insight.tuner"),
+        ("import penstock.torch; penstock.torch.DataLoader([0])", "sampling.balance"),
+    ],
+)
+def test_what_the_first_loader_does_not_need_is_not_loaded(statement, not_yet):
+    code = f"import sys; {statement}; print('penstock.{not_yet}' in sys.modules)"
+    ran = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert ran.stdout == "False\n"
+
+
+@pytest.mark.parametrize("package", ["penstock", "penstock.data", "penstock.sampling"])
+def test_every_promised_name_is_listed_and_found(package):
+    code = (
+        f"import {package} as it; names = it.__all__; "
+        "print({*names} <= {*dir(it)}, all(hasattr(it, name) for name in names)); it.nothing"
+    )
+    ran = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    assert ran.stdout == "True True\n"
+    assert f"AttributeError: module '{package}' has no attribute 'nothing'" in ran.stderr

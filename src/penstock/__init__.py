@@ -9,7 +9,9 @@ from __future__ import annotations
 
 import importlib
 import importlib.util
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any
+
+from penstock.lazy import lazy_names
 
 if TYPE_CHECKING:
     from penstock.faults import Failure, FaultPolicy
@@ -34,29 +36,23 @@ __all__ = [
 __version__ = "0.1.0"
 
 # Imported when they are asked for: `penstock run` needs none of them, and starts a program.
-_HOMES: Final = {
-    "Failure": "penstock.faults",
-    "FaultPolicy": "penstock.faults",
-    "Loader": "penstock.loader",
-    "WorkerInfo": "penstock.worker_info",
-    "get_worker_info": "penstock.worker_info",
-    "labels_of": "penstock.labels",
-    "renumbered_samples": "penstock.randomness.samples",
-    "sample_rng": "penstock.randomness.samples",
-    "seed_everything": "penstock.randomness.everything",
-    "seeded": "penstock.randomness.everything",
-}
+_named, __dir__ = lazy_names(
+    __name__,
+    {
+        ".faults": ("Failure", "FaultPolicy"),
+        ".labels": ("labels_of",),
+        ".loader": ("Loader",),
+        ".randomness.everything": ("seed_everything", "seeded"),
+        ".randomness.samples": ("renumbered_samples", "sample_rng"),
+        ".worker_info": ("WorkerInfo", "get_worker_info"),
+    },
+)
 
 
-def __getattr__(name: str) -> Any:  # noqa: ANN401 - any of the names above
-    if name in _HOMES:
-        value = globals()[name] = getattr(importlib.import_module(_HOMES[name]), name)
-        return value
+def __getattr__(name: str) -> Any:  # noqa: ANN401 - any of the names above, or a module
+    if name in __all__:
+        return _named(name)
     module = f"{__name__}.{name}"
     if name.startswith("_") or importlib.util.find_spec(module) is None:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     return importlib.import_module(module)
-
-
-def __dir__() -> list[str]:
-    return [*globals(), *_HOMES]

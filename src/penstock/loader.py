@@ -14,7 +14,6 @@ from penstock.engine.backends.ray.options import check_pool, checked_options
 from penstock.engine.fault_log import FaultLog
 from penstock.engine.plan import Plan, Recipe
 from penstock.engine.serial_stream import SerialStream
-from penstock.engine.worker_stream import WorkerStream
 from penstock.errors import ConfigError
 from penstock.faults import Failure, FaultPolicy, policy_of
 from penstock.indices import SeededIndices, StreamSource, check_samplers, covers
@@ -217,7 +216,9 @@ class Loader(Observed, Generic[SampleT]):
         self._monitor.epoch_begun(epoch, self)
         if self._stream is None:
             plan = self._plan()
-            kind = WorkerStream if plan.num_workers else SerialStream
+            kind: Callable[..., BatchStream] = SerialStream
+            if plan.num_workers:
+                from penstock.engine.worker_stream import WorkerStream as kind
             stream: BatchStream = kind(plan, epoch, self._faults, self._monitor)
         else:
             stream = self._stream

@@ -1,26 +1,31 @@
 # SPDX-License-Identifier: Apache-2.0
 """Datasets, what they are made of, and lists that workers share."""
 
-from penstock.collate import default_collate
-from penstock.data.combinators import (
-    ArrayDataset,
-    ChainDataset,
-    ConcatDataset,
-    StackDataset,
-    Subset,
-    random_split,
-)
-from penstock.data.dataset import (
-    BatchReader,
-    Dataset,
-    Empty,
-    IterableDataset,
-    batch_reader,
-    register_batch_reader,
-)
-from penstock.data.packed_list import PackedList
-from penstock.data.ragged import RaggedArray
-from penstock.data.sharding import shard
+from typing import TYPE_CHECKING
+
+from penstock.lazy import lazy_names
+
+if TYPE_CHECKING:
+    from penstock.collate import default_collate
+    from penstock.data.combinators import (
+        ArrayDataset,
+        ChainDataset,
+        ConcatDataset,
+        StackDataset,
+        Subset,
+        random_split,
+    )
+    from penstock.data.dataset import (
+        BatchReader,
+        Dataset,
+        Empty,
+        IterableDataset,
+        batch_reader,
+        register_batch_reader,
+    )
+    from penstock.data.packed_list import PackedList
+    from penstock.data.ragged import RaggedArray
+    from penstock.data.sharding import shard
 
 __all__ = [
     "ArrayDataset",
@@ -40,3 +45,29 @@ __all__ = [
     "register_batch_reader",
     "shard",
 ]
+
+__getattr__, __dir__ = lazy_names(
+    __name__,
+    {
+        "penstock.collate": ("default_collate",),
+        ".combinators": (
+            "ArrayDataset",
+            "ChainDataset",
+            "ConcatDataset",
+            "StackDataset",
+            "Subset",
+            "random_split",
+        ),
+        ".dataset": (
+            "BatchReader",
+            "Dataset",
+            "Empty",
+            "IterableDataset",
+            "batch_reader",
+            "register_batch_reader",
+        ),
+        ".packed_list": ("PackedList",),
+        ".ragged": ("RaggedArray",),
+        ".sharding": ("shard",),
+    },
+)

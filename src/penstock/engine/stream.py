@@ -99,6 +99,12 @@ class BatchStream:
         self._num_long = 0
         self.num_yielded = 0
 
+    def set_handover(self, handover: Handover | None) -> None:
+        """Let another way of handing over begin with the next epoch."""
+        before, self._handover = self._handover, handover
+        if before is not None:
+            before.close()
+
     @property
     def epoch(self) -> Epoch:
         """The epoch that was begun last."""

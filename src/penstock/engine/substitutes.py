@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
 
-from penstock.data.labels.known import known_labels
 from penstock.engine.plan import sample_key
 from penstock.errors import TooManyFailures
 from penstock.randomness.keys import Purpose, seed_sequence
@@ -41,6 +40,8 @@ class Substitutes:
             from_all: Whether any sample of the dataset will do.
         """
         self._key = seed_sequence(seed, Purpose.SUBSTITUTES, epoch).generate_state(2, np.uint64)
+        from penstock.data.labels.known import known_labels
+
         labels = known_labels(dataset)
         # Of samples with several classes each, none is "of the same class" as another.
         self._labels = labels if isinstance(labels, np.ndarray) else None

@@ -147,10 +147,8 @@ class WorkerStream(BatchStream):
 
     def set_handover(self, handover: Handover | None) -> None:
         """Let another way of handing over begin with the next epoch."""
-        before, self._handover = self._handover, handover
         self._begun = None
-        if before is not None:
-            before.close()
+        super().set_handover(handover)
 
     @property
     def backend(self) -> Backend:

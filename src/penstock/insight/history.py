@@ -44,7 +44,6 @@ from penstock.insight.rows import (
 )
 from penstock.insight.sources import SampleAccounts
 from penstock.insight.stats import SlowSample, Stats
-from penstock.insight.verdict import judge, not_measured
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
@@ -91,7 +90,7 @@ class History:
         backend: str = "process",
         keep: int = 10_000,
         persistent_workers: bool | None = None,
-        judge: Callable[..., Verdict] = judge,
+        judge: Callable[..., Verdict] | None = None,
     ) -> None:
         """Know nothing yet.
 
@@ -101,7 +100,7 @@ class History:
             backend: "serial", "process", "thread" or "ray"; 0 workers are always "serial".
             keep: How many batches are kept one by one; 312 bytes each.
             persistent_workers: Whether workers are kept from epoch to epoch; None if not known.
-            judge: Returns the verdict, of what `penstock.insight.verdict.judge` takes.
+            judge: Returns the verdict; None is `penstock.insight.verdict.judge`.
 
         Raises:
             ConfigError: `keep` is below 1.
@@ -279,10 +278,12 @@ class History:
         steady = Sums.of(without_pauses(rows)).span()
         slowest = self._named(slowest)
         backend = self._backend if num_workers else "serial"
+        from penstock.insight import verdict as verdicts  # not before somebody asks
+
         verdict = (
-            not_measured(window)
+            verdicts.not_measured(window)
             if len(rows) and not is_measured
-            else self._judge(
+            else (self._judge or verdicts.judge)(
                 steady,
                 # A crew that was changed a moment ago has made none of these yet.
                 num_workers=int(rows[-1, AT["num_workers"]]) if len(rows) else num_workers,

@@ -24,7 +24,6 @@ from penstock.faults import FaultPolicy
 from penstock.insight.budgets import Limits, cores_of_rank, local_ranks
 from penstock.insight.history import History
 from penstock.insight.stats import Change
-from penstock.insight.tuner import Tuner
 from penstock.summary import Summarized, kind_of
 
 if TYPE_CHECKING:
@@ -40,6 +39,7 @@ if TYPE_CHECKING:
     from penstock.insight.progress import ProgressBar
     from penstock.insight.recording import Recording
     from penstock.insight.stats import Stats
+    from penstock.insight.tuner import Tuner
 
 __all__ = ["Accounts", "AutoWorkers", "Monitor", "Observed", "watchers"]
 
@@ -178,6 +178,8 @@ class Monitor:
         self._tuner: Tuner | None = None
         self.num_workers: Any = num_workers
         if is_auto:
+            from penstock.insight.tuner import Tuner
+
             self._tuner = Tuner(
                 Limits(cpu_budget, memory_budget),
                 cores=self._cores,

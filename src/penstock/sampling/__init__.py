@@ -1,30 +1,35 @@
 # SPDX-License-Identifier: Apache-2.0
 """Index streams: which samples an epoch takes, in which order, and how often."""
 
-from penstock.sampling.balance import BalanceReport, ClassCounts, balance_report
-from penstock.sampling.balanced_batches import BalancedBatchSampler
-from penstock.sampling.balanced_shuffle import BalancedShuffle, ShuffleCounts
-from penstock.sampling.batches import BatchSampler
-from penstock.sampling.bucket_batches import BucketBatchSampler
-from penstock.sampling.buckets import AspectRatioBatchSampler, BucketSampler
-from penstock.sampling.class_aware import ClassAwareSampler
-from penstock.sampling.class_balanced import ClassBalancedSampler, DynamicBalancedSampler
-from penstock.sampling.class_shares import class_shares
-from penstock.sampling.distributed import DistributedSampler
-from penstock.sampling.mixture import MixtureSampler
-from penstock.sampling.permutation import Permutation
-from penstock.sampling.repeat_factor import RepeatFactorSampler
-from penstock.sampling.samplers import (
-    IndexSampler,
-    Indices,
-    RandomSampler,
-    Sampler,
-    SequentialSampler,
-    SubsetRandomSampler,
-)
-from penstock.sampling.shard_assignment import assign_shards
-from penstock.sampling.shards import AbsentShard, ShardSampler
-from penstock.sampling.weighted import WeightedRandomSampler
+from typing import TYPE_CHECKING
+
+from penstock.lazy import lazy_names
+
+if TYPE_CHECKING:
+    from penstock.sampling.balance import BalanceReport, ClassCounts, balance_report
+    from penstock.sampling.balanced_batches import BalancedBatchSampler
+    from penstock.sampling.balanced_shuffle import BalancedShuffle, ShuffleCounts
+    from penstock.sampling.batches import BatchSampler
+    from penstock.sampling.bucket_batches import BucketBatchSampler
+    from penstock.sampling.buckets import AspectRatioBatchSampler, BucketSampler
+    from penstock.sampling.class_aware import ClassAwareSampler
+    from penstock.sampling.class_balanced import ClassBalancedSampler, DynamicBalancedSampler
+    from penstock.sampling.class_shares import class_shares
+    from penstock.sampling.distributed import DistributedSampler
+    from penstock.sampling.mixture import MixtureSampler
+    from penstock.sampling.permutation import Permutation
+    from penstock.sampling.repeat_factor import RepeatFactorSampler
+    from penstock.sampling.samplers import (
+        IndexSampler,
+        Indices,
+        RandomSampler,
+        Sampler,
+        SequentialSampler,
+        SubsetRandomSampler,
+    )
+    from penstock.sampling.shard_assignment import assign_shards
+    from penstock.sampling.shards import AbsentShard, ShardSampler
+    from penstock.sampling.weighted import WeightedRandomSampler
 
 __all__ = [
     "AbsentShard",
@@ -56,3 +61,33 @@ __all__ = [
     "balance_report",
     "class_shares",
 ]
+
+__getattr__, __dir__ = lazy_names(
+    __name__,
+    {
+        ".balance": ("BalanceReport", "ClassCounts", "balance_report"),
+        ".balanced_batches": ("BalancedBatchSampler",),
+        ".balanced_shuffle": ("BalancedShuffle", "ShuffleCounts"),
+        ".batches": ("BatchSampler",),
+        ".bucket_batches": ("BucketBatchSampler",),
+        ".buckets": ("AspectRatioBatchSampler", "BucketSampler"),
+        ".class_aware": ("ClassAwareSampler",),
+        ".class_balanced": ("ClassBalancedSampler", "DynamicBalancedSampler"),
+        ".class_shares": ("class_shares",),
+        ".distributed": ("DistributedSampler",),
+        ".mixture": ("MixtureSampler",),
+        ".permutation": ("Permutation",),
+        ".repeat_factor": ("RepeatFactorSampler",),
+        ".samplers": (
+            "IndexSampler",
+            "Indices",
+            "RandomSampler",
+            "Sampler",
+            "SequentialSampler",
+            "SubsetRandomSampler",
+        ),
+        ".shard_assignment": ("assign_shards",),
+        ".shards": ("AbsentShard", "ShardSampler"),
+        ".weighted": ("WeightedRandomSampler",),
+    },
+)

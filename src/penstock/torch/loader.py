@@ -11,15 +11,11 @@ import torch
 import torch.utils.data
 from torch.utils.data import default_collate, default_convert
 
-from penstock.callers import users_level
 from penstock.data.dataset import follows_epochs
 from penstock.data.foreign import adapted
 from penstock.engine.backends.ray.options import check_pool
 from penstock.engine.fault_log import FaultLog
 from penstock.engine.plan import Framework, Plan, Recipe
-from penstock.engine.serial_stream import SerialStream
-from penstock.engine.stream import BatchStream
-from penstock.engine.worker_stream import WorkerStream
 from penstock.errors import ConfigError
 from penstock.faults import Failure, FaultPolicy, policy_of
 from penstock.indices import (
@@ -41,6 +37,7 @@ from penstock.torch.device.copier import DeviceCopier, Pinning
 from penstock.torch.device.page_lock import page_lock_for
 from penstock.torch.draws import UnseededIndices
 from penstock.torch.samplers import seeded_sampler
+from penstock.torch.streams import AsTorch, TorchSerialStream
 from penstock.torch.subclassing import Readable, added_arguments, name_keywords
 from penstock.torch.worker import answer_in_threads
 
@@ -52,7 +49,7 @@ if TYPE_CHECKING:
 
     from penstock.data import Dataset as NumpyDataset
     from penstock.engine.handover import Handover
-    from penstock.engine.plain import PlainMaker
+    from penstock.engine.stream import BatchStream
     from penstock.indices import IndexSource
     from penstock.transport.page_lock import PageLock
 
@@ -61,7 +58,6 @@ __all__ = ["DataLoader"]
 T_co = TypeVar("T_co", covariant=True)
 
 _DATAPIPES: Final = (torch.utils.data.IterDataPipe, torch.utils.data.MapDataPipe)
-_NEXT: Final = "enumerate(DataLoader)#penstock.__next__"
 _TORCH: Final = Framework(root="torch", adapter="penstock.torch.worker")
 
 
@@ -454,63 +450,6 @@ class DataLoader(Observed, torch.utils.data.DataLoader[T_co]):
         return _LoaderIterator(self)
 
 
-class _AsTorch(BatchStream):
-    """A stream that is profiled, and warns, where torch's iterator does.
-
-    Attributes:
-        len_called: What an iterable dataset said of its length, if `len(loader)` asked it.
-    """
-
-    len_called: int | None = None
-
-    def take(self) -> Any:  # noqa: ANN401 - any batch tree
-        if torch.autograd.profiler._is_profiler_enabled:  # it costs as much as a small batch
-            with torch.autograd.profiler.record_function(_NEXT):
-                batch = super().take()
-        else:
-            batch = super().take()
-        if self.len_called is not None and self.num_yielded > self.len_called:
-            self._warn_of_length(self.len_called)
-        return batch
-
-    def _refuse_stop(self, error: StopIteration) -> None:
-        self._faults.warn_of_stop(error, self._epoch)  # and let it end the epoch
-
-    def _warn_of_length(self, len_called: int) -> None:
-        recipe, advice = self._plan.recipe, ""
-        if self._plan.num_workers > 0:
-            advice = (
-                " For multiprocessing data-loading, this means that each worker iterates its own "
-                "copy "
-                "of the dataset: give each its share through torch.utils.data.get_worker_info()."
-            )
-        warnings.warn(
-            f"Length of IterableDataset {recipe.dataset} was reported to be {len_called} (when "
-            f"accessing len(dataloader)), but {self.num_yielded} samples have been "
-            f"fetched.{advice}",
-            stacklevel=users_level(),
-        )
-
-
-class _WorkerStream(_AsTorch, WorkerStream):
-    pass
-
-
-class _SerialStream(_AsTorch, SerialStream):
-    def _plain_maker(self) -> PlainMaker | None:
-        make = super()._plain_maker()
-        if make is None or self.len_called is not None:
-            return None
-
-        def profiled(indices: Any, out: list[Any]) -> int:  # noqa: ANN401
-            if not torch.autograd.profiler._is_profiler_enabled:
-                return make(indices, out)
-            with torch.autograd.profiler.record_function(_NEXT):
-                return make(indices, out)
-
-        return profiled
-
-
 class _SizedIterator(EpochIterator):
     """An epoch's iterator that has the length of a whole one, as torch's has."""
 
@@ -525,7 +464,7 @@ class _SizedIterator(EpochIterator):
 class _LoaderIterator(_SizedIterator):
     """The epochs of a loader; without `seed=` it draws just when torch's own iterator does."""
 
-    _stream: _AsTorch
+    _stream: AsTorch
 
     def __init__(self, loader: DataLoader[Any]) -> None:
         # Not the loader itself: a persistent iterator and its loader would keep each other, and
@@ -543,8 +482,9 @@ class _LoaderIterator(_SizedIterator):
         plan = _make_plan(loader, self._base_seed, page_lock)
         if plan.backend == "thread":
             answer_in_threads()
-        kind: type[_WorkerStream | _SerialStream]
-        kind = _WorkerStream if plan.num_workers else _SerialStream
+        kind: Callable[..., AsTorch] = TorchSerialStream
+        if plan.num_workers:
+            from penstock.torch.worker_streams import TorchWorkerStream as kind
         stream = kind(plan, epoch, loader._faults, loader._monitor, handover)
         stream.len_called = loader._IterableDataset_len_called
         super().__init__(stream, loader._index_sampler)
@@ -558,7 +498,6 @@ class _LoaderIterator(_SizedIterator):
         goes_to = loader._target_device, loader._device_transform
         if goes_to != self._goes_to:  # `_iter_on` changes it
             # Slots of the workers that there are stay as they are locked, or not locked.
-            assert isinstance(self._stream, WorkerStream)  # torch keeps no iterator without workers
             self._stream.set_handover(_handover_of(loader, _should_pin(loader))[0])
             self._goes_to = goes_to
         self._stream.len_called = loader._IterableDataset_len_called

@@ -1,0 +1,76 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Streams that behave as torch's iterators do, where a program can see it."""
+
+from __future__ import annotations
+
+import warnings
+from typing import TYPE_CHECKING, Any, Final
+
+import torch
+
+from penstock.callers import users_level
+from penstock.engine.serial_stream import SerialStream
+from penstock.engine.stream import BatchStream
+
+if TYPE_CHECKING:
+    from penstock.engine.plain import PlainMaker
+
+__all__ = ["AsTorch", "TorchSerialStream"]
+
+_NEXT: Final = "enumerate(DataLoader)#penstock.__next__"
+
+
+class AsTorch(BatchStream):
+    """A stream that is profiled, and warns, where torch's iterator does.
+
+    Attributes:
+        len_called: What an iterable dataset said of its length, if `len(loader)` asked it.
+    """
+
+    len_called: int | None = None
+
+    def take(self) -> Any:  # noqa: ANN401 - any batch tree
+        """See `BatchStream.take`."""
+        if torch.autograd.profiler._is_profiler_enabled:  # it costs as much as a small batch
+            with torch.autograd.profiler.record_function(_NEXT):
+                batch = super().take()
+        else:
+            batch = super().take()
+        if self.len_called is not None and self.num_yielded > self.len_called:
+            self._warn_of_length(self.len_called)
+        return batch
+
+    def _refuse_stop(self, error: StopIteration) -> None:
+        self._faults.warn_of_stop(error, self._epoch)  # and let it end the epoch
+
+    def _warn_of_length(self, len_called: int) -> None:
+        recipe, advice = self._plan.recipe, ""
+        if self._plan.num_workers > 0:
+            advice = (
+                " For multiprocessing data-loading, this means that each worker iterates its own "
+                "copy "
+                "of the dataset: give each its share through torch.utils.data.get_worker_info()."
+            )
+        warnings.warn(
+            f"Length of IterableDataset {recipe.dataset} was reported to be {len_called} (when "
+            f"accessing len(dataloader)), but {self.num_yielded} samples have been "
+            f"fetched.{advice}",
+            stacklevel=users_level(),
+        )
+
+
+class TorchSerialStream(AsTorch, SerialStream):
+    """Batches made in the loop's own thread."""
+
+    def _plain_maker(self) -> PlainMaker | None:
+        make = super()._plain_maker()
+        if make is None or self.len_called is not None:
+            return None
+
+        def profiled(indices: Any, out: list[Any]) -> int:  # noqa: ANN401
+            if not torch.autograd.profiler._is_profiler_enabled:
+                return make(indices, out)
+            with torch.autograd.profiler.record_function(_NEXT):
+                return make(indices, out)
+
+        return profiled

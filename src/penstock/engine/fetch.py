@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 from penstock.data.dataset import announce_epoch, can_resume
 from penstock.engine.assembly import Assembler
 from penstock.engine.epoch import Share
+from penstock.engine.generator_watch import GeneratorWatch, note_watched, was_watched
 from penstock.engine.logbook import Notes
 from penstock.engine.map_reader import MapReader
 from penstock.engine.plain import map_maker, shard_maker
@@ -77,7 +78,12 @@ class Fetcher:
         self._map = None if recipe.is_iterable else MapReader(recipe, notes)
         self._streams = None
         if recipe.seed is not None and not (self._map and self._map.draws_nothing):
-            self._streams = SampleStreams(recipe.seed, epoch, seeds_globals=not in_thread)
+            seeds_globals = recipe.global_rng and not in_thread
+            self._streams = SampleStreams(recipe.seed, epoch, seeds_globals=seeds_globals)
+            self._isolated = isolated and seeds_globals
+        # Threads have a watch of their own, with and without a seed.
+        self._finds_drawings = recipe.seed is not None and not (recipe.global_rng or in_thread)
+        self._drawings: tuple[str, ...] = ()
         self._share_info = ShareInfo(
             worker_id, num_workers, recipe.batch_size, recipe.rank, recipe.world_size, compared
         )
@@ -151,8 +157,16 @@ class Fetcher:
         """
         if self._streams is None and self._share_reader is None:
             return self._fetch(indices, step, caution)
+        watch = self._first_watch()
         with self._scope():
-            batch = self._fetch(indices, step, caution)
+            if watch is not None:
+                watch.begin()
+            try:
+                batch = self._fetch(indices, step, caution)
+            finally:
+                if watch is not None:
+                    watch.end()
+                    self._drawings = tuple(map(str, watch.found))
         if self._streams is not None:
             self._notes.seeding(self._streams.take_seeding_ns())
         return batch
@@ -161,6 +175,18 @@ class Fetcher:
     def shard_position(self) -> Callable[[], Share] | None:
         """Returns how far a stream without a state is; None for a map-style dataset."""
         return None if self._share_reader is None else self._share_reader.position_in_shard
+
+    def _first_watch(self) -> GeneratorWatch | None:
+        """Return a watch for a dataset's first batch, where draws from generators go unseeded."""
+        if not self._finds_drawings or was_watched(self._recipe.dataset):
+            return None
+        note_watched(self._recipe.dataset)
+        return GeneratorWatch(self._recipe.dataset)
+
+    def take_drawings(self) -> tuple[str, ...]:
+        """Return, once, which functions drew from the global generators in the first batch."""
+        drawings, self._drawings = self._drawings, ()
+        return drawings
 
     def plain_maker(self) -> PlainMaker | None:
         """Return a function that makes the batch of some indices by the shortest way.

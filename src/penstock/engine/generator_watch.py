@@ -26,19 +26,33 @@ import functools
 import os
 import random
 import sys
+import warnings
 import weakref
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 import numpy as np
 
+from penstock.callers import users_level
 from penstock.engine.transforms import innermost_transform
 from penstock.engine.user_frames import frames_of_user
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterable, Iterator
     from types import CodeType, FrameType
 
-__all__ = ["Drawing", "GeneratorWatch", "note_watched", "was_watched"]
+__all__ = [
+    "UNSEEDED",
+    "Drawing",
+    "GeneratorWatch",
+    "note_watched",
+    "warn_of_drawings",
+    "was_watched",
+]
+
+UNSEEDED: Final = (
+    "With global_rng=False the loader does not seed them, so seed= does not decide what is drawn. "
+    "Draw from penstock.sample_rng(), or leave global_rng True."
+)
 
 _MOST_EVENTS: Final = 10_000
 _TWISTER_WORDS: Final = 624
@@ -64,6 +78,26 @@ _LIBRARIES: Final = (
 _CALL_WITH_DICT: Final = dis.opmap["CALL_FUNCTION_EX"]
 
 _watched: dict[int, weakref.ref[object]] = {}  # datasets of which a batch was watched, by id
+
+
+_warned_of: set[str] = set()  # drawings, of all loaders
+
+
+def warn_of_drawings(drawings: Iterable[str], why: str) -> None:
+    """Warn of functions that draw from the process's generators, once of each.
+
+    Args:
+        drawings: Texts of `Drawing`.
+        why: Why that matters, and what to do.
+    """
+    new = [drawing for drawing in drawings if drawing not in _warned_of]
+    if new:
+        _warned_of.update(new)
+        warnings.warn(
+            "random numbers are drawn from generators of the whole process, or these are seeded: "
+            f"{'; '.join(new)}. {why}",
+            stacklevel=users_level(),
+        )
 
 
 def note_watched(dataset: object) -> None:

@@ -3,7 +3,7 @@
 
 trainer -> worker    the recipe's segment (once), then BeginEpoch, Task, Task …, BeginEpoch …
 worker  -> trainer   BatchMade, TaskFailed, ShareEnded; Ready (once, of one that was hired);
-                      GeneratorsSet (once, where worker_init_fn set them)
+                      GeneratorsSet (once, where worker_init_fn set them); DrawingsFound (once)
 """
 
 from __future__ import annotations
@@ -29,6 +29,7 @@ if TYPE_CHECKING:
 __all__ = [
     "BatchMade",
     "BeginEpoch",
+    "DrawingsFound",
     "ExceptionReport",
     "GeneratorsSet",
     "Ready",
@@ -171,6 +172,14 @@ class GeneratorsSet(NamedTuple):
     step: int = -1
 
 
+class DrawingsFound(NamedTuple):
+    """Functions that drew from the global generators; see `penstock.engine.generator_watch`."""
+
+    drawings: tuple[str, ...]
+    round: int = -1
+    step: int = -1
+
+
 _KINDS: dict[type, int] = {
     Task: 0,
     BeginEpoch: 1,
@@ -179,12 +188,20 @@ _KINDS: dict[type, int] = {
     ShareEnded: 4,
     Ready: 5,
     GeneratorsSet: 6,
+    DrawingsFound: 7,
 }
 _TYPES: tuple[type, ...] = tuple(_KINDS)
 
 
 def encode(
-    message: Task | BeginEpoch | BatchMade | TaskFailed | ShareEnded | Ready | GeneratorsSet,
+    message: Task
+    | BeginEpoch
+    | BatchMade
+    | TaskFailed
+    | ShareEnded
+    | Ready
+    | GeneratorsSet
+    | DrawingsFound,
 ) -> bytes:
     """Return `message` as bytes; plain tuples, so that no class is looked up by name."""
     fields: tuple[Any, ...] = tuple(message)
@@ -246,7 +263,7 @@ def decode(data: bytes) -> Any:  # noqa: ANN401 - one of the messages
     if _TYPES[kind] is TaskFailed:
         number, step, report, share, bad = fields
         return TaskFailed(number, step, ExceptionReport(*report), _share(share), _bad(bad))
-    if _TYPES[kind] in (Ready, GeneratorsSet):
+    if _TYPES[kind] in (Ready, GeneratorsSet, DrawingsFound):
         return _TYPES[kind](*fields)
     number, step, num_asked, bad = fields
     return ShareEnded(number, step, num_asked, _bad(bad))

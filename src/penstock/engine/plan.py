@@ -127,6 +127,7 @@ class Recipe:
         framework: Whose tensors the default collate makes; None makes numpy arrays.
         seed: Every sample's random numbers are decided by it, the epoch, and the sample's place;
             None leaves the generators as the worker was seeded.
+        global_rng: Whether the seed also decides what the global generators give.
         batch_size: Samples per batch of an iterable; None where not `is_batched`.
         rank: Which of the ranks that share an iterable this one is.
         world_size: Number of those ranks.
@@ -143,6 +144,7 @@ class Recipe:
     worker_init_fn: Callable[[int], object] | None = None
     framework: Framework | None = None
     seed: int | None = None
+    global_rng: bool = True
     batch_size: int | None = None
     rank: int = 0
     world_size: int = 1

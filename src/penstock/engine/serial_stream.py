@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, Final
 from penstock.engine.backends.in_process import PlainOutput
 from penstock.engine.epoch import Given
 from penstock.engine.fetch import Fetcher
+from penstock.engine.generator_watch import UNSEEDED, warn_of_drawings
 from penstock.engine.logbook import Notes, Phase
 from penstock.engine.salvage import NO_BATCH
 from penstock.engine.stream import FOLD_AT, LONG_NS, BatchStream
@@ -173,6 +174,8 @@ class SerialStream(BatchStream):
         except Exception as error:
             self._fail(step, error)
             raise
+        if drawings := fetcher.take_drawings():
+            warn_of_drawings(drawings, UNSEEDED)
         share, num_asked, bad = fetcher.share(), fetcher.num_asked, fetcher.take_bad()
         num_failed = self._record(bad, step, None) if bad else 0
         times = self._notes.take_times(num_bytes=self._output.take_num_bytes())

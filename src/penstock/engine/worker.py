@@ -27,6 +27,7 @@ from penstock.engine.logbook import Notes, Phase, open_notes
 from penstock.engine.messages import (
     BatchMade,
     BeginEpoch,
+    DrawingsFound,
     ExceptionReport,
     GeneratorsSet,
     Ready,
@@ -267,6 +268,8 @@ class _Worker:
             self._writer.abandon()
             self._send_failure(task, error)
         else:
+            if drawings := self._fetcher.take_drawings():
+                self._channel.send(encode(DrawingsFound(drawings)))
             new = self._pool.take_new()
             message = BatchMade(
                 task.round,

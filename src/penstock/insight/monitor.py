@@ -429,7 +429,8 @@ class Observed(Summarized):
     _shows_unless: ClassVar = {
         "pin_memory": False, "drop_last": False, "timeout": 0, "worker_init_fn": None,
         "persistent_workers": False, "in_order": True, "on_error": "raise", "cpu_budget": None,
-        "memory_budget": None, "progress": False, "monitor": "auto", "device": None,
+        "memory_budget": None, "progress": False, "monitor": "auto", "global_rng": True,
+        "device": None,
     }  # fmt: skip
 
     def _summary(self) -> Iterator[tuple[str, object]]:
@@ -528,7 +529,7 @@ _USUAL_COLLATES: Final = ("default_collate", "default_convert")
 _SETTINGS: Final = (
     "dataset", "batch_size", "sampler", "batch_sampler", "num_workers", "backend", "collate_fn",
     "pin_memory", "drop_last", "timeout", "prefetch_factor", "persistent_workers", "in_order",
-    "seed", "on_error", "cpu_budget", "memory_budget", "monitor",
+    "seed", "global_rng", "on_error", "cpu_budget", "memory_budget", "monitor",
 )  # fmt: skip
 
 

@@ -106,6 +106,9 @@ class DataLoader(Observed, torch.utils.data.DataLoader[T_co]):
         seed: Decides every epoch's order and all random numbers of its samples, whatever the number
             of workers; see `penstock.sample_rng`. Samplers with a seed of their own keep it. Every
             `iter()` begins the next epoch, or that of `set_epoch`. None: torch's own semantics.
+        global_rng: With `seed=`: whether `random`, numpy's and torch's global generators are seeded
+            for each sample too, 10 to 30 us. False seeds `penstock.sample_rng()` alone, for
+            transforms that draw from nothing else; one that does is named once in a warning.
         on_error: What becomes of a sample that cannot be made, and of a worker that dies. "raise"
             raises the sample's exception, and `WorkerDied` at the first death. "skip" leaves the
             sample out, "replace" puts another in its place; both start a new worker for one that
@@ -156,6 +159,7 @@ class DataLoader(Observed, torch.utils.data.DataLoader[T_co]):
     _iterator: Any  # torch keeps the persistent iterator here
     # As given; what a subclass assigns to these names changes nothing of the loader.
     seed: int | None
+    global_rng: bool
     on_error: str | FaultPolicy
     backend: str
     cpu_budget: float | None
@@ -188,6 +192,7 @@ class DataLoader(Observed, torch.utils.data.DataLoader[T_co]):
         pin_memory_device: str = "",
         in_order: bool = True,
         seed: int | None = None,
+        global_rng: bool = True,
         on_error: str | FaultPolicy = "raise",
         backend: str = "process",
         cpu_budget: float | None = None,
@@ -208,6 +213,11 @@ class DataLoader(Observed, torch.utils.data.DataLoader[T_co]):
                 f"seed decides all that a generator would: give one of the two, not seed={seed} "
                 f"and generator={generator}"
             )
+        if seed is None and not global_rng:
+            raise ConfigError(
+                "global_rng=False says that seed= is for penstock.sample_rng() alone, and there is "
+                "no seed: give one"
+            )
         if seed is not None and isinstance(dataset, _DATAPIPES):
             raise ConfigError(
                 f"DataPipes run on torch's own engine, which knows no seed: got seed={seed} and "
@@ -215,6 +225,7 @@ class DataLoader(Observed, torch.utils.data.DataLoader[T_co]):
             )
         self._schedule = Schedule(seed)
         self._seed = seed
+        self._global_rng = global_rng
         self._target_device = chosen
         self._device_transform = device_transform
         self._faults = FaultLog(policy_of(on_error), dataset)
@@ -234,6 +245,7 @@ class DataLoader(Observed, torch.utils.data.DataLoader[T_co]):
         )
         self._keep(
             seed=seed,
+            global_rng=global_rng,
             on_error=on_error,
             backend=backend,
             cpu_budget=cpu_budget,
@@ -567,6 +579,7 @@ def _make_plan(loader: DataLoader[Any], base_seed: int, page_lock: PageLock | No
         worker_init_fn=loader.worker_init_fn,
         framework=_TORCH,
         seed=loader._seed,
+        global_rng=loader._global_rng,
         batch_size=loader.batch_size,
         rank=rank,
         world_size=world_size,

@@ -48,12 +48,14 @@ from penstock.engine.deeds import Standing, deed_of, standing_of
 from penstock.engine.fault_log import NO_LOSSES, Losses
 from penstock.engine.first_samples import FirstSamples
 from penstock.engine.fork_hazards import opencv_at_rest, warn_of_fork
+from penstock.engine.generator_watch import UNSEEDED, warn_of_drawings
 from penstock.engine.interrupts import LONGEST_WAIT_S, HeldInterrupts
 from penstock.engine.lifeline import Lifeline
 from penstock.engine.logbook import Logbook
 from penstock.engine.messages import (
     BatchMade,
     BeginEpoch,
+    DrawingsFound,
     GeneratorsSet,
     Ready,
     ShareEnded,
@@ -448,6 +450,8 @@ class ProcessBackend:
             init_fn = self._plan.recipe.worker_init_fn
             assert init_fn is not None
             note_states(init_fn, self._plan.base_seed, worker.worker_id, message.states)
+        elif isinstance(message, DrawingsFound):
+            warn_of_drawings(message.drawings, UNSEEDED)
         if message.round != self._round:
             return None
         if isinstance(message, Ready):

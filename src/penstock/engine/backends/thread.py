@@ -36,6 +36,7 @@ from typing import TYPE_CHECKING, Final
 from penstock.callers import users_level
 from penstock.engine.deeds import Standing, deed_of, standing_of
 from penstock.engine.first_samples import FirstSamples
+from penstock.engine.generator_watch import warn_of_drawings
 from penstock.engine.interrupts import LONGEST_WAIT_S
 from penstock.engine.order import TaskDone, WorkerDied, WorkerReady
 from penstock.engine.thread_round import Round
@@ -46,11 +47,9 @@ from penstock.forks import Owner
 from penstock.randomness.keys import Purpose, seed_sequence
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
-    from types import CodeType
+    from collections.abc import Sequence
 
     from penstock.engine.epoch import Epoch
-    from penstock.engine.generator_watch import Drawing
     from penstock.engine.order import BackendEvent
     from penstock.engine.plan import Caution, Plan
 
@@ -66,7 +65,11 @@ _ADVICE_ON_HANG: Final = (
 _GIVEN_UP: Final = -1  # in place of a round: the trainer itself tells of the death
 
 _backends: weakref.WeakSet[ThreadBackend] = weakref.WeakSet()
-_told: set[tuple[CodeType, str]] = set()  # functions that draw from the process's generators
+_SHARED_GENERATORS: Final = (
+    "With backend='thread' all worker threads and the trainer share them, so what is drawn is "
+    "neither reproducible nor what another backend draws. Draw from penstock.sample_rng(), which "
+    "is each sample's own, or use backend='process'."
+)
 
 
 def _close_all() -> None:
@@ -192,7 +195,7 @@ class ThreadBackend:
             worker.share = event.outcome.share.after(worker.share)
         if answer.first_sample is not None:
             self._first_samples.compare(worker.worker_id, answer.first_sample)
-        self._tell_drawings(answer.drawings)
+        warn_of_drawings(map(str, answer.drawings), _SHARED_GENERATORS)
         return event
 
     def _bury(self, worker: ThreadWorker, end: WorkerDied) -> WorkerDied | None:
@@ -207,20 +210,6 @@ class ThreadBackend:
         )
         advice = f"{_ADVICE_ON_EXIT}{end.advice}"
         return WorkerDied(worker.worker_id, reason, advice, deed.step, deed.sample)
-
-    def _tell_drawings(self, drawings: Iterable[Drawing]) -> None:
-        new = [d for d in drawings if (d.code, d.generator) not in _told]
-        if not new:
-            return
-        _told.update((drawing.code, drawing.generator) for drawing in new)
-        listed = "; ".join(map(str, new))
-        warnings.warn(
-            "random numbers are drawn from generators of the whole process, or these are seeded: "
-            f"{listed}. With backend='thread' all worker threads and the trainer share them, so "
-            "what is drawn is neither reproducible nor what another backend draws. Draw from "
-            "penstock.sample_rng(), which is each sample's own, or use backend='process'.",
-            stacklevel=users_level(),
-        )
 
     def respawn(self, worker_id: int) -> None:
         """Start another thread, which goes on where the dead one was."""

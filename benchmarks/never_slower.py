@@ -64,7 +64,7 @@ class Point(NamedTuple):
 KINDS: Final[dict[str, Callable[[int], Any]]] = {
     "int": lambda i: i,
     "float": lambda i: i / 2,
-    "text": lambda i: "a text",
+    "text": lambda i: f"text {i}",
     "four ints": lambda i: [i, 1, 2, 3],
     "named tuple": lambda i: Point(0.5, i),
     "nested": lambda i: {"a": (i, [0.5, "b"]), "c": {"d": i}},

@@ -40,7 +40,8 @@ def run(tmp_path_factory):
     folder = tmp_path_factory.mktemp("loader")
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", r"epoch \d+: .* bad sample", UserWarning)
-        loader = Loader(Photos(), 8, shuffle=True, seed=1, num_workers=2, on_error="skip")
+        options = {"num_workers": 2, "on_error": "skip", "monitor": "full"}
+        loader = Loader(Photos(), 8, shuffle=True, seed=1, **options)
         samples = sum(len(images) for _ in range(2) for images, _ in loader)
     assert samples == 2 * (64 - len(BAD))
     return loader.stats(), loader.report(folder / "run.html"), loader.trace(folder / "run.json")

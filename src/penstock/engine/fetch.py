@@ -313,7 +313,13 @@ class Fetcher:
             seats = self._share_reader.take(self._salvage.fill, count)
             self.num_asked = len(seats)
             return self._salvage.join(seats, position)
-        samples: Any = [seat.sample for seat in self._share_reader.take(self._fill, count)]
+        samples: Any
+        cell = self._notes.number_cell() if self._streams is None else None
+        if cell is not None and self._share_reader.has_begun:
+            size = count or self._recipe.batch_size or 1
+            samples = self._share_reader.take_samples(size, cell)
+        else:
+            samples = [seat.sample for seat in self._share_reader.take(self._fill, count)]
         if not self._recipe.is_batched:
             (samples,) = samples
         return self._assembler.finish(self._assembler.collate(samples, position))

@@ -19,6 +19,7 @@ import sys
 import time
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
+from penstock.engine.accounts import TaskTimes
 from penstock.engine.plan import sample_key
 from penstock.engine.stopwatch import Stopwatch
 from penstock.transport.memory import Mapping, create_segment
@@ -26,7 +27,6 @@ from penstock.transport.memory import Mapping, create_segment
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from penstock.engine.accounts import TaskTimes
     from penstock.engine.seats import Seat
 
 __all__ = ["PHRASES", "Entry", "Logbook", "Notes", "Phase", "open_notes", "seconds_since"]
@@ -108,7 +108,10 @@ class Notes:
     tells of no memory: the process's is the trainer's.
     """
 
-    __slots__ = ("_cells", "_is_read", "_key", "_num_tasks", "_stopwatch", "_words", "is_watched")
+    __slots__ = (
+        "_cells", "_is_read", "_key", "_measures", "_num_tasks", "_stopwatch", "_words",
+        "is_watched",
+    )  # fmt: skip
 
     def __init__(
         self,
@@ -125,6 +128,7 @@ class Notes:
         # does not move on is replaced.
         self.is_watched = False
         self._num_tasks = 0
+        self._measures = True  # the task under way
         self._is_read = page is not None  # by the trainer
         self._stopwatch = Stopwatch(len(Phase), cpu_clock)
         self._cells: memoryview[int] | list[int] = [0] * _NUM_CELLS
@@ -133,8 +137,8 @@ class Notes:
             self._cells = page[:_KEY_AT].cast("q")
             self._key, self._words = page[_KEY_AT:_WORDS_AT], page[_WORDS_AT:_TEXT_AT]
 
-    def begin_task(self, round_: int, step: int) -> None:
-        """Note that a task begins."""
+    def begin_task(self, round_: int, step: int, *, measures: bool = True) -> None:
+        """Note that a task begins, and whether it is measured."""
         cells = self._cells
         cells[_NUMBER] = -1
         cells[_KEY_BYTES] = 0
@@ -146,7 +150,13 @@ class Notes:
             cells[_PEAK_RSS] = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
         self._num_tasks += 1
         cells[_PHASE] = Phase.READING
-        self._stopwatch.begin_task(Phase.READING, _CARRIED)
+        if measures and not self._measures:
+            self._stopwatch.restart()
+        self._measures = measures
+        if measures:
+            self._stopwatch.begin_task(Phase.READING, _CARRIED)
+        else:
+            self._stopwatch.skip_task()
 
     def phase(self, phase: Phase) -> None:
         """Note what is being done, not with a single sample."""
@@ -154,7 +164,9 @@ class Notes:
         cells[_NUMBER] = -1
         cells[_KEY_BYTES] = 0
         cells[_PHASE] = phase
-        cells[_AT_IT_SINCE] = self._stopwatch.enter(phase)
+        cells[_AT_IT_SINCE] = (
+            self._stopwatch.enter(phase) if self._measures else time.monotonic_ns()
+        )
 
     @property
     def follows_samples(self) -> bool:
@@ -168,6 +180,16 @@ class Notes:
             self._cells[_AT_IT_SINCE] = self._stopwatch.begin_sample()
         elif self.is_watched:
             self._cells[_AT_IT_SINCE] = time.monotonic_ns()
+
+    def number_cell(self) -> memoryview[int] | list[int] | None:
+        """Return where to write the number of each sample, instead of calling `sample`.
+
+        Returns:
+            One cell; None where more is to be noted of the samples of this task.
+        """
+        if self._stopwatch.times_samples or self.is_watched:
+            return None
+        return self._cells[_NUMBER : _NUMBER + 1]
 
     def batch_of(self, num_samples: int) -> None:
         """Note how many samples the batch has."""
@@ -207,11 +229,15 @@ class Notes:
     def take_times(self, *, num_bytes: int = 0, pool_bytes: int = 0, slot_ns: int = 0) -> TaskTimes:
         """Return what the task took up to this moment; to be called when its batch is packed.
 
+        Of one that is not measured, only the number of its samples is told.
+
         Args:
             num_bytes: Of the batch.
             pool_bytes: Of all slots of this worker.
             slot_ns: What making new ones of them took.
         """
+        if not self._measures:
+            return TaskTimes(0, 0, num_samples=self._stopwatch.num_samples)
         return self._stopwatch.take(
             idle=Phase.WAITING,
             fetch=Phase.READING,

@@ -118,10 +118,16 @@ class MapReader:
         begin = None if self.streams is None else self.streams.begin_sample
         note = self._notes.sample
         try:
-            if begin is None and not self._notes.follows_samples:
-                for index in indices:
-                    samples.append(dataset[index])  # noqa: PERF401 - `index` is for the note
-                return samples
+            if begin is None:
+                cell = self._notes.number_cell()
+                if not self._notes.follows_samples:
+                    for index in indices:
+                        samples.append(dataset[index])  # noqa: PERF401 - `index` is for the note
+                    return samples
+                if cell is not None:
+                    for cell[0], index in enumerate(indices):
+                        samples.append(dataset[index])
+                    return samples
             for number, index in enumerate(indices):
                 note(number)
                 if begin is not None:

@@ -55,6 +55,7 @@ class Task(NamedTuple):
         freed: The worker's slots whose leases have ended.
         retired: Those of them that may not be used again.
         caution: How to be careful with it; None is not at all.
+        is_measured: Whether to tell what it takes.
     """
 
     round: int
@@ -63,6 +64,7 @@ class Task(NamedTuple):
     freed: tuple[int, ...]
     retired: tuple[int, ...]
     caution: Caution | None = None
+    is_measured: bool = True
 
 
 class BeginEpoch(NamedTuple):
@@ -214,7 +216,9 @@ def encode(
         if isinstance(indices, np.ndarray):
             indices = indices.tobytes()
         caution = None if message.caution is None else tuple(message.caution)
-        fields = (*message[:2], indices, *message[3:5], is_array, where, caution)
+        fields = (
+            *message[:2], indices, *message[3:5], is_array, where, caution, message.is_measured,
+        )  # fmt: skip
     elif isinstance(message, BatchMade):
         packed = message.packed
         place = tuple(packed.pickle) if isinstance(packed.pickle, Extent) else packed.pickle
@@ -239,14 +243,13 @@ def decode(data: bytes) -> Any:  # noqa: ANN401 - one of the messages
     """Return the message again."""
     kind, fields = pickle.loads(data)
     if _TYPES[kind] is Task:
-        number, step, indices, freed, retired, is_array, where, caution = fields
+        number, step, indices, freed, retired, is_array, where, caution, is_measured = fields
         if is_array:
             indices = np.frombuffer(indices, np.int64)
         if where is not None:
             indices = Placed(indices, *where)
-        return Task(
-            number, step, indices, freed, retired, None if caution is None else Caution(*caution)
-        )
+        careful = None if caution is None else Caution(*caution)
+        return Task(number, step, indices, freed, retired, careful, is_measured)
     if _TYPES[kind] is BatchMade:
         number, step, place, buffers, slots, new_slots, retired, share, *rest = fields
         first, num_asked, bad, is_empty, times = rest

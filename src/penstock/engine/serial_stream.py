@@ -169,7 +169,8 @@ class SerialStream(BatchStream):
             self._end()
             raise
         try:
-            self._notes.begin_task(self._epoch.number, step)
+            measures = self._observer is not None and self._observer.measures
+            self._notes.begin_task(self._epoch.number, step, measures=measures)
             batch = fetcher.fetch(indices, step)
         except Exception as error:
             self._fail(step, error)

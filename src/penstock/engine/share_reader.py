@@ -58,6 +58,7 @@ class ShareReader:
         self._next_state_s = 0.0
         self._num_to_replay = 0
         self._num_failed = 0  # in a row
+        self._can_resume = can_resume(recipe.dataset)
         self.first_sample_digest: bytes | None = None
         self._iterator = self._begin(share)
 
@@ -115,8 +116,19 @@ class ShareReader:
         self._num_batches += 1
         return seats
 
-    def take_samples(self, count: int) -> list[Any]:
+    @property
+    def has_begun(self) -> bool:
+        """Whether a batch was read."""
+        return self._num_batches > 0
+
+    def take_samples(
+        self, count: int, cell: memoryview[int] | list[int] | None = None
+    ) -> list[Any]:
         """Return the samples of the next batch, read without random streams or policies.
+
+        Args:
+            count: Samples of a whole batch.
+            cell: Where to write the number of each sample before it is read; None: nowhere.
 
         Raises:
             StopIteration: the share has ended.
@@ -126,7 +138,16 @@ class ShareReader:
             raise StopIteration
         self._is_untouched = False
         self._num_batches += 1  # also of a batch that fails
-        samples = list(itertools.islice(self._iterator, count))
+        iterator = self._iterator
+        if cell is None:
+            samples = list(itertools.islice(iterator, count))
+        else:
+            samples = []
+            for cell[0] in range(count):
+                try:
+                    samples.append(next(iterator))
+                except StopIteration:
+                    break
         if len(samples) < count:
             self._ended = True
             if not samples or self._recipe.drop_last:
@@ -199,9 +220,11 @@ class ShareReader:
 
         It is asked rarely enough to take 2 % of the time; the samples since are read once more.
         """
+        if not self._can_resume:
+            return None
         dataset = self._recipe.dataset
         begun = time.perf_counter()
-        if not can_resume(dataset) or begun < self._next_state_s:
+        if begun < self._next_state_s:
             return None
         try:
             state = pickle.dumps(dataset.state_dict(), protocol=5)

@@ -249,6 +249,17 @@ class Stopwatch:
             del self._marks[:]
         self._marks_end_ns = 0
 
+    def skip_task(self) -> None:
+        """Begin a task that is not measured."""
+        self.num_samples = 0
+        self.times_samples = False
+
+    def restart(self) -> None:
+        """Forget what lies before this moment: it was not measured."""
+        self._since_ns = time.monotonic_ns()
+        self._spent_ns = [0] * len(self._spent_ns)
+        self.times_samples = True
+
     def begin_sample(self) -> int:
         """Begin another sample of the batch; return the moment, 0 where samples are not timed."""
         if not self.times_samples:

@@ -75,9 +75,9 @@ class ThreadNotes(Notes):
         self._round = round_
         self.phase(Phase.BEGINNING)
 
-    def begin_task(self, round_: int, step: int) -> None:
-        """Note that a task begins."""
-        super().begin_task(round_, step)
+    def begin_task(self, round_: int, step: int, *, measures: bool = True) -> None:
+        """Note that a task begins, and whether it is measured."""
+        super().begin_task(round_, step, measures=measures)
         self._round = round_
         self._step = step
         self._number = self._substitute = None
@@ -110,6 +110,10 @@ class ThreadNotes(Notes):
     def follows_samples(self) -> bool:
         """Always: any thread may ask for the last note, and what is unwanted ends here."""
         return True
+
+    def number_cell(self) -> None:
+        """Return None: `sample` also looks whether the batch is still wanted."""
+        return
 
     def sample(self, number: int) -> None:
         """Note which sample is being read; raises as `phase` does."""

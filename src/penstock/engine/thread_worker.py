@@ -58,6 +58,7 @@ class ThreadTask(NamedTuple):
     step: int
     indices: object
     caution: Caution | None
+    is_measured: bool = True
 
 
 class _Begin(NamedTuple):
@@ -326,7 +327,7 @@ class ThreadWorker:
         assert self._round is not None
         watch, self._watch = self._watch, None
         self._has_served = True
-        self.notes.begin_task(task.round, task.step)
+        self.notes.begin_task(task.round, task.step, measures=task.is_measured)
         self._output.take_num_bytes()
         self.notes.watch(watch)
         try:

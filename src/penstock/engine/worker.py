@@ -251,7 +251,7 @@ class _Worker:
             return
         assert self._fetcher is not None
         assert self._recipe is not None
-        self._notes.begin_task(task.round, task.step)
+        self._notes.begin_task(task.round, task.step, measures=task.is_measured)
         try:
             packed = self._fetcher.fetch(task.indices, task.step, task.caution)
             share = self._fetcher.share()
@@ -282,13 +282,15 @@ class _Worker:
                 self._fetcher.num_asked,
                 tuple(map(report_bad, self._fetcher.take_bad())),
                 is_empty,
-                self._times(packed),
+                self._times(task, packed),
             )
             self._channel.send(encode(message), [slot.fd for slot in new])
             for slot in new:
                 os.close(slot.fd)
 
-    def _times(self, packed: Any) -> TaskTimes:  # noqa: ANN401 - packed, or NO_BATCH
+    def _times(self, task: Task, packed: Any) -> TaskTimes:  # noqa: ANN401 - packed, or NO_BATCH
+        if not task.is_measured:
+            return self._notes.take_times()
         num_bytes = 0 if packed is NO_BATCH else sum(extent[2] for extent in packed.buffers)
         return self._notes.take_times(
             num_bytes=num_bytes,

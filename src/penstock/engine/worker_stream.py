@@ -466,6 +466,8 @@ class WorkerStream(BatchStream):
         if task.alone or killers:
             known = tuple((sample, *how) for sample, how in killers.items())
             caution = Caution(task.alone, known)
+        observer = self._observer
+        self._backend.measures = observer is not None and observer.measures
         self._backend.submit(task.worker_id, task.step, task.indices, caution)
 
     def _draw(self) -> list[Decision]:

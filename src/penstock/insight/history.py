@@ -280,10 +280,12 @@ class History:
         backend = self._backend if num_workers else "serial"
         from penstock.insight import verdict as verdicts  # not before somebody asks
 
+        is_light = len(rows) > 0 and not is_measured
+        judge = self._judge or verdicts.judge
         verdict = (
             verdicts.not_measured(window)
-            if len(rows) and not is_measured
-            else (self._judge or verdicts.judge)(
+            if is_light and self._judge is None
+            else judge(
                 steady,
                 # A crew that was changed a moment ago has made none of these yet.
                 num_workers=int(rows[-1, AT["num_workers"]]) if len(rows) else num_workers,

@@ -103,7 +103,9 @@ class TensorCollator:
         registered = _stock.default_collate_fn_map
         return collate(
             samples,
-            collate_fn_map=self._registry if registered == _STOCK else self._replaced(registered),
+            collate_fn_map=self._registry
+            if registered in (_STOCK, _IN_WORKERS)
+            else self._replaced(registered),
         )
 
     def _replaced(self, registered: CollateMap) -> CollateMap:
@@ -233,3 +235,6 @@ def stack_plainly(tensors: Sequence[Any], *, collate_fn_map: CollateMap | None =
     if not _is_plain(first) or not have_one_dtype(tensors):
         return _stock.collate_tensor_fn(tensors, collate_fn_map=collate_fn_map)
     return torch.stack(tuple(tensors), 0)
+
+
+_IN_WORKERS: Final[CollateMap] = {**_STOCK, torch.Tensor: stack_plainly}

@@ -56,9 +56,14 @@ class Outcome(Protocol):
 class Backend(Protocol):
     """Runs tasks, each on the worker it is submitted to, per worker in the order of submission.
 
+    Attributes:
+        measures: Whether outcomes of tasks submitted from now on tell what they took.
+
     Concurrency:
         One thread.
     """
+
+    measures: bool
 
     def start(self) -> None:
         """Start the workers; does not wait until they are ready."""

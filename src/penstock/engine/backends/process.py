@@ -156,6 +156,7 @@ class ProcessBackend:
 
     def __init__(self, plan: Plan) -> None:
         """Prepare workers for `plan`."""
+        self.measures = True
         self._plan = plan
         self._context = plan.context or multiprocessing.get_context()
         self._workers: dict[int, WorkerProcess] = {}
@@ -363,7 +364,9 @@ class ProcessBackend:
         worker = self._workers[worker_id]
         worker.tasks[step] = indices
         freed, retired = worker.arena.take_freed()
-        task = Task(self._round, step, indices, tuple(freed), tuple(retired), caution)
+        task = Task(
+            self._round, step, indices, tuple(freed), tuple(retired), caution, self.measures
+        )
         self._post(worker, encode(task))
 
     def _post(self, worker: WorkerProcess, message: bytes) -> None:

@@ -91,6 +91,7 @@ class ThreadBackend:
 
     def __init__(self, plan: Plan) -> None:
         """Prepare workers for `plan`."""
+        self.measures = True
         self._plan = plan
         self._workers: dict[int, ThreadWorker] = {}
         self._num_starts: dict[int, int] = {}  # by worker id
@@ -152,7 +153,9 @@ class ThreadBackend:
         self, worker_id: int, step: int, indices: object, caution: Caution | None = None
     ) -> None:
         """Put the task into the worker's queue."""
-        self._workers[worker_id].submit(ThreadTask(self._round.number, step, indices, caution))
+        self._workers[worker_id].submit(
+            ThreadTask(self._round.number, step, indices, caution, self.measures)
+        )
 
     def events(self, timeout_s: float | None) -> Sequence[BackendEvent]:
         """Wait on one queue; Ctrl-C interrupts the wait.

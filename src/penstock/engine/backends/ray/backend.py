@@ -140,6 +140,7 @@ class RayBackend:
 
     def __init__(self, plan: Plan) -> None:
         """Prepare workers for `plan`."""
+        self.measures = True  # they always do: a batch takes milliseconds on its way here
         self._plan = plan
         self._options = plan.ray or RayOptions()
         self._ray: Any = None

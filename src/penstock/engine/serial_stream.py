@@ -119,6 +119,7 @@ class SerialStream(BatchStream):
                 try:
                     num_samples = make(indices, out)
                 except Exception as error:
+                    self._clock.given_until(taken_ns, asked_ns)
                     self._fail(step, error)
                     raise
                 given = progress.counted
@@ -152,7 +153,9 @@ class SerialStream(BatchStream):
         except StopIteration:
             return
         except Exception:
-            self._clock.given_until(now())
+            # What was waited for it is no time of the trainer's own code.
+            if observer is None or not observer.measures:
+                self._clock.given_until(now())
             raise
         except BaseException:  # see `_closed_on_error`; the batch that was under way is lost here
             self.close(in_a_hurry=True)

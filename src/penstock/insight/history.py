@@ -265,8 +265,9 @@ class History:
         with self._lock:
             self._fold()
             rows = window_of(self._rows.last(_MOST_IN_WINDOW))
-            if is_measured := bool(rows[:, AT["ended_ns"]].any()):
-                rows = rows[rows[:, AT["ended_ns"]] > 0]
+            measured = rows[:, AT["ended_ns"]] > 0  # a worker told something
+            if is_measured := bool(measured.any()):
+                rows = rows[measured]
             sources = self._samples.sources(len(rows))
             slowest = self._samples.slowest()
             epoch, run = self._epochs.get(self._epoch, Sums()).span(), self._run.span()

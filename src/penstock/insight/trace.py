@@ -239,6 +239,8 @@ def _flows(columns: Columns) -> Iterator[Event]:
     taken = np.maximum(wait.starts, wait.stops - 1)  # within its event too, to the nanosecond
     places = zip(columns.seats.tolist(), made.tolist(), taken.tolist(), strict=True)
     for number, (seat, start, stop) in enumerate(places):
+        if not columns["ended_ns"][number]:  # nothing is known of its making
+            continue
         common = {"name": "batch", "cat": "batch", "id": number}
         place = {"pid": _WORKERS, "tid": seat + 1}
         yield {"ph": "s", "ts": min(start, stop) / 1e3, **place, **common}

@@ -293,6 +293,8 @@ _WORKS: Final = (
     ),
 )
 _BY_NAME: Final = {section.work: section for section in _WORKS}
+_WORST: Final = 8  # uses in which the drop-in gains least
+_NOISE: Final = 0.95  # two equal loaders, measured
 _OUTCOMES: Final = ("killed", "corrupt")
 _WITH_PHOTOS: Final = ("photos", "pack", "packed", "first", *_OUTCOMES)
 
@@ -684,6 +686,33 @@ def _left_out(
     return "\n".join(["## Could not be installed", "", *lines]) if lines else ""
 
 
+# ---------------------------------------------------------------- the drop-in's least ratios
+
+
+def cheap_samples(measured: Mapping[str, Any]) -> str:
+    """Return what never_slower.py has found: the drop-in beside torch, use by use."""
+    machine, cells = measured["machine"], measured["cells"]
+    rows = [["workers", "uses", "least", "median", "greatest", "below 0.95"]]
+    for number in sorted({cell["num_workers"] for cell in cells}):
+        ratios = sorted(cell["ratio"] for cell in cells if cell["num_workers"] == number)
+        figures = (ratios[0], statistics.median(ratios), ratios[-1])
+        slower = sum(ratio < _NOISE for ratio in ratios)
+        rows.append([str(number), str(len(ratios)), *(f"{r:.2f}" for r in figures), str(slower)])
+    worst = [["workers", "batch size", "samples", "Penstock, us per batch", "torch", "ratio"]]
+    for cell in sorted(cells, key=lambda cell: cell["ratio"])[:_WORST]:
+        times = (f"{cell['penstock_us']:.1f}", f"{cell['torch_us']:.1f}", f"{cell['ratio']:.2f}")
+        worst.append([str(cell["num_workers"]), str(cell["batch_size"]), cell["case"], *times])
+    return (
+        "## Cheap samples: is the drop-in ever slower?\n\n"
+        "Where samples cost next to nothing, the loader itself is the time. Both loaders take "
+        "turns in one process, over all kinds of samples and batch sizes of "
+        "`benchmarks/never_slower.py`; what they give is compared first. The ratio is batches per "
+        f"second, Penstock / torch. {machine['date']}, commit {machine['commit']}, "
+        f"torch {machine['torch']}.\n\n"
+        f"{_markdown(rows, numbers=True)}\n\nThe least:\n\n{_markdown(worst, numbers=True)}"
+    )
+
+
 # ---------------------------------------------------------------- markdown
 
 
@@ -738,7 +767,9 @@ def current() -> str:
     """Return the page as it has to be."""
     path = RESULTS / "not-installed.json"
     not_installed = json.loads(path.read_text("utf-8")) if path.exists() else {}
-    return render(load_results(), contenders(), not_installed, load_remarks())
+    page = render(load_results(), contenders(), not_installed, load_remarks())
+    measured = json.loads((RESULTS.parent / "never_slower.json").read_text("utf-8"))
+    return f"{page}\n{cheap_samples(measured)}\n"
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

@@ -73,7 +73,8 @@ class Loader(Observed, Generic[SampleT]):
         seed: Decides the order of every epoch and all random numbers of its samples. Not negative.
         global_rng: With `seed=`: whether `random`, numpy's and torch's global generators are seeded
             for each sample too, 10 to 30 us. False seeds `penstock.sample_rng()` alone, for
-            transforms that draw from nothing else; one that does is named once in a warning.
+            transforms that draw from nothing else; one that does is named once in a warning, but
+            not with Ray.
         on_error: What becomes of a sample that cannot be made, and of a worker that dies. "raise"
             raises the sample's exception, and `WorkerDied` at the first death. "skip" leaves the
             sample out, "replace" puts another in its place; both start a new worker for one that
@@ -91,7 +92,8 @@ class Loader(Observed, Generic[SampleT]):
         monitor: What is measured of each batch. "light": when it was asked for and given, 2 us.
             "full": also where the time of worker and loop goes, up to 50 us. "auto" measures in
             full once batches come less often than every 5 ms, and from the first call of `stats`,
-            `report`, `trace` or `subscribe` on; with `progress` or `num_workers="auto"` always.
+            `report` or `trace` on. A progress bar, `subscribe` and `num_workers="auto"` have it
+            measured in full whatever this says.
         ray_options: With "ray": what each worker asks of the cluster, by the names of Ray's
             `Actor.options`: num_cpus (1 unless given), num_gpus, memory, resources,
             scheduling_strategy, runtime_env. Or {"pool": name}: the workers of a pool that trainers

@@ -116,6 +116,8 @@ class EpochIterator:
     def close(self) -> None:
         """Stop the workers now; the next epoch starts new ones."""
         self._stream.close()
+        if self._batches is not None and self._batches.gi_suspended:
+            self._batches.close()  # it holds the iterator of a dataset without workers
 
     def __getstate__(self) -> NoReturn:
         """Refuse to be pickled, or copied.

@@ -104,7 +104,9 @@ def test_an_error_of_the_sampler_is_raised_and_the_batches_after_it_come():
 def test_a_state_with_batches_given_ahead_gives_the_others():
     given = Given(num_steps=1, ahead=((2, 4),))
     # What was given is drawn again, and not made.
-    assert outcomes(iterate(1, -2, -3, 4, given=given)) == [[1], [4]]
+    batches = iterate(1, -2, -3, 4, given=given)
+    assert outcomes(batches) == [[1], [4]]
+    assert batches.epoch.progress.given == Given(num_steps=5)
 
 
 @pytest.mark.parametrize(("policy", "second"), [("skip", None), ("replace", "other")])
@@ -134,6 +136,26 @@ def test_a_batch_is_the_loops_alone():
         assert batch() is None
     finally:
         gc.enable()
+
+
+def test_closing_ends_the_iterator_of_a_stream():
+    ended = []
+
+    class Closes(IterableDataset):
+        def __iter__(self):
+            try:
+                yield from (np.array(k) for k in range(5))
+            finally:
+                ended.append(True)
+
+    batches = iterate(*[None] * 9, dataset=Closes())
+    asked = batches.__next__
+    next(batches)
+    batches.close()
+    assert ended == [True]
+    assert next(batches, "end") == "end"
+    with pytest.raises(StopIteration):
+        asked()
 
 
 def test_what_interrupts_a_sample_ends_the_stream():

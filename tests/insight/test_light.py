@@ -96,6 +96,7 @@ def test_the_user_may_say_it(monitor, is_measured):
     for _ in range(2):
         list(loader)
         assert (loader.stats().run.compute_s > 0) is is_measured
+        assert ('not measured under monitor="light"' in str(loader.stats())) is not is_measured
     with pytest.raises(ConfigError, match="monitor must be one of"):
         cheap(monitor="none")
 
@@ -142,6 +143,51 @@ def test_a_page_and_a_trace_of_it_show_no_work_that_nobody_saw(tmp_path):
     assert {e["name"] for e in events if e["ph"] == "X"} <= {"wait for batch", "own code"}
     assert not [e for e in events if e["ph"] in "sf"]
     assert min(e["ts"] for e in events) >= 0
+
+
+def test_the_first_measured_batch_has_its_own_bytes():
+    loader = Loader(np.zeros((200, 64)), 4)
+    batches = iter(loader)
+    for _ in range(20):
+        next(batches)
+    loader.stats()
+    for _ in range(10):
+        next(batches)
+    window = loader.stats().window
+    assert window.bytes == window.batches * 4 * 64 * 8
+
+
+@pytest.mark.parametrize("num_workers", [0, 1])
+def test_accounts_that_fail_end_and_training_goes_on(num_workers, monkeypatch):
+    loader = Loader(range(5000), 1, num_workers=num_workers)
+
+    def fail():
+        raise ZeroDivisionError("accounts")
+
+    monkeypatch.setattr(loader._monitor, "fold", fail)
+    with pytest.warns(RuntimeWarning, match="accounts have failed"):
+        assert [int(batch[0]) for batch in loader] == list(range(5000))
+
+
+def test_long_batches_after_many_short_ones_are_measured():
+    class Later(Slow):
+        def __len__(self):
+            return 1200
+
+        def __getitem__(self, index):
+            return super().__getitem__(index) if index >= 1000 else index
+
+    loader = Loader(Later(), 4)
+    list(loader)
+    assert loader.stats().window.read_s > 0.1
+
+
+def test_batches_of_tuples_note_nothing():
+    loader = Loader(range(4000), batch_sampler=[(k, k + 1) for k in range(0, 4000, 2)])
+    batches = iter(loader)
+    for _ in range(1900):
+        next(batches)
+    assert len(batches._stream._notes._stopwatch._marks) == 0
 
 
 def test_memory_does_not_grow_with_the_batches():

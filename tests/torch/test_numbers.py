@@ -9,7 +9,9 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 from torch.utils.data import default_collate
+from torch.utils.data._utils.collate import default_collate_fn_map
 
+from penstock.torch import DataLoader
 from penstock.torch.worker import collator
 
 
@@ -56,3 +58,43 @@ def test_the_default_device_is_heeded():
     with torch.device("meta"):
         assert ours([1, 2]).device.type == "meta"
         assert ours([1.0, 2.0]).dtype == torch.float64
+
+
+class Registered:
+    """A collate function that cannot be hashed."""
+
+    __hash__ = None
+
+    def __call__(self, samples, *, collate_fn_map):
+        return [*samples]
+
+
+def test_functions_of_the_users_need_not_be_hashable(monkeypatch):
+    kind = type("Kind", (), {})
+    monkeypatch.setitem(default_collate_fn_map, kind, Registered())
+    samples = [kind(), kind()]
+    assert ours(samples) == samples
+
+
+def test_sparse_tensors_are_refused_in_torchs_words():
+    with pytest.raises(RuntimeError) as expected:
+        default_collate([torch.eye(2).to_sparse()])
+    loader = DataLoader([torch.eye(2).to_sparse()])
+    with pytest.raises(RuntimeError) as refused:
+        next(iter(loader))
+    assert str(refused.value) == str(expected.value)
+
+
+class Nests:
+    """Iterates a loader in a worker."""
+
+    def __len__(self):
+        return 2
+
+    def __getitem__(self, index):
+        (batch,) = DataLoader([torch.ones(3)] * 2, batch_size=2)
+        return batch.is_shared()
+
+
+def test_a_loader_in_a_worker_makes_no_shared_files():
+    assert [batch.item() for batch in DataLoader(Nests(), num_workers=1)] == [False, False]

@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from penstock.engine.plan import Recipe
     from penstock.randomness.samples import SampleStreams
 
-__all__ = ["Assembler", "Output"]
+__all__ = ["Assembler", "Output", "count_samples"]
 
 _MOST_NAMED: Final = 8  # samples
 
@@ -79,7 +79,7 @@ def _collates_into(kind: type) -> bool:
     return is_current(kind, "collate_into", ("__call__",))
 
 
-def _count(samples: Any) -> int:  # noqa: ANN401
+def count_samples(samples: Any) -> int:  # noqa: ANN401
     """Return how many samples there are; `__getitems__` may give what has no length."""
     return len(samples) if hasattr(samples, "__len__") else 0
 
@@ -124,7 +124,7 @@ class Assembler:
         """
         if not rehearsing:
             self._notes.phase(Phase.COLLATING)
-            self._notes.batch_of(_count(samples) if self._recipe.is_batched else 1)
+            self._notes.batch_of(count_samples(samples) if self._recipe.is_batched else 1)
         if self.streams is not None and self._recipe.collate_fn is not None:
             self.streams.begin_collate(position)
         try:

@@ -185,7 +185,7 @@ class Notes:
         """Return where to write the number of each sample, instead of calling `sample`.
 
         Returns:
-            One cell; None where more is to be noted of the samples of this task.
+            A cell of the logbook; None where more is to be noted of the samples of this task.
         """
         if self._stopwatch.times_samples or self.is_watched:
             return None
@@ -209,7 +209,9 @@ class Notes:
         cells[_PHASE] = phase
         if phase == Phase.READING:
             self._stopwatch.begin_sample()
-        cells[_AT_IT_SINCE] = time.monotonic_ns()  # a fault policy asks; see `Stream._on_timeout`
+        cells[_AT_IT_SINCE] = (
+            time.monotonic_ns()
+        )  # for `WorkerStream._on_timeout`
         if seat.attempt:
             key = pickle.dumps(sample_key(seat.index))
             if len(key) <= len(self._key):

@@ -119,12 +119,11 @@ class MapReader:
         note = self._notes.sample
         try:
             if begin is None:
-                cell = self._notes.number_cell()
                 if not self._notes.follows_samples:
                     for index in indices:
                         samples.append(dataset[index])  # noqa: PERF401 - `index` is for the note
                     return samples
-                if cell is not None:
+                if (cell := self._notes.number_cell()) is not None:
                     for cell[0], index in enumerate(indices):
                         samples.append(dataset[index])
                     return samples

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from penstock.engine.assembly import count_samples
 from penstock.engine.plan import keys_of
 from penstock.worker_info import set_share
 
@@ -45,15 +46,19 @@ def map_maker(recipe: Recipe, reader: MapReader, assembler: Assembler) -> PlainM
 
     def make(indices: Any, out: list[Any]) -> int:  # noqa: ANN401
         keys = indices.tolist() if type(indices) is np.ndarray else keys_of(indices)
-        if type(keys) is not list:  # whatever a batch sampler of the user's own gives
-            samples = reader.read_each(keys, 0, 1)
-        else:
-            left = iter(keys)
-            try:
+        key = None
+        samples: list[Any]
+        try:
+            if type(keys) is list:
+                left = iter(keys)
                 samples = [dataset[key] for key in left]
-            except Exception as error:
-                reader.note(error, keys[~length_hint(left)])
-                raise
+            else:  # whatever a batch sampler of the user's own gives
+                samples = []
+                for key in keys:
+                    samples.append(dataset[key])
+        except Exception as error:
+            reader.note(error, keys[~length_hint(left)] if type(keys) is list else key)
+            raise
         return join(samples, keys, out)
 
     def make_together(indices: Any, out: list[Any]) -> int:  # noqa: ANN401
@@ -73,7 +78,7 @@ def map_maker(recipe: Recipe, reader: MapReader, assembler: Assembler) -> PlainM
         except Exception as error:
             assembler.explain(error, samples, keys)
             raise
-        return len(samples) if hasattr(samples, "__len__") else 0
+        return count_samples(samples)
 
     make_of_samples = make_together if reader.reads_together else make
     if not recipe.is_batched:

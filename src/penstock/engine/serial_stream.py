@@ -19,10 +19,10 @@ from penstock.errors import TooManyFailures
 from penstock.faults import annotate
 
 if TYPE_CHECKING:
-    from collections.abc import Generator, Iterator
+    from collections.abc import Callable, Generator, Iterator
 
     from penstock.engine.accounts import Observer
-    from penstock.engine.epoch import Epoch
+    from penstock.engine.epoch import Epoch, Share
     from penstock.engine.fault_log import FaultLog
     from penstock.engine.handover import Handover
     from penstock.engine.plain import PlainMaker
@@ -80,23 +80,23 @@ class SerialStream(BatchStream):
     def batches(self, epoch: Epoch) -> Generator[Any, None, None]:
         """Yield the batches of `epoch`, until another is begun; see `BatchStream.batches`."""
         make = None if self._handover is not None else self._plain_maker()
-        if make is None or epoch.progress.given.ahead:
+        if make is None or self._fetcher is None or epoch.progress.given.ahead:
             return super().batches(epoch)
-        return self._plain_batches(epoch, make)
+        return self._plain_batches(epoch, make, self._fetcher.shard_position)
 
     def _plain_maker(self) -> PlainMaker | None:
         return None if self._fetcher is None else self._fetcher.plain_maker()
 
-    def _plain_batches(self, epoch: Epoch, make: PlainMaker) -> Generator[Any, None, None]:
+    def _plain_batches(
+        self, epoch: Epoch, make: PlainMaker, shard_position: Callable[[], Share] | None
+    ) -> Generator[Any, None, None]:
         """Do what `BatchStream.batches` does in one frame, which for cheap samples is the time."""
-        assert self._fetcher is not None
         progress, observer, tasks, now = (
             epoch.progress,
             self._observer,
             self._tasks,
             time.monotonic_ns,
         )
-        shard_position = self._fetcher.shard_position
         out: list[Any] = []  # a batch passes through it: the loop alone keeps its batch
         light = deque() if observer is None else observer.light
         taken_ns = self._clock.taken_ns
@@ -145,7 +145,8 @@ class SerialStream(BatchStream):
                         (epoch.number, step, asked_ns, given_ns, consumer_ns, num_samples, 0, 0, 0)
                     )
                     if len(light) >= FOLD_AT:
-                        observer.fold()
+                        self._fold(observer)
+                        observer = self._observer
                 yield out.pop()
                 progress.counted = given
         except GeneratorExit:  # at the yield, when the loop has the batch and wants no more
@@ -174,6 +175,7 @@ class SerialStream(BatchStream):
         try:
             measures = self._observer is not None and self._observer.measures
             self._notes.begin_task(self._epoch.number, step, measures=measures)
+            self._output.begin(weighs=measures)
             batch = fetcher.fetch(indices, step)
         except Exception as error:
             self._fail(step, error)
@@ -187,8 +189,10 @@ class SerialStream(BatchStream):
         if self._handover is not None and batch is not NO_BATCH:
             try:
                 batch = self._finish(self._handover.begin(batch, self._namer(step)), self._handover)
-            except Exception:
+            except Exception as error:
                 self._epoch.progress.fail(step, 0, share)
+                if isinstance(error, StopIteration):
+                    self._refuse_stop(error)
                 raise
         self._count(step, 0, share, num_asked, num_failed)
         if self._observer is not None and batch is not NO_BATCH:

@@ -39,6 +39,7 @@ __all__ = ["FOLD_AT", "LONG_NS", "BatchStream"]
 FOLD_AT: Final = 1024  # light rows: some 300 KB
 # Measuring a batch costs up to 50 us in the trainer: 1 % of this.
 LONG_NS: Final = 5_000_000
+_RECENT: Final = 64  # batches, among which half are to be long
 _FEWEST_LONG: Final = 4  # batches; the first ones import modules, and a machine may stall
 
 _log = logging.getLogger("penstock")
@@ -96,7 +97,7 @@ class BatchStream:
         self._epoch = epoch
         self._is_over = False
         self._num_bad = 0  # new ones, of which the observer was not notified yet
-        self._num_long = 0
+        self._num_long = self._long_since = 0
         self.num_yielded = 0
 
     def set_handover(self, handover: Handover | None) -> None:
@@ -195,9 +196,9 @@ class BatchStream:
         failed = progress.failed
         if share is not None:
             shares = [(id_, share) for _, id_, share in failed if share is not None]
-            turn = (worker_id + 1) % max(self._plan.num_workers, 1)
+            turn = (worker_id + 1) % max(self._plan.num_workers, 1)  # without workers it is 0
             given = given.with_shares([*shares, (worker_id, share)], turn)
-        elif self._plan.in_order:
+        elif self._plan.in_order and not given.ahead:
             given = Given(step + 1, *given[1:])
         else:
             given = given.with_steps([*(failed_step for failed_step, _, _ in failed), step])
@@ -236,17 +237,20 @@ class BatchStream:
         try:
             return observer.batch_given(record, self._epoch)
         except Exception as error:
-            # Whoever keeps the accounts may be wrong; training goes on without them.
-            self._observer = None
-            # As text: a handler that keeps the record would keep this stream with it.
-            _log.error("the accounts of a loader have failed\n%s", traceback.format_exc())
-            warnings.warn(
-                "the loader's accounts have failed, and end here, while training goes on: "
-                f"{type(error).__name__}: {error}. Please report it, with the log's traceback.",
-                RuntimeWarning,
-                stacklevel=users_level(),
-            )
+            self._end_accounts(error)
             return None
+
+    def _end_accounts(self, error: Exception) -> None:
+        """Go on without accounts: whoever keeps them has failed."""
+        self._observer = None
+        # As text: a handler that keeps the record would keep this stream with it.
+        _log.error("the accounts of a loader have failed\n%s", traceback.format_exc())
+        warnings.warn(
+            "the loader's accounts have failed, and end here, while training goes on: "
+            f"{type(error).__name__}: {error}. Please report it, with the log's traceback.",
+            RuntimeWarning,
+            stacklevel=users_level(),
+        )
 
     def _observe_lightly(
         self, observer: Observer, step: int, num_samples: int, num_workers: int, lookahead: int
@@ -258,14 +262,23 @@ class BatchStream:
             (self._epoch.number, step, *times, num_samples, num_bad, num_workers, lookahead)
         )
         if len(light) >= FOLD_AT:
-            observer.fold()
+            self._fold(observer)
         if consumer_ns and given_ns - asked_ns + consumer_ns > LONG_NS:
             self._note_long(observer)
 
+    def _fold(self, observer: Observer) -> None:
+        try:
+            observer.fold()
+        except Exception as error:
+            self._end_accounts(error)
+
     def _note_long(self, observer: Observer) -> None:
         """A batch took so long, with the loop's own code, that measuring it would cost nothing."""
+        if self.num_yielded - self._long_since > _RECENT:
+            self._num_long, self._long_since = 0, self.num_yielded
         self._num_long += 1
-        if self._num_long >= _FEWEST_LONG and 2 * self._num_long > self.num_yielded:
+        num_recent = self.num_yielded - self._long_since
+        if self._num_long >= _FEWEST_LONG and 2 * self._num_long > num_recent:
             observer.batches_are_long()
 
     def _end(self) -> None:
@@ -310,7 +323,8 @@ class BatchStream:
     def _release(self, *, in_a_hurry: bool) -> None:
         raise NotImplementedError
 
-    def __del__(self) -> None:
-        # At interpreter exit multiprocessing ends daemonic workers by itself, and faster.
-        if getattr(self, "_is_open", False) and not sys.is_finalizing():
+    def __del__(self, is_finalizing: Callable[[], bool] = sys.is_finalizing) -> None:
+        # At interpreter exit multiprocessing ends daemonic workers by itself, and faster. `sys` may
+        # be gone by then.
+        if getattr(self, "_is_open", False) and not is_finalizing():
             self.close()

@@ -249,7 +249,13 @@ class History:
             return {number: sums.span() for number, sums in self._epochs.items()}
 
     def stats(
-        self, *, num_workers: int, prefetch_factor: int, cores: float, is_auto: bool = False
+        self,
+        *,
+        num_workers: int,
+        prefetch_factor: int,
+        cores: float,
+        is_auto: bool = False,
+        is_measured_now: bool = True,
     ) -> Stats:
         """Return sums, and a verdict on the window.
 
@@ -258,6 +264,7 @@ class History:
             prefetch_factor: Batches under way per worker.
             cores: Cores that this process may use: affinity and quota.
             is_auto: Whether the tuner chooses the other two.
+            is_measured_now: Whether batches to come are measured, where the last ones were not.
 
         Concurrency:
             Any thread. Takes some milliseconds, in which `add` goes on.
@@ -284,7 +291,7 @@ class History:
         is_light = len(rows) > 0 and not is_measured
         judge = self._judge or verdicts.judge
         verdict = (
-            verdicts.not_measured(window)
+            verdicts.not_measured(window, is_measured_now=is_measured_now)
             if is_light and self._judge is None
             else judge(
                 steady,

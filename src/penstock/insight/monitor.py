@@ -348,6 +348,7 @@ class Monitor:
             prefetch_factor=prefetch_factor,
             cores=self._cores,
             is_auto=self._tuner is not None,
+            is_measured_now=self.measures,
         )
 
     def recording(self, settings: Mapping[str, Any], failures: Sequence[Failure]) -> Recording:

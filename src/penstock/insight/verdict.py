@@ -115,18 +115,23 @@ def judge(
     return _nothing_known(case)
 
 
-def not_measured(span: Span) -> Verdict:
-    """Return the verdict on batches of which only the waiting is known."""
+def not_measured(span: Span, *, is_measured_now: bool) -> Verdict:
+    """Return the verdict on batches of which only the waiting is known.
+
+    Args:
+        span: Sums over the batches.
+        is_measured_now: Whether those to come are measured.
+    """
     if span.batches - span.starts < _FEWEST:
         return _too_few(span)
     share = span.wait_share
     if share < WAITS:
         return Verdict("trainer", f"The trainer waits {percent(share)} of the time.")
-    return Verdict(
-        "unknown",
-        f"The trainer waits {percent(share)} of the time. Why is measured from this question on, "
-        'or from the start with monitor="full".',
-    )
+    if is_measured_now:
+        when = 'Why is measured from this question on, or from the start with monitor="full".'
+    else:
+        when = 'Why is not measured under monitor="light".'
+    return Verdict("unknown", f"The trainer waits {percent(share)} of the time. {when}")
 
 
 def _too_few(span: Span) -> Verdict:

@@ -26,11 +26,11 @@ from penstock.collate import (
     have_one_dtype,
     stack_into,
 )
-from penstock.torch.leaves import keep, tensor_of
+from penstock.torch.leaves import in_worker, keep, tensor_of
 from penstock.transport.arena import MIN_POOLED_BYTES
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Sequence
 
     from penstock.data.dataset import Empty
 
@@ -110,14 +110,14 @@ class TensorCollator:
 
     def _replaced(self, registered: CollateMap) -> CollateMap:
         """Return the entries of torch's registry, the stock ones replaced by ours."""
-        ours: dict[Callable[..., Any], Callable[..., Any]] = {
-            _stock.collate_tensor_fn: self._stack,
-            _stock.collate_numpy_array_fn: self._stack_arrays,
-            _stock.collate_int_fn: _collate_ints,
-            _stock.collate_float_fn: _collate_floats,
-            stack_plainly: self._stack,
+        ours = {  # by identity: what the user has registered need not be hashable
+            id(_stock.collate_tensor_fn): self._stack,
+            id(_stock.collate_numpy_array_fn): self._stack_arrays,
+            id(_stock.collate_int_fn): _collate_ints,
+            id(_stock.collate_float_fn): _collate_floats,
+            id(stack_plainly): self._stack,
         }
-        return {kind: ours.get(function, function) for kind, function in registered.items()}
+        return {kind: ours.get(id(function), function) for kind, function in registered.items()}
 
     def sample(self, sample: Any) -> Any:  # noqa: ANN401
         """Return a sample that is a batch by itself, its arrays as tensors."""
@@ -135,7 +135,10 @@ class TensorCollator:
 
     def _stack(self, tensors: Sequence[Any], *, collate_fn_map: CollateMap) -> Any:  # noqa: ANN401
         first = tensors[0]
-        if self._stays_here and first.nbytes * len(tensors) < MIN_POOLED_BYTES:
+        is_small = first.layout is torch.strided and (
+            first.nbytes * len(tensors) < MIN_POOLED_BYTES
+        )
+        if self._stays_here and is_small and not in_worker():
             return self._stack_as_torch(tensors, collate_fn_map)
         if not _is_plain(first) or first.requires_grad or not have_one_dtype(tensors):
             return _stock.collate_tensor_fn(tensors, collate_fn_map=collate_fn_map)

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
     import numpy as np
 
-__all__ = ["bytes_of", "keep", "register", "tensor_of"]
+__all__ = ["bytes_of", "in_worker", "keep", "register", "tensor_of"]
 
 _Reduced = tuple["Callable[..., object]", tuple[object, ...]]
 
@@ -85,7 +85,7 @@ def reduce_tensor(tensor: torch.Tensor) -> Any:  # noqa: ANN401 - what __reduce_
         return _reduce_sparse(tensor)
     if not _is_plain(tensor):
         return tensor.__reduce_ex__(5)
-    if tensor.is_shared() and not _in_worker():
+    if tensor.is_shared() and not in_worker():
         raise NeedsInheritance  # a copy would break what it was put there for
     if tensor.requires_grad and not tensor.is_leaf:
         raise RuntimeError(
@@ -103,7 +103,7 @@ def reduce_tensor(tensor: torch.Tensor) -> Any:  # noqa: ANN401 - what __reduce_
 
 
 def _not_in_memory(device: torch.device) -> Exception:
-    if not _in_worker():
+    if not in_worker():
         return NeedsInheritance()
     return TransportError(
         f"a worker made a tensor on {device}, and batches cross in main memory. Return CPU tensors "
@@ -111,7 +111,8 @@ def _not_in_memory(device: torch.device) -> Exception:
     )
 
 
-def _in_worker() -> bool:
+def in_worker() -> bool:
+    """Return whether this process is a worker, of ours or torch's; a thread is none."""
     # Not get_worker_info(): a worker that is a thread has its batches where they are wanted.
     return torch.utils.data._utils.worker._worker_info is not None
 
@@ -209,7 +210,7 @@ def _rebuild_compressed(
 def _reduce_untyped_storage(storage: torch.UntypedStorage) -> _Reduced:
     if storage.device.type != "cpu":
         raise _not_in_memory(storage.device)
-    if storage.is_shared() and not _in_worker():
+    if storage.is_shared() and not in_worker():
         raise NeedsInheritance
     flat = torch.empty(0, dtype=torch.uint8).set_(storage)
     return _rebuild_untyped_storage, (_buffer(flat),)

@@ -80,6 +80,12 @@ class PlainOutput:
         self._page_lock = page_lock
         self._pool = BufferPool(page_lock=page_lock)
         self._num_bytes = 0
+        self._weighs = True
+
+    def begin(self, *, weighs: bool) -> None:
+        """Begin a batch; `weighs` says whether `take_num_bytes` will be asked for its bytes."""
+        self._num_bytes = 0
+        self._weighs = weighs
 
     def empty(self, shape: int | tuple[int, ...], dtype: npt.DTypeLike) -> npt.NDArray[np.generic]:
         """Return memory for an array; it comes back when the last view of it is garbage."""
@@ -102,7 +108,7 @@ class PlainOutput:
 
     def finish(self, batch: object) -> object:
         """Return the batch itself."""
-        if not self._num_bytes:  # a collate function of the user's own made it
+        if self._weighs and not self._num_bytes:  # a collate function of the user's own made it
             with contextlib.suppress(Exception):  # whatever classes of the user's do
                 self._num_bytes = _num_bytes(batch)
         return batch

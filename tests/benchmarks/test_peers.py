@@ -7,6 +7,7 @@ import ast
 import contextlib
 import importlib
 import importlib.util
+import math
 import mmap
 import os
 import re
@@ -624,19 +625,26 @@ NAMES_IN_README = ("penstock (processes)", "torch (simplejpeg, OpenCV)")
 def test_the_readmes_figures_are_those_of_the_results():
     results = page.load_results()
 
-    def ratio(work, run=None):
-        entries, run = results[work], run or work
-        ours, torchs = (
-            statistics.median(reading["value"] for reading in entries[name]["runs"][run])
-            for name in NAMES_IN_README
-        )
-        return f"{ours / torchs:.1f}"
+    def median(work, name):
+        return statistics.median(r["value"] for r in results[work][name]["runs"][work])
 
-    text = " ".join((PEERS.parents[1] / "README.md").read_text().split())
-    assert f"{ratio('photos')} times as many photos per second" in text
-    assert f"{ratio('transport')} times as many ready batches of 38.5 MB" in text
-    assert f"{ratio('paths')} of the memory for five million paths" in text
+    def row(label, figures, unit=""):
+        ours, torchs = figures
+        shown = f"{page.number(torchs)}{unit} | {page.number(ours)}{unit}"
+        return f"| {label} | {shown} | {ours / torchs:.1f} |"
+
+    def medians(work):
+        return [median(work, name) for name in NAMES_IN_README]
+
+    text = (PEERS.parents[1] / "README.md").read_text()
     peaks = [results["photos"][name]["peak_mb"] for name in NAMES_IN_README]
-    assert f"and {peaks[0] / peaks[1]:.1f} of it for the photos" in text
+    rates = [rate * 4 * math.prod(works.BATCH_SHAPE) / 1e9 for rate in medians("transport")]
+    for expected in (
+        row("photos to float32 batches, photos per second", medians("photos")),
+        row("the same, peak memory", peaks, " MB"),
+        row("ready batches of 38.5 MB", rates, " GB/s"),
+        row("five million paths, peak memory", medians("paths"), " MB"),
+    ):
+        assert expected in text, expected
     environments = {known.environment for known in contender.contenders().values()}
     assert f"has {len(environments - {'penstock'})} other loaders" in text

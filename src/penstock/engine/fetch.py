@@ -314,10 +314,10 @@ class Fetcher:
             self.num_asked = len(seats)
             return self._salvage.join(seats, position)
         samples: Any
-        cell = self._notes.number_cell() if self._streams is None else None
-        if cell is not None and self._share_reader.has_begun:
-            size = count or self._recipe.batch_size or 1
-            samples = self._share_reader.take_samples(size, cell)
+        # No sample of a stream is known by its number, so that of a quick one need not be noted.
+        is_quick = self._streams is None and self._notes.number_cell() is not None
+        if is_quick and self._share_reader.has_begun:
+            samples = self._share_reader.take_samples(count or self._recipe.batch_size or 1)
         else:
             samples = [seat.sample for seat in self._share_reader.take(self._fill, count)]
         if not self._recipe.is_batched:

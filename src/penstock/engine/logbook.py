@@ -34,14 +34,17 @@ __all__ = ["PHRASES", "Entry", "Logbook", "Notes", "Phase", "open_notes", "secon
 _SIZE_BYTES: Final = 256 * 1024  # pages that nobody writes take no memory
 _WORDS_AT: Final = 4096
 _TEXT_AT: Final = 2 * 4096
-_NUM_CELLS: Final = 8
-_ROUND, _STEP, _PHASE, _NUMBER, _KEY_BYTES, _PEAK_RSS, _SINCE, _AT_IT_SINCE = range(_NUM_CELLS)
+_NUM_CELLS: Final = 9
+(
+    _ROUND, _STEP, _PHASE, _NUMBER, _KEY_BYTES, _PEAK_RSS, _SINCE, _AT_IT_SINCE, _INTERRUPTED,
+) = range(_NUM_CELLS)  # fmt: skip
 _KEY_AT: Final = 8 * _NUM_CELLS
 _USAGE_INTERVAL: Final = 8  # tasks from one look at the memory to the next
 _RSS_UNIT: Final = 1 if sys.platform == "darwin" else 1024  # of ru_maxrss
 # Asks a worker for its stacks. A real-time signal: no program uses this one by habit.
 _STACKS_SIGNAL: Final = signal.SIGRTMAX - 3 if hasattr(signal, "SIGRTMAX") else signal.SIGUSR2
 _LONGEST_DUMP_S: Final = 2.0
+_INTERRUPTED_LATELY_S: Final = 5.0  # an interrupted program may do some things before it ends
 _READS: Final = 100  # of a note that changes while it is read; one takes some microseconds
 _OUR_FRAME: Final = f"{os.sep}penstock{os.sep}engine{os.sep}"
 
@@ -209,14 +212,16 @@ class Notes:
         cells[_PHASE] = phase
         if phase == Phase.READING:
             self._stopwatch.begin_sample()
-        cells[_AT_IT_SINCE] = (
-            time.monotonic_ns()
-        )  # for `WorkerStream._on_timeout`
+        cells[_AT_IT_SINCE] = time.monotonic_ns()  # for `WorkerStream._on_timeout`
         if seat.attempt:
             key = pickle.dumps(sample_key(seat.index))
             if len(key) <= len(self._key):
                 self._key[: len(key)] = key
                 cells[_KEY_BYTES] = len(key)
+
+    def note_interrupt(self) -> None:
+        """Note a Ctrl-C, which a terminal sends to the trainer and its workers alike."""
+        self._cells[_INTERRUPTED] = time.monotonic_ns()
 
     def say_last_words(self, text: str) -> None:
         """Leave a text for the trainer, which needs neither a descriptor nor a thread."""
@@ -310,6 +315,12 @@ class Logbook:
             task_s=seconds_since(cells[_SINCE]) or 0.0,
             still_s=seconds_since(cells[_AT_IT_SINCE]),
         )
+
+    @property
+    def was_interrupted(self) -> bool:
+        """Whether a Ctrl-C has reached the worker in the last seconds."""
+        since_s = seconds_since(self._bytes[:_KEY_AT].cast("q")[_INTERRUPTED])
+        return since_s is not None and since_s < _INTERRUPTED_LATELY_S
 
     def last_words(self) -> str:
         """Return what a worker that an exception ended has left; empty if there is nothing."""

@@ -121,14 +121,11 @@ class ShareReader:
         """Whether a batch was read."""
         return self._num_batches > 0
 
-    def take_samples(
-        self, count: int, cell: memoryview[int] | list[int] | None = None
-    ) -> list[Any]:
+    def take_samples(self, count: int) -> list[Any]:
         """Return the samples of the next batch, read without random streams or policies.
 
         Args:
             count: Samples of a whole batch.
-            cell: Where to write the number of each sample before it is read; None: nowhere.
 
         Raises:
             StopIteration: the share has ended.
@@ -138,16 +135,7 @@ class ShareReader:
             raise StopIteration
         self._is_untouched = False
         self._num_batches += 1  # also of a batch that fails
-        iterator = self._iterator
-        if cell is None:
-            samples = list(itertools.islice(iterator, count))
-        else:
-            samples = []
-            for cell[0] in range(count):
-                try:
-                    samples.append(next(iterator))
-                except StopIteration:
-                    break
+        samples = list(itertools.islice(self._iterator, count))
         if len(samples) < count:
             self._ended = True
             if not samples or self._recipe.drop_last:

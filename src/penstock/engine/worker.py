@@ -5,7 +5,7 @@ Guarantees
     Tasks are done in the order in which they came. Between two tasks the worker looks whether it is
     still wanted: a closed channel ends it, whatever is still queued.
     It ends when the trainer is gone, even in the middle of a task that hangs (see `lifeline`).
-    Ctrl-C is the trainer's business: the worker waits to be told.
+    Ctrl-C is the trainer's business: the worker notes it, and waits to be told.
     Nothing the user's code raises ends the worker; `SystemExit` and the like do, as a death. Its
     last words in the logbook say what was raised, and where.
     A process that the dataset forks may end as it likes: the worker goes on.
@@ -77,12 +77,11 @@ def run_worker(sock: socket.socket, identity: WorkerIdentity, recipe: Recipe | N
             behind the logbook.
     """
     signal.signal(signal.SIGTERM, signal.SIG_DFL)  # a forked worker may carry the trainer's handler
-    signal.signal(
-        signal.SIGINT, _ignore
-    )  # not SIG_IGN, which programs started from here would inherit
     owner = Owner()
     channel = Channel(sock)
     worker = _Worker(channel, identity, recipe)
+    # Not SIG_IGN, which programs started from here would inherit.
+    signal.signal(signal.SIGINT, worker.note_interrupt)
     try:
         worker.open_logbook()
         worker.run()
@@ -97,10 +96,6 @@ def run_worker(sock: socket.socket, identity: WorkerIdentity, recipe: Recipe | N
     finally:
         channel.close()
         worker.close()
-
-
-def _ignore(*_: object) -> None:
-    pass
 
 
 def _cause_of(error: BaseException) -> str:
@@ -199,6 +194,9 @@ class _Worker:
 
     def note_end(self) -> None:
         self._notes.phase(Phase.ENDING)
+
+    def note_interrupt(self, *_: object) -> None:
+        self._notes.note_interrupt()
 
     def say_last_words(self, error: BaseException) -> None:
         text = "".join(traceback.format_exception_only(error)).strip()

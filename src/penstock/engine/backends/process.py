@@ -511,8 +511,10 @@ class ProcessBackend:
             return  # a forked copy of the trainer: the workers are not its children
         for worker in workers:
             worker.channel.close()
-        grace_s = _SHORT_GRACE_S if in_a_hurry else _GRACE_S
-        left = wait_for_ends(workers, grace_s)
+        left = wait_for_ends(workers, _SHORT_GRACE_S)
+        # A Ctrl-C in the loop's own code is not seen here, but by workers that it has reached.
+        if left and not in_a_hurry and not any(w.logbook.was_interrupted for w in workers):
+            left = wait_for_ends(left, _GRACE_S - _SHORT_GRACE_S)
         for number in (signal.SIGTERM, signal.SIGKILL):
             for worker in left:
                 worker.signal(number)

@@ -1360,3 +1360,23 @@ def test_a_stream_without_a_length_has_a_state_before_it_ran(batch_size, seed):
     resumed = ours.DataLoader(LengthlessStream(), batch_size, seed=seed)
     resumed.load_state_dict(json.loads(json.dumps(state)))
     assert len(list(resumed)) == (6 if batch_size is None else 3)
+
+
+def test_bad_samples_before_a_resume_are_not_warned_of_again(recwarn):
+    class Bad:
+        def __len__(self):
+            return 12
+
+        def __getitem__(self, index):
+            if index == 1:
+                raise ValueError("bad")
+            return index
+
+    loader = Loader(Bad(), 4, on_error="skip")
+    batches = iter(loader)
+    next(batches)
+    state = loader.state_dict()
+    again = Loader(Bad(), 4, on_error="skip")
+    again.load_state_dict(state)
+    assert [len(batch) for batch in again] == [4, 4]
+    assert not [w for w in recwarn if "bad sample" in str(w.message)]

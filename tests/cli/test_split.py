@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 
 import pytest
@@ -224,3 +225,22 @@ def test_other_sources_are_refused_with_those_that_are_taken(tmp_path, capsys):
     assert (
         "is not a VOC folder, a folder of class folders, or a txt list" in capsys.readouterr().err
     )
+
+
+def test_objects_that_training_leaves_out_are_not_counted(tmp_path, capsys):
+    folder, options, dataset_of = voc_of(tmp_path / "faces")
+    spoiled = folder / f"Annotations/{len(POSES) - 1}.xml"  # of a rare pose
+    spoiled.write_text(spoiled.read_text().replace("<xmax>4", "<xmax>1"))
+    expected = "bad boxes: 1 zero_area; 1 dropped, as for training\n"
+    assert main(["stats", str(folder), *options, "--json"]) == 0
+    out, err = capsys.readouterr()
+    counts = {c["name"]: c["count"] for c in json.loads(out)["classes"]}
+    assert {name: count for name, count in counts.items() if name in POSES} == {
+        "frontal": 40, "left": 10, "right": 2,
+    }  # fmt: skip
+    assert expected in err
+    assert main(["split", str(folder), "--into=a=0.5,b=0.5", "--stratify", *options]) == 0
+    assert expected in capsys.readouterr().err
+    poses = [labels_of(dataset_of(part), column="pose") for part in ("a", "b")]
+    rare = [(getattr(each, "values", each) == 2).sum() for each in poses]
+    assert rare == [1, 1]

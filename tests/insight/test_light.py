@@ -195,3 +195,17 @@ def test_memory_does_not_grow_with_the_batches():
     for _ in loader:
         pass
     assert len(loader._monitor.light) < 5_000
+
+
+def test_what_is_summed_over_measured_batches_says_over_how_many():
+    loader = Loader(np.zeros((60, 8)), 4)
+    batches = iter(loader)
+    for _ in range(10):
+        next(batches)
+    loader.stats()
+    for _ in range(3):
+        next(batches)
+    stats = loader.stats()
+    assert (stats.run.batches, stats.run.measured) == (13, 3)
+    assert stats.run.bytes == 3 * 4 * 8 * 8
+    assert stats.verdict.text == "Too few batches were measured to tell: 3 of the last 13."

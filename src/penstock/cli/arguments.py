@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Final, Literal
 import typer
 
 from penstock.errors import ConfigError
+from penstock.lines import say
 
 if TYPE_CHECKING:
     from penstock.vision.datasets.box_policy import BadBoxes as Policy
@@ -27,6 +28,7 @@ __all__ = [
     "KeyField",
     "LabelField",
     "bad_boxes_text",
+    "tell_bad_boxes",
     "workers_of",
 ]
 
@@ -86,6 +88,13 @@ def bad_boxes_text(counts: BoxCounts) -> str:
         return ""
     done = _counted(counts, "swapped", "clipped", "dropped")
     return f"bad boxes: {kinds}; {done or 'kept as they are'} (--bad-boxes)"
+
+
+def tell_bad_boxes(dataset: object) -> None:
+    """Say on stderr which objects a dataset leaves out, or changes, for the sake of their boxes."""
+    counts = getattr(dataset, "box_counts", None)
+    if counts is not None and (text := bad_boxes_text(counts)):
+        say(f"{text.removesuffix(' (--bad-boxes)')}, as for training", err=True)
 
 
 def _counted(counts: BoxCounts, *names: str) -> str:

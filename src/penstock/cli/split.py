@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Final, NamedTuple
 
 import typer
 
-from penstock.cli.arguments import ClassOf, ClassOfOption, Column
+from penstock.cli.arguments import ClassOf, ClassOfOption, Column, tell_bad_boxes
 from penstock.cli.list_options import takes_list_options
 from penstock.cli.outputs import writing
 from penstock.errors import ConfigError, StoreError
@@ -198,7 +198,6 @@ def _units(
         found = described_dataset(
             str(src),
             columns=list_columns,
-            bad_boxes="keep",
             attributes=attributes_for(column),
         )
         keys = [[key] for key in found.store.keys]  # type: ignore[union-attr]
@@ -222,6 +221,7 @@ def _of_dataset(
 ) -> _Units:
     from penstock.cli.named_dataset import labels_by
 
+    tell_bad_boxes(dataset)
     labels, names = labels_by(dataset, column, class_of)
     return _Units(folder, lines, labels, names or (), root, notes)
 

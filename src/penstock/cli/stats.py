@@ -20,6 +20,7 @@ from penstock.cli.arguments import (
     ImageField,
     KeyField,
     LabelField,
+    tell_bad_boxes,
 )
 from penstock.cli.list_options import takes_list_options
 from penstock.cli.outputs import check_output
@@ -47,6 +48,7 @@ if TYPE_CHECKING:
     from penstock.stores.index import Index
     from penstock.stores.store import Store
     from penstock.vision.datasets.annotated import AnnotatedImages
+    from penstock.vision.datasets.box_policy import BadBoxes
 
 __all__ = ["stats"]
 
@@ -112,10 +114,14 @@ def stats(
 
         check_output("--png", png)
     fields = {"image_field": image_field, "label_field": label_field, "key_field": key_field}
-    with _opened(src, split, list_columns, fields, column) as source:
+    by_field = column is not None or class_of is not ClassOf.all
+    # What is balanced or split by is what training sees; objects alone are counted as they are.
+    boxes: BadBoxes = "fix" if by_field else "keep"
+    with _opened(src, split, list_columns, fields, column, boxes) as source:
         _hint_at_parts(src, source)
         tell_passed_over(src)
-        if column is not None or class_of is not ClassOf.all:
+        if by_field:
+            tell_bad_boxes(source.objects if source.dataset is None else source.dataset)
             source = source.by(column, class_of)
         if sampler is not None:
             _show_balance(source, choice, png, as_json=as_json)
@@ -196,6 +202,7 @@ def _opened(
     columns: Mapping[str, Any],
     fields: Mapping[str, str | None],
     column: str | None,
+    bad_boxes: BadBoxes,
 ) -> Iterator[_Source]:
     """Return what SRC names.
 
@@ -209,7 +216,7 @@ def _opened(
     why_none = None
     try:
         found = described_dataset(
-            src, split, columns, bad_boxes="keep", attributes=attributes_for(column)
+            src, split, columns, bad_boxes=bad_boxes, attributes=attributes_for(column)
         )
     except StoreError as error:
         if not is_voc:

@@ -170,7 +170,7 @@ class FaultLog:
     def warn_of_losses(self, epoch: Epoch) -> None:
         """Say how many samples the epoch went without, if any."""
         num_failed = epoch.progress.given.num_failed
-        if not num_failed:
+        if not (num_failed and epoch.progress.known_bad):  # none since a resume, if any
             return
         what = "left out" if self.policy.on_error == "skip" else "replaced by others"
         samples = "sample" if num_failed == 1 else "samples"

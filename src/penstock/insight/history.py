@@ -23,6 +23,7 @@ from __future__ import annotations
 import itertools
 import threading
 from collections import deque
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
@@ -272,7 +273,8 @@ class History:
         with self._lock:
             self._fold()
             rows = window_of(self._rows.last(_MOST_IN_WINDOW))
-            measured = rows[:, AT["ended_ns"]] > 0  # a worker told something
+            num_recent = len(rows)
+            measured = rows[:, AT["is_measured"]] > 0
             if is_measured := bool(measured.any()):
                 rows = rows[measured]
             sources = self._samples.sources(len(rows))
@@ -310,6 +312,9 @@ class History:
                 is_auto=is_auto,
             )
         )
+        if verdict.bottleneck == "nothing yet" and is_measured and num_recent > len(rows):
+            text = f"Too few batches were measured to tell: {len(rows)} of the last {num_recent}."
+            verdict = replace(verdict, text=text)
         return Stats(
             verdict=verdict,
             window=window,

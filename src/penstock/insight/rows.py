@@ -43,6 +43,7 @@ _DERIVED: Final = (
     "since_ns",  # when the first batch of the iterator was asked for
     "spare_ns",  # the worker had nothing to do since then
     "tail_ns",  # the trainer's own code after an epoch's last batch
+    "is_measured",  # a worker told what it took
 )
 OF_SAMPLES: Final = ("is_workers_first", "timed", "timed_us", "slow", "slow_us")
 AT: Final = {name: at for at, name in enumerate((*FIELDS, *_DERIVED, *OF_SAMPLES))}
@@ -107,6 +108,7 @@ class Sums:
             bytes=int(total["num_bytes"]),
             seconds=(total["wait_ns"] + total["consumer_ns"] + total["tail_ns"]) / 1e9,
             starts=int(total["is_first"]),
+            measured=int(total["is_measured"]),
             compute_s=max(total["fetch_ns"] - total["read_ns"], 0) / 1e9,
             timed=int(total["timed"]),
             timed_s=total["timed_us"] / 1e6,
@@ -225,6 +227,7 @@ def _derive(rows: NDArray[np.int64], since_ns: int) -> None:
     column("since_ns")[:] = np.maximum.accumulate(begins)
     # Between two epochs nobody has anything to do.
     since_begun = np.maximum(column("begun_ns") - column("since_ns"), 0)
+    column("is_measured")[:] = column("ended_ns") > 0
     column("spare_ns")[:] = np.minimum(column("idle_ns"), since_begun)
     busy = column("ended_ns") - column("begun_ns")
     blocked = busy - column("cpu_ns") - np.maximum(column("starved_ns"), 0)

@@ -43,6 +43,8 @@ class Span(Summarized):
         samples: Samples in them.
         failed: Bad samples, left out or replaced: each counted once an epoch, however often it was
             drawn, as in `loader.failures`.
+        measured: Batches whose making was measured (`monitor=`). Of these alone are the bytes, all
+            times of workers, `trainer_cpu_s` and `trainer_starved_s`.
         bytes: Of the batches in their slots.
         seconds: `wait_s`, `consumer_s`, and the trainer's own code after the last batch of an
             iterator that has ended: what lies between epochs (a validation, a checkpoint) is no
@@ -94,6 +96,7 @@ class Span(Summarized):
     slow: int = 0
     slow_s: float = 0.0
     seed_s: float = field(default=0.0, metadata={"older_lack_it": True})
+    measured: int = field(default=0, metadata={"older_lack_it": True})
 
     def _summary(self) -> Iterator[tuple[str, object]]:
         yield "samples_per_s", self.samples_per_s

@@ -125,10 +125,12 @@ docs-serve: $(STAMP)
 
 bench: $(STAMP)
 	@set -e; for file in $(BENCHMARKS); do echo "== $$file"; "$(BIN)/python" "$$file"; done
+	"$(BIN)/python" benchmarks/dropin/never_slower.py
 
 bench-smoke: $(STAMP)
 	@set -e; for file in $(BENCHMARKS); do echo "== $$file --smoke"; "$(BIN)/python" "$$file" --smoke; done
 	"$(BIN)/python" benchmarks/device/gpu.py --device cpu --smoke
+	"$(BIN)/python" benchmarks/dropin/never_slower.py --smoke
 	"$(BIN)/python" benchmarks/peers/compare.py --smoke --here --only 'penstock*' 'torch (simple*'
 
 # Gigabytes: each peer has an environment of its own below .peers.

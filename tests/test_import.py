@@ -4,10 +4,13 @@
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 import sys
 
 import pytest
+
+import penstock
 
 EXTRAS = {
     "torch", "cv2", "PIL", "simplejpeg", "typer", "click", "rich", "lmdb", "pymongo", "bson", "ray",
@@ -84,3 +87,10 @@ def test_every_promised_name_is_listed_and_found(package):
     ran = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
     assert ran.stdout == "True True\n"
     assert f"AttributeError: module '{package}' has no attribute 'nothing'" in ran.stderr
+
+
+@pytest.mark.parametrize("package", [penstock.data, penstock.sampling])
+def test_no_name_is_that_of_a_module(package):
+    # Importing the module would put it in the place of what it holds.
+    (folder,) = package.__path__
+    assert not {*package.__all__} & {name.partition(".")[0] for name in os.listdir(folder)}

@@ -299,3 +299,12 @@ def test_a_saved_loader_state_is_not_waited_for(tmp_path):
     path.unlink()
     path.write_text(json.dumps({"epoch": 1}))
     assert read_state(tmp_path, "loader", 0) == {"epoch": 1}
+
+
+def test_a_sparse_index_of_a_store_is_refused_before_memory_is_taken(tmp_path):
+    stores = pytest.importorskip("penstock.stores")
+    pytest.importorskip("msgspec")
+    stores.pack([1, 2, 3], f"folder:{tmp_path / 'store'}")
+    os.truncate(tmp_path / "store" / ".penstock-index", 40 << 30)
+    with pytest.raises(StoreError, match="it is sparse: of its 42,949,672,960 bytes"):
+        len(stores.open_store(tmp_path / "store"))

@@ -706,8 +706,8 @@ def cheap_samples(measured: Mapping[str, Any]) -> str:
         "## Cheap samples: is the drop-in ever slower?\n\n"
         "Where samples cost next to nothing, the loader itself is the time. Both loaders take "
         "turns in one process, over all kinds of samples and batch sizes of "
-        "`benchmarks/never_slower.py`; what they give is compared first. The ratio is batches per "
-        f"second, Penstock / torch. {machine['date']}, commit {machine['commit']}, "
+        "`benchmarks/dropin/never_slower.py`; what they give is compared first. The ratio is "
+        f"batches per second, Penstock / torch. {machine['date']}, commit {machine['commit']}, "
         f"torch {machine['torch']}.\n\n"
         f"{_markdown(rows, numbers=True)}\n\nThe least:\n\n{_markdown(worst, numbers=True)}"
     )

@@ -46,6 +46,7 @@ _KINDS: Final = {
     stat.S_IFBLK: "a block device",
     stat.S_IFDIR: "a folder",
 }
+_LEAST_PART_ON_DISK: Final = 64  # of its size
 _PART_BYTES: Final = 1 << 24
 
 
@@ -106,7 +107,8 @@ def read_file(
 
     Args:
         path: The file.
-        max_bytes: A larger file is an error, before memory is taken for it. None reads any.
+        max_bytes: A larger file is an error, before memory is taken for it. None reads any that
+            lies on the disk: above 1 GiB a sparse one is an error.
         remedy: What the error tells to do.
 
     Raises:
@@ -116,6 +118,7 @@ def read_file(
     size_bytes = status.st_size
     try:
         _check_size(path, size_bytes, max_bytes, remedy)
+        _check_sparse(path, status)
         data = os.read(fd, size_bytes + 1)
         if len(data) == size_bytes:
             return data
@@ -146,6 +149,13 @@ def read_annotation(path: str | Path, max_bytes: int = MAX_ANNOTATION_BYTES) -> 
 def _irregular(path: str | Path, mode: int) -> OSError:
     kind = _KINDS.get(stat.S_IFMT(mode), "of another kind")
     return OSError(errno.EINVAL, f"not a regular file, but {kind}", os.fspath(path))
+
+
+def _check_sparse(path: str | Path, status: os.stat_result) -> None:
+    on_disk = status.st_blocks * 512  # compressed file systems have less than the size as well
+    if status.st_size > MAX_FILE_BYTES and on_disk < status.st_size // _LEAST_PART_ON_DISK:
+        said = f"it is sparse: of its {status.st_size:,} bytes {on_disk:,} are on the disk"
+        raise OSError(errno.EFBIG, said, os.fspath(path))
 
 
 def _check_size(path: str | Path, size_bytes: int, max_bytes: int | None, remedy: str) -> None:

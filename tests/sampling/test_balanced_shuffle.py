@@ -23,7 +23,7 @@ from penstock import Loader, sample_rng
 from penstock.data import IterableDataset, shard
 from penstock.errors import ConfigError, StateError, TooManyFailures
 from penstock.sampling.balanced_shuffle import BalancedShuffle
-from penstock.sampling.class_shares import class_shares
+from penstock.sampling.shares import class_shares
 
 SKEWED = (0.8, 0.15, 0.04, 0.01)
 

@@ -20,7 +20,7 @@ from penstock.sampling.class_balanced import (
     DynamicBalancedSampler,
     _whole_counts,
 )
-from penstock.sampling.class_shares import class_shares
+from penstock.sampling.shares import class_shares
 
 LEAST_P = 1e-6  # of a test that is right, one in a million seeds would fail
 COUNTS = np.array([600, 240, 100, 50, 10])

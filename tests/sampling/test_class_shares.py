@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from penstock.errors import ConfigError
-from penstock.sampling.class_shares import class_shares
+from penstock.sampling.shares import class_shares
 
 counts_of_classes = st.lists(st.integers(1, 10**9), min_size=1, max_size=20)
 

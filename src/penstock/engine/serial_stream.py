@@ -14,7 +14,7 @@ from penstock.engine.fetch import Fetcher
 from penstock.engine.generator_watch import UNSEEDED, warn_of_drawings
 from penstock.engine.logbook import Notes, Phase
 from penstock.engine.salvage import NO_BATCH
-from penstock.engine.stream import FOLD_AT, LONG_NS, BatchStream
+from penstock.engine.stream import FOLD_AT, LONG_NS, BatchStream, was_raised_below
 from penstock.errors import TooManyFailures
 from penstock.faults import annotate
 
@@ -149,7 +149,10 @@ class SerialStream(BatchStream):
                         observer = self._observer
                 yield out.pop()
                 progress.counted = given
-        except GeneratorExit:  # at the yield, when the loop has the batch and wants no more
+        except GeneratorExit as end:  # at the yield, when the loop has the batch and wants no more
+            if was_raised_below(end):
+                self.close(in_a_hurry=True)
+                raise
             progress.counted = progress.handed_out
         except StopIteration:
             return

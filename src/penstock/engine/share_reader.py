@@ -61,6 +61,8 @@ class ShareReader:
         self._can_resume = can_resume(recipe.dataset)
         self.first_sample_digest: bytes | None = None
         self._iterator = self._begin(share)
+        # Not the iterator itself, of which `islice` would ask an iterator: it may begin anew then.
+        self._samples = map(next, itertools.repeat(self._iterator))
 
     def _begin(self, share: Share) -> Iterator[Any]:
         dataset = self._recipe.dataset
@@ -135,7 +137,7 @@ class ShareReader:
             raise StopIteration
         self._is_untouched = False
         self._num_batches += 1  # also of a batch that fails
-        samples = list(itertools.islice(self._iterator, count))
+        samples = list(itertools.islice(self._samples, count))
         if len(samples) < count:
             self._ended = True
             if not samples or self._recipe.drop_last:

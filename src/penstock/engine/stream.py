@@ -34,7 +34,7 @@ if TYPE_CHECKING:
     from penstock.engine.plan import Plan
     from penstock.engine.salvage import BadSample
 
-__all__ = ["FOLD_AT", "LONG_NS", "BatchStream"]
+__all__ = ["FOLD_AT", "LONG_NS", "BatchStream", "was_raised_below"]
 
 FOLD_AT: Final = 1024  # light rows: some 300 KB
 # Measuring a batch costs up to 50 us in the trainer: 1 % of this.
@@ -43,6 +43,11 @@ _RECENT: Final = 64  # batches, among which half are to be long
 _FEWEST_LONG: Final = 4  # batches; the first ones import modules, and a machine may stall
 
 _log = logging.getLogger("penstock")
+
+
+def was_raised_below(end: GeneratorExit) -> bool:
+    """Return whether the user's code has raised it, not who closes the generator."""
+    return end.__traceback__ is not None and end.__traceback__.tb_next is not None
 
 
 class BatchStream:
@@ -128,7 +133,10 @@ class BatchStream:
             while self._epoch is epoch:
                 yield self.take()  # in no variable: the loop alone keeps its batch
                 progress.counted = progress.handed_out
-        except GeneratorExit:  # at the yield, when the loop has the batch and wants no more
+        except GeneratorExit as end:  # at the yield, when the loop has the batch and wants no more
+            if was_raised_below(end):
+                self.close(in_a_hurry=True)
+                raise
             progress.counted = progress.handed_out
         except StopIteration:
             return

@@ -467,7 +467,9 @@ class WorkerStream(BatchStream):
             known = tuple((sample, *how) for sample, how in killers.items())
             caution = Caution(task.alone, known)
         observer = self._observer
-        self._backend.measures = observer is not None and observer.measures
+        # With a timeout, a slow worker is told from a stuck one by the times of its samples.
+        is_measured = self._plan.timeout_s > 0 or (observer is not None and observer.measures)
+        self._backend.measures = is_measured
         self._backend.submit(task.worker_id, task.step, task.indices, caution)
 
     def _draw(self) -> list[Decision]:

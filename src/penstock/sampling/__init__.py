@@ -14,7 +14,6 @@ if TYPE_CHECKING:
     from penstock.sampling.buckets import AspectRatioBatchSampler, BucketSampler
     from penstock.sampling.class_aware import ClassAwareSampler
     from penstock.sampling.class_balanced import ClassBalancedSampler, DynamicBalancedSampler
-    from penstock.sampling.class_shares import class_shares
     from penstock.sampling.distributed import DistributedSampler
     from penstock.sampling.mixture import MixtureSampler
     from penstock.sampling.permutation import Permutation
@@ -29,6 +28,7 @@ if TYPE_CHECKING:
     )
     from penstock.sampling.shard_assignment import assign_shards
     from penstock.sampling.shards import AbsentShard, ShardSampler
+    from penstock.sampling.shares import class_shares
     from penstock.sampling.weighted import WeightedRandomSampler
 
 __all__ = [
@@ -73,7 +73,7 @@ __getattr__, __dir__ = lazy_names(
         ".buckets": ("AspectRatioBatchSampler", "BucketSampler"),
         ".class_aware": ("ClassAwareSampler",),
         ".class_balanced": ("ClassBalancedSampler", "DynamicBalancedSampler"),
-        ".class_shares": ("class_shares",),
+        ".shares": ("class_shares",),
         ".distributed": ("DistributedSampler",),
         ".mixture": ("MixtureSampler",),
         ".permutation": ("Permutation",),

@@ -12,8 +12,8 @@ from penstock.data.dataset import IterableDataset, announce_epoch
 from penstock.errors import ConfigError
 from penstock.imports import when_imported
 from penstock.randomness.keys import checked_count, checked_epoch
-from penstock.sampling.class_shares import Alpha, check_alpha, check_beta
 from penstock.sampling.samplers import check_positive
+from penstock.sampling.shares import Alpha, check_alpha, check_beta
 from penstock.sampling.shuffle_pass import ShuffleCounts, ShufflePass, Tally
 
 if TYPE_CHECKING:

@@ -12,15 +12,15 @@ import numpy as np
 from penstock.data.ragged import RaggedArray
 from penstock.errors import ConfigError
 from penstock.sampling.class_sampler import ClassSampler
-from penstock.sampling.class_shares import check_alpha, check_beta, class_shares
 from penstock.sampling.samplers import check_positive
+from penstock.sampling.shares import check_alpha, check_beta, class_shares
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
     from numpy.typing import NDArray
 
-    from penstock.sampling.class_shares import Alpha
+    from penstock.sampling.shares import Alpha
 
 __all__ = ["ClassBalancedSampler", "DynamicBalancedSampler"]
 

@@ -25,8 +25,8 @@ from penstock.faults import annotate
 from penstock.randomness.keys import Purpose, seed_sequence
 from penstock.randomness.samples import end_prologue
 from penstock.sampling.class_of_sample import class_of_sample
-from penstock.sampling.class_shares import class_shares
 from penstock.sampling.reservoir import Reservoir
+from penstock.sampling.shares import class_shares
 from penstock.worker_info import share_unasked
 
 if TYPE_CHECKING:

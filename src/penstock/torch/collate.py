@@ -128,8 +128,10 @@ class TensorCollator:
 
     def leaf(self, array: np.ndarray[Any, Any]) -> Any:  # noqa: ANN401
         """Return an array as a tensor over its memory; one of text or objects as it is."""
-        if array.dtype.kind in "SUO":
+        if array.dtype.kind in "SUOMmV":
             return array
+        if not array.dtype.isnative or min(array.strides, default=0) < 0:
+            array = np.ascontiguousarray(array, array.dtype.newbyteorder("="))
         # A tensor of what may not be written to is undefined behaviour, and torch warns.
         return tensor_of(array if array.flags.writeable else array.copy())
 

@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import json
+import unicodedata
 from typing import TYPE_CHECKING, Any, Final
 from xml.etree import ElementTree
 
@@ -14,6 +15,8 @@ __all__ = ["Element", "data_block", "element", "table", "to_html"]
 
 Element = ElementTree.Element
 
+_VERBATIM: Final = ("script", "style")
+_HIDDEN: Final = ("Cc", "Cf", "Cs")
 _NARROW: Final = 14  # characters: longer texts get a column with room for words
 
 
@@ -32,13 +35,22 @@ def element(tag: str, *children: Element | str | None, **attributes: object) -> 
     made = Element(tag)
     for name, value in attributes.items():
         if value is not None:
-            made.set(name.rstrip("_").replace("_", "-"), str(value))
+            made.set(name.rstrip("_").replace("_", "-"), _visible(str(value)))
     for child in children:
         if isinstance(child, str):
-            _add_text(made, child)
+            _add_text(made, child if tag in _VERBATIM else _visible(child))
         elif child is not None:
             made.append(child)
     return made
+
+
+def _visible(text: str) -> str:
+    """Return a text whose control characters, and those of direction, can be seen."""
+    if text.isprintable():
+        return text
+    return "".join(
+        repr(c)[1:-1] if c not in "\n\t" and unicodedata.category(c) in _HIDDEN else c for c in text
+    )
 
 
 def _add_text(parent: Element, text: str) -> None:

@@ -20,7 +20,7 @@ Machine
     numpy 2.4.6
 
 Command
-    python benchmarks/never_slower.py --save
+    python benchmarks/dropin/never_slower.py --save
 
 Result
     2026-11-25, ratios of 84 cells each:
@@ -43,13 +43,17 @@ import argparse
 import itertools
 import json
 import statistics
+import sys
 import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 import torch
-from _runner import check, data_loader, machine_facts, write
 from torch.utils.data import Dataset, IterableDataset, default_collate
+
+sys.path.insert(0, str(Path(__file__).parents[1]))
+
+from _runner import check, data_loader, machine_facts, write
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -238,7 +242,7 @@ def main() -> int:
         }
         write(f"{number} workers: {summary[f'{number} workers']}")
     if options.save and not options.smoke:
-        path = Path(__file__).parent / "results" / "never_slower.json"
+        path = Path(__file__).parents[1] / "results" / "never_slower.json"
         content = {"machine": machine_facts(), "summary": summary, "cells": found}
         path.write_text(json.dumps(content, indent=1) + "\n", encoding="utf-8")
     return 0

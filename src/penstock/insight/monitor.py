@@ -204,7 +204,9 @@ class Monitor:
             self._bar = open_progress(progress if isinstance(progress, str) else "")
         self._subscribers: list[_Subscriber] = []
         self._may_measure = monitor != "light"
-        self.measures = monitor == "full" or is_auto or bool(progress)
+        # From Ray's workers batches take milliseconds, and are always measured there.
+        is_free = backend == "ray" and self._may_measure
+        self.measures = monitor == "full" or is_auto or bool(progress) or is_free
         self._watched: list[object] = []
 
     def __reduce__(self) -> tuple[Any, ...]:

@@ -93,7 +93,7 @@ class Loader(Observed, Generic[SampleT]):
             "full": also where the time of worker and loop goes, up to 50 us. "auto" measures in
             full once batches come less often than every 5 ms, and from the first call of `stats`,
             `report` or `trace` on. A progress bar, `subscribe` and `num_workers="auto"` have it
-            measured in full whatever this says; so does Ray, but under "light".
+            measured in full whatever this says; so does Ray, unless this is "light".
         ray_options: With "ray": what each worker asks of the cluster, by the names of Ray's
             `Actor.options`: num_cpus (1 unless given), num_gpus, memory, resources,
             scheduling_strategy, runtime_env. Or {"pool": name}: the workers of a pool that trainers

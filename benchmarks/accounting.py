@@ -145,6 +145,10 @@ class SilentStopwatch:
 
     def begin_task(self, phase: int, carried: tuple[int, ...]) -> None: ...
 
+    def skip_task(self) -> None: ...
+
+    def restart(self) -> None: ...
+
     def take(self, **_: object) -> NoTimes | None:
         return self.times
 

@@ -69,7 +69,10 @@ def infinite(base):
 
         def __del__(self):
             try:
-                for worker in self.iterator._workers:
+                # With torch's own loader a worker that ends while it holds the lock of the event
+                # "done" lets the next line wait for ever, once in some hundred times.
+                is_torchs = base is torch.utils.data.DataLoader
+                for worker in () if is_torchs else self.iterator._workers:
                     if worker.is_alive():
                         worker.terminate()
                 self.iterator._shutdown_workers()

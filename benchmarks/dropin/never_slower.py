@@ -26,12 +26,11 @@ Result
     2026-11-25, ratios of 84 cells each:
 
                   least   median   greatest   below 0.95
-    no workers    0.90    1.29     3.99       1
-    2 workers     0.86    4.53     11.5       3
+    no workers    1.02    1.25     3.89       0
+    2 workers     0.90    4.53     11.32      2
 
     Before batches were measured on demand, and read by the shortest way, 61 of 64 cells of such a
-    matrix without workers were below 1. Texts from workers are what is left: a stream of texts in
-    batches of 32 and 256.
+    matrix without workers were below 1. Texts from workers are what is left.
 
 What it does not show
     Whether a training gets faster: where samples cost more than 1 ms, none of this is seen.

@@ -174,7 +174,7 @@ class Fetcher:
     @property
     def shard_position(self) -> Callable[[], Share] | None:
         """Returns how far a stream without a state is; None for a map-style dataset."""
-        return None if self._share_reader is None else self._share_reader.position_in_shard
+        return None if self._share_reader is None else self._share_reader.shard_position
 
     def _first_watch(self) -> GeneratorWatch | None:
         """Return a watch for a dataset's first batch, where draws from generators go unseeded."""

@@ -196,7 +196,7 @@ class ShareReader:
             return True
         return False
 
-    def position_in_shard(self) -> Share:
+    def shard_position(self) -> Share:
         """Return how far this is, without the dataset's state."""
         return Share(self._num_batches, self._ended, self._state_at)
 

@@ -10,16 +10,16 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple, Protocol
 
 import numpy as np
 
-from penstock.callers import users_level
 from penstock.data.dataset import follows_epochs, is_current, length_of
+from penstock.distributed import Rank, current_rank
 from penstock.engine.plan import Placed, as_given
 from penstock.errors import ConfigError
 from penstock.randomness.guarded import GuardedIterator, guarded_draws
 from penstock.randomness.keys import Purpose, seed_sequence
-from penstock.ranks import Rank, current_rank
 from penstock.sampling.batches import BatchSampler, Layout, batches_of, pieces_of
 from penstock.sampling.distributed import DistributedSampler
 from penstock.sampling.samplers import IndexSampler, digest
+from penstock.warn import users_level
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator

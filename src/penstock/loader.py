@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 from penstock.data.dataset import IterableDataset
 from penstock.data.foreign import adapted
+from penstock.distributed import Rank, current_rank
 from penstock.engine.backends.ray.options import check_pool, checked_options
 from penstock.engine.fault_log import FaultLog
 from penstock.engine.plan import Plan, Recipe
@@ -20,7 +21,6 @@ from penstock.indices import SeededIndices, StreamSource, check_samplers, covers
 from penstock.insight.monitor import Monitor, Observed, settings_of
 from penstock.randomness.kept import warn_of_kept_generators
 from penstock.randomness.keys import checked_count
-from penstock.ranks import Rank, current_rank
 from penstock.sampling import BatchSampler, RandomSampler, SequentialSampler
 from penstock.schedule import EpochIterator, Schedule, worker_base_seed
 

@@ -15,13 +15,13 @@ from typing import TYPE_CHECKING, Any, Final, NoReturn, Self, cast
 
 import numpy as np
 
-from penstock.callers import users_level
 from penstock.data.dataset import can_resume, follows_epochs, length_of
 from penstock.data.fingerprint import fingerprint_of
 from penstock.engine.epoch import Epoch, Given, Progress, Share
 from penstock.errors import StateError
 from penstock.randomness.keys import Purpose, checked_count, checked_epoch, seed_sequence
 from penstock.sampling.sampler_state import differences
+from penstock.warn import users_level
 
 if TYPE_CHECKING:
     from collections.abc import Callable

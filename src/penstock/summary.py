@@ -9,7 +9,7 @@ import numbers
 import re
 from typing import TYPE_CHECKING, Any, ClassVar, Final
 
-from penstock.secrets import without_password, without_queries
+from penstock.redact import without_password, without_queries
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Sequence

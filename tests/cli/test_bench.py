@@ -14,7 +14,7 @@ import pytest
 
 from penstock.cli import main
 from penstock.errors import PenstockError, WorkerError
-from penstock.imports import install_command
+from penstock.optional import install_command
 
 cv2 = pytest.importorskip("cv2")
 pytest.importorskip("simplejpeg")

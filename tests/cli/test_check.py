@@ -17,7 +17,7 @@ import numpy as np
 import pytest
 
 from penstock.cli import main
-from penstock.imports import install_command
+from penstock.optional import install_command
 
 cv2 = pytest.importorskip("cv2")
 pytest.importorskip("simplejpeg")

@@ -12,7 +12,7 @@ import pytest
 
 import penstock
 from penstock.cli import main
-from penstock.secrets import without_password
+from penstock.redact import without_password
 
 pytest.importorskip("rich")
 pytest.importorskip("cv2")

@@ -32,7 +32,7 @@ from penstock.cli.doctor.finding import Finding
 from penstock.cli.doctor.machine import container_kind, look_at_limits, look_at_machine
 from penstock.cli.doctor.machine import look_at_shared_memory as shared_memory
 from penstock.cli.doctor.trial import start_trial, trial_finding
-from penstock.imports import install_command
+from penstock.optional import install_command
 
 pytest.importorskip("rich")
 

@@ -15,7 +15,7 @@ import numpy as np
 import pytest
 
 from penstock.cli import main
-from penstock.imports import install_command
+from penstock.optional import install_command
 
 pytest.importorskip("lmdb")
 pytest.importorskip("msgspec")

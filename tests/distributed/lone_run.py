@@ -18,7 +18,7 @@ from pathlib import Path
 from tests.process.seeded_datasets import NumpyNoise
 
 import penstock
-from penstock.ranks import current_rank
+from penstock.distributed import current_rank
 from penstock.sampling import DistributedSampler
 
 LENGTH = 96

@@ -24,7 +24,7 @@ import torch.distributed.nn  # see tests.distributed.launching.TORCHRUN
 from tests.distributed.loaders import loader_of, taken
 from tests.distributed.training import train, validate_in_all_ways
 
-from penstock.ranks import current_rank
+from penstock.distributed import current_rank
 from penstock.sampling import DistributedSampler
 
 

@@ -22,7 +22,7 @@ import torch.distributed as dist
 import torch.distributed.nn  # see tests.distributed.launching.TORCHRUN
 from tests.process.seeded_datasets import Noise, Resumable
 
-from penstock.ranks import current_rank
+from penstock.distributed import current_rank
 from penstock.sampling import DistributedSampler
 from penstock.torch import DataLoader
 

@@ -14,8 +14,8 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from tests.insight.screen import DEBUGGER_WAITS, IMPORTS_FROM, PRELUDE, run, screen
 
-from penstock.imports import install_command
 from penstock.insight.terminal import LiveLines
+from penstock.optional import install_command
 
 EPOCH = """
 bar = open_progress("train")

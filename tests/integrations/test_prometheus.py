@@ -12,8 +12,8 @@ import pytest
 
 from penstock import Loader
 from penstock.errors import ConfigError
-from penstock.imports import install_command
 from penstock.insight.stats import Span, Stats, Verdict
+from penstock.optional import install_command
 
 prometheus_client = pytest.importorskip("prometheus_client")
 from prometheus_client.openmetrics import exposition as openmetrics  # noqa: E402

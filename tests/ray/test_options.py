@@ -12,7 +12,7 @@ import pytest
 from penstock import Loader
 from penstock.engine.backends.ray.options import RayOptions, checked_options
 from penstock.errors import ConfigError
-from penstock.imports import install_command
+from penstock.optional import install_command
 from penstock.torch import DataLoader
 
 DATA = [0.0, 1.0, 2.0, 3.0]

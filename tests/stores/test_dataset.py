@@ -19,7 +19,7 @@ import penstock
 from penstock import Loader
 from penstock.data import Subset
 from penstock.errors import ConfigError, StoreError
-from penstock.imports import install_command
+from penstock.optional import install_command
 from penstock.stores import EncodedImage, LMDBDataset, StoreDataset, open_store, pack
 from penstock.stores.repairs import RepairCount
 

@@ -12,9 +12,9 @@ from penstock.cli.quiet import escaped_messages
 from penstock.cli.stopping import NO_OUTPUT
 from penstock.cli.troubleshooting import explained
 from penstock.errors import ConfigError, MissingExtraError, PenstockError, StoreError
-from penstock.imports import missing_extra
 from penstock.lines import OutputError, check_stdout, say
-from penstock.secrets import without_password
+from penstock.optional import missing_extra
+from penstock.redact import without_password
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

@@ -17,7 +17,7 @@ from penstock.data import PackedList
 from penstock.errors import ConfigError
 from penstock.lines import say, say_json
 from penstock.plural import counted
-from penstock.secrets import without_password
+from penstock.redact import without_password
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence

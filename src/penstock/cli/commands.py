@@ -11,7 +11,7 @@ from typer.core import TyperCommand, TyperGroup
 
 from penstock import __version__
 from penstock.lines import printable, say
-from penstock.secrets import without_password
+from penstock.redact import without_password
 
 __all__ = ["make_app"]
 

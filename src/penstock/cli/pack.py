@@ -28,7 +28,7 @@ from penstock.cli.reasons import short_reason
 from penstock.errors import ConfigError
 from penstock.lines import amount, say
 from penstock.plural import counted
-from penstock.secrets import without_password
+from penstock.redact import without_password
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping

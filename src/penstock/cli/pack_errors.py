@@ -14,7 +14,7 @@ from penstock.cli.stopping import INTERRUPTED, TERMINATED, Termination
 from penstock.errors import PenstockError, StoreError, StoreUnreachable, WorkerDied
 from penstock.faults import text_of
 from penstock.lines import say
-from penstock.secrets import without_password
+from penstock.redact import without_password
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

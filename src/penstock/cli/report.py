@@ -17,7 +17,7 @@ from penstock.cli.progress import Bar
 from penstock.cli.stopping import INTERRUPTED, TERMINATED, Termination
 from penstock.errors import ConfigError, PenstockError
 from penstock.lines import say
-from penstock.secrets import without_password
+from penstock.redact import without_password
 
 if TYPE_CHECKING:
     from penstock.insight.plain import JSON

@@ -13,7 +13,7 @@ import typer
 from penstock.cli.arguments import workers_of
 from penstock.cli.outputs import check_output
 from penstock.errors import ConfigError, MissingExtraError
-from penstock.imports import install_command
+from penstock.optional import install_command
 from penstock.program.options import Options
 
 __all__ = ["run"]

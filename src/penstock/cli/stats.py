@@ -38,7 +38,7 @@ from penstock.cli.sampler_options import (
 from penstock.cli.stats_tables import print_tables
 from penstock.errors import ConfigError, StoreError
 from penstock.lines import say, say_json
-from penstock.secrets import without_password
+from penstock.redact import without_password
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping

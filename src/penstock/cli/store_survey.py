@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Final
 from penstock.cli.quiet import silence_libraries
 from penstock.cli.reasons import reason_of, short_reason
 from penstock.cli.survey import Verdict, survey
-from penstock.engine.surroundings import signal_name
+from penstock.engine.limits import signal_name
 from penstock.errors import StoreError, StoreUnreachable
 from penstock.images import check_image
 from penstock.stores.pack_source import images_in

@@ -17,7 +17,7 @@ from typing import Final, NamedTuple
 
 import penstock
 from penstock.errors import ConfigError, PenstockError
-from penstock.secrets import without_password
+from penstock.redact import without_password
 
 __all__ = ["Section", "completed", "explained", "find_page", "sections_of"]
 

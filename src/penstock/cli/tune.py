@@ -21,8 +21,8 @@ from penstock.cli.stats_tables import WIDTH
 from penstock.cli.stopping import INTERRUPTED, TERMINATED, Termination
 from penstock.errors import ConfigError
 from penstock.lines import amount, say
+from penstock.redact import without_password
 from penstock.sampling.balance_text import aligned
-from penstock.secrets import without_password
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence

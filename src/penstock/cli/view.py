@@ -17,7 +17,7 @@ from penstock.cli.reasons import errors_in_code, reason_in_code, reason_of
 from penstock.errors import ConfigError, PenstockError
 from penstock.lines import say
 from penstock.plural import counted
-from penstock.secrets import without_password
+from penstock.redact import without_password
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping

@@ -15,8 +15,8 @@ import warnings
 import weakref
 from typing import TYPE_CHECKING, Any, Final
 
-from penstock.callers import users_level
 from penstock.randomness.generators import GlobalStates
+from penstock.warn import users_level
 
 if TYPE_CHECKING:
     from collections.abc import Callable

@@ -9,11 +9,11 @@ import sys
 import warnings
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
-from penstock.callers import users_level
 from penstock.data.names import describe_sample
 from penstock.engine.plan import sample_key
 from penstock.errors import TooManyFailures
 from penstock.faults import Failure, FaultPolicy
+from penstock.warn import users_level
 
 if TYPE_CHECKING:
     from collections.abc import Hashable, Sequence

@@ -8,7 +8,7 @@ import warnings
 import weakref
 from typing import TYPE_CHECKING, Final
 
-from penstock.callers import users_level
+from penstock.warn import users_level
 
 if TYPE_CHECKING:
     from penstock.engine.plan import Recipe

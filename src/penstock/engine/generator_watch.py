@@ -32,9 +32,9 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 import numpy as np
 
-from penstock.callers import users_level
 from penstock.engine.transforms import innermost_transform
 from penstock.engine.user_frames import frames_of_user
+from penstock.warn import users_level
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator

@@ -18,11 +18,11 @@ import traceback
 import warnings
 from typing import TYPE_CHECKING, Any, Final
 
-from penstock.callers import users_level
 from penstock.engine.epoch import Given
 from penstock.engine.fault_log import FaultLog, said_of_stop
 from penstock.engine.salvage import NO_BATCH
 from penstock.engine.trainer_clock import TrainerClock
+from penstock.warn import users_level
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Generator, Iterator, Sequence

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from penstock.engine.constant_seeds import changed_states
 from penstock.engine.fetch import Fetcher
-from penstock.imports import when_imported
+from penstock.optional import when_imported
 from penstock.randomness.generators import GlobalStates, seed_worker
 from penstock.randomness.keys import Purpose, seed_sequence
 from penstock.randomness.samples import forget_streams, seed_fallback

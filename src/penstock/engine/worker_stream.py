@@ -11,7 +11,6 @@ import traceback
 import warnings
 from typing import TYPE_CHECKING, Any, Final
 
-from penstock.callers import users_level
 from penstock.engine.accounts import Crew
 from penstock.engine.backends import Backend, Outcome, open_backend
 from penstock.engine.deeds import Standing
@@ -43,6 +42,7 @@ from penstock.errors import ConfigError, TooManyFailures, WorkerTimeout
 from penstock.errors import WorkerDied as WorkerDiedError
 from penstock.faults import annotate
 from penstock.forks import Owner
+from penstock.warn import users_level
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

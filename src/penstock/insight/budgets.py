@@ -14,7 +14,7 @@ from numbers import Real
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
-from penstock.engine.surroundings import group_folders, read_text
+from penstock.engine.limits import group_folders, read_text
 from penstock.errors import ConfigError
 
 if TYPE_CHECKING:

@@ -17,14 +17,14 @@ import multiprocessing
 import warnings
 from typing import TYPE_CHECKING, Any, ClassVar, Final, NamedTuple
 
-from penstock.callers import users_level, users_place
-from penstock.engine.surroundings import memory_now
+from penstock.engine.limits import memory_now
 from penstock.errors import ConfigError
 from penstock.faults import FaultPolicy
 from penstock.insight.budgets import Limits, cores_of_rank, local_ranks
 from penstock.insight.history import History
 from penstock.insight.stats import Change
 from penstock.summary import Summarized, kind_of
+from penstock.warn import users_level, users_place
 
 if TYPE_CHECKING:
     from collections import deque

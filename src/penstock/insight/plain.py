@@ -14,7 +14,7 @@ from typing import Any, Final
 import numpy as np
 
 from penstock.errors import ConfigError
-from penstock.secrets import is_secret_name, without_password, without_queries
+from penstock.redact import is_secret_name, without_password, without_queries
 
 __all__ = ["JSON", "key_of_sample", "plain", "plain_text", "read_as", "read_versioned"]
 

@@ -16,11 +16,11 @@ import sys
 from collections import deque
 from typing import TYPE_CHECKING, Any, Final, NamedTuple, Protocol
 
+from penstock.distributed import current_rank
 from penstock.errors import MissingExtraError
-from penstock.imports import install_command
 from penstock.insight.terminal import LiveLines, terminal_size
 from penstock.lines import printable
-from penstock.ranks import current_rank
+from penstock.optional import install_command
 
 if TYPE_CHECKING:
     from rich.console import Console

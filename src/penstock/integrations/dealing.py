@@ -16,8 +16,8 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import numpy as np
 
 from penstock.data.dataset import is_current, length_of
+from penstock.distributed import current_rank
 from penstock.errors import ConfigError
-from penstock.ranks import current_rank
 from penstock.sampling import BatchSampler, DistributedSampler, IndexSampler
 from penstock.sampling.batches import BatchOrder, Layout
 from penstock.torch.samplers import seeded_sampler

@@ -12,8 +12,8 @@ import weakref
 from typing import TYPE_CHECKING, Final
 
 from penstock.errors import ConfigError
-from penstock.imports import missing_extra
 from penstock.integrations.measures import MEASURES, Watched
+from penstock.optional import missing_extra
 
 try:
     from opentelemetry.metrics import Observation, get_meter

@@ -14,8 +14,8 @@ import threading
 from typing import TYPE_CHECKING, Final
 
 from penstock.errors import ConfigError
-from penstock.imports import missing_extra
 from penstock.integrations.measures import MEASURES, Watched
+from penstock.optional import missing_extra
 
 try:
     from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily

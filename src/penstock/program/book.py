@@ -13,6 +13,7 @@ from multiprocessing import util
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, Protocol
 
+from penstock.distributed import current_rank
 from penstock.errors import ConfigError, PenstockError
 from penstock.forks import Owner
 from penstock.insight.figures import duration, percent
@@ -21,7 +22,6 @@ from penstock.insight.stats import Span
 from penstock.lines import say
 from penstock.plural import counted
 from penstock.program.saved import SavedLoader, SavedRun, Usage, words_of, write_run
-from penstock.ranks import current_rank
 from penstock.worker_info import get_worker_info
 
 if TYPE_CHECKING:

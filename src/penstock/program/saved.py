@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Final, NamedTuple, Self
 
 from penstock.errors import ConfigError
 from penstock.insight.plain import JSON, plain_text, read_versioned
-from penstock.secrets import is_secret_name
+from penstock.redact import is_secret_name
 from penstock.usage import cpu_seconds, memory_bytes
 from penstock.whole_file import write_whole
 

@@ -29,7 +29,6 @@ from torch.utils.data.dataloader import (
     _SingleProcessDataLoaderIter,
 )
 
-from penstock.callers import users_place
 from penstock.data.dataset import length_of
 from penstock.engine.accounts import BatchRecord, EpochEnd, TaskTimes
 from penstock.insight.budgets import cores_of_rank
@@ -37,6 +36,7 @@ from penstock.insight.figures import percent
 from penstock.insight.history import History
 from penstock.insight.monitor import Accounts, settings_of
 from penstock.insight.stats import Verdict
+from penstock.warn import users_place
 
 if TYPE_CHECKING:
     from collections.abc import Callable

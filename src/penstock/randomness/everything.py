@@ -25,12 +25,12 @@ from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
 
+from penstock.distributed import current_rank
 from penstock.errors import ConfigError
-from penstock.imports import when_imported
+from penstock.optional import when_imported
 from penstock.randomness.generators import GlobalStates
 from penstock.randomness.keys import Purpose, checked_count, seed_sequence
 from penstock.randomness.samples import fallback_state, restore_fallback, seed_fallback
-from penstock.ranks import current_rank
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 import numpy as np
 
-from penstock.callers import users_level
+from penstock.warn import users_level
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

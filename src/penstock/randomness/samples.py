@@ -24,7 +24,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
 
-from penstock.imports import when_imported
+from penstock.optional import when_imported
 from penstock.randomness.generators import GlobalGenerators, GlobalStates
 from penstock.randomness.keys import Purpose, seed_sequence
 

@@ -7,7 +7,7 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 from penstock.errors import ConfigError, MissingExtraError
-from penstock.imports import install_command
+from penstock.optional import install_command
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence

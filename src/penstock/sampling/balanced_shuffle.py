@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 from penstock.data.dataset import IterableDataset, announce_epoch
 from penstock.errors import ConfigError
-from penstock.imports import when_imported
+from penstock.optional import when_imported
 from penstock.randomness.keys import checked_count, checked_epoch
 from penstock.sampling.samplers import check_positive
 from penstock.sampling.shares import Alpha, check_alpha, check_beta

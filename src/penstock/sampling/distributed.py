@@ -9,11 +9,10 @@ from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 
-from penstock.callers import users_level
+from penstock.distributed import Rank, current_rank
 from penstock.errors import ConfigError
 from penstock.randomness.guarded import guarded_draws
 from penstock.randomness.keys import Purpose, seed_sequence
-from penstock.ranks import Rank, current_rank
 from penstock.sampling.batches import BatchSampler
 from penstock.sampling.samplers import (
     EveryNth,
@@ -23,6 +22,7 @@ from penstock.sampling.samplers import (
     check_positive,
 )
 from penstock.summary import Summarized, kind_of
+from penstock.warn import users_level
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

@@ -8,11 +8,11 @@ from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
 
-from penstock.callers import users_level
 from penstock.data.labels.known import class_names_of, labels_given_or_known
 from penstock.errors import ConfigError
 from penstock.sampling.label_blocks import LabelBlocks
 from penstock.sampling.samplers import IndexSampler, check_positive, digest
+from penstock.warn import users_level
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray

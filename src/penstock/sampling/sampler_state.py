@@ -12,9 +12,9 @@ import sys
 import warnings
 from typing import TYPE_CHECKING, Any, Final
 
-from penstock.callers import users_level
 from penstock.errors import StateError
 from penstock.randomness.keys import checked_count, checked_epoch
+from penstock.warn import users_level
 
 if TYPE_CHECKING:
     from collections.abc import Mapping

@@ -26,9 +26,9 @@ from typing import TYPE_CHECKING, Any, Final, Literal, NamedTuple, NoReturn
 import numpy as np
 
 from penstock.data.dataset import Dataset
+from penstock.distributed import current_rank
 from penstock.errors import ConfigError
 from penstock.randomness.keys import Purpose, seed_sequence
-from penstock.ranks import current_rank
 from penstock.sampling.permutation import Permutation
 from penstock.sampling.permutations import Permutations
 from penstock.sampling.samplers import (

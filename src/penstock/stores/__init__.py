@@ -8,7 +8,7 @@
 from __future__ import annotations
 
 from penstock.errors import MissingExtraError
-from penstock.imports import install_command
+from penstock.optional import install_command
 
 try:
     import msgspec  # noqa: F401 - what every store needs

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, Literal, NamedTuple
 
 from penstock.errors import ConfigError
-from penstock.imports import missing_extra
+from penstock.optional import missing_extra
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence

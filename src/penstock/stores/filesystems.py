@@ -15,8 +15,8 @@ import warnings
 from pathlib import Path
 from typing import Final
 
-from penstock.callers import users_level
 from penstock.errors import StoreError
+from penstock.warn import users_level
 
 __all__ = ["copy_to_local", "remote_type", "warn_if_remote"]
 

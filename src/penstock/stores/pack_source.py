@@ -17,7 +17,7 @@ from penstock.data.names import describe_sample
 from penstock.data.ragged import RaggedArray
 from penstock.errors import ConfigError
 from penstock.faults import annotate
-from penstock.imports import missing_extra
+from penstock.optional import missing_extra
 from penstock.stores.address import open_store
 from penstock.stores.dataset import StoreDataset
 from penstock.stores.folder.links import refuse_outside

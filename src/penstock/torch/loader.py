@@ -13,6 +13,7 @@ from torch.utils.data import default_collate, default_convert
 
 from penstock.data.dataset import follows_epochs
 from penstock.data.foreign import adapted
+from penstock.distributed import Rank, current_rank
 from penstock.engine.backends.ray.options import check_pool
 from penstock.engine.fault_log import FaultLog
 from penstock.engine.plan import Framework, Plan, Recipe
@@ -29,7 +30,6 @@ from penstock.indices import (
 from penstock.insight.monitor import AutoWorkers, Monitor, Observed, settings_of
 from penstock.loader import backend_of, check_ray, check_workers
 from penstock.randomness.kept import warn_of_kept_generators
-from penstock.ranks import Rank, current_rank
 from penstock.sampling import BatchSampler, IndexSampler
 from penstock.schedule import EpochIterator, Schedule, worker_base_seed
 from penstock.torch.device.accelerator import open_accelerator

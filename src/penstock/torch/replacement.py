@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING, Any, Final
 import torch.utils.data
 from torch.utils.data import IterableDataset
 
-from penstock.callers import users_level
 from penstock.torch.loader import DataLoader
+from penstock.warn import users_level
 
 if TYPE_CHECKING:
     from collections.abc import Callable

@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING, Any, Final
 
 import torch
 
-from penstock.callers import users_level
 from penstock.engine.serial_stream import SerialStream
 from penstock.engine.stream import BatchStream
+from penstock.warn import users_level
 
 if TYPE_CHECKING:
     from penstock.engine.plain import PlainMaker

@@ -30,7 +30,7 @@ from penstock.cli.doctor.interpreter import (
 from penstock.cli.doctor.machine import look_at_limits, look_at_machine, look_at_shared_memory
 from penstock.cli.doctor.trial import start_trial, trial_finding
 from penstock.lines import printable, say, say_json
-from penstock.secrets import without_password
+from penstock.redact import without_password
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence

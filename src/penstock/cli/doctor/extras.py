@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple, Self
 
 from penstock.cli.doctor.children import Child
 from penstock.cli.doctor.finding import Finding
-from penstock.imports import install_command
+from penstock.optional import install_command
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping, Sequence

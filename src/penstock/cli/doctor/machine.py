@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Final
 import numpy as np
 
 from penstock.cli.doctor.finding import Finding
-from penstock.engine.surroundings import (
+from penstock.engine.limits import (
     descriptors_needed,
     format_bytes,
     group_folders,

@@ -40,7 +40,6 @@ from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
 
-from penstock.callers import users_level
 from penstock.engine.backends.remote import FailedTask, Where, revived
 from penstock.engine.backends.worker_process import WorkerProcess, wait_for_ends
 from penstock.engine.constant_seeds import note_states
@@ -51,6 +50,14 @@ from penstock.engine.fork_hazards import opencv_at_rest, warn_of_fork
 from penstock.engine.generator_watch import UNSEEDED, warn_of_drawings
 from penstock.engine.interrupts import LONGEST_WAIT_S, HeldInterrupts
 from penstock.engine.lifeline import Lifeline
+from penstock.engine.limits import (
+    Memory,
+    advice_on_kill,
+    check_descriptors,
+    describe_memory,
+    memory_now,
+    memory_warning,
+)
 from penstock.engine.logbook import Logbook
 from penstock.engine.messages import (
     BatchMade,
@@ -67,14 +74,6 @@ from penstock.engine.messages import (
 from penstock.engine.order import TaskDone, WorkerDied, WorkerExhausted, WorkerReady
 from penstock.engine.pickling import share_recipe, unpicklable_error
 from penstock.engine.salvage import NO_BATCH
-from penstock.engine.surroundings import (
-    Memory,
-    advice_on_kill,
-    check_descriptors,
-    describe_memory,
-    memory_now,
-    memory_warning,
-)
 from penstock.engine.worker import run_worker
 from penstock.engine.worker_setup import WorkerIdentity
 from penstock.errors import ConfigError
@@ -82,6 +81,7 @@ from penstock.forks import Owner
 from penstock.randomness.keys import Purpose, seed_sequence
 from penstock.transport.channel import Channel
 from penstock.transport.packing import unpack
+from penstock.warn import users_level
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

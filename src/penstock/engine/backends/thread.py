@@ -33,7 +33,6 @@ import warnings
 import weakref
 from typing import TYPE_CHECKING, Final
 
-from penstock.callers import users_level
 from penstock.engine.deeds import Standing, deed_of, standing_of
 from penstock.engine.first_samples import FirstSamples
 from penstock.engine.generator_watch import warn_of_drawings
@@ -45,6 +44,7 @@ from penstock.engine.user_frames import stack_of_thread
 from penstock.errors import WorkerDied as WorkerDiedError
 from penstock.forks import Owner
 from penstock.randomness.keys import Purpose, seed_sequence
+from penstock.warn import users_level
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

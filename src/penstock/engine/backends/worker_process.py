@@ -11,8 +11,8 @@ import time
 from typing import TYPE_CHECKING, Any, Final
 
 from penstock.engine.interrupts import LONGEST_WAIT_S
+from penstock.engine.limits import signal_name
 from penstock.engine.logbook import Phase
-from penstock.engine.surroundings import signal_name
 from penstock.transport.arena import Arena
 
 if TYPE_CHECKING:

@@ -14,12 +14,12 @@ from importlib import resources
 from typing import TYPE_CHECKING, Any, Final
 
 from penstock.errors import MissingExtraError
-from penstock.imports import install_command
 from penstock.insight.report import bars, over_time, sections
 from penstock.insight.report.markup import data_block, element, table, to_html
 from penstock.insight.report.series import series_of
 from penstock.insight.report.timeline import timeline
 from penstock.insight.segments import Columns
+from penstock.optional import install_command
 from penstock.whole_file import write_whole
 
 if TYPE_CHECKING:

@@ -13,7 +13,6 @@ from typing import TYPE_CHECKING, Any, Final, Literal
 import numpy as np
 import xxhash
 
-from penstock.callers import users_level
 from penstock.errors import ConfigError, StoreError
 from penstock.opening import MAX_FILE_BYTES, MAX_TREE_BYTES, checked_max_file_size, read_file
 from penstock.stores.folder.annotated_folder import refuse_annotated
@@ -36,6 +35,7 @@ from penstock.stores.folder.voc import list_voc, looks_like_voc, xml_text
 from penstock.stores.index import Index
 from penstock.stores.records import EncodedImage, Record, decode_record
 from penstock.stores.store import Store, missing_records
+from penstock.warn import users_level
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence

@@ -21,13 +21,13 @@ import numpy as np
 from defusedxml.common import DTDForbidden
 from defusedxml.ElementTree import DefusedXMLParser
 
-from penstock.callers import users_level
 from penstock.data.packed_list import PackedList
 from penstock.errors import StoreError
 from penstock.opening import MAX_TREE_BYTES, read_annotation
 from penstock.stores.folder.listing import cannot_list, image_names
 from penstock.stores.folder.marks import VOC, Listing
 from penstock.stores.index import labels_from
+from penstock.warn import users_level
 
 if TYPE_CHECKING:
     from collections.abc import Container

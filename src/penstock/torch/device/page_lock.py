@@ -22,8 +22,8 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 import torch
 
-from penstock.callers import users_level
 from penstock.torch.device.accelerator import with_index
+from penstock.warn import users_level
 
 if TYPE_CHECKING:
     from collections.abc import Callable

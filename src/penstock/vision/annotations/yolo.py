@@ -18,7 +18,6 @@ from typing import TYPE_CHECKING, Any, Final, Literal
 
 import yaml
 
-from penstock.callers import users_level
 from penstock.errors import ConfigError, StoreError
 from penstock.stores.folder.listing import IMAGE_SUFFIXES, cannot_list, is_system_folder
 from penstock.vision.annotations.image_size import upright_size
@@ -28,6 +27,7 @@ from penstock.vision.annotations.paths import key_of, listed_path
 from penstock.vision.annotations.repeated import first_repeated
 from penstock.vision.annotations.text_lines import numbered_lines, read_text
 from penstock.vision.annotations.yolo_labels import SLACK, Labels, read_label_line
+from penstock.warn import users_level
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence

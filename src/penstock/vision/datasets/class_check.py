@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Final
 
 import numpy as np
 
-from penstock.callers import users_level
 from penstock.errors import StoreError
+from penstock.warn import users_level
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence

@@ -20,9 +20,9 @@ from typing import TYPE_CHECKING, Final
 
 import numpy as np
 
-from penstock.callers import users_level
 from penstock.vision.annotations.image_size import header_of
 from penstock.vision.datasets.frames import Frame, frame_of
+from penstock.warn import users_level
 
 if TYPE_CHECKING:
     from penstock.data.packed_list import PackedList

@@ -33,7 +33,6 @@ from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
 
-from penstock.callers import users_level
 from penstock.engine.backends.ray.cluster import connect, is_node_dead, what_is_free
 from penstock.engine.backends.ray.crew import OwnCrew
 from penstock.engine.backends.ray.endings import (
@@ -60,6 +59,7 @@ from penstock.errors import ConfigError
 from penstock.errors import WorkerDied as WorkerDiedError
 from penstock.forks import Owner
 from penstock.randomness.keys import Purpose, seed_sequence
+from penstock.warn import users_level
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

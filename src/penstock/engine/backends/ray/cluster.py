@@ -22,8 +22,8 @@ import threading
 from typing import TYPE_CHECKING, Any, Final
 
 from penstock.errors import ConfigError, MissingExtraError
-from penstock.imports import install_command
-from penstock.secrets import without_password
+from penstock.optional import install_command
+from penstock.redact import without_password
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping

@@ -17,10 +17,10 @@ import time
 import uuid
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
+from penstock.distributed import current_rank
 from penstock.engine.backends.ray.clock import WorkerClock
 from penstock.engine.messages import BeginEpoch, Task, encode
 from penstock.engine.plan import Caution, keys_of
-from penstock.ranks import current_rank
 
 if TYPE_CHECKING:
     import queue

@@ -15,7 +15,7 @@ import psutil
 import pytest
 
 from penstock import Loader
-from penstock.engine.surroundings import (
+from penstock.engine.limits import (
     Memory,
     advice_on_kill,
     check_descriptors,
@@ -267,7 +267,7 @@ def test_the_descriptors_that_are_asked_for_are_enough(method, tmp_path):
         sys.path[:0] = {sys.path!r}
         import numpy as np
         from penstock import Loader
-        from penstock.engine.surroundings import check_descriptors, descriptors_needed
+        from penstock.engine.limits import check_descriptors, descriptors_needed
 
         def collate(samples):  # two new slots a batch: one for large arrays, one for small ones
             return [np.zeros(200_000, np.uint8), np.zeros(5000, np.uint8)]

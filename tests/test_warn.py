@@ -8,7 +8,7 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
-from penstock.callers import users_place
+from penstock.warn import users_place
 
 PROGRAM = "/home/a/train.py"
 CONSOLE_SCRIPT = f"{sysconfig.get_path('scripts')}/train"

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import pytest
 
-from penstock.secrets import is_secret_name, without_password, without_queries
+from penstock.redact import is_secret_name, without_password, without_queries
 
 
 @pytest.mark.parametrize(

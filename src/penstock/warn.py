@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Whose line a warning is about."""
+"""Whose line a warning is about: the first frame outside of this package."""
 
 from __future__ import annotations
 

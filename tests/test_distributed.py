@@ -8,13 +8,13 @@ import types
 
 import pytest
 
+from penstock.distributed import Rank, current_rank
 from penstock.errors import ConfigError
-from penstock.ranks import Rank, current_rank
 
 THROUGH_A_GROUP = """
 import sys
 import torch.distributed as dist
-from penstock.ranks import current_rank
+from penstock.distributed import current_rank
 
 print(*current_rank())
 dist.init_process_group("gloo", init_method=f"file://{sys.argv[1]}", rank=0, world_size=1)

@@ -10,7 +10,7 @@ from importlib import metadata
 import pytest
 
 from penstock.errors import MissingExtraError
-from penstock.imports import install_command, missing_extra, when_imported
+from penstock.optional import install_command, missing_extra, when_imported
 
 
 @pytest.fixture

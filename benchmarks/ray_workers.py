@@ -214,11 +214,11 @@ class MakesBatches:
         import penstock.torch  # noqa: F401 - the collate of tensors
         from penstock.engine.backends.in_process import PlainOutput
         from penstock.engine.fetch import Fetcher
-        from penstock.engine.plan import Framework, Recipe
+        from penstock.engine.plan import Framework, WorkerSpec
 
         framework = Framework(root="torch", adapter="penstock.torch.worker")
-        recipe = Recipe(dataset, is_iterable=False, is_batched=True, framework=framework)
-        self._fetcher = Fetcher(recipe, PlainOutput())
+        spec = WorkerSpec(dataset, is_iterable=False, is_batched=True, framework=framework)
+        self._fetcher = Fetcher(spec, PlainOutput())
 
     def of_step(self, step: int) -> list[Any]:
         """Return the arrays of a batch."""

@@ -13,7 +13,7 @@ from penstock.data.foreign import adapted
 from penstock.distributed import Rank, current_rank
 from penstock.engine.backends.ray.options import check_pool, checked_options
 from penstock.engine.fault_log import FaultLog
-from penstock.engine.plan import Plan, Recipe
+from penstock.engine.plan import Plan, WorkerSpec
 from penstock.engine.serial_stream import SerialStream
 from penstock.errors import ConfigError
 from penstock.faults import Failure, FaultPolicy, policy_of
@@ -259,7 +259,7 @@ class Loader(Observed, Generic[SampleT]):
 
     def _plan(self) -> Plan:
         rank, world_size = current_rank() if self._is_iterable else Rank(0, 1)
-        recipe = Recipe(
+        spec = WorkerSpec(
             dataset=self.dataset,
             is_iterable=self._is_iterable,
             is_batched=self.batch_sampler is not None,
@@ -276,7 +276,7 @@ class Loader(Observed, Generic[SampleT]):
         )
         num_workers, prefetch_factor = self._monitor.crew_of(self.num_workers, self.prefetch_factor)
         return Plan(
-            recipe=recipe,
+            spec=spec,
             base_seed=worker_base_seed(self._seed),
             num_workers=num_workers,
             backend=self._monitor.backend,

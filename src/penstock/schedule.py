@@ -158,7 +158,7 @@ class Schedule:
         self._running: list[tuple[weakref.ref[Any], Progress]] = []
 
     def __getstate__(self) -> dict[str, Any]:
-        """Return all but what runs: a loader is pickled as a recipe, not as a running stream."""
+        """Return all but what runs: a loader is pickled as its arguments, not as a stream."""
         return {**self.__dict__, "_current": None, "_description": None, "_running": []}
 
     def next(self, source: IndexSource, *, is_followed: bool = False) -> Epoch:

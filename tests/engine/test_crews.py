@@ -24,7 +24,7 @@ from penstock import FaultPolicy, Loader
 from penstock.engine.accounts import Crew
 from penstock.engine.backends.process import ProcessBackend
 from penstock.engine.epoch import Epoch
-from penstock.engine.plan import Plan, Recipe
+from penstock.engine.plan import Plan, WorkerSpec
 from penstock.insight.monitor import AutoWorkers
 from penstock.schedule import EpochIterator
 from penstock.torch import DataLoader
@@ -327,9 +327,9 @@ def test_what_stands_between_batches_is_the_trainers_and_a_failed_batch_is_not()
         def epoch_left(self, epoch):
             pass
 
-    recipe = Recipe(Fails(6), False, is_batched=True)
+    spec = WorkerSpec(Fails(6), False, is_batched=True)
     epoch = Epoch(0, iter([[k] for k in range(6)]))
-    batches = EpochIterator(open_stream(Plan(recipe, 0), epoch, None, Observer()))
+    batches = EpochIterator(open_stream(Plan(spec, 0), epoch, None, Observer()))
     while True:
         try:
             next(batches)
@@ -361,7 +361,7 @@ def test_a_sampler_that_raises_as_the_crew_grows_keeps_no_stream_that_is_left():
         raise KeyError("the sampler")
 
     plan = Plan(
-        Recipe(np.arange(6), False, is_batched=True), 0, 1, prefetch_factor=2, backend="thread"
+        WorkerSpec(np.arange(6), False, is_batched=True), 0, 1, prefetch_factor=2, backend="thread"
     )
     batches = EpochIterator(open_stream(plan, Epoch(0, indices()), None, Observer()))
     next(batches)

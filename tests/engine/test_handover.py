@@ -14,7 +14,7 @@ from tests.engine.streams import open_stream
 
 from penstock.engine.epoch import Epoch
 from penstock.engine.fault_log import FaultLog
-from penstock.engine.plan import Plan, Recipe
+from penstock.engine.plan import Plan, WorkerSpec
 from penstock.errors import WorkerDied
 from penstock.faults import policy_of
 from penstock.schedule import EpochIterator
@@ -74,9 +74,9 @@ def epoch_of(indices, number=0):
 
 def batches_of(handover, crew=(2, "process"), indices=range(NUM_STEPS), policy="raise", **options):
     num_workers, backend = crew
-    recipe = Recipe(Rows(), is_iterable=False, is_batched=True, faults=policy_of(policy))
-    plan = Plan(recipe, 0, num_workers=num_workers, backend=backend, **options)
-    faults = FaultLog(recipe.faults, recipe.dataset)
+    spec = WorkerSpec(Rows(), is_iterable=False, is_batched=True, faults=policy_of(policy))
+    plan = Plan(spec, 0, num_workers=num_workers, backend=backend, **options)
+    faults = FaultLog(spec.faults, spec.dataset)
     return EpochIterator(open_stream(plan, epoch_of(indices), faults, None, handover))
 
 

@@ -12,7 +12,7 @@ import pytest
 from penstock.data import IterableDataset
 from penstock.engine.epoch import Epoch, Given, Progress
 from penstock.engine.fault_log import FaultLog
-from penstock.engine.plan import Plan, Recipe
+from penstock.engine.plan import Plan, WorkerSpec
 from penstock.engine.serial_stream import SerialStream
 from penstock.faults import policy_of
 from penstock.schedule import EpochIterator
@@ -54,12 +54,12 @@ class Sampler:
 def iterate(*indices, dataset=None, policy="raise", given=None, **options):
     dataset = Rows() if dataset is None else dataset
     is_iterable = isinstance(dataset, IterableDataset)
-    recipe = Recipe(dataset, is_iterable, is_batched=True, faults=policy_of(policy), **options)
+    spec = WorkerSpec(dataset, is_iterable, is_batched=True, faults=policy_of(policy), **options)
     progress = Progress(given or Given(), given or Given())
     stream = SerialStream(
-        Plan(recipe, 0),
+        Plan(spec, 0),
         Epoch(0, Sampler(*indices), progress),
-        FaultLog(recipe.faults, dataset),
+        FaultLog(spec.faults, dataset),
     )
     return EpochIterator(stream)
 

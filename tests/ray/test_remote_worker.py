@@ -15,7 +15,7 @@ from penstock.engine.backends.ray.remote_worker import RemoteWorker, Round
 from penstock.engine.backends.ray.session import Answer
 from penstock.engine.epoch import Share
 from penstock.engine.messages import decode
-from penstock.engine.plan import Caution, Recipe
+from penstock.engine.plan import Caution, WorkerSpec
 from penstock.engine.worker_setup import WorkerIdentity
 
 ANSWER = Answer("answer")
@@ -85,9 +85,9 @@ class Trainer:
     def __init__(self, *, is_iterable=False):
         self.actor = Actor()
         self.inbox = queue.SimpleQueue()
-        recipe = Recipe(None, is_iterable, True)
+        spec = WorkerSpec(None, is_iterable, True)
         identity = WorkerIdentity(0, 1, 0)
-        self.worker = RemoteWorker(0, self.actor, recipe, identity, self.inbox, "somebody")
+        self.worker = RemoteWorker(0, self.actor, spec, identity, self.inbox, "somebody")
         self.taken = []
         self.worker.begin_round(Round(1, 1, False), None)
         self.worker.open("parcel")

@@ -25,7 +25,7 @@ from penstock.engine.backends.ray.worker import News, RayWorker, _Turns
 from penstock.engine.fetch import Fetcher
 from penstock.engine.logbook import Phase
 from penstock.engine.messages import BatchMade, BeginEpoch, ShareEnded, Task, decode, encode
-from penstock.engine.plan import Placed, Recipe
+from penstock.engine.plan import Placed, WorkerSpec
 from penstock.engine.worker_setup import WorkerIdentity
 from penstock.randomness.samples import fallback_state, restore_fallback
 
@@ -125,10 +125,10 @@ def no_worker_for_good(monkeypatch):
 async def opened(dataset, *, seed=None, session=NAME, is_batched=True):
     is_iterable = isinstance(dataset, IterableDataset)
     batch_size = BATCH if is_batched else None
-    recipe = Recipe(dataset, is_iterable, is_batched, seed=seed, batch_size=batch_size)
+    spec = WorkerSpec(dataset, is_iterable, is_batched, seed=seed, batch_size=batch_size)
     worker = WithoutCluster()
     try:
-        assert (await worker.open(session, pack_parcel(recipe), IDENTITY)).kind == "answer"
+        assert (await worker.open(session, pack_parcel(spec), IDENTITY)).kind == "answer"
         yield worker
     finally:
         for gate in gates.values():
@@ -175,15 +175,15 @@ def told(answer):
 def made_in_order(dataset, seed, round_, num_tasks):
     """What the tasks of a round come to where each comes once, in order."""
     is_iterable = isinstance(dataset, IterableDataset)
-    recipe = Recipe(dataset, is_iterable, True, seed=seed, batch_size=BATCH)
-    session = Session(pack_parcel(recipe), IDENTITY)
+    spec = WorkerSpec(dataset, is_iterable, True, seed=seed, batch_size=BATCH)
+    session = Session(pack_parcel(spec), IDENTITY)
 
     class Plain:
         empty = staticmethod(np.empty)
         finish = staticmethod(lambda batch: batch)
         abandon = staticmethod(lambda: None)
 
-    fetcher = Fetcher(recipe, Plain(), epoch=round_, base_seed=IDENTITY.base_seed)
+    fetcher = Fetcher(spec, Plain(), epoch=round_, base_seed=IDENTITY.base_seed)
     made = []
     for number in range(num_tasks):
         try:
@@ -357,7 +357,7 @@ def test_at_no_moment_while_a_round_begins_is_a_later_task_of_it_in_turn():
                 assert not self.is_in_turn(self.asked, 2), f"in turn once {name} is set"
 
     session = Asked(
-        pack_parcel(Recipe(Stream(draws=False), True, True, batch_size=BATCH)), IDENTITY
+        pack_parcel(WorkerSpec(Stream(draws=False), True, True, batch_size=BATCH)), IDENTITY
     )
     assert session.set_up().kind == "answer"
     for round_ in (1, 2):
@@ -463,8 +463,8 @@ def test_who_leaves_has_no_call_waiting_any_more():
             await worker.until_end(NAME)
 
             # A copy of the call that opened it, which comes late, opens nothing.
-            recipe = Recipe(Numbers(False), False, True)
-            assert (await worker.open(NAME, pack_parcel(recipe), IDENTITY)).kind == "dropped"
+            spec = WorkerSpec(Numbers(False), False, True)
+            assert (await worker.open(NAME, pack_parcel(spec), IDENTITY)).kind == "dropped"
             assert worker._sessions == {}
             assert worker.counted == {}, "something is kept of every session for ever"
 
@@ -480,8 +480,8 @@ def test_who_leaves_while_the_session_is_opened_has_no_call_waiting_any_more():
 
     async def scenario():
         worker = WithoutCluster()
-        recipe = Recipe(Numbers(False), False, True, worker_init_fn=wait_at_gate)
-        opening = asyncio.ensure_future(worker.open(NAME, pack_parcel(recipe), IDENTITY))
+        spec = WorkerSpec(Numbers(False), False, True, worker_init_fn=wait_at_gate)
+        opening = asyncio.ensure_future(worker.open(NAME, pack_parcel(spec), IDENTITY))
         await _next(gate.reached)
         waiting = [
             asyncio.ensure_future(worker.make(*calls_of(1)(0), 0)),
@@ -506,8 +506,10 @@ def test_a_session_that_takes_longer_to_open_than_an_unused_one_stays_is_kept(mo
 
     async def scenario():
         worker = WithoutCluster(forgotten_after_s=10.0)
-        recipe = Recipe(Numbers(False), False, True, worker_init_fn=wait_at_gate, batch_size=BATCH)
-        opening = asyncio.ensure_future(worker.open(NAME, pack_parcel(recipe), IDENTITY))
+        spec = WorkerSpec(
+            Numbers(False), False, True, worker_init_fn=wait_at_gate, batch_size=BATCH
+        )
+        opening = asyncio.ensure_future(worker.open(NAME, pack_parcel(spec), IDENTITY))
         await _next(gate.reached)
         clock.now = 60.0
         gate.opened.release()
@@ -538,8 +540,8 @@ class LostKeeper:
 def test_a_worker_without_its_keeper_answers_until_it_is_ended_as_well():
     async def scenario():
         worker = WithoutCluster(keeper=LostKeeper())
-        recipe = Recipe(Numbers(False), False, True, batch_size=BATCH)
-        assert (await worker.open(NAME, pack_parcel(recipe), IDENTITY)).kind == "answer"
+        spec = WorkerSpec(Numbers(False), False, True, batch_size=BATCH)
+        assert (await worker.open(NAME, pack_parcel(spec), IDENTITY)).kind == "answer"
         assert told(await worker.make(*calls_of(1)(0), 0))[1] == [0, 1, 2]
         await worker.leave(NAME)
         worker.end_thread()
@@ -552,7 +554,7 @@ def test_a_batch_wakes_no_call_of_another_session():
 
     async def scenario():
         async with opened(Numbers(False)) as worker:
-            await worker.open(other, pack_parcel(Recipe(Numbers(False), False, True)), IDENTITY)
+            await worker.open(other, pack_parcel(WorkerSpec(Numbers(False), False, True)), IDENTITY)
             asked, session = [], worker._sessions[other]
             session.is_in_turn = lambda begun, number: bool(asked.append(number))
             early = asyncio.ensure_future(worker.make(other, *calls_of(1)(3)[1:], 0))
@@ -593,12 +595,12 @@ def test_a_dropped_session_is_unknown_to_calls_that_were_waiting_in_it():
             assert told(await waiting) == "unknown"
             worker._forgotten_after_s = 600.0
             # Opened once more meanwhile, by a late copy: what waited in the old one is no answer.
-            recipe = Recipe(Stream(draws=False), True, True, batch_size=BATCH)
-            await worker.open(NAME, pack_parcel(recipe), IDENTITY)
+            spec = WorkerSpec(Stream(draws=False), True, True, batch_size=BATCH)
+            await worker.open(NAME, pack_parcel(spec), IDENTITY)
             waiting = asyncio.ensure_future(worker.make(*calls_of(1)(1), 0))
             await asyncio.sleep(0)
             closing = worker._drop(NAME)
-            await worker.open(NAME, pack_parcel(recipe), IDENTITY)
+            await worker.open(NAME, pack_parcel(spec), IDENTITY)
             await closing
             assert told(await waiting) == "unknown"
             assert told(await worker.make(*calls_of(1)(0), 0))[1] == [0, 1, 2]
@@ -705,10 +707,10 @@ def test_turns_pass_over_calls_that_were_given_up():
     run(scenario())
 
 
-def test_a_session_whose_recipe_cannot_be_opened_says_so_with_every_task():
+def test_a_session_whose_spec_cannot_be_opened_says_so_with_every_task():
     async def scenario():
         worker = WithoutCluster()
-        broken = pack_parcel(Recipe(Numbers(False), False, True))._replace(pickled=b"no pickle")
+        broken = pack_parcel(WorkerSpec(Numbers(False), False, True))._replace(pickled=b"no pickle")
         assert await worker.open(NAME, broken, IDENTITY) == Answer("answer")
         for number in (0, 1):
             answer = await worker.make(*calls_of(1)(number), 0)

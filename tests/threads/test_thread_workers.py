@@ -20,7 +20,7 @@ from penstock.data import IterableDataset
 from penstock.engine.backends.thread import ThreadBackend
 from penstock.engine.epoch import Epoch
 from penstock.engine.order import TaskDone, WorkerDied, WorkerReady
-from penstock.engine.plan import Plan, Recipe
+from penstock.engine.plan import Plan, WorkerSpec
 from penstock.errors import ConfigError, WorkerTimeout
 from penstock.errors import WorkerDied as WorkerDiedError
 
@@ -58,9 +58,9 @@ def loader_of(make, **options):
 
 
 def opened(dataset, num_workers=2, max_workers=0, **options):
-    recipe = Recipe(dataset, isinstance(dataset, IterableDataset), is_batched=True, **options)
+    spec = WorkerSpec(dataset, isinstance(dataset, IterableDataset), is_batched=True, **options)
     plan = Plan(
-        recipe, base_seed=0, num_workers=num_workers, max_workers=max_workers, backend="thread"
+        spec, base_seed=0, num_workers=num_workers, max_workers=max_workers, backend="thread"
     )
     backend = ThreadBackend(plan)
     backend.start()

@@ -21,7 +21,7 @@ from penstock import forks
 from penstock.engine.backends import open_backend
 from penstock.engine.epoch import Epoch
 from penstock.engine.order import TaskDone
-from penstock.engine.plan import Plan, Recipe
+from penstock.engine.plan import Plan, WorkerSpec
 from penstock.engine.serial_stream import SerialStream
 from penstock.transport.arena import Arena, BufferPool, Leases, SlotPool, SlotWriter, slot_size
 from penstock.transport.memory import Mapping, anonymous_mapping, create_segment
@@ -520,8 +520,8 @@ KINDS = [
 def opened(device, num_workers, backend, method):
     context = None if method is None else multiprocessing.get_context(method)
     # A lock cannot be pickled, so that a plan that travelled to a spawned worker would be seen.
-    recipe = Recipe(Large(), is_iterable=False, is_batched=True)
-    plan = Plan(recipe, 0, num_workers, backend, context=context, page_lock=device)
+    spec = WorkerSpec(Large(), is_iterable=False, is_batched=True)
+    plan = Plan(spec, 0, num_workers, backend, context=context, page_lock=device)
     if num_workers == 0:
         pairs = ([2 * step, 2 * step + 1] for step in itertools.count())
         return SerialStream(plan, Epoch(0, pairs))

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from penstock.collate import CollateInto
     from penstock.data.dataset import Empty
     from penstock.engine.logbook import Notes
-    from penstock.engine.plan import Recipe
+    from penstock.engine.plan import WorkerSpec
     from penstock.randomness.samples import SampleStreams
 
 __all__ = ["Assembler", "Output", "count_samples"]
@@ -96,12 +96,12 @@ class Assembler:
     """
 
     def __init__(
-        self, recipe: Recipe, output: Output, streams: SampleStreams | None, notes: Notes
+        self, spec: WorkerSpec, output: Output, streams: SampleStreams | None, notes: Notes
     ) -> None:
-        """Collate as `recipe` says, into `output`."""
+        """Collate as `spec` says, into `output`."""
         self.output = output
         self.streams = streams
-        self._recipe = recipe
+        self._spec = spec
         self._notes = notes
         self._collators: dict[tuple[bool, bool], DefaultCollate] = {}
 
@@ -113,7 +113,7 @@ class Assembler:
         *,
         rehearsing: bool = False,
     ) -> Any:  # noqa: ANN401
-        """Return a batch of samples, or a sample by itself where the recipe is not batched.
+        """Return a batch of samples, or a sample by itself where the spec is not batched.
 
         Args:
             samples: A list; or the sample.
@@ -124,8 +124,8 @@ class Assembler:
         """
         if not rehearsing:
             self._notes.phase(Phase.COLLATING)
-            self._notes.batch_of(count_samples(samples) if self._recipe.is_batched else 1)
-        if self.streams is not None and self._recipe.collate_fn is not None:
+            self._notes.batch_of(count_samples(samples) if self._spec.is_batched else 1)
+        if self.streams is not None and self._spec.collate_fn is not None:
             self.streams.begin_collate(position)
         try:
             return self._collate(samples, rehearsing=rehearsing)
@@ -135,12 +135,12 @@ class Assembler:
 
     def explain(self, error: Exception, samples: Any, indices: Any) -> None:  # noqa: ANN401
         """Add notes to what collating raised: which samples, and which of them are None."""
-        if self._recipe.is_batched and self._recipe.collate_fn is None:
+        if self._spec.is_batched and self._spec.collate_fn is None:
             self._note_none(error, samples, indices)
-        if indices is not None and self._recipe.is_batched:
+        if indices is not None and self._spec.is_batched:
             if isinstance(error, CollateError):
                 error.name_samples(indices)
-            named = note_samples(self._recipe.dataset, indices)
+            named = note_samples(self._spec.dataset, indices)
             annotate(error, f"while collating {named} of the dataset")
 
     def _note_none(self, error: Exception, samples: Any, indices: Any) -> None:  # noqa: ANN401
@@ -151,7 +151,7 @@ class Assembler:
         if indices is None:
             named = f"of the {len(samples)} samples of this batch, those at {none} are None"
         else:
-            first = [note_samples(self._recipe.dataset, [indices[k]]) for k in none[:_MOST_NAMED]]
+            first = [note_samples(self._spec.dataset, [indices[k]]) for k in none[:_MOST_NAMED]]
             more = f" and {len(none) - len(first)} more" if len(none) > len(first) else ""
             named = f"the dataset returned None for {', '.join(first)}{more}"
         annotate(
@@ -169,7 +169,7 @@ class Assembler:
             return self.output.finish(batch)
         except Exception as error:
             if indices is not None:
-                named = note_samples(self._recipe.dataset, indices)
+                named = note_samples(self._spec.dataset, indices)
                 annotate(error, f"while pickling the batch of {named} to send it to the trainer")
             raise
 
@@ -178,7 +178,7 @@ class Assembler:
 
         A dataset of the core gives arrays, also where the loader's batches are tensors.
         """
-        if self._recipe.framework is None:
+        if self._spec.framework is None:
             return batch
         return _with_arrays_converted(batch, self._collator().sample)
 
@@ -187,35 +187,35 @@ class Assembler:
 
         Where batches are made, all frameworks that they need are loaded.
         """
-        collate_fn: Any = self._recipe.collate_fn
+        collate_fn: Any = self._spec.collate_fn
         if collate_fn is None:
             collator = self._collator()
-            return collator.batch if self._recipe.is_batched else collator.sample
-        if self._recipe.is_batched and _collates_into(type(collate_fn)):
+            return collator.batch if self._spec.is_batched else collator.sample
+        if self._spec.is_batched and _collates_into(type(collate_fn)):
             into: CollateInto = collate_fn
             return lambda samples: into.collate_into(samples, self._collator())
         return collate_fn  # type: ignore[no-any-return]
 
     def _collate(self, samples: Any, *, rehearsing: bool) -> Any:  # noqa: ANN401
-        collate_fn: Any = self._recipe.collate_fn
+        collate_fn: Any = self._spec.collate_fn
         if collate_fn is not None:
-            if self._recipe.is_batched and _collates_into(type(collate_fn)):
+            if self._spec.is_batched and _collates_into(type(collate_fn)):
                 into: CollateInto = collate_fn
                 return into.collate_into(samples, self._collator(rehearsing=rehearsing))
             return collate_fn(samples)
         collator = self._collator(rehearsing=rehearsing)
-        if not self._recipe.is_batched:
+        if not self._spec.is_batched:
             return collator.sample(samples)
         try:
             return collator.batch(samples)
         except MixedTypes:
-            assert self._recipe.framework is not None  # else nobody minds a mixture
-            importlib.import_module(self._recipe.framework.root)
+            assert self._spec.framework is not None  # else nobody minds a mixture
+            importlib.import_module(self._spec.framework.root)
             return self._collator(rehearsing=rehearsing).batch(samples)
 
     def _collator(self, *, rehearsing: bool = False) -> DefaultCollate:
         # Asked anew for each batch: the first sample may be what imports the framework.
-        framework = self._recipe.framework
+        framework = self._spec.framework
         loaded = framework is not None and framework.root in sys.modules
         kind = loaded, rehearsing
         if kind not in self._collators:
@@ -224,7 +224,7 @@ class Assembler:
         return self._collators[kind]
 
     def _make_collator(self, empty: Empty, *, loaded: bool) -> DefaultCollate:
-        framework = self._recipe.framework
+        framework = self._spec.framework
         if framework is None:
             return Collator(empty)
         if not loaded:

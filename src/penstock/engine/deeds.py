@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from collections.abc import Hashable, Mapping
 
     from penstock.engine.logbook import Entry
-    from penstock.engine.plan import Recipe
+    from penstock.engine.plan import WorkerSpec
 
 __all__ = ["Deed", "Standing", "deed_of", "standing_of"]
 
@@ -50,13 +50,13 @@ class Standing(NamedTuple):
     pace: str = ""
 
 
-def deed_of(entry: Entry, tasks: Mapping[int, object], recipe: Recipe, round_: int) -> Deed:
+def deed_of(entry: Entry, tasks: Mapping[int, object], spec: WorkerSpec, round_: int) -> Deed:
     """Return what a worker was doing when it made `entry`.
 
     Args:
         entry: Its last note.
         tasks: Step -> indices of what it had to do.
-        recipe: How it makes batches.
+        spec: How it makes batches.
         round_: The round that goes on.
     """
     doing = PHRASES[entry.phase]
@@ -64,19 +64,19 @@ def deed_of(entry: Entry, tasks: Mapping[int, object], recipe: Recipe, round_: i
         return Deed(None, None, doing)
     if entry.round != round_ or entry.step not in tasks:
         return Deed(None, None, f"{doing} samples of an earlier epoch")
-    if recipe.is_iterable:
+    if spec.is_iterable:
         return Deed(entry.step, None, f"{doing} a batch of its share of the dataset")
     keys = keys_of(tasks[entry.step])
     # Another thread's notes may be read while it makes them: then the number is of another step.
-    is_torn = recipe.is_batched and entry.number is not None and entry.number >= len(keys)
+    is_torn = spec.is_batched and entry.number is not None and entry.number >= len(keys)
     if entry.number is None or is_torn:
-        named = note_samples(recipe.dataset, keys if recipe.is_batched else [keys])
+        named = note_samples(spec.dataset, keys if spec.is_batched else [keys])
         return Deed(entry.step, None, f"{doing} {named} of step {entry.step}")
     if entry.has_substitute:
         index = entry.substitute
     else:
-        index = keys[entry.number] if recipe.is_batched else keys
-    named = note_samples(recipe.dataset, [index])
+        index = keys[entry.number] if spec.is_batched else keys
+    named = note_samples(spec.dataset, [index])
     return Deed(entry.step, sample_key(index), f"{doing} {named} of step {entry.step}")
 
 

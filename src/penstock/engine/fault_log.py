@@ -66,7 +66,7 @@ class FaultLog:
         self._failures: collections.deque[Failure] = collections.deque(maxlen=_MOST_KEPT)
 
     def __getstate__(self) -> dict[str, Any]:
-        """Return all but the records: a loader is pickled as a recipe."""
+        """Return all but the records: a loader is pickled as its arguments."""
         fresh = FaultLog(self.policy, self._dataset)
         return {**fresh.__dict__, "killers": self.killers}
 

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
     from penstock.engine.assembly import Output
     from penstock.engine.plain import PlainMaker
-    from penstock.engine.plan import Caution, Recipe
+    from penstock.engine.plan import Caution, WorkerSpec
     from penstock.engine.seats import Seat
 
 __all__ = ["Fetcher"]
@@ -40,7 +40,7 @@ class Fetcher:
 
     def __init__(
         self,
-        recipe: Recipe,
+        spec: WorkerSpec,
         output: Output,
         *,
         base_seed: int = 0,
@@ -57,10 +57,10 @@ class Fetcher:
         """Begin an epoch: an iterable dataset's iterator is made here.
 
         Args:
-            recipe: How a task becomes a batch.
+            spec: How a task becomes a batch.
             output: Where the batches go.
-            base_seed: Decides what takes the place of bad samples, where the recipe has no seed.
-            epoch: Its number, which decides the random numbers if the recipe has a seed.
+            base_seed: Decides what takes the place of bad samples, where the spec has no seed.
+            epoch: Its number, which decides the random numbers if the spec has a seed.
             is_announced: Whether the dataset is told the number.
             worker_id: Whose share of an iterable dataset this is.
             num_workers: Of how many.
@@ -71,21 +71,21 @@ class Fetcher:
             compared: See `ShareInfo`.
             notes: Where to note what is being done.
         """
-        self._recipe = recipe
+        self._spec = spec
         self._isolated = isolated
         self._notes = notes = notes or Notes()
-        notes.is_watched = recipe.faults.max_respawns > 0
-        self._map = None if recipe.is_iterable else MapReader(recipe, notes)
+        notes.is_watched = spec.faults.max_respawns > 0
+        self._map = None if spec.is_iterable else MapReader(spec, notes)
         self._streams = None
-        if recipe.seed is not None and not (self._map and self._map.draws_nothing):
-            seeds_globals = recipe.global_rng and not in_thread
-            self._streams = SampleStreams(recipe.seed, epoch, seeds_globals=seeds_globals)
+        if spec.seed is not None and not (self._map and self._map.draws_nothing):
+            seeds_globals = spec.global_rng and not in_thread
+            self._streams = SampleStreams(spec.seed, epoch, seeds_globals=seeds_globals)
             self._isolated = isolated and seeds_globals
         # Threads have a watch of their own, with and without a seed.
-        self._finds_drawings = recipe.seed is not None and not (recipe.global_rng or in_thread)
+        self._finds_drawings = spec.seed is not None and not (spec.global_rng or in_thread)
         self._drawings: tuple[str, ...] = ()
         self._share_info = ShareInfo(
-            worker_id, num_workers, recipe.batch_size, recipe.rank, recipe.world_size, compared
+            worker_id, num_workers, spec.batch_size, spec.rank, spec.world_size, compared
         )
         with self._scope():
             if is_announced:
@@ -93,19 +93,19 @@ class Fetcher:
             self._share_reader: ShareReader | None = None
             if self._map is None:
                 self._share_reader = ShareReader(
-                    recipe, self._streams, worker_id, num_workers, share or Share()
+                    spec, self._streams, worker_id, num_workers, share or Share()
                 )
         if self._map is not None:
             self._map.streams = self._streams
-        self._assembler = Assembler(recipe, output, self._streams, notes)
-        seed = base_seed if recipe.seed is None else recipe.seed
+        self._assembler = Assembler(spec, output, self._streams, notes)
+        seed = base_seed if spec.seed is None else spec.seed
         self._source: MapSource | ShareSource
         if self._map is not None:
-            self._source = MapSource(self._map, recipe, self._streams, seed, epoch)
+            self._source = MapSource(self._map, spec, self._streams, seed, epoch)
         else:
             assert self._share_reader is not None
             self._source = ShareSource(self._share_reader)
-        self._salvage = Salvage(self._source, self._assembler, recipe, notes)
+        self._salvage = Salvage(self._source, self._assembler, spec, notes)
         self.num_asked = 0  # samples of the batch made last; counted where a policy needs it
         if self._share_reader is not None:
             with self._scope():
@@ -115,7 +115,7 @@ class Fetcher:
     def _announce(self, epoch: int) -> None:
         if self._streams is not None:
             self._streams.begin_iterator()
-        announce_epoch(self._recipe.dataset, epoch)
+        announce_epoch(self._spec.dataset, epoch)
 
     def _scope(self) -> _Scope:
         return _Scope(self._share_info, self._streams, isolated=self._isolated)
@@ -178,10 +178,10 @@ class Fetcher:
 
     def _first_watch(self) -> GeneratorWatch | None:
         """Return a watch for a dataset's first batch, where draws from generators go unseeded."""
-        if not self._finds_drawings or was_watched(self._recipe.dataset):
+        if not self._finds_drawings or was_watched(self._spec.dataset):
             return None
-        note_watched(self._recipe.dataset)
-        return GeneratorWatch(self._recipe.dataset)
+        note_watched(self._spec.dataset)
+        return GeneratorWatch(self._spec.dataset)
 
     def take_drawings(self) -> tuple[str, ...]:
         """Return, once, which functions drew from the global generators in the first batch."""
@@ -196,15 +196,15 @@ class Fetcher:
         Returns:
             None where random streams or a fault policy are to be heeded, or a stream has a state.
         """
-        faults = self._recipe.faults
+        faults = self._spec.faults
         if self._streams is not None or faults.tolerates or faults.retries:
             return None
         if self._share_reader is None:
             assert self._map is not None
-            return map_maker(self._recipe, self._map, self._assembler)
-        if can_resume(self._recipe.dataset):
+            return map_maker(self._spec, self._map, self._assembler)
+        if can_resume(self._spec.dataset):
             return None
-        return shard_maker(self._recipe, self._share_reader, self._share_info, self._assembler)
+        return shard_maker(self._spec, self._share_reader, self._share_info, self._assembler)
 
     def try_sample(self, indices: Any, number: int, caution: Caution | None) -> None:  # noqa: ANN401
         """Read, collate and pack one sample of a batch of a map-style dataset, and drop it.
@@ -235,7 +235,7 @@ class Fetcher:
             indices, position, stride = indices
         if self._share_reader is not None:
             return self._fetch_share(indices)
-        faults = self._recipe.faults
+        faults = self._spec.faults
         if caution is None and not (faults.tolerates or faults.retries):
             return self._fetch_map(indices, position, stride)
         indices, keys = self._listed(indices)
@@ -249,7 +249,7 @@ class Fetcher:
     def _listed(self, indices: Any) -> tuple[Any, list[Any] | None]:  # noqa: ANN401
         """Return the indices, and a list of them; None for what is none (a slice, say)."""
         keys = keys_of(indices)
-        if not self._recipe.is_batched:
+        if not self._spec.is_batched:
             return indices, [keys]
         try:
             listed = list(keys)
@@ -290,7 +290,7 @@ class Fetcher:
             batch = self._map.read_whole(whole, assembler.output.empty)
             return assembler.finish(assembler.as_batch(batch), whole)
         indices = keys_of(indices)
-        if not self._recipe.is_batched:
+        if not self._spec.is_batched:
             (samples,) = self._map.read_each([indices], position, stride)
         elif self._map.reads_together:
             if self._streams is not None:
@@ -298,18 +298,18 @@ class Fetcher:
             samples = self._map.read_together(indices)
         else:
             samples = self._map.read_each(indices, position, stride)
-        keys = indices if self._recipe.is_batched else [indices]
+        keys = indices if self._spec.is_batched else [indices]
         return assembler.finish(assembler.collate(samples, position, indices), keys)
 
     def _fetch_share(self, indices: Any) -> Any:  # noqa: ANN401
         assert self._share_reader is not None
-        count = len(indices) if self._recipe.is_batched else 1
+        count = len(indices) if self._spec.is_batched else 1
         return self._next_of_share(count)
 
     def _next_of_share(self, count: int | None = None) -> Any:  # noqa: ANN401
         assert self._share_reader is not None
         position = self._share_reader.position()
-        if self._recipe.faults.tolerates:
+        if self._spec.faults.tolerates:
             seats = self._share_reader.take(self._salvage.fill, count)
             self.num_asked = len(seats)
             return self._salvage.join(seats, position)
@@ -317,10 +317,10 @@ class Fetcher:
         # No sample of a stream is known by its number, so that of a quick one need not be noted.
         is_quick = self._streams is None and self._notes.number_cell() is not None
         if is_quick and self._share_reader.has_begun:
-            samples = self._share_reader.take_samples(count or self._recipe.batch_size or 1)
+            samples = self._share_reader.take_samples(count or self._spec.batch_size or 1)
         else:
             samples = [seat.sample for seat in self._share_reader.take(self._fill, count)]
-        if not self._recipe.is_batched:
+        if not self._spec.is_batched:
             (samples,) = samples
         return self._assembler.finish(self._assembler.collate(samples, position))
 
@@ -332,7 +332,7 @@ class Fetcher:
     def _replay(self) -> None:
         """Take the samples of a batch that was given before."""
         assert self._share_reader is not None
-        if not self._recipe.faults.tolerates:
+        if not self._spec.faults.tolerates:
             self._share_reader.take(self._fill)
             return
         # Collated as well: one that did not fit had the next sample take its place.

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Final
 from penstock.warn import users_level
 
 if TYPE_CHECKING:
-    from penstock.engine.plan import Recipe
+    from penstock.engine.plan import WorkerSpec
 
 __all__ = ["FirstSamples"]
 
@@ -31,17 +31,17 @@ class FirstSamples:
         One thread.
     """
 
-    def __init__(self, recipe: Recipe, num_workers: int, *, warns: bool | None = None) -> None:
-        """Compare the workers' shares of the recipe's dataset.
+    def __init__(self, spec: WorkerSpec, num_workers: int, *, warns: bool | None = None) -> None:
+        """Compare the workers' shares of the spec's dataset.
 
         Args:
-            recipe: Whose dataset.
+            spec: Whose dataset.
             num_workers: How often every sample would come.
             warns: Whether to warn; None: where there is a seed. Otherwise it is logged, once per
                 class of dataset: torch gives no warning, and programs count them.
         """
-        self._kind = type(recipe.dataset)
-        self._warns = recipe.seed is not None if warns is None else warns
+        self._kind = type(spec.dataset)
+        self._warns = spec.seed is not None if warns is None else warns
         self._num_workers = num_workers
         self._worker_of: dict[bytes, int] = {}
 

@@ -16,7 +16,7 @@ from penstock.faults import annotate
 if TYPE_CHECKING:
     from penstock.data.dataset import BatchReader, Empty
     from penstock.engine.logbook import Notes
-    from penstock.engine.plan import Recipe
+    from penstock.engine.plan import WorkerSpec
     from penstock.engine.seats import Seat
     from penstock.randomness.samples import SampleStreams
 
@@ -33,23 +33,23 @@ class MapReader:
         One thread. Every call runs the user's code, so its random streams must be active.
     """
 
-    def __init__(self, recipe: Recipe, notes: Notes) -> None:
+    def __init__(self, spec: WorkerSpec, notes: Notes) -> None:
         """Look at how the dataset can be read."""
-        self._dataset = recipe.dataset
-        self._tolerates = recipe.faults.tolerates
+        self._dataset = spec.dataset
+        self._tolerates = spec.faults.tolerates
         self._notes = notes
         self._read_batch: BatchReader | None = None
-        if recipe.is_batched and recipe.collate_fn is None:
-            self._read_batch = batch_reader(recipe.dataset)
+        if spec.is_batched and spec.collate_fn is None:
+            self._read_batch = batch_reader(spec.dataset)
         self.streams: SampleStreams | None = None
         # With streams of its own, a sample is better read by itself where nothing is lost by it; as
         # it is where one that fails is left out.
         can_read_together = (
-            reads_together(recipe.dataset)
-            if recipe.seed is not None or self._tolerates
-            else bool(getattr(recipe.dataset, "__getitems__", None))
+            reads_together(spec.dataset)
+            if spec.seed is not None or self._tolerates
+            else bool(getattr(spec.dataset, "__getitems__", None))
         )
-        self.reads_together = recipe.is_batched and can_read_together
+        self.reads_together = spec.is_batched and can_read_together
 
     @property
     def reads_whole(self) -> bool:

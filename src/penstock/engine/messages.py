@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """What the trainer and its process workers say to each other, and how an exception crosses.
 
-trainer -> worker    the recipe's segment (once), then BeginEpoch, Task, Task …, BeginEpoch …
+trainer -> worker    the spec's segment (once), then BeginEpoch, Task, Task …, BeginEpoch …
 worker  -> trainer   BatchMade, TaskFailed, ShareEnded; Ready (once, of one that was hired);
                       GeneratorsSet (once, where worker_init_fn set them); DrawingsFound (once)
 """

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Sending the recipe to workers that are not forked, once for all of them."""
+"""Sending the spec to workers that are not forked, once for all of them."""
 
 from __future__ import annotations
 
@@ -20,9 +20,9 @@ from penstock.transport.shared import share
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from penstock.engine.plan import Recipe
+    from penstock.engine.plan import WorkerSpec
 
-__all__ = ["share_recipe", "unpicklable_error"]
+__all__ = ["share_spec", "unpicklable_error"]
 
 _ADVICE: Final = (
     "Under the start methods spawn and forkserver everything a worker needs is pickled. Use a "
@@ -36,14 +36,14 @@ _ON_CLOUDPICKLE: Final = (
 _PARTS = ("dataset", "collate_fn", "worker_init_fn")
 
 
-def share_recipe(recipe: Recipe) -> int | None:
-    """Return the descriptor of a segment that holds `recipe`, pickled once for all workers.
+def share_spec(spec: WorkerSpec) -> int | None:
+    """Return the descriptor of a segment that holds `spec`, pickled once for all workers.
 
     What plain pickle cannot send (a lambda, a class of a notebook) is pickled by value where
     cloudpickle is installed.
 
     Returns:
-        The descriptor, the caller's to close, or None where the recipe holds something that can
+        The descriptor, the caller's to close, or None where the spec holds something that can
         only be handed to a child while it is being started (a lock, a queue, a tensor in shared
         memory): then `multiprocessing` has to pickle it, once per worker.
 
@@ -52,7 +52,7 @@ def share_recipe(recipe: Recipe) -> int | None:
     """
     plain = pickle.Pickler if _can_import_main() else _MainPickler
     try:
-        return share(recipe, plain)
+        return share(spec, plain)
     except NeedsInheritance:
         return None
     except Exception as error:
@@ -63,9 +63,9 @@ def share_recipe(recipe: Recipe) -> int | None:
         by_value = _cloud_pickler()
         if by_value is not None:
             with contextlib.suppress(Exception):  # the error of plain pickle is reported
-                return share(recipe, by_value)
+                return share(spec, by_value)
         advice = _ADVICE if by_value is not None else _ADVICE + _ON_CLOUDPICKLE
-        raise unpicklable_error(recipe, error, advice=advice, base=by_value or plain) from error
+        raise unpicklable_error(spec, error, advice=advice, base=by_value or plain) from error
 
 
 def _can_import_main() -> bool:
@@ -103,18 +103,18 @@ def _cloud_pickler() -> type[pickle.Pickler] | None:
 
 
 def unpicklable_error(
-    recipe: Recipe,
+    spec: WorkerSpec,
     error: Exception,
     *,
     advice: str = _ADVICE,
     base: type[pickle.Pickler] = pickle.Pickler,
 ) -> UnpicklableError:
-    """Return an error that names what of `recipe` made pickling by `base` fail with `error`."""
+    """Return an error that names what of `spec` made pickling by `base` fail with `error`."""
     found: list[tuple[str, object, Exception]] = []
     seen: set[int] = set()
     for part in _PARTS:
-        found += _find_unpicklable(part, getattr(recipe, part), seen, base)
-    (path, culprit, cause), *others = found or [("the dataset", recipe.dataset, error)]
+        found += _find_unpicklable(part, getattr(spec, part), seen, base)
+    (path, culprit, cause), *others = found or [("the dataset", spec.dataset, error)]
     more = "".join(f" Nor can {path}: {_describe(value)}." for path, value, _ in others)
     return UnpicklableError(
         f"{path} cannot be sent to a worker: {type(cause).__name__}: {cause}. "

@@ -20,7 +20,7 @@ from penstock.worker_info import set_share
 if TYPE_CHECKING:
     from penstock.engine.assembly import Assembler
     from penstock.engine.map_reader import MapReader
-    from penstock.engine.plan import Recipe
+    from penstock.engine.plan import WorkerSpec
     from penstock.engine.share_reader import ShareReader
     from penstock.worker_info import ShareInfo
 
@@ -30,9 +30,9 @@ PlainMaker = Callable[[Any, list[Any]], int]
 """Takes the indices of a task, appends its batch to a list, returns the number of samples."""
 
 
-def map_maker(recipe: Recipe, reader: MapReader, assembler: Assembler) -> PlainMaker:
+def map_maker(spec: WorkerSpec, reader: MapReader, assembler: Assembler) -> PlainMaker:
     """Return the function for a map-style dataset."""
-    dataset, collate = recipe.dataset, assembler.plain_collate()
+    dataset, collate = spec.dataset, assembler.plain_collate()
 
     def make_single(index: Any, out: list[Any]) -> int:  # noqa: ANN401
         key = keys_of(index)
@@ -81,16 +81,16 @@ def map_maker(recipe: Recipe, reader: MapReader, assembler: Assembler) -> PlainM
         return count_samples(samples)
 
     make_of_samples = make_together if reader.reads_together else make
-    if not recipe.is_batched:
+    if not spec.is_batched:
         return make_single
     return make_whole if reader.reads_whole else make_of_samples
 
 
 def shard_maker(
-    recipe: Recipe, reader: ShareReader, info: ShareInfo, assembler: Assembler
+    spec: WorkerSpec, reader: ShareReader, info: ShareInfo, assembler: Assembler
 ) -> PlainMaker:
     """Return the function for an iterable dataset: of the indices, only their number counts."""
-    is_batched, collate = recipe.is_batched, assembler.plain_collate()
+    is_batched, collate = spec.is_batched, assembler.plain_collate()
 
     def make(indices: Any, out: list[Any]) -> int:  # noqa: ANN401
         outer = set_share(info)

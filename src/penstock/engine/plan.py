@@ -23,7 +23,7 @@ __all__ = [
     "Framework",
     "Placed",
     "Plan",
-    "Recipe",
+    "WorkerSpec",
     "as_given",
     "bare_indices",
     "keys_of",
@@ -113,7 +113,7 @@ class Framework:
 
 
 @dataclass(frozen=True, slots=True)
-class Recipe:
+class WorkerSpec:
     """How a task becomes a batch: all that a worker has to know.
 
     Attributes:
@@ -157,7 +157,7 @@ class Plan:
     """One iterator's work, epoch after epoch.
 
     Attributes:
-        recipe: How a task becomes a batch.
+        spec: How a task becomes a batch.
         base_seed: Worker w seeds its global generators with `base_seed + w`.
         num_workers: 0 works in the caller's process.
         backend: Who the workers are: "process", "thread" or "ray".
@@ -168,13 +168,13 @@ class Plan:
         keep_workers: Whether workers live on after an epoch.
         context: Start method of the workers; None is Python's default.
         page_lock: How the memory of batches is locked for a device, in the trainer's process, but
-            not that of worker threads; None locks nothing. Like all of the plan but the recipe, it
+            not that of worker threads; None locks nothing. Like all of the plan but the spec, it
             is sent to no worker.
         ray: What workers that are Ray actors ask of the cluster; None for others, and for Ray's
             own defaults.
     """
 
-    recipe: Recipe
+    spec: WorkerSpec
     base_seed: int
     num_workers: int = 0
     backend: str = "process"
@@ -195,4 +195,4 @@ class Plan:
     @property
     def is_worker_free(self) -> bool:
         """Whether it shows nowhere which worker makes a batch."""
-        return self.recipe.seed is not None and not self.recipe.is_iterable
+        return self.spec.seed is not None and not self.spec.is_iterable

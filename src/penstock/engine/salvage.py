@@ -23,7 +23,7 @@ from penstock.faults import annotate, unread_sample
 if TYPE_CHECKING:
     from penstock.engine.assembly import Assembler
     from penstock.engine.logbook import Notes
-    from penstock.engine.plan import Recipe
+    from penstock.engine.plan import WorkerSpec
     from penstock.engine.sources import Source
 
 __all__ = ["NO_BATCH", "BadSample", "Salvage", "drop_frames"]
@@ -62,19 +62,21 @@ class Salvage:
         One thread. Every call runs the user's code, so its random streams must be active.
     """
 
-    def __init__(self, source: Source, assembler: Assembler, recipe: Recipe, notes: Notes) -> None:
+    def __init__(
+        self, source: Source, assembler: Assembler, spec: WorkerSpec, notes: Notes
+    ) -> None:
         """Begin an epoch.
 
         Args:
             source: Reads samples, and finds others.
             assembler: Collates and finishes.
-            recipe: What becomes of bad samples.
+            spec: What becomes of bad samples.
             notes: Where to note what is being done.
         """
         self._source = source
         self._assembler = assembler
-        self._is_batched = recipe.is_batched
-        self._faults = recipe.faults
+        self._is_batched = spec.is_batched
+        self._faults = spec.faults
         self._notes = notes
         self._bad: list[BadSample] = []
 

@@ -66,7 +66,7 @@ class SerialStream(BatchStream):
         with self._closed_on_error():
             self._output = PlainOutput(self._plan.page_lock)
             self._fetcher: Fetcher | None = Fetcher(
-                self._plan.recipe,
+                self._plan.spec,
                 self._output,
                 base_seed=self._plan.base_seed,
                 epoch=epoch.number,
@@ -208,7 +208,7 @@ class SerialStream(BatchStream):
                 0,
                 os.getpid(),
                 times._replace(idle_ns=0),  # between two tasks it is the trainer's own code
-                indices=None if self._plan.recipe.is_iterable else indices,
+                indices=None if self._plan.spec.is_iterable else indices,
                 num_failed=self._num_bad,
                 num_ready=0,
                 num_workers=0,
@@ -224,7 +224,7 @@ class SerialStream(BatchStream):
         assert fetcher is not None
         bad = fetcher.take_bad()
         num_failed = self._record(bad, step, None)
-        if isinstance(error, StopIteration) and self._plan.recipe.is_iterable:
+        if isinstance(error, StopIteration) and self._plan.spec.is_iterable:
             progress = self._epoch.progress
             if bad:  # of no batch: they were the last ones
                 with self._closed_on_error():

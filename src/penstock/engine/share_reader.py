@@ -21,7 +21,7 @@ from penstock.worker_info import was_asked
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
-    from penstock.engine.plan import Recipe
+    from penstock.engine.plan import WorkerSpec
     from penstock.randomness.samples import SampleStreams
 
 __all__ = ["ShareReader"]
@@ -40,14 +40,14 @@ class ShareReader:
 
     def __init__(
         self,
-        recipe: Recipe,
+        spec: WorkerSpec,
         streams: SampleStreams | None,
         worker_id: int,
         num_workers: int,
         share: Share,
     ) -> None:
         """Begin the iterable, or bring it to where `share` says."""
-        self._recipe = recipe
+        self._spec = spec
         self._streams = streams
         self._worker_id = worker_id
         self._num_workers = num_workers
@@ -58,14 +58,14 @@ class ShareReader:
         self._next_state_s = 0.0
         self._num_to_replay = 0
         self._num_failed = 0  # in a row
-        self._can_resume = can_resume(recipe.dataset)
+        self._can_resume = can_resume(spec.dataset)
         self.first_sample_digest: bytes | None = None
         self._iterator = self._begin(share)
         # Not the iterator itself, of which `islice` would ask an iterator: it may begin anew then.
         self._samples = map(next, itertools.repeat(self._iterator))
 
     def _begin(self, share: Share) -> Iterator[Any]:
-        dataset = self._recipe.dataset
+        dataset = self._spec.dataset
         if share.has_ended:  # its state is that of an end, which nobody would take it from
             self._num_batches, self._ended = share.num_batches, True
             return iter(())
@@ -92,8 +92,8 @@ class ShareReader:
     def position(self, k: int = 0) -> int:
         """Return the place of sample k of the next batch, as if all shares were equally long."""
         step = self._num_batches * self._num_workers + self._worker_id
-        batch_size = self._recipe.batch_size or 1
-        return (step * batch_size + k) * self._recipe.world_size + self._recipe.rank
+        batch_size = self._spec.batch_size or 1
+        return (step * batch_size + k) * self._spec.world_size + self._spec.rank
 
     def take(self, fill: Callable[[Seat], None], count: int | None = None) -> list[Seat]:
         """Return the seats of the next batch, filled; a batch that fails is one as well.
@@ -109,7 +109,7 @@ class ShareReader:
         if self._ended:
             raise StopIteration
         try:
-            seats = self._fill(fill, count or self._recipe.batch_size or 1)
+            seats = self._fill(fill, count or self._spec.batch_size or 1)
         except StopIteration:
             raise
         except Exception:
@@ -140,7 +140,7 @@ class ShareReader:
         samples = list(itertools.islice(self._samples, count))
         if len(samples) < count:
             self._ended = True
-            if not samples or self._recipe.drop_last:
+            if not samples or self._spec.drop_last:
                 self._num_batches -= 1
                 raise StopIteration
         return samples
@@ -155,7 +155,7 @@ class ShareReader:
                 self._ended = True
                 break
             seats.append(seat)
-        is_short = self._ended and self._recipe.drop_last and len(seats) < count
+        is_short = self._ended and self._spec.drop_last and len(seats) < count
         if not seats or is_short:
             raise StopIteration
         return seats
@@ -212,7 +212,7 @@ class ShareReader:
         """
         if not self._can_resume:
             return None
-        dataset = self._recipe.dataset
+        dataset = self._spec.dataset
         begun = time.perf_counter()
         if begun < self._next_state_s:
             return None

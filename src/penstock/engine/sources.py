@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
     from penstock.data.dataset import Empty
     from penstock.engine.map_reader import MapReader
-    from penstock.engine.plan import Caution, Recipe
+    from penstock.engine.plan import Caution, WorkerSpec
     from penstock.engine.share_reader import ShareReader
     from penstock.randomness.samples import SampleStreams
 
@@ -65,14 +65,14 @@ class MapSource:
     def __init__(
         self,
         reader: MapReader,
-        recipe: Recipe,
+        spec: WorkerSpec,
         streams: SampleStreams | None,
         seed: int,
         epoch: int,
     ) -> None:
         """Read with `reader`; `seed` and `epoch` decide the substitutes."""
         self._reader = reader
-        self._recipe = recipe
+        self._spec = spec
         self._streams = streams
         self._drawn_from = seed, epoch
         self._substitutes: Substitutes | None = None
@@ -99,7 +99,7 @@ class MapSource:
         how = self._killers.get(sample_key(seat.index))
         if how is not None:
             raise WorkerDied(how[0])
-        for _ in range(self._recipe.faults.retries):
+        for _ in range(self._spec.faults.retries):
             try:
                 return self._read_once(seat)
             except Exception:  # tried again; the last time it counts
@@ -151,13 +151,13 @@ class MapSource:
             raise TooManyFailures(
                 f"no substitute was found for sample {self._indices[seat.number]!r}: "
                 f"{MOST_ATTEMPTS} others that were drawn in its place could not be made either, "
-                f"the last one, {note_samples(self._recipe.dataset, [seat.index])}, for "
+                f"the last one, {note_samples(self._spec.dataset, [seat.index])}, for "
                 f"{text_of(error)}. That many bad samples in a row are rarely an accident; "
                 "loader.failures lists them."
             )
         if self._substitutes is None:
             self._substitutes = Substitutes(
-                self._recipe.dataset, *self._drawn_from, from_all=self._recipe.covers_dataset
+                self._spec.dataset, *self._drawn_from, from_all=self._spec.covers_dataset
             )
         original = self._indices[seat.number]
         seat.index = self._substitutes.draw(

@@ -87,7 +87,7 @@ class BatchStream:
         self._plan = plan
         self._handover = handover
         self._observer = observer
-        self._faults = faults or FaultLog(plan.recipe.faults, plan.recipe.dataset)
+        self._faults = faults or FaultLog(plan.spec.faults, plan.spec.dataset)
         self._clock = TrainerClock(cpu_clock)
         self._is_open = False
         self._epoch = epoch

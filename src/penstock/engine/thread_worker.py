@@ -45,7 +45,7 @@ if TYPE_CHECKING:
     from penstock.engine.epoch import Share
     from penstock.engine.generator_watch import Drawing
     from penstock.engine.order import BackendEvent
-    from penstock.engine.plan import Caution, Plan, Recipe
+    from penstock.engine.plan import Caution, Plan, WorkerSpec
     from penstock.engine.thread_round import Round
 
 __all__ = ["Answer", "ThreadTask", "ThreadWorker"]
@@ -112,7 +112,7 @@ class ThreadWorker:
         Args:
             worker_id: Its number.
             plan: What to do.
-            sequence: Seeds what `sample_rng` gives where the recipe has no seed.
+            sequence: Seeds what `sample_rng` gives where the spec has no seed.
             outbox: Where its answers go.
             joins_late: Whether it is to say when it has begun its first round.
 
@@ -126,10 +126,10 @@ class ThreadWorker:
         self.is_gone = False
         self._plan = plan
         self._num_workers = max(plan.num_workers, plan.max_workers)
-        self._recipe: Recipe = plan.recipe
-        if plan.recipe.is_iterable:
-            own = own_copy(plan.recipe.dataset, self._num_workers)
-            self._recipe = dataclasses.replace(plan.recipe, dataset=own)
+        self._spec: WorkerSpec = plan.spec
+        if plan.spec.is_iterable:
+            own = own_copy(plan.spec.dataset, self._num_workers)
+            self._spec = dataclasses.replace(plan.spec, dataset=own)
         self._sequence = sequence
         self._outbox = outbox
         self._inbox: queue.SimpleQueue[ThreadTask | _Begin | None] = queue.SimpleQueue()
@@ -252,14 +252,14 @@ class ThreadWorker:
                 id=self.worker_id,
                 num_workers=self._num_workers,
                 seed=plan.base_seed + self.worker_id,
-                dataset=self._recipe.dataset,
+                dataset=self._spec.dataset,
             )
         )
-        if plan.recipe.worker_init_fn is not None:
-            self._initialise(plan.recipe.worker_init_fn)
+        if plan.spec.worker_init_fn is not None:
+            self._initialise(plan.spec.worker_init_fn)
 
     def _initialise(self, worker_init_fn: Callable[[int], object]) -> None:
-        if was_watched(self._plan.recipe.dataset):
+        if was_watched(self._plan.spec.dataset):
             worker_init_fn(self.worker_id)
             return
         watch = GeneratorWatch(None)
@@ -284,7 +284,7 @@ class ThreadWorker:
             self._fetcher = round_.begin(
                 self,
                 lambda is_announced: self._make_fetcher(round_, share, is_announced),
-                is_shared=not self._recipe.is_iterable,
+                is_shared=not self._spec.is_iterable,
             )
             self._failure = None
         except Exception as error:
@@ -298,15 +298,15 @@ class ThreadWorker:
 
         What it takes is told as that of a worker's first batch, which nobody judges by.
         """
-        if self._has_served or was_watched(self._plan.recipe.dataset) or not round_.take_watch():
+        if self._has_served or was_watched(self._plan.spec.dataset) or not round_.take_watch():
             return None
-        round_.watch = GeneratorWatch(self._recipe.dataset)
+        round_.watch = GeneratorWatch(self._spec.dataset)
         return round_.watch
 
     def _make_fetcher(self, round_: Round, share: Share | None, is_announced: bool) -> Fetcher:
         begins = share is None or share.state is None  # else each worker where it was
         return Fetcher(
-            self._recipe,
+            self._spec,
             self._output,
             base_seed=self._plan.base_seed,
             epoch=round_.epoch,
@@ -336,7 +336,7 @@ class ThreadWorker:
             self.notes.watch(None)
         drawings, self._drawings = self._drawings, ()
         if watch is not None:
-            note_watched(self._plan.recipe.dataset)
+            note_watched(self._plan.spec.dataset)
             drawings += tuple(watch.found)
         return Answer(self, task.round, event, self._fetcher.take_first_digest(), drawings)
 
@@ -351,7 +351,7 @@ class ThreadWorker:
         except Exception as error:
             if not self._owner.is_here:
                 raise
-            if isinstance(error, StopIteration) and self._recipe.is_iterable:
+            if isinstance(error, StopIteration) and self._spec.is_iterable:
                 self._share_ended = True
                 bad = self._take_bad(task)
                 return WorkerExhausted(self.worker_id, task.step, Losses(len(bad), bad))

@@ -54,7 +54,7 @@ if TYPE_CHECKING:
 
     from penstock.engine.accounts import TaskTimes
     from penstock.engine.fetch import Fetcher
-    from penstock.engine.plan import Recipe
+    from penstock.engine.plan import WorkerSpec
     from penstock.engine.worker_setup import WorkerIdentity
     from penstock.transport.channel import Frame
 
@@ -67,19 +67,19 @@ _NOT_IN_MAIN: Final = (
 )
 
 
-def run_worker(sock: socket.socket, identity: WorkerIdentity, recipe: Recipe | None) -> None:
+def run_worker(sock: socket.socket, identity: WorkerIdentity, spec: WorkerSpec | None) -> None:
     """Serve tasks until the channel closes.
 
     Args:
         sock: This worker's end of its channel.
         identity: Which worker this is.
-        recipe: How to make batches; None if it comes as a shared segment in the first frame,
+        spec: How to make batches; None if it comes as a shared segment in the first frame,
             behind the logbook.
     """
     signal.signal(signal.SIGTERM, signal.SIG_DFL)  # a forked worker may carry the trainer's handler
     owner = Owner()
     channel = Channel(sock)
-    worker = _Worker(channel, identity, recipe)
+    worker = _Worker(channel, identity, spec)
     # Not SIG_IGN, which programs started from here would inherit.
     signal.signal(signal.SIGINT, worker.note_interrupt)
     try:
@@ -130,7 +130,7 @@ class _SlotOutput:
 
 
 class _Worker:
-    def __init__(self, channel: Channel, identity: WorkerIdentity, recipe: Recipe | None) -> None:
+    def __init__(self, channel: Channel, identity: WorkerIdentity, spec: WorkerSpec | None) -> None:
         self._channel = channel
         self._identity = identity
         self._frames: collections.deque[Frame] = collections.deque()
@@ -138,8 +138,8 @@ class _Worker:
         self._writer = SlotWriter(self._pool)
         self._output = _SlotOutput(self._writer)
         self._notes = Notes()
-        self._recipe_fds: list[int] = []
-        self._recipe = recipe
+        self._spec_fds: list[int] = []
+        self._spec = spec
         self._fetcher: Fetcher | None = None
         self._failure: ExceptionReport | None = None  # of setting up: the answer to every task
         self._is_set_up = True
@@ -148,7 +148,7 @@ class _Worker:
         self._share_ended = False
 
     def open_logbook(self) -> None:
-        logbook_fd, lifeline_fd, *self._recipe_fds = self._next_frame().fds
+        logbook_fd, lifeline_fd, *self._spec_fds = self._next_frame().fds
         self._notes = open_notes(logbook_fd)
         end_with_trainer(lifeline_fd)
 
@@ -184,7 +184,7 @@ class _Worker:
 
         Not with an iterable: its iterator is there too, and ends with the epoch.
         """
-        if not self._has_served and self._recipe is not None and not self._recipe.is_iterable:
+        if not self._has_served and self._spec is not None and not self._spec.is_iterable:
             self._has_served = True
             gc.collect()  # or garbage of that batch would stay too
             gc.freeze()
@@ -207,15 +207,15 @@ class _Worker:
 
     def _set_up(self) -> None:
         identity = self._identity
-        if self._recipe is None:
-            (fd,) = self._recipe_fds
+        if self._spec is None:
+            (fd,) = self._spec_fds
             try:
-                self._recipe = load_shared(fd)
+                self._spec = load_shared(fd)
             except AttributeError as error:
                 if "__main__" in str(error) or "__mp_main__" in str(error):
                     annotate(error, _NOT_IN_MAIN)
                 raise
-        states = set_up_worker(self._recipe, identity)
+        states = set_up_worker(self._spec, identity)
         if states:
             self._channel.send(encode(GeneratorsSet(states)))
 
@@ -223,12 +223,12 @@ class _Worker:
         self._share_ended = False
         if not self._is_set_up:
             return
-        assert self._recipe is not None
+        assert self._spec is not None
         self._notes.phase(Phase.BEGINNING)
         self._fetcher = None  # an iterator of the epoch before ends before the next begins
         try:
             self._fetcher = make_fetcher(
-                self._recipe, self._output, self._identity, message, self._notes
+                self._spec, self._output, self._identity, message, self._notes
             )
             self._failure = None
         except Exception as error:
@@ -248,7 +248,7 @@ class _Worker:
             self._channel.send(encode(TaskFailed(task.round, task.step, self._failure, None)))
             return
         assert self._fetcher is not None
-        assert self._recipe is not None
+        assert self._spec is not None
         self._notes.begin_task(task.round, task.step, measures=task.is_measured)
         try:
             packed = self._fetcher.fetch(task.indices, task.step, task.caution)
@@ -256,7 +256,7 @@ class _Worker:
             is_empty = packed is NO_BATCH
         except StopIteration as error:
             self._writer.abandon()
-            if self._recipe.is_iterable:
+            if self._spec.is_iterable:
                 self._share_ended = True
                 bad = tuple(map(report_bad, self._fetcher.take_bad()))
                 self._channel.send(encode(ShareEnded(task.round, task.step, len(bad), bad)))

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from penstock.engine.assembly import Output
     from penstock.engine.logbook import Notes
     from penstock.engine.messages import BeginEpoch
-    from penstock.engine.plan import Framework, Recipe
+    from penstock.engine.plan import Framework, WorkerSpec
     from penstock.worker_info import Place
 
 __all__ = ["WorkerIdentity", "make_fetcher", "set_up_worker", "take_place_again"]
@@ -36,7 +36,7 @@ class WorkerIdentity(NamedTuple):
     joins_late: bool = False  # hired while an epoch runs: says when it can begin
 
 
-def set_up_worker(recipe: Recipe, identity: WorkerIdentity) -> dict[str, bytes]:
+def set_up_worker(spec: WorkerSpec, identity: WorkerIdentity) -> dict[str, bytes]:
     """Seed this process's generators, let it know itself, and call `worker_init_fn`.
 
     Returns:
@@ -52,19 +52,19 @@ def set_up_worker(recipe: Recipe, identity: WorkerIdentity) -> dict[str, bytes]:
         id=identity.worker_id,
         num_workers=identity.num_workers,
         seed=identity.base_seed + identity.worker_id,
-        dataset=recipe.dataset,
+        dataset=spec.dataset,
     )
     set_worker_info(info)
-    framework = recipe.framework
+    framework = spec.framework
     if framework is not None:
         when_imported(framework.root, functools.partial(_prepare_framework, framework))
     when_imported("cv2", _keep_opencv_to_one_thread)
     when_imported("torch", _keep_torch_to_one_thread)
-    if recipe.worker_init_fn is None:
+    if spec.worker_init_fn is None:
         return {}
     before = GlobalStates.now()
-    recipe.worker_init_fn(identity.worker_id)
-    return changed_states(before) if recipe.seed is None else {}
+    spec.worker_init_fn(identity.worker_id)
+    return changed_states(before) if spec.seed is None else {}
 
 
 def _prepare_framework(framework: Framework) -> None:
@@ -72,16 +72,16 @@ def _prepare_framework(framework: Framework) -> None:
     importlib.import_module(framework.adapter).prepare_worker(current_place().info)
 
 
-def take_place_again(recipe: Recipe, place: Place) -> None:
+def take_place_again(spec: WorkerSpec, place: Place) -> None:
     """Be the worker that this process was set up as before it was another one."""
     take_place(place)
-    framework = recipe.framework
+    framework = spec.framework
     if framework is not None and framework.root in sys.modules:
         _prepare_framework(framework)
 
 
 def make_fetcher(
-    recipe: Recipe, output: Output, identity: WorkerIdentity, begun: BeginEpoch, notes: Notes
+    spec: WorkerSpec, output: Output, identity: WorkerIdentity, begun: BeginEpoch, notes: Notes
 ) -> Fetcher:
     """Return what makes this worker's batches of the epoch that begins.
 
@@ -89,7 +89,7 @@ def make_fetcher(
         Exception: what the dataset raises when it is told of the epoch, or iterated.
     """
     return Fetcher(
-        recipe,
+        spec,
         output,
         base_seed=identity.base_seed,
         epoch=begun.epoch,

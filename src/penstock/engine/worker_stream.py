@@ -128,7 +128,7 @@ class WorkerStream(BatchStream):
         plan, given = self._plan, epoch.progress.given
         self._indices: Iterator[object] = epoch.indices
         num_workers = self._crew.num_workers
-        is_iterable = plan.recipe.is_iterable
+        is_iterable = plan.spec.is_iterable
         any_worker = plan.is_worker_free or bool(plan.max_workers)
         self._order = Order(
             num_workers,
@@ -139,8 +139,8 @@ class WorkerStream(BatchStream):
             first_step=given.num_steps,
             first_worker=(given.turn if is_iterable else given.num_steps) % num_workers,
             skipped=[step for start, stop in given.ahead for step in range(start, stop)],
-            max_respawns=plan.recipe.faults.max_respawns,
-            can_condemn=plan.recipe.faults.tolerates,
+            max_respawns=plan.spec.faults.max_respawns,
+            can_condemn=plan.spec.faults.tolerates,
         )
         self._carry_out(self._order.start())
         self._raise_overdue()
@@ -230,7 +230,7 @@ class WorkerStream(BatchStream):
             delivery.worker_id,
             outcome.pid,
             outcome.times,
-            indices=None if self._plan.recipe.is_iterable else delivery.indices,
+            indices=None if self._plan.spec.is_iterable else delivery.indices,
             num_failed=self._num_bad,
             num_ready=num_ready,
             num_workers=min(self._crew.num_workers, self._order.num_at_work),
@@ -379,7 +379,7 @@ class WorkerStream(BatchStream):
             WorkerTimeout: no other may take its place. The message holds the worker's stacks.
         """
         timeout_s, worker_id = self._plan.timeout_s, self._order.awaited_worker
-        is_replaced = self._plan.recipe.faults.max_respawns > 0
+        is_replaced = self._plan.spec.faults.max_respawns > 0
         standing = Standing("")
         if worker_id is not None:
             standing = self._backend.diagnose(worker_id, with_stacks=not is_replaced)

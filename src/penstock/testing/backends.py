@@ -11,7 +11,7 @@ import numpy as np
 from penstock.data.dataset import Dataset, IterableDataset
 from penstock.engine.epoch import Epoch
 from penstock.engine.order import TaskDone, WorkerDied, WorkerExhausted, WorkerReady
-from penstock.engine.plan import Plan, Recipe
+from penstock.engine.plan import Plan, WorkerSpec
 from penstock.engine.salvage import NO_BATCH
 from penstock.faults import FaultPolicy
 
@@ -82,10 +82,8 @@ class BackendContract:
 
     def started(self, dataset: object, **options: Any) -> Backend:  # noqa: ANN401
         """Return a started backend that batches `dataset`."""
-        recipe = Recipe(dataset, isinstance(dataset, IterableDataset), is_batched=True, **options)
-        plan = Plan(
-            recipe, base_seed=0, num_workers=self.num_workers, max_workers=self.max_workers()
-        )
+        spec = WorkerSpec(dataset, isinstance(dataset, IterableDataset), is_batched=True, **options)
+        plan = Plan(spec, base_seed=0, num_workers=self.num_workers, max_workers=self.max_workers())
         backend = self.open(plan)
         backend.start()
         backend.begin_epoch(Epoch(0, iter(())))

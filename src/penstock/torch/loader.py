@@ -16,7 +16,7 @@ from penstock.data.foreign import adapted
 from penstock.distributed import Rank, current_rank
 from penstock.engine.backends.ray.options import check_pool
 from penstock.engine.fault_log import FaultLog
-from penstock.engine.plan import Framework, Plan, Recipe
+from penstock.engine.plan import Framework, Plan, WorkerSpec
 from penstock.errors import ConfigError
 from penstock.faults import Failure, FaultPolicy, policy_of
 from penstock.indices import (
@@ -572,7 +572,7 @@ def _make_plan(loader: DataLoader[Any], base_seed: int, page_lock: PageLock | No
     )
     is_iterable = isinstance(loader.dataset, torch.utils.data.IterableDataset)
     rank, world_size = _rank_of_share(loader) if is_iterable else (0, 1)
-    recipe = Recipe(
+    spec = WorkerSpec(
         dataset=loader.dataset,
         is_iterable=is_iterable,
         is_batched=loader._auto_collation,
@@ -590,7 +590,7 @@ def _make_plan(loader: DataLoader[Any], base_seed: int, page_lock: PageLock | No
     )
     crew = loader._monitor.crew_of(loader.num_workers, loader.prefetch_factor)
     return Plan(
-        recipe=recipe,
+        spec=spec,
         base_seed=base_seed,
         num_workers=crew[0],
         backend=loader._monitor.backend,

@@ -44,7 +44,7 @@ class AsTorch(BatchStream):
         self._faults.warn_of_stop(error, self._epoch)  # and let it end the epoch
 
     def _warn_of_length(self, len_called: int) -> None:
-        recipe, advice = self._plan.recipe, ""
+        spec, advice = self._plan.spec, ""
         if self._plan.num_workers > 0:
             advice = (
                 " For multiprocessing data-loading, this means that each worker iterates its own "
@@ -52,7 +52,7 @@ class AsTorch(BatchStream):
                 "of the dataset: give each its share through torch.utils.data.get_worker_info()."
             )
         warnings.warn(
-            f"Length of IterableDataset {recipe.dataset} was reported to be {len_called} (when "
+            f"Length of IterableDataset {spec.dataset} was reported to be {len_called} (when "
             f"accessing len(dataloader)), but {self.num_yielded} samples have been "
             f"fetched.{advice}",
             stacklevel=users_level(),

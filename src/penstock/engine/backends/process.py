@@ -72,7 +72,7 @@ from penstock.engine.messages import (
     encode,
 )
 from penstock.engine.order import TaskDone, WorkerDied, WorkerExhausted, WorkerReady
-from penstock.engine.pickling import share_recipe, unpicklable_error
+from penstock.engine.pickling import share_spec, unpicklable_error
 from penstock.engine.salvage import NO_BATCH
 from penstock.engine.worker import run_worker
 from penstock.engine.worker_setup import WorkerIdentity
@@ -164,14 +164,14 @@ class ProcessBackend:
         self._was_started: set[int] = set()  # numbers of workers
         self._lifeline: Lifeline | None = None
         self._held_interrupts = HeldInterrupts()
-        self._shared_fd: int | None = None  # the recipe, for workers that are not forked
+        self._shared_fd: int | None = None  # the spec, for workers that are not forked
         self._begun: Epoch | None = None
         self._memory = Memory()
         self._has_weighed = False
         self.processes: list[Any] = []  # by worker id; kept after `close`, for who wants to look
         self._round = 0  # the user may begin the same epoch again; rounds are all different
         self._epoch = 0
-        self._first_samples = FirstSamples(plan.recipe, plan.num_workers)
+        self._first_samples = FirstSamples(plan.spec, plan.num_workers)
         self._num_respawned = 0
         _backends.add(self)
         self._poll = select.poll()
@@ -190,7 +190,7 @@ class ProcessBackend:
         if self._context.get_start_method() == "fork":
             warn_of_fork(stacklevel=users_level())
         else:
-            self._shared_fd = share_recipe(self._plan.recipe)
+            self._shared_fd = share_spec(self._plan.spec)
         try:
             self._lifeline = Lifeline()
             for worker_id in range(self._plan.num_workers):
@@ -199,7 +199,7 @@ class ProcessBackend:
             self.close()
             raise
         finally:
-            if self._plan.recipe.faults.max_respawns == 0 and not self._plan.max_workers:
+            if self._plan.spec.faults.max_respawns == 0 and not self._plan.max_workers:
                 self._close_shared()
 
     def _employ(self, worker_id: int, *, joins_late: bool = False) -> WorkerProcess:
@@ -227,7 +227,7 @@ class ProcessBackend:
     ) -> WorkerProcess:
         plan = self._plan
         assert self._lifeline is not None
-        recipe = plan.recipe if self._shared_fd is None else None
+        spec = plan.spec if self._shared_fd is None else None
         ours, theirs = Channel.pair()
         channel = Channel(ours)
         num_workers = max(plan.num_workers, plan.max_workers)
@@ -241,17 +241,17 @@ class ProcessBackend:
         try:
             process = self._context.Process(  # type: ignore[attr-defined]  # every context has it
                 target=run_worker,
-                args=(theirs, identity, recipe),
+                args=(theirs, identity, spec),
                 name=f"penstock-{worker_id}",
                 daemon=True,
             )
-            with opencv_at_rest() if recipe is not None else contextlib.nullcontext():
+            with opencv_at_rest() if spec is not None else contextlib.nullcontext():
                 process.start()
         except BaseException as error:
             channel.close()
             logbook.close()
-            if recipe is not None and isinstance(error, (TypeError, AttributeError, PicklingError)):
-                raise unpicklable_error(recipe, error) from error
+            if spec is not None and isinstance(error, (TypeError, AttributeError, PicklingError)):
+                raise unpicklable_error(spec, error) from error
             if isinstance(error, OSError) and error.errno in (errno.EAGAIN, errno.ENOMEM):
                 raise ConfigError(
                     f"the system cannot start the process of worker {worker_id}: {error.strerror}. "
@@ -325,7 +325,7 @@ class ProcessBackend:
         """Read its logbook, into which it writes its stacks if it is asked to."""
         worker = self._workers[worker_id]
         entry = worker.logbook.read()
-        deed = deed_of(entry, worker.tasks, self._plan.recipe, self._round)
+        deed = deed_of(entry, worker.tasks, self._plan.spec, self._round)
         stacks = ""
         if with_stacks and worker.can_show_stacks:
             worker.logbook.ask_for_stacks(worker.signal)
@@ -450,7 +450,7 @@ class ProcessBackend:
         elif isinstance(message, TaskFailed):
             outcome = FailedTask(message, where)
         elif isinstance(message, GeneratorsSet):
-            init_fn = self._plan.recipe.worker_init_fn
+            init_fn = self._plan.spec.worker_init_fn
             assert init_fn is not None
             note_states(init_fn, self._plan.base_seed, worker.worker_id, message.states)
         elif isinstance(message, DrawingsFound):
@@ -486,7 +486,7 @@ class ProcessBackend:
         worker.is_gone = True
         end, advice = worker.describe_end()
         entry = worker.logbook.read()
-        deed = deed_of(entry, worker.tasks, self._plan.recipe, self._round)
+        deed = deed_of(entry, worker.tasks, self._plan.spec, self._round)
         if worker.was_killed_by_memory_perhaps:
             now, peak_bytes = memory_now(), entry.peak_rss_bytes or None
             memory = describe_memory(now, self._memory, peak_bytes)

@@ -100,7 +100,7 @@ class ThreadBackend:
         self._outbox: queue.SimpleQueue[Answer | None] = queue.SimpleQueue()  # None: it is closed
         self._round = Round(0, 0, is_announced=False)
         self._begun: Epoch | None = None
-        self._first_samples = FirstSamples(plan.recipe, plan.num_workers, warns=True)
+        self._first_samples = FirstSamples(plan.spec, plan.num_workers, warns=True)
         self._owner = Owner()
 
     def start(self) -> None:
@@ -206,7 +206,7 @@ class ThreadBackend:
         if worker.is_gone:
             return None
         worker.is_gone = True
-        deed = deed_of(worker.notes.entry(), worker.tasks, self._plan.recipe, self._round.number)
+        deed = deed_of(worker.notes.entry(), worker.tasks, self._plan.spec, self._round.number)
         reason = (
             f"DataLoader worker (thread {worker.thread.name}) exited unexpectedly: worker "
             f"{worker.worker_id} {end.reason} {deed.words}"
@@ -251,7 +251,7 @@ class ThreadBackend:
         entry = worker.notes.entry()
         worker.stop()
         worker.is_gone = True
-        deed = deed_of(entry, worker.tasks, self._plan.recipe, self._round.number)
+        deed = deed_of(entry, worker.tasks, self._plan.spec, self._round.number)
         reason = (
             f"DataLoader worker (thread {worker.thread.name}) is stuck: worker "
             f"{worker.worker_id} was given up, as {why}, {deed.words}"
@@ -266,7 +266,7 @@ class ThreadBackend:
             stack = f":\n{stack_of_thread(teller.thread)}" if with_stacks else ""
             return Standing(f"waiting for {teller}, which is in set_epoch of the dataset{stack}")
         entry = worker.notes.entry()
-        deed = deed_of(entry, worker.tasks, self._plan.recipe, self._round.number)
+        deed = deed_of(entry, worker.tasks, self._plan.spec, self._round.number)
         stack = stack_of_thread(worker.thread) if with_stacks else ""
         return standing_of(entry, deed, worker.tasks, stack)
 

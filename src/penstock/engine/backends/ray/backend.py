@@ -70,7 +70,7 @@ if TYPE_CHECKING:
     from penstock.engine.backends.ray.worker import Doing, Hello
     from penstock.engine.epoch import Epoch
     from penstock.engine.order import BackendEvent
-    from penstock.engine.plan import Caution, Plan, Recipe
+    from penstock.engine.plan import Caution, Plan, WorkerSpec
 
 __all__ = ["RayBackend"]
 
@@ -152,7 +152,7 @@ class RayBackend:
         self._memory = WritableMemory()
         self._round = Round(0, 0, False)
         self._begun: Epoch | None = None
-        self._first_samples = FirstSamples(plan.recipe, plan.num_workers)
+        self._first_samples = FirstSamples(plan.spec, plan.num_workers)
         self._is_started = False
         self._connection = ""  # what Ray knows this process by
         self._owner = Owner()
@@ -166,7 +166,7 @@ class RayBackend:
             ConfigError: the cluster cannot be reached, or runs another version.
             UnpicklableError: the dataset (or a function) cannot be sent.
         """
-        parcel = _packed(self._plan.recipe)
+        parcel = _packed(self._plan.spec)
         self._ray = connect(self._options)
         self._crew = _open_crew(self._ray, self._plan, self._options, self._trainer)
         self._connection = self._ray.get_runtime_context().get_worker_id()
@@ -195,7 +195,7 @@ class RayBackend:
             words = seed_sequence(seed, Purpose.WORKERS, worker_id, num_before)
             seed = int(words.generate_state(1, np.uint64)[0] >> np.uint64(1))
         identity = WorkerIdentity(worker_id, max(plan.num_workers, plan.max_workers), seed)
-        worker = RemoteWorker(worker_id, actor, plan.recipe, identity, self._inbox, self._trainer)
+        worker = RemoteWorker(worker_id, actor, plan.spec, identity, self._inbox, self._trainer)
         self._workers[worker_id] = worker
         worker.open(self._parcel)
         return worker
@@ -415,7 +415,7 @@ class RayBackend:
             self._on_ended(worker, hello.answer)
             return []
         if hello.answer.kind == "lost":  # with the keeper of the pool, who had it
-            self._parcel = self._crew.share(_packed(self._plan.recipe))
+            self._parcel = self._crew.share(_packed(self._plan.spec))
             worker.open(self._parcel)
             return []
         worker.is_ready = True
@@ -460,7 +460,7 @@ class RayBackend:
         is_node_gone = died_with_node(worker) or (
             node_id is not None and is_node_dead(self._ray, node_id)
         )
-        deed = deed_of_worker(worker, self._plan.recipe, self._round.number)
+        deed = deed_of_worker(worker, self._plan.spec, self._round.number)
         end, advice = describe_end(worker, is_node_gone=is_node_gone)
         reason = (
             f"DataLoader worker ({worker.place}) exited unexpectedly: worker {worker.worker_id} "
@@ -548,7 +548,7 @@ class RayBackend:
             who = trainer_of(found.turn_of)
             words = f"waiting for its turn: the pool's worker is at the work of {who!r}{stack}"
             return Standing(words)
-        deed = deed_of_worker(worker, self._plan.recipe, self._round.number)
+        deed = deed_of_worker(worker, self._plan.spec, self._round.number)
         if worker.last_entry is None:
             why = "It does not answer: native code holds its interpreter, or no link is"
             return Standing(f"{deed.words}. {why}")
@@ -576,7 +576,7 @@ class RayBackend:
             self._inbox.put(None)
 
 
-def _packed(recipe: Recipe) -> Parcel:
+def _packed(recipe: WorkerSpec) -> Parcel:
     try:
         return pack_parcel(recipe)
     except Exception as error:

@@ -10,7 +10,7 @@ from penstock.engine.logbook import Entry, Phase
 
 if TYPE_CHECKING:
     from penstock.engine.backends.ray.remote_worker import RemoteWorker
-    from penstock.engine.plan import Recipe
+    from penstock.engine.plan import WorkerSpec
 
 __all__ = ["deed_of_worker", "describe_end", "died_with_node", "other_steps"]
 
@@ -30,7 +30,7 @@ _ADVICE_ON_START: Final = (
 )
 
 
-def deed_of_worker(worker: RemoteWorker, recipe: Recipe, round_: int) -> Deed:
+def deed_of_worker(worker: RemoteWorker, recipe: WorkerSpec, round_: int) -> Deed:
     """Return what a worker is doing, by what it has said, or else by what it was sent."""
     entry = worker.last_entry
     if entry is None:

@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from penstock.engine.backends.ray.worker import Hello
     from penstock.engine.epoch import Share
     from penstock.engine.logbook import Entry
-    from penstock.engine.plan import Recipe
+    from penstock.engine.plan import WorkerSpec
     from penstock.engine.worker_setup import WorkerIdentity
 
 __all__ = ["Call", "Come", "RemoteWorker", "Round", "name_of_trainer"]
@@ -122,7 +122,7 @@ class RemoteWorker:
         self,
         worker_id: int,
         actor: Actor,
-        recipe: Recipe,
+        recipe: WorkerSpec,
         identity: WorkerIdentity,
         inbox: queue.SimpleQueue[Come | None],
         trainer: str = "",

@@ -49,7 +49,7 @@ if TYPE_CHECKING:
     from penstock.engine.fetch import Fetcher
     from penstock.engine.logbook import Entry
     from penstock.engine.messages import BeginEpoch, Task
-    from penstock.engine.plan import Recipe
+    from penstock.engine.plan import WorkerSpec
     from penstock.engine.worker_setup import WorkerIdentity
 
 __all__ = ["Answer", "Session"]
@@ -133,7 +133,7 @@ class Session:
         self._wanted = 0
         self.notes = ThreadNotes()
         self._output = _ParcelOutput()
-        self._recipe: Recipe | None = None
+        self._recipe: WorkerSpec | None = None
         self._fetcher: Fetcher | None = None
         self._failure: ExceptionReport | None = None  # the answer to every task
         self._is_set_up = False

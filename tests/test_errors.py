@@ -15,7 +15,7 @@ import pytest
 import penstock.errors
 from penstock import Loader
 from penstock.engine.messages import report_exception, revive_exception
-from penstock.engine.thread_round import copy_of_error
+from penstock.engine.thread_generation import copy_of_error
 from penstock.errors import CollateError, ConfigError, MissingExtraError, PenstockError, StoreError
 
 CLASSES = [getattr(penstock.errors, name) for name in penstock.errors.__all__]

@@ -74,7 +74,7 @@ class Actor:
             for asked in self.of("make", "try_sample")
             if not asked.done.done()
             and asked.session == worker.session
-            and asked.begun.round == worker._round.number
+            and asked.begun.generation == worker._round.number
             and (asked.kind == "try_sample" or asked.number in worker.sent)
         ]
 
@@ -168,7 +168,7 @@ class Watch:
             seen.append(asked.number)
             assert seen == list(range(seen[0], seen[0] + len(seen)))
             return
-        messages = self.numbers.setdefault((asked.session, asked.begun.round), [])
+        messages = self.numbers.setdefault((asked.session, asked.begun.generation), [])
         if asked.number == len(messages):
             messages.append(asked.args[2])
         assert messages[asked.number] == asked.args[2], "another task with the same number"

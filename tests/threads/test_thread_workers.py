@@ -271,7 +271,7 @@ def test_one_hang_in_set_epoch_is_the_death_of_one_worker_only():
     backend = opened(dataset, num_workers=3)
     backend.begin_epoch(Epoch(1, iter(()), is_announced=True))
     assert dataset.reached.wait(30)
-    teller = backend._round.teller
+    teller = backend._generation.teller
     other = backend._workers[(teller.worker_id + 1) % 3]
     while other.held_up_by is None:  # it has yet to come that far
         other.thread.join(0.001)
@@ -298,7 +298,7 @@ def test_threads_that_wait_for_set_epoch_end_when_the_loader_is_closed(monkeypat
     backend = opened(dataset, num_workers=3)
     backend.begin_epoch(Epoch(1, iter(()), is_announced=True))
     assert dataset.reached.wait(30)
-    teller, threads = backend._round.teller, backend.threads
+    teller, threads = backend._generation.teller, backend.threads
     with pytest.warns(RuntimeWarning, match="did not end"):
         backend.close()
     for thread in threads:

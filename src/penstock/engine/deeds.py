@@ -50,19 +50,19 @@ class Standing(NamedTuple):
     pace: str = ""
 
 
-def deed_of(entry: Entry, tasks: Mapping[int, object], spec: WorkerSpec, round_: int) -> Deed:
+def deed_of(entry: Entry, tasks: Mapping[int, object], spec: WorkerSpec, generation: int) -> Deed:
     """Return what a worker was doing when it made `entry`.
 
     Args:
         entry: Its last note.
         tasks: Step -> indices of what it had to do.
         spec: How it makes batches.
-        round_: The round that goes on.
+        generation: The generation that goes on.
     """
     doing = PHRASES[entry.phase]
     if entry.phase not in _OF_A_TASK:
         return Deed(None, None, doing)
-    if entry.round != round_ or entry.step not in tasks:
+    if entry.generation != generation or entry.step not in tasks:
         return Deed(None, None, f"{doing} samples of an earlier epoch")
     if spec.is_iterable:
         return Deed(entry.step, None, f"{doing} a batch of its share of the dataset")

@@ -36,7 +36,7 @@ _WORDS_AT: Final = 4096
 _TEXT_AT: Final = 2 * 4096
 _NUM_CELLS: Final = 9
 (
-    _ROUND, _STEP, _PHASE, _NUMBER, _KEY_BYTES, _PEAK_RSS, _SINCE, _AT_IT_SINCE, _INTERRUPTED,
+    _GENERATION, _STEP, _PHASE, _NUMBER, _KEY_BYTES, _PEAK_RSS, _SINCE, _AT_IT_SINCE, _INTERRUPTED,
 ) = range(_NUM_CELLS)  # fmt: skip
 _KEY_AT: Final = 8 * _NUM_CELLS
 _USAGE_INTERVAL: Final = 8  # tasks from one look at the memory to the next
@@ -81,7 +81,7 @@ class Entry(NamedTuple):
     """What a worker noted last.
 
     Attributes:
-        round: Which `BeginEpoch` the task belongs to.
+        generation: Which `BeginEpoch` the task belongs to.
         step: The step that it was making.
         phase: What it was doing.
         number: With which sample of the batch; None if not with a single one.
@@ -93,7 +93,7 @@ class Entry(NamedTuple):
             too quick to be timed.
     """
 
-    round: int
+    generation: int
     step: int
     phase: Phase
     number: int | None
@@ -140,12 +140,12 @@ class Notes:
             self._cells = page[:_KEY_AT].cast("q")
             self._key, self._words = page[_KEY_AT:_WORDS_AT], page[_WORDS_AT:_TEXT_AT]
 
-    def begin_task(self, round_: int, step: int, *, measures: bool = True) -> None:
+    def begin_task(self, generation: int, step: int, *, measures: bool = True) -> None:
         """Note that a task begins, and whether it is measured."""
         cells = self._cells
         cells[_NUMBER] = -1
         cells[_KEY_BYTES] = 0
-        cells[_ROUND] = round_
+        cells[_GENERATION] = generation
         cells[_STEP] = step
         cells[_SINCE] = time.monotonic_ns()
         cells[_AT_IT_SINCE] = 0
@@ -305,7 +305,7 @@ class Logbook:
         else:  # it never held still: its samples are quick, and which one it is matters little
             cells[_NUMBER], key = -1, b""
         return Entry(
-            round=cells[_ROUND],
+            generation=cells[_GENERATION],
             step=cells[_STEP],
             phase=Phase(cells[_PHASE]),
             number=None if cells[_NUMBER] < 0 else cells[_NUMBER],

@@ -48,7 +48,7 @@ class Task(NamedTuple):
     """Make the batch of one step.
 
     Attributes:
-        round: Which `BeginEpoch` it belongs to.
+        generation: Which `BeginEpoch` it belongs to.
         step: Number of the batch in it.
         indices: A 1-D int64 array of our samplers, which crosses as its bytes, or any object; or
             one of the two as `Placed`.
@@ -58,7 +58,7 @@ class Task(NamedTuple):
         is_measured: Whether to tell what it takes.
     """
 
-    round: int
+    generation: int
     step: int
     indices: object
     freed: tuple[int, ...]
@@ -71,13 +71,13 @@ class BeginEpoch(NamedTuple):
     """A new epoch: iterate the dataset anew. Tasks of the epoch before are finished first.
 
     Attributes:
-        round: Counts the epochs of this worker. The user may begin the same epoch again.
+        generation: Counts the epochs of this worker. The user may begin the same epoch again.
         epoch: Number of the epoch to the user.
         is_announced: Whether the dataset is told that number.
         share: Where to go on in the worker's share of an iterable dataset; None begins it.
     """
 
-    round: int
+    generation: int
     epoch: int
     is_announced: bool
     share: Share | None
@@ -87,7 +87,7 @@ class BatchMade(NamedTuple):
     """A batch lies ready.
 
     Attributes:
-        round: Of the task.
+        generation: Of the task.
         step: Of the task.
         packed: The batch.
         new_slots: (number, bytes) of slots that come with it, with one descriptor each.
@@ -100,7 +100,7 @@ class BatchMade(NamedTuple):
         times: What it took.
     """
 
-    round: int
+    generation: int
     step: int
     packed: Packed
     new_slots: tuple[tuple[int, int], ...]
@@ -140,7 +140,7 @@ class BadReport(NamedTuple):
 class TaskFailed(NamedTuple):
     """The user's code raised. `share` and `bad` are as in `BatchMade`."""
 
-    round: int
+    generation: int
     step: int
     report: ExceptionReport
     share: Share | None
@@ -153,7 +153,7 @@ class ShareEnded(NamedTuple):
     `num_asked` and `bad` are as in `BatchMade`.
     """
 
-    round: int
+    generation: int
     step: int
     num_asked: int = 0
     bad: tuple[BadReport, ...] = ()
@@ -162,7 +162,7 @@ class ShareEnded(NamedTuple):
 class Ready(NamedTuple):
     """A worker that joined an epoch under way can begin; it has made no step."""
 
-    round: int
+    generation: int
     step: int = -1
 
 
@@ -170,7 +170,7 @@ class GeneratorsSet(NamedTuple):
     """`worker_init_fn` has set these global generators; see `penstock.engine.constant_seeds`."""
 
     states: dict[str, bytes]
-    round: int = -1
+    generation: int = -1
     step: int = -1
 
 
@@ -178,7 +178,7 @@ class DrawingsFound(NamedTuple):
     """Functions that drew from the global generators; see `penstock.engine.generator_watch`."""
 
     drawings: tuple[str, ...]
-    round: int = -1
+    generation: int = -1
     step: int = -1
 
 
@@ -231,7 +231,7 @@ def encode(
     elif isinstance(message, TaskFailed):
         share = None if message.share is None else tuple(message.share)
         bad = tuple(map(_plain_bad, message.bad))
-        fields = (message.round, message.step, tuple(message.report), share, bad)
+        fields = (message.generation, message.step, tuple(message.report), share, bad)
     elif isinstance(message, ShareEnded):
         fields = (*message[:3], tuple(map(_plain_bad, message.bad)))
     elif isinstance(message, BeginEpoch):

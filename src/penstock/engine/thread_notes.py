@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 __all__ = ["ThreadNotes", "Unwanted"]
 
-_NOBODY: Final = -1  # wants anything of any round
+_NOBODY: Final = -1  # wants anything of any generation
 _MOST_WATCHED: Final = 16  # samples of a batch whose calls are followed; then its collate
 
 
@@ -38,14 +38,15 @@ class ThreadNotes(Notes):
     """
 
     __slots__ = (
-        "_begun_ns", "_doing", "_number", "_round", "_step", "_substitute", "_wanted", "_watch",
+        "_begun_ns", "_doing", "_generation", "_number", "_step", "_substitute", "_wanted",
+        "_watch",
     )  # fmt: skip
 
     def __init__(self) -> None:
         """Begin as one that is starting, and wanted."""
         super().__init__(cpu_clock=time.thread_time_ns)
         self._wanted = 0
-        self._round = 0
+        self._generation = 0
         self._step = 0
         self._doing = Phase.STARTING
         self._number: int | None = None
@@ -58,27 +59,27 @@ class ThreadNotes(Notes):
         """Whether the worker is to do anything at all."""
         return self._wanted != _NOBODY
 
-    def want(self, round_: int) -> None:
-        """Say that only what belongs to this round is wanted."""
-        self._wanted = round_
+    def want(self, generation: int) -> None:
+        """Say that only what belongs to this generation is wanted."""
+        self._wanted = generation
 
     def want_nothing(self) -> None:
         """Say that the worker is to end."""
         self._wanted = _NOBODY
 
-    def is_of_now(self, round_: int) -> bool:
-        """Return whether what belongs to `round_` is wanted."""
-        return self._wanted == round_
+    def is_of_now(self, generation: int) -> bool:
+        """Return whether what belongs to `generation` is wanted."""
+        return self._wanted == generation
 
-    def begin_round(self, round_: int) -> None:
+    def begin_generation(self, generation: int) -> None:
         """Note that an epoch begins."""
-        self._round = round_
+        self._generation = generation
         self.phase(Phase.BEGINNING)
 
-    def begin_task(self, round_: int, step: int, *, measures: bool = True) -> None:
+    def begin_task(self, generation: int, step: int, *, measures: bool = True) -> None:
         """Note that a task begins, and whether it is measured."""
-        super().begin_task(round_, step, measures=measures)
-        self._round = round_
+        super().begin_task(generation, step, measures=measures)
+        self._generation = generation
         self._step = step
         self._number = self._substitute = None
         self._begun_ns = time.monotonic_ns()
@@ -96,7 +97,7 @@ class ThreadNotes(Notes):
         """Note what is being done; see `Notes.phase`.
 
         Raises:
-            Unwanted: a batch of this round is wanted no more.
+            Unwanted: a batch of this generation is wanted no more.
         """
         if phase == Phase.COLLATING:
             self.check()
@@ -132,19 +133,19 @@ class ThreadNotes(Notes):
         self._doing = phase
 
     def check(self) -> None:
-        """Return if the round that was begun last is still wanted.
+        """Return if the generation that was begun last is still wanted.
 
         Raises:
             Unwanted: it is not.
         """
-        if self._wanted != self._round:
+        if self._wanted != self._generation:
             raise Unwanted
 
     def entry(self) -> Entry:
         """Return the last note."""
         substitute = self._substitute
         return Entry(
-            round=self._round,
+            generation=self._generation,
             step=self._step,
             phase=self._doing,
             number=self._number,

@@ -29,8 +29,8 @@ from penstock.engine.generator_watch import GeneratorWatch, note_watched, was_wa
 from penstock.engine.logbook import Phase
 from penstock.engine.order import TaskDone, WorkerDied, WorkerExhausted, WorkerReady
 from penstock.engine.own_copy import own_copy
+from penstock.engine.thread_generation import copy_of_error
 from penstock.engine.thread_notes import ThreadNotes, Unwanted
-from penstock.engine.thread_round import copy_of_error
 from penstock.engine.user_frames import stack_of_error
 from penstock.faults import annotate
 from penstock.forks import Owner
@@ -46,7 +46,7 @@ if TYPE_CHECKING:
     from penstock.engine.generator_watch import Drawing
     from penstock.engine.order import BackendEvent
     from penstock.engine.plan import Caution, Plan, WorkerSpec
-    from penstock.engine.thread_round import Round
+    from penstock.engine.thread_generation import ThreadGeneration
 
 __all__ = ["Answer", "ThreadTask", "ThreadWorker"]
 
@@ -54,7 +54,7 @@ __all__ = ["Answer", "ThreadTask", "ThreadWorker"]
 class ThreadTask(NamedTuple):
     """Make the batch of one step; see `penstock.engine.messages.Task`."""
 
-    round: int
+    generation: int
     step: int
     indices: object
     caution: Caution | None
@@ -64,7 +64,7 @@ class ThreadTask(NamedTuple):
 class _Begin(NamedTuple):
     """A new epoch, and where to go on in it."""
 
-    round: Round
+    generation: ThreadGeneration
     share: Share | None
 
 
@@ -73,14 +73,14 @@ class Answer(NamedTuple):
 
     Attributes:
         worker: Who. The trainer drops what comes of one that it has given up.
-        round: Number of the round that it is about.
+        generation: Number of the generation that it is about.
         event: For the order of steps; None where nothing but the rest is told.
         first_sample: Digest of the first sample of a share, if the batch begins with it.
         drawings: Functions that draw from generators of the process.
     """
 
     worker: ThreadWorker
-    round: int
+    generation: int
     event: BackendEvent | None
     first_sample: bytes | None = None
     drawings: tuple[Drawing, ...] = ()
@@ -114,7 +114,7 @@ class ThreadWorker:
             plan: What to do.
             sequence: Seeds what `sample_rng` gives where the spec has no seed.
             outbox: Where its answers go.
-            joins_late: Whether it is to say when it has begun its first round.
+            joins_late: Whether it is to say when it has begun its first generation.
 
         Raises:
             ConfigError: an iterable dataset cannot be copied for several workers.
@@ -137,13 +137,13 @@ class ThreadWorker:
         # graph, which no other thread's questions to the device may disturb.
         self._output = PlainOutput()
         self._fetcher: Fetcher | None = None
-        self._round: Round | None = None
+        self._generation: ThreadGeneration | None = None
         self._failure: Exception | None = None  # of setting up: the answer to every task
         self._is_set_up = True
         self._share_ended = False
         self._is_expected = joins_late
         self._has_served = False
-        self._given: Round | None = None  # the last that it was told of; the trainer's
+        self._given: ThreadGeneration | None = None  # the last that it was told of; the trainer's
         self._drawings: tuple[Drawing, ...] = ()  # of worker_init_fn, to be told
         self._watch: GeneratorWatch | None = None  # of an epoch's begin, for its first task
         self._owner = Owner()
@@ -153,12 +153,12 @@ class ThreadWorker:
         """Return "worker 0 (thread penstock-0)"."""
         return f"worker {self.worker_id} (thread {self.thread.name})"
 
-    def begin(self, round_: Round) -> None:
+    def begin(self, generation: ThreadGeneration) -> None:
         """Let it begin an epoch, where `share` says; what it has of others is wanted no more."""
-        self.notes.want(round_.number)
-        self._leave_round()
-        self._given = round_
-        self._inbox.put(_Begin(round_, self.share))
+        self.notes.want(generation.number)
+        self._leave_generation()
+        self._given = generation
+        self._inbox.put(_Begin(generation, self.share))
 
     def submit(self, task: ThreadTask) -> None:
         """Give it a task."""
@@ -168,10 +168,10 @@ class ThreadWorker:
     def stop(self) -> None:
         """Let it end, at the next sample if it is busy; does not wait."""
         self.notes.want_nothing()
-        self._leave_round()
+        self._leave_generation()
         self._inbox.put(None)
 
-    def _leave_round(self) -> None:
+    def _leave_generation(self) -> None:
         if self._given is not None:
             self._given.give_up(self)
 
@@ -180,7 +180,7 @@ class ThreadWorker:
         """The worker that it waits for until it has told the dataset of the epoch, if any."""
         teller = None if self._given is None else self._given.teller
         entry = self.notes.entry()
-        is_beginning = entry.phase == Phase.BEGINNING and self.notes.is_of_now(entry.round)
+        is_beginning = entry.phase == Phase.BEGINNING and self.notes.is_of_now(entry.generation)
         return teller if is_beginning and teller is not self else None
 
     # From here on: in the thread.
@@ -238,8 +238,8 @@ class ThreadWorker:
             if self._is_expected:
                 self._is_expected = False
                 ready = WorkerReady(self.worker_id)
-                self._outbox.put(Answer(self, command.round.number, ready))
-        elif self.notes.is_of_now(command.round) and not self._share_ended:
+                self._outbox.put(Answer(self, command.generation.number, ready))
+        elif self.notes.is_of_now(command.generation) and not self._share_ended:
             answer = self._serve(command)
             self.notes.phase(Phase.WAITING)  # not for its own sake, if it waits for the GIL
             self._outbox.put(answer)
@@ -274,60 +274,62 @@ class ThreadWorker:
         self._share_ended = False
         if not self._is_set_up:
             return
-        round_, share = command
-        self._round = round_
-        self.notes.begin_round(round_.number)
+        generation, share = command
+        self._generation = generation
+        self.notes.begin_generation(generation.number)
         self._fetcher = None  # an iterator of the epoch before ends before the next begins
-        self._watch = self._first_watch(round_)
+        self._watch = self._first_watch(generation)
         self.notes.watch(self._watch)
         try:
-            self._fetcher = round_.begin(
+            self._fetcher = generation.begin(
                 self,
-                lambda is_announced: self._make_fetcher(round_, share, is_announced),
+                lambda is_announced: self._make_fetcher(generation, share, is_announced),
                 is_shared=not self._spec.is_iterable,
             )
             self._failure = None
         except Exception as error:
-            annotate(error, f"in {self}, while it began epoch {round_.epoch}")
+            annotate(error, f"in {self}, while it began epoch {generation.epoch}")
             self._failure = error
         finally:
             self.notes.watch(None)
 
-    def _first_watch(self, round_: Round) -> GeneratorWatch | None:
+    def _first_watch(self, generation: ThreadGeneration) -> GeneratorWatch | None:
         """Return a watch for the first task of one worker, unless there was one.
 
         What it takes is told as that of a worker's first batch, which nobody judges by.
         """
-        if self._has_served or was_watched(self._plan.spec.dataset) or not round_.take_watch():
+        if self._has_served or was_watched(self._plan.spec.dataset) or not generation.take_watch():
             return None
-        round_.watch = GeneratorWatch(self._spec.dataset)
-        return round_.watch
+        generation.watch = GeneratorWatch(self._spec.dataset)
+        return generation.watch
 
-    def _make_fetcher(self, round_: Round, share: Share | None, is_announced: bool) -> Fetcher:
+    def _make_fetcher(
+        self, generation: ThreadGeneration, share: Share | None, is_announced: bool
+    ) -> Fetcher:
         begins = share is None or share.state is None  # else each worker where it was
         return Fetcher(
             self._spec,
             self._output,
             base_seed=self._plan.base_seed,
-            epoch=round_.epoch,
+            epoch=generation.epoch,
             is_announced=is_announced,
             worker_id=self.worker_id,
             num_workers=self._num_workers,
             share=share,
             in_thread=True,
-            compared=round_.comparer(self) if begins and self._num_workers > 1 else None,
+            compared=generation.comparer(self) if begins and self._num_workers > 1 else None,
             notes=self.notes,
         )
 
     def _serve(self, task: ThreadTask) -> Answer:
         if self._failure is not None:
             raised = Raised(copy_of_error(self._failure), None, NO_LOSSES)
-            return Answer(self, task.round, TaskDone(self.worker_id, task.step, raised))
+            return Answer(self, task.generation, TaskDone(self.worker_id, task.step, raised))
         assert self._fetcher is not None
-        assert self._round is not None
+        assert self._generation is not None
         watch, self._watch = self._watch, None
         self._has_served = True
-        self.notes.begin_task(task.round, task.step, measures=task.is_measured)
+        self.notes.begin_task(task.generation, task.step, measures=task.is_measured)
         self._output.take_num_bytes()
         self.notes.watch(watch)
         try:
@@ -338,7 +340,7 @@ class ThreadWorker:
         if watch is not None:
             note_watched(self._plan.spec.dataset)
             drawings += tuple(watch.found)
-        return Answer(self, task.round, event, self._fetcher.take_first_digest(), drawings)
+        return Answer(self, task.generation, event, self._fetcher.take_first_digest(), drawings)
 
     def _make(
         self, task: ThreadTask, fetcher: Fetcher, *, is_timed: bool
@@ -375,8 +377,8 @@ class ThreadWorker:
         return bad
 
     def _where(self, task: ThreadTask) -> str:
-        assert self._round is not None
-        return f"in {self}, epoch {self._round.epoch}, step {task.step}"
+        assert self._generation is not None
+        return f"in {self}, epoch {self._generation.epoch}, step {task.step}"
 
 
 def _leave(error: BaseException | None) -> NoReturn:

@@ -177,7 +177,7 @@ class _Worker:
     def _announce(self, begun: BeginEpoch) -> None:
         if self._is_expected:
             self._is_expected = False
-            self._channel.send(encode(Ready(begun.round)))
+            self._channel.send(encode(Ready(begun.generation)))
 
     def _freeze_once(self) -> None:
         """Freeze what the first batch has brought as well: what it imports, what datasets open.
@@ -245,11 +245,11 @@ class _Worker:
         if self._share_ended:
             return  # the trainer knows that no answer comes
         if self._failure is not None:
-            self._channel.send(encode(TaskFailed(task.round, task.step, self._failure, None)))
+            self._channel.send(encode(TaskFailed(task.generation, task.step, self._failure, None)))
             return
         assert self._fetcher is not None
         assert self._spec is not None
-        self._notes.begin_task(task.round, task.step, measures=task.is_measured)
+        self._notes.begin_task(task.generation, task.step, measures=task.is_measured)
         try:
             packed = self._fetcher.fetch(task.indices, task.step, task.caution)
             share = self._fetcher.share()
@@ -259,7 +259,7 @@ class _Worker:
             if self._spec.is_iterable:
                 self._share_ended = True
                 bad = tuple(map(report_bad, self._fetcher.take_bad()))
-                self._channel.send(encode(ShareEnded(task.round, task.step, len(bad), bad)))
+                self._channel.send(encode(ShareEnded(task.generation, task.step, len(bad), bad)))
             else:
                 self._send_failure(task, error)
         except Exception as error:
@@ -270,7 +270,7 @@ class _Worker:
                 self._channel.send(encode(DrawingsFound(drawings)))
             new = self._pool.take_new()
             message = BatchMade(
-                task.round,
+                task.generation,
                 task.step,
                 _NOTHING if is_empty else packed,
                 tuple((slot.slot, slot.size_bytes) for slot in new),
@@ -302,7 +302,7 @@ class _Worker:
         assert self._fetcher is not None
         share = self._fetcher.share()
         bad = tuple(map(report_bad, self._fetcher.take_bad()))
-        self._channel.send(encode(TaskFailed(task.round, task.step, report, share, bad)))
+        self._channel.send(encode(TaskFailed(task.generation, task.step, report, share, bad)))
 
 
 _NOTHING = Packed(b"", (), ())

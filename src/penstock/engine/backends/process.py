@@ -169,7 +169,8 @@ class ProcessBackend:
         self._memory = Memory()
         self._has_weighed = False
         self.processes: list[Any] = []  # by worker id; kept after `close`, for who wants to look
-        self._round = 0  # the user may begin the same epoch again; rounds are all different
+        # the user may begin the same epoch again; generations are all different
+        self._generation = 0
         self._epoch = 0
         self._first_samples = FirstSamples(plan.spec, plan.num_workers)
         self._num_respawned = 0
@@ -325,7 +326,7 @@ class ProcessBackend:
         """Read its logbook, into which it writes its stacks if it is asked to."""
         worker = self._workers[worker_id]
         entry = worker.logbook.read()
-        deed = deed_of(entry, worker.tasks, self._plan.spec, self._round)
+        deed = deed_of(entry, worker.tasks, self._plan.spec, self._generation)
         stacks = ""
         if with_stacks and worker.can_show_stacks:
             worker.logbook.ask_for_stacks(worker.signal)
@@ -339,7 +340,7 @@ class ProcessBackend:
 
     def begin_epoch(self, epoch: Epoch) -> None:
         """Tell every worker; what still comes of earlier epochs is dropped."""
-        self._round += 1
+        self._generation += 1
         self._epoch = epoch.number
         self._begun = epoch
         self._first_samples.clear()
@@ -350,7 +351,7 @@ class ProcessBackend:
 
     def _tell_epoch(self, worker: WorkerProcess) -> None:
         assert self._begun is not None
-        begin = BeginEpoch(self._round, self._epoch, self._begun.is_announced, worker.share)
+        begin = BeginEpoch(self._generation, self._epoch, self._begun.is_announced, worker.share)
         self._post(worker, encode(begin))
 
     def await_start(self) -> tuple[int, ...]:
@@ -365,7 +366,7 @@ class ProcessBackend:
         worker.tasks[step] = indices
         freed, retired = worker.arena.take_freed()
         task = Task(
-            self._round, step, indices, tuple(freed), tuple(retired), caution, self.measures
+            self._generation, step, indices, tuple(freed), tuple(retired), caution, self.measures
         )
         self._post(worker, encode(task))
 
@@ -455,7 +456,7 @@ class ProcessBackend:
             note_states(init_fn, self._plan.base_seed, worker.worker_id, message.states)
         elif isinstance(message, DrawingsFound):
             warn_of_drawings(message.drawings, UNSEEDED)
-        if message.round != self._round:
+        if message.generation != self._generation:
             return None
         if isinstance(message, Ready):
             return WorkerReady(worker.worker_id)
@@ -486,7 +487,7 @@ class ProcessBackend:
         worker.is_gone = True
         end, advice = worker.describe_end()
         entry = worker.logbook.read()
-        deed = deed_of(entry, worker.tasks, self._plan.spec, self._round)
+        deed = deed_of(entry, worker.tasks, self._plan.spec, self._generation)
         if worker.was_killed_by_memory_perhaps:
             now, peak_bytes = memory_now(), entry.peak_rss_bytes or None
             memory = describe_memory(now, self._memory, peak_bytes)

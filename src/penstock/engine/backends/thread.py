@@ -38,7 +38,7 @@ from penstock.engine.first_samples import FirstSamples
 from penstock.engine.generator_watch import warn_of_drawings
 from penstock.engine.interrupts import LONGEST_WAIT_S
 from penstock.engine.order import TaskDone, WorkerDied, WorkerReady
-from penstock.engine.thread_round import Round
+from penstock.engine.thread_generation import ThreadGeneration
 from penstock.engine.thread_worker import Answer, ThreadTask, ThreadWorker
 from penstock.engine.user_frames import stack_of_thread
 from penstock.errors import WorkerDied as WorkerDiedError
@@ -62,7 +62,7 @@ _ADVICE_ON_HANG: Final = (
     "Raise `timeout` if samples, or the start of a worker, may take that long. The thread goes on "
     "until its sample is made: only processes can be killed (backend='process')."
 )
-_GIVEN_UP: Final = -1  # in place of a round: the trainer itself tells of the death
+_GIVEN_UP: Final = -1  # in place of a generation: the trainer itself tells of the death
 
 _backends: weakref.WeakSet[ThreadBackend] = weakref.WeakSet()
 _SHARED_GENERATORS: Final = (
@@ -98,7 +98,7 @@ class ThreadBackend:
         # Dismissed, and not yet ended: nobody else knows them.
         self._leaving: weakref.WeakSet[ThreadWorker] = weakref.WeakSet()
         self._outbox: queue.SimpleQueue[Answer | None] = queue.SimpleQueue()  # None: it is closed
-        self._round = Round(0, 0, is_announced=False)
+        self._generation = ThreadGeneration(0, 0, is_announced=False)
         self._begun: Epoch | None = None
         self._first_samples = FirstSamples(plan.spec, plan.num_workers, warns=True)
         self._owner = Owner()
@@ -136,14 +136,16 @@ class ThreadBackend:
 
     def begin_epoch(self, epoch: Epoch) -> None:
         """Tell every worker; what they still make of earlier epochs is broken off and dropped."""
-        self._round = Round(self._round.number + 1, epoch.number, is_announced=epoch.is_announced)
+        self._generation = ThreadGeneration(
+            self._generation.number + 1, epoch.number, is_announced=epoch.is_announced
+        )
         self._begun = epoch
         self._first_samples.clear()
         for worker in self._workers.values():
             worker.tasks.clear()
             worker.share = epoch.progress.given.shares.get(worker.worker_id)
             if not worker.is_gone:
-                worker.begin(self._round)
+                worker.begin(self._generation)
 
     def await_start(self) -> tuple[int, ...]:
         """Return nobody: workers of this machine start at once."""
@@ -154,7 +156,7 @@ class ThreadBackend:
     ) -> None:
         """Put the task into the worker's queue."""
         self._workers[worker_id].submit(
-            ThreadTask(self._round.number, step, indices, caution, self.measures)
+            ThreadTask(self._generation.number, step, indices, caution, self.measures)
         )
 
     def events(self, timeout_s: float | None) -> Sequence[BackendEvent]:
@@ -188,8 +190,8 @@ class ThreadBackend:
         if self._workers.get(worker.worker_id) is not worker:
             return None  # it was given up, and another has its place
         if isinstance(event, WorkerDied):
-            return event if answer.round == _GIVEN_UP else self._bury(worker, event)
-        if worker.is_gone or event is None or answer.round != self._round.number:
+            return event if answer.generation == _GIVEN_UP else self._bury(worker, event)
+        if worker.is_gone or event is None or answer.generation != self._generation.number:
             return None
         if isinstance(event, WorkerReady):
             return event
@@ -206,7 +208,7 @@ class ThreadBackend:
         if worker.is_gone:
             return None
         worker.is_gone = True
-        deed = deed_of(worker.notes.entry(), worker.tasks, self._plan.spec, self._round.number)
+        deed = deed_of(worker.notes.entry(), worker.tasks, self._plan.spec, self._generation.number)
         reason = (
             f"DataLoader worker (thread {worker.thread.name}) exited unexpectedly: worker "
             f"{worker.worker_id} {end.reason} {deed.words}"
@@ -220,14 +222,14 @@ class ThreadBackend:
         dead.stop()
         worker = self._start_worker(worker_id)
         worker.share = dead.share
-        worker.begin(self._round)
+        worker.begin(self._generation)
 
     def hire(self, worker_id: int) -> None:
         """Start one thread more, which joins the current epoch and says when it has."""
         worker = self._start_worker(worker_id, joins_late=True)
         if self._begun is not None:
             worker.share = self._begun.progress.given.shares.get(worker_id)
-            worker.begin(self._round)
+            worker.begin(self._generation)
 
     def dismiss(self, worker_id: int) -> None:
         """Let a thread end that has no tasks; does not wait."""
@@ -251,7 +253,7 @@ class ThreadBackend:
         entry = worker.notes.entry()
         worker.stop()
         worker.is_gone = True
-        deed = deed_of(entry, worker.tasks, self._plan.spec, self._round.number)
+        deed = deed_of(entry, worker.tasks, self._plan.spec, self._generation.number)
         reason = (
             f"DataLoader worker (thread {worker.thread.name}) is stuck: worker "
             f"{worker.worker_id} was given up, as {why}, {deed.words}"
@@ -266,7 +268,7 @@ class ThreadBackend:
             stack = f":\n{stack_of_thread(teller.thread)}" if with_stacks else ""
             return Standing(f"waiting for {teller}, which is in set_epoch of the dataset{stack}")
         entry = worker.notes.entry()
-        deed = deed_of(entry, worker.tasks, self._plan.spec, self._round.number)
+        deed = deed_of(entry, worker.tasks, self._plan.spec, self._generation.number)
         stack = stack_of_thread(worker.thread) if with_stacks else ""
         return standing_of(entry, deed, worker.tasks, stack)
 

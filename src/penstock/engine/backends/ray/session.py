@@ -186,7 +186,7 @@ class Session:
             number: Which of this round's tasks it is, from 0.
             num_come: How many answers of this round the trainer has.
         """
-        if not self.notes.is_of_now(begun.round):
+        if not self.notes.is_of_now(begun.generation):
             return Answer("dropped")
         return self._answered_by(lambda: self._serve_once(begun, task, number, num_come))
 
@@ -241,14 +241,14 @@ class Session:
 
     def is_in_turn(self, begun: BeginEpoch, number: int) -> bool:
         """Return whether a task may be served now: those before it have been, or none is wanted."""
-        if not self.notes.is_of_now(begun.round):
+        if not self.notes.is_of_now(begun.generation):
             return True
-        if self._begun is None or begun.round != self._begun.round:
+        if self._begun is None or begun.generation != self._begun.generation:
             return number == 0
         return number <= self._next_number
 
     def _begin_if_new(self, begun: BeginEpoch) -> None:
-        if self._begun is not None and self._begun.round == begun.round:
+        if self._begun is not None and self._begun.generation == begun.generation:
             return
         self._share_ended = False
         self._next_number = 0
@@ -257,7 +257,7 @@ class Session:
         if not self._is_set_up:
             return
         assert self._recipe is not None
-        self.notes.begin_round(begun.round)
+        self.notes.begin_generation(begun.generation)
         self._fetcher = None  # an iterator of the epoch before ends before the next begins
         try:
             self._fetcher = make_fetcher(
@@ -271,10 +271,12 @@ class Session:
         if self._share_ended:
             return Answer("dropped")  # the trainer knows that no answer comes
         if self._failure is not None:
-            return Answer("answer", encode(TaskFailed(task.round, task.step, self._failure, None)))
+            return Answer(
+                "answer", encode(TaskFailed(task.generation, task.step, self._failure, None))
+            )
         assert self._fetcher is not None
         assert self._recipe is not None
-        self.notes.begin_task(task.round, task.step)
+        self.notes.begin_task(task.generation, task.step)
         self._output.take_num_bytes()
         try:
             parcel = self._fetcher.fetch(task.indices, task.step, task.caution)
@@ -284,7 +286,7 @@ class Session:
             return self._failed(task, error, self._fetcher)
         is_empty = parcel is NO_BATCH
         message = BatchMade(
-            task.round,
+            task.generation,
             task.step,
             _NOTHING,
             (),
@@ -312,8 +314,8 @@ class Session:
         bad = tuple(map(report_bad, fetcher.take_bad()))
         if report is None:
             self._share_ended = True
-            return Answer("answer", encode(ShareEnded(task.round, task.step, len(bad), bad)))
-        failed = TaskFailed(task.round, task.step, report, fetcher.share(), bad)
+            return Answer("answer", encode(ShareEnded(task.generation, task.step, len(bad), bad)))
+        failed = TaskFailed(task.generation, task.step, report, fetcher.share(), bad)
         return Answer("answer", encode(failed))
 
     def try_sample(self, begun: BeginEpoch, task: Task, number: int) -> Answer:
@@ -321,7 +323,7 @@ class Session:
 
         It either ends this process or it does not; what it raises, `serve` is going to raise again.
         """
-        if not self.notes.is_of_now(begun.round):
+        if not self.notes.is_of_now(begun.generation):
             return Answer("dropped")
         return self._answered_by(lambda: self._try_sample(begun, task, number))
 
@@ -329,7 +331,7 @@ class Session:
         self._begin_if_new(begun)
         if self._failure is None:
             assert self._fetcher is not None
-            self.notes.begin_task(task.round, task.step)
+            self.notes.begin_task(task.generation, task.step)
             self._fetcher.try_sample(task.indices, number, task.caution)
         return Answer("answer")
 

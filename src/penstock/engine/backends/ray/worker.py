@@ -390,7 +390,7 @@ class RayWorker:
         self, session: str, begun: bytes, task: bytes, number: int, num_come: int
     ) -> Answer:
         begin_epoch, order = decode(begun), decode(task)
-        known = await self._known(session, begin_epoch.round)
+        known = await self._known(session, begin_epoch.generation)
         if known is None:
             return Answer("unknown")
         news = self._news[session]
@@ -410,7 +410,7 @@ class RayWorker:
     async def try_sample(self, session: str, begun: bytes, task: bytes, number: int) -> Answer:
         """Make one sample of a task by itself; see `Session.try_sample`."""
         begin_epoch, order = decode(begun), decode(task)
-        known = await self._known(session, begin_epoch.round)
+        known = await self._known(session, begin_epoch.generation)
         if known is None:
             return Answer("unknown")
         trial = functools.partial(known.try_sample, begin_epoch, order, number)

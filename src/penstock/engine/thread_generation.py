@@ -29,12 +29,12 @@ if TYPE_CHECKING:
     from penstock.engine.generator_watch import GeneratorWatch
     from penstock.engine.thread_worker import ThreadWorker
 
-__all__ = ["Round", "copy_of_error"]
+__all__ = ["ThreadGeneration", "copy_of_error"]
 
 _MOST_COMPARED: Final = 64  # items of a stream; two orders of two items agree once in two times
 
 
-class Round:
+class ThreadGeneration:
     """One epoch of one backend, shared by its workers. The user may begin the same epoch again.
 
     Attributes:

@@ -17,7 +17,7 @@ import numpy as np
 
 from penstock.data.dataset import can_resume, follows_epochs, length_of
 from penstock.data.fingerprint import fingerprint_of
-from penstock.engine.epoch import Epoch, Given, Progress, Share
+from penstock.engine.epoch import Epoch, Given, Progress, ShardPosition
 from penstock.errors import StateError
 from penstock.randomness.keys import Purpose, checked_count, checked_epoch, seed_sequence
 from penstock.sampling.sampler_state import differences
@@ -52,14 +52,14 @@ def _check_stream(dataset: object, progress: Progress) -> None:
     Raises:
         StateError: the state holds the dataset's, and the dataset has no `load_state_dict`.
     """
-    shares = progress.given.shares.values()
+    shards = progress.given.shards.values()
     kind = type(dataset).__name__
-    if any(share.state is not None for share in shares) and not can_resume(dataset):
+    if any(shard.state is not None for shard in shards) and not can_resume(dataset):
         raise StateError(
             f"the state holds the place of a dataset that has load_state_dict(state), but {kind} "
             "has not: the classes differ"
         )
-    num_batches = sum(share.num_batches for share in shares if share.state is None)
+    num_batches = sum(shard.num_batches for shard in shards if shard.state is None)
     if num_batches:
         advice = (
             "It holds samples, which no state can."
@@ -260,9 +260,9 @@ class Schedule:
             state["failed"] = [given.num_failed, given.num_asked]
         if given.ahead:
             state["ahead"] = [list(steps) for steps in given.ahead]
-        if given.shares:
+        if given.shards:
             state["turn"] = given.turn
-            state["shares"] = {str(id_): share.to_json() for id_, share in given.shares.items()}
+            state["shares"] = {str(id_): shard.to_json() for id_, shard in given.shards.items()}
         state["fingerprint"] = {"length": length_of(dataset), **copy.deepcopy(settings)}
         if (contents := fingerprint_of(dataset)) is not None:
             state["contents"] = contents
@@ -339,8 +339,8 @@ def _check_counts(
             found = f"{steps[-1]} batches of an epoch that has {most}"
     if steps != sorted(set(steps)):
         found = f"batches {list(given.ahead)} beyond the first {batches}"
-    num_made = sum(share.num_batches for share in given.shares.values())
-    if given.shares and num_made < batches:
+    num_made = sum(shard.num_batches for shard in given.shards.values())
+    if given.shards and num_made < batches:
         found = f"{batches} batches, of which the workers made {num_made}"
     if found:
         raise StateError(
@@ -393,7 +393,7 @@ def _parsed(state: Any) -> tuple[int, Progress, int | None, int | None, dict[str
                 (checked_count("ahead", start), checked_count("ahead", stop))
                 for start, stop in state.get("ahead", ())
             ),
-            {int(id_): Share.from_json(s) for id_, s in state.get("shares", {}).items()},
+            {int(id_): ShardPosition.from_json(s) for id_, s in state.get("shares", {}).items()},
             checked_count("turn", state.get("turn", 0)),
             num_asked,
             num_failed,

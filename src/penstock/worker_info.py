@@ -35,7 +35,7 @@ class _Here(threading.local):
     """What is known of a worker that is a thread; other threads have nothing in it."""
 
     info: WorkerInfo | None = None
-    share: ShareInfo | None = None
+    shard: ShardInfo | None = None
     was_asked = False
 
 
@@ -48,7 +48,7 @@ _was_asked = False
 def get_worker_info() -> WorkerInfo | None:
     """Return what this worker knows of itself, or None outside a worker.
 
-    An `IterableDataset` uses it to give each worker its own share of the stream, and
+    An `IterableDataset` uses it to give each worker its own shard of the stream, and
     `worker_init_fn` to reach the worker's copy of the dataset.
 
     Concurrency:
@@ -81,7 +81,7 @@ def _note_asked() -> None:
 def set_worker_info(info: WorkerInfo | None) -> None:
     """Make `info` what `get_worker_info` returns in this process, which nobody has asked yet."""
     global _current, _was_asked
-    _here.info = _here.share = None  # this process may have been forked from a worker thread
+    _here.info = _here.shard = None  # this process may have been forked from a worker thread
     _current = info
     _was_asked = False  # a forked process has what was asked before
 
@@ -107,12 +107,12 @@ def take_place(place: Place) -> None:
 def set_thread_info(info: WorkerInfo | None) -> None:
     """Make `info` what `get_worker_info` returns in this thread alone; None ends that."""
     _here.info = info
-    _here.share = None
+    _here.shard = None
     _here.was_asked = False
 
 
 @dataclass(frozen=True, slots=True)
-class ShareInfo:
+class ShardInfo:
     """Which part of an iterable dataset is wanted in this process.
 
     Attributes:
@@ -133,37 +133,37 @@ class ShareInfo:
     compared: Callable[[Iterable[Any]], Iterator[Any]] | None = None
 
 
-_share = ShareInfo()
+_shard = ShardInfo()
 
 
-def current_share() -> ShareInfo:
+def current_shard() -> ShardInfo:
     """Return which part of an iterable dataset is wanted: all of it, outside of a loader."""
     _note_asked()
-    return share_unasked()
+    return shard_unasked()
 
 
-def share_unasked() -> ShareInfo:
-    """Return the same as `current_share`, without counting as a stream that deals itself out.
+def shard_unasked() -> ShardInfo:
+    """Return the same as `current_shard`, without counting as a stream that deals itself out.
 
     Whether somebody asked decides whether a loader warns of workers that read the same.
     """
-    return _share if _here.share is None else _here.share
+    return _shard if _here.shard is None else _here.shard
 
 
 def was_asked() -> bool:
-    """Return whether anybody has asked in this worker which worker or share it is."""
+    """Return whether anybody has asked in this worker which worker or shard it is."""
     return _was_asked if _here.info is None else _here.was_asked
 
 
-def set_share(share: ShareInfo) -> ShareInfo:
-    """Make `share` what `current_share` returns in this worker; returns what it was.
+def set_shard(shard: ShardInfo) -> ShardInfo:
+    """Make `shard` what `current_shard` returns in this worker; returns what it was.
 
     In a worker thread that is the thread alone, elsewhere the process.
     """
-    global _share
-    outer = share_unasked()
+    global _shard
+    outer = shard_unasked()
     if _here.info is None:
-        _share = share
+        _shard = shard
     else:
-        _here.share = share
+        _here.shard = shard
     return outer

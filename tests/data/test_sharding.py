@@ -15,16 +15,16 @@ import penstock.torch as ours
 from penstock import Loader
 from penstock.data import IterableDataset, shard
 from penstock.errors import ConfigError
-from penstock.worker_info import ShareInfo, current_share, set_share
+from penstock.worker_info import ShardInfo, current_shard, set_shard
 
 
 def shares(items, by, workers, ranks, batch_size):
     found = {}
     for rank in range(ranks):
         for worker_id in range(workers):
-            outer = set_share(ShareInfo(worker_id, workers, batch_size, rank, ranks))
+            outer = set_shard(ShardInfo(worker_id, workers, batch_size, rank, ranks))
             found[rank, worker_id] = list(shard(items, by))
-            set_share(outer)
+            set_shard(outer)
     return found
 
 
@@ -58,7 +58,7 @@ def test_dealt_by_the_batch_the_workers_in_turn_make_what_one_would(
         assert [item for batch in together for item in batch] == alone[rank, 0]
 
 
-def test_nothing_is_read_ahead_of_the_share():
+def test_nothing_is_read_ahead_of_the_shard():
     seen = []
 
     def items():
@@ -72,10 +72,10 @@ def test_nothing_is_read_ahead_of_the_share():
 
 
 def test_outside_of_a_loader_everything_is_wanted():
-    assert current_share() == ShareInfo()
+    assert current_shard() == ShardInfo()
     assert list(shard("abc")) == ["a", "b", "c"]
     list(Loader(Countdown(5), batch_size=2))
-    assert current_share() == ShareInfo()
+    assert current_shard() == ShardInfo()
 
 
 def test_how_to_deal_is_one_of_two():

@@ -36,7 +36,7 @@ class World:
     """Workers, a sampler and a user around one Order; `choose` decides who moves next."""
 
     def __init__(
-        self, choose, *, num_workers, lookahead, in_order, num_steps, shares=None, **beginning
+        self, choose, *, num_workers, lookahead, in_order, num_steps, shards=None, **beginning
     ):
         self.choose = choose
         self.order = Order(num_workers, lookahead, in_order=in_order, **beginning)
@@ -44,7 +44,7 @@ class World:
         self.to_draw = deque(range(num_steps)) if num_steps is not None else None
         self.num_drawn = 0
         self.queues = [deque() for _ in range(num_workers)]
-        self.shares = list(shares) if shares is not None else None  # batches each worker can make
+        self.shards = list(shards) if shards is not None else None  # batches each worker can make
         self.submitted = {}  # step -> (worker, indices)
         self.loads = {}  # step -> tasks that each worker had when it was submitted
         self.delivered = []
@@ -120,7 +120,7 @@ class World:
                     self.loads[step] = [len(queue) for queue in self.queues]
                     self.queues[worker_id].append(step)
                 case Deliver(step, worker_id, outcome, indices):
-                    assert self.shares is not None or indices == self.submitted[step][1]
+                    assert self.shards is not None or indices == self.submitted[step][1]
                     assert worker_id == self.submitted[step][0]
                     assert self.is_waiting, "delivered without a request"
                     self.is_waiting = False
@@ -202,16 +202,16 @@ class World:
             self.die(worker_id, step=step, sample=known, or_steps=tuple(others))
             return
         self.queues[worker_id].popleft()
-        if self.shares is None:
+        if self.shards is None:
             self.carry_out(self.order.handle(TaskDone(worker_id, step, ("made", step))))
-        elif self.shares[worker_id] > 0:
-            self.shares[worker_id] -= 1
-            outcome = (worker_id, self.shares[worker_id])
+        elif self.shards[worker_id] > 0:
+            self.shards[worker_id] -= 1
+            outcome = (worker_id, self.shards[worker_id])
             self.carry_out(self.order.handle(TaskDone(worker_id, step, outcome)))
-        elif self.shares[worker_id] == 0:
-            self.shares[worker_id] = -1
+        elif self.shards[worker_id] == 0:
+            self.shards[worker_id] = -1
             self.carry_out(self.order.handle(WorkerExhausted(worker_id, step)))
-        # -1: a worker whose share has ended answers nothing more
+        # -1: a worker whose shard is exhausted answers nothing more
 
     def run(self, *, kill_after=None):
         """Move one of the parties at a time until the epoch is over; fails if nobody can move."""
@@ -362,8 +362,8 @@ def test_steps_go_round_the_workers_in_turn_and_no_more_than_the_lookahead_are_u
 def test_shares_of_an_iterable_end_at_different_times_and_nothing_is_lost(
     data, num_workers, prefetch, in_order
 ):
-    shares = data.draw(
-        st.lists(st.integers(0, 9), min_size=num_workers, max_size=num_workers), label="shares"
+    shards = data.draw(
+        st.lists(st.integers(0, 9), min_size=num_workers, max_size=num_workers), label="shards"
     )
     world = World.drawn(
         data,
@@ -371,10 +371,10 @@ def test_shares_of_an_iterable_end_at_different_times_and_nothing_is_lost(
         lookahead=num_workers * prefetch,
         in_order=in_order,
         num_steps=None,
-        shares=shares,
+        shards=shards,
     )
     world.run()
-    made = sorted((w, left) for w, share in enumerate(shares) for left in range(share))
+    made = sorted((w, left) for w, shard in enumerate(shards) for left in range(shard))
     assert sorted(outcome for _, outcome in world.delivered) == made
     if in_order:
         steps = [step for step, _ in world.delivered]
@@ -548,7 +548,7 @@ def test_a_worker_killed_from_outside_thrice_over_one_sample_has_it_condemned_no
 def test_shares_of_an_iterable_go_on_with_the_worker_that_takes_the_place(
     data, deaths, num_workers, prefetch, in_order
 ):
-    shares = data.draw(st.lists(st.integers(0, 6), min_size=num_workers, max_size=num_workers))
+    shards = data.draw(st.lists(st.integers(0, 6), min_size=num_workers, max_size=num_workers))
     left = deaths
 
     def choose(movers):
@@ -556,8 +556,8 @@ def test_shares_of_an_iterable_go_on_with_the_worker_that_takes_the_place(
         worker_id = data.draw(st.sampled_from([None, *range(num_workers)]))
         if left and worker_id is not None and worker_id not in world.dead:
             left -= 1
-            if world.shares[worker_id] < 0:
-                # It had told that its share has ended: nobody takes its place, nor misses it.
+            if world.shards[worker_id] < 0:
+                # It had told that its shard is exhausted: nobody takes its place, nor misses it.
                 before = world.num_respawns
                 world.die(worker_id)
                 assert world.num_respawns == before
@@ -572,12 +572,12 @@ def test_shares_of_an_iterable_go_on_with_the_worker_that_takes_the_place(
         lookahead=num_workers * prefetch,
         in_order=in_order,
         num_steps=None,
-        shares=shares,
+        shards=shards,
         max_respawns=6,
     )
     world.run()
     assert world.failed is None
-    made = sorted((w, left) for w, share in enumerate(shares) for left in range(share))
+    made = sorted((w, left) for w, shard in enumerate(shards) for left in range(shard))
     assert sorted(outcome for _, outcome in world.delivered) == made
 
 

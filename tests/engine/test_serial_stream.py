@@ -124,8 +124,8 @@ def test_policies_go_on_without_bad_samples(policy, second):
 def test_a_stream_ends_with_its_last_samples():
     batches = iterate(*[None] * 9, dataset=Numbers())
     assert outcomes(batches) == [[0], [1], [2], [3], [4]]
-    (share,) = batches.epoch.progress.given.shares.values()
-    assert share.num_batches == 5
+    (shard,) = batches.epoch.progress.given.shards.values()
+    assert shard.num_batches == 5
 
 
 def test_a_batch_is_the_loops_alone():

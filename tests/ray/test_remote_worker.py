@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from penstock.engine.backends.ray.remote_worker import RemoteWorker, Round
 from penstock.engine.backends.ray.session import Answer
-from penstock.engine.epoch import Share
+from penstock.engine.epoch import ShardPosition
 from penstock.engine.messages import decode
 from penstock.engine.plan import Caution, WorkerSpec
 from penstock.engine.worker_setup import WorkerIdentity
@@ -226,13 +226,13 @@ def test_tasks_are_numbered_and_taken_in_order_and_suspects_are_alone_whatever_c
             (again,) = actor.asked[before:]
             assert again.number == number
         elif move == "unknown":
-            worker.share = Share(data.draw(st.integers(0, 9)))
+            worker.share = ShardPosition(data.draw(st.integers(0, 9)))
             asked = data.draw(st.sampled_from(actor.open_calls(worker)))
             trainer.answer(asked, Answer("unknown"))
             assert worker.session != asked.session
             assert not worker.is_ready
         else:
-            worker.begin_round(Round(worker._round.number + 1, 1, False), Share(2))
+            worker.begin_round(Round(worker._round.number + 1, 1, False), ShardPosition(2))
             watch.held.clear()
         watch.take()
         watch.check()
@@ -269,7 +269,7 @@ def test_after_another_session_is_opened_all_that_is_unanswered_is_sent_in_its_o
     lost = data.draw(st.sampled_from(range(num_taken, num_tasks)))
     for number in sorted(early - {num_taken, lost}):
         trainer.answer(calls[number])
-    trainer.worker.share = Share(num_taken)
+    trainer.worker.share = ShardPosition(num_taken)
     trainer.answer(calls[lost], Answer("unknown"))
     first, second = [asked.session for asked in trainer.actor.of("open")]
     assert first != second == trainer.worker.session
@@ -278,7 +278,7 @@ def test_after_another_session_is_opened_all_that_is_unanswered_is_sent_in_its_o
     again = trainer.actor.of("make")[num_tasks:]
     expected = list(enumerate(range(num_taken, num_tasks)))
     assert [(asked.number, asked.task.step) for asked in again] == expected
-    assert {asked.begun.share for asked in again} == {Share(num_taken)}
+    assert {asked.begun.shard for asked in again} == {ShardPosition(num_taken)}
     for asked in calls:  # what still comes of the old session counts for nothing
         if not asked.done.done():
             trainer.answer(asked)

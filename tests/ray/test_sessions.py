@@ -24,7 +24,7 @@ from penstock.engine.backends.ray.session import Answer, Session
 from penstock.engine.backends.ray.worker import News, RayWorker, _Turns
 from penstock.engine.fetch import Fetcher
 from penstock.engine.logbook import Phase
-from penstock.engine.messages import BatchMade, BeginEpoch, ShareEnded, Task, decode, encode
+from penstock.engine.messages import BatchMade, BeginEpoch, ShardExhausted, Task, decode, encode
 from penstock.engine.plan import Placed, WorkerSpec
 from penstock.engine.worker_setup import WorkerIdentity
 from penstock.randomness.samples import fallback_state, restore_fallback
@@ -165,7 +165,7 @@ def told(answer):
     if answer.kind != "answer":
         return answer.kind
     message = decode(answer.message)
-    if isinstance(message, ShareEnded):
+    if isinstance(message, ShardExhausted):
         return "end", message.step
     assert isinstance(message, BatchMade), message
     batch = value_of(answer.parcel)
@@ -584,7 +584,7 @@ def test_nothing_stays_of_who_only_waits_for_the_end_and_never_opens():
 
 
 def test_a_dropped_session_is_unknown_to_calls_that_were_waiting_in_it():
-    """The trainer opens another one then; "dropped" would tell it that its share has ended."""
+    """The trainer opens another one then; "dropped" would tell it that its shard is exhausted."""
 
     async def scenario():
         async with opened(Stream(draws=False)) as worker:

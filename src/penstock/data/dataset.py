@@ -103,7 +103,7 @@ class IterableDataset(Dataset[T_co], Iterable[T_co]):
 
     Subclasses define `__iter__`; without it they cannot be made. With workers, each has a copy
     and iterates all of it: use `penstock.worker_info.get_worker_info` in `__iter__` to yield only
-    this worker's share.
+    this worker's shard.
 
     Example:
         >>> class Countdown(IterableDataset[int]):

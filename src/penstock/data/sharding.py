@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Each worker's and rank's share of a stream."""
+"""Each worker's and rank's shard of a stream."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Literal, TypeVar
 
 from penstock.errors import ConfigError
 from penstock.randomness.samples import end_prologue
-from penstock.worker_info import current_share
+from penstock.worker_info import current_shard
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
@@ -47,11 +47,11 @@ def shard(items: Iterable[T], by: Literal["batch", "item"] = "batch") -> Iterato
     """
     if by not in ("batch", "item"):
         raise ConfigError(f"by should be 'batch' or 'item', but got by={by!r}.")
-    share = current_share()
-    size = share.batch_size or 1 if by == "batch" else 1
-    if share.compared is not None:
-        items = share.compared(items)
-    return _deal(items, size, share.worker_id, share.num_workers, share.rank, share.world_size)
+    info = current_shard()
+    size = info.batch_size or 1 if by == "batch" else 1
+    if info.compared is not None:
+        items = info.compared(items)
+    return _deal(items, size, info.worker_id, info.num_workers, info.rank, info.world_size)
 
 
 def _deal(

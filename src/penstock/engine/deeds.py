@@ -65,7 +65,7 @@ def deed_of(entry: Entry, tasks: Mapping[int, object], spec: WorkerSpec, generat
     if entry.generation != generation or entry.step not in tasks:
         return Deed(None, None, f"{doing} samples of an earlier epoch")
     if spec.is_iterable:
-        return Deed(entry.step, None, f"{doing} a batch of its share of the dataset")
+        return Deed(entry.step, None, f"{doing} a batch of its shard of the dataset")
     keys = keys_of(tasks[entry.step])
     # Another thread's notes may be read while it makes them: then the number is of another step.
     is_torn = spec.is_batched and entry.number is not None and entry.number >= len(keys)

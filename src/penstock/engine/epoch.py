@@ -16,11 +16,11 @@ if TYPE_CHECKING:
 
     from penstock.faults import Failure
 
-__all__ = ["Epoch", "Given", "Progress", "Share"]
+__all__ = ["Epoch", "Given", "Progress", "ShardPosition"]
 
 
-class Share(NamedTuple):
-    """How far one worker is in its share of an iterable dataset.
+class ShardPosition(NamedTuple):
+    """How far one worker is in its shard of an iterable dataset.
 
     Attributes:
         num_batches: Batches it has made of it, or failed to.
@@ -35,7 +35,7 @@ class Share(NamedTuple):
     state_at: int = 0
     state: bytes | None = None
 
-    def after(self, earlier: Share | None) -> Share:
+    def after(self, earlier: ShardPosition | None) -> ShardPosition:
         """Return this with the state that was told with an earlier batch, if it still holds."""
         if self.state is None and earlier is not None and earlier.state_at == self.state_at:
             return self._replace(state=earlier.state)
@@ -46,8 +46,8 @@ class Share(NamedTuple):
         return [*self[:3], None if self.state is None else pickle.loads(self.state)]
 
     @classmethod
-    def from_json(cls, fields: Sequence[Any]) -> Share:
-        """Return the share whose `to_json` is given.
+    def from_json(cls, fields: Sequence[Any]) -> ShardPosition:
+        """Return the shard whose `to_json` is given.
 
         Raises:
             TypeError: a field is of another type, or there are more or fewer of them.
@@ -70,7 +70,7 @@ class Given(NamedTuple):
     Attributes:
         num_steps: Every step before this one was given.
         ahead: Steps after that which were given out of order, as ascending ranges (start, stop).
-        shares: Per worker of an iterable dataset, as of the last batch given.
+        shards: Per worker of an iterable dataset, as of the last batch given.
         turn: The worker whose batch comes next, for an iterable dataset.
         num_asked: Samples that were asked for, in the batches given.
         num_failed: Those of them, and of their substitutes, that could not be made.
@@ -78,7 +78,7 @@ class Given(NamedTuple):
 
     num_steps: int = 0
     ahead: tuple[tuple[int, int], ...] = ()
-    shares: Mapping[int, Share] = {}
+    shards: Mapping[int, ShardPosition] = {}
     turn: int = 0
     num_asked: int = 0
     num_failed: int = 0
@@ -93,17 +93,17 @@ class Given(NamedTuple):
         num_steps = ahead.pop(0)[1] if ahead[0][0] == self.num_steps else self.num_steps
         return self._replace(num_steps=num_steps, ahead=tuple(ahead))
 
-    def with_shares(self, shares: Iterable[tuple[int, Share]], turn: int) -> Given:
+    def with_shards(self, shards: Iterable[tuple[int, ShardPosition]], turn: int) -> Given:
         """Return this with one more batch of an iterable dataset.
 
         Args:
-            shares: Workers and their shares: of batches that could not be made, then of this one.
+            shards: Workers and their shards: of batches that could not be made, then of this one.
             turn: The worker whose batch comes next.
         """
-        now = dict(self.shares)
-        for worker_id, share in shares:
-            now[worker_id] = share.after(now.get(worker_id))
-        return self._replace(num_steps=self.num_steps + 1, shares=now, turn=turn)
+        now = dict(self.shards)
+        for worker_id, shard in shards:
+            now[worker_id] = shard.after(now.get(worker_id))
+        return self._replace(num_steps=self.num_steps + 1, shards=now, turn=turn)
 
 
 @dataclass(slots=True)
@@ -122,7 +122,7 @@ class Progress:
         is_over: Whether the loop was notified of the end.
         is_closed: Whether the loop can be given no more, as the workers are gone.
         draws: What the order was drawn with, where no seed decides it: the loader's own.
-        failed: Step, worker and share of batches that could not be made, since the last one given.
+        failed: Step, worker and shard of batches that could not be made, since the last one given.
         known_bad: Keys of samples that could not be made, since the epoch was begun or resumed.
         first_failures: The first of them.
         deaths: How workers ended that were replaced.
@@ -134,7 +134,7 @@ class Progress:
     is_over: bool = False
     is_closed: bool = False
     draws: Any = None
-    failed: list[tuple[int, int, Share | None]] = field(default_factory=list)
+    failed: list[tuple[int, int, ShardPosition | None]] = field(default_factory=list)
     known_bad: set[Hashable] = field(default_factory=set)
     first_failures: list[Failure] = field(default_factory=list)
     deaths: list[str] = field(default_factory=list)
@@ -146,9 +146,9 @@ class Progress:
         batches = None if self.batches is None else self.batches()
         return handed_out if batches is not None and batches.gi_suspended else self.counted
 
-    def fail(self, step: int, worker_id: int, share: Share | None) -> None:
+    def fail(self, step: int, worker_id: int, shard: ShardPosition | None) -> None:
         """Note a batch that could not be made: it counts once a later one is given."""
-        self.failed.append((step, worker_id, share))
+        self.failed.append((step, worker_id, shard))
 
 
 @dataclass(frozen=True, slots=True)

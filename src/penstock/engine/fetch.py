@@ -8,17 +8,17 @@ from typing import TYPE_CHECKING, Any
 
 from penstock.data.dataset import announce_epoch, can_resume
 from penstock.engine.assembly import Assembler
-from penstock.engine.epoch import Share
+from penstock.engine.epoch import ShardPosition
 from penstock.engine.generator_watch import GeneratorWatch, note_watched, was_watched
 from penstock.engine.logbook import Notes
 from penstock.engine.map_reader import MapReader
 from penstock.engine.plain import map_maker, shard_maker
 from penstock.engine.plan import Placed, keys_of, sample_key
 from penstock.engine.salvage import BadSample, Salvage
-from penstock.engine.share_reader import ShareReader
-from penstock.engine.sources import MapSource, ShareSource
+from penstock.engine.sources import MapSource, StreamSource
+from penstock.engine.stream_reader import StreamReader
 from penstock.randomness.samples import SampleStreams
-from penstock.worker_info import ShareInfo, set_share
+from penstock.worker_info import ShardInfo, set_shard
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator
@@ -48,7 +48,7 @@ class Fetcher:
         is_announced: bool = False,
         worker_id: int = 0,
         num_workers: int = 1,
-        share: Share | None = None,
+        shard: ShardPosition | None = None,
         isolated: bool = False,
         in_thread: bool = False,
         compared: Callable[[Iterable[Any]], Iterator[Any]] | None = None,
@@ -62,13 +62,13 @@ class Fetcher:
             base_seed: Decides what takes the place of bad samples, where the spec has no seed.
             epoch: Its number, which decides the random numbers if the spec has a seed.
             is_announced: Whether the dataset is told the number.
-            worker_id: Whose share of an iterable dataset this is.
+            worker_id: Whose shard of an iterable dataset this is.
             num_workers: Of how many.
-            share: Where to go on in that share; None begins it.
+            shard: Where to go on in that shard; None begins it.
             isolated: Whether the global generators are the user's, and are to be put back.
             in_thread: Whether this is one of several threads that share the global generators,
                 which are then left alone.
-            compared: See `ShareInfo`.
+            compared: See `ShardInfo`.
             notes: Where to note what is being done.
         """
         self._spec = spec
@@ -84,32 +84,32 @@ class Fetcher:
         # Threads have a watch of their own, with and without a seed.
         self._finds_drawings = spec.seed is not None and not (spec.global_rng or in_thread)
         self._drawings: tuple[str, ...] = ()
-        self._share_info = ShareInfo(
+        self._shard_info = ShardInfo(
             worker_id, num_workers, spec.batch_size, spec.rank, spec.world_size, compared
         )
         with self._scope():
             if is_announced:
                 self._announce(epoch)
-            self._share_reader: ShareReader | None = None
+            self._stream_reader: StreamReader | None = None
             if self._map is None:
-                self._share_reader = ShareReader(
-                    spec, self._streams, worker_id, num_workers, share or Share()
+                self._stream_reader = StreamReader(
+                    spec, self._streams, worker_id, num_workers, shard or ShardPosition()
                 )
         if self._map is not None:
             self._map.streams = self._streams
         self._assembler = Assembler(spec, output, self._streams, notes)
         seed = base_seed if spec.seed is None else spec.seed
-        self._source: MapSource | ShareSource
+        self._source: MapSource | StreamSource
         if self._map is not None:
             self._source = MapSource(self._map, spec, self._streams, seed, epoch)
         else:
-            assert self._share_reader is not None
-            self._source = ShareSource(self._share_reader)
+            assert self._stream_reader is not None
+            self._source = StreamSource(self._stream_reader)
         self._salvage = Salvage(self._source, self._assembler, spec, notes)
         self.num_asked = 0  # samples of the batch made last; counted where a policy needs it
-        if self._share_reader is not None:
+        if self._stream_reader is not None:
             with self._scope():
-                self._share_reader.replay(self._replay)
+                self._stream_reader.replay(self._replay)
             self._salvage.take_bad()  # they were told when the batches were given
 
     def _announce(self, epoch: int) -> None:
@@ -118,18 +118,18 @@ class Fetcher:
         announce_epoch(self._spec.dataset, epoch)
 
     def _scope(self) -> _Scope:
-        return _Scope(self._share_info, self._streams, isolated=self._isolated)
+        return _Scope(self._shard_info, self._streams, isolated=self._isolated)
 
-    def share(self) -> Share | None:
-        """Return how far this share of an iterable dataset is; None for a map-style one."""
-        return None if self._share_reader is None else self._share_reader.share()
+    def saved_position(self) -> ShardPosition | None:
+        """Return how far this shard of an iterable dataset is; None for a map-style one."""
+        return None if self._stream_reader is None else self._stream_reader.saved_position()
 
     def take_first_digest(self) -> bytes | None:
         """Return the digest of an iterable's first sample once, where it is to be compared."""
-        if self._share_reader is None:
+        if self._stream_reader is None:
             return None
-        digest, self._share_reader.first_sample_digest = (
-            self._share_reader.first_sample_digest,
+        digest, self._stream_reader.first_sample_digest = (
+            self._stream_reader.first_sample_digest,
             None,
         )
         return digest
@@ -151,11 +151,11 @@ class Fetcher:
             and the fault policy goes on without them.
 
         Raises:
-            StopIteration: this worker's share of the iterable has ended.
+            StopIteration: this worker's shard of the iterable has ended.
             Exception: whatever the dataset or the collate function raises, with a note naming the
                 sample.
         """
-        if self._streams is None and self._share_reader is None:
+        if self._streams is None and self._stream_reader is None:
             return self._fetch(indices, step, caution)
         watch = self._first_watch()
         with self._scope():
@@ -172,9 +172,9 @@ class Fetcher:
         return batch
 
     @property
-    def shard_position(self) -> Callable[[], Share] | None:
+    def shard_position(self) -> Callable[[], ShardPosition] | None:
         """Returns how far a stream without a state is; None for a map-style dataset."""
-        return None if self._share_reader is None else self._share_reader.shard_position
+        return None if self._stream_reader is None else self._stream_reader.shard_position
 
     def _first_watch(self) -> GeneratorWatch | None:
         """Return a watch for a dataset's first batch, where draws from generators go unseeded."""
@@ -199,12 +199,12 @@ class Fetcher:
         faults = self._spec.faults
         if self._streams is not None or faults.tolerates or faults.retries:
             return None
-        if self._share_reader is None:
+        if self._stream_reader is None:
             assert self._map is not None
             return map_maker(self._spec, self._map, self._assembler)
         if can_resume(self._spec.dataset):
             return None
-        return shard_maker(self._spec, self._share_reader, self._share_info, self._assembler)
+        return shard_maker(self._spec, self._stream_reader, self._shard_info, self._assembler)
 
     def try_sample(self, indices: Any, number: int, caution: Caution | None) -> None:  # noqa: ANN401
         """Read, collate and pack one sample of a batch of a map-style dataset, and drop it.
@@ -233,8 +233,8 @@ class Fetcher:
         position, stride = 0, 1
         if isinstance(indices, Placed):
             indices, position, stride = indices
-        if self._share_reader is not None:
-            return self._fetch_share(indices)
+        if self._stream_reader is not None:
+            return self._fetch_stream(indices)
         faults = self._spec.faults
         if caution is None and not (faults.tolerates or faults.retries):
             return self._fetch_map(indices, position, stride)
@@ -301,62 +301,62 @@ class Fetcher:
         keys = indices if self._spec.is_batched else [indices]
         return assembler.finish(assembler.collate(samples, position, indices), keys)
 
-    def _fetch_share(self, indices: Any) -> Any:  # noqa: ANN401
-        assert self._share_reader is not None
+    def _fetch_stream(self, indices: Any) -> Any:  # noqa: ANN401
+        assert self._stream_reader is not None
         count = len(indices) if self._spec.is_batched else 1
-        return self._next_of_share(count)
+        return self._next_of_stream(count)
 
-    def _next_of_share(self, count: int | None = None) -> Any:  # noqa: ANN401
-        assert self._share_reader is not None
-        position = self._share_reader.position()
+    def _next_of_stream(self, count: int | None = None) -> Any:  # noqa: ANN401
+        assert self._stream_reader is not None
+        position = self._stream_reader.position()
         if self._spec.faults.tolerates:
-            seats = self._share_reader.take(self._salvage.fill, count)
+            seats = self._stream_reader.take(self._salvage.fill, count)
             self.num_asked = len(seats)
             return self._salvage.join(seats, position)
         samples: Any
         # No sample of a stream is known by its number, so that of a quick one need not be noted.
         is_quick = self._streams is None and self._notes.number_cell() is not None
-        if is_quick and self._share_reader.has_begun:
-            samples = self._share_reader.take_samples(count or self._spec.batch_size or 1)
+        if is_quick and self._stream_reader.has_begun:
+            samples = self._stream_reader.take_samples(count or self._spec.batch_size or 1)
         else:
-            samples = [seat.sample for seat in self._share_reader.take(self._fill, count)]
+            samples = [seat.sample for seat in self._stream_reader.take(self._fill, count)]
         if not self._spec.is_batched:
             (samples,) = samples
         return self._assembler.finish(self._assembler.collate(samples, position))
 
     def _fill(self, seat: Seat) -> None:
-        assert self._share_reader is not None
+        assert self._stream_reader is not None
         self._notes.sample(seat.number)
-        seat.sample = self._share_reader.read(seat)
+        seat.sample = self._stream_reader.read(seat)
 
     def _replay(self) -> None:
         """Take the samples of a batch that was given before."""
-        assert self._share_reader is not None
+        assert self._stream_reader is not None
         if not self._spec.faults.tolerates:
-            self._share_reader.take(self._fill)
+            self._stream_reader.take(self._fill)
             return
         # Collated as well: one that did not fit had the next sample take its place.
-        self._next_of_share()
+        self._next_of_stream()
         self._assembler.output.abandon()
 
 
 class _Scope:
-    """What the user's code sees of us while it runs: its share, and its random streams."""
+    """What the user's code sees of us while it runs: its shard, and its random streams."""
 
-    def __init__(self, share: ShareInfo, streams: SampleStreams | None, *, isolated: bool) -> None:
-        self._share = share
-        self._outer = share
+    def __init__(self, shard: ShardInfo, streams: SampleStreams | None, *, isolated: bool) -> None:
+        self._shard = shard
+        self._outer = shard
         self._active = None if streams is None else streams.active(isolated=isolated)
 
     def __enter__(self) -> None:
-        self._outer = set_share(self._share)
+        self._outer = set_shard(self._shard)
         if self._active is not None:
             self._active.__enter__()
 
     def __exit__(self, *raised: Any) -> None:  # noqa: ANN401
         if self._active is not None:
             self._active.__exit__(*raised)
-        set_share(self._outer)
+        set_shard(self._outer)
 
 
 def _concerns(caution: Caution | None, keys: list[Any]) -> bool:

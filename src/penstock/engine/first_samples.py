@@ -32,7 +32,7 @@ class FirstSamples:
     """
 
     def __init__(self, spec: WorkerSpec, num_workers: int, *, warns: bool | None = None) -> None:
-        """Compare the workers' shares of the spec's dataset.
+        """Compare the workers' shards of the spec's dataset.
 
         Args:
             spec: Whose dataset.

@@ -2,7 +2,7 @@
 """What the trainer and its process workers say to each other, and how an exception crosses.
 
 trainer -> worker    the spec's segment (once), then BeginEpoch, Task, Task …, BeginEpoch …
-worker  -> trainer   BatchMade, TaskFailed, ShareEnded; Ready (once, of one that was hired);
+worker  -> trainer   BatchMade, TaskFailed, ShardExhausted; Ready (once, of one that was hired);
                       GeneratorsSet (once, where worker_init_fn set them); DrawingsFound (once)
 """
 
@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 
 from penstock.engine.accounts import TaskTimes
-from penstock.engine.epoch import Share
+from penstock.engine.epoch import ShardPosition
 from penstock.engine.plan import Caution, Placed
 from penstock.faults import annotate
 from penstock.transport.arena import Extent
@@ -33,7 +33,7 @@ __all__ = [
     "ExceptionReport",
     "GeneratorsSet",
     "Ready",
-    "ShareEnded",
+    "ShardExhausted",
     "Task",
     "TaskFailed",
     "decode",
@@ -74,13 +74,13 @@ class BeginEpoch(NamedTuple):
         generation: Counts the epochs of this worker. The user may begin the same epoch again.
         epoch: Number of the epoch to the user.
         is_announced: Whether the dataset is told that number.
-        share: Where to go on in the worker's share of an iterable dataset; None begins it.
+        shard: Where to go on in the worker's shard of an iterable dataset; None begins it.
     """
 
     generation: int
     epoch: int
     is_announced: bool
-    share: Share | None
+    shard: ShardPosition | None
 
 
 class BatchMade(NamedTuple):
@@ -92,8 +92,8 @@ class BatchMade(NamedTuple):
         packed: The batch.
         new_slots: (number, bytes) of slots that come with it, with one descriptor each.
         retired_slots: Numbers of slots that are gone.
-        share: How far the worker is in its share of an iterable dataset.
-        first_sample: Digest of the first sample of that share, if this batch begins with it.
+        shard: How far the worker is in its shard of an iterable dataset.
+        first_sample: Digest of the first sample of that shard, if this batch begins with it.
         num_asked: Samples that were asked for.
         bad: Samples that the batch goes without.
         is_empty: Whether nothing is left of it.
@@ -105,7 +105,7 @@ class BatchMade(NamedTuple):
     packed: Packed
     new_slots: tuple[tuple[int, int], ...]
     retired_slots: tuple[int, ...]
-    share: Share | None
+    shard: ShardPosition | None
     first_sample: bytes | None
     num_asked: int = 0
     bad: tuple[BadReport, ...] = ()
@@ -138,17 +138,17 @@ class BadReport(NamedTuple):
 
 
 class TaskFailed(NamedTuple):
-    """The user's code raised. `share` and `bad` are as in `BatchMade`."""
+    """The user's code raised. `shard` and `bad` are as in `BatchMade`."""
 
     generation: int
     step: int
     report: ExceptionReport
-    share: Share | None
+    shard: ShardPosition | None
     bad: tuple[BadReport, ...] = ()
 
 
-class ShareEnded(NamedTuple):
-    """This worker's share of an iterable dataset ended before `step`.
+class ShardExhausted(NamedTuple):
+    """This worker's shard of an iterable dataset ended before `step`.
 
     `num_asked` and `bad` are as in `BatchMade`.
     """
@@ -187,7 +187,7 @@ _KINDS: dict[type, int] = {
     BeginEpoch: 1,
     BatchMade: 2,
     TaskFailed: 3,
-    ShareEnded: 4,
+    ShardExhausted: 4,
     Ready: 5,
     GeneratorsSet: 6,
     DrawingsFound: 7,
@@ -200,7 +200,7 @@ def encode(
     | BeginEpoch
     | BatchMade
     | TaskFailed
-    | ShareEnded
+    | ShardExhausted
     | Ready
     | GeneratorsSet
     | DrawingsFound,
@@ -223,19 +223,19 @@ def encode(
         packed = message.packed
         place = tuple(packed.pickle) if isinstance(packed.pickle, Extent) else packed.pickle
         buffers = tuple(map(tuple, packed.buffers))
-        share = None if message.share is None else tuple(message.share)
-        rest = (*message[3:5], share, message.first_sample, message.num_asked)
+        shard = None if message.shard is None else tuple(message.shard)
+        rest = (*message[3:5], shard, message.first_sample, message.num_asked)
         bad = tuple(map(_plain_bad, message.bad))
         times = None if message.times is None else tuple(message.times)
         fields = (*message[:2], place, buffers, packed.slots, *rest, bad, message.is_empty, times)
     elif isinstance(message, TaskFailed):
-        share = None if message.share is None else tuple(message.share)
+        shard = None if message.shard is None else tuple(message.shard)
         bad = tuple(map(_plain_bad, message.bad))
-        fields = (message.generation, message.step, tuple(message.report), share, bad)
-    elif isinstance(message, ShareEnded):
+        fields = (message.generation, message.step, tuple(message.report), shard, bad)
+    elif isinstance(message, ShardExhausted):
         fields = (*message[:3], tuple(map(_plain_bad, message.bad)))
     elif isinstance(message, BeginEpoch):
-        fields = (*message[:3], None if message.share is None else tuple(message.share))
+        fields = (*message[:3], None if message.shard is None else tuple(message.shard))
     return pickle.dumps((_KINDS[type(message)], fields), protocol=5)
 
 
@@ -251,25 +251,25 @@ def decode(data: bytes) -> Any:  # noqa: ANN401 - one of the messages
         careful = None if caution is None else Caution(*caution)
         return Task(number, step, indices, freed, retired, careful, is_measured)
     if _TYPES[kind] is BatchMade:
-        number, step, place, buffers, slots, new_slots, retired, share, *rest = fields
+        number, step, place, buffers, slots, new_slots, retired, shard, *rest = fields
         first, num_asked, bad, is_empty, times = rest
         message = place if isinstance(place, bytes) else Extent(*place)
         packed = Packed(message, tuple(itertools.starmap(Extent, buffers)), slots)
         return BatchMade(
-            number, step, packed, new_slots, retired, None if share is None else Share(*share),
+            number, step, packed, new_slots, retired, _shard(shard),
             first, num_asked, _bad(bad) if bad else (), is_empty,
             None if times is None else TaskTimes(*times),
         )  # fmt: skip
     if _TYPES[kind] is BeginEpoch:
-        number, epoch, is_announced, share = fields
-        return BeginEpoch(number, epoch, is_announced, _share(share))
+        number, epoch, is_announced, shard = fields
+        return BeginEpoch(number, epoch, is_announced, _shard(shard))
     if _TYPES[kind] is TaskFailed:
-        number, step, report, share, bad = fields
-        return TaskFailed(number, step, ExceptionReport(*report), _share(share), _bad(bad))
+        number, step, report, shard, bad = fields
+        return TaskFailed(number, step, ExceptionReport(*report), _shard(shard), _bad(bad))
     if _TYPES[kind] in (Ready, GeneratorsSet, DrawingsFound):
         return _TYPES[kind](*fields)
     number, step, num_asked, bad = fields
-    return ShareEnded(number, step, num_asked, _bad(bad))
+    return ShardExhausted(number, step, num_asked, _bad(bad))
 
 
 def _plain_bad(bad: BadReport) -> tuple[Any, ...]:
@@ -280,8 +280,8 @@ def _bad(plain: tuple[Any, ...]) -> tuple[BadReport, ...]:
     return tuple(BadReport(index, ExceptionReport(*r), *rest) for index, r, *rest in plain)
 
 
-def _share(fields: tuple[Any, ...] | None) -> Share | None:
-    return None if fields is None else Share(*fields)
+def _shard(fields: tuple[Any, ...] | None) -> ShardPosition | None:
+    return None if fields is None else ShardPosition(*fields)
 
 
 class WorkerTraceback(Exception):

@@ -11,7 +11,7 @@ No queue, process, clock or lock in here. Events go in, decisions come out, at o
     CrewChanged(count, lookahead) ───────▶ [Hire(worker)] [Draw] … [Dismiss(worker)]
     Requested()   (the user wants one) ──▶ [] or [Draw, Deliver(step, outcome)] or [Finish]
     TaskDone(worker, step, outcome) ─────▶ [] or [Draw, Deliver(step, outcome)]
-    WorkerExhausted(worker, step) ───────▶ [Draw] …           (an iterable's share has ended)
+    WorkerExhausted(worker, step) ───────▶ [Draw] …           (an iterable's shard is exhausted)
     WorkerDied(newcomer, reason …) ──────▶ [Renounce(worker)]     (that was not ready yet)
     WorkerDied(worker, reason …) ────────▶ [Condemn(sample)] [Respawn(worker), Submit …]
                                            or [Fail(reason)]      (what is ready is delivered first)
@@ -97,7 +97,7 @@ class TaskDone(NamedTuple):
 
 
 class WorkerExhausted(NamedTuple):
-    """A worker's share of an iterable dataset ended before `step`; it answers no later step.
+    """A worker's shard of an iterable dataset ended before `step`; it answers no later step.
 
     `losses` says what its last samples cost, and is not read here.
     """

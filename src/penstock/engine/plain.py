@@ -15,14 +15,14 @@ import numpy as np
 
 from penstock.engine.assembly import count_samples
 from penstock.engine.plan import keys_of
-from penstock.worker_info import set_share
+from penstock.worker_info import set_shard
 
 if TYPE_CHECKING:
     from penstock.engine.assembly import Assembler
     from penstock.engine.map_reader import MapReader
     from penstock.engine.plan import WorkerSpec
-    from penstock.engine.share_reader import ShareReader
-    from penstock.worker_info import ShareInfo
+    from penstock.engine.stream_reader import StreamReader
+    from penstock.worker_info import ShardInfo
 
 __all__ = ["PlainMaker", "map_maker", "shard_maker"]
 
@@ -87,13 +87,13 @@ def map_maker(spec: WorkerSpec, reader: MapReader, assembler: Assembler) -> Plai
 
 
 def shard_maker(
-    spec: WorkerSpec, reader: ShareReader, info: ShareInfo, assembler: Assembler
+    spec: WorkerSpec, reader: StreamReader, info: ShardInfo, assembler: Assembler
 ) -> PlainMaker:
     """Return the function for an iterable dataset: of the indices, only their number counts."""
     is_batched, collate = spec.is_batched, assembler.plain_collate()
 
     def make(indices: Any, out: list[Any]) -> int:  # noqa: ANN401
-        outer = set_share(info)
+        outer = set_shard(info)
         try:
             samples = reader.take_samples(len(indices) if is_batched else 1)
             try:
@@ -103,6 +103,6 @@ def shard_maker(
                 raise
             return len(samples)
         finally:
-            set_share(outer)
+            set_shard(outer)
 
     return make

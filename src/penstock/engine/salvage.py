@@ -95,7 +95,7 @@ class Salvage:
                 function may need more than one.
 
         Raises:
-            StopIteration: the share of an iterable has ended.
+            StopIteration: the shard of an iterable has ended.
             Exception: the sample's, if the policy is to raise; or nothing more can be read.
         """
         first_bad = len(self._bad)

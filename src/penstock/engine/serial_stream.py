@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Generator, Iterator
 
     from penstock.engine.accounts import Observer
-    from penstock.engine.epoch import Epoch, Share
+    from penstock.engine.epoch import Epoch, ShardPosition
     from penstock.engine.fault_log import FaultLog
     from penstock.engine.handover import Handover
     from penstock.engine.plain import PlainMaker
@@ -71,7 +71,7 @@ class SerialStream(BatchStream):
                 base_seed=self._plan.base_seed,
                 epoch=epoch.number,
                 is_announced=epoch.is_announced,
-                share=given.shares.get(0),
+                shard=given.shards.get(0),
                 isolated=True,
                 notes=self._notes,
             )
@@ -88,7 +88,7 @@ class SerialStream(BatchStream):
         return None if self._fetcher is None else self._fetcher.plain_maker()
 
     def _plain_batches(
-        self, epoch: Epoch, make: PlainMaker, shard_position: Callable[[], Share] | None
+        self, epoch: Epoch, make: PlainMaker, shard_position: Callable[[], ShardPosition] | None
     ) -> Generator[Any, None, None]:
         """Do what `BatchStream.batches` does in one frame, which for cheap samples is the time."""
         progress, observer, tasks, now = (
@@ -126,8 +126,8 @@ class SerialStream(BatchStream):
                 if shard_position is None:
                     given = _new(Given, (step + 1, *given[1:]))
                 else:
-                    shares = {**given.shares, 0: shard_position()}
-                    given = _new(Given, (given.num_steps + 1, given.ahead, shares, 0, *given[4:]))
+                    shards = {**given.shards, 0: shard_position()}
+                    given = _new(Given, (given.num_steps + 1, given.ahead, shards, 0, *given[4:]))
                 if progress.failed:
                     progress.failed.clear()
                 progress.handed_out = given
@@ -185,7 +185,7 @@ class SerialStream(BatchStream):
             raise
         if drawings := fetcher.take_drawings():
             warn_of_drawings(drawings, UNSEEDED)
-        share, num_asked, bad = fetcher.share(), fetcher.num_asked, fetcher.take_bad()
+        shard, num_asked, bad = fetcher.saved_position(), fetcher.num_asked, fetcher.take_bad()
         num_failed = self._record(bad, step, None) if bad else 0
         times = self._notes.take_times(num_bytes=self._output.take_num_bytes())
         self._notes.phase(Phase.WAITING)
@@ -193,11 +193,11 @@ class SerialStream(BatchStream):
             try:
                 batch = self._finish(self._handover.begin(batch, self._namer(step)), self._handover)
             except Exception as error:
-                self._epoch.progress.fail(step, 0, share)
+                self._epoch.progress.fail(step, 0, shard)
                 if isinstance(error, StopIteration):
                     self._refuse_stop(error)
                 raise
-        self._count(step, 0, share, num_asked, num_failed)
+        self._count(step, 0, shard, num_asked, num_failed)
         if self._observer is not None and batch is not NO_BATCH:
             if not self._observer.measures:
                 self._observe_lightly(self._observer, step, times.num_samples, 0, 0)
@@ -233,7 +233,7 @@ class SerialStream(BatchStream):
                     )
             self._end()
             return
-        self._epoch.progress.fail(step, 0, fetcher.share())
+        self._epoch.progress.fail(step, 0, fetcher.saved_position())
         annotate(error, f"in epoch {self._epoch.number}, step {step}")
         if isinstance(error, StopIteration):
             self._refuse_stop(error)

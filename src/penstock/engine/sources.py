@@ -20,10 +20,10 @@ if TYPE_CHECKING:
     from penstock.data.dataset import Empty
     from penstock.engine.map_reader import MapReader
     from penstock.engine.plan import Caution, WorkerSpec
-    from penstock.engine.share_reader import ShareReader
+    from penstock.engine.stream_reader import StreamReader
     from penstock.randomness.samples import SampleStreams
 
-__all__ = ["MapSource", "ShareSource", "Source"]
+__all__ = ["MapSource", "Source", "StreamSource"]
 
 _LONGEST_RUN: Final = 100  # the same for an iterator, which has no choice
 
@@ -173,10 +173,10 @@ class MapSource:
         return self._killers.get(sample_key(seat.index), ("", ""))[1]
 
 
-class ShareSource:
-    """A worker's share of an iterable dataset: the next sample takes the place of a bad one."""
+class StreamSource:
+    """A worker's shard of an iterable dataset: the next sample takes the place of a bad one."""
 
-    def __init__(self, reader: ShareReader) -> None:
+    def __init__(self, reader: StreamReader) -> None:
         """Read with `reader`."""
         self._reader = reader
 

@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 
     from penstock.engine.accounts import BatchRecord, Crew, Observer
     from penstock.engine.backends import Backend
-    from penstock.engine.epoch import Epoch, Share
+    from penstock.engine.epoch import Epoch, ShardPosition
     from penstock.engine.handover import Handover
     from penstock.engine.plan import Plan
     from penstock.engine.salvage import BadSample
@@ -185,14 +185,19 @@ class BatchStream:
         raise NotImplementedError
 
     def _count(
-        self, step: int, worker_id: int, share: Share | None, num_asked: int, num_failed: int
+        self,
+        step: int,
+        worker_id: int,
+        shard: ShardPosition | None,
+        num_asked: int,
+        num_failed: int,
     ) -> None:
         """Let a batch count once it is yielded.
 
         Args:
             step: Of the batch.
             worker_id: Who made it.
-            share: How far that worker is in its shard of an iterable dataset.
+            shard: How far that worker is in its shard of an iterable dataset.
             num_asked: Samples that were asked for; 0 where nothing counts them.
             num_failed: Bad ones that were not known yet.
         """
@@ -202,10 +207,10 @@ class BatchStream:
             with self._closed_on_error():
                 given = self._faults.spend(given, num_asked, num_failed, self._epoch)
         failed = progress.failed
-        if share is not None:
-            shares = [(id_, share) for _, id_, share in failed if share is not None]
+        if shard is not None:
+            shards = [(id_, shard) for _, id_, shard in failed if shard is not None]
             turn = (worker_id + 1) % max(self._plan.num_workers, 1)  # without workers it is 0
-            given = given.with_shares([*shares, (worker_id, share)], turn)
+            given = given.with_shards([*shards, (worker_id, shard)], turn)
         elif self._plan.in_order and not given.ahead:
             given = Given(step + 1, *given[1:])
         else:

@@ -42,7 +42,7 @@ if TYPE_CHECKING:
 
     import numpy as np
 
-    from penstock.engine.epoch import Share
+    from penstock.engine.epoch import ShardPosition
     from penstock.engine.generator_watch import Drawing
     from penstock.engine.order import BackendEvent
     from penstock.engine.plan import Caution, Plan, WorkerSpec
@@ -65,7 +65,7 @@ class _Begin(NamedTuple):
     """A new epoch, and where to go on in it."""
 
     generation: ThreadGeneration
-    share: Share | None
+    shard: ShardPosition | None
 
 
 class Answer(NamedTuple):
@@ -75,7 +75,7 @@ class Answer(NamedTuple):
         worker: Who. The trainer drops what comes of one that it has given up.
         generation: Number of the generation that it is about.
         event: For the order of steps; None where nothing but the rest is told.
-        first_sample: Digest of the first sample of a share, if the batch begins with it.
+        first_sample: Digest of the first sample of a shard, if the batch begins with it.
         drawings: Functions that draw from generators of the process.
     """
 
@@ -94,7 +94,7 @@ class ThreadWorker:
         thread: A daemon, so that one that is stuck does not keep the interpreter from ending.
         notes: What it is doing.
         tasks: Step -> indices of the epoch's tasks that it has not answered; the trainer's.
-        share: How far it is in its share of an iterable dataset; the trainer's.
+        shard: How far it is in its shard of an iterable dataset; the trainer's.
         is_gone: Whether its end was told; the trainer's.
     """
 
@@ -122,7 +122,7 @@ class ThreadWorker:
         self.worker_id = worker_id
         self.notes = ThreadNotes()
         self.tasks: dict[int, object] = {}
-        self.share: Share | None = None
+        self.shard: ShardPosition | None = None
         self.is_gone = False
         self._plan = plan
         self._num_workers = max(plan.num_workers, plan.max_workers)
@@ -140,7 +140,7 @@ class ThreadWorker:
         self._generation: ThreadGeneration | None = None
         self._failure: Exception | None = None  # of setting up: the answer to every task
         self._is_set_up = True
-        self._share_ended = False
+        self._is_exhausted = False
         self._is_expected = joins_late
         self._has_served = False
         self._given: ThreadGeneration | None = None  # the last that it was told of; the trainer's
@@ -154,11 +154,11 @@ class ThreadWorker:
         return f"worker {self.worker_id} (thread {self.thread.name})"
 
     def begin(self, generation: ThreadGeneration) -> None:
-        """Let it begin an epoch, where `share` says; what it has of others is wanted no more."""
+        """Let it begin an epoch, where `shard` says; what it has of others is wanted no more."""
         self.notes.want(generation.number)
         self._leave_generation()
         self._given = generation
-        self._inbox.put(_Begin(generation, self.share))
+        self._inbox.put(_Begin(generation, self.shard))
 
     def submit(self, task: ThreadTask) -> None:
         """Give it a task."""
@@ -239,7 +239,7 @@ class ThreadWorker:
                 self._is_expected = False
                 ready = WorkerReady(self.worker_id)
                 self._outbox.put(Answer(self, command.generation.number, ready))
-        elif self.notes.is_of_now(command.generation) and not self._share_ended:
+        elif self.notes.is_of_now(command.generation) and not self._is_exhausted:
             answer = self._serve(command)
             self.notes.phase(Phase.WAITING)  # not for its own sake, if it waits for the GIL
             self._outbox.put(answer)
@@ -271,10 +271,10 @@ class ThreadWorker:
             self._drawings = tuple(watch.found)
 
     def _begin(self, command: _Begin) -> None:
-        self._share_ended = False
+        self._is_exhausted = False
         if not self._is_set_up:
             return
-        generation, share = command
+        generation, shard = command
         self._generation = generation
         self.notes.begin_generation(generation.number)
         self._fetcher = None  # an iterator of the epoch before ends before the next begins
@@ -283,7 +283,7 @@ class ThreadWorker:
         try:
             self._fetcher = generation.begin(
                 self,
-                lambda is_announced: self._make_fetcher(generation, share, is_announced),
+                lambda is_announced: self._make_fetcher(generation, shard, is_announced),
                 is_shared=not self._spec.is_iterable,
             )
             self._failure = None
@@ -304,9 +304,9 @@ class ThreadWorker:
         return generation.watch
 
     def _make_fetcher(
-        self, generation: ThreadGeneration, share: Share | None, is_announced: bool
+        self, generation: ThreadGeneration, shard: ShardPosition | None, is_announced: bool
     ) -> Fetcher:
-        begins = share is None or share.state is None  # else each worker where it was
+        begins = shard is None or shard.state is None  # else each worker where it was
         return Fetcher(
             self._spec,
             self._output,
@@ -315,7 +315,7 @@ class ThreadWorker:
             is_announced=is_announced,
             worker_id=self.worker_id,
             num_workers=self._num_workers,
-            share=share,
+            shard=shard,
             in_thread=True,
             compared=generation.comparer(self) if begins and self._num_workers > 1 else None,
             notes=self.notes,
@@ -349,17 +349,19 @@ class ThreadWorker:
         # traceback that would be a cycle, which keeps samples until a garbage collection.
         try:
             batch = fetcher.fetch(task.indices, task.step, task.caution)
-            share = fetcher.share()
+            shard = fetcher.saved_position()
         except Exception as error:
             if not self._owner.is_here:
                 raise
             if isinstance(error, StopIteration) and self._spec.is_iterable:
-                self._share_ended = True
+                self._is_exhausted = True
                 bad = self._take_bad(task)
                 return WorkerExhausted(self.worker_id, task.step, Losses(len(bad), bad))
             annotate(error, self._where(task))
             losses = Losses(0, self._take_bad(task))
-            return TaskDone(self.worker_id, task.step, Raised(error, fetcher.share(), losses))
+            return TaskDone(
+                self.worker_id, task.step, Raised(error, fetcher.saved_position(), losses)
+            )
         bad = self._take_bad(task)
         losses = Losses(fetcher.num_asked, bad) if fetcher.num_asked else NO_LOSSES
         times = self.notes.take_times(
@@ -367,7 +369,7 @@ class ThreadWorker:
         )
         if not is_timed:
             times = times._replace(sample_us=b"")
-        return TaskDone(self.worker_id, task.step, Made(batch, share, losses, times))
+        return TaskDone(self.worker_id, task.step, Made(batch, shard, losses, times))
 
     def _take_bad(self, task: ThreadTask) -> list[Any]:
         assert self._fetcher is not None

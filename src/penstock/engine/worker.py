@@ -31,7 +31,7 @@ from penstock.engine.messages import (
     ExceptionReport,
     GeneratorsSet,
     Ready,
-    ShareEnded,
+    ShardExhausted,
     Task,
     TaskFailed,
     decode,
@@ -145,7 +145,7 @@ class _Worker:
         self._is_set_up = True
         self._is_expected = identity.joins_late
         self._has_served = False
-        self._share_ended = False
+        self._is_exhausted = False
 
     def open_logbook(self) -> None:
         logbook_fd, lifeline_fd, *self._spec_fds = self._next_frame().fds
@@ -220,7 +220,7 @@ class _Worker:
             self._channel.send(encode(GeneratorsSet(states)))
 
     def _begin_epoch(self, message: BeginEpoch) -> None:
-        self._share_ended = False
+        self._is_exhausted = False
         if not self._is_set_up:
             return
         assert self._spec is not None
@@ -242,7 +242,7 @@ class _Worker:
         return self._frames.popleft()
 
     def _serve(self, task: Task) -> None:
-        if self._share_ended:
+        if self._is_exhausted:
             return  # the trainer knows that no answer comes
         if self._failure is not None:
             self._channel.send(encode(TaskFailed(task.generation, task.step, self._failure, None)))
@@ -252,14 +252,16 @@ class _Worker:
         self._notes.begin_task(task.generation, task.step, measures=task.is_measured)
         try:
             packed = self._fetcher.fetch(task.indices, task.step, task.caution)
-            share = self._fetcher.share()
+            shard = self._fetcher.saved_position()
             is_empty = packed is NO_BATCH
         except StopIteration as error:
             self._writer.abandon()
             if self._spec.is_iterable:
-                self._share_ended = True
+                self._is_exhausted = True
                 bad = tuple(map(report_bad, self._fetcher.take_bad()))
-                self._channel.send(encode(ShareEnded(task.generation, task.step, len(bad), bad)))
+                self._channel.send(
+                    encode(ShardExhausted(task.generation, task.step, len(bad), bad))
+                )
             else:
                 self._send_failure(task, error)
         except Exception as error:
@@ -275,7 +277,7 @@ class _Worker:
                 _NOTHING if is_empty else packed,
                 tuple((slot.slot, slot.size_bytes) for slot in new),
                 tuple(self._pool.take_retired()),
-                share,
+                shard,
                 self._fetcher.take_first_digest(),
                 self._fetcher.num_asked,
                 tuple(map(report_bad, self._fetcher.take_bad())),
@@ -300,9 +302,9 @@ class _Worker:
         report = report_exception(error)
         drop_frames(error)
         assert self._fetcher is not None
-        share = self._fetcher.share()
+        shard = self._fetcher.saved_position()
         bad = tuple(map(report_bad, self._fetcher.take_bad()))
-        self._channel.send(encode(TaskFailed(task.generation, task.step, report, share, bad)))
+        self._channel.send(encode(TaskFailed(task.generation, task.step, report, shard, bad)))
 
 
 _NOTHING = Packed(b"", (), ())

@@ -96,7 +96,7 @@ def make_fetcher(
         is_announced=begun.is_announced,
         worker_id=identity.worker_id,
         num_workers=identity.num_workers,
-        share=begun.share,
+        shard=begun.shard,
         notes=notes,
     )
 

@@ -213,7 +213,7 @@ class WorkerStream(BatchStream):
         """Count a batch as one that could not be made: the sampler raised in its place."""
         step, worker_id, outcome = delivery.step, delivery.worker_id, delivery.outcome
         self._record(outcome.losses.bad, step, worker_id)
-        self._epoch.progress.fail(step, worker_id, outcome.share)
+        self._epoch.progress.fail(step, worker_id, outcome.shard)
 
     def _tell(self, observer: Observer, delivery: Deliver, num_ready: int) -> None:
         outcome: Outcome = delivery.outcome
@@ -284,13 +284,13 @@ class WorkerStream(BatchStream):
             else:
                 batch = self._hand_over(delivery, self._handover)
         except BaseException as error:
-            progress.fail(step, worker_id, outcome.share)
+            progress.fail(step, worker_id, outcome.shard)
             if isinstance(error, TooManyFailures):
                 self.close()
             if isinstance(error, StopIteration):
                 self._refuse_stop(error)
             raise
-        self._count(step, worker_id, outcome.share, losses.num_asked, num_failed)
+        self._count(step, worker_id, outcome.shard, losses.num_asked, num_failed)
         return batch
 
     def _hand_over(self, delivery: Deliver, handover: Handover) -> Any:  # noqa: ANN401
@@ -357,7 +357,7 @@ class WorkerStream(BatchStream):
 
     def _handle(self, event: Event) -> Deliver | Finish | Fail | None:
         if isinstance(event, WorkerExhausted) and event.losses:
-            # Of no batch: they were the last of the share.
+            # Of no batch: they were the last of the shard.
             num_failed = self._record(event.losses.bad, event.step, event.worker_id)
             progress = self._epoch.progress
             with self._closed_on_error():

@@ -20,7 +20,7 @@ from penstock.collate import default_collate
 from penstock.data.dataset import Dataset, IterableDataset, register_batch_reader
 from penstock.errors import ConfigError
 from penstock.stores.arrow.rows import Column, Images, Lists, Numbers, Texts, column_of, rows_of
-from penstock.worker_info import current_share
+from penstock.worker_info import current_shard
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -207,11 +207,11 @@ class HuggingFaceStream(IterableDataset[dict[str, Any]]):
 
     def __iter__(self) -> Iterator[dict[str, Any]]:
         """Yield this worker's and rank's samples."""
-        share = current_share()
-        worker, num_workers = share.worker_id, share.num_workers
+        info = current_shard()
+        worker, num_workers = info.worker_id, info.num_workers
         if _splits_by_itself():
             worker, num_workers = 0, 1
-        rank, world_size = share.rank, share.world_size
+        rank, world_size = info.rank, info.world_size
         if getattr(self.dataset, "_distributed", None) is not None:
             rank, world_size = 0, 1
         count, number = num_workers * world_size, num_workers * rank + worker
@@ -230,7 +230,7 @@ class HuggingFaceStream(IterableDataset[dict[str, Any]]):
         yield from part
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the place in this worker's share, as the dataset tells it."""
+        """Return the place in this worker's shard, as the dataset tells it."""
         return {"place": None if self._share is None else self._share.state_dict()}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:

@@ -257,7 +257,7 @@ class SampleStreams:
         self._begin(_ITERATOR_RNG, _ITERATOR, 0, 0)
 
     def begin_first_sample(self, position: int) -> None:
-        """Seed everything for the first sample of a worker's share of an iterable.
+        """Seed everything for the first sample of a worker's shard of an iterable.
 
         A generator function runs from its beginning to its first sample here, and may shuffle a
         list of files on the way, which has to come out the same everywhere. So the global

@@ -19,7 +19,7 @@ from penstock.data.dataset import IterableDataset
 from penstock.errors import ConfigError, StateError
 from penstock.randomness.keys import checked_count
 from penstock.ray.columns import Part, Rows, batch_of, with_types_of
-from penstock.worker_info import current_share, get_worker_info
+from penstock.worker_info import current_shard, get_worker_info
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
@@ -112,11 +112,11 @@ class RayStream(IterableDataset[dict[str, Any]]):
                 go to.
             StateError: the rows that were given before are others now.
         """
-        share = current_share()
-        self._check_consumer(share.num_workers, share.world_size)
+        info = current_shard()
+        self._check_consumer(info.num_workers, info.world_size)
         begin_at, self._begin_at = self._begin_at, None
         self._num_given, self._last = 0, None
-        return self._rows(share.batch_size, begin_at)
+        return self._rows(info.batch_size, begin_at)
 
     def _check_consumer(self, num_workers: int, world_size: int) -> None:
         is_elsewhere = get_worker_info() is not None and os.getpid() != self._pid

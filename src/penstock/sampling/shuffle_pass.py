@@ -27,7 +27,7 @@ from penstock.randomness.samples import end_prologue
 from penstock.sampling.class_of_sample import class_of_sample
 from penstock.sampling.reservoir import Reservoir
 from penstock.sampling.shares import class_shares
-from penstock.worker_info import share_unasked
+from penstock.worker_info import shard_unasked
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Hashable, Iterator
@@ -273,7 +273,7 @@ def _generator(seed: int, epoch: int, *which: int) -> np.random.Generator:
 
 def _own_share() -> tuple[int, int]:
     """Return rank and number of the worker."""
-    share = share_unasked()
+    share = shard_unasked()
     if share.num_workers == 1:
         torch_data = sys.modules.get("torch.utils.data")  # torch's own loader knows its workers
         info = None if torch_data is None else torch_data.get_worker_info()

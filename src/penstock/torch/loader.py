@@ -453,7 +453,7 @@ class DataLoader(Observed, torch.utils.data.DataLoader[T_co]):
             self.batch_size,
             drop_last=self.drop_last,
             num_workers=self.num_workers,
-            rank=_rank_of_share(self),
+            rank=_rank_of_shard(self),
         )
 
     def _get_iterator(self) -> Any:  # noqa: ANN401 - torch's hook; its type is torch's private one
@@ -571,7 +571,7 @@ def _make_plan(loader: DataLoader[Any], base_seed: int, page_lock: PageLock | No
         default_collate if loader._auto_collation else default_convert
     )
     is_iterable = isinstance(loader.dataset, torch.utils.data.IterableDataset)
-    rank, world_size = _rank_of_share(loader) if is_iterable else (0, 1)
+    rank, world_size = _rank_of_shard(loader) if is_iterable else (0, 1)
     spec = WorkerSpec(
         dataset=loader.dataset,
         is_iterable=is_iterable,
@@ -605,7 +605,7 @@ def _make_plan(loader: DataLoader[Any], base_seed: int, page_lock: PageLock | No
     )
 
 
-def _rank_of_share(loader: DataLoader[Any]) -> Rank:
+def _rank_of_shard(loader: DataLoader[Any]) -> Rank:
     try:
         return current_rank()
     except ConfigError:

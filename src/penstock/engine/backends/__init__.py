@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
     from penstock.engine.accounts import TaskTimes
     from penstock.engine.deeds import Standing
-    from penstock.engine.epoch import Epoch, Share
+    from penstock.engine.epoch import Epoch, ShardPosition
     from penstock.engine.fault_log import Losses
     from penstock.engine.order import BackendEvent
     from penstock.engine.plan import Caution, Plan
@@ -34,8 +34,8 @@ class Outcome(Protocol):
     """What came of a task."""
 
     @property
-    def share(self) -> Share | None:
-        """How far the worker is in its share of an iterable dataset; None for map-style ones."""
+    def shard(self) -> ShardPosition | None:
+        """How far the worker is in its shard of an iterable dataset; None for map-style ones."""
 
     @property
     def losses(self) -> Losses:

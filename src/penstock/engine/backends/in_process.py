@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     import numpy.typing as npt
 
     from penstock.engine.accounts import TaskTimes
-    from penstock.engine.epoch import Share
+    from penstock.engine.epoch import ShardPosition
     from penstock.engine.fault_log import Losses
     from penstock.transport.page_lock import PageLock
 
@@ -28,14 +28,14 @@ _MOST_WEIGHED: Final = 64  # items of a container; the others are taken for as l
 class Made:
     """A batch, as it was made."""
 
-    __slots__ = ("_batch", "losses", "pid", "share", "times")
+    __slots__ = ("_batch", "losses", "pid", "shard", "times")
 
     def __init__(
-        self, batch: object, share: Share | None, losses: Losses, times: TaskTimes
+        self, batch: object, shard: ShardPosition | None, losses: Losses, times: TaskTimes
     ) -> None:
         """Hold a batch, and what is to be told of it."""
         self._batch = batch
-        self.share = share
+        self.shard = shard
         self.losses = losses
         self.times: TaskTimes | None = times
         self.pid = os.getpid()
@@ -48,12 +48,12 @@ class Made:
 class Raised:
     """What the user's code raised, raised again as it is."""
 
-    __slots__ = ("_error", "losses", "pid", "share", "times")
+    __slots__ = ("_error", "losses", "pid", "shard", "times")
 
-    def __init__(self, error: BaseException, share: Share | None, losses: Losses) -> None:
+    def __init__(self, error: BaseException, shard: ShardPosition | None, losses: Losses) -> None:
         """Hold what was raised, and what is to be told of it."""
         self._error: BaseException | None = error
-        self.share = share
+        self.shard = shard
         self.losses = losses
         self.times: TaskTimes | None = None
         self.pid = os.getpid()

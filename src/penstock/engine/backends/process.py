@@ -65,7 +65,7 @@ from penstock.engine.messages import (
     DrawingsFound,
     GeneratorsSet,
     Ready,
-    ShareEnded,
+    ShardExhausted,
     Task,
     TaskFailed,
     decode,
@@ -128,13 +128,13 @@ os.register_at_fork(after_in_child=_leave_in_child)
 class _Batch:
     """A batch that has arrived; its slots are leased, also if nobody ever unpacks it."""
 
-    __slots__ = ("_message", "_slots", "_where", "pid", "share", "times")
+    __slots__ = ("_message", "_slots", "_where", "pid", "shard", "times")
 
     def __init__(self, message: BatchMade, slots: dict[int, memoryview], where: Where) -> None:
         self._message = message
         self._slots = slots
         self._where = where
-        self.share = message.share
+        self.shard = message.shard
         self.times = message.times
         self.pid = where.pid
 
@@ -281,7 +281,7 @@ class ProcessBackend:
             dead = self._workers[worker_id]
             self._num_respawned += 1
             worker = self._start_worker(worker_id, self._seed_of_respawned())
-            worker.share = dead.share
+            worker.shard = dead.shard
             self._workers[worker_id] = worker
             self._list_processes()
         self._tell_epoch(worker)
@@ -345,13 +345,13 @@ class ProcessBackend:
         self._begun = epoch
         self._first_samples.clear()
         for worker in self._workers.values():
-            worker.share = epoch.progress.given.shares.get(worker.worker_id)
+            worker.shard = epoch.progress.given.shards.get(worker.worker_id)
             worker.tasks.clear()
             self._tell_epoch(worker)
 
     def _tell_epoch(self, worker: WorkerProcess) -> None:
         assert self._begun is not None
-        begin = BeginEpoch(self._generation, self._epoch, self._begun.is_announced, worker.share)
+        begin = BeginEpoch(self._generation, self._epoch, self._begun.is_announced, worker.shard)
         self._post(worker, encode(begin))
 
     def await_start(self) -> tuple[int, ...]:
@@ -461,11 +461,11 @@ class ProcessBackend:
         if isinstance(message, Ready):
             return WorkerReady(worker.worker_id)
         worker.tasks.pop(message.step, None)
-        if not isinstance(message, ShareEnded) and message.share is not None:
-            worker.share = message.share.after(worker.share)
+        if not isinstance(message, ShardExhausted) and message.shard is not None:
+            worker.shard = message.shard.after(worker.shard)
         if isinstance(message, BatchMade) and message.first_sample is not None:
             self._first_samples.compare(worker.worker_id, message.first_sample)
-        if isinstance(message, ShareEnded):
+        if isinstance(message, ShardExhausted):
             losses = Losses(message.num_asked, revived(message.bad, where))
             return WorkerExhausted(worker.worker_id, message.step, losses)
         return TaskDone(worker.worker_id, message.step, outcome)

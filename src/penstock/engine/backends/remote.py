@@ -34,7 +34,7 @@ class Where(NamedTuple):
 class FailedTask:
     """An exception of the user's code."""
 
-    __slots__ = ("_message", "_where", "pid", "share")
+    __slots__ = ("_message", "_where", "pid", "shard")
 
     times = None
 
@@ -42,7 +42,7 @@ class FailedTask:
         """Hold what a worker sent."""
         self._message = message
         self._where = where
-        self.share = message.share
+        self.shard = message.shard
         self.pid = where.pid
 
     @property

@@ -143,7 +143,7 @@ class ThreadBackend:
         self._first_samples.clear()
         for worker in self._workers.values():
             worker.tasks.clear()
-            worker.share = epoch.progress.given.shares.get(worker.worker_id)
+            worker.shard = epoch.progress.given.shards.get(worker.worker_id)
             if not worker.is_gone:
                 worker.begin(self._generation)
 
@@ -196,8 +196,8 @@ class ThreadBackend:
         if isinstance(event, WorkerReady):
             return event
         worker.tasks.pop(event.step, None)
-        if isinstance(event, TaskDone) and event.outcome.share is not None:
-            worker.share = event.outcome.share.after(worker.share)
+        if isinstance(event, TaskDone) and event.outcome.shard is not None:
+            worker.shard = event.outcome.shard.after(worker.shard)
         if answer.first_sample is not None:
             self._first_samples.compare(worker.worker_id, answer.first_sample)
         warn_of_drawings(map(str, answer.drawings), _SHARED_GENERATORS)
@@ -221,14 +221,14 @@ class ThreadBackend:
         dead = self._workers[worker_id]
         dead.stop()
         worker = self._start_worker(worker_id)
-        worker.share = dead.share
+        worker.shard = dead.shard
         worker.begin(self._generation)
 
     def hire(self, worker_id: int) -> None:
         """Start one thread more, which joins the current epoch and says when it has."""
         worker = self._start_worker(worker_id, joins_late=True)
         if self._begun is not None:
-            worker.share = self._begun.progress.given.shares.get(worker_id)
+            worker.shard = self._begun.progress.given.shards.get(worker_id)
             worker.begin(self._generation)
 
     def dismiss(self, worker_id: int) -> None:

@@ -18,7 +18,7 @@ from penstock.transport.arena import Arena
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from penstock.engine.epoch import Share
+    from penstock.engine.epoch import ShardPosition
     from penstock.engine.logbook import Logbook
     from penstock.transport.channel import Channel
     from penstock.transport.page_lock import PageLock
@@ -66,7 +66,7 @@ class WorkerProcess:
         watch_fd: Readable once the process has ended.
         is_gone: Whether its end was told.
         tasks: Step -> indices of the epoch's tasks that it has not answered.
-        share: How far it is in its share of an iterable dataset.
+        shard: How far it is in its shard of an iterable dataset.
     """
 
     def __init__(
@@ -88,7 +88,7 @@ class WorkerProcess:
         self.arena = Arena(page_lock)
         self.is_gone = False
         self.tasks: dict[int, object] = {}
-        self.share: Share | None = None
+        self.shard: ShardPosition | None = None
         self._killed_because: str | None = None
         self._end: tuple[str, str] | None = None
         self._has_ended = False

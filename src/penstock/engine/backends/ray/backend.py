@@ -50,7 +50,7 @@ from penstock.engine.deeds import Deed, Standing, standing_of
 from penstock.engine.fault_log import NO_LOSSES, Losses
 from penstock.engine.first_samples import FirstSamples
 from penstock.engine.interrupts import LONGEST_WAIT_S
-from penstock.engine.messages import BatchMade, ShareEnded, TaskFailed, decode
+from penstock.engine.messages import BatchMade, ShardExhausted, TaskFailed, decode
 from penstock.engine.order import TaskDone, WorkerDied, WorkerExhausted, WorkerReady
 from penstock.engine.pickling import unpicklable_error
 from penstock.engine.salvage import NO_BATCH
@@ -103,7 +103,7 @@ atexit.register(_close_all)
 class _Batch:
     """A batch that has come; it lies in the object store."""
 
-    __slots__ = ("_memory", "_message", "_parcel", "_where", "pid", "share", "times")
+    __slots__ = ("_memory", "_message", "_parcel", "_where", "pid", "shard", "times")
 
     def __init__(
         self,
@@ -116,7 +116,7 @@ class _Batch:
         self._parcel = parcel
         self._memory = memory
         self._where = where
-        self.share = message.share
+        self.shard = message.shard
         self.times = message.times
         self.pid = where.pid
 
@@ -221,7 +221,7 @@ class RayBackend:
         self._begun = epoch
         self._first_samples.clear()
         for worker in self._workers.values():
-            worker.begin_round(self._round, epoch.progress.given.shares.get(worker.worker_id))
+            worker.begin_round(self._round, epoch.progress.given.shards.get(worker.worker_id))
 
     def await_start(self) -> list[int]:
         """Return the workers for which Ray has yet to find a place, or whose dataset is opened."""
@@ -435,11 +435,11 @@ class RayBackend:
         message = decode(answer.message)
         pid = 0 if worker.hello is None else worker.hello.pid
         where = Where(worker.worker_id, pid, self._round.epoch, message.step)
-        if isinstance(message, ShareEnded):
+        if isinstance(message, ShardExhausted):
             losses = Losses(message.num_asked, revived(message.bad, where))
             return [WorkerExhausted(worker.worker_id, message.step, losses)]
-        if message.share is not None:
-            worker.share = message.share.after(worker.share)
+        if message.shard is not None:
+            worker.share = message.shard.after(worker.share)
         if isinstance(message, TaskFailed):
             return [TaskDone(worker.worker_id, message.step, FailedTask(message, where))]
         if message.times is not None:
@@ -495,7 +495,7 @@ class RayBackend:
         """Ask for one actor more, which joins the current epoch and says when it has."""
         worker = self._seat(worker_id, self._crew.employ(worker_id))
         worker.joins_late = True
-        shares = {} if self._begun is None else self._begun.progress.given.shares
+        shares = {} if self._begun is None else self._begun.progress.given.shards
         worker.begin_round(self._round, shares.get(worker_id))
 
     def dismiss(self, worker_id: int) -> None:

@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from penstock.engine.backends.ray.crew import Actor
     from penstock.engine.backends.ray.session import Answer
     from penstock.engine.backends.ray.worker import Hello
-    from penstock.engine.epoch import Share
+    from penstock.engine.epoch import ShardPosition
     from penstock.engine.logbook import Entry
     from penstock.engine.plan import WorkerSpec
     from penstock.engine.worker_setup import WorkerIdentity
@@ -240,7 +240,7 @@ class RemoteWorker:
             return False
         return call.number in self.sent if call.kind == "make" else self.trial is not None
 
-    def begin_round(self, begun: Round, share: Share | None) -> None:
+    def begin_round(self, begun: Round, share: ShardPosition | None) -> None:
         """Forget all tasks; the actor is told with the first one.
 
         Args:
@@ -266,7 +266,7 @@ class RemoteWorker:
         begun = BeginEpoch(self._round.number, self._round.epoch, self._round.is_announced, share)
         self._begun_message = encode(begun)
         # What the dataset's state holds may be large, and is told once.
-        self._begun_already = encode(begun._replace(share=None))
+        self._begun_already = encode(begun._replace(shard=None))
 
     def submit(self, step: int, indices: object, caution: Caution | None) -> None:
         """Send a task, behind trials of its samples if it is to be done with care."""

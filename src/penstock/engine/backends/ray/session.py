@@ -28,7 +28,7 @@ from penstock.engine.logbook import Phase
 from penstock.engine.messages import (
     BatchMade,
     ExceptionReport,
-    ShareEnded,
+    ShardExhausted,
     TaskFailed,
     encode,
     report_bad,
@@ -280,7 +280,7 @@ class Session:
         self._output.take_num_bytes()
         try:
             parcel = self._fetcher.fetch(task.indices, task.step, task.caution)
-            share = self._fetcher.share()
+            share = self._fetcher.saved_position()
         except Exception as error:
             self._output.abandon()
             return self._failed(task, error, self._fetcher)
@@ -314,8 +314,10 @@ class Session:
         bad = tuple(map(report_bad, fetcher.take_bad()))
         if report is None:
             self._share_ended = True
-            return Answer("answer", encode(ShareEnded(task.generation, task.step, len(bad), bad)))
-        failed = TaskFailed(task.generation, task.step, report, fetcher.share(), bad)
+            return Answer(
+                "answer", encode(ShardExhausted(task.generation, task.step, len(bad), bad))
+            )
+        failed = TaskFailed(task.generation, task.step, report, fetcher.saved_position(), bad)
         return Answer("answer", encode(failed))
 
     def try_sample(self, begun: BeginEpoch, task: Task, number: int) -> Answer:

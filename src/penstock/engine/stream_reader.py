@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Reading one worker's share of an iterable dataset, and beginning in the middle of it."""
+"""Reading one worker's shard of an iterable dataset, and beginning in the middle of it."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ import warnings
 from typing import TYPE_CHECKING, Any, Final
 
 from penstock.data.dataset import can_resume
-from penstock.engine.epoch import Share
+from penstock.engine.epoch import ShardPosition
 from penstock.engine.seats import Seat
 from penstock.faults import annotate
 from penstock.worker_info import was_asked
@@ -24,15 +24,15 @@ if TYPE_CHECKING:
     from penstock.engine.plan import WorkerSpec
     from penstock.randomness.samples import SampleStreams
 
-__all__ = ["ShareReader"]
+__all__ = ["StreamReader"]
 
 # A dataset's state is taken again after this many times what taking it took: 2 % of the time.
 _STATE_INTERVAL: Final = 50.0
 _LONGEST_RUN: Final = 100  # samples in a row that raise, before an iterator is given up
 
 
-class ShareReader:
-    """One worker's share of an iterable dataset, batch by batch.
+class StreamReader:
+    """One worker's shard of an iterable dataset, batch by batch.
 
     Concurrency:
         One thread. Every call runs the user's code, so its random streams must be active.
@@ -44,9 +44,9 @@ class ShareReader:
         streams: SampleStreams | None,
         worker_id: int,
         num_workers: int,
-        share: Share,
+        shard: ShardPosition,
     ) -> None:
-        """Begin the iterable, or bring it to where `share` says."""
+        """Begin the iterable, or bring it to where `shard` says."""
         self._spec = spec
         self._streams = streams
         self._worker_id = worker_id
@@ -60,21 +60,21 @@ class ShareReader:
         self._num_failed = 0  # in a row
         self._can_resume = can_resume(spec.dataset)
         self.first_sample_digest: bytes | None = None
-        self._iterator = self._begin(share)
+        self._iterator = self._begin(shard)
         # Not the iterator itself, of which `islice` would ask an iterator: it may begin anew then.
         self._samples = map(next, itertools.repeat(self._iterator))
 
-    def _begin(self, share: Share) -> Iterator[Any]:
+    def _begin(self, shard: ShardPosition) -> Iterator[Any]:
         dataset = self._spec.dataset
-        if share.has_ended:  # its state is that of an end, which nobody would take it from
-            self._num_batches, self._ended = share.num_batches, True
+        if shard.has_ended:  # its state is that of an end, which nobody would take it from
+            self._num_batches, self._ended = shard.num_batches, True
             return iter(())
-        if share.state is not None:
-            dataset.load_state_dict(pickle.loads(share.state))
-            self._num_batches = self._state_at = share.state_at
+        if shard.state is not None:
+            dataset.load_state_dict(pickle.loads(shard.state))
+            self._num_batches = self._state_at = shard.state_at
         if self._streams is not None:
             self._streams.begin_iterator()
-        self._num_to_replay = share.num_batches - self._num_batches
+        self._num_to_replay = shard.num_batches - self._num_batches
         iterator: Iterator[Any] = iter(dataset)
         return iterator
 
@@ -90,7 +90,7 @@ class ShareReader:
                 continue
 
     def position(self, k: int = 0) -> int:
-        """Return the place of sample k of the next batch, as if all shares were equally long."""
+        """Return the place of sample k of the next batch, as if all shards were equally long."""
         step = self._num_batches * self._num_workers + self._worker_id
         batch_size = self._spec.batch_size or 1
         return (step * batch_size + k) * self._spec.world_size + self._spec.rank
@@ -103,7 +103,7 @@ class ShareReader:
             count: Samples to take; None is the batch size.
 
         Raises:
-            StopIteration: the share has ended.
+            StopIteration: the shard is exhausted.
             Exception: what `fill` raises.
         """
         if self._ended:
@@ -130,7 +130,7 @@ class ShareReader:
             count: Samples of a whole batch.
 
         Raises:
-            StopIteration: the share has ended.
+            StopIteration: the shard is exhausted.
             Exception: what the iterator raises.
         """
         if self._ended:
@@ -196,14 +196,14 @@ class ShareReader:
             return True
         return False
 
-    def shard_position(self) -> Share:
+    def shard_position(self) -> ShardPosition:
         """Return how far this is, without the dataset's state."""
-        return Share(self._num_batches, self._ended, self._state_at)
+        return ShardPosition(self._num_batches, self._ended, self._state_at)
 
-    def share(self) -> Share:
+    def saved_position(self) -> ShardPosition:
         """Return how far this is."""
         state = self._new_state()
-        return Share(self._num_batches, self._ended, self._state_at, state)
+        return ShardPosition(self._num_batches, self._ended, self._state_at, state)
 
     def _new_state(self) -> bytes | None:
         """Return the dataset's state, pickled; None if it cannot tell, or was asked just now.

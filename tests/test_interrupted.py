@@ -44,7 +44,7 @@ COUNTING = tuple(
         "engine/worker_stream.py",
         "engine/epoch.py",
         "engine/fault_log.py",
-        "engine/order.py",
+        "engine/scheduler.py",
         "indices.py",
         "loader.py",
         "schedule.py",

@@ -93,8 +93,8 @@ def when_ready(batches):
     if stream.backend is None:  # nothing is made before it is asked for
         return next(batches)
     step = stream.epoch.progress.given.num_steps
-    order = stream._order
-    while order.num_pending > 1 and not {step, step + 1} <= order._done.keys():
+    scheduler = stream._scheduler
+    while scheduler.num_pending > 1 and not {step, step + 1} <= scheduler._done.keys():
         for event in stream.backend.events(None):
             stream._handle(event)
     return next(batches)

@@ -19,8 +19,8 @@ from penstock import FaultPolicy, Loader, get_worker_info, sample_rng
 from penstock.data import IterableDataset
 from penstock.engine.backends.thread import ThreadBackend
 from penstock.engine.epoch import Epoch
-from penstock.engine.order import TaskDone, WorkerDied, WorkerReady
 from penstock.engine.plan import Plan, WorkerSpec
+from penstock.engine.scheduler import TaskDone, WorkerDied, WorkerReady
 from penstock.errors import ConfigError, WorkerTimeout
 from penstock.errors import WorkerDied as WorkerDiedError
 

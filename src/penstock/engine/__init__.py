@@ -1,2 +1,2 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The engine: plan -> order -> backends -> delivery. `docs/design/` explains each."""
+"""The engine: plan -> scheduler -> backends -> delivery. `docs/design/` explains each."""

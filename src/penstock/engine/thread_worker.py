@@ -27,8 +27,8 @@ from penstock.engine.fault_log import NO_LOSSES, Losses
 from penstock.engine.fetch import Fetcher
 from penstock.engine.generator_watch import GeneratorWatch, note_watched, was_watched
 from penstock.engine.logbook import Phase
-from penstock.engine.order import TaskDone, WorkerDied, WorkerExhausted, WorkerReady
 from penstock.engine.own_copy import own_copy
+from penstock.engine.scheduler import TaskDone, WorkerDied, WorkerExhausted, WorkerReady
 from penstock.engine.thread_generation import copy_of_error
 from penstock.engine.thread_notes import ThreadNotes, Unwanted
 from penstock.engine.user_frames import stack_of_error
@@ -44,8 +44,8 @@ if TYPE_CHECKING:
 
     from penstock.engine.epoch import ShardPosition
     from penstock.engine.generator_watch import Drawing
-    from penstock.engine.order import BackendEvent
     from penstock.engine.plan import Caution, Plan, WorkerSpec
+    from penstock.engine.scheduler import BackendEvent
     from penstock.engine.thread_generation import ThreadGeneration
 
 __all__ = ["Answer", "ThreadTask", "ThreadWorker"]
@@ -74,7 +74,7 @@ class Answer(NamedTuple):
     Attributes:
         worker: Who. The trainer drops what comes of one that it has given up.
         generation: Number of the generation that it is about.
-        event: For the order of steps; None where nothing but the rest is told.
+        event: For the scheduler; None where nothing but the rest is told.
         first_sample: Digest of the first sample of a shard, if the batch begins with it.
         drawings: Functions that draw from generators of the process.
     """

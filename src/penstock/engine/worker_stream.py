@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Batches that workers make: carries out what the order machine decides, on a backend."""
+"""Batches that workers make: carries out what the scheduler decides, on a backend."""
 
 from __future__ import annotations
 
@@ -14,7 +14,9 @@ from typing import TYPE_CHECKING, Any, Final
 from penstock.engine.accounts import Crew
 from penstock.engine.backends import Backend, Outcome, open_backend
 from penstock.engine.deeds import Standing
-from penstock.engine.order import (
+from penstock.engine.plan import Caution
+from penstock.engine.salvage import NO_BATCH
+from penstock.engine.scheduler import (
     Condemn,
     CrewChanged,
     Decision,
@@ -27,16 +29,14 @@ from penstock.engine.order import (
     Hire,
     IndicesDrawn,
     IndicesExhausted,
-    Order,
     Renounce,
     Requested,
     Respawn,
+    Scheduler,
     Submit,
     WorkerDied,
     WorkerExhausted,
 )
-from penstock.engine.plan import Caution
-from penstock.engine.salvage import NO_BATCH
 from penstock.engine.stream import BatchStream
 from penstock.errors import ConfigError, TooManyFailures, WorkerTimeout
 from penstock.errors import WorkerDied as WorkerDiedError
@@ -121,16 +121,16 @@ class WorkerStream(BatchStream):
                 self._backend.hire(worker_id)
                 self._hired.add(worker_id)
             self._backend.begin_epoch(epoch)
-            self._begin_order(epoch)
+            self._begin_scheduler(epoch)
         self._clock.started()
 
-    def _begin_order(self, epoch: Epoch) -> None:
+    def _begin_scheduler(self, epoch: Epoch) -> None:
         plan, given = self._plan, epoch.progress.given
         self._indices: Iterator[object] = epoch.indices
         num_workers = self._crew.num_workers
         is_iterable = plan.spec.is_iterable
         any_worker = plan.is_worker_free or bool(plan.max_workers)
-        self._order = Order(
+        self._scheduler = Scheduler(
             num_workers,
             self._lookahead,
             in_order=plan.in_order,
@@ -142,7 +142,7 @@ class WorkerStream(BatchStream):
             max_respawns=plan.spec.faults.max_respawns,
             can_condemn=plan.spec.faults.tolerates,
         )
-        self._carry_out(self._order.start())
+        self._carry_out(self._scheduler.start())
         self._raise_overdue()
 
     def set_handover(self, handover: Handover | None) -> None:
@@ -167,9 +167,9 @@ class WorkerStream(BatchStream):
                 "loader anew here."
             )
         observer = self._observer
-        num_ready = self._order.num_ready if observer is not None and observer.measures else 0
+        num_ready = self._scheduler.num_ready if observer is not None and observer.measures else 0
         try:
-            answer = self._carry_out(self._order.handle(Requested()))
+            answer = self._carry_out(self._scheduler.handle(Requested()))
             while answer is None and self._overdue is None:
                 answer = self._wait()
         except WorkerTimeout:
@@ -233,7 +233,7 @@ class WorkerStream(BatchStream):
             indices=None if self._plan.spec.is_iterable else delivery.indices,
             num_failed=self._num_bad,
             num_ready=num_ready,
-            num_workers=min(self._crew.num_workers, self._order.num_at_work),
+            num_workers=min(self._crew.num_workers, self._scheduler.num_at_work),
             lookahead=self._lookahead,
         )
         wanted = self._observe(observer, record)
@@ -247,7 +247,7 @@ class WorkerStream(BatchStream):
         if crew is not None and crew != self._crew:
             self._crew = crew
             self._lookahead = crew.num_workers * crew.prefetch_factor
-            self._carry_out(self._order.handle(CrewChanged(crew[0], self._lookahead)))
+            self._carry_out(self._scheduler.handle(CrewChanged(crew[0], self._lookahead)))
             self._drop_frames_of_overdue()
         self._hire_some()
 
@@ -260,7 +260,7 @@ class WorkerStream(BatchStream):
             except (OSError, RuntimeError, ConfigError) as error:
                 # No memory, files or threads are left.
                 reason = f"it could not be started: {type(error).__name__}: {error}"
-                self._carry_out(self._order.handle(WorkerDied(worker_id, reason)))
+                self._carry_out(self._scheduler.handle(WorkerDied(worker_id, reason)))
             else:
                 self._hired.add(worker_id)
 
@@ -317,7 +317,7 @@ class WorkerStream(BatchStream):
 
     def _begin_ahead(self, handover: Handover) -> None:
         """Begin with the batch that is asked for next, if it has arrived."""
-        if self._order.peek() is None:
+        if self._scheduler.peek() is None:
             try:
                 with self._closed_on_error():
                     for event in self._backend.events(0.0):
@@ -328,7 +328,7 @@ class WorkerStream(BatchStream):
             self._drop_frames_of_overdue()
             if self._overdue is not None:
                 return
-        found = self._order.peek()
+        found = self._scheduler.peek()
         if found is None or found[1].times is None:  # no batch: it is raised when it is asked for
             return
         step, outcome = found
@@ -364,7 +364,7 @@ class WorkerStream(BatchStream):
                 progress.counted = self._faults.spend(
                     progress.counted, event.losses.num_asked, num_failed, self._epoch
                 )
-        return self._carry_out(self._order.handle(event))
+        return self._carry_out(self._scheduler.handle(event))
 
     def _on_timeout(self) -> float:
         """End the worker that keeps us waiting, if it is stuck and another may take its place.
@@ -378,7 +378,7 @@ class WorkerStream(BatchStream):
         Raises:
             WorkerTimeout: no other may take its place. The message holds the worker's stacks.
         """
-        timeout_s, worker_id = self._plan.timeout_s, self._order.awaited_worker
+        timeout_s, worker_id = self._plan.timeout_s, self._scheduler.awaited_worker
         is_replaced = self._plan.spec.faults.max_respawns > 0
         standing = Standing("")
         if worker_id is not None:
@@ -408,7 +408,7 @@ class WorkerStream(BatchStream):
                 "max_respawns would replace the stuck worker."
             )
         if worker_id is not None:
-            steps = self._order.steps_of(worker_id)
+            steps = self._scheduler.steps_of(worker_id)
             message += (
                 f"\nWorker {worker_id} holds steps {steps}; it was last seen {standing.words}"
             )
@@ -487,10 +487,10 @@ class WorkerStream(BatchStream):
         except Exception as error:
             self._overdue = error
             return []
-        return self._order.handle(event)
+        return self._scheduler.handle(event)
 
     def _death_message(self, failure: Fail) -> str:
-        steps = self._order.steps_of(failure.worker_id)
+        steps = self._scheduler.steps_of(failure.worker_id)
         held = f" It held steps {steps}." if steps else ""
         before = self._faults.on_respawns(self._epoch)
         return f"{failure.reason}, epoch {self._epoch.number}.{held}{before} {failure.advice}"
@@ -498,7 +498,7 @@ class WorkerStream(BatchStream):
     def _release(self, *, in_a_hurry: bool) -> None:
         self._begun = self._overdue = None
         self._to_hire.clear()
-        self._order = Order(1, 0)  # the old one holds batches that nobody will ask for
+        self._scheduler = Scheduler(1, 0)  # the old one holds batches that nobody will ask for
         self._backend.close(in_a_hurry=in_a_hurry)
 
 

@@ -10,9 +10,9 @@ import numpy as np
 
 from penstock.data.dataset import Dataset, IterableDataset
 from penstock.engine.epoch import Epoch
-from penstock.engine.order import TaskDone, WorkerDied, WorkerExhausted, WorkerReady
 from penstock.engine.plan import Plan, WorkerSpec
 from penstock.engine.salvage import NO_BATCH
+from penstock.engine.scheduler import TaskDone, WorkerDied, WorkerExhausted, WorkerReady
 from penstock.faults import FaultPolicy
 
 if TYPE_CHECKING:

@@ -24,8 +24,8 @@ if TYPE_CHECKING:
     from penstock.engine.deeds import Standing
     from penstock.engine.epoch import Epoch, ShardPosition
     from penstock.engine.fault_log import Losses
-    from penstock.engine.order import BackendEvent
     from penstock.engine.plan import Caution, Plan
+    from penstock.engine.scheduler import BackendEvent
 
 __all__ = ["Backend", "Outcome", "open_backend"]
 

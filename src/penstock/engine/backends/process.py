@@ -71,9 +71,9 @@ from penstock.engine.messages import (
     decode,
     encode,
 )
-from penstock.engine.order import TaskDone, WorkerDied, WorkerExhausted, WorkerReady
 from penstock.engine.pickling import share_spec, unpicklable_error
 from penstock.engine.salvage import NO_BATCH
+from penstock.engine.scheduler import TaskDone, WorkerDied, WorkerExhausted, WorkerReady
 from penstock.engine.worker import run_worker
 from penstock.engine.worker_setup import WorkerIdentity
 from penstock.errors import ConfigError
@@ -87,8 +87,8 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from penstock.engine.epoch import Epoch
-    from penstock.engine.order import BackendEvent
     from penstock.engine.plan import Caution, Plan
+    from penstock.engine.scheduler import BackendEvent
     from penstock.transport.channel import Frame
 
 __all__ = ["ProcessBackend"]

@@ -37,7 +37,7 @@ from penstock.engine.deeds import Standing, deed_of, standing_of
 from penstock.engine.first_samples import FirstSamples
 from penstock.engine.generator_watch import warn_of_drawings
 from penstock.engine.interrupts import LONGEST_WAIT_S
-from penstock.engine.order import TaskDone, WorkerDied, WorkerReady
+from penstock.engine.scheduler import TaskDone, WorkerDied, WorkerReady
 from penstock.engine.thread_generation import ThreadGeneration
 from penstock.engine.thread_worker import Answer, ThreadTask, ThreadWorker
 from penstock.engine.user_frames import stack_of_thread
@@ -50,8 +50,8 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from penstock.engine.epoch import Epoch
-    from penstock.engine.order import BackendEvent
     from penstock.engine.plan import Caution, Plan
+    from penstock.engine.scheduler import BackendEvent
 
 __all__ = ["ThreadBackend"]
 

@@ -51,9 +51,9 @@ from penstock.engine.fault_log import NO_LOSSES, Losses
 from penstock.engine.first_samples import FirstSamples
 from penstock.engine.interrupts import LONGEST_WAIT_S
 from penstock.engine.messages import BatchMade, ShardExhausted, TaskFailed, decode
-from penstock.engine.order import TaskDone, WorkerDied, WorkerExhausted, WorkerReady
 from penstock.engine.pickling import unpicklable_error
 from penstock.engine.salvage import NO_BATCH
+from penstock.engine.scheduler import TaskDone, WorkerDied, WorkerExhausted, WorkerReady
 from penstock.engine.worker_setup import WorkerIdentity
 from penstock.errors import ConfigError
 from penstock.errors import WorkerDied as WorkerDiedError
@@ -69,8 +69,8 @@ if TYPE_CHECKING:
     from penstock.engine.backends.ray.session import Answer
     from penstock.engine.backends.ray.worker import Doing, Hello
     from penstock.engine.epoch import Epoch
-    from penstock.engine.order import BackendEvent
     from penstock.engine.plan import Caution, Plan, WorkerSpec
+    from penstock.engine.scheduler import BackendEvent
 
 __all__ = ["RayBackend"]
 

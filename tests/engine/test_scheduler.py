@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The order machine under any interleaving of events."""
+"""The scheduler under any interleaving of events."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from itertools import pairwise
 from hypothesis import given
 from hypothesis import strategies as st
 
-from penstock.engine.order import (
+from penstock.engine.scheduler import (
     Condemn,
     CrewChanged,
     Deliver,
@@ -20,10 +20,10 @@ from penstock.engine.order import (
     Hire,
     IndicesDrawn,
     IndicesExhausted,
-    Order,
     Renounce,
     Requested,
     Respawn,
+    Scheduler,
     Submit,
     TaskDone,
     WorkerDied,
@@ -33,13 +33,13 @@ from penstock.engine.order import (
 
 
 class World:
-    """Workers, a sampler and a user around one Order; `choose` decides who moves next."""
+    """Workers, a sampler and a user around one Scheduler; `choose` decides who moves next."""
 
     def __init__(
         self, choose, *, num_workers, lookahead, in_order, num_steps, shards=None, **beginning
     ):
         self.choose = choose
-        self.order = Order(num_workers, lookahead, in_order=in_order, **beginning)
+        self.scheduler = Scheduler(num_workers, lookahead, in_order=in_order, **beginning)
         self.lookahead = lookahead
         self.to_draw = deque(range(num_steps)) if num_steps is not None else None
         self.num_drawn = 0
@@ -65,7 +65,7 @@ class World:
         self.survives = False  # whether every death is survived
         self.crew = num_workers
         self.prefetch = None  # set by who changes crews
-        self.carry_out(self.order.start())
+        self.carry_out(self.scheduler.start())
 
     @classmethod
     def drawn(cls, data, **options):
@@ -78,7 +78,7 @@ class World:
             decision = pending.popleft()
             match decision:
                 case Draw():
-                    pending.extendleft(reversed(self.order.handle(self.draw())))
+                    pending.extendleft(reversed(self.scheduler.handle(self.draw())))
                 case Hire(worker_id):
                     assert worker_id not in self.hired, "hired twice"
                     assert worker_id < self.crew
@@ -134,11 +134,11 @@ class World:
 
     def change_crew(self, num_workers, prefetch):
         self.crew, self.lookahead = num_workers, num_workers * prefetch
-        self.carry_out(self.order.handle(CrewChanged(num_workers, self.lookahead)))
+        self.carry_out(self.scheduler.handle(CrewChanged(num_workers, self.lookahead)))
 
     def get_ready(self, worker_id):
         self.starting.remove(worker_id)
-        self.carry_out(self.order.handle(WorkerReady(worker_id)))
+        self.carry_out(self.scheduler.handle(WorkerReady(worker_id)))
 
     is_waiting = False
 
@@ -153,7 +153,7 @@ class World:
 
     def request(self):
         self.is_waiting = True
-        self.carry_out(self.order.handle(Requested()))
+        self.carry_out(self.scheduler.handle(Requested()))
 
     def movable_workers(self):
         return [w for w, queue in enumerate(self.queues) if queue and w not in self.dead]
@@ -163,7 +163,7 @@ class World:
         self.dead.add(worker_id)
         self.to_submit_again[worker_id] = list(self.queues[worker_id])
         self.queues[worker_id].clear()
-        decisions = self.order.handle(WorkerDied(worker_id, "killed", **how))
+        decisions = self.scheduler.handle(WorkerDied(worker_id, "killed", **how))
         kinds = [type(decision) for decision in decisions]
         # A task goes out again only when it is known which samples it must not make, and by whom.
         order = [Renounce, Condemn, Respawn, Submit, Deliver, Fail]
@@ -203,14 +203,14 @@ class World:
             return
         self.queues[worker_id].popleft()
         if self.shards is None:
-            self.carry_out(self.order.handle(TaskDone(worker_id, step, ("made", step))))
+            self.carry_out(self.scheduler.handle(TaskDone(worker_id, step, ("made", step))))
         elif self.shards[worker_id] > 0:
             self.shards[worker_id] -= 1
             outcome = (worker_id, self.shards[worker_id])
-            self.carry_out(self.order.handle(TaskDone(worker_id, step, outcome)))
+            self.carry_out(self.scheduler.handle(TaskDone(worker_id, step, outcome)))
         elif self.shards[worker_id] == 0:
             self.shards[worker_id] = -1
-            self.carry_out(self.order.handle(WorkerExhausted(worker_id, step)))
+            self.carry_out(self.scheduler.handle(WorkerExhausted(worker_id, step)))
         # -1: a worker whose shard is exhausted answers nothing more
 
     def run(self, *, kill_after=None):
@@ -220,13 +220,13 @@ class World:
                 return
             if kill_after is not None and moves == kill_after[0]:
                 self.dead.add(kill_after[1])
-                self.carry_out(self.order.handle(WorkerDied(kill_after[1], "killed")))
+                self.carry_out(self.scheduler.handle(WorkerDied(kill_after[1], "killed")))
                 continue
             movers = self.movable_workers()
             if not self.is_waiting:
                 movers = [*movers, "user"]
             if not movers and kill_after is not None:
-                self.carry_out(self.order.handle(WorkerDied(kill_after[1], "killed")))
+                self.carry_out(self.scheduler.handle(WorkerDied(kill_after[1], "killed")))
                 continue
             assert movers, "deadlock: the user waits and no worker has anything to do"
             mover = self.choose(movers)
@@ -261,7 +261,7 @@ def test_every_step_is_delivered_once_and_in_order_whatever_happens_when(
     assert all(outcome == ("made", step) for step, outcome in world.delivered)
     if in_order:
         assert steps == list(range(num_steps))
-    assert world.order.num_pending == 0
+    assert world.scheduler.num_pending == 0
 
 
 @given(
@@ -339,7 +339,7 @@ def test_steps_go_round_the_workers_in_turn_and_no_more_than_the_lookahead_are_u
     lookahead = num_workers * prefetch
 
     def choose(movers):
-        assert world.order.num_pending <= lookahead
+        assert world.scheduler.num_pending <= lookahead
         assert world.num_drawn <= len(world.delivered) + lookahead
         return data.draw(st.sampled_from(movers))
 
@@ -407,8 +407,8 @@ def test_a_death_fails_the_epoch_after_what_is_ready_and_never_hangs_it(
 def test_the_steps_a_dead_worker_held_can_be_named():
     world = World(lambda m: m[0], num_workers=2, lookahead=4, in_order=True, num_steps=10)
     world.move(0)
-    assert world.order.steps_of(0) == [2]
-    assert world.order.steps_of(1) == [1, 3]
+    assert world.scheduler.steps_of(0) == [2]
+    assert world.scheduler.steps_of(1) == [1, 3]
 
 
 @given(data=st.data(), num_steps=st.integers(0, 30), any_worker=st.booleans(), **worlds)
@@ -442,7 +442,7 @@ def test_workers_may_die_at_any_moment_and_every_step_is_delivered_once(
     steps = [step for step, _ in world.delivered]
     assert (steps if in_order else sorted(steps)) == list(range(num_steps))
     assert world.condemned == []
-    assert world.order.num_pending == 0
+    assert world.scheduler.num_pending == 0
 
 
 @given(data=st.data(), num_steps=st.integers(1, 30), **worlds)
@@ -647,7 +647,7 @@ def test_machines_may_go_at_any_moment_and_cost_no_respawn(
         if losses_left and worker_id is not None and worker_id not in world.dead:
             losses_left -= 1
             world.die(worker_id, counts=False)
-            assert worker_id not in world.dead or world.order._failure, "not survived"
+            assert worker_id not in world.dead or world.scheduler._failure, "not survived"
             num_lost += worker_id not in world.dead
             movers = [*world.movable_workers(), *(["user"] if "user" in movers else [])]
         return data.draw(st.sampled_from(movers)) if movers else None
@@ -776,45 +776,45 @@ def test_after_a_change_as_many_steps_are_under_way_as_the_new_crew_looks_ahead(
             world.request()
         while world.is_waiting:
             world.move(world.choose(world.movable_workers()))
-    assert world.order.num_pending == world.lookahead
+    assert world.scheduler.num_pending == world.lookahead
 
 
 def test_who_is_there_does_not_get_the_share_of_those_who_are_still_starting():
-    order = Order(1, 2, any_worker=True)
+    scheduler = Scheduler(1, 2, any_worker=True)
     submitted = Counter()
 
     def carry_out(decisions):
         for decision in decisions:
             if isinstance(decision, Draw):
-                carry_out(order.handle(IndicesDrawn(None)))
+                carry_out(scheduler.handle(IndicesDrawn(None)))
             elif isinstance(decision, Submit):
                 submitted[decision.worker_id] += 1
 
-    carry_out(order.start())
-    carry_out(order.handle(CrewChanged(20, 40)))
+    carry_out(scheduler.start())
+    carry_out(scheduler.handle(CrewChanged(20, 40)))
     assert submitted == {0: 2}
     for worker_id in (7, 3, 19):
-        carry_out(order.handle(WorkerReady(worker_id)))
+        carry_out(scheduler.handle(WorkerReady(worker_id)))
     assert submitted == {0: 2, 7: 2, 3: 2, 19: 2}
-    assert order.handle(WorkerDied(5, "killed")) == [Renounce(5, "killed")]
-    assert order.num_at_work == 4
-    carry_out(order.handle(CrewChanged(4, 8)))
+    assert scheduler.handle(WorkerDied(5, "killed")) == [Renounce(5, "killed")]
+    assert scheduler.num_at_work == 4
+    carry_out(scheduler.handle(CrewChanged(4, 8)))
     assert sum(submitted.values()) <= 10
 
 
 def test_a_batch_comes_with_the_indices_that_it_was_made_of():
-    order = Order(1, 1)
-    order.start()
-    order.handle(IndicesDrawn("indices of step 0"))
-    order.handle(Requested())
-    *_, delivery = order.handle(TaskDone(0, 0, "batch"))
+    scheduler = Scheduler(1, 1)
+    scheduler.start()
+    scheduler.handle(IndicesDrawn("indices of step 0"))
+    scheduler.handle(Requested())
+    *_, delivery = scheduler.handle(TaskDone(0, 0, "batch"))
     assert (delivery.outcome, delivery.indices) == ("batch", "indices of step 0")
 
 
 def test_a_task_that_is_answered_is_kept_no_longer():
     world = World(lambda m: m[0], num_workers=2, lookahead=4, in_order=False, num_steps=50)
     world.run()
-    assert world.order._tasks == {}
+    assert world.scheduler._tasks == {}
 
 
 @given(st.data())
@@ -826,7 +826,7 @@ def test_no_step_waits_for_a_worker_that_has_not_started(data):
     never = data.draw(st.sets(st.sampled_from(sorted(starting)))) if starting else set()
     if len(never) == num_workers:
         never.pop()
-    order = Order(
+    scheduler = Scheduler(
         num_workers,
         num_workers * prefetch,
         any_worker=True,
@@ -845,7 +845,7 @@ def test_no_step_waits_for_a_worker_that_has_not_started(data):
             if isinstance(decision, Draw):
                 event = IndicesDrawn(drawn) if drawn < num_steps else IndicesExhausted()
                 drawn += isinstance(event, IndicesDrawn)
-                left = [*order.handle(event), *left]
+                left = [*scheduler.handle(event), *left]
             elif isinstance(decision, Submit):
                 assert decision.worker_id not in never
                 assert decision.worker_id not in to_start
@@ -858,7 +858,7 @@ def test_no_step_waits_for_a_worker_that_has_not_started(data):
             else:
                 assert isinstance(decision, Respawn), decision
 
-    carry_out(order.start())
+    carry_out(scheduler.start())
     while not is_finished:
         moves = []
         if not is_requested:
@@ -871,12 +871,12 @@ def test_no_step_waits_for_a_worker_that_has_not_started(data):
         move = data.draw(st.sampled_from(moves))
         if move == "request":
             is_requested = True
-            carry_out(order.handle(Requested()))
+            carry_out(scheduler.handle(Requested()))
         elif move == "ready":
-            carry_out(order.handle(WorkerReady(to_start.pop(0))))
+            carry_out(scheduler.handle(WorkerReady(to_start.pop(0))))
         elif move == "done":
             worker_id, step = working.pop(data.draw(st.integers(0, len(working) - 1)))
-            carry_out(order.handle(TaskDone(worker_id, step, None)))
+            carry_out(scheduler.handle(TaskDone(worker_id, step, None)))
         elif data.draw(st.integers(0, 3)) == 0:  # not for ever
-            carry_out(order.handle(WorkerDied(to_start[0], "", counts=False)))
+            carry_out(scheduler.handle(WorkerDied(to_start[0], "", counts=False)))
     assert delivered == list(range(num_steps))

@@ -3,7 +3,7 @@
 
 No queue, process, clock or lock in here. Events go in, decisions come out, at once:
 
-    driver                                 Order
+    driver                                 Scheduler
     start() ─────────────────────────────▶ [Draw] * lookahead
     IndicesDrawn(indices) ───────────────▶ [Submit(worker, step, indices)]
     IndicesExhausted() ──────────────────▶ [] or [Finish]
@@ -60,10 +60,10 @@ __all__ = [
     "Hire",
     "IndicesDrawn",
     "IndicesExhausted",
-    "Order",
     "Renounce",
     "Requested",
     "Respawn",
+    "Scheduler",
     "Submit",
     "TaskDone",
     "WorkerDied",
@@ -229,8 +229,8 @@ Decision = Draw | Submit | Deliver | Finish | Fail | Respawn | Condemn | Hire | 
 _DRAW: Final = Draw()
 
 
-class Order:
-    """The order of one epoch. The epoch's state is all in here; a new epoch takes a new object."""
+class Scheduler:
+    """Schedules the steps of one epoch, whose state is all in here; a new epoch takes a new one."""
 
     def __init__(
         self,
@@ -501,15 +501,15 @@ class Order:
         return next(iter(self._done), None)
 
 
-# Of functions and not of bound methods, which would make a cycle of every Order: batches that it
-# holds would wait for a garbage collection.
-_HANDLERS: Final[dict[type, Callable[[Order, Any], list[Decision]]]] = {
-    TaskDone: Order._on_done,
-    Requested: Order._on_request,
-    IndicesDrawn: Order._on_indices,
-    IndicesExhausted: Order._on_no_indices,
-    WorkerExhausted: Order._on_exhausted,
-    WorkerDied: Order._on_death,
-    CrewChanged: Order._on_crew,
-    WorkerReady: Order._on_ready,
+# Of functions and not of bound methods, which would make a cycle of every Scheduler: batches that
+# it holds would wait for a garbage collection.
+_HANDLERS: Final[dict[type, Callable[[Scheduler, Any], list[Decision]]]] = {
+    TaskDone: Scheduler._on_done,
+    Requested: Scheduler._on_request,
+    IndicesDrawn: Scheduler._on_indices,
+    IndicesExhausted: Scheduler._on_no_indices,
+    WorkerExhausted: Scheduler._on_exhausted,
+    WorkerDied: Scheduler._on_death,
+    CrewChanged: Scheduler._on_crew,
+    WorkerReady: Scheduler._on_ready,
 }

@@ -24,9 +24,9 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator
 
     from penstock.engine.assembly import Output
+    from penstock.engine.batch_item import BatchItem
     from penstock.engine.plain import PlainMaker
     from penstock.engine.plan import Caution, WorkerSpec
-    from penstock.engine.seats import Seat
 
 __all__ = ["Fetcher"]
 
@@ -224,8 +224,8 @@ class Fetcher:
         if keys is None or number >= len(keys):
             return
         with self._scope(), contextlib.suppress(Exception):
-            seats = self._source.begin(keys, position, stride, caution)
-            self._salvage.fill(seats[number], alone=True)
+            items = self._source.begin(keys, position, stride, caution)
+            self._salvage.fill(items[number], alone=True)
         self._assembler.output.abandon()
         self._salvage.take_bad()
 
@@ -271,10 +271,10 @@ class Fetcher:
             with contextlib.suppress(Exception):
                 return self._fetch_map(indices, position, stride)
             self._assembler.output.abandon()
-        seats = self._source.begin(keys, position, stride, caution)
-        for seat in seats:
-            self._salvage.fill(seat, alone=caution is not None and caution.alone)
-        return self._salvage.join(seats, position)
+        items = self._source.begin(keys, position, stride, caution)
+        for item in items:
+            self._salvage.fill(item, alone=caution is not None and caution.alone)
+        return self._salvage.join(items, position)
 
     def _is_read_at_once(self, indices: Any) -> bool:  # noqa: ANN401
         assert self._map is not None
@@ -310,24 +310,24 @@ class Fetcher:
         assert self._stream_reader is not None
         position = self._stream_reader.position()
         if self._spec.faults.tolerates:
-            seats = self._stream_reader.take(self._salvage.fill, count)
-            self.num_asked = len(seats)
-            return self._salvage.join(seats, position)
+            items = self._stream_reader.take(self._salvage.fill, count)
+            self.num_asked = len(items)
+            return self._salvage.join(items, position)
         samples: Any
         # No sample of a stream is known by its number, so that of a quick one need not be noted.
         is_quick = self._streams is None and self._notes.number_cell() is not None
         if is_quick and self._stream_reader.has_begun:
             samples = self._stream_reader.take_samples(count or self._spec.batch_size or 1)
         else:
-            samples = [seat.sample for seat in self._stream_reader.take(self._fill, count)]
+            samples = [item.sample for item in self._stream_reader.take(self._fill, count)]
         if not self._spec.is_batched:
             (samples,) = samples
         return self._assembler.finish(self._assembler.collate(samples, position))
 
-    def _fill(self, seat: Seat) -> None:
+    def _fill(self, item: BatchItem) -> None:
         assert self._stream_reader is not None
-        self._notes.sample(seat.number)
-        seat.sample = self._stream_reader.read(seat)
+        self._notes.sample(item.number)
+        item.sample = self._stream_reader.read(item)
 
     def _replay(self) -> None:
         """Take the samples of a batch that was given before."""

@@ -27,7 +27,7 @@ from penstock.transport.memory import Mapping, create_segment
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from penstock.engine.seats import Seat
+    from penstock.engine.batch_item import BatchItem
 
 __all__ = ["PHRASES", "Entry", "Logbook", "Notes", "Phase", "open_notes", "seconds_since"]
 
@@ -202,19 +202,19 @@ class Notes:
         """Note what seeding the global generators took for the batch."""
         self._stopwatch.seed_ns = took_ns
 
-    def seat(self, phase: Phase, seat: Seat) -> None:
-        """Note what is being done with the sample of one seat."""
+    def item(self, phase: Phase, item: BatchItem) -> None:
+        """Note what is being done with the sample of one item."""
         cells = self._cells
         cells[_KEY_BYTES] = 0
-        cells[_NUMBER] = seat.number
+        cells[_NUMBER] = item.number
         if cells[_PHASE] != phase:
             self._stopwatch.enter(phase)
         cells[_PHASE] = phase
         if phase == Phase.READING:
             self._stopwatch.begin_sample()
         cells[_AT_IT_SINCE] = time.monotonic_ns()  # for `WorkerStream._on_timeout`
-        if seat.attempt:
-            key = pickle.dumps(sample_key(seat.index))
+        if item.attempt:
+            key = pickle.dumps(sample_key(item.index))
             if len(key) <= len(self._key):
                 self._key[: len(key)] = key
                 cells[_KEY_BYTES] = len(key)

@@ -15,9 +15,9 @@ from penstock.faults import annotate
 
 if TYPE_CHECKING:
     from penstock.data.dataset import BatchReader, Empty
+    from penstock.engine.batch_item import BatchItem
     from penstock.engine.logbook import Notes
     from penstock.engine.plan import WorkerSpec
-    from penstock.engine.seats import Seat
     from penstock.randomness.samples import SampleStreams
 
 __all__ = ["MapReader", "note_samples"]
@@ -138,14 +138,14 @@ class MapReader:
             raise
         return samples
 
-    def read_one(self, seat: Seat) -> Any:  # noqa: ANN401
-        """Return the sample that is to take `seat`."""
+    def read_one(self, item: BatchItem) -> Any:  # noqa: ANN401
+        """Return the sample for `item`."""
         if self.streams is not None:
-            self.streams.begin_sample(seat.place, seat.attempt)
+            self.streams.begin_sample(item.place, item.attempt)
         if self._read_batch is None and self.reads_together:
-            (sample,) = self._dataset.__getitems__([seat.index])
+            (sample,) = self._dataset.__getitems__([item.index])
             return sample
-        return self._dataset[seat.index]
+        return self._dataset[item.index]
 
     def note(self, error: Exception, index: Any) -> None:  # noqa: ANN401
         """Add a note to `error` that says which sample it came from, and which transform."""

@@ -15,8 +15,8 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 import numpy as np
 
+from penstock.engine.batch_item import MISSING, MOST_ATTEMPTS, BatchItem
 from penstock.engine.logbook import Phase
-from penstock.engine.seats import MOST_ATTEMPTS, NO_SAMPLE, Seat
 from penstock.errors import WorkerDied
 from penstock.faults import annotate, unread_sample
 
@@ -85,11 +85,11 @@ class Salvage:
         bad, self._bad = self._bad, []
         return bad
 
-    def fill(self, seat: Seat, *, alone: bool = False) -> None:
-        """Give `seat` a sample: its own, a substitute, or none.
+    def fill(self, item: BatchItem, *, alone: bool = False) -> None:
+        """Make the sample of `item`: its own, a substitute, or none.
 
         Args:
-            seat: The place in the batch.
+            item: Of the batch.
             alone: Whether to collate and pack the sample by itself first. If it ends the process,
                 the logbook tells which one it was. That it raises proves nothing: a collate
                 function may need more than one.
@@ -100,48 +100,48 @@ class Salvage:
         """
         first_bad = len(self._bad)
         while True:
-            self._notes.seat(Phase.READING, seat)
+            self._notes.item(Phase.READING, item)
             try:
-                seat.sample = self._source.read(seat)
+                item.sample = self._source.read(item)
             except StopIteration as end:
-                if seat.index is None:  # an iterable's
+                if item.index is None:  # an iterable's
                     raise
                 error: Exception = end
             except Exception as raised:
                 error = raised
             else:
                 if alone:
-                    self._trial([seat], seat.place)
-                self._tell_substitute(first_bad, seat)
+                    self._trial([item], item.place)
+                self._tell_substitute(first_bad, item)
                 return
             if self._faults.tolerates and self._source.is_spent(error):
                 raise error
-            if self._draws_others(seat, error):
+            if self._draws_others(item, error):
                 continue
-            self._reject(seat, error)
+            self._reject(item, error)
             if self._faults.on_error == "skip":
                 return
 
-    def _draws_others(self, seat: Seat, error: Exception) -> bool:
-        """Return whether to make the sample of `seat` again, as it was a partner that is bad.
+    def _draws_others(self, item: BatchItem, error: Exception) -> bool:
+        """Return whether to make the sample of `item` again, as it was a partner that is bad.
 
         The partner is noted, and the sample gets other random numbers: those of its next attempt.
         """
         unread = unread_sample(error)
         if not self._faults.tolerates or unread is None or not unread.is_partner:
             return False
-        if seat.index is None or seat.attempt >= MOST_ATTEMPTS:
+        if item.index is None or item.attempt >= MOST_ATTEMPTS:
             return False
         text = _as_text(error)
         drop_frames(error)
         self._bad.append(
-            BadSample(unread.index, error, text, name=unread.name, partner_of=seat.index)
+            BadSample(unread.index, error, text, name=unread.name, partner_of=item.index)
         )
-        seat.attempt += 1
+        item.attempt += 1
         return True
 
-    def _reject(self, seat: Seat, error: Exception) -> None:
-        """Note that the sample of `seat` is bad, and let the seat be for another if it may.
+    def _reject(self, item: BatchItem, error: Exception) -> None:
+        """Note that the sample of `item` is bad, and let the item be for another if it may.
 
         Raises:
             Exception: `error` itself, if the policy is to raise.
@@ -150,65 +150,65 @@ class Salvage:
             raise error
         text = _as_text(error)
         if isinstance(error, WorkerDied):
-            text = self._source.what_is_known_of(seat)
+            text = self._source.what_is_known_of(item)
         drop_frames(error)
         unread = unread_sample(error)
         name = None if unread is None else unread.name
-        self._bad.append(BadSample(seat.index, error, text, name=name))
-        seat.sample = NO_SAMPLE
+        self._bad.append(BadSample(item.index, error, text, name=name))
+        item.sample = MISSING
         if self._faults.on_error == "replace":
-            self._source.find_substitute(seat, error)
+            self._source.find_substitute(item, error)
 
-    def _tell_substitute(self, first_bad: int, seat: Seat) -> None:
-        """Note whose sample it is that took the seat of those found bad since."""
+    def _tell_substitute(self, first_bad: int, item: BatchItem) -> None:
+        """Note whose sample it is that replaced those found bad since."""
         for k in range(first_bad, len(self._bad)):
             if self._bad[k].partner_of is None:
-                self._bad[k] = self._bad[k]._replace(replaced_by=seat.index)
+                self._bad[k] = self._bad[k]._replace(replaced_by=item.index)
 
-    def join(self, seats: list[Seat], position: int) -> Any:  # noqa: ANN401
-        """Return the batch of the seats that are taken, finished; `NO_BATCH` if none is.
+    def join(self, items: list[BatchItem], position: int) -> Any:  # noqa: ANN401
+        """Return the batch of the items that have a sample, finished; `NO_BATCH` if none has.
 
         Args:
-            seats: Filled.
+            items: Filled.
             position: Place of the batch in the epoch's global order.
 
         Raises:
             Exception: what cannot be put down to single samples, or all if the policy is to raise.
         """
         while True:
-            taken = [seat for seat in seats if seat.sample is not NO_SAMPLE]
+            taken = [item for item in items if item.sample is not MISSING]
             if not taken:
                 return NO_BATCH
             try:
                 batch = self._joined(taken, position)
-                indices = None if taken[0].index is None else [seat.index for seat in taken]
+                indices = None if taken[0].index is None else [item.index for item in taken]
                 return self._assembler.finish(batch, indices)
             except Exception as raised:
                 error = raised
             self._assembler.output.abandon()
             if not self._faults.tolerates:
                 raise error
-            self._unseat_odd_ones(taken, position, error)
+            self._drop_odd_ones(taken, position, error)
 
-    def _joined(self, seats: list[Seat], position: int, *, rehearsing: bool = False) -> Any:  # noqa: ANN401
+    def _joined(self, items: list[BatchItem], position: int, *, rehearsing: bool = False) -> Any:  # noqa: ANN401
         empty = np.empty if rehearsing else self._assembler.output.empty
         if not rehearsing:
             self._notes.phase(Phase.READING)
-        is_batch, gathered = self._source.gather(seats, empty)
+        is_batch, gathered = self._source.gather(items, empty)
         if is_batch:
             return self._assembler.as_batch(gathered)
         if not self._is_batched:
             (gathered,) = gathered
-        indices = None if seats[0].index is None else [seat.index for seat in seats]
+        indices = None if items[0].index is None else [item.index for item in items]
         return self._assembler.collate(gathered, position, indices, rehearsing=rehearsing)
 
-    def _trial(self, seats: list[Seat], position: int) -> Exception | None:
-        """Return what making a batch of these seats alone raises; None if nothing.
+    def _trial(self, items: list[BatchItem], position: int) -> Exception | None:
+        """Return what making a batch of these items alone raises; None if nothing.
 
         The samples are copied: a collate function may change what it gets.
         """
-        phase = self._notes.phase if len(seats) > 1 else lambda p: self._notes.seat(p, seats[0])
-        copies = [seat.with_sample(_copied(seat.sample)) for seat in seats]
+        phase = self._notes.phase if len(items) > 1 else lambda p: self._notes.item(p, items[0])
+        copies = [item.with_sample(_copied(item.sample)) for item in items]
         try:
             phase(Phase.COLLATING)
             batch = self._joined(copies, position, rehearsing=True)
@@ -218,7 +218,7 @@ class Salvage:
             return error
         return None
 
-    def _unseat_odd_ones(self, taken: list[Seat], position: int, error: Exception) -> None:
+    def _drop_odd_ones(self, taken: list[BatchItem], position: int, error: Exception) -> None:
         """Find the samples that keep the batch from being made, and reject them.
 
         Raises:
@@ -234,29 +234,29 @@ class Salvage:
                 "one is bad, so no sample was left out.",
             )
             raise error
-        for seat, reason in odd_ones:
+        for item, reason in odd_ones:
             annotate(reason, "while collating it, or sending what was collated")
             first_bad = len(self._bad)
-            self._reject(seat, reason)
+            self._reject(item, reason)
             if self._faults.on_error == "replace":
                 with contextlib.suppress(StopIteration):  # an iterable's end: one sample less
-                    self.fill(seat)
-                    self._tell_substitute(first_bad, seat)
+                    self.fill(item)
+                    self._tell_substitute(first_bad, item)
 
-    def _odd_ones(self, taken: list[Seat], position: int) -> list[tuple[Seat, Exception]]:
-        alone = [(seat, self._trial([seat], position)) for seat in taken]
-        failed = [(seat, error) for seat, error in alone if error is not None]
+    def _odd_ones(self, taken: list[BatchItem], position: int) -> list[tuple[BatchItem, Exception]]:
+        alone = [(item, self._trial([item], position)) for item in taken]
+        failed = [(item, error) for item, error in alone if error is not None]
         if not self._is_batched or len(taken) == 1 or 0 < len(failed) < len(taken):
             return failed
         # All alike: none is bad by itself, or the collate function needs more than one.
         reference = taken[0]
         for _ in range(_MOST_REFERENCES):
             pairs = [
-                (seat, self._trial([reference, seat], position))
-                for seat in taken
-                if seat is not reference
+                (item, self._trial([reference, item], position))
+                for item in taken
+                if item is not reference
             ]
-            misfits = [(seat, error) for seat, error in pairs if error is not None]
+            misfits = [(item, error) for item, error in pairs if error is not None]
             if len(misfits) * 2 <= len(taken):
                 return misfits
             reference = misfits[0][0]

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Where the samples of a batch's seats come from, one by one: what `Salvage` works on."""
+"""Where the samples of a batch's items come from, one by one: what `Salvage` works on."""
 
 from __future__ import annotations
 
@@ -7,9 +7,9 @@ from typing import TYPE_CHECKING, Any, Final, Protocol
 
 import numpy as np
 
+from penstock.engine.batch_item import MOST_ATTEMPTS, BatchItem
 from penstock.engine.map_reader import note_samples
 from penstock.engine.plan import sample_key
-from penstock.engine.seats import MOST_ATTEMPTS, Seat
 from penstock.engine.substitutes import Substitutes
 from penstock.errors import TooManyFailures, WorkerDied
 from penstock.faults import text_of
@@ -29,24 +29,24 @@ _LONGEST_RUN: Final = 100  # the same for an iterator, which has no choice
 
 
 class Source(Protocol):
-    """Reads the samples of seats."""
+    """Reads the samples of items."""
 
-    def read(self, seat: Seat) -> Any:  # noqa: ANN401
-        """Return the sample that is to take `seat`.
+    def read(self, item: BatchItem) -> Any:  # noqa: ANN401
+        """Return the sample for `item`.
 
         Raises:
             StopIteration: there are no more.
             Exception: it cannot be made.
         """
 
-    def gather(self, seats: list[Seat], empty: Empty) -> tuple[bool, Any]:
+    def gather(self, items: list[BatchItem], empty: Empty) -> tuple[bool, Any]:
         """Return what is to be collated: (False, samples), or (True, the batch already)."""
 
-    def read_anew(self, seats: list[Seat]) -> None:
+    def read_anew(self, items: list[BatchItem]) -> None:
         """Read the samples once more, where that is possible: collating may have changed them."""
 
-    def find_substitute(self, seat: Seat, error: Exception) -> None:
-        """Let `seat` be for another sample, as this one gave `error`.
+    def find_substitute(self, item: BatchItem, error: Exception) -> None:
+        """Let `item` be for another sample, as this one gave `error`.
 
         Raises:
             TooManyFailures: there is none, or many were bad.
@@ -55,8 +55,8 @@ class Source(Protocol):
     def is_spent(self, error: Exception) -> bool:
         """Return whether no more can be read after reading raised `error`, and say why in it."""
 
-    def what_is_known_of(self, seat: Seat) -> str:
-        """Return what is known of how the sample of `seat` ended workers; empty if it did not."""
+    def what_is_known_of(self, item: BatchItem) -> str:
+        """Return what is known of how the sample of `item` ended workers; empty if it did not."""
 
 
 class MapSource:
@@ -77,81 +77,81 @@ class MapSource:
         self._drawn_from = seed, epoch
         self._substitutes: Substitutes | None = None
         self._indices: list[Any] = []
-        self._rejected: dict[int, set[Hashable]] = {}  # by number of the seat
+        self._rejected: dict[int, set[Hashable]] = {}  # by number of the item
         self._position = 0
         self._stride = 1
         self._killers: dict[Hashable, tuple[str, str]] = {}
 
     def begin(
         self, indices: list[Any], position: int, stride: int, caution: Caution | None
-    ) -> list[Seat]:
-        """Return the seats of a batch."""
+    ) -> list[BatchItem]:
+        """Return the items of a batch."""
         self._indices = indices
         self._rejected = {}
         self._position = position
         self._stride = stride
         known = () if caution is None else caution.killers
         self._killers = {key: (reason, advice) for key, reason, advice in known}
-        return [Seat(k, index, position + k * stride) for k, index in enumerate(indices)]
+        return [BatchItem(k, index, position + k * stride) for k, index in enumerate(indices)]
 
-    def read(self, seat: Seat) -> Any:  # noqa: ANN401
+    def read(self, item: BatchItem) -> Any:  # noqa: ANN401
         """Return the sample, tried as often as the policy says."""
-        how = self._killers.get(sample_key(seat.index))
+        how = self._killers.get(sample_key(item.index))
         if how is not None:
             raise WorkerDied(how[0])
         for _ in range(self._spec.faults.retries):
             try:
-                return self._read_once(seat)
+                return self._read_once(item)
             except Exception:  # tried again; the last time it counts
                 continue
-        return self._read_once(seat)
+        return self._read_once(item)
 
-    def _read_once(self, seat: Seat) -> Any:  # noqa: ANN401
+    def _read_once(self, item: BatchItem) -> Any:  # noqa: ANN401
         try:
-            if self._reader.whole_batch([seat.index]) is not None:
-                return self._read_whole([seat], np.empty)  # `gather` reads it with the others
-            return self._reader.read_one(seat)
+            if self._reader.whole_batch([item.index]) is not None:
+                return self._read_whole([item], np.empty)  # `gather` reads it with the others
+            return self._reader.read_one(item)
         except Exception as error:
-            self._reader.note(error, seat.index)
+            self._reader.note(error, item.index)
             raise
 
-    def gather(self, seats: list[Seat], empty: Empty) -> tuple[bool, Any]:
-        """Return the samples of `seats`; what can be read together is read once more, together."""
-        indices = [seat.index for seat in seats]
+    def gather(self, items: list[BatchItem], empty: Empty) -> tuple[bool, Any]:
+        """Return the samples of `items`; what can be read together is read once more, together."""
+        indices = [item.index for item in items]
         if self._reader.whole_batch(indices) is not None:
-            return True, self._read_whole(seats, empty)
+            return True, self._read_whole(items, empty)
         if self._reader.reads_together:
-            self._begin_part(seats)
+            self._begin_part(items)
             return False, self._reader.read_together(indices)
-        return False, [seat.sample for seat in seats]
+        return False, [item.sample for item in items]
 
-    def _read_whole(self, seats: list[Seat], empty: Empty) -> Any:  # noqa: ANN401
-        self._begin_part(seats)
-        indices = np.array([seat.index for seat in seats], np.int64)
+    def _read_whole(self, items: list[BatchItem], empty: Empty) -> Any:  # noqa: ANN401
+        self._begin_part(items)
+        indices = np.array([item.index for item in items], np.int64)
         return self._reader.read_whole(indices, empty)
 
-    def _begin_part(self, seats: list[Seat]) -> None:
+    def _begin_part(self, items: list[BatchItem]) -> None:
         if self._streams is not None:
-            places = {seat.number: seat.attempt for seat in seats}
+            places = {item.number: item.attempt for item in items}
             self._streams.begin_part(self._position, self._stride, places)
 
-    def read_anew(self, seats: list[Seat]) -> None:
+    def read_anew(self, items: list[BatchItem]) -> None:
         """Read samples that are read one by one; the others are read when they are gathered."""
         if self._reader.whole_batch([]) is not None or self._reader.reads_together:
             return
-        for seat in seats:
-            seat.sample = self.read(seat)
+        for item in items:
+            item.sample = self.read(item)
 
-    def find_substitute(self, seat: Seat, error: Exception) -> None:
+    def find_substitute(self, item: BatchItem, error: Exception) -> None:
         """Draw another index."""
-        rejected = self._rejected.setdefault(seat.number, set())
-        rejected.add(sample_key(seat.index))
-        seat.attempt += 1
-        if seat.attempt > MOST_ATTEMPTS:
+        rejected = self._rejected.setdefault(item.number, set())
+        rejected.add(sample_key(item.index))
+        item.attempt += 1
+        if item.attempt > MOST_ATTEMPTS:
             raise TooManyFailures(
-                f"no substitute was found for sample {self._indices[seat.number]!r}: "
+                f"no substitute was found for sample {self._indices[item.number]!r}: "
                 f"{MOST_ATTEMPTS} others that were drawn in its place could not be made either, "
-                f"the last one, {note_samples(self._spec.dataset, [seat.index])}, for "
+                f"the last one, {note_samples(self._spec.dataset, [item.index])}, for "
                 f"{text_of(error)}. That many bad samples in a row are rarely an accident; "
                 "loader.failures lists them."
             )
@@ -159,18 +159,18 @@ class MapSource:
             self._substitutes = Substitutes(
                 self._spec.dataset, *self._drawn_from, from_all=self._spec.covers_dataset
             )
-        original = self._indices[seat.number]
-        seat.index = self._substitutes.draw(
-            seat.place, seat.attempt, original, self._indices, rejected
+        original = self._indices[item.number]
+        item.index = self._substitutes.draw(
+            item.place, item.attempt, original, self._indices, rejected
         )
 
     def is_spent(self, error: Exception) -> bool:
         """Return False: every sample is by itself."""
         return False
 
-    def what_is_known_of(self, seat: Seat) -> str:
+    def what_is_known_of(self, item: BatchItem) -> str:
         """Return the memory figures, and the stack of a crash."""
-        return self._killers.get(sample_key(seat.index), ("", ""))[1]
+        return self._killers.get(sample_key(item.index), ("", ""))[1]
 
 
 class StreamSource:
@@ -180,21 +180,21 @@ class StreamSource:
         """Read with `reader`."""
         self._reader = reader
 
-    def read(self, seat: Seat) -> Any:  # noqa: ANN401
+    def read(self, item: BatchItem) -> Any:  # noqa: ANN401
         """Return the next sample; nothing is tried twice."""
-        return self._reader.read(seat)
+        return self._reader.read(item)
 
-    def gather(self, seats: list[Seat], empty: Empty) -> tuple[bool, Any]:
+    def gather(self, items: list[BatchItem], empty: Empty) -> tuple[bool, Any]:
         """Return the samples."""
-        return False, [seat.sample for seat in seats]
+        return False, [item.sample for item in items]
 
-    def read_anew(self, seats: list[Seat]) -> None:
+    def read_anew(self, items: list[BatchItem]) -> None:
         """Nothing can be read twice."""
 
-    def find_substitute(self, seat: Seat, error: Exception) -> None:
-        """Let the seat be for the next sample."""
-        seat.attempt += 1
-        if seat.attempt > _LONGEST_RUN:
+    def find_substitute(self, item: BatchItem, error: Exception) -> None:
+        """Let the item be for the next sample."""
+        item.attempt += 1
+        if item.attempt > _LONGEST_RUN:
             raise TooManyFailures(
                 f"{_LONGEST_RUN} samples in a row did not fit into one batch of the iterable "
                 f"dataset, the last one for {text_of(error)}; loader.failures lists them."
@@ -204,6 +204,6 @@ class StreamSource:
         """Return whether the iterator has come to its end by raising."""
         return self._reader.give_up(error)
 
-    def what_is_known_of(self, seat: Seat) -> str:
+    def what_is_known_of(self, item: BatchItem) -> str:
         """Return nothing: no sample of an iterable can be told from the others."""
         return ""

@@ -13,8 +13,8 @@ import warnings
 from typing import TYPE_CHECKING, Any, Final
 
 from penstock.data.dataset import can_resume
+from penstock.engine.batch_item import BatchItem
 from penstock.engine.epoch import ShardPosition
-from penstock.engine.seats import Seat
 from penstock.faults import annotate
 from penstock.worker_info import was_asked
 
@@ -95,8 +95,8 @@ class StreamReader:
         batch_size = self._spec.batch_size or 1
         return (step * batch_size + k) * self._spec.world_size + self._spec.rank
 
-    def take(self, fill: Callable[[Seat], None], count: int | None = None) -> list[Seat]:
-        """Return the seats of the next batch, filled; a batch that fails is one as well.
+    def take(self, fill: Callable[[BatchItem], None], count: int | None = None) -> list[BatchItem]:
+        """Return the items of the next batch, filled; a batch that fails is one as well.
 
         Args:
             fill: Calls `read`, once or more.
@@ -109,14 +109,14 @@ class StreamReader:
         if self._ended:
             raise StopIteration
         try:
-            seats = self._fill(fill, count or self._spec.batch_size or 1)
+            items = self._fill(fill, count or self._spec.batch_size or 1)
         except StopIteration:
             raise
         except Exception:
             self._num_batches += 1
             raise
         self._num_batches += 1
-        return seats
+        return items
 
     @property
     def has_begun(self) -> bool:
@@ -145,23 +145,23 @@ class StreamReader:
                 raise StopIteration
         return samples
 
-    def _fill(self, fill: Callable[[Seat], None], count: int) -> list[Seat]:
-        seats: list[Seat] = []
+    def _fill(self, fill: Callable[[BatchItem], None], count: int) -> list[BatchItem]:
+        items: list[BatchItem] = []
         for number in range(count):
-            seat = Seat(number, None, self.position(number))
+            item = BatchItem(number, None, self.position(number))
             try:
-                fill(seat)
+                fill(item)
             except StopIteration:
                 self._ended = True
                 break
-            seats.append(seat)
-        is_short = self._ended and self._spec.drop_last and len(seats) < count
-        if not seats or is_short:
+            items.append(item)
+        is_short = self._ended and self._spec.drop_last and len(items) < count
+        if not items or is_short:
             raise StopIteration
-        return seats
+        return items
 
-    def read(self, seat: Seat) -> Any:  # noqa: ANN401
-        """Return the next sample, which is to take `seat`.
+    def read(self, item: BatchItem) -> Any:  # noqa: ANN401
+        """Return the next sample, for `item`.
 
         Raises:
             StopIteration: there is none.
@@ -170,12 +170,12 @@ class StreamReader:
         is_first, self._is_untouched = self._is_untouched, False
         if self._streams is not None:
             if is_first:
-                self._streams.begin_first_sample(seat.place)
+                self._streams.begin_first_sample(item.place)
             else:
-                self._streams.begin_sample(seat.place, seat.attempt)
+                self._streams.begin_sample(item.place, item.attempt)
         sample = next(self._iterator)
         self._num_failed = 0
-        is_start = self._num_batches == 0 and seat.number == 0
+        is_start = self._num_batches == 0 and item.number == 0
         if is_start and self._num_workers > 1 and not was_asked():
             self.first_sample_digest = _digest(sample)
         return sample

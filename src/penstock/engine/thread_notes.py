@@ -14,8 +14,8 @@ from penstock.engine.logbook import Entry, Notes, Phase, seconds_since
 from penstock.engine.plan import sample_key
 
 if TYPE_CHECKING:
+    from penstock.engine.batch_item import BatchItem
     from penstock.engine.generator_watch import GeneratorWatch
-    from penstock.engine.seats import Seat
 
 __all__ = ["ThreadNotes", "Unwanted"]
 
@@ -124,12 +124,12 @@ class ThreadNotes(Notes):
         if number == _MOST_WATCHED and self._watch is not None:
             self._watch.end()
 
-    def seat(self, phase: Phase, seat: Seat) -> None:
-        """Note what is being done with the sample of one seat; raises as `phase` does."""
+    def item(self, phase: Phase, item: BatchItem) -> None:
+        """Note what is being done with the sample of one item; raises as `phase` does."""
         self.check()
-        super().seat(phase, seat)
-        self._substitute = (sample_key(seat.index),) if seat.attempt else None
-        self._number = seat.number
+        super().item(phase, item)
+        self._substitute = (sample_key(item.index),) if item.attempt else None
+        self._number = item.number
         self._doing = phase
 
     def check(self) -> None:

@@ -171,13 +171,13 @@ def test_the_number_of_workers_does_not_show(way, on_error):
     assert seen[0][0][0] != seen[0][0][1]
 
 
-def test_ways_to_read_give_the_same_substitutes_with_the_same_draws():
+def test_ways_to_read_give_the_same_replacements_with_the_same_draws():
     options = {"batch_size": 5, "shuffle": True, "on_error": "replace"}
     one, other, third = (rows(Loader(CLASSES[way](bad={1, 8, 22}), **options)) for way in WAYS)
     assert one == other == third
 
 
-def test_a_substitute_is_of_the_same_class_where_labels_are_known():
+def test_a_replacement_is_of_the_same_class_where_labels_are_known():
     class Labelled(Numbers):
         targets = np.arange(40) % 4
 
@@ -188,7 +188,7 @@ def test_a_substitute_is_of_the_same_class_where_labels_are_known():
     assert sum(map(len, batches)) == 40
 
 
-def test_a_sampler_that_keeps_to_a_part_of_the_data_gets_substitutes_of_that_part():
+def test_a_sampler_that_keeps_to_a_part_of_the_data_gets_replacements_of_that_part():
     """A validation sample must never get into training because a training sample is broken."""
     train = list(range(0, 40, 2))
     for sampler in (SubsetRandomSampler(train), train):
@@ -208,7 +208,7 @@ def test_a_batch_without_another_sample_cannot_be_filled_up_and_says_so():
 
 def test_when_nothing_can_be_made_replacing_ends_instead_of_trying_for_ever():
     policy = FaultPolicy("replace", max_failures=None)
-    with pytest.raises(TooManyFailures, match="no substitute was found for sample 0"):
+    with pytest.raises(TooManyFailures, match="no replacement was found for sample 0"):
         list(Loader(Numbers(bad=range(40)), batch_size=4, on_error=policy))
 
 
@@ -704,7 +704,7 @@ def test_exceptions_of_any_make_are_dealt_with(error, num_workers):
     assert str(loader.failures[0]).startswith("sample 7 (7.jpg): ")
 
 
-def test_substitutes_that_are_known_to_be_bad_are_not_tried_again():
+def test_replacements_that_are_known_to_be_bad_are_not_tried_again():
     loader = Loader(
         Numbers(length=12, bad={0, 1}), batch_size=3, sampler=list(range(12)), on_error="replace"
     )

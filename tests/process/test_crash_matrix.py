@@ -368,11 +368,11 @@ def test_under_replace_another_sample_takes_the_place_whatever_the_fault(place, 
     loader = load(place, fault, "fork", "replace")
     batches = batches_of(loader)
     assert_is_the_bad_sample(loader.failures, MATRIX[place][fault][1])
-    substitute = loader.failures[0].replaced_by
-    assert substitute == substitute_without_workers()
+    replacement = loader.failures[0].replaced_by
+    assert replacement == replacement_without_workers()
     indices = np.concatenate([batch["index"] for batch in batches])
     assert [len(batch["index"]) for batch in batches] == [BATCH_SIZE] * 8
-    assert indices.tolist() == [*range(BAD), substitute, *range(BAD + 1, 32)]
+    assert indices.tolist() == [*range(BAD), replacement, *range(BAD + 1, 32)]
     kept = [
         _only(batch, indices[4 * k : 4 * k + 4] == np.arange(4 * k, 4 * k + 4))
         for k, batch in enumerate(batches)
@@ -389,7 +389,7 @@ class RaisesAnywhere(Samples):
         return super().__getitem__(index)
 
 
-def substitute_without_workers():
+def replacement_without_workers():
     loader = Loader(RaisesAnywhere(), batch_size=BATCH_SIZE, on_error="replace")
     batches_of(loader)
     return loader.failures[0].replaced_by

@@ -28,7 +28,7 @@ from tests.process.test_crash_matrix import (
     batches_of,
     drain,
     good_batches,
-    substitute_without_workers,
+    replacement_without_workers,
 )
 
 from penstock import Loader
@@ -139,7 +139,7 @@ def test_under_replace_another_sample_takes_the_place_of_one_that_kills():
     loader = load("__getitem__", "os._exit(3)", "replace")
     batches = batches_of(loader)
     assert_is_the_bad_sample(loader.failures, Skips(WorkerDied, GONE))
-    assert loader.failures[0].replaced_by == substitute_without_workers()
+    assert loader.failures[0].replaced_by == replacement_without_workers()
     indices = np.concatenate([batch["index"] for batch in batches])
     expected = [*range(BAD), loader.failures[0].replaced_by, *range(BAD + 1, 32)]
     assert indices.tolist() == expected

@@ -18,8 +18,8 @@ class BatchItem:
         number: Which, from 0.
         index: Of its sample; None in an iterable dataset.
         place: In the epoch's global order; decides the sample's random numbers.
-        attempt: 0 for the sample that the sampler drew; one more for each substitute, and each time
-            that it is made with other partners.
+        attempt: 0 for the sample that the sampler drew; one more for each replacement, and each
+            time that it is made with other partners.
         sample: What was made for it; `MISSING` as long as, or because, there is none.
     """
 

@@ -72,8 +72,8 @@ def deed_of(entry: Entry, tasks: Mapping[int, object], spec: WorkerSpec, generat
     if entry.number is None or is_torn:
         named = note_samples(spec.dataset, keys if spec.is_batched else [keys])
         return Deed(entry.step, None, f"{doing} {named} of step {entry.step}")
-    if entry.has_substitute:
-        index = entry.substitute
+    if entry.has_replacement:
+        index = entry.replacement
     else:
         index = keys[entry.number] if spec.is_batched else keys
     named = note_samples(spec.dataset, [index])

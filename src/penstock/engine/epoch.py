@@ -73,7 +73,7 @@ class Given(NamedTuple):
         shards: Per worker of an iterable dataset, as of the last batch given.
         turn: The worker whose batch comes next, for an iterable dataset.
         num_asked: Samples that were asked for, in the batches given.
-        num_failed: Those of them, and of their substitutes, that could not be made.
+        num_failed: Those of them, and of their replacements, that could not be made.
     """
 
     num_steps: int = 0

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from collections.abc import Hashable, Sequence
 
     from penstock.engine.epoch import Epoch, Given
-    from penstock.engine.salvage import BadSample
+    from penstock.engine.recover import BadSample
 
 __all__ = ["NO_LOSSES", "FaultLog", "Losses", "said_of_stop"]
 
@@ -35,7 +35,7 @@ class Losses(NamedTuple):
 
     Attributes:
         num_asked: Samples that were asked for.
-        bad: Those that could not be made, and their substitutes that could not.
+        bad: Those that could not be made, and their replacements that could not.
     """
 
     num_asked: int = 0
@@ -81,7 +81,7 @@ class FaultLog:
         """Record the bad samples of a step, when it is given or known to have failed.
 
         Returns:
-            How many of them were not known yet in this epoch. Substitutes, and samplers that draw
+            How many of them were not known yet in this epoch. Replacements, and samplers that draw
             a sample more than once, come upon the same ones again.
         """
         num_new = 0

@@ -14,7 +14,7 @@ from penstock.engine.logbook import Notes
 from penstock.engine.map_reader import MapReader
 from penstock.engine.plain import map_maker, shard_maker
 from penstock.engine.plan import Placed, keys_of, sample_key
-from penstock.engine.salvage import BadSample, Salvage
+from penstock.engine.recover import BadSample, Recovery
 from penstock.engine.sources import MapSource, StreamSource
 from penstock.engine.stream_reader import StreamReader
 from penstock.randomness.samples import SampleStreams
@@ -105,12 +105,12 @@ class Fetcher:
         else:
             assert self._stream_reader is not None
             self._source = StreamSource(self._stream_reader)
-        self._salvage = Salvage(self._source, self._assembler, spec, notes)
+        self._recovery = Recovery(self._source, self._assembler, spec, notes)
         self.num_asked = 0  # samples of the batch made last; counted where a policy needs it
         if self._stream_reader is not None:
             with self._scope():
                 self._stream_reader.replay(self._replay)
-            self._salvage.take_bad()  # they were told when the batches were given
+            self._recovery.take_bad()  # they were told when the batches were given
 
     def _announce(self, epoch: int) -> None:
         if self._streams is not None:
@@ -136,7 +136,7 @@ class Fetcher:
 
     def take_bad(self) -> list[BadSample]:
         """Return the bad samples of the batch that was made last."""
-        return self._salvage.take_bad()
+        return self._recovery.take_bad()
 
     def fetch(self, indices: Any, step: int = 0, caution: Caution | None = None) -> Any:  # noqa: ANN401
         """Return the batch of `indices` as `Output.finish` gives it.
@@ -147,7 +147,7 @@ class Fetcher:
             caution: How to be careful; None is not at all.
 
         Returns:
-            The batch, or `penstock.engine.salvage.NO_BATCH` if none of its samples could be made
+            The batch, or `penstock.engine.recover.NO_BATCH` if none of its samples could be made
             and the fault policy goes on without them.
 
         Raises:
@@ -225,9 +225,9 @@ class Fetcher:
             return
         with self._scope(), contextlib.suppress(Exception):
             items = self._source.begin(keys, position, stride, caution)
-            self._salvage.fill(items[number], alone=True)
+            self._recovery.fill(items[number], alone=True)
         self._assembler.output.abandon()
-        self._salvage.take_bad()
+        self._recovery.take_bad()
 
     def _fetch(self, indices: Any, step: int, caution: Caution | None) -> Any:  # noqa: ANN401
         position, stride = 0, 1
@@ -243,7 +243,7 @@ class Fetcher:
             return self._fetch_map(indices, position, stride)
         self.num_asked = len(keys)
         if self._streams is None:
-            position = step * len(keys)  # as good as any other place, to draw substitutes by
+            position = step * len(keys)  # as good as any other place, to draw replacements by
         return self._fetch_carefully(indices, keys, position, stride, caution)
 
     def _listed(self, indices: Any) -> tuple[Any, list[Any] | None]:  # noqa: ANN401
@@ -273,8 +273,8 @@ class Fetcher:
             self._assembler.output.abandon()
         items = self._source.begin(keys, position, stride, caution)
         for item in items:
-            self._salvage.fill(item, alone=caution is not None and caution.alone)
-        return self._salvage.join(items, position)
+            self._recovery.fill(item, alone=caution is not None and caution.alone)
+        return self._recovery.join(items, position)
 
     def _is_read_at_once(self, indices: Any) -> bool:  # noqa: ANN401
         assert self._map is not None
@@ -310,9 +310,9 @@ class Fetcher:
         assert self._stream_reader is not None
         position = self._stream_reader.position()
         if self._spec.faults.tolerates:
-            items = self._stream_reader.take(self._salvage.fill, count)
+            items = self._stream_reader.take(self._recovery.fill, count)
             self.num_asked = len(items)
-            return self._salvage.join(items, position)
+            return self._recovery.join(items, position)
         samples: Any
         # No sample of a stream is known by its number, so that of a quick one need not be noted.
         is_quick = self._streams is None and self._notes.number_cell() is not None

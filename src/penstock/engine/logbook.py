@@ -85,8 +85,8 @@ class Entry(NamedTuple):
         step: The step that it was making.
         phase: What it was doing.
         number: With which sample of the batch; None if not with a single one.
-        has_substitute: Whether it is another sample than the batch's own.
-        substitute: Key of that one.
+        has_replacement: Whether it is another sample than the batch's own.
+        replacement: Key of that one.
         peak_rss_bytes: Its largest resident memory, looked at every few tasks.
         task_s: Seconds since the task began.
         still_s: Seconds since it moved on last, to another sample or phase; None where samples are
@@ -97,8 +97,8 @@ class Entry(NamedTuple):
     step: int
     phase: Phase
     number: int | None
-    has_substitute: bool
-    substitute: Any
+    has_replacement: bool
+    replacement: Any
     peak_rss_bytes: int
     task_s: float
     still_s: float | None = None
@@ -309,8 +309,8 @@ class Logbook:
             step=cells[_STEP],
             phase=Phase(cells[_PHASE]),
             number=None if cells[_NUMBER] < 0 else cells[_NUMBER],
-            has_substitute=bool(key),
-            substitute=pickle.loads(key) if key else None,
+            has_replacement=bool(key),
+            replacement=pickle.loads(key) if key else None,
             peak_rss_bytes=cells[_PEAK_RSS] * _RSS_UNIT,
             task_s=seconds_since(cells[_SINCE]) or 0.0,
             still_s=seconds_since(cells[_AT_IT_SINCE]),

@@ -24,7 +24,7 @@ from penstock.transport.arena import Extent
 from penstock.transport.packing import Packed
 
 if TYPE_CHECKING:
-    from penstock.engine.salvage import BadSample
+    from penstock.engine.recover import BadSample
 
 __all__ = [
     "BatchMade",
@@ -128,7 +128,7 @@ class ExceptionReport(NamedTuple):
 
 
 class BadReport(NamedTuple):
-    """A bad sample on its way to another process; see `penstock.engine.salvage.BadSample`."""
+    """A bad sample on its way to another process; see `penstock.engine.recover.BadSample`."""
 
     index: Any
     report: ExceptionReport

@@ -13,7 +13,7 @@ from penstock.engine.epoch import Given
 from penstock.engine.fetch import Fetcher
 from penstock.engine.generator_watch import UNSEEDED, warn_of_drawings
 from penstock.engine.logbook import Notes, Phase
-from penstock.engine.salvage import NO_BATCH
+from penstock.engine.recover import NO_BATCH
 from penstock.engine.stream import FOLD_AT, LONG_NS, BatchStream, was_raised_below
 from penstock.errors import TooManyFailures
 from penstock.faults import annotate

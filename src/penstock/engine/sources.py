@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Where the samples of a batch's items come from, one by one: what `Salvage` works on."""
+"""Where the samples of a batch's items come from, one by one: what `Recovery` works on."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import numpy as np
 from penstock.engine.batch_item import MOST_ATTEMPTS, BatchItem
 from penstock.engine.map_reader import note_samples
 from penstock.engine.plan import sample_key
-from penstock.engine.substitutes import Substitutes
+from penstock.engine.replacements import Replacements
 from penstock.errors import TooManyFailures, WorkerDied
 from penstock.faults import text_of
 
@@ -45,7 +45,7 @@ class Source(Protocol):
     def read_anew(self, items: list[BatchItem]) -> None:
         """Read the samples once more, where that is possible: collating may have changed them."""
 
-    def find_substitute(self, item: BatchItem, error: Exception) -> None:
+    def find_replacement(self, item: BatchItem, error: Exception) -> None:
         """Let `item` be for another sample, as this one gave `error`.
 
         Raises:
@@ -70,12 +70,12 @@ class MapSource:
         seed: int,
         epoch: int,
     ) -> None:
-        """Read with `reader`; `seed` and `epoch` decide the substitutes."""
+        """Read with `reader`; `seed` and `epoch` decide the replacements."""
         self._reader = reader
         self._spec = spec
         self._streams = streams
         self._drawn_from = seed, epoch
-        self._substitutes: Substitutes | None = None
+        self._replacements: Replacements | None = None
         self._indices: list[Any] = []
         self._rejected: dict[int, set[Hashable]] = {}  # by number of the item
         self._position = 0
@@ -142,25 +142,25 @@ class MapSource:
         for item in items:
             item.sample = self.read(item)
 
-    def find_substitute(self, item: BatchItem, error: Exception) -> None:
+    def find_replacement(self, item: BatchItem, error: Exception) -> None:
         """Draw another index."""
         rejected = self._rejected.setdefault(item.number, set())
         rejected.add(sample_key(item.index))
         item.attempt += 1
         if item.attempt > MOST_ATTEMPTS:
             raise TooManyFailures(
-                f"no substitute was found for sample {self._indices[item.number]!r}: "
+                f"no replacement was found for sample {self._indices[item.number]!r}: "
                 f"{MOST_ATTEMPTS} others that were drawn in its place could not be made either, "
                 f"the last one, {note_samples(self._spec.dataset, [item.index])}, for "
                 f"{text_of(error)}. That many bad samples in a row are rarely an accident; "
                 "loader.failures lists them."
             )
-        if self._substitutes is None:
-            self._substitutes = Substitutes(
+        if self._replacements is None:
+            self._replacements = Replacements(
                 self._spec.dataset, *self._drawn_from, from_all=self._spec.covers_dataset
             )
         original = self._indices[item.number]
-        item.index = self._substitutes.draw(
+        item.index = self._replacements.draw(
             item.place, item.attempt, original, self._indices, rejected
         )
 
@@ -191,7 +191,7 @@ class StreamSource:
     def read_anew(self, items: list[BatchItem]) -> None:
         """Nothing can be read twice."""
 
-    def find_substitute(self, item: BatchItem, error: Exception) -> None:
+    def find_replacement(self, item: BatchItem, error: Exception) -> None:
         """Let the item be for the next sample."""
         item.attempt += 1
         if item.attempt > _LONGEST_RUN:

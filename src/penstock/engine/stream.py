@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from penstock.engine.epoch import Given
 from penstock.engine.fault_log import FaultLog, said_of_stop
-from penstock.engine.salvage import NO_BATCH
+from penstock.engine.recover import NO_BATCH
 from penstock.engine.trainer_clock import TrainerClock
 from penstock.warn import users_level
 
@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     from penstock.engine.epoch import Epoch, ShardPosition
     from penstock.engine.handover import Handover
     from penstock.engine.plan import Plan
-    from penstock.engine.salvage import BadSample
+    from penstock.engine.recover import BadSample
 
 __all__ = ["FOLD_AT", "LONG_NS", "BatchStream", "was_raised_below"]
 

@@ -38,7 +38,13 @@ class ThreadNotes(Notes):
     """
 
     __slots__ = (
-        "_begun_ns", "_doing", "_generation", "_number", "_step", "_substitute", "_wanted",
+        "_begun_ns",
+        "_doing",
+        "_generation",
+        "_number",
+        "_replacement",
+        "_step",
+        "_wanted",
         "_watch",
     )  # fmt: skip
 
@@ -50,7 +56,7 @@ class ThreadNotes(Notes):
         self._step = 0
         self._doing = Phase.STARTING
         self._number: int | None = None
-        self._substitute: tuple[Any] | None = None
+        self._replacement: tuple[Any] | None = None
         self._begun_ns = 0
         self._watch: GeneratorWatch | None = None
 
@@ -81,7 +87,7 @@ class ThreadNotes(Notes):
         super().begin_task(generation, step, measures=measures)
         self._generation = generation
         self._step = step
-        self._number = self._substitute = None
+        self._number = self._replacement = None
         self._begun_ns = time.monotonic_ns()
         self._doing = Phase.READING
 
@@ -104,7 +110,7 @@ class ThreadNotes(Notes):
             if self._watch is not None:
                 self._watch.begin()
         super().phase(phase)
-        self._number = self._substitute = None
+        self._number = self._replacement = None
         self._doing = phase
 
     @property
@@ -128,7 +134,7 @@ class ThreadNotes(Notes):
         """Note what is being done with the sample of one item; raises as `phase` does."""
         self.check()
         super().item(phase, item)
-        self._substitute = (sample_key(item.index),) if item.attempt else None
+        self._replacement = (sample_key(item.index),) if item.attempt else None
         self._number = item.number
         self._doing = phase
 
@@ -143,14 +149,14 @@ class ThreadNotes(Notes):
 
     def entry(self) -> Entry:
         """Return the last note."""
-        substitute = self._substitute
+        replacement = self._replacement
         return Entry(
             generation=self._generation,
             step=self._step,
             phase=self._doing,
             number=self._number,
-            has_substitute=substitute is not None,
-            substitute=None if substitute is None else substitute[0],
+            has_replacement=replacement is not None,
+            replacement=None if replacement is None else replacement[0],
             peak_rss_bytes=0,
             task_s=seconds_since(self._begun_ns) or 0.0,
             still_s=seconds_since(self.at_it_since_ns),

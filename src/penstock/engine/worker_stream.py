@@ -15,7 +15,7 @@ from penstock.engine.accounts import Crew
 from penstock.engine.backends import Backend, Outcome, open_backend
 from penstock.engine.deeds import Standing
 from penstock.engine.plan import Caution
-from penstock.engine.salvage import NO_BATCH
+from penstock.engine.recover import NO_BATCH
 from penstock.engine.scheduler import (
     Condemn,
     CrewChanged,

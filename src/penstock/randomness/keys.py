@@ -26,7 +26,7 @@ class Purpose(enum.IntEnum):
     SAMPLES = 1
     WORKERS = 2
     RANKS = 3
-    SUBSTITUTES = 4
+    REPLACEMENTS = 4
 
 
 def seed_sequence(seed: int, purpose: Purpose, *which: int) -> np.random.SeedSequence:

@@ -236,7 +236,7 @@ class SampleStreams:
         self._count = count
 
     def begin_part(self, position: int, stride: int, places: Mapping[int, int]) -> None:
-        """Seed everything for some of a batch's samples, or substitutes of them, read at once.
+        """Seed everything for some of a batch's samples, or replacements of them, read at once.
 
         Args:
             position: As for `begin_batch`, of the whole batch's first sample.

@@ -11,7 +11,7 @@ import numpy as np
 from penstock.data.dataset import Dataset, IterableDataset
 from penstock.engine.epoch import Epoch
 from penstock.engine.plan import Plan, WorkerSpec
-from penstock.engine.salvage import NO_BATCH
+from penstock.engine.recover import NO_BATCH
 from penstock.engine.scheduler import TaskDone, WorkerDied, WorkerExhausted, WorkerReady
 from penstock.faults import FaultPolicy
 

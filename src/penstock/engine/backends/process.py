@@ -72,7 +72,7 @@ from penstock.engine.messages import (
     encode,
 )
 from penstock.engine.pickling import share_spec, unpicklable_error
-from penstock.engine.salvage import NO_BATCH
+from penstock.engine.recover import NO_BATCH
 from penstock.engine.scheduler import TaskDone, WorkerDied, WorkerExhausted, WorkerReady
 from penstock.engine.worker import run_worker
 from penstock.engine.worker_setup import WorkerIdentity

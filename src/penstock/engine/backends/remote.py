@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from penstock.engine.fault_log import Losses
 from penstock.engine.messages import revive_exception
-from penstock.engine.salvage import BadSample
+from penstock.engine.recover import BadSample
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

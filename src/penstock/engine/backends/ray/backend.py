@@ -52,7 +52,7 @@ from penstock.engine.first_samples import FirstSamples
 from penstock.engine.interrupts import LONGEST_WAIT_S
 from penstock.engine.messages import BatchMade, ShardExhausted, TaskFailed, decode
 from penstock.engine.pickling import unpicklable_error
-from penstock.engine.salvage import NO_BATCH
+from penstock.engine.recover import NO_BATCH
 from penstock.engine.scheduler import TaskDone, WorkerDied, WorkerExhausted, WorkerReady
 from penstock.engine.worker_setup import WorkerIdentity
 from penstock.errors import ConfigError

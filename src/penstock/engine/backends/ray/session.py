@@ -34,7 +34,7 @@ from penstock.engine.messages import (
     report_bad,
     report_exception,
 )
-from penstock.engine.salvage import NO_BATCH, drop_frames
+from penstock.engine.recover import NO_BATCH, drop_frames
 from penstock.engine.thread_notes import ThreadNotes, Unwanted
 from penstock.engine.user_frames import stack_of_error
 from penstock.engine.worker_setup import make_fetcher, set_up_worker, take_place_again

@@ -16,13 +16,13 @@ from penstock.randomness.keys import Purpose, seed_sequence
 if TYPE_CHECKING:
     from collections.abc import Collection, Hashable, Iterator, Sequence
 
-__all__ = ["Substitutes"]
+__all__ = ["Replacements"]
 
 _MOST_DRAWS: Final = 100  # to find one that was not tried yet; few are tried, so one is enough
 
 
-class Substitutes:
-    """Draws substitutes for the bad samples of one epoch.
+class Replacements:
+    """Draws replacements for the bad samples of one epoch.
 
     What is drawn must be a sample that the epoch could have had. A sampler that goes over all of
     the dataset could have drawn any; of another one (a split's, a weighted one) nothing is known
@@ -39,7 +39,7 @@ class Substitutes:
             epoch: Of the seed's.
             from_all: Whether any sample of the dataset will do.
         """
-        self._key = seed_sequence(seed, Purpose.SUBSTITUTES, epoch).generate_state(2, np.uint64)
+        self._key = seed_sequence(seed, Purpose.REPLACEMENTS, epoch).generate_state(2, np.uint64)
         from penstock.data.labels.known import known_labels
 
         labels = known_labels(dataset)
@@ -56,11 +56,11 @@ class Substitutes:
         batch: Sequence[Any],
         rejected: Collection[Hashable],
     ) -> Any:  # noqa: ANN401
-        """Return the index of a substitute.
+        """Return the index of a replacement.
 
         Args:
             place: Place in the epoch's order.
-            attempt: 1 for the first substitute of that place.
+            attempt: 1 for the first replacement of that place.
             index: Of the bad sample.
             batch: Indices of the whole batch.
             rejected: Keys of what was tried for that place already.

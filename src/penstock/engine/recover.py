@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Making a batch although some of its samples cannot be made.
+"""Batches with bad samples: finding the samples to blame, and making the batch of the others.
 
 The sample to blame is found by trying: each sample by itself, then in pairs with one that most
 others agree with. What cannot be put down to single samples is an error of the collate function or
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from penstock.engine.plan import WorkerSpec
     from penstock.engine.sources import Source
 
-__all__ = ["NO_BATCH", "BadSample", "Salvage", "drop_frames"]
+__all__ = ["NO_BATCH", "BadSample", "Recovery", "drop_frames"]
 
 NO_BATCH: Final = object()
 """Stands for a batch of which no sample is left."""
@@ -38,7 +38,7 @@ class BadSample(NamedTuple):
     """A sample that could not be made.
 
     Attributes:
-        index: As the sampler, or a substitution, gave it; of a partner, as the dataset drew it.
+        index: As the sampler, or a replacement, gave it; of a partner, as the dataset drew it.
             None in an iterable dataset.
         error: What was raised, without traceback.
         traceback: As text; for one that ended workers, all that is known of its end.
@@ -55,7 +55,7 @@ class BadSample(NamedTuple):
     partner_of: Any = None
 
 
-class Salvage:
+class Recovery:
     """Makes batches of what is left of them, for one epoch.
 
     Concurrency:
@@ -86,7 +86,7 @@ class Salvage:
         return bad
 
     def fill(self, item: BatchItem, *, alone: bool = False) -> None:
-        """Make the sample of `item`: its own, a substitute, or none.
+        """Make the sample of `item`: its own, a replacement, or none.
 
         Args:
             item: Of the batch.
@@ -112,7 +112,7 @@ class Salvage:
             else:
                 if alone:
                     self._trial([item], item.place)
-                self._tell_substitute(first_bad, item)
+                self._note_replacement(first_bad, item)
                 return
             if self._faults.tolerates and self._source.is_spent(error):
                 raise error
@@ -157,9 +157,9 @@ class Salvage:
         self._bad.append(BadSample(item.index, error, text, name=name))
         item.sample = MISSING
         if self._faults.on_error == "replace":
-            self._source.find_substitute(item, error)
+            self._source.find_replacement(item, error)
 
-    def _tell_substitute(self, first_bad: int, item: BatchItem) -> None:
+    def _note_replacement(self, first_bad: int, item: BatchItem) -> None:
         """Note whose sample it is that replaced those found bad since."""
         for k in range(first_bad, len(self._bad)):
             if self._bad[k].partner_of is None:
@@ -188,7 +188,7 @@ class Salvage:
             self._assembler.output.abandon()
             if not self._faults.tolerates:
                 raise error
-            self._drop_odd_ones(taken, position, error)
+            self._drop_misfits(taken, position, error)
 
     def _joined(self, items: list[BatchItem], position: int, *, rehearsing: bool = False) -> Any:  # noqa: ANN401
         empty = np.empty if rehearsing else self._assembler.output.empty
@@ -218,7 +218,7 @@ class Salvage:
             return error
         return None
 
-    def _drop_odd_ones(self, taken: list[BatchItem], position: int, error: Exception) -> None:
+    def _drop_misfits(self, taken: list[BatchItem], position: int, error: Exception) -> None:
         """Find the samples that keep the batch from being made, and reject them.
 
         Raises:
@@ -226,24 +226,24 @@ class Salvage:
         """
         with contextlib.suppress(Exception):  # what cannot be read again is taken as it is
             self._source.read_anew(taken)
-        odd_ones = self._odd_ones(taken, position)
-        if not odd_ones:
+        misfits = self._misfits(taken, position)
+        if not misfits:
             annotate(
                 error,
                 "No single sample of the batch explains it, nor do two of them together tell which "
                 "one is bad, so no sample was left out.",
             )
             raise error
-        for item, reason in odd_ones:
+        for item, reason in misfits:
             annotate(reason, "while collating it, or sending what was collated")
             first_bad = len(self._bad)
             self._reject(item, reason)
             if self._faults.on_error == "replace":
                 with contextlib.suppress(StopIteration):  # an iterable's end: one sample less
                     self.fill(item)
-                    self._tell_substitute(first_bad, item)
+                    self._note_replacement(first_bad, item)
 
-    def _odd_ones(self, taken: list[BatchItem], position: int) -> list[tuple[BatchItem, Exception]]:
+    def _misfits(self, taken: list[BatchItem], position: int) -> list[tuple[BatchItem, Exception]]:
         alone = [(item, self._trial([item], position)) for item in taken]
         failed = [(item, error) for item, error in alone if error is not None]
         if not self._is_batched or len(taken) == 1 or 0 < len(failed) < len(taken):

@@ -10,7 +10,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from penstock.engine.scheduler import (
-    Condemn,
     CrewChanged,
     Deliver,
     Dismiss,
@@ -20,6 +19,7 @@ from penstock.engine.scheduler import (
     Hire,
     IndicesDrawn,
     IndicesExhausted,
+    Quarantine,
     Renounce,
     Requested,
     Respawn,
@@ -51,8 +51,8 @@ class World:
         self.finished = False
         self.failed = None
         self.dead = set()
-        self.killers = {}  # step -> sample of it that ends workers; None: the batch as a whole does
-        self.condemned = []
+        self.deadly = {}  # step -> sample of it that ends workers; None: the batch as a whole does
+        self.quarantined = []
         self.num_respawns = 0
         self.num_counted = 0  # of the respawns: after deaths that count
         self.to_submit_again = {}  # worker -> steps that its predecessor held
@@ -102,8 +102,8 @@ class World:
                     assert worker_id in self.dead
                     self.dead.remove(worker_id)
                     self.num_respawns += 1
-                case Condemn(sample, _):
-                    self.condemned.append(sample)
+                case Quarantine(sample, _):
+                    self.quarantined.append(sample)
                 case Submit(worker_id, step, indices, alone) if step in self.submitted:
                     assert worker_id not in self.dead
                     assert self.submitted[step] == (worker_id, indices)
@@ -166,7 +166,7 @@ class World:
         decisions = self.scheduler.handle(WorkerDied(worker_id, "killed", **how))
         kinds = [type(decision) for decision in decisions]
         # A task goes out again only when it is known which samples it must not make, and by whom.
-        order = [Renounce, Condemn, Respawn, Submit, Deliver, Fail]
+        order = [Renounce, Quarantine, Respawn, Submit, Deliver, Fail]
         assert sorted(kinds, key=order.index) == kinds
         self.carry_out(decisions)
         if worker_id not in self.dead:
@@ -174,7 +174,7 @@ class World:
             assert not self.to_submit_again[worker_id], "a task of the dead worker was lost"
 
     def is_deadly(self, step):
-        return step in self.killers and (step, self.killers[step]) not in self.condemned
+        return step in self.deadly and (step, self.deadly[step]) not in self.quarantined
 
     def sent(self, worker_id):
         """What a worker has been sent: nothing goes beside a task whose samples are tried alone."""
@@ -195,7 +195,7 @@ class World:
                 self.die(worker_id, step=sent[0], or_steps=tuple(sent[1:]))
                 return
         if self.is_deadly(step):
-            sample = self.killers[step]
+            sample = self.deadly[step]
             alone = step in self.known_at_once or self.is_alone.get(step, False)
             known = (step, sample) if alone and sample is not None else None
             others = self.sent(worker_id)[1:] if self.may_have_answered and known is None else ()
@@ -435,18 +435,18 @@ def test_workers_may_die_at_any_moment_and_every_step_is_delivered_once(
         num_steps=num_steps,
         any_worker=any_worker,
         max_respawns=12,
-        can_condemn=data.draw(st.booleans()),
+        can_quarantine=data.draw(st.booleans()),
     )
     world.run()
     assert world.failed is None
     steps = [step for step, _ in world.delivered]
     assert (steps if in_order else sorted(steps)) == list(range(num_steps))
-    assert world.condemned == []
+    assert world.quarantined == []
     assert world.scheduler.num_pending == 0
 
 
 @given(data=st.data(), num_steps=st.integers(1, 30), **worlds)
-def test_samples_that_kill_are_condemned_at_the_second_death_and_nothing_else_is(
+def test_samples_that_kill_are_quarantined_at_the_second_death_and_nothing_else_is(
     data, num_steps, num_workers, prefetch, in_order
 ):
     """Whether the sample is known at once, or only the batch is, and its samples are tried."""
@@ -457,28 +457,28 @@ def test_samples_that_kill_are_condemned_at_the_second_death_and_nothing_else_is
         in_order=in_order,
         num_steps=num_steps,
         max_respawns=100,
-        can_condemn=True,
+        can_quarantine=True,
     )
     steps_that_kill = data.draw(st.sets(st.sampled_from(range(num_steps)), max_size=4))
-    world.killers = {step: data.draw(st.integers(0, 7)) for step in steps_that_kill}
+    world.deadly = {step: data.draw(st.integers(0, 7)) for step in steps_that_kill}
     world.known_at_once = data.draw(st.sets(st.sampled_from(range(num_steps))))
     world.run()
     assert world.failed is None
     steps = [step for step, _ in world.delivered]
     assert (steps if in_order else sorted(steps)) == list(range(num_steps))
-    assert sorted(world.condemned) == sorted(world.killers.items())
-    assert world.num_respawns == 2 * len(world.killers)
+    assert sorted(world.quarantined) == sorted(world.deadly.items())
+    assert world.num_respawns == 2 * len(world.deadly)
 
 
 @given(
     data=st.data(),
     num_steps=st.integers(1, 30),
     max_respawns=st.integers(0, 6),
-    can_condemn=st.booleans(),
+    can_quarantine=st.booleans(),
     **worlds,
 )
 def test_an_epoch_fails_with_the_first_death_that_it_may_not_survive(
-    data, num_steps, max_respawns, can_condemn, num_workers, prefetch, in_order
+    data, num_steps, max_respawns, can_quarantine, num_workers, prefetch, in_order
 ):
     """Respawns are spent; or a sample is to blame, and may not be left out."""
     world = World.drawn(
@@ -488,20 +488,20 @@ def test_an_epoch_fails_with_the_first_death_that_it_may_not_survive(
         in_order=in_order,
         num_steps=num_steps,
         max_respawns=max_respawns,
-        can_condemn=can_condemn,
+        can_quarantine=can_quarantine,
     )
     steps_that_kill = data.draw(st.sets(st.sampled_from(range(num_steps)), min_size=1, max_size=4))
-    world.killers = dict.fromkeys(steps_that_kill, 0)
+    world.deadly = dict.fromkeys(steps_that_kill, 0)
     world.run()
     steps = [step for step, _ in world.delivered]
     assert len(set(steps)) == len(steps)
     assert world.num_respawns <= max_respawns
-    survives = can_condemn and max_respawns >= 2 * len(world.killers)
+    survives = can_quarantine and max_respawns >= 2 * len(world.deadly)
     assert (world.failed is None) == survives
     if survives:
         assert len(steps) == num_steps
     else:
-        assert not world.killers.keys() & set(steps) - {s for s, _ in world.condemned}
+        assert not world.deadly.keys() & set(steps) - {s for s, _ in world.quarantined}
         if in_order:
             assert steps == list(range(len(steps)))
 
@@ -517,18 +517,18 @@ def test_a_batch_that_kills_though_each_of_its_samples_passes_ends_the_epoch(
         in_order=in_order,
         num_steps=num_steps,
         max_respawns=100,
-        can_condemn=True,
+        can_quarantine=True,
     )
     victim = data.draw(st.sampled_from(range(num_steps)))
-    world.killers = {victim: None}
+    world.deadly = {victim: None}
     world.run()
     assert world.failed
     assert world.num_respawns == 1
-    assert world.condemned == []
+    assert world.quarantined == []
     assert victim not in dict(world.delivered)
 
 
-def test_a_worker_killed_from_outside_thrice_over_one_sample_has_it_condemned_not_before():
+def test_a_worker_killed_from_outside_thrice_over_one_sample_has_it_quarantined_not_before():
     world = World(
         lambda m: m[0],
         num_workers=1,
@@ -536,11 +536,11 @@ def test_a_worker_killed_from_outside_thrice_over_one_sample_has_it_condemned_no
         in_order=True,
         num_steps=3,
         max_respawns=5,
-        can_condemn=True,
+        can_quarantine=True,
     )
     for deaths in range(1, 4):
         world.die(0, step=0, sample=7, limit=3)
-        assert world.condemned == ([7] if deaths == 3 else [])
+        assert world.quarantined == ([7] if deaths == 3 else [])
     assert list(world.queues[0]) == [0, 1]
 
 
@@ -594,14 +594,14 @@ def test_after_the_first_death_that_is_too_many_nobody_is_replaced_and_it_is_the
     assert world.failed == Fail(1, "killed")
 
 
-def _killers(data, num_steps):
+def _deadly_samples(data, num_steps):
     """Steps with one sample each that ends workers; every step has samples 0 to 7."""
-    steps = data.draw(st.sets(st.sampled_from(range(num_steps)), max_size=4), label="killers")
+    steps = data.draw(st.sets(st.sampled_from(range(num_steps)), max_size=4), label="deadly")
     return {step: data.draw(st.integers(0, 7)) for step in steps}
 
 
 @given(data=st.data(), num_steps=st.integers(1, 30), **worlds)
-def test_a_worker_may_have_died_of_any_step_it_holds_and_only_the_killer_is_condemned(
+def test_a_worker_may_have_died_of_any_step_it_holds_and_only_the_deadly_sample_is_quarantined(
     data, num_steps, num_workers, prefetch, in_order
 ):
     """What it had made may have been lost with it; which step it was at is then not known."""
@@ -612,17 +612,17 @@ def test_a_worker_may_have_died_of_any_step_it_holds_and_only_the_killer_is_cond
         in_order=in_order,
         num_steps=num_steps,
         max_respawns=100,
-        can_condemn=True,
+        can_quarantine=True,
     )
-    world.killers = _killers(data, num_steps)
+    world.deadly = _deadly_samples(data, num_steps)
     world.may_have_answered = True
     world.run()
     assert world.failed is None
     steps = [step for step, _ in world.delivered]
     assert (steps if in_order else sorted(steps)) == list(range(num_steps))
-    assert sorted(world.condemned) == sorted(world.killers.items())
+    assert sorted(world.quarantined) == sorted(world.deadly.items())
     # Each is met twice at most: in its batch, and by itself. One death may do for several batches.
-    assert len(world.killers) <= world.num_respawns <= 2 * len(world.killers)
+    assert len(world.deadly) <= world.num_respawns <= 2 * len(world.deadly)
 
 
 @given(
@@ -659,22 +659,22 @@ def test_machines_may_go_at_any_moment_and_cost_no_respawn(
         in_order=in_order,
         num_steps=num_steps,
         max_respawns=max_respawns,
-        can_condemn=True,
+        can_quarantine=True,
     )
-    world.killers = _killers(data, num_steps)
+    world.deadly = _deadly_samples(data, num_steps)
     world.may_have_answered = may_have_answered
     world.run()
     assert world.num_counted <= max_respawns
     assert world.num_respawns == world.num_counted + num_lost
-    assert set(world.condemned) <= set(world.killers.items()), "an innocent sample was condemned"
+    assert set(world.quarantined) <= set(world.deadly.items()), "an innocent sample was quarantined"
     steps = [step for step, _ in world.delivered]
     assert len(set(steps)) == len(steps)
-    assert {step for step in steps if step in world.killers} <= {s for s, _ in world.condemned}
-    if max_respawns >= 2 * len(world.killers):
+    assert {step for step in steps if step in world.deadly} <= {s for s, _ in world.quarantined}
+    if max_respawns >= 2 * len(world.deadly):
         assert world.failed is None
     if world.failed is None:
         assert (steps if in_order else sorted(steps)) == list(range(num_steps))
-        assert sorted(world.condemned) == sorted(world.killers.items())
+        assert sorted(world.quarantined) == sorted(world.deadly.items())
 
 
 @given(deaths=st.integers(1, 8), limit=st.integers(2, 6))
@@ -695,7 +695,7 @@ def test_deaths_of_unknown_cause_in_a_batch_end_the_epoch_at_the_limit_though_no
 def test_of_several_steps_it_may_have_died_of_one_that_has_not_killed_before_is_suspected():
     """A batch that has killed twice ends the epoch, but not if it was another one this time."""
     options = {"num_workers": 1, "lookahead": 3, "in_order": True, "num_steps": 3}
-    world = World(lambda m: m[0], max_respawns=9, can_condemn=True, **options)
+    world = World(lambda m: m[0], max_respawns=9, can_quarantine=True, **options)
     world.die(0, step=0)
     assert [world.is_alone[step] for step in range(3)] == [True, False, False]
     world.die(0, step=0, or_steps=(1, 2))

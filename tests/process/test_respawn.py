@@ -556,7 +556,7 @@ class Letters:
         return key
 
 
-def test_a_replacement_that_ends_workers_is_condemned_not_the_sample_that_it_stands_for():
+def test_a_replacement_that_ends_workers_is_quarantined_not_the_sample_that_it_stands_for():
     loader = Loader(
         Letters(),
         batch_sampler=[["a", "b", "c"], ["d", "e", "f"]],

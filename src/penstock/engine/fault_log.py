@@ -60,7 +60,7 @@ class FaultLog:
             dataset: May name its samples (`describe`).
         """
         self.policy = policy
-        self.killers: dict[Hashable, tuple[str, str]] = {}  # samples that end workers, and how
+        self.quarantined: dict[Hashable, tuple[str, str]] = {}  # samples that end workers, and how
         self._dataset = dataset
         self._has_warned_of_stop = False
         self._failures: collections.deque[Failure] = collections.deque(maxlen=_MOST_KEPT)
@@ -68,7 +68,7 @@ class FaultLog:
     def __getstate__(self) -> dict[str, Any]:
         """Return all but the records: a loader is pickled as its arguments."""
         fresh = FaultLog(self.policy, self._dataset)
-        return {**fresh.__dict__, "killers": self.killers}
+        return {**fresh.__dict__, "quarantined": self.quarantined}
 
     @property
     def failures(self) -> list[Failure]:

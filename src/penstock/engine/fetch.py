@@ -362,5 +362,5 @@ class _Scope:
 def _concerns(caution: Caution | None, keys: list[Any]) -> bool:
     if caution is None or caution.alone:
         return caution is not None
-    killers = {key for key, _, _ in caution.killers}
-    return any(sample_key(index) in killers for index in keys)
+    quarantined = {key for key, _, _ in caution.quarantined}
+    return any(sample_key(index) in quarantined for index in keys)

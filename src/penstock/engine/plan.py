@@ -64,11 +64,11 @@ class Caution(NamedTuple):
 
     Attributes:
         alone: Whether each sample is first to be read, collated and packed by itself.
-        killers: Keys of samples that end workers, each with how it did, and what else is known.
+        quarantined: Keys of samples that end workers, each with how it did, and what else is known.
     """
 
     alone: bool = False
-    killers: tuple[tuple[Hashable, str, str], ...] = ()
+    quarantined: tuple[tuple[Hashable, str, str], ...] = ()
 
 
 def bare_indices(indices: Any) -> Any:  # noqa: ANN401 - the sampler decides

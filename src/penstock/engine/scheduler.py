@@ -13,7 +13,7 @@ No queue, process, clock or lock in here. Events go in, decisions come out, at o
     TaskDone(worker, step, outcome) ─────▶ [] or [Draw, Deliver(step, outcome)]
     WorkerExhausted(worker, step) ───────▶ [Draw] …           (an iterable's shard is exhausted)
     WorkerDied(newcomer, reason …) ──────▶ [Renounce(worker)]     (that was not ready yet)
-    WorkerDied(worker, reason …) ────────▶ [Condemn(sample)] [Respawn(worker), Submit …]
+    WorkerDied(worker, reason …) ────────▶ [Quarantine(sample)] [Respawn(worker), Submit …]
                                            or [Fail(reason)]      (what is ready is delivered first)
 
 Guarantees
@@ -21,8 +21,8 @@ Guarantees
     it ran out of data, or the epoch fails.
     A dead worker's steps go to the one that takes its place, in the same order, `max_respawns`
     times. One death proves nothing. A sample that a worker had in its hands when it died is
-    condemned at the second one (`limit`), and the step goes on without it. Where only the batch is
-    known, its samples are tried alone; then the batch's deaths count for each of them. A batch
+    quarantined at the second one (`limit`), and the step goes on without it. Where only the batch
+    is known, its samples are tried alone; then the batch's deaths count for each of them. A batch
     whose samples all pass alone, and that still kills, ends the epoch.
     Steps go round the active workers in turn, whatever their speed. So which worker makes which
     batch, and hence what its generators draw, is the same in every run, and the same as torch's
@@ -48,7 +48,6 @@ if TYPE_CHECKING:
 
 __all__ = [
     "BackendEvent",
-    "Condemn",
     "CrewChanged",
     "Decision",
     "Deliver",
@@ -60,6 +59,7 @@ __all__ = [
     "Hire",
     "IndicesDrawn",
     "IndicesExhausted",
+    "Quarantine",
     "Renounce",
     "Requested",
     "Respawn",
@@ -194,7 +194,7 @@ class Renounce(NamedTuple):
     reason: str
 
 
-class Condemn(NamedTuple):
+class Quarantine(NamedTuple):
     """Never make this sample again: it ends workers."""
 
     sample: Hashable
@@ -224,7 +224,9 @@ class Fail(NamedTuple):
     advice: str = ""
 
 
-Decision = Draw | Submit | Deliver | Finish | Fail | Respawn | Condemn | Hire | Dismiss | Renounce
+Decision = (
+    Draw | Submit | Deliver | Finish | Fail | Respawn | Quarantine | Hire | Dismiss | Renounce
+)
 
 _DRAW: Final = Draw()
 
@@ -243,7 +245,7 @@ class Scheduler:
         first_worker: int = 0,
         skipped: Collection[int] = (),
         max_respawns: int = 0,
-        can_condemn: bool = False,
+        can_quarantine: bool = False,
         starting: Collection[int] = (),
     ) -> None:
         """Begin an epoch, or go on in one.
@@ -258,7 +260,7 @@ class Scheduler:
             first_worker: Whose turn it is.
             skipped: Later steps that are drawn but not made.
             max_respawns: How many dead workers are replaced.
-            can_condemn: Whether the epoch goes on without a sample that kills workers.
+            can_quarantine: Whether the epoch goes on without a sample that kills workers.
             starting: Workers that have not started yet, and get their first step when they are
                 ready; only with `any_worker` and a `lookahead`.
         """
@@ -287,7 +289,7 @@ class Scheduler:
         self._failure: Fail | None = None
         self._tasks: dict[int, object] = {}  # step -> indices, for steps that are not answered
         self._respawns_left = max_respawns
-        self._can_condemn = can_condemn
+        self._can_quarantine = can_quarantine
         self._deaths_at: Counter[int] = Counter()  # by step, where no single sample was known
         self._deaths_of: Counter[Hashable] = Counter()  # by sample
 
@@ -410,10 +412,12 @@ class Scheduler:
         may_respawn = self._respawns_left > 0 or not event.counts
         if self._failure is None and may_respawn and self._is_survivable(event, is_guilty):
             self._respawns_left -= event.counts
-            condemned = [Condemn(event.sample, event.reason, event.advice)] if is_guilty else []
+            quarantined = (
+                [Quarantine(event.sample, event.reason, event.advice)] if is_guilty else []
+            )
             held = self.steps_of(event.worker_id)
             again = [Submit(event.worker_id, s, self._tasks[s], s in self._deaths_at) for s in held]
-            return [*condemned, Respawn(event.worker_id, event.reason), *again]
+            return [*quarantined, Respawn(event.worker_id, event.reason), *again]
         self._failure = self._failure or Fail(event.worker_id, event.reason, event.advice)
         return self._answer()
 
@@ -430,7 +434,7 @@ class Scheduler:
 
     def _is_survivable(self, event: WorkerDied, is_guilty: bool) -> bool:
         if is_guilty:
-            return self._can_condemn
+            return self._can_quarantine
         if event.step is None or event.sample is not None:
             return True
         return any(self._deaths_at[s] < event.limit for s in (event.step, *event.or_steps))

@@ -80,7 +80,7 @@ class MapSource:
         self._rejected: dict[int, set[Hashable]] = {}  # by number of the item
         self._position = 0
         self._stride = 1
-        self._killers: dict[Hashable, tuple[str, str]] = {}
+        self._quarantined: dict[Hashable, tuple[str, str]] = {}
 
     def begin(
         self, indices: list[Any], position: int, stride: int, caution: Caution | None
@@ -90,13 +90,13 @@ class MapSource:
         self._rejected = {}
         self._position = position
         self._stride = stride
-        known = () if caution is None else caution.killers
-        self._killers = {key: (reason, advice) for key, reason, advice in known}
+        known = () if caution is None else caution.quarantined
+        self._quarantined = {key: (reason, advice) for key, reason, advice in known}
         return [BatchItem(k, index, position + k * stride) for k, index in enumerate(indices)]
 
     def read(self, item: BatchItem) -> Any:  # noqa: ANN401
         """Return the sample, tried as often as the policy says."""
-        how = self._killers.get(sample_key(item.index))
+        how = self._quarantined.get(sample_key(item.index))
         if how is not None:
             raise WorkerDied(how[0])
         for _ in range(self._spec.faults.retries):
@@ -170,7 +170,7 @@ class MapSource:
 
     def what_is_known_of(self, item: BatchItem) -> str:
         """Return the memory figures, and the stack of a crash."""
-        return self._killers.get(sample_key(item.index), ("", ""))[1]
+        return self._quarantined.get(sample_key(item.index), ("", ""))[1]
 
 
 class StreamSource:

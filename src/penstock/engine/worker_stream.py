@@ -17,7 +17,6 @@ from penstock.engine.deeds import Standing
 from penstock.engine.plan import Caution
 from penstock.engine.recover import NO_BATCH
 from penstock.engine.scheduler import (
-    Condemn,
     CrewChanged,
     Decision,
     Deliver,
@@ -29,6 +28,7 @@ from penstock.engine.scheduler import (
     Hire,
     IndicesDrawn,
     IndicesExhausted,
+    Quarantine,
     Renounce,
     Requested,
     Respawn,
@@ -140,7 +140,7 @@ class WorkerStream(BatchStream):
             first_worker=(given.turn if is_iterable else given.num_steps) % num_workers,
             skipped=[step for start, stop in given.ahead for step in range(start, stop)],
             max_respawns=plan.spec.faults.max_respawns,
-            can_condemn=plan.spec.faults.tolerates,
+            can_quarantine=plan.spec.faults.tolerates,
         )
         self._carry_out(self._scheduler.start())
         self._raise_overdue()
@@ -447,8 +447,8 @@ class WorkerStream(BatchStream):
                 self._renounce(decision.worker_id, decision.reason)
             elif isinstance(decision, Dismiss):
                 self._dismiss(decision.worker_id)
-            elif isinstance(decision, Condemn):
-                self._faults.killers[decision.sample] = decision.reason, decision.advice
+            elif isinstance(decision, Quarantine):
+                self._faults.quarantined[decision.sample] = decision.reason, decision.advice
             else:
                 answer = decision
         return answer
@@ -461,10 +461,10 @@ class WorkerStream(BatchStream):
             self._backend.dismiss(worker_id)
 
     def _submit(self, task: Submit) -> None:
-        killers = self._faults.killers
+        quarantined = self._faults.quarantined
         caution = None
-        if task.alone or killers:
-            known = tuple((sample, *how) for sample, how in killers.items())
+        if task.alone or quarantined:
+            known = tuple((sample, *how) for sample, how in quarantined.items())
             caution = Caution(task.alone, known)
         observer = self._observer
         # With a timeout, a slow worker is told from a stuck one by the times of its samples.

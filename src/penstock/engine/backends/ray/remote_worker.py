@@ -275,7 +275,7 @@ class RemoteWorker:
         if caution is not None and is_alone:
             if not self._recipe.is_iterable:
                 self._to_send.extend(("try", step, k) for k in range(self._num_samples(indices)))
-            caution = Caution(False, caution.killers) if caution.killers else None
+            caution = Caution(False, caution.quarantined) if caution.quarantined else None
         self._cautions[step] = caution
         self._to_send.append(("make alone" if is_alone else "make", step, -1))
         self.send()

@@ -15,7 +15,7 @@ from penstock.engine.backends.ray.remote_worker import RemoteWorker, Round
 from penstock.engine.backends.ray.session import Answer
 from penstock.engine.epoch import ShardPosition
 from penstock.engine.messages import decode
-from penstock.engine.plan import Caution, WorkerSpec
+from penstock.engine.plan import RetryHints, WorkerSpec
 from penstock.engine.worker_setup import WorkerIdentity
 
 ANSWER = Answer("answer")
@@ -173,7 +173,7 @@ class Watch:
             messages.append(asked.args[2])
         assert messages[asked.number] == asked.args[2], "another task with the same number"
         assert asked.args[4] == worker._num_taken
-        assert asked.task.caution is None or not asked.task.caution.alone
+        assert asked.task.hints is None or not asked.task.hints.alone
 
     def take(self):
         """The steps that were taken are those that were held first, in order."""
@@ -185,7 +185,14 @@ class Watch:
 
 
 CAUTIONS = st.sampled_from(
-    [None, None, None, Caution(True, ()), Caution(True, ((3, "x", "y"),)), Caution(False, ())]
+    [
+        None,
+        None,
+        None,
+        RetryHints(True, ()),
+        RetryHints(True, ((3, "x", "y"),)),
+        RetryHints(False, ()),
+    ]
 )
 
 
@@ -293,7 +300,7 @@ def test_a_suspect_stays_alone_when_another_session_has_to_be_opened(moment):
     trainer = Trainer()
     trainer.open_now()
     worker, actor = trainer.worker, trainer.actor
-    worker.submit(0, [10, 11], Caution(True, ()))
+    worker.submit(0, [10, 11], RetryHints(True, ()))
     worker.submit(4, [12, 13], None)
     if moment == "make":
         for _ in range(2):

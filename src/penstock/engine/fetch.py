@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from penstock.engine.assembly import Output
     from penstock.engine.batch_item import BatchItem
     from penstock.engine.plain import PlainMaker
-    from penstock.engine.plan import Caution, WorkerSpec
+    from penstock.engine.plan import RetryHints, WorkerSpec
 
 __all__ = ["Fetcher"]
 
@@ -138,13 +138,13 @@ class Fetcher:
         """Return the bad samples of the batch that was made last."""
         return self._recovery.take_bad()
 
-    def fetch(self, indices: Any, step: int = 0, caution: Caution | None = None) -> Any:  # noqa: ANN401
+    def fetch(self, indices: Any, step: int = 0, hints: RetryHints | None = None) -> Any:  # noqa: ANN401
         """Return the batch of `indices` as `Output.finish` gives it.
 
         Args:
             indices: A list, an int64 array, or what the sampler gave; with their place, if seeded.
             step: Number of the batch in its epoch.
-            caution: How to be careful; None is not at all.
+            hints: How to run it after workers have died over it; None: as usual.
 
         Returns:
             The batch, or `penstock.engine.recover.NO_BATCH` if none of its samples could be made
@@ -156,13 +156,13 @@ class Fetcher:
                 sample.
         """
         if self._streams is None and self._stream_reader is None:
-            return self._fetch(indices, step, caution)
+            return self._fetch(indices, step, hints)
         watch = self._first_watch()
         with self._scope():
             if watch is not None:
                 watch.begin()
             try:
-                batch = self._fetch(indices, step, caution)
+                batch = self._fetch(indices, step, hints)
             finally:
                 if watch is not None:
                     watch.end()
@@ -206,7 +206,7 @@ class Fetcher:
             return None
         return shard_maker(self._spec, self._stream_reader, self._shard_info, self._assembler)
 
-    def try_sample(self, indices: Any, number: int, caution: Caution | None) -> None:  # noqa: ANN401
+    def try_sample(self, indices: Any, number: int, hints: RetryHints | None) -> None:  # noqa: ANN401
         """Read, collate and pack one sample of a batch of a map-style dataset, and drop it.
 
         For a sample that may end the process: what it raises otherwise, `fetch` will raise again.
@@ -214,7 +214,7 @@ class Fetcher:
         Args:
             indices: Of the batch, as for `fetch`.
             number: Which sample of it.
-            caution: What is known of samples that end workers.
+            hints: What is known of samples that end workers.
         """
         assert isinstance(self._source, MapSource)
         position, stride = 0, 1
@@ -224,19 +224,19 @@ class Fetcher:
         if keys is None or number >= len(keys):
             return
         with self._scope(), contextlib.suppress(Exception):
-            items = self._source.begin(keys, position, stride, caution)
+            items = self._source.begin(keys, position, stride, hints)
             self._recovery.fill(items[number], alone=True)
         self._assembler.output.abandon()
         self._recovery.take_bad()
 
-    def _fetch(self, indices: Any, step: int, caution: Caution | None) -> Any:  # noqa: ANN401
+    def _fetch(self, indices: Any, step: int, hints: RetryHints | None) -> Any:  # noqa: ANN401
         position, stride = 0, 1
         if isinstance(indices, Placed):
             indices, position, stride = indices
         if self._stream_reader is not None:
             return self._fetch_stream(indices)
         faults = self._spec.faults
-        if caution is None and not (faults.tolerates or faults.retries):
+        if hints is None and not (faults.tolerates or faults.retries):
             return self._fetch_map(indices, position, stride)
         indices, keys = self._listed(indices)
         if keys is None:  # nothing that could be tried one by one
@@ -244,7 +244,7 @@ class Fetcher:
         self.num_asked = len(keys)
         if self._streams is None:
             position = step * len(keys)  # as good as any other place, to draw replacements by
-        return self._fetch_carefully(indices, keys, position, stride, caution)
+        return self._fetch_carefully(indices, keys, position, stride, hints)
 
     def _listed(self, indices: Any) -> tuple[Any, list[Any] | None]:  # noqa: ANN401
         """Return the indices, and a list of them; None for what is none (a slice, say)."""
@@ -263,17 +263,17 @@ class Fetcher:
         keys: list[Any],
         position: int,
         stride: int,
-        caution: Caution | None,
+        hints: RetryHints | None,
     ) -> Any:  # noqa: ANN401
         assert isinstance(self._source, MapSource)
-        if self._is_read_at_once(indices) and not _concerns(caution, keys):
+        if self._is_read_at_once(indices) and not _concerns(hints, keys):
             # Nobody knows which sample is bad before one is: then they are read by themselves.
             with contextlib.suppress(Exception):
                 return self._fetch_map(indices, position, stride)
             self._assembler.output.abandon()
-        items = self._source.begin(keys, position, stride, caution)
+        items = self._source.begin(keys, position, stride, hints)
         for item in items:
-            self._recovery.fill(item, alone=caution is not None and caution.alone)
+            self._recovery.fill(item, alone=hints is not None and hints.alone)
         return self._recovery.join(items, position)
 
     def _is_read_at_once(self, indices: Any) -> bool:  # noqa: ANN401
@@ -359,8 +359,8 @@ class _Scope:
         set_shard(self._outer)
 
 
-def _concerns(caution: Caution | None, keys: list[Any]) -> bool:
-    if caution is None or caution.alone:
-        return caution is not None
-    quarantined = {key for key, _, _ in caution.quarantined}
+def _concerns(hints: RetryHints | None, keys: list[Any]) -> bool:
+    if hints is None or hints.alone:
+        return hints is not None
+    quarantined = {key for key, _, _ in hints.quarantined}
     return any(sample_key(index) in quarantined for index in keys)

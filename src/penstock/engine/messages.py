@@ -18,7 +18,7 @@ import numpy as np
 
 from penstock.engine.accounts import TaskTimes
 from penstock.engine.epoch import ShardPosition
-from penstock.engine.plan import Caution, Placed
+from penstock.engine.plan import Placed, RetryHints
 from penstock.faults import annotate
 from penstock.transport.arena import Extent
 from penstock.transport.packing import Packed
@@ -54,7 +54,7 @@ class Task(NamedTuple):
             one of the two as `Placed`.
         freed: The worker's slots whose leases have ended.
         retired: Those of them that may not be used again.
-        caution: How to be careful with it; None is not at all.
+        hints: How to run it after workers have died over it; None: as usual.
         is_measured: Whether to tell what it takes.
     """
 
@@ -63,7 +63,7 @@ class Task(NamedTuple):
     indices: object
     freed: tuple[int, ...]
     retired: tuple[int, ...]
-    caution: Caution | None = None
+    hints: RetryHints | None = None
     is_measured: bool = True
 
 
@@ -215,9 +215,9 @@ def encode(
         is_array = isinstance(indices, np.ndarray)
         if isinstance(indices, np.ndarray):
             indices = indices.tobytes()
-        caution = None if message.caution is None else tuple(message.caution)
+        hints = None if message.hints is None else tuple(message.hints)
         fields = (
-            *message[:2], indices, *message[3:5], is_array, where, caution, message.is_measured,
+            *message[:2], indices, *message[3:5], is_array, where, hints, message.is_measured,
         )  # fmt: skip
     elif isinstance(message, BatchMade):
         packed = message.packed
@@ -243,13 +243,13 @@ def decode(data: bytes) -> Any:  # noqa: ANN401 - one of the messages
     """Return the message again."""
     kind, fields = pickle.loads(data)
     if _TYPES[kind] is Task:
-        number, step, indices, freed, retired, is_array, where, caution, is_measured = fields
+        number, step, indices, freed, retired, is_array, where, plain_hints, is_measured = fields
         if is_array:
             indices = np.frombuffer(indices, np.int64)
         if where is not None:
             indices = Placed(indices, *where)
-        careful = None if caution is None else Caution(*caution)
-        return Task(number, step, indices, freed, retired, careful, is_measured)
+        hints = None if plain_hints is None else RetryHints(*plain_hints)
+        return Task(number, step, indices, freed, retired, hints, is_measured)
     if _TYPES[kind] is BatchMade:
         number, step, place, buffers, slots, new_slots, retired, shard, *rest = fields
         first, num_asked, bad, is_empty, times = rest

@@ -19,10 +19,10 @@ if TYPE_CHECKING:
 
 __all__ = [
     "AsGiven",
-    "Caution",
     "Framework",
     "Placed",
     "Plan",
+    "RetryHints",
     "WorkerSpec",
     "as_given",
     "bare_indices",
@@ -59,7 +59,7 @@ class Placed(NamedTuple):
     stride: int
 
 
-class Caution(NamedTuple):
+class RetryHints(NamedTuple):
     """How a task is to be done after workers have died over it, or over one of its samples.
 
     Attributes:

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
     from penstock.data.dataset import Empty
     from penstock.engine.map_reader import MapReader
-    from penstock.engine.plan import Caution, WorkerSpec
+    from penstock.engine.plan import RetryHints, WorkerSpec
     from penstock.engine.stream_reader import StreamReader
     from penstock.randomness.samples import SampleStreams
 
@@ -83,14 +83,14 @@ class MapSource:
         self._quarantined: dict[Hashable, tuple[str, str]] = {}
 
     def begin(
-        self, indices: list[Any], position: int, stride: int, caution: Caution | None
+        self, indices: list[Any], position: int, stride: int, hints: RetryHints | None
     ) -> list[BatchItem]:
         """Return the items of a batch."""
         self._indices = indices
         self._rejected = {}
         self._position = position
         self._stride = stride
-        known = () if caution is None else caution.quarantined
+        known = () if hints is None else hints.quarantined
         self._quarantined = {key: (reason, advice) for key, reason, advice in known}
         return [BatchItem(k, index, position + k * stride) for k, index in enumerate(indices)]
 

@@ -44,7 +44,7 @@ if TYPE_CHECKING:
 
     from penstock.engine.epoch import ShardPosition
     from penstock.engine.generator_watch import Drawing
-    from penstock.engine.plan import Caution, Plan, WorkerSpec
+    from penstock.engine.plan import Plan, RetryHints, WorkerSpec
     from penstock.engine.scheduler import BackendEvent
     from penstock.engine.thread_generation import ThreadGeneration
 
@@ -57,7 +57,7 @@ class ThreadTask(NamedTuple):
     generation: int
     step: int
     indices: object
-    caution: Caution | None
+    hints: RetryHints | None
     is_measured: bool = True
 
 
@@ -348,7 +348,7 @@ class ThreadWorker:
         # No exception is kept in a variable that outlives its handler: with the frames of its
         # traceback that would be a cycle, which keeps samples until a garbage collection.
         try:
-            batch = fetcher.fetch(task.indices, task.step, task.caution)
+            batch = fetcher.fetch(task.indices, task.step, task.hints)
             shard = fetcher.saved_position()
         except Exception as error:
             if not self._owner.is_here:

@@ -251,7 +251,7 @@ class _Worker:
         assert self._spec is not None
         self._notes.begin_task(task.generation, task.step, measures=task.is_measured)
         try:
-            packed = self._fetcher.fetch(task.indices, task.step, task.caution)
+            packed = self._fetcher.fetch(task.indices, task.step, task.hints)
             shard = self._fetcher.saved_position()
             is_empty = packed is NO_BATCH
         except StopIteration as error:

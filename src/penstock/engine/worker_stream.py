@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, Final
 from penstock.engine.accounts import Crew
 from penstock.engine.backends import Backend, Outcome, open_backend
 from penstock.engine.deeds import Standing
-from penstock.engine.plan import Caution
+from penstock.engine.plan import RetryHints
 from penstock.engine.recover import NO_BATCH
 from penstock.engine.scheduler import (
     CrewChanged,
@@ -462,15 +462,15 @@ class WorkerStream(BatchStream):
 
     def _submit(self, task: Submit) -> None:
         quarantined = self._faults.quarantined
-        caution = None
+        hints = None
         if task.alone or quarantined:
             known = tuple((sample, *how) for sample, how in quarantined.items())
-            caution = Caution(task.alone, known)
+            hints = RetryHints(task.alone, known)
         observer = self._observer
         # With a timeout, a slow worker is told from a stuck one by the times of its samples.
         is_measured = self._plan.timeout_s > 0 or (observer is not None and observer.measures)
         self._backend.measures = is_measured
-        self._backend.submit(task.worker_id, task.step, task.indices, caution)
+        self._backend.submit(task.worker_id, task.step, task.indices, hints)
 
     def _draw(self) -> list[Decision]:
         """Return what follows from the next indices; an error of the sampler is kept for `_next`.

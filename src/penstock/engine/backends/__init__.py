@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from penstock.engine.deeds import Standing
     from penstock.engine.epoch import Epoch, ShardPosition
     from penstock.engine.fault_log import Losses
-    from penstock.engine.plan import Caution, Plan
+    from penstock.engine.plan import Plan, RetryHints
     from penstock.engine.scheduler import BackendEvent
 
 __all__ = ["Backend", "Outcome", "open_backend"]
@@ -82,7 +82,7 @@ class Backend(Protocol):
         """
 
     def submit(
-        self, worker_id: int, step: int, indices: object, caution: Caution | None = None
+        self, worker_id: int, step: int, indices: object, hints: RetryHints | None = None
     ) -> None:
         """Give a worker the task of making `step` of the current epoch. Does not block."""
 

@@ -87,7 +87,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from penstock.engine.epoch import Epoch
-    from penstock.engine.plan import Caution, Plan
+    from penstock.engine.plan import Plan, RetryHints
     from penstock.engine.scheduler import BackendEvent
     from penstock.transport.channel import Frame
 
@@ -359,14 +359,14 @@ class ProcessBackend:
         return ()
 
     def submit(
-        self, worker_id: int, step: int, indices: object, caution: Caution | None = None
+        self, worker_id: int, step: int, indices: object, hints: RetryHints | None = None
     ) -> None:
         """Send the task, with the numbers of the slots that have come back."""
         worker = self._workers[worker_id]
         worker.tasks[step] = indices
         freed, retired = worker.arena.take_freed()
         task = Task(
-            self._generation, step, indices, tuple(freed), tuple(retired), caution, self.measures
+            self._generation, step, indices, tuple(freed), tuple(retired), hints, self.measures
         )
         self._post(worker, encode(task))
 

@@ -50,7 +50,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from penstock.engine.epoch import Epoch
-    from penstock.engine.plan import Caution, Plan
+    from penstock.engine.plan import Plan, RetryHints
     from penstock.engine.scheduler import BackendEvent
 
 __all__ = ["ThreadBackend"]
@@ -152,11 +152,11 @@ class ThreadBackend:
         return ()
 
     def submit(
-        self, worker_id: int, step: int, indices: object, caution: Caution | None = None
+        self, worker_id: int, step: int, indices: object, hints: RetryHints | None = None
     ) -> None:
         """Put the task into the worker's queue."""
         self._workers[worker_id].submit(
-            ThreadTask(self._generation.number, step, indices, caution, self.measures)
+            ThreadTask(self._generation.number, step, indices, hints, self.measures)
         )
 
     def events(self, timeout_s: float | None) -> Sequence[BackendEvent]:

@@ -69,7 +69,7 @@ if TYPE_CHECKING:
     from penstock.engine.backends.ray.session import Answer
     from penstock.engine.backends.ray.worker import Doing, Hello
     from penstock.engine.epoch import Epoch
-    from penstock.engine.plan import Caution, Plan, WorkerSpec
+    from penstock.engine.plan import Plan, RetryHints, WorkerSpec
     from penstock.engine.scheduler import BackendEvent
 
 __all__ = ["RayBackend"]
@@ -231,7 +231,7 @@ class RayBackend:
         return [worker.worker_id for worker in starting]
 
     def submit(
-        self, worker_id: int, step: int, indices: object, caution: Caution | None = None
+        self, worker_id: int, step: int, indices: object, caution: RetryHints | None = None
     ) -> None:
         """Send the task; behind trials of its samples, if it is to be done with care."""
         self._check_connection()

@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple
 from penstock.distributed import current_rank
 from penstock.engine.backends.ray.clock import WorkerClock
 from penstock.engine.messages import BeginEpoch, Task, encode
-from penstock.engine.plan import Caution, keys_of
+from penstock.engine.plan import RetryHints, keys_of
 
 if TYPE_CHECKING:
     import queue
@@ -250,7 +250,7 @@ class RemoteWorker:
         self._round = begun
         self.share = share
         self.tasks: dict[int, object] = {}
-        self._cautions: dict[int, Caution | None] = {}
+        self._cautions: dict[int, RetryHints | None] = {}
         self._to_send: collections.deque[tuple[str, int, int]] = collections.deque()
         self.trial: tuple[int, int] | None = None
         self.sent: dict[int, _Sent] = {}
@@ -268,14 +268,14 @@ class RemoteWorker:
         # What the dataset's state holds may be large, and is told once.
         self._begun_already = encode(begun._replace(shard=None))
 
-    def submit(self, step: int, indices: object, caution: Caution | None) -> None:
+    def submit(self, step: int, indices: object, caution: RetryHints | None) -> None:
         """Send a task, behind trials of its samples if it is to be done with care."""
         self.tasks[step] = indices
         is_alone = caution is not None and caution.alone
         if caution is not None and is_alone:
             if not self._recipe.is_iterable:
                 self._to_send.extend(("try", step, k) for k in range(self._num_samples(indices)))
-            caution = Caution(False, caution.quarantined) if caution.quarantined else None
+            caution = RetryHints(False, caution.quarantined) if caution.quarantined else None
         self._cautions[step] = caution
         self._to_send.append(("make alone" if is_alone else "make", step, -1))
         self.send()

@@ -279,7 +279,7 @@ class Session:
         self.notes.begin_task(task.generation, task.step)
         self._output.take_num_bytes()
         try:
-            parcel = self._fetcher.fetch(task.indices, task.step, task.caution)
+            parcel = self._fetcher.fetch(task.indices, task.step, task.hints)
             share = self._fetcher.saved_position()
         except Exception as error:
             self._output.abandon()
@@ -334,7 +334,7 @@ class Session:
         if self._failure is None:
             assert self._fetcher is not None
             self.notes.begin_task(task.generation, task.step)
-            self._fetcher.try_sample(task.indices, number, task.caution)
+            self._fetcher.try_sample(task.indices, number, task.hints)
         return Answer("answer")
 
     def _freeze_once(self) -> None:

@@ -151,9 +151,9 @@ def _read_null_pointer() -> None:
     ctypes.string_at(0)
 
 
-def _at_bad(deed: Callable[[], object], index: int) -> npt.NDArray[np.float32]:
+def _at_bad(action: Callable[[], object], index: int) -> npt.NDArray[np.float32]:
     if index == _BAD:
-        deed()
+        action()
     return read(index)
 
 
@@ -208,7 +208,7 @@ class Fault:
 
     Attributes:
         read_one: How samples are read.
-        deed: What happens in the trainer after `_STOP_AFTER` batches; None is nothing.
+        action: What happens in the trainer after `_STOP_AFTER` batches; None is nothing.
         options: More arguments for the loader.
         retries: For the policies.
         num_bad: Samples that nobody can make.
@@ -219,7 +219,7 @@ class Fault:
     """
 
     read_one: Callable[[int], npt.NDArray[np.float32]] = read
-    deed: Callable[[object], None] | None = None
+    action: Callable[[object], None] | None = None
     options: Mapping[str, Any] = field(default_factory=dict)
     retries: int = 0
     num_bad: int = 0
@@ -230,9 +230,9 @@ class Fault:
 
 
 def _bad_sample(
-    deed: Callable[[], object], signal_words: tuple[str, ...] = (), **options: object
+    action: Callable[[], object], signal_words: tuple[str, ...] = (), **options: object
 ) -> Fault:
-    return Fault(partial(_at_bad, deed), num_bad=1, signal_words=signal_words, options=options)
+    return Fault(partial(_at_bad, action), num_bad=1, signal_words=signal_words, options=options)
 
 
 _KILLED: Final = ("SIGKILL", "Killed")
@@ -251,13 +251,13 @@ FAULTS: Final[Mapping[str, Fault]] = {
     "a sample gets its worker killed (SIGKILL)": _bad_sample(
         lambda: os.kill(os.getpid(), signal.SIGKILL), _KILLED
     ),
-    "a worker is killed once, from outside": Fault(deed=_kill_a_worker, signal_words=_KILLED),
+    "a worker is killed once, from outside": Fault(action=_kill_a_worker, signal_words=_KILLED),
     "a sample hangs, timeout=2": _bad_sample(partial(time.sleep, _STUCK_S), timeout=2),
     "all batches kept, ulimit -n 64": Fault(holds=True),
     "/dev/shm of 1 MB": Fault(small_memory=True),
     "break, workers in slow samples": Fault(_read_until_stuck, _leave, ends_loop=True),
     "Ctrl-C, workers in slow samples": Fault(_read_until_stuck, _press_ctrl_c, ends_loop=True),
-    "kill -9 of the trainer, workers idle": Fault(deed=_die, ends_loop=True),
+    "kill -9 of the trainer, workers idle": Fault(action=_die, ends_loop=True),
     "kill -9 of the trainer, workers in slow samples": Fault(
         _read_until_stuck, _die, ends_loop=True
     ),
@@ -334,8 +334,8 @@ def _loop(loader: Any, fault: Fault) -> None:  # noqa: ANN401
         _tell(batch=indices)
         if fault.holds:
             kept.append(batch)
-        if number == _STOP_AFTER and fault.deed is not None:
-            fault.deed(loader)
+        if number == _STOP_AFTER and fault.action is not None:
+            fault.action(loader)
 
 
 def _tell(**facts: object) -> None:
@@ -561,7 +561,7 @@ def _outcome(
     return Outcome(
         fault=fault_name,
         loader=loader_name,
-        did=_deed(merged, is_over=is_over),
+        did=_what_happened(merged, is_over=is_over),
         error=merged.get("error", ""),
         text=text,
         num_good=len(good),
@@ -575,7 +575,7 @@ def _outcome(
     )
 
 
-def _deed(merged: Mapping[str, Any], *, is_over: bool) -> str:
+def _what_happened(merged: Mapping[str, Any], *, is_over: bool) -> str:
     if not is_over:
         return "hung"
     if "error" in merged:

@@ -224,9 +224,9 @@ class Schedule:
     @property
     def epoch(self) -> int:
         """The epoch that is under way; between two, the next one."""
-        return self._standing()[0]
+        return self._resume_point()[0]
 
-    def _standing(self) -> tuple[int, Progress]:
+    def _resume_point(self) -> tuple[int, Progress]:
         if self._current is not None and not self._current[1].is_over:
             return self._current
         return self._next_epoch, self._resumed or Progress()
@@ -239,7 +239,7 @@ class Schedule:
                 begins.
             dataset: Of the loader.
         """
-        epoch, progress = self._standing()
+        epoch, progress = self._resume_point()
         given = progress.given
         if self._description is None:
             self._description = source().describe()

@@ -442,9 +442,9 @@ def test_looking_at_a_worker_again_and_again_leaves_room_for_its_last_words():
         pass
     logbook = backend._workers[0].logbook
     for _ in range(1000):
-        standing = backend.diagnose(0, with_stacks=False)
-        assert "sample 13 of step 3" in standing.words
-        assert "wait_for_nothing" not in standing.words
+        progress = backend.diagnose(0, with_stacks=False)
+        assert "sample 13 of step 3" in progress.words
+        assert "wait_for_nothing" not in progress.words
     assert logbook.new_stacks() == ""
     assert "wait_for_nothing" in backend.diagnose(0, with_stacks=True).words
 

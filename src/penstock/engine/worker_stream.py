@@ -12,8 +12,8 @@ import warnings
 from typing import TYPE_CHECKING, Any, Final
 
 from penstock.engine.accounts import Crew
+from penstock.engine.activity import WorkerProgress
 from penstock.engine.backends import Backend, Outcome, open_backend
-from penstock.engine.deeds import Standing
 from penstock.engine.plan import RetryHints
 from penstock.engine.recover import NO_BATCH
 from penstock.engine.scheduler import (
@@ -380,14 +380,14 @@ class WorkerStream(BatchStream):
         """
         timeout_s, worker_id = self._plan.timeout_s, self._scheduler.awaited_worker
         is_replaced = self._plan.spec.faults.max_respawns > 0
-        standing = Standing("")
+        progress = WorkerProgress("")
         if worker_id is not None:
-            standing = self._backend.diagnose(worker_id, with_stacks=not is_replaced)
-        still_s = timeout_s if standing.still_s is None else standing.still_s
+            progress = self._backend.diagnose(worker_id, with_stacks=not is_replaced)
+        still_s = timeout_s if progress.still_s is None else progress.still_s
         is_slow = still_s < timeout_s * _MOVES_ON  # else it may as well have got stuck meanwhile
         if worker_id is not None and is_replaced:
             if is_slow:
-                self._warn_of_slow_batch(worker_id, standing.pace or standing.words)
+                self._warn_of_slow_batch(worker_id, progress.pace or progress.words)
             if still_s < timeout_s:
                 return timeout_s - still_s
             why = f"no batch came within timeout={timeout_s} seconds"
@@ -397,9 +397,9 @@ class WorkerStream(BatchStream):
             f"DataLoader timed out after {timeout_s} seconds: no batch came from "
             f"{self._plan.num_workers} workers. "
         )
-        if is_slow and standing.pace:
+        if is_slow and progress.pace:
             message += (
-                f"The batch is slow, and its worker is not stuck: {standing.pace}. Raise `timeout` "
+                f"The batch is slow, and its worker is not stuck: {progress.pace}. Raise `timeout` "
                 "or lower batch_size."
             )
         else:
@@ -410,7 +410,7 @@ class WorkerStream(BatchStream):
         if worker_id is not None:
             steps = self._scheduler.steps_of(worker_id)
             message += (
-                f"\nWorker {worker_id} holds steps {steps}; it was last seen {standing.words}"
+                f"\nWorker {worker_id} holds steps {steps}; it was last seen {progress.words}"
             )
         raise WorkerTimeout(message)
 

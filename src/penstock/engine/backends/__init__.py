@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from collections.abc import Collection, Sequence
 
     from penstock.engine.accounts import TaskTimes
-    from penstock.engine.deeds import Standing
+    from penstock.engine.activity import WorkerProgress
     from penstock.engine.epoch import Epoch, ShardPosition
     from penstock.engine.fault_log import Losses
     from penstock.engine.plan import Plan, RetryHints
@@ -114,7 +114,7 @@ class Backend(Protocol):
     def kill(self, worker_id: int, why: str) -> None:
         """End a worker that is stuck; `events` then tells of its death."""
 
-    def diagnose(self, worker_id: int, *, with_stacks: bool) -> Standing:
+    def diagnose(self, worker_id: int, *, with_stacks: bool) -> WorkerProgress:
         """Return what a worker is doing, and how far it is.
 
         Args:

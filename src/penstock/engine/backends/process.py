@@ -40,10 +40,10 @@ from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
 
+from penstock.engine.activity import WorkerProgress, activity_of, progress_of
 from penstock.engine.backends.remote import FailedTask, Where, revived
 from penstock.engine.backends.worker_process import WorkerProcess, wait_for_ends
 from penstock.engine.constant_seeds import note_states
-from penstock.engine.deeds import Standing, deed_of, standing_of
 from penstock.engine.fault_log import NO_LOSSES, Losses
 from penstock.engine.first_samples import FirstSamples
 from penstock.engine.fork_hazards import opencv_at_rest, warn_of_fork
@@ -322,16 +322,16 @@ class ProcessBackend:
         """Send SIGKILL, once its stacks are in the logbook: it may not hear anything else."""
         self._workers[worker_id].kill(why)
 
-    def diagnose(self, worker_id: int, *, with_stacks: bool) -> Standing:
+    def diagnose(self, worker_id: int, *, with_stacks: bool) -> WorkerProgress:
         """Read its logbook, into which it writes its stacks if it is asked to."""
         worker = self._workers[worker_id]
         entry = worker.logbook.read()
-        deed = deed_of(entry, worker.tasks, self._plan.spec, self._generation)
+        activity = activity_of(entry, worker.tasks, self._plan.spec, self._generation)
         stacks = ""
         if with_stacks and worker.can_show_stacks:
             worker.logbook.ask_for_stacks(worker.signal)
             stacks = worker.logbook.new_stacks()
-        return standing_of(entry, deed, worker.tasks, stacks)
+        return progress_of(entry, activity, worker.tasks, stacks)
 
     @property
     def is_whole(self) -> bool:
@@ -487,7 +487,7 @@ class ProcessBackend:
         worker.is_gone = True
         end, advice = worker.describe_end()
         entry = worker.logbook.read()
-        deed = deed_of(entry, worker.tasks, self._plan.spec, self._generation)
+        activity = activity_of(entry, worker.tasks, self._plan.spec, self._generation)
         if worker.was_killed_by_memory_perhaps:
             now, peak_bytes = memory_now(), entry.peak_rss_bytes or None
             memory = describe_memory(now, self._memory, peak_bytes)
@@ -498,9 +498,9 @@ class ProcessBackend:
         worker.release()
         reason = (
             f"DataLoader worker (pid {worker.process.pid}) exited unexpectedly: worker "
-            f"{worker.worker_id} {end} {deed.words}"
+            f"{worker.worker_id} {end} {activity.words}"
         )
-        return WorkerDied(worker.worker_id, reason, advice, deed.step, deed.sample, limit)
+        return WorkerDied(worker.worker_id, reason, advice, activity.step, activity.sample, limit)
 
     def close(self, *, in_a_hurry: bool = False) -> None:
         """Stop the workers and wait until they are gone."""

@@ -33,7 +33,7 @@ import warnings
 import weakref
 from typing import TYPE_CHECKING, Final
 
-from penstock.engine.deeds import Standing, deed_of, standing_of
+from penstock.engine.activity import WorkerProgress, activity_of, progress_of
 from penstock.engine.first_samples import FirstSamples
 from penstock.engine.generator_watch import warn_of_drawings
 from penstock.engine.interrupts import LONGEST_WAIT_S
@@ -208,13 +208,15 @@ class ThreadBackend:
         if worker.is_gone:
             return None
         worker.is_gone = True
-        deed = deed_of(worker.notes.entry(), worker.tasks, self._plan.spec, self._generation.number)
+        activity = activity_of(
+            worker.notes.entry(), worker.tasks, self._plan.spec, self._generation.number
+        )
         reason = (
             f"DataLoader worker (thread {worker.thread.name}) exited unexpectedly: worker "
-            f"{worker.worker_id} {end.reason} {deed.words}"
+            f"{worker.worker_id} {end.reason} {activity.words}"
         )
         advice = f"{_ADVICE_ON_EXIT}{end.advice}"
-        return WorkerDied(worker.worker_id, reason, advice, deed.step, deed.sample)
+        return WorkerDied(worker.worker_id, reason, advice, activity.step, activity.sample)
 
     def respawn(self, worker_id: int) -> None:
         """Start another thread, which goes on where the dead one was."""
@@ -253,24 +255,26 @@ class ThreadBackend:
         entry = worker.notes.entry()
         worker.stop()
         worker.is_gone = True
-        deed = deed_of(entry, worker.tasks, self._plan.spec, self._generation.number)
+        activity = activity_of(entry, worker.tasks, self._plan.spec, self._generation.number)
         reason = (
             f"DataLoader worker (thread {worker.thread.name}) is stuck: worker "
-            f"{worker.worker_id} was given up, as {why}, {deed.words}"
+            f"{worker.worker_id} was given up, as {why}, {activity.words}"
         )
-        death = WorkerDied(worker.worker_id, reason, advice, deed.step, deed.sample)
+        death = WorkerDied(worker.worker_id, reason, advice, activity.step, activity.sample)
         self._outbox.put(Answer(worker, _GIVEN_UP, death))
 
-    def diagnose(self, worker_id: int, *, with_stacks: bool) -> Standing:
+    def diagnose(self, worker_id: int, *, with_stacks: bool) -> WorkerProgress:
         """Return its last note, and its stack."""
         worker = self._workers[worker_id]
         if (teller := worker.held_up_by) is not None:
             stack = f":\n{stack_of_thread(teller.thread)}" if with_stacks else ""
-            return Standing(f"waiting for {teller}, which is in set_epoch of the dataset{stack}")
+            return WorkerProgress(
+                f"waiting for {teller}, which is in set_epoch of the dataset{stack}"
+            )
         entry = worker.notes.entry()
-        deed = deed_of(entry, worker.tasks, self._plan.spec, self._generation.number)
+        activity = activity_of(entry, worker.tasks, self._plan.spec, self._generation.number)
         stack = stack_of_thread(worker.thread) if with_stacks else ""
-        return standing_of(entry, deed, worker.tasks, stack)
+        return progress_of(entry, activity, worker.tasks, stack)
 
     def close(self, *, in_a_hurry: bool = False) -> None:
         """Stop the workers, and wait until they are gone, but for those that are stuck."""

@@ -33,6 +33,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
 
+from penstock.engine.activity import Activity, WorkerProgress, progress_of
 from penstock.engine.backends.ray.cluster import connect, is_node_dead, what_is_free
 from penstock.engine.backends.ray.crew import OwnCrew
 from penstock.engine.backends.ray.endings import (
@@ -46,7 +47,6 @@ from penstock.engine.backends.ray.parcels import Parcel, WritableMemory, open_pa
 from penstock.engine.backends.ray.remote_worker import RemoteWorker, Round, name_of_trainer
 from penstock.engine.backends.ray.worker import Versions, trainer_of
 from penstock.engine.backends.remote import FailedTask, Where, revived
-from penstock.engine.deeds import Deed, Standing, standing_of
 from penstock.engine.fault_log import NO_LOSSES, Losses
 from penstock.engine.first_samples import FirstSamples
 from penstock.engine.interrupts import LONGEST_WAIT_S
@@ -469,13 +469,13 @@ class RayBackend:
         is_seen = worker.killed_because is not None or worker.ended is not None
         counts, limit = True, _DEATHS_THAT_PROVE if is_seen else _DEATHS_THAT_PROVE_UNSEEN
         if is_node_gone:
-            deed, counts = Deed(None, None, deed.words), False
+            deed, counts = Activity(None, None, deed.words), False
         elif not is_seen:
             blame = self._crew.blame(worker.actor)
             if blame.is_shared and blame.has_started and blame.session != worker.session:
                 # Somebody else's sample, or it is not known whose: then the samples are tried.
                 known = None if blame.session is not None else deed.step
-                deed, counts = Deed(known, None, deed.words), False
+                deed, counts = Activity(known, None, deed.words), False
                 limit = _DEATHS_THAT_PROVE_IN_POOL
         or_steps = other_steps(worker, deed)
         death = WorkerDied(
@@ -534,25 +534,25 @@ class RayBackend:
                 return doing
         return None
 
-    def diagnose(self, worker_id: int, *, with_stacks: bool) -> Standing:
+    def diagnose(self, worker_id: int, *, with_stacks: bool) -> WorkerProgress:
         """Ask the actor; one that does not answer in time is known by its tasks alone."""
         worker = self._workers[worker_id]
         if worker.hello is None:
             waited_s = time.monotonic() - worker.started_at
             free = what_is_free(self._ray, self._crew.options)
-            return Standing(f"waiting for Ray to start it, for {waited_s:.0f} s: {free}")
+            return WorkerProgress(f"waiting for Ray to start it, for {waited_s:.0f} s: {free}")
         found = self._ask(worker)
         stacks = worker.last_stack if with_stacks else ""
         stack = f":\n{stacks}" if stacks else ""
         if found is not None and found.turn_of not in ("", worker.session):
             who = trainer_of(found.turn_of)
             words = f"waiting for its turn: the pool's worker is at the work of {who!r}{stack}"
-            return Standing(words)
+            return WorkerProgress(words)
         deed = deed_of_worker(worker, self._plan.spec, self._round.number)
         if worker.last_entry is None:
             why = "It does not answer: native code holds its interpreter, or no link is"
-            return Standing(f"{deed.words}. {why}")
-        return standing_of(worker.last_entry, deed, worker.tasks, stacks)
+            return WorkerProgress(f"{deed.words}. {why}")
+        return progress_of(worker.last_entry, deed, worker.tasks, stacks)
 
     def close(self, *, in_a_hurry: bool = False) -> None:
         """End the workers, or leave those of a pool, and wait until that is done."""

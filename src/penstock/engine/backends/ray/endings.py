@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Final
 
-from penstock.engine.deeds import Deed, deed_of
+from penstock.engine.activity import Activity, activity_of
 from penstock.engine.logbook import Entry, Phase
 
 if TYPE_CHECKING:
@@ -30,7 +30,7 @@ _ADVICE_ON_START: Final = (
 )
 
 
-def deed_of_worker(worker: RemoteWorker, recipe: WorkerSpec, round_: int) -> Deed:
+def deed_of_worker(worker: RemoteWorker, recipe: WorkerSpec, round_: int) -> Activity:
     """Return what a worker is doing, by what it has said, or else by what it was sent."""
     entry = worker.last_entry
     if entry is None:
@@ -42,14 +42,14 @@ def deed_of_worker(worker: RemoteWorker, recipe: WorkerSpec, round_: int) -> Dee
         elif worker.steps_at_hand:
             phase, step = Phase.READING, worker.steps_at_hand[0]
         entry = Entry(round_, step, phase, number, False, None, 0, 0.0)
-    deed = deed_of(entry, worker.tasks, recipe, round_)
+    deed = activity_of(entry, worker.tasks, recipe, round_)
     if others := other_steps(worker, deed):
         listed = " or ".join(map(str, others))
         return deed._replace(words=f"{deed.words}, or already at step {listed}")
     return deed
 
 
-def other_steps(worker: RemoteWorker, deed: Deed) -> tuple[int, ...]:
+def other_steps(worker: RemoteWorker, deed: Activity) -> tuple[int, ...]:
     """Return what a worker may have been making as well as the step of `deed`."""
     if worker.last_entry is not None or worker.trial is not None or deed.step is None:
         return ()

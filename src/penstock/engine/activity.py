@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a worker was doing when it died or got stuck, by its last note."""
+"""What a worker was doing when it died or got stuck, and how far it was."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ if TYPE_CHECKING:
     from penstock.engine.logbook import Entry
     from penstock.engine.plan import WorkerSpec
 
-__all__ = ["Deed", "Standing", "deed_of", "standing_of"]
+__all__ = ["Activity", "WorkerProgress", "activity_of", "progress_of"]
 
 _OF_A_TASK: Final = (Phase.READING, Phase.COLLATING, Phase.SENDING)
 
 
-class Deed(NamedTuple):
+class Activity(NamedTuple):
     """What a worker was doing.
 
     Attributes:
@@ -35,8 +35,8 @@ class Deed(NamedTuple):
     words: str
 
 
-class Standing(NamedTuple):
-    """How far a worker is that is waited for.
+class WorkerProgress(NamedTuple):
+    """How far the worker is that the loop waits for.
 
     Attributes:
         words: What it is doing, for how long, and the stacks of its threads if they were asked for.
@@ -50,7 +50,9 @@ class Standing(NamedTuple):
     pace: str = ""
 
 
-def deed_of(entry: Entry, tasks: Mapping[int, object], spec: WorkerSpec, generation: int) -> Deed:
+def activity_of(
+    entry: Entry, tasks: Mapping[int, object], spec: WorkerSpec, generation: int
+) -> Activity:
     """Return what a worker was doing when it made `entry`.
 
     Args:
@@ -61,48 +63,52 @@ def deed_of(entry: Entry, tasks: Mapping[int, object], spec: WorkerSpec, generat
     """
     doing = PHRASES[entry.phase]
     if entry.phase not in _OF_A_TASK:
-        return Deed(None, None, doing)
+        return Activity(None, None, doing)
     if entry.generation != generation or entry.step not in tasks:
-        return Deed(None, None, f"{doing} samples of an earlier epoch")
+        return Activity(None, None, f"{doing} samples of an earlier epoch")
     if spec.is_iterable:
-        return Deed(entry.step, None, f"{doing} a batch of its shard of the dataset")
+        return Activity(entry.step, None, f"{doing} a batch of its shard of the dataset")
     keys = keys_of(tasks[entry.step])
     # Another thread's notes may be read while it makes them: then the number is of another step.
     is_torn = spec.is_batched and entry.number is not None and entry.number >= len(keys)
     if entry.number is None or is_torn:
         named = note_samples(spec.dataset, keys if spec.is_batched else [keys])
-        return Deed(entry.step, None, f"{doing} {named} of step {entry.step}")
+        return Activity(entry.step, None, f"{doing} {named} of step {entry.step}")
     if entry.has_replacement:
         index = entry.replacement
     else:
         index = keys[entry.number] if spec.is_batched else keys
     named = note_samples(spec.dataset, [index])
-    return Deed(entry.step, sample_key(index), f"{doing} {named} of step {entry.step}")
+    return Activity(entry.step, sample_key(index), f"{doing} {named} of step {entry.step}")
 
 
-def standing_of(entry: Entry, deed: Deed, tasks: Mapping[int, object], stacks: str) -> Standing:
+def progress_of(
+    entry: Entry, activity: Activity, tasks: Mapping[int, object], stacks: str
+) -> WorkerProgress:
     """Return how far a worker is.
 
     Args:
         entry: Its last note.
-        deed: What `deed_of` made of it.
+        activity: What `activity_of` made of it.
         tasks: Step -> indices of what it has to do.
         stacks: Of its threads; empty if there are none.
     """
-    words = f"{deed.words}{_times(entry, deed)}" + (f":\n{stacks}" if stacks else "")
+    words = f"{activity.words}{_times(entry, activity)}" + (f":\n{stacks}" if stacks else "")
     still_s = entry.still_s
-    if still_s is None and entry.number is None and deed.step is not None:
+    if still_s is None and entry.number is None and activity.step is not None:
         still_s = entry.task_s  # no sample of it was begun: all are read in one call
-    if deed.step is None or entry.still_s is None:
-        return Standing(words, still_s)
+    if activity.step is None or entry.still_s is None:
+        return WorkerProgress(words, still_s)
     # A single one where the sampler gives no list: then there is nothing to count.
-    count = len(keys) if isinstance(keys := keys_of(tasks[deed.step]), Sized) else 1
+    count = len(keys) if isinstance(keys := keys_of(tasks[activity.step]), Sized) else 1
     done = count if entry.number is None else entry.number
-    return Standing(words, entry.still_s, f"{done} of {count} samples in {_seconds(entry.task_s)}")
+    return WorkerProgress(
+        words, entry.still_s, f"{done} of {count} samples in {_seconds(entry.task_s)}"
+    )
 
 
-def _times(entry: Entry, deed: Deed) -> str:
-    if deed.step is None:
+def _times(entry: Entry, activity: Activity) -> str:
+    if activity.step is None:
         return "" if entry.still_s is None else f" (for {_seconds(entry.still_s)})"
     of_step = f"the step for {_seconds(entry.task_s)}"
     if entry.still_s is None:

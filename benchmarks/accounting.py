@@ -166,7 +166,7 @@ def no_accounts(*, in_process: bool) -> Iterator[None]:
     """Let loaders that begin to iterate in here keep none; forked workers inherit it."""
     from unittest.mock import patch
 
-    from penstock.engine import logbook
+    from penstock.engine import status_page
     from penstock.engine.stream import BatchStream
 
     begin = BatchStream.__init__
@@ -183,7 +183,7 @@ def no_accounts(*, in_process: bool) -> Iterator[None]:
         begin(self, plan, epoch, faults, None, *rest, **clock)
 
     with (
-        patch.object(logbook, "Stopwatch", SilentInProcess if in_process else SilentStopwatch),
+        patch.object(status_page, "Stopwatch", SilentInProcess if in_process else SilentStopwatch),
         patch.object(BatchStream, "__init__", begin_unobserved),
     ):
         yield

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from penstock.engine import stopwatch
-from penstock.engine.logbook import Notes, Phase
+from penstock.engine.status_page import Phase, StatusWriter
 from penstock.engine.stopwatch import CoreTime, RunQueue, Stopwatch
 from penstock.torch import DataLoader
 
@@ -175,28 +175,28 @@ def test_where_the_system_does_not_tell_of_its_run_queue_nothing_is_made_up(monk
 
 
 def test_time_in_the_dataset_that_takes_no_cpu_is_reading_and_the_rest_is_computing():
-    notes = Notes()
-    notes.begin_task(0, 0)
+    status = StatusWriter()
+    status.begin_task(0, 0)
     blocked = threading.Event()
     blocked.wait(0.02)
     spin(0.005)
-    notes.phase(Phase.SENDING)
-    times = notes.take_times()
+    status.phase(Phase.SENDING)
+    times = status.take_times()
     assert 0.015e9 < times.read_ns <= times.fetch_ns
     assert times.compute_ns >= 4_000_000
     assert times.read_ns + times.compute_ns == times.fetch_ns
 
 
 def timed(durations):
-    notes = Notes()
+    status = StatusWriter()
     for _ in range(2):  # the first task decides whether samples of the second are timed
-        notes.begin_task(0, 0)
+        status.begin_task(0, 0)
         for number, seconds in enumerate(durations):
-            notes.sample(number)
+            status.sample(number)
             spin(seconds)
-        notes.phase(Phase.COLLATING)
-        notes.batch_of(len(durations))
-        times = notes.take_times()
+        status.phase(Phase.COLLATING)
+        status.batch_of(len(durations))
+        times = status.take_times()
     return times
 
 
@@ -213,24 +213,24 @@ def test_samples_that_are_quick_are_not_timed():
 
 
 def test_nobody_follows_quick_samples_of_a_worker_in_the_trainers_own_process():
-    notes = Notes()
+    status = StatusWriter()
     followed = []
     for _ in range(32):
-        notes.begin_task(0, 0)
-        followed.append(notes.follows_samples)
-        notes.phase(Phase.COLLATING)
-        notes.batch_of(1_000_000)  # so quick that no pause of this process makes them slow
-        notes.take_times()
+        status.begin_task(0, 0)
+        followed.append(status.follows_samples)
+        status.phase(Phase.COLLATING)
+        status.batch_of(1_000_000)  # so quick that no pause of this process makes them slow
+        status.take_times()
     # The first decides; later some are timed all the same, as samples may have become slow.
     assert [task for task, is_followed in enumerate(followed) if is_followed] == [0, 16]
-    notes.is_watched = True
-    assert notes.follows_samples
-    assert Notes(memoryview(bytearray(8192))).follows_samples
+    status.is_watched = True
+    assert status.follows_samples
+    assert StatusWriter(memoryview(bytearray(8192))).follows_samples
 
 
 def test_a_sample_that_nobody_follows_is_named_when_it_fails(monkeypatch):
     followed = []
-    monkeypatch.setattr(Notes, "sample", lambda _, number: followed.append(number))
+    monkeypatch.setattr(StatusWriter, "sample", lambda _, number: followed.append(number))
 
     class Quick:
         def __len__(self):
@@ -252,14 +252,14 @@ def test_a_sample_that_nobody_follows_is_named_when_it_fails(monkeypatch):
 
 
 def test_samples_that_were_tried_twice_are_not_told():
-    notes = Notes()
-    notes.begin_task(0, 0)
+    status = StatusWriter()
+    status.begin_task(0, 0)
     for number in (0, 1, 1):
-        notes.sample(number)
+        status.sample(number)
         spin(0.001)
-    notes.phase(Phase.COLLATING)
-    notes.batch_of(2)
-    assert notes.take_times().sample_us == b""
+    status.phase(Phase.COLLATING)
+    status.batch_of(2)
+    assert status.take_times().sample_us == b""
 
 
 @pytest.mark.skipif(

@@ -23,9 +23,9 @@ from penstock.engine.backends.ray.parcels import pack_parcel, value_of
 from penstock.engine.backends.ray.session import Answer, Session
 from penstock.engine.backends.ray.worker import News, RayWorker, _Turns
 from penstock.engine.fetch import Fetcher
-from penstock.engine.logbook import Phase
 from penstock.engine.messages import BatchMade, BeginEpoch, ShardExhausted, Task, decode, encode
 from penstock.engine.plan import Placed, WorkerSpec
+from penstock.engine.status_page import Phase
 from penstock.engine.worker_setup import WorkerIdentity
 from penstock.randomness.samples import fallback_state, restore_fallback
 

@@ -6,15 +6,15 @@ from __future__ import annotations
 from collections.abc import Sized
 from typing import TYPE_CHECKING, Final, NamedTuple
 
-from penstock.engine.logbook import PHRASES, Phase
 from penstock.engine.map_reader import note_samples
 from penstock.engine.plan import keys_of, sample_key
+from penstock.engine.status_page import PHRASES, Phase
 
 if TYPE_CHECKING:
     from collections.abc import Hashable, Mapping
 
-    from penstock.engine.logbook import Entry
     from penstock.engine.plan import WorkerSpec
+    from penstock.engine.status_page import StatusSnapshot
 
 __all__ = ["Activity", "WorkerProgress", "activity_of", "progress_of"]
 
@@ -51,70 +51,70 @@ class WorkerProgress(NamedTuple):
 
 
 def activity_of(
-    entry: Entry, tasks: Mapping[int, object], spec: WorkerSpec, generation: int
+    snapshot: StatusSnapshot, tasks: Mapping[int, object], spec: WorkerSpec, generation: int
 ) -> Activity:
-    """Return what a worker was doing when it made `entry`.
+    """Return what a worker was doing at the time of `snapshot`.
 
     Args:
-        entry: Its last note.
+        snapshot: Of its status page.
         tasks: Step -> indices of what it had to do.
         spec: How it makes batches.
         generation: The generation that goes on.
     """
-    doing = PHRASES[entry.phase]
-    if entry.phase not in _OF_A_TASK:
+    doing = PHRASES[snapshot.phase]
+    if snapshot.phase not in _OF_A_TASK:
         return Activity(None, None, doing)
-    if entry.generation != generation or entry.step not in tasks:
+    if snapshot.generation != generation or snapshot.step not in tasks:
         return Activity(None, None, f"{doing} samples of an earlier epoch")
     if spec.is_iterable:
-        return Activity(entry.step, None, f"{doing} a batch of its shard of the dataset")
-    keys = keys_of(tasks[entry.step])
-    # Another thread's notes may be read while it makes them: then the number is of another step.
-    is_torn = spec.is_batched and entry.number is not None and entry.number >= len(keys)
-    if entry.number is None or is_torn:
+        return Activity(snapshot.step, None, f"{doing} a batch of its shard of the dataset")
+    keys = keys_of(tasks[snapshot.step])
+    # Another thread's status may be read while it changes: then the number is of another step.
+    is_torn = spec.is_batched and snapshot.number is not None and snapshot.number >= len(keys)
+    if snapshot.number is None or is_torn:
         named = note_samples(spec.dataset, keys if spec.is_batched else [keys])
-        return Activity(entry.step, None, f"{doing} {named} of step {entry.step}")
-    if entry.has_replacement:
-        index = entry.replacement
+        return Activity(snapshot.step, None, f"{doing} {named} of step {snapshot.step}")
+    if snapshot.has_replacement:
+        index = snapshot.replacement
     else:
-        index = keys[entry.number] if spec.is_batched else keys
+        index = keys[snapshot.number] if spec.is_batched else keys
     named = note_samples(spec.dataset, [index])
-    return Activity(entry.step, sample_key(index), f"{doing} {named} of step {entry.step}")
+    return Activity(snapshot.step, sample_key(index), f"{doing} {named} of step {snapshot.step}")
 
 
 def progress_of(
-    entry: Entry, activity: Activity, tasks: Mapping[int, object], stacks: str
+    snapshot: StatusSnapshot, activity: Activity, tasks: Mapping[int, object], stacks: str
 ) -> WorkerProgress:
     """Return how far a worker is.
 
     Args:
-        entry: Its last note.
+        snapshot: Of its status page.
         activity: What `activity_of` made of it.
         tasks: Step -> indices of what it has to do.
         stacks: Of its threads; empty if there are none.
     """
-    words = f"{activity.words}{_times(entry, activity)}" + (f":\n{stacks}" if stacks else "")
-    still_s = entry.still_s
-    if still_s is None and entry.number is None and activity.step is not None:
-        still_s = entry.task_s  # no sample of it was begun: all are read in one call
-    if activity.step is None or entry.still_s is None:
+    words = f"{activity.words}{_times(snapshot, activity)}" + (f":\n{stacks}" if stacks else "")
+    still_s = snapshot.still_s
+    if still_s is None and snapshot.number is None and activity.step is not None:
+        still_s = snapshot.task_s  # no sample of it was begun: all are read in one call
+    if activity.step is None or snapshot.still_s is None:
         return WorkerProgress(words, still_s)
     # A single one where the sampler gives no list: then there is nothing to count.
     count = len(keys) if isinstance(keys := keys_of(tasks[activity.step]), Sized) else 1
-    done = count if entry.number is None else entry.number
+    done = count if snapshot.number is None else snapshot.number
     return WorkerProgress(
-        words, entry.still_s, f"{done} of {count} samples in {_seconds(entry.task_s)}"
+        words, snapshot.still_s, f"{done} of {count} samples in {_seconds(snapshot.task_s)}"
     )
 
 
-def _times(entry: Entry, activity: Activity) -> str:
+def _times(snapshot: StatusSnapshot, activity: Activity) -> str:
     if activity.step is None:
-        return "" if entry.still_s is None else f" (for {_seconds(entry.still_s)})"
-    of_step = f"the step for {_seconds(entry.task_s)}"
-    if entry.still_s is None:
+        return "" if snapshot.still_s is None else f" (for {_seconds(snapshot.still_s)})"
+    of_step = f"the step for {_seconds(snapshot.task_s)}"
+    if snapshot.still_s is None:
         return f" ({of_step})"
-    what = "" if entry.number is None else "the sample "
-    return f" ({what}for {_seconds(entry.still_s)}, {of_step})"
+    what = "" if snapshot.number is None else "the sample "
+    return f" ({what}for {_seconds(snapshot.still_s)}, {of_step})"
 
 
 def _seconds(seconds: float) -> str:

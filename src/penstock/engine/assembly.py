@@ -11,8 +11,8 @@ import numpy as np
 
 from penstock.collate import BatchMemory, Collator, MixedTypes
 from penstock.data.dataset import is_current
-from penstock.engine.logbook import Phase
 from penstock.engine.map_reader import note_samples
+from penstock.engine.status_page import Phase
 from penstock.errors import CollateError
 from penstock.faults import annotate
 from penstock.transport.packing import AsTensor
@@ -24,8 +24,8 @@ if TYPE_CHECKING:
 
     from penstock.collate import CollateInto
     from penstock.data.dataset import Empty
-    from penstock.engine.logbook import Notes
     from penstock.engine.plan import WorkerSpec
+    from penstock.engine.status_page import StatusWriter
     from penstock.randomness.samples import SampleStreams
 
 __all__ = ["Assembler", "Output", "count_samples"]
@@ -96,13 +96,13 @@ class Assembler:
     """
 
     def __init__(
-        self, spec: WorkerSpec, output: Output, streams: SampleStreams | None, notes: Notes
+        self, spec: WorkerSpec, output: Output, streams: SampleStreams | None, status: StatusWriter
     ) -> None:
         """Collate as `spec` says, into `output`."""
         self.output = output
         self.streams = streams
         self._spec = spec
-        self._notes = notes
+        self._status = status
         self._collators: dict[tuple[bool, bool], DefaultCollate] = {}
 
     def collate(
@@ -123,8 +123,8 @@ class Assembler:
                 rehearses notes why.
         """
         if not rehearsing:
-            self._notes.phase(Phase.COLLATING)
-            self._notes.batch_of(count_samples(samples) if self._spec.is_batched else 1)
+            self._status.phase(Phase.COLLATING)
+            self._status.batch_of(count_samples(samples) if self._spec.is_batched else 1)
         if self.streams is not None and self._spec.collate_fn is not None:
             self.streams.begin_collate(position)
         try:
@@ -162,9 +162,9 @@ class Assembler:
 
     def finish(self, batch: Any, indices: Any = None) -> Any:  # noqa: ANN401
         """Return the batch as it leaves; `indices` are its samples', for a note."""
-        self._notes.phase(Phase.SENDING)
+        self._status.phase(Phase.SENDING)
         if hasattr(indices, "__len__"):  # a batch that the dataset made was not counted yet
-            self._notes.batch_of(len(indices))
+            self._status.batch_of(len(indices))
         try:
             return self.output.finish(batch)
         except Exception as error:

@@ -10,12 +10,12 @@ from penstock.data.dataset import announce_epoch, can_resume
 from penstock.engine.assembly import Assembler
 from penstock.engine.epoch import ShardPosition
 from penstock.engine.generator_watch import GeneratorWatch, note_watched, was_watched
-from penstock.engine.logbook import Notes
 from penstock.engine.map_reader import MapReader
 from penstock.engine.plain import map_maker, shard_maker
 from penstock.engine.plan import Placed, keys_of, sample_key
 from penstock.engine.recover import BadSample, Recovery
 from penstock.engine.sources import MapSource, StreamSource
+from penstock.engine.status_page import StatusWriter
 from penstock.engine.stream_reader import StreamReader
 from penstock.randomness.samples import SampleStreams
 from penstock.worker_info import ShardInfo, set_shard
@@ -52,7 +52,7 @@ class Fetcher:
         isolated: bool = False,
         in_thread: bool = False,
         compared: Callable[[Iterable[Any]], Iterator[Any]] | None = None,
-        notes: Notes | None = None,
+        status: StatusWriter | None = None,
     ) -> None:
         """Begin an epoch: an iterable dataset's iterator is made here.
 
@@ -69,13 +69,13 @@ class Fetcher:
             in_thread: Whether this is one of several threads that share the global generators,
                 which are then left alone.
             compared: See `ShardInfo`.
-            notes: Where to note what is being done.
+            status: Where to write what is being done.
         """
         self._spec = spec
         self._isolated = isolated
-        self._notes = notes = notes or Notes()
-        notes.is_watched = spec.faults.max_respawns > 0
-        self._map = None if spec.is_iterable else MapReader(spec, notes)
+        self._status = status = status or StatusWriter()
+        status.is_watched = spec.faults.max_respawns > 0
+        self._map = None if spec.is_iterable else MapReader(spec, status)
         self._streams = None
         if spec.seed is not None and not (self._map and self._map.draws_nothing):
             seeds_globals = spec.global_rng and not in_thread
@@ -97,7 +97,7 @@ class Fetcher:
                 )
         if self._map is not None:
             self._map.streams = self._streams
-        self._assembler = Assembler(spec, output, self._streams, notes)
+        self._assembler = Assembler(spec, output, self._streams, status)
         seed = base_seed if spec.seed is None else spec.seed
         self._source: MapSource | StreamSource
         if self._map is not None:
@@ -105,7 +105,7 @@ class Fetcher:
         else:
             assert self._stream_reader is not None
             self._source = StreamSource(self._stream_reader)
-        self._recovery = Recovery(self._source, self._assembler, spec, notes)
+        self._recovery = Recovery(self._source, self._assembler, spec, status)
         self.num_asked = 0  # samples of the batch made last; counted where a policy needs it
         if self._stream_reader is not None:
             with self._scope():
@@ -168,7 +168,7 @@ class Fetcher:
                     watch.end()
                     self._drawings = tuple(map(str, watch.found))
         if self._streams is not None:
-            self._notes.seeding(self._streams.take_seeding_ns())
+            self._status.seeding(self._streams.take_seeding_ns())
         return batch
 
     @property
@@ -315,7 +315,7 @@ class Fetcher:
             return self._recovery.join(items, position)
         samples: Any
         # No sample of a stream is known by its number, so that of a quick one need not be noted.
-        is_quick = self._streams is None and self._notes.number_cell() is not None
+        is_quick = self._streams is None and self._status.number_cell() is not None
         if is_quick and self._stream_reader.has_begun:
             samples = self._stream_reader.take_samples(count or self._spec.batch_size or 1)
         else:
@@ -326,7 +326,7 @@ class Fetcher:
 
     def _fill(self, item: BatchItem) -> None:
         assert self._stream_reader is not None
-        self._notes.sample(item.number)
+        self._status.sample(item.number)
         item.sample = self._stream_reader.read(item)
 
     def _replay(self) -> None:

@@ -16,8 +16,8 @@ from penstock.faults import annotate
 if TYPE_CHECKING:
     from penstock.data.dataset import BatchReader, Empty
     from penstock.engine.batch_item import BatchItem
-    from penstock.engine.logbook import Notes
     from penstock.engine.plan import WorkerSpec
+    from penstock.engine.status_page import StatusWriter
     from penstock.randomness.samples import SampleStreams
 
 __all__ = ["MapReader", "note_samples"]
@@ -33,11 +33,11 @@ class MapReader:
         One thread. Every call runs the user's code, so its random streams must be active.
     """
 
-    def __init__(self, spec: WorkerSpec, notes: Notes) -> None:
+    def __init__(self, spec: WorkerSpec, status: StatusWriter) -> None:
         """Look at how the dataset can be read."""
         self._dataset = spec.dataset
         self._tolerates = spec.faults.tolerates
-        self._notes = notes
+        self._status = status
         self._read_batch: BatchReader | None = None
         if spec.is_batched and spec.collate_fn is None:
             self._read_batch = batch_reader(spec.dataset)
@@ -116,14 +116,14 @@ class MapReader:
         samples = []
         index = None
         begin = None if self.streams is None else self.streams.begin_sample
-        note = self._notes.sample
+        note = self._status.sample
         try:
             if begin is None:
-                if not self._notes.follows_samples:
+                if not self._status.follows_samples:
                     for index in indices:
                         samples.append(dataset[index])  # noqa: PERF401 - `index` is for the note
                     return samples
-                if (cell := self._notes.number_cell()) is not None:
+                if (cell := self._status.number_cell()) is not None:
                     for cell[0], index in enumerate(indices):
                         samples.append(dataset[index])
                     return samples

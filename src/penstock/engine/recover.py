@@ -16,15 +16,15 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple
 import numpy as np
 
 from penstock.engine.batch_item import MISSING, MOST_ATTEMPTS, BatchItem
-from penstock.engine.logbook import Phase
+from penstock.engine.status_page import Phase
 from penstock.errors import WorkerDied
 from penstock.faults import annotate, unread_sample
 
 if TYPE_CHECKING:
     from penstock.engine.assembly import Assembler
-    from penstock.engine.logbook import Notes
     from penstock.engine.plan import WorkerSpec
     from penstock.engine.sources import Source
+    from penstock.engine.status_page import StatusWriter
 
 __all__ = ["NO_BATCH", "BadSample", "Recovery", "drop_frames"]
 
@@ -63,7 +63,7 @@ class Recovery:
     """
 
     def __init__(
-        self, source: Source, assembler: Assembler, spec: WorkerSpec, notes: Notes
+        self, source: Source, assembler: Assembler, spec: WorkerSpec, status: StatusWriter
     ) -> None:
         """Begin an epoch.
 
@@ -71,13 +71,13 @@ class Recovery:
             source: Reads samples, and finds others.
             assembler: Collates and finishes.
             spec: What becomes of bad samples.
-            notes: Where to note what is being done.
+            status: Where to write what is being done.
         """
         self._source = source
         self._assembler = assembler
         self._is_batched = spec.is_batched
         self._faults = spec.faults
-        self._notes = notes
+        self._status = status
         self._bad: list[BadSample] = []
 
     def take_bad(self) -> list[BadSample]:
@@ -91,7 +91,7 @@ class Recovery:
         Args:
             item: Of the batch.
             alone: Whether to collate and pack the sample by itself first. If it ends the process,
-                the logbook tells which one it was. That it raises proves nothing: a collate
+                the status page tells which one it was. That it raises proves nothing: a collate
                 function may need more than one.
 
         Raises:
@@ -100,7 +100,7 @@ class Recovery:
         """
         first_bad = len(self._bad)
         while True:
-            self._notes.item(Phase.READING, item)
+            self._status.item(Phase.READING, item)
             try:
                 item.sample = self._source.read(item)
             except StopIteration as end:
@@ -193,7 +193,7 @@ class Recovery:
     def _joined(self, items: list[BatchItem], position: int, *, rehearsing: bool = False) -> Any:  # noqa: ANN401
         empty = np.empty if rehearsing else self._assembler.output.empty
         if not rehearsing:
-            self._notes.phase(Phase.READING)
+            self._status.phase(Phase.READING)
         is_batch, gathered = self._source.gather(items, empty)
         if is_batch:
             return self._assembler.as_batch(gathered)
@@ -207,7 +207,7 @@ class Recovery:
 
         The samples are copied: a collate function may change what it gets.
         """
-        phase = self._notes.phase if len(items) > 1 else lambda p: self._notes.item(p, items[0])
+        phase = self._status.phase if len(items) > 1 else lambda p: self._status.item(p, items[0])
         copies = [item.with_sample(_copied(item.sample)) for item in items]
         try:
             phase(Phase.COLLATING)

@@ -12,8 +12,8 @@ from penstock.engine.backends.in_process import PlainOutput
 from penstock.engine.epoch import Given
 from penstock.engine.fetch import Fetcher
 from penstock.engine.generator_watch import UNSEEDED, warn_of_drawings
-from penstock.engine.logbook import Notes, Phase
 from penstock.engine.recover import NO_BATCH
+from penstock.engine.status_page import Phase, StatusWriter
 from penstock.engine.stream import FOLD_AT, LONG_NS, BatchStream, was_raised_below
 from penstock.errors import TooManyFailures
 from penstock.faults import annotate
@@ -48,7 +48,7 @@ class SerialStream(BatchStream):
         handover: Handover | None = None,
     ) -> None:
         """Begin `epoch`; see `BatchStream`."""
-        self._notes = Notes(cpu_clock=time.thread_time_ns)
+        self._status = StatusWriter(cpu_clock=time.thread_time_ns)
         cpu_clock = time.process_time_ns
         super().__init__(plan, epoch, faults, observer, handover, cpu_clock=cpu_clock)
 
@@ -73,7 +73,7 @@ class SerialStream(BatchStream):
                 is_announced=epoch.is_announced,
                 shard=given.shards.get(0),
                 isolated=True,
-                notes=self._notes,
+                status=self._status,
             )
         self._clock.started()
 
@@ -177,7 +177,7 @@ class SerialStream(BatchStream):
             raise
         try:
             measures = self._observer is not None and self._observer.measures
-            self._notes.begin_task(self._epoch.number, step, measures=measures)
+            self._status.begin_task(self._epoch.number, step, measures=measures)
             self._output.begin(weighs=measures)
             batch = fetcher.fetch(indices, step)
         except Exception as error:
@@ -187,8 +187,8 @@ class SerialStream(BatchStream):
             warn_of_drawings(drawings, UNSEEDED)
         shard, num_asked, bad = fetcher.saved_position(), fetcher.num_asked, fetcher.take_bad()
         num_failed = self._record(bad, step, None) if bad else 0
-        times = self._notes.take_times(num_bytes=self._output.take_num_bytes())
-        self._notes.phase(Phase.WAITING)
+        times = self._status.take_times(num_bytes=self._output.take_num_bytes())
+        self._status.phase(Phase.WAITING)
         if self._handover is not None and batch is not NO_BATCH:
             try:
                 batch = self._finish(self._handover.begin(batch, self._namer(step)), self._handover)
@@ -244,4 +244,4 @@ class SerialStream(BatchStream):
         """Drop the dataset's iterator and the recycled memory that no batch holds."""
         self._fetcher = None
         self._output = PlainOutput(self._plan.page_lock)
-        self._notes.close()
+        self._status.close()

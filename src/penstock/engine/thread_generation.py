@@ -89,7 +89,7 @@ class ThreadGeneration:
     def _is_to_tell(self, worker: ThreadWorker) -> bool:
         with self._changed:
             while not self._was_told:
-                worker.notes.check()
+                worker.status.check()
                 if self.teller is None:
                     self.teller = worker
                     return True

@@ -26,11 +26,11 @@ from penstock.engine.backends.in_process import Made, PlainOutput, Raised
 from penstock.engine.fault_log import NO_LOSSES, Losses
 from penstock.engine.fetch import Fetcher
 from penstock.engine.generator_watch import GeneratorWatch, note_watched, was_watched
-from penstock.engine.logbook import Phase
 from penstock.engine.own_copy import own_copy
 from penstock.engine.scheduler import TaskDone, WorkerDied, WorkerExhausted, WorkerReady
+from penstock.engine.status_page import Phase
 from penstock.engine.thread_generation import copy_of_error
-from penstock.engine.thread_notes import ThreadNotes, Unwanted
+from penstock.engine.thread_status import ThreadStatus, Unwanted
 from penstock.engine.user_frames import stack_of_error
 from penstock.faults import annotate
 from penstock.forks import Owner
@@ -92,7 +92,7 @@ class ThreadWorker:
     Attributes:
         worker_id: Its number.
         thread: A daemon, so that one that is stuck does not keep the interpreter from ending.
-        notes: What it is doing.
+        status: What it is doing.
         tasks: Step -> indices of the epoch's tasks that it has not answered; the trainer's.
         shard: How far it is in its shard of an iterable dataset; the trainer's.
         is_gone: Whether its end was told; the trainer's.
@@ -120,7 +120,7 @@ class ThreadWorker:
             ConfigError: an iterable dataset cannot be copied for several workers.
         """
         self.worker_id = worker_id
-        self.notes = ThreadNotes()
+        self.status = ThreadStatus()
         self.tasks: dict[int, object] = {}
         self.shard: ShardPosition | None = None
         self.is_gone = False
@@ -155,7 +155,7 @@ class ThreadWorker:
 
     def begin(self, generation: ThreadGeneration) -> None:
         """Let it begin an epoch, where `shard` says; what it has of others is wanted no more."""
-        self.notes.want(generation.number)
+        self.status.want(generation.number)
         self._leave_generation()
         self._given = generation
         self._inbox.put(_Begin(generation, self.shard))
@@ -167,7 +167,7 @@ class ThreadWorker:
 
     def stop(self) -> None:
         """Let it end, at the next sample if it is busy; does not wait."""
-        self.notes.want_nothing()
+        self.status.want_nothing()
         self._leave_generation()
         self._inbox.put(None)
 
@@ -179,8 +179,10 @@ class ThreadWorker:
     def held_up_by(self) -> ThreadWorker | None:
         """The worker that it waits for until it has told the dataset of the epoch, if any."""
         teller = None if self._given is None else self._given.teller
-        entry = self.notes.entry()
-        is_beginning = entry.phase == Phase.BEGINNING and self.notes.is_of_now(entry.generation)
+        snapshot = self.status.snapshot()
+        is_beginning = snapshot.phase == Phase.BEGINNING and self.status.is_of_now(
+            snapshot.generation
+        )
         return teller if is_beginning and teller is not self else None
 
     # From here on: in the thread.
@@ -195,16 +197,16 @@ class ThreadWorker:
                 _leave(error)
             self._tell_end(error)
         finally:
-            self.notes.watch(None)
+            self.status.watch(None)
             self._fetcher = self._failure = None  # an iterator ends in its own thread
             self._output.close()
             set_thread_info(None)
             seed_thread(None)
-            self.notes.close()
+            self.status.close()
             self._outbox = queue.SimpleQueue()  # answers in it refer to this worker
 
     def _tell_end(self, error: BaseException) -> None:
-        if not self.notes.is_wanted:
+        if not self.status.is_wanted:
             return
         text = "".join(traceback.format_exception_only(error)).strip()
         stack = stack_of_error(error)
@@ -219,9 +221,9 @@ class ThreadWorker:
             self._failure = error
             self._is_set_up = False
         while True:
-            self.notes.phase(Phase.WAITING)
+            self.status.phase(Phase.WAITING)
             command = self._inbox.get()
-            if command is None or not self.notes.is_wanted:
+            if command is None or not self.status.is_wanted:
                 return
             try:
                 self._obey(command)
@@ -239,9 +241,9 @@ class ThreadWorker:
                 self._is_expected = False
                 ready = WorkerReady(self.worker_id)
                 self._outbox.put(Answer(self, command.generation.number, ready))
-        elif self.notes.is_of_now(command.generation) and not self._is_exhausted:
+        elif self.status.is_of_now(command.generation) and not self._is_exhausted:
             answer = self._serve(command)
-            self.notes.phase(Phase.WAITING)  # not for its own sake, if it waits for the GIL
+            self.status.phase(Phase.WAITING)  # not for its own sake, if it waits for the GIL
             self._outbox.put(answer)
 
     def _set_up(self) -> None:
@@ -263,11 +265,11 @@ class ThreadWorker:
             worker_init_fn(self.worker_id)
             return
         watch = GeneratorWatch(None)
-        self.notes.watch(watch)
+        self.status.watch(watch)
         try:
             worker_init_fn(self.worker_id)
         finally:
-            self.notes.watch(None)
+            self.status.watch(None)
             self._drawings = tuple(watch.found)
 
     def _begin(self, command: _Begin) -> None:
@@ -276,10 +278,10 @@ class ThreadWorker:
             return
         generation, shard = command
         self._generation = generation
-        self.notes.begin_generation(generation.number)
+        self.status.begin_generation(generation.number)
         self._fetcher = None  # an iterator of the epoch before ends before the next begins
         self._watch = self._first_watch(generation)
-        self.notes.watch(self._watch)
+        self.status.watch(self._watch)
         try:
             self._fetcher = generation.begin(
                 self,
@@ -291,7 +293,7 @@ class ThreadWorker:
             annotate(error, f"in {self}, while it began epoch {generation.epoch}")
             self._failure = error
         finally:
-            self.notes.watch(None)
+            self.status.watch(None)
 
     def _first_watch(self, generation: ThreadGeneration) -> GeneratorWatch | None:
         """Return a watch for the first task of one worker, unless there was one.
@@ -318,7 +320,7 @@ class ThreadWorker:
             shard=shard,
             in_thread=True,
             compared=generation.comparer(self) if begins and self._num_workers > 1 else None,
-            notes=self.notes,
+            status=self.status,
         )
 
     def _serve(self, task: ThreadTask) -> Answer:
@@ -329,13 +331,13 @@ class ThreadWorker:
         assert self._generation is not None
         watch, self._watch = self._watch, None
         self._has_served = True
-        self.notes.begin_task(task.generation, task.step, measures=task.is_measured)
+        self.status.begin_task(task.generation, task.step, measures=task.is_measured)
         self._output.take_num_bytes()
-        self.notes.watch(watch)
+        self.status.watch(watch)
         try:
             event = self._make(task, self._fetcher, is_timed=watch is None)
         finally:
-            self.notes.watch(None)
+            self.status.watch(None)
         drawings, self._drawings = self._drawings, ()
         if watch is not None:
             note_watched(self._plan.spec.dataset)
@@ -364,7 +366,7 @@ class ThreadWorker:
             )
         bad = self._take_bad(task)
         losses = Losses(fetcher.num_asked, bad) if fetcher.num_asked else NO_LOSSES
-        times = self.notes.take_times(
+        times = self.status.take_times(
             num_bytes=self._output.take_num_bytes(), pool_bytes=self._output.pool_bytes
         )
         if not is_timed:

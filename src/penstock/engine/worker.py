@@ -7,7 +7,7 @@ Guarantees
     It ends when the trainer is gone, even in the middle of a task that hangs (see `lifeline`).
     Ctrl-C is the trainer's business: the worker notes it, and waits to be told.
     Nothing the user's code raises ends the worker; `SystemExit` and the like do, as a death. Its
-    last words in the logbook say what was raised, and where.
+    last words in the status page say what was raised, and where.
     A process that the dataset forks may end as it likes: the worker goes on.
 """
 
@@ -23,7 +23,6 @@ import traceback
 from typing import TYPE_CHECKING, Any, Final
 
 from penstock.engine.lifeline import end_with_trainer
-from penstock.engine.logbook import Notes, Phase, open_notes
 from penstock.engine.messages import (
     BatchMade,
     BeginEpoch,
@@ -40,6 +39,7 @@ from penstock.engine.messages import (
     report_exception,
 )
 from penstock.engine.recover import NO_BATCH, drop_frames
+from penstock.engine.status_page import Phase, StatusWriter, open_status
 from penstock.engine.user_frames import stack_of_error
 from penstock.engine.worker_setup import make_fetcher, set_up_worker
 from penstock.faults import annotate
@@ -74,7 +74,7 @@ def run_worker(sock: socket.socket, identity: WorkerIdentity, spec: WorkerSpec |
         sock: This worker's end of its channel.
         identity: Which worker this is.
         spec: How to make batches; None if it comes as a shared segment in the first frame,
-            behind the logbook.
+            behind the status page.
     """
     signal.signal(signal.SIGTERM, signal.SIG_DFL)  # a forked worker may carry the trainer's handler
     owner = Owner()
@@ -83,7 +83,7 @@ def run_worker(sock: socket.socket, identity: WorkerIdentity, spec: WorkerSpec |
     # Not SIG_IGN, which programs started from here would inherit.
     signal.signal(signal.SIGINT, worker.note_interrupt)
     try:
-        worker.open_logbook()
+        worker.open_status_page()
         worker.run()
     except BaseException as error:
         is_unwanted = isinstance(error, (EOFError, BrokenPipeError, ConnectionResetError))
@@ -137,7 +137,7 @@ class _Worker:
         self._pool = SlotPool(identity.max_free_slots)
         self._writer = SlotWriter(self._pool)
         self._output = _SlotOutput(self._writer)
-        self._notes = Notes()
+        self._status = StatusWriter()
         self._spec_fds: list[int] = []
         self._spec = spec
         self._fetcher: Fetcher | None = None
@@ -147,9 +147,9 @@ class _Worker:
         self._has_served = False
         self._is_exhausted = False
 
-    def open_logbook(self) -> None:
-        logbook_fd, lifeline_fd, *self._spec_fds = self._next_frame().fds
-        self._notes = open_notes(logbook_fd)
+    def open_status_page(self) -> None:
+        status_fd, lifeline_fd, *self._spec_fds = self._next_frame().fds
+        self._status = open_status(status_fd)
         end_with_trainer(lifeline_fd)
 
     def run(self) -> None:
@@ -162,7 +162,7 @@ class _Worker:
         # some 5 % of the time, nor touch pages that a forked worker shares with the trainer.
         gc.freeze()
         while True:
-            self._notes.phase(Phase.WAITING)
+            self._status.phase(Phase.WAITING)
             message = decode(self._next_frame().data)
             if isinstance(message, BeginEpoch):
                 self._begin_epoch(message)
@@ -193,15 +193,15 @@ class _Worker:
         self._pool.close()
 
     def note_end(self) -> None:
-        self._notes.phase(Phase.ENDING)
+        self._status.phase(Phase.ENDING)
 
     def note_interrupt(self, *_: object) -> None:
-        self._notes.note_interrupt()
+        self._status.note_interrupt()
 
     def say_last_words(self, error: BaseException) -> None:
         text = "".join(traceback.format_exception_only(error)).strip()
         where = stack_of_error(error)
-        self._notes.say_last_words(
+        self._status.say_last_words(
             f"{_cause_of(error)}\nIts last words: {text}\nWhere it was raised:\n{where}"
         )
 
@@ -224,11 +224,11 @@ class _Worker:
         if not self._is_set_up:
             return
         assert self._spec is not None
-        self._notes.phase(Phase.BEGINNING)
+        self._status.phase(Phase.BEGINNING)
         self._fetcher = None  # an iterator of the epoch before ends before the next begins
         try:
             self._fetcher = make_fetcher(
-                self._spec, self._output, self._identity, message, self._notes
+                self._spec, self._output, self._identity, message, self._status
             )
             self._failure = None
         except Exception as error:
@@ -249,7 +249,7 @@ class _Worker:
             return
         assert self._fetcher is not None
         assert self._spec is not None
-        self._notes.begin_task(task.generation, task.step, measures=task.is_measured)
+        self._status.begin_task(task.generation, task.step, measures=task.is_measured)
         try:
             packed = self._fetcher.fetch(task.indices, task.step, task.hints)
             shard = self._fetcher.saved_position()
@@ -290,9 +290,9 @@ class _Worker:
 
     def _times(self, task: Task, packed: Any) -> TaskTimes:  # noqa: ANN401 - packed, or NO_BATCH
         if not task.is_measured:
-            return self._notes.take_times()
+            return self._status.take_times()
         num_bytes = 0 if packed is NO_BATCH else sum(extent[2] for extent in packed.buffers)
-        return self._notes.take_times(
+        return self._status.take_times(
             num_bytes=num_bytes,
             pool_bytes=self._pool.size_bytes,
             slot_ns=self._pool.take_making_ns(),

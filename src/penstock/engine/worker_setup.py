@@ -18,9 +18,9 @@ from penstock.worker_info import WorkerInfo, current_place, set_worker_info, tak
 
 if TYPE_CHECKING:
     from penstock.engine.assembly import Output
-    from penstock.engine.logbook import Notes
     from penstock.engine.messages import BeginEpoch
     from penstock.engine.plan import Framework, WorkerSpec
+    from penstock.engine.status_page import StatusWriter
     from penstock.worker_info import Place
 
 __all__ = ["WorkerIdentity", "make_fetcher", "set_up_worker", "take_place_again"]
@@ -81,7 +81,11 @@ def take_place_again(spec: WorkerSpec, place: Place) -> None:
 
 
 def make_fetcher(
-    spec: WorkerSpec, output: Output, identity: WorkerIdentity, begun: BeginEpoch, notes: Notes
+    spec: WorkerSpec,
+    output: Output,
+    identity: WorkerIdentity,
+    begun: BeginEpoch,
+    status: StatusWriter,
 ) -> Fetcher:
     """Return what makes this worker's batches of the epoch that begins.
 
@@ -97,7 +101,7 @@ def make_fetcher(
         worker_id=identity.worker_id,
         num_workers=identity.num_workers,
         shard=begun.shard,
-        notes=notes,
+        status=status,
     )
 
 

@@ -3,8 +3,8 @@
 
 Guarantees
     A worker's death is seen at once, through its sentinel and the end of its channel, and disturbs
-    no other worker's messages. What it had finished before is still delivered. Its logbook tells
-    what it was doing. Slots of its batches live on as long as somebody holds them, no longer.
+    no other worker's messages. What it had finished before is still delivered. Its status page
+    tells what it was doing. Slots of its batches live on as long as somebody holds them, no longer.
     `events` waits on all channels and processes together. Besides it only `close`, `kill` and
     `diagnose` wait, for seconds at most. A Ctrl-C never falls between what belongs together: it is
     held back while a worker starts, and while a message is taken in.
@@ -58,7 +58,6 @@ from penstock.engine.limits import (
     memory_now,
     memory_warning,
 )
-from penstock.engine.logbook import Logbook
 from penstock.engine.messages import (
     BatchMade,
     BeginEpoch,
@@ -74,6 +73,7 @@ from penstock.engine.messages import (
 from penstock.engine.pickling import share_spec, unpicklable_error
 from penstock.engine.recover import NO_BATCH
 from penstock.engine.scheduler import TaskDone, WorkerDied, WorkerExhausted, WorkerReady
+from penstock.engine.status_page import StatusPage
 from penstock.engine.worker import run_worker
 from penstock.engine.worker_setup import WorkerIdentity
 from penstock.errors import ConfigError
@@ -238,7 +238,7 @@ class ProcessBackend:
         if plan.page_lock is not None:
             max_free += math.ceil(_BATCHES_AHEAD_OF_DEVICE / num_workers)
         identity = WorkerIdentity(worker_id, num_workers, base_seed, max_free, joins_late)
-        logbook = Logbook()
+        status_page = StatusPage()
         try:
             process = self._context.Process(  # type: ignore[attr-defined]  # every context has it
                 target=run_worker,
@@ -250,7 +250,7 @@ class ProcessBackend:
                 process.start()
         except BaseException as error:
             channel.close()
-            logbook.close()
+            status_page.close()
             if spec is not None and isinstance(error, (TypeError, AttributeError, PicklingError)):
                 raise unpicklable_error(spec, error) from error
             if isinstance(error, OSError) and error.errno in (errno.EAGAIN, errno.ENOMEM):
@@ -262,14 +262,14 @@ class ProcessBackend:
             raise
         finally:
             theirs.close()
-        worker = WorkerProcess(worker_id, process, channel, logbook, plan.page_lock)
+        worker = WorkerProcess(worker_id, process, channel, status_page, plan.page_lock)
         _processes.add(process)
         for fd in (channel.fileno(), worker.watch_fd):
             self._by_fd[fd] = worker
             self._poll.register(fd, select.POLLIN)
         shared = [] if self._shared_fd is None else [self._shared_fd]
-        channel.post(b"", [logbook.fd, self._lifeline.fd, *shared])
-        logbook.close()
+        channel.post(b"", [status_page.fd, self._lifeline.fd, *shared])
+        status_page.close()
         return worker
 
     def respawn(self, worker_id: int) -> None:
@@ -319,19 +319,19 @@ class ProcessBackend:
         return int(words.generate_state(1, np.uint64)[0] >> np.uint64(1))
 
     def kill(self, worker_id: int, why: str) -> None:
-        """Send SIGKILL, once its stacks are in the logbook: it may not hear anything else."""
+        """Send SIGKILL, once its stacks are in the status page: it may not hear anything else."""
         self._workers[worker_id].kill(why)
 
     def diagnose(self, worker_id: int, *, with_stacks: bool) -> WorkerProgress:
-        """Read its logbook, into which it writes its stacks if it is asked to."""
+        """Read its status page, into which it writes its stacks if it is asked to."""
         worker = self._workers[worker_id]
-        entry = worker.logbook.read()
-        activity = activity_of(entry, worker.tasks, self._plan.spec, self._generation)
+        snapshot = worker.status_page.read()
+        activity = activity_of(snapshot, worker.tasks, self._plan.spec, self._generation)
         stacks = ""
         if with_stacks and worker.can_show_stacks:
-            worker.logbook.ask_for_stacks(worker.signal)
-            stacks = worker.logbook.new_stacks()
-        return progress_of(entry, activity, worker.tasks, stacks)
+            worker.status_page.ask_for_stacks(worker.signal)
+            stacks = worker.status_page.new_stacks()
+        return progress_of(snapshot, activity, worker.tasks, stacks)
 
     @property
     def is_whole(self) -> bool:
@@ -486,13 +486,13 @@ class ProcessBackend:
         worker.wait_for_end()
         worker.is_gone = True
         end, advice = worker.describe_end()
-        entry = worker.logbook.read()
-        activity = activity_of(entry, worker.tasks, self._plan.spec, self._generation)
+        snapshot = worker.status_page.read()
+        activity = activity_of(snapshot, worker.tasks, self._plan.spec, self._generation)
         if worker.was_killed_by_memory_perhaps:
-            now, peak_bytes = memory_now(), entry.peak_rss_bytes or None
+            now, peak_bytes = memory_now(), snapshot.peak_rss_bytes or None
             memory = describe_memory(now, self._memory, peak_bytes)
             advice = f"{memory} {advice_on_kill(now, self._memory, peak_bytes)}".lstrip()
-        if stacks := worker.logbook.new_stacks():
+        if stacks := worker.status_page.new_stacks():
             advice += f"\nIts Python stack then:\n{stacks}"
         limit = worker.deaths_that_prove
         worker.release()
@@ -514,7 +514,7 @@ class ProcessBackend:
             worker.channel.close()
         left = wait_for_ends(workers, _SHORT_GRACE_S)
         # A Ctrl-C in the loop's own code is not seen here, but by workers that it has reached.
-        if left and not in_a_hurry and not any(w.logbook.was_interrupted for w in workers):
+        if left and not in_a_hurry and not any(w.status_page.was_interrupted for w in workers):
             left = wait_for_ends(left, _GRACE_S - _SHORT_GRACE_S)
         for number in (signal.SIGTERM, signal.SIGKILL):
             for worker in left:

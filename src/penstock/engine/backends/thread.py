@@ -209,7 +209,7 @@ class ThreadBackend:
             return None
         worker.is_gone = True
         activity = activity_of(
-            worker.notes.entry(), worker.tasks, self._plan.spec, self._generation.number
+            worker.status.snapshot(), worker.tasks, self._plan.spec, self._generation.number
         )
         reason = (
             f"DataLoader worker (thread {worker.thread.name}) exited unexpectedly: worker "
@@ -252,10 +252,10 @@ class ThreadBackend:
         advice = _ADVICE_ON_HANG
         if stack := stack_of_thread(worker.thread):
             advice += f"\nIts Python stack then:\n{stack}"
-        entry = worker.notes.entry()
+        snapshot = worker.status.snapshot()
         worker.stop()
         worker.is_gone = True
-        activity = activity_of(entry, worker.tasks, self._plan.spec, self._generation.number)
+        activity = activity_of(snapshot, worker.tasks, self._plan.spec, self._generation.number)
         reason = (
             f"DataLoader worker (thread {worker.thread.name}) is stuck: worker "
             f"{worker.worker_id} was given up, as {why}, {activity.words}"
@@ -264,17 +264,17 @@ class ThreadBackend:
         self._outbox.put(Answer(worker, _GIVEN_UP, death))
 
     def diagnose(self, worker_id: int, *, with_stacks: bool) -> WorkerProgress:
-        """Return its last note, and its stack."""
+        """Return its status, and its stack."""
         worker = self._workers[worker_id]
         if (teller := worker.held_up_by) is not None:
             stack = f":\n{stack_of_thread(teller.thread)}" if with_stacks else ""
             return WorkerProgress(
                 f"waiting for {teller}, which is in set_epoch of the dataset{stack}"
             )
-        entry = worker.notes.entry()
-        activity = activity_of(entry, worker.tasks, self._plan.spec, self._generation.number)
+        snapshot = worker.status.snapshot()
+        activity = activity_of(snapshot, worker.tasks, self._plan.spec, self._generation.number)
         stack = stack_of_thread(worker.thread) if with_stacks else ""
-        return progress_of(entry, activity, worker.tasks, stack)
+        return progress_of(snapshot, activity, worker.tasks, stack)
 
     def close(self, *, in_a_hurry: bool = False) -> None:
         """Stop the workers, and wait until they are gone, but for those that are stuck."""

@@ -12,14 +12,14 @@ from typing import TYPE_CHECKING, Any, Final
 
 from penstock.engine.interrupts import LONGEST_WAIT_S
 from penstock.engine.limits import signal_name
-from penstock.engine.logbook import Phase
+from penstock.engine.status_page import Phase
 from penstock.transport.arena import Arena
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from penstock.engine.epoch import ShardPosition
-    from penstock.engine.logbook import Logbook
+    from penstock.engine.status_page import StatusPage
     from penstock.transport.channel import Channel
     from penstock.transport.page_lock import PageLock
 
@@ -61,7 +61,7 @@ class WorkerProcess:
         worker_id: Its number.
         process: As `multiprocessing` has it.
         channel: Our end.
-        logbook: Where it notes what it is doing.
+        status_page: Where it writes what it is doing.
         arena: The slots of its batches.
         watch_fd: Readable once the process has ended.
         is_gone: Whether its end was told.
@@ -74,7 +74,7 @@ class WorkerProcess:
         worker_id: int,
         process: Any,  # noqa: ANN401 - any context's
         channel: Channel,
-        logbook: Logbook,
+        status_page: StatusPage,
         page_lock: PageLock | None = None,
     ) -> None:
         """Take over the resources of a process that has just been started.
@@ -84,7 +84,7 @@ class WorkerProcess:
         self.worker_id = worker_id
         self.process = process
         self.channel = channel
-        self.logbook = logbook
+        self.status_page = status_page
         self.arena = Arena(page_lock)
         self.is_gone = False
         self.tasks: dict[int, object] = {}
@@ -147,16 +147,16 @@ class WorkerProcess:
                 os.kill(self.process.pid, number)
 
     def kill(self, why: str) -> None:
-        """End a worker that is stuck; its stacks are in the logbook then."""
+        """End a worker that is stuck; its stacks are in the status page then."""
         self._killed_because = why
         if self.can_show_stacks:
-            self.logbook.ask_for_stacks(self.signal)
+            self.status_page.ask_for_stacks(self.signal)
         self.signal(signal.SIGKILL)
 
     @property
     def can_show_stacks(self) -> bool:
         """Whether it would understand being asked; before that the signal would end it."""
-        return self.is_alive() and self.logbook.read().phase is not Phase.ABSENT
+        return self.is_alive() and self.status_page.read().phase is not Phase.ABSENT
 
     def wait_for_end(self) -> None:
         """Wait for a process whose channel has ended; one that does not end is ended."""
@@ -194,7 +194,7 @@ class WorkerProcess:
         """Say how the process ended, and what to do about it; to be called when it has."""
         if self._killed_because is not None:
             return f"was killed, as {self._killed_because},", _ADVICE_ON_HANG
-        last_words = self.logbook.last_words()
+        last_words = self.status_page.last_words()
         if self._end is not None:
             end, advice = self._end
             return end, last_words or advice
@@ -202,7 +202,7 @@ class WorkerProcess:
         if code is None:
             return "ended with an exit status that is unknown", last_words or _ADVICE_ON_UNKNOWN
         if code >= 0:
-            has_begun = self.logbook.read().phase is not Phase.ABSENT
+            has_begun = self.status_page.read().phase is not Phase.ABSENT
             advice = last_words or (_ADVICE_ON_EXIT if has_begun else _ADVICE_ON_START)
             return f"exited with code {code}", advice
         name = signal_name(-code)

@@ -6,7 +6,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Final
 
 from penstock.engine.activity import Activity, activity_of
-from penstock.engine.logbook import Entry, Phase
+from penstock.engine.status_page import Phase, StatusSnapshot
 
 if TYPE_CHECKING:
     from penstock.engine.backends.ray.remote_worker import RemoteWorker
@@ -41,7 +41,7 @@ def deed_of_worker(worker: RemoteWorker, recipe: WorkerSpec, round_: int) -> Act
             phase = Phase.ABSENT if worker.hello is None else Phase.STARTING
         elif worker.steps_at_hand:
             phase, step = Phase.READING, worker.steps_at_hand[0]
-        entry = Entry(round_, step, phase, number, False, None, 0, 0.0)
+        entry = StatusSnapshot(round_, step, phase, number, False, None, 0, 0.0)
     deed = activity_of(entry, worker.tasks, recipe, round_)
     if others := other_steps(worker, deed):
         listed = " or ".join(map(str, others))

@@ -30,8 +30,8 @@ if TYPE_CHECKING:
     from penstock.engine.backends.ray.session import Answer
     from penstock.engine.backends.ray.worker import Hello
     from penstock.engine.epoch import ShardPosition
-    from penstock.engine.logbook import Entry
     from penstock.engine.plan import WorkerSpec
+    from penstock.engine.status_page import StatusSnapshot
     from penstock.engine.worker_setup import WorkerIdentity
 
 __all__ = ["Call", "Come", "RemoteWorker", "Round", "name_of_trainer"]
@@ -146,7 +146,7 @@ class RemoteWorker:
         self.error: Exception | None = None
         self.ended: Answer | None = None
         self.killed_because: str | None = None
-        self.last_entry: Entry | None = None
+        self.last_entry: StatusSnapshot | None = None
         self.last_stack = ""
         self.clock = WorkerClock()
         self._num_out = 0

@@ -24,7 +24,6 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from penstock.engine.backends.in_process import PlainOutput
 from penstock.engine.backends.ray.parcels import Parcel, pack_parcel, value_of
-from penstock.engine.logbook import Phase
 from penstock.engine.messages import (
     BatchMade,
     ExceptionReport,
@@ -35,7 +34,8 @@ from penstock.engine.messages import (
     report_exception,
 )
 from penstock.engine.recover import NO_BATCH, drop_frames
-from penstock.engine.thread_notes import ThreadNotes, Unwanted
+from penstock.engine.status_page import Phase
+from penstock.engine.thread_status import ThreadStatus, Unwanted
 from penstock.engine.user_frames import stack_of_error
 from penstock.engine.worker_setup import make_fetcher, set_up_worker, take_place_again
 from penstock.transport.packing import Packed
@@ -47,9 +47,9 @@ if TYPE_CHECKING:
 
     from penstock.engine.accounts import TaskTimes
     from penstock.engine.fetch import Fetcher
-    from penstock.engine.logbook import Entry
     from penstock.engine.messages import BeginEpoch, Task
     from penstock.engine.plan import WorkerSpec
+    from penstock.engine.status_page import StatusSnapshot
     from penstock.engine.worker_setup import WorkerIdentity
 
 __all__ = ["Answer", "Session"]
@@ -75,7 +75,7 @@ class Answer(NamedTuple):
     kind: str
     message: bytes | str = b""
     parcel: Parcel | None = None
-    entry: Entry | None = None
+    entry: StatusSnapshot | None = None
 
 
 class _ParcelOutput(PlainOutput):
@@ -131,7 +131,7 @@ class Session:
         self._parcel = parcel
         self._identity = identity
         self._wanted = 0
-        self.notes = ThreadNotes()
+        self.notes = ThreadStatus()
         self._output = _ParcelOutput()
         self._recipe: WorkerSpec | None = None
         self._fetcher: Fetcher | None = None
@@ -156,9 +156,9 @@ class Session:
             self._wanted = round_
             self.notes.want(round_)
 
-    def entry(self) -> Entry:
+    def entry(self) -> StatusSnapshot:
         """Return what is being done."""
-        return self.notes.entry()
+        return self.notes.snapshot()
 
     def set_up(self) -> Answer:
         """Open the recipe, seed, and run `worker_init_fn`."""

@@ -36,7 +36,7 @@ if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
 
     from penstock.engine.backends.ray.parcels import Parcel
-    from penstock.engine.logbook import Entry
+    from penstock.engine.status_page import StatusSnapshot
     from penstock.engine.worker_setup import WorkerIdentity
 
 __all__ = ["Doing", "Hello", "Load", "News", "RayWorker", "SessionLoad", "Versions", "trainer_of"]
@@ -121,7 +121,7 @@ class Doing(NamedTuple):
         alone_s: For how long no other session than the one that asks has had a turn.
     """
 
-    entry: Entry | None
+    entry: StatusSnapshot | None
     stack: str
     turn_of: str
     alone_s: float

@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A page of shared memory in which a worker notes what it is doing.
+"""The status page: shared memory in which a worker writes what it is doing.
 
 The trainer reads it when the worker is dead or stuck, and can no longer be asked. The first cells
-hold the last note, next are the worker's last words, if an exception ended it; behind them
+hold the status, next are the worker's last words, if an exception ended it; behind them
 `faulthandler` writes the worker's stacks, when a signal kills it or the trainer asks for them. A
-note costs a few stores, no system call.
+write costs a few stores, no system call.
 """
 
 from __future__ import annotations
@@ -29,7 +29,15 @@ if TYPE_CHECKING:
 
     from penstock.engine.batch_item import BatchItem
 
-__all__ = ["PHRASES", "Entry", "Logbook", "Notes", "Phase", "open_notes", "seconds_since"]
+__all__ = [
+    "PHRASES",
+    "Phase",
+    "StatusPage",
+    "StatusSnapshot",
+    "StatusWriter",
+    "open_status",
+    "seconds_since",
+]
 
 _SIZE_BYTES: Final = 256 * 1024  # pages that nobody writes take no memory
 _WORDS_AT: Final = 4096
@@ -45,14 +53,14 @@ _RSS_UNIT: Final = 1 if sys.platform == "darwin" else 1024  # of ru_maxrss
 _STACKS_SIGNAL: Final = signal.SIGRTMAX - 3 if hasattr(signal, "SIGRTMAX") else signal.SIGUSR2
 _LONGEST_DUMP_S: Final = 2.0
 _INTERRUPTED_LATELY_S: Final = 5.0  # an interrupted program may do some things before it ends
-_READS: Final = 100  # of a note that changes while it is read; one takes some microseconds
+_READS: Final = 100  # of a page that changes while it is read; one takes some microseconds
 _OUR_FRAME: Final = f"{os.sep}penstock{os.sep}engine{os.sep}"
 
 
 class Phase(enum.IntEnum):
     """What a worker is doing."""
 
-    ABSENT = 0  # it has not got the logbook yet
+    ABSENT = 0  # it has not got the status page yet
     STARTING = 1  # until its dataset is there and worker_init_fn has returned
     WAITING = 2
     BEGINNING = 3  # an epoch: the dataset is told, or iterated
@@ -77,8 +85,8 @@ PHRASES: Final = {
 }
 
 
-class Entry(NamedTuple):
-    """What a worker noted last.
+class StatusSnapshot(NamedTuple):
+    """What a status page says: what a worker is doing, or was when it died.
 
     Attributes:
         generation: Which `BeginEpoch` the task belongs to.
@@ -104,10 +112,10 @@ class Entry(NamedTuple):
     still_s: float | None = None
 
 
-class Notes:
-    """A worker's end: what it notes, and by a stopwatch how long it takes.
+class StatusWriter:
+    """A worker's end of a status page: it writes what it does, and a stopwatch times it.
 
-    Without a logbook (a worker in the trainer's process), notes are for `take_times` alone, which
+    Without a page (a worker in the trainer's process), it is for `take_times` alone, which
     tells of no memory: the process's is the trainer's.
     """
 
@@ -124,7 +132,7 @@ class Notes:
         """Write into `page`, or nowhere.
 
         Args:
-            page: Of the logbook.
+            page: Of the status page.
             cpu_clock: The worker's CPU time in nanoseconds: of its process, or of its thread alone.
         """
         # Whether it matters how long each sample takes, also where samples are quick: a worker that
@@ -188,7 +196,7 @@ class Notes:
         """Return where to write the number of each sample, instead of calling `sample`.
 
         Returns:
-            A cell of the logbook; None where more is to be noted of the samples of this task.
+            A cell of the status page; None where more is to be written of the samples of this task.
         """
         if self._stopwatch.times_samples or self.is_watched:
             return None
@@ -261,8 +269,8 @@ class Notes:
         self._stopwatch.close()
 
 
-def open_notes(fd: int) -> Notes:
-    """Return a worker's end of the logbook `fd`, which is kept open for `faulthandler`.
+def open_status(fd: int) -> StatusWriter:
+    """Return a worker's end of the status page `fd`, which is kept open for `faulthandler`.
 
     From here on a fatal signal, or the trainer, has the worker's stacks written there.
     """
@@ -271,13 +279,13 @@ def open_notes(fd: int) -> Notes:
     os.lseek(fd, _TEXT_AT, os.SEEK_SET)
     faulthandler.enable(fd)
     faulthandler.register(_STACKS_SIGNAL, fd, all_threads=True)
-    notes = Notes(page)
-    notes.phase(Phase.STARTING)
-    return notes
+    status = StatusWriter(page)
+    status.phase(Phase.STARTING)
+    return status
 
 
-class Logbook:
-    """The trainer's end."""
+class StatusPage:
+    """The trainer's end of a status page."""
 
     def __init__(self) -> None:
         """Make an empty page; `fd` is to be closed once the worker has got it.
@@ -295,8 +303,8 @@ class Logbook:
         os.close(self.fd)
         self.fd = -1
 
-    def read(self) -> Entry:
-        """Return the last note, of a worker that may be making another one meanwhile."""
+    def read(self) -> StatusSnapshot:
+        """Return a snapshot of the status, which the worker may be changing meanwhile."""
         for _ in range(_READS):
             cells = self._bytes[:_KEY_AT].cast("q").tolist()
             key = bytes(self._bytes[_KEY_AT : _KEY_AT + cells[_KEY_BYTES]])
@@ -304,7 +312,7 @@ class Logbook:
                 break
         else:  # it never held still: its samples are quick, and which one it is matters little
             cells[_NUMBER], key = -1, b""
-        return Entry(
+        return StatusSnapshot(
             generation=cells[_GENERATION],
             step=cells[_STEP],
             phase=Phase(cells[_PHASE]),

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a worker thread notes; and where it learns that nobody wants what it makes any more.
+"""The status of a worker thread; and where it learns that its batch is no longer wanted.
 
-A thread cannot be ended from outside. So it asks, whenever it notes that it begins another sample,
+A thread cannot be ended from outside. So it asks, whenever it begins another sample,
 or to collate.
 """
 
@@ -10,14 +10,14 @@ from __future__ import annotations
 import time
 from typing import TYPE_CHECKING, Any, Final
 
-from penstock.engine.logbook import Entry, Notes, Phase, seconds_since
 from penstock.engine.plan import sample_key
+from penstock.engine.status_page import Phase, StatusSnapshot, StatusWriter, seconds_since
 
 if TYPE_CHECKING:
     from penstock.engine.batch_item import BatchItem
     from penstock.engine.generator_watch import GeneratorWatch
 
-__all__ = ["ThreadNotes", "Unwanted"]
+__all__ = ["ThreadStatus", "Unwanted"]
 
 _NOBODY: Final = -1  # wants anything of any generation
 _MOST_WATCHED: Final = 16  # samples of a batch whose calls are followed; then its collate
@@ -30,11 +30,11 @@ class Unwanted(BaseException):
     """
 
 
-class ThreadNotes(Notes):
-    """The notes of one worker thread.
+class ThreadStatus(StatusWriter):
+    """The status of one worker thread.
 
     Concurrency:
-        The worker's thread writes. Any thread may call `entry`, and say what is wanted.
+        The worker's thread writes. Any thread may call `snapshot`, and say what is wanted.
     """
 
     __slots__ = (
@@ -100,7 +100,7 @@ class ThreadNotes(Notes):
             watch.begin()
 
     def phase(self, phase: Phase) -> None:
-        """Note what is being done; see `Notes.phase`.
+        """Note what is being done; see `StatusWriter.phase`.
 
         Raises:
             Unwanted: a batch of this generation is wanted no more.
@@ -115,7 +115,7 @@ class ThreadNotes(Notes):
 
     @property
     def follows_samples(self) -> bool:
-        """Always: any thread may ask for the last note, and what is unwanted ends here."""
+        """Always: any thread may ask for a snapshot, and what is unwanted ends here."""
         return True
 
     def number_cell(self) -> None:
@@ -147,10 +147,10 @@ class ThreadNotes(Notes):
         if self._wanted != self._generation:
             raise Unwanted
 
-    def entry(self) -> Entry:
-        """Return the last note."""
+    def snapshot(self) -> StatusSnapshot:
+        """Return the status of now."""
         replacement = self._replacement
-        return Entry(
+        return StatusSnapshot(
             generation=self._generation,
             step=self._step,
             phase=self._doing,

@@ -52,7 +52,7 @@ _NO_LIMIT_BYTES: Final = 1 << 60  # version 1 writes "none" as the largest numbe
 _DESCRIPTORS_PER_WORKER: Final = 4
 # For a moment, beside those: 7 to 8 under fork, 7 to 9 under spawn and 10 under forkserver. It is
 # what starting one worker takes, or what arrives at one read: four batches of two new slots each.
-# Four are the fork server's, the resource tracker's, and the lifeline's two, for good.
+# Four are the fork server's, the resource tracker's, and the parent-death watch's two, for good.
 _DESCRIPTORS_IN_PASSING: Final = 12
 
 

@@ -4,7 +4,7 @@
 Guarantees
     Tasks are done in the order in which they came. Between two tasks the worker looks whether it is
     still wanted: a closed channel ends it, whatever is still queued.
-    It ends when the trainer is gone, even in the middle of a task that hangs (see `lifeline`).
+    It ends when the trainer is gone, even in the middle of a task that hangs (see `parent_watch`).
     Ctrl-C is the trainer's business: the worker notes it, and waits to be told.
     Nothing the user's code raises ends the worker; `SystemExit` and the like do, as a death. Its
     last words in the status page say what was raised, and where.
@@ -22,7 +22,6 @@ import sys
 import traceback
 from typing import TYPE_CHECKING, Any, Final
 
-from penstock.engine.lifeline import end_with_trainer
 from penstock.engine.messages import (
     BatchMade,
     BeginEpoch,
@@ -38,6 +37,7 @@ from penstock.engine.messages import (
     report_bad,
     report_exception,
 )
+from penstock.engine.parent_watch import end_with_parent
 from penstock.engine.recover import NO_BATCH, drop_frames
 from penstock.engine.status_page import Phase, StatusWriter, open_status
 from penstock.engine.user_frames import stack_of_error
@@ -148,9 +148,9 @@ class _Worker:
         self._is_exhausted = False
 
     def open_status_page(self) -> None:
-        status_fd, lifeline_fd, *self._spec_fds = self._next_frame().fds
+        status_fd, watch_fd, *self._spec_fds = self._next_frame().fds
         self._status = open_status(status_fd)
-        end_with_trainer(lifeline_fd)
+        end_with_parent(watch_fd)
 
     def run(self) -> None:
         try:

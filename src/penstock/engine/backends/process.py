@@ -49,7 +49,6 @@ from penstock.engine.first_samples import FirstSamples
 from penstock.engine.fork_hazards import opencv_at_rest, warn_of_fork
 from penstock.engine.generator_watch import UNSEEDED, warn_of_drawings
 from penstock.engine.interrupts import LONGEST_WAIT_S, HeldInterrupts
-from penstock.engine.lifeline import Lifeline
 from penstock.engine.limits import (
     Memory,
     advice_on_kill,
@@ -70,6 +69,7 @@ from penstock.engine.messages import (
     decode,
     encode,
 )
+from penstock.engine.parent_watch import ParentWatch
 from penstock.engine.pickling import share_spec, unpicklable_error
 from penstock.engine.recover import NO_BATCH
 from penstock.engine.scheduler import TaskDone, WorkerDied, WorkerExhausted, WorkerReady
@@ -162,7 +162,7 @@ class ProcessBackend:
         self._workers: dict[int, WorkerProcess] = {}
         self._leaving: dict[int, WorkerProcess] = {}  # by watch_fd; dismissed, not yet ended
         self._was_started: set[int] = set()  # numbers of workers
-        self._lifeline: Lifeline | None = None
+        self._parent_watch: ParentWatch | None = None
         self._held_interrupts = HeldInterrupts()
         self._shared_fd: int | None = None  # the spec, for workers that are not forked
         self._begun: Epoch | None = None
@@ -193,7 +193,7 @@ class ProcessBackend:
         else:
             self._shared_fd = share_spec(self._plan.spec)
         try:
-            self._lifeline = Lifeline()
+            self._parent_watch = ParentWatch()
             for worker_id in range(self._plan.num_workers):
                 self._employ(worker_id)
         except BaseException:
@@ -227,7 +227,7 @@ class ProcessBackend:
         self, worker_id: int, base_seed: int, *, joins_late: bool = False
     ) -> WorkerProcess:
         plan = self._plan
-        assert self._lifeline is not None
+        assert self._parent_watch is not None
         spec = plan.spec if self._shared_fd is None else None
         ours, theirs = Channel.pair()
         channel = Channel(ours)
@@ -268,7 +268,7 @@ class ProcessBackend:
             self._by_fd[fd] = worker
             self._poll.register(fd, select.POLLIN)
         shared = [] if self._shared_fd is None else [self._shared_fd]
-        channel.post(b"", [status_page.fd, self._lifeline.fd, *shared])
+        channel.post(b"", [status_page.fd, self._parent_watch.fd, *shared])
         status_page.close()
         return worker
 
@@ -522,5 +522,5 @@ class ProcessBackend:
             left = wait_for_ends(left, _TERMINATE_S)
         for worker in workers:
             worker.release()
-        if self._lifeline is not None:
-            self._lifeline.close()
+        if self._parent_watch is not None:
+            self._parent_watch.close()

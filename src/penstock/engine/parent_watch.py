@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""How a worker ends with its trainer, whatever ends the trainer and whatever the worker is doing.
+"""The parent-death watch: a worker ends with its trainer, whatever either is doing then.
 
 A pipe whose writing end the trainer's process alone holds: no child keeps it, forked ones close it
 at once. When the trainer is gone the kernel sends SIGIO to every worker, which ends it also while
@@ -18,12 +18,12 @@ import threading
 import weakref
 from typing import Final
 
-__all__ = ["Lifeline", "end_with_trainer"]
+__all__ = ["ParentWatch", "end_with_parent"]
 
 _WATCH_SECONDS: Final = 2.0  # how often to look for a trainer whose end no pipe tells
 
 
-class Lifeline:
+class ParentWatch:
     """The trainer's end, for the workers of one loader.
 
     Attributes:
@@ -34,7 +34,7 @@ class Lifeline:
         """Make the pipe."""
         self.fd, self._writing_end = os.pipe()
         self._is_open = True
-        _lifelines.add(self)
+        _watches.add(self)
 
     def close(self) -> None:
         """Let go: workers that are still there end. A second call does nothing."""
@@ -44,22 +44,22 @@ class Lifeline:
             os.close(self.fd)
 
 
-_lifelines: weakref.WeakSet[Lifeline] = weakref.WeakSet()
+_watches: weakref.WeakSet[ParentWatch] = weakref.WeakSet()
 
 
 def _close_in_child() -> None:
-    for line in list(_lifelines):
-        line.close()
+    for watch in list(_watches):
+        watch.close()
 
 
 os.register_at_fork(after_in_child=_close_in_child)
 
 
-def end_with_trainer(fd: int) -> None:
+def end_with_parent(fd: int) -> None:
     """Let this process, a worker, end when the other end of `fd` is gone.
 
     Args:
-        fd: A `Lifeline`'s, as it arrived here; this module's from now on.
+        fd: A `ParentWatch`'s, as it arrived here; this module's from now on.
     """
     os.set_inheritable(fd, False)
     with contextlib.suppress(OSError, AttributeError):

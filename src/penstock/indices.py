@@ -32,9 +32,9 @@ if TYPE_CHECKING:
 __all__ = [
     "Description",
     "IndexSource",
+    "NotifiedEpoch",
     "SeededIndices",
     "StreamSource",
-    "Told",
     "check_samplers",
     "covers",
     "inner_of",
@@ -62,12 +62,12 @@ class Description(NamedTuple):
     samples_in: Callable[[int | None, int], int | None]
 
 
-class Told(NamedTuple):
-    """What a sampler has been told last.
+class NotifiedEpoch(NamedTuple):
+    """The epoch that a sampler was notified of last.
 
     Attributes:
         epoch: The epoch's number.
-        times: How often it has been told one; None if it does not count.
+        times: How often it was notified of one; None if it does not count.
     """
 
     epoch: int
@@ -83,8 +83,8 @@ class IndexSource(Protocol):
     def describe(self) -> Description:
         """Return what the order depends on, besides the loader's seed."""
 
-    def told(self) -> Told | None:
-        """Return what the sampler was told, if it tells; None if it does not matter."""
+    def notified_epoch(self) -> NotifiedEpoch | None:
+        """Return the epoch that the sampler was notified of; None if it does not matter."""
 
     def draws(self) -> Any:  # noqa: ANN401 - the loader's own
         """Return what the draws of the next epoch depend on; None if the seed decides them."""
@@ -141,7 +141,7 @@ class SeededIndices:
         """Return an epoch's indices as `Placed`, from batch `progress.given.num_steps` on.
 
         The order is decided now, not when the first index is asked for: by then the sampler may
-        have been told another epoch.
+        have been notified of another epoch.
         """
         sequence = seed_sequence(self._seed, Purpose.ORDER, epoch)
         with guarded_draws(self._outer, sequence):
@@ -237,12 +237,12 @@ class SeededIndices:
             self._order.set_epoch(now)
             self._order.times_told = times
 
-    def told(self) -> Told | None:
-        """Return what the innermost sampler was told, if it tells."""
+    def notified_epoch(self) -> NotifiedEpoch | None:
+        """Return the epoch that the innermost sampler was notified of, if it says so."""
         for part in reversed(self._given):
             epoch = getattr(part, "epoch", None)
             if isinstance(epoch, int) and callable(getattr(part, "set_epoch", None)):
-                return Told(epoch, getattr(part, "times_told", None))
+                return NotifiedEpoch(epoch, getattr(part, "times_told", None))
         return None
 
     def draws(self) -> None:
@@ -458,7 +458,7 @@ class StreamSource:
         # The last batch of each worker may be shorter, so nobody knows the number of samples.
         return Description(self._settings, lambda epoch, num_batches: None)
 
-    def told(self) -> None:
+    def notified_epoch(self) -> None:
         """Return None: there is no sampler."""
         return
 

@@ -309,7 +309,7 @@ class Loader(Observed, Generic[SampleT]):
         """Choose the epoch that the next `iter()` begins; otherwise it advances by itself.
 
         It decides the order and every sample's random numbers, also with persistent workers. The
-        samplers and the dataset are told, if they have a method `set_epoch`.
+        samplers and the dataset are notified, if they have a method `set_epoch`.
 
         Raises:
             ConfigError: a negative epoch, or one of 2^32 and more.

@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 
     from penstock.engine.backends import Backend
     from penstock.engine.stream import BatchStream
-    from penstock.indices import Description, IndexSource, Told
+    from penstock.indices import Description, IndexSource, NotifiedEpoch
 
 __all__ = ["EpochIterator", "Schedule", "worker_base_seed"]
 
@@ -151,7 +151,7 @@ class Schedule:
         self._seed = None if seed is None else checked_count("seed", seed)
         self._next_epoch = 0
         self._is_chosen = False  # whether the user has said so
-        self._told: Told | None = None  # what the sampler had been told when an epoch began
+        self._notified: NotifiedEpoch | None = None  # when an epoch began, the sampler's
         self._resumed: Progress | None = None  # how much of `_next_epoch` was given already
         self._current: tuple[int, Progress] | None = None  # the epoch begun last
         self._description: Description | None = None  # of it; made when it is asked for
@@ -166,22 +166,22 @@ class Schedule:
 
         Args:
             source: Gives its indices.
-            is_followed: Whether the dataset is told the number in any case.
+            is_followed: Whether the dataset is notified of the number in any case.
         """
-        told = source.told()
-        if told is not None and not self._is_chosen and self._is_users(told):
-            self.set_epoch(told.epoch)  # as loops written for torch do: sampler.set_epoch(e)
+        notified = source.notified_epoch()
+        if notified is not None and not self._is_chosen and self._is_users(notified):
+            self.set_epoch(notified.epoch)  # as loops written for torch do: sampler.set_epoch(e)
         progress = self._resumed or Progress()
         number = self._next_epoch
         indices = source.begin(number, progress)
         is_announced = self._seed is not None or self._is_chosen or is_followed
         return Epoch(number, indices, progress, is_announced)
 
-    def _is_users(self, told: Told) -> bool:
-        """Whether the user has told it since an epoch began, perhaps the same number again."""
-        if self._told is None:
-            return bool(told.epoch or told.times)
-        return told != self._told
+    def _is_users(self, notified: NotifiedEpoch) -> bool:
+        """Whether the user has notified it since an epoch began, perhaps the same number again."""
+        if self._notified is None:
+            return bool(notified.epoch or notified.times)
+        return notified != self._notified
 
     def begin(self, epoch: Epoch, iterator: object, source: IndexSource | None = None) -> None:
         """Note that workers have begun an epoch, and by which iterator the user gets it."""
@@ -190,7 +190,7 @@ class Schedule:
         if source is not None:
             self._current = epoch.number, epoch.progress
             self._next_epoch = epoch.number + 1
-            self._told = source.told()
+            self._notified = source.notified_epoch()
             self._is_chosen = False
             self._resumed = self._description = None
 
@@ -298,7 +298,8 @@ class Schedule:
         _compare_contents(state.get("contents"), fingerprint_of(dataset))
         self._next_epoch = number
         self._is_chosen = False
-        self._told = source.told()  # what was said before the state was loaded is no news
+        # what was said before the state was loaded is no news
+        self._notified = source.notified_epoch()
         self._resumed = progress
         self._current = self._description = None
 

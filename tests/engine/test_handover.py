@@ -81,7 +81,7 @@ def batches_of(handover, crew=(2, "process"), indices=range(NUM_STEPS), policy="
 
 
 def look_until(stream, *steps):
-    """Let the stream understand what has arrived, until these steps have."""
+    """Let the stream decode what has arrived, until these steps have."""
     while not {*steps} <= stream._order._done.keys():
         for event in stream.backend.events(None):
             stream._handle(event)

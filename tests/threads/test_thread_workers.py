@@ -271,24 +271,24 @@ def test_one_hang_in_set_epoch_is_the_death_of_one_worker_only():
     backend = opened(dataset, num_workers=3)
     backend.begin_epoch(Epoch(1, iter(()), is_announced=True))
     assert dataset.reached.wait(30)
-    teller = backend._generation.teller
-    other = backend._workers[(teller.worker_id + 1) % 3]
+    notifier = backend._generation.notifier
+    other = backend._workers[(notifier.worker_id + 1) % 3]
     while other.held_up_by is None:  # it has yet to come that far
         other.thread.join(0.001)
     text = backend.diagnose(other.worker_id, with_stacks=True).words
-    assert text.startswith(f"waiting for {teller}, which is in set_epoch of the dataset:")
+    assert text.startswith(f"waiting for {notifier}, which is in set_epoch of the dataset:")
     assert "self.free.wait()" in text
     backend.kill(other.worker_id, "the test says so")
     (death,) = backend.events(30.0)
-    assert death.worker_id == teller.worker_id
+    assert death.worker_id == notifier.worker_id
     assert "set_epoch" in death.reason
-    backend.respawn(teller.worker_id)
+    backend.respawn(notifier.worker_id)
     for worker_id in range(3):
         made = outcome_of(backend, worker_id, worker_id, [worker_id])
         assert made.result().tolist() == [worker_id]
     assert dataset.num_told == 2
     dataset.free.set()
-    teller.thread.join(30)
+    notifier.thread.join(30)
     backend.close()
 
 
@@ -298,15 +298,15 @@ def test_threads_that_wait_for_set_epoch_end_when_the_loader_is_closed(monkeypat
     backend = opened(dataset, num_workers=3)
     backend.begin_epoch(Epoch(1, iter(()), is_announced=True))
     assert dataset.reached.wait(30)
-    teller, threads = backend._generation.teller, backend.threads
+    notifier, threads = backend._generation.notifier, backend.threads
     with pytest.warns(RuntimeWarning, match="did not end"):
         backend.close()
     for thread in threads:
-        if thread is not teller.thread:
+        if thread is not notifier.thread:
             thread.join(30)
             assert not thread.is_alive()
     dataset.free.set()
-    teller.thread.join(30)
+    notifier.thread.join(30)
 
 
 def test_a_death_by_force_tells_the_stack():

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a batch cost, and whom: told by the worker that made it, and by the trainer that took it.
+"""Per-batch timing, measured in the worker and in the trainer.
 
     worker    | idle | fetch: read, compute | collate | send |            -> TaskTimes
     trainer      | its own code | waits for the batch |                   -> BatchRecord
@@ -136,7 +136,7 @@ class EpochEnd(NamedTuple):
     Attributes:
         epoch: Number of the epoch.
         asked_ns: When the trainer asked for a batch, and there was none.
-        ended_ns: When it was told so; workers that are not kept are gone by then.
+        ended_ns: When it was notified; workers that are not kept are gone by then.
         consumer_ns: The trainer's own code since it had the last batch.
         trainer_cpu_ns: As in `BatchRecord`.
         trainer_starved_ns: As in `BatchRecord`.
@@ -217,7 +217,7 @@ class Observer(Protocol):
         """Take note that a worker died, and another takes its place."""
 
     def epoch_ended(self, epoch: Epoch, end: EpochEnd) -> None:
-        """Take note that the trainer has been told that there is no more."""
+        """Take note that the trainer was notified that there is no more."""
 
     def epoch_left(self, epoch: Epoch) -> None:
         """Take note that no batch of it comes any more: it is over, or was left."""

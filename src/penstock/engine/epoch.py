@@ -161,7 +161,7 @@ class Epoch:
             int64 array, or whatever the user's sampler yields (arrays as `AsGiven`); all as
             `Placed` if the spec has a seed. For an iterable dataset only their numbers count.
         progress: What was given before this iterator, then what this iterator gives.
-        is_announced: Whether the dataset is told the number, if it has a method `set_epoch`.
+        is_announced: Whether the dataset is notified of the number, if it has a method `set_epoch`.
     """
 
     number: int

@@ -61,7 +61,7 @@ class Fetcher:
             output: Where the batches go.
             base_seed: Decides what takes the place of bad samples, where the spec has no seed.
             epoch: Its number, which decides the random numbers if the spec has a seed.
-            is_announced: Whether the dataset is told the number.
+            is_announced: Whether the dataset is notified of the number.
             worker_id: Whose shard of an iterable dataset this is.
             num_workers: Of how many.
             shard: Where to go on in that shard; None begins it.
@@ -110,7 +110,7 @@ class Fetcher:
         if self._stream_reader is not None:
             with self._scope():
                 self._stream_reader.replay(self._replay)
-            self._recovery.take_bad()  # they were told when the batches were given
+            self._recovery.take_bad()  # notified of when the batches were given
 
     def _announce(self, epoch: int) -> None:
         if self._streams is not None:

@@ -21,7 +21,7 @@ _ADVICE: Final = (
 )
 
 _log = logging.getLogger("penstock")
-_told: weakref.WeakSet[type] = weakref.WeakSet()  # datasets that were logged
+_notified: weakref.WeakSet[type] = weakref.WeakSet()  # datasets that were logged
 
 
 class FirstSamples:
@@ -62,6 +62,6 @@ class FirstSamples:
         )
         if self._warns:
             warnings.warn(message, stacklevel=users_level())
-        elif self._kind not in _told:
-            _told.add(self._kind)
+        elif self._kind not in _notified:
+            _notified.add(self._kind)
             _log.warning(message)

@@ -73,7 +73,7 @@ class BeginEpoch(NamedTuple):
     Attributes:
         generation: Counts the epochs of this worker. The user may begin the same epoch again.
         epoch: Number of the epoch to the user.
-        is_announced: Whether the dataset is told that number.
+        is_announced: Whether the dataset is notified of that number.
         shard: Where to go on in the worker's shard of an iterable dataset; None begins it.
     """
 

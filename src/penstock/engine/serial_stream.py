@@ -178,7 +178,7 @@ class SerialStream(BatchStream):
         try:
             measures = self._observer is not None and self._observer.measures
             self._status.begin_task(self._epoch.number, step, measures=measures)
-            self._output.begin(weighs=measures)
+            self._output.begin(counts_bytes=measures)
             batch = fetcher.fetch(indices, step)
         except Exception as error:
             self._fail(step, error)

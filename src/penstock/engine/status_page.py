@@ -63,7 +63,7 @@ class Phase(enum.IntEnum):
     ABSENT = 0  # it has not got the status page yet
     STARTING = 1  # until its dataset is there and worker_init_fn has returned
     WAITING = 2
-    BEGINNING = 3  # an epoch: the dataset is told, or iterated
+    BEGINNING = 3  # an epoch: the dataset is notified, or iterated
     READING = 4
     COLLATING = 5
     SENDING = 6

@@ -295,7 +295,7 @@ class BatchStream:
             observer.batches_are_long()
 
     def _end(self) -> None:
-        """The loop is told that there are no more batches."""
+        """The loop is notified that there are no more batches."""
         self._is_over = self._epoch.progress.is_over = True
         if not self._plan.keep_workers:
             self.close()
@@ -308,7 +308,7 @@ class BatchStream:
     def _closed_on_error(self) -> Iterator[None]:
         """Close the stream if anything is raised.
 
-        Ctrl-C may have hit anywhere: a message half sent or half understood would come back as a
+        Ctrl-C may have hit anywhere: a message half sent or half decoded would come back as a
         hang. With kept workers the next epoch starts new ones.
         """
         try:

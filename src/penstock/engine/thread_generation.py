@@ -40,22 +40,22 @@ class ThreadGeneration:
     Attributes:
         number: Counts up.
         epoch: Its number to the user.
-        teller: The worker that is telling the dataset; None before and afterwards.
+        notifier: The worker that is notifying the dataset; None before and afterwards.
         watch: Of the worker whose first task is watched, if one is.
     """
 
     def __init__(self, number: int, epoch: int, *, is_announced: bool) -> None:
-        """Begin it; `is_announced` says whether the dataset is told."""
+        """Begin it; `is_announced` says whether the dataset is notified."""
         self.number = number
         self.epoch = epoch
-        self.teller: ThreadWorker | None = None
+        self.notifier: ThreadWorker | None = None
         self.watch: GeneratorWatch | None = None
         # (call of `shard`, number of the item) -> the worker that was there first, item pickled
         self._dealt: dict[tuple[int, int], tuple[ThreadWorker, bytes]] = {}
         self._is_announced = is_announced
         self._to_watch = [True]  # popped by the first worker that begins
         self._changed = threading.Condition()
-        self._was_told = False
+        self._was_notified = False
         self._failure: Exception | None = None
 
     def begin(
@@ -63,7 +63,7 @@ class ThreadGeneration:
     ) -> Fetcher:
         """Return the fetcher that `make(is_announced)` makes.
 
-        A dataset that all workers share is told of the epoch once, before any of them reads; if
+        A dataset that all workers share is notified of the epoch once, before any of them reads; if
         that fails, it fails for all.
 
         Raises:
@@ -71,43 +71,43 @@ class ThreadGeneration:
         """
         if not (self._is_announced and is_shared):
             return make(self._is_announced)
-        if not self._is_to_tell(worker):
+        if not self._is_to_notify(worker):
             if self._failure is not None:
                 raise copy_of_error(self._failure)
             return make(False)
         try:
             fetcher = make(True)
         except Exception as error:
-            self._end_telling(worker, error)
+            self._end_notifying(worker, error)
             raise
-        except BaseException:  # the worker's end, so another one is to tell
+        except BaseException:  # the worker's end, so another one is to notify
             self.give_up(worker)
             raise
-        self._end_telling(worker, None)
+        self._end_notifying(worker, None)
         return fetcher
 
-    def _is_to_tell(self, worker: ThreadWorker) -> bool:
+    def _is_to_notify(self, worker: ThreadWorker) -> bool:
         with self._changed:
-            while not self._was_told:
+            while not self._was_notified:
                 worker.status.check()
-                if self.teller is None:
-                    self.teller = worker
+                if self.notifier is None:
+                    self.notifier = worker
                     return True
                 self._changed.wait()
         return False
 
-    def _end_telling(self, worker: ThreadWorker, failure: Exception | None) -> None:
+    def _end_notifying(self, worker: ThreadWorker, failure: Exception | None) -> None:
         with self._changed:
-            if self.teller is worker:  # else: it was given up, and another one tells
-                self._was_told, self._failure = True, failure
-                self.teller = None
+            if self.notifier is worker:  # else: it was given up, and another one notifies
+                self._was_notified, self._failure = True, failure
+                self.notifier = None
             self._changed.notify_all()
 
     def give_up(self, worker: ThreadWorker) -> None:
-        """Let another worker tell, if this one was about to; let it wait for none any more."""
+        """Let another worker notify the dataset if this one was to; let it wait for none."""
         with self._changed:
-            if self.teller is worker:
-                self.teller = None
+            if self.notifier is worker:
+                self.notifier = None
             self._changed.notify_all()
 
     def comparer(self, worker: ThreadWorker) -> Callable[[Iterable[Any]], Iterator[Any]]:

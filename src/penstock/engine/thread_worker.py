@@ -95,7 +95,7 @@ class ThreadWorker:
         status: What it is doing.
         tasks: Step -> indices of the epoch's tasks that it has not answered; the trainer's.
         shard: How far it is in its shard of an iterable dataset; the trainer's.
-        is_gone: Whether its end was told; the trainer's.
+        is_gone: Whether its end is known; the trainer's.
     """
 
     def __init__(
@@ -143,7 +143,8 @@ class ThreadWorker:
         self._is_exhausted = False
         self._is_expected = joins_late
         self._has_served = False
-        self._given: ThreadGeneration | None = None  # the last that it was told of; the trainer's
+        # the last that it was notified of; the trainer's
+        self._given: ThreadGeneration | None = None
         self._drawings: tuple[Drawing, ...] = ()  # of worker_init_fn, to be told
         self._watch: GeneratorWatch | None = None  # of an epoch's begin, for its first task
         self._owner = Owner()
@@ -177,13 +178,13 @@ class ThreadWorker:
 
     @property
     def held_up_by(self) -> ThreadWorker | None:
-        """The worker that it waits for until it has told the dataset of the epoch, if any."""
-        teller = None if self._given is None else self._given.teller
+        """The worker that it waits for until it has notified the dataset of the epoch, if any."""
+        notifier = None if self._given is None else self._given.notifier
         snapshot = self.status.snapshot()
         is_beginning = snapshot.phase == Phase.BEGINNING and self.status.is_of_now(
             snapshot.generation
         )
-        return teller if is_beginning and teller is not self else None
+        return notifier if is_beginning and notifier is not self else None
 
     # From here on: in the thread.
 

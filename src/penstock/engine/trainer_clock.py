@@ -137,7 +137,7 @@ class TrainerClock:
             self._cpu_ns, self._starved_ns = 0, None
 
     def end(self, epoch: int, num_failed: int) -> EpochEnd:
-        """Return what came after the last batch; the trainer is told that there is no more."""
+        """Return what came after the last batch; the trainer is notified that there is no more."""
         return EpochEnd(
             epoch,
             self._asked_ns,

@@ -5,7 +5,7 @@ Guarantees
     Tasks are done in the order in which they came. Between two tasks the worker looks whether it is
     still wanted: a closed channel ends it, whatever is still queued.
     It ends when the trainer is gone, even in the middle of a task that hangs (see `parent_watch`).
-    Ctrl-C is the trainer's business: the worker notes it, and waits to be told.
+    Ctrl-C is the trainer's business: the worker notes it, and waits for the trainer.
     Nothing the user's code raises ends the worker; `SystemExit` and the like do, as a death. Its
     last words in the status page say what was raised, and where.
     A process that the dataset forks may end as it likes: the worker goes on.

@@ -90,7 +90,7 @@ def make_fetcher(
     """Return what makes this worker's batches of the epoch that begins.
 
     Raises:
-        Exception: what the dataset raises when it is told of the epoch, or iterated.
+        Exception: what the dataset raises when it is notified of the epoch, or iterated.
     """
     return Fetcher(
         spec,

@@ -36,7 +36,7 @@ from torch.utils.data import DistributedSampler as TorchDistributedSampler
 from torch.utils.data import RandomSampler as TorchRandomSampler
 
 from penstock.errors import StateError
-from penstock.indices import Description, SeededIndices, Told, tell_epoch, with_inner
+from penstock.indices import Description, NotifiedEpoch, SeededIndices, tell_epoch, with_inner
 from penstock.randomness.generators import GlobalStates
 from penstock.randomness.guarded import GuardedIterator
 from penstock.randomness.keys import checked_count, checked_flag
@@ -80,7 +80,7 @@ class Draws:
         is_new: Whether an iterator began with it, and drew a base seed.
         asked_twice: Whether the sampler was asked twice for its indices, as with workers.
         base_seed: Of the workers.
-        sampler_epoch: What the sampler had been told, if it tells.
+        sampler_epoch: The epoch that the sampler was notified of, if it says so.
         order_seed: Of a `RandomSampler` without generator.
         states: Name -> state of each generator that the sampler may draw from, at the beginning.
     """
@@ -198,10 +198,10 @@ class UnseededIndices:
         states = {g.name: _encode(g.get()) for g in self._generators() if g.is_private}
         return {"between": states} if states else None
 
-    def told(self) -> Told | None:
-        """Return what an `IndexSampler` was told; None: the order is the sampler's own business."""
+    def notified_epoch(self) -> NotifiedEpoch | None:
+        """Return the epoch that an `IndexSampler` was notified of; None for other samplers."""
         order = self._ordered
-        return None if order is None else Told(order.epoch, order.times_told)
+        return None if order is None else NotifiedEpoch(order.epoch, order.times_told)
 
     def _draw(self, draws: Draws) -> Iterator[object]:
         # torch's iterator asks the sampler for an iterator, draws the base seed, and asks again if

@@ -4,7 +4,7 @@
 open_backend(plan)          picks one
 Backend.start()             workers begin to start; does not wait for them
 Backend.begin_epoch(epoch)  before any task, and for each epoch: datasets are iterated anew
-Backend.await_start()       who is not there yet, and is told of when it is
+Backend.await_start()       those not there yet, notified of when they are
 Backend.submit(w, s, i)     never blocks
 Backend.respawn(w)          another worker in the place of one that died
 Backend.hire(w)             one worker more, which joins the epoch

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 __all__ = ["Made", "PlainOutput", "Raised"]
 
 _DEEPEST: Final = 3
-_MOST_WEIGHED: Final = 64  # items of a container; the others are taken for as large
+_MOST_COUNTED: Final = 64  # items of a container; the others are taken for as large
 
 
 class Made:
@@ -33,7 +33,7 @@ class Made:
     def __init__(
         self, batch: object, shard: ShardPosition | None, losses: Losses, times: TaskTimes
     ) -> None:
-        """Hold a batch, and what is to be told of it."""
+        """Hold a batch, and what is known of it."""
         self._batch = batch
         self.shard = shard
         self.losses = losses
@@ -51,7 +51,7 @@ class Raised:
     __slots__ = ("_error", "losses", "pid", "shard", "times")
 
     def __init__(self, error: BaseException, shard: ShardPosition | None, losses: Losses) -> None:
-        """Hold what was raised, and what is to be told of it."""
+        """Hold what was raised, and what is known of it."""
         self._error: BaseException | None = error
         self.shard = shard
         self.losses = losses
@@ -80,12 +80,12 @@ class PlainOutput:
         self._page_lock = page_lock
         self._pool = BufferPool(page_lock=page_lock)
         self._num_bytes = 0
-        self._weighs = True
+        self._counts_bytes = True
 
-    def begin(self, *, weighs: bool) -> None:
-        """Begin a batch; `weighs` says whether `take_num_bytes` will be asked for its bytes."""
+    def begin(self, *, counts_bytes: bool) -> None:
+        """Begin a batch; `counts_bytes` says whether `take_num_bytes` will be called."""
         self._num_bytes = 0
-        self._weighs = weighs
+        self._counts_bytes = counts_bytes
 
     def empty(self, shape: int | tuple[int, ...], dtype: npt.DTypeLike) -> npt.NDArray[np.generic]:
         """Return memory for an array; it comes back when the last view of it is garbage."""
@@ -108,7 +108,8 @@ class PlainOutput:
 
     def finish(self, batch: object) -> object:
         """Return the batch itself."""
-        if self._weighs and not self._num_bytes:  # a collate function of the user's own made it
+        # a collate function of the user's own made it
+        if self._counts_bytes and not self._num_bytes:
             with contextlib.suppress(Exception):  # whatever classes of the user's do
                 self._num_bytes = _num_bytes(batch)
         return batch
@@ -130,7 +131,7 @@ def _num_bytes(tree: Any, depth: int = 0) -> int:  # noqa: ANN401
         return len(tree)
     if isinstance(tree, (Mapping, Sequence)) and not isinstance(tree, str):
         items = list(tree.values()) if isinstance(tree, Mapping) else tree
-        some = items[:_MOST_WEIGHED] if depth < _DEEPEST else ()
+        some = items[:_MOST_COUNTED] if depth < _DEEPEST else ()
         return sum(_num_bytes(item, depth + 1) for item in some) * len(items) // max(len(some), 1)
     num_bytes = getattr(tree, "nbytes", 0)
     return num_bytes if isinstance(num_bytes, int) else 0

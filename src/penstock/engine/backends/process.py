@@ -167,7 +167,7 @@ class ProcessBackend:
         self._shared_fd: int | None = None  # the spec, for workers that are not forked
         self._begun: Epoch | None = None
         self._memory = Memory()
-        self._has_weighed = False
+        self._has_checked_memory = False
         self.processes: list[Any] = []  # by worker id; kept after `close`, for who wants to look
         # the user may begin the same epoch again; generations are all different
         self._generation = 0
@@ -417,11 +417,11 @@ class ProcessBackend:
         try:
             frames = collections.deque(worker.channel.receive())
         except EOFError:
-            return [self._bury(worker)]
+            return [self._reap(worker)]
         try:
             while frames:
                 frame = frames.popleft()
-                event = self._understand(worker, decode(frame.data), frame)
+                event = self._event_of(worker, decode(frame.data), frame)
                 if event is not None:
                     events.append(event)
         finally:
@@ -429,10 +429,10 @@ class ProcessBackend:
                 frame.close()
         if not events and has_ended:
             # Gone, while somebody that it started holds its end of the channel open.
-            return [self._bury(worker)]
+            return [self._reap(worker)]
         return events
 
-    def _understand(
+    def _event_of(
         self,
         worker: WorkerProcess,
         message: Any,  # noqa: ANN401 - one of the messages
@@ -443,7 +443,7 @@ class ProcessBackend:
         if isinstance(message, BatchMade):
             if frame.fds:
                 worker.arena.add_all(message.new_slots, frame.fds)
-                self._weigh(message)
+                self._check_memory(message)
             # Leased before anything else: slots of a dropped batch come back through the same path.
             slots = worker.arena.lease(message.packed.slots)
             outcome = _Batch(message, slots, where)
@@ -470,16 +470,16 @@ class ProcessBackend:
             return WorkerExhausted(worker.worker_id, message.step, losses)
         return TaskDone(worker.worker_id, message.step, outcome)
 
-    def _weigh(self, message: BatchMade) -> None:
+    def _check_memory(self, message: BatchMade) -> None:
         """Say so once if memory will not hold as many batches as are to be under way."""
-        if not self._has_weighed and message.new_slots:
-            self._has_weighed = True
+        if not self._has_checked_memory and message.new_slots:
+            self._has_checked_memory = True
             batch_bytes = sum(size_bytes for _, size_bytes in message.new_slots)
             text = memory_warning(batch_bytes, self._plan.lookahead + 1, self._memory)
             if text is not None:
                 warnings.warn(text, RuntimeWarning, stacklevel=users_level())
 
-    def _bury(self, worker: WorkerProcess) -> WorkerDied:
+    def _reap(self, worker: WorkerProcess) -> WorkerDied:
         for fd in (worker.channel.fileno(), worker.watch_fd):
             self._poll.unregister(fd)
             del self._by_fd[fd]

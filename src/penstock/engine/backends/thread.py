@@ -11,12 +11,12 @@ Guarantees
     batch that is made of a dataset, and named once. `sample_rng()` is each worker's own.
     Settings of the process are left as they are: the threads that OpenCV and torch start inside an
     operation as well, which process workers are limited to one of.
-    A thread cannot be killed. One that is stuck is given up: its death is told, its late answer is
-    dropped, and it ends by itself at its next sample.
+    A thread cannot be killed. One that is stuck is given up: its death is an event, its late answer
+    is dropped, and it ends by itself at its next sample.
     `close` ends the wait of another thread that is in `events`.
 
 Shutdown order
-    Every worker is told at once. A waiting one ends, a busy one at its next sample. After
+    Every worker is notified at once. A waiting one ends, a busy one at its next sample. After
     `_GRACE_S` those that are still busy are left behind as daemons, which is said once.
 
 A forked child has none of these threads: there `close` does nothing.
@@ -180,17 +180,17 @@ class ThreadBackend:
                     "the loader's iterator was closed, by another thread or in a worker, while "
                     "it was asked for a batch: its workers are gone. Iterate the loader anew."
                 )
-            event = self._understand(answer)
+            event = self._event_of(answer)
             del answer  # this frame may wait again; the batch is not to wait with it
             if event is not None:
                 return [event]
 
-    def _understand(self, answer: Answer) -> BackendEvent | None:
+    def _event_of(self, answer: Answer) -> BackendEvent | None:
         worker, event = answer.worker, answer.event
         if self._workers.get(worker.worker_id) is not worker:
             return None  # it was given up, and another has its place
         if isinstance(event, WorkerDied):
-            return event if answer.generation == _GIVEN_UP else self._bury(worker, event)
+            return event if answer.generation == _GIVEN_UP else self._reap(worker, event)
         if worker.is_gone or event is None or answer.generation != self._generation.number:
             return None
         if isinstance(event, WorkerReady):
@@ -203,8 +203,8 @@ class ThreadBackend:
         warn_of_drawings(map(str, answer.drawings), _SHARED_GENERATORS)
         return event
 
-    def _bury(self, worker: ThreadWorker, end: WorkerDied) -> WorkerDied | None:
-        """Return the death of a worker with all that is known of it; None if it was told."""
+    def _reap(self, worker: ThreadWorker, end: WorkerDied) -> WorkerDied | None:
+        """Return the death of a worker with all that is known of it; None if it was known."""
         if worker.is_gone:
             return None
         worker.is_gone = True
@@ -240,10 +240,10 @@ class ThreadBackend:
         self._leaving.add(worker)
 
     def kill(self, worker_id: int, why: str) -> None:
-        """Give up a worker: its death is told now, and what it still answers is dropped.
+        """Give up a worker: its death is an event now, and what it still answers is dropped.
 
-        If it only waits for another one, which hangs while it tells the dataset of the epoch, that
-        one is given up: one hang is one death.
+        If it only waits for another one, which hangs while it notifies the dataset of the epoch,
+        that one is given up: one hang is one death.
         """
         worker = self._workers[worker_id]
         worker = worker.held_up_by or worker
@@ -266,10 +266,10 @@ class ThreadBackend:
     def diagnose(self, worker_id: int, *, with_stacks: bool) -> WorkerProgress:
         """Return its status, and its stack."""
         worker = self._workers[worker_id]
-        if (teller := worker.held_up_by) is not None:
-            stack = f":\n{stack_of_thread(teller.thread)}" if with_stacks else ""
+        if (notifier := worker.held_up_by) is not None:
+            stack = f":\n{stack_of_thread(notifier.thread)}" if with_stacks else ""
             return WorkerProgress(
-                f"waiting for {teller}, which is in set_epoch of the dataset{stack}"
+                f"waiting for {notifier}, which is in set_epoch of the dataset{stack}"
             )
         snapshot = worker.status.snapshot()
         activity = activity_of(snapshot, worker.tasks, self._plan.spec, self._generation.number)

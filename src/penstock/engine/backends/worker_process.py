@@ -64,7 +64,7 @@ class WorkerProcess:
         status_page: Where it writes what it is doing.
         arena: The slots of its batches.
         watch_fd: Readable once the process has ended.
-        is_gone: Whether its end was told.
+        is_gone: Whether its end is known.
         tasks: Step -> indices of the epoch's tasks that it has not answered.
         shard: How far it is in its shard of an iterable dataset.
     """
@@ -155,7 +155,7 @@ class WorkerProcess:
 
     @property
     def can_show_stacks(self) -> bool:
-        """Whether it would understand being asked; before that the signal would end it."""
+        """Whether it can be asked; before that the signal would end it."""
         return self.is_alive() and self.status_page.read().phase is not Phase.ABSENT
 
     def wait_for_end(self) -> None:

@@ -12,7 +12,7 @@ import numpy as np
 
 from penstock.data.dataset import follows_epochs, is_current, length_of
 from penstock.distributed import Rank, current_rank
-from penstock.engine.plan import Placed, as_given
+from penstock.engine.plan import BatchIndices, mark_user_array
 from penstock.errors import ConfigError
 from penstock.randomness.guarded import GuardedIterator, guarded_draws
 from penstock.randomness.keys import Purpose, seed_sequence
@@ -138,7 +138,7 @@ class SeededIndices:
             self._order = inner
 
     def begin(self, epoch: int, progress: Progress) -> Iterator[object]:
-        """Return an epoch's indices as `Placed`, from batch `progress.given.num_steps` on.
+        """Return an epoch's indices as `BatchIndices`, from batch `progress.given.num_steps` on.
 
         The order is decided now, not when the first index is asked for: by then the sampler may
         have been notified of another epoch.
@@ -170,7 +170,7 @@ class SeededIndices:
             batches = pieces_of(order, layout.offsets[first:])
         for step, batch in enumerate(batches, first):
             indices = int(batch[0]) if self._batch_size is None else batch
-            yield Placed(indices, layout.first + step * layout.per_batch, layout.stride)
+            yield BatchIndices(indices, layout.first + step * layout.per_batch, layout.stride)
 
     def _one_by_one(
         self, first: list[Any], drawn: GuardedIterator, num_skipped: int
@@ -181,7 +181,7 @@ class SeededIndices:
         while first:
             for indices in first:
                 if step >= num_skipped:
-                    yield Placed(as_given(indices), position, world_size)
+                    yield BatchIndices(mark_user_array(indices), position, world_size)
                 count = length_of(indices) if self._is_batched else 1
                 position += (1 if count is None else count) * world_size
                 step += 1

@@ -24,7 +24,7 @@ from penstock.engine.backends.ray.session import Answer, Session
 from penstock.engine.backends.ray.worker import News, RayWorker, _Turns
 from penstock.engine.fetch import Fetcher
 from penstock.engine.messages import BatchMade, BeginEpoch, ShardExhausted, Task, decode, encode
-from penstock.engine.plan import Placed, WorkerSpec
+from penstock.engine.plan import BatchIndices, WorkerSpec
 from penstock.engine.status_page import Phase
 from penstock.engine.worker_setup import WorkerIdentity
 from penstock.randomness.samples import fallback_state, restore_fallback
@@ -146,7 +146,7 @@ def run(scenario):
 
 def indices_of(number, seed):
     indices = list(range(number * BATCH, (number + 1) * BATCH))
-    return indices if seed is None else Placed(indices, number * BATCH, 1)
+    return indices if seed is None else BatchIndices(indices, number * BATCH, 1)
 
 
 def calls_of(round_, seed=None):

@@ -7,7 +7,7 @@ from collections.abc import Sized
 from typing import TYPE_CHECKING, Final, NamedTuple
 
 from penstock.engine.map_reader import note_samples
-from penstock.engine.plan import keys_of, sample_key
+from penstock.engine.plan import dataset_keys, sample_key
 from penstock.engine.status_page import PHRASES, Phase
 
 if TYPE_CHECKING:
@@ -68,7 +68,7 @@ def activity_of(
         return Activity(None, None, f"{doing} samples of an earlier epoch")
     if spec.is_iterable:
         return Activity(snapshot.step, None, f"{doing} a batch of its shard of the dataset")
-    keys = keys_of(tasks[snapshot.step])
+    keys = dataset_keys(tasks[snapshot.step])
     # Another thread's status may be read while it changes: then the number is of another step.
     is_torn = spec.is_batched and snapshot.number is not None and snapshot.number >= len(keys)
     if snapshot.number is None or is_torn:
@@ -100,7 +100,7 @@ def progress_of(
     if activity.step is None or snapshot.still_s is None:
         return WorkerProgress(words, still_s)
     # A single one where the sampler gives no list: then there is nothing to count.
-    count = len(keys) if isinstance(keys := keys_of(tasks[activity.step]), Sized) else 1
+    count = len(keys) if isinstance(keys := dataset_keys(tasks[activity.step]), Sized) else 1
     done = count if snapshot.number is None else snapshot.number
     return WorkerProgress(
         words, snapshot.still_s, f"{done} of {count} samples in {_seconds(snapshot.task_s)}"

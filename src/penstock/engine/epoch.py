@@ -158,8 +158,8 @@ class Epoch:
     Attributes:
         number: Which epoch it is to the user.
         indices: Indices of one step after the other from `progress.given.num_steps` on, each a 1-D
-            int64 array, or whatever the user's sampler yields (arrays as `AsGiven`); all as
-            `Placed` if the spec has a seed. For an iterable dataset only their numbers count.
+            int64 array, or whatever the user's sampler yields (arrays as `UserArray`); all as
+            `BatchIndices` if the spec has a seed. For an iterable dataset only their numbers count.
         progress: What was given before this iterator, then what this iterator gives.
         is_announced: Whether the dataset is notified of the number, if it has a method `set_epoch`.
     """

@@ -12,7 +12,7 @@ from penstock.engine.epoch import ShardPosition
 from penstock.engine.generator_watch import GeneratorWatch, note_watched, was_watched
 from penstock.engine.map_reader import MapReader
 from penstock.engine.plain import map_maker, shard_maker
-from penstock.engine.plan import Placed, keys_of, sample_key
+from penstock.engine.plan import BatchIndices, dataset_keys, sample_key
 from penstock.engine.recover import BadSample, Recovery
 from penstock.engine.sources import MapSource, StreamSource
 from penstock.engine.status_page import StatusWriter
@@ -218,7 +218,7 @@ class Fetcher:
         """
         assert isinstance(self._source, MapSource)
         position, stride = 0, 1
-        if isinstance(indices, Placed):
+        if isinstance(indices, BatchIndices):
             indices, position, stride = indices
         _, keys = self._listed(indices)
         if keys is None or number >= len(keys):
@@ -231,7 +231,7 @@ class Fetcher:
 
     def _fetch(self, indices: Any, step: int, hints: RetryHints | None) -> Any:  # noqa: ANN401
         position, stride = 0, 1
-        if isinstance(indices, Placed):
+        if isinstance(indices, BatchIndices):
             indices, position, stride = indices
         if self._stream_reader is not None:
             return self._fetch_stream(indices)
@@ -248,7 +248,7 @@ class Fetcher:
 
     def _listed(self, indices: Any) -> tuple[Any, list[Any] | None]:  # noqa: ANN401
         """Return the indices, and a list of them; None for what is none (a slice, say)."""
-        keys = keys_of(indices)
+        keys = dataset_keys(indices)
         if not self._spec.is_batched:
             return indices, [keys]
         try:
@@ -289,7 +289,7 @@ class Fetcher:
                 self._streams.begin_batch(position, stride, len(whole))
             batch = self._map.read_whole(whole, assembler.output.empty)
             return assembler.finish(assembler.as_batch(batch), whole)
-        indices = keys_of(indices)
+        indices = dataset_keys(indices)
         if not self._spec.is_batched:
             (samples,) = self._map.read_each([indices], position, stride)
         elif self._map.reads_together:

@@ -9,7 +9,7 @@ import numpy as np
 
 from penstock.data.dataset import batch_reader, is_drawless, reads_together
 from penstock.data.names import describe_sample
-from penstock.engine.plan import bare_indices
+from penstock.engine.plan import unwrap_indices
 from penstock.engine.transforms import transform_that_raised
 from penstock.faults import annotate
 
@@ -65,7 +65,7 @@ class MapReader:
         """Return the indices as `read_whole` takes them, or None if it cannot be used."""
         if self._read_batch is None:
             return None
-        array = np.asarray(bare_indices(indices))
+        array = np.asarray(unwrap_indices(indices))
         if array.ndim != 1 or array.dtype.kind not in "iu":
             return None
         return array.astype(np.int64, copy=False)

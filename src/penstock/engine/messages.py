@@ -18,7 +18,7 @@ import numpy as np
 
 from penstock.engine.accounts import TaskTimes
 from penstock.engine.epoch import ShardPosition
-from penstock.engine.plan import Placed, RetryHints
+from penstock.engine.plan import BatchIndices, RetryHints
 from penstock.faults import annotate
 from penstock.transport.arena import Extent
 from penstock.transport.packing import Packed
@@ -51,7 +51,7 @@ class Task(NamedTuple):
         generation: Which `BeginEpoch` it belongs to.
         step: Number of the batch in it.
         indices: A 1-D int64 array of our samplers, which crosses as its bytes, or any object; or
-            one of the two as `Placed`.
+            one of the two as `BatchIndices`.
         freed: The worker's slots whose leases have ended.
         retired: Those of them that may not be used again.
         hints: How to run it after workers have died over it; None: as usual.
@@ -210,7 +210,7 @@ def encode(
     if isinstance(message, Task):
         indices: Any = message.indices
         where = None
-        if isinstance(indices, Placed):
+        if isinstance(indices, BatchIndices):
             indices, where = indices.indices, (indices.position, indices.stride)
         is_array = isinstance(indices, np.ndarray)
         if isinstance(indices, np.ndarray):
@@ -247,7 +247,7 @@ def decode(data: bytes) -> Any:  # noqa: ANN401 - one of the messages
         if is_array:
             indices = np.frombuffer(indices, np.int64)
         if where is not None:
-            indices = Placed(indices, *where)
+            indices = BatchIndices(indices, *where)
         hints = None if plain_hints is None else RetryHints(*plain_hints)
         return Task(number, step, indices, freed, retired, hints, is_measured)
     if _TYPES[kind] is BatchMade:

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from penstock.engine.assembly import count_samples
-from penstock.engine.plan import keys_of
+from penstock.engine.plan import dataset_keys
 from penstock.worker_info import set_shard
 
 if TYPE_CHECKING:
@@ -35,7 +35,7 @@ def map_maker(spec: WorkerSpec, reader: MapReader, assembler: Assembler) -> Plai
     dataset, collate = spec.dataset, assembler.plain_collate()
 
     def make_single(index: Any, out: list[Any]) -> int:  # noqa: ANN401
-        key = keys_of(index)
+        key = dataset_keys(index)
         try:
             sample = dataset[key]
         except Exception as error:
@@ -45,7 +45,7 @@ def map_maker(spec: WorkerSpec, reader: MapReader, assembler: Assembler) -> Plai
         return 1
 
     def make(indices: Any, out: list[Any]) -> int:  # noqa: ANN401
-        keys = indices.tolist() if type(indices) is np.ndarray else keys_of(indices)
+        keys = indices.tolist() if type(indices) is np.ndarray else dataset_keys(indices)
         key = None
         samples: list[Any]
         try:
@@ -62,7 +62,7 @@ def map_maker(spec: WorkerSpec, reader: MapReader, assembler: Assembler) -> Plai
         return join(samples, keys, out)
 
     def make_together(indices: Any, out: list[Any]) -> int:  # noqa: ANN401
-        keys = keys_of(indices)
+        keys = dataset_keys(indices)
         return join(reader.read_together(keys), keys, out)
 
     def make_whole(indices: Any, out: list[Any]) -> int:  # noqa: ANN401

@@ -18,20 +18,20 @@ if TYPE_CHECKING:
     from penstock.transport.page_lock import PageLock
 
 __all__ = [
-    "AsGiven",
+    "BatchIndices",
     "Framework",
-    "Placed",
     "Plan",
     "RetryHints",
+    "UserArray",
     "WorkerSpec",
-    "as_given",
-    "bare_indices",
-    "keys_of",
+    "dataset_keys",
+    "mark_user_array",
     "sample_key",
+    "unwrap_indices",
 ]
 
 
-class AsGiven(NamedTuple):
+class UserArray(NamedTuple):
     """An array that the user's own sampler yielded: the dataset gets it as it is.
 
     Arrays of our samplers are int64, cross to workers as bare bytes, and become Python integers.
@@ -40,12 +40,12 @@ class AsGiven(NamedTuple):
     indices: Any
 
 
-def as_given(indices: object) -> object:
+def mark_user_array(indices: object) -> object:
     """Return what a sampler that is not ours yielded, marked if it is an array."""
-    return AsGiven(indices) if isinstance(indices, np.ndarray) else indices
+    return UserArray(indices) if isinstance(indices, np.ndarray) else indices
 
 
-class Placed(NamedTuple):
+class BatchIndices(NamedTuple):
     """Indices of a seeded epoch, and where they stand in its global order.
 
     Attributes:
@@ -71,18 +71,18 @@ class RetryHints(NamedTuple):
     quarantined: tuple[tuple[Hashable, str, str], ...] = ()
 
 
-def bare_indices(indices: Any) -> Any:  # noqa: ANN401 - the sampler decides
+def unwrap_indices(indices: Any) -> Any:  # noqa: ANN401 - the sampler decides
     """Return what the sampler drew, without our marks."""
-    if isinstance(indices, Placed):
+    if isinstance(indices, BatchIndices):
         indices = indices.indices
-    return indices.indices if isinstance(indices, AsGiven) else indices
+    return indices.indices if isinstance(indices, UserArray) else indices
 
 
-def keys_of(indices: Any) -> Any:  # noqa: ANN401 - the sampler decides
+def dataset_keys(indices: Any) -> Any:  # noqa: ANN401 - the sampler decides
     """Return indices as datasets get them: arrays of our samplers as Python integers."""
-    if isinstance(indices, Placed):
+    if isinstance(indices, BatchIndices):
         indices = indices.indices
-    return indices.tolist() if isinstance(indices, np.ndarray) else bare_indices(indices)
+    return indices.tolist() if isinstance(indices, np.ndarray) else unwrap_indices(indices)
 
 
 def sample_key(index: Any) -> Hashable:  # noqa: ANN401 - the sampler decides

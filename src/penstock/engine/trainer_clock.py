@@ -7,7 +7,7 @@ import time
 from typing import TYPE_CHECKING, Final
 
 from penstock.engine.accounts import BatchRecord, EpochEnd, TaskTimes
-from penstock.engine.plan import bare_indices
+from penstock.engine.plan import unwrap_indices
 from penstock.engine.stopwatch import CoreTime
 
 if TYPE_CHECKING:
@@ -101,7 +101,7 @@ class TrainerClock:
             self._starved_ns,
             times.num_samples,
             num_failed,
-            bare_indices(indices),
+            unwrap_indices(indices),
             num_ready,
             num_workers,
             lookahead,

@@ -24,7 +24,7 @@ from torch.utils.data import SubsetRandomSampler as TorchSubsetRandomSampler
 from torch.utils.data import WeightedRandomSampler as TorchWeightedRandomSampler
 
 from penstock import sampling
-from penstock.engine.plan import as_given
+from penstock.engine.plan import mark_user_array
 from penstock.summary import Summarized
 
 if TYPE_CHECKING:
@@ -253,7 +253,7 @@ def stock_indices(sampler: Any, seed: OrderSeed | None = None) -> Iterator[objec
     """Return an iterator over the indices of one of `STOCK_SAMPLERS`, as `iter(sampler)` does."""
     indices = _ints(_chunks_of(sampler, seed))
     if type(sampler) in _SUBSETS:
-        return map(as_given, (sampler.indices[position] for position in indices))
+        return map(mark_user_array, (sampler.indices[position] for position in indices))
     return indices
 
 
@@ -273,7 +273,7 @@ def index_batches(
 
     Returns:
         Iterator over int64 arrays of shape (batch,), which may be views of the whole order: do not
-        write. Or over whatever `batch_sampler` yields, arrays of its own as `AsGiven`.
+        write. Or over whatever `batch_sampler` yields, arrays of its own as `UserArray`.
 
     Example:
         >>> batch_sampler = BatchSampler(SequentialSampler(range(5)), batch_size=2, drop_last=False)
@@ -282,7 +282,7 @@ def index_batches(
     """
     is_stock = type(batch_sampler) is BatchSampler
     if not is_stock or type(batch_sampler.sampler) not in STOCK_SAMPLERS:
-        return map(as_given, batch_sampler)  # asked for an iterator once, as by torch
+        return map(mark_user_array, batch_sampler)  # asked for an iterator once, as by torch
     return _batches(batch_sampler, seed)
 
 

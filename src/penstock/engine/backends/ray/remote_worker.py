@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple
 from penstock.distributed import current_rank
 from penstock.engine.backends.ray.clock import WorkerClock
 from penstock.engine.messages import BeginEpoch, Task, encode
-from penstock.engine.plan import RetryHints, keys_of
+from penstock.engine.plan import RetryHints, dataset_keys
 
 if TYPE_CHECKING:
     import queue
@@ -281,7 +281,7 @@ class RemoteWorker:
         self.send()
 
     def _num_samples(self, indices: object) -> int:
-        keys = keys_of(indices)
+        keys = dataset_keys(indices)
         if not self._recipe.is_batched:
             return 1
         return len(keys) if hasattr(keys, "__len__") else 0

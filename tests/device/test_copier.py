@@ -576,7 +576,7 @@ def test_pinning_is_torchs_and_names_the_batch_that_fails():
 
 def test_a_batch_that_is_begun_ahead_in_inference_mode_can_be_trained_with(device):
     copier = DeviceCopier(device)
-    with torch.inference_mode(), copier.aside():
+    with torch.inference_mode(), copier.without_autograd():
         begun = copier.begin([torch.ones(2)], step(0))
     (batch,) = copier.finish(begun)
     device.drain()

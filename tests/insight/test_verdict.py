@@ -12,12 +12,12 @@ import pytest
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
-from penstock.insight.crew_model import HANDOVER_S
+from penstock.insight.crew_model import DELIVERY_S
 from penstock.insight.stats import Bottleneck, SlowSample, Source, Span, Stats
 from penstock.insight.verdict import judge
 
 MS = 1e-3
-HANDED = HANDOVER_S  # for the main process to receive a batch
+HANDED = DELIVERY_S  # for the main process to receive a batch
 
 
 def training(

@@ -52,7 +52,7 @@ class Output(Protocol):
     def finish(self, batch: Any) -> Any:  # noqa: ANN401
         """Return the batch as it leaves: packed, or as it is."""
 
-    def rehearse(self, batch: Any) -> None:  # noqa: ANN401
+    def dry_run(self, batch: Any) -> None:  # noqa: ANN401
         """Raise what `finish` would; nothing is kept."""
 
     def abandon(self) -> None:
@@ -111,7 +111,7 @@ class Assembler:
         position: int,
         indices: Any = None,  # noqa: ANN401
         *,
-        rehearsing: bool = False,
+        dry_run: bool = False,
     ) -> Any:  # noqa: ANN401
         """Return a batch of samples, or a sample by itself where the spec is not batched.
 
@@ -119,16 +119,16 @@ class Assembler:
             samples: A list; or the sample.
             position: Place of the batch's first sample in the epoch's global order.
             indices: Of the samples, for a note; None for those of an iterable.
-            rehearsing: Whether the batch is thrown away: it gets private memory, and whoever
-                rehearses notes why.
+            dry_run: Whether the batch is thrown away: it gets private memory, and the caller
+                notes why.
         """
-        if not rehearsing:
+        if not dry_run:
             self._status.phase(Phase.COLLATING)
             self._status.batch_of(count_samples(samples) if self._spec.is_batched else 1)
         if self.streams is not None and self._spec.collate_fn is not None:
             self.streams.begin_collate(position)
         try:
-            return self._collate(samples, rehearsing=rehearsing)
+            return self._collate(samples, dry_run=dry_run)
         except Exception as error:
             self.explain(error, samples, indices)
             raise
@@ -196,14 +196,14 @@ class Assembler:
             return lambda samples: into.collate_into(samples, self._collator())
         return collate_fn  # type: ignore[no-any-return]
 
-    def _collate(self, samples: Any, *, rehearsing: bool) -> Any:  # noqa: ANN401
+    def _collate(self, samples: Any, *, dry_run: bool) -> Any:  # noqa: ANN401
         collate_fn: Any = self._spec.collate_fn
         if collate_fn is not None:
             if self._spec.is_batched and _collates_into(type(collate_fn)):
                 into: CollateInto = collate_fn
-                return into.collate_into(samples, self._collator(rehearsing=rehearsing))
+                return into.collate_into(samples, self._collator(dry_run=dry_run))
             return collate_fn(samples)
-        collator = self._collator(rehearsing=rehearsing)
+        collator = self._collator(dry_run=dry_run)
         if not self._spec.is_batched:
             return collator.sample(samples)
         try:
@@ -211,15 +211,15 @@ class Assembler:
         except MixedTypes:
             assert self._spec.framework is not None  # else nobody minds a mixture
             importlib.import_module(self._spec.framework.root)
-            return self._collator(rehearsing=rehearsing).batch(samples)
+            return self._collator(dry_run=dry_run).batch(samples)
 
-    def _collator(self, *, rehearsing: bool = False) -> DefaultCollate:
+    def _collator(self, *, dry_run: bool = False) -> DefaultCollate:
         # Asked anew for each batch: the first sample may be what imports the framework.
         framework = self._spec.framework
         loaded = framework is not None and framework.root in sys.modules
-        kind = loaded, rehearsing
+        kind = loaded, dry_run
         if kind not in self._collators:
-            empty: Empty = np.empty if rehearsing else self.output.empty
+            empty: Empty = np.empty if dry_run else self.output.empty
             self._collators[kind] = self._make_collator(empty, loaded=loaded)
         return self._collators[kind]
 

@@ -190,9 +190,9 @@ class Recovery:
                 raise error
             self._drop_misfits(taken, position, error)
 
-    def _joined(self, items: list[BatchItem], position: int, *, rehearsing: bool = False) -> Any:  # noqa: ANN401
-        empty = np.empty if rehearsing else self._assembler.output.empty
-        if not rehearsing:
+    def _joined(self, items: list[BatchItem], position: int, *, dry_run: bool = False) -> Any:  # noqa: ANN401
+        empty = np.empty if dry_run else self._assembler.output.empty
+        if not dry_run:
             self._status.phase(Phase.READING)
         is_batch, gathered = self._source.gather(items, empty)
         if is_batch:
@@ -200,7 +200,7 @@ class Recovery:
         if not self._is_batched:
             (gathered,) = gathered
         indices = None if items[0].index is None else [item.index for item in items]
-        return self._assembler.collate(gathered, position, indices, rehearsing=rehearsing)
+        return self._assembler.collate(gathered, position, indices, dry_run=dry_run)
 
     def _trial(self, items: list[BatchItem], position: int) -> Exception | None:
         """Return what making a batch of these items alone raises; None if nothing.
@@ -211,9 +211,9 @@ class Recovery:
         copies = [item.with_sample(_copied(item.sample)) for item in items]
         try:
             phase(Phase.COLLATING)
-            batch = self._joined(copies, position, rehearsing=True)
+            batch = self._joined(copies, position, dry_run=True)
             phase(Phase.SENDING)
-            self._assembler.output.rehearse(batch)
+            self._assembler.output.dry_run(batch)
         except Exception as error:
             return error
         return None

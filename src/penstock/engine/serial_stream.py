@@ -22,9 +22,9 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Generator, Iterator
 
     from penstock.engine.accounts import Observer
+    from penstock.engine.delivery_hook import DeliveryHook
     from penstock.engine.epoch import Epoch, ShardPosition
     from penstock.engine.fault_log import FaultLog
-    from penstock.engine.handover import Handover
     from penstock.engine.plain import PlainMaker
     from penstock.engine.plan import Plan
 
@@ -45,12 +45,12 @@ class SerialStream(BatchStream):
         epoch: Epoch,
         faults: FaultLog | None = None,
         observer: Observer | None = None,
-        handover: Handover | None = None,
+        hook: DeliveryHook | None = None,
     ) -> None:
         """Begin `epoch`; see `BatchStream`."""
         self._status = StatusWriter(cpu_clock=time.thread_time_ns)
         cpu_clock = time.process_time_ns
-        super().__init__(plan, epoch, faults, observer, handover, cpu_clock=cpu_clock)
+        super().__init__(plan, epoch, faults, observer, hook, cpu_clock=cpu_clock)
 
     def begin_epoch(self, epoch: Epoch) -> None:
         """Begin an epoch; an iterable dataset's iterator is made here."""
@@ -79,7 +79,7 @@ class SerialStream(BatchStream):
 
     def batches(self, epoch: Epoch) -> Generator[Any, None, None]:
         """Yield the batches of `epoch`, until another is begun; see `BatchStream.batches`."""
-        make = None if self._handover is not None else self._plain_maker()
+        make = None if self._hook is not None else self._plain_maker()
         if make is None or self._fetcher is None or epoch.progress.given.ahead:
             return super().batches(epoch)
         return self._plain_batches(epoch, make, self._fetcher.shard_position)
@@ -189,9 +189,9 @@ class SerialStream(BatchStream):
         num_failed = self._record(bad, step, None) if bad else 0
         times = self._status.take_times(num_bytes=self._output.take_num_bytes())
         self._status.phase(Phase.WAITING)
-        if self._handover is not None and batch is not NO_BATCH:
+        if self._hook is not None and batch is not NO_BATCH:
             try:
-                batch = self._finish(self._handover.begin(batch, self._namer(step)), self._handover)
+                batch = self._finish(self._hook.begin(batch, self._namer(step)), self._hook)
             except Exception as error:
                 self._epoch.progress.fail(step, 0, shard)
                 if isinstance(error, StopIteration):

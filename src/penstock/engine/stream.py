@@ -29,8 +29,8 @@ if TYPE_CHECKING:
 
     from penstock.engine.accounts import BatchRecord, Crew, Observer
     from penstock.engine.backends import Backend
+    from penstock.engine.delivery_hook import DeliveryHook
     from penstock.engine.epoch import Epoch, ShardPosition
-    from penstock.engine.handover import Handover
     from penstock.engine.plan import Plan
     from penstock.engine.recover import BadSample
 
@@ -70,7 +70,7 @@ class BatchStream:
         epoch: Epoch,
         faults: FaultLog | None = None,
         observer: Observer | None = None,
-        handover: Handover | None = None,
+        hook: DeliveryHook | None = None,
         *,
         cpu_clock: Callable[[], int],
     ) -> None:
@@ -81,11 +81,11 @@ class BatchStream:
             epoch: The first epoch, or the rest of one.
             faults: Where to record bad samples; None is a log that nobody reads.
             observer: Hears of every batch; None measures nothing.
-            handover: What is done with a batch before the loop gets it; None is nothing.
+            hook: What is done with a batch before the loop gets it; None is nothing.
             cpu_clock: CPU time of the loop, in nanoseconds.
         """
         self._plan = plan
-        self._handover = handover
+        self._hook = hook
         self._observer = observer
         self._faults = faults or FaultLog(plan.spec.faults, plan.spec.dataset)
         self._clock = TrainerClock(cpu_clock)
@@ -105,9 +105,9 @@ class BatchStream:
         self._num_long = self._long_since = 0
         self.num_yielded = 0
 
-    def set_handover(self, handover: Handover | None) -> None:
-        """Let another way of handing over begin with the next epoch."""
-        before, self._handover = self._handover, handover
+    def set_hook(self, hook: DeliveryHook | None) -> None:
+        """Let another delivery hook begin with the next epoch."""
+        before, self._hook = self._hook, hook
         if before is not None:
             before.close()
 
@@ -232,12 +232,12 @@ class BatchStream:
         number = self._epoch.number
         return lambda: f"epoch {number}, step {step}"
 
-    def _finish(self, begun: Any, handover: Handover) -> Any:  # noqa: ANN401 - any batch tree
-        """Return the batch that `handover` has begun with."""
+    def _finish(self, begun: Any, hook: DeliveryHook) -> Any:  # noqa: ANN401 - any batch tree
+        """Return the batch that `hook` has begun with."""
         # From here on it is the trainer's device that takes its time, or the trainer's own code.
         self._clock.arrived()
         try:
-            return handover.finish(begun)
+            return hook.finish(begun)
         except Exception:
             raise
         except BaseException:  # see `_closed_on_error`
@@ -323,8 +323,8 @@ class BatchStream:
             self._is_open = False
             self._is_over = self._epoch.progress.is_closed = True
             try:
-                if self._handover is not None:
-                    self._handover.close()
+                if self._hook is not None:
+                    self._hook.close()
             finally:  # also if a second Ctrl-C comes
                 try:
                     self._release(in_a_hurry=in_a_hurry)

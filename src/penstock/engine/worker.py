@@ -125,7 +125,7 @@ class _SlotOutput:
     def finish(self, batch: Any) -> Packed:  # noqa: ANN401
         return pack(batch, self._writer)
 
-    def rehearse(self, batch: Any) -> None:  # noqa: ANN401
+    def dry_run(self, batch: Any) -> None:  # noqa: ANN401
         dumps(batch)
 
 

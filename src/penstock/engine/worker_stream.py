@@ -48,9 +48,9 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from penstock.engine.accounts import Observer
+    from penstock.engine.delivery_hook import DeliveryHook
     from penstock.engine.epoch import Epoch
     from penstock.engine.fault_log import FaultLog
-    from penstock.engine.handover import Handover
     from penstock.engine.plan import Plan
 
 __all__ = ["WorkerStream"]
@@ -73,7 +73,7 @@ class WorkerStream(BatchStream):
         epoch: Epoch,
         faults: FaultLog | None = None,
         observer: Observer | None = None,
-        handover: Handover | None = None,
+        hook: DeliveryHook | None = None,
     ) -> None:
         """Start the workers and give them their first tasks; see `BatchStream`.
 
@@ -90,7 +90,7 @@ class WorkerStream(BatchStream):
         self._backend: Backend
         in_process = plan.backend == "thread"
         cpu_clock = time.thread_time_ns if in_process else time.process_time_ns
-        super().__init__(plan, epoch, faults, observer, handover, cpu_clock=cpu_clock)
+        super().__init__(plan, epoch, faults, observer, hook, cpu_clock=cpu_clock)
 
     def begin_epoch(self, epoch: Epoch) -> None:
         """Begin an epoch with the same workers; what is left of the last one is dropped."""
@@ -145,10 +145,10 @@ class WorkerStream(BatchStream):
         self._carry_out(self._scheduler.start())
         self._raise_overdue()
 
-    def set_handover(self, handover: Handover | None) -> None:
-        """Let another way of handing over begin with the next epoch."""
+    def set_hook(self, hook: DeliveryHook | None) -> None:
+        """Let another delivery hook begin with the next epoch."""
         self._begun = None
-        super().set_handover(handover)
+        super().set_hook(hook)
 
     @property
     def backend(self) -> Backend:
@@ -279,10 +279,7 @@ class WorkerStream(BatchStream):
         losses = outcome.losses
         num_failed = self._record(losses.bad, step, worker_id) if losses.bad else 0
         try:
-            if self._handover is None:
-                batch = outcome.result()
-            else:
-                batch = self._hand_over(delivery, self._handover)
+            batch = outcome.result() if self._hook is None else self._deliver(delivery, self._hook)
         except BaseException as error:
             progress.fail(step, worker_id, outcome.shard)
             if isinstance(error, TooManyFailures):
@@ -293,20 +290,20 @@ class WorkerStream(BatchStream):
         self._count(step, worker_id, outcome.shard, losses.num_asked, num_failed)
         return batch
 
-    def _hand_over(self, delivery: Deliver, handover: Handover) -> Any:  # noqa: ANN401
-        begun = self._begin_this(delivery, handover)
-        if handover.begins_ahead:
-            self._begin_ahead(handover)
+    def _deliver(self, delivery: Deliver, hook: DeliveryHook) -> Any:  # noqa: ANN401
+        begun = self._begin_this(delivery, hook)
+        if hook.begins_ahead:
+            self._begin_ahead(hook)
         if begun is NO_BATCH:
             return begun
-        return self._finish(begun, handover)
+        return self._finish(begun, hook)
 
-    def _begin_this(self, delivery: Deliver, handover: Handover) -> Any:  # noqa: ANN401
+    def _begin_this(self, delivery: Deliver, hook: DeliveryHook) -> Any:  # noqa: ANN401
         step, outcome = delivery.step, delivery.outcome
         ahead, self._begun = self._begun, None
         if ahead is None or ahead[0] != step:
             batch = outcome.result()
-            return batch if batch is NO_BATCH else handover.begin(batch, self._namer(step))
+            return batch if batch is NO_BATCH else hook.begin(batch, self._namer(step))
         _, begun, error = ahead
         if error is None:
             return begun
@@ -315,7 +312,7 @@ class WorkerStream(BatchStream):
         finally:
             del ahead, error  # with its own traceback it would be a cycle
 
-    def _begin_ahead(self, handover: Handover) -> None:
+    def _begin_ahead(self, hook: DeliveryHook) -> None:
         """Begin with the batch that is asked for next, if it has arrived."""
         if self._scheduler.peek() is None:
             try:
@@ -333,10 +330,10 @@ class WorkerStream(BatchStream):
             return
         step, outcome = found
         try:
-            with handover.aside():
+            with hook.without_autograd():
                 begun = outcome.result()
                 if begun is not NO_BATCH:
-                    begun = handover.begin(begun, self._namer(step))
+                    begun = hook.begin(begun, self._namer(step))
         except Exception as error:
             # Of that batch, and not of the one that is given now.
             self._begun = step, None, _without_frames(error, "begun ahead")

@@ -26,11 +26,11 @@ if TYPE_CHECKING:
     from penstock.insight.batch_costs import Costs
     from penstock.insight.budgets import Limits
 
-__all__ = ["HANDOVER_S", "BatchCosts", "Room", "Wish", "milliseconds"]
+__all__ = ["DELIVERY_S", "BatchCosts", "Room", "Wish", "milliseconds"]
 
 # What receiving a batch takes the main process, and packing it a worker, however small it is. Each
 # was measured at 0.1 to 0.35 ms; the upper end, so that no gain is promised that it eats up.
-HANDOVER_S: Final = 0.4e-3
+DELIVERY_S: Final = 0.4e-3
 
 # Batches do not all take the same: with workers that are just enough on average, the trainer waits
 # for every second one.
@@ -173,14 +173,14 @@ class Room:
         shared_s = costs.trainer_s + own_cpu_s * max(at_work / self.cores - 1, 0.0)
         return min(
             num_workers / (worker_s + costs.worker_starved_s),
-            1 / (max(shared_s, costs.consumer_s) + HANDOVER_S),
+            1 / (max(shared_s, costs.consumer_s) + DELIVERY_S),
             self.best_rate(costs),
         )
 
     def best_rate(self, costs: BatchCosts) -> float:
         """Return the batches per second that no number of workers exceeds."""
-        by_cores = self.cores / (costs.worker_cpu_s + costs.trainer_cpu_s + HANDOVER_S)
-        return min(by_cores, 1 / (costs.trainer_s + HANDOVER_S))
+        by_cores = self.cores / (costs.worker_cpu_s + costs.trainer_cpu_s + DELIVERY_S)
+        return min(by_cores, 1 / (costs.trainer_s + DELIVERY_S))
 
     def enough(self, costs: BatchCosts, rate: float) -> int:
         """Return how many workers give so many batches per second, and no more than cores can."""

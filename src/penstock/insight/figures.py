@@ -12,7 +12,7 @@ import math
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Final
 
-from penstock.insight.crew_model import HANDOVER_S, Room
+from penstock.insight.crew_model import DELIVERY_S, Room
 
 if TYPE_CHECKING:
     from penstock.insight.stats import Span
@@ -143,7 +143,7 @@ class Figures:
     @property
     def trainer_rate(self) -> float:
         """Batches per second that the trainer could take."""
-        return 1 / (self.consumer_s + HANDOVER_S)
+        return 1 / (self.consumer_s + DELIVERY_S)
 
     @property
     def core_rate(self) -> float:
@@ -168,8 +168,8 @@ class Figures:
         return replace(
             self,
             consumer_s=self.consumer_s - self.trainer_blocked_s,
-            worker_s=self.worker_cpu_s + HANDOVER_S,
-            worker_cpu_s=self.worker_cpu_s + HANDOVER_S,
+            worker_s=self.worker_cpu_s + DELIVERY_S,
+            worker_cpu_s=self.worker_cpu_s + DELIVERY_S,
             read_s=0.0,
             lock_share=0.0,
             lock_bound=0.0,
@@ -187,7 +187,7 @@ class Figures:
     @property
     def fills_cores(self) -> bool:
         """Whether workers and trainer keep all cores busy, so that no other programs can."""
-        all_s = self.worker_cpu_s + self.trainer_cpu_s + (HANDOVER_S if self.num_workers else 0.0)
+        all_s = self.worker_cpu_s + self.trainer_cpu_s + (DELIVERY_S if self.num_workers else 0.0)
         return self.rate * all_s >= _FULL * self.cores
 
     @property
@@ -220,14 +220,14 @@ class Figures:
             return self
         return replace(
             self,
-            worker_s=self.worker_s + HANDOVER_S,
-            worker_cpu_s=self.worker_cpu_s + HANDOVER_S,
+            worker_s=self.worker_s + DELIVERY_S,
+            worker_cpu_s=self.worker_cpu_s + DELIVERY_S,
         )
 
     @property
     def is_cheap(self) -> bool:
         """Whether handing a batch over may be much of the time from one to the next."""
-        return self.rate * HANDOVER_S >= _CHEAP
+        return self.rate * DELIVERY_S >= _CHEAP
 
     @property
     def enough_workers(self) -> int:

@@ -17,7 +17,7 @@ from penstock.insight.case import (
     waits,
     worth,
 )
-from penstock.insight.crew_model import HANDOVER_S
+from penstock.insight.crew_model import DELIVERY_S
 from penstock.insight.figures import amount, duration, percent, size
 from penstock.insight.stats import Verdict
 
@@ -39,7 +39,7 @@ _LACKS_CORES: Final = 0.1  # share of a batch's cost, beyond which it explains l
 _MOST_PREFETCH: Final = 8  # batches per worker: further ahead costs memory and brings little
 
 
-def _handover(case: Case) -> Verdict | None:
+def _delivery(case: Case) -> Verdict | None:
     """Batches that are made sooner than one comes over from a worker."""
     at = case.at
     if case.backend == "ray":
@@ -158,7 +158,7 @@ def _transport(case: Case) -> Verdict | None:
     at = case.at
     if at.share(at.send_s) < _MOSTLY:
         return None
-    gain = at.gain(at.num_workers, saved_s=max(at.send_s - HANDOVER_S, 0.0))
+    gain = at.gain(at.num_workers, saved_s=max(at.send_s - DELIVERY_S, 0.0))
     return Verdict(
         "transport",
         f"{waits(case)}: packing and sending a batch of {size(at.num_bytes)} takes "
@@ -253,7 +253,7 @@ def _too_few_workers(case: Case) -> Verdict | None:
 
 
 TESTS: Final[tuple[Callable[[Case], Verdict | None], ...]] = (
-    _handover,
+    _delivery,
     _slow_source,
     _bursts,
     _collate,

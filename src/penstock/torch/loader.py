@@ -48,7 +48,7 @@ if TYPE_CHECKING:
     from torch.utils.data import Dataset, Sampler
 
     from penstock.data import Dataset as NumpyDataset
-    from penstock.engine.handover import Handover
+    from penstock.engine.delivery_hook import DeliveryHook
     from penstock.engine.stream import BatchStream
     from penstock.indices import IndexSource
     from penstock.transport.page_lock import PageLock
@@ -484,7 +484,7 @@ class _LoaderIterator(_SizedIterator):
         # Not the loader itself: a persistent iterator and its loader would keep each other, and
         # with them the workers, until a garbage collection.
         self._goes_to = loader._target_device, loader._device_transform
-        handover, page_lock = _handover_of(loader, _should_pin(loader))
+        hook, page_lock = _delivery_hook_of(loader, _should_pin(loader))
         source = loader._source()
         epoch = loader._schedule.next(source, is_followed=follows_epochs(loader.dataset))
         if loader._seed is not None:
@@ -499,7 +499,7 @@ class _LoaderIterator(_SizedIterator):
         kind: Callable[..., AsTorch] = TorchSerialStream
         if plan.num_workers:
             from penstock.torch.worker_streams import TorchWorkerStream as kind
-        stream = kind(plan, epoch, loader._faults, loader._monitor, handover)
+        stream = kind(plan, epoch, loader._faults, loader._monitor, hook)
         stream.len_called = loader._IterableDataset_len_called
         super().__init__(stream, loader._index_sampler)
         loader._schedule.begin(epoch, self, source)
@@ -512,7 +512,7 @@ class _LoaderIterator(_SizedIterator):
         goes_to = loader._target_device, loader._device_transform
         if goes_to != self._goes_to:  # `_iter_on` changes it
             # Slots of the workers that there are stay as they are locked, or not locked.
-            self._stream.set_handover(_handover_of(loader, _should_pin(loader))[0])
+            self._stream.set_hook(_delivery_hook_of(loader, _should_pin(loader))[0])
             self._goes_to = goes_to
         self._stream.len_called = loader._IterableDataset_len_called
         self._stream.begin_epoch(epoch)
@@ -532,9 +532,9 @@ class _LoaderIterator(_SizedIterator):
     _shutdown_workers = EpochIterator.close  # the name that Lightning and others know
 
 
-def _handover_of(
+def _delivery_hook_of(
     loader: DataLoader[Any], pin_for: str | None
-) -> tuple[Handover | None, PageLock | None]:
+) -> tuple[DeliveryHook | None, PageLock | None]:
     """Return what is done with the loader's batches before the user gets them."""
     if loader._target_device is not None:
         accelerator = open_accelerator(loader._target_device)

@@ -114,7 +114,7 @@ class PlainOutput:
                 self._num_bytes = _num_bytes(batch)
         return batch
 
-    def rehearse(self, batch: object) -> None:
+    def dry_run(self, batch: object) -> None:
         """Nothing that could fail."""
 
     def abandon(self) -> None:

@@ -49,7 +49,7 @@ _IF_OUT_OF_MEMORY: Final = (
 
 
 class DeviceCopier:
-    """Copies batches to a device; a `penstock.engine.handover.Handover`.
+    """Copies batches to a device; a `penstock.engine.delivery_hook.DeliveryHook`.
 
     Tensors in main memory are copied in a queue of their own, from `begin` on. What is no plain
     tensor but has a method `to` (a `PackedSequence`, a graph, a sparse tensor) is moved by that
@@ -86,7 +86,7 @@ class DeviceCopier:
         """Whether copies go on beside the calling thread."""
         return self._accelerator.has_queues
 
-    def aside(self) -> contextlib.AbstractContextManager[object]:
+    def without_autograd(self) -> contextlib.AbstractContextManager[object]:
         """Return a context without inference mode: its tensors could not be trained with."""
         return torch.inference_mode(False)
 
@@ -230,7 +230,7 @@ class DeviceCopier:
 
 
 class Pinning:
-    """Hands batches over in page-locked memory, by torch's own function; a `Handover`.
+    """Hands batches over in page-locked memory, by torch's own function; a `DeliveryHook`.
 
     Concurrency:
         The trainer's thread.
@@ -245,7 +245,7 @@ class Pinning:
         """False: it is done when `begin` returns."""
         return False
 
-    def aside(self) -> contextlib.AbstractContextManager[object]:
+    def without_autograd(self) -> contextlib.AbstractContextManager[object]:
         """Return a context that changes nothing: nothing is begun ahead."""
         return contextlib.nullcontext()
 

@@ -156,7 +156,7 @@ class _Batches:
         if is_last or not self._copier.begins_ahead:
             return
         try:
-            with self._copier.aside():
+            with self._copier.without_autograd():
                 self._ahead = _begin(source, self._copier, self._name()), None
         except StopIteration as error:
             self._ahead = None, error.with_traceback(None)

@@ -113,7 +113,7 @@ class _ParcelOutput(PlainOutput):
         self._given.clear()
         self.take_num_bytes()
 
-    def rehearse(self, batch: object) -> None:
+    def dry_run(self, batch: object) -> None:
         """Raise what packing would."""
         pack_parcel(batch)
 

@@ -42,7 +42,7 @@ class Rows:
 
 
 class Recorded:
-    """A handover that notes its calls; a batch is handed over as (batch, where)."""
+    """A hook that notes its calls; a batch is handed over as (batch, where)."""
 
     def __init__(self, *, begins_ahead=True, refused=()):
         self.begins_ahead = begins_ahead
@@ -50,7 +50,7 @@ class Recorded:
         self.calls = []
         self.num_closed = 0
 
-    def aside(self):
+    def without_autograd(self):
         return contextlib.nullcontext()
 
     def begin(self, batch, where):
@@ -72,12 +72,12 @@ def epoch_of(indices, number=0):
     return Epoch(number, iter([[index] for index in indices]))
 
 
-def batches_of(handover, crew=(2, "process"), indices=range(NUM_STEPS), policy="raise", **options):
+def batches_of(hook, crew=(2, "process"), indices=range(NUM_STEPS), policy="raise", **options):
     num_workers, backend = crew
     spec = WorkerSpec(Rows(), is_iterable=False, is_batched=True, faults=policy_of(policy))
     plan = Plan(spec, 0, num_workers=num_workers, backend=backend, **options)
     faults = FaultLog(spec.faults, spec.dataset)
-    return EpochIterator(open_stream(plan, epoch_of(indices), faults, None, handover))
+    return EpochIterator(open_stream(plan, epoch_of(indices), faults, None, hook))
 
 
 def look_until(stream, *steps):
@@ -103,32 +103,32 @@ def when_ready(batches):
 @pytest.mark.parametrize("crew", CREWS)
 @pytest.mark.parametrize("begins_ahead", [True, False])
 def test_each_batch_is_begun_and_finished_once_in_order_and_named(crew, begins_ahead):
-    handover = Recorded(begins_ahead=begins_ahead)
-    given = list(batches_of(handover, crew))
+    hook = Recorded(begins_ahead=begins_ahead)
+    given = list(batches_of(hook, crew))
     assert [int(batch[0]) for batch, _ in given] == list(range(NUM_STEPS))
     assert [where for _, where in given] == [f"epoch 0, step {k}" for k in range(NUM_STEPS)]
     for kind in ("begin", "finish"):
-        assert [k for what, k in handover.calls if what == kind] == list(range(NUM_STEPS))
-    assert handover.num_closed >= 1
+        assert [k for what, k in hook.calls if what == kind] == list(range(NUM_STEPS))
+    assert hook.num_closed >= 1
 
 
 @pytest.mark.parametrize("crew", CREWS[1:])
 def test_the_next_batch_is_begun_before_this_one_is_given_if_it_is_there(crew):
-    handover = Recorded()
-    batches = batches_of(handover, crew, prefetch_factor=8)
+    hook = Recorded()
+    batches = batches_of(hook, crew, prefetch_factor=8)
     for step in range(NUM_STEPS - 1):
         look_until(batches._stream, step, step + 1)
         next(batches)
-        assert handover.calls[-2:] == [("begin", step + 1), ("finish", step)]
+        assert hook.calls[-2:] == [("begin", step + 1), ("finish", step)]
     next(batches)
-    assert handover.calls[-1] == ("finish", NUM_STEPS - 1)
+    assert hook.calls[-1] == ("finish", NUM_STEPS - 1)
     batches.close()
 
 
 @pytest.mark.parametrize("crew", CREWS)
 def test_what_fails_on_the_way_is_raised_in_its_own_turn_and_the_others_come(crew):
-    handover = Recorded(refused=(3, 4))
-    batches = batches_of(handover, crew)
+    hook = Recorded(refused=(3, 4))
+    batches = batches_of(hook, crew)
     seen = []
     while True:
         try:
@@ -143,8 +143,8 @@ def test_what_fails_on_the_way_is_raised_in_its_own_turn_and_the_others_come(cre
 
 @pytest.mark.parametrize("crew", CREWS)
 def test_a_sample_that_raises_is_raised_in_its_own_turn(crew):
-    handover = Recorded()
-    batches = batches_of(handover, crew, indices=[0, 1, -1, 3])
+    hook = Recorded()
+    batches = batches_of(hook, crew, indices=[0, 1, -1, 3])
     assert [int(when_ready(batches)[0][0]) for _ in range(2)] == [0, 1]
     with pytest.raises(ValueError, match="a bad sample"):
         next(batches)
@@ -154,11 +154,11 @@ def test_a_sample_that_raises_is_raised_in_its_own_turn(crew):
 
 @pytest.mark.parametrize("crew", CREWS)
 def test_a_batch_of_which_nothing_is_left_is_not_handed_over(crew):
-    handover = Recorded()
+    hook = Recorded()
     with pytest.warns(UserWarning, match="left out"):
-        given = list(batches_of(handover, crew, indices=[0, -1, 2], policy="skip"))
+        given = list(batches_of(hook, crew, indices=[0, -1, 2], policy="skip"))
     assert [int(batch[0]) for batch, _ in given] == [0, 2]
-    assert ("begin", -1) not in handover.calls
+    assert ("begin", -1) not in hook.calls
 
 
 @pytest.mark.parametrize("crew", CREWS)
@@ -171,12 +171,12 @@ def test_what_was_begun_ahead_does_not_count_as_given(crew):
 
 
 def test_a_worker_that_dies_takes_no_batch_that_is_there_with_it():
-    handover = Recorded()
-    batches = batches_of(handover, (1, "process"), indices=[0, 1, -2], prefetch_factor=3)
+    hook = Recorded()
+    batches = batches_of(hook, (1, "process"), indices=[0, 1, -2], prefetch_factor=3)
     assert [int(next(batches)[0][0]) for _ in range(2)] == [0, 1]
     with pytest.raises(WorkerDied):
         next(batches)
-    assert handover.num_closed == 1
+    assert hook.num_closed == 1
 
 
 def test_what_fails_while_looking_ahead_is_raised_after_the_batch(monkeypatch):
@@ -204,8 +204,8 @@ def test_batches_out_of_order_are_handed_over_too(crew):
 
 @pytest.mark.parametrize("crew", CREWS[1:])
 def test_a_kept_crew_goes_on_in_the_next_epoch_and_what_was_begun_is_dropped(crew):
-    handover = Recorded()
-    batches = batches_of(handover, crew, keep_workers=True)
+    hook = Recorded()
+    batches = batches_of(hook, crew, keep_workers=True)
     when_ready(batches)
     batches._stream.begin_epoch(epoch_of([7, 8, 9], number=1))
     given = list(EpochIterator(batches._stream))

@@ -12,11 +12,11 @@ if TYPE_CHECKING:
     from collections.abc import Callable
     from contextlib import AbstractContextManager
 
-__all__ = ["Handover"]
+__all__ = ["DeliveryHook"]
 
 
-class Handover(Protocol):
-    """Hands batches over to the trainer.
+class DeliveryHook(Protocol):
+    """Works on each batch between its arrival and its delivery.
 
     Concurrency:
         The trainer's thread.
@@ -26,7 +26,7 @@ class Handover(Protocol):
     def begins_ahead(self) -> bool:
         """Whether it is worth while to begin with the next batch before it is asked for."""
 
-    def aside(self) -> AbstractContextManager[object]:
+    def without_autograd(self) -> AbstractContextManager[object]:
         """Return a context in which a batch is begun ahead: the trainer is still at another one.
 
         What the trainer has switched on for that one is not to reach this one.

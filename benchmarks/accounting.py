@@ -386,9 +386,9 @@ class MadeUpRecords:
 
     def __init__(self) -> None:
         """Begin at the first step."""
-        from penstock.engine.accounts import BatchRecord, Crew, TaskTimes
+        from penstock.engine.accounts import BatchRecord, TaskTimes, WorkerSettings
 
-        self.crew = Crew(2, 2)
+        self.workers = WorkerSettings(2, 2)
         self._record, self._times = BatchRecord, TaskTimes
         self._step = self._now_ns = 0
         self._sample_us = np.full(_BATCH_SIZE, 156, np.uint32).tobytes()
@@ -396,7 +396,7 @@ class MadeUpRecords:
 
     def make(self) -> Any:  # noqa: ANN401 - a BatchRecord
         """Return the record of the next batch."""
-        (num_workers, prefetch), step = self.crew, self._step
+        (num_workers, prefetch), step = self.workers, self._step
         work_ns, trainer_ns = int(_BATCH_S * 1e9), 4_000_000
         asked_ns = self._now_ns + trainer_ns
         given_ns = asked_ns + 60_000 + max(work_ns // num_workers - trainer_ns, 0)
@@ -470,12 +470,12 @@ def observe(size: Size, records: MadeUpRecords) -> _Part:
     from penstock.insight.tuner import Tuner
 
     tuner = Tuner(Limits(), cores=8.0)
-    records.crew = tuner.crew
+    records.workers = tuner.workers
 
     def call(record: Any) -> None:  # noqa: ANN401
-        crew = tuner.observe(record)
-        if crew is not None:
-            records.crew = crew
+        workers = tuner.observe(record)
+        if workers is not None:
+            records.workers = workers
 
     return call, size.num_calls
 

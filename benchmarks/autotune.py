@@ -113,7 +113,7 @@ _TORCH_WORKERS = {"cpu": 2, "store": 32, "trainer": 1}
 
 @dataclass(frozen=True, slots=True)
 class Size:
-    """Batches that auto has to find its crew, and the seconds in which a setting is measured."""
+    """Batches that auto has to find settings, and the seconds in which a setting is measured."""
 
     num_cold: int
     seconds: float
@@ -220,7 +220,7 @@ def fixed(size: Size, training: str, num_workers: int, prefetch: int) -> Reading
 def auto(
     size: Size, training: str, backend: str = "process", *, is_one_core: bool = False
 ) -> Reading:
-    """Let the loader find its crew, then measure it."""
+    """Let the loader find its settings, then measure it."""
     if is_one_core:
         os.sched_setaffinity(0, {min(os.sched_getaffinity(0))})
     loader = make_loader(Samples(training), "auto", backend=backend)
@@ -265,12 +265,12 @@ def account(
         expected = {"trainer"}
     else:
         expected = _VERDICTS[training] | _ALSO_LATER[training]
-    crews = [change.num_workers for change in stats.changes]
+    counts = [change.num_workers for change in stats.changes]
     return {
         "last change": float(stats.changes[-1].step if stats.changes else 0),
         "workers": float(stats.num_workers),
         "prefetch": float(stats.prefetch_factor if stats.num_workers else 0),
-        "most workers": float(max([stats.num_workers, *crews])),
+        "most workers": float(max([stats.num_workers, *counts])),
         "waits %": 100 * run.wait_share,
         "verdict": float(verdict.bottleneck in expected),
     }

@@ -274,7 +274,9 @@ class Loader(Observed, Generic[SampleT]):
             faults=self._faults.policy,
             covers_dataset=covers(self.dataset, self.sampler, self.batch_sampler),
         )
-        num_workers, prefetch_factor = self._monitor.crew_of(self.num_workers, self.prefetch_factor)
+        num_workers, prefetch_factor = self._monitor.workers_of(
+            self.num_workers, self.prefetch_factor
+        )
         return Plan(
             spec=spec,
             base_seed=worker_base_seed(self._seed),

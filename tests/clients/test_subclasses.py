@@ -24,7 +24,7 @@ from penstock.torch.loader import _LoaderIterator
 
 NUM_SAMPLES = 10
 BASES = [torch.utils.data.DataLoader, penstock.torch.DataLoader]
-crews = pytest.mark.parametrize("num_workers", [0, 2])
+both = pytest.mark.parametrize("num_workers", [0, 2])
 
 
 class Noisy(Dataset):
@@ -223,7 +223,7 @@ def three_epochs(loader):
     return [list(itertools.islice(loader, 4)) for _ in range(3)]
 
 
-@crews
+@both
 @patterns
 def test_a_subclass_gives_what_it_gives_on_torchs_loader(pattern, num_workers):
     expected, got = [], []
@@ -236,7 +236,7 @@ def test_a_subclass_gives_what_it_gives_on_torchs_loader(pattern, num_workers):
     assert_same(expected, got)
 
 
-@crews
+@both
 def test_samples_that_repeat_for_ever_come_one_by_one_as_well(num_workers):
     found = []
     for base in BASES:
@@ -250,7 +250,7 @@ def test_samples_that_repeat_for_ever_come_one_by_one_as_well(num_workers):
     assert [sorted(epoch) for epoch in found[1][1]] == [list(range(6))] * 3
 
 
-@crews
+@both
 def test_a_reset_begins_with_a_new_iterator_and_sees_what_was_changed(num_workers):
     class Closable(Noisy):
         mosaic = True
@@ -271,7 +271,7 @@ def test_a_reset_begins_with_a_new_iterator_and_sees_what_was_changed(num_worker
     assert not any(torch.any(mosaic) for _, mosaic, _ in found[1][1])
 
 
-@crews
+@both
 def test_with_a_seed_an_endless_epoch_is_the_same_with_any_workers(num_workers):
     kind = infinite(penstock.torch.DataLoader)
     loader = kind(Noisy(), batch_size=3, shuffle=True, seed=7, num_workers=num_workers)
@@ -301,7 +301,7 @@ class KnowsBatch(Dataset):
         return number, index, -1 if worker is None else worker.id
 
 
-@crews
+@both
 def test_batch_samplers_may_give_whatever_the_dataset_takes(num_workers):
     found = []
     for base in BASES:
@@ -400,7 +400,7 @@ def as_they_are(samples):
     return samples
 
 
-@crews
+@both
 @pytest.mark.parametrize(
     "options",
     [{"batch_size": None}, {"batch_size": 1, "collate_fn": first}],

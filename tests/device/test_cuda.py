@@ -31,7 +31,7 @@ pytestmark = [
     pytest.mark.filterwarnings("ignore:Workers are about to be forked:RuntimeWarning"),
 ]
 
-CREWS = [(0, "process"), (2, "process"), (2, "thread")]
+WORKERS = [(0, "process"), (2, "process"), (2, "thread")]
 LARGE_BYTES = 4 << 20  # above what a pool of private buffers keeps (1 MiB)
 MARKS = 251
 MAPS = Path("/proc/self/maps")
@@ -99,8 +99,8 @@ class Marked:
         return batch
 
 
-def loader_of(dataset, crew, **options):
-    num_workers, backend = crew
+def loader_of(dataset, workers, **options):
+    num_workers, backend = workers
     return DataLoader(dataset, num_workers=num_workers, backend=backend, **options)
 
 
@@ -151,10 +151,10 @@ def stall(cuda):
 # Page-locked batches
 
 
-@pytest.mark.parametrize("crew", CREWS)
-def test_every_tensor_of_a_batch_is_pinned_and_holds_what_it_should(crew):
+@pytest.mark.parametrize("workers", WORKERS)
+def test_every_tensor_of_a_batch_is_pinned_and_holds_what_it_should(workers):
     plain = loader_of(Tree(), (0, "process"), batch_size=8)
-    pinned = loader_of(Tree(), crew, batch_size=8, pin_memory=True)
+    pinned = loader_of(Tree(), workers, batch_size=8, pin_memory=True)
     count = 0
     for got, expected in zip(pinned, plain, strict=True):
         assert_equal(got, expected, torch.device("cpu"))
@@ -178,10 +178,10 @@ def mapped_at(address):
     raise AssertionError(f"nothing is mapped at {address:#x}")
 
 
-@pytest.mark.parametrize("crew", [(0, "process")])
-def test_what_this_process_wrote_into_its_own_buffers_stays_there(crew):
+@pytest.mark.parametrize("workers", [(0, "process")])
+def test_what_this_process_wrote_into_its_own_buffers_stays_there(workers):
     dataset = Marked(12)
-    for batch in loader_of(dataset, crew, batch_size=1, pin_memory=True):
+    for batch in loader_of(dataset, workers, batch_size=1, pin_memory=True):
         assert batch[-1].data_ptr() in dataset.addresses
         assert batch[-1].is_pinned()
 
@@ -199,9 +199,9 @@ class Boxed:
         return self
 
 
-@pytest.mark.parametrize("crew", CREWS)
-def test_a_type_with_a_way_of_its_own_is_pinned_by_it(crew):
-    for box in loader_of(Tree(8), crew, batch_size=4, collate_fn=Boxed, pin_memory=True):
+@pytest.mark.parametrize("workers", WORKERS)
+def test_a_type_with_a_way_of_its_own_is_pinned_by_it(workers):
+    for box in loader_of(Tree(8), workers, batch_size=4, collate_fn=Boxed, pin_memory=True):
         assert box.was_pinned
         assert box.rows.is_pinned()
 
@@ -235,15 +235,17 @@ class Refusing:
 
 
 @pytest.mark.parametrize("options", [{"pin_memory": True}, {"device": "cuda"}], ids=str)
-@pytest.mark.parametrize("crew", CREWS)
-def test_where_nothing_can_be_locked_torch_pins_and_one_warning_says_so(crew, options, monkeypatch):
+@pytest.mark.parametrize("workers", WORKERS)
+def test_where_nothing_can_be_locked_torch_pins_and_one_warning_says_so(
+    workers, options, monkeypatch
+):
     runtime = Refusing(torch.cuda.cudart())
     monkeypatch.setattr(torch.cuda, "cudart", lambda: runtime)
     monkeypatch.setattr("penstock.torch.device.page_lock._warned", threading.Event())
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
         for _ in range(2):
-            for step, batch in enumerate(loader_of(Marked(12), crew, batch_size=1, **options)):
+            for step, batch in enumerate(loader_of(Marked(12), workers, batch_size=1, **options)):
                 assert all(bool((tensor == step).all()) for tensor in batch)
                 assert "device" in options or all(tensor.is_pinned() for tensor in batch)
     assert runtime.num_asked > 0
@@ -299,11 +301,11 @@ def test_a_buffer_that_is_overwritten_while_its_copy_is_queued_is_seen_to_be(sta
 
 
 @pytest.mark.parametrize("way", ["own stream", "current stream", "device"])
-@pytest.mark.parametrize("crew", CREWS)
-def test_no_slot_is_written_again_before_the_device_has_read_it(crew, way, stall):
+@pytest.mark.parametrize("workers", WORKERS)
+def test_no_slot_is_written_again_before_the_device_has_read_it(workers, way, stall):
     num_steps = 150
     options = {"device": "cuda"} if way == "device" else {"pin_memory": True}
-    loader = loader_of(Marked(num_steps), crew, batch_size=1, **options)
+    loader = loader_of(Marked(num_steps), workers, batch_size=1, **options)
     side = torch.cuda.Stream() if way == "own stream" else torch.cuda.current_stream()
     bad = torch.zeros((), dtype=torch.int64, device="cuda")
     ends = collections.deque()
@@ -327,10 +329,10 @@ def test_no_slot_is_written_again_before_the_device_has_read_it(crew, way, stall
     assert int(bad) == 0
 
 
-@pytest.mark.parametrize("crew", [(0, "process"), (2, "thread")])
-def test_batches_after_a_fork_are_right(crew):
+@pytest.mark.parametrize("workers", [(0, "process"), (2, "thread")])
+def test_batches_after_a_fork_are_right(workers):
     """Locked pages of this process stay its own, and are not left to the child by copy-on-write."""
-    loader = loader_of(Marked(40), crew, batch_size=1, pin_memory=True)
+    loader = loader_of(Marked(40), workers, batch_size=1, pin_memory=True)
     for step, batch in enumerate(loader):
         arrived = [tensor.to("cuda", non_blocking=True) for tensor in batch]
         assert all(bool((tensor == step).all()) for tensor in arrived)
@@ -372,12 +374,12 @@ def test_expanded_tensors_arrive_with_each_of_their_elements(cuda):
     assert rows.tolist() == [[0.0, 1.0, 2.0]] * 2
 
 
-@pytest.mark.parametrize("crew", CREWS)
+@pytest.mark.parametrize("workers", WORKERS)
 @pytest.mark.parametrize("device", ["cuda", "auto", "index", "object"])
-def test_batches_arrive_on_the_device_and_are_the_same(crew, device, cuda):
+def test_batches_arrive_on_the_device_and_are_the_same(workers, device, cuda):
     named = {"index": f"cuda:{cuda.index}", "object": cuda}.get(device, device)
     plain = loader_of(Tree(), (0, "process"), batch_size=8)
-    loader = loader_of(Tree(), crew, batch_size=8, device=named)
+    loader = loader_of(Tree(), workers, batch_size=8, device=named)
     for _ in range(2):
         for got, expected in zip(loader, plain, strict=True):
             assert_equal(got, expected, cuda)
@@ -446,15 +448,15 @@ def test_the_memory_of_a_device_does_not_grow(cuda, stall):
     assert most_slots < 60
 
 
-@pytest.mark.parametrize("crew", CREWS)
-def test_an_error_on_the_device_names_step_and_device_and_the_next_batch_comes(crew, cuda):
+@pytest.mark.parametrize("workers", WORKERS)
+def test_an_error_on_the_device_names_step_and_device_and_the_next_batch_comes(workers, cuda):
     def transform(batch):
         if int(batch[0][0]) == 3:
             torch.empty(1 << 45, dtype=torch.uint8, device=cuda)  # 32 TiB
         return batch
 
     batches = iter(
-        loader_of(Marked(6), crew, batch_size=1, device=cuda, device_transform=transform)
+        loader_of(Marked(6), workers, batch_size=1, device=cuda, device_transform=transform)
     )
     got = [int(next(batches)[0][0]) for _ in range(3)]
     with pytest.raises(torch.OutOfMemoryError) as raised:

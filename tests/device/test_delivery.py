@@ -13,7 +13,7 @@ from tests.transport.fake_page_lock import FakePageLock
 from penstock.torch import DataLoader, DevicePrefetcher
 from penstock.torch import loader as loader_module
 
-CREWS = [(0, "process"), (1, "process"), (3, "process"), (2, "thread")]
+WORKERS = [(0, "process"), (1, "process"), (3, "process"), (2, "thread")]
 SIZE = 2000  # float32: beyond what travels inside a message
 MOST_STEPS_BEHIND = 8
 
@@ -45,8 +45,8 @@ def page_lock(monkeypatch):
     return lock
 
 
-def loader_of(crew, length=200, **options):
-    num_workers, backend = crew
+def loader_of(workers, length=200, **options):
+    num_workers, backend = workers
     return DataLoader(
         Rows(length),
         batch_size=2,
@@ -62,13 +62,13 @@ def firsts(read):
     return [row[0] for batch in read for row in batch]
 
 
-@pytest.mark.parametrize("crew", CREWS)
+@pytest.mark.parametrize("workers", WORKERS)
 @pytest.mark.parametrize("pace", ["at once", "late", "by chance"])
 def test_the_device_reads_every_batch_right_however_late_it_comes_to_it(
-    device, page_lock, crew, pace
+    device, page_lock, workers, pace
 ):
     chance = random.Random(3)
-    for images, _ in loader_of(crew):
+    for images, _ in loader_of(workers):
         device.use(images)
         if pace == "at once":
             device.drain()
@@ -81,10 +81,10 @@ def test_the_device_reads_every_batch_right_however_late_it_comes_to_it(
     assert page_lock.mistakes == []
 
 
-@pytest.mark.parametrize("crew", CREWS[1:3])
-def test_a_device_that_lags_does_not_make_memory_grow(device, page_lock, crew):
+@pytest.mark.parametrize("workers", WORKERS[1:3])
+def test_a_device_that_lags_does_not_make_memory_grow(device, page_lock, workers):
     sizes = []
-    loader = loader_of(crew, length=600, prefetch_factor=2)
+    loader = loader_of(workers, length=600, prefetch_factor=2)
     for images, _ in loader:
         device.use(images)
         sizes.append(page_lock.size_bytes)
@@ -92,13 +92,13 @@ def test_a_device_that_lags_does_not_make_memory_grow(device, page_lock, crew):
             device.advance(TRAINER)
     device.drain()
     assert len(device.read) == 300
-    slots = MOST_STEPS_BEHIND + 2 + crew[0] * 2 + 4  # copied, begun, under way, free
-    assert max(sizes) <= 64 * 1024 * 2 * slots * crew[0]
+    slots = MOST_STEPS_BEHIND + 2 + workers[0] * 2 + 4  # copied, begun, under way, free
+    assert max(sizes) <= 64 * 1024 * 2 * slots * workers[0]
 
 
-@pytest.mark.parametrize("crew", CREWS)
-def test_the_loop_may_be_left_at_any_moment(device, page_lock, crew):
-    batches = iter(loader_of(crew))
+@pytest.mark.parametrize("workers", WORKERS)
+def test_the_loop_may_be_left_at_any_moment(device, page_lock, workers):
+    batches = iter(loader_of(workers))
     for _ in range(3):
         images, _ = next(batches)
         device.use(images)
@@ -109,9 +109,11 @@ def test_the_loop_may_be_left_at_any_moment(device, page_lock, crew):
     assert page_lock.mistakes == []
 
 
-@pytest.mark.parametrize("crew", CREWS)
-def test_a_copy_that_fails_names_step_and_device_and_the_next_batch_comes(device, page_lock, crew):
-    batches = iter(loader_of(crew, length=12))
+@pytest.mark.parametrize("workers", WORKERS)
+def test_a_copy_that_fails_names_step_and_device_and_the_next_batch_comes(
+    device, page_lock, workers
+):
+    batches = iter(loader_of(workers, length=12))
     seen, notes = [], []
     for number in range(6):
         try:
@@ -131,9 +133,9 @@ def test_a_copy_that_fails_names_step_and_device_and_the_next_batch_comes(device
     assert page_lock.mistakes == []
 
 
-@pytest.mark.parametrize("crew", CREWS[1:])
-def test_the_next_copy_is_begun_before_this_batch_is_given(device, page_lock, crew):
-    loader = loader_of(crew, length=24, prefetch_factor=8)
+@pytest.mark.parametrize("workers", WORKERS[1:])
+def test_the_next_copy_is_begun_before_this_batch_is_given(device, page_lock, workers):
+    loader = loader_of(workers, length=24, prefetch_factor=8)
     batches = iter(loader)
     stream = batches._stream
     for step in range(11):
@@ -146,9 +148,9 @@ def test_the_next_copy_is_begun_before_this_batch_is_given(device, page_lock, cr
     batches.close()
 
 
-@pytest.mark.parametrize("crew", CREWS)
-def test_states_count_what_was_given_and_not_what_is_on_its_way(device, page_lock, crew):
-    loader = loader_of(crew, seed=1, shuffle=True)
+@pytest.mark.parametrize("workers", WORKERS)
+def test_states_count_what_was_given_and_not_what_is_on_its_way(device, page_lock, workers):
+    loader = loader_of(workers, seed=1, shuffle=True)
     batches = iter(loader)
     for step in range(4):
         next(batches)
@@ -156,15 +158,15 @@ def test_states_count_what_was_given_and_not_what_is_on_its_way(device, page_loc
     batches.close()
 
 
-@pytest.mark.parametrize("crew", CREWS)
-def test_slots_are_unlocked_once_each_when_workers_go(device, page_lock, crew):
-    for images, _ in loader_of(crew):
+@pytest.mark.parametrize("workers", WORKERS)
+def test_slots_are_unlocked_once_each_when_workers_go(device, page_lock, workers):
+    for images, _ in loader_of(workers):
         device.use(images)
     device.drain()
     del images
     assert page_lock.mistakes == []
     assert page_lock.locked == {}
-    if crew[0] and crew[1] == "process":
+    if workers[0] and workers[1] == "process":
         assert 0 < page_lock.num_locks <= 40
 
 

@@ -20,7 +20,7 @@ from penstock.faults import policy_of
 from penstock.schedule import EpochIterator
 
 NUM_STEPS = 12
-CREWS = [(0, "process"), (2, "process"), (2, "thread")]
+WORKERS = [(0, "process"), (2, "process"), (2, "thread")]
 
 
 class Batch(np.ndarray):
@@ -72,8 +72,8 @@ def epoch_of(indices, number=0):
     return Epoch(number, iter([[index] for index in indices]))
 
 
-def batches_of(hook, crew=(2, "process"), indices=range(NUM_STEPS), policy="raise", **options):
-    num_workers, backend = crew
+def batches_of(hook, workers=(2, "process"), indices=range(NUM_STEPS), policy="raise", **options):
+    num_workers, backend = workers
     spec = WorkerSpec(Rows(), is_iterable=False, is_batched=True, faults=policy_of(policy))
     plan = Plan(spec, 0, num_workers=num_workers, backend=backend, **options)
     faults = FaultLog(spec.faults, spec.dataset)
@@ -100,11 +100,11 @@ def when_ready(batches):
     return next(batches)
 
 
-@pytest.mark.parametrize("crew", CREWS)
+@pytest.mark.parametrize("workers", WORKERS)
 @pytest.mark.parametrize("begins_ahead", [True, False])
-def test_each_batch_is_begun_and_finished_once_in_order_and_named(crew, begins_ahead):
+def test_each_batch_is_begun_and_finished_once_in_order_and_named(workers, begins_ahead):
     hook = Recorded(begins_ahead=begins_ahead)
-    given = list(batches_of(hook, crew))
+    given = list(batches_of(hook, workers))
     assert [int(batch[0]) for batch, _ in given] == list(range(NUM_STEPS))
     assert [where for _, where in given] == [f"epoch 0, step {k}" for k in range(NUM_STEPS)]
     for kind in ("begin", "finish"):
@@ -112,10 +112,10 @@ def test_each_batch_is_begun_and_finished_once_in_order_and_named(crew, begins_a
     assert hook.num_closed >= 1
 
 
-@pytest.mark.parametrize("crew", CREWS[1:])
-def test_the_next_batch_is_begun_before_this_one_is_given_if_it_is_there(crew):
+@pytest.mark.parametrize("workers", WORKERS[1:])
+def test_the_next_batch_is_begun_before_this_one_is_given_if_it_is_there(workers):
     hook = Recorded()
-    batches = batches_of(hook, crew, prefetch_factor=8)
+    batches = batches_of(hook, workers, prefetch_factor=8)
     for step in range(NUM_STEPS - 1):
         look_until(batches._stream, step, step + 1)
         next(batches)
@@ -125,10 +125,10 @@ def test_the_next_batch_is_begun_before_this_one_is_given_if_it_is_there(crew):
     batches.close()
 
 
-@pytest.mark.parametrize("crew", CREWS)
-def test_what_fails_on_the_way_is_raised_in_its_own_turn_and_the_others_come(crew):
+@pytest.mark.parametrize("workers", WORKERS)
+def test_what_fails_on_the_way_is_raised_in_its_own_turn_and_the_others_come(workers):
     hook = Recorded(refused=(3, 4))
-    batches = batches_of(hook, crew)
+    batches = batches_of(hook, workers)
     seen = []
     while True:
         try:
@@ -141,10 +141,10 @@ def test_what_fails_on_the_way_is_raised_in_its_own_turn_and_the_others_come(cre
     assert seen == [0, 1, 2, *named, *range(5, NUM_STEPS)]
 
 
-@pytest.mark.parametrize("crew", CREWS)
-def test_a_sample_that_raises_is_raised_in_its_own_turn(crew):
+@pytest.mark.parametrize("workers", WORKERS)
+def test_a_sample_that_raises_is_raised_in_its_own_turn(workers):
     hook = Recorded()
-    batches = batches_of(hook, crew, indices=[0, 1, -1, 3])
+    batches = batches_of(hook, workers, indices=[0, 1, -1, 3])
     assert [int(when_ready(batches)[0][0]) for _ in range(2)] == [0, 1]
     with pytest.raises(ValueError, match="a bad sample"):
         next(batches)
@@ -152,18 +152,18 @@ def test_a_sample_that_raises_is_raised_in_its_own_turn(crew):
     batches.close()
 
 
-@pytest.mark.parametrize("crew", CREWS)
-def test_a_batch_of_which_nothing_is_left_is_not_handed_over(crew):
+@pytest.mark.parametrize("workers", WORKERS)
+def test_a_batch_of_which_nothing_is_left_is_not_handed_over(workers):
     hook = Recorded()
     with pytest.warns(UserWarning, match="left out"):
-        given = list(batches_of(hook, crew, indices=[0, -1, 2], policy="skip"))
+        given = list(batches_of(hook, workers, indices=[0, -1, 2], policy="skip"))
     assert [int(batch[0]) for batch, _ in given] == [0, 2]
     assert ("begin", -1) not in hook.calls
 
 
-@pytest.mark.parametrize("crew", CREWS)
-def test_what_was_begun_ahead_does_not_count_as_given(crew):
-    batches = batches_of(Recorded(), crew, prefetch_factor=4)
+@pytest.mark.parametrize("workers", WORKERS)
+def test_what_was_begun_ahead_does_not_count_as_given(workers):
+    batches = batches_of(Recorded(), workers, prefetch_factor=4)
     for step in range(5):
         when_ready(batches)
         assert batches.epoch.progress.given.num_steps == step + 1
@@ -196,16 +196,16 @@ def test_what_fails_while_looking_ahead_is_raised_after_the_batch(monkeypatch):
         next(batches)
 
 
-@pytest.mark.parametrize("crew", CREWS)
-def test_batches_out_of_order_are_handed_over_too(crew):
-    given = list(batches_of(Recorded(), crew, in_order=False))
+@pytest.mark.parametrize("workers", WORKERS)
+def test_batches_out_of_order_are_handed_over_too(workers):
+    given = list(batches_of(Recorded(), workers, in_order=False))
     assert sorted(int(batch[0]) for batch, _ in given) == list(range(NUM_STEPS))
 
 
-@pytest.mark.parametrize("crew", CREWS[1:])
-def test_a_kept_crew_goes_on_in_the_next_epoch_and_what_was_begun_is_dropped(crew):
+@pytest.mark.parametrize("workers", WORKERS[1:])
+def test_kept_workers_go_on_in_the_next_epoch_and_what_was_begun_is_dropped(workers):
     hook = Recorded()
-    batches = batches_of(hook, crew, keep_workers=True)
+    batches = batches_of(hook, workers, keep_workers=True)
     when_ready(batches)
     batches._stream.begin_epoch(epoch_of([7, 8, 9], number=1))
     given = list(EpochIterator(batches._stream))

@@ -10,17 +10,16 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from penstock.engine.scheduler import (
-    CrewChanged,
+    AbandonWorker,
+    AddWorker,
     Deliver,
-    Dismiss,
     Draw,
     Fail,
     Finish,
-    Hire,
     IndicesDrawn,
     IndicesExhausted,
     Quarantine,
-    Renounce,
+    RemoveWorker,
     Requested,
     Respawn,
     Scheduler,
@@ -29,6 +28,7 @@ from penstock.engine.scheduler import (
     WorkerDied,
     WorkerExhausted,
     WorkerReady,
+    WorkersChanged,
 )
 
 
@@ -59,12 +59,12 @@ class World:
         self.is_alone = {}  # step -> whether its samples are tried one by one
         self.known_at_once = set()  # steps whose worker notes each sample anyway
         self.may_have_answered = False  # whether a death may take answers along with it
-        self.hired = set(range(num_workers))
+        self.present = set(range(num_workers))
         self.starting = set()
-        self.num_renounced = 0
+        self.num_abandoned = 0
         self.survives = False  # whether every death is survived
-        self.crew = num_workers
-        self.prefetch = None  # set by who changes crews
+        self.num_workers = num_workers
+        self.prefetch = None  # set by who changes the workers
         self.carry_out(self.scheduler.start())
 
     @classmethod
@@ -79,25 +79,25 @@ class World:
             match decision:
                 case Draw():
                     pending.extendleft(reversed(self.scheduler.handle(self.draw())))
-                case Hire(worker_id):
-                    assert worker_id not in self.hired, "hired twice"
-                    assert worker_id < self.crew
-                    self.hired.add(worker_id)
+                case AddWorker(worker_id):
+                    assert worker_id not in self.present, "added twice"
+                    assert worker_id < self.num_workers
+                    self.present.add(worker_id)
                     self.starting.add(worker_id)
                     while len(self.queues) <= worker_id:
                         self.queues.append(deque())
-                case Dismiss(worker_id):
-                    assert worker_id >= self.crew, "one of the crew was dismissed"
-                    assert not self.queues[worker_id], "dismissed with work in its hands"
-                    self.hired.remove(worker_id)
+                case RemoveWorker(worker_id):
+                    assert worker_id >= self.num_workers, "one that is to stay was removed"
+                    assert not self.queues[worker_id], "removed with work in its hands"
+                    self.present.remove(worker_id)
                     self.starting.discard(worker_id)
-                case Renounce(worker_id, _):
+                case AbandonWorker(worker_id, _):
                     assert worker_id in self.starting, "given up though it was ready"
                     assert not self.queues[worker_id]
                     self.starting.remove(worker_id)
-                    self.hired.remove(worker_id)
+                    self.present.remove(worker_id)
                     self.dead.remove(worker_id)
-                    self.num_renounced += 1
+                    self.num_abandoned += 1
                 case Respawn(worker_id, _):
                     assert worker_id in self.dead
                     self.dead.remove(worker_id)
@@ -112,9 +112,9 @@ class World:
                     self.is_alone[step] = alone
                 case Submit(worker_id, step, indices, alone):
                     assert not alone
-                    assert worker_id in self.hired
+                    assert worker_id in self.present
                     assert worker_id not in self.dead or not self.survives, "a step for the dead"
-                    assert worker_id < self.crew, "a new step for a worker that is to leave"
+                    assert worker_id < self.num_workers, "a new step for a worker that is to leave"
                     assert worker_id not in self.starting, "a step that waits for a start"
                     self.submitted[step] = (worker_id, indices)
                     self.loads[step] = [len(queue) for queue in self.queues]
@@ -132,9 +132,9 @@ class World:
                 case Fail():
                     self.failed = decision
 
-    def change_crew(self, num_workers, prefetch):
-        self.crew, self.lookahead = num_workers, num_workers * prefetch
-        self.carry_out(self.scheduler.handle(CrewChanged(num_workers, self.lookahead)))
+    def change_workers(self, num_workers, prefetch):
+        self.num_workers, self.lookahead = num_workers, num_workers * prefetch
+        self.carry_out(self.scheduler.handle(WorkersChanged(num_workers, self.lookahead)))
 
     def get_ready(self, worker_id):
         self.starting.remove(worker_id)
@@ -166,7 +166,7 @@ class World:
         decisions = self.scheduler.handle(WorkerDied(worker_id, "killed", **how))
         kinds = [type(decision) for decision in decisions]
         # A task goes out again only when it is known which samples it must not make, and by whom.
-        order = [Renounce, Quarantine, Respawn, Submit, Deliver, Fail]
+        order = [AbandonWorker, Quarantine, Respawn, Submit, Deliver, Fail]
         assert sorted(kinds, key=order.index) == kinds
         self.carry_out(decisions)
         if worker_id not in self.dead:
@@ -710,14 +710,14 @@ def test_of_several_steps_it_may_have_died_of_one_that_has_not_killed_before_is_
     num_steps=st.integers(0, 60),
     num_workers=st.integers(1, 4),
     prefetch=st.integers(1, 3),
-    crews=st.dictionaries(
+    changes=st.dictionaries(
         st.integers(0, 120), st.tuples(st.integers(1, 6), st.integers(1, 4)), max_size=6
     ),
     in_order=st.booleans(),
     max_deaths=st.integers(0, 2),
 )
-def test_crews_may_change_at_any_moment_and_every_step_is_delivered_once(
-    data, num_steps, num_workers, prefetch, crews, in_order, max_deaths
+def test_workers_may_change_at_any_moment_and_every_step_is_delivered_once(
+    data, num_steps, num_workers, prefetch, changes, in_order, max_deaths
 ):
     world = World.drawn(
         data,
@@ -732,11 +732,11 @@ def test_crews_may_change_at_any_moment_and_every_step_is_delivered_once(
     for moves in range(10_000):
         if world.finished:
             break
-        if moves in crews:
-            world.change_crew(*crews[moves])
-        if max_deaths and world.hired and data.draw(st.integers(0, 30)) == 0:
+        if moves in changes:
+            world.change_workers(*changes[moves])
+        if max_deaths and world.present and data.draw(st.integers(0, 30)) == 0:
             max_deaths -= 1
-            world.die(data.draw(st.sampled_from(sorted(world.hired))))
+            world.die(data.draw(st.sampled_from(sorted(world.present))))
         if world.starting and data.draw(st.integers(0, 3)) == 0:
             world.die(data.draw(st.sampled_from(sorted(world.starting))))
         if world.starting and data.draw(st.booleans()):
@@ -750,20 +750,20 @@ def test_crews_may_change_at_any_moment_and_every_step_is_delivered_once(
     assert sorted(steps) == list(range(num_steps))
     assert not in_order or steps == list(range(num_steps))
     # Who was to leave is gone when all is answered, and who never came is missed by nobody.
-    assert world.hired <= set(range(world.crew))
-    assert world.num_renounced or world.hired == set(range(world.crew))
+    assert world.present <= set(range(world.num_workers))
+    assert world.num_abandoned or world.present == set(range(world.num_workers))
 
 
 @given(
     data=st.data(),
-    crews=st.lists(st.tuples(st.integers(1, 6), st.integers(1, 4)), min_size=1, max_size=4),
+    changes=st.lists(st.tuples(st.integers(1, 6), st.integers(1, 4)), min_size=1, max_size=4),
 )
-def test_after_a_change_as_many_steps_are_under_way_as_the_new_crew_looks_ahead(data, crews):
+def test_after_a_change_as_many_steps_are_under_way_as_the_new_workers_look_ahead(data, changes):
     world = World.drawn(
         data, num_workers=2, lookahead=4, in_order=True, num_steps=3000, any_worker=True
     )
-    for crew in crews:
-        world.change_crew(*crew)
+    for change in changes:
+        world.change_workers(*change)
         for worker_id in sorted(world.starting):
             world.get_ready(worker_id)
         for _ in range(60):
@@ -791,14 +791,14 @@ def test_who_is_there_does_not_get_the_share_of_those_who_are_still_starting():
                 submitted[decision.worker_id] += 1
 
     carry_out(scheduler.start())
-    carry_out(scheduler.handle(CrewChanged(20, 40)))
+    carry_out(scheduler.handle(WorkersChanged(20, 40)))
     assert submitted == {0: 2}
     for worker_id in (7, 3, 19):
         carry_out(scheduler.handle(WorkerReady(worker_id)))
     assert submitted == {0: 2, 7: 2, 3: 2, 19: 2}
-    assert scheduler.handle(WorkerDied(5, "killed")) == [Renounce(5, "killed")]
+    assert scheduler.handle(WorkerDied(5, "killed")) == [AbandonWorker(5, "killed")]
     assert scheduler.num_at_work == 4
-    carry_out(scheduler.handle(CrewChanged(4, 8)))
+    carry_out(scheduler.handle(WorkersChanged(4, 8)))
     assert sum(submitted.values()) <= 10
 
 

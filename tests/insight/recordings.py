@@ -148,5 +148,5 @@ def failure(index=7, name="photos/broken.jpg", error=None, **changed):
 
 
 def change(step, num_workers, reason, epoch=0):
-    """Return a change of the crew."""
+    """Return a change of workers."""
     return Change(epoch, step, num_workers, 2, reason)

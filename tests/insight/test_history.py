@@ -143,7 +143,7 @@ def test_the_window_has_64_batches_however_long_they_take():
     assert stats_of(history).window.batches == 64
 
 
-def test_the_window_begins_when_all_of_a_new_crew_are_at_work():
+def test_the_window_begins_when_all_new_workers_are_at_work():
     old = [record(step, num_workers=2, worker_id=step % 2) for step in range(100)]
     new = [
         record(step, num_workers=3, lookahead=6, worker_id=step % 3 if step > 110 else step % 2)
@@ -224,7 +224,7 @@ def test_an_epoch_that_is_gone_through_again_has_sums_of_its_own():
     assert (stats.epoch.batches, stats.run.batches) == (5, 40)
 
 
-def test_batches_are_judged_by_the_crew_that_made_them():
+def test_batches_are_judged_by_the_workers_that_made_them():
     # 40 ms of a worker each, and the trainer takes 25 a second.
     batches = [
         record(step, num_workers=1, asked_ns=step * 80 * MS, consumer_ns=40 * MS, **made)

@@ -387,7 +387,7 @@ def test_a_page_without_workers_speaks_of_none():
 def test_settings_are_what_the_text_says(arguments, expected):
     loader = Loader(Numbers(), 4, on_error="skip", **arguments)
     texts, rows = content_of(loader)
-    workers, prefetch_factor = loader._monitor.crew
+    workers, prefetch_factor = loader._monitor.workers
     found = {name: rows[name] for name in expected}
     assert found == {name: value.format(workers) for name, value in expected.items()}
     each = "1 batch each" if prefetch_factor == 1 else f"{prefetch_factor} batches each"

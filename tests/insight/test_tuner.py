@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The tuner finds about the best crew within 200 batches, keeps to its budgets, and then rests."""
+"""The tuner finds about the best setting within 200 batches, keeps to its budgets, then rests."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from dataclasses import replace
 import pytest
 from tests.insight.training import Regime, Training, best_rate, fixed_rate
 
-from penstock.engine.accounts import Crew
+from penstock.engine.accounts import WorkerSettings
 from penstock.insight.arrivals import Arrivals
 from penstock.insight.budgets import Limits
 from penstock.insight.tuner import Tuner
@@ -44,7 +44,7 @@ REGIMES = {
 def tuned(*parts, limits=None, seed=0, **options):
     """Return a training after so many batches of each regime."""
     tuner = Tuner(limits or Limits(), cores=parts[0][0].cores, **options)
-    training = Training(parts[0][0], tuner.crew, seed=seed)
+    training = Training(parts[0][0], tuner.workers, seed=seed)
     for regime, num_batches in parts:
         training.regime = regime
         training.run(num_batches, tuner.observe, lambda: tuner.reason)
@@ -53,12 +53,12 @@ def tuned(*parts, limits=None, seed=0, **options):
 
 
 @pytest.mark.parametrize("name", REGIMES)
-def test_within_200_batches_it_gives_nearly_what_the_best_fixed_crew_gives(name):
+def test_within_200_batches_it_gives_nearly_what_the_best_fixed_settings_give(name):
     regime = REGIMES[name]
     best = best_rate(regime)
     for seed in (0, 1):
         training = tuned((regime, 200), seed=seed)
-        assert fixed_rate(regime, training.crew) >= 0.9 * best, training.changes
+        assert fixed_rate(regime, training.workers) >= 0.9 * best, training.changes
 
 
 @pytest.mark.parametrize("name", REGIMES)
@@ -73,7 +73,7 @@ def test_batches_that_differ_much_do_not_keep_it_busy(seed):
     regime = Regime(compute_s=0.01, trainer_s=0.01, slow_every=20, slow_factor=10)
     training = tuned((regime, 1200), seed=seed)
     assert len(training.changes) <= 8
-    assert fixed_rate(regime, training.crew) >= 0.85 * best_rate(regime)
+    assert fixed_rate(regime, training.workers) >= 0.85 * best_rate(regime)
 
 
 @pytest.mark.parametrize("tells", [True, False])
@@ -88,7 +88,7 @@ def test_with_one_core_work_on_the_cpu_gets_one_or_two_workers(trainer_s, tells)
 def test_a_trainer_that_slows_down_needs_fewer_workers():
     training = tuned((READS, 300), (replace(READS, trainer_s=0.05), 300))
     assert training.changes[0].num_workers >= 4
-    assert training.crew.num_workers == 1
+    assert training.workers.num_workers == 1
     assert "workers are at work" in training.changes[-1].reason
 
 
@@ -104,7 +104,7 @@ def test_a_trainer_that_slows_down_needs_fewer_workers():
 def test_it_begins_anew_when_costs_change_for_good(before, after):
     training = tuned((before, 300), (after, 500))
     assert training.changes[-1].step > 300
-    assert fixed_rate(after, training.crew) >= 0.9 * best_rate(after)
+    assert fixed_rate(after, training.workers) >= 0.9 * best_rate(after)
 
 
 def test_a_pause_of_the_trainer_changes_nothing():
@@ -127,7 +127,7 @@ def test_a_machine_that_others_use_too_costs_no_workers(num_others, seed):
     busy = replace(REGIMES["cpu, 2 cores"], others=num_others, noise=0.4)
     training = tuned((busy, 600), seed=seed)
     assert [change.num_workers for change in training.changes] in ([2], [2, 2])
-    assert training.crew.prefetch_factor <= 4
+    assert training.workers.prefetch_factor <= 4
 
 
 @pytest.mark.parametrize("seed", range(4))
@@ -147,7 +147,7 @@ def test_threads_that_only_wait_for_each_other_stay_few(trainer_cpu_s, cores, se
     )
     training = tuned((regime, 600), seed=seed, shares_lock=True)
     assert all(change.num_workers <= 4 for change in training.changes)
-    assert training.crew.num_workers <= 3
+    assert training.workers.num_workers <= 3
 
 
 @pytest.mark.parametrize(
@@ -164,7 +164,7 @@ def test_threads_that_only_wait_for_each_other_stay_few(trainer_cpu_s, cores, se
 def test_threads_that_bring_something_are_kept(regime):
     for seed in range(2):
         training = tuned((regime, 250), seed=seed, shares_lock=True)
-        assert fixed_rate(regime, training.crew) >= 0.9 * best_rate(regime), training.changes
+        assert fixed_rate(regime, training.workers) >= 0.9 * best_rate(regime), training.changes
 
 
 def test_workers_with_threads_of_their_own_are_not_taken_for_slow_ones():
@@ -178,7 +178,7 @@ def test_a_few_very_slow_batches_are_worked_ahead_of(seed):
     regime = Regime(compute_s=0.01, trainer_s=0.01, slow_every=50, slow_factor=50, cores=8)
     training = tuned((regime, 1500), seed=seed)
     assert len(training.changes) <= 8
-    assert fixed_rate(regime, training.crew) >= 0.6 * best_rate(regime)
+    assert fixed_rate(regime, training.workers) >= 0.6 * best_rate(regime)
 
 
 @pytest.mark.parametrize("seed", range(2))
@@ -194,7 +194,7 @@ def test_a_memory_budget_bounds_batches_under_way():
     for n, factor in [(c.num_workers, c.prefetch_factor) for c in training.changes]:
         # One slot more than batches under way: the trainer holds the last.
         assert n * (50_000_000 + (factor + 1) * regime.batch_bytes) <= 500_000_000
-    assert training.crew.num_workers > 1
+    assert training.workers.num_workers > 1
     assert "memory is enough for" in training.changes[0].reason
 
 
@@ -214,17 +214,17 @@ def test_memory_that_workers_take_counts(options, growth_bytes, least, most):
         READS, trainer_s=0.0005, batch_bytes=1000, rss_growth_bytes=growth_bytes, **rss
     )
     training = tuned((regime, 1200), limits=Limits(memory_bytes=950_000_000), **options)
-    assert least <= training.crew.num_workers <= most
+    assert least <= training.workers.num_workers <= most
 
 
 def test_a_memory_budget_may_be_any_number():
     training = tuned((replace(READS, batch_bytes=20_000_000), 100), limits=Limits(None, 5e8))
-    assert isinstance(training.crew.num_workers, int)
+    assert isinstance(training.workers.num_workers, int)
 
 
 def test_another_iterator_in_the_same_epoch_begins_anew():
-    crew = Crew(4, 2)
-    training, arrivals = Training(READS, crew), Arrivals(crew, 0)
+    workers = WorkerSettings(4, 2)
+    training, arrivals = Training(READS, workers), Arrivals(workers, 0)
     training.run(60)
     assert arrivals_of(arrivals, training.records)[-8:] == [True] * 8
     training.leave_epoch()
@@ -241,7 +241,7 @@ def test_batches_that_outgrow_memory_cost_workers_at_once():
     small = replace(READS, trainer_s=0.001, batch_bytes=2_000_000)
     large = replace(small, batch_bytes=200_000_000)
     training = tuned((small, 150), (large, 300), limits=Limits(memory_bytes=4_000_000_000))
-    n, factor = training.crew
+    n, factor = training.workers
     assert n * factor * large.batch_bytes <= 4_000_000_000
 
 
@@ -265,7 +265,7 @@ def test_the_reason_gives_figures():
     ],
 )
 def test_it_begins_small(limits, cores, workers):
-    assert Tuner(limits, cores=cores).crew == Crew(workers, 2)
+    assert Tuner(limits, cores=cores).workers == WorkerSettings(workers, 2)
 
 
 def test_the_ceiling_follows_cores_and_memory():

@@ -12,8 +12,8 @@ import pytest
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
-from penstock.insight.crew_model import DELIVERY_S
 from penstock.insight.stats import Bottleneck, SlowSample, Source, Span, Stats
+from penstock.insight.throughput_model import DELIVERY_S
 from penstock.insight.verdict import judge
 
 MS = 1e-3

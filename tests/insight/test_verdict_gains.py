@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """What a verdict promises, held against what the advised setting brings, on made-up loads.
 
-A load is a `Regime`: what a batch costs, whatever makes it. A setting is a crew, and whether it is
+A load is a `Regime`: what a batch costs, whatever makes it. A setting is workers, and whether it is
 of threads. The verdict on a load under one setting is followed, and the load runs again.
 """
 
@@ -18,7 +18,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from tests.insight.training import Regime, Training
 
-from penstock.engine.accounts import Crew
+from penstock.engine.accounts import WorkerSettings
 from penstock.insight.rows import Sums, mean_ready, rows_of, without_pauses
 from penstock.insight.verdict import judge
 
@@ -80,7 +80,7 @@ def run(load, setting):
     lookahead, backend = setting.num_workers * setting.prefetch_factor, setting.backend
     if backend == "thread":  # nothing is packed, and Python's lock is one
         load = replace(load, send_s=0.01 * MS, take_s=0.06 * MS, lock_share=1.0)
-    training = Training(load, Crew(setting.num_workers, setting.prefetch_factor))
+    training = Training(load, WorkerSettings(setting.num_workers, setting.prefetch_factor))
     training.run(120 + 2 * lookahead)
     rate = training.rate(64)
     rows = without_pauses(rows_of(training.records)[-64:])

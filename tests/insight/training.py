@@ -3,7 +3,7 @@
 
 Whoever needs a core while there are more such than cores gets an equal share of them; so it is with
 reads, of which storage serves `parallel_reads` at full speed. Batches are given in order, a step
-goes to the worker with the least to do, and what the tuner asks for is done at once. With a crew of
+goes to the worker with the least to do, and what the tuner asks for is done at once. With
 0 workers the trainer makes its batches itself.
 """
 
@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from penstock.engine.accounts import BatchRecord, Crew, TaskTimes
+from penstock.engine.accounts import BatchRecord, TaskTimes, WorkerSettings
 from penstock.insight.stats import Change
 
 if TYPE_CHECKING:
@@ -80,9 +80,9 @@ class _Worker:
 class Training:
     """Runs one regime, or several one after the other; `records` is what a tuner would be fed."""
 
-    def __init__(self, regime: Regime, crew: Crew, *, seed: int = 0) -> None:
+    def __init__(self, regime: Regime, workers: WorkerSettings, *, seed: int = 0) -> None:
         self.regime = regime
-        self.crew = crew
+        self.workers = workers
         self.records: list[BatchRecord] = []
         self.changes: list[Change] = []
         self._rng = np.random.default_rng(seed)
@@ -96,18 +96,18 @@ class Training:
     def run(
         self,
         num_batches: int,
-        observe: Callable[[BatchRecord], Crew | None] | None = None,
+        observe: Callable[[BatchRecord], WorkerSettings | None] | None = None,
         reason: Callable[[], str] = str,
     ) -> None:
         """Give so many batches more."""
         for _ in range(num_batches):
             record = self._one()
             self.records.append(record)
-            crew = observe(record) if observe is not None else None
-            if crew is not None:
-                assert crew != self.crew
-                self.crew = crew
-                self.changes.append(Change(record.epoch, len(self.records), *crew, reason()))
+            workers = observe(record) if observe is not None else None
+            if workers is not None:
+                assert workers != self.workers
+                self.workers = workers
+                self.changes.append(Change(record.epoch, len(self.records), *workers, reason()))
 
     def rate(self, last: int) -> float:
         """Batches per second over the last ones."""
@@ -127,7 +127,7 @@ class Training:
             own_s, cpu_s, starved_s = self._train()
         self._fill()
         asked_s, num_ready = self._now_s, len(self._done)
-        if self.crew.num_workers:
+        if self.workers.num_workers:
             while self._head not in self._done:
                 self._advance([])
             worker, times = self._done.pop(self._head)
@@ -149,14 +149,14 @@ class Training:
             num_failed=0,
             indices=None,
             num_ready=num_ready,
-            num_workers=self.crew.num_workers,
+            num_workers=self.workers.num_workers,
             lookahead=self._lookahead,
             times=times,
         )
 
     @property
     def _lookahead(self) -> int:
-        return self.crew.num_workers * self.crew.prefetch_factor
+        return self.workers.num_workers * self.workers.prefetch_factor
 
     def _begin_epoch(self) -> None:
         self._epoch += 1
@@ -164,20 +164,20 @@ class Training:
         self._done = {}
         if not self.regime.keeps_workers:
             self._workers = []
-        self._hire()
+        self._change_workers()
 
-    def _hire(self) -> None:
+    def _change_workers(self) -> None:
         staying = [w for w in self._workers if not w.leaves]
-        for worker in staying[self.crew.num_workers :]:
+        for worker in staying[self.workers.num_workers :]:
             worker.leaves = True
-        for worker_id in range(len(staying), self.crew.num_workers):
+        for worker_id in range(len(staying), self.workers.num_workers):
             self._workers.append(_Worker(worker_id, next(self._pids), self.regime.start_s))
 
     def _fill(self) -> None:
-        self._hire()
+        self._change_workers()
         staying = [w for w in self._workers if not w.leaves]
         last = min(self._head + self._lookahead, self.regime.batches_per_epoch)
-        while self.crew.num_workers and self._next_step < last:
+        while self.workers.num_workers and self._next_step < last:
             worker = min(staying, key=lambda w: len(w.queue) + (w.step is not None))
             worker.queue.append(self._next_step)
             self._next_step += 1
@@ -301,11 +301,11 @@ def _ns(seconds: float) -> int:
     return round(seconds * 1e9)
 
 
-def fixed_rate(regime: Regime, crew: Crew, *, seed: int = 0) -> float:
-    """Return the batches per second that a crew gives which never changes."""
+def fixed_rate(regime: Regime, workers: WorkerSettings, *, seed: int = 0) -> float:
+    """Return the batches per second that settings give which never change."""
     steady = replace(regime, batches_per_epoch=1_000_000, start_s=0.0)
-    training = Training(steady, crew, seed=seed)
-    lookahead = crew.num_workers * crew.prefetch_factor
+    training = Training(steady, workers, seed=seed)
+    lookahead = workers.num_workers * workers.prefetch_factor
     training.run(2 * lookahead + 20)
     # What lies ready at the start counts for nothing: many times that is measured.
     num_batches = 300 + 4 * lookahead
@@ -314,7 +314,7 @@ def fixed_rate(regime: Regime, crew: Crew, *, seed: int = 0) -> float:
 
 
 def best_rate(regime: Regime) -> float:
-    """Return the most that any fixed crew gives."""
-    crews = [Crew(n, 2) for n in (1, 2, 3, 4, 5, 6, 8, 12, 16, 24, 32)]
-    crews += [Crew(n, 8) for n in (1, 2, 3, 4, 6, 8)]
-    return max(fixed_rate(regime, crew) for crew in crews)
+    """Return the most that any fixed settings give."""
+    tried = [WorkerSettings(n, 2) for n in (1, 2, 3, 4, 5, 6, 8, 12, 16, 24, 32)]
+    tried += [WorkerSettings(n, 8) for n in (1, 2, 3, 4, 6, 8)]
+    return max(fixed_rate(regime, workers) for workers in tried)

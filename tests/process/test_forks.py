@@ -209,7 +209,7 @@ def test_an_epoch_ends_at_once_though_somebody_else_takes_the_exit_statuses(how)
         batches = iter(loader)
         backend, processes = batches.backend, batches.backend.processes
         num_batches = len(list(batches))
-        backend.dismiss(1)
+        backend.remove_worker(1)
         while backend._leaving:
             backend.events(0.1)
         begun, cpu = time.monotonic(), time.process_time()

@@ -21,7 +21,7 @@ class OnNode(BackendContract):
         self.cluster = cluster
 
     def open(self, plan):
-        # Of no CPUs: the contract hires more workers than a small machine has.
+        # Of no CPUs: the contract adds more workers than a small machine has.
         options = RayOptions(actor={"num_cpus": 0, "resources": {self.node: 1}})
         return RayBackend(dataclasses.replace(plan, backend="ray", ray=options))
 

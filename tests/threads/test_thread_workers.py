@@ -427,19 +427,19 @@ def test_the_iterator_of_a_stream_ends_in_its_own_thread():
 
 def test_workers_join_and_leave_while_an_epoch_runs():
     backend = opened(Numbers())
-    backend.hire(2)
+    backend.add_worker(2)
     assert backend.events(30.0) == [WorkerReady(2)]
     assert outcome_of(backend, 2, 0, [3]).result().tolist() == [3]
-    backend.dismiss(0)
+    backend.remove_worker(0)
     assert backend.is_whole
     assert outcome_of(backend, 1, 1, [4]).result().tolist() == [4]
-    backend.hire(0)
+    backend.add_worker(0)
     assert backend.events(30.0) == [WorkerReady(0)]
     assert outcome_of(backend, 0, 2, [5]).result().tolist() == [5]
     backend.close()
 
 
-def test_a_hired_worker_is_ready_when_it_has_begun_and_not_before():
+def test_a_added_worker_is_ready_when_it_has_begun_and_not_before():
     begun, free = threading.Event(), threading.Event()
 
     def init(worker_id):
@@ -448,7 +448,7 @@ def test_a_hired_worker_is_ready_when_it_has_begun_and_not_before():
             free.wait()
 
     backend = opened(Numbers(), worker_init_fn=init)
-    backend.hire(2)
+    backend.add_worker(2)
     assert begun.wait(30)
     assert backend.events(0) == []
     assert outcome_of(backend, 0, 0, [3]).result().tolist() == [3]
@@ -457,14 +457,14 @@ def test_a_hired_worker_is_ready_when_it_has_begun_and_not_before():
     backend.close()
 
 
-def test_a_worker_that_is_hired_again_draws_other_numbers():
+def test_a_worker_that_is_added_again_draws_other_numbers():
     backend = opened(Numbers(lambda index: sample_rng().random()), max_workers=3)
     drawn = []
     for step in range(3):
-        backend.hire(2)
+        backend.add_worker(2)
         assert backend.events(30.0) == [WorkerReady(2)]
         drawn.append(float(outcome_of(backend, 2, step, [0]).result()[0]))
-        backend.dismiss(2)
+        backend.remove_worker(2)
     assert len(set(drawn)) == 3
     backend.close()
 
@@ -476,7 +476,7 @@ def test_a_worker_knows_how_many_there_may_come_to_be():
     backend.close()
 
 
-def test_nothing_keeps_a_dismissed_worker_nor_its_memory():
+def test_nothing_keeps_a_removed_worker_nor_its_memory():
     backend = opened(Numbers(big))
     outcome_of(backend, 1, 0, [1, 2]).result()
     worker = backend._workers[1]
@@ -484,7 +484,7 @@ def test_nothing_keeps_a_dismissed_worker_nor_its_memory():
     del worker
     gc.disable()
     try:
-        backend.dismiss(1)
+        backend.remove_worker(1)
         thread.join(30)
         assert [ref() for ref in gone] == [None, None]
     finally:

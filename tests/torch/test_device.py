@@ -13,7 +13,7 @@ import torch
 from penstock.errors import ConfigError
 from penstock.torch import DataLoader, DevicePrefetcher, NormalizeImages
 
-CREWS = [(0, "process"), (2, "process"), (2, "thread")]
+WORKERS = [(0, "process"), (2, "process"), (2, "thread")]
 
 
 class Images(torch.utils.data.Dataset):
@@ -27,8 +27,8 @@ class Images(torch.utils.data.Dataset):
         return torch.full((64, 64, 3), index, dtype=torch.uint8), index
 
 
-def loader_of(crew=(0, "process"), **options):
-    num_workers, backend = crew
+def loader_of(workers=(0, "process"), **options):
+    num_workers, backend = workers
     return DataLoader(Images(), batch_size=4, num_workers=num_workers, backend=backend, **options)
 
 
@@ -44,14 +44,14 @@ def equal(first, second):
     )
 
 
-@pytest.mark.parametrize("crew", CREWS)
+@pytest.mark.parametrize("workers", WORKERS)
 @pytest.mark.parametrize("device", ["cpu", "auto", torch.device("cpu")])
-def test_batches_are_those_of_a_loader_without_a_device(crew, device):
-    assert equal(flat(loader_of(crew, device=device)), flat(loader_of(crew)))
+def test_batches_are_those_of_a_loader_without_a_device(workers, device):
+    assert equal(flat(loader_of(workers, device=device)), flat(loader_of(workers)))
 
 
-@pytest.mark.parametrize("crew", CREWS)
-def test_the_transform_gets_each_batch_once_in_order(crew):
+@pytest.mark.parametrize("workers", WORKERS)
+def test_the_transform_gets_each_batch_once_in_order(workers):
     seen = []
     normalize = NormalizeImages(mean=None, std=None)
 
@@ -59,20 +59,20 @@ def test_the_transform_gets_each_batch_once_in_order(crew):
         seen.append(int(batch[1][0]))
         return normalize(batch[0]), batch[1]
 
-    batches = list(loader_of(crew, device="cpu", device_transform=transform))
+    batches = list(loader_of(workers, device="cpu", device_transform=transform))
     assert seen == list(range(0, 24, 4))
     assert batches[1][0].shape == (4, 3, 64, 64)
     assert torch.allclose(batches[1][0][:, 0, 0, 0], torch.arange(4, 8) / 255)
 
 
-@pytest.mark.parametrize("crew", CREWS)
-def test_what_the_transform_raises_names_the_batch_and_the_device_and_the_others_come(crew):
+@pytest.mark.parametrize("workers", WORKERS)
+def test_what_the_transform_raises_names_the_batch_and_the_device_and_the_others_come(workers):
     def transform(batch):
         if int(batch[1][0]) == 8:
             raise ValueError("not this one")
         return batch
 
-    batches = iter(loader_of(crew, device="cpu", device_transform=transform))
+    batches = iter(loader_of(workers, device="cpu", device_transform=transform))
     assert [int(next(batches)[1][0]) for _ in range(2)] == [0, 4]
     with pytest.raises(ValueError, match="not this one") as raised:
         next(batches)
@@ -82,24 +82,24 @@ def test_what_the_transform_raises_names_the_batch_and_the_device_and_the_others
     assert [int(labels[0]) for _, labels in batches] == [12, 16, 20]
 
 
-@pytest.mark.parametrize("crew", CREWS)
-def test_a_state_that_is_saved_under_way_counts_what_was_given(crew):
+@pytest.mark.parametrize("workers", WORKERS)
+def test_a_state_that_is_saved_under_way_counts_what_was_given(workers):
     options = {"shuffle": True, "seed": 5, "device": "cpu"}
-    loader = loader_of(crew, **options)
+    loader = loader_of(workers, **options)
     batches = iter(loader)
     for _ in range(2):
         next(batches)
     state = loader.state_dict()
     assert state["batches"] == 2
     rest = flat(batches)
-    again = loader_of(crew, **options)
+    again = loader_of(workers, **options)
     again.load_state_dict(state)
     assert equal(flat(again), rest)
 
 
-@pytest.mark.parametrize("crew", CREWS[1:])
-def test_a_prefetcher_of_our_loader_keeps_its_state_exact_and_its_workers(crew):
-    loader = loader_of(crew, shuffle=True, seed=5, persistent_workers=True)
+@pytest.mark.parametrize("workers", WORKERS[1:])
+def test_a_prefetcher_of_our_loader_keeps_its_state_exact_and_its_workers(workers):
+    loader = loader_of(workers, shuffle=True, seed=5, persistent_workers=True)
     prefetcher = DevicePrefetcher(loader, "cpu")
     assert len(prefetcher) == len(loader)
     batches = iter(prefetcher)
@@ -129,7 +129,7 @@ def test_a_state_is_loaded_after_a_prefetcher_with_kept_workers_was_left(seed):
     del prefetcher, loader
 
 
-def test_a_kept_crew_serves_the_loader_and_a_prefetcher_of_it_in_turn():
+def test_kept_workers_serve_the_loader_and_a_prefetcher_of_it_in_turn():
     loader = loader_of((2, "process"), persistent_workers=True)
     doubled = DevicePrefetcher(loader, "cpu", transform=lambda batch: batch[1] * 2)
     plain = [labels.tolist() for _, labels in loader]
@@ -199,15 +199,15 @@ def test_an_object_whose_to_returns_nothing_is_told():
         next(iter(DevicePrefetcher([[MovesInPlace()]], "cpu")))
 
 
-@pytest.mark.parametrize("crew", CREWS)
-def test_time_in_the_transform_is_the_loops_own(crew):
+@pytest.mark.parametrize("workers", WORKERS)
+def test_time_in_the_transform_is_the_loops_own(workers):
     slept = threading.Event()
 
     def transform(batch):
         slept.wait(0.02)
         return batch
 
-    loader = loader_of(crew, device="cpu", device_transform=transform)
+    loader = loader_of(workers, device="cpu", device_transform=transform)
     list(loader)
     run = loader.stats().run
     assert run.consumer_s >= 5 * 0.02  # all but the last batch's, which nobody asks after

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
     from penstock.engine.epoch import Epoch
 
-__all__ = ["BatchRecord", "Crew", "EpochEnd", "LightRow", "Observer", "TaskTimes"]
+__all__ = ["BatchRecord", "EpochEnd", "LightRow", "Observer", "TaskTimes", "WorkerSettings"]
 
 
 class TaskTimes(NamedTuple):
@@ -152,7 +152,7 @@ class EpochEnd(NamedTuple):
     num_failed: int = 0
 
 
-class Crew(NamedTuple):
+class WorkerSettings(NamedTuple):
     """How many workers there are to be, and how far they work ahead.
 
     Attributes:
@@ -210,8 +210,8 @@ class Observer(Protocol):
     def fold(self) -> None:
         """Add up what `light` holds."""
 
-    def batch_given(self, record: BatchRecord, epoch: Epoch) -> Crew | None:
-        """Take note of a batch of `epoch`; returns another crew if there is to be one."""
+    def batch_given(self, record: BatchRecord, epoch: Epoch) -> WorkerSettings | None:
+        """Take note of a batch of `epoch`; returns other settings if there are to be any."""
 
     def worker_replaced(self) -> None:
         """Take note that a worker died, and another takes its place."""

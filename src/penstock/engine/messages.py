@@ -2,7 +2,7 @@
 """What the trainer and its process workers say to each other, and how an exception crosses.
 
 trainer -> worker    the spec's segment (once), then BeginEpoch, Task, Task …, BeginEpoch …
-worker  -> trainer   BatchMade, TaskFailed, ShardExhausted; Ready (once, of one that was hired);
+worker  -> trainer   BatchMade, TaskFailed, ShardExhausted; Ready (once, of one that was added);
                       GeneratorsSet (once, where worker_init_fn set them); DrawingsFound (once)
 """
 

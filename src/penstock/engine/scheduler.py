@@ -8,11 +8,11 @@ No queue, process, clock or lock in here. Events go in, decisions come out, at o
     IndicesDrawn(indices) ───────────────▶ [Submit(worker, step, indices)]
     IndicesExhausted() ──────────────────▶ [] or [Finish]
     WorkerReady(worker) ─────────────────▶ [Draw] …           (one that was starting can begin)
-    CrewChanged(count, lookahead) ───────▶ [Hire(worker)] [Draw] … [Dismiss(worker)]
+    WorkersChanged(count, lookahead) ───────▶ [AddWorker(worker)] [Draw] … [RemoveWorker(worker)]
     Requested()   (the user wants one) ──▶ [] or [Draw, Deliver(step, outcome)] or [Finish]
     TaskDone(worker, step, outcome) ─────▶ [] or [Draw, Deliver(step, outcome)]
     WorkerExhausted(worker, step) ───────▶ [Draw] …           (an iterable's shard is exhausted)
-    WorkerDied(newcomer, reason …) ──────▶ [Renounce(worker)]     (that was not ready yet)
+    WorkerDied(newcomer, reason …) ──────▶ [AbandonWorker(worker)]     (that was not ready yet)
     WorkerDied(worker, reason …) ────────▶ [Quarantine(sample)] [Respawn(worker), Submit …]
                                            or [Fail(reason)]      (what is ready is delivered first)
 
@@ -29,12 +29,12 @@ Guarantees
     loader does it. Only where nothing depends on the worker (`any_worker`) the one with the least
     to do gets the next step. A new index is drawn per delivered batch, not earlier: a sampler that
     draws from a shared generator sees the same moments as under torch.
-    Workers are numbered from 0. A smaller crew keeps the first ones: the others get no new steps
-    and are dismissed once they have answered what they hold. One that is hired gets its first step
-    when it is ready, so that no step waits for a process to start; one that never gets there is
-    renounced, and costs nothing. Only where any worker may make any step can a crew change. Nor
-    does a step wait there for a worker of the first hour (`starting`), be it that it never starts.
-    At most one request is open at a time.
+    Workers are numbered from 0. If there are to be fewer, the first ones stay: the others get no
+    new steps and are removed once they have answered what they hold. One that is added gets its
+    first step when it is ready, so that no step waits for a process to start; one that never gets
+    there is abandoned, and costs nothing. Only where any worker may make any step can their number
+    change. Nor does a step wait there for a worker of the first hour (`starting`), be it that it
+    never starts. At most one request is open at a time.
 """
 
 from __future__ import annotations
@@ -47,20 +47,19 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Hashable
 
 __all__ = [
+    "AbandonWorker",
+    "AddWorker",
     "BackendEvent",
-    "CrewChanged",
     "Decision",
     "Deliver",
-    "Dismiss",
     "Draw",
     "Event",
     "Fail",
     "Finish",
-    "Hire",
     "IndicesDrawn",
     "IndicesExhausted",
     "Quarantine",
-    "Renounce",
+    "RemoveWorker",
     "Requested",
     "Respawn",
     "Scheduler",
@@ -69,6 +68,7 @@ __all__ = [
     "WorkerDied",
     "WorkerExhausted",
     "WorkerReady",
+    "WorkersChanged",
 ]
 
 
@@ -133,12 +133,12 @@ class WorkerDied(NamedTuple):
 
 
 class WorkerReady(NamedTuple):
-    """A worker that was hired can begin."""
+    """A worker that was added can begin."""
 
     worker_id: int
 
 
-class CrewChanged(NamedTuple):
+class WorkersChanged(NamedTuple):
     """From here on there are to be this many workers.
 
     Attributes:
@@ -151,7 +151,7 @@ class CrewChanged(NamedTuple):
 
 
 BackendEvent = TaskDone | WorkerExhausted | WorkerDied | WorkerReady
-Event = BackendEvent | IndicesDrawn | IndicesExhausted | Requested | CrewChanged
+Event = BackendEvent | IndicesDrawn | IndicesExhausted | Requested | WorkersChanged
 
 
 @dataclass(frozen=True, slots=True)
@@ -175,20 +175,20 @@ class Respawn(NamedTuple):
     reason: str = ""
 
 
-class Hire(NamedTuple):
+class AddWorker(NamedTuple):
     """Start one worker more."""
 
     worker_id: int
 
 
-class Dismiss(NamedTuple):
-    """Let a worker go; it has no tasks."""
+class RemoveWorker(NamedTuple):
+    """Stop a worker; it has no tasks."""
 
     worker_id: int
 
 
-class Renounce(NamedTuple):
-    """Go on without a worker that was hired and could not be started."""
+class AbandonWorker(NamedTuple):
+    """Go on without a worker that was added and could not be started."""
 
     worker_id: int
     reason: str
@@ -225,7 +225,16 @@ class Fail(NamedTuple):
 
 
 Decision = (
-    Draw | Submit | Deliver | Finish | Fail | Respawn | Quarantine | Hire | Dismiss | Renounce
+    Draw
+    | Submit
+    | Deliver
+    | Finish
+    | Fail
+    | Respawn
+    | Quarantine
+    | AddWorker
+    | RemoveWorker
+    | AbandonWorker
 )
 
 _DRAW: Final = Draw()
@@ -275,9 +284,9 @@ class Scheduler:
         self._owner: dict[int, int] = {}  # step -> worker, for steps that are not delivered
         # step -> (outcome, indices), in order of arrival
         self._done: dict[int, tuple[object, object]] = {}
-        self._employed = set(range(num_workers))  # those that are leaving included
+        self._present = set(range(num_workers))  # those that are leaving included
         self._starting = set(starting)  # not ready yet
-        self._joining: set[int] = set()  # those of them that were hired in mid-epoch
+        self._joining: set[int] = set()  # those of them that were added in mid-epoch
         self._active = [True] * num_workers
         self._load = [0] * num_workers  # steps submitted to each worker and not delivered
         self._unanswered = [0] * num_workers  # … and not answered
@@ -310,7 +319,7 @@ class Scheduler:
 
     @property
     def num_at_work(self) -> int:
-        """Workers of the crew that are ready."""
+        """Workers that are ready, of those that are to be."""
         return self._num_workers - len(self._starting)
 
     @property
@@ -341,7 +350,7 @@ class Scheduler:
             self._done[event.step] = event.outcome, indices
         if event.worker_id < self._num_workers:
             return self._answer()
-        return [*self._dismiss_idle(), *self._answer()]
+        return [*self._remove_idle(), *self._answer()]
 
     def _on_request(self, _: Requested) -> list[Decision]:
         self._requested = True
@@ -365,21 +374,21 @@ class Scheduler:
         # The answer waits for the draw: what is drawn may be the epoch's only open step.
         return self._draw() or self._answer()
 
-    def _on_crew(self, event: CrewChanged) -> list[Decision]:
+    def _on_workers_changed(self, event: WorkersChanged) -> list[Decision]:
         wanted = range(event.num_workers)
-        hired = [w for w in wanted if w not in self._employed]
+        added = [w for w in wanted if w not in self._present]
         num_new = max(event.num_workers - len(self._active), 0)
         self._active += [True] * num_new
         self._load += [0] * num_new
         self._unanswered += [0] * num_new
-        self._employed.update(hired)
-        self._starting.update(hired)
-        self._joining.update(hired)
+        self._present.update(added)
+        self._starting.update(added)
+        self._joining.update(added)
         self._num_workers, self._lookahead = event.num_workers, event.lookahead
         self._starting.intersection_update(wanted)
         self._joining.intersection_update(wanted)
-        dismissals = self._dismiss_idle()
-        return [*map(Hire, hired), *self._draw_to_target(), *dismissals]
+        removals = self._remove_idle()
+        return [*map(AddWorker, added), *self._draw_to_target(), *removals]
 
     def _on_ready(self, event: WorkerReady) -> list[Decision]:
         self._starting.discard(event.worker_id)
@@ -397,17 +406,17 @@ class Scheduler:
         self._target, self._surplus = target, max(-more, 0)
         return [] if self._drained else [_DRAW] * max(more, 0)
 
-    def _dismiss_idle(self) -> list[Decision]:
-        leaving = [w for w in self._employed if w >= self._num_workers and not self._unanswered[w]]
-        self._employed.difference_update(leaving)
-        return list(map(Dismiss, leaving))
+    def _remove_idle(self) -> list[Decision]:
+        leaving = [w for w in self._present if w >= self._num_workers and not self._unanswered[w]]
+        self._present.difference_update(leaving)
+        return list(map(RemoveWorker, leaving))
 
     def _on_death(self, event: WorkerDied) -> list[Decision]:
         if not self._active[event.worker_id]:
             return []  # it had given all it had
         if event.worker_id in self._joining:  # it has no steps, and its share stays withheld
-            self._employed.discard(event.worker_id)
-            return [Renounce(event.worker_id, event.reason)]
+            self._present.discard(event.worker_id)
+            return [AbandonWorker(event.worker_id, event.reason)]
         is_guilty = self._count_death(event)
         may_respawn = self._respawns_left > 0 or not event.counts
         if self._failure is None and may_respawn and self._is_survivable(event, is_guilty):
@@ -514,6 +523,6 @@ _HANDLERS: Final[dict[type, Callable[[Scheduler, Any], list[Decision]]]] = {
     IndicesExhausted: Scheduler._on_no_indices,
     WorkerExhausted: Scheduler._on_exhausted,
     WorkerDied: Scheduler._on_death,
-    CrewChanged: Scheduler._on_crew,
+    WorkersChanged: Scheduler._on_workers_changed,
     WorkerReady: Scheduler._on_ready,
 }

@@ -31,7 +31,7 @@ _SHORTEST_TIMED_NS: Final = 400_000
 # to a piece of work: half a per cent of this at the most.
 _MEASURED_ONCE_IN_NS: Final = 15_000_000
 _MEASURED_AT_FIRST: Final = 8  # whatever they take: the first pieces are unlike the others
-_OF_LAST: Final = 1 / 4  # what the last one weighs; another crew is to show soon
+_OF_LAST: Final = 1 / 4  # what the last one weighs; other settings are to show soon
 _TIMED_ANYWAY: Final = 16  # every so many batches their samples are timed all the same
 
 

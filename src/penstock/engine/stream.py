@@ -27,7 +27,7 @@ from penstock.warn import users_level
 if TYPE_CHECKING:
     from collections.abc import Callable, Generator, Iterator, Sequence
 
-    from penstock.engine.accounts import BatchRecord, Crew, Observer
+    from penstock.engine.accounts import BatchRecord, Observer, WorkerSettings
     from penstock.engine.backends import Backend
     from penstock.engine.delivery_hook import DeliveryHook
     from penstock.engine.epoch import Epoch, ShardPosition
@@ -244,8 +244,8 @@ class BatchStream:
             self.close(in_a_hurry=True)
             raise
 
-    def _observe(self, observer: Observer, record: BatchRecord) -> Crew | None:
-        """Tell the observer of a batch; return the crew that it wants."""
+    def _observe(self, observer: Observer, record: BatchRecord) -> WorkerSettings | None:
+        """Tell the observer of a batch; return the settings that it wants."""
         self._num_bad = 0
         try:
             return observer.batch_given(record, self._epoch)

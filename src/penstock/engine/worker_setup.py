@@ -33,7 +33,7 @@ class WorkerIdentity(NamedTuple):
     num_workers: int
     base_seed: int
     max_free_slots: int = 0
-    joins_late: bool = False  # hired while an epoch runs: says when it can begin
+    joins_late: bool = False  # added while an epoch runs: says when it can begin
 
 
 def set_up_worker(spec: WorkerSpec, identity: WorkerIdentity) -> dict[str, bytes]:

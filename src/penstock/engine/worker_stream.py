@@ -11,31 +11,31 @@ import traceback
 import warnings
 from typing import TYPE_CHECKING, Any, Final
 
-from penstock.engine.accounts import Crew
+from penstock.engine.accounts import WorkerSettings
 from penstock.engine.activity import WorkerProgress
 from penstock.engine.backends import Backend, Outcome, open_backend
 from penstock.engine.plan import RetryHints
 from penstock.engine.recover import NO_BATCH
 from penstock.engine.scheduler import (
-    CrewChanged,
+    AbandonWorker,
+    AddWorker,
     Decision,
     Deliver,
-    Dismiss,
     Draw,
     Event,
     Fail,
     Finish,
-    Hire,
     IndicesDrawn,
     IndicesExhausted,
     Quarantine,
-    Renounce,
+    RemoveWorker,
     Requested,
     Respawn,
     Scheduler,
     Submit,
     WorkerDied,
     WorkerExhausted,
+    WorkersChanged,
 )
 from penstock.engine.stream import BatchStream
 from penstock.errors import ConfigError, TooManyFailures, WorkerTimeout
@@ -55,7 +55,7 @@ if TYPE_CHECKING:
 
 __all__ = ["WorkerStream"]
 
-_HIRED_AT_ONCE: Final = 2  # per batch; a fork of a large process takes tens of milliseconds
+_ADDED_AT_ONCE: Final = 2  # per batch; a fork of a large process takes tens of milliseconds
 
 _MOVES_ON: Final = 1 / 2  # of `timeout`, in which a worker has moved on that is called slow
 
@@ -81,10 +81,10 @@ class WorkerStream(BatchStream):
         """
         self._begun: tuple[int, object, Exception | None] | None = None  # of a step to come
         self._overdue: Exception | None = None  # raised with the next call
-        self._crew = Crew(plan.num_workers, plan.prefetch_factor)
+        self._workers = WorkerSettings(plan.num_workers, plan.prefetch_factor)
         self._lookahead = plan.num_workers * plan.prefetch_factor
-        self._hired: set[int] = set()
-        self._to_hire: collections.deque[int] = collections.deque()
+        self._present: set[int] = set()
+        self._to_add: collections.deque[int] = collections.deque()
         self._has_warned_of_slow_batch = False
         self._owner = Owner()  # of the workers
         self._backend: Backend
@@ -102,24 +102,24 @@ class WorkerStream(BatchStream):
         if not self._is_open:
             plan = dataclasses.replace(
                 self._plan,
-                num_workers=self._crew.num_workers,
-                prefetch_factor=self._crew.prefetch_factor,
+                num_workers=self._workers.num_workers,
+                prefetch_factor=self._workers.prefetch_factor,
             )
             self._owner = Owner()
             self._backend = open_backend(plan)
             self._backend.start()
-            self._hired = set(range(plan.num_workers))
+            self._present = set(range(plan.num_workers))
             self._is_open = True
         self._begin(epoch)
         self._begun = self._overdue = None
         with self._closed_on_error():
-            self._to_hire.clear()
-            crew = set(range(self._crew.num_workers))
-            for worker_id in self._hired - crew:  # it was to leave, and the epoch ended before
-                self._dismiss(worker_id)
-            for worker_id in sorted(crew - self._hired):  # it was to come
-                self._backend.hire(worker_id)
-                self._hired.add(worker_id)
+            self._to_add.clear()
+            wanted = set(range(self._workers.num_workers))
+            for worker_id in self._present - wanted:  # it was to leave, and the epoch ended before
+                self._remove(worker_id)
+            for worker_id in sorted(wanted - self._present):  # it was to come
+                self._backend.add_worker(worker_id)
+                self._present.add(worker_id)
             self._backend.begin_epoch(epoch)
             self._begin_scheduler(epoch)
         self._clock.started()
@@ -127,7 +127,7 @@ class WorkerStream(BatchStream):
     def _begin_scheduler(self, epoch: Epoch) -> None:
         plan, given = self._plan, epoch.progress.given
         self._indices: Iterator[object] = epoch.indices
-        num_workers = self._crew.num_workers
+        num_workers = self._workers.num_workers
         is_iterable = plan.spec.is_iterable
         any_worker = plan.is_worker_free or bool(plan.max_workers)
         self._scheduler = Scheduler(
@@ -219,9 +219,9 @@ class WorkerStream(BatchStream):
         outcome: Outcome = delivery.outcome
         if not observer.measures:
             num_samples = 0 if outcome.times is None else outcome.times.num_samples
-            crew = self._crew
+            workers = self._workers
             self._observe_lightly(
-                observer, delivery.step, num_samples, crew.num_workers, self._lookahead
+                observer, delivery.step, num_samples, workers.num_workers, self._lookahead
             )
             return
         record = self._clock.give(
@@ -233,39 +233,39 @@ class WorkerStream(BatchStream):
             indices=None if self._plan.spec.is_iterable else delivery.indices,
             num_failed=self._num_bad,
             num_ready=num_ready,
-            num_workers=min(self._crew.num_workers, self._scheduler.num_at_work),
+            num_workers=min(self._workers.num_workers, self._scheduler.num_at_work),
             lookahead=self._lookahead,
         )
         wanted = self._observe(observer, record)
         # What was looked at ahead may have closed the stream; this batch is given all the same.
-        if self._is_open and (self._to_hire or (wanted is not None and wanted != self._crew)):
+        if self._is_open and (self._to_add or (wanted is not None and wanted != self._workers)):
             with self._closed_on_error():
-                self._change_crew(wanted)
+                self._change_workers(wanted)
         self._clock.take(record.given_ns)
 
-    def _change_crew(self, crew: Crew | None) -> None:
-        if crew is not None and crew != self._crew:
-            self._crew = crew
-            self._lookahead = crew.num_workers * crew.prefetch_factor
-            self._carry_out(self._scheduler.handle(CrewChanged(crew[0], self._lookahead)))
+    def _change_workers(self, workers: WorkerSettings | None) -> None:
+        if workers is not None and workers != self._workers:
+            self._workers = workers
+            self._lookahead = workers.num_workers * workers.prefetch_factor
+            self._carry_out(self._scheduler.handle(WorkersChanged(workers[0], self._lookahead)))
             self._drop_frames_of_overdue()
-        self._hire_some()
+        self._add_some()
 
-    def _hire_some(self) -> None:
+    def _add_some(self) -> None:
         """Start the next of the workers that are to come, few at a time: each stops the trainer."""
-        for _ in range(min(_HIRED_AT_ONCE, len(self._to_hire))):
-            worker_id = self._to_hire.popleft()
+        for _ in range(min(_ADDED_AT_ONCE, len(self._to_add))):
+            worker_id = self._to_add.popleft()
             try:
-                self._backend.hire(worker_id)
+                self._backend.add_worker(worker_id)
             except (OSError, RuntimeError, ConfigError) as error:
                 # No memory, files or threads are left.
                 reason = f"it could not be started: {type(error).__name__}: {error}"
                 self._carry_out(self._scheduler.handle(WorkerDied(worker_id, reason)))
             else:
-                self._hired.add(worker_id)
+                self._present.add(worker_id)
 
-    def _renounce(self, worker_id: int, reason: str) -> None:
-        self._hired.discard(worker_id)
+    def _abandon(self, worker_id: int, reason: str) -> None:
+        self._present.discard(worker_id)
         warnings.warn(
             f"worker {worker_id}, which was to be added, never got to work, and training goes on "
             f"without it: {reason}",
@@ -438,24 +438,24 @@ class WorkerStream(BatchStream):
                 if self._observer is not None:
                     self._observer.worker_replaced()
                 self._backend.respawn(decision.worker_id)
-            elif isinstance(decision, Hire):
-                self._to_hire.append(decision.worker_id)
-            elif isinstance(decision, Renounce):
-                self._renounce(decision.worker_id, decision.reason)
-            elif isinstance(decision, Dismiss):
-                self._dismiss(decision.worker_id)
+            elif isinstance(decision, AddWorker):
+                self._to_add.append(decision.worker_id)
+            elif isinstance(decision, AbandonWorker):
+                self._abandon(decision.worker_id, decision.reason)
+            elif isinstance(decision, RemoveWorker):
+                self._remove(decision.worker_id)
             elif isinstance(decision, Quarantine):
                 self._faults.quarantined[decision.sample] = decision.reason, decision.advice
             else:
                 answer = decision
         return answer
 
-    def _dismiss(self, worker_id: int) -> None:
-        if worker_id in self._to_hire:
-            self._to_hire.remove(worker_id)
+    def _remove(self, worker_id: int) -> None:
+        if worker_id in self._to_add:
+            self._to_add.remove(worker_id)
         else:
-            self._hired.remove(worker_id)
-            self._backend.dismiss(worker_id)
+            self._present.remove(worker_id)
+            self._backend.remove_worker(worker_id)
 
     def _submit(self, task: Submit) -> None:
         quarantined = self._faults.quarantined
@@ -494,7 +494,7 @@ class WorkerStream(BatchStream):
 
     def _release(self, *, in_a_hurry: bool) -> None:
         self._begun = self._overdue = None
-        self._to_hire.clear()
+        self._to_add.clear()
         self._scheduler = Scheduler(1, 0)  # the old one holds batches that nobody will ask for
         self._backend.close(in_a_hurry=in_a_hurry)
 

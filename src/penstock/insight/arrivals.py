@@ -6,7 +6,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Final
 
 if TYPE_CHECKING:
-    from penstock.engine.accounts import BatchRecord, Crew
+    from penstock.engine.accounts import BatchRecord, WorkerSettings
 
 __all__ = ["Arrivals"]
 
@@ -15,18 +15,18 @@ _RARE_WAIT: Final = 0.05  # share of the time; then no worker is missed
 
 
 class Arrivals:
-    """Tells which batches show what the present crew can do.
+    """Tells which batches show what the present workers can do.
 
     Not those that were made before it was there, nor those at the start of an epoch, when all
     workers begin at once. A new worker counts as there with its second batch.
     """
 
-    def __init__(self, crew: Crew, num_first: int) -> None:
-        """Begin with a crew, whose first `num_first` batches do not count."""
+    def __init__(self, workers: WorkerSettings, num_first: int) -> None:
+        """Begin with workers whose first `num_first` batches do not count."""
         self._left = num_first  # batches that do not count in any case
         self._missing = 0  # workers that may be yet to come
-        self._lookahead = crew.num_workers * crew.prefetch_factor
-        self._num_workers = crew.num_workers
+        self._lookahead = workers.num_workers * workers.prefetch_factor
+        self._num_workers = workers.num_workers
         self._epoch: int | None = None
         self._in_epoch = 0
         self._changed_ns: int | None = None
@@ -35,12 +35,12 @@ class Arrivals:
         self._passed_ns = 0
         self._num = 0
 
-    def expect(self, crew: Crew) -> None:
-        """Wait for another crew."""
+    def expect(self, workers: WorkerSettings) -> None:
+        """Wait for other workers."""
         self._left = max(self._left, self._lookahead + 2)  # those under way
-        self._missing = crew.num_workers if crew.num_workers > self._num_workers else 0
-        self._num_workers = crew.num_workers
-        self._lookahead = crew.num_workers * crew.prefetch_factor
+        self._missing = workers.num_workers if workers.num_workers > self._num_workers else 0
+        self._num_workers = workers.num_workers
+        self._lookahead = workers.num_workers * workers.prefetch_factor
         self._changed_ns = None
         self._seen = {}
         self._waited_ns = self._passed_ns = self._num = 0

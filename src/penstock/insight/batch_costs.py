@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What batches cost on average while one crew was at work: sums, added to as batches are given."""
+"""What batches cost on average under the same settings: sums, added to as batches are given."""
 
 from __future__ import annotations
 

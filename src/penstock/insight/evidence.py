@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What is known of the present times: what batches cost, under each crew that was tried."""
+"""What is known of the present times: what batches cost, under all settings that were tried."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Final
 from penstock.insight.batch_costs import Costs
 
 if TYPE_CHECKING:
-    from penstock.engine.accounts import Crew
+    from penstock.engine.accounts import WorkerSettings
 
 __all__ = ["Evidence"]
 
@@ -24,7 +24,7 @@ class Evidence:
     Attributes:
         first: Of the first window: made by few workers.
         pool: Of all windows.
-        under: Of the last window of each crew.
+        under: Of the last window of each setting.
         variation: Of a batch in a worker, the largest of any window.
     """
 
@@ -32,22 +32,22 @@ class Evidence:
         """Know nothing but these costs."""
         self.first = Costs()
         self.pool = Costs()
-        self.under: dict[Crew, Costs] = {}
+        self.under: dict[WorkerSettings, Costs] = {}
         self.variation = costs.variation
 
-    def note(self, crew: Crew, costs: Costs) -> None:
-        """Take note of a window of a crew's."""
-        self.under[crew] = costs
+    def note(self, workers: WorkerSettings, costs: Costs) -> None:
+        """Take note of a window under `workers`."""
+        self.under[workers] = costs
         self.variation = max(self.variation, costs.variation)
         if not self.first.num_made:
             self.first = costs
 
-    def gain(self, before: Crew, now: Crew) -> float:
-        """Return by how much batches come quicker than with the crew before; 0.1 is 10 %."""
+    def gain(self, before: WorkerSettings, now: WorkerSettings) -> float:
+        """Return by how much batches come quicker than with the settings before; 0.1 is 10 %."""
         return self.under[now].rate / self.under[before].rate - 1
 
-    def supply_gain(self, before: Crew, now: Crew) -> float:
-        """Return by how much more the workers can make than the crew before, were there cores.
+    def supply_gain(self, before: WorkerSettings, now: WorkerSettings) -> float:
+        """Return by how much more the workers can make than the ones before, were there cores.
 
         Where storage or a lock is at its limit that is nothing, as a batch takes them longer. Where
         other processes take the cores it is much, as time without a core is left out.

@@ -1,9 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
 """What one batch costs, what another setting would bring, and how such figures are written.
 
-A remedy changes some of the costs, or the number of workers; the throughput model (`crew_model`)
-says what rate follows. A gain is that rate by the present one, as measured or as the model has it,
-whichever is higher: what the model does not know of slows the other setting as well.
+A remedy changes some of the costs, or the number of workers; the throughput model
+(`throughput_model`) says what rate follows. A gain is that rate by the present one, as measured or
+as the model has it, whichever is higher: what the model does not know of slows the other setting as
+well.
 """
 
 from __future__ import annotations
@@ -12,7 +13,7 @@ import math
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Final
 
-from penstock.insight.crew_model import DELIVERY_S, Room
+from penstock.insight.throughput_model import DELIVERY_S, Room
 
 if TYPE_CHECKING:
     from penstock.insight.stats import Span

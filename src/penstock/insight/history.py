@@ -7,7 +7,7 @@
                                      ──▶ samples: the slowest, costs per part, how often shown
 
 The *window* that verdicts are made by: the last 64 batches, or those of the last 10 seconds if
-these are more; 4,096 at most. After a change of the crew it begins when all workers of the new one
+these are more; 4,096 at most. After a change of workers it begins when all workers of the new one
 are at work.
 
 Guarantees
@@ -177,7 +177,7 @@ class History:
             self._is_over = True
 
     def note_change(self, change: Change) -> None:
-        """Take note of another crew."""
+        """Take note of other settings."""
         with self._lock:
             self._changes.append(change)
 
@@ -297,7 +297,7 @@ class History:
             if is_light and self._judge is None
             else judge(
                 steady,
-                # A crew that was changed a moment ago has made none of these yet.
+                # Workers that were added a moment ago have made none of these yet.
                 num_workers=int(rows[-1, AT["num_workers"]]) if len(rows) else num_workers,
                 cores=cores,
                 num_ready=num_ready,

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Which of the batches that are kept a failure, or a change of the crew, belongs to.
+"""Which of the batches that are kept a failure, or a change of workers, belongs to.
 
 Both name an epoch and a step, and a loader may go through an epoch of one number twice. So the last
 of them are matched with the last of the batches, backwards.
@@ -41,8 +41,8 @@ def batches_of_changes(columns: Columns, changes: Sequence[Change]) -> list[int 
     end = len(columns)
     for change in reversed(changes):
         known = [n for n in batches.get((change.epoch, change.step), []) if n < end]
-        crew = change.num_workers
-        followed = [n for n in known if workers[n] != crew and workers[n + 1 : n + 2] == [crew]]
+        count = change.num_workers
+        followed = [n for n in known if workers[n] != count and workers[n + 1 : n + 2] == [count]]
         position = next(reversed(followed or known), None)
         end = end if position is None else position
         found.append(position)

@@ -2,7 +2,7 @@
 """What a loader knows of its own running: it hears of every batch, and answers for all of them.
 
 Stream ── BatchRecord ──▶ Monitor ──▶ History      stats(), report(), trace()
-       ◀── Crew ─────────    │  ├───▶ Tuner        num_workers="auto"
+       ◀── WorkerSettings ─────────    │  ├───▶ Tuner        num_workers="auto"
                              │  └───▶ ProgressBar  progress=True
                              └──────▶ subscribers  subscribe(callback)
 """
@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     from multiprocessing.context import BaseContext
     from pathlib import Path
 
-    from penstock.engine.accounts import BatchRecord, Crew, EpochEnd
+    from penstock.engine.accounts import BatchRecord, EpochEnd, WorkerSettings
     from penstock.engine.epoch import Epoch
     from penstock.engine.fault_log import FaultLog
     from penstock.faults import Failure
@@ -188,10 +188,10 @@ class Monitor:
                 shares_lock=backend == "thread",
                 is_forked=_is_forked(start_method),
             )
-            self.num_workers = AutoWorkers(self._tuner.crew.num_workers)
+            self.num_workers = AutoWorkers(self._tuner.workers.num_workers)
         # Whether it is a number at all is the loader's to check.
         count = num_workers if isinstance(num_workers, int) else 0
-        self._crew = count, prefetch_factor or _PREFETCH
+        self._workers = count, prefetch_factor or _PREFETCH
         self._history = History(dataset, backend=backend, persistent_workers=persistent_workers)
         self._started = ""
         self._newest: Epoch | None = None  # that was begun last, and goes on
@@ -215,11 +215,11 @@ class Monitor:
         return _make_monitor, (positional, by_name)
 
     @property
-    def crew(self) -> tuple[int, int]:
+    def workers(self) -> tuple[int, int]:
         """Workers and prefetch factor, of now or of the next iterator."""
-        return self._crew if self._tuner is None else self._tuner.crew
+        return self._workers if self._tuner is None else self._tuner.workers
 
-    def crew_of(self, num_workers: Any, prefetch_factor: int | None) -> tuple[int, int]:  # noqa: ANN401
+    def workers_of(self, num_workers: Any, prefetch_factor: int | None) -> tuple[int, int]:  # noqa: ANN401
         """Return with how many workers, and what prefetch factor, an iterator is to begin.
 
         Args:
@@ -227,15 +227,15 @@ class Monitor:
             prefetch_factor: As the loader has it now.
         """
         if isinstance(num_workers, AutoWorkers):
-            return self.crew
+            return self.workers
         if isinstance(num_workers, str):
             raise ConfigError(
                 f"loader.num_workers was set to {num_workers!r} on a loader that was made with a "
                 'number; give num_workers="auto" when it is made'
             )
         self._tuner = None  # a number that was assigned since is what counts
-        self._crew = int(num_workers), prefetch_factor or _PREFETCH
-        return self._crew
+        self._workers = int(num_workers), prefetch_factor or _PREFETCH
+        return self._workers
 
     @property
     def max_workers(self) -> int:
@@ -273,10 +273,10 @@ class Monitor:
         """Measure from now on, unless the user has said "light": somebody wants to know."""
         self.measures = self.measures or self._may_measure
 
-    def batch_given(self, record: BatchRecord, epoch: Epoch) -> Crew | None:
+    def batch_given(self, record: BatchRecord, epoch: Epoch) -> WorkerSettings | None:
         """See `penstock.engine.accounts.Observer`."""
         self._history.add(record)
-        # Of several iterators at once, one shows its progress and has its crew chosen.
+        # Of several iterators at once, one shows its progress and has its workers chosen.
         is_newest = epoch is self._newest
         if self._bar is not None and is_newest:
             self._bar.advance(record, record.num_failed)
@@ -286,12 +286,12 @@ class Monitor:
                 self._call(subscriber)
         return self._tune(self._tuner, record) if self._tuner is not None and is_newest else None
 
-    def _tune(self, tuner: Tuner, record: BatchRecord) -> Crew | None:
-        crew = tuner.observe(record)
-        if crew is not None:
-            self._history.note_change(Change(record.epoch, record.step, *crew, tuner.reason))
-            _log.info("%d workers, prefetch_factor %d: %s", *crew, tuner.reason)
-        return crew
+    def _tune(self, tuner: Tuner, record: BatchRecord) -> WorkerSettings | None:
+        workers = tuner.observe(record)
+        if workers is not None:
+            self._history.note_change(Change(record.epoch, record.step, *workers, tuner.reason))
+            _log.info("%d workers, prefetch_factor %d: %s", *workers, tuner.reason)
+        return workers
 
     def worker_replaced(self) -> None:
         """Count a worker that died and was replaced."""
@@ -344,7 +344,7 @@ class Monitor:
     def stats(self) -> Stats:
         """Return sums and a verdict; any thread."""
         self.measure()
-        num_workers, prefetch_factor = self.crew
+        num_workers, prefetch_factor = self.workers
         return self._history.stats(
             num_workers=num_workers,
             prefetch_factor=prefetch_factor,
@@ -363,10 +363,10 @@ class Monitor:
         It keeps the dataset.
         """
         settings, faults, started = loader._settings(), loader._faults, self._started
-        history, tuner, crew, cores = self._history, self._tuner, self._crew, self._cores
+        history, tuner, workers, cores = self._history, self._tuner, self._workers, self._cores
 
         def stats() -> Stats:
-            num_workers, prefetch_factor = crew if tuner is None else tuner.crew
+            num_workers, prefetch_factor = workers if tuner is None else tuner.workers
             return history.stats(
                 num_workers=num_workers,
                 prefetch_factor=prefetch_factor,

@@ -144,7 +144,7 @@ class Recording:
 
     Attributes:
         settings: Of the loader.
-        stats: Sums and verdict; changes of the crew, slowest samples and sources are in it. Keys
+        stats: Sums and verdict; changes of workers, slowest samples and sources are in it. Keys
             of samples are numbers or texts.
         batches: Columns, all of one length, one entry per batch that was kept, the oldest first:
             "epoch", "step", "worker", "pid", "asked_ns", "given_ns", "consumer_ns",

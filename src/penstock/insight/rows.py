@@ -249,9 +249,9 @@ def window_of(rows: NDArray[np.int64]) -> NDArray[np.int64]:
 
 
 def _settled(rows: NDArray[np.int64]) -> NDArray[np.int64]:
-    """Return what came after a new crew got going: each has made a batch, and those ahead."""
-    crew, firsts = np.unique(rows[:, AT["worker_id"]], return_index=True)
-    if len(crew) < rows[-1, AT["num_workers"]]:
+    """Return what came after new workers got going: each has made a batch, and those ahead."""
+    workers, firsts = np.unique(rows[:, AT["worker_id"]], return_index=True)
+    if len(workers) < rows[-1, AT["num_workers"]]:
         return rows[:0]
     return rows[int(firsts.max()) + 1 + int(rows[-1, AT["lookahead"]]) :]
 

@@ -171,9 +171,9 @@ def _seats_of(
     columns: Columns, is_threads: bool
 ) -> tuple[NDArray[np.int64], list[tuple[int, int]]]:
     """Return the row of each batch, and worker and copy of each row, in that order."""
-    # Threads of two crews have one process: what tells them apart is the epoch.
-    crew = columns["epoch"] if is_threads else columns["pid"]
-    keys = np.stack((columns["worker"], crew), axis=1)
+    # Threads of two iterators have one process: what tells them apart is the epoch.
+    who = columns["epoch"] if is_threads else columns["pid"]
+    keys = np.stack((columns["worker"], who), axis=1)
     members, member_of = np.unique(keys, axis=0, return_inverse=True)
     member_of = member_of.reshape(-1)
     begun, ended = np.full(len(members), np.iinfo(np.int64).max), np.zeros(len(members), np.int64)

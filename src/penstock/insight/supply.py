@@ -17,9 +17,9 @@ from penstock.insight.case import (
     waits,
     worth,
 )
-from penstock.insight.crew_model import DELIVERY_S
 from penstock.insight.figures import amount, duration, percent, size
 from penstock.insight.stats import Verdict
+from penstock.insight.throughput_model import DELIVERY_S
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence

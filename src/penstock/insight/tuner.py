@@ -1,15 +1,15 @@
 # SPDX-License-Identifier: Apache-2.0
 """`num_workers="auto"`: how many workers there are to be, judged by what batches took.
 
-    warming up ──▶ measuring ──▶ changing the crew ──▶ settling ──┐
+    warming up ──▶ measuring ──▶ changing workers ──▶ settling ──┐
                        ▲  │                                       │
                        │  └──▶ settled ──(costs change for good)  │
                        └──────────────────────────────────────────┘
 
 Guarantees
-    A model (see `crew_model`) says from what batches cost how many workers are enough, so the first
-    change goes at once to about the right number. What it brought is then measured, in batches that
-    the trainer is given per second: workers that bring nothing are given back.
+    A model (see `throughput_model`) says from what batches cost how many workers are enough, so the
+    first change goes at once to about the right number. What it brought is then measured, in
+    batches that the trainer is given per second: workers that bring nothing are given back.
     It ends. What brought nothing bounds what is tried next, from above or from below, until costs
     change for good, which must show in three windows in a row.
 
@@ -28,13 +28,13 @@ from __future__ import annotations
 import math
 from typing import TYPE_CHECKING, Final
 
-from penstock.engine.accounts import Crew
+from penstock.engine.accounts import WorkerSettings
 from penstock.insight.arrivals import Arrivals
 from penstock.insight.batch_costs import Costs
-from penstock.insight.crew_model import Room, milliseconds
 from penstock.insight.evidence import Evidence
 from penstock.insight.figures import amount
 from penstock.insight.footprint import Footprint
+from penstock.insight.throughput_model import Room, milliseconds
 from penstock.insight.watch import Watch
 from penstock.plural import counted
 
@@ -60,7 +60,7 @@ _NOISE: Final = 0.3  # on a machine that others use too
 _SUPPLY: Final = 0.2  # more of it is more than noise of the workers' own times
 _A_WAIT_NS: Final = 150_000  # a batch that lies ready is there in some 50 us
 _DOUBT: Final = 1.5
-_STEP: Final = 1.25  # a crew that differs by less is not worth a try
+_STEP: Final = 1.25  # settings that differ by less are not worth a try
 _SHORT_WAIT: Final = 0.03  # share of the time; below it nobody needs more workers
 _LONG_WAIT: Final = 0.05
 _TOO_LONG_WAIT: Final = 0.1  # more workers than the model says are worth a try
@@ -70,12 +70,12 @@ _SHORTFALL: Final = 0.94  # of what the model says; below it workers have to wai
 
 
 class Tuner:
-    """Decides on the crew while training runs. Pure: no clock, no look at the machine.
+    """Decides on the workers while training runs. Pure: no clock, no look at the machine.
 
     It lives on from epoch to epoch. `observe` takes some 3 us, and once per window some 50.
 
     Attributes:
-        crew: Who there is to be, now.
+        workers: What there is to be, now.
         reason: Of the last change, in words; empty before any.
         max_workers: It never asks for more: 32, or 4 per core if that is more, within memory.
 
@@ -84,8 +84,8 @@ class Tuner:
 
     Example:
         >>> from penstock.insight.budgets import Limits
-        >>> Tuner(Limits(), cores=8.0).crew
-        Crew(num_workers=2, prefetch_factor=2)
+        >>> Tuner(Limits(), cores=8.0).workers
+        WorkerSettings(num_workers=2, prefetch_factor=2)
     """
 
     def __init__(
@@ -110,14 +110,14 @@ class Tuner:
             is_forked: Workers are processes that share the trainer's memory.
         """
         self._room = Room.of(limits, cores, memory_left_bytes, shares_lock=shares_lock)
-        self.crew = Crew(self._room.first_workers, prefetch_factor or _FIRST_PREFETCH)
+        self.workers = WorkerSettings(self._room.first_workers, prefetch_factor or _FIRST_PREFETCH)
         self._is_prefetch_given = prefetch_factor is not None
         self.reason = ""
         self.max_workers = self._room.max_workers
-        self._arrivals = Arrivals(self.crew, _WARM_UP)
+        self._arrivals = Arrivals(self.workers, _WARM_UP)
         self._footprint = Footprint(is_thread=shares_lock, is_forked=is_forked)
         self._known_workers: set[tuple[int, int]] = set()
-        self._before: Crew | None = None  # the crew that the one on trial replaced
+        self._before: WorkerSettings | None = None  # the settings before those on trial
         self._is_settled = False
         self._watch = Watch()
         self._forget(Costs())
@@ -129,13 +129,13 @@ class Tuner:
         self._is_settled = False
         self._too_many = self.max_workers + 1
         self._too_few = 0
-        self._prefetches = {self.crew.prefetch_factor}
+        self._prefetches = {self.workers.prefetch_factor}
         self._has_halved = False
         self._is_second_look = False
         self._most_before = 0  # batches that may be left out before the window begins
 
-    def observe(self, record: BatchRecord) -> Crew | None:
-        """Take note of a batch; returns another crew if there is to be one, else None."""
+    def observe(self, record: BatchRecord) -> WorkerSettings | None:
+        """Take note of a batch; returns other settings if there are to be any, else None."""
         self._footprint.add(record)
         worker = (record.worker_id, record.pid)
         is_steady = self._arrivals.is_steady(record)
@@ -164,31 +164,31 @@ class Tuner:
         now, size = self._now, self._window
         if now.num_given < size or now.num_made < size // 2:
             return False
-        return _is_waited_for(record) or now.num_given >= size + self.crew.num_workers
+        return _is_waited_for(record) or now.num_given >= size + self.workers.num_workers
 
     @property
     def _window(self) -> int:
-        lookahead = self.crew.num_workers * self.crew.prefetch_factor
+        lookahead = self.workers.num_workers * self.workers.prefetch_factor
         looks = 2 if self._is_second_look else 1
         # Where one batch in fifty takes long, a window is to hold some of them.
         uneven = min(int(_UNEVEN_WINDOW * self._evidence.variation**2), _LONGEST_WINDOW)
         least = _WATCH_WINDOW if self._is_settled else _MIN_WINDOW
         return looks * max(least, lookahead, uneven)
 
-    def _judge(self) -> Crew | None:
+    def _judge(self) -> WorkerSettings | None:
         """Decide, now that a window is full."""
-        before = self.crew
+        before = self.workers
         if self._fit_memory():
             pass
         elif self._is_settled:
             self._look_on()
         else:
             self._weigh()
-        return None if self.crew == before else self.crew
+        return None if self.workers == before else self.workers
 
     def _weigh(self) -> None:
-        """Judge the crew on trial, if there is one, and try another, or settle."""
-        costs, before, now = self._now, self._before, self.crew
+        """Judge the settings on trial, if there are any, and try others, or settle."""
+        costs, before, now = self._now, self._before, self.workers
         self._evidence.note(now, costs)
         if before is not None:
             is_smaller = now.num_workers < before.num_workers
@@ -208,9 +208,9 @@ class Tuner:
         if not self._try_next(costs):
             self._settle(costs)
 
-    def _has_paid(self, before: Crew, costs: Costs) -> bool:
-        """Return whether the crew on trial is worth keeping."""
-        evidence, now = self._evidence, self.crew
+    def _has_paid(self, before: WorkerSettings, costs: Costs) -> bool:
+        """Return whether the settings on trial are worth keeping."""
+        evidence, now = self._evidence, self.workers
         gain = evidence.gain(before, now)
         if now.num_workers < before.num_workers:
             return gain > -_SMALLEST_GAIN or costs.wait_share < _SHORT_WAIT
@@ -226,12 +226,12 @@ class Tuner:
 
     @property
     def _wished(self) -> int:
-        per_worker = self._footprint.per_worker(self.crew.prefetch_factor)
+        per_worker = self._footprint.per_worker(self.workers.prefetch_factor)
         return self._room.wish(self._evidence.basis, per_worker).num_workers
 
-    def _give_back(self, before: Crew, costs: Costs) -> None:
-        """Return to the crew before, or to one between."""
-        evidence, tried = self._evidence, self.crew
+    def _give_back(self, before: WorkerSettings, costs: Costs) -> None:
+        """Return to the settings before, or to some between."""
+        evidence, tried = self._evidence, self.workers
         evidence.pool += costs
         gain = evidence.gain(before, tried)
         found = (
@@ -248,13 +248,15 @@ class Tuner:
                 self._has_halved = True
                 if half >= _STEP * before.num_workers:
                     self._before = before
-                    self._change(Crew(half, tried.prefetch_factor), f"{found}: tries between")
+                    self._change(
+                        WorkerSettings(half, tried.prefetch_factor), f"{found}: tries between"
+                    )
                     return
         self._change(before, f"{found}: back to the latter")
         self._settle(costs=None)
 
     def _try_next(self, costs: Costs) -> bool:
-        """Try a crew that is worth it; returns False if there is none."""
+        """Try settings that are worth it; returns False if there are none."""
         attempt = (
             self._more(costs)
             or self._fewer(costs)
@@ -264,13 +266,13 @@ class Tuner:
         if attempt is None:
             return False
         self._is_settled = False
-        self._before = self.crew
+        self._before = self.workers
         self._change(*attempt)
         return True
 
-    def _more(self, costs: Costs) -> tuple[Crew, str] | None:
-        """Return the crew that the model says."""
-        now, factor = self.crew
+    def _more(self, costs: Costs) -> tuple[WorkerSettings, str] | None:
+        """Return the settings that the model says."""
+        now, factor = self.workers
         basis = self._evidence.basis
         wish = self._room.wish(basis, self._footprint.per_worker(factor))
         reachable = min(wish.num_workers, self._too_many - 1)
@@ -283,13 +285,13 @@ class Tuner:
         reason = self._room.explain(wish, basis)
         if reachable < wish.num_workers:
             reason += f"; tries {reachable}"
-        return Crew(reachable, factor), reason
+        return WorkerSettings(reachable, factor), reason
 
-    def _fewer(self, costs: Costs) -> tuple[Crew, str] | None:
-        """Return a smaller crew if this one cannot all be at work."""
+    def _fewer(self, costs: Costs) -> tuple[WorkerSettings, str] | None:
+        """Return fewer workers if these cannot all be at work."""
         if costs.num_made < _MANY:
             return None
-        now, evidence = self.crew.num_workers, self._evidence
+        now, evidence = self.workers.num_workers, self._evidence
         basis, enough = evidence.basis, self._wished
         # As many workers as would be at work all the time, if a batch took what it took at first.
         at_work = costs.rate * (basis.worker_s + costs.worker_starved_s)
@@ -303,11 +305,11 @@ class Tuner:
             f"{milliseconds(costs.worker_s)} in a worker, and the trainer gets one every "
             f"{milliseconds(costs.cycle_s)}"
         )
-        return Crew(enough, self.crew.prefetch_factor), reason
+        return WorkerSettings(enough, self.workers.prefetch_factor), reason
 
-    def _other_prefetch(self, costs: Costs) -> tuple[Crew, str] | None:
-        """Return the crew working further ahead, if it should be faster than it is."""
-        now, factor = self.crew, 2 * self.crew.prefetch_factor
+    def _other_prefetch(self, costs: Costs) -> tuple[WorkerSettings, str] | None:
+        """Return settings that work further ahead, if they should be faster than it is."""
+        now, factor = self.workers, 2 * self.workers.prefetch_factor
         rate = self._room.rate(costs, now.num_workers)
         if (
             self._is_prefetch_given
@@ -326,12 +328,12 @@ class Tuner:
         )
         return now._replace(prefetch_factor=factor), reason
 
-    def _beyond_model(self, costs: Costs) -> tuple[Crew, str] | None:
-        """Return a larger crew than the model says, where few batches take very long.
+    def _beyond_model(self, costs: Costs) -> tuple[WorkerSettings, str] | None:
+        """Return more workers than the model says, where few batches take very long.
 
         The trainer waits for them while cores are idle: the more workers, the further ahead.
         """
-        now, factor = self.crew
+        now, factor = self.workers
         more = min(2 * now, self._too_many - 1, self._by_memory(factor))
         if (
             more <= now
@@ -341,27 +343,27 @@ class Tuner:
         ):
             return None
         reason = f"the trainer waits {costs.wait_share:.0%} of the time, and cores are idle"
-        return Crew(more, factor), f"{reason}: tries {more} workers"
+        return WorkerSettings(more, factor), f"{reason}: tries {more} workers"
 
     def _by_memory(self, prefetch_factor: int) -> int:
         return self._room.by_memory(self._footprint.per_worker(prefetch_factor))
 
     def _fit_memory(self) -> bool:
-        """Return whether batches have grown beyond memory, and the crew had to shrink."""
-        now = self.crew
+        """Return whether batches have grown beyond memory, and workers had to go."""
+        now = self.workers
         if self._by_memory(now.prefetch_factor) >= now.num_workers:
             return False
         factor = max(1, min(now.prefetch_factor // 2, _FIRST_PREFETCH))
         factor = now.prefetch_factor if self._is_prefetch_given else factor
         most = min(self._by_memory(factor), now.num_workers)
-        if Crew(most, factor) == now:
+        if WorkerSettings(most, factor) == now:
             return False
         self._before = None
         footprint = self._footprint
         reason = f"batches of {footprint.batch_bytes / 1e6:.3g} MB"
         if footprint.own_bytes:
             reason += f", and {footprint.own_bytes / 1e6:.3g} MB for a worker itself"
-        self._change(Crew(most, factor), f"{reason}: memory is enough for {most} workers")
+        self._change(WorkerSettings(most, factor), f"{reason}: memory is enough for {most} workers")
         self._forget(Costs())
         return True
 
@@ -372,7 +374,7 @@ class Tuner:
         self._now = Costs()
 
     def _look_on(self) -> None:
-        """Begin anew if costs have changed for good; or judge the crew by all that is known."""
+        """Begin anew if costs have changed for good; or judge the settings by all that is known."""
         costs, self._now = self._now, Costs()
         new = self._watch.see(costs, self._evidence)
         if new is not None:
@@ -381,22 +383,21 @@ class Tuner:
         elif self._watch.is_look_due:
             usual = self._watch.usual
             assert usual is not None
-            self._evidence.note(self.crew, usual)
+            self._evidence.note(self.workers, usual)
             self._try_next(usual)
 
-    def _change(self, crew: Crew, reason: str) -> None:
-        self._arrivals.expect(crew)
-        self.crew = crew
+    def _change(self, workers: WorkerSettings, reason: str) -> None:
+        self._arrivals.expect(workers)
+        self.workers = workers
         self.reason = reason
         self._is_second_look = False
         self._now = Costs()
-        self._most_before = crew.num_workers
+        self._most_before = workers.num_workers
 
 
 def _is_waited_for(record: BatchRecord) -> bool:
     return record.given_ns - record.asked_ns > _A_WAIT_NS
 
 
-def _named(crew: Crew) -> str:
-    workers = counted(crew.num_workers, "worker")
-    return f"{workers} (prefetch_factor={crew.prefetch_factor})"
+def _named(workers: WorkerSettings) -> str:
+    return f"{counted(workers.num_workers, 'worker')} (prefetch_factor={workers.prefetch_factor})"

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A settled crew is watched: do batches still cost what they did?"""
+"""Settled workers are watched: do batches still cost what they did?"""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ __all__ = ["Watch"]
 
 _TIMES: Final = 3  # windows in a row that differ ...
 _MOST_TIMES: Final = 24  # ... and twice as many after each alarm: costs may go to and fro
-_LOOKS: Final = (2, 6)  # after so many quiet windows the crew is judged once more
+_LOOKS: Final = (2, 6)  # after so many quiet windows the settings are judged once more
 
 
 class Watch:
@@ -22,7 +22,8 @@ class Watch:
 
     Attributes:
         usual: What batches cost; None until a window has told.
-        is_look_due: Whether so much more is known of it that the crew is to be judged once more.
+        is_look_due: Whether so much more is known of it that the settings are to be judged once
+            more.
     """
 
     def __init__(self) -> None:

@@ -193,14 +193,14 @@ class BackendContract:
         """Return how many workers the backend may be asked to have; 0 if their number is fixed."""
         return self.num_workers + 2
 
-    def test_workers_may_be_hired_and_dismissed_while_an_epoch_runs(self) -> None:
-        """A dismissal is no death, the batches stay, and the number can be hired again."""
+    def test_workers_may_be_added_and_removed_while_an_epoch_runs(self) -> None:
+        """A removal is no death, the batches stay, and the number can be added again."""
         backend = self.started(Squares())
         newcomers = range(self.num_workers, self.max_workers())
         held: list[Any] = []
         for turn in range(2):
             for worker_id in newcomers:
-                backend.hire(worker_id)
+                backend.add_worker(worker_id)
             ready = self.collect(backend, len(newcomers))
             assert {type(event) for event in ready} <= {WorkerReady}
             assert sorted(event.worker_id for event in ready) == list(newcomers)
@@ -209,7 +209,7 @@ class BackendContract:
                 assert (type(event), event.worker_id) == (TaskDone, worker_id)
                 held.append(event.outcome.result())
             for worker_id in newcomers:
-                backend.dismiss(worker_id)
+                backend.remove_worker(worker_id)
             assert backend.is_whole
             backend.begin_epoch(Epoch(turn + 1, iter(())))
         for step, batch in enumerate(held):

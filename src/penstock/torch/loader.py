@@ -588,14 +588,14 @@ def _make_plan(loader: DataLoader[Any], base_seed: int, page_lock: PageLock | No
         faults=loader._faults.policy,
         covers_dataset=covers(loader.dataset, loader.sampler, loader.batch_sampler),
     )
-    crew = loader._monitor.crew_of(loader.num_workers, loader.prefetch_factor)
+    workers = loader._monitor.workers_of(loader.num_workers, loader.prefetch_factor)
     return Plan(
         spec=spec,
         base_seed=base_seed,
-        num_workers=crew[0],
+        num_workers=workers[0],
         backend=loader._monitor.backend,
         max_workers=loader._monitor.max_workers,
-        prefetch_factor=crew[1],
+        prefetch_factor=workers[1],
         in_order=loader.in_order,
         timeout_s=loader.timeout,
         keep_workers=loader.persistent_workers,

@@ -7,8 +7,8 @@ Backend.begin_epoch(epoch)  before any task, and for each epoch: datasets are it
 Backend.await_start()       those not there yet, notified of when they are
 Backend.submit(w, s, i)     never blocks
 Backend.respawn(w)          another worker in the place of one that died
-Backend.hire(w)             one worker more, which joins the epoch
-Backend.dismiss(w)          one worker fewer; it has no tasks
+Backend.add_worker(w)       one worker more, which joins the epoch
+Backend.remove_worker(w)    one worker fewer; it has no tasks
 Backend.events(timeout_s)   what happened: blocks until there is at least one, or time is up
 Backend.close()             everything is gone when it returns; may be called again
 """
@@ -99,16 +99,16 @@ class Backend(Protocol):
         Tasks that the dead one had are not its own before they are submitted again.
         """
 
-    def hire(self, worker_id: int) -> None:
+    def add_worker(self, worker_id: int) -> None:
         """Start one worker more, `worker_id` below `plan.max_workers`; it joins the current epoch.
 
         Does not wait until it is ready: `events` tells (`WorkerReady`), unless the epoch is over.
         """
 
-    def dismiss(self, worker_id: int) -> None:
+    def remove_worker(self, worker_id: int) -> None:
         """Let a worker go that has no tasks; does not wait until it is gone, and is no death.
 
-        The same number may be hired again later.
+        The same number may be added again later.
         """
 
     def kill(self, worker_id: int, why: str) -> None:

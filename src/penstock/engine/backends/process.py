@@ -96,7 +96,7 @@ __all__ = ["ProcessBackend"]
 _GRACE_S: Final = 3.0  # for a worker to finish its task and its user's clean-up
 _SHORT_GRACE_S: Final = 0.3  # when somebody has pressed Ctrl-C
 _TERMINATE_S: Final = 1.0
-_MOST_PREFETCH: Final = 8  # that a crew is given while an epoch runs
+_MOST_PREFETCH: Final = 8  # that is given while an epoch runs
 # Over all workers. When a trainer waits for its device, the slots of all batches that it was ahead
 # come back together. They are to be kept: to make and lock another takes longer than to fill it.
 _BATCHES_AHEAD_OF_DEVICE: Final = 16
@@ -160,7 +160,7 @@ class ProcessBackend:
         self._plan = plan
         self._context = plan.context or multiprocessing.get_context()
         self._workers: dict[int, WorkerProcess] = {}
-        self._leaving: dict[int, WorkerProcess] = {}  # by watch_fd; dismissed, not yet ended
+        self._leaving: dict[int, WorkerProcess] = {}  # by watch_fd; removed, not yet ended
         self._was_started: set[int] = set()  # numbers of workers
         self._parent_watch: ParentWatch | None = None
         self._held_interrupts = HeldInterrupts()
@@ -195,7 +195,7 @@ class ProcessBackend:
         try:
             self._parent_watch = ParentWatch()
             for worker_id in range(self._plan.num_workers):
-                self._employ(worker_id)
+                self._open_worker(worker_id)
         except BaseException:
             self.close()
             raise
@@ -203,7 +203,7 @@ class ProcessBackend:
             if self._plan.spec.faults.max_respawns == 0 and not self._plan.max_workers:
                 self._close_shared()
 
-    def _employ(self, worker_id: int, *, joins_late: bool = False) -> WorkerProcess:
+    def _open_worker(self, worker_id: int, *, joins_late: bool = False) -> WorkerProcess:
         seed = self._plan.base_seed
         if worker_id in self._was_started:
             self._num_respawned += 1
@@ -232,7 +232,7 @@ class ProcessBackend:
         ours, theirs = Channel.pair()
         channel = Channel(ours)
         num_workers = max(plan.num_workers, plan.max_workers)
-        # Where crews change, workers may come to be further ahead.
+        # Where their number changes, workers may come to be further ahead.
         prefetch = max(plan.prefetch_factor, _MOST_PREFETCH if plan.max_workers else 0)
         max_free = prefetch + 2
         if plan.page_lock is not None:
@@ -286,14 +286,14 @@ class ProcessBackend:
             self._list_processes()
         self._tell_epoch(worker)
 
-    def hire(self, worker_id: int) -> None:
-        """Start one process more; a dismissed one of the same number may still be ending."""
+    def add_worker(self, worker_id: int) -> None:
+        """Start one process more; a removed one of the same number may still be ending."""
         check_descriptors(1)
         if self._shared_fd is None:
             warn_of_fork(stacklevel=users_level())  # threads may have been started since
-        self._tell_epoch(self._employ(worker_id, joins_late=True))
+        self._tell_epoch(self._open_worker(worker_id, joins_late=True))
 
-    def dismiss(self, worker_id: int) -> None:
+    def remove_worker(self, worker_id: int) -> None:
         """Close its channel: it ends by itself. Batches that it made stay valid."""
         worker = self._workers.pop(worker_id)
         self._list_processes()
@@ -304,7 +304,7 @@ class ProcessBackend:
         self._leaving[worker.watch_fd] = worker
 
     def _release_ended(self, fd: int) -> None:
-        """Release a dismissed worker that has ended, and what it held in the trainer."""
+        """Release a removed worker that has ended, and what it held in the trainer."""
         worker = self._leaving[fd]
         if not worker.has_ended():
             return

@@ -95,7 +95,7 @@ class ThreadBackend:
         self._plan = plan
         self._workers: dict[int, ThreadWorker] = {}
         self._num_starts: dict[int, int] = {}  # by worker id
-        # Dismissed, and not yet ended: nobody else knows them.
+        # Removed, and not yet ended: nobody else knows them.
         self._leaving: weakref.WeakSet[ThreadWorker] = weakref.WeakSet()
         self._outbox: queue.SimpleQueue[Answer | None] = queue.SimpleQueue()  # None: it is closed
         self._generation = ThreadGeneration(0, 0, is_announced=False)
@@ -226,14 +226,14 @@ class ThreadBackend:
         worker.shard = dead.shard
         worker.begin(self._generation)
 
-    def hire(self, worker_id: int) -> None:
+    def add_worker(self, worker_id: int) -> None:
         """Start one thread more, which joins the current epoch and says when it has."""
         worker = self._start_worker(worker_id, joins_late=True)
         if self._begun is not None:
             worker.shard = self._begun.progress.given.shards.get(worker_id)
             worker.begin(self._generation)
 
-    def dismiss(self, worker_id: int) -> None:
+    def remove_worker(self, worker_id: int) -> None:
         """Let a thread end that has no tasks; does not wait."""
         worker = self._workers.pop(worker_id)
         worker.stop()

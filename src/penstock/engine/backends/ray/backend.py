@@ -491,14 +491,14 @@ class RayBackend:
         worker.joins_late = dead.joins_late
         worker.begin_round(self._round, dead.share)
 
-    def hire(self, worker_id: int) -> None:
+    def add_worker(self, worker_id: int) -> None:
         """Ask for one actor more, which joins the current epoch and says when it has."""
         worker = self._seat(worker_id, self._crew.employ(worker_id))
         worker.joins_late = True
         shares = {} if self._begun is None else self._begun.progress.given.shards
         worker.begin_round(self._round, shares.get(worker_id))
 
-    def dismiss(self, worker_id: int) -> None:
+    def remove_worker(self, worker_id: int) -> None:
         """Let an actor go that has no tasks; does not wait."""
         self._crew.dismiss(self._workers.pop(worker_id))
 

@@ -21,7 +21,7 @@ from tests.engine.streams import open_stream
 
 import penstock
 from penstock import FaultPolicy, Loader
-from penstock.engine.accounts import Crew
+from penstock.engine.accounts import WorkerSettings
 from penstock.engine.backends.process import ProcessBackend
 from penstock.engine.epoch import Epoch
 from penstock.engine.plan import Plan, WorkerSpec
@@ -29,15 +29,15 @@ from penstock.insight.monitor import AutoWorkers
 from penstock.schedule import EpochIterator
 from penstock.torch import DataLoader
 
-CREWS = st.dictionaries(
+CHANGES = st.dictionaries(
     st.integers(0, 60),
-    st.builds(Crew, st.integers(1, 4), st.integers(1, 3)),
+    st.builds(WorkerSettings, st.integers(1, 4), st.integers(1, 3)),
     min_size=1,
     max_size=5,
 )
 
 
-FIRST = Crew(2, 2)
+FIRST = WorkerSettings(2, 2)
 
 
 class Noisy(torch.utils.data.Dataset):
@@ -55,29 +55,29 @@ class Noisy(torch.utils.data.Dataset):
 
 
 class Scripted:
-    """In the place of the tuner: changes the crew after the batches that it is told."""
+    """In the place of the tuner: changes the workers after the batches that it is told."""
 
     reason = "as the test says"
     max_workers = 4
 
-    def __init__(self, crews, first=FIRST):
-        self.crews = crews
-        self.crew = first
+    def __init__(self, changes, first=FIRST):
+        self.changes = changes
+        self.workers = first
         self.num_seen = 0
         self.seen = []
 
     def observe(self, record):
         self.seen.append((record.num_workers, record.lookahead))
-        crew = self.crews.get(self.num_seen)
+        workers = self.changes.get(self.num_seen)
         self.num_seen += 1
-        if crew is not None:
-            self.crew = crew
-        return crew
+        if workers is not None:
+            self.workers = workers
+        return workers
 
 
-def scripted(crews, kind=Loader, **options):
+def scripted(changes, kind=Loader, **options):
     loader = kind(Noisy(), batch_size=4, num_workers="auto", seed=7, shuffle=True, **options)
-    loader._monitor._tuner = Scripted(crews)
+    loader._monitor._tuner = Scripted(changes)
     return loader
 
 
@@ -93,9 +93,9 @@ def plain(epochs=1, **options):
 
 
 @settings(max_examples=8, deadline=None)
-@given(crews=CREWS, persistent=st.booleans())
-def test_the_stream_is_that_of_no_workers_whatever_the_crews(crews, persistent):
-    loader = scripted(crews, persistent_workers=persistent)
+@given(changes=CHANGES, persistent=st.booleans())
+def test_the_stream_is_that_of_no_workers_however_they_change(changes, persistent):
+    loader = scripted(changes, persistent_workers=persistent)
     batches = [batch for _ in range(2) for batch in loader]
     assert equal(batches, plain(epochs=2))
     assert loader._monitor._tuner.num_seen == 76
@@ -103,14 +103,14 @@ def test_the_stream_is_that_of_no_workers_whatever_the_crews(crews, persistent):
 
 
 @pytest.mark.parametrize("backend", ["process", "thread"])
-def test_crews_of_both_kinds_follow_what_is_asked(backend):
+def test_workers_of_both_kinds_follow_what_is_asked(backend):
     class Drawless(Noisy):
         def __getitem__(self, index):
             return np.array([index, penstock.sample_rng().random()])
 
-    crews = {3: Crew(4, 2), 12: Crew(1, 1), 20: Crew(3, 3)}
+    changes = {3: WorkerSettings(4, 2), 12: WorkerSettings(1, 1), 20: WorkerSettings(3, 3)}
     loader = Loader(Drawless(), batch_size=4, num_workers="auto", seed=7, backend=backend)
-    loader._monitor._tuner = tuner = Scripted(crews)
+    loader._monitor._tuner = tuner = Scripted(changes)
     batches = list(loader)
     assert equal(batches, list(Loader(Drawless(), batch_size=4, seed=7)))
     assert tuner.seen[0] == (2, 4)
@@ -122,7 +122,7 @@ def test_crews_of_both_kinds_follow_what_is_asked(backend):
 
 
 def test_torchs_loader_gives_the_same_stream_too():
-    loader = scripted({2: Crew(1, 1), 9: Crew(4, 2)}, DataLoader)
+    loader = scripted({2: WorkerSettings(1, 1), 9: WorkerSettings(4, 2)}, DataLoader)
     torch.manual_seed(0)
     expected = DataLoader(Noisy(), batch_size=4, seed=7, shuffle=True)
     assert equal(list(loader), list(expected))
@@ -137,13 +137,13 @@ def test_without_a_seed_the_order_stays_that_of_torch():
         torch.manual_seed(3)
         loader = kind(Plain(), batch_size=4, shuffle=True, **options)
         if options:
-            loader._monitor._tuner = Scripted({5: Crew(4, 2), 15: Crew(1, 1)})
+            loader._monitor._tuner = Scripted({5: WorkerSettings(4, 2), 15: WorkerSettings(1, 1)})
         return torch.cat([batch for _ in range(2) for batch in loader]).tolist()
 
     assert order(DataLoader, num_workers="auto") == order(torch.utils.data.DataLoader)
 
 
-def test_a_crew_may_change_while_workers_are_killed():
+def test_workers_may_change_while_workers_are_killed():
     class Killing(Noisy):
         def __getitem__(self, index):
             flag = self.folder / str(index)
@@ -157,7 +157,9 @@ def test_a_crew_may_change_while_workers_are_killed():
         data.folder = folder
         loader = Loader(data, batch_size=4, seed=7, **options)
         if options:
-            loader._monitor._tuner = Scripted({1: Crew(4, 2), 8: Crew(1, 2), 14: Crew(3, 2)})
+            loader._monitor._tuner = Scripted(
+                {1: WorkerSettings(4, 2), 8: WorkerSettings(1, 2), 14: WorkerSettings(3, 2)}
+            )
         return list(loader)
 
     import pathlib
@@ -170,15 +172,15 @@ def test_a_crew_may_change_while_workers_are_killed():
         assert equal(killed, batches(folder))
 
 
-def test_batches_of_workers_that_were_dismissed_stay():
-    loader = scripted({10: Crew(1, 1)})
+def test_batches_of_workers_that_were_removed_stay():
+    loader = scripted({10: WorkerSettings(1, 1)})
     held = list(loader)
     gc.collect()
     assert equal(held, plain())
 
 
-def test_an_epoch_that_ends_before_a_worker_could_leave_ends_with_the_right_crew():
-    loader = scripted({36: Crew(1, 1)}, persistent_workers=True)
+def test_an_epoch_that_ends_before_a_worker_could_leave_ends_with_the_right_workers():
+    loader = scripted({36: WorkerSettings(1, 1)}, persistent_workers=True)
     first, second = list(loader), list(loader)
     assert equal([*first, *second], plain(epochs=2))
     assert len(loader._stream.backend._workers) == 1
@@ -227,7 +229,7 @@ def dies_as_a_newcomer(newcomers, worker_id):
 def test_training_goes_on_without_a_worker_that_never_gets_to_work():
     newcomers = multiprocessing.SimpleQueue()
     loader = scripted(
-        {3: Crew(4, 2)}, worker_init_fn=functools.partial(dies_as_a_newcomer, newcomers)
+        {3: WorkerSettings(4, 2)}, worker_init_fn=functools.partial(dies_as_a_newcomer, newcomers)
     )
 
     def train():
@@ -247,8 +249,8 @@ def test_training_goes_on_where_the_system_gives_no_more_workers(monkeypatch):
     def no_memory(backend, worker_id):
         raise OSError(12, "Cannot allocate memory")
 
-    monkeypatch.setattr(ProcessBackend, "hire", no_memory)
-    loader = scripted({3: Crew(4, 2)})
+    monkeypatch.setattr(ProcessBackend, "add_worker", no_memory)
+    loader = scripted({3: WorkerSettings(4, 2)})
     with pytest.warns(RuntimeWarning, match="it could not be started: OSError"):
         batches = list(loader)
     assert equal(batches, plain())
@@ -266,20 +268,22 @@ def test_training_goes_on_when_the_accounts_fail():
     assert equal(batches, plain())
 
 
-def test_a_number_that_is_hired_again_draws_other_random_numbers():
+def test_a_number_that_is_added_again_draws_other_random_numbers():
     class Drawing(Noisy):
         def __getitem__(self, index):
             return float(np.random.random())
 
     loader = Loader(Drawing(400), batch_size=4, num_workers="auto", seed=0)
     loader._seed = None  # as of torch's loader without a seed
-    loader._monitor._tuner = Scripted({5: Crew(4, 2), 30: Crew(1, 2), 50: Crew(4, 2)})
+    loader._monitor._tuner = Scripted(
+        {5: WorkerSettings(4, 2), 30: WorkerSettings(1, 2), 50: WorkerSettings(4, 2)}
+    )
     drawn = np.concatenate(list(loader))
     assert len(np.unique(drawn)) == 400
 
 
-def test_workers_that_were_dismissed_leave_nothing_behind():
-    loader = scripted({5: Crew(4, 2), 12: Crew(1, 1)})
+def test_workers_that_were_removed_leave_nothing_behind():
+    loader = scripted({5: WorkerSettings(4, 2), 12: WorkerSettings(1, 1)})
     batches = iter(loader)
     for _ in range(12):
         next(batches)
@@ -346,12 +350,12 @@ def test_what_stands_between_batches_is_the_trainers_and_a_failed_batch_is_not()
     assert all(begun > before for (begun, _), before in zip(spans, given, strict=True))
 
 
-def test_a_sampler_that_raises_as_the_crew_grows_keeps_no_stream_that_is_left():
+def test_a_sampler_that_raises_as_workers_are_added_keeps_no_stream_that_is_left():
     class Observer:
         measures = True
 
         def batch_given(self, record, epoch):
-            return Crew(1, 4)
+            return WorkerSettings(1, 4)
 
         def epoch_left(self, epoch):
             pass

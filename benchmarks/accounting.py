@@ -10,13 +10,13 @@ Method
     that are kept: one as it is, and one without accounts, whose stopwatches do nothing, whose
     workers send no times, and whose stream has no observer. After an epoch of each, a batch of the
     one and a batch of the other are taken in turn (on off, off on, ...), so that whatever else the
-    machine does meets both. Before it takes a batch of 5 ms that workers make, the trainer
+    machine does meets both. Before it takes a batch of 5 ms that workers make, the main process
     multiplies matrices for 5 ms: what is measured is a loader that keeps up. The CPU time of the
-    trainer's thread is read around each `next()`; that of the workers every 100 batches, per
+    main process's thread is read around each `next()`; that of the workers every 100 batches, per
     thread, from the scheduler's own count in nanoseconds. The figure is the median, over these
     hundreds, of how much more CPU a batch takes with accounts: "us/batch", of which "trainer us" in
-    the trainer's thread; "off us" is what a batch takes without. In half of them the loader with
-    accounts began first.
+    the main process's thread; "off us" is what a batch takes without. In half of them the loader
+    with accounts began first.
 
     tiny            8-byte samples, 32 to a batch: nothing to hide behind, and samples too quick to
                     be timed one by one.
@@ -26,8 +26,8 @@ Method
                     do side by side. They are timed in one batch of 16, too.
 
     torch, profiler torch has no accounts of its own. What its profiler takes, which sees the
-                    trainer's side alone: `torch.profiler.profile`, epochs with and without in turn,
-                    CPU time of all processes. Starting and stopping it is not counted.
+                    main process's side alone: `torch.profiler.profile`, epochs with and without in
+                    turn, CPU time of all processes. Starting and stopping it is not counted.
 
     The parts, each alone, with made-up records of 32 timed samples, us per call: `History.add` with
     the folding of every 128 batches; `Tuner.observe`; `ProgressBar.advance` without drawing; and
@@ -47,17 +47,17 @@ Command
 Result
     2026-11-22, one round. Without workers the limit is kept: 46 us, 0.9 % of 5 ms. With two it is
     missed by this measure, of all processes' CPU: 127 us with processes that compute, 86 with ones
-    that sleep, 106 with threads; in the trainer's thread 57 to 65. The same code takes 28, 56 and
-    58 us beside tiny batches, 28 to 37 of it in the trainer: half or more is caches that are cold
-    after 5 ms of something else. Rounds differ by 30 us. `History.add` takes 4.7 us with its
-    folding, `Tuner.observe` 2.2. What torch's profiler takes could not be told from noise. (The
+    that sleep, 106 with threads; in the main process's thread 57 to 65. The same code takes 28, 56
+    and 58 us beside tiny batches, 28 to 37 of it in the main process: half or more is caches that
+    are cold after 5 ms of something else. Rounds differ by 30 us. `History.add` takes 4.7 us with
+    its folding, `Tuner.observe` 2.2. What torch's profiler takes could not be told from noise. (The
     file in results is of a round before the last change, which costs a look at the CPU clock per
     piece: 35, 113, 106, 122.)
 
 What it does not show
-    More workers than cores, where microseconds of workers are those of the trainer, too: there "CPU
-    us" is what to look at. What is noted for messages about dead workers, which was there before
-    the accounts, is in both.
+    More workers than cores, where microseconds of workers are those of the main process, too: there
+    "CPU us" is what to look at. What is noted for messages about dead workers, which was there
+    before the accounts, is in both.
 """
 
 from __future__ import annotations
@@ -123,7 +123,7 @@ def samples(kind: str, num_batches: int) -> Any:  # noqa: ANN401 - any data set
 
 
 class NoTimes:
-    """What a batch made in the trainer's own process tells: nothing."""
+    """What a batch made in the main process itself tells: nothing."""
 
     sample_us = b""
 
@@ -382,7 +382,7 @@ def epoch_of(loader: Any) -> float:  # noqa: ANN401
 
 
 class MadeUpRecords:
-    """Records of batches of 32 timed samples that take a worker 5 ms, and the trainer 4 ms."""
+    """Records of batches of 32 timed samples that take a worker 5 ms, and the main process 4 ms."""
 
     def __init__(self) -> None:
         """Begin at the first step."""

@@ -3,15 +3,16 @@
 
 Question
     Three made-up trainings: samples that cost CPU, a store that takes 20 ms for a read, and a
-    trainer that is slower than its data. Does auto, from cold, come within 10 % of the best fixed
-    setting within 200 batches? Does it hold back on a single core? Is the verdict of `stats()`
-    right, at the start and at the end? Is the stream that of `num_workers=0`, bit for bit?
+    main process that is slower than its data. Does auto, from cold, come within 10 % of the best
+    fixed setting within 200 batches? Does it hold back on a single core? Is the verdict of
+    `stats()` right, at the start and at the end? Is the stream that of `num_workers=0`, bit for
+    bit?
 
 Method
     Batches of 8. "cpu": about 1 ms per sample in a hash function, which releases the GIL, as
-    decoders do; the trainer sleeps 1 ms, as one that waits for a GPU. "store": a sample sleeps
-    20 ms, which is what a blocking read is to everyone else; the trainer sleeps 10 ms. "trainer":
-    samples cost nothing, and the trainer sleeps 20 ms.
+    decoders do; the main process sleeps 1 ms, as one that waits for a GPU. "store": a sample sleeps
+    20 ms, which is what a blocking read is to everyone else; the main process sleeps 10 ms.
+    "trainer": samples cost nothing, and the main process sleeps 20 ms.
 
     penstock, T, N workers, prefetch P    `penstock.loader.Loader` with a fixed setting. Measured
                                           for 2 s and 12 batches at least, after as many as are
@@ -24,12 +25,13 @@ Method
 
     "last change" is after how many batches auto changed anything for the last time, "workers" and
     "most workers" what it ended with and the most it had at any time, "cold s" what its first 200
-    batches took. "waits %" is the trainer's share of waiting in the measured part, by its own
+    batches took. "waits %" is the main process's share of waiting in the measured part, by its own
     clock. "verdict" is 1 if `stats().verdict` at the end of the run names what it must: for fixed
     settings with 1 worker "workers" or "cpu", "storage", and "trainer"; for others "trainer" if the
-    trainer waited less than 5 % of the measured part, else as before, or for the store "bursts".
-    The texts go to stderr. In each run of auto a checksum of the first 200 batches, shuffled and
-    with a random number in each sample, must be that of `num_workers=0`; it goes to stderr, too.
+    main process waited less than 5 % of the measured part, else as before, or for the store
+    "bursts". The texts go to stderr. In each run of auto a checksum of the first 200 batches,
+    shuffled and with a random number in each sample, must be that of `num_workers=0`; it goes to
+    stderr, too.
 
 Left out
     The start of the interpreter and imports. `penstock tune`, which does such a search by itself.
@@ -48,13 +50,13 @@ Result
                 best fixed setting               auto          threads       one core
     cpu         2 workers, prefetch 4   1,664    1,635  0.98   1,575  0.95     820
     store       16 workers, prefetch 4    748      741  0.99     753  1.01     734
-    trainer     1 worker, prefetch 4      382      380  0.99     380  0.99     378
+    main process     1 worker, prefetch 4      382      380  0.99     380  0.99     378
 
     torch's loader with the best count: 1,430, 669, 355. Auto changed something for the last time
     after batch 79, 14 and 0; threads after 113, 85 and 0. It ended with 2, 19 and 1 workers, on one
     core with 1, 19 and 1: workers that sleep in a read take no core. With one worker the verdicts
-    were workers, storage and trainer. One check failed: the store's verdict under auto was
-    "trainer", as by stats() the trainer waited 4 to 5 %, where by this file's own clock it was
+    were workers, storage and main process. One check failed: the store's verdict under auto was
+    "trainer", as by stats() the main process waited 4 to 5 %, where by this file's own clock it was
     5.5 %, above the 5 % from which on it is to say storage. All 27 streams had the CRC of
     num_workers=0.
 
@@ -178,7 +180,7 @@ class Run:
     Attributes:
         meter: What it took.
         num_batches: Given in it.
-        wait_share: Of the time the trainer waited, as it saw it itself.
+        wait_share: Of the time the main process waited, as it saw it itself.
     """
 
     meter: Meter

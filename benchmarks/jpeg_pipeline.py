@@ -25,7 +25,7 @@ Method
     Another folder of class folders: PENSTOCK_BENCH_IMAGES=/path. Without any, noise is drawn.
 
 Left out
-    Reading from a disk; start of the workers; what a trainer does with the other core.
+    Reading from a disk; start of the workers; what the loop does with the other core.
 
 Machine
     2 cores of an Intel Xeon (a virtual machine), 23.5 GiB, Linux 6.18, Python 3.11.7, torch 2.13.0,
@@ -57,7 +57,7 @@ Result
 
 What it does not show
     Large photos, where decoding at a half or a quarter gains much more; files that come from a
-    disk; a trainer that computes on the same cores.
+    disk; a loop that computes on the same cores.
 """
 
 from __future__ import annotations

@@ -2,10 +2,10 @@
 """What does a loader do when something goes wrong?
 
 Question
-    Samples that cannot be read, workers that die or hang, a trainer that is killed or interrupted,
-    scarce files and shared memory. For each fault and loader: did it raise, go on or hang; how many
-    of the good samples had arrived by then; how long did it take; does the message name the sample
-    and the signal; how long do workers outlive the loop; what is left behind.
+    Samples that cannot be read, workers that die or hang, a main process that is killed or
+    interrupted, scarce files and shared memory. For each fault and loader: did it raise, go on or
+    hang; how many of the good samples had arrived by then; how long did it take; does the message
+    name the sample and the signal; how long do workers outlive the loop; what is left behind.
 
 Method
     torch               `torch.utils.data.DataLoader`
@@ -17,14 +17,14 @@ Method
     8, in order, by two forked workers. Faults that lie in one sample lie in sample 100. The row
     about reads that fail now and then gives the two policies `retries=2`, all else is default.
 
-    Each cell is a trainer in a process, session and folder of its own. It reports every batch as it
-    comes, so that one that hangs has told how far it came. It counts as hung 30 s after its start.
-    The contents of every batch are compared with what they must be. "Gone" is when the benchmark,
-    which looks every 20 ms, no longer sees a process of the trainer's session, counted from the
-    error, the end of the epoch, `break`, Ctrl-C or kill. The trainer goes on living meanwhile, and
-    lets go of the loader; only the killed one does not. Ctrl-C is SIGINT to the whole process
-    group, as a terminal sends it. Left behind is what still runs 5 s after the trainer's end, and
-    what is in /dev/shm that was not there before.
+    Each cell is a training in a process, session and folder of its own. It reports every batch as
+    it comes, so that one that hangs has told how far it came. It counts as hung 30 s after its
+    start. The contents of every batch are compared with what they must be. "Gone" is when the
+    benchmark, which looks every 20 ms, no longer sees a process of the main process's session,
+    counted from the error, the end of the epoch, `break`, Ctrl-C or kill. The main process goes on
+    living meanwhile, and lets go of the loader; only the killed one does not. Ctrl-C is SIGINT to
+    the whole process group, as a terminal sends it. Left behind is what still runs 5 s after the
+    main process's end, and what is in /dev/shm that was not there before.
 
 Left out
     The start of the interpreter and imports. Other start methods than fork.
@@ -79,7 +79,7 @@ _BAD: Final = 100
 _NUM_SAMPLES: Final = 256
 _NUM_VALUES: Final = 16 * 1024  # float32, so 64 KB
 _BATCH_SIZE: Final = 8
-_STOP_AFTER: Final = 4  # batches, where the loop or the trainer is to be ended
+_STOP_AFTER: Final = 4  # batches, where the loop or the main process is to be ended
 _STUCK_S: Final = 60.0  # longer than anything here is waited for
 _DEADLINE_S: Final = 30.0
 _GONE_WITHIN_S: Final = 12.0  # torch gives each of two workers 5 s
@@ -208,12 +208,12 @@ class Fault:
 
     Attributes:
         read_one: How samples are read.
-        action: What happens in the trainer after `_STOP_AFTER` batches; None is nothing.
+        action: What happens in the main process after `_STOP_AFTER` batches; None is nothing.
         options: More arguments for the loader.
         retries: For the policies.
         num_bad: Samples that nobody can make.
         signal_words: One of them is in a message that names the signal; empty if there is none.
-        holds: Whether the trainer keeps all batches, and may open few files.
+        holds: Whether the main process keeps all batches, and may open few files.
         small_memory: Whether /dev/shm has 1 MB.
         ends_loop: Whether the loop is to end early.
     """
@@ -257,15 +257,15 @@ FAULTS: Final[Mapping[str, Fault]] = {
     "/dev/shm of 1 MB": Fault(small_memory=True),
     "break, workers in slow samples": Fault(_read_until_stuck, _leave, ends_loop=True),
     "Ctrl-C, workers in slow samples": Fault(_read_until_stuck, _press_ctrl_c, ends_loop=True),
-    "kill -9 of the trainer, workers idle": Fault(action=_die, ends_loop=True),
-    "kill -9 of the trainer, workers in slow samples": Fault(
+    "kill -9 of the main process, workers idle": Fault(action=_die, ends_loop=True),
+    "kill -9 of the main process, workers in slow samples": Fault(
         _read_until_stuck, _die, ends_loop=True
     ),
 }
 _SMOKE_FAULTS: Final = (
     "... an exception with an odd constructor",
     "a sample calls os._exit(3)",
-    "kill -9 of the trainer, workers idle",
+    "kill -9 of the main process, workers idle",
 )
 
 
@@ -294,7 +294,7 @@ def loader_of(name: str, fault: Fault) -> Any:  # noqa: ANN401 - one of two clas
 LOADERS: Final = ("torch", "penstock", "penstock, replace", "penstock, skip")
 
 
-# The trainer of one cell.
+# The main process of one cell.
 
 
 def train(fault: Fault, loader_name: str) -> None:
@@ -360,7 +360,7 @@ class Outcome:
         fault: Key of `FAULTS`.
         loader: One of `LOADERS`.
         did: "went on" (the epoch was completed), "raised", "hung", "ended" (the loop, by `break`),
-            "was killed" (the trainer), or "not run".
+            "was killed" (the main process), or "not run".
         error: Type of the exception.
         text: The exception as Python prints it, notes and traceback included.
         num_good: Good samples that had arrived, out of `num_expected`.
@@ -372,9 +372,9 @@ class Outcome:
         gone_s: From there until the last worker was gone; None if it was not in time.
         names_sample: Whether the text names the bad sample.
         names_signal: Whether it names the signal.
-        left_processes: That run 5 s after the trainer's end.
+        left_processes: That run 5 s after the main process's end.
         left_files: New names in /dev/shm.
-        num_printed: Lines on standard error, the trainer's own traceback not among them.
+        num_printed: Lines on standard error, the main process's own traceback not among them.
     """
 
     fault: str
@@ -409,7 +409,7 @@ class Outcome:
         if fault.ends_loop:
             return self._on_workers()
         if self.did == "was killed":
-            return f"**the trainer itself ended**, without an error, {given}"
+            return f"**the main process itself ended**, without an error, {given}"
         if self.did == "went on":
             return f"{given}, {self.seconds:.1f} s"
         names = [f"sample {'' if self.names_sample else 'not '}named"] if fault.num_bad else []
@@ -458,7 +458,7 @@ def run(fault_name: str, loader_name: str) -> Outcome:
 
 
 class _Cell:
-    """A trainer at work."""
+    """A main process at work."""
 
     def __init__(self, process: subprocess.Popen[bytes], folder: Path) -> None:
         self._process = process
@@ -467,7 +467,7 @@ class _Cell:
         self.is_over = False
 
     def facts(self) -> list[dict[str, Any]]:
-        """Return what the trainer has told so far."""
+        """Return what the main process has told so far."""
         lines = (self._folder / "stdout").read_text().splitlines()
         return [json.loads(line.removeprefix(_MARK)) for line in lines if line.startswith(_MARK)]
 
@@ -479,7 +479,7 @@ class _Cell:
         return next((fact["ended"] for fact in self.facts() if "ended" in fact), None)
 
     def watch(self) -> None:
-        """Wait until the trainer has said how it ended, or is gone, or hangs."""
+        """Wait until the main process has said how it ended, or is gone, or hangs."""
         while time.monotonic() < self._deadline_s:
             if self._ended_s() is not None or self._process.poll() is not None:
                 self.is_over = True
@@ -496,7 +496,7 @@ class _Cell:
         return None
 
     def end(self) -> int:
-        """Let the trainer end; return how many others are left 5 s later, and end those, too."""
+        """Let the main process end; return how many others are left 5 s later, and end those."""
         if self.is_over:
             with contextlib.suppress(BrokenPipeError, subprocess.TimeoutExpired):
                 self._process.communicate(timeout=_LEFT_AFTER_S * 3)
@@ -508,7 +508,7 @@ class _Cell:
         return others
 
     def kill(self) -> None:
-        """End every process of the trainer's group."""
+        """End every process of the main process's group."""
         with contextlib.suppress(ProcessLookupError):
             os.killpg(self._process.pid, signal.SIGKILL)
         self._process.wait()
@@ -553,7 +553,7 @@ def _outcome(
     for fact in facts:
         merged |= fact
     if "began" not in merged:
-        raise RuntimeError(f"the trainer of {fault_name!r}, {loader_name!r} did not begin")
+        raise RuntimeError(f"the main process of {fault_name!r}, {loader_name!r} did not begin")
     given = [index for fact in facts for index in fact.get("batch", [])]
     good = set(given) - ({_BAD} if fault.num_bad else set())
     check("wrong data" not in merged.get("text", ""), merged.get("text", ""))

@@ -53,16 +53,16 @@ Result
     cache of the processor, so nearly all is the copy: the bare loop drops each value at once, and
     the next one takes the same warm memory; a batch has to keep 64, which alone brings the loop
     down to 0.57. Of our 360 us a batch, 200 are that copy, 50 the lookup, 35 sorting, checking and
-    putting in order, 75 the loader. With workers the bytes cross to the trainer in the arena; that
-    is where the recipe loses.
+    putting in order, 75 the loader. With workers the bytes cross to the main process in the arena;
+    that is where the recipe loses.
 
     Packing 525 photos with two workers: 0.33 s, 16.2 MB (of 15.0 MB), 1,610 images/s, most of it
     the start of the workers and two fsyncs; by hand, in one process and with one fsync, 0.10 s and
     16.2 MB. Into MongoDB 0.40 s, 15.5 MB on disk.
 
 What it does not show
-    How a store compares with another on a network, or under many trainers. MongoDB and the loader
-    share two cores here.
+    How a store compares with another on a network, or under many main processes. MongoDB and the
+    loader share two cores here.
 """
 
 from __future__ import annotations

@@ -56,9 +56,9 @@ Result
     cores. The first batch of photos came after 0.14 s by threads, 0.18 s by processes.
 
 What it does not show
-    A trainer that runs much Python itself: it shares the lock with threads, not with processes.
-    More than 2 threads, where the lock is wanted by more. Start methods other than fork: spawned
-    processes take far longer to their first batch (first_batch.py), threads do not.
+    A main process that runs much Python itself: it shares the lock with threads, not with
+    processes. More than 2 threads, where the lock is wanted by more. Start methods other than fork:
+    spawned processes take far longer to their first batch (first_batch.py), threads do not.
 """
 
 from __future__ import annotations
@@ -170,7 +170,7 @@ def load(size: Size, kind: str, library: Library, workers: Workers) -> Reading:
         **options,
     )
     if kind == "photos":
-        jpeg_pipeline.one_thread(0)  # without workers the trainer is one
+        jpeg_pipeline.one_thread(0)  # without workers the main process is one
     first_s = checked_epoch(loader, check_batch)
     num_samples = num_batches = num_epochs = 0
     with Meter() as meter:

@@ -366,7 +366,7 @@ How it is measured:
   (per second), below 1 where less is (seconds, MB). Figures of another machine or another size are
   never divided or ranked.
 
-Not measured: more than two cores (how loaders scale to 8 or 16), a trainer that computes beside
+Not measured: more than two cores (how loaders scale to 8 or 16), training beside
 them, photos of many megapixels (where decoding at a half or a quarter gains more), a cold disk or a
 network (all files lie in the page cache), uint8 images that a GPU normalises, epochs of hours.
 Delivery to the device has not yet run on a GPU: `make gpu` runs its tests and its benchmark on one.
@@ -636,7 +636,9 @@ def _outcome(work: str, outcome: Mapping[str, Any]) -> str:
             return f"error after {seconds}, {came}{said}"
         case _:
             status = outcome["exit status"]
-            return f"**the trainer itself ends** (status {status}) after {seconds}, {came}{said}"
+            return (
+                f"**the main process itself ends** (status {status}) after {seconds}, {came}{said}"
+            )
 
 
 def _without_part(work: str, known: Mapping[str, Contender]) -> str:

@@ -40,7 +40,7 @@ class YOLOCollate:
     def collate_into(
         self, samples: Sequence[Sample], out: BatchMemory
     ) -> tuple[Any, Any, list[Sample]]:
-        """Return the batch in memory of `out`: in a worker, the slot that the trainer reads."""
+        """Return the batch in memory of `out`: in a worker, a slot of shared memory."""
         # Without their objects, for which the slot has a place below.
         images, _ = self._collate.collate_into([{"image": one["image"]} for one in samples], out)
         sizes = [sample["image"].shape[:2] for sample in samples]

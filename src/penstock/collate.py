@@ -49,7 +49,7 @@ class BatchMemory(Protocol):
     """
 
     def empty(self, shape: tuple[int, ...], dtype: DTypeLike) -> NDArray[Any]:
-        """Return an uninitialised C-contiguous array, in the slot that goes to the trainer.
+        """Return an uninitialised C-contiguous array, in the slot that goes to the main process.
 
         Every element has to be written: it holds what an earlier batch left there.
         """

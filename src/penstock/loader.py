@@ -83,7 +83,7 @@ class Loader(Observed, Generic[SampleT]):
             docs/guide/threads.md), or "ray" for Ray actors on any machine of a cluster (see
             docs/guide/ray.md).
         cpu_budget: With "auto": cores that workers may keep busy. None: all that this process may
-            use, less what the trainer uses.
+            use, less what the main process uses.
         memory_budget: With "auto": bytes for batches under way and workers. None: half of what is
             left.
         progress: Whether to show a progress bar, with samples per second, the share of waiting and
@@ -96,8 +96,8 @@ class Loader(Observed, Generic[SampleT]):
             measured in full whatever this says; so does Ray, unless this is "light".
         ray_options: With "ray": what each worker asks of the cluster, by the names of Ray's
             `Actor.options`: num_cpus (1 unless given), num_gpus, memory, resources,
-            scheduling_strategy, runtime_env. Or {"pool": name}: the workers of a pool that trainers
-            share.
+            scheduling_strategy, runtime_env. Or {"pool": name}: the workers of a pool that main
+            processes share.
         address: With "ray": of the cluster, as "auto" or "10.0.0.1:6379". None: the one that this
             process is connected to, or RAY_ADDRESS; where there is none, Ray starts one here.
 

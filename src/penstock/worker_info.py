@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Who am I, asked from inside a worker: a process, or a thread of the trainer's."""
+"""Who am I, asked from inside a worker: a process, or a thread of the main process's."""
 
 from __future__ import annotations
 
@@ -52,11 +52,11 @@ def get_worker_info() -> WorkerInfo | None:
     `worker_init_fn` to reach the worker's copy of the dataset.
 
     Concurrency:
-        Where workers are threads, each sees itself, and the trainer's own thread is no worker. A
-        thread that a worker thread starts is none either.
+        Where workers are threads, each sees itself, and the main process's own thread is no worker.
+        A thread that a worker thread starts is none either.
 
     Example:
-        >>> get_worker_info() is None  # the trainer is no worker
+        >>> get_worker_info() is None  # the main process is no worker
         True
     """
     _note_asked()

@@ -73,13 +73,13 @@ class FakeMark:
 
 
 class FakeAccelerator:
-    """A device with a queue for copies and one for the trainer; its memory is the host's.
+    """A device with a queue for copies and one for the main process; its memory is the host's.
 
     Attributes:
         log: What was asked for, as (queue, what, tensor's number or mark).
         marks: All that were made, the oldest first.
         trouble: Raised by the next copy, if it is no None.
-        read: What the trainer's queue has read, in its order.
+        read: What the main process's queue has read, in its order.
     """
 
     device = torch.device("cuda", 0)
@@ -92,7 +92,7 @@ class FakeAccelerator:
         self.trouble = None
         self.read = []
         self._queue = TRAINER
-        self._given = {}  # by id of a device tensor: whether the trainer's queue has it
+        self._given = {}  # by id of a device tensor: whether the main process's queue has it
 
     @contextlib.contextmanager
     def copying(self):
@@ -116,14 +116,14 @@ class FakeAccelerator:
     def _free(self, number, memory, given):
         del self._given[number]
         if not given:
-            memory.fill_(POISON)  # the next copy has it, which does not wait for the trainer
+            memory.fill_(POISON)  # the next copy has it, which does not wait for the main process
         else:
             self._push(TRAINER, lambda: memory.fill_(POISON))
 
     def mark_copies(self):
         return self._mark(COPIES)
 
-    def mark_trainer(self):
+    def mark_consumer(self):
         return self._mark(TRAINER)
 
     def _mark(self, queue):
@@ -137,17 +137,17 @@ class FakeAccelerator:
         self._push(queue, reach)
         return mark
 
-    def let_trainer_wait(self, mark):
+    def let_consumer_wait(self, mark):
         assert mark.queue == COPIES
         self.log.append((TRAINER, "wait", mark))
         self.queues[TRAINER].append((lambda: mark.is_reached, lambda: None))
 
-    def give_to_trainer(self, tensor):
+    def give_to_consumer(self, tensor):
         self.log.append((TRAINER, "given", id(tensor)))
         self._given[id(tensor)].append(True)
 
     def use(self, tensor):
-        """Read a tensor in the trainer's queue, as a step would."""
+        """Read a tensor in the main process's queue, as a step would."""
         memory = tensor.detach()
         self._push(TRAINER, lambda: self.read.append(memory.tolist()))
 

@@ -150,7 +150,7 @@ def test_a_quick_device_is_never_waited_for(device, host):
 
 
 class Moved:
-    """Has a tensor inside, and moves in the trainer's queue."""
+    """Has a tensor inside, and moves in the main process's queue."""
 
     def __init__(self, device, tensor):
         self.device = device

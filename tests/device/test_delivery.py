@@ -58,7 +58,7 @@ def loader_of(workers, length=200, **options):
 
 
 def firsts(read):
-    """Return the first number of every row that the trainer's queue read."""
+    """Return the first number of every row that the main process's queue read."""
     return [row[0] for batch in read for row in batch]
 
 

@@ -74,8 +74,9 @@ def follow(heading: str, folder: Path, until: float) -> int:
             (folder / name).write_text(body)
         elif kind == "sh":
             printed = run(body, folder, until)
-        elif body.startswith("The trainer"):  # the verdict, whose words follow from the figures
-            assert re.search(r"The trainer .*\d+ %", printed)
+        # the verdict, whose words follow from the figures
+        elif body.startswith("The main process"):
+            assert re.search(r"The main process .*\d+ %", printed)
         else:
             # `check` has its last line on stderr, which a terminal shows as well.
             said = [line for line in comparable(body) if " broken, " not in line]

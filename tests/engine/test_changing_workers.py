@@ -236,7 +236,8 @@ def test_training_goes_on_without_a_worker_that_never_gets_to_work():
         for step, batch in enumerate(loader):
             if step == 4:  # both are dead before most of the epoch is asked for
                 for _ in range(2):
-                    with contextlib.suppress(ChildProcessError):  # the trainer has waited for it
+                    # the main process has waited for it
+                    with contextlib.suppress(ChildProcessError):
                         os.waitid(os.P_PID, newcomers.get(), os.WEXITED | os.WNOWAIT)
             yield batch
 
@@ -346,7 +347,8 @@ def test_what_stands_between_batches_is_the_trainers_and_a_failed_batch_is_not()
     spans = [(r.asked_ns - r.consumer_ns, r.given_ns) for r in records[1:]]
     spans.append((end.asked_ns - end.consumer_ns, end.ended_ns))
     given = [record.given_ns for record in records]
-    # The trainer's own code begins anew where a failed batch was told, not at the batch before it.
+    # The main process's own code begins anew where a failed batch was told, not at the batch before
+    # it.
     assert all(begun > before for (begun, _), before in zip(spans, given, strict=True))
 
 

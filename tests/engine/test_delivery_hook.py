@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What is done with a batch before the trainer gets it: when, in which order, and when it fails."""
+"""What is done with a batch before the loop gets it: when, in which order, and when it fails."""
 
 from __future__ import annotations
 

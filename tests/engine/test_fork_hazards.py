@@ -166,7 +166,7 @@ def test_the_warning_comes_once_and_says_what_runs_and_what_to_do():
         "RuntimeWarning Workers are about to be forked, and that is not safe here. 1 thread of "
         "GNU OpenMP run: the first parallel loop in a worker waits for ever for threads that do "
         'not exist there. Choose multiprocessing_context="forkserver" (or "spawn"). For GNU '
-        "OpenMP, a trainer that computes with one thread (OMP_NUM_THREADS=1) helps as well.",
+        "OpenMP, training that computes with one thread (OMP_NUM_THREADS=1) helps as well.",
     ]
 
 

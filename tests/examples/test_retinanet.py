@@ -840,7 +840,7 @@ import os, signal, sys
 import data, train
 
 class Terminating(data.HSV):
-    def __call__(self, sample):  # in a worker, while the trainer waits for its first batch
+    def __call__(self, sample):  # in a worker, while the main process waits for its first batch
         os.killpg(os.getpgrp(), signal.SIGTERM)
         return super().__call__(sample)
 data.HSV = Terminating

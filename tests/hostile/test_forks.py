@@ -40,7 +40,7 @@ def is_batch(batch, step):
 
 
 class State:
-    """A loader somewhere in its life, and what the trainer holds."""
+    """A loader somewhere in its life, and what the main process holds."""
 
     def __init__(self, backend, moment):
         self.go = os.pipe()

@@ -70,7 +70,7 @@ def recording_of(run=None, *, dataset=None, failures=(), changes=(), keep=10_000
 
 
 def batches_of(run, num_samples):
-    """Yield one record per batch, in the order in which the trainer takes them."""
+    """Yield one record per batch, in the order in which the main process takes them."""
     rng = np.random.default_rng(run.seed)
     num_seats = max(run.workers, 1)
     free = [START_NS + round(run.idle_start_ms * MS)] * num_seats
@@ -108,7 +108,7 @@ def batches_of(run, num_samples):
 
 
 def _made(run, rng, free, given, number, asked):
-    """Have the seat that is free first make a batch, at most `lookahead` ahead of the trainer."""
+    """Have the seat that is free first make a batch, at most `lookahead` ahead of the loop."""
     seat = int(np.argmin(free))
     may = given[number - run.lookahead] if number >= run.lookahead else START_NS
     may = max(may, asked) if not run.workers else may

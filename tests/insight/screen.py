@@ -25,7 +25,7 @@ DEBUGGER_WAITS = b"(Pdb) "
 WAITS_FOR_CTRL_C = b"\x1b[0;0m"  # says nothing to a terminal
 
 # What a program of these tests begins with: `batch(n)` is the record of batch n, of 32 samples. It
-# came 1/4 s after the one before; for half of that the trainer waited.
+# came 1/4 s after the one before; for half of that the main process waited.
 PRELUDE = """
 import os, signal, sys
 from penstock.engine.accounts import BatchRecord, TaskTimes

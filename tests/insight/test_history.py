@@ -22,7 +22,7 @@ S = 1_000_000_000
 
 
 def record(step=0, **given):
-    """A batch: by default of 4 samples, waited for 3 ms after 1 ms of the trainer's own."""
+    """A batch: by default of 4 samples, waited for 3 ms after 1 ms of the main process's own."""
     of_times = {n: given.pop(n) for n in TaskTimes._fields if n in given and n != "num_samples"}
     asked_ns = given.pop("asked_ns", step * 4 * MS)
     times = {"begun_ns": asked_ns, "ended_ns": asked_ns + 3 * MS, "fetch_ns": 2 * MS}
@@ -225,7 +225,7 @@ def test_an_epoch_that_is_gone_through_again_has_sums_of_its_own():
 
 
 def test_batches_are_judged_by_the_workers_that_made_them():
-    # 40 ms of a worker each, and the trainer takes 25 a second.
+    # 40 ms of a worker each, and the main process takes 25 a second.
     batches = [
         record(step, num_workers=1, asked_ns=step * 80 * MS, consumer_ns=40 * MS, **made)
         for step, made in enumerate([{"cpu_ns": 78 * MS, "fetch_ns": 78 * MS}] * 64)
@@ -267,7 +267,7 @@ def test_batches_come_back_as_they_were_but_for_what_is_large():
 
 def test_changes_are_told_in_their_order():
     history = History()
-    changes = [Change(0, step, 2 + step, 2, "the trainer waits") for step in range(3)]
+    changes = [Change(0, step, 2 + step, 2, "the main process waits") for step in range(3)]
     for change in changes:
         history.note_change(change)
     assert stats_of(history).changes == tuple(changes)

@@ -368,8 +368,13 @@ def test_a_page_without_workers_speaks_of_none():
     texts, rows = content_of(Loader(Numbers(), 4, on_error="skip"))
     assert not {"backend", "prefetch_factor", "persistent_workers", "cpu_budget"} & rows.keys()
     whole = " ".join(texts)
-    assert "in the trainer's own thread" in whole
-    for wrong in ("workers' time", "memory of workers", "workers and trainer", "Worker by worker"):
+    assert "in the main process's own thread" in whole
+    for wrong in (
+        "workers' time",
+        "memory of workers",
+        "workers and main process",
+        "Worker by worker",
+    ):
         assert wrong not in whole
     assert 'num_workers="auto" was not asked for.' in whole
 

@@ -21,12 +21,12 @@ REGIMES = {
     "cpu, 16 cores": Regime(compute_s=0.04, trainer_s=0.001, cores=16),
     "cpu, enough cores": Regime(compute_s=0.04, trainer_s=0.010, cores=8),
     "reads of 20 ms": READS,
-    "reads of 20 ms, quick trainer": replace(READS, trainer_s=0.001),
+    "reads of 20 ms, quick main process": replace(READS, trainer_s=0.001),
     "reads of 20 ms, one core": replace(READS, cores=1),
     "trainer": Regime(compute_s=0.002, trainer_s=0.02, cores=2),
     "mixed, 2 cores": Regime(read_s=0.01, compute_s=0.01, trainer_s=0.001, cores=2),
     "mixed, 4 cores": Regime(read_s=0.01, compute_s=0.005, trainer_s=0.001, cores=4),
-    "trainer on a core": Regime(compute_s=0.01, trainer_cpu_s=0.01, cores=2),
+    "main process on a core": Regime(compute_s=0.01, trainer_cpu_s=0.01, cores=2),
     "storage at its limit": Regime(
         read_s=0.02, compute_s=0.001, trainer_s=0.001, parallel_reads=4, cores=2
     ),
@@ -99,7 +99,7 @@ def test_a_trainer_that_slows_down_needs_fewer_workers():
         (replace(READS, trainer_s=0.05), READS),
         (CPU, replace(CPU, compute_s=0.05)),
     ],
-    ids=["slower storage", "quicker trainer", "heavier samples"],
+    ids=["slower storage", "quicker main process", "heavier samples"],
 )
 def test_it_begins_anew_when_costs_change_for_good(before, after):
     training = tuned((before, 300), (after, 500))
@@ -159,7 +159,7 @@ def test_threads_that_only_wait_for_each_other_stay_few(trainer_cpu_s, cores, se
         replace(REGIMES["cpu, 4 cores"], lock_share=0.5),
         REGIMES["cpu, 16 cores"],
     ],
-    ids=["reads", "reads, quick trainer", "2 cores", "half in a lock", "16 cores"],
+    ids=["reads", "reads, quick main process", "2 cores", "half in a lock", "16 cores"],
 )
 def test_threads_that_bring_something_are_kept(regime):
     for seed in range(2):
@@ -192,7 +192,7 @@ def test_a_memory_budget_bounds_batches_under_way():
     regime = replace(READS, trainer_s=0.001, batch_bytes=20_000_000)
     training = tuned((regime, 300), limits=Limits(memory_bytes=500_000_000))
     for n, factor in [(c.num_workers, c.prefetch_factor) for c in training.changes]:
-        # One slot more than batches under way: the trainer holds the last.
+        # One slot more than batches under way: the main process holds the last.
         assert n * (50_000_000 + (factor + 1) * regime.batch_bytes) <= 500_000_000
     assert training.workers.num_workers > 1
     assert "memory is enough for" in training.changes[0].reason
@@ -202,7 +202,7 @@ def test_a_memory_budget_bounds_batches_under_way():
     ("options", "growth_bytes", "least", "most"),
     [
         ({"is_forked": False}, 0, 4, 4),  # each is 229 MB
-        ({}, 0, 10, 18),  # all of it may be the trainer's
+        ({}, 0, 10, 18),  # all of it may be the main process's
         ({}, 1_000_000, 2, 6),
         ({"shares_lock": True}, 0, 20, 32),
     ],
@@ -249,7 +249,7 @@ def test_the_reason_gives_figures():
     training = tuned((replace(READS, noise=0.0), 100))
     assert training.changes[0].num_workers == 5
     assert training.changes[0].reason == (
-        "a batch takes 20 ms in a worker and 5.1 ms in the trainer: 5 workers keep up"
+        "a batch takes 20 ms in a worker and 5.1 ms in the main process: 5 workers keep up"
     )
 
 

@@ -114,7 +114,7 @@ def test_with_batches_ready_there_is_nothing_to_do():
     assert verdict.bottleneck == "trainer"
     assert (verdict.remedy, verdict.expected_gain) == ("", None)
     assert verdict.text == (
-        "The trainer waits 0 % of the time: 3.4 batches lie ready. There is nothing to do."
+        "The main process waits 0 % of the time: 3.4 batches lie ready. There is nothing to do."
     )
 
 
@@ -128,13 +128,14 @@ def test_cheap_cores_that_idle_call_for_workers():
     verdict = training(compute=41 * MS, cpu=38 * MS, cores=16.0)
     assert verdict.bottleneck == "workers"
     assert verdict.text == (
-        "The trainer waits 61 % of the time: a batch takes 41 ms of a worker's time, 38 ms of it "
-        "CPU, and 2 workers make 49 a second, while the trainer could take 119."
+        "The main process waits 61 % of the time: a batch takes 41 ms of a worker's time, 38 ms of "
+        "it "
+        "CPU, and 2 workers make 49 a second, while the main process could take 119."
     )
     assert advised_workers(verdict) == 6
     assert verdict.expected_gain == pytest.approx(
         20.5e-3 / (8 * MS + HANDED)
-    )  # up to the trainer's own rate
+    )  # up to the main process's own rate
 
 
 def test_workers_bring_no_more_than_cores_allow():
@@ -177,7 +178,7 @@ def test_a_costly_part_of_the_dataset_is_named():
     verdict = training(read=72 * MS, compute=24 * MS, sources=sources)
     assert verdict.bottleneck == "slow source"
     assert "a sample of datasets[2] (Tar) takes 9.0 ms, one of the others 1.0 ms" in verdict.text
-    # 6400 of 9600 ms are beyond their due; 48 ms a batch become 16, and the trainer takes 8.
+    # 6400 of 9600 ms are beyond their due; 48 ms a batch become 16, and the main process takes 8.
     assert verdict.expected_gain == pytest.approx(3.0)
 
 
@@ -308,7 +309,8 @@ def test_threads_seen_to_hold_the_lock_are_to_be_processes():
     assert verdict.bottleneck == "gil"
     assert "90 % of the times that it looked" in verdict.text
     assert 'backend="process"' in verdict.remedy
-    # It was one in 10 ms. The trainer takes 1 ms; an eighth more, as 8 processes share its cores.
+    # It was one in 10 ms. The main process takes 1 ms; an eighth more, as 8 processes share its
+    # cores.
     assert verdict.expected_gain == pytest.approx(10 / 1.125 / (1 + HANDED / (1.125 * MS)))
     assert advised_workers(verdict) == 8
 

@@ -90,7 +90,8 @@ def share_of_waiting(loader, batches=30, step_s=0.05):
 
 
 def test_a_slow_trainer_has_nothing_to_do():
-    # Where other programs keep all cores busy its worker comes late, and the trainer does wait.
+    # Where other programs keep all cores busy its worker comes late, and the main process does
+    # wait.
     for _ in range(20):
         loader = Loader(Samples(quick), batch_size=8, num_workers=1, monitor="full")
         share = share_of_waiting(loader)

@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A training that is only reckoned: a trainer, workers, cores and storage, event by event.
+"""A training that is only reckoned: a main process, workers, cores and storage, event by event.
 
 Whoever needs a core while there are more such than cores gets an equal share of them; so it is with
 reads, of which storage serves `parallel_reads` at full speed. Batches are given in order, a step
 goes to the worker with the least to do, and what the tuner asks for is done at once. With
-0 workers the trainer makes its batches itself.
+0 workers the main process makes its batches itself.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ class Regime:
     seed_s: float = 0.0  # of that: the global generators are seeded for every sample
     collate_s: float = 0.0
     send_s: float = 0.0  # a worker packs the batch ...
-    take_s: float = 0.0  # ... and the trainer's process takes it, on a core
+    take_s: float = 0.0  # ... and the main process takes it, on a core
     serial_s: float = 0.0  # without workers: what the loader itself takes
     trainer_s: float = 0.0  # a GPU: takes no core
     trainer_cpu_s: float = 0.0001
@@ -190,7 +190,7 @@ class Training:
         return self._now_s - begun_s, cpu_s, starved_s
 
     def _work(self, jobs: list[_Job]) -> float:
-        """Have the trainer's thread do these; returns how long it was without a core."""
+        """Have the main process's thread do these; returns how long it was without a core."""
         starved_s = 0.0
         for job in jobs:
             while job.left_s > 1e-12:
@@ -198,7 +198,7 @@ class Training:
         return starved_s
 
     def _make(self) -> TaskTimes:
-        """Make a batch in the trainer's thread."""
+        """Make a batch in the main process's thread."""
         regime, factor, begun_s = self.regime, self._factor(), self._now_s
         cpu_s = (regime.compute_s + regime.collate_s) * factor
         starved_s = self._work([_Job("read", regime.read_s * factor), _Job("cpu", cpu_s)])
@@ -245,7 +245,7 @@ class Training:
             "cpu": min(on_cores, by_lock),
             "read": min(1.0, self.regime.parallel_reads / max(kinds.count("read"), 1)),
         }
-        assert jobs, "nobody is at work, and the trainer waits"
+        assert jobs, "nobody is at work, and the main process waits"
         took_s = max(min(job.left_s / speed[job.kind] for job in jobs), 1e-12)
         self._now_s += took_s
         for job in jobs:

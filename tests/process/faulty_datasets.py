@@ -76,7 +76,7 @@ FAULTS = {
 
 
 def strike(fault):
-    """Let the fault happen, if this is a worker: never in the trainer."""
+    """Let the fault happen, if this is a worker: never in the main process."""
     if fault is not None and is_worker():
         FAULTS[fault]()
 

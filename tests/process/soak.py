@@ -5,7 +5,7 @@
 
 Half of the time workers are kept from epoch to epoch, half of the time not. Every epoch is held
 against one that is made without workers: each good sample comes exactly once, in order, bit for bit
-the same, and the failures are the corrupt samples, no other. What the trainer holds (memory,
+the same, and the failures are the corrupt samples, no other. What the main process holds (memory,
 descriptors, threads, mapped slots) may not grow. Exits with code 1 at the first difference.
 """
 
@@ -88,7 +88,7 @@ class Killer:
     """Kills one of the workers of the stream under way every second.
 
     Concurrency:
-        `stream` is set by the trainer's main thread; killing is done by a thread of its own.
+        `stream` is set by the main process's main thread; killing is done by a thread of its own.
     """
 
     def __init__(self):
@@ -133,7 +133,7 @@ def _is_living_descendant(pid):
 
 @dataclasses.dataclass
 class Holdings:
-    """What the trainer holds between two epochs."""
+    """What the main process holds between two epochs."""
 
     rss_bytes: int
     num_fds: int

@@ -162,7 +162,10 @@ MATRIX = {
 # fmt: on
 
 IMPOSSIBLE = {
-    ("unpickling", "fork"): "nothing is unpickled: a forked worker has the trainer's own object",
+    (
+        "unpickling",
+        "fork",
+    ): "nothing is unpickled: a forked worker has the main process's own object",
 }
 
 
@@ -381,7 +384,7 @@ def test_under_replace_another_sample_takes_the_place_whatever_the_fault(place, 
 
 
 class RaisesAnywhere(Samples):
-    """The bad sample raises in the trainer as well."""
+    """The bad sample raises in the main process as well."""
 
     def __getitem__(self, index):
         if index == BAD:

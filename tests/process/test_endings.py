@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""However a trainer ends, with workers in the middle of samples, nothing of it is left in 5 s.
+"""However the main process ends, with workers inside samples, nothing of it is left in 5 s.
 
 `test_lifecycle.py` has the endings with idle workers. Here four workers are stuck, which is what
 makes an ending slow; and a forked child, a garbage collector or a full system get in between.
@@ -33,7 +33,7 @@ LONGEST_S = 60.0  # for a script as a whole
 
 @contextlib.contextmanager
 def trainer(body, *command):
-    """Run a trainer in a process of its own; `command` runs it, if not Python by itself."""
+    """Run a training in a process of its own; `command` runs it, if not Python by itself."""
     head = f"""
         import gc, os, signal, sys, threading
         sys.path[:0] = {sys.path!r}
@@ -103,7 +103,7 @@ def assert_gone_in_time(processes, begun):
     assert alive == []
 
 
-# Each leaves the trainer running, in which nothing may be left. A fifth batch never comes.
+# Each leaves the main process running, in which nothing may be left. A fifth batch never comes.
 LOOPS = {
     "break": """
         for batch in start(DATASET):
@@ -137,9 +137,9 @@ LOOPS = {
         class Trainer:
             pass
         trainer = Trainer()
-        trainer.itself, trainer.stream = trainer, start(DATASET)
+        trainer.itself, trainer.stream = main process, start(DATASET)
         wait_for_go()
-        del trainer
+        del main process
         gc.collect()
     """,
 }
@@ -167,7 +167,7 @@ def test_a_loop_left_while_all_workers_are_stuck_leaves_nothing(loop, heeds_sigt
         assert out.startswith("True"), out
 
 
-# How a trainer ends, and its exit code.
+# How the main process ends, and its exit code.
 TRAINERS = {
     "end of the script": ("stream = start(DATASET); wait_for_go()", 0),
     "sys.exit": ("stream = start(DATASET); wait_for_go(); sys.exit(7)", 7),
@@ -209,7 +209,8 @@ def test_a_trainer_that_ends_while_all_workers_are_stuck_leaves_none(how, heeds_
 
 @pytest.mark.parametrize("method", METHODS)
 def test_a_killed_trainer_s_stuck_workers_end_though_a_child_of_it_lives_on(method):
-    # The child has copies of the trainer's descriptors, so that their ends tell nobody anything.
+    # The child has copies of the main process's descriptors, so that their ends tell nobody
+    # anything.
     with trainer(f"""
         stream = start(Stuck(8), multiprocessing_context="{method}")
         next(stream)

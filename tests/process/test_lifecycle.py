@@ -397,7 +397,7 @@ def test_a_forked_child_keeps_seeing_the_batch_it_was_forked_with():
     go_read, go_write = os.pipe()
     pid = os.fork()
     if pid == 0:
-        os.read(go_read, 1)  # until the trainer has used its slots many times over
+        os.read(go_read, 1)  # until the main process has used its slots many times over
         os._exit(0 if bool((batch[2] == 2).all()) else 1)
     del batch
     assert len(list(stream)) == 15

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Workers keep OpenCV to one thread, whenever it is imported, and the trainer's stays as it is."""
+"""Workers keep OpenCV to one thread, whenever it is imported; the main process's stays as it is."""
 
 from __future__ import annotations
 

@@ -45,7 +45,7 @@ def test_a_slot_is_large_enough_and_wastes_no_more_than_an_eighth(size_bytes):
 
 
 class LeaseMachine(RuleBasedStateMachine):
-    """A worker and a trainer that do anything in any order; every batch keeps its bytes."""
+    """A worker and a main process that do anything in any order; every batch keeps its bytes."""
 
     def __init__(self):
         super().__init__()

@@ -17,7 +17,7 @@ from penstock.transport.packing import pack, unpack
 
 
 class Pipe:
-    """A worker's end and a trainer's end in one process."""
+    """A worker's end and a main process's end in one process."""
 
     def __init__(self):
         self.pool = SlotPool()

@@ -251,7 +251,7 @@ TestLeases.settings = settings(max_examples=60, stateful_step_count=40, deadline
 
 
 class ArenaMachine(RuleBasedStateMachine):
-    """A worker, a trainer, and a device that is behind: it never reads what it was not told.
+    """A worker, a main process, and a device that is behind: it never reads what it was not told.
 
     Other threads fork meanwhile; no slot is used again that was leased when a child appeared.
     """
@@ -579,7 +579,7 @@ def test_no_batch_is_written_where_the_device_still_reads(num_workers, kind, met
 
 
 def test_worker_threads_lock_nothing():
-    # Fences would be made in their threads, and the trainer's may be capturing a graph.
+    # Fences would be made in their threads, and the main process's may be capturing a graph.
     device = FakePageLock()
     backend = opened(device, 2, "thread", None)
     assert sum(1 for _ in batches_of(backend, 2, 8)) == 8

@@ -201,7 +201,7 @@ CONTENDERS = [
         antialias=True,
         absent={
             "photos": "it reads its own format alone",
-            "transport": "its threads write into the trainer's memory: nothing is sent",
+            "transport": "its threads write into the main process's memory: nothing is sent",
             "paths": "it holds no list of samples: it reads its own format alone",
             "resume": "it has no way to save its place",
             "tolerant": "it has no way to leave out a sample: its decoder's errors are not looked "

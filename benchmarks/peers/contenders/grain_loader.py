@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Grain: datasets that know each of their elements by number, and what reads them.
 
-That are processes, threads of this process ("read threads"), or the trainer's own thread.
+That are processes, threads of this process ("read threads"), or the main process's own thread.
 
 An order, also that of a later epoch, is computed from the number alone, and so is a place in it.
 """

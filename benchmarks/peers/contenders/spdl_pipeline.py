@@ -112,8 +112,8 @@ class _InProcess:
 
         arena = None
         if batch_bytes:
-            # Those that wait, the one being written and the one that the trainer has; it may still
-            # hold it when it asks for the next.
+            # Those that wait, the one being written and the one that the main process has; it may
+            # still hold it when it asks for the next.
             arena = SharedMemorySegmentPool(batch_bytes + _SEGMENT_REST_BYTES, BUFFER_SIZE + 3)
         self._batches = run_pipeline_in_subprocess(
             _builder(source, before, batch, after).get_config(),

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Samples to a batch, written straight into the memory that goes to the trainer."""
+"""Samples to a batch, written straight into the memory that goes to the main process."""
 
 from __future__ import annotations
 

@@ -176,7 +176,7 @@ def _table(standings: Sequence[_Standing], work: Work) -> list[str]:
     )
     caption = (
         "samples/s: median of the rounds, workers already running. "
-        "CPU seconds and peak memory: trainer and workers, with all batches that lie ready. "
+        "CPU seconds and peak memory: main process and workers, with all batches that lie ready. "
         "Penstock keeps the memory of its batches for the next ones, whether they are in use or "
         "not; torch makes and frees memory for each batch, so between two it may have less."
     )

@@ -71,8 +71,9 @@ class EpochResult:
         num_samples: Samples delivered.
         checksum: CRC-32 over the batches as delivered; in a timed epoch over a part of them.
         wall_s: Seconds from `iter()` to the end.
-        cpu_s: CPU seconds of trainer and workers, or None where the system does not tell.
-        peak_bytes: Highest memory of trainer and workers between batches; None in a timed epoch.
+        cpu_s: CPU seconds of main process and workers, or None where the system does not tell.
+        peak_bytes: Highest memory of main process and workers between batches; None in a timed
+            epoch.
     """
 
     num_samples: int

@@ -70,7 +70,7 @@ def report(
     """Write a page that shows who waited for whom, and why.
 
     Of a trace, the page is that of its run, and --output the only option. A dataset is loaded,
-    shuffled, for some batches, by a trainer that does nothing with them, or takes --trainer-ms for
+    shuffled, for some batches, by a loop that does nothing with them, or takes --trainer-ms for
     each. The verdict and the page's path go to stdout.
 
     Files of `penstock run --save` are put side by side on stdout, and take no options.

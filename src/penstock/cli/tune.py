@@ -253,7 +253,8 @@ def _table(standings: Sequence[Standing], best: Standing, work: Work, src: str) 
             "best" if standing is best else "",
         ])  # fmt: skip
     caption = (
-        "waiting: the trainer's share of the time. CPU seconds and memory: of trainer and workers."
+        "waiting: the main process's share of the time. CPU seconds and memory: of main process "
+        "and workers."
     )
     num_epochs = max(turn.num_epochs for standing in standings for turn in standing.turns)
     if num_epochs:

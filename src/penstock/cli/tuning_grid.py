@@ -34,7 +34,7 @@ class Setting(NamedTuple):
     """One point of the grid.
 
     Attributes:
-        num_workers: 0 loads in the trainer.
+        num_workers: 0 loads in the main process.
         prefetch_factor: Batches under way per worker; None without workers.
         backend: "process" or "thread".
     """
@@ -74,7 +74,7 @@ class Trainer:
 
     Attributes:
         seconds: For each batch.
-        takes_cpu: Whether a core is busy meanwhile, or only the trainer waits, as for a GPU.
+        takes_cpu: Whether a core is busy meanwhile, or only the main process waits, as for a GPU.
     """
 
     seconds: float = 0.0
@@ -116,10 +116,10 @@ class Turn:
     Attributes:
         num_samples: Samples given.
         seconds: That took.
-        wait_s: Of these the trainer waited.
-        cpu_s: CPU seconds of trainer and workers; None where the system does not tell.
-        memory_bytes: Of trainer and workers, at the turn's begin or its end, whichever is more;
-            None where the system does not tell.
+        wait_s: Of these the main process waited.
+        cpu_s: CPU seconds of main process and workers; None where the system does not tell.
+        memory_bytes: Of main process and workers, at the turn's begin or its end, whichever is
+            more; None where the system does not tell.
         num_epochs: Epochs that began meanwhile; what that took is in the time.
     """
 
@@ -173,7 +173,7 @@ class Work:
         dataset: Of any kind.
         batch_size: Samples in a batch.
         collate_fn: As the loaders take it.
-        trainer: What takes the batches.
+        main process: What takes the batches.
         length: How long a turn is measured.
         on_error: What becomes of samples that cannot be made, as the loaders take it.
         given: The loader that was named, whose class and arguments are kept; None for a dataset.

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Per-batch timing, measured in the worker and in the trainer.
+"""Per-batch timing, measured in the worker and in the main process.
 
     worker    | idle | fetch: read, compute | collate | send |            -> TaskTimes
-    trainer      | its own code | waits for the batch |                   -> BatchRecord
+    consumer  | its own code | waits for the batch |                   -> BatchRecord
 
 All moments are of CLOCK_MONOTONIC, which every process of a machine shares.
 """
@@ -24,7 +24,7 @@ class TaskTimes(NamedTuple):
 
     Attributes:
         begun_ns: When the worker took up the task.
-        ended_ns: When the batch lay ready, but for its message to the trainer.
+        ended_ns: When the batch lay ready, but for its message to the main process.
         idle_ns: The worker had nothing to do for so long before it.
         fetch_ns: In the dataset: reading, decoding, transforming.
         collate_ns: Making one batch of the samples.
@@ -80,21 +80,21 @@ class TaskTimes(NamedTuple):
 
 
 class BatchRecord(NamedTuple):
-    """One batch that was given to the trainer.
+    """One batch that was given to the main process.
 
     Attributes:
         epoch: Number of its epoch.
         step: Number of the batch in it.
         worker_id: Who made it; 0 without workers.
         pid: Process of that worker.
-        asked_ns: When the trainer asked for it; for an iterator's first, earlier by what starting
+        asked_ns: When the consumer asked for it; for an iterator's first, earlier by what starting
             the workers had taken.
-        given_ns: When the trainer got it.
-        consumer_ns: The trainer's own code since it had the batch before; 0 for an iterator's
+        given_ns: When the consumer got it.
+        consumer_ns: The consumer's own code since it had the batch before; 0 for an iterator's
             first.
-        trainer_cpu_ns: CPU time of the trainer's process since then, without that of workers.
+        trainer_cpu_ns: CPU time of the main process since then, without that of workers.
             Measured as `TaskTimes.cpu_ns` is.
-        trainer_starved_ns: The trainer's thread could have run since then, and no core was free;
+        trainer_starved_ns: The consumer's thread could have run since then, and no core was free;
             None where the system does not say.
         num_samples: Samples in it.
         num_failed: Bad samples that were not met before in the epoch, of this batch and of those
@@ -126,7 +126,7 @@ class BatchRecord(NamedTuple):
 
     @property
     def wait_ns(self) -> int:
-        """How long the trainer waited for it."""
+        """How long the consumer waited for it."""
         return self.given_ns - self.asked_ns
 
 
@@ -135,9 +135,9 @@ class EpochEnd(NamedTuple):
 
     Attributes:
         epoch: Number of the epoch.
-        asked_ns: When the trainer asked for a batch, and there was none.
+        asked_ns: When the consumer asked for a batch, and there was none.
         ended_ns: When it was notified; workers that are not kept are gone by then.
-        consumer_ns: The trainer's own code since it had the last batch.
+        consumer_ns: The consumer's own code since it had the last batch.
         trainer_cpu_ns: As in `BatchRecord`.
         trainer_starved_ns: As in `BatchRecord`.
         num_failed: As in `BatchRecord`, of what came after the last batch.
@@ -191,7 +191,7 @@ class LightRow(NamedTuple):
 
 
 class Observer(Protocol):
-    """Hears of every batch, in the trainer's thread; what it does there is the trainer's time.
+    """Hears of every batch, in the consumer's thread; what it does there is the consumer's time.
 
     Attributes:
         measures: Whether it is to be told all of each batch (`batch_given`). Else the fields of a
@@ -217,7 +217,7 @@ class Observer(Protocol):
         """Take note that a worker died, and another takes its place."""
 
     def epoch_ended(self, epoch: Epoch, end: EpochEnd) -> None:
-        """Take note that the trainer was notified that there is no more."""
+        """Take note that the consumer was notified that there is no more."""
 
     def epoch_left(self, epoch: Epoch) -> None:
         """Take note that no batch of it comes any more: it is over, or was left."""

@@ -170,7 +170,9 @@ class Assembler:
         except Exception as error:
             if indices is not None:
                 named = note_samples(self._spec.dataset, indices)
-                annotate(error, f"while pickling the batch of {named} to send it to the trainer")
+                annotate(
+                    error, f"while pickling the batch of {named} to send it to the main process"
+                )
             raise
 
     def as_batch(self, batch: Any) -> Any:  # noqa: ANN401

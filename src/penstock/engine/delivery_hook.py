@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What is done with a batch between its arrival and the trainer: page-locking, a copy to a device.
+"""What is done with a batch between its arrival and the consumer: page-locking, a copy to a device.
 
-arrives ──▶ begin ── as soon as it is there, also before the trainer asks ──▶ finish ──▶ trainer
+arrives ──▶ begin ── as soon as it is there, also before the consumer asks ──▶ finish ──▶ consumer
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ class DeliveryHook(Protocol):
     """Works on each batch between its arrival and its delivery.
 
     Concurrency:
-        The trainer's thread.
+        The consumer's thread.
     """
 
     @property
@@ -27,9 +27,9 @@ class DeliveryHook(Protocol):
         """Whether it is worth while to begin with the next batch before it is asked for."""
 
     def without_autograd(self) -> AbstractContextManager[object]:
-        """Return a context in which a batch is begun ahead: the trainer is still at another one.
+        """Return a context in which a batch is begun ahead: the consumer is still at another one.
 
-        What the trainer has switched on for that one is not to reach this one.
+        What the consumer has switched on for that one is not to reach this one.
         """
 
     def begin(self, batch: Any, where: Callable[[], str]) -> Any:  # noqa: ANN401 - any batch tree
@@ -47,7 +47,7 @@ class DeliveryHook(Protocol):
         """
 
     def finish(self, begun: Any) -> Any:  # noqa: ANN401 - what `begin` returned
-        """Return what the trainer gets; called in the order of `begin`, and raises as it does."""
+        """Return what the consumer gets; called in the order of `begin`, and raises as it does."""
 
     def close(self) -> None:
         """Wait until nothing is under way, and let go of all batches; a second call does nothing.

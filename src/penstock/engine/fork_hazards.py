@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """What makes fork dangerous here: threads of native libraries, and a device that is in use.
 
-A forked worker is a copy of the trainer with one thread. A library that had threads of its own
+A forked worker is a copy of the main process with one thread. A library that had threads of its own
 believes that they still run: the worker waits for their answer, or for a lock that one of them
 held, and waits for ever.
 
@@ -75,7 +75,7 @@ _GNU_OPENMP: Final = Library(
     "GNU OpenMP",
     r"libgomp\b.*\.so",
     "the first parallel loop in a worker waits for ever for threads that do not exist there",
-    "a trainer that computes with one thread (OMP_NUM_THREADS=1) helps as well",
+    "training that computes with one thread (OMP_NUM_THREADS=1) helps as well",
 )
 _GRPC: Final = Library(
     "gRPC",

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Which functions draw from the generators that belong to the whole process.
 
-Seeing that a generator's state has changed would not do: the trainer draws from the same ones
+Seeing that a generator's state has changed would not do: the main process draws from the same ones
 meanwhile. So the calls of one thread are followed, by a profile function:
 
     random    a call of a method of the one hidden `random.Random`

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What the machine around the trainer gives and takes: memory, its limits, and descriptors.
+"""What the machine around the main process gives and takes: memory, its limits, and descriptors.
 
 Guarantees
     Everything here only reads, and what the system does not tell is None: on macOS all of it.
@@ -47,8 +47,8 @@ _LESS_MEMORY: Final = "try fewer workers or a smaller prefetch_factor"
 _CGROUPS: Final = Path("/sys/fs/cgroup")
 _NO_LIMIT_BYTES: Final = 1 << 60  # version 1 writes "none" as the largest number of whole pages
 
-# Held for each worker in the trainer, under every start method: its channel, its sentinel, the end
-# of the pipe by which multiprocessing tells it of our death, and its pidfd.
+# Held for each worker in the main process, under every start method: its channel, its sentinel, the
+# end of the pipe by which multiprocessing tells it of our death, and its pidfd.
 _DESCRIPTORS_PER_WORKER: Final = 4
 # For a moment, beside those: 7 to 8 under fork, 7 to 9 under spawn and 10 under forkserver. It is
 # what starting one worker takes, or what arrives at one read: four batches of two new slots each.
@@ -350,7 +350,7 @@ def memory_warning(batch_bytes: int, batches_in_flight: int, now: Memory) -> str
 
 
 def descriptors_needed(num_workers: int) -> int:
-    """Return how many descriptors the trainer must be free to open for `num_workers` processes.
+    """Return how many descriptors the main process has to open for `num_workers` processes.
 
     Example:
         >>> descriptors_needed(4)

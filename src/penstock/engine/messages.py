@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What the trainer and its process workers say to each other, and how an exception crosses.
+"""What the main process and its process workers say to each other, and how an exception crosses.
 
-trainer -> worker    the spec's segment (once), then BeginEpoch, Task, Task …, BeginEpoch …
-worker  -> trainer   BatchMade, TaskFailed, ShardExhausted; Ready (once, of one that was added);
-                      GeneratorsSet (once, where worker_init_fn set them); DrawingsFound (once)
+main process -> worker  the spec's segment (once), then BeginEpoch, Task, Task …, BeginEpoch …
+worker -> main process  BatchMade, TaskFailed, ShardExhausted; Ready (once, of one that was added);
+                        GeneratorsSet (once, where worker_init_fn set them); DrawingsFound (once)
 """
 
 from __future__ import annotations

@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The parent-death watch: a worker ends with its trainer, whatever either is doing then.
+"""The parent-death watch: a worker ends with its main process, whatever either is doing then.
 
-A pipe whose writing end the trainer's process alone holds: no child keeps it, forked ones close it
-at once. When the trainer is gone the kernel sends SIGIO to every worker, which ends it also while
-native code holds the interpreter. Where the kernel cannot (no /proc, no O_ASYNC), a thread of the
-worker that reads the pipe has to do.
+A pipe whose writing end the main process alone holds: no child keeps it, forked ones close it
+at once. When the main process is gone the kernel sends SIGIO to every worker, which ends it also
+while native code holds the interpreter. Where the kernel cannot (no /proc, no O_ASYNC), a thread of
+the worker that reads the pipe has to do.
 """
 
 from __future__ import annotations
@@ -20,11 +20,11 @@ from typing import Final
 
 __all__ = ["ParentWatch", "end_with_parent"]
 
-_WATCH_SECONDS: Final = 2.0  # how often to look for a trainer whose end no pipe tells
+_WATCH_SECONDS: Final = 2.0  # how often to look for a main process whose end no pipe tells
 
 
 class ParentWatch:
-    """The trainer's end, for the workers of one loader.
+    """The main process's end, for the workers of one loader.
 
     Attributes:
         fd: The reading end, to be sent to each worker.
@@ -78,7 +78,7 @@ def _own_description(fd: int) -> int:
 
 
 def _watch(fd: int) -> None:
-    first_parent = os.getppid()  # under forkserver the server, which may outlive the trainer
+    first_parent = os.getppid()  # under forkserver the server, which may outlive the main process
     poll = select.poll()
     poll.register(fd, select.POLLIN)
     while os.getppid() == first_parent:

@@ -167,7 +167,7 @@ class Plan:
         timeout_s: Longest wait for a batch, in seconds; 0 waits for ever.
         keep_workers: Whether workers live on after an epoch.
         context: Start method of the workers; None is Python's default.
-        page_lock: How the memory of batches is locked for a device, in the trainer's process, but
+        page_lock: How the memory of batches is locked for a device, in the main process, but
             not that of worker threads; None locks nothing. Like all of the plan but the spec, it
             is sent to no worker.
         ray: What workers that are Ray actors ask of the cluster; None for others, and for Ray's

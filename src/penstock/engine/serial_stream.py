@@ -157,7 +157,7 @@ class SerialStream(BatchStream):
         except StopIteration:
             return
         except Exception:
-            # What was waited for it is no time of the trainer's own code.
+            # What was waited for it is no time of the main process's own code.
             if observer is None or not observer.measures:
                 self._clock.given_until(now())
             raise
@@ -207,7 +207,7 @@ class SerialStream(BatchStream):
                 step,
                 0,
                 os.getpid(),
-                times._replace(idle_ns=0),  # between two tasks it is the trainer's own code
+                times._replace(idle_ns=0),  # between two tasks it is the main process's own code
                 indices=None if self._plan.spec.is_iterable else indices,
                 num_failed=self._num_bad,
                 num_ready=0,

@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
 """The status page: shared memory in which a worker writes what it is doing.
 
-The trainer reads it when the worker is dead or stuck, and can no longer be asked. The first cells
-hold the status, next are the worker's last words, if an exception ended it; behind them
-`faulthandler` writes the worker's stacks, when a signal kills it or the trainer asks for them. A
-write costs a few stores, no system call.
+The main process reads it when the worker is dead or stuck, and can no longer be asked. The first
+cells hold the status, next are the worker's last words, if an exception ended it; behind them
+`faulthandler` writes the worker's stacks, when a signal kills it or the main process asks for them.
+A write costs a few stores, no system call.
 """
 
 from __future__ import annotations
@@ -115,8 +115,8 @@ class StatusSnapshot(NamedTuple):
 class StatusWriter:
     """A worker's end of a status page: it writes what it does, and a stopwatch times it.
 
-    Without a page (a worker in the trainer's process), it is for `take_times` alone, which
-    tells of no memory: the process's is the trainer's.
+    Without a page (a worker in the main process), it is for `take_times` alone, which
+    tells of no memory: the process's is the main process's.
     """
 
     __slots__ = (
@@ -140,7 +140,7 @@ class StatusWriter:
         self.is_watched = False
         self._num_tasks = 0
         self._measures = True  # the task under way
-        self._is_read = page is not None  # by the trainer
+        self._is_read = page is not None  # by the main process
         self._stopwatch = Stopwatch(len(Phase), cpu_clock)
         self._cells: memoryview[int] | list[int] = [0] * _NUM_CELLS
         self._key = self._words = memoryview(bytearray())
@@ -228,11 +228,11 @@ class StatusWriter:
                 cells[_KEY_BYTES] = len(key)
 
     def note_interrupt(self) -> None:
-        """Note a Ctrl-C, which a terminal sends to the trainer and its workers alike."""
+        """Note a Ctrl-C, which a terminal sends to the main process and its workers alike."""
         self._cells[_INTERRUPTED] = time.monotonic_ns()
 
     def say_last_words(self, text: str) -> None:
-        """Leave a text for the trainer, which needs neither a descriptor nor a thread."""
+        """Leave a text for the main process, which needs neither a descriptor nor a thread."""
         words = text.encode("utf-8", "replace")[: len(self._words)]
         self._words[: len(words)] = words
 
@@ -272,7 +272,7 @@ class StatusWriter:
 def open_status(fd: int) -> StatusWriter:
     """Return a worker's end of the status page `fd`, which is kept open for `faulthandler`.
 
-    From here on a fatal signal, or the trainer, has the worker's stacks written there.
+    From here on a fatal signal, or the main process, has the worker's stacks written there.
     """
     page = memoryview(Mapping(fd, _SIZE_BYTES).view()).cast("B")
     os.set_inheritable(fd, False)
@@ -285,7 +285,7 @@ def open_status(fd: int) -> StatusWriter:
 
 
 class StatusPage:
-    """The trainer's end of a status page."""
+    """The main process's end of a status page."""
 
     def __init__(self) -> None:
         """Make an empty page; `fd` is to be closed once the worker has got it.

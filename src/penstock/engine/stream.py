@@ -18,10 +18,10 @@ import traceback
 import warnings
 from typing import TYPE_CHECKING, Any, Final
 
+from penstock.engine.consumer_clock import ConsumerClock
 from penstock.engine.epoch import Given
 from penstock.engine.fault_log import FaultLog, said_of_stop
 from penstock.engine.recover import NO_BATCH
-from penstock.engine.trainer_clock import TrainerClock
 from penstock.warn import users_level
 
 if TYPE_CHECKING:
@@ -37,7 +37,7 @@ if TYPE_CHECKING:
 __all__ = ["FOLD_AT", "LONG_NS", "BatchStream", "was_raised_below"]
 
 FOLD_AT: Final = 1024  # light rows: some 300 KB
-# Measuring a batch costs up to 50 us in the trainer: 1 % of this.
+# Measuring a batch costs up to 50 us in the main process: 1 % of this.
 LONG_NS: Final = 5_000_000
 _RECENT: Final = 64  # batches, among which half are to be long
 _FEWEST_LONG: Final = 4  # batches; the first ones import modules, and a machine may stall
@@ -88,7 +88,7 @@ class BatchStream:
         self._hook = hook
         self._observer = observer
         self._faults = faults or FaultLog(plan.spec.faults, plan.spec.dataset)
-        self._clock = TrainerClock(cpu_clock)
+        self._clock = ConsumerClock(cpu_clock)
         self._is_open = False
         self._epoch = epoch
         self.begin_epoch(epoch)
@@ -174,7 +174,7 @@ class BatchStream:
         except StopIteration:
             raise
         except Exception:
-            # What was waited for it is no time of the trainer's own code.
+            # What was waited for it is no time of the main process's own code.
             if observer is not None and observer.measures:
                 self._clock.take()
             else:
@@ -234,7 +234,8 @@ class BatchStream:
 
     def _finish(self, begun: Any, hook: DeliveryHook) -> Any:  # noqa: ANN401 - any batch tree
         """Return the batch that `hook` has begun with."""
-        # From here on it is the trainer's device that takes its time, or the trainer's own code.
+        # From here on it is the main process's device that takes its time, or the main process's
+        # own code.
         self._clock.arrived()
         try:
             return hook.finish(begun)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The life of a worker that is a thread of the trainer's process.
+"""The life of a worker that is a thread of the main process.
 
 Guarantees
     Tasks are done in the order in which they came. One of an earlier epoch is broken off at its
@@ -72,7 +72,7 @@ class Answer(NamedTuple):
     """What a worker tells.
 
     Attributes:
-        worker: Who. The trainer drops what comes of one that it has given up.
+        worker: Who. The main process drops what comes of one that it has given up.
         generation: Number of the generation that it is about.
         event: For the scheduler; None where nothing but the rest is told.
         first_sample: Digest of the first sample of a shard, if the batch begins with it.
@@ -87,15 +87,15 @@ class Answer(NamedTuple):
 
 
 class ThreadWorker:
-    """One worker thread, and what the trainer keeps of it.
+    """One worker thread, and what the main process keeps of it.
 
     Attributes:
         worker_id: Its number.
         thread: A daemon, so that one that is stuck does not keep the interpreter from ending.
         status: What it is doing.
-        tasks: Step -> indices of the epoch's tasks that it has not answered; the trainer's.
-        shard: How far it is in its shard of an iterable dataset; the trainer's.
-        is_gone: Whether its end is known; the trainer's.
+        tasks: Step -> indices of the epoch's tasks that it has not answered; the main process's.
+        shard: How far it is in its shard of an iterable dataset; the main process's.
+        is_gone: Whether its end is known; the main process's.
     """
 
     def __init__(
@@ -133,8 +133,8 @@ class ThreadWorker:
         self._sequence = sequence
         self._outbox = outbox
         self._inbox: queue.SimpleQueue[ThreadTask | _Begin | None] = queue.SimpleQueue()
-        # Not locked: its fences would be made here, while the trainer's thread may be capturing a
-        # graph, which no other thread's questions to the device may disturb.
+        # Not locked: its fences would be made here, while the main process's thread may be
+        # capturing a graph, which no other thread's questions to the device may disturb.
         self._output = PlainOutput()
         self._fetcher: Fetcher | None = None
         self._generation: ThreadGeneration | None = None
@@ -143,7 +143,7 @@ class ThreadWorker:
         self._is_exhausted = False
         self._is_expected = joins_late
         self._has_served = False
-        # the last that it was notified of; the trainer's
+        # the last that it was notified of; the main process's
         self._given: ThreadGeneration | None = None
         self._drawings: tuple[Drawing, ...] = ()  # of worker_init_fn, to be told
         self._watch: GeneratorWatch | None = None  # of an epoch's begin, for its first task

@@ -4,10 +4,10 @@
 Guarantees
     Tasks are done in the order in which they came. Between two tasks the worker looks whether it is
     still wanted: a closed channel ends it, whatever is still queued.
-    It ends when the trainer is gone, even in the middle of a task that hangs (see `parent_watch`).
-    Ctrl-C is the trainer's business: the worker notes it, and waits for the trainer.
-    Nothing the user's code raises ends the worker; `SystemExit` and the like do, as a death. Its
-    last words in the status page say what was raised, and where.
+    It ends when the main process is gone, even in the middle of a task that hangs (see
+    `parent_watch`). Ctrl-C is the main process's business: the worker notes it, and waits for the
+    main process. Nothing the user's code raises ends the worker; `SystemExit` and the like do, as a
+    death. Its last words in the status page say what was raised, and where.
     A process that the dataset forks may end as it likes: the worker goes on.
 """
 
@@ -76,7 +76,8 @@ def run_worker(sock: socket.socket, identity: WorkerIdentity, spec: WorkerSpec |
         spec: How to make batches; None if it comes as a shared segment in the first frame,
             behind the status page.
     """
-    signal.signal(signal.SIGTERM, signal.SIG_DFL)  # a forked worker may carry the trainer's handler
+    # a forked worker may carry the main process's handler
+    signal.signal(signal.SIGTERM, signal.SIG_DFL)
     owner = Owner()
     channel = Channel(sock)
     worker = _Worker(channel, identity, spec)
@@ -88,7 +89,7 @@ def run_worker(sock: socket.socket, identity: WorkerIdentity, spec: WorkerSpec |
     except BaseException as error:
         is_unwanted = isinstance(error, (EOFError, BrokenPipeError, ConnectionResetError))
         if owner.is_here and is_unwanted:
-            worker.note_end()  # the trainer wants no more, or is gone
+            worker.note_end()  # the main process wants no more, or is gone
             return
         if owner.is_here:
             worker.say_last_words(error)
@@ -159,7 +160,7 @@ class _Worker:
             self._failure = report_exception(error)
             self._is_set_up = False
         # What is here, modules mostly, stays: the collector need not go over it again and again,
-        # some 5 % of the time, nor touch pages that a forked worker shares with the trainer.
+        # some 5 % of the time, nor touch pages that a forked worker shares with the main process.
         gc.freeze()
         while True:
             self._status.phase(Phase.WAITING)
@@ -243,7 +244,7 @@ class _Worker:
 
     def _serve(self, task: Task) -> None:
         if self._is_exhausted:
-            return  # the trainer knows that no answer comes
+            return  # the main process knows that no answer comes
         if self._failure is not None:
             self._channel.send(encode(TaskFailed(task.generation, task.step, self._failure, None)))
             return

@@ -252,7 +252,7 @@ class WorkerStream(BatchStream):
         self._add_some()
 
     def _add_some(self) -> None:
-        """Start the next of the workers that are to come, few at a time: each stops the trainer."""
+        """Start the next workers that are to come: few at a time, as each start stops the loop."""
         for _ in range(min(_ADDED_AT_ONCE, len(self._to_add))):
             worker_id = self._to_add.popleft()
             try:
@@ -320,7 +320,7 @@ class WorkerStream(BatchStream):
                     for event in self._backend.events(0.0):
                         self._handle(event)
             except Exception as error:
-                # The batch that is given now is the trainer's all the same.
+                # The batch that is given now is the main process's all the same.
                 self._overdue = error
             self._drop_frames_of_overdue()
             if self._overdue is not None:

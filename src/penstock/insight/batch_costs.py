@@ -19,8 +19,8 @@ class Costs:
     """Sums over batches, and the means that follow. Seconds per batch, unless a name says more.
 
     A batch is counted twice over, as the two sides have different batches that do not count: the
-    trainer's side leaves out those that were given while workers started, the worker's side the
-    first one of each worker, which holds imports and opening files.
+    main process's side leaves out those that were given while workers started, the worker's side
+    the first one of each worker, which holds imports and opening files.
     """
 
     __slots__ = (
@@ -54,7 +54,7 @@ class Costs:
         self._wall_ns = 0
 
     def add_given(self, record: BatchRecord) -> None:
-        """Count what a batch was to the trainer."""
+        """Count what a batch was to the main process."""
         self.num_given += 1
         self._cycle_ns += record.given_ns - record.asked_ns + record.consumer_ns
         self._consumer_ns += record.consumer_ns
@@ -93,23 +93,23 @@ class Costs:
 
     @property
     def wait_share(self) -> float:
-        """Share of the time that the trainer waited, from 0 to 1."""
+        """Share of the time that the main process waited, from 0 to 1."""
         return 1 - self._consumer_ns / self._cycle_ns if self._cycle_ns else 0.0
 
     @property
     def trainer_s(self) -> float:
-        """The trainer's own code, as it would be were there always a core for it."""
+        """The main process's own code, as it would be were there always a core for it."""
         own_ns = self._consumer_ns - self._trainer_starved_ns
         return self._per_given(max(own_ns, min(self._consumer_ns, self._trainer_cpu_ns), 0))
 
     @property
     def consumer_s(self) -> float:
-        """The trainer's own code, as it was."""
+        """The main process's own code, as it was."""
         return self._per_given(self._consumer_ns)
 
     @property
     def trainer_cpu_s(self) -> float:
-        """CPU time of the trainer's process, while it waited included."""
+        """CPU time of the main process, while it waited included."""
         return self._per_given(self._trainer_cpu_ns)
 
     @property
@@ -145,7 +145,7 @@ class Costs:
 
     @property
     def rate(self) -> float:
-        """Batches per second that the trainer gets."""
+        """Batches per second that the main process gets."""
         return 1 / max(self.cycle_s, 1e-9)
 
     def _per_given(self, total_ns: int) -> float:

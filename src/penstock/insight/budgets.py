@@ -139,7 +139,7 @@ class Limits:
 
     Attributes:
         cpu_cores: Cores that workers may keep busy, above 0. None: what the process is allowed,
-            less what the trainer uses.
+            less what the main process uses.
         memory_bytes: For batches under way and for workers, above 0; kept as an int. None: half of
             what is left.
 

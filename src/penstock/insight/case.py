@@ -55,8 +55,8 @@ def worth(gain: float) -> bool:
 
 
 def waits(case: Case) -> str:
-    """Return how long the trainer waits, as the beginning of a sentence."""
-    return f"The trainer waits {percent(case.at.wait_share)} of the time"
+    """Return how long the main process waits, as the beginning of a sentence."""
+    return f"The main process waits {percent(case.at.wait_share)} of the time"
 
 
 def of_it(case: Case) -> str:

@@ -38,10 +38,10 @@ class Figures:
     Attributes:
         batches: Batches that followed another one in their iterator.
         rate: Of these, per second.
-        wait_share: Share of the time that the trainer waited for them, 0 to 1.
-        consumer_s: The trainer's own code.
+        wait_share: Share of the time that the main process waited for them, 0 to 1.
+        consumer_s: The main process's own code.
         trainer_starved_s: Of this, no core was free.
-        trainer_cpu_s: CPU time of the trainer's process.
+        trainer_cpu_s: CPU time of the main process.
         worker_s: A worker's time, without waiting for a core.
         worker_starved_s: A worker waited for a core.
         idle_share: Share of the workers' time that they had nothing to do, 0 to 1.
@@ -53,10 +53,10 @@ class Figures:
         seed_s: Seeding the global generators for each of the samples; part of the others.
         num_bytes: Bytes of the batch.
         num_samples: Samples of the batch.
-        num_workers: Workers; 0 if the trainer's thread makes the batches.
+        num_workers: Workers; 0 if the main process's thread makes the batches.
         cores: Cores that may be used.
-        pause_s: What the trainer's rare long steps (validation, logging) take beyond the others; no
-            part of `consumer_s` and `rate`.
+        pause_s: What the main process's rare long steps (validation, logging) take beyond the
+            others; no part of `consumer_s` and `rate`.
         lock_share: Share of the time that threads hold the interpreter's lock, 0 to 1.
         lock_bound: Share for which they may hold it, as nobody saw that they do not.
     """
@@ -138,12 +138,12 @@ class Figures:
 
     @property
     def trainer_s(self) -> float:
-        """The trainer's own code, were there always a core for it."""
+        """The main process's own code, were there always a core for it."""
         return self.consumer_s - self.trainer_starved_s
 
     @property
     def trainer_rate(self) -> float:
-        """Batches per second that the trainer could take."""
+        """Batches per second that the main process could take."""
         return 1 / (self.consumer_s + DELIVERY_S)
 
     @property
@@ -158,7 +158,7 @@ class Figures:
 
     @property
     def trainer_blocked_s(self) -> float:
-        """The trainer's own code without CPU, while threads had some that may have held the lock.
+        """The main process's own code without CPU, while threads may have held the lock.
 
         It may as well be waiting for its device.
         """
@@ -178,7 +178,7 @@ class Figures:
 
     @property
     def serial_rate(self) -> float:
-        """Batches per second without workers: the trainer makes one, and then takes it."""
+        """Batches per second without workers: the main process makes one, and then takes it."""
         own_s = _SERIAL_S + (_KEPT_S if self.seed_s else 0.0)
         made_s = self.fetch_s + self.collate_s
         if self.num_workers and self.fills_cores:  # they took the cores from each other
@@ -187,13 +187,13 @@ class Figures:
 
     @property
     def fills_cores(self) -> bool:
-        """Whether workers and trainer keep all cores busy, so that no other programs can."""
+        """Whether workers and main process keep all cores busy, so that no other programs can."""
         all_s = self.worker_cpu_s + self.trainer_cpu_s + (DELIVERY_S if self.num_workers else 0.0)
         return self.rate * all_s >= _FULL * self.cores
 
     @property
     def cores_taken(self) -> float:
-        """Cores that workers and trainer kept busy."""
+        """Cores that workers and main process kept busy."""
         return (self.worker_cpu_s + self.trainer_cpu_s) * self.rate
 
     @property
@@ -232,7 +232,7 @@ class Figures:
 
     @property
     def enough_workers(self) -> int:
-        """How many workers keep up with the trainer, or as well as cores and the lock allow."""
+        """How many workers keep up with the main process, as far as cores and the lock allow."""
         at, room = self.with_workers, self._room
         rate = min(room.best_rate(at), self.lock_rate)
         return min(room.enough(at, rate), max(_MOST_WORKERS, 2 * self.num_workers))
@@ -240,7 +240,7 @@ class Figures:
     def rate_with(self, num_workers: int) -> float:
         """Return the batches per second with so many workers, at least 1."""
         at = self.with_workers
-        if num_workers < self.num_workers:  # what they take of the trainer's cores is reckoned
+        if num_workers < self.num_workers:  # what they take of the main process's cores is reckoned
             at = replace(at, consumer_s=at.trainer_s, trainer_starved_s=0.0)
         return min(self._room.rate(at, num_workers), self.lock_rate)
 

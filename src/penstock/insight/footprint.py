@@ -2,10 +2,10 @@
 """What a worker takes of memory, as far as it can be seen.
 
 Assumptions
-    Under fork the resident memory of a worker is the trainer's to begin with, and what of it the
-    worker has written to since, and so has for itself, nobody tells cheaply. It counts as 50 MB,
-    plus what the worker has grown by since its first batch. Under spawn and forkserver all that is
-    resident counts, at least 50 MB. Threads have no memory of their own.
+    Under fork the resident memory of a worker is the main process's to begin with, and what of it
+    the worker has written to since, and so has for itself, nobody tells cheaply. It counts as 50
+    MB, plus what the worker has grown by since its first batch. Under spawn and forkserver all that
+    is resident counts, at least 50 MB. Threads have no memory of their own.
 """
 
 from __future__ import annotations
@@ -53,6 +53,6 @@ class Footprint:
         """Return the bytes of a worker with its batches.
 
         It has a slot for each batch that it may have under way, and one that it fills while the
-        trainer still holds the last.
+        main process still holds the last.
         """
         return self.own_bytes + (prefetch_factor + 1) * self.batch_bytes

@@ -68,7 +68,7 @@ class History:
     """What is known of the batches of a loader.
 
     Concurrency:
-        `add` from the trainer's thread; everything else from any.
+        `add` from the main process's thread; everything else from any.
 
     Example:
         >>> from penstock.engine.accounts import BatchRecord, TaskTimes
@@ -261,7 +261,7 @@ class History:
         """Return sums, and a verdict on the window.
 
         Args:
-            num_workers: Workers now; 0 if the trainer's thread makes the batches.
+            num_workers: Workers now; 0 if the main process's thread makes the batches.
             prefetch_factor: Batches under way per worker.
             cores: Cores that this process may use: affinity and quota.
             is_auto: Whether the tuner chooses the other two.

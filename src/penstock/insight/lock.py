@@ -20,14 +20,14 @@ _FEWEST: Final = 3  # looks that tell something
 
 
 class LockProbe:
-    """Looks now and then whether the trainer gets the lock back when it has let go of it.
+    """Looks now and then whether the main process gets the lock back when it has let go of it.
 
     The system does not tell a thread that waits for the lock from one that waits for a disk. But
     after a nap a thread that needs the lock has it at once, or when the holder's turn is over,
     which is 5 ms unless `sys.setswitchinterval` said otherwise. Shorter holds are often missed.
 
     Concurrency:
-        `look` in the trainer's thread, `share` in any.
+        `look` in the main process's thread, `share` in any.
     """
 
     def __init__(self) -> None:

@@ -111,7 +111,8 @@ class Monitor:
             there are no `watchers`.
 
     Concurrency:
-        The trainer's thread; `stats` and `recording` from any. A pickled copy knows nothing yet.
+        The main process's thread; `stats` and `recording` from any. A pickled copy knows nothing
+        yet.
     """
 
     def __init__(
@@ -458,7 +459,7 @@ class Observed(Summarized):
     def stats(self) -> Stats:
         """Return who waits for whom: sums over the last batches, the epoch and the run.
 
-        `print(loader.stats().verdict)` says in words why the trainer waits, and what to do.
+        `print(loader.stats().verdict)` says in words why the main process waits, and what to do.
 
         Returns:
             A frozen record (`penstock.insight.stats.Stats`).
@@ -511,8 +512,8 @@ class Observed(Summarized):
     ) -> Callable[[], None]:
         """Have `callback` called with the stats from time to time, and at every epoch's end.
 
-        It is called in the trainer's thread, between two batches. One that raises is warned of, and
-        not called again.
+        It is called in the main process's thread, between two batches. One that raises is warned
+        of, and not called again.
 
         Args:
             callback: Takes `Stats`.

@@ -42,13 +42,13 @@ _DERIVED: Final = (
     *("wait_ns", "first_wait_ns", "is_first", "read_ns"),
     "since_ns",  # when the first batch of the iterator was asked for
     "spare_ns",  # the worker had nothing to do since then
-    "tail_ns",  # the trainer's own code after an epoch's last batch
+    "tail_ns",  # the main process's own code after an epoch's last batch
     "is_measured",  # a worker told what it took
 )
 OF_SAMPLES: Final = ("is_workers_first", "timed", "timed_us", "slow", "slow_us")
 AT: Final = {name: at for at, name in enumerate((*FIELDS, *_DERIVED, *OF_SAMPLES))}
 _LONG_AGO: Final = np.iinfo(np.int64).min // 2
-_PAUSE: Final = 8  # times the trainer's median step
+_PAUSE: Final = 8  # times the main process's median step
 _SHORTEST_PAUSE_NS: Final = 20_000_000
 _RARE: Final = 0.1  # share of steps that are pauses at most
 _UNKNOWN: Final = -1  # starved time where the system does not say
@@ -93,7 +93,7 @@ class Sums:
         self._totals += np.maximum(rows, 0).sum(axis=0, dtype=np.float64)
 
     def add_tail(self, tail_ns: int, num_failed: int) -> None:
-        """Add the trainer's own code after an epoch's last batch, and bad samples after it."""
+        """Add the main process's own code after an epoch's last batch, and bad samples after it."""
         self._totals[AT["tail_ns"]] += tail_ns
         self._totals[AT["num_failed"]] += num_failed
 
@@ -136,7 +136,7 @@ class Ring:
         self._rows[at] = rows
 
     def add_tail(self, tail_ns: int, num_failed: int) -> None:
-        """Add the trainer's own code after the last row, and bad samples after it."""
+        """Add the main process's own code after the last row, and bad samples after it."""
         if self._count:
             row = self._rows[(self._count - 1) % len(self._rows)]
             row[AT["tail_ns"]] = tail_ns
@@ -257,7 +257,7 @@ def _settled(rows: NDArray[np.int64]) -> NDArray[np.int64]:
 
 
 def without_pauses(rows: NDArray[np.int64]) -> NDArray[np.int64]:
-    """Return rows in which the trainer's rare long steps (logging, validation) take what others do.
+    """Return rows in which rare long steps (logging, validation) take what others do.
 
     What workers had nothing to do meanwhile is taken out as well. A copy, or the rows themselves.
     """

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""When each worker was in which stage, and the trainer too: what charts and traces draw.
+"""When each worker was in which stage, and the main process too: what charts and traces draw.
 
     worker    | idle | read | compute | collate | send |
-    trainer   | its own code | waits |
+    main process   | its own code | waits |
 
 Approximations
     What is measured of a task is how long each stage took in all, not when: samples are read and
@@ -206,7 +206,7 @@ def trainer_stages(columns: Columns) -> list[Stage]:
 def worked_on(stage: Stage, columns: Columns) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
     """Return epoch and step of the batch that each entry of a stage was about.
 
-    The trainer's own code, which is told with the batch that it then asks for, is work on the
+    The main process's own code, which is told with the batch that it then asks for, is work on the
     batch before.
     """
     epochs, steps = columns["epoch"], columns["step"]

@@ -23,8 +23,8 @@ Bottleneck = Literal[
     "seeding",  # of the global generators, for every sample
     "collate",  # making batches of samples
     "transport",  # packing batches and sending them
-    "bursts",  # fast enough on average, and yet the trainer waits: work further ahead
-    "contention",  # workers take CPU from the trainer
+    "bursts",  # fast enough on average, and yet the main process waits: work further ahead
+    "contention",  # workers take CPU from the main process
     "start",  # the first batch of each epoch, while workers start and nothing lies ready
     "gil",  # workers are threads, and wait for the interpreter's lock
     "unknown",  # not measured: batches are cheap and nobody has asked, or it is torch's own loader
@@ -35,27 +35,27 @@ Bottleneck = Literal[
 class Span(Summarized):
     """Sums over some batches, one after the other.
 
-    Seconds of the trainer are of the one trainer. Seconds of workers add up over all of them: two
-    workers that are busy all the time have 2 s per second.
+    Seconds of the main process are of the one main process. Seconds of workers add up over all of
+    them: two workers that are busy all the time have 2 s per second.
 
     Attributes:
-        batches: Batches given to the trainer.
+        batches: Batches given to the main process.
         samples: Samples in them.
         failed: Bad samples, left out or replaced: each counted once an epoch, however often it was
             drawn, as in `loader.failures`.
         measured: Batches whose making was measured (`monitor=`). Of these alone are the bytes, all
             times of workers, `trainer_cpu_s` and `trainer_starved_s`.
         bytes: Of the batches in their slots.
-        seconds: `wait_s`, `consumer_s`, and the trainer's own code after the last batch of an
+        seconds: `wait_s`, `consumer_s`, and the main process's own code after the last batch of an
             iterator that has ended: what lies between epochs (a validation, a checkpoint) is no
             part of it.
-        wait_s: The trainer waited for a batch.
+        wait_s: The main process waited for a batch.
         first_wait_s: Of these, for the first batch of an iterator, while nothing lay ready, and for
             the first one of a worker.
         starts: How many batches were such a first one.
-        consumer_s: The trainer's own code ran.
-        trainer_cpu_s: CPU time of the trainer's process, without that of workers.
-        trainer_starved_s: The trainer could have run, and no core was free.
+        consumer_s: The main process's own code ran.
+        trainer_cpu_s: CPU time of the main process, without that of workers.
+        trainer_starved_s: The main process could have run, and no core was free.
         idle_s: Workers had nothing to do, while an iterator was at work.
         read_s: Workers waited in the dataset: for storage, a network, a lock.
         compute_s: Workers decoded and transformed.
@@ -120,7 +120,7 @@ class Span(Summarized):
 
     @property
     def wait_share(self) -> float:
-        """Share of the time that the trainer waited, from 0 to 1."""
+        """Share of the time that the main process waited, from 0 to 1."""
         total_s = max(self.wait_s + self.consumer_s, self.seconds)
         return self.wait_s / total_s if total_s else 0.0
 
@@ -132,7 +132,7 @@ class Span(Summarized):
 
 @dataclass(frozen=True, slots=True, repr=False)
 class Verdict(Summarized):
-    """Why the trainer waits, and what to do.
+    """Why the main process waits, and what to do.
 
     Attributes:
         bottleneck: What it is, in a word.
@@ -215,7 +215,7 @@ class Stats(Summarized):
     """Who waited for whom.
 
     Attributes:
-        verdict: Why the trainer waits, judged by `window`.
+        verdict: Why the main process waits, judged by `window`.
         window: The last batches (see `penstock.insight.history`).
         epoch: The epoch that is under way, or the last one.
         run: Everything since the loader was made.

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What keeps workers from making batches as fast as the trainer takes them."""
+"""What keeps workers from making batches as fast as the main process takes them."""
 
 from __future__ import annotations
 
@@ -187,7 +187,7 @@ def _cpu(case: Case) -> Verdict | None:
     return Verdict(
         "cpu",
         f"{waits(case)}: a batch takes {duration(at.worker_cpu_s + at.trainer_cpu_s)} of CPU, "
-        f"{duration(at.trainer_cpu_s)} of it the trainer's. That keeps "
+        f"{duration(at.trainer_cpu_s)} of it the main process's. That keeps "
         f"{amount(at.cores_taken)} of {amount(at.cores)} cores busy{who}. More workers would not "
         "help.",
         "Make samples cheaper (decode smaller images, do less in transforms, pack them resized), "
@@ -244,7 +244,7 @@ def _too_few_workers(case: Case) -> Verdict | None:
         "workers",
         f"{waits(case)}: a batch takes {duration(at.made_s)} of a worker's time"
         f"{of_it(case)}, and {count_of_workers(at.num_workers)} {verb} {amount(made)} a second, "
-        f"while the trainer could take {amount(at.trainer_rate)}.",
+        f"while the main process could take {amount(at.trainer_rate)}.",
         'num_workers="auto" adds workers, within its budgets of CPU and memory.'
         if gain is None
         else f"Add workers: num_workers={workers} would give {throughput(gain)}.",

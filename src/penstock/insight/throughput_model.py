@@ -5,7 +5,7 @@ With n workers, batches come no faster than
 
     1 / (t + h)        a main process whose own step takes t, and which takes h to receive a batch
     n / b              workers that take b for each
-    C / (c + u + h)    C cores, where each costs c of a worker's CPU time and u of the trainer's
+    C / (c + u + h)    C cores, where each costs c of a worker's CPU time and u of the consumer's
 
 So the least n that is enough is b times the least of the other two. A worker that waits for
 storage takes no core: with b far above c, many workers to a core are right; with b = c, one.
@@ -32,15 +32,15 @@ __all__ = ["DELIVERY_S", "BatchCosts", "Room", "Wish", "milliseconds"]
 # was measured at 0.1 to 0.35 ms; the upper end, so that no gain is promised that it eats up.
 DELIVERY_S: Final = 0.4e-3
 
-# Batches do not all take the same: with workers that are just enough on average, the trainer waits
-# for every second one.
+# Batches do not all take the same: with workers that are just enough on average, the main process
+# waits for every second one.
 _HEADROOM: Final = 1.2
 # Of a worker: below so much, one more is not worth having, and figures are no better than that.
 _TOLERANCE: Final = 0.15
 # Of workers that compute and read in turn, now more and now fewer want a core: so many standard
 # deviations of that number (it is binomial) more of them keep all cores at work; at most twice.
 _OVERLAP: Final = 1.5
-# Below so much the loader's own work per batch (some 0.1 ms) is what limits a trainer.
+# Below so much the loader's own work per batch (some 0.1 ms) is what limits a main process.
 _FASTEST_TRAINER_S: Final = 0.0002
 _MOST_WORKERS: Final = 32
 _WORKERS_PER_CORE: Final = 4
@@ -65,7 +65,7 @@ class BatchCosts(Protocol):
 
     @property
     def consumer_s(self) -> float:
-        """The trainer's own code, as it was."""
+        """The main process's own code, as it was."""
 
     @property
     def trainer_s(self) -> float:
@@ -73,7 +73,7 @@ class BatchCosts(Protocol):
 
     @property
     def trainer_cpu_s(self) -> float:
-        """CPU time of the trainer's process."""
+        """CPU time of the main process."""
 
 
 class Wish(NamedTuple):
@@ -95,7 +95,7 @@ class Room:
 
     Attributes:
         cores: What the process is allowed.
-        cpu_budget: What workers may keep busy of it; None: whatever the trainer leaves.
+        cpu_budget: What workers may keep busy of it; None: whatever the main process leaves.
         memory_bytes: For batches under way and workers; None: no limit is known.
         shares_lock: Workers are threads, which cost no memory of their own, and of which only one
             runs Python code at a time.
@@ -132,7 +132,7 @@ class Room:
 
     @property
     def first_workers(self) -> int:
-        """How many to begin with, when nothing is measured and a core is left for the trainer.
+        """How many to begin with, when nothing is measured and a core is left for the main process.
 
         Of threads one: what it takes shows no waiting for another one's lock.
         """
@@ -162,10 +162,10 @@ class Room:
         return max(1, most)
 
     def rate(self, costs: BatchCosts, num_workers: int) -> float:
-        """Return the batches per second that so many workers and the trainer come to at least.
+        """Return the batches per second that so many workers and the main process come to at least.
 
         What workers wait for a core counts: other processes take it. So does what they take of the
-        trainer's cores, if all of them are at work while it is.
+        main process's cores, if all of them are at work while it is.
         """
         worker_s = max(costs.worker_s, 1e-9)
         at_work = num_workers * min(costs.worker_cpu_s / worker_s, 1.0) + 1
@@ -188,7 +188,7 @@ class Room:
         return max(1, min(needed, self.by_cpu(costs)))
 
     def has_idle_cores(self, costs: Costs) -> bool:
-        """Return whether workers and trainer leave a fifth of the cores, and of the budget."""
+        """Return whether workers and main process leave a fifth of the cores, and of the budget."""
         workers, trainer = costs.rate * costs.worker_cpu_s, costs.rate * costs.trainer_cpu_s
         budget = self.cores if self.cpu_budget is None else self.cpu_budget
         return workers + trainer < _IDLE * self.cores and workers < _IDLE * budget
@@ -209,7 +209,7 @@ class Room:
         """Return why, in words with figures."""
         both = (
             f"a batch takes {milliseconds(costs.worker_s)} in a worker and "
-            f"{milliseconds(costs.trainer_s)} in the trainer"
+            f"{milliseconds(costs.trainer_s)} in the main process"
         )
         workers = counted(wish.num_workers, "worker")
         verb = "s" if wish.num_workers == 1 else ""

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """A recording in the trace event format, which chrome://tracing and ui.perfetto.dev show.
 
-    trainer   1 | own code | wait | own code | wait |         counters: ready batches, workers
+    main process   1 | own code | wait | own code | wait |         counters: ready batches, workers
                                       ▲ flow "batch"          instants: failures, changes
     workers   1 |  read | compute | collate | send | idle …
               2 |  …
@@ -233,7 +233,7 @@ def _batch_arguments(columns: Columns) -> list[Event]:
 
 
 def _flows(columns: Columns) -> Iterator[Event]:
-    """Yield an arrow from a batch's making to the wait in which the trainer got it."""
+    """Yield an arrow from a batch's making to the wait in which the main process got it."""
     send, wait = worker_stages(columns)[-1], trainer_stages(columns)[-1]
     made = (send.starts + send.stops) // 2  # within the event that it starts from
     taken = np.maximum(wait.starts, wait.stops - 1)  # within its event too, to the nanosecond
@@ -289,7 +289,7 @@ def _changes(recording: Recording, columns: Columns) -> Iterator[Event]:
 def _instant(name: str, moment: int, arguments: Mapping[str, Any]) -> Event:
     return {
         "ph": "i",
-        "s": "p",  # across all rows of the trainer
+        "s": "p",  # across all rows of the main process
         "ts": moment / 1e3,
         "pid": _TRAINER,
         "tid": 0,

@@ -9,7 +9,7 @@
 Guarantees
     A model (see `throughput_model`) says from what batches cost how many workers are enough, so the
     first change goes at once to about the right number. What it brought is then measured, in
-    batches that the trainer is given per second: workers that bring nothing are given back.
+    batches that the main process is given per second: workers that bring nothing are given back.
     It ends. What brought nothing bounds what is tried next, from above or from below, until costs
     change for good, which must show in three windows in a row.
 
@@ -19,8 +19,8 @@ Assumptions
     Fewer workers are tried only when much is known, and measured twice in any case.
     Threads wait for each other's lock, which looks like reading: the model is not believed, and
     they are doubled as long as that pays.
-    The trainer's own time has outliers that count: where a GPU is waited for only now and then, the
-    mean tells what a batch takes, and the median does not.
+    The main process's own time has outliers that count: where a GPU is waited for only now and
+    then, the mean tells what a batch takes, and the median does not.
 """
 
 from __future__ import annotations
@@ -107,7 +107,7 @@ class Tuner:
                 of it; None if not known.
             prefetch_factor: The user's, which is kept; None chooses it.
             shares_lock: Workers are threads.
-            is_forked: Workers are processes that share the trainer's memory.
+            is_forked: Workers are processes that share the main process's memory.
         """
         self._room = Room.of(limits, cores, memory_left_bytes, shares_lock=shares_lock)
         self.workers = WorkerSettings(self._room.first_workers, prefetch_factor or _FIRST_PREFETCH)
@@ -143,7 +143,7 @@ class Tuner:
             self._known_workers.add(worker)
         elif is_steady:
             self._now.add_made(record)
-        # An iterator's first has no time of the trainer's before it.
+        # An iterator's first has no time of the main process's before it.
         if not is_steady or not record.consumer_ns or not self._is_begun(record):
             return None
         self._now.add_given(record)
@@ -302,7 +302,7 @@ class Tuner:
             return None
         reason = (
             f"{at_work:.1f} of {now} workers are at work: a batch takes "
-            f"{milliseconds(costs.worker_s)} in a worker, and the trainer gets one every "
+            f"{milliseconds(costs.worker_s)} in a worker, and the main process gets one every "
             f"{milliseconds(costs.cycle_s)}"
         )
         return WorkerSettings(enough, self.workers.prefetch_factor), reason
@@ -331,7 +331,7 @@ class Tuner:
     def _beyond_model(self, costs: Costs) -> tuple[WorkerSettings, str] | None:
         """Return more workers than the model says, where few batches take very long.
 
-        The trainer waits for them while cores are idle: the more workers, the further ahead.
+        The main process waits for them while cores are idle: the more workers, the further ahead.
         """
         now, factor = self.workers
         more = min(2 * now, self._too_many - 1, self._by_memory(factor))
@@ -342,7 +342,7 @@ class Tuner:
             or not self._room.has_idle_cores(costs)
         ):
             return None
-        reason = f"the trainer waits {costs.wait_share:.0%} of the time, and cores are idle"
+        reason = f"the main process waits {costs.wait_share:.0%} of the time, and cores are idle"
         return WorkerSettings(more, factor), f"{reason}: tries {more} workers"
 
     def _by_memory(self, prefetch_factor: int) -> int:

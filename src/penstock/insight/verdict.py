@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Why the trainer waits: the figures of some batches, judged.
+"""Why the main process waits: the figures of some batches, judged.
 
     waits at epochs' starts? ── enough batches? ── threads and the lock? ── waits at all?
     ── seeding? ── serial? ── what is it that workers lack (`supply`)?
@@ -37,12 +37,12 @@ if TYPE_CHECKING:
 __all__ = ["judge", "not_measured"]
 
 _FEWEST: Final = 8  # batches that are judged
-_STARVED: Final = 0.10  # share of the trainer's steps without a core that is worth a word
+_STARVED: Final = 0.10  # share of the main process's steps without a core that is worth a word
 _OTHERS_HOLD: Final = 0.3  # share of making a batch without a core, so that a gain is "up to"
 _SPARE: Final = 0.25  # share of the workers' time in which they have nothing to do
 _ONE_CORE: Final = (0.8, 1.2)  # cores that threads take together if one lock holds them
 _BLOCKED: Final = 0.3  # share of a batch's cost without CPU that may be the lock's
-_TRAINER_HOLDS: Final = 0.3  # cores of the trainer's own
+_TRAINER_HOLDS: Final = 0.3  # cores of the main process's own
 _HELD: Final = 0.5  # share of looks that found the lock held: then it is the bottleneck
 _FREE: Final = 0.1
 _SEEDED: Final = 0.4  # share of a batch's cost
@@ -64,19 +64,19 @@ def judge(
     keeps_workers: bool | None = None,
     is_auto: bool = False,
 ) -> Verdict:
-    """Return why the trainer waits, what to do, and what that would bring.
+    """Return why the main process waits, what to do, and what that would bring.
 
     Args:
-        span: Sums over the batches to judge, without the trainer's pauses.
-        num_workers: Workers that made them; 0 if the trainer's thread did.
-        cores: Cores that trainer and workers may use together.
+        span: Sums over the batches to judge, without the main process's pauses.
+        num_workers: Workers that made them; 0 if the main process's thread did.
+        cores: Cores that main process and workers may use together.
         num_ready: Batches that lay ready when one was asked for, on average.
         lookahead: Batches under way at a time.
         sources: What samples of each part of the dataset cost, if it has parts.
         slowest: Samples that took longest, the longest first; named where they are to blame.
         backend: "serial", "process", "thread" or "ray", whose workers have cores of their own.
         run: Sums over many epochs, by which their starts are judged; None for `span`.
-        pause_s: What the trainer's rare long steps took.
+        pause_s: What the main process's rare long steps took.
         lock_share: Share of looks that found the interpreter's lock held; None if nobody looked.
         keeps_workers: Whether workers are kept from epoch to epoch; None if not known.
         is_auto: Whether `num_workers="auto"` chooses workers and prefetch factor.
@@ -126,12 +126,12 @@ def not_measured(span: Span, *, is_measured_now: bool) -> Verdict:
         return _too_few(span)
     share = span.wait_share
     if share < WAITS:
-        return Verdict("trainer", f"The trainer waits {percent(share)} of the time.")
+        return Verdict("trainer", f"The main process waits {percent(share)} of the time.")
     if is_measured_now:
         when = 'Why is measured from this question on, or from the start with monitor="full".'
     else:
         when = 'Why is not measured under monitor="light".'
-    return Verdict("unknown", f"The trainer waits {percent(share)} of the time. {when}")
+    return Verdict("unknown", f"The main process waits {percent(share)} of the time. {when}")
 
 
 def _too_few(span: Span) -> Verdict:
@@ -190,7 +190,7 @@ def _start(run: Span, keeps_workers: bool | None) -> Verdict | None:
         longer = ""
     return Verdict(
         "start",
-        f"The trainer waits {percent(first_s / total_s)} of the time for the "
+        f"The main process waits {percent(first_s / total_s)} of the time for the "
         f"first batches of epochs, {duration(first_s / run.starts)} each time.",
         f"{keep} {longer}".strip(),
         max(total_s / max(total_s - first_s, 1e-9), 1.0),
@@ -252,7 +252,7 @@ def _as_processes(at: Figures) -> tuple[int, float]:
 def _threads(case: Case) -> str:
     at = case.at
     who = "1 thread" if at.num_workers == 1 else f"{at.num_workers} threads"
-    return f"{who} and the trainer take {amount(at.cores_taken)} of {amount(at.cores)} cores"
+    return f"{who} and the main process take {amount(at.cores_taken)} of {amount(at.cores)} cores"
 
 
 def _blocked(case: Case) -> str:
@@ -272,7 +272,10 @@ def _trainer(case: Case) -> Verdict | None:
     if _lacks_cores(at):
         return _contention(case)
     ready = f": {amount(case.num_ready)} batches lie ready" if case.num_ready >= 0.5 else ""
-    text = f"The trainer waits {percent(at.wait_share)} of the time{ready}. There is nothing to do."
+    text = (
+        f"The main process waits {percent(at.wait_share)} of the time{ready}. "
+        "There is nothing to do."
+    )
     enough = at.enough_workers
     if enough < at.num_workers:
         text += f" {count_of_workers(enough)} of the {at.num_workers} would do."
@@ -280,7 +283,7 @@ def _trainer(case: Case) -> Verdict | None:
 
 
 def _lacks_cores(at: Figures) -> bool:
-    """Return whether workers take cores from the trainer's steps, however long it waits besides."""
+    """Return whether workers take cores from the main process, however long it waits besides."""
     return bool(at.num_workers) and at.trainer_starved_s >= _STARVED * at.consumer_s > 0
 
 
@@ -289,7 +292,8 @@ def _contention(case: Case) -> Verdict:
     starved = percent(at.trainer_starved_s * at.rate)
     if at.wait_share < WAITS:
         both = (
-            f"The trainer hardly waits for batches, but {starved} of the time it waits for a core"
+            f"The main process hardly waits for batches, but {starved} of the time it waits for a "
+            "core"
         )
     else:
         both = f"{waits(case)} for batches, and for {starved} of it for a core"
@@ -301,7 +305,7 @@ def _contention(case: Case) -> Verdict:
             "place the workers on others (ray_options).",
         )
     workers = count_of_workers(at.num_workers)
-    text = f"{both}: {workers} and the trainer share {amount(at.cores)} cores."
+    text = f"{both}: {workers} and the main process share {amount(at.cores)} cores."
     fewer = min(at.enough_workers, at.num_workers - 1)
     gain = at.gain(fewer) if fewer else 1.0
     if not worth(gain):
@@ -335,7 +339,8 @@ def _serial(case: Case) -> Verdict | None:
     workers = at.enough_workers
     gain = at.gain(workers)
     text = (
-        f"The trainer spends {percent(at.wait_share)} of the time making batches itself: one takes "
+        f"The main process spends {percent(at.wait_share)} of the time making batches itself: one "
+        "takes "
         f"{duration(at.made_s)}{of_it(case)}."
     )
     remedy = f"Let workers do it meanwhile: num_workers={workers} would give {throughput(gain)}."

@@ -101,21 +101,19 @@ def _bottlenecks(stats: Stats) -> dict[str, float]:
 
 
 MEASURES: Final = (
-    _counter("batches", "{batch}", "Batches given to the trainer.", lambda run: run.batches),
-    _counter("samples", "{sample}", "Samples given to the trainer.", lambda run: run.samples),
+    _counter("batches", "{batch}", "Batches given to the main process.", lambda run: run.batches),
+    _counter("samples", "{sample}", "Samples given to the main process.", lambda run: run.samples),
     _counter(
         "samples_failed", "{sample}", "Bad samples, each once an epoch.", lambda run: run.failed
     ),
     _counter("data", "By", "Bytes of the batches in their slots.", lambda run: run.bytes),
-    _counter("wait", "s", "Time that the trainer waited for batches.", lambda run: run.wait_s),
-    _counter("consumer", "s", "Time in the trainer's own code.", lambda run: run.consumer_s),
-    _counter(
-        "trainer_cpu", "s", "CPU time of the trainer's process.", lambda run: run.trainer_cpu_s
-    ),
+    _counter("wait", "s", "Time that the main process waited for batches.", lambda run: run.wait_s),
+    _counter("consumer", "s", "Time in the main process's own code.", lambda run: run.consumer_s),
+    _counter("trainer_cpu", "s", "CPU time of the main process.", lambda run: run.trainer_cpu_s),
     _counter(
         "trainer_starved",
         "s",
-        "Time that the trainer could have run and no core was free.",
+        "Time that the main process could have run and no core was free.",
         lambda run: run.trainer_starved_s,
     ),
     Measure(
@@ -151,7 +149,7 @@ MEASURES: Final = (
     Measure(
         "worker_memory_peak",
         "By",
-        "Largest resident memory of a worker; of the trainer if there are none.",
+        "Largest resident memory of a worker; of the main process if there are none.",
         False,
         "worker",
         lambda stats: _memory(stats),

@@ -4,7 +4,7 @@
 Names are `penstock_`, what it is, its base unit, and `_total` if it only grows:
 `penstock_batches_total`, `penstock_wait_seconds_total`, `penstock_workers`, and
 `penstock_stage_seconds_total` with the label `stage`. The share of the last five minutes that the
-trainer waited is `rate(penstock_wait_seconds_total[5m])`.
+main process waited is `rate(penstock_wait_seconds_total[5m])`.
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ class StatsCollector(Collector):
         >>> registry, loader = CollectorRegistry(), Loader()
         >>> collector = StatsCollector(loader, {"loader": "train"}, registry=registry)
         >>> print(generate_latest(registry).decode())  # doctest: +ELLIPSIS
-        # HELP penstock_batches_total Batches given to the trainer.
+        # HELP penstock_batches_total Batches given to the main process.
         # TYPE penstock_batches_total counter
         penstock_batches_total{loader="train"} 3.0
         ...

@@ -29,14 +29,14 @@ class StatsWriter:
     """Writes the stats that it is called with: subscribe it to a loader.
 
     Curves are of the last batches, `Stats.window`: `samples_per_s`, `bytes_per_s`, `wait_share` (of
-    the trainer's time, 0 to 1), `worker_share/idle`, `.../read`, `.../compute`, `.../collate`,
+    the main process's time, 0 to 1), `worker_share/idle`, `.../read`, `.../compute`, `.../collate`,
     `.../send` (of the time of all workers, together 1), `batches_ready`, `workers`,
     `prefetch_factor`, `memory_bytes/slots` and `memory_bytes/workers` (at their peaks). `failed` is
     the sum since the loader was made. The verdict is a text, written when it names another
     bottleneck.
 
     Concurrency:
-        One thread at a time; a loader calls its subscribers in the trainer's.
+        One thread at a time; a loader calls its subscribers in the main process's.
 
     Example:
         >>> from penstock.insight.stats import Span, Stats, Verdict

@@ -16,10 +16,10 @@ def init_for(
     given: Callable[..., Any] | None,
     seeder: Callable[..., Any],
 ) -> Callable[..., Any] | None:
-    """Return a loader's `worker_init_fn`, or None where it would seed the trainer's generators.
+    """Return a loader's `worker_init_fn`, or None where it would seed the main process.
 
-    A client's own seeds the global generators of a worker. Threads share them with the trainer,
-    whose dropout would draw the same numbers in every epoch.
+    A client's own seeds the global generators of a worker. Threads share them with the main
+    process, whose dropout would draw the same numbers in every epoch.
 
     Args:
         backend: What workers are.

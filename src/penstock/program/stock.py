@@ -253,6 +253,7 @@ def _length(batch: Any) -> int:  # noqa: ANN401
 def _judge(span: Span, *, run: Span, **_: Any) -> Verdict:  # noqa: ANN401
     return Verdict(
         "unknown",
-        f"The trainer waits {percent(run.wait_share)} of the time. A run without --engine torch "
+        f"The main process waits {percent(run.wait_share)} of the time. A run without --engine "
+        "torch "
         "shows why.",
     )

@@ -126,7 +126,7 @@ def _may_be_helping() -> bool:
     """Whether this thread may have been started by one that is making a batch."""
     if _active:
         return True
-    # Beside worker threads the trainer's own thread does what it likes.
+    # Beside worker threads the main process's own thread does what it likes.
     return bool(_active_in_threads) and threading.current_thread() is not threading.main_thread()
 
 
@@ -202,8 +202,8 @@ class SampleStreams:
         """Let `sample_rng` answer from here, in the block.
 
         Args:
-            isolated: Whether to put the global generators back afterwards: in the trainer's own
-                process they are the user's.
+            isolated: Whether to put the global generators back afterwards: in the main process's
+                own process they are the user's.
         """
         return _Active(self, isolated=isolated)
 

@@ -1,2 +1,2 @@
 # SPDX-License-Identifier: Apache-2.0
-"""How batches cross from a worker to the trainer: slots, leases, packing, channels."""
+"""How batches cross from a worker to the main process: slots, leases, packing, channels."""

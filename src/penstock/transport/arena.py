@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """The arena: slots of memory that batches are written into, used again and again.
 
-    producer (a worker)                          consumer (the trainer)
+    producer (a worker)                          consumer (the main process)
     SlotPool.acquire ── SlotWriter.empty ──┐
       free slots  ▲       bytes are written │  slot number, offsets; a new slot's descriptor once
                   │                         └──────────────▶  Arena.add / Arena.lease

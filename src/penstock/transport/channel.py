@@ -5,8 +5,8 @@ Guarantees
     Frames arrive whole, in order, each with the descriptors that were sent with it.
     A channel belongs to the process that made it: a forked child closes its copy right after the
     fork, and nothing that the child does, its exit included, reaches the peer.
-    `receive` and `post` never block, so the trainer cannot wait for a worker that waits for the
-    trainer: what the socket does not take now is kept and sent later.
+    `receive` and `post` never block, so the main process cannot wait for a worker that waits for
+    the main process: what the socket does not take now is kept and sent later.
     `close` ends both directions at once, also where a forked process still holds a copy of the
     socket. A peer that dies half way through a frame shows as `EOFError`, never as a hang.
 """

@@ -140,7 +140,7 @@ def _slice(slots: dict[int, memoryview], extent: Extent) -> memoryview:
 class AsTensor:
     """An array that becomes a tensor where it is unpacked.
 
-    A worker that has not imported torch collates in numpy, and the trainer, which has, gets
+    A worker that has not imported torch collates in numpy, and the main process, which has, gets
     tensors.
     """
 

@@ -30,7 +30,8 @@ _THREAD_VARIABLES: Final = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_
 
 _START_METHODS: Final = {
     "fork": (
-        "workers are copies of the trainer and start at once. Threads of libraries do not survive "
+        "workers are copies of the main process and start at once. Threads of libraries do not "
+        "survive "
         "in them, nor does a GPU in use: a warning tells of either, and "
         'multiprocessing_context="forkserver" helps'
     ),

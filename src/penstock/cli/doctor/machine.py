@@ -37,8 +37,8 @@ _MACHINE: Final = "machine"
 _SHARED: Final = "shared memory"
 _LIMITS: Final = "limits"
 
-# A process that has imported torch's CPU build has 220 MB resident: this leaves a trainer, some
-# workers, and their batches. With numpy alone, much less will do.
+# A process that has imported torch's CPU build has 220 MB resident: this leaves a main process,
+# some workers, and their batches. With numpy alone, much less will do.
 _COMFORTABLE_BYTES: Final = 2_000_000_000
 _SHM_BYTES: Final = 1_000_000_000  # docker gives /dev/shm 64 MB, a machine half of its memory
 _FEW_PROCESSES: Final = 100  # 16 workers, and for each some threads of its libraries
@@ -181,7 +181,7 @@ def _overcommit(root: Path) -> Iterator[Finding]:
         _MACHINE,
         "overcommit",
         "strict (vm.overcommit_memory=2): memory counts when it is asked for, not when it is used",
-        "A fork asks for the trainer's whole memory once more and may be refused: take "
+        "A fork asks for the main process's whole memory once more and may be refused: take "
         'multiprocessing_context="forkserver", or set vm.overcommit_memory=0.',
         "advice",
         {"overcommit_memory": 2},

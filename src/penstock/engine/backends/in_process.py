@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Outcomes of tasks that are done in the trainer's own process: nothing is copied nor pickled."""
+"""Outcomes of tasks that are done in the main process itself: nothing is copied nor pickled."""
 
 from __future__ import annotations
 

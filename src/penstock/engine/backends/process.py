@@ -97,8 +97,9 @@ _GRACE_S: Final = 3.0  # for a worker to finish its task and its user's clean-up
 _SHORT_GRACE_S: Final = 0.3  # when somebody has pressed Ctrl-C
 _TERMINATE_S: Final = 1.0
 _MOST_PREFETCH: Final = 8  # that is given while an epoch runs
-# Over all workers. When a trainer waits for its device, the slots of all batches that it was ahead
-# come back together. They are to be kept: to make and lock another takes longer than to fill it.
+# Over all workers. When a main process waits for its device, the slots of all batches that it was
+# ahead come back together. They are to be kept: to make and lock another takes longer than to fill
+# it.
 _BATCHES_AHEAD_OF_DEVICE: Final = 16
 _HAS_ENDED: Final = 1 << 16  # among the flags of a worker: its process has
 
@@ -304,7 +305,7 @@ class ProcessBackend:
         self._leaving[worker.watch_fd] = worker
 
     def _release_ended(self, fd: int) -> None:
-        """Release a removed worker that has ended, and what it held in the trainer."""
+        """Release a removed worker that has ended, and what it held in the main process."""
         worker = self._leaving[fd]
         if not worker.has_ended():
             return
@@ -509,7 +510,7 @@ class ProcessBackend:
         self._close_shared()
         self._by_fd.clear()  # and with it the arenas
         if not self._owner.is_here:
-            return  # a forked copy of the trainer: the workers are not its children
+            return  # a forked copy of the main process: the workers are not its children
         for worker in workers:
             worker.channel.close()
         left = wait_for_ends(workers, _SHORT_GRACE_S)

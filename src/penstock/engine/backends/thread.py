@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Workers as threads of the trainer's process: for code that releases the GIL, or has none.
+"""Workers as threads of the main process: for code that releases the GIL, or has none.
 
 Guarantees
     Batches leave as they are: nothing is copied or pickled. Each worker has recycled memory of its
@@ -7,8 +7,8 @@ Guarantees
     Map-style datasets, their transforms and collate functions are shared by all workers. An
     iterable dataset is copied for each, as where it stands is a worker's own.
     Generators that belong to the process (`random`, `numpy.random`, torch's) are neither seeded
-    nor put back: the threads and the trainer all draw from them. Who does so is found in the first
-    batch that is made of a dataset, and named once. `sample_rng()` is each worker's own.
+    nor put back: the threads and the main process all draw from them. Who does so is found in the
+    first batch that is made of a dataset, and named once. `sample_rng()` is each worker's own.
     Settings of the process are left as they are: the threads that OpenCV and torch start inside an
     operation as well, which process workers are limited to one of.
     A thread cannot be killed. One that is stuck is given up: its death is an event, its late answer
@@ -62,11 +62,11 @@ _ADVICE_ON_HANG: Final = (
     "Raise `timeout` if samples, or the start of a worker, may take that long. The thread goes on "
     "until its sample is made: only processes can be killed (backend='process')."
 )
-_GIVEN_UP: Final = -1  # in place of a generation: the trainer itself tells of the death
+_GIVEN_UP: Final = -1  # in place of a generation: the main process itself tells of the death
 
 _backends: weakref.WeakSet[ThreadBackend] = weakref.WeakSet()
 _SHARED_GENERATORS: Final = (
-    "With backend='thread' all worker threads and the trainer share them, so what is drawn is "
+    "With backend='thread' all worker threads and the main process share them, so what is drawn is "
     "neither reproducible nor what another backend draws. Draw from penstock.sample_rng(), which "
     "is each sample's own, or use backend='process'."
 )
@@ -283,7 +283,7 @@ class ThreadBackend:
         self._leaving.clear()
         _backends.discard(self)
         if not self._owner.is_here:
-            return  # a forked copy of the trainer, which has no such threads
+            return  # a forked copy of the main process, which has no such threads
         for worker in workers:
             worker.stop()
         self._outbox.put(None)

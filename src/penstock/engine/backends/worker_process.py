@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The trainer's view of one worker process: is it there, how did it end, what was it doing."""
+"""The main process's view of one worker process: is it there, how did it end, what was it doing."""
 
 from __future__ import annotations
 

@@ -139,7 +139,7 @@ def _ratio(counts: NDArray[np.int64]) -> str:
 
 
 def worker_memory(rss_bytes: dict[int, int], backend: str) -> Chart:
-    """Return the largest resident memory of each worker, or of the trainer if it has none."""
+    """Return the largest resident memory of each worker, or of the main process if it has none."""
     workers = sorted(rss_bytes)
     names = ["trainer" if backend == "serial" else f"worker {worker}" for worker in workers]
     megabytes = np.array([rss_bytes[worker] / 1e6 for worker in workers])
@@ -150,7 +150,7 @@ def worker_memory(rss_bytes: dict[int, int], backend: str) -> Chart:
         summary += " There are no workers: it is the memory of the whole training."
     return Chart(
         key="rss",
-        title="Resident memory of " + ("the trainer" if backend == "serial" else "workers"),
+        title="Resident memory of " + ("the main process" if backend == "serial" else "workers"),
         summary=summary,
         traces=[
             {

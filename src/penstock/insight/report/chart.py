@@ -36,8 +36,8 @@ STAGE_LABELS: Final = {
     "collate": "collating",
     "send": "sending",
     "idle": "idle",
-    "own": "trainer's own code",
-    "wait": "trainer waits",
+    "own": "main process's own code",
+    "wait": "main process waits",
 }
 
 

@@ -65,14 +65,14 @@ def throughput(recording: Recording, columns: Columns, series: Series) -> Chart:
 
 
 def waiting(recording: Recording, series: Series) -> Chart:
-    """Return the share of time that the trainer waited."""
+    """Return the share of time that the main process waited."""
     scale = _scale(series)
     shares = numbers(100 * np.clip(series.wait_s / series.step_s, 0.0, 1.0))
     return Chart(
         key="waiting",
         title="Share of waiting",
-        summary=f"The trainer waited for {percent(recording.stats.run.wait_share)} of the run. "
-        f"Of its last batches: {waiting_lately(recording.stats)}.",
+        summary=f"The main process waited for {percent(recording.stats.run.wait_share)} of the "
+        f"run. Of its last batches: {waiting_lately(recording.stats)}.",
         traces=_lines(scale(series.centres_s), shares, "wait", "%{y:.3~g} % waiting"),
         layout={
             "xaxis": _time_axis(scale, series),
@@ -85,7 +85,7 @@ def waiting(recording: Recording, series: Series) -> Chart:
 
 
 def ready(recording: Recording, columns: Columns, series: Series) -> Chart:
-    """Return how many batches lay ready when the trainer asked."""
+    """Return how many batches lay ready when the main process asked."""
     scale = _scale(series)
     asked_s = series.time(columns["asked_ns"])
     lying = _means(asked_s, columns["ready"], series)
@@ -95,7 +95,7 @@ def ready(recording: Recording, columns: Columns, series: Series) -> Chart:
         key="ready",
         title="Batches that lay ready",
         summary=f"{amount(recording.stats.num_ready)} batches lay ready on average when the "
-        "trainer asked for one, of the last batches. None ready means that it waits.",
+        "main process asked for one, of the last batches. None ready means that it waits.",
         traces=[
             *_lines(x, numbers(lying), "accent", "%{y:.3~g} ready"),
             *(
@@ -114,7 +114,7 @@ def ready(recording: Recording, columns: Columns, series: Series) -> Chart:
 
 
 def stages(recording: Recording, series: Series) -> Chart:
-    """Return what workers and trainer did: seconds per second, stacked."""
+    """Return what workers and main process did: seconds per second, stacked."""
     scale = _scale(series)
     x = scale(series.centres_s)
     parts = {name: numbers(series.stages_s[name] / series.step_s) for name in _BANDS}
@@ -125,9 +125,9 @@ def stages(recording: Recording, series: Series) -> Chart:
     traces = [_band(x, y, name) for name, y in parts.items()]
     return Chart(
         key="stages",
-        title="What the trainer did"
+        title="What the main process did"
         if recording.stats.backend == "serial"
-        else "What workers and trainer did",
+        else "What workers and main process did",
         summary=_stage_summary(recording),
         traces=traces,
         layout={
@@ -310,7 +310,7 @@ def _stage_summary(recording: Recording) -> str:
     run = recording.stats.run
     whole = run.busy_s + run.idle_s
     if not whole:
-        return "Seconds of all workers, and of the trainer, per second."
+        return "Seconds of all workers, and of the main process, per second."
     parts = {name: getattr(run, f"{name}_s") / whole for name in _BANDS}
     most = sorted(parts.items(), key=lambda part: -part[1])[:3]
     listed = ", ".join(f"{STAGE_LABELS[name]} {percent(share)}" for name, share in most if share)

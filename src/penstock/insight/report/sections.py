@@ -37,7 +37,7 @@ _MOST_ROWS: Final = 200
 _UNKNOWN: Final = "\N{EN DASH}"
 _KINDS: Final = {
     "nothing yet": "Too early to tell",
-    "trainer": "The trainer is the limit",
+    "trainer": "The main process is the limit",
     "workers": "Too few workers",
     "cpu": "Every core is taken",
     "storage": "Storage is the limit",
@@ -45,7 +45,7 @@ _KINDS: Final = {
     "collate": "Collating is the limit",
     "transport": "Sending is the limit",
     "bursts": "Bursts",
-    "contention": "Workers take CPU from the trainer",
+    "contention": "Workers take CPU from the main process",
     "start": "The start of epochs",
     "gil": "The interpreter's lock",
     "unknown": "The cause is not known",
@@ -57,7 +57,7 @@ _TONES: Final = {"trainer": "good", "nothing yet": "open", "unknown": "open"}
 
 
 def verdict(recording: Recording) -> Element:
-    """Return the verdict, and where the time of trainer and workers went."""
+    """Return the verdict, and where the time of main process and workers went."""
     found = recording.stats.verdict
     run, window = recording.stats.run, recording.stats.window
     gain = found.expected_gain
@@ -77,7 +77,7 @@ def verdict(recording: Recording) -> Element:
         element("p", f"Judged by {_judged_by(recording.stats)}.", class_="basis")
         if window.batches
         else None,
-        _strip("The trainer's time", {"own": run.consumer_s, "wait": run.wait_s}),
+        _strip("The main process's time", {"own": run.consumer_s, "wait": run.wait_s}),
         _strip(
             "The time of making batches"
             if recording.stats.backend == "serial"
@@ -171,7 +171,7 @@ def key_figures(recording: Recording) -> Element:
             f"{stats.num_workers:,}",
             f"{stats.backend}, {counted(stats.prefetch_factor, 'batch')} each{_replaced(stats)}"
             if stats.num_workers
-            else "in the trainer's own thread",
+            else "in the main process's own thread",
         ),
         (
             "slot_bytes",
@@ -305,9 +305,9 @@ def memory_that_is_not_drawn(recording: Recording, drawn: Collection[str]) -> El
         return None
     text = "Nothing is known of the memory of workers yet."
     if recording.stats.backend == "thread":
-        text = "Workers are threads, so their memory is that of the trainer's process."
+        text = "Workers are threads, so their memory is that of the main process."
     elif recording.stats.backend == "serial":
-        text = "There are no workers: batches are made in the trainer's own thread."
+        text = "There are no workers: batches are made in the main process's own thread."
     return element("p", text, class_="none")
 
 

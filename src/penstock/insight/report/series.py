@@ -63,7 +63,7 @@ class TrainingTime:
     """
 
     def __init__(self, own: Stage, wait: Stage, longest_pause_s: float = 0.0) -> None:
-        """Take the trainer's stages, and how long a pause is drawn at most."""
+        """Take the main process's stages, and how long a pause is drawn at most."""
         if not len(own.starts):
             self._moments, self._seconds = np.zeros(1), np.zeros(1)
             return
@@ -90,9 +90,9 @@ class Series:
     Attributes:
         time: Moments on the axis.
         edges_s: Where spans begin and end, in seconds of training, shape (points + 1,).
-        own_s: The trainer's own code.
-        wait_s: The trainer waited.
-        samples: Given to the trainer; one batch may be shared out over several spans.
+        own_s: The main process's own code.
+        wait_s: The main process waited.
+        samples: Given to the main process; one batch may be shared out over several spans.
         stages_s: Seconds of workers, by the name of the stage; not those between epochs.
     """
 

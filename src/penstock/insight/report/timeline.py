@@ -34,7 +34,7 @@ _MOST_ROWS: Final = 64  # workers; more have no room for their names
 
 
 def timeline(columns: Columns, backend: str) -> Chart:
-    """Return the timeline of the last batches: the trainer on top, a row for each worker below."""
+    """Return the timeline of the last batches: main process on top, below a row for each worker."""
     since_ns, num_batches = _since(columns)
     own_and_wait, of_workers = trainer_stages(columns), worker_stages(columns)
     time = _time(own_and_wait, since_ns)

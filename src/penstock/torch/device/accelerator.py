@@ -1,10 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A device as delivery sees it: a queue for copies beside the one in which the trainer's work is.
+"""A device as delivery sees it: a queue for copies beside the one in which the consumer's work is.
 
     copies      │ batch 1 │ batch 2 │            │ batch 3 │
-    trainer's   │         │ step 1  │  step 2    │  step 3 ...
+    consumer's  │         │ step 1  │  step 2    │  step 3 ...
 
-"The trainer's queue" is the stream that is current in the trainer's thread when a method is called.
+"The consumer's queue" is the stream that is current in the consumer's thread when a method is
+called.
 """
 
 from __future__ import annotations
@@ -68,18 +69,18 @@ class Accelerator(Protocol):
     def mark_copies(self) -> Mark:
         """Return a mark behind all that is in the queue of copies."""
 
-    def mark_trainer(self) -> Mark:
-        """Return a mark behind all that is in the trainer's queue."""
+    def mark_consumer(self) -> Mark:
+        """Return a mark behind all that is in the consumer's queue."""
 
-    def let_trainer_wait(self, mark: Mark) -> None:
-        """Let what the trainer's queue gets from now on begin when `mark` is over; no thread waits.
+    def let_consumer_wait(self, mark: Mark) -> None:
+        """Let the consumer's queue go on from here when `mark` is over; no thread waits.
 
         Args:
             mark: Of `mark_copies`.
         """
 
-    def give_to_trainer(self, tensor: torch.Tensor) -> None:
-        """Let the memory of a copy be used again only when the trainer's queue is done with it."""
+    def give_to_consumer(self, tensor: torch.Tensor) -> None:
+        """Let the memory of a copy be used again only when the consumer's queue is done with it."""
 
 
 def open_accelerator(device: str | int | torch.device) -> Accelerator:

@@ -1,15 +1,15 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Hands batches over on a device, the next one copied while the trainer works with this one.
+"""Hands batches over on a device, the next one copied while the consumer works with this one.
 
     begin k+1    copies' queue    │ copy k │ copy k+1 │ mark k+1
-    finish k     trainer's queue           │ wait for mark k │ `to` of objects │ mark │ transform
+    finish k     consumer's queue          │ wait for mark k │ `to` of objects │ mark │ transform
 
-Guarantees: host memory is held until a mark behind its copy is over; the trainer's queue reads no
-batch before it is there; memory of a copy is used again only behind the trainer's use; the thread
+Guarantees: host memory is held until a mark behind its copy is over; the consumer's queue reads no
+batch before it is there; memory of a copy is used again only behind the consumer's use; the thread
 runs at most `MAX_BEHIND` steps ahead of the device; a batch is freed by reference counting
 alone.
 
-Assumptions: the trainer uses a batch in the stream that was current when it was handed over.
+Assumptions: the consumer uses a batch in the stream that was current when it was handed over.
 """
 
 from __future__ import annotations
@@ -36,12 +36,12 @@ if TYPE_CHECKING:
 __all__ = ["MAX_BEHIND", "MAX_OUTSTANDING", "DeviceCopier", "Pinning"]
 
 MAX_OUTSTANDING: Final = 8  # batches in main memory that are being copied
-# Steps that the trainer's queue may be behind. Copies do not wait for steps, so without a bound a
+# Steps that the consumer's queue may be behind. Copies do not wait for steps, so without a bound a
 # batch would lie on the device for every step that the thread is ahead.
 MAX_BEHIND: Final = 2
 
 _IF_OUT_OF_MEMORY: Final = (
-    "Copies are ahead of the trainer's work, so up to four batches need room on the device beside "
+    "Copies are ahead of the consumer's work, so up to four batches need room on the device beside "
     "model and step. Lower batch_size, leave out of the batch what the step does "
     "not use, send bytes and make floats of them there (device_transform), or go without the copy "
     "ahead: no `device`, and `.to()` in the loop."
@@ -53,14 +53,14 @@ class DeviceCopier:
 
     Tensors in main memory are copied in a queue of their own, from `begin` on. What is no plain
     tensor but has a method `to` (a `PackedSequence`, a graph, a sparse tensor) is moved by that
-    method in `finish`, in the trainer's queue: its inner tensors cannot be seen from here, so their
-    memory could not be kept until the trainer's queue is done with it.
+    method in `finish`, in the consumer's queue: its inner tensors cannot be seen from here, so
+    their memory could not be kept until the consumer's queue is done with it.
 
     Whatever a copy, a `to` or the transform raises keeps its type, and a note names batch and
     device. That batch is lost; the next one goes on.
 
     Concurrency:
-        The trainer's thread. A forked copy does nothing when closed.
+        The consumer's thread. A forked copy does nothing when closed.
     """
 
     def __init__(
@@ -70,12 +70,12 @@ class DeviceCopier:
 
         Args:
             accelerator: Where batches go.
-            transform: Called with each batch on the device, in the trainer's queue; what it returns
-                is the trainer's. None changes nothing.
+            transform: Called with each batch on the device, in the consumer's queue; what it
+                returns is the consumer's. None changes nothing.
         """
         self._pid = os.getpid()
         self._copies = _Outstanding(accelerator.mark_copies, accelerator.device)
-        self._trainers = _Outstanding(accelerator.mark_trainer, accelerator.device)
+        self._consumers = _Outstanding(accelerator.mark_consumer, accelerator.device)
         self._accelerator = accelerator
         self._device = accelerator.device
         self._transform = transform
@@ -108,7 +108,7 @@ class DeviceCopier:
             Exception: what a copy raised, or, named after it, the copy of an earlier batch.
         """
         self._copies.let_go()
-        self._trainers.let_go()
+        self._consumers.let_go()
         self._copies.wait_down_to(MAX_OUTSTANDING - 1)
         begun = _Begun(batch, where())
         held = self._copies.hold(begun.name)
@@ -138,7 +138,7 @@ class DeviceCopier:
         return copy
 
     def finish(self, begun: _Begun) -> Any:  # noqa: ANN401 - any batch tree
-        """Return a batch on the device; it may still be under way, which the trainer's queue knows.
+        """Return a batch on the device; it may still be under way, as the consumer's queue knows.
 
         Blocks while the device is more than `MAX_BEHIND` steps behind.
 
@@ -147,12 +147,12 @@ class DeviceCopier:
                 work for an earlier batch.
         """
         self._copies.let_go()
-        self._trainers.let_go()
-        self._trainers.wait_down_to(MAX_BEHIND - 1)
+        self._consumers.let_go()
+        self._consumers.wait_down_to(MAX_BEHIND - 1)
         if begun.mark is not None:
-            self._accelerator.let_trainer_wait(begun.mark)
+            self._accelerator.let_consumer_wait(begun.mark)
         for copy in begun.copies:
-            self._accelerator.give_to_trainer(copy)
+            self._accelerator.give_to_consumer(copy)
         batch = self._with_objects(begun)
         name = begun.name
         begun.drop()
@@ -171,13 +171,13 @@ class DeviceCopier:
             raise
 
     def _with_objects(self, begun: _Begun) -> Any:  # noqa: ANN401
-        """Return the batch with its objects on the device; mark the trainer's queue behind them."""
-        held = self._trainers.hold(begun.name)
+        """Return the batch with its objects on the device; mark the consumer's queue behind it."""
+        held = self._consumers.hold(begun.name)
         batch = begun.batch
         if begun.has_objects:
             with _Listening(held.memory):
                 batch = map_leaves(batch, functools.partial(self._moved, begun.name, held))
-        self._trainers.mark(held)
+        self._consumers.mark(held)
         return batch
 
     def _moved(self, name: str, held: _Held, leaf: Any) -> Any:  # noqa: ANN401
@@ -222,10 +222,10 @@ class DeviceCopier:
         """
         if os.getpid() == self._pid:
             self._copies.close()
-            self._trainers.close()
+            self._consumers.close()
 
     def __del__(self) -> None:
-        if hasattr(self, "_trainers"):
+        if hasattr(self, "_consumers"):
             self.close()
 
 
@@ -233,7 +233,7 @@ class Pinning:
     """Hands batches over in page-locked memory, by torch's own function; a `DeliveryHook`.
 
     Concurrency:
-        The trainer's thread.
+        The consumer's thread.
     """
 
     def __init__(self, device_type: str) -> None:

@@ -62,12 +62,12 @@ class DirectAccelerator:
         """Return a mark that is over."""
         return _OVER
 
-    def mark_trainer(self) -> Mark:
+    def mark_consumer(self) -> Mark:
         """Return a mark that is over."""
         return _OVER
 
-    def let_trainer_wait(self, mark: Mark) -> None:
+    def let_consumer_wait(self, mark: Mark) -> None:
         """Do nothing: the copies are done."""
 
-    def give_to_trainer(self, tensor: torch.Tensor) -> None:
+    def give_to_consumer(self, tensor: torch.Tensor) -> None:
         """Do nothing: memory that is used again is used in order."""

@@ -145,7 +145,7 @@ class _Released:
             unmap()
             return
         self._new.append(_Pages(device, address, unmap))
-        # Another thread must ask the device nothing while the trainer's captures a graph.
+        # Another thread must ask the device nothing while the consumer's captures a graph.
         if threading.get_ident() == self._thread:
             self.drain()
 
@@ -157,7 +157,7 @@ class _Released:
     def drain(self) -> None:
         """Unlock and unmap what can be; the rest at another call. Waits for nothing.
 
-        For the trainer's thread, or whichever locks memory and makes fences.
+        For the consumer's thread, or whichever locks memory and makes fences.
         """
         if os.getpid() != self._pid:
             self._forget()

@@ -5,7 +5,7 @@
     current stream    ──────────── wait ──▶ step 1 ── wait ──▶ step 2
 
 The copies' memory belongs to the copies' stream; `record_stream` tells torch's allocator that the
-trainer's reads it, so that it is used again only when what was queued there by the time it is
+consumer's reads it, so that it is used again only when what was queued there by the time it is
 dropped is done.
 """
 
@@ -28,7 +28,7 @@ class StreamAccelerator:
     """One device that `torch.get_device_module` serves with streams; see `Accelerator`.
 
     Concurrency:
-        Any thread; the trainer's queue is the calling thread's current stream of this device, also
+        Any thread; the consumer's queue is the calling thread's current stream of this device, also
         where another device is the thread's current one.
     """
 
@@ -65,25 +65,25 @@ class StreamAccelerator:
         """Return an event behind the copies."""
         return _StreamMark(self._new_event(), self._copies)
 
-    def mark_trainer(self) -> Mark:
+    def mark_consumer(self) -> Mark:
         """Return an event behind what is in the current stream."""
-        return _StreamMark(self._new_event(), self._trainer)
+        return _StreamMark(self._new_event(), self._consumer)
 
-    def let_trainer_wait(self, mark: Mark) -> None:
+    def let_consumer_wait(self, mark: Mark) -> None:
         """Let the current stream wait."""
         assert isinstance(mark, _StreamMark)
-        self._trainer.wait_event(mark.event)
+        self._consumer.wait_event(mark.event)
 
-    def give_to_trainer(self, tensor: torch.Tensor) -> None:
+    def give_to_consumer(self, tensor: torch.Tensor) -> None:
         """Tell torch's allocator that the current stream uses a tensor."""
-        tensor.record_stream(self._trainer)
+        tensor.record_stream(self._consumer)
 
     @property
     def _copies(self) -> Any:  # noqa: ANN401
         return _copies_stream(self._device)
 
     @property
-    def _trainer(self) -> Any:  # noqa: ANN401 - each device module has its own class
+    def _consumer(self) -> Any:  # noqa: ANN401 - each device module has its own class
         return self._module.current_stream(self._device)
 
     def _new_event(self) -> Any:  # noqa: ANN401

@@ -41,7 +41,7 @@ class DetectionCollate:
     """Makes `(images, targets)` of samples with objects, as detection code expects it.
 
     In a loader of Penstock the images are converted straight into the slot that goes to the
-    trainer. In torch's own loader, or called by itself, it makes the same batch.
+    main process. In torch's own loader, or called by itself, it makes the same batch.
 
     Concurrency:
         Any thread or process; it pickles.

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Where the trainer's time goes: into its own code, or into waiting for the next batch."""
+"""The consumer's clock: time in its own code, and time waiting for batches."""
 
 from __future__ import annotations
 
@@ -13,44 +13,44 @@ from penstock.engine.stopwatch import CoreTime
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-__all__ = ["TrainerClock"]
+__all__ = ["ConsumerClock"]
 
 _UNKNOWN: Final = TaskTimes(0, 0)
 
 
-class TrainerClock:
-    """Measures one trainer, between the batches that it takes.
+class ConsumerClock:
+    """Measures one consumer, between the batches that it takes.
 
     Concurrency:
-        The trainer's thread.
+        The consumer's thread.
     """
 
     def __init__(self, cpu_clock: Callable[[], int]) -> None:
         """Begin before the first batch.
 
         Args:
-            cpu_clock: CPU time of the trainer in nanoseconds: of its process, or of its thread
+            cpu_clock: CPU time of the consumer in nanoseconds: of its process, or of its thread
                 alone where workers are in the same process.
         """
         self._core_time = CoreTime(cpu_clock)
         self._has_taken = False
-        self._is_measuring = False  # the trainer's CPU time since it took its last batch
+        self._is_measuring = False  # the consumer's CPU time since it took its last batch
         self._begun_ns = self._starting_ns = self._taken_ns = 0
         self._asked_ns = self._consumer_ns = self._cpu_ns = 0
         self._starved_ns: int | None = None
         self._arrived_ns: int | None = None
 
     def begin_epoch(self) -> None:
-        """The trainer begins an epoch; what it did since its last batch does not count."""
+        """The consumer begins an epoch; what it did since its last batch does not count."""
         self._has_taken = False
         self._begun_ns = time.monotonic_ns()
 
     def started(self) -> None:
-        """The workers are started; the trainer has waited for that."""
+        """The workers are started; the consumer has waited for that."""
         self._starting_ns = time.monotonic_ns() - self._begun_ns
 
     def ask(self, *, lightly: bool = False) -> None:
-        """The trainer asks for a batch; `lightly` reads no clock of the CPU."""
+        """The consumer asks for a batch; `lightly` reads no clock of the CPU."""
         self._asked_ns = now = time.monotonic_ns()
         self._arrived_ns = None
         self._cpu_ns, self._starved_ns = 0, None
@@ -68,7 +68,7 @@ class TrainerClock:
         return starting_ns
 
     def arrived(self) -> None:
-        """The batch is there; what is done with it from now on counts as the trainer's own code."""
+        """The batch is there; the time from now on is the consumer's own."""
         self._arrived_ns = time.monotonic_ns()
         self._core_time.begin()
         self._is_measuring = True
@@ -87,7 +87,7 @@ class TrainerClock:
         num_workers: int,
         lookahead: int,
     ) -> BatchRecord:
-        """Return the record of a batch that the trainer gets now; `take` is to follow."""
+        """Return the record of a batch that the consumer gets now; `take` is to follow."""
         times = times or _UNKNOWN
         return BatchRecord(
             epoch,
@@ -109,7 +109,7 @@ class TrainerClock:
         )
 
     def give_lightly(self) -> tuple[int, int, int]:
-        """Return asked_ns, given_ns and consumer_ns of a batch that the trainer gets now."""
+        """Return asked_ns, given_ns and consumer_ns of a batch that the consumer gets now."""
         given_ns = self._arrived_ns or time.monotonic_ns()
         self._is_measuring, self._has_taken = False, True
         self._taken_ns, self._arrived_ns = given_ns, None
@@ -117,14 +117,14 @@ class TrainerClock:
 
     @property
     def taken_ns(self) -> int:
-        """When the trainer's own code began last; 0 before its first batch."""
+        """When the consumer's own code began last; 0 before its first batch."""
         return self._taken_ns if self._has_taken else 0
 
     def given_until(self, taken_ns: int, asked_ns: int | None = None) -> None:
-        """Note batches that the trainer was given without being measured.
+        """Note batches that the consumer was given without being measured.
 
         Args:
-            taken_ns: When the trainer's own code began last; 0 if it has no batch yet.
+            taken_ns: When the consumer's own code began last; 0 if it has no batch yet.
             asked_ns: When it asked for another one; None if it has not.
         """
         self._is_measuring = False
@@ -137,7 +137,7 @@ class TrainerClock:
             self._cpu_ns, self._starved_ns = 0, None
 
     def end(self, epoch: int, num_failed: int) -> EpochEnd:
-        """Return what came after the last batch; the trainer is notified that there is no more."""
+        """Return what came after the last batch; the consumer is notified that there is no more."""
         return EpochEnd(
             epoch,
             self._asked_ns,
@@ -149,7 +149,7 @@ class TrainerClock:
         )
 
     def take(self, given_ns: int | None = None) -> None:
-        """The trainer's own code begins, now if `given_ns` is None; up to here it waited."""
+        """The consumer's own code begins, now if `given_ns` is None; up to here it waited."""
         has_begun = given_ns is not None and self._arrived_ns is not None
         self._arrived_ns = None
         self._has_taken = True

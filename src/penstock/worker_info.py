@@ -99,7 +99,7 @@ def current_place() -> Place:
 
 
 def take_place(place: Place) -> None:
-    """Be that worker in this process, as if nobody else had been in between."""
+    """Restore a worker's identity in this process."""
     global _current, _was_asked
     _current, _was_asked = place
 

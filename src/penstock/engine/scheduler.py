@@ -8,11 +8,11 @@ No queue, process, clock or lock in here. Events go in, decisions come out, at o
     IndicesDrawn(indices) ───────────────▶ [Submit(worker, step, indices)]
     IndicesExhausted() ──────────────────▶ [] or [Finish]
     WorkerReady(worker) ─────────────────▶ [Draw] …           (one that was starting can begin)
-    WorkersChanged(count, lookahead) ───────▶ [AddWorker(worker)] [Draw] … [RemoveWorker(worker)]
+    WorkersChanged(count, lookahead) ────▶ [AddWorker(worker)] [Draw] … [RemoveWorker(worker)]
     Requested()   (the user wants one) ──▶ [] or [Draw, Deliver(step, outcome)] or [Finish]
     TaskDone(worker, step, outcome) ─────▶ [] or [Draw, Deliver(step, outcome)]
     WorkerExhausted(worker, step) ───────▶ [Draw] …           (an iterable's shard is exhausted)
-    WorkerDied(newcomer, reason …) ──────▶ [AbandonWorker(worker)]     (that was not ready yet)
+    WorkerDied(newcomer, reason …) ──────▶ [AbandonWorker(worker)]  (that was not ready yet)
     WorkerDied(worker, reason …) ────────▶ [Quarantine(sample)] [Respawn(worker), Submit …]
                                            or [Fail(reason)]      (what is ready is delivered first)
 
@@ -33,8 +33,8 @@ Guarantees
     new steps and are removed once they have answered what they hold. One that is added gets its
     first step when it is ready, so that no step waits for a process to start; one that never gets
     there is abandoned, and costs nothing. Only where any worker may make any step can their number
-    change. Nor does a step wait there for a worker of the first hour (`starting`), be it that it
-    never starts. At most one request is open at a time.
+    change. There no step waits for a worker in `starting`, even one that never comes up. At most
+    one request is open at a time.
 """
 
 from __future__ import annotations

@@ -73,7 +73,7 @@ def _prepare_framework(framework: Framework) -> None:
 
 
 def take_place_again(spec: WorkerSpec, place: Place) -> None:
-    """Be the worker that this process was set up as before it was another one."""
+    """Restore this session's worker identity (info, seeds) in the process."""
     take_place(place)
     framework = spec.framework
     if framework is not None and framework.root in sys.modules:

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """When each worker was in which stage, and the main process too: what charts and traces draw.
 
-    worker    | idle | read | compute | collate | send |
-    main process   | its own code | waits |
+    worker       | idle | read | compute | collate | send |
+    main process | its own code | waits |
 
 Approximations
     What is measured of a task is how long each stage took in all, not when: samples are read and

@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
 """A recording in the trace event format, which chrome://tracing and ui.perfetto.dev show.
 
-    main process   1 | own code | wait | own code | wait |         counters: ready batches, workers
-                                      ▲ flow "batch"          instants: failures, changes
-    workers   1 |  read | compute | collate | send | idle …
-              2 |  …
+    main process 1 | own code | wait | own code | wait |         counters: ready batches, workers
+                                         ▲ flow "batch"          instants: failures, changes
+    workers      1 |  read | compute | collate | send | idle …
+                 2 |  …
 
 Stages of a worker are drawn one after the other, though samples are read and computed in turn: see
 `penstock.insight.segments`.

@@ -341,9 +341,9 @@ def take_a_sampler_of_a_shorter_dataset():
 
 
 def weigh_large_batches():
-    from penstock.engine.limits import Memory, memory_warning
+    from penstock.engine.limits import SystemMemory, memory_warning
 
-    return memory_warning(500_000_000, 16, Memory(available_bytes=3_000_000_000))
+    return memory_warning(500_000_000, 16, SystemMemory(available_bytes=3_000_000_000))
 
 
 class Slow:

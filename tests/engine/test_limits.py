@@ -16,7 +16,7 @@ import pytest
 
 from penstock import Loader
 from penstock.engine.limits import (
-    Memory,
+    SystemMemory,
     advice_on_kill,
     check_descriptors,
     describe_memory,
@@ -70,7 +70,7 @@ def below(folder, files):
 
 def test_without_control_groups_the_machine_is_the_limit(tmp_path):
     memory = read(tmp_path, "", {})
-    assert memory == Memory(
+    assert memory == SystemMemory(
         total_bytes=16_384_000_000, available_bytes=5_120_000_000, machine_oom_kills=7
     )
     assert memory.left_bytes == 5_120_000_000
@@ -78,7 +78,7 @@ def test_without_control_groups_the_machine_is_the_limit(tmp_path):
 
 def test_where_nothing_is_told_nothing_is_known(tmp_path):
     memory = memory_now(tmp_path, tmp_path)
-    assert memory == Memory()
+    assert memory == SystemMemory()
     assert memory.left_bytes is None
     assert describe_memory(memory, None, None) == ""
     assert memory_warning(10**15, 100, memory) is None
@@ -128,7 +128,7 @@ def test_a_path_above_the_mount_is_looked_for_below_it(tmp_path):
 
 
 def test_use_beyond_the_limit_leaves_nothing_and_not_less():
-    assert Memory(available_bytes=9, limit_bytes=100, used_bytes=120).left_bytes == 0
+    assert SystemMemory(available_bytes=9, limit_bytes=100, used_bytes=120).left_bytes == 0
 
 
 @pytest.mark.skipif(not Path("/proc/meminfo").exists(), reason="not Linux")
@@ -140,7 +140,7 @@ def test_the_real_machine_is_read_as_psutil_reads_it():
     assert memory.machine_oom_kills >= 0
 
 
-NOW = Memory(
+NOW = SystemMemory(
     total_bytes=64 * GB,
     available_bytes=40 * GB,
     limit_bytes=12 * GB,
@@ -183,16 +183,20 @@ def test_the_oom_killer_is_named_only_as_far_as_its_count_tells(
 @pytest.mark.parametrize(
     ("memory", "peak_bytes", "first"),
     [
-        (Memory(25 * 10**9, 24 * 10**9), 2 * 10**8, "Somebody or something killed it (kill -9"),
-        (Memory(25 * 10**9, 10**9), 2 * 10**8, "Often memory ran out: try fewer workers"),
+        (
+            SystemMemory(25 * 10**9, 24 * 10**9),
+            2 * 10**8,
+            "Somebody or something killed it (kill -9",
+        ),
+        (SystemMemory(25 * 10**9, 10**9), 2 * 10**8, "Often memory ran out: try fewer workers"),
         # What is left is what the dead one held.
-        (Memory(25 * 10**9, 11 * 10**9), 10 * 10**9, "Often memory ran out"),
-        (Memory(), None, "Often memory ran out"),
-        (Memory(group_oom_kills=2), None, "Memory ran out"),
+        (SystemMemory(25 * 10**9, 11 * 10**9), 10 * 10**9, "Often memory ran out"),
+        (SystemMemory(), None, "Often memory ran out"),
+        (SystemMemory(group_oom_kills=2), None, "Memory ran out"),
     ],
 )
 def test_the_likelier_cause_of_a_kill_comes_first(memory, peak_bytes, first):
-    advice = advice_on_kill(memory, Memory(group_oom_kills=1), peak_bytes)
+    advice = advice_on_kill(memory, SystemMemory(group_oom_kills=1), peak_bytes)
     assert advice.startswith(first)
     assert "fewer workers or a smaller prefetch_factor" in advice
 

@@ -25,8 +25,8 @@ from penstock.engine.scheduler import (
     Scheduler,
     Submit,
     TaskDone,
-    WorkerDied,
     WorkerExhausted,
+    WorkerLost,
     WorkerReady,
     WorkersChanged,
 )
@@ -163,7 +163,7 @@ class World:
         self.dead.add(worker_id)
         self.to_submit_again[worker_id] = list(self.queues[worker_id])
         self.queues[worker_id].clear()
-        decisions = self.scheduler.handle(WorkerDied(worker_id, "killed", **how))
+        decisions = self.scheduler.handle(WorkerLost(worker_id, "killed", **how))
         kinds = [type(decision) for decision in decisions]
         # A task goes out again only when it is known which samples it must not make, and by whom.
         order = [AbandonWorker, Quarantine, Respawn, Submit, Deliver, Fail]
@@ -220,13 +220,13 @@ class World:
                 return
             if kill_after is not None and moves == kill_after[0]:
                 self.dead.add(kill_after[1])
-                self.carry_out(self.scheduler.handle(WorkerDied(kill_after[1], "killed")))
+                self.carry_out(self.scheduler.handle(WorkerLost(kill_after[1], "killed")))
                 continue
             movers = self.movable_workers()
             if not self.is_waiting:
                 movers = [*movers, "user"]
             if not movers and kill_after is not None:
-                self.carry_out(self.scheduler.handle(WorkerDied(kill_after[1], "killed")))
+                self.carry_out(self.scheduler.handle(WorkerLost(kill_after[1], "killed")))
                 continue
             assert movers, "deadlock: the user waits and no worker has anything to do"
             mover = self.choose(movers)
@@ -796,7 +796,7 @@ def test_who_is_there_does_not_get_the_share_of_those_who_are_still_starting():
     for worker_id in (7, 3, 19):
         carry_out(scheduler.handle(WorkerReady(worker_id)))
     assert submitted == {0: 2, 7: 2, 3: 2, 19: 2}
-    assert scheduler.handle(WorkerDied(5, "killed")) == [AbandonWorker(5, "killed")]
+    assert scheduler.handle(WorkerLost(5, "killed")) == [AbandonWorker(5, "killed")]
     assert scheduler.num_at_work == 4
     carry_out(scheduler.handle(WorkersChanged(4, 8)))
     assert sum(submitted.values()) <= 10
@@ -878,5 +878,5 @@ def test_no_step_waits_for_a_worker_that_has_not_started(data):
             worker_id, step = working.pop(data.draw(st.integers(0, len(working) - 1)))
             carry_out(scheduler.handle(TaskDone(worker_id, step, None)))
         elif data.draw(st.integers(0, 3)) == 0:  # not for ever
-            carry_out(scheduler.handle(WorkerDied(to_start[0], "", counts=False)))
+            carry_out(scheduler.handle(WorkerLost(to_start[0], "", counts=False)))
     assert delivered == list(range(num_steps))

@@ -20,9 +20,8 @@ from penstock.data import IterableDataset
 from penstock.engine.backends.thread import ThreadBackend
 from penstock.engine.epoch import Epoch
 from penstock.engine.plan import Plan, WorkerSpec
-from penstock.engine.scheduler import TaskDone, WorkerDied, WorkerReady
-from penstock.errors import ConfigError, WorkerTimeout
-from penstock.errors import WorkerDied as WorkerDiedError
+from penstock.engine.scheduler import TaskDone, WorkerLost, WorkerReady
+from penstock.errors import ConfigError, WorkerDied, WorkerTimeout
 
 
 class Numbers:
@@ -185,7 +184,7 @@ def test_a_system_exit_is_a_death_that_says_where(end):
     batches = iter(loader_of(make))
     assert len([next(batches) for _ in range(2)]) == 2
     given.set()
-    with pytest.raises(WorkerDiedError, match=r"ended with SystemExit: [03]") as caught:
+    with pytest.raises(WorkerDied, match=r"ended with SystemExit: [03]") as caught:
         next(batches)
     text = str(caught.value)
     assert re.search(r"\(thread penstock-([01])\) exited unexpectedly: worker \1 ended", text)
@@ -325,7 +324,7 @@ def test_a_death_by_force_tells_the_stack():
     backend.kill(1, "the test says so")
     backend.kill(1, "and says it again")
     (death,) = backend.events(30.0)
-    assert isinstance(death, WorkerDied)
+    assert isinstance(death, WorkerLost)
     assert (death.worker_id, death.step, death.sample) == (1, 0, 3)
     assert "given up, as the test says so, while reading sample 3 of step 0" in death.reason
     assert "free.wait()" in death.advice
@@ -500,7 +499,7 @@ def test_who_waits_for_a_batch_is_told_that_another_thread_has_closed_the_loader
     def wait():
         try:
             backend.events(None)
-        except WorkerDiedError as error:
+        except WorkerDied as error:
             caught.append(str(error))
 
     waiter = threading.Thread(target=wait)
@@ -509,7 +508,7 @@ def test_who_waits_for_a_batch_is_told_that_another_thread_has_closed_the_loader
     waiter.join(30)
     assert not waiter.is_alive()
     assert "was closed, by another thread or in a worker" in caught[0]
-    with pytest.raises(WorkerDiedError, match="was closed"):
+    with pytest.raises(WorkerDied, match="was closed"):
         backend.events(None)
 
 
@@ -524,7 +523,7 @@ def test_a_worker_that_closes_the_loader_ends_the_trainers_wait():
     backend = opened(Numbers(make), num_workers=1)
     hold.append(backend)
     backend.submit(0, 0, [9])
-    with pytest.raises(WorkerDiedError, match="was closed"):
+    with pytest.raises(WorkerDied, match="was closed"):
         backend.events(None)
     backend.close()
 
@@ -582,7 +581,7 @@ def test_a_forked_child_has_no_threads_and_neither_hangs_nor_waits():
     if child == 0:
         code = 1
         try:
-            with pytest.raises(WorkerDiedError, match="iterate the loader anew here"):
+            with pytest.raises(WorkerDied, match="iterate the loader anew here"):
                 list(batches)
             del batches
             if [batch.tolist() for batch in loader][5] == [20, 21, 22, 23]:

@@ -14,7 +14,7 @@ from penstock.engine.map_reader import MapReader
 from penstock.engine.plain import map_maker, shard_maker
 from penstock.engine.plan import BatchIndices, dataset_keys, sample_key
 from penstock.engine.recover import BadSample, Recovery
-from penstock.engine.sources import MapSource, StreamSource
+from penstock.engine.sources import MapItemSource, StreamItemSource
 from penstock.engine.status_page import StatusWriter
 from penstock.engine.stream_reader import StreamReader
 from penstock.randomness.samples import SampleStreams
@@ -99,12 +99,12 @@ class Fetcher:
             self._map.streams = self._streams
         self._assembler = Assembler(spec, output, self._streams, status)
         seed = base_seed if spec.seed is None else spec.seed
-        self._source: MapSource | StreamSource
+        self._source: MapItemSource | StreamItemSource
         if self._map is not None:
-            self._source = MapSource(self._map, spec, self._streams, seed, epoch)
+            self._source = MapItemSource(self._map, spec, self._streams, seed, epoch)
         else:
             assert self._stream_reader is not None
-            self._source = StreamSource(self._stream_reader)
+            self._source = StreamItemSource(self._stream_reader)
         self._recovery = Recovery(self._source, self._assembler, spec, status)
         self.num_asked = 0  # samples of the batch made last; counted where a policy needs it
         if self._stream_reader is not None:
@@ -216,7 +216,7 @@ class Fetcher:
             number: Which sample of it.
             hints: What is known of samples that end workers.
         """
-        assert isinstance(self._source, MapSource)
+        assert isinstance(self._source, MapItemSource)
         position, stride = 0, 1
         if isinstance(indices, BatchIndices):
             indices, position, stride = indices
@@ -265,7 +265,7 @@ class Fetcher:
         stride: int,
         hints: RetryHints | None,
     ) -> Any:  # noqa: ANN401
-        assert isinstance(self._source, MapSource)
+        assert isinstance(self._source, MapItemSource)
         if self._is_read_at_once(indices) and not _concerns(hints, keys):
             # Nobody knows which sample is bad before one is: then they are read by themselves.
             with contextlib.suppress(Exception):

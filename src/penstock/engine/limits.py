@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
 __all__ = [
-    "Memory",
+    "SystemMemory",
     "advice_on_kill",
     "check_descriptors",
     "describe_memory",
@@ -57,7 +57,7 @@ _DESCRIPTORS_IN_PASSING: Final = 12
 
 
 @dataclass(frozen=True, slots=True)
-class Memory:
+class SystemMemory:
     """The memory of the machine and of this process's control group, in bytes, at one moment.
 
     Attributes:
@@ -93,14 +93,14 @@ class Memory:
         """What this process may still take: the least of machine and control group.
 
         Example:
-            >>> Memory(available_bytes=900, limit_bytes=500, used_bytes=300).left_bytes
+            >>> SystemMemory(available_bytes=900, limit_bytes=500, used_bytes=300).left_bytes
             200
         """
         known = [b for b in (self.available_bytes, self.left_in_group_bytes) if b is not None]
         return min(known, default=None)
 
 
-def memory_now(proc: Path = _PROC, cgroups: Path = _CGROUPS) -> Memory:
+def memory_now(proc: Path = _PROC, cgroups: Path = _CGROUPS) -> SystemMemory:
     """Return what memory there is at this moment, for this process.
 
     Args:
@@ -115,14 +115,14 @@ def memory_now(proc: Path = _PROC, cgroups: Path = _CGROUPS) -> Memory:
         count as used is the "working set" of Kubernetes, and what `docker stats` shows.
 
     Example:
-        >>> memory_now(proc=Path("/nowhere"), cgroups=Path("/nowhere")) == Memory()
+        >>> memory_now(proc=Path("/nowhere"), cgroups=Path("/nowhere")) == SystemMemory()
         True
     """
     machine = _numbers(proc / "meminfo")
     groups = list(_groups(proc / "self" / "cgroup", cgroups))
     limits = [limit for group in groups if (limit := group.limit()) is not None]
     tightest = min(limits, key=lambda limit: limit.left_bytes, default=None)
-    return Memory(
+    return SystemMemory(
         total_bytes=_kibibytes(machine.get("MemTotal:")),
         available_bytes=_kibibytes(machine.get("MemAvailable:")),
         limit_bytes=tightest and tightest.limit_bytes,
@@ -235,7 +235,9 @@ def _kibibytes(number: int | None) -> int | None:
     return None if number is None else number * 1024
 
 
-def describe_memory(now: Memory, before: Memory | None, peak_rss_bytes: int | None) -> str:
+def describe_memory(
+    now: SystemMemory, before: SystemMemory | None, peak_rss_bytes: int | None
+) -> str:
     """Return what memory has to say about a worker that was killed, in a few plain sentences.
 
     Only what is known is said. That the OOM killer ended the worker is said when it ended a process
@@ -251,10 +253,10 @@ def describe_memory(now: Memory, before: Memory | None, peak_rss_bytes: int | No
         The sentences, without a space at the ends; empty if nothing is known.
 
     Example:
-        >>> describe_memory(Memory(16_000_000_000, 300_000_000), None, 11_200_000_000)
+        >>> describe_memory(SystemMemory(16_000_000_000, 300_000_000), None, 11_200_000_000)
         'It had used up to 11.2 GB. The machine has 300 MB of 16.0 GB left.'
     """
-    before = before or Memory()
+    before = before or SystemMemory()
     sentences = []
     if peak_rss_bytes is not None:
         sentences.append(f"It had used up to {format_bytes(peak_rss_bytes)}.")
@@ -267,7 +269,9 @@ def describe_memory(now: Memory, before: Memory | None, peak_rss_bytes: int | No
     return " ".join(sentences)
 
 
-def advice_on_kill(now: Memory, before: Memory | None, peak_rss_bytes: int | None) -> str:
+def advice_on_kill(
+    now: SystemMemory, before: SystemMemory | None, peak_rss_bytes: int | None
+) -> str:
     """Return what to do about a worker that was ended by SIGKILL, the likelier cause first.
 
     What the dead worker held is free again in `now`, so that is taken off what is left.
@@ -278,12 +282,12 @@ def advice_on_kill(now: Memory, before: Memory | None, peak_rss_bytes: int | Non
         peak_rss_bytes: As for `describe_memory`.
 
     Example:
-        >>> advice_on_kill(Memory(16_000_000_000, 300_000_000), None, None)[:25]
+        >>> advice_on_kill(SystemMemory(16_000_000_000, 300_000_000), None, None)[:25]
         'Often memory ran out: try'
-        >>> advice_on_kill(Memory(16_000_000_000, 12_000_000_000), None, 200_000_000)[:22]
+        >>> advice_on_kill(SystemMemory(16_000_000_000, 12_000_000_000), None, 200_000_000)[:22]
         'Somebody or something '
     """
-    if _has_risen(now.group_oom_kills, (before or Memory()).group_oom_kills):
+    if _has_risen(now.group_oom_kills, (before or SystemMemory()).group_oom_kills):
         return f"Memory ran out: {_LESS_MEMORY}, and look at what the sample takes."
     held = peak_rss_bytes or 0
     much = [
@@ -305,7 +309,7 @@ def advice_on_kill(now: Memory, before: Memory | None, peak_rss_bytes: int | Non
     )
 
 
-def _on_what_is_left(now: Memory) -> Iterator[str]:
+def _on_what_is_left(now: SystemMemory) -> Iterator[str]:
     if now.available_bytes is not None and now.total_bytes is not None:
         yield (
             f"The machine has {format_bytes(now.available_bytes)} of "
@@ -322,7 +326,7 @@ def _has_risen(now: int | None, before: int | None) -> bool:
     return now is not None and before is not None and now > before
 
 
-def memory_warning(batch_bytes: int, batches_in_flight: int, now: Memory) -> str | None:
+def memory_warning(batch_bytes: int, batches_in_flight: int, now: SystemMemory) -> str | None:
     """Return a warning if the batches on their way need more memory than is left, else None.
 
     Args:
@@ -331,7 +335,7 @@ def memory_warning(batch_bytes: int, batches_in_flight: int, now: Memory) -> str
         now: Memory, taken before the batches were made.
 
     Example:
-        >>> memory_warning(500_000_000, 16, Memory(available_bytes=3_000_000_000))
+        >>> memory_warning(500_000_000, 16, SystemMemory(available_bytes=3_000_000_000))
         '16 batches of 500 MB on their way need 8.0 GB, and this machine has 3.0 GB left: ...'
     """
     needed_bytes = batch_bytes * batches_in_flight

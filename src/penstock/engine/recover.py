@@ -23,7 +23,7 @@ from penstock.faults import annotate, unread_sample
 if TYPE_CHECKING:
     from penstock.engine.assembly import Assembler
     from penstock.engine.plan import WorkerSpec
-    from penstock.engine.sources import Source
+    from penstock.engine.sources import ItemSource
     from penstock.engine.status_page import StatusWriter
 
 __all__ = ["NO_BATCH", "BadSample", "Recovery", "drop_frames"]
@@ -63,7 +63,7 @@ class Recovery:
     """
 
     def __init__(
-        self, source: Source, assembler: Assembler, spec: WorkerSpec, status: StatusWriter
+        self, source: ItemSource, assembler: Assembler, spec: WorkerSpec, status: StatusWriter
     ) -> None:
         """Begin an epoch.
 

@@ -12,8 +12,8 @@ No queue, process, clock or lock in here. Events go in, decisions come out, at o
     Requested()   (the user wants one) ──▶ [] or [Draw, Deliver(step, outcome)] or [Finish]
     TaskDone(worker, step, outcome) ─────▶ [] or [Draw, Deliver(step, outcome)]
     WorkerExhausted(worker, step) ───────▶ [Draw] …           (an iterable's shard is exhausted)
-    WorkerDied(newcomer, reason …) ──────▶ [AbandonWorker(worker)]  (that was not ready yet)
-    WorkerDied(worker, reason …) ────────▶ [Quarantine(sample)] [Respawn(worker), Submit …]
+    WorkerLost(newcomer, reason …) ──────▶ [AbandonWorker(worker)]  (that was not ready yet)
+    WorkerLost(worker, reason …) ────────▶ [Quarantine(sample)] [Respawn(worker), Submit …]
                                            or [Fail(reason)]      (what is ready is delivered first)
 
 Guarantees
@@ -65,8 +65,8 @@ __all__ = [
     "Scheduler",
     "Submit",
     "TaskDone",
-    "WorkerDied",
     "WorkerExhausted",
+    "WorkerLost",
     "WorkerReady",
     "WorkersChanged",
 ]
@@ -107,7 +107,7 @@ class WorkerExhausted(NamedTuple):
     losses: Any = None
 
 
-class WorkerDied(NamedTuple):
+class WorkerLost(NamedTuple):
     """A worker is gone.
 
     Attributes:
@@ -150,7 +150,7 @@ class WorkersChanged(NamedTuple):
     lookahead: int
 
 
-BackendEvent = TaskDone | WorkerExhausted | WorkerDied | WorkerReady
+BackendEvent = TaskDone | WorkerExhausted | WorkerLost | WorkerReady
 Event = BackendEvent | IndicesDrawn | IndicesExhausted | Requested | WorkersChanged
 
 
@@ -411,7 +411,7 @@ class Scheduler:
         self._present.difference_update(leaving)
         return list(map(RemoveWorker, leaving))
 
-    def _on_death(self, event: WorkerDied) -> list[Decision]:
+    def _on_death(self, event: WorkerLost) -> list[Decision]:
         if not self._active[event.worker_id]:
             return []  # it had given all it had
         if event.worker_id in self._joining:  # it has no steps, and its share stays withheld
@@ -430,7 +430,7 @@ class Scheduler:
         self._failure = self._failure or Fail(event.worker_id, event.reason, event.advice)
         return self._answer()
 
-    def _count_death(self, event: WorkerDied) -> bool:
+    def _count_death(self, event: WorkerLost) -> bool:
         """Return whether the death proves the sample bad."""
         if event.step is None:
             return False
@@ -441,7 +441,7 @@ class Scheduler:
         deaths = self._deaths_of[event.sample] + self._deaths_at.get(event.step, 0)
         return deaths >= event.limit
 
-    def _is_survivable(self, event: WorkerDied, is_guilty: bool) -> bool:
+    def _is_survivable(self, event: WorkerLost, is_guilty: bool) -> bool:
         if is_guilty:
             return self._can_quarantine
         if event.step is None or event.sample is not None:
@@ -522,7 +522,7 @@ _HANDLERS: Final[dict[type, Callable[[Scheduler, Any], list[Decision]]]] = {
     IndicesDrawn: Scheduler._on_indices,
     IndicesExhausted: Scheduler._on_no_indices,
     WorkerExhausted: Scheduler._on_exhausted,
-    WorkerDied: Scheduler._on_death,
+    WorkerLost: Scheduler._on_death,
     WorkersChanged: Scheduler._on_workers_changed,
     WorkerReady: Scheduler._on_ready,
 }

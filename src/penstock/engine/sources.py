@@ -23,12 +23,12 @@ if TYPE_CHECKING:
     from penstock.engine.stream_reader import StreamReader
     from penstock.randomness.samples import SampleStreams
 
-__all__ = ["MapSource", "Source", "StreamSource"]
+__all__ = ["ItemSource", "MapItemSource", "StreamItemSource"]
 
 _LONGEST_RUN: Final = 100  # the same for an iterator, which has no choice
 
 
-class Source(Protocol):
+class ItemSource(Protocol):
     """Reads the samples of items."""
 
     def read(self, item: BatchItem) -> Any:  # noqa: ANN401
@@ -59,7 +59,7 @@ class Source(Protocol):
         """Return what is known of how the sample of `item` ended workers; empty if it did not."""
 
 
-class MapSource:
+class MapItemSource:
     """A map-style dataset."""
 
     def __init__(
@@ -173,7 +173,7 @@ class MapSource:
         return self._quarantined.get(sample_key(item.index), ("", ""))[1]
 
 
-class StreamSource:
+class StreamItemSource:
     """A worker's shard of an iterable dataset: the next sample takes the place of a bad one."""
 
     def __init__(self, reader: StreamReader) -> None:

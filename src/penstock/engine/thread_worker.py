@@ -27,7 +27,7 @@ from penstock.engine.fault_log import NO_LOSSES, Losses
 from penstock.engine.fetch import Fetcher
 from penstock.engine.generator_watch import GeneratorWatch, note_watched, was_watched
 from penstock.engine.own_copy import own_copy
-from penstock.engine.scheduler import TaskDone, WorkerDied, WorkerExhausted, WorkerReady
+from penstock.engine.scheduler import TaskDone, WorkerExhausted, WorkerLost, WorkerReady
 from penstock.engine.status_page import Phase
 from penstock.engine.thread_generation import copy_of_error
 from penstock.engine.thread_status import ThreadStatus, Unwanted
@@ -48,7 +48,7 @@ if TYPE_CHECKING:
     from penstock.engine.scheduler import BackendEvent
     from penstock.engine.thread_generation import ThreadGeneration
 
-__all__ = ["Answer", "ThreadTask", "ThreadWorker"]
+__all__ = ["ThreadAnswer", "ThreadTask", "ThreadWorker"]
 
 
 class ThreadTask(NamedTuple):
@@ -68,7 +68,7 @@ class _Begin(NamedTuple):
     shard: ShardPosition | None
 
 
-class Answer(NamedTuple):
+class ThreadAnswer(NamedTuple):
     """What a worker tells.
 
     Attributes:
@@ -103,7 +103,7 @@ class ThreadWorker:
         worker_id: int,
         plan: Plan,
         sequence: np.random.SeedSequence,
-        outbox: queue.SimpleQueue[Answer | None],
+        outbox: queue.SimpleQueue[ThreadAnswer | None],
         *,
         joins_late: bool = False,
     ) -> None:
@@ -211,8 +211,8 @@ class ThreadWorker:
             return
         text = "".join(traceback.format_exception_only(error)).strip()
         stack = stack_of_error(error)
-        end = WorkerDied(self.worker_id, f"ended with {text}", f"\nWhere it was raised:\n{stack}")
-        self._outbox.put(Answer(self, 0, end))
+        end = WorkerLost(self.worker_id, f"ended with {text}", f"\nWhere it was raised:\n{stack}")
+        self._outbox.put(ThreadAnswer(self, 0, end))
 
     def _serve_all(self) -> None:
         try:
@@ -241,7 +241,7 @@ class ThreadWorker:
             if self._is_expected:
                 self._is_expected = False
                 ready = WorkerReady(self.worker_id)
-                self._outbox.put(Answer(self, command.generation.number, ready))
+                self._outbox.put(ThreadAnswer(self, command.generation.number, ready))
         elif self.status.is_of_now(command.generation) and not self._is_exhausted:
             answer = self._serve(command)
             self.status.phase(Phase.WAITING)  # not for its own sake, if it waits for the GIL
@@ -324,10 +324,10 @@ class ThreadWorker:
             status=self.status,
         )
 
-    def _serve(self, task: ThreadTask) -> Answer:
+    def _serve(self, task: ThreadTask) -> ThreadAnswer:
         if self._failure is not None:
             raised = Raised(copy_of_error(self._failure), None, NO_LOSSES)
-            return Answer(self, task.generation, TaskDone(self.worker_id, task.step, raised))
+            return ThreadAnswer(self, task.generation, TaskDone(self.worker_id, task.step, raised))
         assert self._fetcher is not None
         assert self._generation is not None
         watch, self._watch = self._watch, None
@@ -343,7 +343,9 @@ class ThreadWorker:
         if watch is not None:
             note_watched(self._plan.spec.dataset)
             drawings += tuple(watch.found)
-        return Answer(self, task.generation, event, self._fetcher.take_first_digest(), drawings)
+        return ThreadAnswer(
+            self, task.generation, event, self._fetcher.take_first_digest(), drawings
+        )
 
     def _make(
         self, task: ThreadTask, fetcher: Fetcher, *, is_timed: bool

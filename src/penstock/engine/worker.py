@@ -80,7 +80,7 @@ def run_worker(sock: socket.socket, identity: WorkerIdentity, spec: WorkerSpec |
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
     owner = Owner()
     channel = Channel(sock)
-    worker = _Worker(channel, identity, spec)
+    worker = _ProcessWorker(channel, identity, spec)
     # Not SIG_IGN, which programs started from here would inherit.
     signal.signal(signal.SIGINT, worker.note_interrupt)
     try:
@@ -130,7 +130,7 @@ class _SlotOutput:
         dumps(batch)
 
 
-class _Worker:
+class _ProcessWorker:
     def __init__(self, channel: Channel, identity: WorkerIdentity, spec: WorkerSpec | None) -> None:
         self._channel = channel
         self._identity = identity

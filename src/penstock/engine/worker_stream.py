@@ -33,13 +33,12 @@ from penstock.engine.scheduler import (
     Respawn,
     Scheduler,
     Submit,
-    WorkerDied,
     WorkerExhausted,
+    WorkerLost,
     WorkersChanged,
 )
 from penstock.engine.stream import BatchStream
-from penstock.errors import ConfigError, TooManyFailures, WorkerTimeout
-from penstock.errors import WorkerDied as WorkerDiedError
+from penstock.errors import ConfigError, TooManyFailures, WorkerDied, WorkerTimeout
 from penstock.faults import annotate
 from penstock.forks import Owner
 from penstock.warn import users_level
@@ -161,7 +160,7 @@ class WorkerStream(BatchStream):
         if self._is_over:
             raise StopIteration
         if not self._owner.is_here:
-            raise WorkerDiedError(
+            raise WorkerDied(
                 f"this iterator's workers belong to the process that began it (pid "
                 f"{self._owner.pid}), not to this forked one (pid {os.getpid()}): iterate the "
                 "loader anew here."
@@ -190,7 +189,7 @@ class WorkerStream(BatchStream):
             self._is_over = True
             message = self._death_message(answer)
             self.close()
-            raise WorkerDiedError(message)
+            raise WorkerDied(message)
         self._end()
         raise StopIteration
 
@@ -260,7 +259,7 @@ class WorkerStream(BatchStream):
             except (OSError, RuntimeError, ConfigError) as error:
                 # No memory, files or threads are left.
                 reason = f"it could not be started: {type(error).__name__}: {error}"
-                self._carry_out(self._scheduler.handle(WorkerDied(worker_id, reason)))
+                self._carry_out(self._scheduler.handle(WorkerLost(worker_id, reason)))
             else:
                 self._present.add(worker_id)
 

@@ -12,7 +12,7 @@ from penstock.data.dataset import Dataset, IterableDataset
 from penstock.engine.epoch import Epoch
 from penstock.engine.plan import Plan, WorkerSpec
 from penstock.engine.recover import NO_BATCH
-from penstock.engine.scheduler import TaskDone, WorkerDied, WorkerExhausted, WorkerReady
+from penstock.engine.scheduler import TaskDone, WorkerExhausted, WorkerLost, WorkerReady
 from penstock.faults import FaultPolicy
 
 if TYPE_CHECKING:
@@ -178,7 +178,7 @@ class BackendContract:
         backend = self.started(Squares())
         if self.end_worker(backend, 0):
             (death,) = self.collect(backend, 1)
-            assert isinstance(death, WorkerDied)
+            assert isinstance(death, WorkerLost)
             assert death.worker_id == 0
             assert not backend.is_whole
             backend.respawn(0)
@@ -260,5 +260,5 @@ class BackendContract:
         backend = self.started(Squares())
         for step in range(4 * self.num_workers):
             event = self.run_one(backend, step % self.num_workers, step, [step])
-            assert not isinstance(event, WorkerDied)
+            assert not isinstance(event, WorkerLost)
         backend.close()

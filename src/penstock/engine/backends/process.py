@@ -50,7 +50,7 @@ from penstock.engine.fork_hazards import opencv_at_rest, warn_of_fork
 from penstock.engine.generator_watch import UNSEEDED, warn_of_drawings
 from penstock.engine.interrupts import LONGEST_WAIT_S, HeldInterrupts
 from penstock.engine.limits import (
-    Memory,
+    SystemMemory,
     advice_on_kill,
     check_descriptors,
     describe_memory,
@@ -72,7 +72,7 @@ from penstock.engine.messages import (
 from penstock.engine.parent_watch import ParentWatch
 from penstock.engine.pickling import share_spec, unpicklable_error
 from penstock.engine.recover import NO_BATCH
-from penstock.engine.scheduler import TaskDone, WorkerDied, WorkerExhausted, WorkerReady
+from penstock.engine.scheduler import TaskDone, WorkerExhausted, WorkerLost, WorkerReady
 from penstock.engine.status_page import StatusPage
 from penstock.engine.worker import run_worker
 from penstock.engine.worker_setup import WorkerIdentity
@@ -126,7 +126,7 @@ atexit.register(_close_all)  # runs before multiprocessing's, which was register
 os.register_at_fork(after_in_child=_leave_in_child)
 
 
-class _Batch:
+class _ReceivedBatch:
     """A batch that has arrived; its slots are leased, also if nobody ever unpacks it."""
 
     __slots__ = ("_message", "_slots", "_where", "pid", "shard", "times")
@@ -167,7 +167,7 @@ class ProcessBackend:
         self._held_interrupts = HeldInterrupts()
         self._shared_fd: int | None = None  # the spec, for workers that are not forked
         self._begun: Epoch | None = None
-        self._memory = Memory()
+        self._memory = SystemMemory()
         self._has_checked_memory = False
         self.processes: list[Any] = []  # by worker id; kept after `close`, for who wants to look
         # the user may begin the same epoch again; generations are all different
@@ -439,7 +439,7 @@ class ProcessBackend:
         message: Any,  # noqa: ANN401 - one of the messages
         frame: Frame,
     ) -> TaskDone | WorkerExhausted | WorkerReady | None:
-        outcome: _Batch | FailedTask
+        outcome: _ReceivedBatch | FailedTask
         where = Where(worker.worker_id, worker.process.pid, self._epoch, message.step)
         if isinstance(message, BatchMade):
             if frame.fds:
@@ -447,7 +447,7 @@ class ProcessBackend:
                 self._check_memory(message)
             # Leased before anything else: slots of a dropped batch come back through the same path.
             slots = worker.arena.lease(message.packed.slots)
-            outcome = _Batch(message, slots, where)
+            outcome = _ReceivedBatch(message, slots, where)
             worker.arena.remove(message.retired_slots)
         elif isinstance(message, TaskFailed):
             outcome = FailedTask(message, where)
@@ -480,7 +480,7 @@ class ProcessBackend:
             if text is not None:
                 warnings.warn(text, RuntimeWarning, stacklevel=users_level())
 
-    def _reap(self, worker: WorkerProcess) -> WorkerDied:
+    def _reap(self, worker: WorkerProcess) -> WorkerLost:
         for fd in (worker.channel.fileno(), worker.watch_fd):
             self._poll.unregister(fd)
             del self._by_fd[fd]
@@ -501,7 +501,7 @@ class ProcessBackend:
             f"DataLoader worker (pid {worker.process.pid}) exited unexpectedly: worker "
             f"{worker.worker_id} {end} {activity.words}"
         )
-        return WorkerDied(worker.worker_id, reason, advice, activity.step, activity.sample, limit)
+        return WorkerLost(worker.worker_id, reason, advice, activity.step, activity.sample, limit)
 
     def close(self, *, in_a_hurry: bool = False) -> None:
         """Stop the workers and wait until they are gone."""

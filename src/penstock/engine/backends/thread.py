@@ -37,11 +37,11 @@ from penstock.engine.activity import WorkerProgress, activity_of, progress_of
 from penstock.engine.first_samples import FirstSamples
 from penstock.engine.generator_watch import warn_of_drawings
 from penstock.engine.interrupts import LONGEST_WAIT_S
-from penstock.engine.scheduler import TaskDone, WorkerDied, WorkerReady
+from penstock.engine.scheduler import TaskDone, WorkerLost, WorkerReady
 from penstock.engine.thread_generation import ThreadGeneration
-from penstock.engine.thread_worker import Answer, ThreadTask, ThreadWorker
+from penstock.engine.thread_worker import ThreadAnswer, ThreadTask, ThreadWorker
 from penstock.engine.user_frames import stack_of_thread
-from penstock.errors import WorkerDied as WorkerDiedError
+from penstock.errors import WorkerDied
 from penstock.forks import Owner
 from penstock.randomness.keys import Purpose, seed_sequence
 from penstock.warn import users_level
@@ -97,7 +97,8 @@ class ThreadBackend:
         self._num_starts: dict[int, int] = {}  # by worker id
         # Removed, and not yet ended: nobody else knows them.
         self._leaving: weakref.WeakSet[ThreadWorker] = weakref.WeakSet()
-        self._outbox: queue.SimpleQueue[Answer | None] = queue.SimpleQueue()  # None: it is closed
+        # None: it is closed
+        self._outbox: queue.SimpleQueue[ThreadAnswer | None] = queue.SimpleQueue()
         self._generation = ThreadGeneration(0, 0, is_announced=False)
         self._begun: Epoch | None = None
         self._first_samples = FirstSamples(plan.spec, plan.num_workers, warns=True)
@@ -176,7 +177,7 @@ class ThreadBackend:
                 continue
             if answer is None:
                 self._outbox.put(None)  # for whoever asks again
-                raise WorkerDiedError(
+                raise WorkerDied(
                     "the loader's iterator was closed, by another thread or in a worker, while "
                     "it was asked for a batch: its workers are gone. Iterate the loader anew."
                 )
@@ -185,11 +186,11 @@ class ThreadBackend:
             if event is not None:
                 return [event]
 
-    def _event_of(self, answer: Answer) -> BackendEvent | None:
+    def _event_of(self, answer: ThreadAnswer) -> BackendEvent | None:
         worker, event = answer.worker, answer.event
         if self._workers.get(worker.worker_id) is not worker:
             return None  # it was given up, and another has its place
-        if isinstance(event, WorkerDied):
+        if isinstance(event, WorkerLost):
             return event if answer.generation == _GIVEN_UP else self._reap(worker, event)
         if worker.is_gone or event is None or answer.generation != self._generation.number:
             return None
@@ -203,7 +204,7 @@ class ThreadBackend:
         warn_of_drawings(map(str, answer.drawings), _SHARED_GENERATORS)
         return event
 
-    def _reap(self, worker: ThreadWorker, end: WorkerDied) -> WorkerDied | None:
+    def _reap(self, worker: ThreadWorker, end: WorkerLost) -> WorkerLost | None:
         """Return the death of a worker with all that is known of it; None if it was known."""
         if worker.is_gone:
             return None
@@ -216,7 +217,7 @@ class ThreadBackend:
             f"{worker.worker_id} {end.reason} {activity.words}"
         )
         advice = f"{_ADVICE_ON_EXIT}{end.advice}"
-        return WorkerDied(worker.worker_id, reason, advice, activity.step, activity.sample)
+        return WorkerLost(worker.worker_id, reason, advice, activity.step, activity.sample)
 
     def respawn(self, worker_id: int) -> None:
         """Start another thread, which goes on where the dead one was."""
@@ -260,8 +261,8 @@ class ThreadBackend:
             f"DataLoader worker (thread {worker.thread.name}) is stuck: worker "
             f"{worker.worker_id} was given up, as {why}, {activity.words}"
         )
-        death = WorkerDied(worker.worker_id, reason, advice, activity.step, activity.sample)
-        self._outbox.put(Answer(worker, _GIVEN_UP, death))
+        death = WorkerLost(worker.worker_id, reason, advice, activity.step, activity.sample)
+        self._outbox.put(ThreadAnswer(worker, _GIVEN_UP, death))
 
     def diagnose(self, worker_id: int, *, with_stacks: bool) -> WorkerProgress:
         """Return its status, and its stack."""
@@ -295,7 +296,7 @@ class ThreadBackend:
             _warn_of_stuck(left, grace_s)
 
 
-def _drain(outbox: queue.SimpleQueue[Answer | None]) -> None:
+def _drain(outbox: queue.SimpleQueue[ThreadAnswer | None]) -> None:
     """Drop what nobody will ask for: it refers to workers, which refer to the queue."""
     while True:
         try:

@@ -53,10 +53,9 @@ from penstock.engine.interrupts import LONGEST_WAIT_S
 from penstock.engine.messages import BatchMade, ShardExhausted, TaskFailed, decode
 from penstock.engine.pickling import unpicklable_error
 from penstock.engine.recover import NO_BATCH
-from penstock.engine.scheduler import TaskDone, WorkerDied, WorkerExhausted, WorkerReady
+from penstock.engine.scheduler import TaskDone, WorkerExhausted, WorkerLost, WorkerReady
 from penstock.engine.worker_setup import WorkerIdentity
-from penstock.errors import ConfigError
-from penstock.errors import WorkerDied as WorkerDiedError
+from penstock.errors import ConfigError, WorkerDied
 from penstock.forks import Owner
 from penstock.randomness.keys import Purpose, seed_sequence
 from penstock.warn import users_level
@@ -286,7 +285,7 @@ class RayBackend:
 
     def _check_connection(self) -> None:
         if not self._is_connected:
-            raise WorkerDiedError(
+            raise WorkerDied(
                 "the connection to Ray was ended, by ray.shutdown() in this process, while the "
                 "loader was iterated: its workers are gone with it. Iterate the loader anew."
             )
@@ -327,7 +326,7 @@ class RayBackend:
     def _understand(self, come: Come | None) -> list[BackendEvent]:
         if come is None:
             self._inbox.put(None)  # for whoever asks again
-            raise WorkerDiedError(
+            raise WorkerDied(
                 "the loader's iterator was closed while it was asked for a batch: its workers are "
                 "gone. Iterate the loader anew."
             )
@@ -478,7 +477,7 @@ class RayBackend:
                 deed, counts = Activity(known, None, deed.words), False
                 limit = _DEATHS_THAT_PROVE_IN_POOL
         or_steps = other_steps(worker, deed)
-        death = WorkerDied(
+        death = WorkerLost(
             worker.worker_id, reason, advice, deed.step, deed.sample, limit, counts, or_steps
         )
         return [*events, death]

@@ -74,7 +74,7 @@ def test_threads_are_tried_if_they_are_asked_for(tmp_path, capsys):
     assert 'persistent_workers=True, backend="thread")' in capsys.readouterr().out
 
 
-def test_a_trainer_of_some_length_takes_the_batches(tmp_path):
+def test_a_main_process_of_some_length_takes_the_batches(tmp_path):
     written = tmp_path / "figures.json"
     options = [*SHORT, "--trainer-ms", "2", "--trainer-cpu", "--json", str(written)]
     assert main(["tune", "numbers_to_tune:Numbers", *options]) == 0
@@ -84,7 +84,7 @@ def test_a_trainer_of_some_length_takes_the_batches(tmp_path):
         assert all(turn["seconds"] > turn["wait_s"] for turn in setting["rounds"])
 
 
-def test_a_trainer_that_takes_cpu_does_not_sleep():
+def test_a_main_process_that_takes_cpu_does_not_sleep():
     trainer = Trainer(0.03, takes_cpu=True)
     trainer.get_ready()
     before_s = time.thread_time()

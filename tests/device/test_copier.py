@@ -70,7 +70,7 @@ def test_the_fake_catches_memory_that_was_used_again_too_early(device, host):
     assert copy.tolist() == [POISON] * 3
 
 
-def test_the_fake_catches_a_copy_that_was_not_given_to_the_trainer(device, host):
+def test_the_fake_catches_a_copy_that_was_not_given_to_the_main_process(device, host):
     with device.copying():
         copy = device.copy(host.tensor(1.0))
     device.use(copy)
@@ -79,7 +79,7 @@ def test_the_fake_catches_a_copy_that_was_not_given_to_the_trainer(device, host)
     assert device.read == [[POISON] * 3]
 
 
-def test_the_trainers_queue_waits_and_has_every_copy_before_the_batch_is_given(device, host):
+def test_the_consumers_queue_waits_and_has_every_copy_before_the_batch_is_given(device, host):
     seen = []
 
     def transform(batch):
@@ -95,7 +95,7 @@ def test_the_trainers_queue_waits_and_has_every_copy_before_the_batch_is_given(d
     assert given_numbers == {id(tensor) for tensor in batch}
 
 
-def test_the_trainer_reads_what_was_sent_though_it_drops_batches_at_once(device, host):
+def test_the_main_process_reads_what_was_sent_though_it_drops_batches_at_once(device, host):
     def transform(batch):
         device.use(batch[0])
 
@@ -167,7 +167,7 @@ class Moved:
         return self
 
 
-def test_an_object_moves_by_its_own_method_in_the_trainers_queue(device, host):
+def test_an_object_moves_by_its_own_method_in_the_main_processes_queue(device, host):
     copier = DeviceCopier(device)
     thing = Moved(device, host.tensor(5.0))
     begun = copier.begin([thing, host.tensor(1.0), thing], step(0))
@@ -178,7 +178,7 @@ def test_an_object_moves_by_its_own_method_in_the_trainers_queue(device, host):
     assert device.asked(TRAINER) == ["wait", "given", "moved", "mark"]
 
 
-def test_an_objects_host_memory_is_held_until_the_trainers_queue_has_moved_it(device, host):
+def test_an_objects_host_memory_is_held_until_the_consumers_queue_has_moved_it(device, host):
     copier = DeviceCopier(device)
     batch = copier.finish(copier.begin([Moved(device, host.tensor(5.0))], step(0)))
     assert host.num_held == 1  # though the object itself has another tensor now
@@ -341,7 +341,7 @@ def test_close_waits_for_copies_and_lets_go_and_twice_does_nothing(device, host)
     assert given_batch[0].tolist() == [1.0] * 3
 
 
-def test_close_does_not_wait_for_the_trainers_work(device):
+def test_close_does_not_wait_for_the_main_processes_work(device):
     copier = DeviceCopier(device)
     copier.finish(copier.begin([torch.ones(1)], step(0)))
     copier.close()
@@ -447,7 +447,7 @@ ACTIONS = st.lists(
 
 @settings(max_examples=300, deadline=None)
 @given(actions=ACTIONS)
-def test_whatever_the_queues_do_the_trainer_reads_what_was_sent(actions):
+def test_whatever_the_queues_do_the_main_process_reads_what_was_sent(actions):
     device, host = FakeAccelerator(), HostMemory()
     expected = []
 

@@ -391,7 +391,7 @@ def test_batches_that_are_kept_stay_what_they_are(cuda):
         assert all(bool((tensor == step).all()) for tensor in batch)
 
 
-def test_the_trainers_stream_is_the_one_that_is_current_at_each_step(cuda):
+def test_the_main_processes_stream_is_the_one_that_is_current_at_each_step(cuda):
     seen = []
 
     def transform(batch):
@@ -531,7 +531,7 @@ def test_copies_have_a_queue_of_their_own(cuda, stall):
     assert torch.cuda.current_stream() == trainers
 
 
-def test_the_trainers_queue_waits_for_a_mark_of_copies_and_the_thread_does_not(cuda, stall):
+def test_the_consumers_queue_waits_for_a_mark_of_copies_and_the_thread_does_not(cuda, stall):
     accelerator = open_accelerator(cuda)
     source = torch.full((LARGE_BYTES,), 7, dtype=torch.uint8).pin_memory()
     with accelerator.copying():

@@ -307,7 +307,7 @@ def test_a_number_that_is_assigned_later_is_what_counts():
     assert loader.stats().backend == "serial"
 
 
-def test_what_stands_between_batches_is_the_trainers_and_a_failed_batch_is_not():
+def test_what_stands_between_batches_is_the_main_processes_and_a_failed_batch_is_not():
     class Fails(Noisy):
         def __getitem__(self, index):
             if index % 2:

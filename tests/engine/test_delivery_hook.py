@@ -82,7 +82,7 @@ def batches_of(hook, workers=(2, "process"), indices=range(NUM_STEPS), policy="r
 
 def look_until(stream, *steps):
     """Let the stream decode what has arrived, until these steps have."""
-    while not {*steps} <= stream._order._done.keys():
+    while not {*steps} <= stream._scheduler._done.keys():
         for event in stream.backend.events(None):
             stream._handle(event)
 

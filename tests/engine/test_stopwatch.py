@@ -212,7 +212,7 @@ def test_samples_that_are_quick_are_not_timed():
     assert timed([0.0] * 64).sample_us == b""
 
 
-def test_nobody_follows_quick_samples_of_a_worker_in_the_trainers_own_process():
+def test_nobody_follows_quick_samples_of_a_worker_in_the_main_processes_own_process():
     status = StatusWriter()
     followed = []
     for _ in range(32):

@@ -85,7 +85,7 @@ def test_with_one_core_work_on_the_cpu_gets_one_or_two_workers(trainer_s, tells)
         assert all(change.num_workers <= 2 for change in training.changes)
 
 
-def test_a_trainer_that_slows_down_needs_fewer_workers():
+def test_a_main_process_that_slows_down_needs_fewer_workers():
     training = tuned((READS, 300), (replace(READS, trainer_s=0.05), 300))
     assert training.changes[0].num_workers >= 4
     assert training.workers.num_workers == 1
@@ -107,7 +107,7 @@ def test_it_begins_anew_when_costs_change_for_good(before, after):
     assert fixed_rate(after, training.workers) >= 0.9 * best_rate(after)
 
 
-def test_a_pause_of_the_trainer_changes_nothing():
+def test_a_pause_of_the_main_process_changes_nothing():
     training = tuned((READS, 150), (replace(READS, trainer_s=1.0), 2), (READS, 300))
     assert all(change.step <= 150 for change in training.changes)
 

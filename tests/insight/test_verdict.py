@@ -249,14 +249,14 @@ def test_a_remedy_is_named_where_it_brings_clearly_more(wait, expected, text):
     assert bool(verdict.remedy) == (expected == "workers")
 
 
-def test_workers_that_idle_while_the_trainer_waits_are_to_work_further_ahead():
+def test_workers_that_idle_while_the_main_process_waits_are_to_work_further_ahead():
     verdict = training(workers=4, compute=16 * MS, wait=4 * MS, lookahead=8)
     assert verdict.bottleneck == "bursts"
     assert "prefetch_factor=4 instead of 2" in verdict.remedy
     assert verdict.expected_gain == pytest.approx(12e-3 / (8 * MS + HANDED))
 
 
-def test_workers_that_starve_the_trainer_are_to_be_fewer():
+def test_workers_that_starve_the_main_process_are_to_be_fewer():
     verdict = training(
         workers=8, compute=20 * MS, trainer=20 * MS, cores=4.0, trainer_starved_s=200 * 6 * MS,
         trainer_cpu=12 * MS, num_ready=6,
@@ -266,7 +266,7 @@ def test_workers_that_starve_the_trainer_are_to_be_fewer():
     assert verdict.expected_gain == pytest.approx(20e-3 / (14 * MS + HANDED))
 
 
-def test_a_single_worker_that_starves_the_trainer_is_not_taken_away():
+def test_a_single_worker_that_starves_the_main_process_is_not_taken_away():
     verdict = training(
         workers=1, compute=8 * MS, trainer=20 * MS, cores=1.0, trainer_starved_s=200 * 6 * MS,
         trainer_cpu=8 * MS,
@@ -275,7 +275,7 @@ def test_a_single_worker_that_starves_the_trainer_is_not_taken_away():
     assert "num_workers" not in verdict.remedy
 
 
-def test_without_workers_the_trainer_makes_batches_itself():
+def test_without_workers_the_main_process_makes_batches_itself():
     verdict = training(workers=0, compute=40 * MS, cores=8.0)
     assert verdict.bottleneck == "workers"
     assert advised_workers(verdict) == 6
@@ -337,7 +337,7 @@ def test_threads_seen_to_leave_the_lock_alone_wait_for_storage():
 
 
 @pytest.mark.parametrize("lock_share", [None, 0.8])
-def test_a_trainer_that_waits_for_the_lock_in_its_own_code_is_not_told_to_do_nothing(lock_share):
+def test_a_consumer_that_waits_for_the_lock_in_its_own_code_is_not_told_to_do_nothing(lock_share):
     verdict = training(
         compute=8 * MS,
         read=8 * MS,
@@ -354,7 +354,7 @@ def test_a_trainer_that_waits_for_the_lock_in_its_own_code_is_not_told_to_do_not
         assert verdict.expected_gain == pytest.approx(9 * MS / (1 * MS + HANDED))
 
 
-def test_a_trainer_that_waits_for_its_device_while_threads_idle_has_nothing_to_do():
+def test_a_main_process_that_waits_for_its_device_while_threads_idle_has_nothing_to_do():
     verdict = training(compute=8 * MS, trainer=20 * MS, trainer_cpu=1 * MS, backend="thread")
     assert verdict.bottleneck == "trainer"
 
@@ -423,7 +423,7 @@ def test_slow_files_are_named_before_workers_that_idle_behind_them():
     assert verdict.bottleneck == "slow source"
 
 
-def test_pauses_of_the_trainer_bound_what_a_remedy_brings():
+def test_pauses_of_the_main_process_bound_what_a_remedy_brings():
     verdict = training(workers=1, compute=20 * MS, trainer=5 * MS, pause=20 * MS)
     assert verdict.bottleneck == "workers"
     assert "waits 38 % of the time" in verdict.text
@@ -547,7 +547,7 @@ def test_the_gain_is_never_more_than_without_any_wait(compute, trainer, workers,
         assert verdict.bottleneck in ("workers", "cpu")
 
 
-def test_workers_on_ray_are_not_bound_by_the_trainers_cores():
+def test_workers_on_ray_are_not_bound_by_the_main_processes_cores():
     here = training(workers=2, compute=40 * MS, trainer=2 * MS, cores=2.0)
     away = training(workers=2, compute=40 * MS, trainer=2 * MS, cores=2.0, backend="ray")
     assert (here.bottleneck, away.bottleneck) == ("cpu", "workers")
@@ -561,7 +561,7 @@ def test_workers_on_ray_that_wait_for_a_core_wait_for_their_machines():
     assert "inf" not in verdict.text + verdict.remedy
 
 
-def test_a_trainer_that_waits_for_a_core_leaves_ray_fewer():
+def test_a_main_process_that_waits_for_a_core_leaves_ray_fewer():
     verdict = training(
         workers=4, compute=20 * MS, trainer=20 * MS, cores=2.0, trainer_starved_s=200 * 6 * MS,
         backend="ray",

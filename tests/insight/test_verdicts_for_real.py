@@ -89,7 +89,7 @@ def share_of_waiting(loader, batches=30, step_s=0.05):
     return waited_s / (time.monotonic() - begun)
 
 
-def test_a_slow_trainer_has_nothing_to_do():
+def test_a_slow_main_process_has_nothing_to_do():
     # Where other programs keep all cores busy its worker comes late, and the main process does
     # wait.
     for _ in range(20):

@@ -86,7 +86,7 @@ def test_the_verdict_is_written_when_it_names_another_bottleneck(read):
     ]
 
 
-def test_the_trainer_may_say_which_step_it_is(read):
+def test_the_main_process_may_say_which_step_it_is(read):
     steps = iter([70_000, 80_000])
 
     def write(writer):

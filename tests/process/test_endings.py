@@ -192,7 +192,7 @@ TRAINERS = {
         ("SIGKILL", False),
     ],
 )
-def test_a_trainer_that_ends_while_all_workers_are_stuck_leaves_none(how, heeds_sigterm):
+def test_a_main_process_that_ends_while_all_workers_are_stuck_leaves_none(how, heeds_sigterm):
     body, code = TRAINERS[how]
     with trainer(body.replace("DATASET", f"Stuck(8, heeds_sigterm={heeds_sigterm})")) as process:
         workers = stuck_workers_of(process)
@@ -208,7 +208,7 @@ def test_a_trainer_that_ends_while_all_workers_are_stuck_leaves_none(how, heeds_
 
 
 @pytest.mark.parametrize("method", METHODS)
-def test_a_killed_trainer_s_stuck_workers_end_though_a_child_of_it_lives_on(method):
+def test_a_killed_main_process_s_stuck_workers_end_though_a_child_of_it_lives_on(method):
     # The child has copies of the main process's descriptors, so that their ends tell nobody
     # anything.
     with trainer(f"""
@@ -247,7 +247,7 @@ def test_a_forked_child_that_exits_as_programs_do_leaves_the_workers_alone(metho
 
 
 @pytest.mark.parametrize("method", METHODS)
-def test_a_loop_may_be_left_in_a_forked_child_and_go_on_in_the_trainer(method):
+def test_a_loop_may_be_left_in_a_forked_child_and_go_on_in_the_main_process(method):
     with trainer(f"""
         stream = start(Rows(), multiprocessing_context="{method}")
         for step, batch in enumerate(stream):

@@ -252,7 +252,7 @@ def finish(process):
 
 @pytest.mark.parametrize("dataset", ["Rows()", "Blocking(2)"])
 @pytest.mark.parametrize("method", ["fork", "spawn"])
-def test_killing_the_trainer_ends_its_workers_within_five_seconds(dataset, method):
+def test_killing_the_main_process_ends_its_workers_within_five_seconds(dataset, method):
     process = run_script(f"""
         if __name__ == "__main__":
             loader = Loader({dataset}, num_workers=3, multiprocessing_context="{method}")
@@ -269,7 +269,7 @@ def test_killing_the_trainer_ends_its_workers_within_five_seconds(dataset, metho
     assert alive == []
 
 
-def test_control_c_raises_in_the_trainer_only_and_leaves_no_worker():
+def test_control_c_raises_in_the_main_process_only_and_leaves_no_worker():
     process = run_script(
         """
         # A job that a shell runs in the background, as CI may be, inherits SIGINT as ignored.
@@ -376,7 +376,7 @@ def test_an_interpreter_that_exits_with_live_iterators_ends_cleanly():
     assert (process.returncode, out, err) == (0, "ok\n", "")
 
 
-def test_a_fork_in_the_trainer_disturbs_neither_side():
+def test_a_fork_in_the_main_process_disturbs_neither_side():
     stream = iter(Loader(Rows(), batch_size=4, num_workers=2))
     batch = next(stream)
     pid = os.fork()
@@ -484,7 +484,7 @@ def test_a_dev_shm_of_one_megabyte_is_enough():
     assert done.stdout.split() == ["1024", "ok"]
 
 
-def test_a_worker_blocked_on_sending_and_a_trainer_with_large_tasks_do_not_wait_for_each_other():
+def test_a_worker_blocked_on_sending_and_a_consumer_with_large_tasks_do_not_wait_for_each_other():
     # Tasks of 800 KB and messages of 30 KB: both directions of the sockets fill up.
     texts = [f"{index:06d}" * 50 for index in range(100)]
 

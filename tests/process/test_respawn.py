@@ -578,7 +578,7 @@ class HoldsThePython(Noise):
 
 
 @pytest.mark.parametrize("method", ["fork", "spawn", "forkserver"])
-def test_a_worker_in_native_code_that_holds_the_interpreter_ends_with_the_trainer(method):
+def test_a_worker_in_native_code_that_holds_the_interpreter_ends_with_the_main_process(method):
     trainer = subprocess.Popen(
         [sys.executable, __file__, method], stdout=subprocess.PIPE, text=True
     )

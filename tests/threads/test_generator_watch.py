@@ -229,7 +229,7 @@ def test_who_draws_from_generators_of_its_own_is_not_named(transform, seed):
     assert epochs(Transformed(transform), seed=seed) == []
 
 
-def test_what_the_trainer_draws_meanwhile_is_not_put_down_to_the_dataset():
+def test_what_the_main_process_draws_meanwhile_is_not_put_down_to_the_dataset():
     drawn, sampled = threading.Event(), threading.Event()
 
     def slow(x):

@@ -512,7 +512,7 @@ def test_who_waits_for_a_batch_is_told_that_another_thread_has_closed_the_loader
         backend.events(None)
 
 
-def test_a_worker_that_closes_the_loader_ends_the_trainers_wait():
+def test_a_worker_that_closes_the_loader_ends_the_main_processes_wait():
     hold = []
 
     def make(index):
@@ -668,7 +668,7 @@ def test_a_batch_that_is_dropped_is_gone_at_once():
 # Who am I
 
 
-def test_each_thread_knows_itself_and_the_trainer_is_no_worker():
+def test_each_thread_knows_itself_and_the_main_process_is_no_worker():
     dataset = Numbers(lambda index: get_worker_info().id)
     loader = Loader(dataset, 2, num_workers=3, backend="thread", seed=1)
     infos = []

@@ -53,7 +53,7 @@ def told(loader: Any) -> list[Any]:
 # Who am I
 
 
-def test_torchs_function_answers_in_each_thread_and_the_trainer_is_no_worker() -> None:
+def test_torchs_function_answers_in_each_thread_and_the_main_process_is_no_worker() -> None:
     dataset = Calls(lambda index: (get_worker_info(), threading.current_thread().name))
     seen = []
     for batch in threads_over(dataset, num_workers=3):

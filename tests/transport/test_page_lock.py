@@ -612,7 +612,7 @@ def test_memory_that_is_not_lockable_is_handed_out_as_it_is(num_workers, kind, m
 
 
 @pytest.mark.parametrize("num_workers", [1, 2])
-def test_a_trainer_that_waits_for_its_device_now_and_then_has_no_slots_made_anew(num_workers):
+def test_a_consumer_that_waits_for_its_device_now_and_then_has_no_slots_made_anew(num_workers):
     device = FakePageLock()
     backend = opened(device, num_workers, "process", "fork")
     num_locks = []
@@ -646,7 +646,7 @@ def test_batches_that_outlive_their_workers_stay_locked_as_long_as_they_are(kind
     assert (device.locked, device.num_done, device.mistakes) == ({}, 1, [])
 
 
-def test_each_slot_is_locked_once_on_the_trainers_side_alone():
+def test_each_slot_is_locked_once_on_the_main_processes_side_alone():
     device = FakePageLock()
     backend = opened(device, 1, "process", "fork")
     for batch in batches_of(backend, 1, 12):

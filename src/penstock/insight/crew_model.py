@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from penstock.insight.batch_costs import Costs
     from penstock.insight.budgets import Limits
 
-__all__ = ["HANDOVER_S", "BatchCosts", "Room", "Wish", "milliseconds"]
+__all__ = ["HANDOVER_S", "BatchCosts", "Wish", "WorkerLimits", "milliseconds"]
 
 # What receiving a batch takes the main process, and packing it a worker, however small it is. Each
 # was measured at 0.1 to 0.35 ms; the upper end, so that no gain is promised that it eats up.
@@ -90,8 +90,8 @@ class Wish(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True)
-class Room:
-    """What there is to give.
+class WorkerLimits:
+    """What workers may use: cores, CPU budget, memory.
 
     Attributes:
         cores: What the process is allowed.
@@ -114,7 +114,7 @@ class Room:
         memory_left_bytes: int | None,
         *,
         shares_lock: bool = False,
-    ) -> Room:
+    ) -> WorkerLimits:
         """Return what the user's limits, or their defaults, come to on this machine."""
         memory_bytes = limits.memory_bytes
         if memory_bytes is None and memory_left_bytes is not None:

@@ -12,7 +12,7 @@ import math
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Final
 
-from penstock.insight.crew_model import HANDOVER_S, Room
+from penstock.insight.crew_model import HANDOVER_S, WorkerLimits
 
 if TYPE_CHECKING:
     from penstock.insight.stats import Span
@@ -210,8 +210,8 @@ class Figures:
         return min(seconds / self.made_s, 1.0) if self.made_s > 0 else 0.0
 
     @property
-    def _room(self) -> Room:
-        return Room(min(self.cores, _MANY_CORES))
+    def _limits(self) -> WorkerLimits:
+        return WorkerLimits(min(self.cores, _MANY_CORES))
 
     @property
     def with_workers(self) -> Figures:
@@ -232,16 +232,16 @@ class Figures:
     @property
     def enough_workers(self) -> int:
         """How many workers keep up with the trainer, or as well as cores and the lock allow."""
-        at, room = self.with_workers, self._room
-        rate = min(room.best_rate(at), self.lock_rate)
-        return min(room.enough(at, rate), max(_MOST_WORKERS, 2 * self.num_workers))
+        at, limits = self.with_workers, self._limits
+        rate = min(limits.best_rate(at), self.lock_rate)
+        return min(limits.enough(at, rate), max(_MOST_WORKERS, 2 * self.num_workers))
 
     def rate_with(self, num_workers: int) -> float:
         """Return the batches per second with so many workers, at least 1."""
         at = self.with_workers
         if num_workers < self.num_workers:  # what they take of the trainer's cores is reckoned
             at = replace(at, consumer_s=at.trainer_s, trainer_starved_s=0.0)
-        return min(self._room.rate(at, num_workers), self.lock_rate)
+        return min(self._limits.rate(at, num_workers), self.lock_rate)
 
     def gain(
         self, num_workers: int, *, saved_s: float = 0.0, saved_cpu_s: float | None = None

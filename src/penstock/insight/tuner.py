@@ -31,7 +31,7 @@ from typing import TYPE_CHECKING, Final
 from penstock.engine.accounts import Crew
 from penstock.insight.arrivals import Arrivals
 from penstock.insight.batch_costs import Costs
-from penstock.insight.crew_model import Room, milliseconds
+from penstock.insight.crew_model import WorkerLimits, milliseconds
 from penstock.insight.evidence import Evidence
 from penstock.insight.figures import amount
 from penstock.insight.footprint import Footprint
@@ -109,11 +109,11 @@ class Tuner:
             shares_lock: Workers are threads.
             is_forked: Workers are processes that share the trainer's memory.
         """
-        self._room = Room.of(limits, cores, memory_left_bytes, shares_lock=shares_lock)
-        self.crew = Crew(self._room.first_workers, prefetch_factor or _FIRST_PREFETCH)
+        self._limits = WorkerLimits.of(limits, cores, memory_left_bytes, shares_lock=shares_lock)
+        self.crew = Crew(self._limits.first_workers, prefetch_factor or _FIRST_PREFETCH)
         self._is_prefetch_given = prefetch_factor is not None
         self.reason = ""
-        self.max_workers = self._room.max_workers
+        self.max_workers = self._limits.max_workers
         self._arrivals = Arrivals(self.crew, _WARM_UP)
         self._footprint = Footprint(is_thread=shares_lock, is_forked=is_forked)
         self._known_workers: set[tuple[int, int]] = set()
@@ -214,7 +214,7 @@ class Tuner:
         gain = evidence.gain(before, now)
         if now.num_workers < before.num_workers:
             return gain > -_SMALLEST_GAIN or costs.wait_share < _SHORT_WAIT
-        if now.num_workers > before.num_workers and self._room.shares_lock:
+        if now.num_workers > before.num_workers and self._limits.shares_lock:
             return gain > _GAIN_OF_THREADS * math.log2(now.num_workers / before.num_workers)
         # Where batches differ much, so many say little, and the model is trusted. So it is where
         # workers can make more, and only do not get the cores: others have them, for a while.
@@ -227,7 +227,7 @@ class Tuner:
     @property
     def _wished(self) -> int:
         per_worker = self._footprint.per_worker(self.crew.prefetch_factor)
-        return self._room.wish(self._evidence.basis, per_worker).num_workers
+        return self._limits.wish(self._evidence.basis, per_worker).num_workers
 
     def _give_back(self, before: Crew, costs: Costs) -> None:
         """Return to the crew before, or to one between."""
@@ -272,15 +272,15 @@ class Tuner:
         """Return the crew that the model says."""
         now, factor = self.crew
         basis = self._evidence.basis
-        wish = self._room.wish(basis, self._footprint.per_worker(factor))
+        wish = self._limits.wish(basis, self._footprint.per_worker(factor))
         reachable = min(wish.num_workers, self._too_many - 1)
-        if self._room.shares_lock:
+        if self._limits.shares_lock:
             reachable = min(reachable, 2 * now)
         is_short = costs.wait_share < _SHORT_WAIT
         is_small_step = reachable < _STEP * now and costs.wait_share < _LONG_WAIT
         if reachable <= now or is_short or is_small_step:
             return None
-        reason = self._room.explain(wish, basis)
+        reason = self._limits.explain(wish, basis)
         if reachable < wish.num_workers:
             reason += f"; tries {reachable}"
         return Crew(reachable, factor), reason
@@ -308,7 +308,7 @@ class Tuner:
     def _other_prefetch(self, costs: Costs) -> tuple[Crew, str] | None:
         """Return the crew working further ahead, if it should be faster than it is."""
         now, factor = self.crew, 2 * self.crew.prefetch_factor
-        rate = self._room.rate(costs, now.num_workers)
+        rate = self._limits.rate(costs, now.num_workers)
         if (
             self._is_prefetch_given
             or costs.wait_share < _LONG_WAIT
@@ -337,14 +337,14 @@ class Tuner:
             more <= now
             or self._evidence.variation < _VERY_UNEVEN
             or costs.wait_share < _TOO_LONG_WAIT
-            or not self._room.has_idle_cores(costs)
+            or not self._limits.has_idle_cores(costs)
         ):
             return None
         reason = f"the trainer waits {costs.wait_share:.0%} of the time, and cores are idle"
         return Crew(more, factor), f"{reason}: tries {more} workers"
 
     def _by_memory(self, prefetch_factor: int) -> int:
-        return self._room.by_memory(self._footprint.per_worker(prefetch_factor))
+        return self._limits.by_memory(self._footprint.per_worker(prefetch_factor))
 
     def _fit_memory(self) -> bool:
         """Return whether batches have grown beyond memory, and the crew had to shrink."""

@@ -221,13 +221,13 @@ class Tuner:
         doubt = _DOUBT * evidence.error(costs, evidence.under[before])
         if gain > _SMALLEST_GAIN - doubt:
             return True
-        is_wished = before.num_workers < now.num_workers <= self._wished
-        return is_wished and gain > -_NOISE and evidence.supply_gain(before, now) > _SUPPLY
+        is_within_target = before.num_workers < now.num_workers <= self._target_workers
+        return is_within_target and gain > -_NOISE and evidence.supply_gain(before, now) > _SUPPLY
 
     @property
-    def _wished(self) -> int:
+    def _target_workers(self) -> int:
         per_worker = self._footprint.per_worker(self.crew.prefetch_factor)
-        return self._limits.wish(self._evidence.basis, per_worker).num_workers
+        return self._limits.target(self._evidence.basis, per_worker).num_workers
 
     def _give_back(self, before: Crew, costs: Costs) -> None:
         """Return to the crew before, or to one between."""
@@ -272,16 +272,16 @@ class Tuner:
         """Return the crew that the model says."""
         now, factor = self.crew
         basis = self._evidence.basis
-        wish = self._limits.wish(basis, self._footprint.per_worker(factor))
-        reachable = min(wish.num_workers, self._too_many - 1)
+        target = self._limits.target(basis, self._footprint.per_worker(factor))
+        reachable = min(target.num_workers, self._too_many - 1)
         if self._limits.shares_lock:
             reachable = min(reachable, 2 * now)
         is_short = costs.wait_share < _SHORT_WAIT
         is_small_step = reachable < _STEP * now and costs.wait_share < _LONG_WAIT
         if reachable <= now or is_short or is_small_step:
             return None
-        reason = self._limits.explain(wish, basis)
-        if reachable < wish.num_workers:
+        reason = self._limits.explain(target, basis)
+        if reachable < target.num_workers:
             reason += f"; tries {reachable}"
         return Crew(reachable, factor), reason
 
@@ -290,7 +290,7 @@ class Tuner:
         if costs.num_made < _MANY:
             return None
         now, evidence = self.crew.num_workers, self._evidence
-        basis, enough = evidence.basis, self._wished
+        basis, enough = evidence.basis, self._target_workers
         # As many workers as would be at work all the time, if a batch took what it took at first.
         at_work = costs.rate * (basis.worker_s + costs.worker_starved_s)
         if evidence.has_slowed:  # the model knows nothing of what makes them wait

@@ -32,9 +32,9 @@ from penstock.engine.accounts import Crew
 from penstock.insight.arrivals import Arrivals
 from penstock.insight.batch_costs import Costs
 from penstock.insight.crew_model import WorkerLimits, milliseconds
-from penstock.insight.evidence import Evidence
 from penstock.insight.figures import amount
 from penstock.insight.footprint import Footprint
+from penstock.insight.trials import Trials
 from penstock.insight.watch import Watch
 from penstock.plural import counted
 
@@ -57,7 +57,7 @@ _SMALLEST_GAIN: Final = 0.04  # what brings less is given back
 _GAIN_OF_THREADS: Final = 0.15  # from twice as many
 _HARM: Final = 0.1
 _NOISE: Final = 0.3  # on a machine that others use too
-_SUPPLY: Final = 0.2  # more of it is more than noise of the workers' own times
+_CAPACITY_GAIN: Final = 0.2  # more of it is more than noise of the workers' own times
 _A_WAIT_NS: Final = 150_000  # a batch that lies ready is there in some 50 us
 _DOUBT: Final = 1.5
 _STEP: Final = 1.25  # a crew that differs by less is not worth a try
@@ -125,7 +125,7 @@ class Tuner:
     def _forget(self, costs: Costs) -> None:
         """Begin anew: nothing is known but these costs."""
         self._now = costs  # of this window
-        self._evidence = Evidence(costs)
+        self._trials = Trials(costs)
         self._is_settled = False
         self._too_many = self.max_workers + 1
         self._too_few = 0
@@ -171,7 +171,7 @@ class Tuner:
         lookahead = self.crew.num_workers * self.crew.prefetch_factor
         looks = 2 if self._is_second_look else 1
         # Where one batch in fifty takes long, a window is to hold some of them.
-        uneven = min(int(_UNEVEN_WINDOW * self._evidence.variation**2), _LONGEST_WINDOW)
+        uneven = min(int(_UNEVEN_WINDOW * self._trials.variation**2), _LONGEST_WINDOW)
         least = _WATCH_WINDOW if self._is_settled else _MIN_WINDOW
         return looks * max(least, lookahead, uneven)
 
@@ -189,7 +189,7 @@ class Tuner:
     def _weigh(self) -> None:
         """Judge the crew on trial, if there is one, and try another, or settle."""
         costs, before, now = self._now, self._before, self.crew
-        self._evidence.note(now, costs)
+        self._trials.note(now, costs)
         if before is not None:
             is_smaller = now.num_workers < before.num_workers
             has_paid = self._has_paid(before, costs)
@@ -201,42 +201,46 @@ class Tuner:
                 return
             if is_smaller:
                 self._too_many = now.num_workers + 1
-            elif self._evidence.gain(before, now) > _SMALLEST_GAIN:
+            elif self._trials.gain(before, now) > _SMALLEST_GAIN:
                 self._too_few = max(self._too_few, min(before.num_workers, now.num_workers - 1))
         self._before = None
-        self._evidence.pool += costs
+        self._trials.pool += costs
         if not self._try_next(costs):
             self._settle(costs)
 
     def _has_paid(self, before: Crew, costs: Costs) -> bool:
         """Return whether the crew on trial is worth keeping."""
-        evidence, now = self._evidence, self.crew
-        gain = evidence.gain(before, now)
+        trials, now = self._trials, self.crew
+        gain = trials.gain(before, now)
         if now.num_workers < before.num_workers:
             return gain > -_SMALLEST_GAIN or costs.wait_share < _SHORT_WAIT
         if now.num_workers > before.num_workers and self._limits.shares_lock:
             return gain > _GAIN_OF_THREADS * math.log2(now.num_workers / before.num_workers)
         # Where batches differ much, so many say little, and the model is trusted. So it is where
         # workers can make more, and only do not get the cores: others have them, for a while.
-        doubt = _DOUBT * evidence.error(costs, evidence.under[before])
+        doubt = _DOUBT * trials.error(costs, trials.under[before])
         if gain > _SMALLEST_GAIN - doubt:
             return True
         is_within_target = before.num_workers < now.num_workers <= self._target_workers
-        return is_within_target and gain > -_NOISE and evidence.supply_gain(before, now) > _SUPPLY
+        return (
+            is_within_target
+            and gain > -_NOISE
+            and trials.capacity_gain(before, now) > _CAPACITY_GAIN
+        )
 
     @property
     def _target_workers(self) -> int:
         per_worker = self._footprint.per_worker(self.crew.prefetch_factor)
-        return self._limits.target(self._evidence.basis, per_worker).num_workers
+        return self._limits.target(self._trials.basis, per_worker).num_workers
 
     def _give_back(self, before: Crew, costs: Costs) -> None:
         """Return to the crew before, or to one between."""
-        evidence, tried = self._evidence, self.crew
-        evidence.pool += costs
-        gain = evidence.gain(before, tried)
+        trials, tried = self._trials, self.crew
+        trials.pool += costs
+        gain = trials.gain(before, tried)
         found = (
             f"{_named(tried)} gave {amount(costs.rate)} batches/s, {_named(before)} "
-            f"{amount(evidence.under[before].rate)}"
+            f"{amount(trials.under[before].rate)}"
         )
         self._before = None
         if tried.num_workers < before.num_workers:
@@ -271,7 +275,7 @@ class Tuner:
     def _more(self, costs: Costs) -> tuple[Crew, str] | None:
         """Return the crew that the model says."""
         now, factor = self.crew
-        basis = self._evidence.basis
+        basis = self._trials.basis
         target = self._limits.target(basis, self._footprint.per_worker(factor))
         reachable = min(target.num_workers, self._too_many - 1)
         if self._limits.shares_lock:
@@ -289,12 +293,12 @@ class Tuner:
         """Return a smaller crew if this one cannot all be at work."""
         if costs.num_made < _MANY:
             return None
-        now, evidence = self.crew.num_workers, self._evidence
-        basis, enough = evidence.basis, self._target_workers
+        now, trials = self.crew.num_workers, self._trials
+        basis, enough = trials.basis, self._target_workers
         # As many workers as would be at work all the time, if a batch took what it took at first.
         at_work = costs.rate * (basis.worker_s + costs.worker_starved_s)
-        if evidence.has_slowed:  # the model knows nothing of what makes them wait
-            enough = min(enough, math.ceil((_SLACK + 2 * evidence.error(basis)) * at_work))
+        if trials.has_slowed:  # the model knows nothing of what makes them wait
+            enough = min(enough, math.ceil((_SLACK + 2 * trials.error(basis)) * at_work))
         enough = max(enough, self._too_few + 1, 1)
         if enough > now / _STEP:
             return None
@@ -335,7 +339,7 @@ class Tuner:
         more = min(2 * now, self._too_many - 1, self._by_memory(factor))
         if (
             more <= now
-            or self._evidence.variation < _VERY_UNEVEN
+            or self._trials.variation < _VERY_UNEVEN
             or costs.wait_share < _TOO_LONG_WAIT
             or not self._limits.has_idle_cores(costs)
         ):
@@ -374,14 +378,14 @@ class Tuner:
     def _look_on(self) -> None:
         """Begin anew if costs have changed for good; or judge the crew by all that is known."""
         costs, self._now = self._now, Costs()
-        new = self._watch.see(costs, self._evidence)
+        new = self._watch.see(costs, self._trials)
         if new is not None:
             self._forget(new)
             self._weigh()
         elif self._watch.is_look_due:
             usual = self._watch.usual
             assert usual is not None
-            self._evidence.note(self.crew, usual)
+            self._trials.note(self.crew, usual)
             self._try_next(usual)
 
     def _change(self, crew: Crew, reason: str) -> None:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Final
 from penstock.insight.batch_costs import Costs
 
 if TYPE_CHECKING:
-    from penstock.insight.evidence import Evidence
+    from penstock.insight.trials import Trials
 
 __all__ = ["Watch"]
 
@@ -43,15 +43,15 @@ class Watch:
         self._num_usual = 0
         self._in_a_row = []
 
-    def see(self, costs: Costs, evidence: Evidence) -> Costs | None:
+    def see(self, costs: Costs, trials: Trials) -> Costs | None:
         """Take note of a window; returns the new costs if they have changed for good."""
         self.is_look_due = False
         if self.usual is None:
             self.usual = costs
             return None
         self._in_a_row.append(costs)
-        if not evidence.differ(self.usual, costs):
-            self._add_usual(evidence)
+        if not trials.differ(self.usual, costs):
+            self._add_usual(trials)
             return None
         if len(self._in_a_row) < self._times:
             return None
@@ -61,7 +61,7 @@ class Watch:
             new += differing
         return new
 
-    def _add_usual(self, evidence: Evidence) -> None:
+    def _add_usual(self, trials: Trials) -> None:
         in_a_row, self._in_a_row = self._in_a_row, []
         if self._num_usual >= _LOOKS[-1]:
             return
@@ -69,6 +69,6 @@ class Watch:
         before = self._num_usual
         for costs in in_a_row:
             self.usual += costs
-            evidence.pool += costs
+            trials.pool += costs
         self._num_usual += len(in_a_row)
         self.is_look_due = any(before < look <= self._num_usual for look in _LOOKS)

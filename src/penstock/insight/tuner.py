@@ -29,11 +29,11 @@ import math
 from typing import TYPE_CHECKING, Final
 
 from penstock.engine.accounts import Crew
-from penstock.insight.arrivals import Arrivals
 from penstock.insight.batch_costs import Costs
 from penstock.insight.crew_model import WorkerLimits, milliseconds
 from penstock.insight.figures import amount
 from penstock.insight.footprint import Footprint
+from penstock.insight.steady_state import SteadyState
 from penstock.insight.trials import Trials
 from penstock.insight.watch import Watch
 from penstock.plural import counted
@@ -114,7 +114,7 @@ class Tuner:
         self._is_prefetch_given = prefetch_factor is not None
         self.reason = ""
         self.max_workers = self._limits.max_workers
-        self._arrivals = Arrivals(self.crew, _WARM_UP)
+        self._steady = SteadyState(self.crew, _WARM_UP)
         self._footprint = Footprint(is_thread=shares_lock, is_forked=is_forked)
         self._known_workers: set[tuple[int, int]] = set()
         self._before: Crew | None = None  # the crew that the one on trial replaced
@@ -138,7 +138,7 @@ class Tuner:
         """Take note of a batch; returns another crew if there is to be one, else None."""
         self._footprint.add(record)
         worker = (record.worker_id, record.pid)
-        is_steady = self._arrivals.is_steady(record)
+        is_steady = self._steady.is_steady(record)
         if worker not in self._known_workers:
             self._known_workers.add(worker)
         elif is_steady:
@@ -389,7 +389,7 @@ class Tuner:
             self._try_next(usual)
 
     def _change(self, crew: Crew, reason: str) -> None:
-        self._arrivals.expect(crew)
+        self._steady.expect(crew)
         self.crew = crew
         self.reason = reason
         self._is_second_look = False

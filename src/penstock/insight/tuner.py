@@ -31,11 +31,11 @@ from typing import TYPE_CHECKING, Final
 from penstock.engine.accounts import Crew
 from penstock.insight.batch_costs import Costs
 from penstock.insight.crew_model import WorkerLimits, milliseconds
+from penstock.insight.drift import DriftDetector
 from penstock.insight.figures import amount
 from penstock.insight.footprint import Footprint
 from penstock.insight.steady_state import SteadyState
 from penstock.insight.trials import Trials
-from penstock.insight.watch import Watch
 from penstock.plural import counted
 
 if TYPE_CHECKING:
@@ -48,8 +48,8 @@ _FIRST_PREFETCH: Final = 2
 _MOST_PREFETCH: Final = 8
 _WARM_UP: Final = 4  # batches that do not count at the very start
 _MIN_WINDOW: Final = 12  # batches given; at least
-_WATCH_WINDOW: Final = 24
-_MANY: Final = 2 * _WATCH_WINDOW  # so many say enough to try fewer workers
+_SETTLED_WINDOW: Final = 24
+_MANY: Final = 2 * _SETTLED_WINDOW  # so many say enough to try fewer workers
 _UNEVEN_WINDOW: Final = 8  # batches, times the square of their variation ...
 _LONGEST_WINDOW: Final = 96  # ... but no more than that
 _VERY_UNEVEN: Final = 1.0  # standard deviation from batch to batch, as a share of the mean
@@ -119,7 +119,7 @@ class Tuner:
         self._known_workers: set[tuple[int, int]] = set()
         self._before: Crew | None = None  # the crew that the one on trial replaced
         self._is_settled = False
-        self._watch = Watch()
+        self._drift_detector = DriftDetector()
         self._forget(Costs())
 
     def _forget(self, costs: Costs) -> None:
@@ -172,7 +172,7 @@ class Tuner:
         looks = 2 if self._is_second_look else 1
         # Where one batch in fifty takes long, a window is to hold some of them.
         uneven = min(int(_UNEVEN_WINDOW * self._trials.variation**2), _LONGEST_WINDOW)
-        least = _WATCH_WINDOW if self._is_settled else _MIN_WINDOW
+        least = _SETTLED_WINDOW if self._is_settled else _MIN_WINDOW
         return looks * max(least, lookahead, uneven)
 
     def _judge(self) -> Crew | None:
@@ -372,18 +372,18 @@ class Tuner:
     def _settle(self, costs: Costs | None) -> None:
         """Leave it at that, and watch whether costs stay what they are."""
         self._is_settled = True
-        self._watch.begin(costs)
+        self._drift_detector.begin(costs)
         self._now = Costs()
 
     def _look_on(self) -> None:
         """Begin anew if costs have changed for good; or judge the crew by all that is known."""
         costs, self._now = self._now, Costs()
-        new = self._watch.see(costs, self._trials)
+        new = self._drift_detector.see(costs, self._trials)
         if new is not None:
             self._forget(new)
             self._weigh()
-        elif self._watch.is_look_due:
-            usual = self._watch.usual
+        elif self._drift_detector.is_look_due:
+            usual = self._drift_detector.usual
             assert usual is not None
             self._trials.note(self.crew, usual)
             self._try_next(usual)

@@ -10,14 +10,14 @@ from penstock.insight.batch_costs import Costs
 if TYPE_CHECKING:
     from penstock.insight.trials import Trials
 
-__all__ = ["Watch"]
+__all__ = ["DriftDetector"]
 
 _TIMES: Final = 3  # windows in a row that differ ...
 _MOST_TIMES: Final = 24  # ... and twice as many after each alarm: costs may go to and fro
 _LOOKS: Final = (2, 6)  # after so many quiet windows the crew is judged once more
 
 
-class Watch:
+class DriftDetector:
     """Tells when costs have changed for good.
 
     Attributes:
@@ -26,7 +26,7 @@ class Watch:
     """
 
     def __init__(self) -> None:
-        """Watch nothing yet."""
+        """DriftDetector nothing yet."""
         self.usual: Costs | None = None
         self.is_look_due = False
         self._times = _TIMES

@@ -19,7 +19,7 @@ import math
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final, NamedTuple, Protocol
 
-from penstock.insight.footprint import WORKER_BYTES
+from penstock.insight.memory_model import WORKER_BYTES
 from penstock.plural import counted
 
 if TYPE_CHECKING:

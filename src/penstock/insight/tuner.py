@@ -33,7 +33,7 @@ from penstock.insight.batch_costs import Costs
 from penstock.insight.crew_model import WorkerLimits, milliseconds
 from penstock.insight.drift import DriftDetector
 from penstock.insight.figures import amount
-from penstock.insight.footprint import Footprint
+from penstock.insight.memory_model import MemoryModel
 from penstock.insight.steady_state import SteadyState
 from penstock.insight.trials import Trials
 from penstock.plural import counted
@@ -115,7 +115,7 @@ class Tuner:
         self.reason = ""
         self.max_workers = self._limits.max_workers
         self._steady = SteadyState(self.crew, _WARM_UP)
-        self._footprint = Footprint(is_thread=shares_lock, is_forked=is_forked)
+        self._memory = MemoryModel(is_thread=shares_lock, is_forked=is_forked)
         self._known_workers: set[tuple[int, int]] = set()
         self._before: Crew | None = None  # the crew that the one on trial replaced
         self._is_settled = False
@@ -136,7 +136,7 @@ class Tuner:
 
     def observe(self, record: BatchRecord) -> Crew | None:
         """Take note of a batch; returns another crew if there is to be one, else None."""
-        self._footprint.add(record)
+        self._memory.add(record)
         worker = (record.worker_id, record.pid)
         is_steady = self._steady.is_steady(record)
         if worker not in self._known_workers:
@@ -230,7 +230,7 @@ class Tuner:
 
     @property
     def _target_workers(self) -> int:
-        per_worker = self._footprint.per_worker(self.crew.prefetch_factor)
+        per_worker = self._memory.per_worker(self.crew.prefetch_factor)
         return self._limits.target(self._trials.basis, per_worker).num_workers
 
     def _give_back(self, before: Crew, costs: Costs) -> None:
@@ -276,7 +276,7 @@ class Tuner:
         """Return the crew that the model says."""
         now, factor = self.crew
         basis = self._trials.basis
-        target = self._limits.target(basis, self._footprint.per_worker(factor))
+        target = self._limits.target(basis, self._memory.per_worker(factor))
         reachable = min(target.num_workers, self._too_many - 1)
         if self._limits.shares_lock:
             reachable = min(reachable, 2 * now)
@@ -348,7 +348,7 @@ class Tuner:
         return Crew(more, factor), f"{reason}: tries {more} workers"
 
     def _by_memory(self, prefetch_factor: int) -> int:
-        return self._limits.by_memory(self._footprint.per_worker(prefetch_factor))
+        return self._limits.by_memory(self._memory.per_worker(prefetch_factor))
 
     def _fit_memory(self) -> bool:
         """Return whether batches have grown beyond memory, and the crew had to shrink."""
@@ -361,10 +361,10 @@ class Tuner:
         if Crew(most, factor) == now:
             return False
         self._before = None
-        footprint = self._footprint
-        reason = f"batches of {footprint.batch_bytes / 1e6:.3g} MB"
-        if footprint.own_bytes:
-            reason += f", and {footprint.own_bytes / 1e6:.3g} MB for a worker itself"
+        memory = self._memory
+        reason = f"batches of {memory.batch_bytes / 1e6:.3g} MB"
+        if memory.own_bytes:
+            reason += f", and {memory.own_bytes / 1e6:.3g} MB for a worker itself"
         self._change(Crew(most, factor), f"{reason}: memory is enough for {most} workers")
         self._forget(Costs())
         return True

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A settled crew is watched: do batches still cost what they did?"""
+"""Drift: whether batches still cost what they did when the number of workers was settled."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ __all__ = ["DriftDetector"]
 
 _TIMES: Final = 3  # windows in a row that differ ...
 _MOST_TIMES: Final = 24  # ... and twice as many after each alarm: costs may go to and fro
-_LOOKS: Final = (2, 6)  # after so many quiet windows the crew is judged once more
+_LOOKS: Final = (2, 6)  # after so many unchanged windows the crew is judged once more
 
 
 class DriftDetector:
-    """Tells when costs have changed for good.
+    """Detects when batch costs have changed for good.
 
     Attributes:
         usual: What batches cost; None until a window has told.
@@ -26,7 +26,7 @@ class DriftDetector:
     """
 
     def __init__(self) -> None:
-        """DriftDetector nothing yet."""
+        """Begin without usual costs."""
         self.usual: Costs | None = None
         self.is_look_due = False
         self._times = _TIMES

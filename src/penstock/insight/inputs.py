@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a verdict is made of: all that is known, and the phrases in which it is told."""
+"""Inputs of a verdict, and the phrases that its sentences are made of."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 __all__ = [
     "READS",
     "WAITS",
-    "Case",
+    "Inputs",
     "count_of_workers",
     "names_of",
     "of_it",
@@ -35,8 +35,8 @@ _WORTH: Final = 1.15  # a gain below it may be an error of the model
 
 
 @dataclass(frozen=True, slots=True)
-class Case:
-    """All that is known."""
+class Inputs:
+    """What a verdict is judged by."""
 
     span: Span
     at: Figures
@@ -54,14 +54,14 @@ def worth(gain: float) -> bool:
     return gain >= _WORTH
 
 
-def waits(case: Case) -> str:
+def waits(inputs: Inputs) -> str:
     """Return how long the trainer waits, as the beginning of a sentence."""
-    return f"The trainer waits {percent(case.at.wait_share)} of the time"
+    return f"The trainer waits {percent(inputs.at.wait_share)} of the time"
 
 
-def of_it(case: Case) -> str:
+def of_it(inputs: Inputs) -> str:
     """Return what most of a batch's cost is."""
-    at = case.at
+    at = inputs.at
     if at.share(at.read_s) >= READS:
         return f", {duration(at.read_s)} of it waiting for reads"
     return f", {duration(at.worker_cpu_s)} of it CPU"

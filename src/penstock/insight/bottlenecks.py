@@ -6,7 +6,6 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Final
 
 from penstock.insight.crew_model import HANDOVER_S
-from penstock.insight.figures import amount, duration, percent, size
 from penstock.insight.inputs import (
     READS,
     Inputs,
@@ -20,6 +19,7 @@ from penstock.insight.inputs import (
     worth,
 )
 from penstock.insight.stats import Verdict
+from penstock.insight.units import amount, duration, percent, size
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence

@@ -7,12 +7,12 @@ import math
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
-from penstock.insight.figures import duration, percent
+from penstock.insight.units import duration, percent
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from penstock.insight.figures import Figures
+    from penstock.insight.means import Means
     from penstock.insight.stats import SlowSample, Source, Span
 
 __all__ = [
@@ -39,7 +39,7 @@ class Inputs:
     """What a verdict is judged by."""
 
     span: Span
-    at: Figures
+    at: Means
     num_ready: float
     lookahead: int
     sources: Sequence[Source]
@@ -78,7 +78,7 @@ def names_of(slowest: Sequence[SlowSample]) -> str:
     return f" The slowest: {listed}."
 
 
-def per_second(at: Figures) -> float:
+def per_second(at: Means) -> float:
     """Return how many batches the workers make in a second."""
     return at.num_workers / at.made_s if at.made_s > 0 else math.inf
 

@@ -32,10 +32,10 @@ from penstock.engine.accounts import Crew
 from penstock.insight.batch_costs import Costs
 from penstock.insight.crew_model import WorkerLimits, milliseconds
 from penstock.insight.drift import DriftDetector
-from penstock.insight.figures import amount
 from penstock.insight.memory_model import MemoryModel
 from penstock.insight.steady_state import SteadyState
 from penstock.insight.trials import Trials
+from penstock.insight.units import amount
 from penstock.plural import counted
 
 if TYPE_CHECKING:

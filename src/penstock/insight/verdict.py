@@ -15,7 +15,6 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Final
 
 from penstock.insight import bottlenecks
-from penstock.insight.figures import Figures, amount, duration, percent
 from penstock.insight.inputs import (
     READS,
     WAITS,
@@ -27,7 +26,9 @@ from penstock.insight.inputs import (
     waits,
     worth,
 )
+from penstock.insight.means import Means
 from penstock.insight.stats import Verdict
+from penstock.insight.units import amount, duration, percent
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -101,7 +102,7 @@ def judge(
     if backend == "ray":  # on other machines, as many as there are
         cores = math.inf
     held = (lock_share or 0.0) if backend == "thread" else 0.0
-    at = Figures.of(span, num_workers, cores, pause_s=pause_s, lock_share=held)
+    at = Means.of(span, num_workers, cores, pause_s=pause_s, lock_share=held)
     if at is None or at.batches < _FEWEST:
         return _too_few(span)
     is_seen = lock_share is not None and lock_share <= _FREE
@@ -242,7 +243,7 @@ def _locked(inputs: Inputs, share: float) -> Verdict | None:
     )
 
 
-def _as_processes(at: Figures) -> tuple[int, float]:
+def _as_processes(at: Means) -> tuple[int, float]:
     """Return how many processes to take instead of threads, and what they would bring."""
     freed = at.without_lock()
     workers = freed.enough_workers
@@ -279,7 +280,7 @@ def _trainer(inputs: Inputs) -> Verdict | None:
     return Verdict("trainer", text)
 
 
-def _lacks_cores(at: Figures) -> bool:
+def _lacks_cores(at: Means) -> bool:
     """Return whether workers take cores from the trainer's steps, however long it waits besides."""
     return bool(at.num_workers) and at.trainer_starved_s >= _STARVED * at.consumer_s > 0
 

@@ -33,10 +33,10 @@ from penstock.callers import users_place
 from penstock.data.dataset import length_of
 from penstock.engine.accounts import BatchRecord, EpochEnd, TaskTimes
 from penstock.insight.budgets import cores_of_rank
-from penstock.insight.figures import percent
 from penstock.insight.history import History
 from penstock.insight.monitor import Accounts, settings_of
 from penstock.insight.stats import Verdict
+from penstock.insight.units import percent
 
 if TYPE_CHECKING:
     from collections.abc import Callable

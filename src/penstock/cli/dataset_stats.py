@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Counts of a store: its classes from the index alone, sizes from a sample of its records."""
+"""Dataset stats of a store: classes from its index, sizes from a sample of its records."""
 
 from __future__ import annotations
 

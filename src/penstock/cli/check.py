@@ -24,8 +24,8 @@ if TYPE_CHECKING:
 
     from penstock.cli.annotation_check import AnnotationFindings
     from penstock.cli.decoding import BrokenFile
-    from penstock.cli.store_survey import BadRecord
-    from penstock.cli.survey import Findings
+    from penstock.cli.parallel_check import Findings
+    from penstock.cli.store_check import BadRecord
     from penstock.stores.store import Store
 
 __all__ = ["check"]
@@ -90,8 +90,8 @@ def _is_store(what: str) -> bool:
 
 def _check_files(what: Path, num_workers: int, columns: Mapping[str, Any], *, as_json: bool) -> int:
     from penstock.cli.decoding import no_image_in
+    from penstock.cli.parallel_check import Findings, check_files
     from penstock.cli.passed_over import passed_over_text
-    from penstock.cli.survey import Findings, check_files
 
     start_s = time.monotonic()
     found = _found_in(what) if what.is_dir() else _found_in_file(what, columns)
@@ -161,9 +161,9 @@ def _found_in_file(path: Path, columns: Mapping[str, Any]) -> _Found:
 
 
 def _check_store(what: str, num_workers: int, fields: dict[str, Any], *, as_json: bool) -> int:
+    from penstock.cli.parallel_check import Findings
     from penstock.cli.sources import open_named, parse
-    from penstock.cli.store_survey import check_opening, check_store
-    from penstock.cli.survey import Findings
+    from penstock.cli.store_check import check_opening, check_store
 
     start_s = time.monotonic()
     kind, place = parse(what)
@@ -201,8 +201,8 @@ def _others(store: Store, folder: Path) -> list[str]:
 
 
 def _check_others(paths: Sequence[str], num_workers: int, findings: Findings[BadRecord]) -> None:
-    from penstock.cli.store_survey import BadRecord
-    from penstock.cli.survey import Findings, check_files
+    from penstock.cli.parallel_check import Findings, check_files
+    from penstock.cli.store_check import BadRecord
 
     if paths:
         found: Findings[BrokenFile] = Findings(len(paths))

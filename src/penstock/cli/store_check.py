@@ -8,9 +8,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
+from penstock.cli.parallel_check import Verdict, check_in_parallel
 from penstock.cli.quiet import silence_libraries
 from penstock.cli.reasons import reason_of, short_reason
-from penstock.cli.survey import Verdict, survey
 from penstock.engine.surroundings import signal_name
 from penstock.errors import StoreError, StoreUnreachable
 from penstock.images import check_image
@@ -20,7 +20,7 @@ from penstock.stores.records import encode_record
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-    from penstock.cli.survey import Findings
+    from penstock.cli.parallel_check import Findings
     from penstock.stores.records import Record
     from penstock.stores.store import Store
 
@@ -94,7 +94,7 @@ def check_store(
         findings.broken.append(BadRecord(None, store.address, wrong))
     store.close()  # workers that are forked inherit no connection
     if len(records):
-        survey(records, num_workers, findings, tell)
+        check_in_parallel(records, num_workers, findings, tell)
     if not findings.broken and (changed := _change_of_files(store)) is not None:
         findings.broken.append(BadRecord(None, store.address, changed))
 

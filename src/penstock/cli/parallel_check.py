@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Looks at many files or records in worker processes and keeps account of those that are broken.
+"""Parallel check: reads many files or records in worker processes and lists the broken ones.
 
 They go through Penstock's own loader. What a decoder raises is a verdict, and travels as one. A
 file that ends the process that decodes it is a bad sample, which the loader skips: the worker is
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from penstock.errors import StoreUnreachable
     from penstock.faults import Failure
 
-__all__ = ["Findings", "Inspected", "Verdict", "check_files", "survey"]
+__all__ = ["Findings", "Inspected", "Verdict", "check_files", "check_in_parallel"]
 
 T = TypeVar("T")
 T_co = TypeVar("T_co", covariant=True)
@@ -104,7 +104,7 @@ def check_files(
 
     Args:
         paths: The files.
-        num_workers: As for `survey`, like the two that follow.
+        num_workers: As for `check_in_parallel`, like the two that follow.
         findings: Grows in place.
         tell: Called again and again.
         decode: Takes a path and returns the number of pixels; raises if it cannot. Called in a
@@ -113,16 +113,16 @@ def check_files(
     Raises:
         WorkerDied: more workers were lost than bad files can account for.
     """
-    survey(_Files(paths, decode), num_workers, findings, tell)
+    check_in_parallel(_Files(paths, decode), num_workers, findings, tell)
 
 
-def survey(
+def check_in_parallel(
     inspected: Inspected[T],
     num_workers: int,
     findings: Findings[T],
     tell: Callable[[Findings[T]], object],
 ) -> None:
-    """Look at everything in worker processes and write down what is found.
+    """Read everything in worker processes and write down what is found.
 
     Args:
         inspected: What is looked at.

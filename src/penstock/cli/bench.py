@@ -27,8 +27,8 @@ from penstock.sampling.balance_text import aligned
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+    from penstock.cli.benchmark_process import BenchmarkProcess, BenchmarkWork, EpochResult
     from penstock.cli.decoding import BrokenFile
-    from penstock.cli.lane import EpochResult, Lane, Work
 
 __all__ = ["bench"]
 
@@ -86,15 +86,15 @@ def bench(
     started in the untimed warm-up epochs; there all batches are compared bit by bit and memory is
     measured. Then the loaders run in turn, with the same seed in the same round.
     """
+    from penstock.cli.benchmark_process import BenchmarkWork
     from penstock.cli.decoding import find_images, sort_out_broken
-    from penstock.cli.lane import Work
 
     check_output("--json", json_file)
     paths, broken = sort_out_broken(find_images(folder), num_threads=os.cpu_count() or 1)
     _report_broken(broken)
     if not paths:
         raise ConfigError(f"none of the {len(broken)} images in {folder} can be decoded.")
-    work = Work(paths, size, batch_size, workers)
+    work = BenchmarkWork(paths, size, batch_size, workers)
     standings = _compare(work, warmup, rounds, epochs_per_round)
     for line in _table(standings, work):
         say(line)
@@ -115,34 +115,34 @@ def _report_broken(broken: Sequence[BrokenFile]) -> None:
 
 
 def _compare(
-    work: Work, num_warmups: int, num_rounds: int, epochs_per_round: int
+    work: BenchmarkWork, num_warmups: int, num_rounds: int, epochs_per_round: int
 ) -> list[_Standing]:
-    from penstock.cli.lane import Lane
+    from penstock.cli.benchmark_process import BenchmarkProcess
 
     with contextlib.ExitStack() as stack:
-        lanes = [
-            stack.enter_context(Lane("torch", work)),
-            stack.enter_context(Lane("penstock", work)),
+        processes = [
+            stack.enter_context(BenchmarkProcess("torch", work)),
+            stack.enter_context(BenchmarkProcess("penstock", work)),
         ]
-        standings = [_Standing(lane.name, [], []) for lane in lanes]
+        standings = [_Standing(process.name, [], []) for process in processes]
         bar = stack.enter_context(Bar())
         for turn in range(num_warmups + num_rounds):
             is_check = turn < num_warmups
-            for number, (lane, standing) in enumerate(zip(lanes, standings, strict=True)):
+            for number, (process, standing) in enumerate(zip(processes, standings, strict=True)):
                 what = "warm-up" if is_check else f"round {turn - num_warmups + 1}"
                 done = 2 * turn + number
-                bar.show(done, 2 * (num_warmups + num_rounds), f"{what}: {lane.name}")
+                bar.show(done, 2 * (num_warmups + num_rounds), f"{what}: {process.name}")
                 if is_check:
-                    standing.checks.append(_run(lane, turn, is_check=True))
+                    standing.checks.append(_run(process, turn, is_check=True))
                 else:
                     seeds = range(turn * epochs_per_round, (turn + 1) * epochs_per_round)
-                    standing.rounds.append([_run(lane, s, is_check=False) for s in seeds])
+                    standing.rounds.append([_run(process, s, is_check=False) for s in seeds])
     return standings
 
 
-def _run(lane: Lane, seed: int, *, is_check: bool) -> EpochResult:
-    lane.request(seed, is_check=is_check)
-    return lane.result()
+def _run(process: BenchmarkProcess, seed: int, *, is_check: bool) -> EpochResult:
+    process.request(seed, is_check=is_check)
+    return process.result()
 
 
 def _check_same(standings: Sequence[_Standing]) -> None:
@@ -157,7 +157,7 @@ def _check_same(standings: Sequence[_Standing]) -> None:
             )
 
 
-def _table(standings: Sequence[_Standing], work: Work) -> list[str]:
+def _table(standings: Sequence[_Standing], work: BenchmarkWork) -> list[str]:
     rows = [["loader", "samples/s", "min-max", "CPU s/1,000", "memory", "ratio"]]
     base = statistics.median(standings[0].rates())
     for standing in standings:
@@ -184,7 +184,7 @@ def _table(standings: Sequence[_Standing], work: Work) -> list[str]:
 
 
 def _record(
-    standings: Sequence[_Standing], work: Work, broken: Sequence[BrokenFile]
+    standings: Sequence[_Standing], work: BenchmarkWork, broken: Sequence[BrokenFile]
 ) -> dict[str, Any]:
     base = statistics.median(standings[0].rates())
     return {

@@ -15,8 +15,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Final, Generic, Protocol, TypeVar
 
 from penstock.cli.decoding import BrokenFile, count_pixels
-from penstock.cli.quiet import silence_libraries
 from penstock.cli.reasons import reason_of
+from penstock.cli.silence import silence_libraries
 from penstock.faults import FaultPolicy
 from penstock.loader import Loader
 

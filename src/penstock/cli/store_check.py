@@ -9,8 +9,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 from penstock.cli.parallel_check import Verdict, check_in_parallel
-from penstock.cli.quiet import silence_libraries
 from penstock.cli.reasons import reason_of, short_reason
+from penstock.cli.silence import silence_libraries
 from penstock.engine.surroundings import signal_name
 from penstock.errors import StoreError, StoreUnreachable
 from penstock.images import check_image

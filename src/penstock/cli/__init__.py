@@ -8,8 +8,8 @@ import traceback
 from typing import TYPE_CHECKING, Final
 
 from penstock.cli.own_path import without_current_folder
+from penstock.cli.sigterm import NO_OUTPUT
 from penstock.cli.silence import escaped_messages
-from penstock.cli.stopping import NO_OUTPUT
 from penstock.cli.troubleshooting import explained
 from penstock.errors import ConfigError, MissingExtraError, PenstockError, StoreError
 from penstock.imports import missing_extra

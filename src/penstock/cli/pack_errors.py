@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Final
 
 import typer
 
-from penstock.cli.stopping import INTERRUPTED, TERMINATED, Termination
+from penstock.cli.sigterm import INTERRUPTED, TERMINATED, Termination
 from penstock.errors import PenstockError, StoreError, StoreUnreachable, WorkerDied
 from penstock.faults import text_of
 from penstock.lines import say

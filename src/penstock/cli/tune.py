@@ -17,8 +17,8 @@ from penstock.cli.arguments import SOURCE_HELP
 from penstock.cli.loadable import SIZE_HELP, is_loader, open_loadable
 from penstock.cli.outputs import check_output, write_output
 from penstock.cli.progress import Bar
+from penstock.cli.sigterm import INTERRUPTED, TERMINATED, Termination
 from penstock.cli.stats_tables import WIDTH
-from penstock.cli.stopping import INTERRUPTED, TERMINATED, Termination
 from penstock.errors import ConfigError
 from penstock.lines import amount, say
 from penstock.sampling.balance_text import aligned

@@ -18,8 +18,8 @@ from penstock.vision.datasets.landmark_sets import ImglabDetection, LandmarkList
 from penstock.vision.datasets.packed_annotations import PackedAnnotations
 from penstock.vision.datasets.voc_detection import VOCDetection
 from penstock.vision.datasets.yolo_detection import YOLODetection
-from penstock.vision.looking.contact_sheet import contact_sheet
-from penstock.vision.looking.drawing import draw_objects
+from penstock.vision.drawing.contact_sheet import contact_sheet
+from penstock.vision.drawing.objects import draw_objects
 from penstock.vision.pipeline import IMAGENET_MEAN, IMAGENET_STD, ImagePipeline
 from penstock.vision.samples import kept, num_objects
 from penstock.vision.transforms.adapters import Albumentations, Torchvision

@@ -254,12 +254,12 @@ def test_the_pipeline_works_on_any_store(folder, tmp_path):
 def test_a_batch_is_written_where_it_is_to_lie(folder):
     given = []
 
-    def empty(shape, dtype):
+    def alloc(shape, dtype):
         given.append(np.empty(shape, dtype))
         return given[-1]
 
     dataset = ImageFolder(folder, transform=ImagePipeline.eval(32))
-    images, labels = dataset.get_batch(np.arange(12), empty)
+    images, labels = dataset.get_batch(np.arange(12), alloc)
     assert any(images is array for array in given)
     assert any(labels is array for array in given)
     assert np.array_equal(images[4], dataset[4][0])

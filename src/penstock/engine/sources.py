@@ -17,7 +17,7 @@ from penstock.faults import text_of
 if TYPE_CHECKING:
     from collections.abc import Hashable
 
-    from penstock.data.dataset import Empty
+    from penstock.data.dataset import Allocator
     from penstock.engine.map_reader import MapReader
     from penstock.engine.plan import Caution, Recipe
     from penstock.engine.share_reader import ShareReader
@@ -39,7 +39,7 @@ class Source(Protocol):
             Exception: it cannot be made.
         """
 
-    def gather(self, seats: list[Seat], empty: Empty) -> tuple[bool, Any]:
+    def gather(self, seats: list[Seat], empty: Allocator) -> tuple[bool, Any]:
         """Return what is to be collated: (False, samples), or (True, the batch already)."""
 
     def read_anew(self, seats: list[Seat]) -> None:
@@ -115,7 +115,7 @@ class MapSource:
             self._reader.note(error, seat.index)
             raise
 
-    def gather(self, seats: list[Seat], empty: Empty) -> tuple[bool, Any]:
+    def gather(self, seats: list[Seat], empty: Allocator) -> tuple[bool, Any]:
         """Return the samples of `seats`; what can be read together is read once more, together."""
         indices = [seat.index for seat in seats]
         if self._reader.whole_batch(indices) is not None:
@@ -125,7 +125,7 @@ class MapSource:
             return False, self._reader.read_together(indices)
         return False, [seat.sample for seat in seats]
 
-    def _read_whole(self, seats: list[Seat], empty: Empty) -> Any:  # noqa: ANN401
+    def _read_whole(self, seats: list[Seat], empty: Allocator) -> Any:  # noqa: ANN401
         self._begin_part(seats)
         indices = np.array([seat.index for seat in seats], np.int64)
         return self._reader.read_whole(indices, empty)
@@ -184,7 +184,7 @@ class ShareSource:
         """Return the next sample; nothing is tried twice."""
         return self._reader.read(seat)
 
-    def gather(self, seats: list[Seat], empty: Empty) -> tuple[bool, Any]:
+    def gather(self, seats: list[Seat], empty: Allocator) -> tuple[bool, Any]:
         """Return the samples."""
         return False, [seat.sample for seat in seats]
 

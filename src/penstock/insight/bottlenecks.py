@@ -149,7 +149,7 @@ def _collate(inputs: Inputs) -> Verdict | None:
         "collate",
         f"{waits(inputs)}: making one batch of its samples takes {duration(at.collate_s)} of the "
         f"{duration(at.made_s)} that a batch costs a worker.",
-        "Let the dataset make whole batches (`get_batch(indices, empty)`), or a simpler "
+        "Let the dataset make whole batches (`get_batch(indices, alloc)`), or a simpler "
         f"collate_fn, of arrays rather than lists: at best {throughput(gain)}.",
         gain,
     )

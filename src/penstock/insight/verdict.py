@@ -323,7 +323,7 @@ def _seeding(inputs: Inputs) -> Verdict | None:
         f"{duration(at.seed_s)} of the {duration(at.made_s)} that a batch costs, "
         f"{duration(at.seed_s / at.num_samples)} a sample.",
         "Let the dataset read the samples of a batch at once (`__getitems__(indices)`, or "
-        "`get_batch(indices, empty)`), which are seeded once, and draw from `sample_rng(k)`: "
+        "`get_batch(indices, alloc)`), which are seeded once, and draw from `sample_rng(k)`: "
         f"{throughput(gain)}.",
         gain,
     )

@@ -50,7 +50,7 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
-    from penstock.data.dataset import Empty
+    from penstock.data.dataset import Allocator
     from penstock.sampling.samplers import Indices
 
 __all__ = ["AbsentShard", "ShardSampler"]
@@ -114,7 +114,7 @@ class AbsentShard(Dataset[Any]):
         """Raise, as `__getitem__`."""
         raise self._absent(int(indices[0]))
 
-    def get_batch(self, indices: NDArray[np.int64], empty: Empty) -> NoReturn:
+    def get_batch(self, indices: NDArray[np.int64], alloc: Allocator) -> NoReturn:
         """Raise, as `__getitem__`."""
         raise self._absent(int(indices[0]))
 

@@ -18,6 +18,7 @@ def imported(package):
     ("package", "old", "new"),
     [
         ("penstock.data", "Empty", "Allocator"),
+        ("penstock.insight.stats", "Source", "SourceTiming"),
         ("penstock.vision", "HSV", "RandomHSV"),
         ("penstock.vision", "ResizedCenterCrop", "CenterCropResize"),
         ("penstock.vision", "Squash", "Resize"),

@@ -120,7 +120,7 @@ def _check_files(what: Path, num_workers: int, columns: Mapping[str, Any], *, as
     return len(broken)
 
 
-class _Found(NamedTuple):
+class _FolderContents(NamedTuple):
     """What is checked, and what is not."""
 
     images: Sequence[str]
@@ -128,7 +128,7 @@ class _Found(NamedTuple):
     passed_over: Sequence[str] = ()
 
 
-def _found_in(folder: Path) -> _Found:
+def _found_in(folder: Path) -> _FolderContents:
     from penstock.cli.annotation_check import check_annotations
     from penstock.cli.decoding import iter_files
     from penstock.cli.passed_over import is_passed_over
@@ -146,18 +146,18 @@ def _found_in(folder: Path) -> _Found:
         elif is_passed_over(path):
             passed_over.append(path)
     packed = PackedList(sorted(images))
-    return _Found(packed, check_annotations(folder, packed, xml), passed_over)
+    return _FolderContents(packed, check_annotations(folder, packed, xml), passed_over)
 
 
-def _found_in_file(path: Path, columns: Mapping[str, Any]) -> _Found:
+def _found_in_file(path: Path, columns: Mapping[str, Any]) -> _FolderContents:
     from penstock.cli.annotation_check import AnnotationFindings, check_annotated_file
 
     if not path.exists():
         raise ConfigError(f"{path} does not exist. Name a folder, a file or a store.")
     if path.suffix.lower() not in _ANNOTATIONS:
-        return _Found([str(path)], AnnotationFindings())
+        return _FolderContents([str(path)], AnnotationFindings())
     findings = check_annotated_file(path, columns)
-    return _Found(sorted(findings.images), findings)
+    return _FolderContents(sorted(findings.images), findings)
 
 
 def _check_store(what: str, num_workers: int, fields: dict[str, Any], *, as_json: bool) -> int:
@@ -241,7 +241,10 @@ def _summarise(
 
 
 def _record_of_files(
-    findings: Findings[BrokenFile], broken: Sequence[BrokenFile], wall_s: float, found: _Found
+    findings: Findings[BrokenFile],
+    broken: Sequence[BrokenFile],
+    wall_s: float,
+    found: _FolderContents,
 ) -> dict[str, Any]:
     return {
         "num_files": findings.num_files,

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
-from penstock.cli.parallel_check import Verdict, check_in_parallel
+from penstock.cli.parallel_check import CheckResult, check_in_parallel
 from penstock.cli.reasons import reason_of, short_reason
 from penstock.cli.silence import silence_libraries
 from penstock.engine.surroundings import signal_name
@@ -109,27 +109,27 @@ class _Records:
     def __len__(self) -> int:
         return len(self._index)
 
-    def __getitem__(self, index: int) -> Verdict:
+    def __getitem__(self, index: int) -> CheckResult:
         return self.__getitems__([index])[0]
 
-    def __getitems__(self, indices: Sequence[int]) -> list[Verdict]:
+    def __getitems__(self, indices: Sequence[int]) -> list[CheckResult]:
         """Read many at once; one by one if something is wrong with one of them."""
         try:
             with self._store.borrow(indices) as records:
-                return [self._verdict(i, r) for i, r in zip(indices, records, strict=True)]
+                return [self._result(i, r) for i, r in zip(indices, records, strict=True)]
         except StoreUnreachable as error:
-            return [Verdict(index, unreachable=error) for index in indices]
+            return [CheckResult(index, unreachable=error) for index in indices]
         except Exception as error:
             if len(indices) == 1:
                 return [self._bad(indices[0], error)]
         return [self.__getitem__(index) for index in indices]
 
-    def _verdict(self, index: int, record: Record) -> Verdict:
+    def _result(self, index: int, record: Record) -> CheckResult:
         key, label = self._index.keys[index], self._index.label_of(index)
         if record.key != key:
-            return Verdict(index, f"the record at its place is called {record.key!r}")
+            return CheckResult(index, f"the record at its place is called {record.key!r}")
         if _like(record.label, label) != label:
-            return Verdict(index, f"its label is {record.label}, by the index it is {label}")
+            return CheckResult(index, f"its label is {record.label}, by the index it is {label}")
         num_images = 0
         for image in images_in(record.sample):
             try:
@@ -137,12 +137,12 @@ class _Records:
             except Exception as error:  # over damaged data Pillow raises nearly anything
                 reason = reason_of(error)
                 is_cut = reason == _TRUNCATED
-                return Verdict(index, f"truncated: {reason}" if is_cut else reason, num_images)
+                return CheckResult(index, f"truncated: {reason}" if is_cut else reason, num_images)
             num_images += 1
-        return Verdict(index, None, num_images)
+        return CheckResult(index, None, num_images)
 
-    def _bad(self, index: int, error: Exception) -> Verdict:
-        return Verdict(
+    def _bad(self, index: int, error: Exception) -> CheckResult:
+        return CheckResult(
             index, short_reason(error, index, self._index.keys[index], self._store.address)
         )
 

@@ -131,7 +131,11 @@ def view(
         class_names = class_names or getattr(dataset, "classes", None) or ()
         change = None if transform is None else _transform_named(transform, stack)
         samples = _first_batch(
-            _Seen(dataset, change, mosaic), num_images, seed or 0, epoch, shuffle=not in_order
+            _TrainingSamples(dataset, change, mosaic),
+            num_images,
+            seed or 0,
+            epoch,
+            shuffle=not in_order,
         )
         if not samples:
             raise ConfigError(f"{without_password(src)} has no samples.")
@@ -186,7 +190,7 @@ def _reason(error: Exception) -> str:
     return reason_of(error) if is_of_data else reason_in_code(error)
 
 
-class _Seen:
+class _TrainingSamples:
     """The samples of a dataset as training gets them; the errors of those that cannot be made."""
 
     def __init__(

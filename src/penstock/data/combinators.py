@@ -338,7 +338,7 @@ class ConcatDataset(Dataset[T_co]):
                 batches.append(_reader(self.datasets[part])(offsets, np.empty))
         try:
             return _merge(batches, [positions for _, positions, _ in shares], alloc)
-        except _UnlikeError:
+        except _UnlikeBatchesError:
             return self._collated(indices, alloc)
 
     def _shares(
@@ -367,7 +367,7 @@ class ConcatDataset(Dataset[T_co]):
             raise
 
 
-class _UnlikeError(Exception):
+class _UnlikeBatchesError(Exception):
     """Batches of two datasets differ in structure, shape or dtype, or hold more than arrays."""
 
 
@@ -375,19 +375,19 @@ def _merge(batches: list[Any], positions: list[NDArray[np.intp]], alloc: Allocat
     """One batch of several that are alike, rows of batches[i] at positions[i]."""
     first = batches[0]
     if any(type(batch) is not type(first) for batch in batches):
-        raise _UnlikeError
+        raise _UnlikeBatchesError
     if type(first) is dict:
         if any(batch.keys() != first.keys() for batch in batches):
-            raise _UnlikeError
+            raise _UnlikeBatchesError
         return {key: _merge([batch[key] for batch in batches], positions, alloc) for key in first}
     if type(first) is list:
         if any(len(batch) != len(first) for batch in batches):
-            raise _UnlikeError
+            raise _UnlikeBatchesError
         return [_merge(list(column), positions, alloc) for column in zip(*batches, strict=True)]
     if type(first) is not np.ndarray or any(
         batch.shape[1:] != first.shape[1:] or batch.dtype != first.dtype for batch in batches
     ):
-        raise _UnlikeError
+        raise _UnlikeBatchesError
     out = alloc((sum(map(len, positions)), *first.shape[1:]), first.dtype)
     for batch, rows in zip(batches, positions, strict=True):
         out[rows] = batch

@@ -24,7 +24,7 @@ from penstock.insight.units import amount, duration, percent, size
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-    from penstock.insight.stats import Source
+    from penstock.insight.stats import SourceTiming
 
 __all__ = ["TESTS"]
 
@@ -102,7 +102,7 @@ def _excess_of_samples(inputs: Inputs) -> float:
     return min(max(span.slow_s - span.slow * others_s, 0.0) / span.timed_s, 1.0)
 
 
-def _mean_of(sources: Sequence[Source]) -> float:
+def _mean_of(sources: Sequence[SourceTiming]) -> float:
     num = sum(source.samples for source in sources)
     return sum(source.samples * source.mean_s for source in sources) / num if num else 0.0
 

@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from penstock.insight.means import Means
-    from penstock.insight.stats import SlowSample, Source, Span
+    from penstock.insight.stats import SlowSample, SourceTiming, Span
 
 __all__ = [
     "READS",
@@ -42,7 +42,7 @@ class Inputs:
     at: Means
     num_ready: float
     lookahead: int
-    sources: Sequence[Source]
+    sources: Sequence[SourceTiming]
     slowest: Sequence[SlowSample]
     backend: str
     lock_share: float | None

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, Final
 import numpy as np
 
 from penstock.insight.parts import PartMap
-from penstock.insight.stats import SlowSample, Source
+from penstock.insight.stats import SlowSample, SourceTiming
 
 if TYPE_CHECKING:
     from collections.abc import Hashable, Sequence
@@ -207,7 +207,7 @@ class SampleAccounts:
         """Return the samples that took longest, each once, the longest first; without names."""
         return tuple(sample for _, sample in self._slowest.values())
 
-    def sources(self, batches: int) -> tuple[Source, ...]:
+    def sources(self, batches: int) -> tuple[SourceTiming, ...]:
         """Return what a sample of each part cost in the last batches, the costliest first."""
         if self._parts is None:
             return ()
@@ -218,7 +218,7 @@ class SampleAccounts:
             sums += of_chunk
             batches -= num_batches
         found = [
-            Source(name, int(num), us / num / 1e6)
+            SourceTiming(name, int(num), us / num / 1e6)
             for name, num, us in zip(self._parts.names, *sums.tolist(), strict=True)
             if num
         ]

@@ -33,7 +33,7 @@ from penstock.insight.units import amount, duration, percent
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-    from penstock.insight.stats import Bottleneck, SlowSample, Source, Span
+    from penstock.insight.stats import Bottleneck, SlowSample, SourceTiming, Span
 
 __all__ = ["judge", "not_measured"]
 
@@ -56,7 +56,7 @@ def judge(
     cores: float,
     num_ready: float,
     lookahead: int,
-    sources: Sequence[Source] = (),
+    sources: Sequence[SourceTiming] = (),
     slowest: Sequence[SlowSample] = (),
     backend: str = "process",
     run: Span | None = None,

@@ -108,15 +108,15 @@ class HuggingFaceRows(Dataset[dict[str, Any]]):
         self.dataset = dataset
         self.columns: tuple[str, ...] = tuple(names)
         self._decode = decode
-        self._table: _Table | None = None
+        self._table: _HuggingFaceTable | None = None
 
     def __len__(self) -> int:
         """Return the number of rows."""
         return len(self.dataset)
 
-    def _opened(self) -> _Table:
+    def _opened(self) -> _HuggingFaceTable:
         if self._table is None:
-            self._table = _Table(self.dataset, self.columns, self._decode or _decoded)
+            self._table = _HuggingFaceTable(self.dataset, self.columns, self._decode or _decoded)
         return self._table
 
     def __getitem__(self, index: int) -> dict[str, Any]:
@@ -147,7 +147,7 @@ def _decoded(data: bytes) -> NDArray[Any]:
     return decode_image(data)
 
 
-class _Table:
+class _HuggingFaceTable:
     """A dataset's table, with the mapping that `select`, `shuffle` and the like leave behind."""
 
     def __init__(
@@ -264,7 +264,7 @@ class _AsItIs:
 
     def __init__(self, dataset: Any, names: Sequence[str]) -> None:  # noqa: ANN401
         self._format = dataset.format["type"]
-        self._table = _Table(dataset, names, None)
+        self._table = _HuggingFaceTable(dataset, names, None)
 
     def can_read(self) -> bool:
         """Return whether all columns are of kinds that are known to come out equal."""

@@ -83,7 +83,7 @@ class _Tensors:
         return value.copy() if isinstance(value, np.ndarray) else value
 
 
-class _Objects:
+class _ObjectColumn:
     """Any other column."""
 
     def __init__(self, column: pa.ChunkedArray, *, is_text: bool) -> None:
@@ -94,7 +94,7 @@ class _Objects:
         return self._column[row].as_py()
 
 
-_Column = _Arrays | _Numbers | _Lists | _Tensors | _Objects
+_Column = _Arrays | _Numbers | _Lists | _Tensors | _ObjectColumn
 
 
 class Rows:
@@ -172,7 +172,7 @@ def _column(column: pa.ChunkedArray) -> _Column:
         or pa.types.is_binary(kind)
         or pa.types.is_large_binary(kind)
     )
-    return _Objects(column, is_text=is_text)
+    return _ObjectColumn(column, is_text=is_text)
 
 
 def _tensors(column: pa.ChunkedArray) -> _Column:
@@ -280,7 +280,7 @@ class _Filling:
         values = self._as_values()
         for row, place in zip(taken.tolist(), places.tolist(), strict=True):
             values[place] = column[row]
-        self._is_text |= isinstance(column, _Objects) and column.is_text
+        self._is_text |= isinstance(column, _ObjectColumn) and column.is_text
 
     def _as_values(self) -> list[Any]:
         if self._values is None:

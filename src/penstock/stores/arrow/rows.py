@@ -32,8 +32,8 @@ from penstock.collate import check_shapes, default_collate
 from penstock.errors import CollateError
 from penstock.opening import read_file
 from penstock.stores.arrow.gather import (
+    BufferArray,
     Elements,
-    Memory,
     Pieces,
     count_missing,
     missing_value,
@@ -96,7 +96,7 @@ def rows_of(
 def column_of(column: pa.ChunkedArray) -> Column:
     """Return a column as it can be read best."""
     found = _found(list(column.chunks), column.type)
-    return _Objects(column) if found is None else found
+    return _ValueColumn(column) if found is None else found
 
 
 def _found(arrays: list[pa.Array], kind: pa.DataType) -> Column | None:
@@ -278,7 +278,7 @@ class _Offsets:
             or pa.types.is_large_string(kind)
             or pa.types.is_large_binary(kind)
         )
-        self._memory = Memory(
+        self._memory = BufferArray(
             [array.buffers()[1] if len(array) else None for array in arrays],
             [array.offset for array in arrays],
             np.int64 if is_large else np.int32,
@@ -308,7 +308,9 @@ class Texts:
         self._pieces = Pieces(arrays)
         self._offsets = _Offsets(arrays, kind)
         self._validity = validity_of(arrays)
-        self._memory = Memory([array.buffers()[2] for array in arrays], [0] * len(arrays), "u1")
+        self._memory = BufferArray(
+            [array.buffers()[2] for array in arrays], [0] * len(arrays), "u1"
+        )
 
     def take(self, rows: NDArray[np.int64], alloc: Allocator) -> list[Any]:
         """Return a list."""
@@ -411,7 +413,7 @@ class Images:
         return self._decoded(self._bytes.value(row), self._paths.value(row))
 
 
-class _Objects:
+class _ValueColumn:
     """Any other column, value by value."""
 
     def __init__(self, column: pa.ChunkedArray) -> None:

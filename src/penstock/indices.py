@@ -450,7 +450,7 @@ class StreamSource:
         }
 
     def begin(self, epoch: int, progress: Progress) -> Iterator[object]:
-        """Return as many batches of nothing as anybody asks for."""
+        """Yield empty batches of `batch_size` indefinitely."""
         return itertools.repeat(None if self._batch_size is None else [None] * self._batch_size)
 
     def describe(self) -> Description:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What `penstock pack` says where it is stopped, or a sample cannot be packed."""
+"""Messages of `penstock pack`: an interruption, a sample that cannot be packed."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Reads every record of a store in worker processes, and says which are not as they were packed."""
+"""Store check: reads every record in worker processes and lists those not as packed."""
 
 from __future__ import annotations
 

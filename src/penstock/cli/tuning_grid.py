@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a loader gives under each of some settings, measured in turn."""
+"""Tuning grid: throughput of a loader under several settings, measured in turn."""
 
 from __future__ import annotations
 

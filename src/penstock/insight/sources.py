@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Which samples cost much, which part of a dataset they come from, and how often each was shown.
+"""Cost of samples and of the parts of a dataset, and how often each sample was shown.
 
 All of it is told by the indices of a batch and the times of its samples. No sample is read, and
 nothing that a dataset answers or refuses to answer reaches the training.

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What the children of `penstock doctor` do."""
+"""Tasks that `penstock doctor` runs in child processes."""
 
 from __future__ import annotations
 

@@ -187,7 +187,7 @@ def train(arm: Arm, size: Size) -> Reading:
     number = asked_round()
     seed = penstock.seed_everything(max(number, 0))
     num_epochs = size.num_epochs if number >= 0 else 1  # memory shows in the first
-    pipeline = ImagePipeline.train(_SIDE_PX, area=(0.35, 1.0))
+    pipeline = ImagePipeline.train(_SIDE_PX, scale=(0.35, 1.0))
     dataset = ImageFolder(photo_folder() / "train", transform=pipeline)
     loader = training_loader(arm, dataset, seed)
     model = network(len(dataset.classes))

@@ -10,7 +10,7 @@ Method
     Four ways in which a dataset gives its batch; in each, both loaders get the same dataset class:
 
     touched   The worker asks for memory and writes one number per 4 KiB page: the price of the
-              transport alone. Penstock's worker writes into the slot (`get_batch(indices, empty)`);
+              transport alone. Penstock's worker writes into the slot (`get_batch(indices, alloc)`);
               torch's returns a fresh array (`__getitems__`, and `torch.from_numpy` as collate), the
               shortest way torch has for a ready batch.
     filled    The same, but every number is written once: the least work of a real dataset.
@@ -124,15 +124,15 @@ class InPlace:
         return self._make(indices[0], np.empty)
 
     def get_batch(
-        self, indices: npt.NDArray[np.int64], empty: Callable[..., npt.NDArray[np.float32]]
+        self, indices: npt.NDArray[np.int64], alloc: Callable[..., npt.NDArray[np.float32]]
     ) -> npt.NDArray[np.float32]:
         """Return a whole batch in memory of the loader's choice."""
-        return self._make(int(indices[0]), empty)
+        return self._make(int(indices[0]), alloc)
 
     def _make(
-        self, first_index: int, empty: Callable[..., npt.NDArray[np.float32]]
+        self, first_index: int, alloc: Callable[..., npt.NDArray[np.float32]]
     ) -> npt.NDArray[np.float32]:
-        batch: npt.NDArray[np.float32] = empty(self._size.batch_shape, np.float32)
+        batch: npt.NDArray[np.float32] = alloc(self._size.batch_shape, np.float32)
         self._write(batch, first_index // self._size.batch_size)
         return batch
 

@@ -49,11 +49,11 @@ class Numbers:
 
 
 class ByBatch(Numbers):
-    def get_batch(self, indices, empty):
+    def get_batch(self, indices, alloc):
         broken = sorted(self.bad & set(indices.tolist()))
         if broken:
             raise OSError(f"cannot read {broken[0]}")
-        numbers = empty((len(indices),), np.int64)
+        numbers = alloc((len(indices),), np.int64)
         numbers[:] = indices
         return [numbers, np.array([sample_rng(k).random() for k in range(len(indices))])]
 

@@ -277,9 +277,9 @@ class Touched:
         raise AssertionError("batches are made at once")
 
     def get_batch(
-        self, indices: npt.NDArray[np.int64], empty: Callable[..., npt.NDArray[Any]]
+        self, indices: npt.NDArray[np.int64], alloc: Callable[..., npt.NDArray[Any]]
     ) -> npt.NDArray[Any]:
-        batch = empty(self._shape, self._dtype)
+        batch = alloc(self._shape, self._dtype)
         flat = batch.reshape(-1)
         flat[:: _PAGE_BYTES // self._dtype.itemsize] = 1
         flat[-1] = int(indices[0]) // self._shape[0] % _MARKS
@@ -300,9 +300,9 @@ class Marked:
         raise AssertionError("batches are made at once")
 
     def get_batch(
-        self, indices: npt.NDArray[np.int64], empty: Callable[..., npt.NDArray[Any]]
+        self, indices: npt.NDArray[np.int64], alloc: Callable[..., npt.NDArray[Any]]
     ) -> dict[str, npt.NDArray[Any]]:
-        batch = {name: empty((size,), np.uint8) for name, size in self._sizes.items()}
+        batch = {name: alloc((size,), np.uint8) for name, size in self._sizes.items()}
         for array in batch.values():
             array.fill(int(indices[0]) % _MARKS)
         return batch

@@ -15,7 +15,14 @@ import torch
 from torch.utils.data import Dataset
 
 from penstock import sample_rng
-from penstock.vision import HSV, Compose, HorizontalFlip, Letterbox, RandomPerspective, VOCDetection
+from penstock.vision import (
+    Compose,
+    HorizontalFlip,
+    Letterbox,
+    RandomHSV,
+    RandomPerspective,
+    VOCDetection,
+)
 from penstock.vision.samples import kept
 
 if TYPE_CHECKING:
@@ -81,7 +88,7 @@ class Faces(Dataset[dict[str, torch.Tensor]]):
         changes = [
             MirrorFace(self.pose_names),
             RandomPerspective(size_px, degrees=20, translate=0.1, scale=0.2),
-            HSV(0.015, 0.5, 0.4),
+            RandomHSV(0.015, 0.5, 0.4),
         ]
         self.transform: Callable[[Any], Any] = Compose(Letterbox(size_px), *changes * augment)
         self.places = [

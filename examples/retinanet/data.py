@@ -13,7 +13,6 @@ from typing import TYPE_CHECKING, Any, Literal
 from penstock.sampling import ClassBalancedSampler, RepeatFactorSampler
 from penstock.torch import DataLoader
 from penstock.vision import (
-    HSV,
     IMAGENET_MEAN,
     IMAGENET_STD,
     Compose,
@@ -21,6 +20,7 @@ from penstock.vision import (
     HorizontalFlip,
     Letterbox,
     Mosaic,
+    RandomHSV,
     RandomPerspective,
     VerticalFlip,
     VOCDetection,
@@ -57,7 +57,7 @@ def training_set(
     mirrored = [HorizontalFlip(landmark_order=False)]
     if vertical_flip:
         mirrored.append(VerticalFlip(landmark_order=False))
-    rest = [HSV(hue=0.015, saturation=0.4, value=0.3), *mirrored]
+    rest = [RandomHSV(hue=0.015, saturation=0.4, value=0.3), *mirrored]
     whole = Compose(Letterbox(size), RandomPerspective(size, translate=0.1, scale=0.25), *rest)
     if not mosaic_until:
         return VOCDetection(root, split, transform=whole)

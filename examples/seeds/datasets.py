@@ -55,7 +55,7 @@ class Own(Sized):
 class OwnInBatches(Own):
     """The same numbers, though all at once."""
 
-    def get_batch(self, indices: NDArray[np.int64], empty: Callable[..., Any]) -> NDArray[Any]:
+    def get_batch(self, indices: NDArray[np.int64], alloc: Callable[..., Any]) -> NDArray[Any]:
         drawn = [penstock.sample_rng(place).normal() for place in range(len(indices))]
         return np.stack([indices, drawn], axis=1)
 
@@ -75,18 +75,18 @@ class Sorted(OwnInBatches):
         super().__init__(length)
         self.says_so = says_so
 
-    def get_batch(self, indices: NDArray[np.int64], empty: Callable[..., Any]) -> NDArray[Any]:
+    def get_batch(self, indices: NDArray[np.int64], alloc: Callable[..., Any]) -> NDArray[Any]:
         order = np.argsort(indices)
         if not self.says_so:
-            return super().get_batch(indices[order], empty)[np.argsort(order)]
+            return super().get_batch(indices[order], alloc)[np.argsort(order)]
         with penstock.renumbered_samples(order):
-            return super().get_batch(indices[order], empty)[np.argsort(order)]
+            return super().get_batch(indices[order], alloc)[np.argsort(order)]
 
 
 class GlobalsInBatches(Globals):
     """Draws from a global generator once for each sample of a batch."""
 
-    def get_batch(self, indices: NDArray[np.int64], empty: Callable[..., Any]) -> NDArray[Any]:
+    def get_batch(self, indices: NDArray[np.int64], alloc: Callable[..., Any]) -> NDArray[Any]:
         return np.array([[index, random.random()] for index in indices])
 
 

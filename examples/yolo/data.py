@@ -13,13 +13,13 @@ from targets import YOLOCollate
 from penstock.sampling import AspectRatioBatchSampler
 from penstock.torch import DataLoader
 from penstock.vision import (
-    HSV,
     Albumentations,
     Compose,
     HorizontalFlip,
     Letterbox,
     MixUp,
     Mosaic,
+    RandomHSV,
     RandomPerspective,
     YOLODetection,
 )
@@ -69,7 +69,7 @@ def training_set(folder: Path, recipe: Recipe) -> MixUp:
         until_epoch=recipe.until_epoch,
         transform=Compose(
             Albumentations(albumentations_chain(recipe.pixels)),
-            HSV(*recipe.hsv),
+            RandomHSV(*recipe.hsv),
             HorizontalFlip(0.5),
         ),
     )

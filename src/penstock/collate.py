@@ -21,7 +21,7 @@ from penstock.faults import annotate
 if TYPE_CHECKING:
     from numpy.typing import DTypeLike, NDArray
 
-    from penstock.data.dataset import Empty
+    from penstock.data.dataset import Allocator
 
 __all__ = [
     "CONTAINERS",
@@ -235,16 +235,16 @@ class Collator:
     """
 
     def __init__(
-        self, empty: Empty, wrap: Callable[[np.ndarray[Any, Any]], Any] | None = None
+        self, alloc: Allocator, wrap: Callable[[np.ndarray[Any, Any]], Any] | None = None
     ) -> None:
-        """Collate into arrays given by `empty`.
+        """Collate into arrays given by `alloc`.
 
         Args:
-            empty: Gives the array for a stacked leaf.
+            alloc: Gives the array for a stacked leaf.
             wrap: Applied to each array made here. With it, values of mixed types raise
                 `MixedTypes`, and what has no tensor type is refused, as torch does.
         """
-        self.empty = empty
+        self.empty = alloc
         self._wrap = wrap
         self._map: CollateMap = {
             np.ndarray: self._stack,

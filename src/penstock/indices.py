@@ -16,7 +16,7 @@ from penstock.engine.plan import BatchIndices, mark_user_array
 from penstock.errors import ConfigError
 from penstock.randomness.guarded import GuardedIterator, guarded_draws
 from penstock.randomness.keys import Purpose, seed_sequence
-from penstock.sampling.batches import BatchSampler, Layout, batches_of, pieces_of
+from penstock.sampling.batches import BatchLayout, BatchSampler, batches_of, pieces_of
 from penstock.sampling.distributed import DistributedSampler
 from penstock.sampling.samplers import IndexSampler, digest
 from penstock.warn import users_level
@@ -154,15 +154,15 @@ class SeededIndices:
         first = drawn.take(1)
         return self._one_by_one(first, drawn, progress.given.num_steps)
 
-    def _layout(self) -> Layout:
+    def _layout(self) -> BatchLayout:
         """Where the batches of the sampler's epoch lie; a sample by itself is a batch of one."""
         assert self._order is not None
         if self._batches is not None:
             return self._batches.layout()
         ranks = self._order.world_size
-        return Layout(self._order.rank, ranks, ranks)
+        return BatchLayout(self._order.rank, ranks, ranks)
 
-    def _by_position(self, order: Indices, layout: Layout, first: int) -> Iterator[object]:
+    def _by_position(self, order: Indices, layout: BatchLayout, first: int) -> Iterator[object]:
         if layout.offsets is None:
             size = self._batch_size or 1
             batches = batches_of(order, size, self._drop_last, first * size)

@@ -146,8 +146,8 @@ def test_a_program_that_fails_does_not_keep_the_others_from_their_turn(tmp_path)
 
 def test_a_single_wrong_byte_is_counted(gpu):
     class WrongAt(gpu.Marked):
-        def get_batch(self, indices, empty):
-            batch = super().get_batch(indices, empty)
+        def get_batch(self, indices, alloc):
+            batch = super().get_batch(indices, alloc)
             if indices[0] in (3, 7):
                 batch["small"][-1] += 1
             return batch

@@ -70,19 +70,19 @@ def test_the_table_names_both_loaders_and_their_ratio(folder, capsys):
     ],
 )
 def test_a_full_dev_shm_is_explained(said, tmp_path):
-    from penstock.cli.lane import Lane, Work, _Failure
+    from penstock.cli.benchmark_process import BenchmarkProcess, BenchmarkWork, _Failure
 
-    lane = Lane("torch", Work([], 224, 64, 2))
+    process = BenchmarkProcess("torch", BenchmarkWork([], 224, 64, 2))
     ours, theirs = multiprocessing.Pipe()
-    lane._pipe = ours
+    process._pipe = ours
     theirs.send(_Failure(f"Traceback\n{said}\n"))
     with pytest.raises(PenstockError, match=r"some 192\.7 MB .* of .* are free.*doctor") as caught:
-        lane.result()
+        process.result()
     assert type(caught.value) is PenstockError  # which says all: no hint at WorkerError follows
     assert said in str(caught.value)
     theirs.send(_Failure("Traceback\nValueError: a defect\n"))
     with pytest.raises(WorkerError, match="a defect"):
-        lane.result()
+        process.result()
 
 
 def test_broken_files_are_named_and_left_out(folder, tmp_path, capsys):

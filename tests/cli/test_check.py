@@ -259,7 +259,7 @@ def end_process_on_bad_names(path):
 
 
 def test_a_file_that_ends_its_worker_is_broken_and_the_rest_is_checked(folder):
-    from penstock.cli.survey import Findings, check_files
+    from penstock.cli.parallel_check import Findings, check_files
 
     for name in ("class_0/segfault.jpg", "class_1/segfault.jpg", "class_2/exit.jpg"):
         write_image(folder / name)
@@ -285,15 +285,15 @@ def test_a_file_that_ends_its_worker_is_broken_and_the_rest_is_checked(folder):
 
 
 def test_a_check_that_is_interrupted_reports_what_it_has_found(folder, capsys, monkeypatch):
-    from penstock.cli import survey
+    from penstock.cli import parallel_check
 
     def interrupted(paths, num_workers, findings, tell):
         findings.num_checked = 5
         for path in (paths[4], paths[2]):  # what ends its worker is known late
-            findings.broken.append(survey.BrokenFile(Path(path), "the file is empty"))
+            findings.broken.append(parallel_check.BrokenFile(Path(path), "the file is empty"))
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(survey, "check_files", interrupted)
+    monkeypatch.setattr(parallel_check, "check_files", interrupted)
     code, lines, err = run(capsys, folder)
     assert code == 130
     names = [str(folder / "class_0" / "06.jpg"), str(folder / "class_1" / "01.jpg")]
@@ -679,8 +679,8 @@ class LostStore:
 
 
 def test_a_server_that_goes_away_ends_the_check_and_breaks_no_record(store):
-    from penstock.cli.store_survey import check_store
-    from penstock.cli.survey import Findings
+    from penstock.cli.parallel_check import Findings
+    from penstock.cli.store_check import check_store
     from penstock.errors import StoreUnreachable
 
     findings = Findings(12)
@@ -714,7 +714,7 @@ def send_to_page(path, key, number):
 
 
 def test_a_store_whose_index_ends_the_process_that_reads_it_ends_the_check(tmp_path):
-    from penstock.cli.store_survey import check_opening
+    from penstock.cli.store_check import check_opening
     from penstock.errors import StoreError
     from penstock.stores.lmdb.store import LMDBStore
     from penstock.stores.records import encode_record
@@ -730,8 +730,8 @@ def test_a_store_whose_index_ends_the_process_that_reads_it_ends_the_check(tmp_p
 
 
 def test_a_record_that_ends_the_process_that_reads_it_has_a_line(tmp_path):
-    from penstock.cli.store_survey import check_store
-    from penstock.cli.survey import Findings
+    from penstock.cli.parallel_check import Findings
+    from penstock.cli.store_check import check_store
     from penstock.stores.lmdb.store import LMDBStore
     from penstock.stores.records import encode_record
 

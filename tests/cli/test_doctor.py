@@ -22,7 +22,7 @@ from penstock.cli.doctor.device import look_at_device
 from penstock.cli.doctor.extras import (
     Extra,
     Imports,
-    Library,
+    InstalledLibrary,
     installed,
     look_at_extras,
     parse_requirement,
@@ -211,7 +211,7 @@ def reasons_of(tmp_path, monkeypatch, files):
     write(tmp_path, files)
     monkeypatch.syspath_prepend(tmp_path)
     modules = [name.partition(".")[0].partition("/")[0] for name in files]
-    with Imports([Library(module, "1", module) for module in modules]) as imports:
+    with Imports([InstalledLibrary(module, "1", module) for module in modules]) as imports:
         return imports.reasons()
 
 
@@ -278,7 +278,7 @@ def test_a_broken_torch_is_told(tmp_path, monkeypatch):
         Extra(name, [parse_requirement(f"{library}>=1; extra == {name!r}")])
         for name, library in (("torch", "torch"), ("vision", "simplejpeg"))
     ]
-    libraries = {name: Library(name, "2.6", name) for name in ("torch", "simplejpeg")}
+    libraries = {name: InstalledLibrary(name, "2.6", name) for name in ("torch", "simplejpeg")}
     found = named(look_at_extras(extras, libraries, reasons | {"simplejpeg": "old"}))
     assert [finding.status for finding in found.values()][:2] == ["problem"] * 2
     assert "OSError: libcudart.so: no such file" in found["torch"].found
@@ -319,7 +319,7 @@ def test_any_of_opencvs_distributions_will_do(tmp_path, monkeypatch):
     write(tmp_path, {"opencv_python-4.10.0.84.dist-info/top_level.txt": "cv2\n"})
     monkeypatch.syspath_prepend(tmp_path)
     monkeypatch.setattr(metadata, "distribution", hidden)
-    wanted = Library("opencv-python", "4.10.0.84", "cv2")
+    wanted = InstalledLibrary("opencv-python", "4.10.0.84", "cv2")
     assert installed("opencv-python-headless") == wanted
 
 
@@ -364,7 +364,7 @@ def test_a_library_that_never_ends_being_imported_is_told(tmp_path, monkeypatch)
     write(tmp_path, {"waits.py": "import threading\nthreading.Event().wait()", "fine.py": ""})
     monkeypatch.syspath_prepend(tmp_path)
     monkeypatch.setattr("penstock.cli.doctor.extras._IMPORT_LIMIT_S", 2.0)
-    libraries = [Library("waits", "1", "waits"), Library("fine", "1", "fine")]
+    libraries = [InstalledLibrary("waits", "1", "waits"), InstalledLibrary("fine", "1", "fine")]
     with Imports(libraries) as imports:
         reasons = imports.reasons()
     assert reasons == {"waits": "its process did not end within 2 s.", "fine": ""}

@@ -275,7 +275,7 @@ def test_damaged_records_have_a_row_and_classes_are_counted_all_the_same(photos,
 
 
 def test_a_server_that_goes_away_ends_it(photos):
-    from penstock.cli.census import measure
+    from penstock.cli.dataset_stats import measure
     from penstock.errors import StoreUnreachable
     from penstock.stores.lmdb.store import LMDBStore
 

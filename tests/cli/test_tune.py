@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 
 from penstock.cli import main
-from penstock.cli.tuning_grid import Setting, Standing, Trainer, Turn, Work, best_of
+from penstock.cli.tuning_grid import Setting, SettingResult, Trainer, TrialWork, Turn, best_of
 
 SHORT = ["--batch-size", "4", "--batches", "2", "--workers", "0,1", "--prefetch", "2"]
 
@@ -48,8 +48,8 @@ def _module(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
 
 
-def standing(rate, workers, factor=2, backend="process"):
-    return Standing(Setting(workers, factor, backend), [Turn(rate, 1.0, 0.5, 0.1, None)])
+def result_of(rate, workers, factor=2, backend="process"):
+    return SettingResult(Setting(workers, factor, backend), [Turn(rate, 1.0, 0.5, 0.1, None)])
 
 
 def test_every_setting_takes_its_turn_in_every_round(tmp_path, capsys):
@@ -223,14 +223,14 @@ def test_epochs_that_began_within_a_turn_are_told(tmp_path, capsys):
 
 
 def test_the_best_has_the_fewest_workers_within_3_percent():
-    standings = [standing(100, 1), standing(195, 2, 4), standing(196, 2), standing(200, 4)]
-    assert best_of(standings).setting == Setting(2, 2, "process")
-    assert best_of([standing(190, 2), standing(200, 4)]).setting.num_workers == 4
+    results = [result_of(100, 1), result_of(195, 2, 4), result_of(196, 2), result_of(200, 4)]
+    assert best_of(results).setting == Setting(2, 2, "process")
+    assert best_of([result_of(190, 2), result_of(200, 4)]).setting.num_workers == 4
 
 
 def test_ctrl_c_shows_what_is_known(monkeypatch, capsys):
     taken = []
-    take_turn = Work.take_turn
+    take_turn = TrialWork.take_turn
 
     def interrupted(work, setting):
         if taken:
@@ -238,7 +238,7 @@ def test_ctrl_c_shows_what_is_known(monkeypatch, capsys):
         taken.append(setting)
         return take_turn(work, setting)
 
-    monkeypatch.setattr(Work, "take_turn", interrupted)
+    monkeypatch.setattr(TrialWork, "take_turn", interrupted)
     assert main(["tune", "numbers_to_tune:Numbers", *SHORT]) == 130
     said = capsys.readouterr()
     assert "drop_last=True, num_workers=0)" in said.out

@@ -22,6 +22,6 @@ class Reused:
     def __getitem__(self, index):
         return np.full(1024, index, np.float32)
 
-    def get_batch(self, indices, empty):
+    def get_batch(self, indices, alloc):
         self.buffer[:] = indices[:, None]
         return self.buffer

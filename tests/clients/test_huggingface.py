@@ -305,12 +305,12 @@ def test_long_rows_are_copied_as_blocks(size):
 def test_arrays_are_written_into_the_memory_of_the_batch():
     given_memory = []
 
-    def empty(shape, dtype):
+    def alloc(shape, dtype):
         given_memory.append(np.empty(shape, dtype))
         return given_memory[-1]
 
     rows = from_huggingface(tabular(), ["id", "x", "tokens"])
-    batch = rows.get_batch(np.arange(5), empty)
+    batch = rows.get_batch(np.arange(5), alloc)
     assert [id(array) for array in batch.values()] == [id(array) for array in given_memory]
 
 

@@ -96,11 +96,11 @@ def test_an_index_out_of_range_raises_the_same_either_way(kind, beyond):
 def test_arrays_land_in_the_memory_given():
     given_out = []
 
-    def empty(shape, dtype):
+    def alloc(shape, dtype):
         given_out.append(np.full(shape, 99, dtype))
         return given_out[-1]
 
-    batch = nested("concat").get_batch(np.array([11, 0, -3]), empty)
+    batch = nested("concat").get_batch(np.array([11, 0, -3]), alloc)
     assert all(a is b for a, b in zip(batch, given_out, strict=True))
 
 

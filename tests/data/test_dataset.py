@@ -4,6 +4,7 @@
 import numpy as np
 import pytest
 
+from penstock import Loader
 from penstock.data import (
     ArrayDataset,
     ChainDataset,
@@ -27,8 +28,8 @@ class DoubledInBulk(ArrayDataset):
 
 
 class DoubledThroughout(Doubled):
-    def get_batch(self, indices, empty):
-        return [2 * values for values in super().get_batch(indices, empty)]
+    def get_batch(self, indices, alloc):
+        return [2 * values for values in super().get_batch(indices, alloc)]
 
 
 class Forwarding:
@@ -40,6 +41,23 @@ class Forwarding:
 
     def __getitem__(self, index):
         return self.dataset[index]
+
+
+def test_get_batch_is_given_its_arguments_by_position():
+    class OldNames:  # of before Empty became Allocator
+        def __len__(self):
+            return 4
+
+        def __getitem__(self, index):
+            raise AssertionError("the batch is read at once")
+
+        def get_batch(self, indices, empty):
+            rows = empty((len(indices),), np.int64)
+            rows[:] = indices
+            return rows
+
+    for dataset in (OldNames(), Subset(OldNames(), [0, 1, 2, 3]), ConcatDataset([OldNames()])):
+        assert [batch.tolist() for batch in Loader(dataset, batch_size=2)] == [[0, 1], [2, 3]]
 
 
 def test_a_dataset_with_get_batch_is_read_by_it():
@@ -97,7 +115,7 @@ def test_a_registered_reader_holds_for_the_exact_type_only():
     class Derived(Foreign):
         pass
 
-    register_batch_reader(Foreign, lambda dataset: lambda indices, empty: (dataset, len(indices)))
+    register_batch_reader(Foreign, lambda dataset: lambda indices, alloc: (dataset, len(indices)))
     foreign = Foreign()
     assert batch_reader(foreign)(np.arange(2), np.empty) == (foreign, 2)
     assert batch_reader(Derived()) is None

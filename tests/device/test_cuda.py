@@ -91,8 +91,8 @@ class Marked:
     def __getitem__(self, index):
         raise AssertionError("batches are made at once")
 
-    def get_batch(self, indices, empty):
-        batch = [empty((size,), np.uint8) for size in self.sizes]
+    def get_batch(self, indices, alloc):
+        batch = [alloc((size,), np.uint8) for size in self.sizes]
         for array in batch:
             array.fill(indices[0] % MARKS)
         self.addresses.update(array.ctypes.data for array in batch)

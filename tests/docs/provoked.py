@@ -280,11 +280,11 @@ def report_without_plotly():
                 sys.modules[name] = module
 
 
-def let_a_lane_fail():
+def let_a_benchmark_fail():
     pytest.importorskip("cv2")
-    lane = pytest.importorskip("penstock.cli.lane")
-    work = lane.Work([Path("nowhere.jpg")], size_px=8, batch_size=1, num_workers=0)
-    with lane.Lane("penstock", work) as one:
+    bench = pytest.importorskip("penstock.cli.benchmark_process")
+    work = bench.BenchmarkWork([Path("nowhere.jpg")], size_px=8, batch_size=1, num_workers=0)
+    with bench.BenchmarkProcess("penstock", work) as one:
         one.request(0)
         one.result()
 
@@ -400,7 +400,7 @@ PROGRAMS = {
         load_photos(hang, timeout=1),
         load_photos(dawdle, at=None, batch_size=64, timeout=1),
     ],
-    "WorkerError": [let_a_lane_fail],
+    "WorkerError": [let_a_benchmark_fail],
     "CollateError": [
         lambda: load(Made(lambda index: np.zeros((3, 224 + index % 2)))),
         lambda: load(Made(lambda index: [0] * (3 + index % 2))),

@@ -839,11 +839,11 @@ TERMINATED_AS_A_GROUP = """
 import os, signal, sys
 import data, train
 
-class Terminating(data.HSV):
+class Terminating(data.RandomHSV):
     def __call__(self, sample):  # in a worker, while the main process waits for its first batch
         os.killpg(os.getpgrp(), signal.SIGTERM)
         return super().__call__(sample)
-data.HSV = Terminating
+data.RandomHSV = Terminating
 sys.exit(train.main(sys.argv[1:]))
 """
 

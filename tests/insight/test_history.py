@@ -168,7 +168,7 @@ def test_what_workers_wait_for_between_epochs_is_not_their_idle_time():
     assert stats_of(history_of([record(0), *later])).run.idle_s == pytest.approx(0.009)
 
 
-def test_rare_long_steps_of_the_main_process_are_no_supply():
+def test_rare_long_steps_of_the_main_process_are_no_spare_capacity():
     # A step of 1 ms, every 25th 300 ms, when the worker comes to idle; a batch takes it 16 ms.
     records, now = [], 0
     for step in range(200):

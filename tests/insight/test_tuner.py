@@ -9,8 +9,8 @@ import pytest
 from tests.insight.training import Regime, Training, best_rate, fixed_rate
 
 from penstock.engine.accounts import WorkerSettings
-from penstock.insight.arrivals import Arrivals
 from penstock.insight.budgets import Limits
+from penstock.insight.steady_state import SteadyState
 from penstock.insight.tuner import Tuner
 
 READS = Regime(read_s=0.02, trainer_s=0.005, cores=2)
@@ -224,17 +224,17 @@ def test_a_memory_budget_may_be_any_number():
 
 def test_another_iterator_in_the_same_epoch_begins_anew():
     workers = WorkerSettings(4, 2)
-    training, arrivals = Training(READS, workers), Arrivals(workers, 0)
+    training, steady = Training(READS, workers), SteadyState(workers, 0)
     training.run(60)
-    assert arrivals_of(arrivals, training.records)[-8:] == [True] * 8
+    assert steady_of(steady, training.records)[-8:] == [True] * 8
     training.leave_epoch()
     training.run(16)
     assert {record.epoch for record in training.records} == {0}
-    assert arrivals_of(arrivals, training.records[60:]) == [False] * 7 + [True] * 9
+    assert steady_of(steady, training.records[60:]) == [False] * 7 + [True] * 9
 
 
-def arrivals_of(arrivals, records):
-    return [arrivals.is_steady(record) for record in records]
+def steady_of(steady, records):
+    return [steady.is_steady(record) for record in records]
 
 
 def test_batches_that_outgrow_memory_cost_workers_at_once():

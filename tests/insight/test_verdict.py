@@ -12,7 +12,7 @@ import pytest
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
-from penstock.insight.stats import Bottleneck, SlowSample, Source, Span, Stats
+from penstock.insight.stats import Bottleneck, SlowSample, SourceTiming, Span, Stats
 from penstock.insight.throughput_model import DELIVERY_S
 from penstock.insight.verdict import judge
 
@@ -174,7 +174,10 @@ def test_reads_wait_without_cpu_so_more_may_wait_at_a_time():
 
 
 def test_a_costly_part_of_the_dataset_is_named():
-    sources = [Source("datasets[2] (Tar)", 800, 9 * MS), Source("datasets[0] (A)", 2400, 1 * MS)]
+    sources = [
+        SourceTiming("datasets[2] (Tar)", 800, 9 * MS),
+        SourceTiming("datasets[0] (A)", 2400, 1 * MS),
+    ]
     verdict = training(read=72 * MS, compute=24 * MS, sources=sources)
     assert verdict.bottleneck == "slow source"
     assert "a sample of datasets[2] (Tar) takes 9.0 ms, one of the others 1.0 ms" in verdict.text
@@ -183,12 +186,18 @@ def test_a_costly_part_of_the_dataset_is_named():
 
 
 def test_parts_that_cost_the_same_are_not_blamed():
-    sources = [Source("datasets[1] (B)", 800, 3 * MS), Source("datasets[0] (A)", 2400, 2 * MS)]
+    sources = [
+        SourceTiming("datasets[1] (B)", 800, 3 * MS),
+        SourceTiming("datasets[0] (A)", 2400, 2 * MS),
+    ]
     assert training(compute=96 * MS, sources=sources).bottleneck == "workers"
 
 
 def test_a_costly_part_that_is_rare_is_not_blamed():
-    sources = [Source("datasets[1] (B)", 20, 9 * MS), Source("datasets[0] (A)", 6000, 1 * MS)]
+    sources = [
+        SourceTiming("datasets[1] (B)", 20, 9 * MS),
+        SourceTiming("datasets[0] (A)", 6000, 1 * MS),
+    ]
     assert training(compute=96 * MS, sources=sources).bottleneck == "workers"
 
 
@@ -462,7 +471,7 @@ SPANS = st.builds(
     },
 )
 PARTS = st.lists(
-    st.builds(Source, name=st.text(max_size=3), samples=st.integers(1, 1000), mean_s=SECONDS),
+    st.builds(SourceTiming, name=st.text(max_size=3), samples=st.integers(1, 1000), mean_s=SECONDS),
     max_size=4,
 )
 SLOWEST = st.lists(

@@ -115,10 +115,10 @@ class Samples:
 class Batches(Samples):
     """The same, read a batch at a time."""
 
-    def get_batch(self, indices, empty):
+    def get_batch(self, indices, alloc):
         if BAD in indices:
             strike(self.fault)
-        own = empty((len(indices), 5), np.float64)
+        own = alloc((len(indices), 5), np.float64)
         for k in range(len(indices)):
             own[k] = sample_rng(k).random(5)
         return {"index": indices.copy(), "own": own}

@@ -59,8 +59,8 @@ class BatchNoise(NumpyNoise):
     def __getitem__(self, index: int) -> tuple[int, np.ndarray]:
         return index, sample_rng().random(3)
 
-    def get_batch(self, indices, empty):
-        numbers = empty((len(indices), 3), np.float64)
+    def get_batch(self, indices, alloc):
+        numbers = alloc((len(indices), 3), np.float64)
         for k in reversed(range(len(indices))):  # in any order
             numbers[k] = sample_rng(k).random(3)
         return [np.array(indices), numbers]
@@ -69,7 +69,7 @@ class BatchNoise(NumpyNoise):
 class SortedBatchNoise(BatchNoise):
     """Hands its indices on in another order, as a store that likes sorted keys would."""
 
-    def get_batch(self, indices, empty):
+    def get_batch(self, indices, alloc):
         order = np.argsort(indices)
         with renumbered_samples(order):
             numbers, noise = super().get_batch(indices[order], np.empty)

@@ -42,8 +42,8 @@ class ListNoise(OwnNoise):
 class BatchNoise(OwnNoise):
     """Read as a batch."""
 
-    def get_batch(self, indices, empty):
-        numbers = empty((len(indices), 2), np.float64)
+    def get_batch(self, indices, alloc):
+        numbers = alloc((len(indices), 2), np.float64)
         for k in reversed(range(len(indices))):
             numbers[k] = sample_rng(k).random(2)
         return [np.array(indices), numbers]

@@ -122,13 +122,13 @@ def test_every_dtype_comes_through_bit_for_bit(module, dtype):
 def test_batches_lie_in_the_memory_given():
     given_out = []
 
-    def empty(shape, dtype):
+    def alloc(shape, dtype):
         given_out.append(np.empty(shape, dtype))
         return given_out[-1]
 
     for kind in ("tensors", "concat", "stack"):
         given_out.clear()
-        batch = build(ours, kind).get_batch(np.array([0, 5, 3]), empty)
+        batch = build(ours, kind).get_batch(np.array([0, 5, 3]), alloc)
         leaves = [leaf for part in batch for leaf in (part if isinstance(part, list) else [part])]
         assert [leaf.data_ptr() for leaf in leaves] == [array.ctypes.data for array in given_out]
 

@@ -97,17 +97,17 @@ BATCHES = {
     "slot, strides": lambda: unpacked(torch.from_numpy(ROWS).t()),
     "slot, of a worker without torch": lambda: unpacked(AsTensor(ROWS)),
     "tensors": lambda: recycled(
-        lambda empty: TensorCollator(empty).batch([*torch.from_numpy(ROWS)])
+        lambda alloc: TensorCollator(alloc).batch([*torch.from_numpy(ROWS)])
     ),
-    "arrays": lambda: recycled(lambda empty: TensorCollator(empty).batch([*ROWS])),
+    "arrays": lambda: recycled(lambda alloc: TensorCollator(alloc).batch([*ROWS])),
     "TensorDataset": lambda: recycled(
-        lambda empty: pt.TensorDataset(torch.from_numpy(ROWS)).get_batch(np.arange(4), empty)[0]
+        lambda alloc: pt.TensorDataset(torch.from_numpy(ROWS)).get_batch(np.arange(4), alloc)[0]
     ),
     "get_batch": lambda: recycled(
-        lambda empty: TensorCollator(empty).sample(Collator(empty).batch([*ROWS]))
+        lambda alloc: TensorCollator(alloc).sample(Collator(alloc).batch([*ROWS]))
     ),
     "collate_into": lambda: recycled(
-        lambda empty: TensorCollator(empty).leaf(Collator(empty).batch([*ROWS]))
+        lambda alloc: TensorCollator(alloc).leaf(Collator(alloc).batch([*ROWS]))
     ),
 }
 
@@ -206,8 +206,8 @@ def test_a_small_batch_of_no_process_can_be_resized_as_torch_s(samples, workers)
 class Halves(Numbered):
     """Makes batches of two views of one array."""
 
-    def get_batch(self, indices, empty):
-        both = empty((2 * len(indices), 1024), np.float32)
+    def get_batch(self, indices, alloc):
+        both = alloc((2 * len(indices), 1024), np.float32)
         both[:] = 0
         return [both[: len(indices)], both[1:]]
 

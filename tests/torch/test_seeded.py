@@ -553,7 +553,7 @@ def test_a_generator_of_the_samplers_own_is_the_epochs_and_put_back():
 
 def test_in_a_thread_of_its_own_a_sample_is_not_known():
     class Threads(BatchNoise):
-        def get_batch(self, indices, empty):
+        def get_batch(self, indices, alloc):
             with ThreadPoolExecutor(1) as pool:
                 return pool.submit(lambda: sample_rng(0).random(len(indices))).result()
 
@@ -561,7 +561,7 @@ def test_in_a_thread_of_its_own_a_sample_is_not_known():
         next(iter(Loader(Threads(), batch_size=4)))
 
     class HandsOver(BatchNoise):
-        def get_batch(self, indices, empty):
+        def get_batch(self, indices, alloc):
             generators = [sample_rng(k) for k in range(len(indices))]
             with ThreadPoolExecutor(3) as pool:
                 return np.array(list(pool.map(lambda rng: rng.random(), generators)))

@@ -9,12 +9,12 @@ import pytest
 from penstock import Loader
 from penstock.data import Subset
 from penstock.vision import (
-    HSV,
     Compose,
     DetectionCollate,
     HorizontalFlip,
     MixUp,
     Mosaic,
+    RandomHSV,
     RandomPerspective,
     VOCDetection,
     detection_collate,
@@ -30,7 +30,7 @@ def cells(data_dir):
 
 def recipe(dataset):
     mosaic = Mosaic(dataset, SIZE, transform=RandomPerspective(SIZE, degrees=5, shear=2))
-    return MixUp(mosaic, probability=0.5, transform=Compose(HSV(), HorizontalFlip()))
+    return MixUp(mosaic, probability=0.5, transform=Compose(RandomHSV(), HorizontalFlip()))
 
 
 def batches(dataset, num_workers, collate=detection_collate):

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from scipy import stats
 
 from penstock.errors import ConfigError
-from penstock.vision import RandomResizedCrop, ResizedCenterCrop, Squash
+from penstock.vision import CenterCropResize, RandomResizedCrop, Resize
 
 SIDES = st.integers(1, 3000)
 
@@ -26,7 +26,7 @@ def test_a_random_crop_lies_within_the_image(height, width, seed):
 
 @given(height=SIDES, width=SIDES, size=st.integers(1, 300))
 def test_a_middle_crop_lies_within_the_resized_image(height, width, size):
-    cut = ResizedCenterCrop(size, resize=size + 20).cut(height, width)
+    cut = CenterCropResize(size, resize=size + 20).cut(height, width)
     assert 0 <= cut.row_offset <= cut.resized_height - size
     assert 0 <= cut.column_offset <= cut.resized_width - size
 
@@ -34,7 +34,7 @@ def test_a_middle_crop_lies_within_the_resized_image(height, width, size):
 @pytest.fixture(scope="module")
 def drawn():
     """10,000 crops of an image so large that rounding does not show and every crop fits."""
-    crop, rng = RandomResizedCrop(224, area=(0.08, 0.5)), np.random.default_rng(11)
+    crop, rng = RandomResizedCrop(224, scale=(0.08, 0.5)), np.random.default_rng(11)
     return np.array([crop.cut(9000, 9000, rng)[:4] for _ in range(10_000)], float)
 
 
@@ -87,18 +87,18 @@ def test_10000_crops_are_distributed_as_the_recipes(size):
 
 
 def test_what_fits_no_ratio_is_cut_from_the_middle():
-    crop = RandomResizedCrop(224, area=(1.0, 1.0))
+    crop = RandomResizedCrop(224, scale=(1.0, 1.0))
     cut = crop.cut(100, 1000, np.random.default_rng(0))
     assert cut[:4] == (0, (1000 - 133) // 2, 100, 133)
 
 
 def test_the_middle_is_where_torchvision_has_it():
-    cut = ResizedCenterCrop(224, resize=256).cut(500, 375)
+    cut = CenterCropResize(224, resize=256).cut(500, 375)
     assert cut == (0, 0, 500, 375, 341, 256, 58, 16)
 
 
 def test_a_squash_takes_all():
-    assert Squash((2, 4)).cut(480, 640) == (0, 0, 480, 640, 2, 4, 0, 0)
+    assert Resize((2, 4)).cut(480, 640) == (0, 0, 480, 640, 2, 4, 0, 0)
 
 
 @pytest.mark.parametrize(
@@ -106,19 +106,19 @@ def test_a_squash_takes_all():
     [
         lambda: RandomResizedCrop(0),
         lambda: RandomResizedCrop((1, 2, 3)),
-        lambda: RandomResizedCrop(224, area=(0.0, 1.0)),
-        lambda: RandomResizedCrop(224, area=(0.5, 0.1)),
-        lambda: RandomResizedCrop(224, area=(0.5, 1.1)),
+        lambda: RandomResizedCrop(224, scale=(0.0, 1.0)),
+        lambda: RandomResizedCrop(224, scale=(0.5, 0.1)),
+        lambda: RandomResizedCrop(224, scale=(0.5, 1.1)),
         lambda: RandomResizedCrop(224, ratio=(2.0, 1.0)),
-        lambda: ResizedCenterCrop(224, resize=200),
-        lambda: Squash(2.5),
+        lambda: CenterCropResize(224, resize=200),
+        lambda: Resize(2.5),
     ],
     ids=[
         "no size",
         "three sizes",
-        "area 0",
-        "area turned",
-        "area above 1",
+        "scale 0",
+        "scale turned",
+        "scale above 1",
         "ratio",
         "small",
         "float",

@@ -24,7 +24,7 @@ from penstock.vision import (
     ImageFolder,
     ImagePipeline,
     RandomResizedCrop,
-    Squash,
+    Resize,
 )
 from penstock.vision.crops import Cut
 
@@ -95,18 +95,18 @@ def test_a_large_image_is_not_aliased():
     lines = np.zeros((800, 800, 3), np.uint8)
     lines[:, ::2] = 255
     for data in (as_file(lines), as_file(lines, "JPEG", quality=95), lines):
-        got = ImagePipeline(Squash(100), output="uint8_hwc")(data)
+        got = ImagePipeline(Resize(100), output="uint8_hwc")(data)
         assert np.abs(got.astype(int) - 127).max() <= 4
 
 
 def test_floats_are_normalised_by_channel():
     image = np.full((50, 60, 3), (255, 128, 0), np.uint8)
-    got = ImagePipeline(Squash(8))(image)
+    got = ImagePipeline(Resize(8))(image)
     expected = (np.array([255, 128, 0]) / 255 - IMAGENET_MEAN) / np.array(IMAGENET_STD)
     assert got.shape == (3, 8, 8)
     assert got.dtype == np.float32
     np.testing.assert_allclose(got, expected[:, None, None].repeat(8, 1).repeat(8, 2), rtol=1e-6)
-    plain = ImagePipeline(Squash(8), mean=None, std=None)(image)
+    plain = ImagePipeline(Resize(8), mean=None, std=None)(image)
     np.testing.assert_allclose(plain[:, 0, 0], [1.0, 128 / 255, 0.0], rtol=1e-6)
 
 
@@ -119,17 +119,17 @@ def test_floats_and_bytes_are_the_same_image():
 
 def test_a_flip_exchanges_left_and_right():
     image = smooth_image()
-    straight = ImagePipeline(Squash(32), output="uint8_hwc")(image)
+    straight = ImagePipeline(Resize(32), output="uint8_hwc")(image)
     assert np.array_equal(
-        ImagePipeline(Squash(32), flip=1.0, output="uint8_hwc")(image), straight[:, ::-1]
+        ImagePipeline(Resize(32), flip=1.0, output="uint8_hwc")(image), straight[:, ::-1]
     )
 
 
 def test_half_of_the_images_are_flipped():
-    pipeline, image = ImagePipeline(Squash(4), flip=0.5, output="uint8_hwc"), smooth_image(8, 8)
+    pipeline, image = ImagePipeline(Resize(4), flip=0.5, output="uint8_hwc"), smooth_image(8, 8)
     out, straight = (
         np.empty((4, 4, 3), np.uint8),
-        ImagePipeline(Squash(4), output="uint8_hwc")(image),
+        ImagePipeline(Resize(4), output="uint8_hwc")(image),
     )
     rng, data, flipped = np.random.default_rng(0), as_file(image), 0
     for _ in range(1000):
@@ -167,7 +167,7 @@ def test_a_turned_photo_is_seen_upright(orientation):
             if orientation > 1
             else stored
         )
-    pipeline = ImagePipeline(Squash(64), output="uint8_hwc")
+    pipeline = ImagePipeline(Resize(64), output="uint8_hwc")
     assert np.abs(pipeline(data).astype(int) - pipeline(turned)).mean() < 3
 
 
@@ -254,12 +254,12 @@ def test_the_pipeline_works_on_any_store(folder, tmp_path):
 def test_a_batch_is_written_where_it_is_to_lie(folder):
     given = []
 
-    def empty(shape, dtype):
+    def alloc(shape, dtype):
         given.append(np.empty(shape, dtype))
         return given[-1]
 
     dataset = ImageFolder(folder, transform=ImagePipeline.eval(32))
-    images, labels = dataset.get_batch(np.arange(12), empty)
+    images, labels = dataset.get_batch(np.arange(12), alloc)
     assert any(images is array for array in given)
     assert any(labels is array for array in given)
     assert np.array_equal(images[4], dataset[4][0])
@@ -322,7 +322,7 @@ def test_a_bomb_costs_no_memory(tmp_path):
 
 
 def test_a_step_that_fails_is_named():
-    pipeline = ImagePipeline(Squash(8), steps=[shrink])
+    pipeline = ImagePipeline(Resize(8), steps=[shrink])
     with pytest.raises(ValueError, match=r"\(4, 8, 3\) of shape \(8, 8, 3\)") as caught:
         pipeline(smooth_image())
     assert "in the step shrink of the ImagePipeline" in caught.value.__notes__[0]
@@ -339,12 +339,12 @@ def shrink(image):
 )
 def test_arrays_of_another_kind_are_refused(image):
     with pytest.raises(ValueError, match="an image is uint8 of shape"):
-        ImagePipeline(Squash(8))(image)
+        ImagePipeline(Resize(8))(image)
 
 
 def test_what_is_no_image_is_refused():
     with pytest.raises(TypeError, match="not dict"):
-        ImagePipeline(Squash(8))({"image": smooth_image()})
+        ImagePipeline(Resize(8))({"image": smooth_image()})
 
 
 @pytest.mark.parametrize(
@@ -360,7 +360,7 @@ def test_what_is_no_image_is_refused():
 )
 def test_options_that_make_no_sense_are_refused(options):
     with pytest.raises(ConfigError):
-        ImagePipeline(Squash(8), **options)
+        ImagePipeline(Resize(8), **options)
 
 
 def test_a_decoder_beside_the_pipeline_is_refused(folder):

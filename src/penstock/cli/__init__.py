@@ -8,8 +8,8 @@ import traceback
 from typing import TYPE_CHECKING, Final
 
 from penstock.cli.own_path import without_current_folder
-from penstock.cli.quiet import escaped_messages
-from penstock.cli.stopping import NO_OUTPUT
+from penstock.cli.sigterm import NO_OUTPUT
+from penstock.cli.silence import escaped_messages
 from penstock.cli.troubleshooting import explained
 from penstock.errors import ConfigError, MissingExtraError, PenstockError, StoreError
 from penstock.lines import OutputError, check_stdout, say
@@ -80,7 +80,7 @@ def _run(arguments: Sequence[str] | None) -> int:
         if isinstance(end.code, str):  # of the user's code
             say(end.code, err=True)
             return 1
-        if isinstance(end.__context__, BrokenPipeError):  # click's exit, quiet and with status 1
+        if isinstance(end.__context__, BrokenPipeError):  # click's exit, silent and with status 1
             return NO_OUTPUT
         return end.code or 0
     return 0

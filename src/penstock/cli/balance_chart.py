@@ -41,7 +41,7 @@ def draw_balance(png: Path, address: str, report: BalanceReport, sampler: str) -
         ConfigError: the file cannot be written.
     """
     levels = [report.images] if report.objects is None else [report.images, report.objects]
-    rows = _Rows(levels[-1].before)
+    rows = _ClassRows(levels[-1].before)
     figure = Figure(
         figsize=(7.5 * len(levels), max(3.2, 1.8 + 0.3 * len(rows))), dpi=120, layout="constrained"
     )
@@ -66,7 +66,7 @@ def draw_balance(png: Path, address: str, report: BalanceReport, sampler: str) -
         save(figure, png)
 
 
-class _Rows:
+class _ClassRows:
     """Which classes have bars: all, or the largest, the smallest, and one for those between."""
 
     def __init__(self, counts: NDArray[np.int64]) -> None:
@@ -103,7 +103,7 @@ class _Rows:
 
 def _draw_level(
     axes: Axes,
-    rows: _Rows,
+    rows: _ClassRows,
     counts: ClassCounts,
     frequencies: tuple[NDArray[np.float64], NDArray[np.float64]] | None,
     what: str,

@@ -27,8 +27,8 @@ from penstock.sampling.balance_text import aligned
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+    from penstock.cli.benchmark_process import BenchmarkProcess, BenchmarkWork, EpochResult
     from penstock.cli.decoding import BrokenFile
-    from penstock.cli.lane import EpochResult, Lane, Work
 
 __all__ = ["bench"]
 
@@ -36,7 +36,7 @@ _MAX_NAMED: Final = 20  # broken files named on the screen; --json has all of th
 
 
 @dataclass(frozen=True, slots=True)
-class _Standing:
+class _LoaderResult:
     """What one loader did: its checked epochs, and its rounds."""
 
     name: str
@@ -86,22 +86,22 @@ def bench(
     started in the untimed warm-up epochs; there all batches are compared bit by bit and memory is
     measured. Then the loaders run in turn, with the same seed in the same round.
     """
+    from penstock.cli.benchmark_process import BenchmarkWork
     from penstock.cli.decoding import find_images, sort_out_broken
-    from penstock.cli.lane import Work
 
     check_output("--json", json_file)
     paths, broken = sort_out_broken(find_images(folder), num_threads=os.cpu_count() or 1)
     _report_broken(broken)
     if not paths:
         raise ConfigError(f"none of the {len(broken)} images in {folder} can be decoded.")
-    work = Work(paths, size, batch_size, workers)
-    standings = _compare(work, warmup, rounds, epochs_per_round)
-    for line in _table(standings, work):
+    work = BenchmarkWork(paths, size, batch_size, workers)
+    results = _compare(work, warmup, rounds, epochs_per_round)
+    for line in _table(results, work):
         say(line)
-    _check_same(standings)
+    _check_same(results)
     say(f"Both loaders gave bit-identical batches in {counted(warmup, 'checked epoch')}.")
     if json_file is not None:
-        record = json.dumps(_record(standings, work, broken), indent=2)
+        record = json.dumps(_record(results, work, broken), indent=2)
         write_output("--json", json_file, f"{record}\n")
 
 
@@ -115,55 +115,55 @@ def _report_broken(broken: Sequence[BrokenFile]) -> None:
 
 
 def _compare(
-    work: Work, num_warmups: int, num_rounds: int, epochs_per_round: int
-) -> list[_Standing]:
-    from penstock.cli.lane import Lane
+    work: BenchmarkWork, num_warmups: int, num_rounds: int, epochs_per_round: int
+) -> list[_LoaderResult]:
+    from penstock.cli.benchmark_process import BenchmarkProcess
 
     with contextlib.ExitStack() as stack:
-        lanes = [
-            stack.enter_context(Lane("torch", work)),
-            stack.enter_context(Lane("penstock", work)),
+        processes = [
+            stack.enter_context(BenchmarkProcess("torch", work)),
+            stack.enter_context(BenchmarkProcess("penstock", work)),
         ]
-        standings = [_Standing(lane.name, [], []) for lane in lanes]
+        results = [_LoaderResult(process.name, [], []) for process in processes]
         bar = stack.enter_context(Bar())
         for turn in range(num_warmups + num_rounds):
             is_check = turn < num_warmups
-            for number, (lane, standing) in enumerate(zip(lanes, standings, strict=True)):
+            for number, (process, result) in enumerate(zip(processes, results, strict=True)):
                 what = "warm-up" if is_check else f"round {turn - num_warmups + 1}"
                 done = 2 * turn + number
-                bar.show(done, 2 * (num_warmups + num_rounds), f"{what}: {lane.name}")
+                bar.show(done, 2 * (num_warmups + num_rounds), f"{what}: {process.name}")
                 if is_check:
-                    standing.checks.append(_run(lane, turn, is_check=True))
+                    result.checks.append(_run(process, turn, is_check=True))
                 else:
                     seeds = range(turn * epochs_per_round, (turn + 1) * epochs_per_round)
-                    standing.rounds.append([_run(lane, s, is_check=False) for s in seeds])
-    return standings
+                    result.rounds.append([_run(process, s, is_check=False) for s in seeds])
+    return results
 
 
-def _run(lane: Lane, seed: int, *, is_check: bool) -> EpochResult:
-    lane.request(seed, is_check=is_check)
-    return lane.result()
+def _run(process: BenchmarkProcess, seed: int, *, is_check: bool) -> EpochResult:
+    process.request(seed, is_check=is_check)
+    return process.result()
 
 
-def _check_same(standings: Sequence[_Standing]) -> None:
-    ours, theirs = (standing.delivered() for standing in standings)
+def _check_same(results: Sequence[_LoaderResult]) -> None:
+    ours, theirs = (result.delivered() for result in results)
     for epoch, (one, other) in enumerate(zip(ours, theirs, strict=True)):
         if one != other:
             raise WorkerError(
                 f"the loaders gave different batches in epoch {epoch} under the same seed: "
-                f"{standings[0].name} {one[0]} samples, checksum {one[1]:08x}; "
-                f"{standings[1].name} {other[0]} samples, checksum {other[1]:08x}. "
+                f"{results[0].name} {one[0]} samples, checksum {one[1]:08x}; "
+                f"{results[1].name} {other[0]} samples, checksum {other[1]:08x}. "
                 "This is a defect of Penstock: please report it."
             )
 
 
-def _table(standings: Sequence[_Standing], work: Work) -> list[str]:
+def _table(results: Sequence[_LoaderResult], work: BenchmarkWork) -> list[str]:
     rows = [["loader", "samples/s", "min-max", "CPU s/1,000", "memory", "ratio"]]
-    base = statistics.median(standings[0].rates())
-    for standing in standings:
-        rates, cpu_s, peak = standing.rates(), standing.cpu_s_per_1000(), standing.peak_bytes()
+    base = statistics.median(results[0].rates())
+    for result in results:
+        rates, cpu_s, peak = result.rates(), result.cpu_s_per_1000(), result.peak_bytes()
         rows.append([
-            f"{standing.name} {version(standing.name).partition('+')[0]}",
+            f"{result.name} {version(result.name).partition('+')[0]}",
             f"{statistics.median(rates):,.0f}",
             f"{min(rates):,.0f}-{max(rates):,.0f}",
             "unknown" if cpu_s is None else f"{cpu_s:.2f}",
@@ -172,7 +172,7 @@ def _table(standings: Sequence[_Standing], work: Work) -> list[str]:
         ])  # fmt: skip
     title = (
         f"{counted(len(work.paths), 'image')}, {work.size_px} px, batches of {work.batch_size}, "
-        f"{counted(work.num_workers, 'worker')}, {counted(len(standings[0].rounds), 'round')}"
+        f"{counted(work.num_workers, 'worker')}, {counted(len(results[0].rounds), 'round')}"
     )
     caption = (
         "samples/s: median of the rounds, workers already running. "
@@ -184,9 +184,9 @@ def _table(standings: Sequence[_Standing], work: Work) -> list[str]:
 
 
 def _record(
-    standings: Sequence[_Standing], work: Work, broken: Sequence[BrokenFile]
+    results: Sequence[_LoaderResult], work: BenchmarkWork, broken: Sequence[BrokenFile]
 ) -> dict[str, Any]:
-    base = statistics.median(standings[0].rates())
+    base = statistics.median(results[0].rates())
     return {
         "machine": {"cpus": os.cpu_count(), "system": platform.platform()},
         "python": platform.python_version(),
@@ -196,16 +196,16 @@ def _record(
         "batch_size": work.batch_size,
         "num_workers": work.num_workers,
         "loaders": {
-            standing.name: {
-                "version": version(standing.name),
-                "samples_per_s": standing.rates(),
-                "median_samples_per_s": statistics.median(standing.rates()),
-                "ratio": statistics.median(standing.rates()) / base,
-                "cpu_s_per_1000_samples": standing.cpu_s_per_1000(),
-                "peak_bytes": standing.peak_bytes(),
-                "checks": [asdict(check) for check in standing.checks],
-                "rounds": [[asdict(epoch) for epoch in r] for r in standing.rounds],
+            result.name: {
+                "version": version(result.name),
+                "samples_per_s": result.rates(),
+                "median_samples_per_s": statistics.median(result.rates()),
+                "ratio": statistics.median(result.rates()) / base,
+                "cpu_s_per_1000_samples": result.cpu_s_per_1000(),
+                "peak_bytes": result.peak_bytes(),
+                "checks": [asdict(check) for check in result.checks],
+                "rounds": [[asdict(epoch) for epoch in r] for r in result.rounds],
             }
-            for standing in standings
+            for result in results
         },
     }

@@ -21,8 +21,8 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from numpy.typing import NDArray
 
-    from penstock.cli.census import Classes, Sizes
-    from penstock.cli.object_census import Objects
+    from penstock.cli.dataset_stats import Classes, Sizes
+    from penstock.cli.object_stats import Objects
 
 __all__ = ["draw_chart"]
 

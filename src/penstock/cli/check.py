@@ -24,8 +24,8 @@ if TYPE_CHECKING:
 
     from penstock.cli.annotation_check import AnnotationFindings
     from penstock.cli.decoding import BrokenFile
-    from penstock.cli.store_survey import BadRecord
-    from penstock.cli.survey import Findings
+    from penstock.cli.parallel_check import Findings
+    from penstock.cli.store_check import BadRecord
     from penstock.stores.store import Store
 
 __all__ = ["check"]
@@ -90,8 +90,8 @@ def _is_store(what: str) -> bool:
 
 def _check_files(what: Path, num_workers: int, columns: Mapping[str, Any], *, as_json: bool) -> int:
     from penstock.cli.decoding import no_image_in
+    from penstock.cli.parallel_check import Findings, check_files
     from penstock.cli.passed_over import passed_over_text
-    from penstock.cli.survey import Findings, check_files
 
     start_s = time.monotonic()
     found = _found_in(what) if what.is_dir() else _found_in_file(what, columns)
@@ -120,7 +120,7 @@ def _check_files(what: Path, num_workers: int, columns: Mapping[str, Any], *, as
     return len(broken)
 
 
-class _Found(NamedTuple):
+class _FolderContents(NamedTuple):
     """What is checked, and what is not."""
 
     images: Sequence[str]
@@ -128,7 +128,7 @@ class _Found(NamedTuple):
     passed_over: Sequence[str] = ()
 
 
-def _found_in(folder: Path) -> _Found:
+def _found_in(folder: Path) -> _FolderContents:
     from penstock.cli.annotation_check import check_annotations
     from penstock.cli.decoding import iter_files
     from penstock.cli.passed_over import is_passed_over
@@ -146,24 +146,24 @@ def _found_in(folder: Path) -> _Found:
         elif is_passed_over(path):
             passed_over.append(path)
     packed = PackedList(sorted(images))
-    return _Found(packed, check_annotations(folder, packed, xml), passed_over)
+    return _FolderContents(packed, check_annotations(folder, packed, xml), passed_over)
 
 
-def _found_in_file(path: Path, columns: Mapping[str, Any]) -> _Found:
+def _found_in_file(path: Path, columns: Mapping[str, Any]) -> _FolderContents:
     from penstock.cli.annotation_check import AnnotationFindings, check_annotated_file
 
     if not path.exists():
         raise ConfigError(f"{path} does not exist. Name a folder, a file or a store.")
     if path.suffix.lower() not in _ANNOTATIONS:
-        return _Found([str(path)], AnnotationFindings())
+        return _FolderContents([str(path)], AnnotationFindings())
     findings = check_annotated_file(path, columns)
-    return _Found(sorted(findings.images), findings)
+    return _FolderContents(sorted(findings.images), findings)
 
 
 def _check_store(what: str, num_workers: int, fields: dict[str, Any], *, as_json: bool) -> int:
+    from penstock.cli.parallel_check import Findings
     from penstock.cli.sources import open_named, parse
-    from penstock.cli.store_survey import check_opening, check_store
-    from penstock.cli.survey import Findings
+    from penstock.cli.store_check import check_opening, check_store
 
     start_s = time.monotonic()
     kind, place = parse(what)
@@ -201,8 +201,8 @@ def _others(store: Store, folder: Path) -> list[str]:
 
 
 def _check_others(paths: Sequence[str], num_workers: int, findings: Findings[BadRecord]) -> None:
-    from penstock.cli.store_survey import BadRecord
-    from penstock.cli.survey import Findings, check_files
+    from penstock.cli.parallel_check import Findings, check_files
+    from penstock.cli.store_check import BadRecord
 
     if paths:
         found: Findings[BrokenFile] = Findings(len(paths))
@@ -241,7 +241,10 @@ def _summarise(
 
 
 def _record_of_files(
-    findings: Findings[BrokenFile], broken: Sequence[BrokenFile], wall_s: float, found: _Found
+    findings: Findings[BrokenFile],
+    broken: Sequence[BrokenFile],
+    wall_s: float,
+    found: _FolderContents,
 ) -> dict[str, Any]:
     return {
         "num_files": findings.num_files,

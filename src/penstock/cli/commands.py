@@ -25,7 +25,7 @@ _SECTIONS: Final[dict[str, tuple[str, ...]]] = {
 _NAMES: Final = tuple(name for names in _SECTIONS.values() for name in names)
 
 
-class _Group(TyperGroup):
+class _CommandGroup(TyperGroup):
     """Groups the commands in the help, and leaves passwords and control characters out of errors.
 
     Errors about arguments repeat what was typed, or what a `*` of the shell stood for.
@@ -99,7 +99,7 @@ def make_app(called: str = "") -> typer.Typer:
         called: The first word of it. Where that is a command, no other is imported.
     """
     app = typer.Typer(
-        cls=_Group,
+        cls=_CommandGroup,
         no_args_is_help=True,
         pretty_exceptions_enable=False,
         context_settings={"help_option_names": ["-h", "--help"]},

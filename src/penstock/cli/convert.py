@@ -12,7 +12,7 @@ import typer
 
 from penstock.cli.arguments import BadBoxes, FollowLinksOption, bad_boxes_text
 from penstock.cli.list_options import option_of, takes_list_options
-from penstock.cli.stopping import INTERRUPTED, TERMINATED, Termination
+from penstock.cli.sigterm import INTERRUPTED, TERMINATED, Termination
 from penstock.errors import ConfigError
 from penstock.lines import say
 from penstock.plural import counted

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A dataset of somebody's own, seen as the store that `penstock pack` would make of it."""
+"""A user's dataset as the store that `penstock pack` would make of it."""
 
 from __future__ import annotations
 

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 __all__ = ["in_words_of_options", "option_of", "takes_list_options"]
 
 
-class Layout(StrEnum):
+class LandmarkLayout(StrEnum):
     """Order of coordinates in a landmark list."""
 
     xxyy = "xxyy"
@@ -53,7 +53,7 @@ _OPTIONS: Final[dict[str, tuple[Any, Any]]] = {
         ),
     ),
     "layout": (
-        Layout | None,
+        LandmarkLayout | None,
         typer.Option("--layout", help="x1 .. xn y1 .. yn, or x1 y1 x2 y2 .."),
     ),
     "has_box": (bool, typer.Option("--box", help="Lines of the landmark list have a box.")),

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What is named on the command line, as a dataset whose samples make batches."""
+"""Datasets named on the command line, whose samples make batches."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Datasets with annotations as they are named on the command line."""
+"""Datasets with annotations, by their name on the command line."""
 
 from __future__ import annotations
 

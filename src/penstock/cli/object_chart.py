@@ -13,7 +13,7 @@ from penstock.cli.chart_style import BLUE, GREY, tidy
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
-    from penstock.cli.object_census import Objects
+    from penstock.cli.object_stats import Objects
 
 __all__ = ["draw_box_areas", "draw_boxes_per_image"]
 

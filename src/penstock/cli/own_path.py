@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Modules come from where Penstock's own do, and not from the folder that the user is in.
+"""Import path: modules come from where Penstock's own do, not from the current folder.
 
 A data set may have a file `multiprocessing.py`. `python -m penstock` puts the current folder on the
 path, and so does `python -c`, by which multiprocessing starts its processes.

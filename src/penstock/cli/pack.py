@@ -186,11 +186,11 @@ def _source(src: str, described: _Described, options: dict[str, Any]) -> Iterato
 
     A dataset of the user's own may write there what it likes.
     """
-    from penstock.cli.quiet import silent_libraries
+    from penstock.cli.silence import silent_libraries
     from penstock.cli.sources import names_a_dataset, source_named
 
-    quiet = contextlib.nullcontext() if names_a_dataset(src) else silent_libraries()
-    with quiet:
+    silence = contextlib.nullcontext() if names_a_dataset(src) else silent_libraries()
+    with silence:
         found = _annotated(src, described, options)
         if found is not None:
             yield found

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What `penstock pack` says where it is stopped, or a sample cannot be packed."""
+"""Messages of `penstock pack`: an interruption, a sample that cannot be packed."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Final
 
 import typer
 
-from penstock.cli.stopping import INTERRUPTED, TERMINATED, Termination
+from penstock.cli.sigterm import INTERRUPTED, TERMINATED, Termination
 from penstock.errors import PenstockError, StoreError, StoreUnreachable, WorkerDied
 from penstock.faults import text_of
 from penstock.lines import say

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Places that `penstock pack` must not write to."""
+"""Places that `penstock pack` refuses to write to."""
 
 from __future__ import annotations
 

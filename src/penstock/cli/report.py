@@ -14,7 +14,7 @@ from penstock.cli.arguments import SOURCE_HELP, workers_of
 from penstock.cli.loadable import SIZE_HELP, is_iterable, is_loader, loader_class, open_loadable
 from penstock.cli.outputs import check_output, writing
 from penstock.cli.progress import Bar
-from penstock.cli.stopping import INTERRUPTED, TERMINATED, Termination
+from penstock.cli.sigterm import INTERRUPTED, TERMINATED, Termination
 from penstock.errors import ConfigError, PenstockError
 from penstock.lines import say
 from penstock.redact import without_password

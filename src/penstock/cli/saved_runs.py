@@ -6,7 +6,7 @@ from __future__ import annotations
 from collections import Counter
 from typing import TYPE_CHECKING, Final
 
-from penstock.insight.figures import duration, percent
+from penstock.insight.units import duration, percent
 from penstock.lines import amount, say
 
 if TYPE_CHECKING:

@@ -43,8 +43,8 @@ from penstock.redact import without_password
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
 
-    from penstock.cli.census import Classes, Sizes
-    from penstock.cli.object_census import Objects
+    from penstock.cli.dataset_stats import Classes, Sizes
+    from penstock.cli.object_stats import Objects
     from penstock.stores.index import Index
     from penstock.stores.store import Store
     from penstock.vision.datasets.annotated import AnnotatedImages
@@ -104,8 +104,8 @@ def stats(
         raise ConfigError("--sample is for the sizes, and --sampler shows none: leave out one.")
     choice = SamplerChoice(sampler, alpha, beta, threshold, num_samples, exact, seed)
     choice.check()
-    from penstock.cli.census import count_classes, measure
-    from penstock.cli.object_census import count_objects
+    from penstock.cli.dataset_stats import count_classes, measure
+    from penstock.cli.object_stats import count_objects
     from penstock.cli.passed_over import tell_passed_over
     from penstock.cli.stats_record import record_of
 

@@ -10,8 +10,8 @@ import numpy as np
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
-    from penstock.cli.census import Classes, Sizes
-    from penstock.cli.object_census import Objects
+    from penstock.cli.dataset_stats import Classes, Sizes
+    from penstock.cli.object_stats import Objects
 
 __all__ = ["record_of"]
 

@@ -16,8 +16,8 @@ from penstock.sampling.balance_text import aligned
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
-    from penstock.cli.census import Classes, Sizes
-    from penstock.cli.object_census import Objects
+    from penstock.cli.dataset_stats import Classes, Sizes
+    from penstock.cli.object_stats import Objects
 
 __all__ = ["WIDTH", "print_tables"]
 

@@ -17,8 +17,8 @@ from penstock.cli.arguments import SOURCE_HELP
 from penstock.cli.loadable import SIZE_HELP, is_loader, open_loadable
 from penstock.cli.outputs import check_output, write_output
 from penstock.cli.progress import Bar
+from penstock.cli.sigterm import INTERRUPTED, TERMINATED, Termination
 from penstock.cli.stats_tables import WIDTH
-from penstock.cli.stopping import INTERRUPTED, TERMINATED, Termination
 from penstock.errors import ConfigError
 from penstock.lines import amount, say
 from penstock.redact import without_password
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
     from penstock.cli.given_loader import GivenLoader
-    from penstock.cli.tuning_grid import Setting, Standing, Work
+    from penstock.cli.tuning_grid import Setting, SettingResult, TrialWork
 
 __all__ = ["tune"]
 
@@ -99,7 +99,7 @@ def tune(
     known by then.
     """
     from penstock.cli.sources import names_a_dataset
-    from penstock.cli.tuning_grid import Length, Trainer, Work
+    from penstock.cli.tuning_grid import Length, Trainer, TrialWork
 
     check_output("--json", json_file)
     if batches is not None and seconds is not None:
@@ -112,7 +112,7 @@ def tune(
     with contextlib.ExitStack() as stack:
         dataset, collate_fn = open_loadable(src, split, collate, size, stack)
         given = _given(dataset, batch_size, collate, settings) if is_loader(dataset) else None
-        work = Work(
+        work = TrialWork(
             dataset if given is None else given.dataset,
             (batch_size or _USUAL_BATCH_SIZE) if given is None else given.batch_size,
             collate_fn,
@@ -122,11 +122,11 @@ def tune(
             given,
         )
         work.check()
-        standings, status = _try_all(work, settings, rounds, src)
-    if standings:
-        _show(standings, work, src)
+        results, status = _try_all(work, settings, rounds, src)
+    if results:
+        _show(results, work, src)
         if json_file is not None:
-            record = json.dumps(_record(standings, work, src), indent=2)
+            record = json.dumps(_record(results, work, src), indent=2)
             write_output("--json", json_file, f"{record}\n")
     if status:
         raise typer.Exit(status)
@@ -188,41 +188,41 @@ def _numbers(option: str, text: str, *, least: int) -> list[int]:
 
 
 def _try_all(
-    work: Work, settings: Sequence[Setting], rounds: int, src: str
-) -> tuple[list[Standing], int]:
+    work: TrialWork, settings: Sequence[Setting], rounds: int, src: str
+) -> tuple[list[SettingResult], int]:
     """Return what is known, and the exit status: not 0 after a Ctrl-C or SIGTERM."""
     from penstock.cli.reasons import errors_in_code
-    from penstock.cli.tuning_grid import Standing
+    from penstock.cli.tuning_grid import SettingResult
 
-    standings = [Standing(setting, []) for setting in settings]
+    results = [SettingResult(setting, []) for setting in settings]
     status = 0
     with Termination() as termination, Bar() as bar, warnings.catch_warnings():
         # They are named below the table.
         warnings.filterwarnings("ignore", r"epoch \d+: .* bad sample", UserWarning)
         try:
             for turn in range(rounds):
-                for position, standing in enumerate(standings):
-                    done = turn * len(standings) + position
-                    bar.show(done, rounds * len(standings), str(standing.setting))
+                for position, result in enumerate(results):
+                    done = turn * len(results) + position
+                    bar.show(done, rounds * len(results), str(result.setting))
                     with errors_in_code(src):
-                        standing.turns.append(work.take_turn(standing.setting))
+                        result.turns.append(work.take_turn(result.setting))
         except KeyboardInterrupt:
             say("penstock: stopped; this is what was measured by then.", err=True)
             status = TERMINATED if termination.is_noted else INTERRUPTED
-    return [standing for standing in standings if standing.turns], status
+    return [result for result in results if result.turns], status
 
 
-def _show(standings: Sequence[Standing], work: Work, src: str) -> None:
+def _show(results: Sequence[SettingResult], work: TrialWork, src: str) -> None:
     from penstock.cli.tuning_grid import best_of
 
-    best = best_of(standings)
+    best = best_of(results)
     for line in [
-        *_table(standings, best, work, src), *_bad_samples(work), *work.lines(best.setting),
+        *_table(results, best, work, src), *_bad_samples(work), *work.lines(best.setting),
     ]:  # fmt: skip
         say(line)
 
 
-def _bad_samples(work: Work) -> Iterator[str]:
+def _bad_samples(work: TrialWork) -> Iterator[str]:
     """Yield a line for each sample that could not be read, up to some, and one for all."""
     named = sorted(work.bad_samples.items())
     for name, reason in named[:_MAX_NAMED]:
@@ -236,38 +236,40 @@ def _bad_samples(work: Work) -> Iterator[str]:
         )
 
 
-def _table(standings: Sequence[Standing], best: Standing, work: Work, src: str) -> list[str]:
+def _table(
+    results: Sequence[SettingResult], best: SettingResult, work: TrialWork, src: str
+) -> list[str]:
     step = f", steps of {1000 * work.trainer.seconds:g} ms" if work.trainer.seconds else ""
     rows = [["workers", "prefetch", "backend", "samples/s", "waiting", "CPU s/1k", "memory", ""]]
-    for standing in standings:
-        workers, factor, backend = standing.setting
-        cpu_s, memory = standing.cpu_s_per_1000, standing.memory_bytes
+    for result in results:
+        workers, factor, backend = result.setting
+        cpu_s, memory = result.cpu_s_per_1000, result.memory_bytes
         rows.append([
             str(workers),
             "-" if factor is None else str(factor),
             backend if workers else "-",
-            f"{standing.samples_per_s:,.0f}",
-            f"{standing.wait_share:.0%}",
+            f"{result.samples_per_s:,.0f}",
+            f"{result.wait_share:.0%}",
             "unknown" if cpu_s is None else f"{cpu_s:.2f}",
             "unknown" if memory is None else amount(memory),
-            "best" if standing is best else "",
+            "best" if result is best else "",
         ])  # fmt: skip
     caption = (
         "waiting: the main process's share of the time. CPU seconds and memory: of main process "
         "and workers."
     )
-    num_epochs = max(turn.num_epochs for standing in standings for turn in standing.turns)
+    num_epochs = max(turn.num_epochs for result in results for turn in result.turns)
     if num_epochs:
         caption += f" The dataset is small: up to {num_epochs} epochs began within a turn."
     title = f"{without_password(src)}, batches of {work.batch_size}{step}"
     return [title, "", *aligned(rows), "", *textwrap.wrap(caption, WIDTH)]
 
 
-def _record(standings: Sequence[Standing], work: Work, src: str) -> dict[str, Any]:
+def _record(results: Sequence[SettingResult], work: TrialWork, src: str) -> dict[str, Any]:
     from penstock.cli.tuning_grid import best_of
     from penstock.insight.budgets import cores_allowed
 
-    best = best_of(standings)
+    best = best_of(results)
     return {
         "machine": {"cores": cores_allowed(), "system": platform.platform()},
         "python": platform.python_version(),
@@ -279,11 +281,11 @@ def _record(standings: Sequence[Standing], work: Work, src: str) -> dict[str, An
         "best": {**best.setting._asdict(), "line": work.lines(best.setting)[-1]},
         "settings": [
             {
-                **standing.setting._asdict(),
-                "samples_per_s": standing.samples_per_s,
-                "wait_share": standing.wait_share,
-                "cpu_s_per_1000_samples": standing.cpu_s_per_1000,
-                "memory_bytes": standing.memory_bytes,
+                **result.setting._asdict(),
+                "samples_per_s": result.samples_per_s,
+                "wait_share": result.wait_share,
+                "cpu_s_per_1000_samples": result.cpu_s_per_1000,
+                "memory_bytes": result.memory_bytes,
                 "rounds": [
                     {
                         "samples": turn.num_samples,
@@ -292,9 +294,9 @@ def _record(standings: Sequence[Standing], work: Work, src: str) -> dict[str, An
                         "cpu_s": turn.cpu_s,
                         "epochs_begun": turn.num_epochs,
                     }
-                    for turn in standing.turns
+                    for turn in result.turns
                 ],
             }
-            for standing in standings
+            for result in results
         ],
     }

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a loader gives under each of some settings, measured in turn."""
+"""Tuning grid: throughput of a loader under several settings, measured in turn."""
 
 from __future__ import annotations
 
@@ -23,7 +23,16 @@ if TYPE_CHECKING:
 
     from penstock.cli.given_loader import GivenLoader
 
-__all__ = ["Length", "Setting", "Standing", "Trainer", "Turn", "Work", "best_of", "usual_workers"]
+__all__ = [
+    "Length",
+    "Setting",
+    "SettingResult",
+    "Trainer",
+    "TrialWork",
+    "Turn",
+    "best_of",
+    "usual_workers",
+]
 
 _WARM_UP: Final = 5  # batches, beyond those under way
 _CALIBRATION: Final = 10_000  # some 5 ms
@@ -132,8 +141,8 @@ class Turn:
 
 
 @dataclass(frozen=True, slots=True)
-class Standing:
-    """A setting with its turns.
+class SettingResult:
+    """A setting with its timed turns.
 
     Attributes:
         setting: Which.
@@ -166,8 +175,8 @@ class Standing:
 
 
 @dataclass(frozen=True, slots=True)
-class Work:
-    """What every setting is tried on.
+class TrialWork:
+    """The loading work that every setting is timed on.
 
     Attributes:
         dataset: Of any kind.
@@ -333,8 +342,8 @@ def usual_workers(cores: float) -> list[int]:
     return sorted({0, math.ceil(cores), most, *(n for n in doubling if n <= most)})
 
 
-def best_of(standings: Sequence[Standing]) -> Standing:
+def best_of(results: Sequence[SettingResult]) -> SettingResult:
     """Return the one with the fewest workers, and the least prefetched, within 3 % of the best."""
-    most = max(standing.samples_per_s for standing in standings)
-    near = [standing for standing in standings if standing.samples_per_s >= _NEAR * most]
+    most = max(result.samples_per_s for result in results)
+    near = [result for result in results if result.samples_per_s >= _NEAR * most]
     return min(near, key=lambda s: (s.setting.num_workers, s.setting.prefetch_factor or 0))

@@ -91,8 +91,8 @@ def view(
     from penstock.cli.named_dataset import dataset_named
     from penstock.cli.sources import names_a_dataset
     from penstock.cli.viewed_batches import samples_of_loader
-    from penstock.vision.looking.contact_sheet import contact_sheet
-    from penstock.vision.looking.displayed import Unshown
+    from penstock.vision.drawing.contact_sheet import contact_sheet
+    from penstock.vision.drawing.displayed import Unshown
 
     if (src is None) == (loader is None):
         raise ConfigError("name SRC or --loader MODULE:NAME, one of the two.")
@@ -131,7 +131,11 @@ def view(
         class_names = class_names or getattr(dataset, "classes", None) or ()
         change = None if transform is None else _transform_named(transform, stack)
         samples = _first_batch(
-            _Seen(dataset, change, mosaic), num_images, seed or 0, epoch, shuffle=not in_order
+            _TrainingSamples(dataset, change, mosaic),
+            num_images,
+            seed or 0,
+            epoch,
+            shuffle=not in_order,
         )
         if not samples:
             raise ConfigError(f"{without_password(src)} has no samples.")
@@ -167,7 +171,7 @@ class _Failed:
 
 def _checked(samples: list[Any]) -> list[Any]:
     """Return samples as they are drawn; where there is none at all, raise what was wrong."""
-    from penstock.vision.looking.displayed import Unshown
+    from penstock.vision.drawing.displayed import Unshown
 
     failed = [sample for sample in samples if isinstance(sample, _Failed)]
     if len(failed) == len(samples):
@@ -186,7 +190,7 @@ def _reason(error: Exception) -> str:
     return reason_of(error) if is_of_data else reason_in_code(error)
 
 
-class _Seen:
+class _TrainingSamples:
     """The samples of a dataset as training gets them; the errors of those that cannot be made."""
 
     def __init__(

@@ -3,6 +3,7 @@
 
 from typing import TYPE_CHECKING
 
+from penstock.deprecation import renamed_names
 from penstock.lazy import lazy_names
 
 if TYPE_CHECKING:
@@ -16,9 +17,9 @@ if TYPE_CHECKING:
         random_split,
     )
     from penstock.data.dataset import (
+        Allocator,
         BatchReader,
         Dataset,
-        Empty,
         IterableDataset,
         batch_reader,
         register_batch_reader,
@@ -28,12 +29,12 @@ if TYPE_CHECKING:
     from penstock.data.sharding import shard
 
 __all__ = [
+    "Allocator",
     "ArrayDataset",
     "BatchReader",
     "ChainDataset",
     "ConcatDataset",
     "Dataset",
-    "Empty",
     "IterableDataset",
     "PackedList",
     "RaggedArray",
@@ -46,7 +47,7 @@ __all__ = [
     "shard",
 ]
 
-__getattr__, __dir__ = lazy_names(
+_get, __dir__ = lazy_names(
     __name__,
     {
         "penstock.collate": ("default_collate",),
@@ -61,7 +62,7 @@ __getattr__, __dir__ = lazy_names(
         ".dataset": (
             "BatchReader",
             "Dataset",
-            "Empty",
+            "Allocator",
             "IterableDataset",
             "batch_reader",
             "register_batch_reader",
@@ -71,3 +72,5 @@ __getattr__, __dir__ = lazy_names(
         ".sharding": ("shard",),
     },
 )
+
+__getattr__ = renamed_names(__name__, {"Empty": "Allocator"}, "0.3", _get)

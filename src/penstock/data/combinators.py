@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 
     from numpy.typing import ArrayLike, NDArray
 
-    from penstock.data.dataset import Empty
+    from penstock.data.dataset import Allocator
 
 __all__ = [
     "ArrayDataset",
@@ -104,14 +104,14 @@ class ArrayDataset(Dataset[tuple[Any, ...]]):
             for array in self.arrays
         )
 
-    def get_batch(self, indices: NDArray[np.int64], empty: Empty) -> list[NDArray[Any]]:
-        """Return the rows of each array, gathered into arrays from `empty`.
+    def get_batch(self, indices: NDArray[np.int64], alloc: Allocator) -> list[NDArray[Any]]:
+        """Return the rows of each array, gathered into arrays from `alloc`.
 
         Raises:
             IndexError: an index is outside -length <= index < length.
         """
         chosen = _counted_from_start(indices, len(self))
-        return [_gather(array, chosen, empty) for array in self.arrays]
+        return [_gather(array, chosen, alloc) for array in self.arrays]
 
 
 def _counted_from_start(indices: NDArray[np.int64], length: int) -> NDArray[np.int64]:
@@ -128,8 +128,8 @@ def _counted_from_start(indices: NDArray[np.int64], length: int) -> NDArray[np.i
     return np.where(indices < 0, indices + length, indices) if smallest < 0 else indices
 
 
-def _gather(array: NDArray[Any], indices: NDArray[np.int64], empty: Empty) -> NDArray[Any]:
-    out = empty((len(indices), *array.shape[1:]), array.dtype)
+def _gather(array: NDArray[Any], indices: NDArray[np.int64], alloc: Allocator) -> NDArray[Any]:
+    out = alloc((len(indices), *array.shape[1:]), array.dtype)
     if array.flags.c_contiguous:
         # mode="raise" would gather into a buffer first, so that an error leaves `out` alone.
         return np.take(array, indices, axis=0, out=out, mode="clip")
@@ -205,9 +205,9 @@ class StackDataset(Dataset[Any]):
         """Whether all datasets can be read by the batch."""
         return all(batch_reader(dataset) is not None for dataset in self._parts())
 
-    def get_batch(self, indices: NDArray[np.int64], empty: Empty) -> Any:  # noqa: ANN401 - a list or a dict
+    def get_batch(self, indices: NDArray[np.int64], alloc: Allocator) -> Any:  # noqa: ANN401 - a list or a dict
         """Return the datasets' batches: a list, or a dict by name."""
-        batches = [_reader(dataset)(indices, empty) for dataset in self._parts()]
+        batches = [_reader(dataset)(indices, alloc) for dataset in self._parts()]
         if isinstance(self.datasets, dict):
             return dict(zip(self.datasets, batches, strict=True))
         return batches
@@ -227,7 +227,7 @@ def _read_samples(dataset: Any, indices: Sequence[Any]) -> list[Any]:  # noqa: A
     return samples
 
 
-def _reader(dataset: object) -> Callable[[NDArray[np.int64], Empty], Any]:
+def _reader(dataset: object) -> Callable[[NDArray[np.int64], Allocator], Any]:
     reader = batch_reader(dataset)
     if reader is None:
         raise TypeError(
@@ -320,7 +320,7 @@ class ConcatDataset(Dataset[T_co]):
         """Whether all datasets can be read by the batch."""
         return all(batch_reader(dataset) is not None for dataset in self.datasets)
 
-    def get_batch(self, indices: NDArray[np.int64], empty: Empty) -> Any:  # noqa: ANN401 - a batch tree
+    def get_batch(self, indices: NDArray[np.int64], alloc: Allocator) -> Any:  # noqa: ANN401 - a batch tree
         """Return the samples at `indices` as one batch, each dataset's share read at once.
 
         Raises:
@@ -331,15 +331,15 @@ class ConcatDataset(Dataset[T_co]):
         shares = self._shares(indices)
         if len(shares) == 1:  # nothing to bring into order
             part, _, offsets = shares[0]
-            return _reader(self.datasets[part])(offsets, empty)
+            return _reader(self.datasets[part])(offsets, alloc)
         batches = []
         for part, positions, offsets in shares:
             with renumbered_samples(positions):
                 batches.append(_reader(self.datasets[part])(offsets, np.empty))
         try:
-            return _merge(batches, [positions for _, positions, _ in shares], empty)
-        except _UnlikeError:
-            return self._collated(indices, empty)
+            return _merge(batches, [positions for _, positions, _ in shares], alloc)
+        except _UnlikeBatchesError:
+            return self._collated(indices, alloc)
 
     def _shares(
         self, indices: NDArray[np.int64]
@@ -357,38 +357,38 @@ class ConcatDataset(Dataset[T_co]):
             shares.append((part, positions, chosen[positions] - starts[part]))
         return shares
 
-    def _collated(self, indices: NDArray[np.int64], empty: Empty) -> Any:  # noqa: ANN401
+    def _collated(self, indices: NDArray[np.int64], alloc: Allocator) -> Any:  # noqa: ANN401
         """The batch made of samples: for parts that differ, and the error that names two."""
         numbers = indices.tolist()
         try:
-            return Collator(empty).batch(read_each(self, numbers))
+            return Collator(alloc).batch(read_each(self, numbers))
         except CollateError as error:
             error.name_samples(numbers)
             raise
 
 
-class _UnlikeError(Exception):
+class _UnlikeBatchesError(Exception):
     """Batches of two datasets differ in structure, shape or dtype, or hold more than arrays."""
 
 
-def _merge(batches: list[Any], positions: list[NDArray[np.intp]], empty: Empty) -> Any:  # noqa: ANN401
+def _merge(batches: list[Any], positions: list[NDArray[np.intp]], alloc: Allocator) -> Any:  # noqa: ANN401
     """One batch of several that are alike, rows of batches[i] at positions[i]."""
     first = batches[0]
     if any(type(batch) is not type(first) for batch in batches):
-        raise _UnlikeError
+        raise _UnlikeBatchesError
     if type(first) is dict:
         if any(batch.keys() != first.keys() for batch in batches):
-            raise _UnlikeError
-        return {key: _merge([batch[key] for batch in batches], positions, empty) for key in first}
+            raise _UnlikeBatchesError
+        return {key: _merge([batch[key] for batch in batches], positions, alloc) for key in first}
     if type(first) is list:
         if any(len(batch) != len(first) for batch in batches):
-            raise _UnlikeError
-        return [_merge(list(column), positions, empty) for column in zip(*batches, strict=True)]
+            raise _UnlikeBatchesError
+        return [_merge(list(column), positions, alloc) for column in zip(*batches, strict=True)]
     if type(first) is not np.ndarray or any(
         batch.shape[1:] != first.shape[1:] or batch.dtype != first.dtype for batch in batches
     ):
-        raise _UnlikeError
-    out = empty((sum(map(len, positions)), *first.shape[1:]), first.dtype)
+        raise _UnlikeBatchesError
+    out = alloc((sum(map(len, positions)), *first.shape[1:]), first.dtype)
     for batch, rows in zip(batches, positions, strict=True):
         out[rows] = batch
     return out
@@ -511,13 +511,13 @@ class Subset(Dataset[T_co]):
         is_numbered = isinstance(self.indices, np.ndarray) and self.indices.dtype == np.int64
         return is_numbered and batch_reader(self.dataset) is not None
 
-    def get_batch(self, indices: NDArray[np.int64], empty: Empty) -> Any:  # noqa: ANN401 - a batch tree
+    def get_batch(self, indices: NDArray[np.int64], alloc: Allocator) -> Any:  # noqa: ANN401 - a batch tree
         """Return the dataset's batch at `self.indices[indices]`.
 
         Raises:
             IndexError: an index is outside the subset, or the subset's is outside the dataset.
         """
-        return _reader(self.dataset)(self.indices[indices], empty)
+        return _reader(self.dataset)(self.indices[indices], alloc)
 
 
 register_drawless(ArrayDataset)

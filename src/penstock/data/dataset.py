@@ -5,7 +5,7 @@ A map-style dataset gives samples by index (`__getitem__`), an iterable one give
 (`__iter__`). A map-style dataset may also offer
 
 - `__getitems__(indices)`: a list of samples for a list of indices;
-- `get_batch(indices, empty)`: the batch itself, already collated; and, where that is not always
+- `get_batch(indices, alloc)`: the batch itself, already collated; and, where that is not always
   possible, a property `can_get_batch`, asked before the first batch of an epoch.
 
 `get_batch` must equal collating the samples. A subclass that changes the samples but knows nothing
@@ -26,9 +26,9 @@ if TYPE_CHECKING:
     from numpy.typing import DTypeLike, NDArray
 
 __all__ = [
+    "Allocator",
     "BatchReader",
     "Dataset",
-    "Empty",
     "IterableDataset",
     "announce_epoch",
     "batch_reader",
@@ -47,15 +47,15 @@ __all__ = [
 T_co = TypeVar("T_co", covariant=True)
 
 
-class Empty(Protocol):
+class Allocator(Protocol):
     """Gives memory for the arrays of a batch; `numpy.empty` is one."""
 
     def __call__(self, shape: tuple[int, ...], dtype: DTypeLike) -> NDArray[Any]:
         """Return a writable, C-contiguous array of any content; it may lie in shared memory."""
 
 
-BatchReader = Callable[["NDArray[np.int64]", Empty], object]
-"""`(indices, empty)` -> batch tree; `indices` is int64, shape (batch,), negative from the end."""
+BatchReader = Callable[["NDArray[np.int64]", Allocator], object]
+"""`(indices, alloc)` -> batch tree; `indices` is int64, shape (batch,), negative from the end."""
 
 
 class Dataset(Summarized, Generic[T_co]):

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from numpy.typing import DTypeLike, NDArray
 
     from penstock.collate import CollateInto
-    from penstock.data.dataset import Empty
+    from penstock.data.dataset import Allocator
     from penstock.engine.plan import WorkerSpec
     from penstock.engine.status_page import StatusWriter
     from penstock.randomness.samples import SampleStreams
@@ -221,16 +221,16 @@ class Assembler:
         loaded = framework is not None and framework.root in sys.modules
         kind = loaded, dry_run
         if kind not in self._collators:
-            empty: Empty = np.empty if dry_run else self.output.empty
+            empty: Allocator = np.empty if dry_run else self.output.empty
             self._collators[kind] = self._make_collator(empty, loaded=loaded)
         return self._collators[kind]
 
-    def _make_collator(self, empty: Empty, *, loaded: bool) -> DefaultCollate:
+    def _make_collator(self, empty: Allocator, *, loaded: bool) -> DefaultCollate:
         framework = self._spec.framework
         if framework is None:
             return Collator(empty)
         if not loaded:
             return Collator(empty, wrap=AsTensor)
         adapter = importlib.import_module(framework.adapter)
-        make: Callable[[Empty], DefaultCollate] = adapter.collator
+        make: Callable[[Allocator], DefaultCollate] = adapter.collator
         return make(empty)

@@ -14,7 +14,7 @@ from penstock.engine.transforms import transform_that_raised
 from penstock.faults import annotate
 
 if TYPE_CHECKING:
-    from penstock.data.dataset import BatchReader, Empty
+    from penstock.data.dataset import Allocator, BatchReader
     from penstock.engine.batch_item import BatchItem
     from penstock.engine.plan import WorkerSpec
     from penstock.engine.status_page import StatusWriter
@@ -70,7 +70,7 @@ class MapReader:
             return None
         return array.astype(np.int64, copy=False)
 
-    def read_whole(self, indices: np.ndarray[Any, Any], empty: Empty) -> Any:  # noqa: ANN401
+    def read_whole(self, indices: np.ndarray[Any, Any], empty: Allocator) -> Any:  # noqa: ANN401
         """Return the batch that the dataset collates itself.
 
         Raises:

@@ -17,7 +17,7 @@ from penstock.faults import text_of
 if TYPE_CHECKING:
     from collections.abc import Hashable
 
-    from penstock.data.dataset import Empty
+    from penstock.data.dataset import Allocator
     from penstock.engine.map_reader import MapReader
     from penstock.engine.plan import RetryHints, WorkerSpec
     from penstock.engine.stream_reader import StreamReader
@@ -39,7 +39,7 @@ class ItemSource(Protocol):
             Exception: it cannot be made.
         """
 
-    def gather(self, items: list[BatchItem], empty: Empty) -> tuple[bool, Any]:
+    def gather(self, items: list[BatchItem], empty: Allocator) -> tuple[bool, Any]:
         """Return what is to be collated: (False, samples), or (True, the batch already)."""
 
     def read_anew(self, items: list[BatchItem]) -> None:
@@ -115,7 +115,7 @@ class MapItemSource:
             self._reader.note(error, item.index)
             raise
 
-    def gather(self, items: list[BatchItem], empty: Empty) -> tuple[bool, Any]:
+    def gather(self, items: list[BatchItem], empty: Allocator) -> tuple[bool, Any]:
         """Return the samples of `items`; what can be read together is read once more, together."""
         indices = [item.index for item in items]
         if self._reader.whole_batch(indices) is not None:
@@ -125,7 +125,7 @@ class MapItemSource:
             return False, self._reader.read_together(indices)
         return False, [item.sample for item in items]
 
-    def _read_whole(self, items: list[BatchItem], empty: Empty) -> Any:  # noqa: ANN401
+    def _read_whole(self, items: list[BatchItem], empty: Allocator) -> Any:  # noqa: ANN401
         self._begin_part(items)
         indices = np.array([item.index for item in items], np.int64)
         return self._reader.read_whole(indices, empty)
@@ -184,7 +184,7 @@ class StreamItemSource:
         """Return the next sample; nothing is tried twice."""
         return self._reader.read(item)
 
-    def gather(self, items: list[BatchItem], empty: Empty) -> tuple[bool, Any]:
+    def gather(self, items: list[BatchItem], empty: Allocator) -> tuple[bool, Any]:
         """Return the samples."""
         return False, [item.sample for item in items]
 

@@ -33,7 +33,7 @@ _LOCAL_RANKS: Final = (
 
 
 def cores_allowed(proc: Path = _PROC, cgroups: Path = _CGROUPS) -> float:
-    """Return how many cores this process may keep busy: the least of affinity and CPU quotas.
+    """Return how many cores may be kept busy: the minimum of CPU affinity and cgroup quota.
 
     Affinity is what `taskset`, a job scheduler or a container's `--cpuset-cpus` leaves. A quota is
     that of the process's control group or of one above it (`docker run --cpus`, a limit in

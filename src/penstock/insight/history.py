@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The accounts of all batches: the last ones one by one, the others as sums.
+"""Batch history: recent batches one by one, older ones as sums.
 
     light ─────────────────────▶
     add(record) ──▶ pending ──▶ fold ──▶ rows: the last 10,000 batches, 312 bytes each

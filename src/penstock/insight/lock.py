@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""How often threads hold the interpreter's lock, found out by letting go of it."""
+"""Sampling of the interpreter's lock: how often other threads hold it."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a loader knows of its own running: it hears of every batch, and answers for all of them.
+"""Monitor of a loader: records every batch, for stats, report, trace and autotuning.
 
 Stream ── BatchRecord ──▶ Monitor ──▶ History      stats(), report(), trace()
        ◀── WorkerSettings ─────────    │  ├───▶ Tuner        num_workers="auto"

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A line that says how far the epoch is, how fast it goes, and how much of the time is waiting.
+"""Progress line: position in the epoch, speed, share of the time spent waiting.
 
     train epoch 3 ━━━━━━━╸─────── 412/800  531 samples/s  7 % waiting  2 bad  0:01:14 left
 

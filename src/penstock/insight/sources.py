@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Which samples cost much, which part of a dataset they come from, and how often each was shown.
+"""Cost of samples and of the parts of a dataset, and how often each sample was shown.
 
 All of it is told by the indices of a batch and the times of its samples. No sample is read, and
 nothing that a dataset answers or refuses to answer reaches the training.
@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, Final
 import numpy as np
 
 from penstock.insight.parts import PartMap
-from penstock.insight.stats import SlowSample, Source
+from penstock.insight.stats import SlowSample, SourceTiming
 
 if TYPE_CHECKING:
     from collections.abc import Hashable, Sequence
@@ -207,7 +207,7 @@ class SampleAccounts:
         """Return the samples that took longest, each once, the longest first; without names."""
         return tuple(sample for _, sample in self._slowest.values())
 
-    def sources(self, batches: int) -> tuple[Source, ...]:
+    def sources(self, batches: int) -> tuple[SourceTiming, ...]:
         """Return what a sample of each part cost in the last batches, the costliest first."""
         if self._parts is None:
             return ()
@@ -218,7 +218,7 @@ class SampleAccounts:
             sums += of_chunk
             batches -= num_batches
         found = [
-            Source(name, int(num), us / num / 1e6)
+            SourceTiming(name, int(num), us / num / 1e6)
             for name, num, us in zip(self._parts.names, *sums.tolist(), strict=True)
             if num
         ]

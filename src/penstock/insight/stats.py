@@ -6,12 +6,15 @@ from __future__ import annotations
 from dataclasses import dataclass, field, fields
 from typing import TYPE_CHECKING, ClassVar, Literal
 
+from penstock.deprecation import renamed_names
 from penstock.summary import Summarized
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-__all__ = ["Change", "SlowSample", "Source", "Span", "Stats", "Verdict"]
+__all__ = ["Change", "SlowSample", "SourceTiming", "Span", "Stats", "Verdict"]
+
+__getattr__ = renamed_names(__name__, {"Source": "SourceTiming"}, "0.3")
 
 Bottleneck = Literal[
     "nothing yet",  # too few batches to tell
@@ -196,7 +199,7 @@ class SlowSample:
 
 
 @dataclass(frozen=True, slots=True)
-class Source:
+class SourceTiming:
     """One part of a dataset that is made of several.
 
     Attributes:
@@ -250,7 +253,7 @@ class Stats(Summarized):
     worker_rss_bytes: dict[int, int] = field(default_factory=dict)
     changes: tuple[Change, ...] = ()
     slowest: tuple[SlowSample, ...] = ()
-    sources: tuple[Source, ...] = ()
+    sources: tuple[SourceTiming, ...] = ()
     cores: float = 0.0
     replaced_workers: int = field(default=0, metadata={"older_lack_it": True})
     first_batch_s: float = field(default=0.0, metadata={"older_lack_it": True})

@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
     from types import FrameType
 
-__all__ = ["LiveLines", "Owner", "terminal_size"]
+__all__ = ["LineOwner", "LiveLines", "terminal_size"]
 
 _ERASE_LINE: Final = "\r\x1b[2K"
 _ERASE_LINE_ABOVE: Final = "\x1b[1A\x1b[2K"
@@ -38,7 +38,7 @@ _ERASE_LINE_ABOVE: Final = "\x1b[1A\x1b[2K"
 _MAX_HELD_BACK: Final = 20
 
 
-class Owner(Protocol):
+class LineOwner(Protocol):
     """Whose line it is."""
 
     def line(self) -> str:
@@ -71,7 +71,7 @@ class LiveLines:
         self._write_to_stream = stream.write
         self._pid = os.getpid()
         self._lock = threading.RLock()  # reentrant: a signal handler, or a finaliser, may print
-        self._owners: dict[Owner, None] = {}
+        self._owners: dict[LineOwner, None] = {}
         self._num_drawn = 0
         self._is_mid_line = False
         self._num_held_back = 0
@@ -86,7 +86,7 @@ class LiveLines:
         """Whether this is the process that the lines belong to."""
         return os.getpid() == self._pid
 
-    def show(self, owner: Owner) -> None:
+    def show(self, owner: LineOwner) -> None:
         """Draw the owner's line, in the place of what it has shown before."""
         if not self.is_here:
             return
@@ -99,7 +99,7 @@ class LiveLines:
             elif not _is_in_debugger():
                 self._put(self._start_of_line() + self._drawing())
 
-    def finish(self, owner: Owner) -> None:
+    def finish(self, owner: LineOwner) -> None:
         """Print the owner's line for good, in the place of what it has shown."""
         if not self.is_here:
             return

@@ -19,14 +19,14 @@ import math
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final, NamedTuple, Protocol
 
-from penstock.insight.footprint import WORKER_BYTES
+from penstock.insight.memory_model import WORKER_BYTES
 from penstock.plural import counted
 
 if TYPE_CHECKING:
     from penstock.insight.batch_costs import Costs
     from penstock.insight.budgets import Limits
 
-__all__ = ["DELIVERY_S", "BatchCosts", "Room", "Wish", "milliseconds"]
+__all__ = ["DELIVERY_S", "BatchCosts", "WorkerLimits", "WorkerTarget", "milliseconds"]
 
 # What receiving a batch takes the main process, and packing it a worker, however small it is. Each
 # was measured at 0.1 to 0.35 ms; the upper end, so that no gain is promised that it eats up.
@@ -76,8 +76,8 @@ class BatchCosts(Protocol):
         """CPU time of the main process."""
 
 
-class Wish(NamedTuple):
-    """How many workers are enough, and why no more.
+class WorkerTarget(NamedTuple):
+    """The number of workers that is enough, and what limits it.
 
     Attributes:
         num_workers: At least 1.
@@ -90,8 +90,8 @@ class Wish(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True)
-class Room:
-    """What there is to give.
+class WorkerLimits:
+    """What workers may use: cores, CPU budget, memory.
 
     Attributes:
         cores: What the process is allowed.
@@ -114,7 +114,7 @@ class Room:
         memory_left_bytes: int | None,
         *,
         shares_lock: bool = False,
-    ) -> Room:
+    ) -> WorkerLimits:
         """Return what the user's limits, or their defaults, come to on this machine."""
         memory_bytes = limits.memory_bytes
         if memory_bytes is None and memory_left_bytes is not None:
@@ -193,35 +193,35 @@ class Room:
         budget = self.cores if self.cpu_budget is None else self.cpu_budget
         return workers + trainer < _IDLE * self.cores and workers < _IDLE * budget
 
-    def wish(self, costs: BatchCosts, per_worker_bytes: int) -> Wish:
+    def target(self, costs: BatchCosts, per_worker_bytes: int) -> WorkerTarget:
         """Return how many workers are enough."""
         by_trainer = self.enough(costs, 1 / _trainer_s(costs))
         cpu = "cpu" if self.cpu_budget is None else "budget"
-        wishes = [
-            Wish(max(1, by_trainer), "trainer"),
-            Wish(self.by_cpu(costs), cpu),
-            Wish(self.by_memory(per_worker_bytes), "memory"),
-            Wish(self.max_workers, "workers"),
+        targets = [
+            WorkerTarget(max(1, by_trainer), "trainer"),
+            WorkerTarget(self.by_cpu(costs), cpu),
+            WorkerTarget(self.by_memory(per_worker_bytes), "memory"),
+            WorkerTarget(self.max_workers, "workers"),
         ]
-        return min(wishes, key=lambda wish: wish.num_workers)
+        return min(targets, key=lambda target: target.num_workers)
 
-    def explain(self, wish: Wish, costs: BatchCosts) -> str:
+    def explain(self, target: WorkerTarget, costs: BatchCosts) -> str:
         """Return why, in words with figures."""
         both = (
             f"a batch takes {milliseconds(costs.worker_s)} in a worker and "
             f"{milliseconds(costs.trainer_s)} in the main process"
         )
-        workers = counted(wish.num_workers, "worker")
-        verb = "s" if wish.num_workers == 1 else ""
-        if wish.limit == "trainer":
+        workers = counted(target.num_workers, "worker")
+        verb = "s" if target.num_workers == 1 else ""
+        if target.limit == "trainer":
             return f"{both}: {workers} keep{verb} up"
-        if wish.limit == "cpu":
+        if target.limit == "cpu":
             busy = f"{milliseconds(costs.worker_cpu_s)} of CPU time"
             cores = "1 core" if self.cores == 1 else f"{self.cores:g} cores"
             return f"{both}, {busy}: {workers} keep{verb} {cores} busy"
-        if wish.limit == "budget":
+        if target.limit == "budget":
             return f"{both}: {workers} fit{verb} cpu_budget={self.cpu_budget:g}"
-        if wish.limit == "memory":
+        if target.limit == "memory":
             return f"{both}: memory is enough for {workers}"
         return f"{both}: {workers} are the most there can be"
 

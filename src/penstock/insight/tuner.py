@@ -29,13 +29,13 @@ import math
 from typing import TYPE_CHECKING, Final
 
 from penstock.engine.accounts import WorkerSettings
-from penstock.insight.arrivals import Arrivals
 from penstock.insight.batch_costs import Costs
-from penstock.insight.evidence import Evidence
-from penstock.insight.figures import amount
-from penstock.insight.footprint import Footprint
-from penstock.insight.throughput_model import Room, milliseconds
-from penstock.insight.watch import Watch
+from penstock.insight.drift import DriftDetector
+from penstock.insight.memory_model import MemoryModel
+from penstock.insight.steady_state import SteadyState
+from penstock.insight.throughput_model import WorkerLimits, milliseconds
+from penstock.insight.trials import Trials
+from penstock.insight.units import amount
 from penstock.plural import counted
 
 if TYPE_CHECKING:
@@ -48,8 +48,8 @@ _FIRST_PREFETCH: Final = 2
 _MOST_PREFETCH: Final = 8
 _WARM_UP: Final = 4  # batches that do not count at the very start
 _MIN_WINDOW: Final = 12  # batches given; at least
-_WATCH_WINDOW: Final = 24
-_MANY: Final = 2 * _WATCH_WINDOW  # so many say enough to try fewer workers
+_SETTLED_WINDOW: Final = 24
+_MANY: Final = 2 * _SETTLED_WINDOW  # so many say enough to try fewer workers
 _UNEVEN_WINDOW: Final = 8  # batches, times the square of their variation ...
 _LONGEST_WINDOW: Final = 96  # ... but no more than that
 _VERY_UNEVEN: Final = 1.0  # standard deviation from batch to batch, as a share of the mean
@@ -57,7 +57,7 @@ _SMALLEST_GAIN: Final = 0.04  # what brings less is given back
 _GAIN_OF_THREADS: Final = 0.15  # from twice as many
 _HARM: Final = 0.1
 _NOISE: Final = 0.3  # on a machine that others use too
-_SUPPLY: Final = 0.2  # more of it is more than noise of the workers' own times
+_CAPACITY_GAIN: Final = 0.2  # more of it is more than noise of the workers' own times
 _A_WAIT_NS: Final = 150_000  # a batch that lies ready is there in some 50 us
 _DOUBT: Final = 1.5
 _STEP: Final = 1.25  # settings that differ by less are not worth a try
@@ -109,23 +109,25 @@ class Tuner:
             shares_lock: Workers are threads.
             is_forked: Workers are processes that share the main process's memory.
         """
-        self._room = Room.of(limits, cores, memory_left_bytes, shares_lock=shares_lock)
-        self.workers = WorkerSettings(self._room.first_workers, prefetch_factor or _FIRST_PREFETCH)
+        self._limits = WorkerLimits.of(limits, cores, memory_left_bytes, shares_lock=shares_lock)
+        self.workers = WorkerSettings(
+            self._limits.first_workers, prefetch_factor or _FIRST_PREFETCH
+        )
         self._is_prefetch_given = prefetch_factor is not None
         self.reason = ""
-        self.max_workers = self._room.max_workers
-        self._arrivals = Arrivals(self.workers, _WARM_UP)
-        self._footprint = Footprint(is_thread=shares_lock, is_forked=is_forked)
+        self.max_workers = self._limits.max_workers
+        self._steady = SteadyState(self.workers, _WARM_UP)
+        self._memory = MemoryModel(is_thread=shares_lock, is_forked=is_forked)
         self._known_workers: set[tuple[int, int]] = set()
         self._before: WorkerSettings | None = None  # the settings before those on trial
         self._is_settled = False
-        self._watch = Watch()
+        self._drift_detector = DriftDetector()
         self._forget(Costs())
 
     def _forget(self, costs: Costs) -> None:
         """Begin anew: nothing is known but these costs."""
         self._now = costs  # of this window
-        self._evidence = Evidence(costs)
+        self._trials = Trials(costs)
         self._is_settled = False
         self._too_many = self.max_workers + 1
         self._too_few = 0
@@ -136,9 +138,9 @@ class Tuner:
 
     def observe(self, record: BatchRecord) -> WorkerSettings | None:
         """Take note of a batch; returns other settings if there are to be any, else None."""
-        self._footprint.add(record)
+        self._memory.add(record)
         worker = (record.worker_id, record.pid)
-        is_steady = self._arrivals.is_steady(record)
+        is_steady = self._steady.is_steady(record)
         if worker not in self._known_workers:
             self._known_workers.add(worker)
         elif is_steady:
@@ -171,8 +173,8 @@ class Tuner:
         lookahead = self.workers.num_workers * self.workers.prefetch_factor
         looks = 2 if self._is_second_look else 1
         # Where one batch in fifty takes long, a window is to hold some of them.
-        uneven = min(int(_UNEVEN_WINDOW * self._evidence.variation**2), _LONGEST_WINDOW)
-        least = _WATCH_WINDOW if self._is_settled else _MIN_WINDOW
+        uneven = min(int(_UNEVEN_WINDOW * self._trials.variation**2), _LONGEST_WINDOW)
+        least = _SETTLED_WINDOW if self._is_settled else _MIN_WINDOW
         return looks * max(least, lookahead, uneven)
 
     def _judge(self) -> WorkerSettings | None:
@@ -189,7 +191,7 @@ class Tuner:
     def _weigh(self) -> None:
         """Judge the settings on trial, if there are any, and try others, or settle."""
         costs, before, now = self._now, self._before, self.workers
-        self._evidence.note(now, costs)
+        self._trials.note(now, costs)
         if before is not None:
             is_smaller = now.num_workers < before.num_workers
             has_paid = self._has_paid(before, costs)
@@ -201,42 +203,46 @@ class Tuner:
                 return
             if is_smaller:
                 self._too_many = now.num_workers + 1
-            elif self._evidence.gain(before, now) > _SMALLEST_GAIN:
+            elif self._trials.gain(before, now) > _SMALLEST_GAIN:
                 self._too_few = max(self._too_few, min(before.num_workers, now.num_workers - 1))
         self._before = None
-        self._evidence.pool += costs
+        self._trials.pool += costs
         if not self._try_next(costs):
             self._settle(costs)
 
     def _has_paid(self, before: WorkerSettings, costs: Costs) -> bool:
         """Return whether the settings on trial are worth keeping."""
-        evidence, now = self._evidence, self.workers
-        gain = evidence.gain(before, now)
+        trials, now = self._trials, self.workers
+        gain = trials.gain(before, now)
         if now.num_workers < before.num_workers:
             return gain > -_SMALLEST_GAIN or costs.wait_share < _SHORT_WAIT
-        if now.num_workers > before.num_workers and self._room.shares_lock:
+        if now.num_workers > before.num_workers and self._limits.shares_lock:
             return gain > _GAIN_OF_THREADS * math.log2(now.num_workers / before.num_workers)
         # Where batches differ much, so many say little, and the model is trusted. So it is where
         # workers can make more, and only do not get the cores: others have them, for a while.
-        doubt = _DOUBT * evidence.error(costs, evidence.under[before])
+        doubt = _DOUBT * trials.error(costs, trials.under[before])
         if gain > _SMALLEST_GAIN - doubt:
             return True
-        is_wished = before.num_workers < now.num_workers <= self._wished
-        return is_wished and gain > -_NOISE and evidence.supply_gain(before, now) > _SUPPLY
+        is_within_target = before.num_workers < now.num_workers <= self._target_workers
+        return (
+            is_within_target
+            and gain > -_NOISE
+            and trials.capacity_gain(before, now) > _CAPACITY_GAIN
+        )
 
     @property
-    def _wished(self) -> int:
-        per_worker = self._footprint.per_worker(self.workers.prefetch_factor)
-        return self._room.wish(self._evidence.basis, per_worker).num_workers
+    def _target_workers(self) -> int:
+        per_worker = self._memory.per_worker(self.workers.prefetch_factor)
+        return self._limits.target(self._trials.basis, per_worker).num_workers
 
     def _give_back(self, before: WorkerSettings, costs: Costs) -> None:
         """Return to the settings before, or to some between."""
-        evidence, tried = self._evidence, self.workers
-        evidence.pool += costs
-        gain = evidence.gain(before, tried)
+        trials, tried = self._trials, self.workers
+        trials.pool += costs
+        gain = trials.gain(before, tried)
         found = (
             f"{_named(tried)} gave {amount(costs.rate)} batches/s, {_named(before)} "
-            f"{amount(evidence.under[before].rate)}"
+            f"{amount(trials.under[before].rate)}"
         )
         self._before = None
         if tried.num_workers < before.num_workers:
@@ -273,17 +279,17 @@ class Tuner:
     def _more(self, costs: Costs) -> tuple[WorkerSettings, str] | None:
         """Return the settings that the model says."""
         now, factor = self.workers
-        basis = self._evidence.basis
-        wish = self._room.wish(basis, self._footprint.per_worker(factor))
-        reachable = min(wish.num_workers, self._too_many - 1)
-        if self._room.shares_lock:
+        basis = self._trials.basis
+        target = self._limits.target(basis, self._memory.per_worker(factor))
+        reachable = min(target.num_workers, self._too_many - 1)
+        if self._limits.shares_lock:
             reachable = min(reachable, 2 * now)
         is_short = costs.wait_share < _SHORT_WAIT
         is_small_step = reachable < _STEP * now and costs.wait_share < _LONG_WAIT
         if reachable <= now or is_short or is_small_step:
             return None
-        reason = self._room.explain(wish, basis)
-        if reachable < wish.num_workers:
+        reason = self._limits.explain(target, basis)
+        if reachable < target.num_workers:
             reason += f"; tries {reachable}"
         return WorkerSettings(reachable, factor), reason
 
@@ -291,12 +297,12 @@ class Tuner:
         """Return fewer workers if these cannot all be at work."""
         if costs.num_made < _MANY:
             return None
-        now, evidence = self.workers.num_workers, self._evidence
-        basis, enough = evidence.basis, self._wished
+        now, trials = self.workers.num_workers, self._trials
+        basis, enough = trials.basis, self._target_workers
         # As many workers as would be at work all the time, if a batch took what it took at first.
         at_work = costs.rate * (basis.worker_s + costs.worker_starved_s)
-        if evidence.has_slowed:  # the model knows nothing of what makes them wait
-            enough = min(enough, math.ceil((_SLACK + 2 * evidence.error(basis)) * at_work))
+        if trials.has_slowed:  # the model knows nothing of what makes them wait
+            enough = min(enough, math.ceil((_SLACK + 2 * trials.error(basis)) * at_work))
         enough = max(enough, self._too_few + 1, 1)
         if enough > now / _STEP:
             return None
@@ -310,7 +316,7 @@ class Tuner:
     def _other_prefetch(self, costs: Costs) -> tuple[WorkerSettings, str] | None:
         """Return settings that work further ahead, if they should be faster than it is."""
         now, factor = self.workers, 2 * self.workers.prefetch_factor
-        rate = self._room.rate(costs, now.num_workers)
+        rate = self._limits.rate(costs, now.num_workers)
         if (
             self._is_prefetch_given
             or costs.wait_share < _LONG_WAIT
@@ -337,16 +343,16 @@ class Tuner:
         more = min(2 * now, self._too_many - 1, self._by_memory(factor))
         if (
             more <= now
-            or self._evidence.variation < _VERY_UNEVEN
+            or self._trials.variation < _VERY_UNEVEN
             or costs.wait_share < _TOO_LONG_WAIT
-            or not self._room.has_idle_cores(costs)
+            or not self._limits.has_idle_cores(costs)
         ):
             return None
         reason = f"the main process waits {costs.wait_share:.0%} of the time, and cores are idle"
         return WorkerSettings(more, factor), f"{reason}: tries {more} workers"
 
     def _by_memory(self, prefetch_factor: int) -> int:
-        return self._room.by_memory(self._footprint.per_worker(prefetch_factor))
+        return self._limits.by_memory(self._memory.per_worker(prefetch_factor))
 
     def _fit_memory(self) -> bool:
         """Return whether batches have grown beyond memory, and workers had to go."""
@@ -359,10 +365,10 @@ class Tuner:
         if WorkerSettings(most, factor) == now:
             return False
         self._before = None
-        footprint = self._footprint
-        reason = f"batches of {footprint.batch_bytes / 1e6:.3g} MB"
-        if footprint.own_bytes:
-            reason += f", and {footprint.own_bytes / 1e6:.3g} MB for a worker itself"
+        memory = self._memory
+        reason = f"batches of {memory.batch_bytes / 1e6:.3g} MB"
+        if memory.own_bytes:
+            reason += f", and {memory.own_bytes / 1e6:.3g} MB for a worker itself"
         self._change(WorkerSettings(most, factor), f"{reason}: memory is enough for {most} workers")
         self._forget(Costs())
         return True
@@ -370,24 +376,24 @@ class Tuner:
     def _settle(self, costs: Costs | None) -> None:
         """Leave it at that, and watch whether costs stay what they are."""
         self._is_settled = True
-        self._watch.begin(costs)
+        self._drift_detector.begin(costs)
         self._now = Costs()
 
     def _look_on(self) -> None:
         """Begin anew if costs have changed for good; or judge the settings by all that is known."""
         costs, self._now = self._now, Costs()
-        new = self._watch.see(costs, self._evidence)
+        new = self._drift_detector.see(costs, self._trials)
         if new is not None:
             self._forget(new)
             self._weigh()
-        elif self._watch.is_look_due:
-            usual = self._watch.usual
+        elif self._drift_detector.is_look_due:
+            usual = self._drift_detector.usual
             assert usual is not None
-            self._evidence.note(self.workers, usual)
+            self._trials.note(self.workers, usual)
             self._try_next(usual)
 
     def _change(self, workers: WorkerSettings, reason: str) -> None:
-        self._arrivals.expect(workers)
+        self._steady.expect(workers)
         self.workers = workers
         self.reason = reason
         self._is_second_look = False

@@ -2,7 +2,7 @@
 """Why the main process waits: the figures of some batches, judged.
 
     waits at epochs' starts? ── enough batches? ── threads and the lock? ── waits at all?
-    ── seeding? ── serial? ── what is it that workers lack (`supply`)?
+    ── seeding? ── serial? ── what is it that workers lack (`bottlenecks`)?
 
 The order is that of physics: whatever makes the next question senseless is asked before it. A
 remedy whose gain is not clearly above the model's error is not named. See docs/design/insight.md.
@@ -14,11 +14,11 @@ import math
 from dataclasses import replace
 from typing import TYPE_CHECKING, Final
 
-from penstock.insight import supply
-from penstock.insight.case import (
+from penstock.insight import bottlenecks
+from penstock.insight.inputs import (
     READS,
     WAITS,
-    Case,
+    Inputs,
     count_of_workers,
     of_it,
     throughput,
@@ -26,13 +26,14 @@ from penstock.insight.case import (
     waits,
     worth,
 )
-from penstock.insight.figures import Figures, amount, duration, percent
+from penstock.insight.means import Means
 from penstock.insight.stats import Verdict
+from penstock.insight.units import amount, duration, percent
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-    from penstock.insight.stats import Bottleneck, SlowSample, Source, Span
+    from penstock.insight.stats import Bottleneck, SlowSample, SourceTiming, Span
 
 __all__ = ["judge", "not_measured"]
 
@@ -55,7 +56,7 @@ def judge(
     cores: float,
     num_ready: float,
     lookahead: int,
-    sources: Sequence[Source] = (),
+    sources: Sequence[SourceTiming] = (),
     slowest: Sequence[SlowSample] = (),
     backend: str = "process",
     run: Span | None = None,
@@ -101,18 +102,18 @@ def judge(
     if backend == "ray":  # on other machines, as many as there are
         cores = math.inf
     held = (lock_share or 0.0) if backend == "thread" else 0.0
-    at = Figures.of(span, num_workers, cores, pause_s=pause_s, lock_share=held)
+    at = Means.of(span, num_workers, cores, pause_s=pause_s, lock_share=held)
     if at is None or at.batches < _FEWEST:
         return _too_few(span)
     is_seen = lock_share is not None and lock_share <= _FREE
     if backend == "thread" and not is_seen and at.cores_taken <= _ONE_CORE[1]:
         at = replace(at, lock_bound=min(at.cores_taken, 1.0))  # all of their CPU may be in Python
-    case = Case(span, at, num_ready, lookahead, sources, slowest, backend, lock_share, is_auto)
-    for test in (*_TESTS, *(supply.TESTS if num_workers else ())):
-        verdict = test(case)
+    inputs = Inputs(span, at, num_ready, lookahead, sources, slowest, backend, lock_share, is_auto)
+    for test in (*_TESTS, *(bottlenecks.TESTS if num_workers else ())):
+        verdict = test(inputs)
         if verdict is not None and (verdict.expected_gain is None or worth(verdict.expected_gain)):
             return verdict
-    return _nothing_known(case)
+    return _nothing_known(inputs)
 
 
 def not_measured(span: Span, *, is_measured_now: bool) -> Verdict:
@@ -142,34 +143,34 @@ def _too_few(span: Span) -> Verdict:
     )
 
 
-def _nothing_known(case: Case) -> Verdict:
+def _nothing_known(inputs: Inputs) -> Verdict:
     """Return the verdict where no setting is known that would bring clearly more."""
-    at = case.at
+    at = inputs.at
     if not worth(1 / max(1 - at.wait_share, 1e-9)):
         if _lacks_cores(at):
-            return _contention(case)
+            return _contention(inputs)
         return Verdict(
-            "trainer", f"{waits(case)}. No setting of the loader would bring as much as 15 %."
+            "trainer", f"{waits(inputs)}. No setting of the loader would bring as much as 15 %."
         )
-    made = f"making a batch takes {duration(at.made_s)}{of_it(case)}"
+    made = f"making a batch takes {duration(at.made_s)}{of_it(inputs)}"
     cheaper = "make samples cheaper (smaller images, a cheaper transform, packed resized)"
     if not worth(at.core_rate / at.rate):
         return Verdict(
             "cpu",
-            f"{waits(case)}: {made}, and {amount(at.cores_taken)} of {amount(at.cores)} cores are "
-            "busy.",
+            f"{waits(inputs)}: {made}, and {amount(at.cores_taken)} of {amount(at.cores)} cores "
+            "are busy.",
             f"More workers would not help: {cheaper}, or use more cores.",
         )
     if at.is_cheap:
         return Verdict(
             "transport",
-            f"{waits(case)}: {made}, and a worker would take about as long to hand it over.",
+            f"{waits(inputs)}: {made}, and a worker would take about as long to hand it over.",
             "Workers would not help: make larger batches, or whole ones (`get_batch(indices, "
             "empty)` in the dataset).",
         )
     return Verdict(
         "workers",
-        f"{waits(case)}: {made}.",
+        f"{waits(inputs)}: {made}.",
         f"Another number of workers would bring little: {cheaper}.",
     )
 
@@ -197,19 +198,19 @@ def _start(run: Span, keeps_workers: bool | None) -> Verdict | None:
     )
 
 
-def _lock(case: Case) -> Verdict | None:
+def _lock(inputs: Inputs) -> Verdict | None:
     """Threads, and Python's lock: known by having looked, or one of two explanations."""
-    at = case.at
-    if case.backend != "thread" or not at.num_workers or at.cores <= _ONE_CORE[1]:
+    at = inputs.at
+    if inputs.backend != "thread" or not at.num_workers or at.cores <= _ONE_CORE[1]:
         return None
     has_lost = at.trainer_blocked_s * at.rate >= _STARVED and at.idle_share < _SPARE
     if at.wait_share < WAITS and not has_lost:
         return None
-    if case.lock_share is not None and case.lock_share >= _HELD:
-        return _locked(case, case.lock_share)
+    if inputs.lock_share is not None and inputs.lock_share >= _HELD:
+        return _locked(inputs, inputs.lock_share)
     is_refuted = (
-        case.lock_share is not None
-        and case.lock_share <= _FREE
+        inputs.lock_share is not None
+        and inputs.lock_share <= _FREE
         and at.trainer_cpu_s * at.rate < _TRAINER_HOLDS
     )
     is_one_core = _ONE_CORE[0] <= at.cores_taken <= _ONE_CORE[1]
@@ -222,41 +223,41 @@ def _lock(case: Case) -> Verdict | None:
         return None
     return Verdict(
         "gil",
-        f"{waits(case)}: {_threads(case)}, {_blocked(case)}. Either that is what reads and the "
-        "device take, or they wait for Python's lock, which one thread has at a time.",
+        f"{waits(inputs)}: {_threads(inputs)}, {_blocked(inputs)}. Either that is what reads and "
+        "the device take, or they wait for Python's lock, which one thread has at a time.",
         'Try backend="process", which tells: if it is faster, it was the lock; if not, take more '
         "threads.",
     )
 
 
-def _locked(case: Case, share: float) -> Verdict | None:
-    at = case.at
+def _locked(inputs: Inputs, share: float) -> Verdict | None:
+    at = inputs.at
     workers, gain = _as_processes(at)
     return Verdict(
         "gil",
-        f"{waits(case)}, and {percent(share)} of the times that it looked, another thread held "
-        f"Python's lock, which one has at a time: {_threads(case)}, {_blocked(case)}.",
+        f"{waits(inputs)}, and {percent(share)} of the times that it looked, another thread held "
+        f"Python's lock, which one has at a time: {_threads(inputs)}, {_blocked(inputs)}.",
         f'Use processes: backend="process", num_workers={workers} would give up to '
         f"{throughput(gain)}.",
         gain,
     )
 
 
-def _as_processes(at: Figures) -> tuple[int, float]:
+def _as_processes(at: Means) -> tuple[int, float]:
     """Return how many processes to take instead of threads, and what they would bring."""
     freed = at.without_lock()
     workers = freed.enough_workers
     return workers, at.grown(freed.rate_with(workers))
 
 
-def _threads(case: Case) -> str:
-    at = case.at
+def _threads(inputs: Inputs) -> str:
+    at = inputs.at
     who = "1 thread" if at.num_workers == 1 else f"{at.num_workers} threads"
     return f"{who} and the main process take {amount(at.cores_taken)} of {amount(at.cores)} cores"
 
 
-def _blocked(case: Case) -> str:
-    at = case.at
+def _blocked(inputs: Inputs) -> str:
+    at = inputs.at
     blocked_s = at.read_s + at.worker_starved_s
     own_s = max(at.trainer_s - at.trainer_cpu_s, 0.0)
     return (
@@ -265,13 +266,13 @@ def _blocked(case: Case) -> str:
     )
 
 
-def _trainer(case: Case) -> Verdict | None:
-    at = case.at
+def _trainer(inputs: Inputs) -> Verdict | None:
+    at = inputs.at
     if at.wait_share >= WAITS:
         return None
     if _lacks_cores(at):
-        return _contention(case)
-    ready = f": {amount(case.num_ready)} batches lie ready" if case.num_ready >= 0.5 else ""
+        return _contention(inputs)
+    ready = f": {amount(inputs.num_ready)} batches lie ready" if inputs.num_ready >= 0.5 else ""
     text = (
         f"The main process waits {percent(at.wait_share)} of the time{ready}. "
         "There is nothing to do."
@@ -282,13 +283,13 @@ def _trainer(case: Case) -> Verdict | None:
     return Verdict("trainer", text)
 
 
-def _lacks_cores(at: Figures) -> bool:
+def _lacks_cores(at: Means) -> bool:
     """Return whether workers take cores from the main process, however long it waits besides."""
     return bool(at.num_workers) and at.trainer_starved_s >= _STARVED * at.consumer_s > 0
 
 
-def _contention(case: Case) -> Verdict:
-    at = case.at
+def _contention(inputs: Inputs) -> Verdict:
+    at = inputs.at
     starved = percent(at.trainer_starved_s * at.rate)
     if at.wait_share < WAITS:
         both = (
@@ -296,8 +297,8 @@ def _contention(case: Case) -> Verdict:
             "core"
         )
     else:
-        both = f"{waits(case)} for batches, and for {starved} of it for a core"
-    if case.backend == "ray":
+        both = f"{waits(inputs)} for batches, and for {starved} of it for a core"
+    if inputs.backend == "ray":
         return Verdict(
             "contention",
             f"{both} of its machine, which workers or other programs take.",
@@ -314,26 +315,26 @@ def _contention(case: Case) -> Verdict:
     return Verdict("contention", text, remedy, gain)
 
 
-def _seeding(case: Case) -> Verdict | None:
+def _seeding(inputs: Inputs) -> Verdict | None:
     """Samples that cost less than seeding the global generators before each of them."""
-    at = case.at
+    at = inputs.at
     if at.share(at.seed_s) < _SEEDED or at.num_samples <= 1:
         return None
     gain = at.gain(at.num_workers, saved_s=at.seed_s * (1 - 1 / at.num_samples))
     return Verdict(
         "seeding",
-        f"{waits(case)}: seeding `random`, numpy and torch for each sample takes "
+        f"{waits(inputs)}: seeding `random`, numpy and torch for each sample takes "
         f"{duration(at.seed_s)} of the {duration(at.made_s)} that a batch costs, "
         f"{duration(at.seed_s / at.num_samples)} a sample.",
         "Let the dataset read the samples of a batch at once (`__getitems__(indices)`, or "
-        "`get_batch(indices, empty)`), which are seeded once, and draw from `sample_rng(k)`: "
+        "`get_batch(indices, alloc)`), which are seeded once, and draw from `sample_rng(k)`: "
         f"{throughput(gain)}.",
         gain,
     )
 
 
-def _serial(case: Case) -> Verdict | None:
-    at = case.at
+def _serial(inputs: Inputs) -> Verdict | None:
+    at = inputs.at
     if at.num_workers:
         return None
     workers = at.enough_workers
@@ -341,7 +342,7 @@ def _serial(case: Case) -> Verdict | None:
     text = (
         f"The main process spends {percent(at.wait_share)} of the time making batches itself: one "
         "takes "
-        f"{duration(at.made_s)}{of_it(case)}."
+        f"{duration(at.made_s)}{of_it(inputs)}."
     )
     remedy = f"Let workers do it meanwhile: num_workers={workers} would give {throughput(gain)}."
     bottleneck: Bottleneck = "storage" if at.share(at.read_s) >= READS else "workers"
@@ -358,4 +359,4 @@ def _serial(case: Case) -> Verdict | None:
     return Verdict(bottleneck, text, remedy, gain)
 
 
-_TESTS: Final[tuple[Callable[[Case], Verdict | None], ...]] = (_lock, _trainer, _seeding, _serial)
+_TESTS: Final[tuple[Callable[[Inputs], Verdict | None], ...]] = (_lock, _trainer, _seeding, _serial)

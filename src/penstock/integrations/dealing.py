@@ -19,7 +19,7 @@ from penstock.data.dataset import is_current, length_of
 from penstock.distributed import current_rank
 from penstock.errors import ConfigError
 from penstock.sampling import BatchSampler, DistributedSampler, IndexSampler
-from penstock.sampling.batches import BatchOrder, Layout
+from penstock.sampling.batches import BatchLayout, BatchOrder
 from penstock.torch.samplers import seeded_sampler
 
 if TYPE_CHECKING:
@@ -115,9 +115,9 @@ class BatchShare(BatchSampler):
         first = self.process_index * self.batch_size
         return rounds * self.total_batch_size + first + places
 
-    def layout(self) -> Layout:
+    def layout(self) -> BatchLayout:
         """Return where the batches lie: sample by sample where one process would have them."""
-        return Layout(self.process_index * self.batch_size, self.total_batch_size, 1)
+        return BatchLayout(self.process_index * self.batch_size, self.total_batch_size, 1)
 
 
 class _Share(BatchOrder):

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
-    from penstock.data.dataset import BatchReader, Empty
+    from penstock.data.dataset import Allocator, BatchReader
 
 __all__ = ["HuggingFaceRows", "HuggingFaceStream", "from_huggingface"]
 
@@ -108,15 +108,15 @@ class HuggingFaceRows(Dataset[dict[str, Any]]):
         self.dataset = dataset
         self.columns: tuple[str, ...] = tuple(names)
         self._decode = decode
-        self._table: _Table | None = None
+        self._table: _HuggingFaceTable | None = None
 
     def __len__(self) -> int:
         """Return the number of rows."""
         return len(self.dataset)
 
-    def _opened(self) -> _Table:
+    def _opened(self) -> _HuggingFaceTable:
         if self._table is None:
-            self._table = _Table(self.dataset, self.columns, self._decode or _decoded)
+            self._table = _HuggingFaceTable(self.dataset, self.columns, self._decode or _decoded)
         return self._table
 
     def __getitem__(self, index: int) -> dict[str, Any]:
@@ -125,7 +125,7 @@ class HuggingFaceRows(Dataset[dict[str, Any]]):
         (row,) = table.rows(np.array([index], np.int64)).tolist()
         return {name: column.value(row) for name, column in table.columns.items()}
 
-    def get_batch(self, indices: NDArray[np.int64], empty: Empty) -> dict[str, Any]:
+    def get_batch(self, indices: NDArray[np.int64], alloc: Allocator) -> dict[str, Any]:
         """Return rows as one batch: a dict of arrays, and of lists of text.
 
         Raises:
@@ -134,7 +134,7 @@ class HuggingFaceRows(Dataset[dict[str, Any]]):
             TypeError: values that cannot be collated.
         """
         table = self._opened()
-        return rows_of(table.columns, table.rows(indices), empty)
+        return rows_of(table.columns, table.rows(indices), alloc)
 
     def __getstate__(self) -> dict[str, Any]:
         """Return all but what was found out about the table's memory."""
@@ -147,7 +147,7 @@ def _decoded(data: bytes) -> NDArray[Any]:
     return decode_image(data)
 
 
-class _Table:
+class _HuggingFaceTable:
     """A dataset's table, with the mapping that `select`, `shuffle` and the like leave behind."""
 
     def __init__(
@@ -264,7 +264,7 @@ class _AsItIs:
 
     def __init__(self, dataset: Any, names: Sequence[str]) -> None:  # noqa: ANN401
         self._format = dataset.format["type"]
-        self._table = _Table(dataset, names, None)
+        self._table = _HuggingFaceTable(dataset, names, None)
 
     def can_read(self) -> bool:
         """Return whether all columns are of kinds that are known to come out equal."""
@@ -284,7 +284,7 @@ class _AsItIs:
             column.num_dims == 1 or self._format is not None
         )
 
-    def __call__(self, indices: NDArray[np.int64], empty: Empty) -> dict[str, Any]:
+    def __call__(self, indices: NDArray[np.int64], alloc: Allocator) -> dict[str, Any]:
         rows = self._table.rows(indices)
         if not len(rows):
             raise IndexError("a batch has one row at least")
@@ -292,21 +292,21 @@ class _AsItIs:
         batch: dict[str, Any] = {}
         for name, column in self._table.columns.items():
             if isinstance(column, Numbers):
-                batch[name] = column.take(rows, empty, types[column.dtype.kind])
+                batch[name] = column.take(rows, alloc, types[column.dtype.kind])
             elif isinstance(column, Lists):
                 dtype = types[column.dtype.kind]
                 if self._format is not None:
-                    batch[name] = column.take(rows, empty, dtype)
+                    batch[name] = column.take(rows, alloc, dtype)
                     continue
                 lengths = column.lengths(rows)
                 if (lengths != lengths[0]).any():
                     default_collate([range(length) for length in lengths.tolist()])  # raises
                 # A row is a Python list, so place k of all rows is an array by itself.
-                transposed = empty((int(lengths[0]), len(rows)), dtype)
+                transposed = alloc((int(lengths[0]), len(rows)), dtype)
                 transposed[...] = column.take(rows, np.empty).T
                 batch[name] = list(transposed)
             else:
-                values: Any = column.take(rows, empty)
+                values: Any = column.take(rows, alloc)
                 # The formatter has text in an array of NumPy's, which knows no zeros at its end.
                 batch[name] = values if self._format is None else np.asarray(values).tolist()
         return batch

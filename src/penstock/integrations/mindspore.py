@@ -126,7 +126,7 @@ class MindSporeBatches(AheadOfLoop):
         self._resumed, self._given = None, self.loader.state_dict()
         return self._counted(_rows_of_length(self, length, batches))
 
-    def _counted(self, source: _Rows) -> Iterator[tuple[Any, ...]]:
+    def _counted(self, source: _BatchSource) -> Iterator[tuple[Any, ...]]:
         if isinstance(source, _CountedRows) and not source.length:  # MindSpore refuses no rows
             list(source)  # the loader is told that the epoch ends
             self._given = None
@@ -147,7 +147,7 @@ class MindSporeBatches(AheadOfLoop):
         finally:
             rows.stop()
 
-    def _dataset(self, source: _Rows, options: Mapping[str, Any]) -> Any:  # noqa: ANN401
+    def _dataset(self, source: _BatchSource, options: Mapping[str, Any]) -> Any:  # noqa: ANN401
         return mindspore.dataset.GeneratorDataset(
             source, column_names=self.column_names, **{"shuffle": False, **options}
         )
@@ -231,7 +231,7 @@ class MindSporeBatches(AheadOfLoop):
         return padded
 
 
-class _Rows:
+class _BatchSource:
     """What a `GeneratorDataset` iterates.
 
     Attributes:
@@ -263,7 +263,7 @@ class _Rows:
             raise RuntimeError("".join(traceback.format_exception(self.error)))
 
 
-class _CountedRows(_Rows):
+class _CountedRows(_BatchSource):
     """The same, of a known length; MindSpore refuses an epoch of another."""
 
     length = 0
@@ -274,9 +274,9 @@ class _CountedRows(_Rows):
 
 def _rows_of_length(
     batches: MindSporeBatches, length: int | None, begun: Iterator[Any] | None
-) -> _Rows:
+) -> _BatchSource:
     if length is None:
-        return _Rows(batches, begun)
+        return _BatchSource(batches, begun)
     rows = _CountedRows(batches, begun)
     rows.length = length
     return rows

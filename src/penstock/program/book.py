@@ -16,9 +16,9 @@ from typing import TYPE_CHECKING, Any, Final, Protocol
 from penstock.distributed import current_rank
 from penstock.errors import ConfigError, PenstockError
 from penstock.forks import Owner
-from penstock.insight.figures import duration, percent
 from penstock.insight.plain import plain_text
 from penstock.insight.stats import Span
+from penstock.insight.units import duration, percent
 from penstock.lines import say
 from penstock.plural import counted
 from penstock.program.saved import SavedLoader, SavedRun, Usage, words_of, write_run

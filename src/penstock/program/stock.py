@@ -32,10 +32,10 @@ from torch.utils.data.dataloader import (
 from penstock.data.dataset import length_of
 from penstock.engine.accounts import BatchRecord, EpochEnd, TaskTimes
 from penstock.insight.budgets import cores_of_rank
-from penstock.insight.figures import percent
 from penstock.insight.history import History
 from penstock.insight.monitor import Accounts, settings_of
 from penstock.insight.stats import Verdict
+from penstock.insight.units import percent
 from penstock.warn import users_place
 
 if TYPE_CHECKING:

@@ -125,7 +125,7 @@ def seeded(seed: int, deterministic: bool = False) -> Iterator[int]:
         True
     """
     plan = _Plan.of(seed, deterministic)
-    found = _Found.now()
+    found = _SavedState.now()
     _open.append(found)
     try:
         plan.carry_out()
@@ -199,7 +199,7 @@ class _Plan:
 
 _waiting: _Plan | None = None  # for torch's import
 _is_watching = False  # whether something is to be called after that import; once is enough
-_open: list[_Found] = []  # of the blocks we are in, outermost first
+_open: list[_SavedState] = []  # of the blocks we are in, outermost first
 
 
 def _seed_torch_now_or_later(plan: _Plan) -> None:
@@ -293,7 +293,7 @@ class _TorchFound:
 
 
 @dataclass(eq=False)
-class _Found:
+class _SavedState:
     """All that a block puts back."""
 
     states: GlobalStates
@@ -303,7 +303,7 @@ class _Found:
     torch: _TorchFound | None
 
     @classmethod
-    def now(cls) -> _Found:
+    def now(cls) -> _SavedState:
         return cls(
             states=GlobalStates.now(),
             fallback=fallback_state(),

@@ -56,12 +56,12 @@ _ITERATOR_RNG: Final = 5
 _ITERATOR: Final = 6
 
 
-class _Here(threading.local):
+class _ThreadStreams(threading.local):
     streams: SampleStreams | None = None  # of the batch that this thread is making
     own: np.random.Generator | None = None  # of a worker thread, outside of seeded loading
 
 
-_here = _Here()
+_here = _ThreadStreams()
 # Batches being made in this process, by whoever has the global generators, and by worker threads.
 _active: set[_Active] = set()
 _active_in_threads: set[_Active] = set()

@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
-    from penstock.data.dataset import Empty
+    from penstock.data.dataset import Allocator
 
 __all__ = ["Part", "Rows", "batch_of", "with_types_of"]
 
@@ -83,7 +83,7 @@ class _Tensors:
         return value.copy() if isinstance(value, np.ndarray) else value
 
 
-class _Objects:
+class _ObjectColumn:
     """Any other column."""
 
     def __init__(self, column: pa.ChunkedArray, *, is_text: bool) -> None:
@@ -94,7 +94,7 @@ class _Objects:
         return self._column[row].as_py()
 
 
-_Column = _Arrays | _Numbers | _Lists | _Tensors | _Objects
+_Column = _Arrays | _Numbers | _Lists | _Tensors | _ObjectColumn
 
 
 class Rows:
@@ -172,7 +172,7 @@ def _column(column: pa.ChunkedArray) -> _Column:
         or pa.types.is_binary(kind)
         or pa.types.is_large_binary(kind)
     )
-    return _Objects(column, is_text=is_text)
+    return _ObjectColumn(column, is_text=is_text)
 
 
 def _tensors(column: pa.ChunkedArray) -> _Column:
@@ -221,7 +221,7 @@ class Part(NamedTuple):
     places: NDArray[np.int64]
 
 
-def batch_of(parts: Iterable[Part], count: int, empty: Empty) -> dict[str, Any]:
+def batch_of(parts: Iterable[Part], count: int, alloc: Allocator) -> dict[str, Any]:
     """Return rows as one batch: a dict of arrays, and of lists of text.
 
     It is what the default collate makes of the rows, but that text may be missing (None). Each part
@@ -230,7 +230,7 @@ def batch_of(parts: Iterable[Part], count: int, empty: Empty) -> dict[str, Any]:
     Args:
         parts: Where the rows are; at least one.
         count: Rows in all.
-        empty: Gives memory for the arrays.
+        alloc: Gives memory for the arrays.
 
     Raises:
         CollateError: a row lacks a value, or shapes or columns differ.
@@ -241,7 +241,7 @@ def batch_of(parts: Iterable[Part], count: int, empty: Empty) -> dict[str, Any]:
     for part in parts:
         columns = part.rows.columns
         if fillings is None:
-            fillings = {name: _Filling(name, count, empty) for name in columns}
+            fillings = {name: _Filling(name, count, alloc) for name in columns}
             first = int(part.places[0])
         if columns.keys() != fillings.keys():
             raise CollateError(
@@ -258,10 +258,10 @@ def batch_of(parts: Iterable[Part], count: int, empty: Empty) -> dict[str, Any]:
 class _Filling:
     """One column of a batch, as its rows come: an array as long as they are of one kind."""
 
-    def __init__(self, name: str, count: int, empty: Empty) -> None:
+    def __init__(self, name: str, count: int, alloc: Allocator) -> None:
         self._name = name
         self._count = count
-        self._empty = empty
+        self._alloc = alloc
         self._array: NDArray[Any] | None = None
         self._filled: list[NDArray[np.int64]] = []  # places in it
         self._values: list[Any] | None = None
@@ -272,7 +272,7 @@ class _Filling:
         if isinstance(column, _Arrays) and self._values is None:
             array = column.array
             if self._array is None:
-                self._array = self._empty((self._count, *array.shape[1:]), array.dtype)
+                self._array = self._alloc((self._count, *array.shape[1:]), array.dtype)
             if self._array.dtype == array.dtype and self._array.shape[1:] == array.shape[1:]:
                 self._array[places] = array[taken]
                 self._filled.append(places)
@@ -280,7 +280,7 @@ class _Filling:
         values = self._as_values()
         for row, place in zip(taken.tolist(), places.tolist(), strict=True):
             values[place] = column[row]
-        self._is_text |= isinstance(column, _Objects) and column.is_text
+        self._is_text |= isinstance(column, _ObjectColumn) and column.is_text
 
     def _as_values(self) -> list[Any]:
         if self._values is None:

@@ -59,7 +59,7 @@ class IndexedSource(Datasource):
         if self._num_rows:
             row = _row(dataset, 0, self._names)
             self._row_bytes = sum(map(_size_of, row.values()))
-        self._dataset = _Sent.of(dataset)
+        self._dataset = _StoredDataset.of(dataset)
 
     def get_name(self) -> str:
         """Return what Ray Data calls the read."""
@@ -93,7 +93,7 @@ class IndexedSource(Datasource):
         return tasks
 
 
-class _Sent(NamedTuple):
+class _StoredDataset(NamedTuple):
     """A dataset in the object store.
 
     Attributes:
@@ -106,7 +106,7 @@ class _Sent(NamedTuple):
     is_pickle: bool
 
     @classmethod
-    def of(cls, dataset: Any) -> _Sent:  # noqa: ANN401
+    def of(cls, dataset: Any) -> _StoredDataset:  # noqa: ANN401
         """Put a dataset into the store.
 
         Raises:
@@ -144,7 +144,7 @@ _open: dict[str, Any] = {}  # in a worker: the dataset read last, which has its 
 
 
 def _tables(
-    sent: _Sent,
+    sent: _StoredDataset,
     start: int,
     stop: int,
     at_once: int,

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
-    from penstock.data.dataset import Empty
+    from penstock.data.dataset import Allocator
 
 __all__ = ["Block", "RayTable"]
 
@@ -125,8 +125,8 @@ class RayTable(Dataset[dict[str, Any]]):
                 samples[place] = part.rows[row]
         return samples
 
-    def get_batch(self, indices: NDArray[np.int64], empty: Empty) -> dict[str, Any]:
-        """Return rows as one batch: arrays in memory from `empty`, and lists of text.
+    def get_batch(self, indices: NDArray[np.int64], alloc: Allocator) -> dict[str, Any]:
+        """Return rows as one batch: arrays in memory from `alloc`, and lists of text.
 
         Raises:
             IndexError: there is no row with one of the numbers.
@@ -136,7 +136,7 @@ class RayTable(Dataset[dict[str, Any]]):
         if len(indices) == 0:
             raise IndexError("a batch of no rows has no columns")
         try:
-            return batch_of(self._parts(indices), len(indices), empty)
+            return batch_of(self._parts(indices), len(indices), alloc)
         except CollateError as error:
             error.name_samples(indices.tolist())
             raise

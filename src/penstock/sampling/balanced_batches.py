@@ -9,7 +9,7 @@ import numpy as np
 
 from penstock.data.labels.known import class_names_of, labels_given_or_known
 from penstock.errors import ConfigError
-from penstock.sampling.batches import BatchOrder, BatchSampler, Layout
+from penstock.sampling.batches import BatchLayout, BatchOrder, BatchSampler
 from penstock.sampling.class_items import ClassItems
 from penstock.sampling.distributed import chosen_rank
 from penstock.sampling.samplers import check_positive
@@ -118,11 +118,11 @@ class BalancedBatchSampler(BatchSampler):
         order.rank, order.num_replicas = chosen
         super().__init__(order, self.p_classes * self.k_samples, drop_last=False)
 
-    def layout(self) -> Layout:
+    def layout(self) -> BatchLayout:
         """Return where the batches of the current epoch lie."""
         order, size = self.sampler, self.batch_size
         assert isinstance(order, _BalancedOrder)
-        return Layout(order.rank * size, size * order.world_size, 1)
+        return BatchLayout(order.rank * size, size * order.world_size, 1)
 
 
 class _BalancedOrder(BatchOrder):

@@ -23,17 +23,17 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
-    from penstock.sampling.sampler_state import Place
+    from penstock.sampling.sampler_state import SamplerPosition
     from penstock.sampling.samplers import Indices
 
-__all__ = ["BatchOrder", "BatchSampler", "Layout", "batches_of", "pieces_of"]
+__all__ = ["BatchLayout", "BatchOrder", "BatchSampler", "batches_of", "pieces_of"]
 
 # Indices computed at a time where an order is not stored: 128 KiB, and numpy's cost per call is
 # gone.
 _BLOCK: Final = 1 << 14
 
 
-class Layout(NamedTuple):
+class BatchLayout(NamedTuple):
     """How an epoch's batches lie in the order of one rank, and in that of all ranks together.
 
     The second decides the random numbers of each sample: index j of batch k has place
@@ -140,10 +140,10 @@ class BatchSampler(Resumable, Sampler[list[int]]):
     def _varies(self) -> bool:
         return isinstance(self.sampler, Resumable) and self.sampler._varies()
 
-    def layout(self) -> Layout:
+    def layout(self) -> BatchLayout:
         """Return where the batches of the current epoch lie. The sampler is an `IndexSampler`."""
         order = cast("IndexSampler", self.sampler)
-        return Layout(order.rank, self.batch_size * order.world_size, order.world_size)
+        return BatchLayout(order.rank, self.batch_size * order.world_size, order.world_size)
 
     def __iter__(self) -> Iterator[list[int]]:
         """Yield lists of what the sampler yields, drawn no earlier than asked for.
@@ -160,7 +160,7 @@ class BatchSampler(Resumable, Sampler[list[int]]):
             return cast("IndexSampler", self.sampler)
         return self
 
-    def _cut(self, place: Place) -> Iterator[list[int]]:
+    def _cut(self, place: SamplerPosition) -> Iterator[list[int]]:
         order = cast("IndexSampler", self.sampler)
         place.begin(order.epoch)
         for batch in batches_of(order.indices(), self.batch_size, self.drop_last, place.given):
@@ -168,7 +168,7 @@ class BatchSampler(Resumable, Sampler[list[int]]):
             place.given += len(indices)  # no call follows at which Ctrl-C could hit
             yield indices
 
-    def _from(self, place: Place) -> Iterator[list[int]]:
+    def _from(self, place: SamplerPosition) -> Iterator[list[int]]:
         place.begin(getattr(self, "epoch", None))
         for batch in itertools.islice(self._drawn(), place.given, None):
             place.given += 1

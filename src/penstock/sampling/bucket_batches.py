@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Final
 import numpy as np
 
 from penstock.errors import ConfigError
-from penstock.sampling.batches import BatchOrder, BatchSampler, Layout
+from penstock.sampling.batches import BatchLayout, BatchOrder, BatchSampler
 from penstock.sampling.buckets import check_bool, checked_keys
 from penstock.sampling.class_items import grouped
 from penstock.sampling.distributed import chosen_rank
@@ -108,13 +108,13 @@ class BucketBatchSampler(BatchSampler):
         """Return the number of batches, the same in every epoch and on every rank."""
         return int(self._order.num_batches().sum())
 
-    def layout(self) -> Layout:
+    def layout(self) -> BatchLayout:
         """Return where the batches of the current epoch lie."""
         # A batch has the places of the largest one, so that they are the same for any number of
         # ranks, whatever these take twice.
         order = self._order
         per_batch = int(order.sizes.max(initial=1))
-        return Layout(order.rank, per_batch, order.world_size, order.offsets())
+        return BatchLayout(order.rank, per_batch, order.world_size, order.offsets())
 
 
 class _BucketOrder(BatchOrder):

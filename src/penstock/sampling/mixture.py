@@ -155,7 +155,7 @@ class MixtureSampler(IndexSampler):
 
         A fresh int64 array, or, if it were a long one, an object that computes what is asked of it.
         """
-        order = _Order(self)
+        order = _MixtureOrder(self)
         return order if len(order) > LONGEST_STORED else order[:]
 
     def settings(self) -> dict[str, Any]:
@@ -164,7 +164,7 @@ class MixtureSampler(IndexSampler):
         return {**super().settings(), "lengths": lengths, "quotas": quotas}
 
 
-class _Order:
+class _MixtureOrder:
     """The order of one epoch, not stored."""
 
     def __init__(self, sampler: MixtureSampler) -> None:

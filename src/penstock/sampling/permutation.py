@@ -80,7 +80,9 @@ class Permutation:
         self.seed: Final = _checked_seed(seed)
         first, *rest = self.seed if isinstance(self.seed, tuple) else (self.seed,)
         randomness = seed_sequence(first, Purpose.ORDER, *rest)
-        self._order: _Order = (_Table if n <= TABLE_LIMIT else Feistel)(self.n, randomness)
+        self._order: _Bijection = (_ShuffledTable if n <= TABLE_LIMIT else Feistel)(
+            self.n, randomness
+        )
 
     def __len__(self) -> int:
         """Return n."""
@@ -210,7 +212,7 @@ def _checked_seed(seed: object) -> int | tuple[int, ...]:
     return parts if len(parts) > 1 else parts[0]
 
 
-class _Order(Protocol):
+class _Bijection(Protocol):
     """A bijection of range(n)."""
 
     def value_at(self, position: int) -> int:
@@ -220,7 +222,7 @@ class _Order(Protocol):
         """Replace positions, a 1-D array, by the values at them."""
 
 
-class _Table:
+class _ShuffledTable:
     """Few items, really shuffled."""
 
     def __init__(self, n: int, randomness: np.random.SeedSequence) -> None:

@@ -19,13 +19,13 @@ from penstock.warn import users_level
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-__all__ = ["Place", "Resumable", "differences"]
+__all__ = ["Resumable", "SamplerPosition", "differences"]
 
 _FORMAT: Final = 1
 
 
-class Place:
-    """How far one iterator of a sampler has come.
+class SamplerPosition:
+    """Position of one iterator of a sampler.
 
     Attributes:
         epoch: Of its order; None if the sampler tells none.
@@ -59,7 +59,7 @@ class Resumable:
     Subclasses iterate from `_next_place()` and count there what they give.
     """
 
-    _place: Place | None = None  # of the iterator made last, or loaded
+    _place: SamplerPosition | None = None  # of the iterator made last, or loaded
     _has_warned: bool = False
 
     def _num_shares(self) -> int:
@@ -89,7 +89,7 @@ class Resumable:
         """
         epoch, place = getattr(self, "epoch", None), self._place
         if place is None or place.epoch != epoch:
-            place = Place(epoch)
+            place = SamplerPosition(epoch)
         if place.settings is None:
             place.settings = self.settings()
         return {
@@ -120,7 +120,7 @@ class Resumable:
         given = self._given_of(position)
         if epoch is not None:
             self.set_epoch(epoch)
-        self._place = Place(epoch, given)
+        self._place = SamplerPosition(epoch, given)
 
     def forget_state(self) -> None:
         """Let the next `iter()` begin with the first item, whatever state was loaded."""
@@ -149,9 +149,9 @@ class Resumable:
             )
         return given
 
-    def _next_place(self) -> Place:
+    def _next_place(self) -> SamplerPosition:
         """Return where a new iterator begins: where one was loaded that nobody has used."""
-        last, place = self._place, Place(getattr(self, "epoch", None))
+        last, place = self._place, SamplerPosition(getattr(self, "epoch", None))
         place.is_torchs = _is_asked_by_torch()
         if last is not None and place.is_torchs and last.is_torchs:
             self._warn_of_same_order(last)
@@ -171,7 +171,7 @@ class Resumable:
         """Whether another epoch has another order."""
         return True
 
-    def _warn_of_same_order(self, last: Place) -> None:
+    def _warn_of_same_order(self, last: SamplerPosition) -> None:
         """Say once that nobody calls `set_epoch`, where torch's loader had the order before."""
         was_used = last.is_begun and last.given > 0 and not last.is_told
         is_same = was_used and last.epoch == getattr(self, "epoch", None)

@@ -18,7 +18,7 @@ from penstock.data.dataset import length_of
 from penstock.errors import ConfigError
 from penstock.randomness.keys import Purpose, checked_count, checked_epoch, seed_sequence
 from penstock.sampling.permutation import Permutation
-from penstock.sampling.sampler_state import Place, Resumable
+from penstock.sampling.sampler_state import Resumable, SamplerPosition
 from penstock.summary import Summarized
 
 if TYPE_CHECKING:
@@ -168,7 +168,7 @@ class IndexSampler(Resumable, Sampler[int]):
         """
         return self._from(self._next_place())
 
-    def _from(self, place: Place) -> Iterator[int]:
+    def _from(self, place: SamplerPosition) -> Iterator[int]:
         place.begin(self.epoch)
         order = self.indices()
         for start in range(place.given, len(order), _CHUNK):

@@ -50,7 +50,7 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
-    from penstock.data.dataset import Empty
+    from penstock.data.dataset import Allocator
     from penstock.sampling.samplers import Indices
 
 __all__ = ["AbsentShard", "ShardSampler"]
@@ -114,7 +114,7 @@ class AbsentShard(Dataset[Any]):
         """Raise, as `__getitem__`."""
         raise self._absent(int(indices[0]))
 
-    def get_batch(self, indices: NDArray[np.int64], empty: Empty) -> NoReturn:
+    def get_batch(self, indices: NDArray[np.int64], alloc: Allocator) -> NoReturn:
         """Raise, as `__getitem__`."""
         raise self._absent(int(indices[0]))
 
@@ -329,7 +329,7 @@ class ShardSampler(IndexSampler):
         share = EveryNth(order, self.local_rank, self.ranks_per_node, self.num_samples)
         return share if len(share) > LONGEST_STORED else share[:]
 
-    def _of_nodes(self, nodes: Sequence[int]) -> _Order:
+    def _of_nodes(self, nodes: Sequence[int]) -> _ShardOrder:
         node_of = self._current()
         shards = [self._turns(np.flatnonzero(node_of == node), node) for node in nodes]
         counts = [_group_sizes(len(own), self.open_shards) for own in shards]
@@ -338,7 +338,7 @@ class ShardSampler(IndexSampler):
             for node, sizes in zip(nodes, counts, strict=True)
             for group in range(len(sizes))
         ]
-        return _Order(
+        return _ShardOrder(
             self.lengths,
             np.concatenate(shards),
             np.concatenate(counts),
@@ -381,7 +381,7 @@ def _group_sizes(num_shards: int, most: int) -> NDArray[np.int64]:
     return np.diff(bounds)
 
 
-class _Order:
+class _ShardOrder:
     """The samples of shards, group after group, mixed within each; not stored."""
 
     def __init__(

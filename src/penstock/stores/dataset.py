@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
     from numpy.typing import ArrayLike, NDArray
 
-    from penstock.data.dataset import Empty
+    from penstock.data.dataset import Allocator
     from penstock.data.ragged import RaggedArray
     from penstock.stores.store import Store
 
@@ -272,7 +272,7 @@ class StoreDataset(Dataset[Any]):
         pipeline = self._pipeline
         return self.can_get_batch and (pipeline is None or pipeline.is_drawless)
 
-    def get_batch(self, indices: NDArray[np.int64], empty: Empty) -> list[Any]:
+    def get_batch(self, indices: NDArray[np.int64], alloc: Allocator) -> list[Any]:
         """Return the files' bytes as a tuple, and the labels, int64 of shape (batch,).
 
         In the place of the bytes, an `ImagePipeline` writes its images into the batch's memory.
@@ -282,12 +282,12 @@ class StoreDataset(Dataset[Any]):
         positions = self.store.checked(indices)
         with self.store.borrow_images(positions) as images:
             files = tuple(map(bytes, images))
-        labels = empty((len(positions),), np.int64)
+        labels = alloc((len(positions),), np.int64)
         np.take(np.asarray(self.labels), positions, out=labels)
         pipeline = self._pipeline
         if pipeline is None:
             return [files, labels]
-        batch = empty((len(files), *pipeline.shape), pipeline.dtype)
+        batch = alloc((len(files), *pipeline.shape), pipeline.dtype)
         for k, position in enumerate(positions.tolist()):
             try:
                 self._write(pipeline, files[k], batch[k], k)

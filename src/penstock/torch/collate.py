@@ -32,7 +32,7 @@ from penstock.transport.arena import MIN_POOLED_BYTES
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from penstock.data.dataset import Empty
+    from penstock.data.dataset import Allocator
 
 __all__ = ["TensorCollator", "empty_tensor", "stack_plainly"]
 
@@ -41,8 +41,10 @@ _STOCK: Final[CollateMap] = dict(_stock.default_collate_fn_map)
 _PLAIN_ARRAYS: Final = frozenset({np.ndarray, np.memmap})
 
 
-def empty_tensor(empty: Empty, shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor | None:
-    """Return an uninitialised tensor in a slot, or in recycled memory, given by `empty`.
+def empty_tensor(
+    alloc: Allocator, shape: tuple[int, ...], dtype: torch.dtype
+) -> torch.Tensor | None:
+    """Return an uninitialised tensor in a slot, or in recycled memory, given by `alloc`.
 
     Returns:
         None where there are no bytes, or torch's own memory does as well: that can be resized.
@@ -51,10 +53,10 @@ def empty_tensor(empty: Empty, shape: tuple[int, ...], dtype: torch.dtype) -> to
         return None
     in_numpy = _in_numpy(dtype)
     if in_numpy is not None:
-        array = empty(shape, in_numpy)
+        array = alloc(shape, in_numpy)
     else:
-        array = empty((math.prod(shape) * dtype.itemsize,), np.uint8)
-    if not _stays_here(empty):
+        array = alloc((math.prod(shape) * dtype.itemsize,), np.uint8)
+    if not _stays_here(alloc):
         tensor = torch.from_numpy(array)
     elif array.base is None:
         return None
@@ -63,9 +65,9 @@ def empty_tensor(empty: Empty, shape: tuple[int, ...], dtype: torch.dtype) -> to
     return tensor if in_numpy is not None else tensor.view(dtype).view(shape)
 
 
-def _stays_here(empty: Empty) -> bool:
-    """Whether the consumer gets the very memory that `empty` gives (`PlainOutput.empty`)."""
-    return getattr(empty, "stays_here", False)
+def _stays_here(alloc: Allocator) -> bool:
+    """Whether the consumer gets the very memory that `alloc` gives (`PlainOutput.empty`)."""
+    return getattr(alloc, "stays_here", False)
 
 
 @functools.cache
@@ -91,10 +93,10 @@ class TensorCollator:
         One thread.
     """
 
-    def __init__(self, empty: Empty) -> None:
-        """Collate into arrays given by `empty`."""
-        self.empty = empty
-        self._stays_here = _stays_here(empty)
+    def __init__(self, alloc: Allocator) -> None:
+        """Collate into arrays given by `alloc`."""
+        self.empty = alloc
+        self._stays_here = _stays_here(alloc)
         # What the user adds may be a base class of containers, which are looked up first here.
         self._registry = self._replaced(_STOCK) | CONTAINERS
 

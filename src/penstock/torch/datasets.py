@@ -38,7 +38,7 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
-    from penstock.data.dataset import Empty
+    from penstock.data.dataset import Allocator
 
 __all__ = [
     "ChainDataset",
@@ -85,13 +85,13 @@ class TensorDataset(Summarized, stock.TensorDataset):
         """Whether all tensors are plain, dense ones in main memory that need no gradient."""
         return _can_gather_all(self)
 
-    def get_batch(self, indices: NDArray[np.int64], empty: Empty) -> Any:  # noqa: ANN401 - a batch tree
-        """Return the rows at `indices` of each tensor, a list of tensors in memory from `empty`.
+    def get_batch(self, indices: NDArray[np.int64], alloc: Allocator) -> Any:  # noqa: ANN401 - a batch tree
+        """Return the rows at `indices` of each tensor, a list of tensors in memory from `alloc`.
 
         Raises:
             IndexError: an index is outside -length <= index < length, or there is none.
         """
-        return _read_tensors(self, indices, empty)
+        return _read_tensors(self, indices, alloc)
 
 
 class StackDataset(Summarized, stock.StackDataset[Any]):
@@ -110,9 +110,9 @@ class StackDataset(Summarized, stock.StackDataset[Any]):
         """Whether all datasets can be read by the batch."""
         return _can_read_stack(self)
 
-    def get_batch(self, indices: NDArray[np.int64], empty: Empty) -> Any:  # noqa: ANN401 - a batch tree
+    def get_batch(self, indices: NDArray[np.int64], alloc: Allocator) -> Any:  # noqa: ANN401 - a batch tree
         """Return the datasets' batches: a list, or a dict by name."""
-        return _read_stack(self, indices, empty)
+        return _read_stack(self, indices, alloc)
 
 
 class ConcatDataset(Summarized, stock.ConcatDataset[Any]):
@@ -132,14 +132,14 @@ class ConcatDataset(Summarized, stock.ConcatDataset[Any]):
         """Whether all datasets can be read by the batch."""
         return _can_read_concat(self)
 
-    def get_batch(self, indices: NDArray[np.int64], empty: Empty) -> Any:  # noqa: ANN401 - a batch tree
+    def get_batch(self, indices: NDArray[np.int64], alloc: Allocator) -> Any:  # noqa: ANN401 - a batch tree
         """Return the samples at `indices` as one batch, of each dataset's share in its rows.
 
         Raises:
             ValueError: an index is smaller than -length.
             IndexError: an index is not smaller than length, or there is none.
         """
-        return _read_concat(self, indices, empty)
+        return _read_concat(self, indices, alloc)
 
 
 class Subset(Summarized, stock.Subset[Any]):
@@ -158,13 +158,13 @@ class Subset(Summarized, stock.Subset[Any]):
         """Whether the dataset can be read by the batch."""
         return _can_read_subset(self)
 
-    def get_batch(self, indices: NDArray[np.int64], empty: Empty) -> Any:  # noqa: ANN401 - a batch tree
+    def get_batch(self, indices: NDArray[np.int64], alloc: Allocator) -> Any:  # noqa: ANN401 - a batch tree
         """Return the dataset's batch at `self.indices[indices]`.
 
         Raises:
             IndexError: an index is outside the subset, or the subset's is outside the dataset.
         """
-        return _read_subset(self, indices, empty)
+        return _read_subset(self, indices, alloc)
 
 
 def random_split(
@@ -224,17 +224,19 @@ def _can_gather_all(dataset: stock.TensorDataset) -> bool:
     return bool(tensors) and all(map(_can_gather, tensors))
 
 
-def _read_tensors(dataset: stock.TensorDataset, indices: NDArray[np.int64], empty: Empty) -> Any:  # noqa: ANN401
+def _read_tensors(
+    dataset: stock.TensorDataset, indices: NDArray[np.int64], alloc: Allocator
+) -> Any:  # noqa: ANN401
     if len(indices) == 0:
         return _collated(dataset, indices)
     chosen = _counted_from_start(indices, len(dataset))
-    return [_gather(tensor, chosen, empty) for tensor in dataset.tensors]
+    return [_gather(tensor, chosen, alloc) for tensor in dataset.tensors]
 
 
-def _read_tensor(tensor: torch.Tensor, indices: NDArray[np.int64], empty: Empty) -> Any:  # noqa: ANN401
+def _read_tensor(tensor: torch.Tensor, indices: NDArray[np.int64], alloc: Allocator) -> Any:  # noqa: ANN401
     if len(indices) == 0:
         return _collated(tensor, indices)
-    return _gather(tensor, _counted_from_start(indices, len(tensor)), empty)
+    return _gather(tensor, _counted_from_start(indices, len(tensor)), alloc)
 
 
 def _counted_from_start(indices: NDArray[np.int64], length: int) -> torch.Tensor:
@@ -252,9 +254,9 @@ def _counted_from_start(indices: NDArray[np.int64], length: int) -> torch.Tensor
     return torch.from_numpy(indices)
 
 
-def _gather(tensor: torch.Tensor, indices: torch.Tensor, empty: Empty) -> torch.Tensor:
+def _gather(tensor: torch.Tensor, indices: torch.Tensor, alloc: Allocator) -> torch.Tensor:
     rows = tensor.view(_carrier(tensor.dtype))
-    out = empty_tensor(empty, (len(indices), *tensor.shape[1:]), rows.dtype)
+    out = empty_tensor(alloc, (len(indices), *tensor.shape[1:]), rows.dtype)
     return torch.index_select(rows, 0, indices, out=out).view(tensor.dtype)
 
 
@@ -274,18 +276,20 @@ def _parts(dataset: stock.StackDataset[Any]) -> list[Any]:
     return list(datasets.values() if isinstance(datasets, dict) else datasets)
 
 
-def _read_stack(dataset: stock.StackDataset[Any], indices: NDArray[np.int64], empty: Empty) -> Any:  # noqa: ANN401
-    batches = [_read(part, indices, empty) for part in _parts(dataset)]
+def _read_stack(
+    dataset: stock.StackDataset[Any], indices: NDArray[np.int64], alloc: Allocator
+) -> Any:  # noqa: ANN401
+    batches = [_read(part, indices, alloc) for part in _parts(dataset)]
     if isinstance(dataset.datasets, dict):
         return dict(zip(dataset.datasets, batches, strict=True))
     return batches
 
 
-def _read(dataset: Any, indices: NDArray[np.int64], empty: Empty) -> Any:  # noqa: ANN401
+def _read(dataset: Any, indices: NDArray[np.int64], alloc: Allocator) -> Any:  # noqa: ANN401
     reader = batch_reader(dataset)
     if reader is None:
         return _collated(dataset, indices)
-    return _with_tensors(reader(indices, empty))
+    return _with_tensors(reader(indices, alloc))
 
 
 def _with_tensors(batch: Any) -> Any:  # noqa: ANN401
@@ -301,11 +305,11 @@ def _can_read_subset(dataset: stock.Subset[Any]) -> bool:
     return batch_reader(dataset.dataset) is not None
 
 
-def _read_subset(dataset: stock.Subset[Any], indices: NDArray[np.int64], empty: Empty) -> Any:  # noqa: ANN401
+def _read_subset(dataset: stock.Subset[Any], indices: NDArray[np.int64], alloc: Allocator) -> Any:  # noqa: ANN401
     inner = _select(dataset.indices, indices)
     if inner.ndim != 1 or inner.dtype.kind not in "iu" or len(inner) == 0:
         return _collated(dataset, indices)
-    return _read(dataset.dataset, inner.astype(np.int64, copy=False), empty)
+    return _read(dataset.dataset, inner.astype(np.int64, copy=False), alloc)
 
 
 def _select(chosen: Any, indices: NDArray[np.int64]) -> NDArray[Any]:  # noqa: ANN401
@@ -322,7 +326,7 @@ def _can_read_concat(dataset: stock.ConcatDataset[Any]) -> bool:
 
 
 def _read_concat(
-    dataset: stock.ConcatDataset[Any], indices: NDArray[np.int64], empty: Empty
+    dataset: stock.ConcatDataset[Any], indices: NDArray[np.int64], alloc: Allocator
 ) -> Any:  # noqa: ANN401
     length = len(dataset)
     wrong = indices[(indices < -length) | (indices >= length)][:1]
@@ -334,14 +338,14 @@ def _read_concat(
     inner = chosen - np.concatenate(([0], sizes))[numbers]
     asked = np.unique(numbers).tolist()
     if len(asked) == 1:  # nothing to bring into order
-        return _read(dataset.datasets[asked[0]], inner, empty)
+        return _read(dataset.datasets[asked[0]], inner, alloc)
     positions = [np.flatnonzero(numbers == number) for number in asked]
     shares = []
     for number, rows in zip(asked, positions, strict=True):
         with renumbered_samples(rows):
             shares.append(_read(dataset.datasets[number], inner[rows], np.empty))
     try:
-        return _merge(shares, [torch.from_numpy(rows) for rows in positions], empty)
+        return _merge(shares, [torch.from_numpy(rows) for rows in positions], alloc)
     except _UnlikeError:
         return _collated(dataset, indices)
 
@@ -350,7 +354,7 @@ class _UnlikeError(Exception):
     """Batches of two datasets differ in structure, shape or dtype, or hold more than tensors."""
 
 
-def _merge(batches: list[Any], positions: list[torch.Tensor], empty: Empty) -> Any:  # noqa: ANN401
+def _merge(batches: list[Any], positions: list[torch.Tensor], alloc: Allocator) -> Any:  # noqa: ANN401
     """One batch of several that are alike, rows of batches[i] at positions[i]."""
     first = batches[0]
     if any(type(batch) is not type(first) for batch in batches):
@@ -358,26 +362,26 @@ def _merge(batches: list[Any], positions: list[torch.Tensor], empty: Empty) -> A
     if type(first) is dict:
         if any(list(batch) != list(first) for batch in batches):
             raise _UnlikeError
-        return {key: _merge([batch[key] for batch in batches], positions, empty) for key in first}
+        return {key: _merge([batch[key] for batch in batches], positions, alloc) for key in first}
     if type(first) is list:
         if any(len(batch) != len(first) for batch in batches):
             raise _UnlikeError
-        return [_merge(list(column), positions, empty) for column in zip(*batches, strict=True)]
+        return [_merge(list(column), positions, alloc) for column in zip(*batches, strict=True)]
     if any(
         not _can_gather(batch) or batch.shape[1:] != first.shape[1:] or batch.dtype != first.dtype
         for batch in batches
     ):
         raise _UnlikeError
-    return _scatter(batches, positions, empty)
+    return _scatter(batches, positions, alloc)
 
 
 def _scatter(
-    batches: list[torch.Tensor], positions: list[torch.Tensor], empty: Empty
+    batches: list[torch.Tensor], positions: list[torch.Tensor], alloc: Allocator
 ) -> torch.Tensor:
     shape = (sum(map(len, positions)), *batches[0].shape[1:])
     dtype = batches[0].dtype
     carrier = _carrier(dtype)
-    out = empty_tensor(empty, shape, carrier)
+    out = empty_tensor(alloc, shape, carrier)
     if out is None:
         out = torch.empty(shape, dtype=carrier, device="cpu")
     for batch, rows in zip(batches, positions, strict=True):
@@ -388,7 +392,7 @@ def _scatter(
 def _register(
     cls: type,
     can_read: Callable[[Any], bool],
-    read: Callable[[Any, NDArray[np.int64], Empty], Any],
+    read: Callable[[Any, NDArray[np.int64], Allocator], Any],
 ) -> None:
     def make_reader(dataset: object) -> BatchReader | None:
         return functools.partial(read, dataset) if can_read(dataset) else None

@@ -74,7 +74,7 @@ class DataLoader(Observed, torch.utils.data.DataLoader[T_co]):
 
     Differences that show: all workers get the dataset from one pickle under `spawn` and
     `forkserver`, with its arrays in memory that is shared until a worker writes to it; a sample's
-    error carries a note that names it; `get_batch(indices, empty)` of a dataset is used where there
+    error carries a note that names it; `get_batch(indices, alloc)` of a dataset is used where there
     is one and the collate is the default. DataPipes, deprecated in torch, run on torch's own
     engine.
 

@@ -20,7 +20,7 @@ from penstock.torch.collate import TensorCollator, stack_plainly
 if TYPE_CHECKING:
     from types import CodeType
 
-    from penstock.data.dataset import Empty
+    from penstock.data.dataset import Allocator
     from penstock.worker_info import WorkerInfo
 
 __all__ = ["answer_in_threads", "collator", "prepare_worker", "thread_info"]
@@ -76,6 +76,6 @@ def prepare_worker(info: WorkerInfo) -> None:
     leaves.register()
 
 
-def collator(empty: Empty) -> TensorCollator:
+def collator(alloc: Allocator) -> TensorCollator:
     """Return the default collate that makes tensors."""
-    return TensorCollator(empty)
+    return TensorCollator(alloc)

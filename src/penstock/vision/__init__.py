@@ -3,11 +3,12 @@
 
 from __future__ import annotations
 
+from penstock.deprecation import renamed_names
 from penstock.images import decode_image
 from penstock.vision.annotations.model import AnnotatedImage, AnnotatedObject
 from penstock.vision.annotations.voc_arrays import VOCAnnotation, parse_voc
 from penstock.vision.batches.detection_collate import DetectionCollate, detection_collate
-from penstock.vision.crops import RandomResizedCrop, ResizedCenterCrop, Squash
+from penstock.vision.crops import CenterCropResize, RandomResizedCrop, Resize
 from penstock.vision.datasets.annotated import AnnotatedImages
 from penstock.vision.datasets.annotation_rules import AnnotationRules
 from penstock.vision.datasets.box_policy import BoxCounts
@@ -18,15 +19,15 @@ from penstock.vision.datasets.landmark_sets import ImglabDetection, LandmarkList
 from penstock.vision.datasets.packed_annotations import PackedAnnotations
 from penstock.vision.datasets.voc_detection import VOCDetection
 from penstock.vision.datasets.yolo_detection import YOLODetection
-from penstock.vision.looking.contact_sheet import contact_sheet
-from penstock.vision.looking.drawing import draw_objects
+from penstock.vision.drawing.contact_sheet import contact_sheet
+from penstock.vision.drawing.objects import draw_objects
 from penstock.vision.pipeline import IMAGENET_MEAN, IMAGENET_STD, ImagePipeline
 from penstock.vision.samples import kept, num_objects
 from penstock.vision.transforms.adapters import Albumentations, Torchvision
 from penstock.vision.transforms.color_jitter import ColorJitter
 from penstock.vision.transforms.compose import Compose
 from penstock.vision.transforms.flips import HorizontalFlip, VerticalFlip
-from penstock.vision.transforms.hsv import HSV
+from penstock.vision.transforms.hsv import RandomHSV
 from penstock.vision.transforms.letterbox import Letterbox
 from penstock.vision.transforms.mixing import CutMix, MixUp
 from penstock.vision.transforms.mosaic import Mosaic
@@ -34,7 +35,6 @@ from penstock.vision.transforms.object_crop import ObjectCrop
 from penstock.vision.transforms.perspective import RandomPerspective
 
 __all__ = [
-    "HSV",
     "IMAGENET_MEAN",
     "IMAGENET_STD",
     "Albumentations",
@@ -43,6 +43,7 @@ __all__ = [
     "AnnotatedObject",
     "AnnotationRules",
     "BoxCounts",
+    "CenterCropResize",
     "ColorJitter",
     "Compose",
     "CutMix",
@@ -59,10 +60,10 @@ __all__ = [
     "Mosaic",
     "ObjectCrop",
     "PackedAnnotations",
+    "RandomHSV",
     "RandomPerspective",
     "RandomResizedCrop",
-    "ResizedCenterCrop",
-    "Squash",
+    "Resize",
     "Torchvision",
     "VOCAnnotation",
     "VOCDetection",
@@ -76,3 +77,9 @@ __all__ = [
     "num_objects",
     "parse_voc",
 ]
+
+__getattr__ = renamed_names(
+    __name__,
+    {"HSV": "RandomHSV", "ResizedCenterCrop": "CenterCropResize", "Squash": "Resize"},
+    "0.3",
+)

@@ -6,13 +6,14 @@ from __future__ import annotations
 import math
 from typing import TYPE_CHECKING, Any, Final, NamedTuple, Protocol
 
+from penstock.deprecation import renamed_arguments
 from penstock.errors import ConfigError
-from penstock.vision.arguments import checked_size, named_here, shown
+from penstock.vision.arguments import checked_size, shown
 
 if TYPE_CHECKING:
     import numpy as np
 
-__all__ = ["Crop", "Cut", "RandomResizedCrop", "ResizedCenterCrop", "Squash", "checked_crop"]
+__all__ = ["CenterCropResize", "Crop", "Cut", "RandomResizedCrop", "Resize", "checked_crop"]
 
 _TRIES: Final = 10
 
@@ -61,7 +62,7 @@ def checked_crop(crop: Any) -> Crop:  # noqa: ANN401 - it is being checked
         return found
     raise ConfigError(
         "crop decides which part of an image is taken and at which size: RandomResizedCrop(224), "
-        "ResizedCenterCrop(224, resize=256), Squash(224), or an object of your own with `size`, "
+        "CenterCropResize(224, resize=256), Resize(224), or an object of your own with `size`, "
         f"`is_drawless` and `cut(height, width, rng)`; got {shown(crop)}"
     )
 
@@ -69,9 +70,9 @@ def checked_crop(crop: Any) -> Crop:  # noqa: ANN401 - it is being checked
 class RandomResizedCrop:
     """A part of random area and shape, resized: the crop of torchvision's ImageNet recipe.
 
-    The part's area is uniform over `area` times the image's; its width : height is log-uniform over
-    `ratio`; its place is uniform. If ten such parts do not fit into the image, the largest one in
-    the middle is taken whose ratio is within bounds.
+    The part's area is uniform over `scale` times the image's; its width : height is log-uniform
+    over `ratio`; its place is uniform. If ten such parts do not fit into the image, the largest one
+    in the middle is taken whose ratio is within bounds.
 
     Reference:
         Szegedy et al., Going deeper with convolutions (2014), section 6; torchvision's
@@ -85,32 +86,32 @@ class RandomResizedCrop:
 
     is_drawless = False
 
-    @named_here(scale="area")
+    @renamed_arguments("0.3", area="scale")
     def __init__(
         self,
         size: int | tuple[int, int],
-        area: tuple[float, float] = (0.08, 1.0),
+        scale: tuple[float, float] = (0.08, 1.0),
         ratio: tuple[float, float] = (3 / 4, 4 / 3),
     ) -> None:
         """Crop to `size`.
 
         Args:
             size: Height and width of the output, in pixels; one number for both.
-            area: Least and greatest share of the image's area, 0 < least <= greatest <= 1.
+            scale: Least and greatest share of the image's area, 0 < least <= greatest <= 1.
             ratio: Least and greatest width : height.
 
         Raises:
             ConfigError: bounds in the wrong order, or out of range.
         """
         self.size = checked_size(size)
-        self.area = _checked_bounds("area", area, 1.0)
+        self.scale = _checked_bounds("scale", scale, 1.0)
         self.ratio = _checked_bounds("ratio", ratio, math.inf)
         self._log_ratio = math.log(ratio[0]), math.log(ratio[1])
 
     def cut(self, height: int, width: int, rng: np.random.Generator | None) -> Cut:
         """Draw a part of an image of `height` x `width` pixels from `rng`."""
         assert rng is not None
-        low, high = self.area
+        low, high = self.scale
         log_low, log_high = self._log_ratio
         for _ in range(_TRIES):
             area_px = height * width * (low + (high - low) * rng.random())
@@ -136,17 +137,17 @@ class RandomResizedCrop:
 
     def __repr__(self) -> str:
         """Return the call that makes it."""
-        return f"RandomResizedCrop({self.size}, area={self.area}, ratio={self.ratio})"
+        return f"RandomResizedCrop({self.size}, scale={self.scale}, ratio={self.ratio})"
 
 
-class ResizedCenterCrop:
+class CenterCropResize:
     """The image resized to a given length of its shorter side, and the middle of that.
 
     With `size=224, resize=256` it is torchvision's `Resize(256)` and `CenterCrop(224)`, the numbers
     rounded as there.
 
     Example:
-        >>> ResizedCenterCrop(224, resize=256).cut(480, 640, None)
+        >>> CenterCropResize(224, resize=256).cut(480, 640, None)
         Cut(top=0, left=0, height=480, width=640, resized_height=256, resized_width=341, ...)
     """
 
@@ -178,14 +179,16 @@ class ResizedCenterCrop:
 
     def __repr__(self) -> str:
         """Return the call that makes it."""
-        return f"ResizedCenterCrop({self.size}, resize={self.resize})"
+        return f"CenterCropResize({self.size}, resize={self.resize})"
 
 
-class Squash:
+class Resize:
     """The whole image, resized to one size whatever its shape.
 
+    It is torchvision's `Resize((height, width))`. One number is both sides, not the shorter one.
+
     Example:
-        >>> Squash((2, 4)).cut(480, 640, None)
+        >>> Resize((2, 4)).cut(480, 640, None)
         Cut(top=0, left=0, height=480, width=640, resized_height=2, resized_width=4, ...)
     """
 
@@ -201,7 +204,7 @@ class Squash:
 
     def __repr__(self) -> str:
         """Return the call that makes it."""
-        return f"Squash({self.size})"
+        return f"Resize({self.size})"
 
 
 def _checked_bounds(name: str, bounds: tuple[float, float], most: float) -> tuple[float, float]:

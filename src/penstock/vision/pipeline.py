@@ -21,6 +21,7 @@ import cv2
 import numpy as np
 from PIL import Image
 
+from penstock.deprecation import renamed_arguments
 from penstock.errors import ConfigError
 from penstock.faults import annotate
 from penstock.images.headers import MAX_PIXELS, read_header
@@ -32,10 +33,9 @@ from penstock.vision.arguments import (
     checked_full_scale,
     checked_size,
     checked_transform,
-    named_here,
     shown,
 )
-from penstock.vision.crops import Cut, RandomResizedCrop, ResizedCenterCrop, checked_crop
+from penstock.vision.crops import CenterCropResize, Cut, RandomResizedCrop, checked_crop
 from penstock.vision.normalizing import lookup_tables, write_planes
 from penstock.vision.resizing import Resample, Workplace, kept_of_resized
 
@@ -114,7 +114,7 @@ class ImagePipeline:
 
         Args:
             crop: Decides which part is taken and at which size: `RandomResizedCrop`,
-                `ResizedCenterCrop`, `Squash`, or your own.
+                `CenterCropResize`, `Resize`, or your own.
             flip: Probability that left and right are exchanged.
             color: Changes of brightness, contrast, saturation and hue.
             steps: Functions, or one, of the cropped and resized image, uint8 of shape (height,
@@ -155,30 +155,30 @@ class ImagePipeline:
         self.dtype = np.dtype(np.float32 if is_float else np.uint8)
 
     @classmethod
-    @named_here(scale="area")
+    @renamed_arguments("0.3", area="scale")
     def train(
         cls,
         /,
         size: int | tuple[int, int] = 224,
         *,
-        area: tuple[float, float] = (0.08, 1.0),
+        scale: tuple[float, float] = (0.08, 1.0),
         ratio: tuple[float, float] = (3 / 4, 4 / 3),
         flip: float = 0.5,
         **options: Any,  # noqa: ANN401 - those of the class
     ) -> Self:
         """Return torchvision's ImageNet recipe for training.
 
-        `RandomResizedCrop(size, area, ratio)`, a horizontal flip, ImageNet's mean and standard
+        `RandomResizedCrop(size, scale, ratio)`, a horizontal flip, ImageNet's mean and standard
         deviation.
 
         Args:
             size: Height and width in pixels; one number for both.
-            area: As for `RandomResizedCrop`.
+            scale: As for `RandomResizedCrop`.
             ratio: As for `RandomResizedCrop`.
             flip: Probability of a flip.
             options: As for `ImagePipeline`.
         """
-        return cls(RandomResizedCrop(size, area, ratio), flip=flip, **options)
+        return cls(RandomResizedCrop(size, scale, ratio), flip=flip, **options)
 
     @classmethod
     def eval(
@@ -198,7 +198,7 @@ class ImagePipeline:
         """
         if resize is None:
             resize = round(max(checked_size(size)) * 256 / 224)
-        return cls(ResizedCenterCrop(size, resize), **options)
+        return cls(CenterCropResize(size, resize), **options)
 
     @property
     def is_drawless(self) -> bool:
@@ -397,7 +397,7 @@ def _checked_color(color: Any) -> ColorJitter | None:  # noqa: ANN401 - it is be
         return found
     raise ConfigError(
         "color is a ColorJitter, ColorJitter(brightness=0.4, contrast=0.4, saturation=0.4), or "
-        f"None; got {shown(color)}. Other changes of colour, as HSV(), go into steps"
+        f"None; got {shown(color)}. Other changes of colour, as RandomHSV(), go into steps"
     )
 
 

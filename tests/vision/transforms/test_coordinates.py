@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 from tests.vision.rectangles import sample_of, scene, seeded
 
-from penstock.vision.crops import ResizedCenterCrop
+from penstock.vision.crops import CenterCropResize
 from penstock.vision.transforms.coordinates import clipped, moved, warped
 from penstock.vision.transforms.letterbox import Letterbox
 from penstock.vision.transforms.mosaic import Mosaic
@@ -39,7 +39,7 @@ def test_a_landmark_that_is_cut_off_is_not_visible_any_more():
     sample["visibility"] = np.full((6, 3), 2, np.int8)
     cutting = [
         RandomPerspective(50, degrees=30),
-        ObjectCrop(ResizedCenterCrop(50, 90), min_visibility=0),
+        ObjectCrop(CenterCropResize(50, 90), min_visibility=0),
         lambda sample: Mosaic([sample], 60)[0],
     ]
     for cut in cutting:
@@ -66,7 +66,7 @@ def test_an_array_of_another_shape_called_visibility_is_the_users_own():
     "change",
     [
         RandomPerspective(50),
-        ObjectCrop(ResizedCenterCrop(50, 90)),
+        ObjectCrop(CenterCropResize(50, 90)),
         lambda sample: moved(sample, (1, 1), (3, 3)),
     ],
     ids=["perspective", "crop", "moved"],
@@ -85,7 +85,7 @@ def test_images_keep_their_axis_of_channels_at_any_size(num_channels, size):
         Letterbox(size),
         RandomPerspective(size),
         RandomPerspective(size, perspective=0.0005),
-        ObjectCrop(ResizedCenterCrop(size, size)),
+        ObjectCrop(CenterCropResize(size, size)),
     ):
         assert change(image).shape == (size, size, num_channels)
         assert change(image[..., 0]).shape == (size, size)

@@ -25,7 +25,7 @@ from penstock import sample_rng
 from penstock.errors import ConfigError
 from penstock.vision.transforms.compose import Compose
 from penstock.vision.transforms.flips import HorizontalFlip, VerticalFlip
-from penstock.vision.transforms.hsv import HSV
+from penstock.vision.transforms.hsv import RandomHSV
 from penstock.vision.transforms.letterbox import Letterbox
 from penstock.vision.transforms.perspective import RandomPerspective
 
@@ -264,14 +264,14 @@ def test_a_chain_of_all_keeps_objects():
 def test_hsv_changes_colours_as_its_formula_says_and_leaves_greys_grey():
     image = np.full((4, 4, 3), (200, 100, 50), np.uint8)
     with seeded(3):
-        changed = HSV(hue=0, saturation=0, value=0.5)(image)
+        changed = RandomHSV(hue=0, saturation=0, value=0.5)(image)
     with seeded(3):
         factor = 1 + 0.5 * sample_rng().uniform(-1, 1, 3)[2]
     assert np.abs(changed[0, 0] - np.array([200, 100, 50]) * factor).max() < 3
     assert (image[0, 0] == (200, 100, 50)).all()
     sample = scene(1)
     with seeded(1):
-        assert equal({**HSV()(sample), "image": sample["image"]}, sample)
+        assert equal({**RandomHSV()(sample), "image": sample["image"]}, sample)
 
 
 def test_hues_go_round_the_circle():
@@ -279,7 +279,7 @@ def test_hues_go_round_the_circle():
     image = cv2.cvtColor(hsv, cv2.COLOR_HSV2RGB)
     for position in range(30):
         with seeded(3, position):
-            changed = HSV(hue=1, saturation=0, value=0)(image)
+            changed = RandomHSV(hue=1, saturation=0, value=0)(image)
         with seeded(3, position):
             hue = 170 * (1 + sample_rng().uniform(-1, 1, 3)[0]) % 180
         found = int(cv2.cvtColor(changed, cv2.COLOR_RGB2HSV)[0, 0, 0])
@@ -288,11 +288,13 @@ def test_hues_go_round_the_circle():
 
 def test_hsv_refuses_what_is_no_rgb():
     with pytest.raises(ConfigError, match=r"got float32 \(4, 4, 3\)"):
-        HSV()(np.zeros((4, 4, 3), np.float32))
+        RandomHSV()(np.zeros((4, 4, 3), np.float32))
 
 
 def test_transforms_pickle_and_say_what_they_are():
-    chain = Compose(Letterbox(64), RandomPerspective(32), HSV(), HorizontalFlip(0.5, (1, 0, 2)))
+    chain = Compose(
+        Letterbox(64), RandomPerspective(32), RandomHSV(), HorizontalFlip(0.5, (1, 0, 2))
+    )
     copied = pickle.loads(pickle.dumps(chain))
     assert repr(copied) == repr(chain)
     with seeded(1):
@@ -328,8 +330,8 @@ def test_the_ground_is_not_an_object():
             "max_aspect is a number of at least 1; got 0.5",
         ),
         (lambda: RandomPerspective(perspective=float("nan")), "perspective .* got nan"),
-        (lambda: HSV(hue="much"), "hue is a number .* got 'much'"),
-        (lambda: Compose([HSV()]), r"number 0 is .*: write Compose\(\*transforms\)"),
+        (lambda: RandomHSV(hue="much"), "hue is a number .* got 'much'"),
+        (lambda: Compose([RandomHSV()]), r"number 0 is .*: write Compose\(\*transforms\)"),
     ],
 )
 def test_arguments_out_of_range_are_named_with_their_values(make, message):

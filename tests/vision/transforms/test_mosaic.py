@@ -17,7 +17,7 @@ from penstock.errors import ConfigError
 from penstock.randomness.samples import SampleStreams, one_sample
 from penstock.vision.transforms.compose import Compose
 from penstock.vision.transforms.flips import HorizontalFlip
-from penstock.vision.transforms.hsv import HSV
+from penstock.vision.transforms.hsv import RandomHSV
 from penstock.vision.transforms.letterbox import Letterbox
 from penstock.vision.transforms.mixing import MixUp
 from penstock.vision.transforms.mosaic import Mosaic
@@ -222,7 +222,7 @@ def test_the_loader_tells_the_epoch(num_workers):
 
 
 def nested(transform=None):
-    chain = Compose(RandomPerspective(48), HSV(), HorizontalFlip(0.5, (1, 0, 2)))
+    chain = Compose(RandomPerspective(48), RandomHSV(), HorizontalFlip(0.5, (1, 0, 2)))
     mosaic = Mosaic(Scenes(7, transform=transform), 48, probability=0.8, transform=chain)
     return MixUp(mosaic, probability=0.7, transform=HorizontalFlip(landmark_order=False))
 

@@ -10,14 +10,14 @@ from hypothesis import strategies as st
 from tests.vision.rectangles import COLOURS, check_bounds, check_objects, sample_of, scene, seeded
 
 from penstock.errors import ConfigError
-from penstock.vision.crops import Cut, RandomResizedCrop, ResizedCenterCrop
+from penstock.vision.crops import CenterCropResize, Cut, RandomResizedCrop
 from penstock.vision.transforms.object_crop import ObjectCrop
 
 
 @given(st.integers(0, 10_000), st.integers(90, 160), st.integers(90, 160))
 @settings(max_examples=80, deadline=None, derandomize=True)
 def test_objects_in_a_random_part_keep_their_pixels_and_rows(seed, height, width):
-    crop = ObjectCrop(RandomResizedCrop((height, width), area=(0.2, 1)), min_side_px=5)
+    crop = ObjectCrop(RandomResizedCrop((height, width), scale=(0.2, 1)), min_side_px=5)
     with seeded(seed):
         cut = crop(scene(seed))
     assert cut["image"].shape == (height, width, 3)
@@ -31,7 +31,7 @@ def test_objects_are_dropped_of_which_too_little_is_seen(least, left):
     sample = sample_of(
         [(60, 60, 80, 80), (40, 60, 60, 80), (47, 90, 51, 110)], [0, 1, 2], (200, 200)
     )
-    crop = ObjectCrop(ResizedCenterCrop(100, 200), min_visibility=least, min_side_px=0.5)
+    crop = ObjectCrop(CenterCropResize(100, 200), min_visibility=least, min_side_px=0.5)
     cut = crop(sample)
     assert cut["labels"].tolist() == cut["weights"].tolist() == left
     assert cut["boxes"][0].tolist() == [10, 10, 30, 30]
@@ -39,12 +39,12 @@ def test_objects_are_dropped_of_which_too_little_is_seen(least, left):
 
 def test_a_bare_image_is_cut_as_well():
     image = np.arange(100, dtype=np.uint8).reshape(10, 10)[..., None].repeat(3, axis=2)
-    assert (ObjectCrop(ResizedCenterCrop(4, 10))(image) == image[3:7, 3:7]).all()
+    assert (ObjectCrop(CenterCropResize(4, 10))(image) == image[3:7, 3:7]).all()
 
 
 def test_arguments_out_of_range_are_named_with_their_values():
     with pytest.raises(ConfigError, match=r"min_visibility is .*; got 2"):
-        ObjectCrop(ResizedCenterCrop(4, 10), min_visibility=2)
+        ObjectCrop(CenterCropResize(4, 10), min_visibility=2)
 
 
 class Part:
@@ -84,7 +84,7 @@ def test_rare_classes_are_in_as_many_crops_as_their_weights_say():
     sample = sample_of(
         [(10, 10, 30, 30), (160, 10, 180, 30), (10, 160, 30, 180)], [0, 0, 1], (200, 200)
     )
-    crop = RandomResizedCrop(60, area=(0.05, 0.05))
+    crop = RandomResizedCrop(60, scale=(0.05, 0.05))
     shown = np.zeros(2)
     with seeded(3):
         for _ in range(400):
@@ -108,7 +108,7 @@ def test_an_image_without_the_classes_is_cut_as_if_they_were_not_asked_for(label
 @pytest.mark.parametrize(
     ("crop", "weights", "told"),
     [
-        (ResizedCenterCrop(4, 10), [1, 2], "is always the same part"),
+        (CenterCropResize(4, 10), [1, 2], "is always the same part"),
         (RandomResizedCrop(4), [1, -2], "class_weights are numbers from 0 on"),
         (RandomResizedCrop(4), [], "class_weights are numbers from 0 on"),
         (RandomResizedCrop(4), [0, 0], "class_weights are numbers from 0 on"),

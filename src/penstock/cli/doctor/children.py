@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What `penstock doctor` lets processes of its own do, since a library may crash, hang or exit.
+"""Child processes of `penstock doctor`, since a library may crash, hang or exit.
 
     doctor ── starts ──▶ child: one JSON object a line into a pipe, as far as it gets
                          what libraries print goes into a file

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 __all__ = [
     "Extra",
     "Imports",
-    "Library",
+    "InstalledLibrary",
     "Requirement",
     "installed",
     "look_at_core",
@@ -77,7 +77,7 @@ class Requirement(NamedTuple):
         return all(_holds(_numbers(version), *bound) for bound in self.bounds)
 
 
-class Library(NamedTuple):
+class InstalledLibrary(NamedTuple):
     """What is installed of a distribution.
 
     Attributes:
@@ -158,15 +158,15 @@ def user_extras(requirements: Iterable[Requirement]) -> list[Extra]:
     ]
 
 
-def installed(name: str) -> Library:
+def installed(name: str) -> InstalledLibrary:
     """Return what is installed of a distribution."""
     for other in _OPENCVS if name in _OPENCVS else (name,):
         try:
             found = metadata.distribution(other)
         except metadata.PackageNotFoundError:
             continue
-        return Library(other, found.version, _module_of(found, other))
-    return Library(name, None, "")
+        return InstalledLibrary(other, found.version, _module_of(found, other))
+    return InstalledLibrary(name, None, "")
 
 
 def _module_of(distribution: metadata.Distribution, name: str) -> str:
@@ -188,7 +188,7 @@ class Imports:
     One that ends its process or hangs is found out, and the next ones get another process.
     """
 
-    def __init__(self, libraries: Iterable[Library]) -> None:
+    def __init__(self, libraries: Iterable[InstalledLibrary]) -> None:
         """Start with importing them, one after the other."""
         self.device: dict[str, Any] | None = None  # what torch told of a GPU
         self._rest = [library.module for library in libraries]
@@ -246,7 +246,7 @@ def look_at_core(requirements: Iterable[Requirement]) -> Iterator[Finding]:
 
 
 def look_at_extras(
-    extras: Iterable[Extra], libraries: Mapping[str, Library], reasons: Mapping[str, str]
+    extras: Iterable[Extra], libraries: Mapping[str, InstalledLibrary], reasons: Mapping[str, str]
 ) -> Iterator[Finding]:
     """Yield for each extra whether its libraries are installed, new enough, and can be imported.
 
@@ -260,7 +260,9 @@ def look_at_extras(
     yield from _two_opencvs()
 
 
-def _look_at(extra: Extra, libraries: Mapping[str, Library], reasons: Mapping[str, str]) -> Finding:
+def _look_at(
+    extra: Extra, libraries: Mapping[str, InstalledLibrary], reasons: Mapping[str, str]
+) -> Finding:
     here = [(needed, libraries[needed.name]) for needed in extra.requirements]
     values = {"libraries": {library.name: library.version for _, library in here}}
     shown = ", ".join(f"{lib.name} {lib.version}" for _, lib in here if lib.version)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""One thing that `penstock doctor` looked at."""
+"""A finding of `penstock doctor`: one row of what it prints."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What the children of `penstock doctor` do."""
+"""Tasks that `penstock doctor` runs in child processes."""
 
 from __future__ import annotations
 
@@ -89,7 +89,7 @@ def _devices(module: Any) -> list[dict[str, object]]:  # noqa: ANN401 - torch.cu
     return [{"name": each.name, "total_bytes": int(each.total_memory)} for each in found]
 
 
-class _Rows:
+class _TrialDataset:
     """Sample i is full of the number i."""
 
     def __len__(self) -> int:
@@ -106,7 +106,10 @@ def _deliver(tell: IO[str], arguments: Sequence[str]) -> None:
     num_bytes = 0
     try:
         loader: Loader[Any] = Loader(
-            _Rows(), batch_size=_BATCH_SIZE, num_workers=TRIAL_WORKERS, timeout=float(arguments[0])
+            _TrialDataset(),
+            batch_size=_BATCH_SIZE,
+            num_workers=TRIAL_WORKERS,
+            timeout=float(arguments[0]),
         )
         for step, batch in enumerate(loader):
             first_s = first_s or time.monotonic() - start_s

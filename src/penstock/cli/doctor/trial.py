@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Whether two workers deliver batches on this machine, tried."""
+"""Trial of `penstock doctor`: whether two workers deliver batches on this machine."""
 
 from __future__ import annotations
 

@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
 
-from penstock.insight.figures import amount, percent, size
 from penstock.insight.report.chart import Chart, Table, mark_text, numbers, shorten
+from penstock.insight.units import amount, percent, size
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray

@@ -9,7 +9,8 @@ from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
 
-from penstock.insight.figures import Figures, amount, duration, percent
+from penstock.insight.means import Means
+from penstock.insight.units import amount, duration, percent
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -142,7 +143,7 @@ def waiting_lately(stats: Stats) -> str:
     """
     window = stats.window
     text = percent(window.wait_share)
-    figures = Figures.of(window, stats.num_workers, stats.cores)
-    if figures is None or not window.starts or percent(figures.wait_share) == text:
+    means = Means.of(window, stats.num_workers, stats.cores)
+    if means is None or not window.starts or percent(means.wait_share) == text:
         return text
-    return f"{text}, and {percent(figures.wait_share)} without the first one of each epoch"
+    return f"{text}, and {percent(means.wait_share)} without the first one of each epoch"

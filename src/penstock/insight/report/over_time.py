@@ -7,7 +7,6 @@ from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
 
-from penstock.insight.figures import amount, percent, size
 from penstock.insight.marks import batches_of_changes
 from penstock.insight.report.chart import (
     STAGE_LABELS,
@@ -19,6 +18,7 @@ from penstock.insight.report.chart import (
     waiting_lately,
 )
 from penstock.insight.report.series import Timescale
+from penstock.insight.units import amount, percent, size
 from penstock.plural import counted
 
 if TYPE_CHECKING:

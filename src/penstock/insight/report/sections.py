@@ -6,9 +6,9 @@ from __future__ import annotations
 import json
 from typing import TYPE_CHECKING, Final
 
-from penstock.insight.figures import amount, duration, percent, size
 from penstock.insight.report.chart import STAGE_LABELS, Table, lasting, waiting_lately
 from penstock.insight.report.markup import element, table
+from penstock.insight.units import amount, duration, percent, size
 from penstock.plural import counted
 
 if TYPE_CHECKING:

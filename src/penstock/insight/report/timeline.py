@@ -7,7 +7,6 @@ from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
 
-from penstock.insight.figures import duration
 from penstock.insight.report.chart import STAGE_LABELS, Chart, Table, lasting, legend_of
 from penstock.insight.report.series import TrainingTime
 from penstock.insight.segments import (
@@ -17,6 +16,7 @@ from penstock.insight.segments import (
     worked_on,
     worker_stages,
 )
+from penstock.insight.units import duration
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray

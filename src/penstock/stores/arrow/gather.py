@@ -23,8 +23,8 @@ if TYPE_CHECKING:
 
 __all__ = [
     "Bits",
+    "BufferArray",
     "Elements",
-    "Memory",
     "Pieces",
     "count_missing",
     "missing_value",
@@ -55,7 +55,7 @@ class Pieces:
         return pieces, rows - self._starts[pieces]
 
 
-class Memory:
+class BufferArray:
     """Buffers with elements of one type, as one array.
 
     Attributes:
@@ -105,7 +105,7 @@ class Bits:
 
     def __init__(self, buffers: Sequence[pa.Buffer | None], offsets: Sequence[int]) -> None:
         """Look at bitmaps; each begins at a bit of its own."""
-        self._memory = Memory(buffers, [0] * len(buffers), np.uint8)
+        self._memory = BufferArray(buffers, [0] * len(buffers), np.uint8)
         self._bases = self._memory.bases * 8 + np.array(offsets, np.int64)
         self._are_set = np.array([buffer is None for buffer in buffers])
 
@@ -141,7 +141,7 @@ class Elements:
         buffers = [array.buffers()[1] if len(array) else None for array in arrays]
         offsets = [array.offset for array in arrays]
         self._bits = Bits(buffers, offsets) if self.dtype == np.bool_ else None
-        self._memory = Memory(buffers, offsets, self.dtype) if self._bits is None else None
+        self._memory = BufferArray(buffers, offsets, self.dtype) if self._bits is None else None
         self._validity = validity_of(arrays)
         self.has_missing = self._validity is not None
 

@@ -32,8 +32,8 @@ from penstock.collate import check_shapes, default_collate
 from penstock.errors import CollateError
 from penstock.opening import read_file
 from penstock.stores.arrow.gather import (
+    BufferArray,
     Elements,
-    Memory,
     Pieces,
     count_missing,
     missing_value,
@@ -45,7 +45,7 @@ if TYPE_CHECKING:
 
     from numpy.typing import DTypeLike, NDArray
 
-    from penstock.data.dataset import Empty
+    from penstock.data.dataset import Allocator
 
 __all__ = ["Column", "Images", "Lists", "Numbers", "Texts", "column_of", "rows_of"]
 
@@ -62,7 +62,7 @@ class Column(Protocol):
 
     num_missing: int
 
-    def take(self, rows: NDArray[np.int64], empty: Empty) -> Any:  # noqa: ANN401
+    def take(self, rows: NDArray[np.int64], alloc: Allocator) -> Any:  # noqa: ANN401
         """Return rows, 0 <= row < length, at least one, as a batch's column.
 
         Raises:
@@ -74,7 +74,9 @@ class Column(Protocol):
         """Return one row's value; None for a missing one."""
 
 
-def rows_of(columns: dict[str, Column], rows: NDArray[np.int64], empty: Empty) -> dict[str, Any]:
+def rows_of(
+    columns: dict[str, Column], rows: NDArray[np.int64], alloc: Allocator
+) -> dict[str, Any]:
     """Return rows as a batch.
 
     Raises:
@@ -84,7 +86,7 @@ def rows_of(columns: dict[str, Column], rows: NDArray[np.int64], empty: Empty) -
     batch = {}
     for name, column in columns.items():
         try:
-            batch[name] = column.take(rows, empty)
+            batch[name] = column.take(rows, alloc)
         except (CollateError, TypeError) as error:
             error.add_note(f"in the column {name!r}")
             raise
@@ -94,7 +96,7 @@ def rows_of(columns: dict[str, Column], rows: NDArray[np.int64], empty: Empty) -
 def column_of(column: pa.ChunkedArray) -> Column:
     """Return a column as it can be read best."""
     found = _found(list(column.chunks), column.type)
-    return _Objects(column) if found is None else found
+    return _ValueColumn(column) if found is None else found
 
 
 def _found(arrays: list[pa.Array], kind: pa.DataType) -> Column | None:
@@ -141,10 +143,10 @@ class Numbers:
         self.dtype = self._elements.dtype
 
     def take(
-        self, rows: NDArray[np.int64], empty: Empty, dtype: DTypeLike | None = None
+        self, rows: NDArray[np.int64], alloc: Allocator, dtype: DTypeLike | None = None
     ) -> NDArray[Any]:
         """Return an array, shape (rows,), of the column's type or another."""
-        out = empty((len(rows),), self.dtype if dtype is None else dtype)
+        out = alloc((len(rows),), self.dtype if dtype is None else dtype)
         pieces, places = self._pieces.places(rows)
         self._elements.blocks(pieces, places, 1, out[:, None])
         return out
@@ -214,7 +216,7 @@ class Lists:
         return cls(given, levels, elements, tuple(size for size in inner if size is not None))
 
     def take(
-        self, rows: NDArray[np.int64], empty: Empty, dtype: DTypeLike | None = None
+        self, rows: NDArray[np.int64], alloc: Allocator, dtype: DTypeLike | None = None
     ) -> NDArray[Any]:
         """Return an array, shape (rows, …), of the column's type or another."""
         pieces, first, count = self._placed(rows)
@@ -223,7 +225,7 @@ class Lists:
         if (count != count[0]).any():
             check_shapes([(length, *self._inner) for length in lengths.tolist()])
         shape = (len(rows), int(lengths[0]), *self._inner)
-        out = empty(shape, self.dtype if dtype is None else dtype)
+        out = alloc(shape, self.dtype if dtype is None else dtype)
         self._elements.blocks(pieces, first, int(count[0]), out.reshape(len(rows), -1))
         return out
 
@@ -276,7 +278,7 @@ class _Offsets:
             or pa.types.is_large_string(kind)
             or pa.types.is_large_binary(kind)
         )
-        self._memory = Memory(
+        self._memory = BufferArray(
             [array.buffers()[1] if len(array) else None for array in arrays],
             [array.offset for array in arrays],
             np.int64 if is_large else np.int32,
@@ -306,9 +308,11 @@ class Texts:
         self._pieces = Pieces(arrays)
         self._offsets = _Offsets(arrays, kind)
         self._validity = validity_of(arrays)
-        self._memory = Memory([array.buffers()[2] for array in arrays], [0] * len(arrays), "u1")
+        self._memory = BufferArray(
+            [array.buffers()[2] for array in arrays], [0] * len(arrays), "u1"
+        )
 
-    def take(self, rows: NDArray[np.int64], empty: Empty) -> list[Any]:
+    def take(self, rows: NDArray[np.int64], alloc: Allocator) -> list[Any]:
         """Return a list."""
         pieces, places = self._pieces.places(rows)
         first = self._offsets.inside(pieces, places)
@@ -355,8 +359,8 @@ class _Structs:
     def __init__(self, fields: dict[str, Column]) -> None:
         self._fields = fields
 
-    def take(self, rows: NDArray[np.int64], empty: Empty) -> dict[str, Any]:
-        return rows_of(self._fields, rows, empty)
+    def take(self, rows: NDArray[np.int64], alloc: Allocator) -> dict[str, Any]:
+        return rows_of(self._fields, rows, alloc)
 
     def value(self, row: int) -> dict[str, Any]:
         return {name: field.value(row) for name, field in self._fields.items()}
@@ -381,17 +385,17 @@ class Images:
             for name in ("bytes", "path")
         )
 
-    def take(self, rows: NDArray[np.int64], empty: Empty) -> NDArray[Any]:
+    def take(self, rows: NDArray[np.int64], alloc: Allocator) -> NDArray[Any]:
         """Return an array, shape (rows, height, width, 3)."""
         if self._validity is not None:
             missing = np.flatnonzero(~self._validity.take(*self._pieces.places(rows)))
             if len(missing):
                 raise missing_value(int(missing[0]))
-        paths = self._paths.take(rows, empty)
-        files = self._bytes.take(rows, empty)
+        paths = self._paths.take(rows, alloc)
+        files = self._bytes.take(rows, alloc)
         images = [self._decoded(*both) for both in zip(files, paths, strict=True)]
         check_shapes([image.shape for image in images])
-        out = empty((len(images), *images[0].shape), images[0].dtype)
+        out = alloc((len(images), *images[0].shape), images[0].dtype)
         return np.stack(images, out=out)
 
     def _decoded(self, data: bytes | None, path: str | None) -> NDArray[Any]:
@@ -409,14 +413,14 @@ class Images:
         return self._decoded(self._bytes.value(row), self._paths.value(row))
 
 
-class _Objects:
+class _ValueColumn:
     """Any other column, value by value."""
 
     def __init__(self, column: pa.ChunkedArray) -> None:
         self._column = column
         self.num_missing: int = column.null_count
 
-    def take(self, rows: NDArray[np.int64], empty: Empty) -> Any:  # noqa: ANN401
+    def take(self, rows: NDArray[np.int64], alloc: Allocator) -> Any:  # noqa: ANN401
         values = [self._column[row].as_py() for row in rows.tolist()]
         for place, value in enumerate(values):
             if value is None:

@@ -45,7 +45,7 @@ class _Columns(NamedTuple):
     label_names: tuple[str, ...]  # that Hugging Face's datasets wrote down
 
 
-class _Seen(NamedTuple):
+class _OpenedFiles(NamedTuple):
     """What was found when the files were opened first."""
 
     files: tuple[TableFile, ...]
@@ -113,7 +113,7 @@ class ArrowStore(Store):
         self._max_row_group_size = max_row_group_size
         self._wanted = image_column, label_column, key_column
         # At most one; of two threads that open it first, the first one's is everybody's.
-        self._seen: list[_Seen] = []
+        self._seen: list[_OpenedFiles] = []
         self._open: Lending[Tables] = Lending()
 
     @property
@@ -135,7 +135,7 @@ class ArrowStore(Store):
             if not self._seen:
                 schema = tables.schema if tables.schema is not None else pa.schema([])
                 columns = _choose(schema, self._path, *self._wanted)
-                self._seen.append(_Seen(tuple(tables.files), schema, columns))
+                self._seen.append(_OpenedFiles(tuple(tables.files), schema, columns))
             self._check_unchanged(tables)
         except BaseException:
             tables.close()

@@ -14,7 +14,14 @@ from penstock.stores.records import EncodedImage, EncodedRecord, decode_record, 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-__all__ = ["MAX_NAME_BYTES", "Placed", "folder_name", "image_suffix", "is_image", "placed"]
+__all__ = [
+    "MAX_NAME_BYTES",
+    "RecordFiles",
+    "folder_name",
+    "image_suffix",
+    "is_image",
+    "record_files",
+]
 
 MAX_NAME_BYTES: Final = 255  # of Linux' file systems
 _SUFFIXES: Final = (*IMAGE_SUFFIXES, ".gif")
@@ -30,7 +37,7 @@ _MAGIC: Final = (
 _PNM: Final = re.compile(rb"P[1-6][\s#]")
 
 
-class Placed(NamedTuple):
+class RecordFiles(NamedTuple):
     """A record as files.
 
     Attributes:
@@ -43,7 +50,7 @@ class Placed(NamedTuple):
     files: dict[str, bytes | memoryview]
 
 
-def placed(record: EncodedRecord, class_names: Sequence[str]) -> Placed:
+def record_files(record: EncodedRecord, class_names: Sequence[str]) -> RecordFiles:
     """Return the files of a record.
 
     Raises:
@@ -52,15 +59,15 @@ def placed(record: EncodedRecord, class_names: Sequence[str]) -> Placed:
     sample = decode_record(record.data, f"record {record.key!r}", copy=False).sample
     if is_pair(sample, record.label):
         image = sample[0].data
-        return Placed(PAIR, {_image_path(record, image, class_names): image})
+        return RecordFiles(PAIR, {_image_path(record, image, class_names): image})
     if isinstance(sample, EncodedImage) and type(record.label) is not tuple:
-        return Placed(IMAGE, {_image_path(record, sample.data, class_names): sample.data})
+        return RecordFiles(IMAGE, {_image_path(record, sample.data, class_names): sample.data})
     xml = _voc_xml(sample) if "/" not in record.key else None
     if xml is None:
-        return Placed(RECORD, {record.key + ".record": record.data})
+        return RecordFiles(RECORD, {record.key + ".record": record.data})
     image = sample[0].data
     path = f"JPEGImages/{record.key}{image_suffix(image) or '.jpg'}"
-    return Placed(VOC, {path: image, annotation_path(path): xml})
+    return RecordFiles(VOC, {path: image, annotation_path(path): xml})
 
 
 def _image_path(

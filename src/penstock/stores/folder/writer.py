@@ -51,7 +51,7 @@ from penstock.stores.folder.marks import (
     write_index,
     write_marker,
 )
-from penstock.stores.folder.paths import MAX_NAME_BYTES, Placed, folder_name, placed
+from penstock.stores.folder.paths import MAX_NAME_BYTES, RecordFiles, folder_name, record_files
 from penstock.stores.folder.store import FolderStore
 from penstock.stores.folder.voc import list_voc, xml_text
 from penstock.stores.index_builder import IndexBuilder
@@ -257,12 +257,12 @@ class FolderWriter:
         label: Any,  # noqa: ANN401
         path: str,
         kind: int,
-    ) -> tuple[Placed, EncodedRecord]:
+    ) -> tuple[RecordFiles, EncodedRecord]:
         data = read_file(f"{self._partial}/{path}", None)
         files: dict[str, bytes | memoryview] = {path: data}
         if kind == RECORD:
             sample = decode_record(data, key).sample
-            return Placed(kind, files), EncodedRecord(key, label, data, is_pair(sample, label))
+            return RecordFiles(kind, files), EncodedRecord(key, label, data, is_pair(sample, label))
         sample = EncodedImage(data)
         if kind == VOC:
             xml_path = annotation_path(path)
@@ -271,7 +271,7 @@ class FolderWriter:
             sample = (sample, xml_text(xml))
         elif kind == PAIR:
             sample = (sample, label)
-        return Placed(kind, files), encode_record(key, sample, label)
+        return RecordFiles(kind, files), encode_record(key, sample, label)
 
     @property
     def address(self) -> str:
@@ -318,14 +318,14 @@ class FolderWriter:
 
     def _put(self, records: Sequence[EncodedRecord]) -> None:
         """Write the files of records, and before them their lines of the journal."""
-        of_records = [placed(record, self._built.class_names) for record in records]
+        of_records = [record_files(record, self._built.class_names) for record in records]
         self._note(list(map(_line, records, of_records)))
         for record, of_record in zip(records, of_records, strict=True):
             for path, data in of_record.files.items():
                 self._write(record.key, path, data)
             self._keep(of_record)
 
-    def _keep(self, of_record: Placed) -> None:
+    def _keep(self, of_record: RecordFiles) -> None:
         self._paths.append(next(iter(of_record.files)))
         self._kinds.append(of_record.kind)
         digest = xxhash.xxh3_64()
@@ -472,7 +472,7 @@ def _refuse(key: str, reason: str) -> NoReturn:
     raise StoreError(f"record {key!r:.300} cannot be a file: {reason}. Give it another key.")
 
 
-def _line(record: EncodedRecord, of_record: Placed) -> str:
+def _line(record: EncodedRecord, of_record: RecordFiles) -> str:
     """Return what the journal has of a record."""
     checksum = header_of(record.data, record.key)[1]
     path = next(iter(of_record.files))

@@ -119,7 +119,7 @@ class Environment:
             self._env.close()
 
 
-class _State:
+class _OpenEnvironments:
     """What this process has open."""
 
     def __init__(self) -> None:
@@ -132,7 +132,7 @@ class _State:
         while self.dropped:
             self.dropped.popleft()._release()
 
-    def inherit(self, parents: _State) -> None:
+    def inherit(self, parents: _OpenEnvironments) -> None:
         """Close the environments of the process that this one was forked from.
 
         One in which a thread was reading cannot be closed, as views of it may be in use here: this
@@ -143,7 +143,7 @@ class _State:
                 self.environments[identity] = environment
 
 
-_state = _State()
+_state = _OpenEnvironments()
 
 
 def _before_fork() -> None:
@@ -158,7 +158,7 @@ def _after_fork_in_parent() -> None:
 
 def _after_fork_in_child() -> None:
     global _state
-    parents, _state = _state, _State()
+    parents, _state = _state, _OpenEnvironments()
     _state.inherit(parents)
 
 

@@ -52,7 +52,7 @@ class SharedClient:
     """
 
     def __init__(
-        self, state: _State, uri: str, options: Mapping[str, Any], client: MongoClient[Any]
+        self, state: _OpenClients, uri: str, options: Mapping[str, Any], client: MongoClient[Any]
     ) -> None:
         """Keep a client that nobody uses yet."""
         self.uri = uri
@@ -90,13 +90,13 @@ class SharedClient:
         self._state.let_go.append(self)
 
 
-class _State:
+class _OpenClients:
     """What this process has."""
 
     def __init__(self) -> None:
         self.clients: list[SharedClient] = []
         self.let_go: collections.deque[SharedClient] = collections.deque()  # once for each user
-        self.inherited: _State | None = None
+        self.inherited: _OpenClients | None = None
         self._lock = threading.Lock()
 
     @contextlib.contextmanager
@@ -141,12 +141,13 @@ class _State:
             return shared
 
 
-_state = _State()
+_state = _OpenClients()
 
 
 def _after_fork() -> None:
     global _state
-    parents, _state = _state, _State()  # with a lock of its own: a thread may have held that one
+    # With a lock of its own: a thread may have held that one.
+    parents, _state = _state, _OpenClients()
     # Kept, not dropped: a client that is garbage warns of not having been closed.
     _state.inherited = parents
 

@@ -122,7 +122,7 @@ class MongoConnection:
                 answered. The connection is closed.
             StoreError: it refuses. The connection is closed.
         """
-        waiting = _Waiting(self._limit_s(retry_s))
+        waiting = _ServerWait(self._limit_s(retry_s))
         while True:
             # Errors are raised outside of the handlers: none carries the driver's as its context.
             try:
@@ -176,7 +176,7 @@ class MongoConnection:
             f"{hint}".rstrip()
         )
 
-    def _away(self, doing: str, said: str, waiting: _Waiting) -> StoreUnreachable:
+    def _away(self, doing: str, said: str, waiting: _ServerWait) -> StoreUnreachable:
         hint = "A larger `retry_s` waits longer."
         if waiting.limit_s < self._retry_s and not self._shared.has_answered:
             hint = f"`retry_s` ({self._retry_s:g} s) is for servers that answered before."
@@ -187,7 +187,7 @@ class MongoConnection:
         )
 
 
-class _Waiting:
+class _ServerWait:
     """The waiting of one command for a server that is away."""
 
     def __init__(self, limit_s: float) -> None:

@@ -64,7 +64,7 @@ class Targets(list[Any]):
         return _rebuilt, (keys, columns, len(self))
 
 
-class _Rows(NamedTuple):
+class _RaggedField(NamedTuple):
     """One field of all images: image k has `values[offsets[k] : offsets[k + 1]]`."""
 
     values: Any
@@ -88,13 +88,13 @@ def _common_keys(targets: list[Any]) -> tuple[Any, ...] | None:
 
 
 def _rebuilt(keys: tuple[Any, ...] | None, columns: list[Any], num_targets: int) -> Targets:
-    lists = [split(*column) if isinstance(column, _Rows) else column for column in columns]
+    lists = [split(*column) if isinstance(column, _RaggedField) else column for column in columns]
     if keys is _WHOLE:
         return Targets(lists[0])
     return Targets({k: c[n] for k, c in zip(keys, lists, strict=True)} for n in range(num_targets))
 
 
-def _column(parts: list[Any], known: dict[bytes, NDArray[np.int64]]) -> _Rows | list[Any]:
+def _column(parts: list[Any], known: dict[bytes, NDArray[np.int64]]) -> _RaggedField | list[Any]:
     """Return one field of all images as one array, if that can be.
 
     Args:
@@ -106,7 +106,7 @@ def _column(parts: list[Any], known: dict[bytes, NDArray[np.int64]]) -> _Rows | 
         return parts
     offsets = np.zeros(len(parts) + 1, np.int64)
     np.cumsum([len(_array_of(part)) for part in parts], out=offsets[1:])
-    return _Rows(values, known.setdefault(offsets.tobytes(), offsets))
+    return _RaggedField(values, known.setdefault(offsets.tobytes(), offsets))
 
 
 def _array_of(part: Any) -> Any:  # noqa: ANN401

@@ -11,7 +11,7 @@ import numpy as np
 
 from penstock.errors import ConfigError, StoreError
 from penstock.vision.annotations.image_size import upright_size
-from penstock.vision.datasets.box_policy import BAD_BOXES, BadBoxes, BoxCounts, Verdict, judged
+from penstock.vision.datasets.box_policy import BAD_BOXES, BadBoxes, BoxCounts, JudgedBoxes, judged
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
@@ -65,7 +65,7 @@ def with_good_boxes(
         if found is not None and policy == "raise":
             wrong += _told(image, found)
         is_as_read = found is None or policy in ("keep", "raise")
-        images.append(image if is_as_read else _settled(image, cast("Verdict", found)))
+        images.append(image if is_as_read else _settled(image, cast("JudgedBoxes", found)))
     if wrong:
         raise _bad_boxes(wrong)
     return replace(collection, images=tuple(images)), total_counts(counts)
@@ -85,7 +85,7 @@ def _boxed(image: AnnotatedImage) -> list[AnnotatedObject]:
 
 def _judged(
     image: AnnotatedImage, policy: BadBoxes, more_px: int
-) -> tuple[Verdict | None, BoxCounts]:
+) -> tuple[JudgedBoxes | None, BoxCounts]:
     """Return what becomes of the boxes of an image, None if nothing does; and its counts."""
     boxed, num_objects = _boxed(image), len(image.objects)
     boxes = np.array([found.box_xyxy_px for found in boxed], np.float64).reshape(-1, 4)
@@ -115,7 +115,7 @@ def _size_px(image: AnnotatedImage) -> tuple[int, int]:
         return _NO_SIZE
 
 
-def _settled(image: AnnotatedImage, found: Verdict) -> AnnotatedImage:
+def _settled(image: AnnotatedImage, found: JudgedBoxes) -> AnnotatedImage:
     """Return an image with what becomes of its boxes."""
     verdicts = zip(found.boxes.tolist(), found.is_kept.tolist(), found.is_bad.tolist(), strict=True)
     objects = []
@@ -130,7 +130,7 @@ def _settled(image: AnnotatedImage, found: Verdict) -> AnnotatedImage:
     return replace(image, objects=tuple(objects))
 
 
-def _told(image: AnnotatedImage, found: Verdict) -> list[str]:
+def _told(image: AnnotatedImage, found: JudgedBoxes) -> list[str]:
     boxed = _boxed(image)
     return [
         f"({', '.join(f'{side:g}' for side in boxed[n].box_xyxy_px or ())}) of a "

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Final, Literal
 import numpy as np
 
 from penstock.errors import ConfigError, StoreError
-from penstock.vision.datasets.box_policy import BAD_BOXES, BadBoxes, BoxCounts, Verdict, judged
+from penstock.vision.datasets.box_policy import BAD_BOXES, BadBoxes, BoxCounts, JudgedBoxes, judged
 from penstock.vision.datasets.class_check import refuse_unknown, warn_of_dropped
 from penstock.vision.datasets.frames import ORIENTATIONS, Orientation, size_of_file
 
@@ -169,13 +169,13 @@ def _verdict(
     sizes_px: NDArray[np.int64],
     rules: AnnotationRules,
     is_made: NDArray[np.bool_],
-) -> Verdict:
+) -> JudgedBoxes:
     """Return what becomes of boxes; those that were made of landmarks are cut, and never bad."""
     found = judged(boxes, sizes_px, rules.bad_boxes, added_px=rules.added_px)
     if not is_made.any():
         return found
     made = judged(boxes, sizes_px, "keep" if rules.bad_boxes == "keep" else "fix")
-    return Verdict(
+    return JudgedBoxes(
         np.where(is_made[:, None], made.boxes, found.boxes),
         np.where(is_made, made.is_kept, found.is_kept),
         *(
@@ -185,7 +185,9 @@ def _verdict(
     )
 
 
-def _bad_boxes(table: AnnotationTable, found: Verdict, is_bare: NDArray[np.bool_]) -> StoreError:
+def _bad_boxes(
+    table: AnnotationTable, found: JudgedBoxes, is_bare: NDArray[np.bool_]
+) -> StoreError:
     images = table.images_of_objects
     numbers = np.flatnonzero(found.is_bad | is_bare).tolist()
     shown = []

@@ -32,7 +32,7 @@ from penstock.errors import ConfigError
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
-__all__ = ["BAD_BOXES", "BadBoxes", "BoxCounts", "Verdict", "judged"]
+__all__ = ["BAD_BOXES", "BadBoxes", "BoxCounts", "JudgedBoxes", "judged"]
 
 BadBoxes = Literal["fix", "drop", "keep", "raise"]
 BAD_BOXES: Final = ("fix", "drop", "keep", "raise")
@@ -93,8 +93,8 @@ class BoxCounts:
 
 
 @dataclass(frozen=True, eq=False)
-class Verdict:
-    """What a policy makes of boxes.
+class JudgedBoxes:
+    """Boxes after a policy, and what it did to each.
 
     Attributes:
         boxes: float64, shape (boxes, 4): as they are now, those left out included; new memory.
@@ -131,7 +131,7 @@ def judged(
     policy: BadBoxes,
     *,
     added_px: int = 0,
-) -> Verdict:
+) -> JudgedBoxes:
     """Return what `policy` makes of boxes. Under "raise" bad ones stay; raising is the caller's.
 
     Args:
@@ -166,12 +166,12 @@ def judged(
         none, every = np.zeros(len(boxes), np.bool_), np.ones(len(boxes), np.bool_)
         is_as_said = zero_area | inverted | outside | (policy == "keep")
         said = np.where(is_as_said[:, None], boxes, cut)
-        return Verdict(said, every, zero_area, inverted, outside, none, none)
+        return JudgedBoxes(said, every, zero_area, inverted, outside, none, none)
     if policy == "fix":
         is_kept = ~zero_area & (cut[:, 2:] > cut[:, :2]).all(axis=1)
     else:
         is_kept = ~(zero_area | inverted | outside)
-    return Verdict(
+    return JudgedBoxes(
         cut, is_kept, zero_area, inverted, outside, outside & is_kept, inverted & is_kept
     )
 

@@ -16,13 +16,13 @@ from penstock.vision.samples import image_of, with_image
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
-__all__ = ["HSV"]
+__all__ = ["RandomHSV"]
 
 _LEVELS: Final = np.arange(256, dtype=np.float64)
 _HUES: Final = 180  # OpenCV counts a circle of hues in steps of two degrees, in a byte
 
 
-class HSV:
+class RandomHSV:
     """Multiplies hue, saturation and value by factors drawn for each image.
 
     Each factor is uniform in [1 - gain, 1 + gain]. Hue goes round the circle; saturation and value
@@ -36,7 +36,7 @@ class HSV:
 
     Example:
         >>> grey = np.full((2, 2, 3), 100, np.uint8)
-        >>> HSV(hue=0.5, saturation=0.5, value=0)(grey)[0, 0]  # no colour to be changed
+        >>> RandomHSV(hue=0.5, saturation=0.5, value=0)(grey)[0, 0]  # no colour to be changed
         array([100, 100, 100], dtype=uint8)
     """
 
@@ -64,8 +64,8 @@ class HSV:
         image = image_of(sample)
         if image.dtype != np.uint8 or image.shape[2:] != (3,):
             raise ConfigError(
-                f"HSV takes uint8 (H, W, 3), RGB; got {image.dtype} {image.shape}. Put it before "
-                "what normalises the image"
+                f"RandomHSV takes uint8 (H, W, 3), RGB; got {image.dtype} {image.shape}. Put it "
+                "before what normalises the image"
             )
         gains = np.array([self.hue, self.saturation, self.value])
         if not gains.any():
@@ -77,7 +77,7 @@ class HSV:
 
     def __repr__(self) -> str:
         """Return the call that makes it."""
-        return f"HSV({self.hue:g}, {self.saturation:g}, {self.value:g})"
+        return f"RandomHSV({self.hue:g}, {self.saturation:g}, {self.value:g})"
 
 
 def _table(factors: NDArray[np.float64]) -> NDArray[np.uint8]:

@@ -42,12 +42,12 @@ class ObjectCrop:
         Any thread or process; it pickles.
 
     Example:
-        >>> from penstock.vision.crops import ResizedCenterCrop
+        >>> from penstock.vision.crops import CenterCropResize
         >>> sample = {
         ...     "image": np.zeros((100, 100, 3), np.uint8),
         ...     "boxes": np.array([[40, 40, 60, 60], [0, 40, 30, 60]], np.float32),
         ... }
-        >>> ObjectCrop(ResizedCenterCrop(50, resize=100), min_visibility=0.5)(sample)["boxes"]
+        >>> ObjectCrop(CenterCropResize(50, resize=100), min_visibility=0.5)(sample)["boxes"]
         array([[15., 15., 35., 35.]], dtype=float32)
     """
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Counts of a detection data set: boxes per image, their areas, and the images' sizes."""
+"""Object stats of a detection data set: boxes per image, box areas, image sizes."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Counts of a store: its classes from the index alone, sizes from a sample of its records."""
+"""Dataset stats of a store: classes from its index, sizes from a sample of its records."""
 
 from __future__ import annotations
 
@@ -146,7 +146,7 @@ def measure(store: Store, num_sampled: int, tell: Callable[[int, int], object]) 
     length = len(store)
     num_read = min(num_sampled or length, length)
     positions = np.arange(num_read) * length // max(1, num_read)
-    found = _Found([], [])
+    found = _FoundSizes([], [])
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", module=r"PIL\.")  # only headers are read
         for start in range(0, num_read, _READ_RECORDS):
@@ -156,7 +156,7 @@ def measure(store: Store, num_sampled: int, tell: Callable[[int, int], object]) 
 
 
 @dataclass
-class _Found:
+class _FoundSizes:
     """What has been found so far."""
 
     num_bytes: list[int]
@@ -177,7 +177,7 @@ class _Found:
         )
 
 
-def _look_at(store: Store, positions: NDArray[np.int64], found: _Found) -> None:
+def _look_at(store: Store, positions: NDArray[np.int64], found: _FoundSizes) -> None:
     """Read records together; one by one if something is wrong with one of them."""
     try:
         with store.borrow(positions) as records:

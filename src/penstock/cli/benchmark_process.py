@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""One of the two loaders, in a process of its own, so that CPU time and memory are its own as well.
+"""Benchmark process: one of the compared loaders, with CPU time and memory of its own.
 
 Guarantees
-    An epoch runs only when asked for: while one lane works, the other's workers wait.
-    A lane ends when its side of the pipe is closed, be it because its owner is gone.
+    An epoch runs only when asked for: while one process works, the other's workers wait.
+    A process ends when its owner closes the pipe, or is gone.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ if TYPE_CHECKING:
     from multiprocessing.connection import Connection
     from pathlib import Path
 
-__all__ = ["EpochResult", "Lane", "LoaderName", "Work"]
+__all__ = ["BenchmarkProcess", "BenchmarkWork", "EpochResult", "LoaderName"]
 
 # What torch, or multiprocessing's locks below it, say where /dev/shm is full.
 _NO_SHM: Final = re.compile(r"No space left on device|shared memory \(shm\)|out of shared memory")
@@ -47,8 +47,8 @@ _MAX_MEMORY_SAMPLES: Final = 50  # reading the size of a process takes some 10 m
 
 
 @dataclass(frozen=True, slots=True)
-class Work:
-    """What both loaders are given.
+class BenchmarkWork:
+    """What both loaders load.
 
     Attributes:
         paths: Image files.
@@ -94,14 +94,14 @@ class _Failure:
     text: str
 
 
-class Lane:
-    """A loader in a process of its own, told from here when to run an epoch.
+class BenchmarkProcess:
+    """A loader in a process of its own, which runs an epoch on request.
 
     Concurrency:
         One thread.
     """
 
-    def __init__(self, name: LoaderName, work: Work) -> None:
+    def __init__(self, name: LoaderName, work: BenchmarkWork) -> None:
         """Prepare for `work`; entering the context starts the process."""
         self.name = name
         self._work = work
@@ -109,9 +109,11 @@ class Lane:
     def __enter__(self) -> Self:
         context = multiprocessing.get_context("spawn")
         self._pipe, other_end = context.Pipe()
-        self._process = context.Process(target=_run_lane, args=(other_end, self.name, self._work))
+        self._process = context.Process(
+            target=_serve_epochs, args=(other_end, self.name, self._work)
+        )
         self._process.start()
-        other_end.close()  # or a dead lane would never show as a closed pipe
+        other_end.close()  # or a dead process would never show as a closed pipe
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -132,7 +134,7 @@ class Lane:
         """Return the result of the epoch that was asked for, when it is over.
 
         Raises:
-            WorkerDied: the lane's process is gone.
+            WorkerDied: the process is gone.
             PenstockError: there is no room in /dev/shm for torch's batches.
             WorkerError: the loader or the dataset raised; the message holds its traceback.
         """
@@ -156,7 +158,7 @@ class Lane:
             ) from error
 
 
-def _no_shm(work: Work, text: str) -> PenstockError:
+def _no_shm(work: BenchmarkWork, text: str) -> PenstockError:
     """Return the error of a /dev/shm that is full, for the caller to raise."""
     room = "how much it has cannot be told"
     with contextlib.suppress(OSError):
@@ -174,8 +176,8 @@ def _no_shm(work: Work, text: str) -> PenstockError:
     )
 
 
-def _run_lane(pipe: Connection, name: LoaderName, work: Work) -> None:
-    """Be the lane's process."""
+def _serve_epochs(pipe: Connection, name: LoaderName, work: BenchmarkWork) -> None:
+    """Run epochs on request: the main function of a benchmark process."""
     try:
         loader = _open_loader(name, work)
         while True:
@@ -187,7 +189,7 @@ def _run_lane(pipe: Connection, name: LoaderName, work: Work) -> None:
         pipe.send(_Failure(traceback.format_exc()))
 
 
-def _open_loader(name: LoaderName, work: Work) -> torch.utils.data.DataLoader[Any]:
+def _open_loader(name: LoaderName, work: BenchmarkWork) -> torch.utils.data.DataLoader[Any]:
     _use_one_thread(0)
     loader_class = {"torch": torch.utils.data.DataLoader, "penstock": penstock.torch.DataLoader}
     return loader_class[name](

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Reads every record of a store in worker processes, and says which are not as they were packed."""
+"""Store check: reads every record in worker processes and lists those not as packed."""
 
 from __future__ import annotations
 
@@ -8,9 +8,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
-from penstock.cli.quiet import silence_libraries
+from penstock.cli.parallel_check import CheckResult, check_in_parallel
 from penstock.cli.reasons import reason_of, short_reason
-from penstock.cli.survey import Verdict, survey
+from penstock.cli.silence import silence_libraries
 from penstock.engine.limits import signal_name
 from penstock.errors import StoreError, StoreUnreachable
 from penstock.images import check_image
@@ -20,7 +20,7 @@ from penstock.stores.records import encode_record
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-    from penstock.cli.survey import Findings
+    from penstock.cli.parallel_check import Findings
     from penstock.stores.records import Record
     from penstock.stores.store import Store
 
@@ -94,7 +94,7 @@ def check_store(
         findings.broken.append(BadRecord(None, store.address, wrong))
     store.close()  # workers that are forked inherit no connection
     if len(records):
-        survey(records, num_workers, findings, tell)
+        check_in_parallel(records, num_workers, findings, tell)
     if not findings.broken and (changed := _change_of_files(store)) is not None:
         findings.broken.append(BadRecord(None, store.address, changed))
 
@@ -109,27 +109,27 @@ class _Records:
     def __len__(self) -> int:
         return len(self._index)
 
-    def __getitem__(self, index: int) -> Verdict:
+    def __getitem__(self, index: int) -> CheckResult:
         return self.__getitems__([index])[0]
 
-    def __getitems__(self, indices: Sequence[int]) -> list[Verdict]:
+    def __getitems__(self, indices: Sequence[int]) -> list[CheckResult]:
         """Read many at once; one by one if something is wrong with one of them."""
         try:
             with self._store.borrow(indices) as records:
-                return [self._verdict(i, r) for i, r in zip(indices, records, strict=True)]
+                return [self._result(i, r) for i, r in zip(indices, records, strict=True)]
         except StoreUnreachable as error:
-            return [Verdict(index, unreachable=error) for index in indices]
+            return [CheckResult(index, unreachable=error) for index in indices]
         except Exception as error:
             if len(indices) == 1:
                 return [self._bad(indices[0], error)]
         return [self.__getitem__(index) for index in indices]
 
-    def _verdict(self, index: int, record: Record) -> Verdict:
+    def _result(self, index: int, record: Record) -> CheckResult:
         key, label = self._index.keys[index], self._index.label_of(index)
         if record.key != key:
-            return Verdict(index, f"the record at its place is called {record.key!r}")
+            return CheckResult(index, f"the record at its place is called {record.key!r}")
         if _like(record.label, label) != label:
-            return Verdict(index, f"its label is {record.label}, by the index it is {label}")
+            return CheckResult(index, f"its label is {record.label}, by the index it is {label}")
         num_images = 0
         for image in images_in(record.sample):
             try:
@@ -137,12 +137,12 @@ class _Records:
             except Exception as error:  # over damaged data Pillow raises nearly anything
                 reason = reason_of(error)
                 is_cut = reason == _TRUNCATED
-                return Verdict(index, f"truncated: {reason}" if is_cut else reason, num_images)
+                return CheckResult(index, f"truncated: {reason}" if is_cut else reason, num_images)
             num_images += 1
-        return Verdict(index, None, num_images)
+        return CheckResult(index, None, num_images)
 
-    def _bad(self, index: int, error: Exception) -> Verdict:
-        return Verdict(
+    def _bad(self, index: int, error: Exception) -> CheckResult:
+        return CheckResult(
             index, short_reason(error, index, self._index.keys[index], self._store.address)
         )
 

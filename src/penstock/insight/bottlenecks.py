@@ -5,9 +5,9 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Final
 
-from penstock.insight.case import (
+from penstock.insight.inputs import (
     READS,
-    Case,
+    Inputs,
     count_of_workers,
     names_of,
     of_it,
@@ -17,18 +17,18 @@ from penstock.insight.case import (
     waits,
     worth,
 )
-from penstock.insight.figures import amount, duration, percent, size
 from penstock.insight.stats import Verdict
 from penstock.insight.throughput_model import DELIVERY_S
+from penstock.insight.units import amount, duration, percent, size
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-    from penstock.insight.stats import Source
+    from penstock.insight.stats import SourceTiming
 
 __all__ = ["TESTS"]
 
-_IDLE: Final = 0.25  # share of workers' time: beyond it the supply is enough on average
+_IDLE: Final = 0.25  # share of workers' time: beyond it what they make is enough on average
 _MOSTLY: Final = 0.4  # share of a batch's cost that makes a stage the bottleneck
 _WORKERS_STARVED: Final = 0.25
 _EXCESS: Final = 0.3  # share of all samples' time that slow ones take beyond their due
@@ -39,49 +39,50 @@ _LACKS_CORES: Final = 0.1  # share of a batch's cost, beyond which it explains l
 _MOST_PREFETCH: Final = 8  # batches per worker: further ahead costs memory and brings little
 
 
-def _delivery(case: Case) -> Verdict | None:
+def _delivery(inputs: Inputs) -> Verdict | None:
     """Batches that are made sooner than one comes over from a worker."""
-    at = case.at
-    if case.backend == "ray":
+    at = inputs.at
+    if inputs.backend == "ray":
         return None
     gain = at.gain(0)
     return Verdict(
         "transport",
-        f"{waits(case)}: making a batch takes a worker {duration(at.fetch_s + at.collate_s)}, and "
-        f"one comes every {duration(1 / at.rate)}, as handing it over takes longer than that.",
+        f"{waits(inputs)}: making a batch takes a worker {duration(at.fetch_s + at.collate_s)}, "
+        f"and one comes every {duration(1 / at.rate)}, as handing it over takes longer than that.",
         f"Do without workers: num_workers=0 would give {throughput(gain)}. Or make larger "
         "batches, which are handed over more seldom.",
         gain,
     )
 
 
-def _slow_source(case: Case) -> Verdict | None:
-    of_part, of_samples = _excess_of_part(case), _excess_of_samples(case)
+def _slow_source(inputs: Inputs) -> Verdict | None:
+    of_part, of_samples = _excess_of_part(inputs), _excess_of_samples(inputs)
     excess = max(of_part, of_samples)
     if excess < _EXCESS:
         return None
-    at = case.at
+    at = inputs.at
     saved_s = min(excess, 1.0) * at.fetch_s
     gain = at.gain(at.num_workers, saved_s=saved_s) * at.shortfall
     if of_part >= of_samples:
-        worst = case.sources[0]
+        worst = inputs.sources[0]
         text = (
-            f"{waits(case)}: a sample of {worst.name} takes {duration(worst.mean_s)}, one of the "
-            f"others {duration(_mean_of(case.sources[1:]))}."
+            f"{waits(inputs)}: a sample of {worst.name} takes {duration(worst.mean_s)}, one of the "
+            f"others {duration(_mean_of(inputs.sources[1:]))}."
         )
     else:
-        span = case.span
+        span = inputs.span
         text = (
-            f"{waits(case)}: {percent(span.slow / span.timed)} of the samples take "
-            f"{percent(min(span.slow_s / span.timed_s, 1.0))} of the time.{names_of(case.slowest)}"
+            f"{waits(inputs)}: {percent(span.slow / span.timed)} of the samples take "
+            f"{percent(min(span.slow_s / span.timed_s, 1.0))} of the time."
+            f"{names_of(inputs.slowest)}"
         )
     remedy = f"Look at them: if they cost what the others do, it would go {times(gain)} as fast."
     return Verdict("slow source", text, remedy, gain)
 
 
-def _excess_of_part(case: Case) -> float:
+def _excess_of_part(inputs: Inputs) -> float:
     """Return the share of samples' time that the costliest part takes beyond its due."""
-    sources = case.sources
+    sources = inputs.sources
     total_s = sum(source.samples * source.mean_s for source in sources)
     if len(sources) < 2 or sources[0].samples < _FEWEST_OF_PART or total_s <= 0:
         return 0.0
@@ -91,9 +92,9 @@ def _excess_of_part(case: Case) -> float:
     return sources[0].samples * (sources[0].mean_s - others_s) / total_s
 
 
-def _excess_of_samples(case: Case) -> float:
+def _excess_of_samples(inputs: Inputs) -> float:
     """Return the same for single samples."""
-    span = case.span
+    span = inputs.span
     others = span.timed - span.slow
     if not 0 < span.slow <= _FEW * span.timed or others < 1 or span.timed_s <= 0:
         return 0.0
@@ -101,33 +102,33 @@ def _excess_of_samples(case: Case) -> float:
     return min(max(span.slow_s - span.slow * others_s, 0.0) / span.timed_s, 1.0)
 
 
-def _mean_of(sources: Sequence[Source]) -> float:
+def _mean_of(sources: Sequence[SourceTiming]) -> float:
     num = sum(source.samples for source in sources)
     return sum(source.samples * source.mean_s for source in sources) / num if num else 0.0
 
 
-def _bursts(case: Case) -> Verdict | None:
-    return _uneven(case) if case.at.idle_share >= _IDLE else None
+def _bursts(inputs: Inputs) -> Verdict | None:
+    return _uneven(inputs) if inputs.at.idle_share >= _IDLE else None
 
 
-def _uneven(case: Case) -> Verdict | None:
+def _uneven(inputs: Inputs) -> Verdict | None:
     """Batches of which some take so long that the others wait behind them."""
-    at, gain = case.at, case.at.shortfall
+    at, gain = inputs.at, inputs.at.shortfall
     # Workers that lack cores are late, too, and working ahead does not give them cores.
     if at.is_cheap or at.share(at.worker_starved_s) >= _LACKS_CORES or not worth(gain):
         return None
-    now = max(case.lookahead // at.num_workers, 1)
-    names = names_of(case.slowest) if case.span.slow else ""
-    supply = (
+    now = max(inputs.lookahead // at.num_workers, 1)
+    names = names_of(inputs.slowest) if inputs.span.slow else ""
+    capacity = (
         f"workers have nothing to do {percent(at.idle_share)} of theirs"
         if at.idle_share >= _IDLE
         else f"{count_of_workers(at.num_workers)} could make {amount(per_second(at))} a second"
     )
     text = (
-        f"{waits(case)}, and yet {supply}. That is enough on average, but some batches take much "
-        f"longer than others.{names}"
+        f"{waits(inputs)}, and yet {capacity}. That is enough on average, but some batches take "
+        f"much longer than others.{names}"
     )
-    if case.is_auto or now >= _MOST_PREFETCH:
+    if inputs.is_auto or now >= _MOST_PREFETCH:
         return Verdict("bursts", text, "Look at what makes them differ: `stats().slowest`.")
     return Verdict(
         "bursts",
@@ -138,30 +139,30 @@ def _uneven(case: Case) -> Verdict | None:
     )
 
 
-def _collate(case: Case) -> Verdict | None:
-    at = case.at
+def _collate(inputs: Inputs) -> Verdict | None:
+    at = inputs.at
     if at.share(at.collate_s) < _MOSTLY or at.collate_s < at.send_s:
         return None
     # The batch's bytes are copied once, whichever process makes it.
     gain = at.gain(at.num_workers, saved_s=max(at.collate_s - at.copied_s, 0.0))
     return Verdict(
         "collate",
-        f"{waits(case)}: making one batch of its samples takes {duration(at.collate_s)} of the "
+        f"{waits(inputs)}: making one batch of its samples takes {duration(at.collate_s)} of the "
         f"{duration(at.made_s)} that a batch costs a worker.",
-        "Let the dataset make whole batches (`get_batch(indices, empty)`), or a simpler "
+        "Let the dataset make whole batches (`get_batch(indices, alloc)`), or a simpler "
         f"collate_fn, of arrays rather than lists: at best {throughput(gain)}.",
         gain,
     )
 
 
-def _transport(case: Case) -> Verdict | None:
-    at = case.at
+def _transport(inputs: Inputs) -> Verdict | None:
+    at = inputs.at
     if at.share(at.send_s) < _MOSTLY:
         return None
     gain = at.gain(at.num_workers, saved_s=max(at.send_s - DELIVERY_S, 0.0))
     return Verdict(
         "transport",
-        f"{waits(case)}: packing and sending a batch of {size(at.num_bytes)} takes "
+        f"{waits(inputs)}: packing and sending a batch of {size(at.num_bytes)} takes "
         f"{duration(at.send_s)} of the {duration(at.made_s)} that it costs a worker.",
         "Send less: arrays instead of lists and objects, and only what the training uses. At best "
         f"{throughput(gain)}.",
@@ -169,13 +170,13 @@ def _transport(case: Case) -> Verdict | None:
     )
 
 
-def _cpu(case: Case) -> Verdict | None:
-    at = case.at
+def _cpu(inputs: Inputs) -> Verdict | None:
+    at = inputs.at
     are_taken = at.fills_cores
     if not are_taken and at.share(at.worker_starved_s) < _WORKERS_STARVED:
         return None
-    if case.backend == "ray":
-        return _cpu_of_cluster(case)
+    if inputs.backend == "ray":
+        return _cpu_of_cluster(inputs)
     # Half the CPU, and half the queueing for it, which the others keep up.
     gain = at.gain(at.num_workers, saved_s=at.made_s / 2, saved_cpu_s=at.worker_cpu_s / 2)
     who = (
@@ -186,7 +187,7 @@ def _cpu(case: Case) -> Verdict | None:
         who += ": other programs seem to take the rest"
     return Verdict(
         "cpu",
-        f"{waits(case)}: a batch takes {duration(at.worker_cpu_s + at.trainer_cpu_s)} of CPU, "
+        f"{waits(inputs)}: a batch takes {duration(at.worker_cpu_s + at.trainer_cpu_s)} of CPU, "
         f"{duration(at.trainer_cpu_s)} of it the main process's. That keeps "
         f"{amount(at.cores_taken)} of {amount(at.cores)} cores busy{who}. More workers would not "
         "help.",
@@ -196,12 +197,12 @@ def _cpu(case: Case) -> Verdict | None:
     )
 
 
-def _cpu_of_cluster(case: Case) -> Verdict:
-    at = case.at
+def _cpu_of_cluster(inputs: Inputs) -> Verdict:
+    at = inputs.at
     gain = at.gain(at.num_workers, saved_s=at.worker_starved_s)
     return Verdict(
         "cpu",
-        f"{waits(case)}: a worker waits {duration(at.worker_starved_s)} of the "
+        f"{waits(inputs)}: a worker waits {duration(at.worker_starved_s)} of the "
         f"{duration(at.made_s)} that a batch takes for a core of its machine. More "
         "workers there would not help.",
         'Let Ray reserve what workers use, ray_options={"num_cpus": 2} say, keep other programs '
@@ -210,17 +211,17 @@ def _cpu_of_cluster(case: Case) -> Verdict:
     )
 
 
-def _storage(case: Case) -> Verdict | None:
-    at = case.at
+def _storage(inputs: Inputs) -> Verdict | None:
+    at = inputs.at
     workers = at.enough_workers
     if at.share(at.read_s) < READS or workers <= at.num_workers:
         return None
     text = (
-        f"{waits(case)}: a batch takes {duration(at.made_s)} of a worker's time, "
+        f"{waits(inputs)}: a batch takes {duration(at.made_s)} of a worker's time, "
         f"{duration(at.read_s)} of it waiting for reads, which takes no CPU."
     )
     shorter = "pack the data set into one file on a local disk (`penstock pack`)."
-    if case.is_auto:
+    if inputs.is_auto:
         return Verdict("storage", text, f"Shorten the reads: {shorter}")
     gain = at.gain(workers)
     return Verdict(
@@ -232,18 +233,18 @@ def _storage(case: Case) -> Verdict | None:
     )
 
 
-def _too_few_workers(case: Case) -> Verdict | None:
+def _too_few_workers(inputs: Inputs) -> Verdict | None:
     """Workers that lack nothing: they are too few, or too uneven."""
-    at = case.at
+    at = inputs.at
     workers = at.enough_workers
     if workers <= at.num_workers:
-        return _uneven(case)
-    gain = None if case.is_auto else at.gain(workers)
+        return _uneven(inputs)
+    gain = None if inputs.is_auto else at.gain(workers)
     made, verb = per_second(at), "makes" if at.num_workers == 1 else "make"
     return Verdict(
         "workers",
-        f"{waits(case)}: a batch takes {duration(at.made_s)} of a worker's time"
-        f"{of_it(case)}, and {count_of_workers(at.num_workers)} {verb} {amount(made)} a second, "
+        f"{waits(inputs)}: a batch takes {duration(at.made_s)} of a worker's time"
+        f"{of_it(inputs)}, and {count_of_workers(at.num_workers)} {verb} {amount(made)} a second, "
         f"while the main process could take {amount(at.trainer_rate)}.",
         'num_workers="auto" adds workers, within its budgets of CPU and memory.'
         if gain is None
@@ -252,7 +253,7 @@ def _too_few_workers(case: Case) -> Verdict | None:
     )
 
 
-TESTS: Final[tuple[Callable[[Case], Verdict | None], ...]] = (
+TESTS: Final[tuple[Callable[[Inputs], Verdict | None], ...]] = (
     _delivery,
     _slow_source,
     _bursts,

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""When a stream runs as it will go on running: after an epoch has begun, after workers are new."""
+"""Steady state: which batches count, after an epoch began or the number of workers changed."""
 
 from __future__ import annotations
 
@@ -8,13 +8,13 @@ from typing import TYPE_CHECKING, Final
 if TYPE_CHECKING:
     from penstock.engine.accounts import BatchRecord, WorkerSettings
 
-__all__ = ["Arrivals"]
+__all__ = ["SteadyState"]
 
 _LONGEST_START_NS: Final = 10_000_000_000  # an interpreter that imports torch takes 2 to 5 s
 _RARE_WAIT: Final = 0.05  # share of the time; then no worker is missed
 
 
-class Arrivals:
+class SteadyState:
     """Tells which batches show what the present workers can do.
 
     Not those that were made before it was there, nor those at the start of an epoch, when all
@@ -74,7 +74,7 @@ class Arrivals:
             self._missing = 0
 
     def _is_vain(self, record: BatchRecord) -> bool:
-        """Return whether nobody need be waited for: they never come, or have nothing to do."""
+        """Return whether missing workers need not be waited for: too late, or nothing to do."""
         assert self._changed_ns is not None
         is_late = record.given_ns - self._changed_ns > _LONGEST_START_NS
         return is_late or self._waited_ns <= _RARE_WAIT * self._passed_ns

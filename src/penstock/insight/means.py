@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What one batch costs, what another setting would bring, and how such figures are written.
+"""Mean costs per batch, and the gain that another setting would bring.
 
 A remedy changes some of the costs, or the number of workers; the throughput model
 (`throughput_model`) says what rate follows. A gain is that rate by the present one, as measured or
@@ -13,12 +13,12 @@ import math
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Final
 
-from penstock.insight.throughput_model import DELIVERY_S, Room
+from penstock.insight.throughput_model import DELIVERY_S, WorkerLimits
 
 if TYPE_CHECKING:
     from penstock.insight.stats import Span
 
-__all__ = ["Figures", "amount", "duration", "percent", "size"]
+__all__ = ["Means"]
 
 # What the loader itself takes for a batch without workers (measured: 0.02 to 0.04 ms), and what
 # keeping the user's generators takes besides where samples are seeded (0.1 ms).
@@ -32,7 +32,7 @@ _MANY_CORES: Final = 1e6
 
 
 @dataclass(frozen=True, slots=True)
-class Figures:
+class Means:
     """Means per batch, in seconds, without what the first batch of an iterator waited for.
 
     Attributes:
@@ -93,8 +93,8 @@ class Figures:
         *,
         pause_s: float = 0.0,
         lock_share: float = 0.0,
-    ) -> Figures | None:
-        """Return the figures of some batches; None if there is nothing to divide by.
+    ) -> Means | None:
+        """Return the means of some batches; None if there is nothing to divide by.
 
         Args:
             span: The batches, without pauses.
@@ -158,13 +158,13 @@ class Figures:
 
     @property
     def trainer_blocked_s(self) -> float:
-        """The main process's own code without CPU, while threads may have held the lock.
+        """Main process without CPU while threads had some, and may have held the lock.
 
         It may as well be waiting for its device.
         """
         return min(max(self.trainer_s - self.trainer_cpu_s, 0.0), self.worker_cpu_s)
 
-    def without_lock(self) -> Figures:
+    def without_lock(self) -> Means:
         """Return what could be expected of processes, if all blocked time is the lock's."""
         return replace(
             self,
@@ -211,12 +211,12 @@ class Figures:
         return min(seconds / self.made_s, 1.0) if self.made_s > 0 else 0.0
 
     @property
-    def _room(self) -> Room:
-        return Room(min(self.cores, _MANY_CORES))
+    def _limits(self) -> WorkerLimits:
+        return WorkerLimits(min(self.cores, _MANY_CORES))
 
     @property
-    def with_workers(self) -> Figures:
-        """Return these figures, if batches are made without workers as they would be with some."""
+    def with_workers(self) -> Means:
+        """Return these means, if batches are made without workers as they would be with some."""
         if self.num_workers:
             return self
         return replace(
@@ -232,17 +232,17 @@ class Figures:
 
     @property
     def enough_workers(self) -> int:
-        """How many workers keep up with the main process, as far as cores and the lock allow."""
-        at, room = self.with_workers, self._room
-        rate = min(room.best_rate(at), self.lock_rate)
-        return min(room.enough(at, rate), max(_MOST_WORKERS, 2 * self.num_workers))
+        """How many workers keep up with the consumer, or as well as cores and the lock allow."""
+        at, limits = self.with_workers, self._limits
+        rate = min(limits.best_rate(at), self.lock_rate)
+        return min(limits.enough(at, rate), max(_MOST_WORKERS, 2 * self.num_workers))
 
     def rate_with(self, num_workers: int) -> float:
         """Return the batches per second with so many workers, at least 1."""
         at = self.with_workers
         if num_workers < self.num_workers:  # what they take of the main process's cores is reckoned
             at = replace(at, consumer_s=at.trainer_s, trainer_starved_s=0.0)
-        return min(self._room.rate(at, num_workers), self.lock_rate)
+        return min(self._limits.rate(at, num_workers), self.lock_rate)
 
     def gain(
         self, num_workers: int, *, saved_s: float = 0.0, saved_cpu_s: float | None = None
@@ -282,51 +282,3 @@ class Figures:
 
 def _per(amount: float, seconds: float) -> float:
     return amount / seconds if seconds > 1e-12 else math.inf
-
-
-def amount(number: float) -> str:
-    """Return a number with two or three digits that mean something.
-
-    Example:
-        >>> amount(3.14159), amount(47.9), amount(1234.5), amount(float("inf"))
-        ('3.1', '48', '1,234', 'any number')
-    """
-    if math.isinf(number):
-        return "any number"
-    return f"{number:,.1f}" if number < 9.95 else f"{number:,.0f}"
-
-
-def duration(seconds: float) -> str:
-    """Return a time in the unit that suits it.
-
-    Example:
-        >>> duration(0.0412), duration(2.5), duration(0.00031)
-        ('41 ms', '2.5 s', '0.31 ms')
-    """
-    if seconds >= 1:
-        return f"{amount(seconds)} s"
-    ms = seconds * 1e3
-    return f"{ms:.2f} ms" if ms < 0.995 else f"{amount(ms)} ms"
-
-
-def percent(share: float) -> str:
-    """Return a share of 1 in percent.
-
-    Example:
-        >>> percent(0.618), percent(0.004)
-        ('62 %', '0.4 %')
-    """
-    return f"{share * 100:.1f} %" if 0 < share < 0.01 else f"{share * 100:.0f} %"
-
-
-def size(num_bytes: float) -> str:
-    """Return a number of bytes in the unit that suits it.
-
-    Example:
-        >>> size(38.5e6), size(512)
-        ('38 MB', '0.5 kB')
-    """
-    for unit, factor in (("GB", 1e9), ("MB", 1e6)):
-        if num_bytes >= factor:
-            return f"{amount(num_bytes / factor)} {unit}"
-    return f"{amount(num_bytes / 1e3)} kB"

@@ -9,8 +9,8 @@ import torch
 
 from penstock.errors import ConfigError
 from penstock.vision import IMAGENET_MEAN, IMAGENET_STD
-from penstock.vision.looking.batches import samples_of_batch
-from penstock.vision.looking.contact_sheet import contact_sheet
+from penstock.vision.drawing.batches import samples_of_batch
+from penstock.vision.drawing.contact_sheet import contact_sheet
 
 PHOTOS = np.random.default_rng(0).integers(0, 256, (3, 24, 32, 3), dtype=np.uint8)
 CHW = np.ascontiguousarray(PHOTOS.transpose(0, 3, 1, 2))

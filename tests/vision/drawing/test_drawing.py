@@ -9,10 +9,10 @@ import pytest
 import torch
 
 from penstock.errors import ConfigError
-from penstock.vision.looking.contact_sheet import contact_sheet
-from penstock.vision.looking.displayed import Unshown, class_text, sample_of, shown_image
-from penstock.vision.looking.drawing import class_colour, draw_objects
-from penstock.vision.looking.lettering import fitted, line_height, text_width, wrapped, write
+from penstock.vision.drawing.contact_sheet import contact_sheet
+from penstock.vision.drawing.displayed import Unshown, class_text, sample_of, shown_image
+from penstock.vision.drawing.lettering import fitted, line_height, text_width, wrapped, write
+from penstock.vision.drawing.objects import class_colour, draw_objects
 
 GROUND = 60
 

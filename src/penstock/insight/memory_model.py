@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a worker takes of memory, as far as it can be seen.
+"""Memory model: bytes that a worker takes, with its batches.
 
 Assumptions
     Under fork the resident memory of a worker is the main process's to begin with, and what of it
@@ -15,15 +15,15 @@ from typing import TYPE_CHECKING, Final
 if TYPE_CHECKING:
     from penstock.engine.accounts import BatchRecord
 
-__all__ = ["WORKER_BYTES", "Footprint"]
+__all__ = ["WORKER_BYTES", "MemoryModel"]
 
 # Pages that a forked worker has for itself: its interpreter's counts of references, its own
 # allocations. Pages of the dataset are shared. An order of magnitude, not a measurement.
 WORKER_BYTES: Final = 50_000_000
 
 
-class Footprint:
-    """The largest batch, and the largest worker, so far.
+class MemoryModel:
+    """Memory per worker, from the largest batch and the largest worker so far.
 
     Attributes:
         batch_bytes: Of the largest batch.

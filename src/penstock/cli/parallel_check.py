@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Looks at many files or records in worker processes and keeps account of those that are broken.
+"""Parallel check: reads many files or records in worker processes and lists the broken ones.
 
-They go through Penstock's own loader. What a decoder raises is a verdict, and travels as one. A
+They go through Penstock's own loader. What a decoder raises is a result, and travels as one. A
 file that ends the process that decodes it is a bad sample, which the loader skips: the worker is
 replaced, the other files of its task are decoded again, and the rest goes on.
 """
@@ -15,8 +15,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Final, Generic, Protocol, TypeVar
 
 from penstock.cli.decoding import BrokenFile, count_pixels
-from penstock.cli.quiet import silence_libraries
 from penstock.cli.reasons import reason_of
+from penstock.cli.silence import silence_libraries
 from penstock.faults import FaultPolicy
 from penstock.loader import Loader
 
@@ -26,15 +26,15 @@ if TYPE_CHECKING:
     from penstock.errors import StoreUnreachable
     from penstock.faults import Failure
 
-__all__ = ["Findings", "Inspected", "Verdict", "check_files", "survey"]
+__all__ = ["CheckResult", "Findings", "Inspected", "check_files", "check_in_parallel"]
 
 T = TypeVar("T")
 T_co = TypeVar("T_co", covariant=True)
 
 
 @dataclass(frozen=True, slots=True)
-class Verdict:
-    """What is known of one file or record.
+class CheckResult:
+    """Result of checking one file or record.
 
     Attributes:
         index: Which.
@@ -81,12 +81,12 @@ class Findings(Generic[T]):
 
 
 class Inspected(Protocol[T_co]):
-    """What is looked at, as a dataset; a sample is a verdict, so that no pixels travel."""
+    """What is looked at, as a dataset; a sample is a result, so that no pixels travel."""
 
     def __len__(self) -> int:
         """Return how many there are."""
 
-    def __getitem__(self, index: int) -> Verdict:
+    def __getitem__(self, index: int) -> CheckResult:
         """Return what is wrong with one; called in a worker, which it may end."""
 
     def broken(self, index: int, reason: str) -> T_co:
@@ -104,7 +104,7 @@ def check_files(
 
     Args:
         paths: The files.
-        num_workers: As for `survey`, like the two that follow.
+        num_workers: As for `check_in_parallel`, like the two that follow.
         findings: Grows in place.
         tell: Called again and again.
         decode: Takes a path and returns the number of pixels; raises if it cannot. Called in a
@@ -113,16 +113,16 @@ def check_files(
     Raises:
         WorkerDied: more workers were lost than bad files can account for.
     """
-    survey(_Files(paths, decode), num_workers, findings, tell)
+    check_in_parallel(_FilesToCheck(paths, decode), num_workers, findings, tell)
 
 
-def survey(
+def check_in_parallel(
     inspected: Inspected[T],
     num_workers: int,
     findings: Findings[T],
     tell: Callable[[Findings[T]], object],
 ) -> None:
-    """Look at everything in worker processes and write down what is found.
+    """Read everything in worker processes and write down what is found.
 
     Args:
         inspected: What is looked at.
@@ -139,22 +139,22 @@ def survey(
         # At the end the loader warns of the files left out; here they are in the findings.
         warnings.filterwarnings("ignore", "epoch 0: .* bad samples? left out", UserWarning)
         try:
-            for verdicts in loader:
-                for verdict in verdicts:
-                    _note(verdict, inspected, findings)
+            for results in loader:
+                for result in results:
+                    _note(result, inspected, findings)
                 tell(findings)
         finally:
             findings.num_checked += len(loader.failures)
             findings.broken += [inspected.broken(f.index, _end(f)) for f in loader.failures]
 
 
-def _note(verdict: Verdict, inspected: Inspected[T], findings: Findings[T]) -> None:
-    if verdict.unreachable is not None:
-        raise verdict.unreachable
+def _note(result: CheckResult, inspected: Inspected[T], findings: Findings[T]) -> None:
+    if result.unreachable is not None:
+        raise result.unreachable
     findings.num_checked += 1
-    findings.num_images += verdict.num_images
-    if verdict.reason is not None:
-        findings.broken.append(inspected.broken(verdict.index, verdict.reason))
+    findings.num_images += result.num_images
+    if result.reason is not None:
+        findings.broken.append(inspected.broken(result.index, result.reason))
 
 
 def _end(failure: Failure) -> str:
@@ -167,7 +167,7 @@ def _end(failure: Failure) -> str:
     return f"the process that decodes it {end[1]}"
 
 
-def _loader(inspected: Inspected[T], num_workers: int) -> Loader[Verdict]:
+def _loader(inspected: Inspected[T], num_workers: int) -> Loader[CheckResult]:
     num_workers = min(num_workers, len(inspected))
     num_tasks = num_workers * _TASKS_PER_WORKER
     return Loader(
@@ -181,11 +181,11 @@ def _loader(inspected: Inspected[T], num_workers: int) -> Loader[Verdict]:
     )
 
 
-def _as_they_are(verdicts: list[Verdict]) -> list[Verdict]:
-    return verdicts
+def _as_they_are(results: list[CheckResult]) -> list[CheckResult]:
+    return results
 
 
-class _Files:
+class _FilesToCheck:
     """Files, to be decoded."""
 
     def __init__(self, paths: Sequence[str], decode: Callable[[str], int]) -> None:
@@ -195,12 +195,12 @@ class _Files:
     def __len__(self) -> int:
         return len(self._paths)
 
-    def __getitem__(self, index: int) -> Verdict:
+    def __getitem__(self, index: int) -> CheckResult:
         try:
             self._decode(self._paths[index])
         except Exception as error:  # over damaged data Pillow raises nearly anything
-            return Verdict(index, reason_of(error))
-        return Verdict(index, num_images=1)
+            return CheckResult(index, reason_of(error))
+        return CheckResult(index, num_images=1)
 
     def broken(self, index: int, reason: str) -> BrokenFile:
         return BrokenFile(Path(self._paths[index]), reason)

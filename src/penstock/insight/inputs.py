@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a verdict is made of: all that is known, and the phrases in which it is told."""
+"""Inputs of a verdict, and the phrases that its sentences are made of."""
 
 from __future__ import annotations
 
@@ -7,18 +7,18 @@ import math
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
-from penstock.insight.figures import duration, percent
+from penstock.insight.units import duration, percent
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from penstock.insight.figures import Figures
-    from penstock.insight.stats import SlowSample, Source, Span
+    from penstock.insight.means import Means
+    from penstock.insight.stats import SlowSample, SourceTiming, Span
 
 __all__ = [
     "READS",
     "WAITS",
-    "Case",
+    "Inputs",
     "count_of_workers",
     "names_of",
     "of_it",
@@ -35,14 +35,14 @@ _WORTH: Final = 1.15  # a gain below it may be an error of the model
 
 
 @dataclass(frozen=True, slots=True)
-class Case:
-    """All that is known."""
+class Inputs:
+    """What a verdict is judged by."""
 
     span: Span
-    at: Figures
+    at: Means
     num_ready: float
     lookahead: int
-    sources: Sequence[Source]
+    sources: Sequence[SourceTiming]
     slowest: Sequence[SlowSample]
     backend: str
     lock_share: float | None
@@ -54,14 +54,14 @@ def worth(gain: float) -> bool:
     return gain >= _WORTH
 
 
-def waits(case: Case) -> str:
+def waits(inputs: Inputs) -> str:
     """Return how long the main process waits, as the beginning of a sentence."""
-    return f"The main process waits {percent(case.at.wait_share)} of the time"
+    return f"The main process waits {percent(inputs.at.wait_share)} of the time"
 
 
-def of_it(case: Case) -> str:
+def of_it(inputs: Inputs) -> str:
     """Return what most of a batch's cost is."""
-    at = case.at
+    at = inputs.at
     if at.share(at.read_s) >= READS:
         return f", {duration(at.read_s)} of it waiting for reads"
     return f", {duration(at.worker_cpu_s)} of it CPU"
@@ -78,7 +78,7 @@ def names_of(slowest: Sequence[SlowSample]) -> str:
     return f" The slowest: {listed}."
 
 
-def per_second(at: Figures) -> float:
+def per_second(at: Means) -> float:
     """Return how many batches the workers make in a second."""
     return at.num_workers / at.made_s if at.made_s > 0 else math.inf
 

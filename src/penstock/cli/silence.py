@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Decoders that write to stderr by themselves are kept silent; warnings and logs are escaped."""
+"""Silence for libraries that write to stderr; warnings and logs are escaped."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Settled workers are watched: do batches still cost what they did?"""
+"""Drift: whether batches still cost what they did when the number of workers was settled."""
 
 from __future__ import annotations
 
@@ -8,17 +8,17 @@ from typing import TYPE_CHECKING, Final
 from penstock.insight.batch_costs import Costs
 
 if TYPE_CHECKING:
-    from penstock.insight.evidence import Evidence
+    from penstock.insight.trials import Trials
 
-__all__ = ["Watch"]
+__all__ = ["DriftDetector"]
 
 _TIMES: Final = 3  # windows in a row that differ ...
 _MOST_TIMES: Final = 24  # ... and twice as many after each alarm: costs may go to and fro
-_LOOKS: Final = (2, 6)  # after so many quiet windows the settings are judged once more
+_LOOKS: Final = (2, 6)  # after so many unchanged windows the settings are judged once more
 
 
-class Watch:
-    """Tells when costs have changed for good.
+class DriftDetector:
+    """Detects when batch costs have changed for good.
 
     Attributes:
         usual: What batches cost; None until a window has told.
@@ -27,7 +27,7 @@ class Watch:
     """
 
     def __init__(self) -> None:
-        """Watch nothing yet."""
+        """Begin without usual costs."""
         self.usual: Costs | None = None
         self.is_look_due = False
         self._times = _TIMES
@@ -44,15 +44,15 @@ class Watch:
         self._num_usual = 0
         self._in_a_row = []
 
-    def see(self, costs: Costs, evidence: Evidence) -> Costs | None:
+    def see(self, costs: Costs, trials: Trials) -> Costs | None:
         """Take note of a window; returns the new costs if they have changed for good."""
         self.is_look_due = False
         if self.usual is None:
             self.usual = costs
             return None
         self._in_a_row.append(costs)
-        if not evidence.differ(self.usual, costs):
-            self._add_usual(evidence)
+        if not trials.differ(self.usual, costs):
+            self._add_usual(trials)
             return None
         if len(self._in_a_row) < self._times:
             return None
@@ -62,7 +62,7 @@ class Watch:
             new += differing
         return new
 
-    def _add_usual(self, evidence: Evidence) -> None:
+    def _add_usual(self, trials: Trials) -> None:
         in_a_row, self._in_a_row = self._in_a_row, []
         if self._num_usual >= _LOOKS[-1]:
             return
@@ -70,6 +70,6 @@ class Watch:
         before = self._num_usual
         for costs in in_a_row:
             self.usual += costs
-            evidence.pool += costs
+            trials.pool += costs
         self._num_usual += len(in_a_row)
         self.is_look_due = any(before < look <= self._num_usual for look in _LOOKS)

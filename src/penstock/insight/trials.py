@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What is known of the present times: what batches cost, under all settings that were tried."""
+"""Measured batch costs per number of workers tried, until costs change for good."""
 
 from __future__ import annotations
 
@@ -11,15 +11,15 @@ from penstock.insight.batch_costs import Costs
 if TYPE_CHECKING:
     from penstock.engine.accounts import WorkerSettings
 
-__all__ = ["Evidence"]
+__all__ = ["Trials"]
 
 _DRIFT: Final = 1.3
 _USUAL_ERROR: Final = 0.06  # of two windows of batches that differ by 15 %
 _QUICKEST_S: Final = 2e-4  # below it there is noise of the clock and of the loader itself
 
 
-class Evidence:
-    """Costs until they change for good.
+class Trials:
+    """Costs of batches, pooled and per workers tried, until they change for good.
 
     Attributes:
         first: Of the first window: made by few workers.
@@ -29,7 +29,7 @@ class Evidence:
     """
 
     def __init__(self, costs: Costs) -> None:
-        """Know nothing but these costs."""
+        """Begin without windows; of these costs only the variation is kept."""
         self.first = Costs()
         self.pool = Costs()
         self.under: dict[WorkerSettings, Costs] = {}
@@ -46,7 +46,7 @@ class Evidence:
         """Return by how much batches come quicker than with the settings before; 0.1 is 10 %."""
         return self.under[now].rate / self.under[before].rate - 1
 
-    def supply_gain(self, before: WorkerSettings, now: WorkerSettings) -> float:
+    def capacity_gain(self, before: WorkerSettings, now: WorkerSettings) -> float:
         """Return by how much more the workers can make than the ones before, were there cores.
 
         Where storage or a lock is at its limit that is nothing, as a batch takes them longer. Where

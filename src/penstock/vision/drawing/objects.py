@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple
 import cv2
 import numpy as np
 
-from penstock.vision.looking.displayed import class_of, class_text, sample_of
-from penstock.vision.looking.lettering import fitted, line_height, text_width, write
+from penstock.vision.drawing.displayed import class_of, class_text, sample_of
+from penstock.vision.drawing.lettering import fitted, line_height, text_width, write
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

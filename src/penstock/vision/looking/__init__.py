@@ -1,2 +1,0 @@
-# SPDX-License-Identifier: Apache-2.0
-"""Samples drawn, to be looked at."""

@@ -22,11 +22,10 @@ Method
 
     Simulation: discrete events. A trainer has as many batches under way as workers times
     `prefetch_factor`, takes them in order, pays `dispatch_s` of its node's cores for each, and
-    computes for `step_s`; synchronous ones wait for each other at each step. A worker takes turns
-    among its trainers; a batch costs it `cpu_s` (with a spread), `worker_s`, and the copy into the
-    node's object store. A batch for another node goes through both nodes' links, first come first
-    served. Cores of a node are shared evenly by what runs on it. `--smoke` holds it against closed
-    formulas.
+    computes for `step_s`; synchronous ones wait for each other at each step. A batch costs a worker
+    `cpu_s` (with a spread), `worker_s`, and the copy into the node's object store. A batch for
+    another node goes through both nodes' links, first come first served. Cores of a node are shared
+    evenly by what runs on it. `--smoke` holds it against closed formulas.
 
     `--calibrate` measures the costs on a cluster of two nodes on this machine, by real Ray and
     Penstock's Ray workers: CPU seconds of a JPEG batch in one process, and in two at once; CPU
@@ -216,7 +215,6 @@ class Scene:
         num_trainers: Ranks, or runs of their own.
         trainers_per_node: On each of their nodes.
         workers_per_trainer: `num_workers` of each trainer.
-        num_workers: Of a pool that all trainers share; 0: each trainer has workers of its own.
         worker_nodes: Nodes for workers alone; 0: they are on the trainers' nodes.
         cores: Of each node.
         store_bytes_per_s: Of a node's memory: the most that can be copied into its store.
@@ -236,7 +234,6 @@ class Scene:
     num_trainers: int = 1
     trainers_per_node: int = 1
     workers_per_trainer: int = 1
-    num_workers: int = 0
     worker_nodes: int = 0
     cores: int = 64
     store_bytes_per_s: float = math.inf
@@ -359,13 +356,12 @@ class _Node:
 
 
 class _Worker:
-    """Takes turns among the trainers that have given it work."""
+    """Makes the batches of its trainer, one after the other."""
 
     def __init__(self, run: _Run, node: _Node) -> None:
         self._run = run
         self.node = node
-        self._sessions: dict[int, deque[int]] = {}  # trainer -> steps
-        self._turns: deque[int] = deque()
+        self._tasks: deque[tuple[int, int]] = deque()  # trainer and step
         self._is_busy = False
         self._since_s = self.busy_s = 0.0
 
@@ -374,19 +370,12 @@ class _Worker:
         return self.busy_s + (now_s - self._since_s if self._is_busy else 0.0)
 
     def submit(self, trainer: int, step: int) -> None:
-        queue = self._sessions.setdefault(trainer, deque())
-        if not queue:
-            self._turns.append(trainer)
-        queue.append(step)
+        self._tasks.append((trainer, step))
         if not self._is_busy:
             self._begin()
 
     def _begin(self) -> None:
-        trainer = self._turns.popleft()
-        queue = self._sessions[trainer]
-        step = queue.popleft()
-        if queue:
-            self._turns.append(trainer)
+        trainer, step = self._tasks.popleft()
         self._is_busy = True
         self._since_s = self._run.now_s
         scene, costs = self._run.scene, self._run.scene.costs
@@ -408,7 +397,7 @@ class _Worker:
         self._is_busy = False
         self.busy_s += self._run.now_s - self._since_s
         self._run.send(self.node, self._run.trainers[trainer], step)
-        if self._turns:
+        if self._tasks:
             self._begin()
 
 
@@ -535,16 +524,13 @@ class _Run:
         self.trainer_nodes = nodes[: scene.trainer_nodes]
         self.worker_nodes = nodes[scene.trainer_nodes :] or self.trainer_nodes
         self.workers = self._make_workers()
-        # Of a pool, each trainer has some: which, is chance.
-        chance = np.random.default_rng(scene.seed + 1).permutation(len(self.workers)).tolist()
-        self._dealt = [self.workers[k] for k in chance] if scene.num_workers else self.workers
         self.window: list[tuple[float, dict[str, list[float]]]] = []  # when it begins and ends
         self.trainers = [self._make_trainer(number) for number in range(scene.num_trainers)]
 
     def _make_workers(self) -> list[_Worker]:
         scene = self.scene
-        total = scene.num_workers or scene.num_trainers * scene.workers_per_trainer
-        if self.worker_nodes is not self.trainer_nodes or scene.num_workers:
+        total = scene.num_trainers * scene.workers_per_trainer
+        if self.worker_nodes is not self.trainer_nodes:
             nodes = [self.worker_nodes[k % len(self.worker_nodes)] for k in range(total)]
         else:  # each trainer's own, on its node
             per_node = scene.workers_per_trainer * scene.trainers_per_node
@@ -553,7 +539,7 @@ class _Run:
 
     def _make_trainer(self, number: int) -> _Trainer:
         scene, wanted = self.scene, self.scene.workers_per_trainer
-        own = [self._dealt[(number * wanted + k) % len(self._dealt)] for k in range(wanted)]
+        own = self.workers[number * wanted : (number + 1) * wanted]
         is_slow = number < round(scene.slow_share * scene.num_trainers)
         step_s = scene.step_s * (scene.slow_factor if is_slow else 1.0)
         node = self.trainer_nodes[number // scene.trainers_per_node]
@@ -697,12 +683,10 @@ def check_simulation(num_batches: int) -> None:
     )
     copies = replace(fast, step_s=0.0, store_bytes_per_s=40_000_000)
     expect("a slow memory", rate(copies), 40)
-    # Two runs, one of them slow: by a pool the fast one gets what the other does not take.
+    # Two runs, one of them slow.
     two = replace(plain, num_trainers=2, trainers_per_node=2, workers_per_trainer=2, step_s=0.01)
     two = replace(two, slow_share=0.5, slow_factor=20.0)
-    shared = replace(two, num_workers=2)
     expect("workers of their own", rate(two), 40 + 5)
-    expect("half as many, shared", rate(shared), 35 + 5)
     spread = replace(plain, costs=replace(costs, spread=0.5), workers_per_trainer=3)
     check(simulate(spread) == simulate(spread), "a simulation is not the same twice")
     check(simulate(spread) != simulate(replace(spread, seed=1)), "the seed decides nothing")
@@ -772,9 +756,6 @@ def scenes(costs: Costs) -> dict[str, Scene]:
         ),
         "the same, uint8, 25 Gbit/s": replace(remote, costs=slow_link),
         "runs of two speeds, 2 each": replace(apart, workers_per_trainer=2, worker_nodes=_NODES),
-        "runs of two speeds, pool of 2,000": replace(
-            apart, workers_per_trainer=4, num_workers=2_000, worker_nodes=_NODES
-        ),
         "batches of 32 KB, step 1 ms": tiny,
     }
 
@@ -833,7 +814,6 @@ def _small(scene: Scene) -> Scene:
     return replace(
         scene,
         num_trainers=16,
-        num_workers=scene.num_workers * 16 // _RANKS,
         worker_nodes=min(scene.worker_nodes, 2),
         num_batches=12,
     )

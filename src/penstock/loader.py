@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, Generic, TypeVar
 from penstock.data.dataset import IterableDataset
 from penstock.data.foreign import adapted
 from penstock.distributed import Rank, current_rank
-from penstock.engine.backends.ray.options import check_pool, checked_options
+from penstock.engine.backends.ray.cluster import check_actor_options, checked_options
 from penstock.engine.fault_log import FaultLog
 from penstock.engine.plan import Plan, WorkerSpec
 from penstock.engine.serial_stream import SerialStream
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Mapping
     from multiprocessing.context import BaseContext
 
-    from penstock.engine.backends.ray.options import RayOptions
+    from penstock.engine.backends.ray.cluster import RayOptions
     from penstock.engine.stream import BatchStream
     from penstock.indices import IndexSource
 
@@ -96,8 +96,7 @@ class Loader(Observed, Generic[SampleT]):
             measured in full whatever this says; so does Ray, unless this is "light".
         ray_options: With "ray": what each worker asks of the cluster, by the names of Ray's
             `Actor.options`: num_cpus (1 unless given), num_gpus, memory, resources,
-            scheduling_strategy, runtime_env. Or {"pool": name}: the workers of a pool that main
-            processes share.
+            scheduling_strategy, runtime_env.
         address: With "ray": of the cluster, as "auto" or "10.0.0.1:6379". None: the one that this
             process is connected to, or RAY_ADDRESS; where there is none, Ray starts one here.
 
@@ -170,7 +169,6 @@ class Loader(Observed, Generic[SampleT]):
         workers: int = self._monitor.num_workers
         check_workers(workers, timeout, prefetch_factor, persistent_workers=persistent_workers)
         self._ray = check_ray(backend, ray_options, address, workers)
-        check_pool(self._ray, is_seeded=True, is_auto=num_workers == "auto")
         self.dataset = dataset
         self.batch_size = None if batch_sampler is not None else batch_size
         self.num_workers = workers
@@ -449,8 +447,6 @@ def check_ray(
     """
     options = checked_options(backend, ray_options, address)
     if options is not None and num_workers > 0:  # none of Ray is needed to load in this process
-        from penstock.engine.backends.ray.cluster import check_actor_options
-
         check_actor_options(options)
     return options
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import threading
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator
@@ -84,24 +84,6 @@ def set_worker_info(info: WorkerInfo | None) -> None:
     _here.info = _here.shard = None  # this process may have been forked from a worker thread
     _current = info
     _was_asked = False  # a forked process has what was asked before
-
-
-class Place(NamedTuple):
-    """Who a worker is; and whether anybody has asked, since it is that one."""
-
-    info: WorkerInfo | None
-    was_asked: bool
-
-
-def current_place() -> Place:
-    """Return who this process is, for `take_place`."""
-    return Place(_current, _was_asked)
-
-
-def take_place(place: Place) -> None:
-    """Restore a worker's identity in this process."""
-    global _current, _was_asked
-    _current, _was_asked = place
 
 
 def set_thread_info(info: WorkerInfo | None) -> None:

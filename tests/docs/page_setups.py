@@ -160,7 +160,6 @@ NOT_RUN = {
     "examples/multiview3d/README.md": (1, "an excerpt of a configuration, with dots"),
     "docs/guide/jax.md": (1, "several processes of JAX, one per device"),
     "docs/guide/labels.md": (1, "ranks of torch.distributed"),
-    "docs/guide/ray.md": (2, "a driver that starts main processes on a cluster, and these"),
     "docs/guide/transformers.md": (1, "a class of somebody else's"),
     "docs/migrating-from-torch.md": (2, "other libraries' own code, from which one migrates"),
 }

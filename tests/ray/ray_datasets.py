@@ -8,7 +8,7 @@ import signal
 
 import numpy as np
 
-from penstock import sample_rng
+from penstock import get_worker_info, sample_rng
 from penstock.data import IterableDataset, shard
 
 
@@ -90,3 +90,19 @@ class Table:
 
     def __getitem__(self, index):
         return {"row": self.rows[index], "is_view": not self.rows.flags.owndata, "pid": os.getpid()}
+
+
+class WhoAmI:
+    """Says what the worker knows of itself, by us and by torch."""
+
+    def __init__(self, salt):
+        self.salt = salt
+
+    def __len__(self):
+        return 64
+
+    def __getitem__(self, index):
+        import torch.utils.data
+
+        infos = get_worker_info(), torch.utils.data.get_worker_info()
+        return np.array([[i.id, i.num_workers, i.dataset.salt, i.dataset is self] for i in infos])

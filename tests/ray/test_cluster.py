@@ -15,15 +15,19 @@ import textwrap
 
 import pytest
 
-from penstock.engine.backends.ray.cluster import connect, is_node_dead, what_is_free
-from penstock.engine.backends.ray.options import RayOptions, checked_options
+from penstock.engine.backends.ray.cluster import (
+    RayOptions,
+    checked_options,
+    connect,
+    is_node_dead,
+    what_is_free,
+)
 from penstock.errors import ConfigError
 
 PREAMBLE = """
     import logging, os, sys, time
     logging.disable(logging.CRITICAL)
-    from penstock.engine.backends.ray.cluster import connect
-    from penstock.engine.backends.ray.options import RayOptions
+    from penstock.engine.backends.ray.cluster import RayOptions, connect
     from penstock.errors import ConfigError
 """
 

@@ -8,7 +8,7 @@ import dataclasses
 import pytest
 
 from penstock.engine.backends.ray.backend import RayBackend
-from penstock.engine.backends.ray.options import RayOptions
+from penstock.engine.backends.ray.cluster import RayOptions
 from penstock.testing import BackendContract
 
 

@@ -10,7 +10,7 @@ import sys
 import pytest
 
 from penstock import Loader
-from penstock.engine.backends.ray.options import RayOptions, checked_options
+from penstock.engine.backends.ray.cluster import RayOptions, checked_options
 from penstock.errors import ConfigError
 from penstock.optional import install_command
 from penstock.torch import DataLoader
@@ -20,13 +20,9 @@ LOADERS = pytest.mark.parametrize("make", [Loader, DataLoader])
 
 
 def test_a_worker_asks_for_one_core_unless_told():
-    assert checked_options("ray", None, None) == RayOptions(None, None, {"num_cpus": 1})
+    assert checked_options("ray", None, None) == RayOptions(None, {"num_cpus": 1})
     assert checked_options("ray", {"num_cpus": 0.5}, "auto").actor == {"num_cpus": 0.5}
     assert checked_options("ray", {"num_gpus": 1}, None).actor == {"num_cpus": 1, "num_gpus": 1}
-
-
-def test_a_pool_is_known_by_its_name_and_its_workers_have_options_already():
-    assert checked_options("ray", {"pool": "jpegs"}, "auto") == RayOptions("auto", "jpegs", {})
 
 
 def test_the_users_mapping_is_not_kept():
@@ -63,11 +59,7 @@ def test_what_is_rays_needs_its_backend(make, arguments, error, said):
         ({"name": "mine"}, ConfigError, "'name', which the loader decides"),
         ({"max_restarts": 3}, ConfigError, "replaced as on_error says"),
         ({"max_concurrency": 3}, ConfigError, "one batch at a time"),
-        ({"lifetime": "detached"}, ConfigError, "a pool's outlive it"),
-        ({"pool": ""}, ConfigError, "the pool's name, got ''"),
-        ({"pool": " "}, ConfigError, "the pool's name, got ' '"),
-        ({"pool": 3}, TypeError, "the pool's name, got int"),
-        ({"pool": "p", "num_cpus": 2}, ConfigError, "and also 'num_cpus'; give those to the pool"),
+        ({"lifetime": "detached"}, ConfigError, "as long as their loader"),
         ({"num_cpus": -1}, ConfigError, "a number from 0 on, got -1"),
         ({"num_cpus": "2"}, TypeError, r"ray_options\['num_cpus'\] is a number, got str"),
         ({"num_gpus": True}, TypeError, "a number, got bool"),
@@ -79,6 +71,7 @@ def test_what_is_rays_needs_its_backend(make, arguments, error, said):
         ([("num_cpus", 1)], TypeError, "a mapping of option names to values, .*got list"),
         # What only Ray knows.
         ({"num_cores": 1}, ConfigError, r"ray_options\['num_cores'\].*[Ii]nvalid option"),
+        ({"pool": "images"}, ConfigError, r"ray_options\['pool'\].*[Ii]nvalid option"),
         ({"scheduling_strategy": 3}, ConfigError, r"ray_options\['scheduling_strategy'\]"),
         ({"label_selector": {"a": 3}}, ConfigError, r"ray_options\['label_selector'\]"),
     ],

@@ -18,7 +18,6 @@ from hypothesis.extra import numpy as npst
 
 import penstock.torch  # noqa: F401 - which knows tensors
 from penstock.engine.accounts import TaskTimes
-from penstock.engine.backends.ray.clock import WorkerClock
 from penstock.engine.backends.ray.parcels import (
     Parcel,
     WritableMemory,
@@ -26,6 +25,7 @@ from penstock.engine.backends.ray.parcels import (
     pack_parcel,
     value_of,
 )
+from penstock.engine.backends.ray.remote_worker import WorkerClock
 
 LARGE = 64 * 1024  # bytes; smaller buffers are copied, whosever memory they lie in
 

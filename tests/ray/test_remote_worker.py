@@ -7,16 +7,14 @@ import concurrent.futures
 import queue
 from dataclasses import dataclass, field
 
-import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from penstock.engine.backends.ray.remote_worker import RemoteWorker, Round
-from penstock.engine.backends.ray.session import Answer
+from penstock.engine.backends.ray.remote_worker import RemoteWorker
+from penstock.engine.backends.ray.worker import Answer
 from penstock.engine.epoch import ShardPosition
-from penstock.engine.messages import decode
+from penstock.engine.messages import BeginEpoch, decode
 from penstock.engine.plan import RetryHints, WorkerSpec
-from penstock.engine.worker_setup import WorkerIdentity
 
 ANSWER = Answer("answer")
 
@@ -33,20 +31,16 @@ class Asked:
         return self.done
 
     @property
-    def session(self):
-        return self.args[0] if self.args else ""
+    def begun(self):
+        return decode(self.args[0])
 
     @property
     def task(self):
-        return decode(self.args[2])
-
-    @property
-    def begun(self):
         return decode(self.args[1])
 
     @property
     def number(self):
-        return self.args[3]
+        return self.args[2]
 
 
 class Actor:
@@ -68,13 +62,12 @@ class Actor:
         return [asked for asked in self.asked if asked.kind in kinds]
 
     def open_calls(self, worker):
-        """Calls of the session and round of now that are under way, and not answered otherwise."""
+        """Calls of the round of now that are under way, and not answered otherwise."""
         return [
             asked
             for asked in self.of("make", "try_sample")
             if not asked.done.done()
-            and asked.session == worker.session
-            and asked.begun.generation == worker._round.number
+            and asked.begun.generation == worker._begun.generation
             and (asked.kind == "try_sample" or asked.number in worker.sent)
         ]
 
@@ -86,10 +79,9 @@ class Trainer:
         self.actor = Actor()
         self.inbox = queue.SimpleQueue()
         spec = WorkerSpec(None, is_iterable, True)
-        identity = WorkerIdentity(0, 1, 0)
-        self.worker = RemoteWorker(0, self.actor, spec, identity, self.inbox, "somebody")
+        self.worker = RemoteWorker(0, self.actor, spec, self.inbox)
         self.taken = []
-        self.worker.begin_round(Round(1, 1, False), None)
+        self.worker.begin_round(BeginEpoch(1, 1, False, None))
         self.worker.open("parcel")
 
     def answer(self, asked, answer=ANSWER):
@@ -99,26 +91,20 @@ class Trainer:
         assert come.call.worker is worker
         worker.note_come(come.call)
         if come.call.kind == "open":
-            if come.call.session == worker.session:
-                worker.is_ready = True
-                worker.send()
+            worker.is_ready = True
+            worker.send()
             return
         if come.call.kind in ("hello", "end") or not worker.is_awaited(come.call):
-            return
-        if answer.kind == "unknown":
-            worker.reopen()
             return
         if come.call.kind == "try":
             worker.trial = None
         else:
-            self.taken += [
-                (taken.call.number, taken.call.step) for taken, _ in worker.take(come, answer)
-            ]
+            self.taken += [(taken.call.number, taken.call.step) for taken in worker.take(come)]
         worker.send()
 
     def open_now(self):
-        """Let the actor open the session of now."""
-        (asked,) = [a for a in self.actor.of("open") if a.session == self.worker.session]
+        """Let the actor open the spec."""
+        (asked,) = self.actor.of("open")
         self.answer(asked)
 
     def makes(self):
@@ -132,8 +118,8 @@ class Watch:
         self.trainer = trainer
         self.num_seen = 0
         self.held = {}  # step -> whether it is to be alone, in the order of submission
-        self.numbers = {}  # (session, round) -> messages in the order of their numbers
-        self.tries_seen = {}  # step -> numbers of the samples that were tried in this session
+        self.numbers = {}  # round -> messages in the order of their numbers
+        self.tries_seen = {}  # step -> numbers of the samples that were tried
 
     def check(self):
         worker, actor = self.trainer.worker, self.trainer.actor
@@ -154,25 +140,23 @@ class Watch:
         worker = self.trainer.worker
         if asked.kind not in ("make", "try_sample"):
             return
-        assert asked.session == worker.session
-        assert worker.is_ready, "sent before the session was open"
+        assert worker.is_ready, "sent before the spec was open"
         # Where to go on is told until it is known to have come: the first answer says so.
-        has_begun = asked.kind == "make" and asked.args[4] > 0
+        has_begun = asked.kind == "make" and asked.args[3] > 0
         share = None if has_begun else worker.share
-        assert asked.begun == (worker._round.number, 1, False, share)
+        assert asked.begun == (worker._begun.generation, 1, False, share)
         step = asked.task.step
         if asked.kind == "try_sample":
-            seen = self.tries_seen.setdefault((asked.session, step), [])
+            seen = self.tries_seen.setdefault(step, [])
             assert self.held[step], "tried though nothing is suspected"
-            # One that was under way when the session was lost is tried again in the new one.
             seen.append(asked.number)
-            assert seen == list(range(seen[0], seen[0] + len(seen)))
+            assert seen == list(range(len(seen)))
             return
-        messages = self.numbers.setdefault((asked.session, asked.begun.generation), [])
+        messages = self.numbers.setdefault(asked.begun.generation, [])
         if asked.number == len(messages):
-            messages.append(asked.args[2])
-        assert messages[asked.number] == asked.args[2], "another task with the same number"
-        assert asked.args[4] == worker._num_taken
+            messages.append(asked.args[1])
+        assert messages[asked.number] == asked.args[1], "another task with the same number"
+        assert asked.args[3] == worker._num_taken
         assert asked.task.hints is None or not asked.task.hints.alone
 
     def take(self):
@@ -213,7 +197,6 @@ def test_tasks_are_numbered_and_taken_in_order_and_suspects_are_alone_whatever_c
         moves = ["submit"]
         moves += ["answer"] * 4 if pending() else []
         moves += ["again"] if worker.sent and worker.is_ready else []
-        moves += ["unknown"] if actor.open_calls(worker) else []
         moves += ["round"] if next_step else []
         move = data.draw(st.sampled_from(moves))
         if move == "submit":
@@ -232,14 +215,8 @@ def test_tasks_are_numbered_and_taken_in_order_and_suspects_are_alone_whatever_c
             worker.send_again(number)
             (again,) = actor.asked[before:]
             assert again.number == number
-        elif move == "unknown":
-            worker.share = ShardPosition(data.draw(st.integers(0, 9)))
-            asked = data.draw(st.sampled_from(actor.open_calls(worker)))
-            trainer.answer(asked, Answer("unknown"))
-            assert worker.session != asked.session
-            assert not worker.is_ready
         else:
-            worker.begin_round(Round(worker._round.number + 1, 1, False), ShardPosition(2))
+            worker.begin_round(BeginEpoch(worker._begun.generation + 1, 1, False, ShardPosition(2)))
             watch.held.clear()
         watch.take()
         watch.check()
@@ -249,75 +226,13 @@ def test_tasks_are_numbered_and_taken_in_order_and_suspects_are_alone_whatever_c
         trainer.answer(data.draw(st.sampled_from(pending())))
         watch.take()
         watch.check()
-    for (session, step), seen in watch.tries_seen.items():
-        assert max(seen) < tried[step], session
+    for step, seen in watch.tries_seen.items():
+        assert max(seen) < tried[step]
     assert worker._early == {}
     for asked in pending():
         trainer.answer(asked)
     assert worker._num_out == 0
     assert trainer.taken == []
-
-
-@given(data=st.data(), num_tasks=st.integers(1, 8))
-def test_after_another_session_is_opened_all_that_is_unanswered_is_sent_in_its_order(
-    data, num_tasks
-):
-    trainer = Trainer(is_iterable=True)
-    trainer.open_now()
-    for step in range(num_tasks):
-        trainer.worker.submit(step, [step], None)
-    calls = trainer.actor.of("make")
-    num_taken = data.draw(st.integers(0, num_tasks - 1))
-    for asked in calls[:num_taken]:
-        trainer.answer(asked)
-    # Answers that came before their turn are made anew: the new session goes on where the last
-    # batch was that the trainer took.
-    early = data.draw(st.sets(st.sampled_from(range(num_taken, num_tasks))))
-    lost = data.draw(st.sampled_from(range(num_taken, num_tasks)))
-    for number in sorted(early - {num_taken, lost}):
-        trainer.answer(calls[number])
-    trainer.worker.share = ShardPosition(num_taken)
-    trainer.answer(calls[lost], Answer("unknown"))
-    first, second = [asked.session for asked in trainer.actor.of("open")]
-    assert first != second == trainer.worker.session
-    assert len(trainer.actor.of("make")) == num_tasks, "sent before the session is open"
-    trainer.open_now()
-    again = trainer.actor.of("make")[num_tasks:]
-    expected = list(enumerate(range(num_taken, num_tasks)))
-    assert [(asked.number, asked.task.step) for asked in again] == expected
-    assert {asked.begun.shard for asked in again} == {ShardPosition(num_taken)}
-    for asked in calls:  # what still comes of the old session counts for nothing
-        if not asked.done.done():
-            trainer.answer(asked)
-    assert len(trainer.taken) == num_taken
-    for asked in reversed(again):
-        trainer.answer(asked)
-    assert [step for _, step in trainer.taken] == list(range(num_tasks))
-
-
-@pytest.mark.parametrize("moment", ["trial", "make"])
-def test_a_suspect_stays_alone_when_another_session_has_to_be_opened(moment):
-    trainer = Trainer()
-    trainer.open_now()
-    worker, actor = trainer.worker, trainer.actor
-    worker.submit(0, [10, 11], RetryHints(True, ()))
-    worker.submit(4, [12, 13], None)
-    if moment == "make":
-        for _ in range(2):
-            trainer.answer(actor.of("try_sample")[-1])
-        assert trainer.makes() == [(0, 0)]
-    (asked,) = actor.open_calls(worker)
-    trainer.answer(asked, Answer("unknown"))
-    trainer.open_now()
-    if moment == "trial":
-        assert [asked.number for asked in actor.of("try_sample")] == [0, 0]
-        assert trainer.makes() == []
-        for _ in range(2):
-            trainer.answer(actor.of("try_sample")[-1])
-    assert [asked.task.step for asked in actor.open_calls(worker)] == [0]
-    assert worker.steps_at_hand == [0]
-    trainer.answer(actor.of("make")[-1])
-    assert [asked.task.step for asked in actor.open_calls(worker)] == [4]
 
 
 def test_a_task_that_is_sent_again_counts_from_when_it_was_sent_first():
@@ -332,12 +247,12 @@ def test_a_task_that_is_sent_again_counts_from_when_it_was_sent_first():
     first.done.set_result(ANSWER)
     come, late = trainer.inbox.get_nowait(), trainer.inbox.get_nowait()
     assert come.call.sent_ns == late.call.sent_ns
-    assert [step for _, step in _steps(trainer.worker.take(come, ANSWER))] == [0]
+    assert [step for _, step in _steps(trainer.worker.take(come))] == [0]
     assert not trainer.worker.is_awaited(late.call)
 
 
 def _steps(taken):
-    return [(come.call.number, come.call.step) for come, _ in taken]
+    return [(come.call.number, come.call.step) for come in taken]
 
 
 @given(data=st.data(), iterable=st.booleans(), num_tasks=st.integers(1, 8))
@@ -384,4 +299,4 @@ def test_it_is_silent_once_nothing_but_the_call_that_tells_of_its_end_is_under_w
     assert not trainer.worker.is_silent
     trainer.open_now()
     assert trainer.worker.is_silent
-    assert trainer.actor.of("until_end")[0].args == (trainer.worker.session,)
+    assert len(trainer.actor.of("until_end")) == 1

@@ -17,7 +17,7 @@ import numpy as np
 import pytest
 import torch
 from tests.ray.conftest import InCluster, _becomes
-from tests.ray.ray_datasets import Drawn, Stream, Suicidal, SuicidalStream, Table
+from tests.ray.ray_datasets import Drawn, Stream, Suicidal, SuicidalStream, Table, WhoAmI
 
 from penstock import Loader
 from penstock.engine.backends.ray import backend as ray_backend
@@ -235,6 +235,23 @@ def test_an_iterable_goes_on_from_its_state():
     assert_same([*got, *again], expected)
 
 
+def test_a_stream_is_dealt_out_to_ranks_and_workers(monkeypatch):
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    for rank in range(2):
+        monkeypatch.setenv("RANK", str(rank))
+        got = list(by_ray(Stream(), DataLoader))
+        assert_same(got, without_workers(Stream(), DataLoader))
+        assert {int(batch["index"][0]) % 2 for batch in got} == {rank}
+
+
+def test_a_worker_knows_itself_by_us_and_by_torch():
+    for batch in by_ray(WhoAmI(salt=7), DataLoader):
+        by_us, by_torch = batch.numpy().swapaxes(0, 1)
+        assert (by_us == by_torch).all()
+        assert (by_us[:, 1:] == [2, 7, 1]).all()
+        assert set(by_us[:, 0]) <= {0, 1}
+
+
 def test_unseeded_the_batches_are_those_of_process_workers():
     torch.manual_seed(3)
     processes = {"num_workers": 2, "multiprocessing_context": "forkserver"}
@@ -376,7 +393,8 @@ def test_what_cannot_be_pickled_is_named():
 
 
 def run(text, *arguments, **options):
-    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
+    path = os.pathsep.join([str(ROOT), *filter(None, [os.environ.get("PYTHONPATH")])])
+    environment = {**os.environ, "PYTHONPATH": path}
     command = [sys.executable, "-c", textwrap.dedent(text), *arguments]
     return subprocess.Popen(
         command, cwd=ROOT, env=environment, stdout=subprocess.PIPE, text=True, **options

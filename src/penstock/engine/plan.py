@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Hashable
     from multiprocessing.context import BaseContext
 
-    from penstock.engine.backends.ray.options import RayOptions
+    from penstock.engine.backends.ray.cluster import RayOptions
     from penstock.transport.page_lock import PageLock
 
 __all__ = [

@@ -14,16 +14,15 @@ from penstock.optional import when_imported
 from penstock.randomness.generators import GlobalStates, seed_worker
 from penstock.randomness.keys import Purpose, seed_sequence
 from penstock.randomness.samples import forget_streams, seed_fallback
-from penstock.worker_info import WorkerInfo, current_place, set_worker_info, take_place
+from penstock.worker_info import WorkerInfo, set_worker_info
 
 if TYPE_CHECKING:
     from penstock.engine.assembly import Output
     from penstock.engine.messages import BeginEpoch
     from penstock.engine.plan import Framework, WorkerSpec
     from penstock.engine.status_page import StatusWriter
-    from penstock.worker_info import Place
 
-__all__ = ["WorkerIdentity", "make_fetcher", "set_up_worker", "take_place_again"]
+__all__ = ["WorkerIdentity", "make_fetcher", "set_up_worker"]
 
 
 class WorkerIdentity(NamedTuple):
@@ -57,7 +56,7 @@ def set_up_worker(spec: WorkerSpec, identity: WorkerIdentity) -> dict[str, bytes
     set_worker_info(info)
     framework = spec.framework
     if framework is not None:
-        when_imported(framework.root, functools.partial(_prepare_framework, framework))
+        when_imported(framework.root, functools.partial(_prepare_framework, framework, info))
     when_imported("cv2", _keep_opencv_to_one_thread)
     when_imported("torch", _keep_torch_to_one_thread)
     if spec.worker_init_fn is None:
@@ -67,17 +66,9 @@ def set_up_worker(spec: WorkerSpec, identity: WorkerIdentity) -> dict[str, bytes
     return changed_states(before) if spec.seed is None else {}
 
 
-def _prepare_framework(framework: Framework) -> None:
-    """Tell a tensor library who the worker is: now, not when this was asked for."""
-    importlib.import_module(framework.adapter).prepare_worker(current_place().info)
-
-
-def take_place_again(spec: WorkerSpec, place: Place) -> None:
-    """Restore this session's worker identity (info, seeds) in the process."""
-    take_place(place)
-    framework = spec.framework
-    if framework is not None and framework.root in sys.modules:
-        _prepare_framework(framework)
+def _prepare_framework(framework: Framework, info: WorkerInfo) -> None:
+    """Tell a tensor library who the worker is."""
+    importlib.import_module(framework.adapter).prepare_worker(info)
 
 
 def make_fetcher(

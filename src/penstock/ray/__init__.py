@@ -4,13 +4,5 @@
 from __future__ import annotations
 
 from penstock.ray.data import from_ray_data, to_ray_data
-from penstock.ray.pool import PoolStats, PoolTrainer, PoolWorker, WorkerPool
 
-__all__ = [
-    "PoolStats",
-    "PoolTrainer",
-    "PoolWorker",
-    "WorkerPool",
-    "from_ray_data",
-    "to_ray_data",
-]
+__all__ = ["from_ray_data", "to_ray_data"]

@@ -14,7 +14,6 @@ from torch.utils.data import default_collate, default_convert
 from penstock.data.dataset import follows_epochs
 from penstock.data.foreign import adapted
 from penstock.distributed import Rank, current_rank
-from penstock.engine.backends.ray.options import check_pool
 from penstock.engine.fault_log import FaultLog
 from penstock.engine.plan import Framework, Plan, WorkerSpec
 from penstock.errors import ConfigError
@@ -131,8 +130,7 @@ class DataLoader(Observed, torch.utils.data.DataLoader[T_co]):
             measured in full whatever this says; so does Ray, unless this is "light".
         ray_options: With "ray": what each worker asks of the cluster, by the names of Ray's
             `Actor.options`: num_cpus (1 unless given), num_gpus, memory, resources,
-            scheduling_strategy, runtime_env. Or {"pool": name}: the workers of a pool that main
-            processes share.
+            scheduling_strategy, runtime_env.
         address: With "ray": of the cluster, as "auto" or "10.0.0.1:6379". None: the one that this
             process is connected to, or RAY_ADDRESS; where there is none, Ray starts one here.
         device: Where batches arrive: "cuda", a `torch.device`, or "auto" for the accelerator there
@@ -262,7 +260,6 @@ class DataLoader(Observed, torch.utils.data.DataLoader[T_co]):
         workers: int = self._monitor.num_workers
         check_workers(workers, timeout, prefetch_factor, persistent_workers=persistent_workers)
         self._ray = check_ray(backend, ray_options, address, workers)
-        check_pool(self._ray, is_seeded=seed is not None, is_auto=num_workers == "auto")
         check_samplers(dataset, sampler, batch_sampler, batch_size)
         super().__init__(
             dataset,  # type: ignore[arg-type]  # torch's annotation knows its own classes alone

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The trainer's side of workers on a Ray cluster.
+"""The main process's side of workers on a Ray cluster.
 
 Guarantees
     Answers come through the callbacks of Ray's futures into one queue: nothing is polled, and an
@@ -9,10 +9,10 @@ Guarantees
     A worker's death is seen at once, by a call that never returns. What the object store had of its
     batches by then is delivered, unless its machine is gone too: then they are made again.
     A link that breaks is no death. Ray sends what was under way once more when the link is back,
-    and the actor knows it again (see `session`). Only when Ray declares the machine dead, by its
+    and the actor knows it again (see `worker`). Only when Ray declares the machine dead, by its
     own health checks, its workers are dead; that is nobody's fault, and is not counted.
-    Nothing is left in the cluster when `close` returns, nor when the trainer is killed: Ray ends
-    the actors of a program that is gone.
+    Nothing is left in the cluster when `close` returns, nor when the main process is killed: Ray
+    ends the actors of a program that is gone.
 
 Finding the sample that ends workers
     A worker's last note dies with it. So of a batch over which one has died, the samples are made
@@ -33,24 +33,16 @@ from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
 
-from penstock.engine.activity import Activity, WorkerProgress, progress_of
-from penstock.engine.backends.ray.cluster import connect, is_node_dead, what_is_free
-from penstock.engine.backends.ray.crew import OwnCrew
-from penstock.engine.backends.ray.endings import (
-    deed_of_worker,
-    describe_end,
-    died_with_node,
-    other_steps,
-)
-from penstock.engine.backends.ray.options import RayOptions
-from penstock.engine.backends.ray.parcels import Parcel, WritableMemory, open_parcel, pack_parcel
-from penstock.engine.backends.ray.remote_worker import RemoteWorker, Round, name_of_trainer
-from penstock.engine.backends.ray.worker import Versions, trainer_of
+from penstock.engine.activity import WorkerProgress, progress_of
+from penstock.engine.backends.ray.cluster import RayOptions, connect, is_node_dead, what_is_free
+from penstock.engine.backends.ray.parcels import WritableMemory, open_parcel, pack_parcel
+from penstock.engine.backends.ray.remote_worker import RemoteWorker
+from penstock.engine.backends.ray.worker import RayWorker, Versions
 from penstock.engine.backends.remote import FailedTask, Where, revived
 from penstock.engine.fault_log import NO_LOSSES, Losses
 from penstock.engine.first_samples import FirstSamples
 from penstock.engine.interrupts import LONGEST_WAIT_S
-from penstock.engine.messages import BatchMade, ShardExhausted, TaskFailed, decode
+from penstock.engine.messages import BatchMade, BeginEpoch, ShardExhausted, TaskFailed, decode
 from penstock.engine.pickling import unpicklable_error
 from penstock.engine.recover import NO_BATCH
 from penstock.engine.scheduler import TaskDone, WorkerExhausted, WorkerLost, WorkerReady
@@ -61,27 +53,26 @@ from penstock.randomness.keys import Purpose, seed_sequence
 from penstock.warn import users_level
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Mapping, Sequence
 
-    from penstock.engine.backends.ray.crew import Actor, Crew
-    from penstock.engine.backends.ray.remote_worker import Call, Come
-    from penstock.engine.backends.ray.session import Answer
-    from penstock.engine.backends.ray.worker import Doing, Hello
-    from penstock.engine.epoch import Epoch
-    from penstock.engine.plan import Plan, RetryHints, WorkerSpec
+    from penstock.engine.backends.ray.parcels import Parcel
+    from penstock.engine.backends.ray.remote_worker import Actor, Call, Come
+    from penstock.engine.backends.ray.worker import Answer, Hello
+    from penstock.engine.epoch import Epoch, ShardPosition
+    from penstock.engine.plan import Plan, RetryHints
     from penstock.engine.scheduler import BackendEvent
 
 __all__ = ["RayBackend"]
 
 _GRACE_S: Final = 3.0  # for a worker to finish its sample and its user's clean-up
 _SHORT_GRACE_S: Final = 0.3  # when somebody has pressed Ctrl-C
-_LAST_WORDS_S: Final = 10.0  # from the first sign of a death to the last of what was made before
 _STACKS_S: Final = 5.0  # for a worker to say what it is doing
 _MOST_LOSSES: Final = 5  # of one batch on its way, before its worker is given up
-_DEATHS_THAT_PROVE: Final = 2
-_DEATHS_THAT_PROVE_UNSEEN: Final = 3  # ends that may have come from outside: nobody says how
-_DEATHS_THAT_PROVE_IN_POOL: Final = 5  # over one batch, of which nobody knows whose fault they were
-
+_ACTOR_OPTIONS: Final = {
+    "max_restarts": 0,  # the order of steps has to know of every death
+    "max_task_retries": -1,  # a call is sent again when only the link broke: tasks are numbered
+    "max_concurrency": 10_000,  # calls that wait for their turn
+}
 _ADVICE_ON_PICKLING: Final = (
     "Ray's workers are other processes, perhaps on other machines. Leave out of __getstate__ what "
     "belongs to this one (locks, files, connections, generators), and open it lazily in the worker."
@@ -105,11 +96,7 @@ class _Batch:
     __slots__ = ("_memory", "_message", "_parcel", "_where", "pid", "shard", "times")
 
     def __init__(
-        self,
-        message: BatchMade,
-        parcel: Parcel | None,
-        memory: WritableMemory,
-        where: Where,
+        self, message: BatchMade, parcel: Parcel | None, memory: WritableMemory, where: Where
     ) -> None:
         self._message = message
         self._parcel = parcel
@@ -143,19 +130,18 @@ class RayBackend:
         self._plan = plan
         self._options = plan.ray or RayOptions()
         self._ray: Any = None
-        self._crew: Crew
-        self._parcel: object = None  # a reference to the recipe
+        self._actor_class: Any = None
+        self._parcel: object = None  # a reference to the spec
         self._workers: dict[int, RemoteWorker] = {}
         self._num_starts: dict[int, int] = {}  # by worker id
         self._inbox: queue.SimpleQueue[Come | None] = queue.SimpleQueue()  # None: it is closed
         self._memory = WritableMemory()
-        self._round = Round(0, 0, False)
-        self._begun: Epoch | None = None
+        self._begun = BeginEpoch(0, 0, False, None)
+        self._shares: Mapping[int, ShardPosition] = {}  # where each worker begins in this epoch
         self._first_samples = FirstSamples(plan.spec, plan.num_workers)
         self._is_started = False
         self._connection = ""  # what Ray knows this process by
         self._owner = Owner()
-        self._trainer = name_of_trainer()
 
     def start(self) -> None:
         """Ask Ray for the workers; none waits for another.
@@ -165,16 +151,21 @@ class RayBackend:
             ConfigError: the cluster cannot be reached, or runs another version.
             UnpicklableError: the dataset (or a function) cannot be sent.
         """
-        parcel = _packed(self._plan.spec)
+        try:
+            parcel = pack_parcel(self._plan.spec)
+        except Exception as error:
+            advice = _ADVICE_ON_PICKLING
+            raise unpicklable_error(self._plan.spec, error, advice=advice) from error
         self._ray = connect(self._options)
-        self._crew = _open_crew(self._ray, self._plan, self._options, self._trainer)
+        options = {**_outside_of_trainers_group(self._ray), **self._options.actor}
+        self._actor_class = self._ray.remote(RayWorker).options(**{**options, **_ACTOR_OPTIONS})
         self._connection = self._ray.get_runtime_context().get_worker_id()
         self._is_started = True
         _backends.add(self)
         try:
-            self._parcel = self._crew.share(parcel)
+            self._parcel = self._ray.put(parcel)  # it is there for as long as the reference is
             for worker_id in range(self._plan.num_workers):
-                self._seat(worker_id, self._crew.employ(worker_id))
+                self._open_worker(worker_id)
         except BaseException:
             self.close()
             raise
@@ -184,8 +175,8 @@ class RayBackend:
         """The handles of the actors, by worker id."""
         return [worker.actor for _, worker in sorted(self._workers.items())]
 
-    def _seat(self, worker_id: int, actor: Actor) -> RemoteWorker:
-        """Begin to work with an actor."""
+    def _open_worker(self, worker_id: int) -> RemoteWorker:
+        """Ask for an actor, on whatever machine there is room; does not wait for it."""
         plan = self._plan
         num_before = self._num_starts.get(worker_id, 0)
         self._num_starts[worker_id] = num_before + 1
@@ -194,9 +185,9 @@ class RayBackend:
             words = seed_sequence(seed, Purpose.WORKERS, worker_id, num_before)
             seed = int(words.generate_state(1, np.uint64)[0] >> np.uint64(1))
         identity = WorkerIdentity(worker_id, max(plan.num_workers, plan.max_workers), seed)
-        worker = RemoteWorker(worker_id, actor, plan.spec, identity, self._inbox, self._trainer)
+        actor = self._actor_class.remote(identity)
+        worker = RemoteWorker(worker_id, actor, plan.spec, self._inbox)
         self._workers[worker_id] = worker
-        worker.open(self._parcel)
         return worker
 
     @property
@@ -210,17 +201,18 @@ class RayBackend:
             # Answers are left for `events`.
             if come is None or come.future.exception() is None:
                 self._inbox.put(come)
-            else:
-                self._understand_error(come)
+            elif self._is_of_use(come):
+                self._on_error(come.call, come.future.exception())
         return all(worker.is_open for worker in self._workers.values())
 
     def begin_epoch(self, epoch: Epoch) -> None:
         """Note it: workers are told with their first task. Answers of earlier ones are dropped."""
-        self._round = Round(self._round.number + 1, epoch.number, epoch.is_announced)
-        self._begun = epoch
+        number = self._begun.generation + 1  # the user may begin the same epoch again
+        self._begun = BeginEpoch(number, epoch.number, epoch.is_announced, None)
+        self._shares = epoch.progress.given.shards
         self._first_samples.clear()
-        for worker in self._workers.values():
-            worker.begin_round(self._round, epoch.progress.given.shards.get(worker.worker_id))
+        for worker_id, worker in self._workers.items():
+            worker.begin_generation(self._begun._replace(shard=self._shares.get(worker_id)))
 
     def await_start(self) -> list[int]:
         """Return the workers for which Ray has yet to find a place, or whose dataset is opened."""
@@ -230,11 +222,11 @@ class RayBackend:
         return [worker.worker_id for worker in starting]
 
     def submit(
-        self, worker_id: int, step: int, indices: object, caution: RetryHints | None = None
+        self, worker_id: int, step: int, indices: object, hints: RetryHints | None = None
     ) -> None:
         """Send the task; behind trials of its samples, if it is to be done with care."""
         self._check_connection()
-        self._workers[worker_id].submit(step, indices, caution)
+        self._workers[worker_id].submit(step, indices, hints)
 
     def events(self, timeout_s: float | None) -> Sequence[BackendEvent]:
         """Wait on one queue; Ctrl-C interrupts the wait.
@@ -249,12 +241,13 @@ class RayBackend:
         deadline = math.inf if timeout_s is None else time.monotonic() + timeout_s
         while True:
             left_s = min(deadline - time.monotonic(), LONGEST_WAIT_S)
-            patience_s = self._patience_s()
+            due = min((worker.due for worker in self._workers.values()), default=math.inf)
+            patience_s = max(due - time.monotonic(), 0.0)  # for which only answers are looked after
             events = [] if patience_s else self._overdue()
             with contextlib.suppress(queue.Empty):
                 come = self._inbox.get(timeout=max(min(left_s, patience_s), 0.0))
                 num_starting = self._num_starting
-                events += self._understand(come)
+                events += self._event_of(come)
                 del come  # this frame may wait again; the batch is not to wait with it
                 if timeout_s and self._num_starting != num_starting:
                     deadline = time.monotonic() + timeout_s
@@ -290,21 +283,16 @@ class RayBackend:
                 "loader was iterated: its workers are gone with it. Iterate the loader anew."
             )
 
-    def _patience_s(self) -> float:
-        """Return for how long nothing but an answer has to be looked after."""
-        dues = [_due(worker) for worker in self._workers.values()]
-        return max(min(dues, default=math.inf) - time.monotonic(), 0.0)
-
     def _overdue(self) -> list[BackendEvent]:
         """Look after workers that say nothing; return deaths of which no more is to be awaited."""
-        late = [worker for worker in self._workers.values() if _due(worker) <= time.monotonic()]
+        late = [worker for worker in self._workers.values() if worker.due <= time.monotonic()]
         dying = [worker for worker in late if worker.dying_since is not None]
         for worker in late:
             if worker.is_open and worker.hello is not None:
                 worker.knock()
         if any(worker.is_open and worker.hello is None for worker in late):
             self._tell_who_is_missing()
-        return [event for worker in dying for event in self._bury(worker)]
+        return [event for worker in dying for event in self._reap(worker)]
 
     def _tell_who_is_missing(self) -> None:
         missing = [w for w in self._workers.values() if w.is_open and w.hello is None]
@@ -317,25 +305,29 @@ class RayBackend:
             meanwhile = "No batch comes without them, so training waits."
         warnings.warn(
             f"{len(missing)} of {len(self._workers)} workers have waited {waited_s:.0f} s for Ray "
-            f"to start them: {what_is_free(self._ray, self._crew.options)} {meanwhile} Fewer "
+            f"to start them: {what_is_free(self._ray, self._options)} {meanwhile} Fewer "
             "workers (num_workers), or such that ask for less (ray_options), would start at once.",
             RuntimeWarning,
             stacklevel=users_level(),
         )
 
-    def _understand(self, come: Come | None) -> list[BackendEvent]:
+    def _event_of(self, come: Come | None) -> list[BackendEvent]:
         if come is None:
             self._inbox.put(None)  # for whoever asks again
             raise WorkerDied(
                 "the loader's iterator was closed while it was asked for a batch: its workers are "
                 "gone. Iterate the loader anew."
             )
+        if not self._is_of_use(come):
+            return []
+        events, worker = self._outcome_of(come), come.call.worker
+        return [*events, *self._reap(worker)] if worker.is_silent else events
+
+    def _is_of_use(self, come: Come) -> bool:
+        """Note that a call is under way no more; return whether its worker is still one."""
         worker = come.call.worker
         worker.note_come(come.call)
-        if self._workers.get(worker.worker_id) is not worker or worker.is_gone:
-            return []
-        events = self._outcome_of(come)
-        return [*events, *self._bury(worker)] if worker.is_silent else events
+        return self._workers.get(worker.worker_id) is worker and not worker.is_gone
 
     def _outcome_of(self, come: Come) -> list[BackendEvent]:
         call, worker = come.call, come.call.worker
@@ -345,31 +337,24 @@ class RayBackend:
         if call.kind == "hello":
             self._on_hello(worker, come.future.result())
             return []
-        if call.kind == "open":
-            return self._on_open(call, come.future.result())
-        if not worker.is_awaited(call):
+        if call.kind == "end" or (call.kind != "open" and not worker.is_awaited(call)):
             return []
         answer: Answer = come.future.result()
         if answer.kind == "ended":
-            self._on_ended(worker, answer)
+            worker.ended = answer
+            worker.last_entry = answer.snapshot
+            self._end(worker)
             return []
-        if answer.kind == "unknown":
-            worker.reopen()
-            return []
+        if call.kind == "open":
+            return self._on_open(worker)
         events: list[BackendEvent] = []
         if call.kind == "try":
             worker.trial = None
         else:
-            for taken in worker.take(come, answer):
-                events += self._event(*taken)
+            for taken in worker.take(come):
+                events += self._event(taken)
         worker.send()
         return events
-
-    def _understand_error(self, come: Come) -> None:
-        worker = come.call.worker
-        worker.note_come(come.call)
-        if self._workers.get(worker.worker_id) is worker and not worker.is_gone:
-            self._on_error(come.call, come.future.exception())
 
     def _on_error(self, call: Call, error: Exception) -> None:
         """Take note of a worker's end; send again what was lost on its way."""
@@ -388,185 +373,137 @@ class RayBackend:
             worker.error = error
             self._end(worker)
 
-    def _end(self, worker: RemoteWorker, session: str | None = None) -> None:
+    def _end(self, worker: RemoteWorker) -> None:
         """Let a worker's end take its course; also if Ray has only lost sight of it."""
         worker.dying_since = time.monotonic()
-        self._crew.kill(worker.actor, session)
+        self._kill(worker)
 
     def _on_hello(self, worker: RemoteWorker, hello: Hello) -> None:
         ours = Versions.here()
         if hello.versions != ours:
             raise ConfigError(
                 f"worker {worker.worker_id} (pid {hello.pid} on {hello.address}) runs on "
-                f"{_named(hello.versions)}, and the trainer on {_named(ours)}: what they send each "
+                f"{hello.versions}, and the main process on {ours}: what they send each "
                 "other, and what samples draw, may differ. Install the same on every machine, or "
                 'let Ray: ray_options={"runtime_env": {"pip": [...]}}.'
             )
+        if worker.hello is None:
+            worker.open(self._parcel)
         worker.hello = hello
 
-    def _on_open(self, call: Call, hello: Hello) -> list[BackendEvent]:
-        worker = call.worker
-        if call.session != worker.session:
-            return []
-        self._on_hello(worker, hello)
+    def _on_open(self, worker: RemoteWorker) -> list[BackendEvent]:
         is_news, worker.joins_late = worker.joins_late, False
-        if hello.answer.kind == "ended":
-            self._on_ended(worker, hello.answer)
-            return []
-        if hello.answer.kind == "lost":  # with the keeper of the pool, who had it
-            self._parcel = self._crew.share(_packed(self._plan.spec))
-            worker.open(self._parcel)
-            return []
         worker.is_ready = True
         worker.send()
         return [WorkerReady(worker.worker_id)] if is_news else []
 
-    def _on_ended(self, worker: RemoteWorker, answer: Answer) -> None:
-        worker.ended = answer
-        worker.last_entry = answer.entry
-        self._end(worker, worker.session)
-
-    def _event(self, come: Come, answer: Answer) -> list[BackendEvent]:
-        call, worker = come.call, come.call.worker
+    def _event(self, come: Come) -> list[BackendEvent]:
+        worker, answer = come.call.worker, come.future.result()
         if answer.kind == "dropped":
-            return []  # its share has ended
+            return []  # its shard is exhausted
         assert isinstance(answer.message, bytes)
         message = decode(answer.message)
         pid = 0 if worker.hello is None else worker.hello.pid
-        where = Where(worker.worker_id, pid, self._round.epoch, message.step)
+        where = Where(worker.worker_id, pid, self._begun.epoch, message.step)
         if isinstance(message, ShardExhausted):
             losses = Losses(message.num_asked, revived(message.bad, where))
             return [WorkerExhausted(worker.worker_id, message.step, losses)]
         if message.shard is not None:
-            worker.share = message.shard.after(worker.share)
+            worker.shard = message.shard.after(worker.shard)
         if isinstance(message, TaskFailed):
             return [TaskDone(worker.worker_id, message.step, FailedTask(message, where))]
         if message.times is not None:
-            times = worker.clock.by_ours(
-                message.times, sent_ns=call.sent_ns, received_ns=come.received_ns
-            )
-            message = message._replace(times=times)
+            span = {"sent_ns": come.call.sent_ns, "received_ns": come.received_ns}
+            message = message._replace(times=worker.clock.by_ours(message.times, **span))
         if message.first_sample is not None:
             self._first_samples.compare(worker.worker_id, message.first_sample)
         batch = _Batch(message, answer.parcel, self._memory, where)
         return [TaskDone(worker.worker_id, message.step, batch)]
 
-    def _bury(self, worker: RemoteWorker) -> list[BackendEvent]:
+    def _reap(self, worker: RemoteWorker) -> list[BackendEvent]:
         """Return the last batches of a worker that is gone, and its death."""
-        events = [event for taken in worker.take_rest() for event in self._event(*taken)]
+        events = [event for taken in worker.take_rest() for event in self._event(taken)]
         worker.is_gone = True
-        node_id = None if worker.hello is None else worker.hello.node_id
-        is_node_gone = died_with_node(worker) or (
-            node_id is not None and is_node_dead(self._ray, node_id)
+        is_node_gone = worker.died_with_node or (
+            worker.hello is not None and is_node_dead(self._ray, worker.hello.node_id)
         )
-        deed = deed_of_worker(worker, self._plan.spec, self._round.number)
-        end, advice = describe_end(worker, is_node_gone=is_node_gone)
+        activity = worker.activity()
+        end, advice = worker.describe_end(is_node_gone=is_node_gone)
         reason = (
             f"DataLoader worker ({worker.place}) exited unexpectedly: worker {worker.worker_id} "
-            f"{end} {deed.words}"
+            f"{end} {activity.words}"
         )
-        is_seen = worker.killed_because is not None or worker.ended is not None
-        counts, limit = True, _DEATHS_THAT_PROVE if is_seen else _DEATHS_THAT_PROVE_UNSEEN
-        if is_node_gone:
-            deed, counts = Activity(None, None, deed.words), False
-        elif not is_seen:
-            blame = self._crew.blame(worker.actor)
-            if blame.is_shared and blame.has_started and blame.session != worker.session:
-                # Somebody else's sample, or it is not known whose: then the samples are tried.
-                known = None if blame.session is not None else deed.step
-                deed, counts = Activity(known, None, deed.words), False
-                limit = _DEATHS_THAT_PROVE_IN_POOL
-        or_steps = other_steps(worker, deed)
-        death = WorkerLost(
-            worker.worker_id, reason, advice, deed.step, deed.sample, limit, counts, or_steps
-        )
+        death = WorkerLost(worker.worker_id, reason, advice, counts=not is_node_gone)
+        if not is_node_gone:
+            or_steps, limit = worker.other_steps(activity), worker.deaths_that_prove
+            death = death._replace(
+                step=activity.step, sample=activity.sample, limit=limit, or_steps=or_steps
+            )
         return [*events, death]
 
     def respawn(self, worker_id: int) -> None:
         """Ask for another actor, on whatever machine there is room, to go on where this one was."""
         dead = self._workers[worker_id]
         dead.forget()
-        worker = self._seat(worker_id, self._crew.replace(worker_id, dead.actor))
+        worker = self._open_worker(worker_id)
         worker.joins_late = dead.joins_late
-        worker.begin_round(self._round, dead.share)
+        worker.begin_generation(self._begun._replace(shard=dead.shard))
 
     def add_worker(self, worker_id: int) -> None:
         """Ask for one actor more, which joins the current epoch and says when it has."""
-        worker = self._seat(worker_id, self._crew.employ(worker_id))
+        worker = self._open_worker(worker_id)
         worker.joins_late = True
-        shares = {} if self._begun is None else self._begun.progress.given.shards
-        worker.begin_round(self._round, shares.get(worker_id))
+        worker.begin_generation(self._begun._replace(shard=self._shares.get(worker_id)))
 
     def remove_worker(self, worker_id: int) -> None:
         """Let an actor go that has no tasks; does not wait."""
-        self._crew.dismiss(self._workers.pop(worker_id))
+        self._let_end(self._workers.pop(worker_id))
 
     def kill(self, worker_id: int, why: str) -> None:
-        """End an actor that is stuck, once it has said what it is doing, if it still can.
-
-        One that is at another trainer's work, or was within the last `timeout`, is let be: the time
-        for which a trainer waits for its turn does not count.
-        """
+        """End an actor that is stuck, once it has said what it is doing, if it still can."""
         worker = self._workers[worker_id]
         if not worker.is_open or worker.hello is None:  # one that has not started is not stuck
             return
-        doing = self._ask(worker)
-        if self._options.pool is not None:
-            whose = worker.session if doing else self._crew.blame(worker.actor).session
-            if whose is None:  # it does not answer: nobody knows whose work it is at
-                worker.error = TimeoutError(f"{why}, and it does not answer")
-                self._end(worker)
-                return
-            if whose != worker.session or (doing and doing.alone_s < self._plan.timeout_s):
-                worker.last_entry, worker.last_stack = None, ""  # it goes on to something else
-                return
+        self._ask(worker)
         worker.killed_because = why
-        self._end(worker, worker.session)
+        self._end(worker)
 
-    def _ask(self, worker: RemoteWorker) -> Doing | None:
+    def _ask(self, worker: RemoteWorker) -> None:
         worker.last_entry, worker.last_stack = None, ""
         if worker.hello is not None:
             with contextlib.suppress(Exception):  # native code holds the interpreter, or no link
-                call = worker.actor.doing.remote(worker.session)
-                doing: Doing = self._ray.get(call, timeout=_STACKS_S)
-                worker.last_entry, worker.last_stack = doing.entry, doing.stack
-                return doing
-        return None
+                call = worker.actor.doing.remote()
+                worker.last_entry, worker.last_stack = self._ray.get(call, timeout=_STACKS_S)
 
     def diagnose(self, worker_id: int, *, with_stacks: bool) -> WorkerProgress:
         """Ask the actor; one that does not answer in time is known by its tasks alone."""
         worker = self._workers[worker_id]
         if worker.hello is None:
             waited_s = time.monotonic() - worker.started_at
-            free = what_is_free(self._ray, self._crew.options)
+            free = what_is_free(self._ray, self._options)
             return WorkerProgress(f"waiting for Ray to start it, for {waited_s:.0f} s: {free}")
-        found = self._ask(worker)
+        self._ask(worker)
         stacks = worker.last_stack if with_stacks else ""
-        stack = f":\n{stacks}" if stacks else ""
-        if found is not None and found.turn_of not in ("", worker.session):
-            who = trainer_of(found.turn_of)
-            words = f"waiting for its turn: the pool's worker is at the work of {who!r}{stack}"
-            return WorkerProgress(words)
-        deed = deed_of_worker(worker, self._plan.spec, self._round.number)
+        activity = worker.activity()
         if worker.last_entry is None:
             why = "It does not answer: native code holds its interpreter, or no link is"
-            return WorkerProgress(f"{deed.words}. {why}")
-        return progress_of(worker.last_entry, deed, worker.tasks, stacks)
+            return WorkerProgress(f"{activity.words}. {why}")
+        return progress_of(worker.last_entry, activity, worker.tasks, stacks)
 
     def close(self, *, in_a_hurry: bool = False) -> None:
-        """End the workers, or leave those of a pool, and wait until that is done."""
-        seats, self._workers = list(self._workers.values()), {}
+        """End the workers, and wait until they are gone."""
+        workers, self._workers = list(self._workers.values()), {}
         _backends.discard(self)
         if not self._is_started or not self._owner.is_here:
-            return  # in a forked copy of the trainer Ray cannot be used
+            return  # in a forked copy of the main process Ray cannot be used
         self._is_started = False
         self._inbox.put(None)
         try:
             if self._is_connected:
-                left = [worker for worker in seats if not worker.is_gone]
-                self._crew.close(left, _SHORT_GRACE_S if in_a_hurry else _GRACE_S)
+                left = [worker for worker in workers if not worker.is_gone]
+                self._end_all(left, _SHORT_GRACE_S if in_a_hurry else _GRACE_S)
         finally:  # also if a second Ctrl-C comes
-            for worker in seats:
+            for worker in workers:
                 worker.forget()
             self._parcel = None
             with contextlib.suppress(queue.Empty):  # nobody will ask for what is in there
@@ -574,30 +511,38 @@ class RayBackend:
                     self._inbox.get_nowait()
             self._inbox.put(None)
 
+    def _end_all(self, workers: Sequence[RemoteWorker], grace_s: float) -> None:
+        """Let them end, and end those that do not, or have not even started."""
+        if not workers:
+            return
+        ends = [self._let_end(worker) for worker in workers]
+        try:
+            for worker in workers:
+                if worker.hello is None:
+                    self._kill(worker)
+            self._ray.wait(ends, num_returns=len(ends), timeout=grace_s)
+        finally:  # also if a second Ctrl-C comes
+            for worker in workers:
+                self._kill(worker)
+        self._ray.wait(ends, num_returns=len(ends), timeout=grace_s)
 
-def _packed(recipe: WorkerSpec) -> Parcel:
-    try:
-        return pack_parcel(recipe)
-    except Exception as error:
-        raise unpicklable_error(recipe, error, advice=_ADVICE_ON_PICKLING) from error
+    def _let_end(self, worker: RemoteWorker) -> object:
+        """Let it finish its sample, and end; return the reference of a call that fails then."""
+        # Not to be sent again: Ray would say in the log that it will be.
+        return worker.actor.end.options(max_task_retries=0).remote()
+
+    def _kill(self, worker: RemoteWorker) -> None:
+        with contextlib.suppress(Exception):  # it is gone, or the cluster is
+            self._ray.kill(worker.actor, no_restart=True)
 
 
-def _open_crew(ray: Any, plan: Plan, options: RayOptions, trainer: str) -> Crew:  # noqa: ANN401
-    if options.pool is None:
-        return OwnCrew(ray, options)
-    from penstock.engine.backends.ray.pool import PoolCrew
+def _outside_of_trainers_group(ray: Any) -> dict[str, Any]:  # noqa: ANN401 - the module
+    """Return the option by which actors of a main process in a placement group are not to be in it.
 
-    return PoolCrew(ray, options, plan.num_workers, trainer)
-
-
-def _due(worker: RemoteWorker) -> float:
-    """Return when to look after a worker that says nothing, by the monotonic clock."""
-    if worker.is_gone:
-        return math.inf
-    if worker.dying_since is not None:
-        return worker.dying_since + (0.0 if worker.is_silent else _LAST_WORDS_S)
-    return worker.silent_from if worker.hello else worker.started_at + worker.doubt_s
-
-
-def _named(versions: Versions) -> str:
-    return f"penstock {versions.penstock}, Python {versions.python}, numpy {versions.numpy}"
+    A group that captures what is started in it, as those of Ray Tune and Ray Train do, has room for
+    the main processes alone: workers would wait for ever.
+    """
+    if not ray.get_runtime_context().should_capture_child_tasks_in_placement_group:
+        return {}
+    strategies = ray.util.scheduling_strategies
+    return {"scheduling_strategy": strategies.PlacementGroupSchedulingStrategy(None)}

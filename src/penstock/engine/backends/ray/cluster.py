@@ -1,5 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The connection to a Ray cluster: one per process, made at first need, or the user's own.
+"""What a loader was told about Ray, the connection to its cluster, and what that has.
+
+There is one connection per process, made at first need, or the user's own.
 
 Guarantees:
     What Ray raises on connecting becomes a ConfigError with the cause and what to do.
@@ -13,12 +15,15 @@ from __future__ import annotations
 
 import contextlib
 import ipaddress
+import math
 import os
 import re
 import signal
 import socket
 import sys
 import threading
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Final
 
 from penstock.errors import ConfigError, MissingExtraError
@@ -26,13 +31,32 @@ from penstock.optional import install_command
 from penstock.redact import without_password
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping
+    from collections.abc import Iterator
     from types import ModuleType
 
-    from penstock.engine.backends.ray.options import RayOptions
+__all__ = [
+    "RayOptions", "check_actor_options", "checked_options", "connect", "is_node_dead",
+    "what_is_free",
+]  # fmt: skip
 
-__all__ = ["check_actor_options", "connect", "is_node_dead", "load_ray", "what_is_free"]
-
+_NUM_CPUS: Final = 1
+# Of what `Actor.options` takes: what the engine decides, which counts on each of these.
+_OURS: Final = {
+    "name": "workers are numbered, not named",
+    "namespace": "workers are numbered, not named",
+    "get_if_exists": "workers are numbered, not named",
+    "lifetime": "workers live as long as their loader",
+    "max_restarts": "dead workers are replaced as on_error says",
+    "max_task_retries": "dead workers are replaced as on_error says",
+    "max_concurrency": "a worker makes one batch at a time",
+    "concurrency_groups": "a worker makes one batch at a time",
+    "max_pending_calls": "prefetch_factor says how many batches are under way",
+    "allow_out_of_order_execution": "a worker makes its batches in order",
+    "enable_tensor_transport": "batches come through Ray's object store",
+}
+_QUANTITIES: Final = ("num_cpus", "num_gpus", "memory", "object_store_memory")
+_MAPPINGS: Final = ("resources", "runtime_env", "label_selector")
+_TEXTS: Final = ("accelerator_type",)
 _ANY: Final = (None, "auto", "local")  # addresses that any connection satisfies
 # To the cluster's port. Ray by itself asks for up to a minute before it says that nobody answers.
 _PATIENCE_S: Final = 10.0
@@ -43,7 +67,98 @@ _lock = threading.Lock()
 _forked_while_connected = False
 
 
-def load_ray() -> ModuleType:
+@dataclass(frozen=True, slots=True)
+class RayOptions:
+    """Where the cluster is, and what each worker asks of it.
+
+    Attributes:
+        address: Of the cluster; None leaves it to Ray.
+        actor: For Ray's `Actor.options`, "num_cpus" always among them. It may hold tokens
+            (`runtime_env`), so no text shows its values.
+    """
+
+    address: str | None = None
+    actor: Mapping[str, Any] = field(default_factory=dict, repr=False)
+
+
+def checked_options(
+    backend: str, ray_options: Mapping[str, Any] | None, address: str | None
+) -> RayOptions | None:
+    """Return what the arguments of a loader mean; None for another backend than "ray".
+
+    Args:
+        backend: As given.
+        ray_options: As given: options of Ray's `Actor.options`.
+        address: As given.
+
+    Raises:
+        ConfigError: an argument without `backend="ray"`, an option that is Penstock's to decide, or
+            a value that cannot be meant.
+        TypeError: what is no mapping, or no text.
+    """
+    if backend != "ray":
+        for name, value in (("ray_options", ray_options), ("address", address)):
+            if value is not None:
+                raise ConfigError(
+                    f'{name} is for workers that are Ray actors, backend="ray", got '
+                    f"backend={backend!r}; leave one of the two out"
+                )
+        return None
+    _check_address(address)
+    if ray_options is None:
+        return RayOptions(address, {"num_cpus": _NUM_CPUS})
+    if not isinstance(ray_options, Mapping):
+        raise TypeError(
+            "ray_options is a mapping of option names to values, as {'num_cpus': 2}, got "
+            f"{type(ray_options).__name__}"
+        )
+    given = dict(ray_options)
+    for key in given:
+        if not isinstance(key, str):
+            raise TypeError(f"keys of ray_options are texts, got {key!r}")
+        if key in _OURS:
+            raise ConfigError(
+                f"ray_options may not hold {key!r}, which the loader decides: {_OURS[key]}"
+            )
+    for key, value in given.items():
+        _check_value(key, value)
+    return RayOptions(address, {"num_cpus": _NUM_CPUS, **given})
+
+
+def _check_address(address: object) -> None:
+    if address is not None and not isinstance(address, str):
+        raise TypeError(
+            'address is a text, as "auto", "local" or "10.0.0.1:6379", got '
+            f"{type(address).__name__}"
+        )
+    if address == "":
+        raise ConfigError('address is empty; leave it out, or give "auto", "local" or "host:port"')
+
+
+def _check_value(key: str, value: object) -> None:
+    """Raise for what cannot be meant; what Ray alone knows, it is asked when it is loaded."""
+    if value is None:  # Ray's word for its own default
+        return
+    if key in _QUANTITIES:
+        _check_quantity(f"ray_options[{key!r}]", value)
+    elif key in _TEXTS and not isinstance(value, str):
+        raise TypeError(f"ray_options[{key!r}] is a text, got {type(value).__name__}")
+    elif key in _MAPPINGS:
+        if not isinstance(value, Mapping):
+            raise TypeError(f"ray_options[{key!r}] is a mapping, got {type(value).__name__}")
+        if key == "resources":
+            for name, quantity in value.items():
+                _check_quantity(f"ray_options['resources'][{name!r}]", quantity)
+
+
+def _check_quantity(name: str, value: object) -> None:
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        raise TypeError(f"{name} is a number, got {type(value).__name__}")
+    if not (math.isfinite(value) and value >= 0):
+        raise ConfigError(f"{name} is a number from 0 on, got {value!r}")
+
+
+def _load_ray() -> ModuleType:
     """Return the module `ray`.
 
     Raises:
@@ -67,7 +182,7 @@ def check_actor_options(options: RayOptions) -> None:
         ConfigError: it does not; the message names the option.
         MissingExtraError: Ray is not installed.
     """
-    ray = load_ray()
+    ray = _load_ray()
     if _refusal(ray, options.actor) is None:
         return
     for key, value in options.actor.items():
@@ -112,11 +227,12 @@ def connect(options: RayOptions) -> ModuleType:
     Concurrency:
         Any thread; the first connects.
     """
-    ray = load_ray()
+    ray = _load_ray()
     with _lock:
         _refuse_forked()
         if ray.is_initialized():
-            _refuse_client(ray)
+            if ray.util.client.ray.is_connected():
+                raise _no_client("this process is connected through Ray Client")
             _check_same_cluster(ray, options.address)
         else:
             _init(ray, options.address)
@@ -144,21 +260,16 @@ def _refuse_forked() -> None:
         )
 
 
-def _refuse_client(ray: ModuleType) -> None:
-    if ray.util.client.ray.is_connected():
-        raise _no_client("this process is connected through Ray Client")
-
-
 def _no_client(what: str) -> ConfigError:
     return ConfigError(
         f"{what}, which has no object store here and copies everything through one proxy: it is no "
-        "way for batches. Run the trainer on a node of the cluster, by `ray job "
+        "way for batches. Run the main process on a node of the cluster, by `ray job "
         'submit` or after `ray start --address=...` on its machine, and give address="auto".'
     )
 
 
 def _check_same_cluster(ray: ModuleType, address: str | None) -> None:
-    if address in _ANY or address is None:
+    if address is None or address in _ANY:
         return
     connected = ray.get_runtime_context().gcs_address
     if "://" in address:
@@ -182,7 +293,7 @@ def _is_same(address: str, connected: str, here: str) -> bool:
 
 def _ips(host: str, here: str) -> set[str]:
     try:
-        found = {str(entry[4][0]) for entry in socket.getaddrinfo(host, None)}
+        found = {str(snapshot[4][0]) for snapshot in socket.getaddrinfo(host, None)}
     except OSError:
         return {host}
     is_here = any(ipaddress.ip_address(ip.partition("%")[0]).is_loopback for ip in found)
@@ -215,7 +326,7 @@ def _init(ray: ModuleType, address: str | None) -> None:
             ray.init(address=address, include_dashboard=False, logging_level="WARNING")
     except (ConnectionError, RuntimeError, ValueError, OSError) as error:
         ray.shutdown()  # what was half made; it says nothing where there is none
-        raise _told(error, meant) from error
+        raise _notified(error, meant) from error
 
 
 def _knock_at_noted(ray: ModuleType) -> None:
@@ -255,7 +366,7 @@ def _users_sigterm() -> Iterator[None]:
             signal.signal(signal.SIGTERM, before)
 
 
-def _told(error: BaseException, address: str | None) -> ConfigError:
+def _notified(error: BaseException, address: str | None) -> ConfigError:
     where = "started here" if address in (None, "local") else f"at {without_password(str(address))}"
     versions = _VERSIONS.findall(_chain(error)) if "ersion mismatch" in _chain(error) else []
     if len(versions) == 2:

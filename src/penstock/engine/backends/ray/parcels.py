@@ -3,10 +3,12 @@
 
 Ray lays the arrays of what a task returns into its store (one copy, at the speed of memory) and
 gives them out again as views of it, on the same machine without a copy. It gives them out as
-read-only, since any number of processes may see an object. A batch has one reader, the trainer that
-it was made for, so `writable` lets that one write into it, as into every other backend's batches.
+read-only, since any number of processes may see an object. A batch has one reader, the main process
+that it was made for, so `writable` lets that one write into it, as into every other backend's
+batches.
 
-What is defined in the trainer's `__main__`, as in a notebook, is pickled by value (cloudpickle).
+What is defined in the main process's `__main__`, as in a notebook, is pickled by value
+(cloudpickle).
 """
 
 from __future__ import annotations
@@ -32,7 +34,7 @@ if TYPE_CHECKING:
 
     import numpy.typing as npt
 
-__all__ = ["Parcel", "WritableMemory", "open_parcel", "pack_parcel", "value_of"]
+__all__ = ["Parcel", "WritableMemory", "address_of", "open_parcel", "pack_parcel", "value_of"]
 
 _COPIED_BYTES: Final = 64 * 1024  # copying so little costs less than asking whose memory it is
 _MAPS: Final = Path("/proc/self/maps")
@@ -96,6 +98,12 @@ def open_parcel(parcel: Parcel, memory: WritableMemory) -> Any:  # noqa: ANN401 
     return load_all(parcel.pickled, memory.views(parcel.buffers))
 
 
+def address_of(array: npt.NDArray[Any]) -> int:
+    """Return where its memory begins."""
+    address: int = array.__array_interface__["data"][0]
+    return address
+
+
 class WritableMemory:
     """Knows which memory of this process may be written, whatever an array says of itself.
 
@@ -118,7 +126,7 @@ class WritableMemory:
     def _view(self, buffer: npt.NDArray[np.uint8]) -> memoryview:
         if buffer.flags.writeable:
             return buffer.data
-        address: int = buffer.__array_interface__["data"][0]
+        address = address_of(buffer)
         if buffer.nbytes < _COPIED_BYTES or not self._is_writable(address, buffer.nbytes):
             return buffer.copy().data
         whole = (ctypes.c_ubyte * buffer.nbytes).from_address(address)

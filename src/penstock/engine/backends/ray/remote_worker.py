@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The trainer's view of one actor: what it was sent, and what has come back.
+"""The main process's view of one actor: what it was sent, what has come back, and how it ended.
 
 Guarantees
     Answers are taken in the order of the tasks, whatever the order in which they come.
@@ -11,47 +11,47 @@ Guarantees
 from __future__ import annotations
 
 import collections
-import os
-import socket
+import math
 import time
-import uuid
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
-from penstock.distributed import current_rank
-from penstock.engine.backends.ray.clock import WorkerClock
+from penstock.engine.activity import Activity, activity_of
 from penstock.engine.messages import BeginEpoch, Task, encode
 from penstock.engine.plan import RetryHints, dataset_keys
+from penstock.engine.status_page import Phase, StatusSnapshot
 
 if TYPE_CHECKING:
     import queue
     from collections.abc import Iterator
 
-    from penstock.engine.backends.ray.crew import Actor
-    from penstock.engine.backends.ray.session import Answer
-    from penstock.engine.backends.ray.worker import Hello
-    from penstock.engine.epoch import ShardPosition
+    from penstock.engine.accounts import TaskTimes
+    from penstock.engine.backends.ray.worker import Answer, Hello
     from penstock.engine.plan import WorkerSpec
-    from penstock.engine.status_page import StatusSnapshot
-    from penstock.engine.worker_setup import WorkerIdentity
 
-__all__ = ["Call", "Come", "RemoteWorker", "Round", "name_of_trainer"]
+__all__ = ["Actor", "Call", "Come", "RemoteWorker", "WorkerClock"]
+
+Actor = Any  # a handle of a RayWorker; Ray's own type says nothing of its methods
 
 _SILENCE_S: Final = 5.0  # that a batch may well take; asking costs a millisecond
 _FIRST_DOUBT_S: Final = 30.0  # that it will start; the next one after ten times as long
+_LAST_WORDS_S: Final = 10.0  # from the first sign of a death to the last of what was made before
+_DEATHS_THAT_PROVE: Final = 2
+_DEATHS_THAT_PROVE_UNSEEN: Final = 3  # ends that may have come from outside: nobody says how
 
-
-def name_of_trainer() -> str:
-    """Return a name for a loader of this process, which nobody else has, and users understand."""
-    of_ours = uuid.uuid4().hex[:8]
-    return f"rank {current_rank().rank}, pid {os.getpid()} on {socket.gethostname()} #{of_ours}"
-
-
-class Round(NamedTuple):
-    """An epoch that is under way. The user may begin the same epoch again: numbers all differ."""
-
-    number: int
-    epoch: int
-    is_announced: bool
+_LONGEST_TEXT: Final = 1500
+_ADVICE_ON_EXIT: Final = (
+    "Ray's logs on that machine (session_latest/logs) may say why, and so may num_workers=0: look "
+    "for native code that crashes, os._exit, memory that ran out, or somebody or something that "
+    "killed it (kill -9, a job scheduler)."
+)
+_ADVICE_ON_EXIT_ASKED: Final = "Look for sys.exit in the dataset."
+_ADVICE_ON_HANG: Final = "Raise `timeout` if samples, or the start of a worker, may take that long."
+_ADVICE_ON_NODE: Final = "Its work is done elsewhere as soon as the cluster has room for it."
+_ADVICE_ON_START: Final = (
+    "Every machine of the cluster needs penstock, and what the dataset imports, of the versions "
+    'that the main process has. Install them there, or let Ray: ray_options={"runtime_env": '
+    '{"pip": [...], "working_dir": "."}}.'
+)
 
 
 class Call(NamedTuple):
@@ -60,8 +60,7 @@ class Call(NamedTuple):
     Attributes:
         worker: Whose.
         kind: "hello", "open", "make", "try" or "end".
-        session: In which of its sessions.
-        round: In which it was sent.
+        generation: In which it was sent.
         step: Of which step; -1 for none.
         number: Of a "make": which of the worker's tasks. Of a "try": which sample of its batch.
         sent_ns: When; of a "make" that is sent once more, when it was for the first time.
@@ -69,8 +68,7 @@ class Call(NamedTuple):
 
     worker: RemoteWorker
     kind: str
-    session: str
-    round: int
+    generation: int
     step: int = -1
     number: int = -1
     sent_ns: int = 0
@@ -84,59 +82,40 @@ class Come(NamedTuple):
     received_ns: int
 
 
-class _Sent(NamedTuple):
-    """A task that was sent, in case that it has to be sent again."""
-
-    step: int
-    message: bytes
-    at_ns: int  # for the first time, as the answer may be to that
-
-
 class RemoteWorker:
-    """One actor, seen from the trainer.
+    """One actor, seen from the main process.
 
     Attributes:
         worker_id: Its number.
         actor: Ray's handle.
-        session: By which the actor knows this trainer; "trainer/" and a number of its own.
-        is_ready: Whether the actor has opened the session, so that it may be sent tasks.
+        is_ready: Whether the actor has opened the spec, so that it may be sent tasks.
         hello: Where it is; None until it has started.
         started_at: When it was asked for, by the monotonic clock.
         doubt_s: After how many seconds without a hello it is to be said.
         joins_late: Whether it is to be told when it has started.
-        share: How far it is in its share of an iterable dataset.
+        shard: How far it is in its shard of an iterable dataset.
         tasks: Step -> indices of those that it has not answered.
-        sent: Number -> what was sent and not answered.
-        num_lost: How often in this round a batch was lost on its way.
+        sent: Number -> what was sent and not answered: the call, and the task as a message.
+        num_lost: How often in this generation a batch was lost on its way.
         trial: Step and number of the sample that is being tried by itself.
-        is_gone: Whether its end was told.
+        is_gone: Whether its end is known.
         dying_since: When the first sign of its end came.
         error: By which Ray told of its end.
         ended: By which it told of its end itself.
-        killed_because: Why the trainer ended it.
+        killed_because: Why the main process ended it.
         last_entry: What it said that it was doing.
         last_stack: Where in the user's code.
     """
 
     def __init__(
-        self,
-        worker_id: int,
-        actor: Actor,
-        recipe: WorkerSpec,
-        identity: WorkerIdentity,
-        inbox: queue.SimpleQueue[Come | None],
-        trainer: str = "",
+        self, worker_id: int, actor: Actor, spec: WorkerSpec, inbox: queue.SimpleQueue[Come | None]
     ) -> None:
-        """Know an actor that was asked for; `open` is to follow."""
+        """Greet an actor that was asked for; once it has said hello, `open` is to follow."""
         self.worker_id = worker_id
-        self._trainer = trainer
         self.is_ready = False
         self.actor = actor
-        self._recipe = recipe
-        self._identity = identity
+        self._spec = spec
         self._inbox: queue.SimpleQueue[Come | None] | None = inbox
-        self._parcel: object = None  # a reference
-        self.session = ""
         self.hello: Hello | None = None
         self.started_at = time.monotonic()
         self.doubt_s = _FIRST_DOUBT_S
@@ -150,10 +129,9 @@ class RemoteWorker:
         self.last_stack = ""
         self.clock = WorkerClock()
         self._num_out = 0
-        self._heard_at = time.monotonic()
-        self._is_asked_for_hello = False
-        self._round = Round(0, 0, False)
-        self.begin_round(self._round, None)
+        self.begin_generation(BeginEpoch(0, 0, False, None))
+        self.knock()
+        self._listen(Call(self, "end", 0), actor.until_end.remote())  # it fails with the actor
 
     @property
     def is_open(self) -> bool:
@@ -172,17 +150,22 @@ class RemoteWorker:
             return "not yet started"
         return f"pid {self.hello.pid} on {self.hello.address}"
 
+    # What it is sent.
+
     def open(self, parcel: object) -> None:
-        """Open a session; `parcel` is the reference of the recipe."""
-        self._parcel = parcel
-        self.session = f"{self._trainer}/{uuid.uuid4().hex}"
-        self.is_ready = False
-        if self.hello is None:
-            self._ask_for_hello()
-        reference = self.actor.open.remote(self.session, parcel, self._identity)
-        self._listen(Call(self, "open", self.session, 0), reference)
-        # It fails with the actor.
-        self._listen(Call(self, "end", self.session, 0), self.actor.until_end.remote(self.session))
+        """Let the actor open the spec; `parcel` is the reference of it."""
+        self._listen(Call(self, "open", 0), self.actor.open.remote(parcel))
+
+    def knock(self) -> None:
+        """Ask for a sign of life.
+
+        If the actor's end of a connection was given up while no packets came through, this end
+        does not learn of it before something is sent: then Ray connects anew, and sends all that
+        was under way once more.
+        """
+        self._heard_at = time.monotonic()
+        self._is_asked_for_hello = True
+        self._listen(Call(self, "hello", 0), self.actor.hello.remote())
 
     def _listen(self, call: Call, reference: Any) -> None:  # noqa: ANN401 - Ray's reference
         if call.kind != "end":
@@ -199,12 +182,77 @@ class RemoteWorker:
 
         Ray may keep the callback of a call for long after this.
         """
-        self._inbox = self._parcel = None
+        self._inbox = None
         self._early.clear()
+        self.sent.clear()
 
-    def _ask_for_hello(self) -> None:
-        self._is_asked_for_hello = True
-        self._listen(Call(self, "hello", self.session, 0), self.actor.hello.remote())
+    def begin_generation(self, begun: BeginEpoch) -> None:
+        """Forget all tasks; the actor is told with the first one."""
+        self._begun = begun
+        self.shard = begun.shard
+        self.tasks: dict[int, object] = {}
+        self._cautions: dict[int, RetryHints | None] = {}
+        self._to_send: collections.deque[tuple[str, int, int]] = collections.deque()
+        self.trial: tuple[int, int] | None = None
+        self.sent: dict[int, tuple[Call, bytes]] = {}
+        self.num_lost = 0
+        self._next_number = 0
+        self._number_alone = -1  # of the task that was sent last, if it is to be alone
+        self._num_taken = 0
+        self._early: dict[int, Come] = {}  # by number
+        self._begun_message = encode(begun)
+        # What the dataset's state holds may be large, and is told once.
+        self._begun_already = encode(begun._replace(shard=None))
+
+    def submit(self, step: int, indices: object, hints: RetryHints | None) -> None:
+        """Send a task, behind trials of its samples if it is to be done with care."""
+        self.tasks[step] = indices
+        is_alone = hints is not None and hints.alone
+        if hints is not None and is_alone:
+            if not self._spec.is_iterable:
+                self._to_send.extend(("try", step, k) for k in range(self._num_samples(indices)))
+            hints = RetryHints(False, hints.quarantined) if hints.quarantined else None
+        self._cautions[step] = hints
+        self._to_send.append(("make alone" if is_alone else "make", step, -1))
+        self.send()
+
+    def _num_samples(self, indices: object) -> int:
+        if not self._spec.is_batched:
+            return 1
+        return len(keys) if hasattr(keys := dataset_keys(indices), "__len__") else 0
+
+    def send(self) -> None:
+        """Send what may be sent: what is to be alone if nothing is under way, nothing beside it."""
+        while self._to_send and not self._is_busy_alone and self.is_open and self.is_ready:
+            kind, step, number = self._to_send[0]
+            task = Task(
+                self._begun.generation, step, self.tasks[step], (), (), self._cautions[step]
+            )
+            if kind != "make" and self.sent:
+                return
+            self._to_send.popleft()
+            if kind == "try":
+                self.trial = step, number
+                reference = self.actor.try_sample.remote(self._begun_message, encode(task), number)
+                self._listen(Call(self, "try", self._begun.generation, step, number), reference)
+                continue
+            number, self._next_number = self._next_number, self._next_number + 1
+            self._number_alone = number if kind == "make alone" else -1
+            call = Call(self, "make", self._begun.generation, step, number, time.monotonic_ns())
+            self.sent[number] = call, encode(task)
+            self.send_again(number)
+
+    @property
+    def _is_busy_alone(self) -> bool:
+        return self.trial is not None or self._number_alone in self.sent
+
+    def send_again(self, number: int) -> None:
+        """Send the task of this number, for the first time or once more."""
+        call, message = self.sent[number]
+        begun = self._begun_already if self._num_taken else self._begun_message
+        self._listen(call, self.actor.make.remote(begun, message, number, self._num_taken))
+
+    # What comes back.
 
     def note_come(self, call: Call) -> None:
         """Note that a call is under way no more."""
@@ -215,144 +263,47 @@ class RemoteWorker:
             self._is_asked_for_hello = False
 
     @property
-    def silent_from(self) -> float:
-        """From when on it is to be seen to that something is heard, by the monotonic clock.
-
-        That is if it owes an answer, and has not been asked for a sign of life already.
-        """
-        if self._num_out == 0 or self._is_asked_for_hello:
-            return float("inf")
+    def due(self) -> float:
+        """When to look after it, if nothing is heard till then, by the monotonic clock."""
+        if self.is_gone:
+            return math.inf
+        if self.dying_since is not None:
+            return self.dying_since + (0.0 if self.is_silent else _LAST_WORDS_S)
+        if self.hello is None:
+            return self.started_at + self.doubt_s
+        if self._num_out == 0 or self._is_asked_for_hello:  # it owes nothing, or was asked already
+            return math.inf
         return self._heard_at + _SILENCE_S
 
-    def knock(self) -> None:
-        """Ask for a sign of life.
-
-        If the actor's end of a connection was given up while no packets came through, this end
-        does not learn of it before something is sent: then Ray connects anew, and sends all that
-        was under way once more.
-        """
-        self._heard_at = time.monotonic()
-        self._ask_for_hello()
-
     def is_awaited(self, call: Call) -> bool:
-        """Return whether an answer to this call is still of use."""
-        if call.round != self._round.number or call.session != self.session:
+        """Return whether the answer to a task or a trial is still of use."""
+        if call.generation != self._begun.generation:
             return False
         return call.number in self.sent if call.kind == "make" else self.trial is not None
 
-    def begin_round(self, begun: Round, share: ShardPosition | None) -> None:
-        """Forget all tasks; the actor is told with the first one.
-
-        Args:
-            begun: The round.
-            share: Where to go on in its share of an iterable dataset.
-        """
-        self._round = begun
-        self.share = share
-        self.tasks: dict[int, object] = {}
-        self._cautions: dict[int, RetryHints | None] = {}
-        self._to_send: collections.deque[tuple[str, int, int]] = collections.deque()
-        self.trial: tuple[int, int] | None = None
-        self.sent: dict[int, _Sent] = {}
-        self.num_lost = 0
-        self._begin_numbers()
-
-    def _begin_numbers(self) -> None:
-        self._next_number = 0
-        self._number_alone = -1  # of the task that was sent last, if it is to be alone
-        self._num_taken = 0
-        self._early: dict[int, tuple[Come, Answer]] = {}  # by number
-        share = self.share
-        begun = BeginEpoch(self._round.number, self._round.epoch, self._round.is_announced, share)
-        self._begun_message = encode(begun)
-        # What the dataset's state holds may be large, and is told once.
-        self._begun_already = encode(begun._replace(shard=None))
-
-    def submit(self, step: int, indices: object, caution: RetryHints | None) -> None:
-        """Send a task, behind trials of its samples if it is to be done with care."""
-        self.tasks[step] = indices
-        is_alone = caution is not None and caution.alone
-        if caution is not None and is_alone:
-            if not self._recipe.is_iterable:
-                self._to_send.extend(("try", step, k) for k in range(self._num_samples(indices)))
-            caution = RetryHints(False, caution.quarantined) if caution.quarantined else None
-        self._cautions[step] = caution
-        self._to_send.append(("make alone" if is_alone else "make", step, -1))
-        self.send()
-
-    def _num_samples(self, indices: object) -> int:
-        keys = dataset_keys(indices)
-        if not self._recipe.is_batched:
-            return 1
-        return len(keys) if hasattr(keys, "__len__") else 0
-
-    def send(self) -> None:
-        """Send what may be sent: what is to be alone if nothing is under way, nothing beside it."""
-        while self._to_send and not self._is_busy_alone and self.is_open and self.is_ready:
-            kind, step, number = self._to_send[0]
-            task = Task(self._round.number, step, self.tasks[step], (), (), self._cautions[step])
-            if kind != "make" and self.sent:
-                return
-            if kind != "try":
-                self._number_alone = self._next_number if kind == "make alone" else -1
-                sent = _Sent(step, encode(task), time.monotonic_ns())
-                self.sent[self._next_number] = sent
-                self.send_again(self._next_number)
-                self._next_number += 1
-            else:
-                self._try(encode(task), step, number)
-            self._to_send.popleft()
-
-    @property
-    def _is_busy_alone(self) -> bool:
-        return self.trial is not None or self._number_alone in self.sent
-
-    def _try(self, message: bytes, step: int, number: int) -> None:
-        self.trial = step, number
-        reference = self.actor.try_sample.remote(self.session, self._begun_message, message, number)
-        self._listen(Call(self, "try", self.session, self._round.number, step, number), reference)
-
-    def send_again(self, number: int) -> None:
-        """Send the task of this number, for the first time or once more."""
-        step, message, at_ns = self.sent[number]
-        call = Call(self, "make", self.session, self._round.number, step, number, at_ns)
-        begun = self._begun_already if self._num_taken else self._begun_message
-        reference = self.actor.make.remote(self.session, begun, message, number, self._num_taken)
-        self._listen(call, reference)
-
-    def reopen(self) -> None:
-        """Open another session, as the actor does not know this one, and send all again."""
-        self.open(self._parcel)
-        kinds = {self._number_alone: "make alone"}
-        unanswered = [(kinds.get(k, "make"), self.sent[k].step, -1) for k in sorted(self.sent)]
-        if self.trial is not None:
-            unanswered.insert(0, ("try", *self.trial))
-        self._to_send.extendleft(reversed(unanswered))
-        self.trial = None
-        self.sent = {}
-        self._begin_numbers()
-        self.send()
-
-    def take(self, come: Come, answer: Answer) -> Iterator[tuple[Come, Answer]]:
+    def take(self, come: Come) -> Iterator[Come]:
         """Yield the answers whose turn it is now that this one has come."""
-        self._early[come.call.number] = come, answer
+        self._early[come.call.number] = come
         while self._num_taken in self._early:
             number = self._num_taken
             self._num_taken += 1
             yield self._taken(number)
 
-    def take_rest(self) -> Iterator[tuple[Come, Answer]]:
+    def take_rest(self) -> Iterator[Come]:
         """Yield the answers that have come before those of earlier tasks, which never will.
 
         Those of an iterable dataset are of no use without the earlier ones.
         """
         for number in sorted(self._early):
-            if not self._recipe.is_iterable:
+            if not self._spec.is_iterable:
                 yield self._taken(number)
 
-    def _taken(self, number: int) -> tuple[Come, Answer]:
-        del self.tasks[self.sent.pop(number).step]
+    def _taken(self, number: int) -> Come:
+        call, _ = self.sent.pop(number)
+        del self.tasks[call.step]
         return self._early.pop(number)
+
+    # How it ended, and over what.
 
     @property
     def steps_at_hand(self) -> list[int]:
@@ -360,4 +311,111 @@ class RemoteWorker:
 
         Tasks are done in their order, but what it has made may not have left its process yet.
         """
-        return [self.sent[number].step for number in sorted(self.sent)]
+        return [self.sent[number][0].step for number in sorted(self.sent)]
+
+    def activity(self) -> Activity:
+        """Return what it is doing, by what it has said, or else by what it was sent."""
+        snapshot = self.last_entry
+        if snapshot is None:
+            phase, step, number = Phase.WAITING, -1, None
+            if self.trial is not None:
+                phase, (step, number) = Phase.READING, self.trial
+            elif not self.is_ready:
+                phase = Phase.ABSENT if self.hello is None else Phase.STARTING
+            elif self.steps_at_hand:
+                phase, step = Phase.READING, self.steps_at_hand[0]
+            snapshot = StatusSnapshot(
+                self._begun.generation, step, phase, number, False, None, 0, 0.0
+            )
+        activity = activity_of(snapshot, self.tasks, self._spec, self._begun.generation)
+        if others := self.other_steps(activity):
+            listed = " or ".join(map(str, others))
+            return activity._replace(words=f"{activity.words}, or already at step {listed}")
+        return activity
+
+    def other_steps(self, activity: Activity) -> tuple[int, ...]:
+        """Return what it may have been making as well as the step of `activity`."""
+        if self.last_entry is not None or self.trial is not None or activity.step is None:
+            return ()
+        return tuple(step for step in self.steps_at_hand if step != activity.step)
+
+    @property
+    def deaths_that_prove(self) -> int:
+        """How many such ends of workers prove a sample guilty."""
+        is_seen = self.killed_because is not None or self.ended is not None
+        return _DEATHS_THAT_PROVE if is_seen else _DEATHS_THAT_PROVE_UNSEEN
+
+    @property
+    def died_with_node(self) -> bool:
+        """Whether Ray says that the machine is the cause, which it may say before all else."""
+        said = str(self.error)
+        return getattr(self.error, "preempted", False) or "because its node has died" in said
+
+    def describe_end(self, *, is_node_gone: bool) -> tuple[str, str]:
+        """Return how it ended, and what to do about it; to be called when it has."""
+        stack = f"\nIts Python stack then:\n{self.last_stack}" if self.last_stack else ""
+        if self.killed_because is not None:
+            return f"was killed, as {self.killed_because},", _ADVICE_ON_HANG + stack
+        if self.ended is not None:
+            text = str(self.ended.message)
+            return f"ended with {text.splitlines()[0]}", f"{_ADVICE_ON_EXIT_ASKED}\n{text}"
+        if is_node_gone:
+            if self.hello is None:
+                end = "was lost with the machine that Ray was about to start it on"
+                return end, _ADVICE_ON_NODE
+            node = f"Ray's node {self.hello.node_id[:12]}, {self.hello.address}"
+            return f"was lost with its machine ({node})", _ADVICE_ON_NODE
+        text = _words_of_ray(self.error)
+        if self.hello is None:
+            return f"could not be started: {text}", _ADVICE_ON_START
+        return "is gone", f"Ray says: {text}\n{_ADVICE_ON_EXIT}"
+
+
+def _words_of_ray(error: Exception | None) -> str:
+    """Return what Ray says of an actor's end, without what it says of every actor."""
+    text = str(error).strip()
+    _, found, why = text.partition("The actor is dead because ")
+    return " ".join((why if found else text).split())[:_LONGEST_TEXT]
+
+
+class WorkerClock:
+    """Learns how far a worker's clock is from ours, from the order of cause and effect.
+
+    The monotonic clocks of two machines differ.
+    A task is taken up after it was sent, and its batch has come after it was made. Each task so
+    bounds the difference from both sides. Where no difference at all is within the bounds, as on
+    one machine, it is taken for none; otherwise the middle is taken, which is off by half of the
+    quickest round trip at most.
+
+    Example:
+        >>> from penstock.engine.accounts import TaskTimes
+        >>> clock = WorkerClock()
+        >>> told = clock.by_ours(TaskTimes(1000, 1600), sent_ns=70_000, received_ns=70_800)
+        >>> told.begun_ns, told.ended_ns
+        (70100, 70700)
+    """
+
+    def __init__(self) -> None:
+        """Know nothing yet."""
+        self._least_ns = -math.inf
+        self._most_ns = math.inf
+
+    def by_ours(self, times: TaskTimes, *, sent_ns: int, received_ns: int) -> TaskTimes:
+        """Return the times of a task by our clock.
+
+        Args:
+            times: By the worker's clock.
+            sent_ns: When the task was sent, by ours.
+            received_ns: When its batch had come, by ours.
+        """
+        self._least_ns = max(self._least_ns, sent_ns - times.begun_ns)
+        self._most_ns = min(self._most_ns, received_ns - times.ended_ns)
+        if self._least_ns > self._most_ns:  # a clock was set, or drifts: what is new counts
+            self._least_ns = sent_ns - times.begun_ns
+            self._most_ns = received_ns - times.ended_ns
+        if self._least_ns <= 0 <= self._most_ns:
+            return times
+        ahead_ns = int(self._least_ns + self._most_ns) // 2
+        return times._replace(
+            begun_ns=times.begun_ns + ahead_ns, ended_ns=times.ended_ns + ahead_ns
+        )

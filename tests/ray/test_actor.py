@@ -8,8 +8,6 @@ import contextlib
 import gc
 import queue
 import threading
-from collections import Counter, deque
-from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -20,16 +18,14 @@ from penstock import sample_rng, worker_info
 from penstock.data import IterableDataset
 from penstock.engine import worker_setup
 from penstock.engine.backends.ray.parcels import pack_parcel, value_of
-from penstock.engine.backends.ray.session import Answer, Session
-from penstock.engine.backends.ray.worker import News, RayWorker, _Turns
+from penstock.engine.backends.ray.worker import Answer, Maker, RayWorker
 from penstock.engine.fetch import Fetcher
 from penstock.engine.messages import BatchMade, BeginEpoch, ShardExhausted, Task, decode, encode
-from penstock.engine.plan import BatchIndices, WorkerSpec
+from penstock.engine.plan import Placed, WorkerSpec
 from penstock.engine.status_page import Phase
 from penstock.engine.worker_setup import WorkerIdentity
 from penstock.randomness.samples import fallback_state, restore_fallback
 
-NAME = "rank 0, pid 1 on here #1/one"
 IDENTITY = WorkerIdentity(worker_id=0, num_workers=1, base_seed=5)
 BATCH = 3
 NUM_BATCHES = 7  # in the stream
@@ -95,46 +91,37 @@ class OneArray(IterableDataset):
             yield array
 
 
-class WithoutCluster(RayWorker):
-    """Ray is asked where a worker is; all else of it does without."""
-
-    def _hello(self, answer):
-        return answer
-
-    def end_thread(self):
-        self._turns._executor.shutdown()
-
-    @property
-    def counted(self):
-        return self._turns.num_done
-
-
 @pytest.fixture(autouse=True)
 def no_worker_for_good(monkeypatch):
     """This process goes on as the one that it was: with its threads, and as no worker."""
     monkeypatch.setattr(worker_setup, "when_imported", lambda name, call: None)
-    place, drawn = worker_info.current_place(), fallback_state()
+    drawn = fallback_state()
     yield
-    worker_info.take_place(place)
+    worker_info.set_worker_info(None)
     restore_fallback(drawn)
     gc.unfreeze()
     gates.clear()
 
 
 @contextlib.asynccontextmanager
-async def opened(dataset, *, seed=None, session=NAME, is_batched=True):
+async def opened(dataset, *, seed=None, is_batched=True):
     is_iterable = isinstance(dataset, IterableDataset)
     batch_size = BATCH if is_batched else None
     spec = WorkerSpec(dataset, is_iterable, is_batched, seed=seed, batch_size=batch_size)
-    worker = WithoutCluster()
+    worker = RayWorker(IDENTITY)
     try:
-        assert (await worker.open(session, pack_parcel(spec), IDENTITY)).kind == "answer"
+        assert (await worker.open(pack_parcel(spec))).kind == "answer"
         yield worker
     finally:
         for gate in gates.values():
             gate.opened.release(1000)
-        await worker.leave(session)
-        worker.end_thread()
+        await worker.close()
+        await asyncio.sleep(0)  # what waited for its turn is dropped, in the thread
+        end_thread(worker)
+
+
+def end_thread(worker):
+    worker._thread.shutdown()
 
 
 def run(scenario):
@@ -146,7 +133,7 @@ def run(scenario):
 
 def indices_of(number, seed):
     indices = list(range(number * BATCH, (number + 1) * BATCH))
-    return indices if seed is None else BatchIndices(indices, number * BATCH, 1)
+    return indices if seed is None else Placed(indices, number * BATCH, 1)
 
 
 def calls_of(round_, seed=None):
@@ -155,7 +142,7 @@ def calls_of(round_, seed=None):
     def arguments(number):
         # Steps are the loader's, which has other workers as well; numbers are of this one alone.
         task = Task(round_, number * 4, indices_of(number, seed), (), ())
-        return NAME, begun, encode(task), number
+        return begun, encode(task), number
 
     return arguments
 
@@ -176,7 +163,6 @@ def made_in_order(dataset, seed, round_, num_tasks):
     """What the tasks of a round come to where each comes once, in order."""
     is_iterable = isinstance(dataset, IterableDataset)
     spec = WorkerSpec(dataset, is_iterable, True, seed=seed, batch_size=BATCH)
-    session = Session(pack_parcel(spec), IDENTITY)
 
     class Plain:
         empty = staticmethod(np.empty)
@@ -193,7 +179,6 @@ def made_in_order(dataset, seed, round_, num_tasks):
             made += ["dropped"] * (num_tasks - len(made))
             break
         made.append((number * 4, batch["index"].tolist(), batch["drawn"].tolist()))
-    session.close()
     return made
 
 
@@ -274,8 +259,8 @@ class Link:
             self.num_come += 1
 
     def check_memory(self):
-        session = self.worker._sessions[NAME]
-        assert len(session._kept) <= (self.depth if session.is_iterable else 0)
+        maker = self.worker._maker
+        assert len(maker._kept) <= (self.depth if maker._spec.is_iterable else 0)
 
 
 @settings(deadline=None, max_examples=60)
@@ -323,7 +308,8 @@ def test_whatever_comes_when_the_trainer_gets_every_batch_once_and_in_order(
                 else:
                     link.begin_round(link.round + 1)
             stale = [task for _, _, task in link.running]
-        await asyncio.gather(*stale)  # the session was left: nothing waits any more
+            closing = asyncio.ensure_future(worker.close())
+            await asyncio.gather(closing, *stale)  # nothing waits any more
 
     run(scenario())
 
@@ -348,7 +334,7 @@ def test_a_new_round_begins_with_its_first_task_even_if_the_second_is_there_befo
 def test_at_no_moment_while_a_round_begins_is_a_later_task_of_it_in_turn():
     """The event loop asks whether a task is in turn while the thread begins the round."""
 
-    class Asked(Session):
+    class Asked(Maker):
         asked = None
 
         def __setattr__(self, name, value):
@@ -356,20 +342,19 @@ def test_at_no_moment_while_a_round_begins_is_a_later_task_of_it_in_turn():
             if self.asked is not None:
                 assert not self.is_in_turn(self.asked, 2), f"in turn once {name} is set"
 
-    session = Asked(
-        pack_parcel(WorkerSpec(Stream(draws=False), True, True, batch_size=BATCH)), IDENTITY
-    )
-    assert session.set_up().kind == "answer"
+    maker = Asked(IDENTITY)
+    spec = WorkerSpec(Stream(draws=False), True, True, batch_size=BATCH)
+    assert maker.set_up(pack_parcel(spec)).kind == "answer"
     for round_ in (1, 2):
         begun = BeginEpoch(round_, round_, False, None)
-        session.want(round_)
-        session.asked = begun
-        session._begin_if_new(begun)
-        session.asked = None
+        maker.want(round_)
+        maker.asked = begun
+        maker._begin_if_new(begun)
+        maker.asked = None
         for number in range(4):
             task = Task(round_, number, indices_of(number, None), (), ())
-            assert session.serve(begun, task, number, 0).kind == "answer"
-    session.close()
+            assert maker.serve(begun, task, number, 0).kind == "answer"
+    maker.close()
 
 
 def test_answers_are_kept_until_they_have_come_and_no_longer():
@@ -380,7 +365,7 @@ def test_answers_are_kept_until_they_have_come_and_no_longer():
             again = [await worker.make(*call(number), 0) for number in range(4)]
             assert all(a is b for a, b in zip(first, again, strict=True))
             assert told(await worker.make(*call(4), 3))[1] == [12, 13, 14]
-            assert sorted(worker._sessions[NAME]._kept) == [3, 4]
+            assert sorted(worker._maker._kept) == [3, 4]
             assert told(await worker.make(*call(2), 0)) == "dropped"
 
     run(scenario())
@@ -399,7 +384,7 @@ def test_a_wish_to_end_is_told_with_what_was_being_done_and_again_if_it_is_lost(
             for answer in (ended, again):
                 assert answer.kind == "ended"
                 assert answer.message.startswith("SystemExit: sample 4 wants it\nWhere it was")
-                assert "test_sessions.py" in answer.message
+                assert "test_actor.py" in answer.message
                 assert (answer.entry.step, answer.entry.phase) == (4, Phase.READING)
                 assert answer.entry.number == 1
 
@@ -414,7 +399,7 @@ def test_what_nobody_wants_any_more_is_broken_off_at_the_next_sample():
             stale = asyncio.ensure_future(worker.make(*calls_of(1)(0), 0))
             assert await _next(gate.reached) == 0
             newer = asyncio.ensure_future(worker.make(*calls_of(2)(5), 0))
-            while worker._sessions[NAME]._wanted < 2:
+            while worker._maker._wanted < 2:
                 await asyncio.sleep(0)
             gate.opened.release(100)
             assert told(await stale) == "dropped"
@@ -427,46 +412,29 @@ def test_what_nobody_wants_any_more_is_broken_off_at_the_next_sample():
     run(scenario())
 
 
-def test_what_is_told_while_a_wait_with_a_limit_begins_is_heard():
-    async def scenario():
-        news = News()
-        waiting = asyncio.ensure_future(asyncio.wait_for(news.wait(), LIMIT_S))
-        await asyncio.sleep(0)  # up to 3.11, `wait_for` has made a task by now that has yet to run
-        news.tell()
-        for _ in range(5):
-            await asyncio.sleep(0)
-        assert waiting.done()
-
-    run(scenario())
-
-
-def test_who_leaves_has_no_call_waiting_any_more():
+def test_a_worker_that_ends_has_no_call_waiting_any_more():
     gates["left"] = gate = Gate()
 
     async def scenario():
         async with opened(Numbers(False, gate="left")) as worker:
             call = calls_of(1)
-            until_end = asyncio.ensure_future(worker.until_end(NAME))
-            # One is being done, one waits for the thread, one for a task before it, one to open.
+            until_end = asyncio.ensure_future(worker.until_end())
+            # One is being done, one waits for the thread, others for a task before them.
             calls = [asyncio.ensure_future(worker.make(*call(k), 0)) for k in (0, 0, 2, 3)]
-            calls.append(asyncio.ensure_future(worker.try_sample(*call(5)[:3], 1)))
+            calls.append(asyncio.ensure_future(worker.try_sample(*call(5)[:2], 1)))
             assert await _next(gate.reached) == 0
-            left = asyncio.ensure_future(worker.leave(NAME))
-            await until_end
+            closing = asyncio.ensure_future(worker.close())
+            await asyncio.sleep(0)
+            assert not until_end.done()
             gate.opened.release(100)
-            await left
+            await closing
+            await until_end
             answers = await asyncio.gather(*calls)
-            assert {answer.kind for answer in answers} <= {"dropped", "unknown"}
+            assert {answer.kind for answer in answers} == {"dropped"}
             assert gate.read == [0]
-            assert told(await worker.make(*call(1), 0)) == "unknown"
-            assert (await worker.try_sample(*call(1)[:3], 0)).kind == "unknown"
-            await worker.until_end(NAME)
-
-            # A copy of the call that opened it, which comes late, opens nothing.
-            spec = WorkerSpec(Numbers(False), False, True)
-            assert (await worker.open(NAME, pack_parcel(spec), IDENTITY)).kind == "dropped"
-            assert worker._sessions == {}
-            assert worker.counted == {}, "something is kept of every session for ever"
+            assert told(await worker.make(*call(1), 0)) == "dropped"
+            assert (await worker.try_sample(*call(1)[:2], 0)).kind == "dropped"
+            await worker.until_end()
 
     run(scenario())
 
@@ -475,135 +443,26 @@ def wait_at_gate(worker_id):
     gates["opening"].pass_through(worker_id)
 
 
-def test_who_leaves_while_the_session_is_opened_has_no_call_waiting_any_more():
+def test_a_worker_ends_once_it_is_set_up_if_it_is_told_to_meanwhile():
     gates["opening"] = gate = Gate()
 
     async def scenario():
-        worker = WithoutCluster()
+        worker = RayWorker(IDENTITY)
         spec = WorkerSpec(Numbers(False), False, True, worker_init_fn=wait_at_gate)
-        opening = asyncio.ensure_future(worker.open(NAME, pack_parcel(spec), IDENTITY))
+        calls = [worker.open(pack_parcel(spec)), worker.open(pack_parcel(spec))]
+        opening = [asyncio.ensure_future(call) for call in calls]  # one is a late copy
         await _next(gate.reached)
-        waiting = [
-            asyncio.ensure_future(worker.make(*calls_of(1)(0), 0)),
-            asyncio.ensure_future(worker.try_sample(*calls_of(1)(0)[:3], 1)),
-        ]
+        entry, stack = await worker.doing()
+        assert (entry.phase, "pass_through" in stack) == (Phase.STARTING, True)
+        waiting = asyncio.ensure_future(worker.make(*calls_of(1)(1), 0))
         await asyncio.sleep(0)
-        left = asyncio.ensure_future(worker.leave(NAME))
+        closing = asyncio.ensure_future(worker.close())
         await asyncio.sleep(0)
         gate.opened.release()
-        await asyncio.gather(left, opening)
-        assert {answer.kind for answer in await asyncio.gather(*waiting)} == {"unknown"}
-        assert worker.counted == {}
-        worker.end_thread()
-
-    run(scenario())
-
-
-def test_a_session_that_takes_longer_to_open_than_an_unused_one_stays_is_kept(monkeypatch):
-    gates["opening"] = gate = Gate()
-    clock = SimpleNamespace(now=0.0, monotonic=lambda: clock.now)
-    monkeypatch.setattr("penstock.engine.backends.ray.worker.time", clock)
-
-    async def scenario():
-        worker = WithoutCluster(forgotten_after_s=10.0)
-        spec = WorkerSpec(
-            Numbers(False), False, True, worker_init_fn=wait_at_gate, batch_size=BATCH
-        )
-        opening = asyncio.ensure_future(worker.open(NAME, pack_parcel(spec), IDENTITY))
-        await _next(gate.reached)
-        clock.now = 60.0
-        gate.opened.release()
-        while not opening.done():
-            await worker._forget_unused()
-            await asyncio.sleep(0)
-        assert told(await worker.make(*calls_of(1)(0), 0))[1] == [0, 1, 2]
-        clock.now = 120.0
-        await worker._forget_unused()
-        assert worker._sessions == {}
-        await asyncio.gather(*worker._closing)
-        worker.end_thread()
-
-    run(scenario())
-
-
-class LostKeeper:
-    """Of a pool that is being closed: Ray has ended it, and has yet to end its workers."""
-
-    class begin_trial:
-        @staticmethod
-        async def remote(*_):
-            raise pytest.importorskip("ray").exceptions.RayActorError
-
-    end_trial = begin_trial
-
-
-def test_a_worker_without_its_keeper_answers_until_it_is_ended_as_well():
-    async def scenario():
-        worker = WithoutCluster(keeper=LostKeeper())
-        spec = WorkerSpec(Numbers(False), False, True, batch_size=BATCH)
-        assert (await worker.open(NAME, pack_parcel(spec), IDENTITY)).kind == "answer"
-        assert told(await worker.make(*calls_of(1)(0), 0))[1] == [0, 1, 2]
-        await worker.leave(NAME)
-        worker.end_thread()
-
-    run(scenario())
-
-
-def test_a_batch_wakes_no_call_of_another_session():
-    other = "rank 1, pid 2 on here #2/one"
-
-    async def scenario():
-        async with opened(Numbers(False)) as worker:
-            await worker.open(other, pack_parcel(WorkerSpec(Numbers(False), False, True)), IDENTITY)
-            asked, session = [], worker._sessions[other]
-            session.is_in_turn = lambda begun, number: bool(asked.append(number))
-            early = asyncio.ensure_future(worker.make(other, *calls_of(1)(3)[1:], 0))
-            until_end = asyncio.ensure_future(worker.until_end(other))
-            for number in range(5):
-                assert told(await worker.make(*calls_of(1)(number), 0))[0] == 4 * number
-            assert asked == [3]
-            await worker.leave(other)
-            assert (await early).kind == "dropped"
-            await until_end
-
-    run(scenario())
-
-
-def test_nothing_stays_of_who_only_waits_for_the_end_and_never_opens():
-    async def scenario():
-        async with opened(Numbers(False)) as worker:
-            calls = [asyncio.ensure_future(worker.until_end(f"t/{k}")) for k in range(50)]
-            await asyncio.sleep(0)
-            worker._forgotten_after_s = -1.0
-            await worker._forget_unused()
-            await asyncio.gather(*calls)
-            assert worker._ended == {}
-            assert worker._used_at == {}
-
-    run(scenario())
-
-
-def test_a_dropped_session_is_unknown_to_calls_that_were_waiting_in_it():
-    """The trainer opens another one then; "dropped" would tell it that its shard is exhausted."""
-
-    async def scenario():
-        async with opened(Stream(draws=False)) as worker:
-            waiting = asyncio.ensure_future(worker.make(*calls_of(1)(1), 0))
-            await asyncio.sleep(0)
-            worker._forgotten_after_s = -1.0
-            await worker._forget_unused()
-            assert told(await waiting) == "unknown"
-            worker._forgotten_after_s = 600.0
-            # Opened once more meanwhile, by a late copy: what waited in the old one is no answer.
-            spec = WorkerSpec(Stream(draws=False), True, True, batch_size=BATCH)
-            await worker.open(NAME, pack_parcel(spec), IDENTITY)
-            waiting = asyncio.ensure_future(worker.make(*calls_of(1)(1), 0))
-            await asyncio.sleep(0)
-            closing = worker._drop(NAME)
-            await worker.open(NAME, pack_parcel(spec), IDENTITY)
-            await closing
-            assert told(await waiting) == "unknown"
-            assert told(await worker.make(*calls_of(1)(0), 0))[1] == [0, 1, 2]
+        await asyncio.gather(closing, *opening)
+        assert (await waiting).kind == "dropped"
+        assert gate.read == [0]
+        end_thread(worker)
 
     run(scenario())
 
@@ -626,96 +485,15 @@ async def _next(reached):
             await asyncio.sleep(0.001)
 
 
-@settings(deadline=None, max_examples=100)
-@given(data=st.data(), num_sessions=st.integers(1, 5), num_turns=st.integers(1, 40))
-def test_between_two_turns_of_a_session_that_waits_every_other_has_one_at_most(
-    data, num_sessions, num_turns
-):
-    """However many calls each has waiting, and whenever they come; its own keep their order."""
-    names = [f"s{k}" for k in range(num_sessions)]
-
+def test_a_worker_whose_spec_cannot_be_opened_says_so_with_every_task():
     async def scenario():
-        turns = _Turns()
-        at_work: asyncio.Queue = asyncio.Queue()
-        loop = asyncio.get_running_loop()
-        may_end = threading.Semaphore(0)
-        sent, calls = Counter(), {}
-        waiting = {name: deque() for name in names}
-        had = {name: Counter() for name in names}  # turns of others while this one waits
-
-        def work(who, number):
-            loop.call_soon_threadsafe(at_work.put_nowait, (who, number))
-            assert may_end.acquire(timeout=LIMIT_S)
-
-        async def arrive(who):
-            if not waiting[who]:
-                had[who].clear()
-            number = sent[who]
-            sent[who] += 1
-            waiting[who].append(number)
-            call = turns.run(who, lambda: work(who, number))
-            calls[who, number] = asyncio.ensure_future(call)
-            await asyncio.sleep(0)
-
-        async def begun():
-            """Note whose turn has begun; before anything else arrives."""
-            who, number = await at_work.get()
-            assert waiting[who].popleft() == number
-            for other in names:
-                if other != who and waiting[other]:
-                    had[other][who] += 1
-                    assert had[other][who] == 1, f"{who} twice while {other} waits"
-            had[who].clear()
-            return who, number
-
-        current = None
-        try:
-            for _ in range(num_turns):
-                for who in data.draw(st.lists(st.sampled_from(names), max_size=6)):
-                    await arrive(who)
-                    current = current or await begun()
-                if current is not None:
-                    may_end.release()
-                    await calls[current]
-                    current = await begun() if any(waiting.values()) else None
-        finally:
-            may_end.release(10_000)
-            await asyncio.gather(*calls.values())
-            turns._executor.shutdown()
-        assert turns.num_done == +sent
-        assert not any(turns.is_served(name) for name in names)
-
-    run(scenario())
-
-
-def test_turns_pass_over_calls_that_were_given_up():
-    async def scenario():
-        turns = _Turns()
-        go = threading.Event()
-        first = asyncio.ensure_future(turns.run("a", lambda: go.wait(LIMIT_S)))
-        given_up = asyncio.ensure_future(
-            turns.run("b", lambda: pytest.fail("done though given up"))
-        )
-        last = asyncio.ensure_future(turns.run("c", lambda: "done"))
-        await asyncio.sleep(0)
-        given_up.cancel()
-        go.set()
-        assert await first
-        assert await last == "done"
-        turns._executor.shutdown()
-
-    run(scenario())
-
-
-def test_a_session_whose_spec_cannot_be_opened_says_so_with_every_task():
-    async def scenario():
-        worker = WithoutCluster()
+        worker = RayWorker(IDENTITY)
         broken = pack_parcel(WorkerSpec(Numbers(False), False, True))._replace(pickled=b"no pickle")
-        assert await worker.open(NAME, broken, IDENTITY) == Answer("answer")
+        assert await worker.open(broken) == Answer("answer")
         for number in (0, 1):
             answer = await worker.make(*calls_of(1)(number), 0)
             assert "UnpicklingError" in decode(answer.message).report.text
-        await worker.leave(NAME)
-        worker.end_thread()
+        await worker.close()
+        end_thread(worker)
 
     run(scenario())

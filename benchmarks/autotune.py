@@ -50,12 +50,12 @@ Result
                 best fixed setting               auto          threads       one core
     cpu         2 workers, prefetch 4   1,664    1,635  0.98   1,575  0.95     820
     store       16 workers, prefetch 4    748      741  0.99     753  1.01     734
-    main process     1 worker, prefetch 4      382      380  0.99     380  0.99     378
+    trainer     1 worker, prefetch 4      382      380  0.99     380  0.99     378
 
     torch's loader with the best count: 1,430, 669, 355. Auto changed something for the last time
     after batch 79, 14 and 0; threads after 113, 85 and 0. It ended with 2, 19 and 1 workers, on one
     core with 1, 19 and 1: workers that sleep in a read take no core. With one worker the verdicts
-    were workers, storage and main process. One check failed: the store's verdict under auto was
+    were workers, storage and trainer. One check failed: the store's verdict under auto was
     "trainer", as by stats() the main process waited 4 to 5 %, where by this file's own clock it was
     5.5 %, above the 5 % from which on it is to say storage. All 27 streams had the CRC of
     num_workers=0.

@@ -61,7 +61,7 @@ Result
     16.2 MB. Into MongoDB 0.40 s, 15.5 MB on disk.
 
 What it does not show
-    How a store compares with another on a network, or under many main processes. MongoDB and the
+    How a store compares with another on a network, or under many ranks. MongoDB and the
     loader share two cores here.
 """
 

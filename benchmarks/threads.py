@@ -56,7 +56,7 @@ Result
     cores. The first batch of photos came after 0.14 s by threads, 0.18 s by processes.
 
 What it does not show
-    A main process that runs much Python itself: it shares the lock with threads, not with
+    A loop that runs much Python itself: it shares the lock with threads, not with
     processes. More than 2 threads, where the lock is wanted by more. Start methods other than fork:
     spawned processes take far longer to their first batch (first_batch.py), threads do not.
 """

@@ -137,9 +137,9 @@ LOOPS = {
         class Trainer:
             pass
         trainer = Trainer()
-        trainer.itself, trainer.stream = main process, start(DATASET)
+        trainer.itself, trainer.stream = trainer, start(DATASET)
         wait_for_go()
-        del main process
+        del trainer
         gc.collect()
     """,
 }

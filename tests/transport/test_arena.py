@@ -5,6 +5,8 @@ from __future__ import annotations
 
 import gc
 import os
+import subprocess
+import sys
 import threading
 
 import numpy as np
@@ -208,6 +210,31 @@ def test_memory_that_cannot_be_had_is_an_error_that_says_how_much():
             Mapping(fd, 1 << 50)
     finally:
         os.close(fd)
+
+
+READS_IN_FINALIZERS = """
+import gc
+from penstock.transport.memory import anonymous_mapping
+
+class Reader:
+    def __del__(self):
+        print(self.view[0])
+
+early = Reader()
+mapping = anonymous_mapping(1 << 20)
+late = Reader()
+early.other, late.other = late, early
+early.view = late.view = memoryview(mapping.view()).cast("B")
+del early, mapping, late
+gc.collect()
+"""
+
+
+def test_memory_can_be_read_by_all_finalizers_of_a_cycle_that_holds_it():
+    found = subprocess.run(
+        [sys.executable, "-c", READS_IN_FINALIZERS], capture_output=True, text=True, check=False
+    )
+    assert (found.returncode, found.stdout) == (0, "0\n0\n"), found.stderr
 
 
 def test_the_buffer_pool_gives_the_same_memory_again_only_after_the_last_view():

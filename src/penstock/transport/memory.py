@@ -22,6 +22,7 @@ import mmap
 import os
 import secrets
 import sys
+import weakref
 from functools import cache
 from typing import TYPE_CHECKING, Final
 
@@ -34,7 +35,7 @@ if TYPE_CHECKING:
 
     import numpy.typing as npt
 
-    from penstock.transport.page_lock import PageLock, Release
+    from penstock.transport.page_lock import PageLock
 
 __all__ = ["Mapping", "anonymous_mapping", "as_bytes", "create_segment"]
 
@@ -72,7 +73,7 @@ class Mapping:
         them.
     """
 
-    __slots__ = ("__weakref__", "_munmap", "_release", "address", "size_bytes")
+    __slots__ = ("__weakref__", "_token", "address", "size_bytes")
 
     def __init__(
         self,
@@ -93,8 +94,6 @@ class Mapping:
         Raises:
             TransportError: the system gives no more memory.
         """
-        self._munmap: Callable[[int, int], int] | None = None
-        self._release: Release | None = None
         protection = mmap.PROT_READ | mmap.PROT_WRITE
         address = _libc().mmap(None, size_bytes, protection, flags, fd, 0)
         if address == _MAP_FAILED:
@@ -106,10 +105,16 @@ class Mapping:
             )
         self.address: int = address
         self.size_bytes = size_bytes
+        unmap: Callable[[], object] = functools.partial(_libc().munmap, address, size_bytes)
         # Before the rest: if a Ctrl-C breaks this off, pages that may be locked stay mapped.
-        if page_lock is not None:
-            self._release = page_lock.lock(address, size_bytes)
-        self._munmap = _libc().munmap  # kept here: module globals may be gone when __del__ runs
+        release = None if page_lock is None else page_lock.lock(address, size_bytes)
+        if release is not None:
+            unmap = functools.partial(release, unmap)
+        # Not in a `__del__`. Of a cycle that is garbage the finalizers run in any order, and only
+        # then are references dropped: another one could read memory that is unmapped already. An
+        # array is no part of any cycle, so it goes when the last of these references does.
+        self._token = np.empty(0, np.uint8)
+        weakref.finalize(self._token, unmap).atexit = False
 
     def view(self) -> ctypes.Array[ctypes.c_ubyte]:
         """Return a fresh writable view of all bytes, which keeps the mapping alive.
@@ -124,14 +129,6 @@ class Mapping:
     def bytes(self) -> npt.NDArray[np.uint8]:
         """Return all bytes as an array, shape (size_bytes,), that keeps the mapping alive."""
         return as_bytes(self.view())
-
-    def __del__(self) -> None:
-        if self._munmap is None:
-            return
-        if self._release is None:
-            self._munmap(self.address, self.size_bytes)
-        else:
-            self._release(functools.partial(self._munmap, self.address, self.size_bytes))
 
 
 def as_bytes(view: ctypes.Array[ctypes.c_ubyte]) -> npt.NDArray[np.uint8]:

@@ -20,7 +20,7 @@ Method
     processes, N     `penstock.torch.DataLoader`, N worker processes
     actors, N        the same with `backend="ray"`, N actors of one CPU
     ray tasks, N     plain Ray: N tasks of one CPU under way with one more waiting for each, which
-                     make the batches by the same code (`Fetcher`), and `ray.wait`
+                     make the batches by the same code (`BatchMaker`), and `ray.wait`
     ray data, N      `ray.data.range(...).map_batches(...)` with N actors that make whole batches
                      by the same code, and `iter_torch_batches`
 
@@ -212,18 +212,22 @@ class MakesBatches:
     def __init__(self, dataset: Any) -> None:  # noqa: ANN401
         """Begin an epoch of `dataset`."""
         import penstock.torch  # noqa: F401 - the collate of tensors
-        from penstock.engine.backends.in_process import PlainOutput
-        from penstock.engine.fetch import Fetcher
+        from penstock.engine.batch_maker import BatchMaker
+        from penstock.engine.output import PlainOutput
         from penstock.engine.plan import Framework, WorkerSpec
+        from penstock.engine.status_page import StatusWriter
+        from penstock.engine.task import BeginEpoch, WorkerIdentity
 
         framework = Framework(root="torch", adapter="penstock.torch.worker")
         spec = WorkerSpec(dataset, is_iterable=False, is_batched=True, framework=framework)
-        self._fetcher = Fetcher(spec, PlainOutput())
+        self._maker = BatchMaker(
+            spec, PlainOutput(), StatusWriter(), WorkerIdentity(), BeginEpoch(0, 0)
+        )
 
     def of_step(self, step: int) -> list[Any]:
         """Return the arrays of a batch."""
         first = step * _BATCH_SIZE
-        batch = self._fetcher.fetch(np.arange(first, first + _BATCH_SIZE))
+        batch = self._maker.make(np.arange(first, first + _BATCH_SIZE))
         parts = batch if isinstance(batch, list | tuple) else [batch]
         return [part.numpy() for part in parts]
 

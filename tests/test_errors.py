@@ -14,9 +14,9 @@ import pytest
 
 import penstock.errors
 from penstock import Loader
-from penstock.engine.messages import report_exception, revive_exception
-from penstock.engine.thread_generation import copy_of_error
+from penstock.engine.remote_errors import copy_of_error, report_exception, revive_exception
 from penstock.errors import CollateError, ConfigError, MissingExtraError, PenstockError, StoreError
+from penstock.faults import annotate
 
 CLASSES = [getattr(penstock.errors, name) for name in penstock.errors.__all__]
 
@@ -82,7 +82,7 @@ def test_an_error_has_one_note_on_help_and_its_message_is_as_given(kind):
         copy.copy,
         copy.deepcopy,
         copy_of_error,
-        lambda error: revive_exception(report_exception(error), "in worker 3"),
+        lambda error: revive_exception(report_exception(error)),
     ],
     ids=["pickled", "copied", "deep-copied", "raised anew", "sent by a worker"],
 )
@@ -120,7 +120,8 @@ def test_a_class_of_the_user_is_explained_as_the_nearest_of_ours():
     for error in (OfTheUser(3), Nearer(3), Frozen(3)):
         topic = "ConfigError" if isinstance(error, Frozen) else "StoreError"
         assert error.__notes__ == [note_on(topic)]
-    sent = revive_exception(report_exception(OfTheUser(3)), "in worker 3")
+    sent = revive_exception(report_exception(OfTheUser(3)))
+    annotate(sent, "in worker 3")
     assert (type(sent), sent.code) == (OfTheUser, 3)
     assert sent.__notes__ == ["in worker 3", note_on("StoreError")]
 

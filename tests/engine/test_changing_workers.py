@@ -183,7 +183,7 @@ def test_an_epoch_that_ends_before_a_worker_could_leave_ends_with_the_right_work
     loader = scripted({36: WorkerSettings(1, 1)}, persistent_workers=True)
     first, second = list(loader), list(loader)
     assert equal([*first, *second], plain(epochs=2))
-    assert len(loader._stream.backend._workers) == 1
+    assert len(loader._stream.backend._table.workers) == 1
     loader._stream.close()
 
 

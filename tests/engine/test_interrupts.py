@@ -13,7 +13,7 @@ import pytest
 from penstock import Loader
 from penstock.engine.backends import process
 from penstock.engine.interrupts import HeldInterrupts
-from penstock.engine.messages import decode
+from penstock.engine.task import decode_result
 
 
 def test_a_ctrl_c_in_the_block_is_raised_at_its_end():
@@ -83,9 +83,9 @@ def test_a_ctrl_c_while_a_message_is_taken_in_loses_no_descriptor_of_it(monkeypa
     def decode_under_fire(data):
         if next(messages) == nth:
             signal.raise_signal(signal.SIGINT)
-        return decode(data)
+        return decode_result(data)
 
-    monkeypatch.setattr(process, "decode", decode_under_fire)
+    monkeypatch.setattr(process, "decode_result", decode_under_fire)
     with pytest.raises(KeyboardInterrupt):
         list(Loader(Rows(), batch_size=2, num_workers=2))
 

@@ -135,12 +135,7 @@ def test_the_timeline_shows_the_last_batches_of_every_worker(charts, recording):
     timeline = charts["timeline"]
     rows = {row for trace in timeline.traces for row in trace["y"]}
     assert rows == {0, 1, 2, 3}
-    assert timeline.layout["yaxis"]["ticktext"] == [
-        "main process",
-        "worker 0",
-        "worker 1",
-        "worker 2",
-    ]
+    assert timeline.layout["yaxis"]["ticktext"] == ["trainer", "worker 0", "worker 1", "worker 2"]
     assert [row[1] for row in timeline.table.rows] == [str(n) for n in range(40, 80)]
     since = timeline.layout["xaxis"]["range"][0]
     assert since == 0.0
@@ -151,7 +146,7 @@ def test_the_timeline_shows_the_last_batches_of_every_worker(charts, recording):
 def test_without_workers_the_timeline_has_one_row_for_loading():
     recording = recording_of(Run(workers=0))
     timeline = {chart.key: chart for chart in charts_of(recording)}["timeline"]
-    assert timeline.layout["yaxis"]["ticktext"] == ["main process", "loading"]
+    assert timeline.layout["yaxis"]["ticktext"] == ["trainer", "loading"]
 
 
 @pytest.mark.parametrize(("classes", "bars", "rows"), [(3, 3, 3), (50, 50, 50), (300, 50, 300)])

@@ -440,7 +440,7 @@ def test_looking_at_a_worker_again_and_again_leaves_room_for_its_last_words():
     backend = stream._stream._backend
     while "sample 13" not in backend.diagnose(0, with_stacks=False).words:
         pass
-    status_page = backend._workers[0].status_page
+    status_page = backend._table.workers[0].status_page
     for _ in range(1000):
         progress = backend.diagnose(0, with_stacks=False)
         assert "sample 13 of step 3" in progress.words

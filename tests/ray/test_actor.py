@@ -18,12 +18,19 @@ from penstock import sample_rng, worker_info
 from penstock.data import IterableDataset
 from penstock.engine import worker_setup
 from penstock.engine.backends.ray.parcels import pack_parcel, value_of
-from penstock.engine.backends.ray.worker import Answer, Maker, RayWorker
-from penstock.engine.fetch import Fetcher
-from penstock.engine.messages import BatchMade, BeginEpoch, ShardExhausted, Task, decode, encode
-from penstock.engine.plan import Placed, WorkerSpec
-from penstock.engine.status_page import Phase
-from penstock.engine.worker_setup import WorkerIdentity
+from penstock.engine.backends.ray.worker import Answer, RayWorker, TaskServer
+from penstock.engine.batch_maker import BatchMaker
+from penstock.engine.output import PlainOutput
+from penstock.engine.plan import BatchIndices, WorkerSpec
+from penstock.engine.status_page import Phase, StatusWriter
+from penstock.engine.task import (
+    BeginEpoch,
+    Kind,
+    Task,
+    WorkerIdentity,
+    decode_result,
+    encode_message,
+)
 from penstock.randomness.samples import fallback_state, restore_fallback
 
 IDENTITY = WorkerIdentity(worker_id=0, num_workers=1, base_seed=5)
@@ -133,16 +140,16 @@ def run(scenario):
 
 def indices_of(number, seed):
     indices = list(range(number * BATCH, (number + 1) * BATCH))
-    return indices if seed is None else Placed(indices, number * BATCH, 1)
+    return indices if seed is None else BatchIndices(indices, number * BATCH, 1)
 
 
-def calls_of(round_, seed=None):
-    begun = encode(BeginEpoch(round_, round_, False, None))
+def calls_of(generation, seed=None):
+    begun = encode_message(BeginEpoch(generation, generation))
 
     def arguments(number):
         # Steps are the loader's, which has other workers as well; numbers are of this one alone.
-        task = Task(round_, number * 4, indices_of(number, seed), (), ())
-        return begun, encode(task), number
+        task = Task(generation, number * 4, indices_of(number, seed))
+        return begun, encode_message(task), number
 
     return arguments
 
@@ -151,29 +158,24 @@ def told(answer):
     """An answer in plain values, to be compared."""
     if answer.kind != "answer":
         return answer.kind
-    message = decode(answer.message)
-    if isinstance(message, ShardExhausted):
-        return "end", message.step
-    assert isinstance(message, BatchMade), message
+    result, _ = decode_result(answer.message)
+    if result.kind == Kind.EXHAUSTED:
+        return "end", result.step
+    assert result.kind == Kind.DONE, result.payload
     batch = value_of(answer.parcel)
-    return message.step, batch["index"].tolist(), batch["drawn"].tolist()
+    return result.step, batch["index"].tolist(), batch["drawn"].tolist()
 
 
-def made_in_order(dataset, seed, round_, num_tasks):
-    """What the tasks of a round come to where each comes once, in order."""
+def made_in_order(dataset, seed, generation, num_tasks):
+    """What the tasks of a generation come to where each comes once, in order."""
     is_iterable = isinstance(dataset, IterableDataset)
     spec = WorkerSpec(dataset, is_iterable, True, seed=seed, batch_size=BATCH)
-
-    class Plain:
-        empty = staticmethod(np.empty)
-        finish = staticmethod(lambda batch: batch)
-        abandon = staticmethod(lambda: None)
-
-    fetcher = Fetcher(spec, Plain(), epoch=round_, base_seed=IDENTITY.base_seed)
+    begun = BeginEpoch(generation, generation)
+    maker = BatchMaker(spec, PlainOutput(), StatusWriter(), IDENTITY, begun)
     made = []
     for number in range(num_tasks):
         try:
-            batch = fetcher.fetch(indices_of(number, seed), number * 4)
+            batch = maker.make(indices_of(number, seed), number * 4)
         except StopIteration:
             made.append(("end", number * 4))
             made += ["dropped"] * (num_tasks - len(made))
@@ -183,22 +185,22 @@ def made_in_order(dataset, seed, round_, num_tasks):
 
 
 class Link:
-    """One trainer, and a link that sends its calls in any order, and again, and loses answers."""
+    """A main process, and a link that sends its calls in any order, twice, and loses answers."""
 
     def __init__(self, data, worker, seed, depth):
         self.data = data
         self.worker = worker
         self.seed = seed
         self.depth = depth
-        self.round = 0
-        self.reached = 0  # the newest round of which a call has reached the actor
-        self.on_the_way = []  # (round, number, come): of calls, copies included
-        self.running = []  # (round, number, task)
-        self.delivered = set()  # (round, number) that have reached it
-        self.begin_round(1)
+        self.generation = 0
+        self.reached = 0  # the newest generation of which a call has reached the actor
+        self.on_the_way = []  # (generation, number, come): of calls, copies included
+        self.running = []  # (generation, number, task)
+        self.delivered = set()  # (generation, number) that have reached it
+        self.begin_generation(1)
 
-    def begin_round(self, round_):
-        self.round = round_
+    def begin_generation(self, generation):
+        self.generation = generation
         self.num_sent = 0
         self.answers = {}  # number -> what came first
         self.num_come = 0
@@ -208,28 +210,28 @@ class Link:
         return [k for k in range(self.num_sent) if k not in self.answers]
 
     def send(self):
-        self.on_the_way.append((self.round, self.num_sent, self.num_come))
+        self.on_the_way.append((self.generation, self.num_sent, self.num_come))
         self.num_sent += 1
 
     def send_again(self, number):
         """Ray sends what it sent: with the number of answers that had come by then."""
         come = self.data.draw(st.integers(max(0, number - self.depth + 1), self.num_come))
-        self.on_the_way.append((self.round, number, come))
+        self.on_the_way.append((self.generation, number, come))
 
     def deliver(self, k):
-        round_, number, come = self.on_the_way.pop(k)
-        call = self.worker.make(*calls_of(round_, self.seed)(number), come)
-        self.running.append((round_, number, asyncio.ensure_future(call)))
-        self.delivered.add((round_, number))
-        self.reached = max(self.reached, round_)
+        generation, number, come = self.on_the_way.pop(k)
+        call = self.worker.make(*calls_of(generation, self.seed)(number), come)
+        self.running.append((generation, number, asyncio.ensure_future(call)))
+        self.delivered.add((generation, number))
+        self.reached = max(self.reached, generation)
 
-    def _num_due(self, round_):
-        """Return how many tasks of a round are there, each with all before it: they are due."""
-        if round_ < self.reached:
+    def _num_due(self, generation):
+        """Return how many tasks of a generation are due: they are there, and all before them."""
+        if generation < self.reached:
             # They are dropped; those that wait hear of it when the first call of the new is done.
             return 10**9 if (self.reached, 0) in self.delivered else -1
         number = 0
-        while (round_, number) in self.delivered:
+        while (generation, number) in self.delivered:
             number += 1
         return number
 
@@ -239,13 +241,13 @@ class Link:
         answers = await asyncio.gather(*(task for _, _, task in due))
         early = [
             task
-            for round_, number, task in self.running
-            if round_ == self.reached and number >= self._num_due(round_)
+            for generation, number, task in self.running
+            if generation == self.reached and number >= self._num_due(generation)
         ]
         assert not any(task.done() for task in early), "done before a task that it comes after"
         self.running = [each for each in self.running if each not in due]
-        for (round_, number, _), answer in zip(due, answers, strict=True):
-            if round_ != self.round:
+        for (generation, number, _), answer in zip(due, answers, strict=True):
+            if generation != self.generation:
                 continue
             said = told(answer)
             if said == "dropped" and number in self.answers:
@@ -259,8 +261,8 @@ class Link:
             self.num_come += 1
 
     def check_memory(self):
-        maker = self.worker._maker
-        assert len(maker._kept) <= (self.depth if maker._spec.is_iterable else 0)
+        server = self.worker._server
+        assert len(server._kept) <= (self.depth if server._is_iterable else 0)
 
 
 @settings(deadline=None, max_examples=60)
@@ -269,19 +271,19 @@ class Link:
     iterable=st.booleans(),
     seed=st.sampled_from([None, 7]),
     depth=st.integers(1, 4),
-    num_rounds=st.integers(1, 3),
+    num_generations=st.integers(1, 3),
     num_tasks=st.integers(0, NUM_BATCHES + 3),
 )
-def test_whatever_comes_when_the_trainer_gets_every_batch_once_and_in_order(
-    data, iterable, seed, depth, num_rounds, num_tasks
+def test_whatever_comes_when_the_main_process_gets_every_batch_once_and_in_order(
+    data, iterable, seed, depth, num_generations, num_tasks
 ):
     dataset = (Stream if iterable else Numbers)(draws=seed is not None)
-    expected = [made_in_order(dataset, seed, r, num_tasks) for r in range(1, num_rounds + 1)]
+    expected = [made_in_order(dataset, seed, g, num_tasks) for g in range(1, num_generations + 1)]
 
     async def scenario():
         async with opened(dataset, seed=seed) as worker:
             link = Link(data, worker, seed, depth)
-            while link.round < num_rounds or link.num_come < num_tasks:
+            while link.generation < num_generations or link.num_come < num_tasks:
                 moves = []
                 if link.num_sent < min(link.num_come + depth, num_tasks):
                     moves.append("send")
@@ -291,8 +293,8 @@ def test_whatever_comes_when_the_trainer_gets_every_batch_once_and_in_order(
                     moves += ["deliver", "deliver"]
                 if link.running:
                     moves.append("settle")
-                if link.round < num_rounds:
-                    moves.append("next round")
+                if link.generation < num_generations:
+                    moves.append("next generation")
                 move = data.draw(st.sampled_from(moves))
                 if move == "send":
                     link.send()
@@ -304,9 +306,9 @@ def test_whatever_comes_when_the_trainer_gets_every_batch_once_and_in_order(
                     await link.settle()
                     link.check_memory()
                     took = [link.answers[k] for k in range(link.num_come)]
-                    assert took == expected[link.round - 1][: link.num_come]
+                    assert took == expected[link.generation - 1][: link.num_come]
                 else:
-                    link.begin_round(link.round + 1)
+                    link.begin_generation(link.generation + 1)
             stale = [task for _, _, task in link.running]
             closing = asyncio.ensure_future(worker.close())
             await asyncio.gather(closing, *stale)  # nothing waits any more
@@ -314,7 +316,7 @@ def test_whatever_comes_when_the_trainer_gets_every_batch_once_and_in_order(
     run(scenario())
 
 
-def test_a_new_round_begins_with_its_first_task_even_if_the_second_is_there_before():
+def test_a_new_generationbegins_with_its_first_task_even_if_the_second_is_there_before():
     async def scenario():
         async with opened(Stream(draws=False)) as worker:
             first, second = calls_of(1), calls_of(2)
@@ -331,10 +333,10 @@ def test_a_new_round_begins_with_its_first_task_even_if_the_second_is_there_befo
     run(scenario())
 
 
-def test_at_no_moment_while_a_round_begins_is_a_later_task_of_it_in_turn():
-    """The event loop asks whether a task is in turn while the thread begins the round."""
+def test_at_no_moment_while_a_generationbegins_is_a_later_task_of_it_in_turn():
+    """The event loop asks whether a task is in turn while the thread begins the generation."""
 
-    class Asked(Maker):
+    class Asked(TaskServer):
         asked = None
 
         def __setattr__(self, name, value):
@@ -342,19 +344,19 @@ def test_at_no_moment_while_a_round_begins_is_a_later_task_of_it_in_turn():
             if self.asked is not None:
                 assert not self.is_in_turn(self.asked, 2), f"in turn once {name} is set"
 
-    maker = Asked(IDENTITY)
+    server = Asked(IDENTITY)
     spec = WorkerSpec(Stream(draws=False), True, True, batch_size=BATCH)
-    assert maker.set_up(pack_parcel(spec)).kind == "answer"
-    for round_ in (1, 2):
-        begun = BeginEpoch(round_, round_, False, None)
-        maker.want(round_)
-        maker.asked = begun
-        maker._begin_if_new(begun)
-        maker.asked = None
+    assert server.answer(server.set_up, pack_parcel(spec)).kind == "answer"
+    for generation in (1, 2):
+        begun = BeginEpoch(generation, generation)
+        server.want(generation)
+        server.asked = begun
+        server._begin_if_new(begun)
+        server.asked = None
         for number in range(4):
-            task = Task(round_, number, indices_of(number, None), (), ())
-            assert maker.serve(begun, task, number, 0).kind == "answer"
-    maker.close()
+            task = Task(generation, number, indices_of(number, None))
+            assert server.answer(server.serve, begun, task, number, 0).kind == "answer"
+    server.close()
 
 
 def test_answers_are_kept_until_they_have_come_and_no_longer():
@@ -365,14 +367,14 @@ def test_answers_are_kept_until_they_have_come_and_no_longer():
             again = [await worker.make(*call(number), 0) for number in range(4)]
             assert all(a is b for a, b in zip(first, again, strict=True))
             assert told(await worker.make(*call(4), 3))[1] == [12, 13, 14]
-            assert sorted(worker._maker._kept) == [3, 4]
+            assert sorted(worker._server._kept) == [3, 4]
             assert told(await worker.make(*call(2), 0)) == "dropped"
 
     run(scenario())
 
 
 @pytest.mark.parametrize("dataset", [Numbers(False, ends_at=4), Stream(False, ends_at=4)])
-def test_a_wish_to_end_is_told_with_what_was_being_done_and_again_if_it_is_lost(dataset):
+def test_a_wish_to_end_is_answered_with_what_was_being_done_and_again_if_it_is_lost(dataset):
     """An iterator that has raised says that it has no more: nothing else may be taken from it."""
 
     async def scenario():
@@ -385,8 +387,8 @@ def test_a_wish_to_end_is_told_with_what_was_being_done_and_again_if_it_is_lost(
                 assert answer.kind == "ended"
                 assert answer.message.startswith("SystemExit: sample 4 wants it\nWhere it was")
                 assert "test_actor.py" in answer.message
-                assert (answer.entry.step, answer.entry.phase) == (4, Phase.READING)
-                assert answer.entry.number == 1
+                assert (answer.snapshot.step, answer.snapshot.phase) == (4, Phase.READING)
+                assert answer.snapshot.number == 1
 
     run(scenario())
 
@@ -399,7 +401,7 @@ def test_what_nobody_wants_any_more_is_broken_off_at_the_next_sample():
             stale = asyncio.ensure_future(worker.make(*calls_of(1)(0), 0))
             assert await _next(gate.reached) == 0
             newer = asyncio.ensure_future(worker.make(*calls_of(2)(5), 0))
-            while worker._maker._wanted < 2:
+            while worker._server._wanted < 2:
                 await asyncio.sleep(0)
             gate.opened.release(100)
             assert told(await stale) == "dropped"
@@ -452,8 +454,8 @@ def test_a_worker_ends_once_it_is_set_up_if_it_is_told_to_meanwhile():
         calls = [worker.open(pack_parcel(spec)), worker.open(pack_parcel(spec))]
         opening = [asyncio.ensure_future(call) for call in calls]  # one is a late copy
         await _next(gate.reached)
-        entry, stack = await worker.doing()
-        assert (entry.phase, "pass_through" in stack) == (Phase.STARTING, True)
+        snapshot, stack = await worker.doing()
+        assert (snapshot.phase, "pass_through" in stack) == (Phase.STARTING, True)
         waiting = asyncio.ensure_future(worker.make(*calls_of(1)(1), 0))
         await asyncio.sleep(0)
         closing = asyncio.ensure_future(worker.close())
@@ -492,7 +494,9 @@ def test_a_worker_whose_spec_cannot_be_opened_says_so_with_every_task():
         assert await worker.open(broken) == Answer("answer")
         for number in (0, 1):
             answer = await worker.make(*calls_of(1)(number), 0)
-            assert "UnpicklingError" in decode(answer.message).report.text
+            result, _ = decode_result(answer.message)
+            assert result.kind == Kind.FAILED
+            assert "UnpicklingError" in result.payload.text
         await worker.close()
         end_thread(worker)
 

@@ -98,12 +98,12 @@ def test_what_is_no_address_is_refused(cluster, address):
 
 
 def test_ray_client_is_refused_with_what_to_do_instead(cluster):
-    with pytest.raises(ConfigError, match="Run the trainer on a node of the cluster"):
+    with pytest.raises(ConfigError, match="Run the main process on a node of the cluster"):
         connect(RayOptions("ray://10.0.0.1:10001"))
     told = said_by(REFUSED, "ray://10.0.0.1:10001")
-    assert "Run the trainer on a node of the cluster" in told
+    assert "Run the main process on a node of the cluster" in told
     by_environment = said_by(REFUSED, "auto", RAY_ADDRESS="ray://10.0.0.1:10001")
-    assert "Run the trainer on a node of the cluster" in by_environment
+    assert "Run the main process on a node of the cluster" in by_environment
 
 
 def test_the_address_may_come_from_the_environment(cluster):

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The trainer's view of an actor whose answers come in any order; the actor is the test itself."""
+"""The main process's view of an actor whose answers come in any order; the test is the actor."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ from hypothesis import strategies as st
 from penstock.engine.backends.ray.remote_worker import RemoteWorker
 from penstock.engine.backends.ray.worker import Answer
 from penstock.engine.epoch import ShardPosition
-from penstock.engine.messages import BeginEpoch, decode
 from penstock.engine.plan import RetryHints, WorkerSpec
+from penstock.engine.task import BeginEpoch, Task, decode_message
 
 ANSWER = Answer("answer")
 
@@ -32,11 +32,11 @@ class Asked:
 
     @property
     def begun(self):
-        return decode(self.args[0])
+        return decode_message(self.args[0])
 
     @property
     def task(self):
-        return decode(self.args[1])
+        return decode_message(self.args[1])
 
     @property
     def number(self):
@@ -62,18 +62,18 @@ class Actor:
         return [asked for asked in self.asked if asked.kind in kinds]
 
     def open_calls(self, worker):
-        """Calls of the round of now that are under way, and not answered otherwise."""
+        """Calls of the generation of now that are under way, and not answered otherwise."""
         return [
             asked
             for asked in self.of("make", "try_sample")
             if not asked.done.done()
-            and asked.begun.generation == worker._begun.generation
+            and asked.begun.generation == worker._generation
             and (asked.kind == "try_sample" or asked.number in worker.sent)
         ]
 
 
-class Trainer:
-    """Does with answers what the backend does, but for making batches of them."""
+class MainProcess:
+    """Does what the backend does, but for making batches of answers."""
 
     def __init__(self, *, is_iterable=False):
         self.actor = Actor()
@@ -81,8 +81,12 @@ class Trainer:
         spec = WorkerSpec(None, is_iterable, True)
         self.worker = RemoteWorker(0, self.actor, spec, self.inbox)
         self.taken = []
-        self.worker.begin_round(BeginEpoch(1, 1, False, None))
+        self.worker.begin_generation(BeginEpoch(1, 1))
         self.worker.open("parcel")
+
+    def submit(self, step, indices, hints=None):
+        self.worker.tasks[step] = indices
+        self.worker.submit(Task(self.worker._generation, step, indices, hints))
 
     def answer(self, asked, answer=ANSWER):
         asked.done.set_result(answer)
@@ -112,17 +116,17 @@ class Trainer:
 
 
 class Watch:
-    """What must hold after every move of a trainer; knows of each step what is to become of it."""
+    """What must hold after every move of the main process, and what is to become of each step."""
 
-    def __init__(self, trainer):
-        self.trainer = trainer
+    def __init__(self, main):
+        self.main = main
         self.num_seen = 0
         self.held = {}  # step -> whether it is to be alone, in the order of submission
-        self.numbers = {}  # round -> messages in the order of their numbers
+        self.numbers = {}  # generation -> messages in the order of their numbers
         self.tries_seen = {}  # step -> numbers of the samples that were tried
 
     def check(self):
-        worker, actor = self.trainer.worker, self.trainer.actor
+        worker, actor = self.main.worker, self.main.actor
         for asked in actor.asked[self.num_seen :]:
             self._check_new(asked)
         self.num_seen = len(actor.asked)
@@ -137,14 +141,14 @@ class Watch:
         assert list(worker.tasks) == list(self.held)
 
     def _check_new(self, asked):
-        worker = self.trainer.worker
+        worker = self.main.worker
         if asked.kind not in ("make", "try_sample"):
             return
         assert worker.is_ready, "sent before the spec was open"
         # Where to go on is told until it is known to have come: the first answer says so.
         has_begun = asked.kind == "make" and asked.args[3] > 0
-        share = None if has_begun else worker.share
-        assert asked.begun == (worker._begun.generation, 1, False, share)
+        position = None if has_begun or worker._generation == 1 else ShardPosition(2)
+        assert asked.begun == (worker._generation, 1, False, position)
         step = asked.task.step
         if asked.kind == "try_sample":
             seen = self.tries_seen.setdefault(step, [])
@@ -161,14 +165,14 @@ class Watch:
 
     def take(self):
         """The steps that were taken are those that were held first, in order."""
-        steps = [step for _, step in self.trainer.taken]
+        steps = [step for _, step in self.main.taken]
         assert steps == list(self.held)[: len(steps)]
         for step in steps:
             del self.held[step]
-        self.trainer.taken.clear()
+        self.main.taken.clear()
 
 
-CAUTIONS = st.sampled_from(
+HINTS = st.sampled_from(
     [
         None,
         None,
@@ -184,9 +188,9 @@ CAUTIONS = st.sampled_from(
 def test_tasks_are_numbered_and_taken_in_order_and_suspects_are_alone_whatever_comes_when(
     data, iterable, num_moves
 ):
-    trainer = Trainer(is_iterable=iterable)
-    worker, actor = trainer.worker, trainer.actor
-    watch = Watch(trainer)
+    main = MainProcess(is_iterable=iterable)
+    worker, actor = main.worker, main.actor
+    watch = Watch(main)
     next_step = 0
     tried = {}  # step -> samples
 
@@ -197,18 +201,18 @@ def test_tasks_are_numbered_and_taken_in_order_and_suspects_are_alone_whatever_c
         moves = ["submit"]
         moves += ["answer"] * 4 if pending() else []
         moves += ["again"] if worker.sent and worker.is_ready else []
-        moves += ["round"] if next_step else []
+        moves += ["generation"] if next_step else []
         move = data.draw(st.sampled_from(moves))
         if move == "submit":
-            caution = data.draw(CAUTIONS)
+            hints = data.draw(HINTS)
             num_samples = data.draw(st.integers(0, 3))
-            is_alone = caution is not None and caution.alone
+            is_alone = hints is not None and hints.alone
             watch.held[next_step] = is_alone
             tried[next_step] = num_samples if is_alone and not iterable else 0
-            worker.submit(next_step, list(range(num_samples)), caution)
+            main.submit(next_step, list(range(num_samples)), hints)
             next_step += data.draw(st.integers(1, 3))  # other workers have the others
         elif move == "answer":
-            trainer.answer(data.draw(st.sampled_from(pending())))
+            main.answer(data.draw(st.sampled_from(pending())))
         elif move == "again":
             number = data.draw(st.sampled_from(sorted(worker.sent)))
             before = len(actor.asked)
@@ -216,39 +220,41 @@ def test_tasks_are_numbered_and_taken_in_order_and_suspects_are_alone_whatever_c
             (again,) = actor.asked[before:]
             assert again.number == number
         else:
-            worker.begin_round(BeginEpoch(worker._begun.generation + 1, 1, False, ShardPosition(2)))
+            worker.tasks.clear()
+            begun = BeginEpoch(worker._generation + 1, 1, False, ShardPosition(2))
+            worker.begin_generation(begun)
             watch.held.clear()
         watch.take()
         watch.check()
 
     while watch.held:
         assert pending(), "deadlock: nothing is under way"
-        trainer.answer(data.draw(st.sampled_from(pending())))
+        main.answer(data.draw(st.sampled_from(pending())))
         watch.take()
         watch.check()
     for step, seen in watch.tries_seen.items():
         assert max(seen) < tried[step]
     assert worker._early == {}
     for asked in pending():
-        trainer.answer(asked)
+        main.answer(asked)
     assert worker._num_out == 0
-    assert trainer.taken == []
+    assert main.taken == []
 
 
 def test_a_task_that_is_sent_again_counts_from_when_it_was_sent_first():
     """The answer may be to the first call: its times were before the second."""
-    trainer = Trainer()
-    trainer.open_now()
-    trainer.worker.submit(0, [0], None)
-    trainer.worker.send_again(0)
-    first, second = trainer.actor.of("make")
+    main = MainProcess()
+    main.open_now()
+    main.submit(0, [0])
+    main.worker.send_again(0)
+    first, second = main.actor.of("make")
     assert first.args == second.args
     second.done.set_result(ANSWER)
     first.done.set_result(ANSWER)
-    come, late = trainer.inbox.get_nowait(), trainer.inbox.get_nowait()
+    come, late = main.inbox.get_nowait(), main.inbox.get_nowait()
     assert come.call.sent_ns == late.call.sent_ns
-    assert [step for _, step in _steps(trainer.worker.take(come))] == [0]
-    assert not trainer.worker.is_awaited(late.call)
+    assert [step for _, step in _steps(main.worker.take(come))] == [0]
+    assert not main.worker.is_awaited(late.call)
 
 
 def _steps(taken):
@@ -259,20 +265,20 @@ def _steps(taken):
 def test_of_a_dead_worker_what_had_come_is_taken_unless_an_iterables_batch_before_it_is_lost(
     data, iterable, num_tasks
 ):
-    trainer = Trainer(is_iterable=iterable)
-    trainer.open_now()
-    worker = trainer.worker
+    main = MainProcess(is_iterable=iterable)
+    main.open_now()
+    worker = main.worker
     for step in range(num_tasks):
-        worker.submit(step, [step], None)
+        main.submit(step, [step])
     come = data.draw(st.permutations(range(num_tasks)))[: data.draw(st.integers(0, num_tasks))]
     for number in come:
-        trainer.answer(trainer.actor.of("make")[number])
+        main.answer(main.actor.of("make")[number])
     in_turn = next(k for k in range(num_tasks + 1) if k not in come)
-    assert [step for _, step in trainer.taken] == list(range(in_turn))
+    assert [step for _, step in main.taken] == list(range(in_turn))
     worker.dying_since = 0.0
     assert not worker.is_open
-    worker.submit(100, [0], None)
-    assert len(trainer.actor.of("make")) == num_tasks, "sent to a dead worker"
+    main.submit(100, [0])
+    assert len(main.actor.of("make")) == num_tasks, "sent to a dead worker"
     rest = [step for _, step in _steps(worker.take_rest())]
     assert rest == ([] if iterable else sorted(k for k in come if k > in_turn))
     lost = [k for k in range(num_tasks) if k >= in_turn and k not in rest]
@@ -281,22 +287,22 @@ def test_of_a_dead_worker_what_had_come_is_taken_unless_an_iterables_batch_befor
 
 
 def test_who_is_forgotten_is_not_listened_to():
-    trainer = Trainer()
-    trainer.open_now()
-    trainer.worker.submit(0, [0], None)
-    trainer.worker.forget()
-    for asked in trainer.actor.asked:
+    main = MainProcess()
+    main.open_now()
+    main.submit(0, [0])
+    main.worker.forget()
+    for asked in main.actor.asked:
         if not asked.done.done():
             asked.done.set_result(ANSWER)
-    assert trainer.inbox.empty()
+    assert main.inbox.empty()
 
 
 def test_it_is_silent_once_nothing_but_the_call_that_tells_of_its_end_is_under_way():
-    trainer = Trainer()
-    trainer.worker.dying_since = 0.0
-    assert not trainer.worker.is_silent
-    trainer.answer(trainer.actor.of("hello")[0])
-    assert not trainer.worker.is_silent
-    trainer.open_now()
-    assert trainer.worker.is_silent
-    assert len(trainer.actor.of("until_end")) == 1
+    main = MainProcess()
+    main.worker.dying_since = 0.0
+    assert not main.worker.is_silent
+    main.answer(main.actor.of("hello")[0])
+    assert not main.worker.is_silent
+    main.open_now()
+    assert main.worker.is_silent
+    assert len(main.actor.of("until_end")) == 1

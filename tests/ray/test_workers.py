@@ -22,7 +22,7 @@ from tests.ray.ray_datasets import Drawn, Stream, Suicidal, SuicidalStream, Tabl
 from penstock import Loader
 from penstock.engine.backends.ray import backend as ray_backend
 from penstock.engine.backends.ray import remote_worker
-from penstock.engine.backends.ray.worker import Versions
+from penstock.engine.backends.ray.worker import versions_here
 from penstock.errors import ConfigError, UnpicklableError, WorkerDied
 from penstock.faults import FaultPolicy
 from penstock.torch import DataLoader
@@ -124,7 +124,7 @@ def test_a_node_that_is_lost_is_nobody_s_fault_and_its_work_is_done_elsewhere(ex
         for step, batch in enumerate(stream):
             got.append(batch)
             if step == 9:
-                (worker,) = stream.backend._workers.values()
+                (worker,) = stream.backend._table.workers.values()
                 extra_nodes.kill(worker.hello.node_id)
                 assert worker.hello.node_id in nodes
     assert_same(got, without_workers(Drawn(400)))
@@ -132,7 +132,7 @@ def test_a_node_that_is_lost_is_nobody_s_fault_and_its_work_is_done_elsewhere(ex
 
 def test_an_actor_that_dies_ends_the_epoch_where_none_may_take_its_place(cluster):
     with closing(iter(by_ray(Drawn(100_000)))) as stream:
-        while not all(worker.is_ready for worker in stream.backend._workers.values()):
+        while not all(worker.is_ready for worker in stream.backend._table.workers.values()):
             next(stream)
         cluster.ray.kill(stream.backend.actors[1])
         with pytest.raises(WorkerDied, match=r"worker 1 is gone .*Ray says: .*killed"):
@@ -307,7 +307,7 @@ def test_a_dataset_is_put_into_the_store_once_and_its_arrays_are_views_of_it(clu
     with closing(iter(loader)) as stream:
         batch = next(stream)
         assert batch["is_view"].all()
-        while not all(worker.is_ready for worker in stream.backend._workers.values()):
+        while not all(worker.is_ready for worker in stream.backend._table.workers.values()):
             next(stream)
         reference = stream.backend._parcel
         # One object for the three workers, with one copy here, where it was put, and one there.
@@ -362,8 +362,8 @@ def test_the_numbers_of_the_account_are_of_this_clock_and_of_all_workers():
 
 
 def test_a_worker_of_other_versions_is_refused(monkeypatch):
-    ours = Versions.here()._replace(numpy="0.1")
-    monkeypatch.setattr(ray_backend.Versions, "here", lambda: ours)
+    ours = versions_here().replace(f"numpy {np.__version__}", "numpy 0.1")
+    monkeypatch.setattr(ray_backend, "versions_here", lambda: ours)
     with pytest.raises(ConfigError, match=r"numpy 0\.1.*Install the same on every machine"):
         list(by_ray(Drawn()))
 

@@ -131,7 +131,7 @@ def test_what_an_init_function_raises_is_the_answer_to_every_task():
     for _ in range(6):
         with pytest.raises(Odd, match=r"no [01]") as caught:
             next(batches)
-        assert sum("while it was starting" in note for note in caught.value.__notes__) == 1
+        assert sum("while the worker was starting" in note for note in caught.value.__notes__) == 1
     with pytest.raises(StopIteration):
         next(batches)
 
@@ -271,7 +271,7 @@ def test_one_hang_in_set_epoch_is_the_death_of_one_worker_only():
     backend.begin_epoch(Epoch(1, iter(()), is_announced=True))
     assert dataset.reached.wait(30)
     notifier = backend._generation.notifier
-    other = backend._workers[(notifier.worker_id + 1) % 3]
+    other = backend._table.workers[(notifier.worker_id + 1) % 3]
     while other.held_up_by is None:  # it has yet to come that far
         other.thread.join(0.001)
     text = backend.diagnose(other.worker_id, with_stacks=True).words
@@ -284,7 +284,7 @@ def test_one_hang_in_set_epoch_is_the_death_of_one_worker_only():
     backend.respawn(notifier.worker_id)
     for worker_id in range(3):
         made = outcome_of(backend, worker_id, worker_id, [worker_id])
-        assert made.result().tolist() == [worker_id]
+        assert made.batch().tolist() == [worker_id]
     assert dataset.num_told == 2
     dataset.free.set()
     notifier.thread.join(30)
@@ -349,7 +349,7 @@ def test_closing_breaks_a_batch_off_at_its_next_sample():
     backend.submit(0, 0, [0, 1, 2, 3])
     backend.submit(0, 1, [4])
     assert begun.wait(30)
-    backend._workers[0].stop()  # as `close` does before it waits
+    backend._table.workers[0].stop()  # as `close` does before it waits
     free.set()
     backend.close()
     assert made == [0]
@@ -370,7 +370,7 @@ def test_a_new_epoch_breaks_the_old_one_off():
     assert begun.wait(30)
     backend.begin_epoch(Epoch(1, iter(())))
     free.set()
-    assert outcome_of(backend, 0, 0, [7]).result().tolist() == [7]
+    assert outcome_of(backend, 0, 0, [7]).batch().tolist() == [7]
     assert made == [0, 7]
     backend.close()
 
@@ -388,8 +388,8 @@ def test_what_does_not_end_is_left_behind_and_said(monkeypatch):
     backend.submit(1, 0, [0, 1])
     assert begun.wait(30)
     (thread,) = [t for t in backend.threads if t.name == "penstock-1"]
-    backend._workers[0].stop()
-    backend._workers[0].thread.join(30)
+    backend._table.workers[0].stop()
+    backend._table.workers[0].thread.join(30)
     with pytest.warns(RuntimeWarning, match=r"1 worker thread.* left behind") as caught:
         backend.close()
     assert "free.wait()" in str(caught[0].message)
@@ -428,13 +428,13 @@ def test_workers_join_and_leave_while_an_epoch_runs():
     backend = opened(Numbers())
     backend.add_worker(2)
     assert backend.events(30.0) == [WorkerReady(2)]
-    assert outcome_of(backend, 2, 0, [3]).result().tolist() == [3]
+    assert outcome_of(backend, 2, 0, [3]).batch().tolist() == [3]
     backend.remove_worker(0)
     assert backend.is_whole
-    assert outcome_of(backend, 1, 1, [4]).result().tolist() == [4]
+    assert outcome_of(backend, 1, 1, [4]).batch().tolist() == [4]
     backend.add_worker(0)
     assert backend.events(30.0) == [WorkerReady(0)]
-    assert outcome_of(backend, 0, 2, [5]).result().tolist() == [5]
+    assert outcome_of(backend, 0, 2, [5]).batch().tolist() == [5]
     backend.close()
 
 
@@ -450,7 +450,7 @@ def test_a_added_worker_is_ready_when_it_has_begun_and_not_before():
     backend.add_worker(2)
     assert begun.wait(30)
     assert backend.events(0) == []
-    assert outcome_of(backend, 0, 0, [3]).result().tolist() == [3]
+    assert outcome_of(backend, 0, 0, [3]).batch().tolist() == [3]
     free.set()
     assert backend.events(30.0) == [WorkerReady(2)]
     backend.close()
@@ -462,7 +462,7 @@ def test_a_worker_that_is_added_again_draws_other_numbers():
     for step in range(3):
         backend.add_worker(2)
         assert backend.events(30.0) == [WorkerReady(2)]
-        drawn.append(float(outcome_of(backend, 2, step, [0]).result()[0]))
+        drawn.append(float(outcome_of(backend, 2, step, [0]).batch()[0]))
         backend.remove_worker(2)
     assert len(set(drawn)) == 3
     backend.close()
@@ -471,14 +471,14 @@ def test_a_worker_that_is_added_again_draws_other_numbers():
 def test_a_worker_knows_how_many_there_may_come_to_be():
     dataset = Numbers(lambda index: get_worker_info().num_workers)
     backend = opened(dataset, num_workers=1, max_workers=5)
-    assert outcome_of(backend, 0, 0, [0]).result().tolist() == [5]
+    assert outcome_of(backend, 0, 0, [0]).batch().tolist() == [5]
     backend.close()
 
 
 def test_nothing_keeps_a_removed_worker_nor_its_memory():
     backend = opened(Numbers(big))
-    outcome_of(backend, 1, 0, [1, 2]).result()
-    worker = backend._workers[1]
+    outcome_of(backend, 1, 0, [1, 2]).batch()
+    worker = backend._table.workers[1]
     thread, gone = worker.thread, [weakref.ref(worker), weakref.ref(worker._output._pool)]
     del worker
     gc.disable()
@@ -606,9 +606,9 @@ def address(array):
 
 def test_the_memory_of_a_dropped_batch_is_used_again_and_that_of_a_held_one_is_not():
     backend = opened(Numbers(big), num_workers=1)
-    held = outcome_of(backend, 0, 0, [7, 8]).result()
-    dropped = address(outcome_of(backend, 0, 1, [1, 2]).result())
-    used = {address(outcome_of(backend, 0, step, [3, 4]).result()) for step in range(2, 8)}
+    held = outcome_of(backend, 0, 0, [7, 8]).batch()
+    dropped = address(outcome_of(backend, 0, 1, [1, 2]).batch())
+    used = {address(outcome_of(backend, 0, step, [3, 4]).batch()) for step in range(2, 8)}
     assert used == {dropped}
     assert address(held) != dropped
     backend.close()

@@ -549,7 +549,7 @@ def batches_of(backend, num_workers, count):
         events = events or list(backend.events(GRACE_S))
         event = events.pop(0)
         assert isinstance(event, TaskDone)
-        batch = event.outcome.result()
+        batch = event.outcome.batch()
         assert batch[:, -1].tolist() == [2 * event.step, 2 * event.step + 1]
         worker_id = event.worker_id
         del event
@@ -653,7 +653,7 @@ def test_each_slot_is_locked_once_on_the_main_processes_side_alone():
         address = batch.ctypes.data
         assert any(start <= address < start + size for start, size in device.locked.items())
         del batch
-    (worker,) = backend._workers.values()
+    (worker,) = backend._table.workers.values()
     assert device.size_bytes == worker.arena.size_bytes
     assert device.num_locks - len(device.locked) <= 2  # the first, which are smaller
     backend.close()

@@ -11,7 +11,7 @@ import numpy as np
 
 from penstock.collate import BatchMemory, Collator, MixedTypes
 from penstock.data.dataset import is_current
-from penstock.engine.map_reader import note_samples
+from penstock.engine.reader import name_samples
 from penstock.engine.status_page import Phase
 from penstock.errors import CollateError
 from penstock.faults import annotate
@@ -20,15 +20,14 @@ from penstock.transport.packing import AsTensor
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-    from numpy.typing import DTypeLike, NDArray
-
     from penstock.collate import CollateInto
     from penstock.data.dataset import Allocator
+    from penstock.engine.output import Output
     from penstock.engine.plan import WorkerSpec
     from penstock.engine.status_page import StatusWriter
     from penstock.randomness.samples import SampleStreams
 
-__all__ = ["Assembler", "Output", "count_samples"]
+__all__ = ["Assembler", "count_samples"]
 
 _MOST_NAMED: Final = 8  # samples
 
@@ -41,22 +40,6 @@ class DefaultCollate(BatchMemory, Protocol):
 
     def sample(self, sample: Any) -> Any:  # noqa: ANN401
         """Return a sample that is a batch by itself."""
-
-
-class Output(Protocol):
-    """Where a batch goes."""
-
-    def empty(self, shape: tuple[int, ...], dtype: DTypeLike) -> NDArray[Any]:
-        """Return memory for an array of the batch under way."""
-
-    def finish(self, batch: Any) -> Any:  # noqa: ANN401
-        """Return the batch as it leaves: packed, or as it is."""
-
-    def dry_run(self, batch: Any) -> None:  # noqa: ANN401
-        """Raise what `finish` would; nothing is kept."""
-
-    def abandon(self) -> None:
-        """Take back what `empty` gave: there is no batch after all."""
 
 
 def _with_arrays_converted(batch: Any, convert: Callable[[Any], Any]) -> Any:  # noqa: ANN401
@@ -140,7 +123,7 @@ class Assembler:
         if indices is not None and self._spec.is_batched:
             if isinstance(error, CollateError):
                 error.name_samples(indices)
-            named = note_samples(self._spec.dataset, indices)
+            named = name_samples(self._spec.dataset, indices)
             annotate(error, f"while collating {named} of the dataset")
 
     def _note_none(self, error: Exception, samples: Any, indices: Any) -> None:  # noqa: ANN401
@@ -151,7 +134,7 @@ class Assembler:
         if indices is None:
             named = f"of the {len(samples)} samples of this batch, those at {none} are None"
         else:
-            first = [note_samples(self._spec.dataset, [indices[k]]) for k in none[:_MOST_NAMED]]
+            first = [name_samples(self._spec.dataset, [indices[k]]) for k in none[:_MOST_NAMED]]
             more = f" and {len(none) - len(first)} more" if len(none) > len(first) else ""
             named = f"the dataset returned None for {', '.join(first)}{more}"
         annotate(
@@ -169,7 +152,7 @@ class Assembler:
             return self.output.finish(batch)
         except Exception as error:
             if indices is not None:
-                named = note_samples(self._spec.dataset, indices)
+                named = name_samples(self._spec.dataset, indices)
                 annotate(
                     error, f"while pickling the batch of {named} to send it to the main process"
                 )

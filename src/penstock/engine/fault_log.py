@@ -7,7 +7,7 @@ import collections
 import logging
 import sys
 import warnings
-from typing import TYPE_CHECKING, Any, Final, NamedTuple
+from typing import TYPE_CHECKING, Any, Final
 
 from penstock.data.names import describe_sample
 from penstock.engine.plan import sample_key
@@ -21,28 +21,13 @@ if TYPE_CHECKING:
     from penstock.engine.epoch import Epoch, Given
     from penstock.engine.recover import BadSample
 
-__all__ = ["NO_LOSSES", "FaultLog", "Losses", "said_of_stop"]
+__all__ = ["FaultLog", "said_of_stop"]
 
 _MOST_KEPT: Final = 10_000  # records; a night's run over a rotten disk is not to fill the memory
 _FIRST: Final = 10
 _FEW: Final = 3
 
 _log = logging.getLogger("penstock")
-
-
-class Losses(NamedTuple):
-    """What one step cost.
-
-    Attributes:
-        num_asked: Samples that were asked for.
-        bad: Those that could not be made, and their replacements that could not.
-    """
-
-    num_asked: int = 0
-    bad: Sequence[BadSample] = ()
-
-
-NO_LOSSES: Final = Losses()
 
 
 class FaultLog:
@@ -76,7 +61,7 @@ class FaultLog:
         return list(self._failures)
 
     def record(
-        self, losses: Sequence[BadSample], epoch: Epoch, step: int, worker_id: int | None
+        self, found: Sequence[BadSample], epoch: Epoch, step: int, worker_id: int | None
     ) -> int:
         """Record the bad samples of a step, when it is given or known to have failed.
 
@@ -86,7 +71,7 @@ class FaultLog:
         """
         num_new = 0
         progress = epoch.progress
-        for bad in losses:
+        for bad in found:
             key = sample_key(bad.index)
             if bad.index is not None and key in progress.known_bad:
                 continue

@@ -8,40 +8,54 @@ from typing import TYPE_CHECKING, Any, Final
 import numpy as np
 
 from penstock.data.dataset import batch_reader, is_drawless, reads_together
-from penstock.data.names import describe_sample
-from penstock.engine.plan import unwrap_indices
+from penstock.engine.plan import sample_key, unwrap_indices
+from penstock.engine.reader import MOST_ATTEMPTS, BatchItem, name_samples
+from penstock.engine.replacements import Replacements
 from penstock.engine.transforms import transform_that_raised
-from penstock.faults import annotate
+from penstock.errors import TooManyFailures, WorkerDied
+from penstock.faults import annotate, text_of
 
 if TYPE_CHECKING:
+    from collections.abc import Hashable
+
     from penstock.data.dataset import Allocator, BatchReader
-    from penstock.engine.batch_item import BatchItem
-    from penstock.engine.plan import WorkerSpec
+    from penstock.engine.plan import RetryHints, WorkerSpec
     from penstock.engine.status_page import StatusWriter
     from penstock.randomness.samples import SampleStreams
 
-__all__ = ["MapReader", "note_samples"]
+__all__ = ["MapReader"]
 
 _ONE_SAMPLE: Final = "while reading sample "
-_MOST_LISTED: Final = 16
 
 
 class MapReader:
     """Reads the samples of one epoch.
 
+    Attributes:
+        streams: The samples' random streams; None without a seed.
+        reads_together: Whether `__getitems__` reads the samples of a batch.
+
     Concurrency:
         One thread. Every call runs the user's code, so its random streams must be active.
     """
 
-    def __init__(self, spec: WorkerSpec, status: StatusWriter) -> None:
-        """Look at how the dataset can be read."""
+    def __init__(self, spec: WorkerSpec, status: StatusWriter, seed: int, epoch: int) -> None:
+        """Look at how the dataset can be read.
+
+        Args:
+            spec: Whose dataset.
+            status: Where to note which sample is read.
+            seed: Decides the replacements of bad samples, together with `epoch`.
+            epoch: Number of the epoch.
+        """
+        self.streams: SampleStreams | None = None
+        self._spec = spec
         self._dataset = spec.dataset
         self._tolerates = spec.faults.tolerates
         self._status = status
         self._read_batch: BatchReader | None = None
         if spec.is_batched and spec.collate_fn is None:
             self._read_batch = batch_reader(spec.dataset)
-        self.streams: SampleStreams | None = None
         # With streams of its own, a sample is better read by itself where nothing is lost by it; as
         # it is where one that fails is left out.
         can_read_together = (
@@ -50,6 +64,13 @@ class MapReader:
             else bool(getattr(spec.dataset, "__getitems__", None))
         )
         self.reads_together = spec.is_batched and can_read_together
+        self._drawn_from = seed, epoch
+        self._replacements: Replacements | None = None
+        self._indices: list[Any] = []
+        self._rejected: dict[int, set[Hashable]] = {}  # by number of the item
+        self._position = 0
+        self._stride = 1
+        self._quarantined: dict[Hashable, tuple[str, str]] = {}
 
     @property
     def reads_whole(self) -> bool:
@@ -69,6 +90,8 @@ class MapReader:
         if array.ndim != 1 or array.dtype.kind not in "iu":
             return None
         return array.astype(np.int64, copy=False)
+
+    # The samples of a batch, none of which may be bad.
 
     def read_whole(self, indices: np.ndarray[Any, Any], empty: Allocator) -> Any:  # noqa: ANN401
         """Return the batch that the dataset collates itself.
@@ -101,7 +124,7 @@ class MapReader:
         except Exception as error:
             # A dataset that knows which sample it was has said so.
             if not any(_ONE_SAMPLE in note for note in getattr(error, "__notes__", ())):
-                named = note_samples(self._dataset, indices)
+                named = name_samples(self._dataset, indices)
                 annotate(error, f"while reading {named} of the dataset")
             self._note_policy(error)
             raise
@@ -134,24 +157,15 @@ class MapReader:
                     position += stride
                 samples.append(dataset[index])
         except Exception as error:
-            self.note(error, index)
+            self.explain(error, index)
             raise
         return samples
 
-    def read_one(self, item: BatchItem) -> Any:  # noqa: ANN401
-        """Return the sample for `item`."""
-        if self.streams is not None:
-            self.streams.begin_sample(item.place, item.attempt)
-        if self._read_batch is None and self.reads_together:
-            (sample,) = self._dataset.__getitems__([item.index])
-            return sample
-        return self._dataset[item.index]
-
-    def note(self, error: Exception, index: Any) -> None:  # noqa: ANN401
+    def explain(self, error: Exception, index: Any) -> None:  # noqa: ANN401
         """Add a note to `error` that says which sample it came from, and which transform."""
         transform = transform_that_raised(self._dataset, error)
         where = "" if transform is None else f", in its transform {transform}"
-        named = note_samples(self._dataset, [index])
+        named = name_samples(self._dataset, [index])
         annotate(error, f"while reading {named} of the dataset{where}")
         self._note_policy(error)
 
@@ -159,17 +173,98 @@ class MapReader:
         if not self._tolerates:
             annotate(error, "(on_error='skip' or 'replace' goes on without a sample that fails)")
 
+    # Its items, of which some may be bad: see `Reader`.
 
-def note_samples(dataset: Any, indices: Any) -> str:  # noqa: ANN401
-    """Return "sample 3 (photos/cat.jpg)", or "samples [3, 4]"; indices may be of any kind."""
-    try:
-        listed = indices.tolist() if isinstance(indices, np.ndarray) else list(indices)
-    except TypeError:  # a slice, say
-        return f"samples {indices!r}"
-    if len(listed) > _MOST_LISTED:
-        first = ", ".join(map(repr, listed[:_MOST_LISTED]))
-        return f"samples [{first}, … {len(listed)} in all]"
-    if len(listed) != 1:
-        return f"samples {listed}"
-    name = describe_sample(dataset, listed[0])
-    return f"sample {listed[0]!r}" + ("" if name is None else f" ({name})")
+    def items_of(
+        self, indices: list[Any], position: int, stride: int, hints: RetryHints | None
+    ) -> list[BatchItem]:
+        """Return the items of a batch, which the other calls are about until the next one."""
+        self._indices = indices
+        self._rejected = {}
+        self._position = position
+        self._stride = stride
+        known = () if hints is None else hints.quarantined
+        self._quarantined = {key: (reason, advice) for key, reason, advice in known}
+        return [BatchItem(k, index, position + k * stride) for k, index in enumerate(indices)]
+
+    def read(self, item: BatchItem) -> Any:  # noqa: ANN401
+        """Return the sample, tried as often as the policy says."""
+        how = self._quarantined.get(sample_key(item.index))
+        if how is not None:
+            raise WorkerDied(how[0])
+        for _ in range(self._spec.faults.retries):
+            try:
+                return self._read_once(item)
+            except Exception:  # tried again; the last time it counts
+                continue
+        return self._read_once(item)
+
+    def _read_once(self, item: BatchItem) -> Any:  # noqa: ANN401
+        try:
+            if self.whole_batch([item.index]) is not None:
+                return self._read_items([item], np.empty)  # `gather` reads it with the others
+            if self.streams is not None:
+                self.streams.begin_sample(item.place, item.attempt)
+            if self._read_batch is None and self.reads_together:
+                (sample,) = self._dataset.__getitems__([item.index])
+                return sample
+            return self._dataset[item.index]
+        except Exception as error:
+            self.explain(error, item.index)
+            raise
+
+    def gather(self, items: list[BatchItem], empty: Allocator) -> tuple[bool, Any]:
+        """Return the samples; what can be read together is read once more, together."""
+        indices = [item.index for item in items]
+        if self.whole_batch(indices) is not None:
+            return True, self._read_items(items, empty)
+        if self.reads_together:
+            self._begin_part(items)
+            return False, self.read_together(indices)
+        return False, [item.sample for item in items]
+
+    def _read_items(self, items: list[BatchItem], empty: Allocator) -> Any:  # noqa: ANN401
+        self._begin_part(items)
+        return self.read_whole(np.array([item.index for item in items], np.int64), empty)
+
+    def _begin_part(self, items: list[BatchItem]) -> None:
+        if self.streams is not None:
+            places = {item.number: item.attempt for item in items}
+            self.streams.begin_part(self._position, self._stride, places)
+
+    def read_anew(self, items: list[BatchItem]) -> None:
+        """Read samples that are read one by one; the others are read when they are gathered."""
+        if self.whole_batch([]) is not None or self.reads_together:
+            return
+        for item in items:
+            item.sample = self.read(item)
+
+    def replace(self, item: BatchItem, error: Exception) -> None:
+        """Draw another index."""
+        rejected = self._rejected.setdefault(item.number, set())
+        rejected.add(sample_key(item.index))
+        item.attempt += 1
+        if item.attempt > MOST_ATTEMPTS:
+            raise TooManyFailures(
+                f"no replacement was found for sample {self._indices[item.number]!r}: "
+                f"{MOST_ATTEMPTS} others that were drawn in its place could not be made either, "
+                f"the last one, {name_samples(self._dataset, [item.index])}, for "
+                f"{text_of(error)}. That many bad samples in a row are rarely an accident; "
+                "loader.failures lists them."
+            )
+        if self._replacements is None:
+            self._replacements = Replacements(
+                self._dataset, *self._drawn_from, from_all=self._spec.covers_dataset
+            )
+        original = self._indices[item.number]
+        item.index = self._replacements.draw(
+            item.place, item.attempt, original, self._indices, rejected
+        )
+
+    def is_spent(self, error: Exception) -> bool:
+        """Return False: every sample is by itself."""
+        return False
+
+    def end_of_workers(self, item: BatchItem) -> str:
+        """Return the memory figures, and the stack of a crash."""
+        return self._quarantined.get(sample_key(item.index), ("", ""))[1]

@@ -39,7 +39,7 @@ def map_maker(spec: WorkerSpec, reader: MapReader, assembler: Assembler) -> Plai
         try:
             sample = dataset[key]
         except Exception as error:
-            reader.note(error, key)
+            reader.explain(error, key)
             raise
         out.append(collate(sample))
         return 1
@@ -57,7 +57,7 @@ def map_maker(spec: WorkerSpec, reader: MapReader, assembler: Assembler) -> Plai
                 for key in keys:
                     samples.append(dataset[key])
         except Exception as error:
-            reader.note(error, keys[~length_hint(left)] if type(keys) is list else key)
+            reader.explain(error, keys[~length_hint(left)] if type(keys) is list else key)
             raise
         return join(samples, keys, out)
 

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 import numpy as np
 
-from penstock.engine.batch_item import MISSING, MOST_ATTEMPTS, BatchItem
+from penstock.engine.reader import MISSING, MOST_ATTEMPTS, BatchItem
 from penstock.engine.status_page import Phase
 from penstock.errors import WorkerDied
 from penstock.faults import annotate, unread_sample
@@ -23,7 +23,7 @@ from penstock.faults import annotate, unread_sample
 if TYPE_CHECKING:
     from penstock.engine.assembly import Assembler
     from penstock.engine.plan import WorkerSpec
-    from penstock.engine.sources import ItemSource
+    from penstock.engine.reader import Reader
     from penstock.engine.status_page import StatusWriter
 
 __all__ = ["NO_BATCH", "BadSample", "Recovery", "drop_frames"]
@@ -63,17 +63,17 @@ class Recovery:
     """
 
     def __init__(
-        self, source: ItemSource, assembler: Assembler, spec: WorkerSpec, status: StatusWriter
+        self, reader: Reader, assembler: Assembler, spec: WorkerSpec, status: StatusWriter
     ) -> None:
         """Begin an epoch.
 
         Args:
-            source: Reads samples, and finds others.
+            reader: Reads samples, and finds others.
             assembler: Collates and finishes.
             spec: What becomes of bad samples.
             status: Where to write what is being done.
         """
-        self._source = source
+        self._reader = reader
         self._assembler = assembler
         self._is_batched = spec.is_batched
         self._faults = spec.faults
@@ -102,7 +102,7 @@ class Recovery:
         while True:
             self._status.item(Phase.READING, item)
             try:
-                item.sample = self._source.read(item)
+                item.sample = self._reader.read(item)
             except StopIteration as end:
                 if item.index is None:  # an iterable's
                     raise
@@ -114,7 +114,7 @@ class Recovery:
                     self._trial([item], item.place)
                 self._note_replacement(first_bad, item)
                 return
-            if self._faults.tolerates and self._source.is_spent(error):
+            if self._faults.tolerates and self._reader.is_spent(error):
                 raise error
             if self._draws_others(item, error):
                 continue
@@ -150,14 +150,14 @@ class Recovery:
             raise error
         text = _as_text(error)
         if isinstance(error, WorkerDied):
-            text = self._source.what_is_known_of(item)
+            text = self._reader.end_of_workers(item)
         drop_frames(error)
         unread = unread_sample(error)
         name = None if unread is None else unread.name
         self._bad.append(BadSample(item.index, error, text, name=name))
         item.sample = MISSING
         if self._faults.on_error == "replace":
-            self._source.find_replacement(item, error)
+            self._reader.replace(item, error)
 
     def _note_replacement(self, first_bad: int, item: BatchItem) -> None:
         """Note whose sample it is that replaced those found bad since."""
@@ -194,7 +194,7 @@ class Recovery:
         empty = np.empty if dry_run else self._assembler.output.empty
         if not dry_run:
             self._status.phase(Phase.READING)
-        is_batch, gathered = self._source.gather(items, empty)
+        is_batch, gathered = self._reader.gather(items, empty)
         if is_batch:
             return self._assembler.as_batch(gathered)
         if not self._is_batched:
@@ -225,7 +225,7 @@ class Recovery:
             Exception: `error`, if it cannot be put down to single samples.
         """
         with contextlib.suppress(Exception):  # what cannot be read again is taken as it is
-            self._source.read_anew(taken)
+            self._reader.read_anew(taken)
         misfits = self._misfits(taken, position)
         if not misfits:
             annotate(

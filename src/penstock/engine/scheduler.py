@@ -99,12 +99,12 @@ class TaskDone(NamedTuple):
 class WorkerExhausted(NamedTuple):
     """A worker's shard of an iterable dataset ended before `step`; it answers no later step.
 
-    `losses` says what its last samples cost, and is not read here.
+    `result` says what its last samples cost, and is not read here.
     """
 
     worker_id: int
     step: int
-    losses: Any = None
+    result: Any = None
 
 
 class WorkerLost(NamedTuple):

@@ -8,13 +8,14 @@ import time
 from collections import deque
 from typing import TYPE_CHECKING, Any, Final
 
-from penstock.engine.backends.in_process import PlainOutput
 from penstock.engine.epoch import Given
-from penstock.engine.fetch import Fetcher
 from penstock.engine.generator_watch import UNSEEDED, warn_of_drawings
+from penstock.engine.output import PlainOutput
 from penstock.engine.recover import NO_BATCH
 from penstock.engine.status_page import Phase, StatusWriter
 from penstock.engine.stream import FOLD_AT, LONG_NS, BatchStream, was_raised_below
+from penstock.engine.task import BeginEpoch, Kind, Task, WorkerIdentity
+from penstock.engine.task_runner import TaskRunner
 from penstock.errors import TooManyFailures
 from penstock.faults import annotate
 
@@ -27,6 +28,7 @@ if TYPE_CHECKING:
     from penstock.engine.fault_log import FaultLog
     from penstock.engine.plain import PlainMaker
     from penstock.engine.plan import Plan
+    from penstock.engine.task import TaskResult
 
 __all__ = ["SerialStream"]
 
@@ -49,6 +51,7 @@ class SerialStream(BatchStream):
     ) -> None:
         """Begin `epoch`; see `BatchStream`."""
         self._status = StatusWriter(cpu_clock=time.thread_time_ns)
+        self._runner: TaskRunner | None = None
         cpu_clock = time.process_time_ns
         super().__init__(plan, epoch, faults, observer, hook, cpu_clock=cpu_clock)
 
@@ -63,29 +66,38 @@ class SerialStream(BatchStream):
         self._tasks: Iterator[tuple[int, object]] = enumerate(epoch.indices, given.num_steps)
         if skipped:
             self._tasks = filter(lambda task: task[0] not in skipped, self._tasks)
+        self._runner = None  # an iterator of the last epoch ends before the next begins
         with self._closed_on_error():
-            self._output = PlainOutput(self._plan.page_lock)
-            self._fetcher: Fetcher | None = Fetcher(
-                self._plan.spec,
-                self._output,
-                base_seed=self._plan.base_seed,
-                epoch=epoch.number,
-                is_announced=epoch.is_announced,
-                shard=given.shards.get(0),
-                isolated=True,
-                status=self._status,
-            )
+            self._runner = self._begin_runner(epoch)
         self._clock.started()
+
+    def _begin_runner(self, epoch: Epoch) -> TaskRunner:
+        plan, position = self._plan, epoch.progress.given.shards.get(0)
+        runner = TaskRunner(
+            PlainOutput(plan.page_lock),
+            self._status,
+            WorkerIdentity(base_seed=plan.base_seed),
+            restores_generators=True,
+        )
+        runner.set_up(lambda: plan.spec)
+        number = epoch.number
+        runner.begin_epoch(BeginEpoch(number, number, epoch.is_announced, position))
+        if runner.failure is not None:
+            raise runner.failure
+        return runner
 
     def batches(self, epoch: Epoch) -> Generator[Any, None, None]:
         """Yield the batches of `epoch`, until another is begun; see `BatchStream.batches`."""
         make = None if self._hook is not None else self._plain_maker()
-        if make is None or self._fetcher is None or epoch.progress.given.ahead:
+        if make is None or epoch.progress.given.ahead:
             return super().batches(epoch)
-        return self._plain_batches(epoch, make, self._fetcher.shard_position)
+        assert self._runner is not None
+        assert self._runner.maker is not None
+        return self._plain_batches(epoch, make, self._runner.maker.shard_position)
 
     def _plain_maker(self) -> PlainMaker | None:
-        return None if self._fetcher is None else self._fetcher.plain_maker()
+        maker = None if self._runner is None else self._runner.maker
+        return None if maker is None else maker.plain_maker()
 
     def _plain_batches(
         self, epoch: Epoch, make: PlainMaker, shard_position: Callable[[], ShardPosition] | None
@@ -120,7 +132,7 @@ class SerialStream(BatchStream):
                     num_samples = make(indices, out)
                 except Exception as error:
                     self._clock.given_until(taken_ns, asked_ns)
-                    self._fail(step, error)
+                    self._fail_plainly(step, error, shard_position)
                     raise
                 given = progress.counted
                 if shard_position is None:
@@ -168,36 +180,34 @@ class SerialStream(BatchStream):
     def _next(self) -> Any:  # noqa: ANN401 - any batch tree, or NO_BATCH
         if self._is_over:
             raise StopIteration
-        fetcher = self._fetcher
-        assert fetcher is not None
+        runner = self._runner
+        assert runner is not None
         try:
             step, indices = next(self._tasks)
         except StopIteration:
             self._end()
             raise
-        try:
-            measures = self._observer is not None and self._observer.measures
-            self._status.begin_task(self._epoch.number, step, measures=measures)
-            self._output.begin(counts_bytes=measures)
-            batch = fetcher.fetch(indices, step)
-        except Exception as error:
-            self._fail(step, error)
-            raise
-        if drawings := fetcher.take_drawings():
-            warn_of_drawings(drawings, UNSEEDED)
-        shard, num_asked, bad = fetcher.saved_position(), fetcher.num_asked, fetcher.take_bad()
-        num_failed = self._record(bad, step, None) if bad else 0
-        times = self._status.take_times(num_bytes=self._output.take_num_bytes())
+        measures = self._observer is not None and self._observer.measures
+        task = Task(self._epoch.number, step, indices, is_measured=measures)
+        result = runner.run(task)
+        assert result is not None  # after the end of a stream it is not asked
         self._status.phase(Phase.WAITING)
-        if self._hook is not None and batch is not NO_BATCH:
-            try:
+        if result.notices is not None:
+            warn_of_drawings(result.notices.drawings, UNSEEDED)
+        num_failed = self._record(result.bad, step, None) if result.bad else 0
+        if result.kind == Kind.EXHAUSTED:
+            self._end_stream(result, num_failed)
+            raise StopIteration
+        try:
+            batch = result.batch()
+            if self._hook is not None and batch is not NO_BATCH:
                 batch = self._finish(self._hook.begin(batch, self._namer(step)), self._hook)
-            except Exception as error:
-                self._epoch.progress.fail(step, 0, shard)
-                if isinstance(error, StopIteration):
-                    self._refuse_stop(error)
-                raise
-        self._count(step, 0, shard, num_asked, num_failed)
+        except Exception as error:
+            self._fail(step, error, result.position)
+            raise
+        times = result.times
+        assert times is not None
+        self._count(step, 0, result.position, result.num_asked, num_failed)
         if self._observer is not None and batch is not NO_BATCH:
             if not self._observer.measures:
                 self._observe_lightly(self._observer, step, times.num_samples, 0, 0)
@@ -218,22 +228,27 @@ class SerialStream(BatchStream):
             self._clock.take(record.given_ns)
         return batch
 
-    def _fail(self, step: int, error: Exception) -> None:
+    def _end_stream(self, result: TaskResult, num_failed: int) -> None:
+        """Count bad samples of no batch: they were the last ones."""
+        progress = self._epoch.progress
+        if result.bad:
+            with self._closed_on_error():
+                progress.counted = self._faults.spend(
+                    progress.counted, result.num_asked, num_failed, self._epoch
+                )
+        self._end()
+
+    def _fail_plainly(
+        self, step: int, error: Exception, shard_position: Callable[[], ShardPosition] | None
+    ) -> None:
         """Making a batch raised `error`. StopIteration is a stream's end, or a sample raised it."""
-        fetcher = self._fetcher
-        assert fetcher is not None
-        bad = fetcher.take_bad()
-        num_failed = self._record(bad, step, None)
-        if isinstance(error, StopIteration) and self._plan.spec.is_iterable:
-            progress = self._epoch.progress
-            if bad:  # of no batch: they were the last ones
-                with self._closed_on_error():
-                    progress.counted = self._faults.spend(
-                        progress.counted, len(bad), num_failed, self._epoch
-                    )
+        if isinstance(error, StopIteration) and shard_position is not None:
             self._end()
-            return
-        self._epoch.progress.fail(step, 0, fetcher.saved_position())
+        else:
+            self._fail(step, error, None if shard_position is None else shard_position())
+
+    def _fail(self, step: int, error: Exception, position: ShardPosition | None) -> None:
+        self._epoch.progress.fail(step, 0, position)
         annotate(error, f"in epoch {self._epoch.number}, step {step}")
         if isinstance(error, StopIteration):
             self._refuse_stop(error)
@@ -242,6 +257,5 @@ class SerialStream(BatchStream):
 
     def _release(self, *, in_a_hurry: bool) -> None:
         """Drop the dataset's iterator and the recycled memory that no batch holds."""
-        self._fetcher = None
-        self._output = PlainOutput(self._plan.page_lock)
+        self._runner = None
         self._status.close()

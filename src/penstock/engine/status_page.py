@@ -27,7 +27,7 @@ from penstock.transport.memory import Mapping, create_segment
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from penstock.engine.batch_item import BatchItem
+    from penstock.engine.reader import BatchItem
 
 __all__ = [
     "PHRASES",
@@ -168,6 +168,10 @@ class StatusWriter:
             self._stopwatch.begin_task(Phase.READING, _CARRIED)
         else:
             self._stopwatch.skip_task()
+
+    def begin_generation(self, generation: int) -> None:
+        """Note that an epoch begins."""
+        self.phase(Phase.BEGINNING)
 
     def phase(self, phase: Phase) -> None:
         """Note what is being done, not with a single sample."""

@@ -13,14 +13,16 @@ import warnings
 from typing import TYPE_CHECKING, Any, Final
 
 from penstock.data.dataset import can_resume
-from penstock.engine.batch_item import BatchItem
 from penstock.engine.epoch import ShardPosition
-from penstock.faults import annotate
+from penstock.engine.reader import BatchItem
+from penstock.errors import TooManyFailures
+from penstock.faults import annotate, text_of
 from penstock.worker_info import was_asked
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
+    from penstock.data.dataset import Allocator
     from penstock.engine.plan import WorkerSpec
     from penstock.randomness.samples import SampleStreams
 
@@ -28,11 +30,14 @@ __all__ = ["StreamReader"]
 
 # A dataset's state is taken again after this many times what taking it took: 2 % of the time.
 _STATE_INTERVAL: Final = 50.0
-_LONGEST_RUN: Final = 100  # samples in a row that raise, before an iterator is given up
+_LONGEST_RUN: Final = 100  # bad samples in a row, after which an iterator is given up
 
 
 class StreamReader:
     """One worker's shard of an iterable dataset, batch by batch.
+
+    Attributes:
+        first_digest: Of the shard's first sample, where it is to be compared with other workers'.
 
     Concurrency:
         One thread. Every call runs the user's code, so its random streams must be active.
@@ -44,37 +49,37 @@ class StreamReader:
         streams: SampleStreams | None,
         worker_id: int,
         num_workers: int,
-        shard: ShardPosition,
+        position: ShardPosition,
     ) -> None:
-        """Begin the iterable, or bring it to where `shard` says."""
+        """Begin the iterable, or bring it to `position`."""
+        self.first_digest: bytes | None = None
         self._spec = spec
         self._streams = streams
         self._worker_id = worker_id
         self._num_workers = num_workers
         self._num_batches = 0
-        self._ended = False
+        self._has_ended = False
         self._is_untouched = True  # nothing was taken of the iterator
         self._state_at = 0  # batches after which its state was taken last
         self._next_state_s = 0.0
         self._num_to_replay = 0
         self._num_failed = 0  # in a row
         self._can_resume = can_resume(spec.dataset)
-        self.first_sample_digest: bytes | None = None
-        self._iterator = self._begin(shard)
+        self._iterator = self._begin(position)
         # Not the iterator itself, of which `islice` would ask an iterator: it may begin anew then.
         self._samples = map(next, itertools.repeat(self._iterator))
 
-    def _begin(self, shard: ShardPosition) -> Iterator[Any]:
+    def _begin(self, position: ShardPosition) -> Iterator[Any]:
         dataset = self._spec.dataset
-        if shard.has_ended:  # its state is that of an end, which nobody would take it from
-            self._num_batches, self._ended = shard.num_batches, True
+        if position.has_ended:  # its state is that of an end, which nobody would take it from
+            self._num_batches, self._has_ended = position.num_batches, True
             return iter(())
-        if shard.state is not None:
-            dataset.load_state_dict(pickle.loads(shard.state))
-            self._num_batches = self._state_at = shard.state_at
+        if position.state is not None:
+            dataset.load_state_dict(pickle.loads(position.state))
+            self._num_batches = self._state_at = position.state_at
         if self._streams is not None:
             self._streams.begin_iterator()
-        self._num_to_replay = shard.num_batches - self._num_batches
+        self._num_to_replay = position.num_batches - self._num_batches
         iterator: Iterator[Any] = iter(dataset)
         return iterator
 
@@ -84,16 +89,23 @@ class StreamReader:
             try:
                 make_batch()
             except StopIteration:
-                self._ended = True
+                self._has_ended = True
                 return
             except Exception:  # the user was given it, and has gone on
                 continue
 
-    def position(self, k: int = 0) -> int:
+    def place(self, k: int = 0) -> int:
         """Return the place of sample k of the next batch, as if all shards were equally long."""
         step = self._num_batches * self._num_workers + self._worker_id
         batch_size = self._spec.batch_size or 1
         return (step * batch_size + k) * self._spec.world_size + self._spec.rank
+
+    # The samples of a batch.
+
+    @property
+    def has_begun(self) -> bool:
+        """Whether a batch was read."""
+        return self._num_batches > 0
 
     def take(self, fill: Callable[[BatchItem], None], count: int | None = None) -> list[BatchItem]:
         """Return the items of the next batch, filled; a batch that fails is one as well.
@@ -103,10 +115,10 @@ class StreamReader:
             count: Samples to take; None is the batch size.
 
         Raises:
-            StopIteration: the shard is exhausted.
+            StopIteration: the shard has ended.
             Exception: what `fill` raises.
         """
-        if self._ended:
+        if self._has_ended:
             raise StopIteration
         try:
             items = self._fill(fill, count or self._spec.batch_size or 1)
@@ -118,11 +130,6 @@ class StreamReader:
         self._num_batches += 1
         return items
 
-    @property
-    def has_begun(self) -> bool:
-        """Whether a batch was read."""
-        return self._num_batches > 0
-
     def take_samples(self, count: int) -> list[Any]:
         """Return the samples of the next batch, read without random streams or policies.
 
@@ -130,16 +137,16 @@ class StreamReader:
             count: Samples of a whole batch.
 
         Raises:
-            StopIteration: the shard is exhausted.
+            StopIteration: the shard has ended.
             Exception: what the iterator raises.
         """
-        if self._ended:
+        if self._has_ended:
             raise StopIteration
         self._is_untouched = False
         self._num_batches += 1  # also of a batch that fails
         samples = list(itertools.islice(self._samples, count))
         if len(samples) < count:
-            self._ended = True
+            self._has_ended = True
             if not samples or self._spec.drop_last:
                 self._num_batches -= 1
                 raise StopIteration
@@ -148,20 +155,22 @@ class StreamReader:
     def _fill(self, fill: Callable[[BatchItem], None], count: int) -> list[BatchItem]:
         items: list[BatchItem] = []
         for number in range(count):
-            item = BatchItem(number, None, self.position(number))
+            item = BatchItem(number, None, self.place(number))
             try:
                 fill(item)
             except StopIteration:
-                self._ended = True
+                self._has_ended = True
                 break
             items.append(item)
-        is_short = self._ended and self._spec.drop_last and len(items) < count
+        is_short = self._has_ended and self._spec.drop_last and len(items) < count
         if not items or is_short:
             raise StopIteration
         return items
 
+    # Its items, of which some may be bad: see `Reader`.
+
     def read(self, item: BatchItem) -> Any:  # noqa: ANN401
-        """Return the next sample, for `item`.
+        """Return the next sample; nothing is tried twice.
 
         Raises:
             StopIteration: there is none.
@@ -177,10 +186,26 @@ class StreamReader:
         self._num_failed = 0
         is_start = self._num_batches == 0 and item.number == 0
         if is_start and self._num_workers > 1 and not was_asked():
-            self.first_sample_digest = _digest(sample)
+            self.first_digest = _digest(sample)
         return sample
 
-    def give_up(self, error: Exception) -> bool:
+    def gather(self, items: list[BatchItem], empty: Allocator) -> tuple[bool, Any]:
+        """Return the samples."""
+        return False, [item.sample for item in items]
+
+    def read_anew(self, items: list[BatchItem]) -> None:
+        """Nothing can be read twice."""
+
+    def replace(self, item: BatchItem, error: Exception) -> None:
+        """Let the item be for the next sample."""
+        item.attempt += 1
+        if item.attempt > _LONGEST_RUN:
+            raise TooManyFailures(
+                f"{_LONGEST_RUN} samples in a row did not fit into one batch of the iterable "
+                f"dataset, the last one for {text_of(error)}; loader.failures lists them."
+            )
+
+    def is_spent(self, error: Exception) -> bool:
         """Return whether the iterator cannot go on after it raised `error`, and say why in it."""
         self._num_failed += 1
         if inspect.isgenerator(self._iterator):
@@ -196,14 +221,20 @@ class StreamReader:
             return True
         return False
 
+    def end_of_workers(self, item: BatchItem) -> str:
+        """Return nothing: no sample of an iterable can be told from the others."""
+        return ""
+
+    # How far it is.
+
     def shard_position(self) -> ShardPosition:
         """Return how far this is, without the dataset's state."""
-        return ShardPosition(self._num_batches, self._ended, self._state_at)
+        return ShardPosition(self._num_batches, self._has_ended, self._state_at)
 
-    def saved_position(self) -> ShardPosition:
-        """Return how far this is."""
+    def position(self) -> ShardPosition:
+        """Return how far this is, with the dataset's state where it was taken just now."""
         state = self._new_state()
-        return ShardPosition(self._num_batches, self._ended, self._state_at, state)
+        return ShardPosition(self._num_batches, self._has_ended, self._state_at, state)
 
     def _new_state(self) -> bytes | None:
         """Return the dataset's state, pickled; None if it cannot tell, or was asked just now.

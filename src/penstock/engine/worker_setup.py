@@ -6,10 +6,9 @@ from __future__ import annotations
 import functools
 import importlib
 import sys
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING
 
 from penstock.engine.constant_seeds import changed_states
-from penstock.engine.fetch import Fetcher
 from penstock.optional import when_imported
 from penstock.randomness.generators import GlobalStates, seed_worker
 from penstock.randomness.keys import Purpose, seed_sequence
@@ -17,22 +16,10 @@ from penstock.randomness.samples import forget_streams, seed_fallback
 from penstock.worker_info import WorkerInfo, set_worker_info
 
 if TYPE_CHECKING:
-    from penstock.engine.assembly import Output
-    from penstock.engine.messages import BeginEpoch
     from penstock.engine.plan import Framework, WorkerSpec
-    from penstock.engine.status_page import StatusWriter
+    from penstock.engine.task import WorkerIdentity
 
-__all__ = ["WorkerIdentity", "make_fetcher", "set_up_worker"]
-
-
-class WorkerIdentity(NamedTuple):
-    """Which worker of which loader this is."""
-
-    worker_id: int
-    num_workers: int
-    base_seed: int
-    max_free_slots: int = 0
-    joins_late: bool = False  # added while an epoch runs: says when it can begin
+__all__ = ["set_up_worker"]
 
 
 def set_up_worker(spec: WorkerSpec, identity: WorkerIdentity) -> dict[str, bytes]:
@@ -69,31 +56,6 @@ def set_up_worker(spec: WorkerSpec, identity: WorkerIdentity) -> dict[str, bytes
 def _prepare_framework(framework: Framework, info: WorkerInfo) -> None:
     """Tell a tensor library who the worker is."""
     importlib.import_module(framework.adapter).prepare_worker(info)
-
-
-def make_fetcher(
-    spec: WorkerSpec,
-    output: Output,
-    identity: WorkerIdentity,
-    begun: BeginEpoch,
-    status: StatusWriter,
-) -> Fetcher:
-    """Return what makes this worker's batches of the epoch that begins.
-
-    Raises:
-        Exception: what the dataset raises when it is notified of the epoch, or iterated.
-    """
-    return Fetcher(
-        spec,
-        output,
-        base_seed=identity.base_seed,
-        epoch=begun.epoch,
-        is_announced=begun.is_announced,
-        worker_id=identity.worker_id,
-        num_workers=identity.num_workers,
-        shard=begun.shard,
-        status=status,
-    )
 
 
 def _keep_opencv_to_one_thread() -> None:

@@ -12,8 +12,7 @@ import warnings
 from typing import TYPE_CHECKING, Any, Final
 
 from penstock.engine.accounts import WorkerSettings
-from penstock.engine.activity import WorkerProgress
-from penstock.engine.backends import Backend, Outcome, open_backend
+from penstock.engine.backends import Backend, open_backend
 from penstock.engine.plan import RetryHints
 from penstock.engine.recover import NO_BATCH
 from penstock.engine.scheduler import (
@@ -38,6 +37,7 @@ from penstock.engine.scheduler import (
     WorkersChanged,
 )
 from penstock.engine.stream import BatchStream
+from penstock.engine.worker_table import WorkerProgress
 from penstock.errors import ConfigError, TooManyFailures, WorkerDied, WorkerTimeout
 from penstock.faults import annotate
 from penstock.forks import Owner
@@ -51,6 +51,7 @@ if TYPE_CHECKING:
     from penstock.engine.epoch import Epoch
     from penstock.engine.fault_log import FaultLog
     from penstock.engine.plan import Plan
+    from penstock.engine.task import TaskResult
 
 __all__ = ["WorkerStream"]
 
@@ -211,11 +212,11 @@ class WorkerStream(BatchStream):
     def _lose(self, delivery: Deliver) -> None:
         """Count a batch as one that could not be made: the sampler raised in its place."""
         step, worker_id, outcome = delivery.step, delivery.worker_id, delivery.outcome
-        self._record(outcome.losses.bad, step, worker_id)
-        self._epoch.progress.fail(step, worker_id, outcome.shard)
+        self._record(outcome.bad, step, worker_id)
+        self._epoch.progress.fail(step, worker_id, outcome.position)
 
     def _tell(self, observer: Observer, delivery: Deliver, num_ready: int) -> None:
-        outcome: Outcome = delivery.outcome
+        outcome: TaskResult = delivery.outcome
         if not observer.measures:
             num_samples = 0 if outcome.times is None else outcome.times.num_samples
             workers = self._workers
@@ -273,20 +274,19 @@ class WorkerStream(BatchStream):
         )
 
     def _give(self, delivery: Deliver) -> Any:  # noqa: ANN401 - any batch tree
-        outcome: Outcome = delivery.outcome
+        outcome: TaskResult = delivery.outcome
         progress, step, worker_id = self._epoch.progress, delivery.step, delivery.worker_id
-        losses = outcome.losses
-        num_failed = self._record(losses.bad, step, worker_id) if losses.bad else 0
+        num_failed = self._record(outcome.bad, step, worker_id) if outcome.bad else 0
         try:
-            batch = outcome.result() if self._hook is None else self._deliver(delivery, self._hook)
+            batch = outcome.batch() if self._hook is None else self._deliver(delivery, self._hook)
         except BaseException as error:
-            progress.fail(step, worker_id, outcome.shard)
+            progress.fail(step, worker_id, outcome.position)
             if isinstance(error, TooManyFailures):
                 self.close()
             if isinstance(error, StopIteration):
                 self._refuse_stop(error)
             raise
-        self._count(step, worker_id, outcome.shard, losses.num_asked, num_failed)
+        self._count(step, worker_id, outcome.position, outcome.num_asked, num_failed)
         return batch
 
     def _deliver(self, delivery: Deliver, hook: DeliveryHook) -> Any:  # noqa: ANN401
@@ -301,7 +301,7 @@ class WorkerStream(BatchStream):
         step, outcome = delivery.step, delivery.outcome
         ahead, self._begun = self._begun, None
         if ahead is None or ahead[0] != step:
-            batch = outcome.result()
+            batch = outcome.batch()
             return batch if batch is NO_BATCH else hook.begin(batch, self._namer(step))
         _, begun, error = ahead
         if error is None:
@@ -330,7 +330,7 @@ class WorkerStream(BatchStream):
         step, outcome = found
         try:
             with hook.without_autograd():
-                begun = outcome.result()
+                begun = outcome.batch()
                 if begun is not NO_BATCH:
                     begun = hook.begin(begun, self._namer(step))
         except Exception as error:
@@ -352,13 +352,13 @@ class WorkerStream(BatchStream):
         return answer
 
     def _handle(self, event: Event) -> Deliver | Finish | Fail | None:
-        if isinstance(event, WorkerExhausted) and event.losses:
+        if isinstance(event, WorkerExhausted) and event.result.num_asked:
             # Of no batch: they were the last of the shard.
-            num_failed = self._record(event.losses.bad, event.step, event.worker_id)
+            num_failed = self._record(event.result.bad, event.step, event.worker_id)
             progress = self._epoch.progress
             with self._closed_on_error():
                 progress.counted = self._faults.spend(
-                    progress.counted, event.losses.num_asked, num_failed, self._epoch
+                    progress.counted, event.result.num_asked, num_failed, self._epoch
                 )
         return self._carry_out(self._scheduler.handle(event))
 

@@ -151,7 +151,7 @@ def trace_events(recording: Recording) -> list[Event]:
         >>> from penstock.insight.stats import Stats, Verdict
         >>> events = trace_events(Recording({}, Stats(Verdict("nothing yet", ""))))
         >>> [event["args"]["name"] for event in events]
-        ['main process', 'training loop']
+        ['trainer', 'training loop']
     """
     columns = Columns(recording)
     backend = recording.stats.backend
@@ -168,7 +168,7 @@ def trace_events(recording: Recording) -> list[Event]:
 
 
 def _names(columns: Columns, backend: str) -> Iterator[Event]:
-    yield _named("process_name", _TRAINER, 0, "main process")
+    yield _named("process_name", _TRAINER, 0, "trainer")
     yield _named("thread_name", _TRAINER, 0, "training loop")
     if not len(columns):
         return

@@ -115,7 +115,7 @@ class BackendContract:
             event = self.run_one(backend, worker_id, step, indices)
             assert isinstance(event, TaskDone)
             assert (event.worker_id, event.step) == (worker_id, step)
-            batch = event.outcome.result()
+            batch = event.outcome.batch()
             assert batch["index"].tolist() == list(indices)
             assert (batch["data"] == (batch["index"] ** 2)[:, None]).all()
         backend.close()
@@ -124,12 +124,12 @@ class BackendContract:
         """The exception says which sample."""
         backend = self.started(Squares(broken=frozenset({4})))
         event = self.run_one(backend, 0, 0, [3, 4])
-        error = _raised_by(event.outcome.result)
+        error = _raised_by(event.outcome.batch)
         assert type(error) is KeyError
         assert error.args == ("sample 4 is broken",)
         assert any("sample 4" in note for note in error.__notes__)
         event = self.run_one(backend, 0, 1, [5])
-        assert event.outcome.result()["index"].tolist() == [5]
+        assert event.outcome.batch()["index"].tolist() == [5]
         backend.close()
 
     def test_the_end_of_an_iterable_is_told_once(self) -> None:
@@ -137,7 +137,7 @@ class BackendContract:
         backend = self.started(Countdown(3))
         events = [self.run_one(backend, 0, step, [None, None]) for step in range(3)]
         assert [type(event) for event in events] == [TaskDone, TaskDone, WorkerExhausted]
-        batches = [event.outcome.result().tolist() for event in events[:2]]
+        batches = [event.outcome.batch().tolist() for event in events[:2]]
         assert batches == [[2, 1], [0]]
         backend.close()
 
@@ -154,7 +154,7 @@ class BackendContract:
     def test_batches_outlive_the_backend(self) -> None:
         """What was given out is the user's."""
         backend = self.started(Squares())
-        batch = self.run_one(backend, 0, 0, [9]).outcome.result()
+        batch = self.run_one(backend, 0, 0, [9]).outcome.batch()
         backend.close()
         assert (batch["data"] == 81).all()
 
@@ -164,7 +164,7 @@ class BackendContract:
         held = []
         for step in range(60):
             event = self.run_one(backend, step % self.num_workers, step, [step])
-            held.append(event.outcome.result())
+            held.append(event.outcome.batch())
         for step, batch in enumerate(held):
             assert (batch["data"] == step * step).all()
         backend.close()
@@ -186,7 +186,7 @@ class BackendContract:
         for step in range(2 * self.num_workers):
             event = self.run_one(backend, step % self.num_workers, step, [step])
             assert isinstance(event, TaskDone)
-            assert event.outcome.result()["index"].tolist() == [step]
+            assert event.outcome.batch()["index"].tolist() == [step]
         backend.close()
 
     def max_workers(self) -> int:
@@ -207,7 +207,7 @@ class BackendContract:
             for worker_id in [*range(self.num_workers), *newcomers]:
                 event = self.run_one(backend, worker_id, len(held), [len(held)])
                 assert (type(event), event.worker_id) == (TaskDone, worker_id)
-                held.append(event.outcome.result())
+                held.append(event.outcome.batch())
             for worker_id in newcomers:
                 backend.remove_worker(worker_id)
             assert backend.is_whole
@@ -237,12 +237,12 @@ class BackendContract:
         policy = FaultPolicy("skip")
         backend = self.started(Squares(broken=frozenset({4, 6})), faults=policy)
         outcome = self.run_one(backend, 0, 0, [3, 4, 5, 6]).outcome
-        assert outcome.result()["index"].tolist() == [3, 5]
-        assert outcome.losses.num_asked == 4
-        assert [bad.index for bad in outcome.losses.bad] == [4, 6]
-        assert all(isinstance(bad.error, KeyError) for bad in outcome.losses.bad)
+        assert outcome.batch()["index"].tolist() == [3, 5]
+        assert outcome.num_asked == 4
+        assert [bad.index for bad in outcome.bad] == [4, 6]
+        assert all(isinstance(bad.error, KeyError) for bad in outcome.bad)
         outcome = self.run_one(backend, 0, 1, [4]).outcome
-        assert outcome.result() is NO_BATCH
+        assert outcome.batch() is NO_BATCH
         backend.close()
 
     def test_closing_is_quick_and_may_be_repeated(self) -> None:

@@ -129,12 +129,13 @@ _OF_BATCHES: Final[Mapping[type, Callable[[Any], Any]]] = {np.ndarray: _reduce_a
 def unpack(packed: Packed, slots: dict[int, memoryview]) -> Any:  # noqa: ANN401 - any tree at all
     """Return the tree again; its large arrays alias `slots`, which they keep alive."""
     message = packed.pickle
-    data = _slice(slots, message) if isinstance(message, Extent) else message
+    data = message if isinstance(message, bytes) else _slice(slots, message)
     return load_all(data, [_slice(slots, extent) for extent in packed.buffers])
 
 
 def _slice(slots: dict[int, memoryview], extent: Extent) -> memoryview:
-    return slots[extent.slot][extent.offset : extent.offset + extent.size_bytes]
+    slot, offset, size_bytes = extent  # of a packed tree that has crossed: a plain tuple
+    return slots[slot][offset : offset + size_bytes]
 
 
 class AsTensor:

@@ -20,44 +20,19 @@ from typing import TYPE_CHECKING, Protocol
 if TYPE_CHECKING:
     from collections.abc import Collection, Sequence
 
-    from penstock.engine.accounts import TaskTimes
-    from penstock.engine.activity import WorkerProgress
-    from penstock.engine.epoch import Epoch, ShardPosition
-    from penstock.engine.fault_log import Losses
+    from penstock.engine.epoch import Epoch
     from penstock.engine.plan import Plan, RetryHints
     from penstock.engine.scheduler import BackendEvent
+    from penstock.engine.worker_table import WorkerProgress
 
-__all__ = ["Backend", "Outcome", "open_backend"]
-
-
-class Outcome(Protocol):
-    """What came of a task."""
-
-    @property
-    def shard(self) -> ShardPosition | None:
-        """How far the worker is in its shard of an iterable dataset; None for map-style ones."""
-
-    @property
-    def losses(self) -> Losses:
-        """The samples that the batch goes without."""
-
-    @property
-    def times(self) -> TaskTimes | None:
-        """What it took; None where nothing was made."""
-
-    @property
-    def pid(self) -> int:
-        """Process of the worker."""
-
-    def result(self) -> object:
-        """Return the batch (`NO_BATCH` if nothing is left), or raise what the user's code did."""
+__all__ = ["Backend", "open_backend"]
 
 
 class Backend(Protocol):
     """Runs tasks, each on the worker it is submitted to, per worker in the order of submission.
 
     Attributes:
-        measures: Whether outcomes of tasks submitted from now on tell what they took.
+        measures: Whether results of tasks submitted from now on hold what they took.
 
     Concurrency:
         One thread.
@@ -73,7 +48,7 @@ class Backend(Protocol):
         """Whether every worker lives; what is not whole cannot begin another epoch."""
 
     def begin_epoch(self, epoch: Epoch) -> None:
-        """Begin an epoch, or go on in one; outcomes of earlier ones are dropped from now on."""
+        """Begin an epoch, or go on in one; results of earlier ones are dropped from now on."""
 
     def await_start(self) -> Collection[int]:
         """Return the workers that may take long to start; `events` tells when each can begin.

@@ -26,6 +26,7 @@ import atexit
 import collections
 import contextlib
 import errno
+import functools
 import math
 import multiprocessing
 import multiprocessing.process
@@ -40,14 +41,9 @@ from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
 
-from penstock.engine.activity import WorkerProgress, activity_of, progress_of
-from penstock.engine.backends.remote import FailedTask, Where, revived
-from penstock.engine.backends.worker_process import WorkerProcess, wait_for_ends
-from penstock.engine.constant_seeds import note_states
-from penstock.engine.fault_log import NO_LOSSES, Losses
-from penstock.engine.first_samples import FirstSamples
+from penstock.engine.backends.process_handle import WorkerProcess, wait_for_ends
+from penstock.engine.backends.process_worker import run_worker
 from penstock.engine.fork_hazards import opencv_at_rest, warn_of_fork
-from penstock.engine.generator_watch import UNSEEDED, warn_of_drawings
 from penstock.engine.interrupts import LONGEST_WAIT_S, HeldInterrupts
 from penstock.engine.limits import (
     SystemMemory,
@@ -57,30 +53,17 @@ from penstock.engine.limits import (
     memory_now,
     memory_warning,
 )
-from penstock.engine.messages import (
-    BatchMade,
-    BeginEpoch,
-    DrawingsFound,
-    GeneratorsSet,
-    Ready,
-    ShardExhausted,
-    Task,
-    TaskFailed,
-    decode,
-    encode,
-)
 from penstock.engine.parent_watch import ParentWatch
 from penstock.engine.pickling import share_spec, unpicklable_error
 from penstock.engine.recover import NO_BATCH
-from penstock.engine.scheduler import TaskDone, WorkerExhausted, WorkerLost, WorkerReady
 from penstock.engine.status_page import StatusPage
-from penstock.engine.worker import run_worker
-from penstock.engine.worker_setup import WorkerIdentity
+from penstock.engine.task import Kind, WorkerIdentity, decode_result, encode_message
+from penstock.engine.worker_table import WorkerProgress, WorkerTable
 from penstock.errors import ConfigError
 from penstock.forks import Owner
 from penstock.randomness.keys import Purpose, seed_sequence
 from penstock.transport.channel import Channel
-from penstock.transport.packing import unpack
+from penstock.transport.packing import Packed, unpack
 from penstock.warn import users_level
 
 if TYPE_CHECKING:
@@ -88,7 +71,7 @@ if TYPE_CHECKING:
 
     from penstock.engine.epoch import Epoch
     from penstock.engine.plan import Plan, RetryHints
-    from penstock.engine.scheduler import BackendEvent
+    from penstock.engine.scheduler import BackendEvent, WorkerLost
     from penstock.transport.channel import Frame
 
 __all__ = ["ProcessBackend"]
@@ -126,32 +109,6 @@ atexit.register(_close_all)  # runs before multiprocessing's, which was register
 os.register_at_fork(after_in_child=_leave_in_child)
 
 
-class _ReceivedBatch:
-    """A batch that has arrived; its slots are leased, also if nobody ever unpacks it."""
-
-    __slots__ = ("_message", "_slots", "_where", "pid", "shard", "times")
-
-    def __init__(self, message: BatchMade, slots: dict[int, memoryview], where: Where) -> None:
-        self._message = message
-        self._slots = slots
-        self._where = where
-        self.shard = message.shard
-        self.times = message.times
-        self.pid = where.pid
-
-    @property
-    def losses(self) -> Losses:
-        if not self._message.num_asked:
-            return NO_LOSSES
-        return Losses(self._message.num_asked, revived(self._message.bad, self._where))
-
-    def result(self) -> object:
-        if self._message.is_empty:
-            return NO_BATCH
-        slots, self._slots = self._slots, {}
-        return unpack(self._message.packed, slots)
-
-
 class ProcessBackend:
     """Process workers. See the module for its guarantees."""
 
@@ -160,20 +117,15 @@ class ProcessBackend:
         self.measures = True
         self._plan = plan
         self._context = plan.context or multiprocessing.get_context()
-        self._workers: dict[int, WorkerProcess] = {}
+        self._table: WorkerTable[WorkerProcess] = WorkerTable(plan)
         self._leaving: dict[int, WorkerProcess] = {}  # by watch_fd; removed, not yet ended
         self._was_started: set[int] = set()  # numbers of workers
         self._parent_watch: ParentWatch | None = None
         self._held_interrupts = HeldInterrupts()
         self._shared_fd: int | None = None  # the spec, for workers that are not forked
-        self._begun: Epoch | None = None
         self._memory = SystemMemory()
         self._has_checked_memory = False
         self.processes: list[Any] = []  # by worker id; kept after `close`, for who wants to look
-        # the user may begin the same epoch again; generations are all different
-        self._generation = 0
-        self._epoch = 0
-        self._first_samples = FirstSamples(plan.spec, plan.num_workers)
         self._num_respawned = 0
         _backends.add(self)
         self._poll = select.poll()
@@ -212,12 +164,12 @@ class ProcessBackend:
         with self._held_interrupts:
             worker = self._start_worker(worker_id, seed, joins_late=joins_late)
             self._was_started.add(worker_id)
-            self._workers[worker_id] = worker
+            self._table.add(worker)
             self._list_processes()
         return worker
 
     def _list_processes(self) -> None:
-        self.processes = [worker.process for _, worker in sorted(self._workers.items())]
+        self.processes = [worker.process for _, worker in sorted(self._table.workers.items())]
 
     def _close_shared(self) -> None:
         if self._shared_fd is not None:
@@ -238,7 +190,7 @@ class ProcessBackend:
         max_free = prefetch + 2
         if plan.page_lock is not None:
             max_free += math.ceil(_BATCHES_AHEAD_OF_DEVICE / num_workers)
-        identity = WorkerIdentity(worker_id, num_workers, base_seed, max_free, joins_late)
+        identity = WorkerIdentity(worker_id, num_workers, base_seed, joins_late, max_free)
         status_page = StatusPage()
         try:
             process = self._context.Process(  # type: ignore[attr-defined]  # every context has it
@@ -275,17 +227,9 @@ class ProcessBackend:
 
     def respawn(self, worker_id: int) -> None:
         """Start another process, which goes on where the dead one was."""
-        assert self._begun is not None
         if self._shared_fd is None:
             warn_of_fork(stacklevel=users_level())  # threads may have been started since
-        with self._held_interrupts:
-            dead = self._workers[worker_id]
-            self._num_respawned += 1
-            worker = self._start_worker(worker_id, self._seed_of_respawned())
-            worker.shard = dead.shard
-            self._workers[worker_id] = worker
-            self._list_processes()
-        self._tell_epoch(worker)
+        self._tell_epoch(self._open_worker(worker_id))
 
     def add_worker(self, worker_id: int) -> None:
         """Start one process more; a removed one of the same number may still be ending."""
@@ -296,7 +240,7 @@ class ProcessBackend:
 
     def remove_worker(self, worker_id: int) -> None:
         """Close its channel: it ends by itself. Batches that it made stay valid."""
-        worker = self._workers.pop(worker_id)
+        worker = self._table.workers.pop(worker_id)
         self._list_processes()
         self._poll.unregister(worker.channel.fileno())
         del self._by_fd[worker.channel.fileno()], self._by_fd[worker.watch_fd]
@@ -321,39 +265,31 @@ class ProcessBackend:
 
     def kill(self, worker_id: int, why: str) -> None:
         """Send SIGKILL, once its stacks are in the status page: it may not hear anything else."""
-        self._workers[worker_id].kill(why)
+        self._table.workers[worker_id].kill(why)
 
     def diagnose(self, worker_id: int, *, with_stacks: bool) -> WorkerProgress:
         """Read its status page, into which it writes its stacks if it is asked to."""
-        worker = self._workers[worker_id]
+        worker = self._table.workers[worker_id]
         snapshot = worker.status_page.read()
-        activity = activity_of(snapshot, worker.tasks, self._plan.spec, self._generation)
         stacks = ""
         if with_stacks and worker.can_show_stacks:
             worker.status_page.ask_for_stacks(worker.signal)
             stacks = worker.status_page.new_stacks()
-        return progress_of(snapshot, activity, worker.tasks, stacks)
+        return self._table.progress(worker, snapshot, stacks)
 
     @property
     def is_whole(self) -> bool:
         """Whether every worker lives; asks the system, as nobody may have read of a death yet."""
-        return all(worker.is_alive() for worker in self._workers.values())
+        return all(worker.is_alive() for worker in self._table.workers.values())
 
     def begin_epoch(self, epoch: Epoch) -> None:
         """Tell every worker; what still comes of earlier epochs is dropped."""
-        self._generation += 1
-        self._epoch = epoch.number
-        self._begun = epoch
-        self._first_samples.clear()
-        for worker in self._workers.values():
-            worker.shard = epoch.progress.given.shards.get(worker.worker_id)
-            worker.tasks.clear()
+        self._table.begin_epoch(epoch)
+        for worker in self._table.workers.values():
             self._tell_epoch(worker)
 
     def _tell_epoch(self, worker: WorkerProcess) -> None:
-        assert self._begun is not None
-        begin = BeginEpoch(self._generation, self._epoch, self._begun.is_announced, worker.shard)
-        self._post(worker, encode(begin))
+        self._post(worker, encode_message(self._table.message_of(worker)))
 
     def await_start(self) -> tuple[int, ...]:
         """Return nobody: workers of this machine start at once."""
@@ -363,13 +299,18 @@ class ProcessBackend:
         self, worker_id: int, step: int, indices: object, hints: RetryHints | None = None
     ) -> None:
         """Send the task, with the numbers of the slots that have come back."""
-        worker = self._workers[worker_id]
-        worker.tasks[step] = indices
+        worker = self._table.workers[worker_id]
         freed, retired = worker.arena.take_freed()
-        task = Task(
-            self._generation, step, indices, tuple(freed), tuple(retired), hints, self.measures
+        task = self._table.task_of(
+            worker,
+            step,
+            indices,
+            hints,
+            is_measured=self.measures,
+            freed=tuple(freed),
+            retired=tuple(retired),
         )
-        self._post(worker, encode(task))
+        self._post(worker, encode_message(task))
 
     def _post(self, worker: WorkerProcess, message: bytes) -> None:
         if worker.is_gone:
@@ -422,7 +363,7 @@ class ProcessBackend:
         try:
             while frames:
                 frame = frames.popleft()
-                event = self._event_of(worker, decode(frame.data), frame)
+                event = self._event_of(worker, frame)
                 if event is not None:
                     events.append(event)
         finally:
@@ -433,49 +374,27 @@ class ProcessBackend:
             return [self._reap(worker)]
         return events
 
-    def _event_of(
-        self,
-        worker: WorkerProcess,
-        message: Any,  # noqa: ANN401 - one of the messages
-        frame: Frame,
-    ) -> TaskDone | WorkerExhausted | WorkerReady | None:
-        outcome: _ReceivedBatch | FailedTask
-        where = Where(worker.worker_id, worker.process.pid, self._epoch, message.step)
-        if isinstance(message, BatchMade):
-            if frame.fds:
-                worker.arena.add_all(message.new_slots, frame.fds)
-                self._check_memory(message)
+    def _event_of(self, worker: WorkerProcess, frame: Frame) -> BackendEvent | None:
+        result, (new_slots, retired) = decode_result(frame.data)
+        if frame.fds:
+            worker.arena.add_all(new_slots, frame.fds)
+            self._check_memory(new_slots)
+        if result.kind == Kind.DONE:
+            message, buffers, slots = result.payload
             # Leased before anything else: slots of a dropped batch come back through the same path.
-            slots = worker.arena.lease(message.packed.slots)
-            outcome = _ReceivedBatch(message, slots, where)
-            worker.arena.remove(message.retired_slots)
-        elif isinstance(message, TaskFailed):
-            outcome = FailedTask(message, where)
-        elif isinstance(message, GeneratorsSet):
-            init_fn = self._plan.spec.worker_init_fn
-            assert init_fn is not None
-            note_states(init_fn, self._plan.base_seed, worker.worker_id, message.states)
-        elif isinstance(message, DrawingsFound):
-            warn_of_drawings(message.drawings, UNSEEDED)
-        if message.generation != self._generation:
-            return None
-        if isinstance(message, Ready):
-            return WorkerReady(worker.worker_id)
-        worker.tasks.pop(message.step, None)
-        if not isinstance(message, ShardExhausted) and message.shard is not None:
-            worker.shard = message.shard.after(worker.shard)
-        if isinstance(message, BatchMade) and message.first_sample is not None:
-            self._first_samples.compare(worker.worker_id, message.first_sample)
-        if isinstance(message, ShardExhausted):
-            losses = Losses(message.num_asked, revived(message.bad, where))
-            return WorkerExhausted(worker.worker_id, message.step, losses)
-        return TaskDone(worker.worker_id, message.step, outcome)
+            leases = worker.arena.lease(slots)
+            result.unpack = functools.partial(unpack, Packed(message, buffers, slots), leases)
+            result.payload = None
+        elif result.kind == Kind.EMPTY:
+            result.payload = NO_BATCH
+        worker.arena.remove(retired)
+        return self._table.accept(worker, result)
 
-    def _check_memory(self, message: BatchMade) -> None:
+    def _check_memory(self, new_slots: Sequence[tuple[int, int]]) -> None:
         """Say so once if memory will not hold as many batches as are to be under way."""
-        if not self._has_checked_memory and message.new_slots:
+        if not self._has_checked_memory and new_slots:
             self._has_checked_memory = True
-            batch_bytes = sum(size_bytes for _, size_bytes in message.new_slots)
+            batch_bytes = sum(size_bytes for _, size_bytes in new_slots)
             text = memory_warning(batch_bytes, self._plan.lookahead + 1, self._memory)
             if text is not None:
                 warnings.warn(text, RuntimeWarning, stacklevel=users_level())
@@ -485,10 +404,8 @@ class ProcessBackend:
             self._poll.unregister(fd)
             del self._by_fd[fd]
         worker.wait_for_end()
-        worker.is_gone = True
         end, advice = worker.describe_end()
         snapshot = worker.status_page.read()
-        activity = activity_of(snapshot, worker.tasks, self._plan.spec, self._generation)
         if worker.was_killed_by_memory_perhaps:
             now, peak_bytes = memory_now(), snapshot.peak_rss_bytes or None
             memory = describe_memory(now, self._memory, peak_bytes)
@@ -497,16 +414,18 @@ class ProcessBackend:
             advice += f"\nIts Python stack then:\n{stacks}"
         limit = worker.deaths_that_prove
         worker.release()
-        reason = (
-            f"DataLoader worker (pid {worker.process.pid}) exited unexpectedly: worker "
-            f"{worker.worker_id} {end} {activity.words}"
+        how = (
+            f"DataLoader worker (pid {worker.pid}) exited unexpectedly: worker "
+            f"{worker.worker_id} {end}"
         )
-        return WorkerLost(worker.worker_id, reason, advice, activity.step, activity.sample, limit)
+        activity = self._table.activity(worker, snapshot)
+        return self._table.death(worker, activity, how, advice, limit=limit)
 
     def close(self, *, in_a_hurry: bool = False) -> None:
         """Stop the workers and wait until they are gone."""
-        workers = [*self._workers.values(), *self._leaving.values()]
-        self._workers, self._leaving = {}, {}
+        workers = [*self._table.workers.values(), *self._leaving.values()]
+        self._table.workers.clear()
+        self._leaving.clear()
         self._close_shared()
         self._by_fd.clear()  # and with it the arenas
         if not self._owner.is_here:

@@ -33,14 +33,13 @@ import warnings
 import weakref
 from typing import TYPE_CHECKING, Final
 
-from penstock.engine.activity import WorkerProgress, activity_of, progress_of
-from penstock.engine.first_samples import FirstSamples
-from penstock.engine.generator_watch import warn_of_drawings
+from penstock.engine.backends.thread_generation import ThreadGeneration
+from penstock.engine.backends.thread_worker import FromThread, ThreadEnd, ThreadWorker
 from penstock.engine.interrupts import LONGEST_WAIT_S
-from penstock.engine.scheduler import TaskDone, WorkerLost, WorkerReady
-from penstock.engine.thread_generation import ThreadGeneration
-from penstock.engine.thread_worker import ThreadAnswer, ThreadTask, ThreadWorker
+from penstock.engine.scheduler import WorkerLost
+from penstock.engine.task import TaskResult, WorkerIdentity
 from penstock.engine.user_frames import stack_of_thread
+from penstock.engine.worker_table import WorkerProgress, WorkerTable
 from penstock.errors import WorkerDied
 from penstock.forks import Owner
 from penstock.randomness.keys import Purpose, seed_sequence
@@ -93,15 +92,14 @@ class ThreadBackend:
         """Prepare workers for `plan`."""
         self.measures = True
         self._plan = plan
-        self._workers: dict[int, ThreadWorker] = {}
+        self._table: WorkerTable[ThreadWorker] = WorkerTable(
+            plan, drawings_advice=_SHARED_GENERATORS, warns=True
+        )
         self._num_starts: dict[int, int] = {}  # by worker id
         # Removed, and not yet ended: nobody else knows them.
         self._leaving: weakref.WeakSet[ThreadWorker] = weakref.WeakSet()
-        # None: it is closed
-        self._outbox: queue.SimpleQueue[ThreadAnswer | None] = queue.SimpleQueue()
+        self._outbox: queue.SimpleQueue[FromThread | None] = queue.SimpleQueue()  # None: closed
         self._generation = ThreadGeneration(0, 0, is_announced=False)
-        self._begun: Epoch | None = None
-        self._first_samples = FirstSamples(plan.spec, plan.num_workers, warns=True)
         self._owner = Owner()
 
     def start(self) -> None:
@@ -119,34 +117,33 @@ class ThreadBackend:
         num_before = self._num_starts.get(worker_id, 0)
         self._num_starts[worker_id] = num_before + 1
         again = (num_before,) if num_before else ()
-        sequence = seed_sequence(self._plan.base_seed, Purpose.WORKERS, worker_id, *again)
-        worker = ThreadWorker(worker_id, self._plan, sequence, self._outbox, joins_late=joins_late)
+        plan = self._plan
+        sequence = seed_sequence(plan.base_seed, Purpose.WORKERS, worker_id, *again)
+        num_workers = max(plan.num_workers, plan.max_workers)
+        identity = WorkerIdentity(worker_id, num_workers, plan.base_seed, joins_late)
+        worker = ThreadWorker(identity, plan, sequence, self._outbox)
         worker.thread.start()
-        self._workers[worker_id] = worker
+        self._table.add(worker)
         return worker
 
     @property
     def threads(self) -> list[threading.Thread]:
         """The workers' threads, by worker id."""
-        return [worker.thread for _, worker in sorted(self._workers.items())]
+        return [worker.thread for _, worker in sorted(self._table.workers.items())]
 
     @property
     def is_whole(self) -> bool:
         """Whether every worker lives."""
-        return all(w.thread.is_alive() and not w.is_gone for w in self._workers.values())
+        return all(w.thread.is_alive() and not w.is_gone for w in self._table.workers.values())
 
     def begin_epoch(self, epoch: Epoch) -> None:
         """Tell every worker; what they still make of earlier epochs is broken off and dropped."""
-        self._generation = ThreadGeneration(
-            self._generation.number + 1, epoch.number, is_announced=epoch.is_announced
-        )
-        self._begun = epoch
-        self._first_samples.clear()
-        for worker in self._workers.values():
-            worker.tasks.clear()
-            worker.shard = epoch.progress.given.shards.get(worker.worker_id)
+        self._table.begin_epoch(epoch)
+        number, is_announced = self._table.generation, epoch.is_announced
+        self._generation = ThreadGeneration(number, epoch.number, is_announced=is_announced)
+        for worker in self._table.workers.values():
             if not worker.is_gone:
-                worker.begin(self._generation)
+                worker.begin(self._table.message_of(worker), self._generation)
 
     def await_start(self) -> tuple[int, ...]:
         """Return nobody: workers of this machine start at once."""
@@ -156,9 +153,8 @@ class ThreadBackend:
         self, worker_id: int, step: int, indices: object, hints: RetryHints | None = None
     ) -> None:
         """Put the task into the worker's queue."""
-        self._workers[worker_id].submit(
-            ThreadTask(self._generation.number, step, indices, hints, self.measures)
-        )
+        worker = self._table.workers[worker_id]
+        worker.submit(self._table.task_of(worker, step, indices, hints, is_measured=self.measures))
 
     def events(self, timeout_s: float | None) -> Sequence[BackendEvent]:
         """Wait on one queue; Ctrl-C interrupts the wait.
@@ -170,73 +166,58 @@ class ThreadBackend:
         while True:
             left_s = max(deadline - time.monotonic(), 0.0)
             try:
-                answer = self._outbox.get(timeout=min(left_s, LONGEST_WAIT_S))
+                came = self._outbox.get(timeout=min(left_s, LONGEST_WAIT_S))
             except queue.Empty:
                 if left_s <= LONGEST_WAIT_S:
                     return []
                 continue
-            if answer is None:
+            if came is None:
                 self._outbox.put(None)  # for whoever asks again
                 raise WorkerDied(
                     "the loader's iterator was closed, by another thread or in a worker, while "
                     "it was asked for a batch: its workers are gone. Iterate the loader anew."
                 )
-            event = self._event_of(answer)
-            del answer  # this frame may wait again; the batch is not to wait with it
+            event = self._event_of(came.worker, came.message)
+            del came  # this frame may wait again; the batch is not to wait with it
             if event is not None:
                 return [event]
 
-    def _event_of(self, answer: ThreadAnswer) -> BackendEvent | None:
-        worker, event = answer.worker, answer.event
-        if self._workers.get(worker.worker_id) is not worker:
+    def _event_of(
+        self, worker: ThreadWorker, message: TaskResult | ThreadEnd | WorkerLost
+    ) -> BackendEvent | None:
+        if isinstance(message, TaskResult):
+            return self._table.accept(worker, message)
+        if self._table.workers.get(worker.worker_id) is not worker:
             return None  # it was given up, and another has its place
-        if isinstance(event, WorkerLost):
-            return event if answer.generation == _GIVEN_UP else self._reap(worker, event)
-        if worker.is_gone or event is None or answer.generation != self._generation.number:
-            return None
-        if isinstance(event, WorkerReady):
-            return event
-        worker.tasks.pop(event.step, None)
-        if isinstance(event, TaskDone) and event.outcome.shard is not None:
-            worker.shard = event.outcome.shard.after(worker.shard)
-        if answer.first_sample is not None:
-            self._first_samples.compare(worker.worker_id, answer.first_sample)
-        warn_of_drawings(map(str, answer.drawings), _SHARED_GENERATORS)
-        return event
+        if isinstance(message, WorkerLost):
+            return message
+        return None if worker.is_gone else self._reap(worker, message)
 
-    def _reap(self, worker: ThreadWorker, end: WorkerLost) -> WorkerLost | None:
-        """Return the death of a worker with all that is known of it; None if it was known."""
-        if worker.is_gone:
-            return None
-        worker.is_gone = True
-        activity = activity_of(
-            worker.status.snapshot(), worker.tasks, self._plan.spec, self._generation.number
-        )
-        reason = (
+    def _reap(self, worker: ThreadWorker, end: ThreadEnd) -> WorkerLost:
+        """Return the death of a worker with all that is known of it."""
+        activity = self._table.activity(worker, worker.status.snapshot())
+        how = (
             f"DataLoader worker (thread {worker.thread.name}) exited unexpectedly: worker "
-            f"{worker.worker_id} {end.reason} {activity.words}"
+            f"{worker.worker_id} ended with {end.text}"
         )
-        advice = f"{_ADVICE_ON_EXIT}{end.advice}"
-        return WorkerLost(worker.worker_id, reason, advice, activity.step, activity.sample)
+        advice = f"{_ADVICE_ON_EXIT}\nWhere it was raised:\n{end.stack}"
+        return self._table.death(worker, activity, how, advice)
 
     def respawn(self, worker_id: int) -> None:
         """Start another thread, which goes on where the dead one was."""
-        dead = self._workers[worker_id]
-        dead.stop()
+        self._table.workers[worker_id].stop()
         worker = self._start_worker(worker_id)
-        worker.shard = dead.shard
-        worker.begin(self._generation)
+        worker.begin(self._table.message_of(worker), self._generation)
 
     def add_worker(self, worker_id: int) -> None:
         """Start one thread more, which joins the current epoch and says when it has."""
         worker = self._start_worker(worker_id, joins_late=True)
-        if self._begun is not None:
-            worker.shard = self._begun.progress.given.shards.get(worker_id)
-            worker.begin(self._generation)
+        if self._table.epoch is not None:
+            worker.begin(self._table.message_of(worker), self._generation)
 
     def remove_worker(self, worker_id: int) -> None:
         """Let a thread end that has no tasks; does not wait."""
-        worker = self._workers.pop(worker_id)
+        worker = self._table.workers.pop(worker_id)
         worker.stop()
         self._leaving.add(worker)
 
@@ -246,41 +227,37 @@ class ThreadBackend:
         If it only waits for another one, which hangs while it notifies the dataset of the epoch,
         that one is given up: one hang is one death.
         """
-        worker = self._workers[worker_id]
+        worker = self._table.workers[worker_id]
         worker = worker.held_up_by or worker
         if worker.is_gone:
             return
         advice = _ADVICE_ON_HANG
         if stack := stack_of_thread(worker.thread):
             advice += f"\nIts Python stack then:\n{stack}"
-        snapshot = worker.status.snapshot()
+        activity = self._table.activity(worker, worker.status.snapshot())
         worker.stop()
-        worker.is_gone = True
-        activity = activity_of(snapshot, worker.tasks, self._plan.spec, self._generation.number)
-        reason = (
+        how = (
             f"DataLoader worker (thread {worker.thread.name}) is stuck: worker "
-            f"{worker.worker_id} was given up, as {why}, {activity.words}"
+            f"{worker.worker_id} was given up, as {why},"
         )
-        death = WorkerLost(worker.worker_id, reason, advice, activity.step, activity.sample)
-        self._outbox.put(ThreadAnswer(worker, _GIVEN_UP, death))
+        death = self._table.death(worker, activity, how, advice)
+        self._outbox.put(FromThread(worker, death))
 
     def diagnose(self, worker_id: int, *, with_stacks: bool) -> WorkerProgress:
         """Return its status, and its stack."""
-        worker = self._workers[worker_id]
+        worker = self._table.workers[worker_id]
         if (notifier := worker.held_up_by) is not None:
             stack = f":\n{stack_of_thread(notifier.thread)}" if with_stacks else ""
             return WorkerProgress(
                 f"waiting for {notifier}, which is in set_epoch of the dataset{stack}"
             )
-        snapshot = worker.status.snapshot()
-        activity = activity_of(snapshot, worker.tasks, self._plan.spec, self._generation.number)
         stack = stack_of_thread(worker.thread) if with_stacks else ""
-        return progress_of(snapshot, activity, worker.tasks, stack)
+        return self._table.progress(worker, worker.status.snapshot(), stack)
 
     def close(self, *, in_a_hurry: bool = False) -> None:
         """Stop the workers, and wait until they are gone, but for those that are stuck."""
-        workers = [*self._workers.values(), *self._leaving]
-        self._workers = {}
+        workers = [*self._table.workers.values(), *self._leaving]
+        self._table.workers.clear()
         self._leaving.clear()
         _backends.discard(self)
         if not self._owner.is_here:
@@ -296,7 +273,7 @@ class ThreadBackend:
             _warn_of_stuck(left, grace_s)
 
 
-def _drain(outbox: queue.SimpleQueue[ThreadAnswer | None]) -> None:
+def _drain(outbox: queue.SimpleQueue[FromThread | None]) -> None:
     """Drop what nobody will ask for: it refers to workers, which refer to the queue."""
     while True:
         try:

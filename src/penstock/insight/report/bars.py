@@ -141,7 +141,7 @@ def _ratio(counts: NDArray[np.int64]) -> str:
 def worker_memory(rss_bytes: dict[int, int], backend: str) -> Chart:
     """Return the largest resident memory of each worker, or of the main process if it has none."""
     workers = sorted(rss_bytes)
-    names = ["main process" if backend == "serial" else f"worker {worker}" for worker in workers]
+    names = ["trainer" if backend == "serial" else f"worker {worker}" for worker in workers]
     megabytes = np.array([rss_bytes[worker] / 1e6 for worker in workers])
     summary = f"{size(max(rss_bytes.values()))} at most."
     if backend in ("process", "ray"):

@@ -138,7 +138,7 @@ def stages(recording: Recording, series: Series) -> Chart:
                 "rangemode": "tozero",
             },
             "yaxis2": {
-                "title": {"text": "main process"},
+                "title": {"text": "trainer"},
                 "domain": [0.0, 0.22],
                 "range": [0, 1],
                 "tickvals": [0, 1],

@@ -178,7 +178,7 @@ def key_figures(recording: Recording) -> Element:
             "Memory of batches",
             stats.slot_bytes,
             size(stats.slot_bytes) if stats.slot_bytes else _UNKNOWN,
-            f"{'main process' if stats.backend == 'serial' else 'largest worker'}: {size(rss)}"
+            f"{'trainer' if stats.backend == 'serial' else 'largest worker'}: {size(rss)}"
             if rss
             else "",
         ),

@@ -45,7 +45,7 @@ def timeline(columns: Columns, backend: str) -> Chart:
     traces = [_bars(stage, columns, 0 * rows, since_ns, time) for stage in own_and_wait]
     traces += [_bars(stage, columns, rows, since_ns, time) for stage in of_workers]
     named = ["loading"] if backend == "serial" else columns.seat_names
-    names = ["main process", *(named[seat] for seat in shown)]
+    names = ["trainer", *(named[seat] for seat in shown)]
     last_ns = np.array([since_ns, columns.end_ns])
     of_all = "" if len(shown) == len(seats) else f" {len(shown)} of {len(seats)} workers."
     return Chart(

@@ -24,6 +24,7 @@ from __future__ import annotations
 
 import atexit
 import contextlib
+import functools
 import math
 import queue
 import time
@@ -33,34 +34,30 @@ from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
 
-from penstock.engine.activity import WorkerProgress, progress_of
 from penstock.engine.backends.ray.cluster import RayOptions, connect, is_node_dead, what_is_free
 from penstock.engine.backends.ray.parcels import WritableMemory, open_parcel, pack_parcel
 from penstock.engine.backends.ray.remote_worker import RemoteWorker
-from penstock.engine.backends.ray.worker import RayWorker, Versions
-from penstock.engine.backends.remote import FailedTask, Where, revived
-from penstock.engine.fault_log import NO_LOSSES, Losses
-from penstock.engine.first_samples import FirstSamples
+from penstock.engine.backends.ray.worker import RayWorker, versions_here
 from penstock.engine.interrupts import LONGEST_WAIT_S
-from penstock.engine.messages import BatchMade, BeginEpoch, ShardExhausted, TaskFailed, decode
 from penstock.engine.pickling import unpicklable_error
 from penstock.engine.recover import NO_BATCH
-from penstock.engine.scheduler import TaskDone, WorkerExhausted, WorkerLost, WorkerReady
-from penstock.engine.worker_setup import WorkerIdentity
+from penstock.engine.scheduler import WorkerReady
+from penstock.engine.task import Kind, WorkerIdentity, decode_result
+from penstock.engine.worker_table import WorkerProgress, WorkerTable
 from penstock.errors import ConfigError, WorkerDied
 from penstock.forks import Owner
 from penstock.randomness.keys import Purpose, seed_sequence
 from penstock.warn import users_level
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Iterator, Sequence
 
-    from penstock.engine.backends.ray.parcels import Parcel
     from penstock.engine.backends.ray.remote_worker import Actor, Call, Come
     from penstock.engine.backends.ray.worker import Answer, Hello
-    from penstock.engine.epoch import Epoch, ShardPosition
+    from penstock.engine.epoch import Epoch
     from penstock.engine.plan import Plan, RetryHints
     from penstock.engine.scheduler import BackendEvent
+    from penstock.engine.worker_table import Activity
 
 __all__ = ["RayBackend"]
 
@@ -90,33 +87,6 @@ def _close_all() -> None:
 atexit.register(_close_all)
 
 
-class _Batch:
-    """A batch that has come; it lies in the object store."""
-
-    __slots__ = ("_memory", "_message", "_parcel", "_where", "pid", "shard", "times")
-
-    def __init__(
-        self, message: BatchMade, parcel: Parcel | None, memory: WritableMemory, where: Where
-    ) -> None:
-        self._message = message
-        self._parcel = parcel
-        self._memory = memory
-        self._where = where
-        self.shard = message.shard
-        self.times = message.times
-        self.pid = where.pid
-
-    @property
-    def losses(self) -> Losses:
-        if not self._message.num_asked:
-            return NO_LOSSES
-        return Losses(self._message.num_asked, revived(self._message.bad, self._where))
-
-    def result(self) -> object:
-        parcel, self._parcel = self._parcel, None
-        return NO_BATCH if parcel is None else open_parcel(parcel, self._memory)
-
-
 class RayBackend:
     """Workers on a Ray cluster. See the module for its guarantees.
 
@@ -126,19 +96,16 @@ class RayBackend:
 
     def __init__(self, plan: Plan) -> None:
         """Prepare workers for `plan`."""
-        self.measures = True  # they always do: a batch takes milliseconds on its way here
+        self.measures = True
         self._plan = plan
         self._options = plan.ray or RayOptions()
         self._ray: Any = None
         self._actor_class: Any = None
         self._parcel: object = None  # a reference to the spec
-        self._workers: dict[int, RemoteWorker] = {}
+        self._table: WorkerTable[RemoteWorker] = WorkerTable(plan)
         self._num_starts: dict[int, int] = {}  # by worker id
         self._inbox: queue.SimpleQueue[Come | None] = queue.SimpleQueue()  # None: it is closed
         self._memory = WritableMemory()
-        self._begun = BeginEpoch(0, 0, False, None)
-        self._shares: Mapping[int, ShardPosition] = {}  # where each worker begins in this epoch
-        self._first_samples = FirstSamples(plan.spec, plan.num_workers)
         self._is_started = False
         self._connection = ""  # what Ray knows this process by
         self._owner = Owner()
@@ -173,7 +140,7 @@ class RayBackend:
     @property
     def actors(self) -> list[Actor]:
         """The handles of the actors, by worker id."""
-        return [worker.actor for _, worker in sorted(self._workers.items())]
+        return [worker.actor for _, worker in sorted(self._table.workers.items())]
 
     def _open_worker(self, worker_id: int) -> RemoteWorker:
         """Ask for an actor, on whatever machine there is room; does not wait for it."""
@@ -187,36 +154,31 @@ class RayBackend:
         identity = WorkerIdentity(worker_id, max(plan.num_workers, plan.max_workers), seed)
         actor = self._actor_class.remote(identity)
         worker = RemoteWorker(worker_id, actor, plan.spec, self._inbox)
-        self._workers[worker_id] = worker
+        self._table.add(worker)
+        if self._table.epoch is not None:
+            worker.begin_generation(self._table.message_of(worker))
         return worker
 
     @property
     def is_whole(self) -> bool:
         """Whether every worker lives, by all that Ray has said up to now."""
-        heard = []
-        with contextlib.suppress(queue.Empty):
-            while True:
-                heard.append(self._inbox.get_nowait())
-        for come in heard:
-            # Answers are left for `events`.
+        for _ in range(self._inbox.qsize()):
+            come = self._inbox.get_nowait()
             if come is None or come.future.exception() is None:
-                self._inbox.put(come)
+                self._inbox.put(come)  # answers are left for `events`
             elif self._is_of_use(come):
                 self._on_error(come.call, come.future.exception())
-        return all(worker.is_open for worker in self._workers.values())
+        return all(worker.is_open for worker in self._table.workers.values())
 
     def begin_epoch(self, epoch: Epoch) -> None:
-        """Note it: workers are told with their first task. Answers of earlier ones are dropped."""
-        number = self._begun.generation + 1  # the user may begin the same epoch again
-        self._begun = BeginEpoch(number, epoch.number, epoch.is_announced, None)
-        self._shares = epoch.progress.given.shards
-        self._first_samples.clear()
-        for worker_id, worker in self._workers.items():
-            worker.begin_generation(self._begun._replace(shard=self._shares.get(worker_id)))
+        """Note it: workers learn of it with a task. Answers of earlier ones are dropped."""
+        self._table.begin_epoch(epoch)
+        for worker in self._table.workers.values():
+            worker.begin_generation(self._table.message_of(worker))
 
     def await_start(self) -> list[int]:
         """Return the workers for which Ray has yet to find a place, or whose dataset is opened."""
-        starting = [w for w in self._workers.values() if not w.is_ready and w.is_open]
+        starting = [w for w in self._table.workers.values() if not w.is_ready and w.is_open]
         for worker in starting:
             worker.joins_late = True
         return [worker.worker_id for worker in starting]
@@ -226,7 +188,8 @@ class RayBackend:
     ) -> None:
         """Send the task; behind trials of its samples, if it is to be done with care."""
         self._check_connection()
-        self._workers[worker_id].submit(step, indices, hints)
+        worker = self._table.workers[worker_id]
+        worker.submit(self._table.task_of(worker, step, indices, hints, is_measured=self.measures))
 
     def events(self, timeout_s: float | None) -> Sequence[BackendEvent]:
         """Wait on one queue; Ctrl-C interrupts the wait.
@@ -241,7 +204,7 @@ class RayBackend:
         deadline = math.inf if timeout_s is None else time.monotonic() + timeout_s
         while True:
             left_s = min(deadline - time.monotonic(), LONGEST_WAIT_S)
-            due = min((worker.due for worker in self._workers.values()), default=math.inf)
+            due = min((worker.due for worker in self._table.workers.values()), default=math.inf)
             patience_s = max(due - time.monotonic(), 0.0)  # for which only answers are looked after
             events = [] if patience_s else self._overdue()
             with contextlib.suppress(queue.Empty):
@@ -261,20 +224,20 @@ class RayBackend:
 
     @property
     def _num_starting(self) -> int:
-        return sum(w.hello is None for w in self._workers.values())
+        return sum(w.hello is None for w in self._table.workers.values())
 
     @property
     def _is_starting(self) -> bool:
         """Whether nothing is under way but in workers that Ray has not started."""
-        busy = [w for w in self._workers.values() if w.is_open and (w.tasks or not w.is_ready)]
+        workers = self._table.workers.values()
+        busy = [w for w in workers if w.is_open and (w.tasks or not w.is_ready)]
         return all(worker.hello is None for worker in busy)
 
     @property
     def _is_connected(self) -> bool:
-        if not self._ray.is_initialized():
-            return False
-        now: str = self._ray.get_runtime_context().get_worker_id()
-        return now == self._connection
+        ray = self._ray
+        is_on: bool = ray.is_initialized()
+        return is_on and ray.get_runtime_context().get_worker_id() == self._connection
 
     def _check_connection(self) -> None:
         if not self._is_connected:
@@ -285,28 +248,30 @@ class RayBackend:
 
     def _overdue(self) -> list[BackendEvent]:
         """Look after workers that say nothing; return deaths of which no more is to be awaited."""
-        late = [worker for worker in self._workers.values() if worker.due <= time.monotonic()]
-        dying = [worker for worker in late if worker.dying_since is not None]
+        now = time.monotonic()
+        late = [worker for worker in self._table.workers.values() if worker.due <= now]
         for worker in late:
             if worker.is_open and worker.hello is not None:
                 worker.knock()
         if any(worker.is_open and worker.hello is None for worker in late):
             self._tell_who_is_missing()
+        dying = [worker for worker in late if worker.dying_since is not None]
         return [event for worker in dying for event in self._reap(worker)]
 
     def _tell_who_is_missing(self) -> None:
-        missing = [w for w in self._workers.values() if w.is_open and w.hello is None]
+        workers = self._table.workers.values()
+        missing = [w for w in workers if w.is_open and w.hello is None]
         waited_s = time.monotonic() - min(worker.started_at for worker in missing)
         for worker in missing:
             worker.doubt_s = 10 * max(worker.doubt_s, waited_s)
-        if self._plan.is_worker_free and len(missing) < len(self._workers):
+        if self._plan.is_worker_free and len(missing) < len(workers):
             meanwhile = "The others make their batches meanwhile."
         else:
             meanwhile = "No batch comes without them, so training waits."
         warnings.warn(
-            f"{len(missing)} of {len(self._workers)} workers have waited {waited_s:.0f} s for Ray "
-            f"to start them: {what_is_free(self._ray, self._options)} {meanwhile} Fewer "
-            "workers (num_workers), or such that ask for less (ray_options), would start at once.",
+            f"{len(missing)} of {len(workers)} workers have waited {waited_s:.0f} s for Ray to "
+            f"start them: {what_is_free(self._ray, self._options)} {meanwhile} Fewer workers "
+            "(num_workers), or such that ask for less (ray_options), would start at once.",
             RuntimeWarning,
             stacklevel=users_level(),
         )
@@ -327,7 +292,7 @@ class RayBackend:
         """Note that a call is under way no more; return whether its worker is still one."""
         worker = come.call.worker
         worker.note_come(come.call)
-        return self._workers.get(worker.worker_id) is worker and not worker.is_gone
+        return self._table.workers.get(worker.worker_id) is worker and not worker.is_gone
 
     def _outcome_of(self, come: Come) -> list[BackendEvent]:
         call, worker = come.call, come.call.worker
@@ -341,18 +306,18 @@ class RayBackend:
             return []
         answer: Answer = come.future.result()
         if answer.kind == "ended":
-            worker.ended = answer
-            worker.last_entry = answer.snapshot
-            self._end(worker)
+            worker.last_snapshot = answer.snapshot
+            self._end(worker, answer)
             return []
-        if call.kind == "open":
-            return self._on_open(worker)
         events: list[BackendEvent] = []
-        if call.kind == "try":
+        if call.kind == "open":
+            worker.is_ready = True
+            events += [WorkerReady(worker.worker_id)] if worker.joins_late else []
+            worker.joins_late = False
+        elif call.kind == "try":
             worker.trial = None
         else:
-            for taken in worker.take(come):
-                events += self._event(taken)
+            events += self._events_of(worker.take(come))
         worker.send()
         return events
 
@@ -370,16 +335,15 @@ class RayBackend:
                     worker.send_again(call.number)
                 return
         if worker.dying_since is None:
-            worker.error = error
-            self._end(worker)
+            self._end(worker, error)
 
-    def _end(self, worker: RemoteWorker) -> None:
+    def _end(self, worker: RemoteWorker, end: Exception | Answer | str) -> None:
         """Let a worker's end take its course; also if Ray has only lost sight of it."""
-        worker.dying_since = time.monotonic()
+        worker.note_end(end)
         self._kill(worker)
 
     def _on_hello(self, worker: RemoteWorker, hello: Hello) -> None:
-        ours = Versions.here()
+        ours = versions_here()
         if hello.versions != ours:
             raise ConfigError(
                 f"worker {worker.worker_id} (pid {hello.pid} on {hello.address}) runs on "
@@ -389,110 +353,98 @@ class RayBackend:
             )
         if worker.hello is None:
             worker.open(self._parcel)
-        worker.hello = hello
+        worker.hello, worker.pid = hello, hello.pid
 
-    def _on_open(self, worker: RemoteWorker) -> list[BackendEvent]:
-        is_news, worker.joins_late = worker.joins_late, False
-        worker.is_ready = True
-        worker.send()
-        return [WorkerReady(worker.worker_id)] if is_news else []
+    def _events_of(self, answers: Iterator[Come]) -> list[BackendEvent]:
+        events = map(self._event, answers)
+        return [event for event in events if event is not None]
 
-    def _event(self, come: Come) -> list[BackendEvent]:
+    def _event(self, come: Come) -> BackendEvent | None:
         worker, answer = come.call.worker, come.future.result()
         if answer.kind == "dropped":
-            return []  # its shard is exhausted
-        assert isinstance(answer.message, bytes)
-        message = decode(answer.message)
-        pid = 0 if worker.hello is None else worker.hello.pid
-        where = Where(worker.worker_id, pid, self._begun.epoch, message.step)
-        if isinstance(message, ShardExhausted):
-            losses = Losses(message.num_asked, revived(message.bad, where))
-            return [WorkerExhausted(worker.worker_id, message.step, losses)]
-        if message.shard is not None:
-            worker.shard = message.shard.after(worker.shard)
-        if isinstance(message, TaskFailed):
-            return [TaskDone(worker.worker_id, message.step, FailedTask(message, where))]
-        if message.times is not None:
+            return None  # its shard is exhausted
+        result, _ = decode_result(answer.message)
+        if result.kind == Kind.DONE:
+            result.unpack = functools.partial(open_parcel, answer.parcel, self._memory)
+        elif result.kind == Kind.EMPTY:
+            result.payload = NO_BATCH
+        if result.times is not None and result.times.begun_ns:
             span = {"sent_ns": come.call.sent_ns, "received_ns": come.received_ns}
-            message = message._replace(times=worker.clock.by_ours(message.times, **span))
-        if message.first_sample is not None:
-            self._first_samples.compare(worker.worker_id, message.first_sample)
-        batch = _Batch(message, answer.parcel, self._memory, where)
-        return [TaskDone(worker.worker_id, message.step, batch)]
+            result.times = worker.clock.by_ours(result.times, **span)
+        return self._table.accept(worker, result)
 
     def _reap(self, worker: RemoteWorker) -> list[BackendEvent]:
         """Return the last batches of a worker that is gone, and its death."""
-        events = [event for taken in worker.take_rest() for event in self._event(taken)]
-        worker.is_gone = True
+        events = self._events_of(worker.take_rest())
         is_node_gone = worker.died_with_node or (
             worker.hello is not None and is_node_dead(self._ray, worker.hello.node_id)
         )
-        activity = worker.activity()
+        activity = self._activity(worker)
         end, advice = worker.describe_end(is_node_gone=is_node_gone)
-        reason = (
-            f"DataLoader worker ({worker.place}) exited unexpectedly: worker {worker.worker_id} "
-            f"{end} {activity.words}"
-        )
-        death = WorkerLost(worker.worker_id, reason, advice, counts=not is_node_gone)
-        if not is_node_gone:
-            or_steps, limit = worker.other_steps(activity), worker.deaths_that_prove
-            death = death._replace(
-                step=activity.step, sample=activity.sample, limit=limit, or_steps=or_steps
-            )
+        place, number = worker.place, worker.worker_id
+        how = f"DataLoader worker ({place}) exited unexpectedly: worker {number} {end}"
+        limit = worker.deaths_that_prove
+        death = self._table.death(worker, activity, how, advice, limit=limit)
+        if is_node_gone:
+            death = death._replace(step=None, sample=None, counts=False)
+        else:
+            death = death._replace(or_steps=worker.other_steps(activity))
         return [*events, death]
+
+    def _activity(self, worker: RemoteWorker) -> Activity:
+        activity = self._table.activity(worker, worker.snapshot())
+        if others := worker.other_steps(activity):
+            listed = " or ".join(map(str, others))
+            return activity._replace(words=f"{activity.words}, or already at step {listed}")
+        return activity
 
     def respawn(self, worker_id: int) -> None:
         """Ask for another actor, on whatever machine there is room, to go on where this one was."""
-        dead = self._workers[worker_id]
+        dead = self._table.workers[worker_id]
         dead.forget()
-        worker = self._open_worker(worker_id)
-        worker.joins_late = dead.joins_late
-        worker.begin_generation(self._begun._replace(shard=dead.shard))
+        self._open_worker(worker_id).joins_late = dead.joins_late
 
     def add_worker(self, worker_id: int) -> None:
-        """Ask for one actor more, which joins the current epoch and says when it has."""
-        worker = self._open_worker(worker_id)
-        worker.joins_late = True
-        worker.begin_generation(self._begun._replace(shard=self._shares.get(worker_id)))
+        """Ask for one actor more, which joins the current epoch; an event says when it has."""
+        self._open_worker(worker_id).joins_late = True
 
     def remove_worker(self, worker_id: int) -> None:
         """Let an actor go that has no tasks; does not wait."""
-        self._let_end(self._workers.pop(worker_id))
+        self._let_end(self._table.workers.pop(worker_id))
 
     def kill(self, worker_id: int, why: str) -> None:
         """End an actor that is stuck, once it has said what it is doing, if it still can."""
-        worker = self._workers[worker_id]
+        worker = self._table.workers[worker_id]
         if not worker.is_open or worker.hello is None:  # one that has not started is not stuck
             return
         self._ask(worker)
-        worker.killed_because = why
-        self._end(worker)
+        self._end(worker, why)
 
     def _ask(self, worker: RemoteWorker) -> None:
-        worker.last_entry, worker.last_stack = None, ""
+        worker.last_snapshot, worker.last_stack = None, ""
         if worker.hello is not None:
             with contextlib.suppress(Exception):  # native code holds the interpreter, or no link
                 call = worker.actor.doing.remote()
-                worker.last_entry, worker.last_stack = self._ray.get(call, timeout=_STACKS_S)
+                worker.last_snapshot, worker.last_stack = self._ray.get(call, timeout=_STACKS_S)
 
     def diagnose(self, worker_id: int, *, with_stacks: bool) -> WorkerProgress:
         """Ask the actor; one that does not answer in time is known by its tasks alone."""
-        worker = self._workers[worker_id]
+        worker = self._table.workers[worker_id]
         if worker.hello is None:
             waited_s = time.monotonic() - worker.started_at
             free = what_is_free(self._ray, self._options)
             return WorkerProgress(f"waiting for Ray to start it, for {waited_s:.0f} s: {free}")
         self._ask(worker)
         stacks = worker.last_stack if with_stacks else ""
-        activity = worker.activity()
-        if worker.last_entry is None:
+        if worker.last_snapshot is None:
             why = "It does not answer: native code holds its interpreter, or no link is"
-            return WorkerProgress(f"{activity.words}. {why}")
-        return progress_of(worker.last_entry, activity, worker.tasks, stacks)
+            return WorkerProgress(f"{self._activity(worker).words}. {why}")
+        return self._table.progress(worker, worker.last_snapshot, stacks)
 
     def close(self, *, in_a_hurry: bool = False) -> None:
         """End the workers, and wait until they are gone."""
-        workers, self._workers = list(self._workers.values()), {}
+        workers = list(self._table.workers.values())
+        self._table.workers.clear()
         _backends.discard(self)
         if not self._is_started or not self._owner.is_here:
             return  # in a forked copy of the main process Ray cannot be used

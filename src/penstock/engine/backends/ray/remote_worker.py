@@ -15,18 +15,21 @@ import math
 import time
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
-from penstock.engine.activity import Activity, activity_of
-from penstock.engine.messages import BeginEpoch, Task, encode
+from penstock.engine.backends.ray.worker import Answer
 from penstock.engine.plan import RetryHints, dataset_keys
 from penstock.engine.status_page import Phase, StatusSnapshot
+from penstock.engine.task import BeginEpoch, encode_message
+from penstock.engine.worker_table import KnownWorker
 
 if TYPE_CHECKING:
     import queue
     from collections.abc import Iterator
 
     from penstock.engine.accounts import TaskTimes
-    from penstock.engine.backends.ray.worker import Answer, Hello
+    from penstock.engine.backends.ray.worker import Hello
     from penstock.engine.plan import WorkerSpec
+    from penstock.engine.task import Task
+    from penstock.engine.worker_table import Activity
 
 __all__ = ["Actor", "Call", "Come", "RemoteWorker", "WorkerClock"]
 
@@ -49,8 +52,8 @@ _ADVICE_ON_HANG: Final = "Raise `timeout` if samples, or the start of a worker, 
 _ADVICE_ON_NODE: Final = "Its work is done elsewhere as soon as the cluster has room for it."
 _ADVICE_ON_START: Final = (
     "Every machine of the cluster needs penstock, and what the dataset imports, of the versions "
-    'that the main process has. Install them there, or let Ray: ray_options={"runtime_env": '
-    '{"pip": [...], "working_dir": "."}}.'
+    'that the main process has. Install them there, or let Ray: ray_options={"runtime_env": {"pip":'
+    ' [...], "working_dir": "."}}.'
 )
 
 
@@ -82,28 +85,23 @@ class Come(NamedTuple):
     received_ns: int
 
 
-class RemoteWorker:
+class RemoteWorker(KnownWorker):
     """One actor, seen from the main process.
 
     Attributes:
-        worker_id: Its number.
         actor: Ray's handle.
         is_ready: Whether the actor has opened the spec, so that it may be sent tasks.
         hello: Where it is; None until it has started.
         started_at: When it was asked for, by the monotonic clock.
         doubt_s: After how many seconds without a hello it is to be said.
-        joins_late: Whether it is to be told when it has started.
-        shard: How far it is in its shard of an iterable dataset.
-        tasks: Step -> indices of those that it has not answered.
+        joins_late: Whether the scheduler is to learn when it has started.
+        clock: Of its machine.
         sent: Number -> what was sent and not answered: the call, and the task as a message.
         num_lost: How often in this generation a batch was lost on its way.
         trial: Step and number of the sample that is being tried by itself.
-        is_gone: Whether its end is known.
         dying_since: When the first sign of its end came.
-        error: By which Ray told of its end.
-        ended: By which it told of its end itself.
-        killed_because: Why the main process ended it.
-        last_entry: What it said that it was doing.
+        end: By what it ends: what Ray raised, its own answer, or why the main process killed it.
+        last_snapshot: What it said that it was doing.
         last_stack: Where in the user's code.
     """
 
@@ -111,7 +109,7 @@ class RemoteWorker:
         self, worker_id: int, actor: Actor, spec: WorkerSpec, inbox: queue.SimpleQueue[Come | None]
     ) -> None:
         """Greet an actor that was asked for; once it has said hello, `open` is to follow."""
-        self.worker_id = worker_id
+        super().__init__(worker_id, 0)
         self.is_ready = False
         self.actor = actor
         self._spec = spec
@@ -120,18 +118,19 @@ class RemoteWorker:
         self.started_at = time.monotonic()
         self.doubt_s = _FIRST_DOUBT_S
         self.joins_late = False
-        self.is_gone = False
         self.dying_since: float | None = None
-        self.error: Exception | None = None
-        self.ended: Answer | None = None
-        self.killed_because: str | None = None
-        self.last_entry: StatusSnapshot | None = None
+        self.end: Exception | Answer | str | None = None
+        self.last_snapshot: StatusSnapshot | None = None
         self.last_stack = ""
         self.clock = WorkerClock()
         self._num_out = 0
-        self.begin_generation(BeginEpoch(0, 0, False, None))
+        self.begin_generation(BeginEpoch(0, 0))
         self.knock()
         self._listen(Call(self, "end", 0), actor.until_end.remote())  # it fails with the actor
+
+    def __str__(self) -> str:
+        """Return "worker 0 (pid 7 on 10.0.0.2)"."""
+        return f"worker {self.worker_id} ({self.place})"
 
     @property
     def is_open(self) -> bool:
@@ -187,12 +186,10 @@ class RemoteWorker:
         self.sent.clear()
 
     def begin_generation(self, begun: BeginEpoch) -> None:
-        """Forget all tasks; the actor is told with the first one."""
-        self._begun = begun
-        self.shard = begun.shard
-        self.tasks: dict[int, object] = {}
-        self._cautions: dict[int, RetryHints | None] = {}
-        self._to_send: collections.deque[tuple[str, int, int]] = collections.deque()
+        """Forget what was sent; the actor learns of the epoch with its first task."""
+        self._generation = begun.generation
+        # Kind of call, task, and for a "try" which of its samples.
+        self._to_send: collections.deque[tuple[str, Task, int]] = collections.deque()
         self.trial: tuple[int, int] | None = None
         self.sent: dict[int, tuple[Call, bytes]] = {}
         self.num_lost = 0
@@ -200,20 +197,21 @@ class RemoteWorker:
         self._number_alone = -1  # of the task that was sent last, if it is to be alone
         self._num_taken = 0
         self._early: dict[int, Come] = {}  # by number
-        self._begun_message = encode(begun)
-        # What the dataset's state holds may be large, and is told once.
-        self._begun_already = encode(begun._replace(shard=None))
+        self._begun_message = encode_message(begun)
+        # What the dataset's state holds may be large, and is sent once.
+        self._begun_already = encode_message(begun._replace(position=None))
 
-    def submit(self, step: int, indices: object, hints: RetryHints | None) -> None:
-        """Send a task, behind trials of its samples if it is to be done with care."""
-        self.tasks[step] = indices
+    def submit(self, task: Task) -> None:
+        """Send a task, behind trials of its samples if it is to be done alone."""
+        hints = task.hints
         is_alone = hints is not None and hints.alone
         if hints is not None and is_alone:
+            quarantined = hints.quarantined
+            task = task._replace(hints=RetryHints(False, quarantined) if quarantined else None)
             if not self._spec.is_iterable:
-                self._to_send.extend(("try", step, k) for k in range(self._num_samples(indices)))
-            hints = RetryHints(False, hints.quarantined) if hints.quarantined else None
-        self._cautions[step] = hints
-        self._to_send.append(("make alone" if is_alone else "make", step, -1))
+                count = self._num_samples(task.indices)
+                self._to_send.extend(("try", task, k) for k in range(count))
+        self._to_send.append(("make alone" if is_alone else "make", task, -1))
         self.send()
 
     def _num_samples(self, indices: object) -> int:
@@ -224,22 +222,20 @@ class RemoteWorker:
     def send(self) -> None:
         """Send what may be sent: what is to be alone if nothing is under way, nothing beside it."""
         while self._to_send and not self._is_busy_alone and self.is_open and self.is_ready:
-            kind, step, number = self._to_send[0]
-            task = Task(
-                self._begun.generation, step, self.tasks[step], (), (), self._cautions[step]
-            )
+            kind, task, number = self._to_send[0]
             if kind != "make" and self.sent:
                 return
             self._to_send.popleft()
+            message, generation, step = encode_message(task), task.generation, task.step
             if kind == "try":
                 self.trial = step, number
-                reference = self.actor.try_sample.remote(self._begun_message, encode(task), number)
-                self._listen(Call(self, "try", self._begun.generation, step, number), reference)
+                reference = self.actor.try_sample.remote(self._begun_message, message, number)
+                self._listen(Call(self, "try", generation, step, number), reference)
                 continue
             number, self._next_number = self._next_number, self._next_number + 1
             self._number_alone = number if kind == "make alone" else -1
-            call = Call(self, "make", self._begun.generation, step, number, time.monotonic_ns())
-            self.sent[number] = call, encode(task)
+            call = Call(self, "make", generation, step, number, time.monotonic_ns())
+            self.sent[number] = call, message
             self.send_again(number)
 
     @property
@@ -277,7 +273,7 @@ class RemoteWorker:
 
     def is_awaited(self, call: Call) -> bool:
         """Return whether the answer to a task or a trial is still of use."""
-        if call.generation != self._begun.generation:
+        if call.generation != self._generation:
             return False
         return call.number in self.sent if call.kind == "make" else self.trial is not None
 
@@ -313,51 +309,50 @@ class RemoteWorker:
         """
         return [self.sent[number][0].step for number in sorted(self.sent)]
 
-    def activity(self) -> Activity:
+    def snapshot(self) -> StatusSnapshot:
         """Return what it is doing, by what it has said, or else by what it was sent."""
-        snapshot = self.last_entry
-        if snapshot is None:
-            phase, step, number = Phase.WAITING, -1, None
-            if self.trial is not None:
-                phase, (step, number) = Phase.READING, self.trial
-            elif not self.is_ready:
-                phase = Phase.ABSENT if self.hello is None else Phase.STARTING
-            elif self.steps_at_hand:
-                phase, step = Phase.READING, self.steps_at_hand[0]
-            snapshot = StatusSnapshot(
-                self._begun.generation, step, phase, number, False, None, 0, 0.0
-            )
-        activity = activity_of(snapshot, self.tasks, self._spec, self._begun.generation)
-        if others := self.other_steps(activity):
-            listed = " or ".join(map(str, others))
-            return activity._replace(words=f"{activity.words}, or already at step {listed}")
-        return activity
+        if self.last_snapshot is not None:
+            return self.last_snapshot
+        phase, step, number = Phase.WAITING, -1, None
+        if self.trial is not None:
+            phase, (step, number) = Phase.READING, self.trial
+        elif not self.is_ready:
+            phase = Phase.ABSENT if self.hello is None else Phase.STARTING
+        elif self.steps_at_hand:
+            phase, step = Phase.READING, self.steps_at_hand[0]
+        return StatusSnapshot(self._generation, step, phase, number, False, None, 0, 0.0)
 
     def other_steps(self, activity: Activity) -> tuple[int, ...]:
         """Return what it may have been making as well as the step of `activity`."""
-        if self.last_entry is not None or self.trial is not None or activity.step is None:
+        if self.last_snapshot is not None or self.trial is not None or activity.step is None:
             return ()
         return tuple(step for step in self.steps_at_hand if step != activity.step)
+
+    def note_end(self, end: Exception | Answer | str) -> None:
+        """Note that it is dying; a kill says more than its own words, and these more than Ray."""
+        self.dying_since = time.monotonic()
+        if self.end is None or isinstance(self.end, Exception):
+            self.end = end
 
     @property
     def deaths_that_prove(self) -> int:
         """How many such ends of workers prove a sample guilty."""
-        is_seen = self.killed_because is not None or self.ended is not None
+        is_seen = not isinstance(self.end, Exception)
         return _DEATHS_THAT_PROVE if is_seen else _DEATHS_THAT_PROVE_UNSEEN
 
     @property
     def died_with_node(self) -> bool:
         """Whether Ray says that the machine is the cause, which it may say before all else."""
-        said = str(self.error)
-        return getattr(self.error, "preempted", False) or "because its node has died" in said
+        error = self.end if isinstance(self.end, Exception) else None
+        return getattr(error, "preempted", False) or "because its node has died" in str(error)
 
     def describe_end(self, *, is_node_gone: bool) -> tuple[str, str]:
         """Return how it ended, and what to do about it; to be called when it has."""
         stack = f"\nIts Python stack then:\n{self.last_stack}" if self.last_stack else ""
-        if self.killed_because is not None:
-            return f"was killed, as {self.killed_because},", _ADVICE_ON_HANG + stack
-        if self.ended is not None:
-            text = str(self.ended.message)
+        if isinstance(self.end, str):
+            return f"was killed, as {self.end},", _ADVICE_ON_HANG + stack
+        if isinstance(self.end, Answer):
+            text = str(self.end.message)
             return f"ended with {text.splitlines()[0]}", f"{_ADVICE_ON_EXIT_ASKED}\n{text}"
         if is_node_gone:
             if self.hello is None:
@@ -365,7 +360,7 @@ class RemoteWorker:
                 return end, _ADVICE_ON_NODE
             node = f"Ray's node {self.hello.node_id[:12]}, {self.hello.address}"
             return f"was lost with its machine ({node})", _ADVICE_ON_NODE
-        text = _words_of_ray(self.error)
+        text = _words_of_ray(self.end)
         if self.hello is None:
             return f"could not be started: {text}", _ADVICE_ON_START
         return "is gone", f"Ray says: {text}\n{_ADVICE_ON_EXIT}"
@@ -408,11 +403,11 @@ class WorkerClock:
             sent_ns: When the task was sent, by ours.
             received_ns: When its batch had come, by ours.
         """
-        self._least_ns = max(self._least_ns, sent_ns - times.begun_ns)
-        self._most_ns = min(self._most_ns, received_ns - times.ended_ns)
+        least_ns, most_ns = sent_ns - times.begun_ns, received_ns - times.ended_ns
+        self._least_ns = max(self._least_ns, least_ns)
+        self._most_ns = min(self._most_ns, most_ns)
         if self._least_ns > self._most_ns:  # a clock was set, or drifts: what is new counts
-            self._least_ns = sent_ns - times.begun_ns
-            self._most_ns = received_ns - times.ended_ns
+            self._least_ns, self._most_ns = least_ns, most_ns
         if self._least_ns <= 0 <= self._most_ns:
             return times
         ahead_ns = int(self._least_ns + self._most_ns) // 2

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The actor: takes tasks, makes their batches in one thread, and answers.
+"""The actor: carries tasks to a `TaskRunner`, which makes their batches in one thread.
 
 Guarantees
     Calls of an actor may come in any order, and twice, as Ray sends again what a broken link may
@@ -21,62 +21,40 @@ import resource
 import sys
 import threading
 import traceback
-from typing import TYPE_CHECKING, Any, Final, NamedTuple
+from typing import TYPE_CHECKING, Any, Final, NamedTuple, TypeVar
 
 import numpy as np
 
-from penstock.engine.backends.in_process import PlainOutput
 from penstock.engine.backends.ray.parcels import Parcel, address_of, pack_parcel, value_of
-from penstock.engine.messages import (
-    BatchMade,
-    ExceptionReport,
-    ShardExhausted,
-    TaskFailed,
-    decode,
-    encode,
-    report_bad,
-    report_exception,
-)
-from penstock.engine.recover import NO_BATCH, drop_frames
+from penstock.engine.backends.thread_status import ThreadStatus, Unwanted
+from penstock.engine.output import PlainOutput
+from penstock.engine.recover import drop_frames
 from penstock.engine.status_page import Phase
-from penstock.engine.thread_status import ThreadStatus, Unwanted
+from penstock.engine.task import Kind, decode_message, encode_result
+from penstock.engine.task_runner import TaskRunner
 from penstock.engine.user_frames import stack_of_error, stack_of_thread
-from penstock.engine.worker_setup import make_fetcher, set_up_worker
-from penstock.transport.packing import Packed
+from penstock.engine.worker_setup import set_up_worker
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
     import numpy.typing as npt
 
-    from penstock.engine.accounts import TaskTimes
-    from penstock.engine.fetch import Fetcher
-    from penstock.engine.messages import BeginEpoch, Task
     from penstock.engine.plan import WorkerSpec
     from penstock.engine.status_page import StatusSnapshot
-    from penstock.engine.worker_setup import WorkerIdentity
+    from penstock.engine.task import BeginEpoch, Task, TaskResult, WorkerIdentity
 
-__all__ = ["Answer", "Hello", "Maker", "RayWorker", "Versions"]
+__all__ = ["Answer", "Hello", "RayWorker", "TaskServer", "versions_here"]
 
-_NOTHING: Final = Packed(b"", (), ())
+T = TypeVar("T")
+
 _RSS_UNIT: Final = 1 if sys.platform == "darwin" else 1024  # of ru_maxrss
 
 
-class Versions(NamedTuple):
-    """What both ends have to agree upon."""
-
-    penstock: str
-    python: str
-    numpy: str
-
-    @classmethod
-    def here(cls) -> Versions:
-        """Return this process's."""
-        return cls(sys.modules["penstock"].__version__, platform.python_version(), np.__version__)
-
-    def __str__(self) -> str:
-        """Return "penstock 0.1.0, Python 3.11.7, numpy 2.4.6"."""
-        return f"penstock {self.penstock}, Python {self.python}, numpy {self.numpy}"
+def versions_here() -> str:
+    """Return what both ends have to agree upon: "penstock 0.1.0, Python 3.11.7, numpy 2.4.6"."""
+    ours = sys.modules["penstock"].__version__
+    return f"penstock {ours}, Python {platform.python_version()}, numpy {np.__version__}"
 
 
 class Hello(NamedTuple):
@@ -86,22 +64,22 @@ class Hello(NamedTuple):
         pid: Of its process.
         node_id: Of its machine, as Ray knows it.
         address: Of its machine.
-        versions: Of what it runs on.
+        versions: What it runs on, in words.
     """
 
     pid: int
     node_id: str
     address: str
-    versions: Versions
+    versions: str
 
 
 class Answer(NamedTuple):
-    """What a task came to.
+    """What a call of the actor returns.
 
     Attributes:
-        kind: "answer"; "dropped", as nobody wants it; "ended", as the user's code asked for the
-            worker's end.
-        message: `penstock.engine.messages`, encoded; for "ended" how, as text.
+        kind: "answer"; "dropped", as the task is not wanted any more; "ended", as the user's code
+            asked for the worker's end.
+        message: The `TaskResult`, encoded; for "ended" how, as text.
         parcel: The batch, if there is one.
         snapshot: For "ended": what was being done.
     """
@@ -122,19 +100,22 @@ class RayWorker:
     """
 
     def __init__(self, identity: WorkerIdentity) -> None:
-        """Be that worker; `open` is to follow."""
-        self._maker = Maker(identity)
+        """Become that worker; `open` is to follow."""
+        self._server = TaskServer(identity)
         self._thread = concurrent.futures.ThreadPoolExecutor(1, "penstock-worker")
         self._opening: asyncio.Future[Answer] | None = None
         self._has_moved = asyncio.Condition()  # for tasks that came before their turn
         self._has_ended = asyncio.Event()
 
-    async def _do(self, work: Callable[..., Any], *args: object) -> Any:  # noqa: ANN401
+    async def _do(self, work: Callable[..., T], *args: object) -> T:
         """Return what comes of work in the thread, behind all that it was given before."""
         done = await asyncio.get_running_loop().run_in_executor(self._thread, work, *args)
         async with self._has_moved:
             self._has_moved.notify_all()
         return done
+
+    async def _answer(self, work: Callable[..., Answer], *args: object) -> Answer:
+        return await self._do(self._server.answer, work, *args)
 
     async def hello(self) -> Hello:
         """Return where this is; at once, however long setting up takes."""
@@ -142,43 +123,43 @@ class RayWorker:
 
         context = ray.get_runtime_context()
         address: str = ray.util.get_node_ip_address()  # type: ignore[no-untyped-call]
-        return Hello(os.getpid(), context.get_node_id(), address, Versions.here())
+        return Hello(os.getpid(), context.get_node_id(), address, versions_here())
 
     async def open(self, parcel: Parcel) -> Answer:
         """Open the spec, and answer when that is done."""
         if self._opening is None:  # else this call has come twice
-            self._opening = asyncio.ensure_future(self._do(self._maker.set_up, parcel))
+            self._opening = asyncio.ensure_future(self._answer(self._server.set_up, parcel))
         return await asyncio.shield(self._opening)
 
     async def make(self, begun: bytes, task: bytes, number: int, num_come: int) -> Answer:
-        """Return the batch of a task; see `Maker.serve`."""
-        maker, epoch = self._maker, decode(begun)
-        maker.want(epoch.generation)
+        """Return the batch of a task; see `TaskServer.serve`."""
+        server = self._server
+        epoch: Any = decode_message(begun)
+        server.want(epoch.generation)
         async with self._has_moved:
-            await self._has_moved.wait_for(lambda: maker.is_in_turn(epoch, number))
-        answer: Answer = await self._do(maker.serve, epoch, decode(task), number, num_come)
-        return answer
+            await self._has_moved.wait_for(lambda: server.is_in_turn(epoch, number))
+        return await self._answer(server.serve, epoch, decode_message(task), number, num_come)
 
     async def try_sample(self, begun: bytes, task: bytes, number: int) -> Answer:
-        """Make one sample of a task by itself; see `Maker.try_sample`."""
-        epoch = decode(begun)
-        self._maker.want(epoch.generation)
-        answer: Answer = await self._do(self._maker.try_sample, epoch, decode(task), number)
-        return answer
+        """Make one sample of a task by itself; see `TaskServer.try_sample`."""
+        server = self._server
+        epoch: Any = decode_message(begun)
+        server.want(epoch.generation)
+        return await self._answer(server.try_sample, epoch, decode_message(task), number)
 
     async def doing(self) -> tuple[StatusSnapshot, str]:
         """Return what is being done, and where in the user's code."""
-        thread = self._maker.thread
-        return self._maker.status.snapshot(), "" if thread is None else stack_of_thread(thread)
+        thread = self._server.thread
+        return self._server.status.snapshot(), "" if thread is None else stack_of_thread(thread)
 
     async def until_end(self) -> None:
-        """Return when this worker is to end; that it fails tells who waits of a sudden end."""
+        """Return when this worker is to end; that it fails tells its caller of a sudden end."""
         await self._has_ended.wait()
 
     async def close(self) -> None:
         """Drop what waits, and break off what is being made at its sample."""
-        self._maker.status.want_nothing()
-        await self._do(self._maker.close)
+        self._server.status.want_nothing()
+        await self._do(self._server.close)
         self._has_ended.set()
 
     async def end(self) -> None:
@@ -189,8 +170,8 @@ class RayWorker:
         ray.actor.exit_actor()  # type: ignore[no-untyped-call]
 
 
-class Maker:
-    """What the actor's thread does: makes the batches of tasks, one after the other.
+class TaskServer:
+    """Serves numbered tasks in the actor's thread, one after the other.
 
     Attributes:
         status: What is being done.
@@ -201,24 +182,22 @@ class Maker:
     """
 
     def __init__(self, identity: WorkerIdentity) -> None:
-        """Make batches for this worker; `set_up` is to follow."""
+        """Serve as this worker; `set_up` is to follow."""
         self.status = ThreadStatus()
         self.thread: threading.Thread | None = None
         self._identity = identity
         self._wanted = 0
         self._output = _ParcelOutput()
-        self._spec: WorkerSpec | None = None
-        self._fetcher: Fetcher | None = None
-        self._failure: ExceptionReport | None = None  # the answer to every task
+        self._runner = TaskRunner(self._output, self.status, identity)
+        self._is_iterable = False
+        self._has_frozen = False
         self._begun: BeginEpoch | None = None
-        self._is_exhausted = False
-        self._has_served = False
         self._next_number = 0
         self._kept: dict[int, Answer] = {}  # by number; of an iterable
         self._end: Answer | None = None  # the answer to every task from here on
 
     def want(self, generation: int) -> None:
-        """Say that nothing of rounds before this one is wanted any more."""
+        """Drop what belongs to generations before this one."""
         if generation > self._wanted and self.status.is_wanted:
             self._wanted = generation
             self.status.want(generation)
@@ -231,22 +210,35 @@ class Maker:
             return number == 0
         return number <= self._next_number
 
+    def answer(self, work: Callable[..., Answer], *args: Any) -> Answer:  # noqa: ANN401
+        """Return what `work` answers, one of the methods below; or that it is not wanted."""
+        if self._end is not None:  # an iterator that has raised would only say that it has no more
+            return self._end
+        try:
+            return work(*args)
+        except Unwanted:
+            return Answer("dropped")
+        except BaseException as error:  # SystemExit, say; of Exception nothing gets here
+            text = "".join(traceback.format_exception_only(error)).strip()
+            words = f"{text}\nWhere it was raised:\n{stack_of_error(error)}"
+            self._end = Answer("ended", words, snapshot=self.status.snapshot())
+            return self._end
+        finally:
+            self.status.phase(Phase.WAITING)
+
     def set_up(self, parcel: Parcel) -> Answer:
         """Open the spec, which `parcel` holds, seed, and run `worker_init_fn`."""
         self.thread = threading.current_thread()
-        try:
-            return self._answered_by(self._set_up, parcel)
-        finally:
-            gc.freeze()  # see penstock.engine.worker
-
-    def _set_up(self, parcel: Parcel) -> Answer:
-        try:
-            spec = value_of(parcel)
-            set_up_worker(spec, self._identity)
-            self._spec = spec
-        except Exception as error:
-            self._failure = report_exception(error)
+        self._runner.set_up(lambda: self._load(parcel))
+        gc.freeze()  # see `process_worker`
         return Answer("answer")
+
+    def _load(self, parcel: Parcel) -> WorkerSpec:
+        spec: WorkerSpec = value_of(parcel)
+        if states := set_up_worker(spec, self._identity):
+            self._runner.notice(states=states)
+        self._is_iterable = spec.is_iterable
+        return spec
 
     def serve(self, begun: BeginEpoch, task: Task, number: int, num_come: int) -> Answer:
         """Return what becomes of a task.
@@ -257,49 +249,30 @@ class Maker:
             number: Which of this generation's tasks it is, from 0.
             num_come: How many answers of this generation the main process has.
         """
-        return self._answered_by(self._serve_once, begun, task, number, num_come)
+        self._begin_if_new(begun)
+        self._kept = {k: answer for k, answer in self._kept.items() if k >= num_come}
+        if self._is_iterable and number < self._next_number:
+            return self._kept.get(number, Answer("dropped"))  # a late copy, of what has come
+        result = self._runner.run(task)
+        answer = Answer("dropped") if result is None else _answer_of(result)
+        if self._is_iterable:
+            self._kept[number] = answer
+        elif not self._has_frozen:  # what the first batch has brought as well; see `process_worker`
+            self._has_frozen = True
+            gc.collect()
+            gc.freeze()
+        self._next_number = max(self._next_number, number + 1)
+        return answer
 
     def try_sample(self, begun: BeginEpoch, task: Task, number: int) -> Answer:
         """Read, collate and pack sample `number` of a task by itself, and drop it.
 
         It either ends this process or it does not; what it raises, `serve` is going to raise again.
         """
-        return self._answered_by(self._try_sample, begun, task, number)
-
-    def _answered_by(self, work: Callable[..., Answer], *args: Any) -> Answer:  # noqa: ANN401
-        if self._end is not None:  # an iterator that has raised would only say that it has no more
-            return self._end
-        try:
-            return work(*args)
-        except Unwanted:
-            self._output.abandon()
-            return Answer("dropped")
-        except BaseException as error:  # SystemExit, say; of Exception nothing gets here
-            text = "".join(traceback.format_exception_only(error)).strip()
-            words = f"{text}\nWhere it was raised:\n{stack_of_error(error)}"
-            self._end = Answer("ended", words, snapshot=self.status.snapshot())
-            return self._end
-        finally:
-            self.status.phase(Phase.WAITING)
-
-    def _serve_once(self, begun: BeginEpoch, task: Task, number: int, num_come: int) -> Answer:
         self._begin_if_new(begun)
-        is_iterable = self._spec is not None and self._spec.is_iterable
-        self._kept = {k: answer for k, answer in self._kept.items() if k >= num_come}
-        if is_iterable and number < self._next_number:  # a late copy of what has come, if none
-            return self._kept.get(number, Answer("dropped"))
-        answer = self._serve(task)
-        if is_iterable:
-            self._kept[number] = answer
-        self._next_number = max(self._next_number, number + 1)
-        return answer
-
-    def _try_sample(self, begun: BeginEpoch, task: Task, number: int) -> Answer:
-        self._begin_if_new(begun)
-        if self._failure is None:
-            assert self._fetcher is not None
+        if self._runner.maker is not None:
             self.status.begin_task(task.generation, task.step)
-            self._fetcher.try_sample(task.indices, number, task.hints)
+            self._runner.maker.try_sample(task.indices, number, task.hints)
         return Answer("answer")
 
     def _begin_if_new(self, begun: BeginEpoch) -> None:
@@ -307,87 +280,30 @@ class Maker:
             raise Unwanted
         if self._begun is not None and self._begun.generation == begun.generation:
             return
-        self._is_exhausted = False
         self._next_number = 0
         self._kept = {}
         self._begun = begun  # behind the numbers, as `is_in_turn` may be asked meanwhile
-        if self._spec is None:
-            return
-        self.status.begin_generation(begun.generation)
-        self._fetcher = None  # an iterator of the epoch before ends before the next begins
-        try:
-            self._fetcher = make_fetcher(
-                self._spec, self._output, self._identity, begun, self.status
-            )
-            self._failure = None
-        except Exception as error:
-            self._failure = report_exception(error)
-
-    def _serve(self, task: Task) -> Answer:
-        if self._is_exhausted:
-            return Answer("dropped")  # the main process knows that no answer comes
-        if self._failure is not None:
-            return Answer(
-                "answer", encode(TaskFailed(task.generation, task.step, self._failure, None))
-            )
-        assert self._fetcher is not None
-        self.status.begin_task(task.generation, task.step)
-        self._output.take_num_bytes()
-        try:
-            parcel = self._fetcher.fetch(task.indices, task.step, task.hints)
-            shard = self._fetcher.saved_position()
-        except Exception as error:
-            self._output.abandon()
-            return self._failed(task, error, self._fetcher)
-        is_empty = parcel is NO_BATCH
-        message = BatchMade(
-            task.generation,
-            task.step,
-            _NOTHING,
-            (),
-            (),
-            shard,
-            self._fetcher.take_first_digest(),
-            self._fetcher.num_asked,
-            tuple(map(report_bad, self._fetcher.take_bad())),
-            is_empty,
-            self._times(0 if is_empty else parcel.num_bytes),
-        )
-        self._freeze_once()
-        return Answer("answer", encode(message), None if is_empty else parcel)
-
-    def _times(self, num_bytes: int) -> TaskTimes:
-        times = self.status.take_times(num_bytes=num_bytes, pool_bytes=self._output.pool_bytes)
-        peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * _RSS_UNIT
-        return times._replace(rss_bytes=peak)
-
-    def _failed(self, task: Task, error: Exception, fetcher: Fetcher) -> Answer:
-        assert self._spec is not None
-        is_end = isinstance(error, StopIteration) and self._spec.is_iterable
-        report = None if is_end else report_exception(error)
-        drop_frames(error)
-        bad = tuple(map(report_bad, fetcher.take_bad()))
-        if report is None:
-            self._is_exhausted = True
-            return Answer(
-                "answer", encode(ShardExhausted(task.generation, task.step, len(bad), bad))
-            )
-        failed = TaskFailed(task.generation, task.step, report, fetcher.saved_position(), bad)
-        return Answer("answer", encode(failed))
-
-    def _freeze_once(self) -> None:
-        """Freeze what the first batch has brought as well; see penstock.engine.worker."""
-        if not self._has_served and self._spec is not None and not self._spec.is_iterable:
-            self._has_served = True
-            gc.collect()
-            gc.freeze()
+        self._runner.begin_epoch(begun)
 
     def close(self) -> None:
-        """Let go of the dataset, its iterator and all memory."""
-        self._fetcher = self._spec = None
+        """Let go of the dataset's iterator and of all memory."""
+        self._runner.close()
         self._kept.clear()
         self._output.close()
         self.status.close()
+
+
+def _answer_of(result: TaskResult) -> Answer:
+    payload = result.payload
+    if result.kind != Kind.FAILED:
+        result.payload = None  # it goes beside
+    if result.times is not None:
+        peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * _RSS_UNIT
+        result.times = result.times._replace(rss_bytes=peak)
+    message = encode_result(result)
+    if result.kind == Kind.FAILED:
+        drop_frames(payload)
+    return Answer("answer", message, payload if result.kind == Kind.DONE else None)
 
 
 class _ParcelOutput(PlainOutput):
@@ -402,6 +318,11 @@ class _ParcelOutput(PlainOutput):
         super().__init__()
         self._given: list[tuple[int, int]] = []  # addresses of the batch's memory that is ours
 
+    def begin(self, *, counts_bytes: bool) -> None:
+        """Begin a batch; see `Output`."""
+        super().begin(counts_bytes=counts_bytes)
+        self._given.clear()
+
     def empty(self, shape: int | tuple[int, ...], dtype: npt.DTypeLike) -> npt.NDArray[np.generic]:
         """Return memory for an array; see `PlainOutput.empty`."""
         array = super().empty(shape, dtype)
@@ -413,7 +334,7 @@ class _ParcelOutput(PlainOutput):
         """Return the batch as a parcel."""
         pickled, buffers = pack_parcel(batch)
         parcel = Parcel(pickled, [b if self._is_ours(b) else b.copy() for b in buffers])
-        self.abandon()
+        self._num_bytes = parcel.num_bytes
         return parcel
 
     def _is_ours(self, buffer: npt.NDArray[np.uint8]) -> bool:
@@ -423,7 +344,6 @@ class _ParcelOutput(PlainOutput):
     def abandon(self) -> None:
         """Forget what was asked for; garbage collection takes it back."""
         self._given.clear()
-        self.take_num_bytes()
 
     def dry_run(self, batch: object) -> None:
         """Raise what packing would."""

@@ -7,7 +7,7 @@ import threading
 
 import pytest
 
-from penstock.engine.messages import report_exception, revive_exception
+from penstock.engine.remote_errors import report_exception, revive_exception
 from penstock.errors import CollateError
 
 
@@ -50,18 +50,18 @@ def collate_error():
     ids=lambda error: type(error).__name__,
 )
 def test_an_exception_arrives_as_itself_with_the_notes_and_the_traceback(error):
-    got = revive_exception(report_exception(raised(error)), "in worker 3")
+    got = revive_exception(report_exception(raised(error)))
     assert type(got) is type(error)
     assert got.args == error.args
     assert str(got) == str(error)
     notes = [note for note in got.__notes__ if not note.startswith("Help: ")]
-    assert notes == ["a note of the worker", "in worker 3"]
-    assert "test_messages.py" in str(got.__cause__)
+    assert notes == ["a note of the worker"]
+    assert "test_remote_errors.py" in str(got.__cause__)
     assert getattr(got, "code", 7) == 7
 
 
 def test_one_that_does_not_pickle_arrives_with_its_text():
-    got = revive_exception(report_exception(raised(HoldsALock())), "in worker 3")
+    got = revive_exception(report_exception(raised(HoldsALock())))
     assert type(got) is RuntimeError
     assert "HoldsALock: it holds a lock" in str(got)
-    assert "test_messages.py" in str(got.__cause__)
+    assert "test_remote_errors.py" in str(got.__cause__)

@@ -1,12 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Outcomes of tasks that are done in the main process itself: nothing is copied nor pickled."""
+"""Where a batch goes when it is made: into memory of its own process, unless a backend packs it."""
 
 from __future__ import annotations
 
 import contextlib
-import os
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, Protocol
 
 from penstock.transport.arena import BufferPool
 
@@ -14,58 +13,34 @@ if TYPE_CHECKING:
     import numpy as np
     import numpy.typing as npt
 
-    from penstock.engine.accounts import TaskTimes
-    from penstock.engine.epoch import ShardPosition
-    from penstock.engine.fault_log import Losses
     from penstock.transport.page_lock import PageLock
 
-__all__ = ["Made", "PlainOutput", "Raised"]
+__all__ = ["Output", "PlainOutput"]
 
 _DEEPEST: Final = 3
 _MOST_COUNTED: Final = 64  # items of a container; the others are taken for as large
 
 
-class Made:
-    """A batch, as it was made."""
+class Output(Protocol):
+    """Where a batch goes."""
 
-    __slots__ = ("_batch", "losses", "pid", "shard", "times")
+    def begin(self, *, counts_bytes: bool) -> None:
+        """Begin a batch; `counts_bytes` says whether its bytes are wanted of `take_cost`."""
 
-    def __init__(
-        self, batch: object, shard: ShardPosition | None, losses: Losses, times: TaskTimes
-    ) -> None:
-        """Hold a batch, and what is known of it."""
-        self._batch = batch
-        self.shard = shard
-        self.losses = losses
-        self.times: TaskTimes | None = times
-        self.pid = os.getpid()
+    def empty(self, shape: tuple[int, ...], dtype: npt.DTypeLike) -> npt.NDArray[Any]:
+        """Return memory for an array of the batch under way."""
 
-    def result(self) -> object:
-        """Return the batch."""
-        return self._batch
+    def finish(self, batch: Any) -> Any:  # noqa: ANN401
+        """Return the batch as it leaves: packed, or as it is."""
 
+    def dry_run(self, batch: Any) -> None:  # noqa: ANN401
+        """Raise what `finish` would; nothing is kept."""
 
-class Raised:
-    """What the user's code raised, raised again as it is."""
+    def abandon(self) -> None:
+        """Take back what `empty` gave: there is no batch after all."""
 
-    __slots__ = ("_error", "losses", "pid", "shard", "times")
-
-    def __init__(self, error: BaseException, shard: ShardPosition | None, losses: Losses) -> None:
-        """Hold what was raised, and what is known of it."""
-        self._error: BaseException | None = error
-        self.shard = shard
-        self.losses = losses
-        self.times: TaskTimes | None = None
-        self.pid = os.getpid()
-
-    def result(self) -> object:
-        """Raise it; once, as it is not kept."""
-        error, self._error = self._error, None
-        assert error is not None
-        try:
-            raise error
-        finally:
-            del error  # a traceback that holds its own exception would be a cycle
+    def take_cost(self) -> tuple[int, int, int]:
+        """Return bytes of the batch, bytes of all memory here, and nanoseconds of making more."""
 
 
 class PlainOutput:
@@ -83,7 +58,7 @@ class PlainOutput:
         self._counts_bytes = True
 
     def begin(self, *, counts_bytes: bool) -> None:
-        """Begin a batch; `counts_bytes` says whether `take_num_bytes` will be called."""
+        """Begin a batch; see `Output`."""
         self._num_bytes = 0
         self._counts_bytes = counts_bytes
 
@@ -96,20 +71,14 @@ class PlainOutput:
     # What it gives is what the consumer gets: neither copied nor rebuilt.
     empty.stays_here = True  # type: ignore[attr-defined]
 
-    def take_num_bytes(self) -> int:
-        """Return the bytes of the batch, or of what was asked for, since the last call."""
+    def take_cost(self) -> tuple[int, int, int]:
+        """Return the cost of the batch, by what it asked for if anything; see `Output`."""
         num_bytes, self._num_bytes = self._num_bytes, 0
-        return num_bytes
-
-    @property
-    def pool_bytes(self) -> int:
-        """Bytes of the recycled memory, in use and free."""
-        return self._pool.size_bytes
+        return num_bytes, self._pool.size_bytes, 0
 
     def finish(self, batch: object) -> object:
         """Return the batch itself."""
-        # a collate function of the user's own made it
-        if self._counts_bytes and not self._num_bytes:
+        if self._counts_bytes and not self._num_bytes:  # a collate function of the user's made it
             with contextlib.suppress(Exception):  # whatever classes of the user's do
                 self._num_bytes = _num_bytes(batch)
         return batch

@@ -3,7 +3,7 @@
 
 The dataset that they share is notified of it once:
 
-    the first worker     calls `set_epoch`, then makes its fetcher
+    the first worker     calls `set_epoch`, then makes its maker
     the others           wait until it has, or until they are wanted no more
 
 Each worker shards its own copy of a stream (`penstock.data.shard`). If these copies differ, samples
@@ -20,16 +20,17 @@ import pickle
 import threading
 from typing import TYPE_CHECKING, Any, Final
 
+from penstock.engine.remote_errors import copy_of_error
 from penstock.errors import ConfigError
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator
 
-    from penstock.engine.fetch import Fetcher
+    from penstock.engine.backends.thread_worker import ThreadWorker
+    from penstock.engine.batch_maker import BatchMaker
     from penstock.engine.generator_watch import GeneratorWatch
-    from penstock.engine.thread_worker import ThreadWorker
 
-__all__ = ["ThreadGeneration", "copy_of_error"]
+__all__ = ["ThreadGeneration"]
 
 _MOST_COMPARED: Final = 64  # items of a stream; two orders of two items agree once in two times
 
@@ -59,9 +60,9 @@ class ThreadGeneration:
         self._failure: Exception | None = None
 
     def begin(
-        self, worker: ThreadWorker, make: Callable[[bool], Fetcher], *, is_shared: bool
-    ) -> Fetcher:
-        """Return the fetcher that `make(is_announced)` makes.
+        self, worker: ThreadWorker, make: Callable[[bool], BatchMaker], *, is_shared: bool
+    ) -> BatchMaker:
+        """Return the maker that `make(is_announced)` makes.
 
         A dataset that all workers share is notified of the epoch once, before any of them reads; if
         that fails, it fails for all.
@@ -76,7 +77,7 @@ class ThreadGeneration:
                 raise copy_of_error(self._failure)
             return make(False)
         try:
-            fetcher = make(True)
+            maker = make(True)
         except Exception as error:
             self._end_notifying(worker, error)
             raise
@@ -84,7 +85,7 @@ class ThreadGeneration:
             self.give_up(worker)
             raise
         self._end_notifying(worker, None)
-        return fetcher
+        return maker
 
     def _is_to_notify(self, worker: ThreadWorker) -> bool:
         with self._changed:
@@ -163,18 +164,3 @@ def _are_equal(item: object, pickled: bytes, other: bytes) -> bool:
         return bool(pickle.loads(other) == item)
     except Exception:  # arrays, whose bytes differ
         return False
-
-
-def copy_of_error(error: Exception) -> Exception:
-    """Return what may be raised in place of `error`, which is raised more than once.
-
-    Raising it makes the frames of whoever raises it, and all that is in them, a part of it.
-    """
-    try:
-        again = type(error).__new__(type(error), *error.args)
-        vars(again).update(vars(error))
-        again.__notes__ = list(getattr(error, "__notes__", ()))
-        same = str(again) == str(error)
-    except Exception:  # its class does not have that
-        return error
-    return again.with_traceback(error.__traceback__) if same else error

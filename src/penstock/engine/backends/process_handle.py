@@ -13,12 +13,12 @@ from typing import TYPE_CHECKING, Any, Final
 from penstock.engine.interrupts import LONGEST_WAIT_S
 from penstock.engine.limits import signal_name
 from penstock.engine.status_page import Phase
+from penstock.engine.worker_table import KnownWorker
 from penstock.transport.arena import Arena
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from penstock.engine.epoch import ShardPosition
     from penstock.engine.status_page import StatusPage
     from penstock.transport.channel import Channel
     from penstock.transport.page_lock import PageLock
@@ -54,19 +54,15 @@ _SIGNALS_FROM_OUTSIDE: Final = frozenset(
 _LAST_WORDS_S: Final = 3.0  # from the end of a channel to that of its process, torch unloaded
 
 
-class WorkerProcess:
+class WorkerProcess(KnownWorker):
     """One worker process.
 
     Attributes:
-        worker_id: Its number.
         process: As `multiprocessing` has it.
         channel: Our end.
         status_page: Where it writes what it is doing.
         arena: The slots of its batches.
         watch_fd: Readable once the process has ended.
-        is_gone: Whether its end is known.
-        tasks: Step -> indices of the epoch's tasks that it has not answered.
-        shard: How far it is in its shard of an iterable dataset.
     """
 
     def __init__(
@@ -81,14 +77,11 @@ class WorkerProcess:
 
         `page_lock` locks the slots of its batches; None locks nothing.
         """
-        self.worker_id = worker_id
+        super().__init__(worker_id, process.pid)
         self.process = process
         self.channel = channel
         self.status_page = status_page
         self.arena = Arena(page_lock)
-        self.is_gone = False
-        self.tasks: dict[int, object] = {}
-        self.shard: ShardPosition | None = None
         self._killed_because: str | None = None
         self._end: tuple[str, str] | None = None
         self._has_ended = False
@@ -96,6 +89,10 @@ class WorkerProcess:
         self._pidfd = self._open_pidfd()
         # The sentinel is a pipe, which a process that the worker forked holds open after its end.
         self.watch_fd: int = process.sentinel if self._pidfd is None else self._pidfd
+
+    def __str__(self) -> str:
+        """Return "worker 0 (pid 7)"."""
+        return f"worker {self.worker_id} (pid {self.pid})"
 
     def _open_pidfd(self) -> int | None:
         try:

@@ -1,0 +1,265 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What the main process and its workers exchange: epochs and tasks, and what comes of a task.
+
+main process -> worker    BeginEpoch, Task, Task …, BeginEpoch …
+worker -> main process    TaskResult …
+"""
+
+from __future__ import annotations
+
+import enum
+import pickle
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import numpy as np
+
+from penstock.engine.accounts import TaskTimes
+from penstock.engine.epoch import ShardPosition
+from penstock.engine.plan import BatchIndices, RetryHints
+from penstock.engine.remote_errors import report_exception
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+    from penstock.engine.recover import BadSample
+
+__all__ = [
+    "BeginEpoch",
+    "Kind",
+    "Notices",
+    "Task",
+    "TaskResult",
+    "WorkerIdentity",
+    "decode_message",
+    "decode_result",
+    "encode_message",
+    "encode_result",
+]
+
+
+class WorkerIdentity(NamedTuple):
+    """Which worker of which loader this is.
+
+    Attributes:
+        worker_id: Its number.
+        num_workers: Of how many; as many as there may come to be.
+        base_seed: Seeds its generators, together with the number.
+        joins_late: Whether it was added while an epoch runs: it reports when it can begin.
+        max_free_slots: How many slots of shared memory it keeps for batches to come.
+    """
+
+    worker_id: int = 0
+    num_workers: int = 1
+    base_seed: int = 0
+    joins_late: bool = False
+    max_free_slots: int = 0
+
+
+class BeginEpoch(NamedTuple):
+    """Begin an epoch: iterate the dataset anew. Tasks of the epoch before are finished first.
+
+    Attributes:
+        generation: Counts the epochs of this worker. The user may begin the same epoch again.
+        epoch: Number of the epoch to the user.
+        is_announced: Whether the dataset is told that number.
+        position: Where to go on in the worker's shard of an iterable dataset; None begins it.
+    """
+
+    generation: int
+    epoch: int
+    is_announced: bool = False
+    position: ShardPosition | None = None
+
+
+class Task(NamedTuple):
+    """Make the batch of one step.
+
+    Attributes:
+        generation: Which `BeginEpoch` it belongs to.
+        step: Number of the batch in it.
+        indices: A 1-D int64 array of our samplers, or any object; or one of the two as
+            `BatchIndices`.
+        hints: What is known of samples that end workers; None is nothing.
+        is_measured: Whether to report what it takes.
+        freed: The worker's slots whose leases have ended.
+        retired: Those of them that may not be used again.
+    """
+
+    generation: int
+    step: int
+    indices: object
+    hints: RetryHints | None = None
+    is_measured: bool = True
+    freed: tuple[int, ...] = ()
+    retired: tuple[int, ...] = ()
+
+
+class Kind(enum.IntEnum):
+    """What came of a task."""
+
+    DONE = 0  # the payload is the batch
+    EMPTY = 1  # no sample of the batch is left
+    FAILED = 2  # the payload is what the user's code raised
+    EXHAUSTED = 3  # the worker's shard of an iterable ended before this step
+    READY = 4  # of no task: a worker that was added while an epoch runs can begin
+
+
+class Notices(NamedTuple):
+    """What a worker found out besides, once.
+
+    Attributes:
+        first_digest: Of the first sample of its shard, to be compared with other workers'.
+        drawings: Functions that drew from the global generators
+            (`penstock.engine.generator_watch`).
+        states: Digests of generators that `worker_init_fn` has set
+            (`penstock.engine.constant_seeds`).
+    """
+
+    first_digest: bytes | None = None
+    drawings: tuple[str, ...] = ()
+    states: dict[str, bytes] | None = None
+
+
+class TaskResult:
+    """What came of one task, in a worker and in the main process.
+
+    Attributes:
+        generation: Of the task.
+        step: Of the task; -1 for none.
+        kind: Which of `Kind`.
+        payload: The batch; an exception, or its report (`penstock.engine.remote_errors`) on the
+            way from another process.
+        unpack: Returns the batch, where it lies packed; then there is no payload.
+        position: How far the worker is in its shard of an iterable dataset.
+        num_asked: Samples that were asked for; 0 where nothing counts them.
+        bad: Samples that the batch goes without.
+        pid: Process of the worker; 0 before the main process has accepted the result.
+        times: What it took; None where nothing was made.
+        notices: What was found out besides; None mostly.
+    """
+
+    __slots__ = (
+        "bad", "generation", "kind", "notices", "num_asked", "payload", "pid", "position",
+        "step", "times", "unpack",
+    )  # fmt: skip
+
+    def __init__(
+        self,
+        generation: int,
+        step: int,
+        kind: Kind,
+        payload: Any = None,  # noqa: ANN401
+        position: ShardPosition | None = None,
+        num_asked: int = 0,
+        bad: Sequence[BadSample] = (),
+        times: TaskTimes | None = None,
+        notices: Notices | None = None,
+    ) -> None:
+        """Hold what came of a task."""
+        self.generation = generation
+        self.step = step
+        self.kind = kind
+        self.payload = payload
+        self.unpack: Callable[[], Any] | None = None
+        self.position = position
+        self.num_asked = num_asked
+        self.bad = bad
+        self.pid = 0
+        self.times = times
+        self.notices = notices
+
+    def batch(self) -> Any:  # noqa: ANN401 - any batch tree
+        """Return the batch, once; or raise what the user's code raised.
+
+        Returns:
+            Any batch tree, or `penstock.engine.recover.NO_BATCH` if no sample of it is left.
+        """
+        payload, self.payload = self.payload, None
+        unpack, self.unpack = self.unpack, None
+        if self.kind != Kind.FAILED:
+            return payload if unpack is None else unpack()
+        try:
+            raise payload
+        finally:
+            del payload  # a traceback that holds its own exception would be a cycle
+
+
+# As plain tuples: a pickle of a named tuple looks its class up by name, which takes longer than a
+# small batch.
+
+
+def encode_message(message: BeginEpoch | Task) -> bytes:
+    """Return a message of the main process as bytes, for `decode_message`."""
+    if isinstance(message, BeginEpoch):
+        return pickle.dumps((None, *message[:3], _plain(message.position)), protocol=5)
+    generation, step, indices, hints, is_measured, freed, retired = message
+    where = None
+    if isinstance(indices, BatchIndices):
+        indices, *where = indices
+    is_array = isinstance(indices, np.ndarray)
+    if isinstance(indices, np.ndarray):
+        indices = indices.tobytes()
+    fields = generation, step, indices, is_array, where, _plain(hints), is_measured, freed, retired
+    return pickle.dumps(fields, protocol=5)
+
+
+def decode_message(data: bytes) -> BeginEpoch | Task:
+    """Return the message again."""
+    generation, *rest = pickle.loads(data)
+    if generation is None:
+        number, epoch, is_announced, position = rest
+        position = None if position is None else ShardPosition(*position)
+        return BeginEpoch(number, epoch, is_announced, position)
+    step, indices, is_array, where, hints, *others = rest
+    if is_array:
+        indices = np.frombuffer(indices, np.int64)
+    if where is not None:
+        indices = BatchIndices(indices, *where)
+    return Task(generation, step, indices, None if hints is None else RetryHints(*hints), *others)
+
+
+def encode_result(result: TaskResult, *more: Any) -> bytes:  # noqa: ANN401
+    """Return a worker's result as bytes, for `decode_result`.
+
+    Args:
+        result: With a payload that another process can read.
+        more: What the backend has to add: plain data.
+    """
+    payload, bad = result.payload, result.bad
+    if result.kind == Kind.FAILED:
+        payload = report_exception(payload)
+    if bad:
+        bad = list(map(_reported, bad))
+    fields = (
+        result.generation, result.step, int(result.kind), payload, _plain(result.position),
+        result.num_asked, bad, _plain(result.times), _plain(result.notices), more,
+    )  # fmt: skip
+    return pickle.dumps(fields, protocol=5)
+
+
+def _reported(bad: BadSample) -> BadSample:
+    report = report_exception(bad.error)._replace(traceback="")  # `bad` has it
+    return bad._replace(error=report)  # type: ignore[arg-type]  # `WorkerTable.accept` revives it
+
+
+def decode_result(data: bytes) -> tuple[TaskResult, tuple[Any, ...]]:
+    """Return the result again, and what was added to it; exceptions are still reports."""
+    generation, step, kind, payload, position, num_asked, bad, times, notices, more = pickle.loads(
+        data
+    )
+    result = TaskResult(
+        generation,
+        step,
+        Kind(kind),
+        payload,
+        None if position is None else ShardPosition(*position),
+        num_asked,
+        bad,
+        None if times is None else TaskTimes(*times),
+        None if notices is None else Notices(*notices),
+    )
+    return result, more
+
+
+def _plain(fields: tuple[Any, ...] | None) -> tuple[Any, ...] | None:
+    return None if fields is None else tuple(fields)

@@ -1,0 +1,323 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What the main process knows of its workers: their tasks, how far they are, how they ended.
+
+A backend carries tasks to workers and results back; what either means is decided here, the same
+for all of them:
+
+    table.begin_epoch(epoch)        what comes of earlier ones is dropped from now on
+    table.add(worker)               a worker, or another in the place of one that is gone
+    table.message_of(worker)        what it is told of the epoch
+    table.task_of(worker, ...)      a task for it
+    table.accept(worker, result)    the scheduler's event that follows from a result, if any does
+    table.death(worker, ...)        the event that it is gone, with what it was doing
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sized
+from typing import TYPE_CHECKING, Any, Final, Generic, NamedTuple, TypeVar
+
+from penstock.engine.constant_seeds import note_states
+from penstock.engine.first_samples import FirstSamples
+from penstock.engine.generator_watch import UNSEEDED, warn_of_drawings
+from penstock.engine.plan import dataset_keys, sample_key
+from penstock.engine.reader import name_samples
+from penstock.engine.remote_errors import ExceptionReport, revive_exception
+from penstock.engine.scheduler import TaskDone, WorkerExhausted, WorkerLost, WorkerReady
+from penstock.engine.status_page import PHRASES, Phase
+from penstock.engine.task import BeginEpoch, Kind, Task
+from penstock.faults import annotate
+
+if TYPE_CHECKING:
+    from collections.abc import Hashable, Mapping
+
+    from penstock.engine.epoch import Epoch, ShardPosition
+    from penstock.engine.plan import Plan, RetryHints, WorkerSpec
+    from penstock.engine.scheduler import BackendEvent
+    from penstock.engine.status_page import StatusSnapshot
+    from penstock.engine.task import Notices, TaskResult
+
+__all__ = ["Activity", "KnownWorker", "WorkerProgress", "WorkerTable", "activity_of"]
+
+_OF_A_TASK: Final = (Phase.READING, Phase.COLLATING, Phase.SENDING)
+
+
+class KnownWorker:
+    """One worker, as the main process knows it; each backend has a subclass.
+
+    Attributes:
+        worker_id: Its number.
+        pid: Process that it is, or is in.
+        tasks: Step -> indices of the epoch's tasks that it has not answered.
+        position: How far it is in its shard of an iterable dataset.
+        is_gone: Whether its end is known.
+    """
+
+    def __init__(self, worker_id: int, pid: int) -> None:
+        """Begin as a worker without tasks."""
+        self.worker_id = worker_id
+        self.pid = pid
+        self.tasks: dict[int, object] = {}
+        self.position: ShardPosition | None = None
+        self.is_gone = False
+
+    def __str__(self) -> str:
+        """Return what it is called in messages: "worker 0 (pid 7)"."""
+        raise NotImplementedError
+
+
+WorkerT = TypeVar("WorkerT", bound=KnownWorker)
+
+
+class WorkerTable(Generic[WorkerT]):
+    """The workers of one backend.
+
+    Attributes:
+        workers: By number.
+        generation: Number of the epoch under way; the user may begin the same epoch again.
+        epoch: It itself; None before the first.
+
+    Concurrency:
+        One thread.
+    """
+
+    def __init__(
+        self, plan: Plan, *, drawings_advice: str = UNSEEDED, warns: bool | None = None
+    ) -> None:
+        """Begin without workers.
+
+        Args:
+            plan: Of the backend.
+            drawings_advice: What to say of functions that draw from the global generators.
+            warns: See `FirstSamples`.
+        """
+        self.workers: dict[int, WorkerT] = {}
+        self.generation = 0
+        self.epoch: Epoch | None = None
+        self._plan = plan
+        self._drawings_advice = drawings_advice
+        self._first_samples = FirstSamples(plan.spec, plan.num_workers, warns=warns)
+
+    def add(self, worker: WorkerT) -> None:
+        """Add a worker; one of a number that there was goes on where that one was."""
+        before = self.workers.get(worker.worker_id)
+        worker.position = self._given_to(worker) if before is None else before.position
+        self.workers[worker.worker_id] = worker
+
+    def _given_to(self, worker: WorkerT) -> ShardPosition | None:
+        if self.epoch is None:
+            return None
+        return self.epoch.progress.given.shards.get(worker.worker_id)
+
+    def begin_epoch(self, epoch: Epoch) -> None:
+        """Begin an epoch."""
+        self.generation += 1
+        self.epoch = epoch
+        self._first_samples.clear()
+        for worker in self.workers.values():
+            worker.tasks.clear()
+            worker.position = self._given_to(worker)
+
+    def message_of(self, worker: WorkerT) -> BeginEpoch:
+        """Return what `worker` is told of the epoch."""
+        epoch = self.epoch
+        assert epoch is not None
+        return BeginEpoch(self.generation, epoch.number, epoch.is_announced, worker.position)
+
+    def task_of(
+        self,
+        worker: WorkerT,
+        step: int,
+        indices: object,
+        hints: RetryHints | None,
+        *,
+        is_measured: bool,
+        freed: tuple[int, ...] = (),
+        retired: tuple[int, ...] = (),
+    ) -> Task:
+        """Return a task, which is `worker`'s from now on; see `Task`."""
+        worker.tasks[step] = indices
+        return Task(self.generation, step, indices, hints, is_measured, freed, retired)
+
+    def accept(self, worker: WorkerT, result: TaskResult) -> BackendEvent | None:
+        """Return the event that follows from a result.
+
+        What was raised in another process becomes an exception again, with a note of where it was.
+
+        Returns:
+            None of a worker that is gone, and of an earlier epoch.
+        """
+        notices, worker_id = result.notices, worker.worker_id
+        if worker.is_gone or self.workers.get(worker_id) is not worker:
+            return None
+        if notices is not None:
+            self._note(worker, notices)
+        if result.generation != self.generation:
+            return None
+        kind, step = result.kind, result.step
+        if kind == Kind.READY:
+            return WorkerReady(worker_id)
+        worker.tasks.pop(step, None)
+        result.pid = worker.pid
+        if notices is not None and notices.first_digest is not None:
+            self._first_samples.compare(worker_id, notices.first_digest)
+        if result.bad or kind == Kind.FAILED:
+            self._revive(worker, result)
+        if kind == Kind.EXHAUSTED:
+            return WorkerExhausted(worker_id, step, result)
+        if result.position is not None:
+            worker.position = result.position = result.position.after(worker.position)
+        return TaskDone(worker_id, step, result)
+
+    def _note(self, worker: WorkerT, notices: Notices) -> None:
+        if notices.states is not None:
+            init_fn, seed = self._plan.spec.worker_init_fn, self._plan.base_seed
+            assert init_fn is not None
+            note_states(init_fn, seed, worker.worker_id, notices.states)
+        if notices.drawings:
+            warn_of_drawings(notices.drawings, self._drawings_advice)
+
+    def _revive(self, worker: WorkerT, result: TaskResult) -> None:
+        assert self.epoch is not None
+        where = f"in {worker}, epoch {self.epoch.number}, step {result.step}"
+        if result.kind == Kind.FAILED:
+            result.payload = _revived(result.payload, where)
+        result.bad = [bad._replace(error=_revived(bad.error, where)) for bad in result.bad]
+
+    def activity(self, worker: WorkerT, snapshot: StatusSnapshot) -> Activity:
+        """Return what `worker` was doing when it left `snapshot`."""
+        return activity_of(snapshot, worker.tasks, self._plan.spec, self.generation)
+
+    def progress(self, worker: WorkerT, snapshot: StatusSnapshot, stacks: str) -> WorkerProgress:
+        """Return how far `worker` is; `stacks` of its threads may be empty."""
+        return progress_of(snapshot, self.activity(worker, snapshot), worker.tasks, stacks)
+
+    def death(
+        self,
+        worker: WorkerT,
+        activity: Activity,
+        end: str,
+        advice: str,
+        *,
+        limit: int = 2,
+    ) -> WorkerLost:
+        """Return the event that `worker` is gone.
+
+        Args:
+            worker: Which.
+            activity: What it was doing.
+            end: How it ended, to be followed by what it was doing.
+            advice: What to do about it.
+            limit: How many such deaths prove a sample guilty.
+        """
+        worker.is_gone = True
+        reason = f"{end} {activity.words}"
+        return WorkerLost(worker.worker_id, reason, advice, activity.step, activity.sample, limit)
+
+
+def _revived(error: Any, where: str) -> BaseException:  # noqa: ANN401 - the exception, or a report
+    revived: BaseException = error
+    if isinstance(error, ExceptionReport):
+        revived = revive_exception(error)
+    annotate(revived, where)
+    return revived
+
+
+class Activity(NamedTuple):
+    """What a worker was doing.
+
+    Attributes:
+        step: For which step; None if for none of this epoch.
+        sample: Key of the sample that it was at; None if not at a single one.
+        words: Both in words.
+    """
+
+    step: int | None
+    sample: Hashable | None
+    words: str
+
+
+class WorkerProgress(NamedTuple):
+    """How far a worker is that is waited for.
+
+    Attributes:
+        words: What it is doing, for how long, and the stacks of its threads if they were asked for.
+        still_s: Seconds since it moved on last, to another sample or phase; None if not known. A
+            batch that is read in one call is one piece.
+        pace: How far it is, as "39 of 80 samples in 2.0 s"; empty if not known.
+    """
+
+    words: str
+    still_s: float | None = None
+    pace: str = ""
+
+
+def activity_of(
+    snapshot: StatusSnapshot, tasks: Mapping[int, object], spec: WorkerSpec, generation: int
+) -> Activity:
+    """Return what a worker was doing at the time of `snapshot`.
+
+    Args:
+        snapshot: Of its status page.
+        tasks: Step -> indices of what it had to do.
+        spec: How it makes batches.
+        generation: The generation that goes on.
+    """
+    doing = PHRASES[snapshot.phase]
+    if snapshot.phase not in _OF_A_TASK:
+        return Activity(None, None, doing)
+    if snapshot.generation != generation or snapshot.step not in tasks:
+        return Activity(None, None, f"{doing} samples of an earlier epoch")
+    if spec.is_iterable:
+        return Activity(snapshot.step, None, f"{doing} a batch of its shard of the dataset")
+    keys = dataset_keys(tasks[snapshot.step])
+    # Another thread's status may be read while it changes: then the number is of another step.
+    is_torn = spec.is_batched and snapshot.number is not None and snapshot.number >= len(keys)
+    if snapshot.number is None or is_torn:
+        named = name_samples(spec.dataset, keys if spec.is_batched else [keys])
+        return Activity(snapshot.step, None, f"{doing} {named} of step {snapshot.step}")
+    if snapshot.has_replacement:
+        index = snapshot.replacement
+    else:
+        index = keys[snapshot.number] if spec.is_batched else keys
+    named = name_samples(spec.dataset, [index])
+    return Activity(snapshot.step, sample_key(index), f"{doing} {named} of step {snapshot.step}")
+
+
+def progress_of(
+    snapshot: StatusSnapshot, activity: Activity, tasks: Mapping[int, object], stacks: str
+) -> WorkerProgress:
+    """Return how far a worker is.
+
+    Args:
+        snapshot: Of its status page.
+        activity: What `activity_of` made of it.
+        tasks: Step -> indices of what it has to do.
+        stacks: Of its threads; empty if there are none.
+    """
+    words = f"{activity.words}{_times(snapshot, activity)}" + (f":\n{stacks}" if stacks else "")
+    still_s = snapshot.still_s
+    if still_s is None and snapshot.number is None and activity.step is not None:
+        still_s = snapshot.task_s  # no sample of it was begun: all are read in one call
+    if activity.step is None or snapshot.still_s is None:
+        return WorkerProgress(words, still_s)
+    # A single one where the sampler gives no list: then there is nothing to count.
+    count = len(keys) if isinstance(keys := dataset_keys(tasks[activity.step]), Sized) else 1
+    done = count if snapshot.number is None else snapshot.number
+    return WorkerProgress(
+        words, snapshot.still_s, f"{done} of {count} samples in {_seconds(snapshot.task_s)}"
+    )
+
+
+def _times(snapshot: StatusSnapshot, activity: Activity) -> str:
+    if activity.step is None:
+        return "" if snapshot.still_s is None else f" (for {_seconds(snapshot.still_s)})"
+    of_step = f"the step for {_seconds(snapshot.task_s)}"
+    if snapshot.still_s is None:
+        return f" ({of_step})"
+    what = "" if snapshot.number is None else "the sample "
+    return f" ({what}for {_seconds(snapshot.still_s)}, {of_step})"
+
+
+def _seconds(seconds: float) -> str:
+    return f"{seconds:.1f} s" if seconds >= 0.095 else f"{seconds * 1e3:.0f} ms"

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import inspect
 import itertools
 import warnings
@@ -22,7 +23,7 @@ from penstock.sampling.samplers import IndexSampler, digest
 from penstock.warn import users_level
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable, Iterator, Sequence
 
     from numpy.typing import NDArray
 
@@ -79,6 +80,9 @@ class IndexSource(Protocol):
 
     def begin(self, epoch: int, progress: Progress) -> Iterator[object]:
         """Return the indices of an epoch's batches, from batch `progress.given.num_steps` on."""
+
+    def foresee(self, epoch: int) -> Iterator[object] | None:
+        """Return an epoch's indices, without notifying anybody; None if that cannot be done."""
 
     def describe(self) -> Description:
         """Return what the order depends on, besides the loader's seed."""
@@ -153,6 +157,17 @@ class SeededIndices:
         drawn = GuardedIterator(self._outer, sequence)
         first = drawn.take(1)
         return self._one_by_one(first, drawn, progress.given.num_steps)
+
+    def foresee(self, epoch: int) -> Iterator[object] | None:
+        """Return an epoch's indices, of which no sampler is notified; None if that cannot be done.
+
+        It can where all samplers are ours, whose order is a function of the epoch's number.
+        """
+        parts = with_inner(self._outer)
+        if self._order is None or not all(_is_ours(part) for part in parts):
+            return None
+        with _in_epoch(parts, epoch):
+            return self._by_position(self._order.indices(), self._layout(), 0)
 
     def _layout(self) -> BatchLayout:
         """Where the batches of the sampler's epoch lie; a sample by itself is a batch of one."""
@@ -229,13 +244,8 @@ class SeededIndices:
         """Where the batches of an epoch begin, whatever epoch the sampler is in."""
         if self._order is None or self._batches is None or self._batches.is_even:
             return None
-        now, times = self._order.epoch, self._order.times_told
-        try:
-            self._order.set_epoch(now if epoch is None else epoch)
+        with _in_epoch([self._order], self._order.epoch if epoch is None else epoch):
             return self._layout().offsets
-        finally:
-            self._order.set_epoch(now)
-            self._order.times_told = times
 
     def notified_epoch(self) -> NotifiedEpoch | None:
         """Return the epoch that the innermost sampler was notified of, if it says so."""
@@ -248,6 +258,25 @@ class SeededIndices:
     def draws(self) -> None:
         """Return None: the seed decides."""
         return
+
+
+@contextlib.contextmanager
+def _in_epoch(samplers: Sequence[Any], epoch: int) -> Iterator[None]:
+    """Let samplers be in another epoch, as if nobody had notified them."""
+    orders = [sampler for sampler in samplers if isinstance(sampler, IndexSampler)]
+    before = [(order.epoch, order.times_told) for order in orders]
+    try:
+        for order in orders:
+            order.set_epoch(epoch)
+        yield
+    finally:
+        for order, (now, times) in zip(orders, before, strict=True):
+            order.set_epoch(now)
+            order.times_told = times
+
+
+def _is_ours(sampler: object) -> bool:
+    return type(sampler).__module__.startswith("penstock.")
 
 
 def with_inner(*samplers: Any) -> list[Any]:  # noqa: ANN401
@@ -452,6 +481,10 @@ class StreamSource:
     def begin(self, epoch: int, progress: Progress) -> Iterator[object]:
         """Yield empty batches of `batch_size` indefinitely."""
         return itertools.repeat(None if self._batch_size is None else [None] * self._batch_size)
+
+    def foresee(self, epoch: int) -> None:
+        """Return None: a dataset's iterator of one epoch ends before that of another begins."""
+        return
 
     def describe(self) -> Description:
         """Return what the shares of the workers depend on."""

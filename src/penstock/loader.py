@@ -68,7 +68,8 @@ class Loader(Observed, Generic[SampleT]):
         multiprocessing_context: Start method, by name or as a context; None is Python's default. A
             context whose `Process` is a thread means `backend="thread"`.
         prefetch_factor: Batches under way per worker, at least 1; default 2.
-        persistent_workers: Keep the workers after an epoch.
+        persistent_workers: Keep the workers after an epoch. With a seed they begin the next one
+            while the last batches of this one are taken, where samplers are Penstock's.
         in_order: Whether batches come in the order of the sampler, or as they are ready.
         seed: Decides the order of every epoch and all random numbers of its samples. Not negative.
         global_rng: With `seed=`: whether `random`, numpy's and torch's global generators are seeded

@@ -46,6 +46,14 @@ def worker_base_seed(seed: int) -> int:
     return int(words[0] >> np.uint64(1))
 
 
+def _following(source: IndexSource, number: int) -> Callable[[], Epoch | None]:
+    def following() -> Epoch | None:
+        indices = source.foresee(number)
+        return None if indices is None else Epoch(number, indices, is_announced=True)
+
+    return following
+
+
 def _check_stream(dataset: object, progress: Progress) -> None:
     """Say whether a stream can begin where it was, before its state is loaded.
 
@@ -175,7 +183,7 @@ class Schedule:
         number = self._next_epoch
         indices = source.begin(number, progress)
         is_announced = self._seed is not None or self._is_chosen or is_followed
-        return Epoch(number, indices, progress, is_announced)
+        return Epoch(number, indices, progress, is_announced, _following(source, number + 1))
 
     def _is_users(self, notified: NotifiedEpoch) -> bool:
         """Whether the user has notified it since an epoch began, perhaps the same number again."""

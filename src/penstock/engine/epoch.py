@@ -11,7 +11,7 @@ from penstock.randomness.keys import checked_count, checked_flag
 
 if TYPE_CHECKING:
     import weakref
-    from collections.abc import Hashable, Iterable, Iterator, Mapping, Sequence
+    from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
     from types import GeneratorType
 
     from penstock.faults import Failure
@@ -162,9 +162,12 @@ class Epoch:
             `BatchIndices` if the spec has a seed. For an iterable dataset only their numbers count.
         progress: What was given before this iterator, then what this iterator gives.
         is_announced: Whether the dataset is notified of the number, if it has a method `set_epoch`.
+        following: Returns the epoch that comes next unless the user chooses another, without
+            notifying anybody of it; None if its order is not known yet.
     """
 
     number: int
     indices: Iterator[object]
     progress: Progress = field(default_factory=Progress)
     is_announced: bool = False
+    following: Callable[[], Epoch | None] | None = None

@@ -112,7 +112,7 @@ class Notices(NamedTuple):
         drawings: Functions that drew from the global generators
             (`penstock.engine.generator_watch`).
         states: Digests of generators that `worker_init_fn` has set
-            (`penstock.engine.constant_seeds`).
+            (`penstock.engine.worker_comparison`).
     """
 
     first_digest: bytes | None = None

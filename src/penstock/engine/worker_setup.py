@@ -8,7 +8,7 @@ import importlib
 import sys
 from typing import TYPE_CHECKING
 
-from penstock.engine.constant_seeds import changed_states
+from penstock.engine.worker_comparison import changed_states
 from penstock.optional import when_imported
 from penstock.randomness.generators import GlobalStates, seed_worker
 from penstock.randomness.keys import Purpose, seed_sequence

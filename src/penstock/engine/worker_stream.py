@@ -4,12 +4,16 @@
 from __future__ import annotations
 
 import collections
+import contextlib
 import dataclasses
+import itertools
 import os
 import time
 import traceback
 import warnings
 from typing import TYPE_CHECKING, Any, Final
+
+import numpy as np
 
 from penstock.engine.accounts import WorkerSettings
 from penstock.engine.backends import Backend, open_backend
@@ -32,6 +36,7 @@ from penstock.engine.scheduler import (
     Respawn,
     Scheduler,
     Submit,
+    TaskDone,
     WorkerExhausted,
     WorkerLost,
     WorkersChanged,
@@ -50,7 +55,7 @@ if TYPE_CHECKING:
     from penstock.engine.delivery_hook import DeliveryHook
     from penstock.engine.epoch import Epoch
     from penstock.engine.fault_log import FaultLog
-    from penstock.engine.plan import Plan
+    from penstock.engine.plan import BatchIndices, Plan
     from penstock.engine.task import TaskResult
 
 __all__ = ["WorkerStream"]
@@ -58,6 +63,39 @@ __all__ = ["WorkerStream"]
 _ADDED_AT_ONCE: Final = 2  # per batch; a fork of a large process takes tens of milliseconds
 
 _MOVES_ON: Final = 1 / 2  # of `timeout`, in which a worker has moved on that is called slow
+
+
+class _EpochAhead:
+    """The next epoch, whose first tasks workers do while the last batches of this one are taken.
+
+    Attributes:
+        generation: By which its results are known.
+        epoch: As it is foreseen.
+        scheduler: Of that epoch.
+        drawn: Indices of its first steps, which workers have.
+        num_left: Steps to be drawn before its first batch is asked for.
+    """
+
+    def __init__(self, generation: int, epoch: Epoch, scheduler: Scheduler) -> None:
+        self.generation = generation
+        self.epoch = epoch
+        self.scheduler = scheduler
+        self.drawn: list[Any] = []
+        self.num_left = len(scheduler.start())
+
+    def is_like(self, epoch: Epoch, drawn: list[Any]) -> bool:
+        """Return whether it has turned out as `epoch`, of which as many steps are drawn now."""
+        given, foreseen = epoch.progress.given, self.epoch
+        return (
+            not (given.num_steps or given.ahead)
+            and (epoch.number, epoch.is_announced) == (foreseen.number, foreseen.is_announced)
+            and len(drawn) == len(self.drawn)
+            and all(map(_are_same, drawn, self.drawn))
+        )
+
+
+def _are_same(one: BatchIndices, other: BatchIndices) -> bool:
+    return one[1:] == other[1:] and np.array_equal(one.indices, other.indices)  # type: ignore[arg-type]
 
 
 class WorkerStream(BatchStream):
@@ -81,6 +119,7 @@ class WorkerStream(BatchStream):
         """
         self._begun: tuple[int, object, Exception | None] | None = None  # of a step to come
         self._overdue: Exception | None = None  # raised with the next call
+        self._ahead: _EpochAhead | None = None
         self._workers = WorkerSettings(plan.num_workers, plan.prefetch_factor)
         self._lookahead = plan.num_workers * plan.prefetch_factor
         self._present: set[int] = set()
@@ -113,24 +152,44 @@ class WorkerStream(BatchStream):
         self._begin(epoch)
         self._begun = self._overdue = None
         with self._closed_on_error():
-            self._to_add.clear()
-            wanted = set(range(self._workers.num_workers))
-            for worker_id in self._present - wanted:  # it was to leave, and the epoch ended before
-                self._remove(worker_id)
-            for worker_id in sorted(wanted - self._present):  # it was to come
-                self._backend.add_worker(worker_id)
-                self._present.add(worker_id)
-            self._backend.begin_epoch(epoch)
-            self._begin_scheduler(epoch)
+            if not self._goes_on_ahead(epoch):
+                self._begin_anew(epoch)
+            self._raise_overdue()
         self._clock.started()
 
-    def _begin_scheduler(self, epoch: Epoch) -> None:
-        plan, given = self._plan, epoch.progress.given
+    def _goes_on_ahead(self, epoch: Epoch) -> bool:
+        """Return whether the epoch was begun ahead as what it is, and go on in it then."""
         self._indices: Iterator[object] = epoch.indices
+        ahead, self._ahead = self._ahead, None
+        if ahead is None:
+            return False
+        drawn = list(itertools.islice(epoch.indices, len(ahead.drawn)))
+        if not ahead.is_like(epoch, drawn):
+            self._indices = itertools.chain(drawn, epoch.indices)
+            return False
+        self._backend.adopt_ahead(epoch)
+        self._scheduler = ahead.scheduler
+        self._carry_out([Draw()] * ahead.num_left)
+        return True
+
+    def _begin_anew(self, epoch: Epoch) -> None:
+        self._to_add.clear()
+        wanted = set(range(self._workers.num_workers))
+        for worker_id in self._present - wanted:  # it was to leave, and the epoch ended before
+            self._remove(worker_id)
+        for worker_id in sorted(wanted - self._present):  # it was to come
+            self._backend.add_worker(worker_id)
+            self._present.add(worker_id)
+        self._backend.begin_epoch(epoch)
+        self._scheduler = self._scheduler_of(epoch)
+        self._carry_out(self._scheduler.start())
+
+    def _scheduler_of(self, epoch: Epoch) -> Scheduler:
+        plan, given = self._plan, epoch.progress.given
         num_workers = self._workers.num_workers
         is_iterable = plan.spec.is_iterable
         any_worker = plan.is_worker_free or bool(plan.max_workers)
-        self._scheduler = Scheduler(
+        return Scheduler(
             num_workers,
             self._lookahead,
             in_order=plan.in_order,
@@ -142,8 +201,32 @@ class WorkerStream(BatchStream):
             max_respawns=plan.spec.faults.max_respawns,
             can_quarantine=plan.spec.faults.tolerates,
         )
-        self._carry_out(self._scheduler.start())
-        self._raise_overdue()
+
+    def _begin_ahead_of_end(self) -> None:
+        """Begin the next epoch, as all steps of this one are under way; or leave it."""
+        following, plan = self._epoch.following, self._plan
+        if (
+            following is None
+            or not plan.keep_workers
+            or plan.max_workers
+            or self._ahead is not None
+        ):
+            return
+        with contextlib.suppress(Exception):  # it is raised when that epoch begins
+            epoch = following()
+            if epoch is not None and (generation := self._backend.begin_ahead(epoch)) is not None:
+                self._ahead = _EpochAhead(generation, epoch, self._scheduler_of(epoch))
+
+    def _draw_ahead(self, ahead: _EpochAhead) -> None:
+        """Give workers a step of the next epoch in the place of the one that was taken."""
+        indices: Any = next(ahead.epoch.indices, None) if ahead.num_left else None
+        if indices is None:
+            return
+        ahead.num_left -= 1
+        ahead.drawn.append(indices)
+        (submission,) = ahead.scheduler.handle(IndicesDrawn(indices))
+        assert isinstance(submission, Submit)
+        self._submit(submission, ahead=True)
 
     def set_hook(self, hook: DeliveryHook | None) -> None:
         """Let another delivery hook begin with the next epoch."""
@@ -172,6 +255,8 @@ class WorkerStream(BatchStream):
             answer = self._carry_out(self._scheduler.handle(Requested()))
             while answer is None and self._overdue is None:
                 answer = self._wait()
+            if self._ahead is not None and isinstance(answer, Deliver):
+                self._draw_ahead(self._ahead)
         except WorkerTimeout:
             raise
         except BaseException as error:  # see `_closed_on_error`; this is the hot path
@@ -352,6 +437,14 @@ class WorkerStream(BatchStream):
         return answer
 
     def _handle(self, event: Event) -> Deliver | Finish | Fail | None:
+        ahead = self._ahead
+        if ahead is not None:
+            if isinstance(event, TaskDone) and event.outcome.generation == ahead.generation:
+                ahead.scheduler.handle(event)
+                return None
+            if isinstance(event, WorkerLost):  # another one has to begin this epoch first
+                self._ahead = None
+                self._backend.drop_ahead()
         if isinstance(event, WorkerExhausted) and event.result.num_asked:
             # Of no batch: they were the last of the shard.
             num_failed = self._record(event.result.bad, event.step, event.worker_id)
@@ -456,7 +549,7 @@ class WorkerStream(BatchStream):
             self._present.remove(worker_id)
             self._backend.remove_worker(worker_id)
 
-    def _submit(self, task: Submit) -> None:
+    def _submit(self, task: Submit, *, ahead: bool = False) -> None:
         quarantined = self._faults.quarantined
         hints = None
         if task.alone or quarantined:
@@ -466,7 +559,7 @@ class WorkerStream(BatchStream):
         # With a timeout, a slow worker is told from a stuck one by the times of its samples.
         is_measured = self._plan.timeout_s > 0 or (observer is not None and observer.measures)
         self._backend.measures = is_measured
-        self._backend.submit(task.worker_id, task.step, task.indices, hints)
+        self._backend.submit(task.worker_id, task.step, task.indices, hints, ahead=ahead)
 
     def _draw(self) -> list[Decision]:
         """Return what follows from the next indices; an error of the sampler is kept for `_next`.
@@ -480,6 +573,7 @@ class WorkerStream(BatchStream):
             event = IndicesDrawn(next(self._indices))
         except StopIteration:
             event = IndicesExhausted()
+            self._begin_ahead_of_end()
         except Exception as error:
             self._overdue = error
             return []
@@ -492,7 +586,7 @@ class WorkerStream(BatchStream):
         return f"{failure.reason}, epoch {self._epoch.number}.{held}{before} {failure.advice}"
 
     def _release(self, *, in_a_hurry: bool) -> None:
-        self._begun = self._overdue = None
+        self._begun = self._overdue = self._ahead = None
         self._to_add.clear()
         self._scheduler = Scheduler(1, 0)  # the old one holds batches that nobody will ask for
         self._backend.close(in_a_hurry=in_a_hurry)

@@ -17,8 +17,6 @@ from __future__ import annotations
 from collections.abc import Sized
 from typing import TYPE_CHECKING, Any, Final, Generic, NamedTuple, TypeVar
 
-from penstock.engine.constant_seeds import note_states
-from penstock.engine.first_samples import FirstSamples
 from penstock.engine.generator_watch import UNSEEDED, warn_of_drawings
 from penstock.engine.plan import dataset_keys, sample_key
 from penstock.engine.reader import name_samples
@@ -26,6 +24,7 @@ from penstock.engine.remote_errors import ExceptionReport, revive_exception
 from penstock.engine.scheduler import TaskDone, WorkerExhausted, WorkerLost, WorkerReady
 from penstock.engine.status_page import PHRASES, Phase
 from penstock.engine.task import BeginEpoch, Kind, Task
+from penstock.engine.worker_comparison import FirstSamples, note_states
 from penstock.faults import annotate
 
 if TYPE_CHECKING:
@@ -48,7 +47,7 @@ class KnownWorker:
     Attributes:
         worker_id: Its number.
         pid: Process that it is, or is in.
-        tasks: Step -> indices of the epoch's tasks that it has not answered.
+        tasks: (generation, step) -> indices of the tasks that it has not answered.
         position: How far it is in its shard of an iterable dataset.
         is_gone: Whether its end is known.
     """
@@ -57,7 +56,7 @@ class KnownWorker:
         """Begin as a worker without tasks."""
         self.worker_id = worker_id
         self.pid = pid
-        self.tasks: dict[int, object] = {}
+        self.tasks: dict[tuple[int, int], object] = {}
         self.position: ShardPosition | None = None
         self.is_gone = False
 
@@ -94,6 +93,8 @@ class WorkerTable(Generic[WorkerT]):
         self.workers: dict[int, WorkerT] = {}
         self.generation = 0
         self.epoch: Epoch | None = None
+        self._ahead: tuple[int, Epoch] | None = None
+        self._last_generation = 0
         self._plan = plan
         self._drawings_advice = drawings_advice
         self._first_samples = FirstSamples(plan.spec, plan.num_workers, warns=warns)
@@ -109,20 +110,41 @@ class WorkerTable(Generic[WorkerT]):
             return None
         return self.epoch.progress.given.shards.get(worker.worker_id)
 
+    def begin_ahead(self, epoch: Epoch) -> int:
+        """Begin an epoch beside the one under way, and return its generation."""
+        self._last_generation += 1
+        self._ahead = self._last_generation, epoch
+        return self._last_generation
+
+    def drop_ahead(self) -> None:
+        """Drop what comes of the epoch that was begun ahead."""
+        self._ahead = None
+
+    def adopt_ahead(self, epoch: Epoch) -> None:
+        """Let the epoch that was begun ahead be the one under way: it has turned out as `epoch`."""
+        assert self._ahead is not None
+        self.generation, _ = self._ahead
+        self.epoch, self._ahead = epoch, None
+
     def begin_epoch(self, epoch: Epoch) -> None:
         """Begin an epoch."""
-        self.generation += 1
-        self.epoch = epoch
+        self._last_generation += 1
+        self.generation = self._last_generation
+        self.epoch, self._ahead = epoch, None
         self._first_samples.clear()
         for worker in self.workers.values():
             worker.tasks.clear()
             worker.position = self._given_to(worker)
 
-    def message_of(self, worker: WorkerT) -> BeginEpoch:
-        """Return what `worker` is told of the epoch."""
-        epoch = self.epoch
-        assert epoch is not None
-        return BeginEpoch(self.generation, epoch.number, epoch.is_announced, worker.position)
+    def message_of(self, worker: WorkerT, *, ahead: bool = False) -> BeginEpoch:
+        """Return what `worker` is told of the epoch under way, or of the one begun ahead."""
+        if ahead:
+            assert self._ahead is not None
+            generation, epoch = self._ahead
+            return BeginEpoch(generation, epoch.number, epoch.is_announced)
+        assert self.epoch is not None
+        is_announced = self.epoch.is_announced
+        return BeginEpoch(self.generation, self.epoch.number, is_announced, worker.position)
 
     def task_of(
         self,
@@ -134,10 +156,18 @@ class WorkerTable(Generic[WorkerT]):
         is_measured: bool,
         freed: tuple[int, ...] = (),
         retired: tuple[int, ...] = (),
+        ahead: bool = False,
     ) -> Task:
-        """Return a task, which is `worker`'s from now on; see `Task`."""
-        worker.tasks[step] = indices
-        return Task(self.generation, step, indices, hints, is_measured, freed, retired)
+        """Return a task, which is `worker`'s from now on; see `Task`.
+
+        `ahead` says that it is one of the epoch that was begun ahead.
+        """
+        generation = self.generation
+        if ahead:
+            assert self._ahead is not None
+            generation, _ = self._ahead
+        worker.tasks[generation, step] = indices
+        return Task(generation, step, indices, hints, is_measured, freed, retired)
 
     def accept(self, worker: WorkerT, result: TaskResult) -> BackendEvent | None:
         """Return the event that follows from a result.
@@ -145,24 +175,29 @@ class WorkerTable(Generic[WorkerT]):
         What was raised in another process becomes an exception again, with a note of where it was.
 
         Returns:
-            None of a worker that is gone, and of an earlier epoch.
+            None of a worker that is gone, and of an epoch that is over. The result says which
+            generation an event is about: the one under way, or the one begun ahead.
         """
         notices, worker_id = result.notices, worker.worker_id
         if worker.is_gone or self.workers.get(worker_id) is not worker:
             return None
         if notices is not None:
             self._note(worker, notices)
-        if result.generation != self.generation:
+        if result.generation == self.generation:
+            epoch = self.epoch
+        elif self._ahead is not None and result.generation == self._ahead[0]:
+            epoch = self._ahead[1]
+        else:
             return None
         kind, step = result.kind, result.step
         if kind == Kind.READY:
             return WorkerReady(worker_id)
-        worker.tasks.pop(step, None)
+        worker.tasks.pop((result.generation, step), None)
         result.pid = worker.pid
         if notices is not None and notices.first_digest is not None:
             self._first_samples.compare(worker_id, notices.first_digest)
         if result.bad or kind == Kind.FAILED:
-            self._revive(worker, result)
+            self._revive(worker, result, epoch)
         if kind == Kind.EXHAUSTED:
             return WorkerExhausted(worker_id, step, result)
         if result.position is not None:
@@ -177,9 +212,9 @@ class WorkerTable(Generic[WorkerT]):
         if notices.drawings:
             warn_of_drawings(notices.drawings, self._drawings_advice)
 
-    def _revive(self, worker: WorkerT, result: TaskResult) -> None:
-        assert self.epoch is not None
-        where = f"in {worker}, epoch {self.epoch.number}, step {result.step}"
+    def _revive(self, worker: WorkerT, result: TaskResult, epoch: Epoch | None) -> None:
+        assert epoch is not None
+        where = f"in {worker}, epoch {epoch.number}, step {result.step}"
         if result.kind == Kind.FAILED:
             result.payload = _revived(result.payload, where)
         result.bad = [bad._replace(error=_revived(bad.error, where)) for bad in result.bad]
@@ -253,24 +288,28 @@ class WorkerProgress(NamedTuple):
 
 
 def activity_of(
-    snapshot: StatusSnapshot, tasks: Mapping[int, object], spec: WorkerSpec, generation: int
+    snapshot: StatusSnapshot,
+    tasks: Mapping[tuple[int, int], object],
+    spec: WorkerSpec,
+    generation: int,
 ) -> Activity:
     """Return what a worker was doing at the time of `snapshot`.
 
     Args:
         snapshot: Of its status page.
-        tasks: Step -> indices of what it had to do.
+        tasks: (generation, step) -> indices of what it had to do.
         spec: How it makes batches.
-        generation: The generation that goes on.
+        generation: Of the epoch under way.
     """
     doing = PHRASES[snapshot.phase]
     if snapshot.phase not in _OF_A_TASK:
         return Activity(None, None, doing)
-    if snapshot.generation != generation or snapshot.step not in tasks:
-        return Activity(None, None, f"{doing} samples of an earlier epoch")
+    key = snapshot.generation, snapshot.step
+    if snapshot.generation != generation or key not in tasks:
+        return Activity(None, None, f"{doing} samples of another epoch")
     if spec.is_iterable:
         return Activity(snapshot.step, None, f"{doing} a batch of its shard of the dataset")
-    keys = dataset_keys(tasks[snapshot.step])
+    keys = dataset_keys(tasks[key])
     # Another thread's status may be read while it changes: then the number is of another step.
     is_torn = spec.is_batched and snapshot.number is not None and snapshot.number >= len(keys)
     if snapshot.number is None or is_torn:
@@ -285,14 +324,17 @@ def activity_of(
 
 
 def progress_of(
-    snapshot: StatusSnapshot, activity: Activity, tasks: Mapping[int, object], stacks: str
+    snapshot: StatusSnapshot,
+    activity: Activity,
+    tasks: Mapping[tuple[int, int], object],
+    stacks: str,
 ) -> WorkerProgress:
     """Return how far a worker is.
 
     Args:
         snapshot: Of its status page.
         activity: What `activity_of` made of it.
-        tasks: Step -> indices of what it has to do.
+        tasks: (generation, step) -> indices of what it has to do.
         stacks: Of its threads; empty if there are none.
     """
     words = f"{activity.words}{_times(snapshot, activity)}" + (f":\n{stacks}" if stacks else "")
@@ -302,7 +344,8 @@ def progress_of(
     if activity.step is None or snapshot.still_s is None:
         return WorkerProgress(words, still_s)
     # A single one where the sampler gives no list: then there is nothing to count.
-    count = len(keys) if isinstance(keys := dataset_keys(tasks[activity.step]), Sized) else 1
+    keys = dataset_keys(tasks[snapshot.generation, activity.step])
+    count = len(keys) if isinstance(keys, Sized) else 1
     done = count if snapshot.number is None else snapshot.number
     return WorkerProgress(
         words, snapshot.still_s, f"{done} of {count} samples in {_seconds(snapshot.task_s)}"

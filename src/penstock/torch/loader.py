@@ -99,7 +99,8 @@ class DataLoader(Observed, torch.utils.data.DataLoader[T_co]):
             context whose `Process` is a thread means `backend="thread"`.
         generator: Source of the order and of the workers' base seed; None is torch's global one.
         prefetch_factor: Batches under way per worker, at least 1; 2 where there are workers.
-        persistent_workers: Keep the workers after an epoch.
+        persistent_workers: Keep the workers after an epoch. With a seed they begin the next one
+            while the last batches of this one are taken, where samplers are Penstock's.
         pin_memory_device: Deprecated in torch, without effect.
         in_order: Whether batches come in the order of the sampler, or as they are ready.
         seed: Decides every epoch's order and all random numbers of its samples, whatever the number

@@ -50,6 +50,21 @@ class Backend(Protocol):
     def begin_epoch(self, epoch: Epoch) -> None:
         """Begin an epoch, or go on in one; results of earlier ones are dropped from now on."""
 
+    def begin_ahead(self, epoch: Epoch) -> int | None:
+        """Begin the next epoch, while results of the current one are still to come.
+
+        All tasks of the current one are submitted. `adopt_ahead` or `begin_epoch` comes next.
+
+        Returns:
+            The generation of its results; None if it cannot.
+        """
+
+    def adopt_ahead(self, epoch: Epoch) -> None:
+        """Let the epoch that was begun ahead be the current one: it has turned out as `epoch`."""
+
+    def drop_ahead(self) -> None:
+        """Drop what comes of the epoch that was begun ahead."""
+
     def await_start(self) -> Collection[int]:
         """Return the workers that may take long to start; `events` tells when each can begin.
 
@@ -57,15 +72,25 @@ class Backend(Protocol):
         """
 
     def submit(
-        self, worker_id: int, step: int, indices: object, hints: RetryHints | None = None
+        self,
+        worker_id: int,
+        step: int,
+        indices: object,
+        hints: RetryHints | None = None,
+        *,
+        ahead: bool = False,
     ) -> None:
-        """Give a worker the task of making `step` of the current epoch. Does not block."""
+        """Give a worker the task of making `step` of the current epoch. Does not block.
+
+        `ahead` says that it is of the epoch that was begun ahead.
+        """
 
     def events(self, timeout_s: float | None) -> Sequence[BackendEvent]:
         """Return what happened since the last call, waiting for the first thing to happen.
 
         Returns:
-            Events of the current epoch; none if `timeout_s` went by.
+            Events of the current epoch, and `TaskDone` of one begun ahead; none if `timeout_s`
+            went by.
         """
 
     def respawn(self, worker_id: int) -> None:

@@ -25,7 +25,7 @@ from typing import TYPE_CHECKING, NamedTuple, NoReturn
 from penstock.engine.backends.thread_status import ThreadStatus, Unwanted
 from penstock.engine.generator_watch import GeneratorWatch, note_watched, was_watched
 from penstock.engine.output import PlainOutput
-from penstock.engine.own_copy import own_copy
+from penstock.engine.pickling import own_copy
 from penstock.engine.status_page import Phase
 from penstock.engine.task import Kind, Notices, Task
 from penstock.engine.task_runner import TaskRunner
@@ -113,12 +113,19 @@ class ThreadWorker(KnownWorker):
         """Return "worker 0 (thread penstock-0)"."""
         return f"worker {self.worker_id} (thread {self.thread.name})"
 
-    def begin(self, begun: BeginEpoch, generation: ThreadGeneration) -> None:
-        """Let it begin an epoch; what it has of others is wanted no more."""
-        self.status.want(begun.generation)
-        self._leave_generation()
-        self._given = generation
+    def begin(
+        self, begun: BeginEpoch, generation: ThreadGeneration, *, ahead: bool = False
+    ) -> None:
+        """Let it begin an epoch; what it has of others is wanted no more, unless `ahead`."""
+        if not ahead:
+            self._leave_generation()
+            self.adopt(generation)
         self._inbox.put((begun, generation))
+
+    def adopt(self, generation: ThreadGeneration) -> None:
+        """Want nothing of epochs before this one any more."""
+        self.status.want(generation.number)
+        self._given = generation
 
     def submit(self, task: Task) -> None:
         """Give it a task."""

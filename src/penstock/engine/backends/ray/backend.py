@@ -37,7 +37,7 @@ import numpy as np
 from penstock.engine.backends.ray.cluster import RayOptions, connect, is_node_dead, what_is_free
 from penstock.engine.backends.ray.parcels import WritableMemory, open_parcel, pack_parcel
 from penstock.engine.backends.ray.remote_worker import RemoteWorker
-from penstock.engine.backends.ray.worker import RayWorker, versions_here
+from penstock.engine.backends.ray.worker import RayWorker, Versions
 from penstock.engine.interrupts import LONGEST_WAIT_S
 from penstock.engine.pickling import unpicklable_error
 from penstock.engine.recover import NO_BATCH
@@ -183,8 +183,25 @@ class RayBackend:
             worker.joins_late = True
         return [worker.worker_id for worker in starting]
 
+    def begin_ahead(self, epoch: Epoch) -> None:
+        """Return None: an actor begins an epoch when its first task comes."""
+        return
+
+    def adopt_ahead(self, epoch: Epoch) -> None:
+        """Never called."""
+        raise NotImplementedError
+
+    def drop_ahead(self) -> None:
+        """There is nothing to drop."""
+
     def submit(
-        self, worker_id: int, step: int, indices: object, hints: RetryHints | None = None
+        self,
+        worker_id: int,
+        step: int,
+        indices: object,
+        hints: RetryHints | None = None,
+        *,
+        ahead: bool = False,
     ) -> None:
         """Send the task; behind trials of its samples, if it is to be done with care."""
         self._check_connection()
@@ -343,7 +360,7 @@ class RayBackend:
         self._kill(worker)
 
     def _on_hello(self, worker: RemoteWorker, hello: Hello) -> None:
-        ours = versions_here()
+        ours = Versions.here()
         if hello.versions != ours:
             raise ConfigError(
                 f"worker {worker.worker_id} (pid {hello.pid} on {hello.address}) runs on "

@@ -4,21 +4,17 @@
 from __future__ import annotations
 
 import itertools
-import multiprocessing
-import threading
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 from penstock.data.dataset import IterableDataset
 from penstock.data.foreign import adapted
 from penstock.distributed import Rank, current_rank
-from penstock.engine.backends.ray.cluster import check_actor_options, checked_options
 from penstock.engine.fault_log import FaultLog
-from penstock.engine.plan import Plan, WorkerSpec
 from penstock.engine.serial_stream import SerialStream
 from penstock.errors import ConfigError
-from penstock.faults import Failure, FaultPolicy, policy_of
-from penstock.indices import SeededIndices, StreamSource, check_samplers, covers
-from penstock.insight.monitor import Monitor, Observed, settings_of
+from penstock.indices import SeededIndices, StreamSource, check_samplers
+from penstock.insight.monitor import Monitor, Observed
+from penstock.options import LoaderOptions, plan_of
 from penstock.randomness.kept import warn_of_kept_generators
 from penstock.randomness.keys import checked_count
 from penstock.sampling import BatchSampler, RandomSampler, SequentialSampler
@@ -28,8 +24,9 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Mapping
     from multiprocessing.context import BaseContext
 
-    from penstock.engine.backends.ray.cluster import RayOptions
+    from penstock.engine.plan import Plan
     from penstock.engine.stream import BatchStream
+    from penstock.faults import Failure, FaultPolicy
     from penstock.indices import IndexSource
 
 __all__ = ["Loader"]
@@ -153,27 +150,21 @@ class Loader(Observed, Generic[SampleT]):
                 "penstock.torch.DataLoader; for one of Hugging Face there is "
                 "penstock.integrations.huggingface.from_huggingface"
             )
-        backend = backend_of(backend, multiprocessing_context)
-        self._monitor = Monitor(
-            dataset,
-            num_workers,
-            backend=backend,
-            is_iterable=self._is_iterable,
-            prefetch_factor=prefetch_factor,
-            cpu_budget=cpu_budget,
-            memory_budget=memory_budget,
-            progress=progress,
-            monitor=monitor,
-            persistent_workers=persistent_workers,
-            start_method=multiprocessing_context,
-        )
-        workers: int = self._monitor.num_workers
-        check_workers(workers, timeout, prefetch_factor, persistent_workers=persistent_workers)
-        self._ray = check_ray(backend, ray_options, address, workers)
+        self._seed: int = checked_count("seed", seed)
+        options = LoaderOptions(
+            dataset, is_iterable=self._is_iterable, num_workers=num_workers,
+            timeout=timeout, multiprocessing_context=multiprocessing_context, backend=backend,
+            prefetch_factor=prefetch_factor, persistent_workers=persistent_workers,
+            seed=self._seed, global_rng=global_rng, on_error=on_error,
+            cpu_budget=cpu_budget, memory_budget=memory_budget, progress=progress,
+            monitor=monitor, ray_options=ray_options, address=address,
+        )  # fmt: skip
+        self._options = options
+        self._monitor = Monitor(dataset, options)
         self.dataset = dataset
         self.batch_size = None if batch_sampler is not None else batch_size
-        self.num_workers = workers
-        self.backend = backend
+        self.num_workers: int = self._monitor.num_workers
+        self.backend = options.backend
         self.cpu_budget = cpu_budget
         self.memory_budget = memory_budget
         self.progress = progress
@@ -184,18 +175,15 @@ class Loader(Observed, Generic[SampleT]):
         self.drop_last = drop_last
         self.timeout = timeout
         self.worker_init_fn = worker_init_fn
-        self.multiprocessing_context = _context(multiprocessing_context)
+        self.multiprocessing_context = options.context
         self.prefetch_factor = prefetch_factor
         self.persistent_workers = persistent_workers
         self.in_order = in_order
-        self._seed = checked_count("seed", seed)
         self._schedule = Schedule(seed)
         self.global_rng = global_rng
         self.on_error = on_error
-        self._faults = FaultLog(policy_of(on_error), dataset)
-        if self._is_iterable:
-            _check_iterable(shuffle=shuffle, sampler=sampler, batch_sampler=batch_sampler)
-        _check_sampling(batch_size, sampler, batch_sampler, shuffle=shuffle, drop_last=drop_last)
+        self._faults = FaultLog(options.faults, dataset)
+        _check_orders(orders, batch_size, is_iterable=self._is_iterable, drop_last=drop_last)
         check_samplers(dataset, sampler, batch_sampler, batch_size)
         if sampler is None and batch_sampler is None:
             sampler = self._default_sampler(shuffle=shuffle)
@@ -253,41 +241,13 @@ class Loader(Observed, Generic[SampleT]):
         """
         return self._faults.failures
 
-    def _settings(self) -> dict[str, Any]:
-        return settings_of(self)
-
     def _plan(self) -> Plan:
-        rank, world_size = current_rank() if self._is_iterable else Rank(0, 1)
-        spec = WorkerSpec(
-            dataset=self.dataset,
-            is_iterable=self._is_iterable,
-            is_batched=self.batch_sampler is not None,
+        return plan_of(
+            self,
+            worker_base_seed(self._seed),
             collate_fn=self.collate_fn,
-            drop_last=self.drop_last,
-            worker_init_fn=self.worker_init_fn,
-            seed=self._seed,
             global_rng=self.global_rng,
-            batch_size=self.batch_size,
-            rank=rank,
-            world_size=world_size,
-            faults=self._faults.policy,
-            covers_dataset=covers(self.dataset, self.sampler, self.batch_sampler),
-        )
-        num_workers, prefetch_factor = self._monitor.workers_of(
-            self.num_workers, self.prefetch_factor
-        )
-        return Plan(
-            spec=spec,
-            base_seed=worker_base_seed(self._seed),
-            num_workers=num_workers,
-            backend=self._monitor.backend,
-            max_workers=self._monitor.max_workers,
-            prefetch_factor=prefetch_factor,
-            in_order=self.in_order,
-            timeout_s=self.timeout,
-            keep_workers=self.persistent_workers,
-            context=self.multiprocessing_context,
-            ray=self._ray,
+            rank=current_rank() if self._is_iterable else Rank(0, 1),
         )
 
     def _source(self) -> IndexSource:
@@ -364,106 +324,6 @@ class Loader(Observed, Generic[SampleT]):
         return full + (rest > 0 and not self.drop_last)
 
 
-def check_workers(
-    num_workers: int, timeout: float, prefetch_factor: int | None, *, persistent_workers: bool
-) -> None:
-    """Raise unless the arguments about workers are in range and agree.
-
-    Raises:
-        ConfigError: out of range, or contradicting.
-        TypeError: not a number.
-    """
-    if not hasattr(num_workers, "__index__"):  # numpy's integers are welcome
-        raise TypeError(f'num_workers must be an int or "auto", got {num_workers!r}')
-    if num_workers < 0:
-        raise ConfigError(
-            f"num_workers option should be non-negative, got {num_workers}; use num_workers=0 to "
-            "load in this "
-            "process"
-        )
-    try:
-        is_timeout = timeout >= 0
-    except TypeError:
-        raise TypeError(f"timeout must be a number of seconds, got {timeout!r}") from None
-    if not is_timeout:
-        raise ConfigError(
-            f"timeout option should be non-negative, got {timeout}; it is in seconds, and 0 waits "
-            "for ever"
-        )
-    if prefetch_factor is not None and num_workers == 0:
-        raise ConfigError(
-            "prefetch_factor option could only be specified in multiprocessing, got "
-            f"{prefetch_factor} with "
-            "num_workers=0; let num_workers > 0, or leave prefetch_factor None"
-        )
-    if prefetch_factor is not None and prefetch_factor < 1:
-        raise ConfigError(
-            f"prefetch_factor option should be at least 1, got {prefetch_factor}; it counts "
-            "batches per worker"
-        )
-    if num_workers > 0:
-        return
-    if persistent_workers:
-        raise ConfigError(
-            "persistent_workers option needs num_workers > 0, got num_workers=0; leave it False or "
-            "add workers"
-        )
-    if timeout > 0:
-        raise ConfigError(
-            f"timeout={timeout} needs workers to wait for, got num_workers=0; let num_workers > 0, "
-            "or timeout=0"
-        )
-
-
-def backend_of(backend: str, context: str | BaseContext | None) -> str:
-    """Return what workers are to be: a context whose processes are threads asks for threads.
-
-    torch's loader starts whatever `context.Process` is, and MONAI's `ThreadDataLoader` lets that be
-    a thread.
-
-    Raises:
-        ConfigError: threads or Ray's actors are to be started like processes.
-    """
-    process = getattr(context, "Process", None)
-    is_thread = isinstance(process, type) and issubclass(process, threading.Thread)
-    if is_thread and backend in ("process", "thread"):
-        return "thread"
-    if backend != "process" and context is not None:
-        raise ConfigError(
-            f"multiprocessing_context={context!r} says how worker processes start, got "
-            f"backend={backend!r}; leave one of the two out"
-        )
-    return backend
-
-
-def check_ray(
-    backend: str, ray_options: Mapping[str, Any] | None, address: str | None, num_workers: int
-) -> RayOptions | None:
-    """Return what workers that are Ray actors are made with; None for other workers.
-
-    Raises:
-        ConfigError: an option without `backend="ray"`, or one that cannot be meant.
-        MissingExtraError: Ray is wanted and not installed.
-        TypeError: an option of the wrong type.
-    """
-    options = checked_options(backend, ray_options, address)
-    if options is not None and num_workers > 0:  # none of Ray is needed to load in this process
-        check_actor_options(options)
-    return options
-
-
-def _context(context: str | BaseContext | None) -> BaseContext | None:
-    if not isinstance(context, str):
-        return context
-    methods = multiprocessing.get_all_start_methods()
-    if context not in methods:
-        raise ConfigError(
-            f"multiprocessing_context option should specify a valid start method in {methods}, got "
-            f"{context!r}"
-        )
-    return multiprocessing.get_context(context)
-
-
 def _is_torchs(dataset: object) -> bool:
     """Return whether it is an iterable dataset of torch's, which inherits a useless __getitem__."""
     return any(
@@ -472,27 +332,16 @@ def _is_torchs(dataset: object) -> bool:
     )
 
 
-def _check_iterable(*, shuffle: bool, sampler: object, batch_sampler: object) -> None:
-    for name, value in (
-        ("shuffle", shuffle),
-        ("sampler", sampler),
-        ("batch_sampler", batch_sampler),
-    ):
+def _check_orders(
+    orders: dict[str, Any], batch_size: int | None, *, is_iterable: bool, drop_last: bool
+) -> None:
+    for name, value in orders.items() if is_iterable else ():
         if value:
             raise ConfigError(
                 f"an IterableDataset decides its own order: expected no {name}, got "
                 f"{name}={value!r}"
             )
-
-
-def _check_sampling(
-    batch_size: int | None,
-    sampler: object,
-    batch_sampler: object,
-    *,
-    shuffle: bool,
-    drop_last: bool,
-) -> None:
+    shuffle, sampler, batch_sampler = orders.values()
     if sampler is not None and shuffle:
         raise ConfigError(
             f"sampler option is mutually exclusive with shuffle, got sampler={sampler!r}"
@@ -502,8 +351,7 @@ def _check_sampling(
     ):
         raise ConfigError(
             "batch_sampler option is mutually exclusive with batch_size, shuffle, sampler and "
-            "drop_last, got "
-            f"{batch_size=}, {shuffle=}, {sampler=}, {drop_last=}"
+            f"drop_last, got {batch_size=}, {shuffle=}, {sampler=}, {drop_last=}"
         )
     if batch_size is None and batch_sampler is None and drop_last:
         raise ConfigError(

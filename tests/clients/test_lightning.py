@@ -215,11 +215,12 @@ def test_a_loader_that_is_made_anew_for_a_sampler_keeps_every_argument(name, kin
         assert getattr(again, attribute) == getattr(loader, attribute)
     # And what the engine makes of it.
     assert _make_plan(again, 1, None) == _make_plan(loader, 1, None)
-    (_, workers), by_name = loader._monitor._arguments
+    options = vars(loader._options)
     if loader.num_workers != "auto" and not is_from_hook:
-        by_name = {**by_name, "prefetch_factor": loader.prefetch_factor}  # torch's default, in full
-        by_name["start_method"] = loader.multiprocessing_context
-    assert again._monitor._arguments == ((dataset, workers), by_name)
+        options = {**options, "prefetch_factor": loader.prefetch_factor}  # torch's default, in full
+        options["multiprocessing_context"] = loader.multiprocessing_context
+    assert vars(again._options) == options
+    assert again._monitor._arguments == (dataset, again._options)
     assert again._seed == loader._seed
     assert again._target_device == loader._target_device
     assert again._device_transform is loader._device_transform
@@ -284,7 +285,7 @@ def test_a_subclass_that_passes_keywords_on_keeps_every_argument_of_ours(name, m
     assert type(again) is Passing
     for attribute in ARGUMENTS[name]:
         assert getattr(again, attribute) == getattr(loader, attribute)
-    assert again._monitor.backend == loader._monitor.backend
+    assert again._options.backend == loader._options.backend
     assert again._seed == loader._seed
 
 

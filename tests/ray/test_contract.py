@@ -23,7 +23,7 @@ class OnNode(BackendContract):
     def open(self, plan):
         # Of no CPUs: the contract adds more workers than a small machine has.
         options = RayOptions(actor={"num_cpus": 0, "resources": {self.node: 1}})
-        return RayBackend(dataclasses.replace(plan, backend="ray", ray=options))
+        return RayBackend(dataclasses.replace(plan, backend="ray", backend_options=options))
 
     def end_worker(self, backend, worker_id):
         self.cluster.ray.kill(backend.actors[worker_id])

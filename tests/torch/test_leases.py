@@ -95,7 +95,7 @@ BATCHES = {
     "slot": lambda: unpacked(torch.from_numpy(ROWS)),
     "slot, storage": lambda: as_tensor(unpacked(torch.from_numpy(ROWS).untyped_storage())),
     "slot, strides": lambda: unpacked(torch.from_numpy(ROWS).t()),
-    "slot, of a worker without torch": lambda: unpacked(AsTensor(ROWS)),
+    "slot, of a worker without torch": lambda: unpacked(AsTensor(ROWS, "penstock.torch.worker")),
     "tensors": lambda: recycled(
         lambda alloc: TensorCollator(alloc).batch([*torch.from_numpy(ROWS)])
     ),

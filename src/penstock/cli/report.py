@@ -15,6 +15,7 @@ from penstock.cli.loadable import SIZE_HELP, is_iterable, is_loader, loader_clas
 from penstock.cli.outputs import check_output, writing
 from penstock.cli.progress import Bar
 from penstock.cli.sigterm import INTERRUPTED, TERMINATED, Termination
+from penstock.engine.backends import traits_of
 from penstock.errors import ConfigError, PenstockError
 from penstock.lines import say
 from penstock.redact import without_password
@@ -196,7 +197,7 @@ def _loader(
     num_workers = workers_of(workers)
     if num_workers == "auto" and not is_map_style:
         num_workers = 1  # what each worker reads of an iterable depends on their number
-    if num_workers == "auto" and backend == "ray":
+    if num_workers == "auto" and not traits_of(backend).is_local:
         raise ConfigError("--backend ray needs --workers N: auto counts the cores of this machine.")
     # Samples may be tensors, and workers of a torch user's loader keep torch to one thread.
     return loader_class()(

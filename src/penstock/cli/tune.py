@@ -19,6 +19,7 @@ from penstock.cli.outputs import check_output, write_output
 from penstock.cli.progress import Bar
 from penstock.cli.sigterm import INTERRUPTED, TERMINATED, Termination
 from penstock.cli.stats_tables import WIDTH
+from penstock.engine.backends import BACKENDS
 from penstock.errors import ConfigError
 from penstock.lines import amount, say
 from penstock.redact import without_password
@@ -32,7 +33,6 @@ if TYPE_CHECKING:
 
 __all__ = ["tune"]
 
-_BACKENDS: Final = ("process", "thread")
 _USUAL_BATCHES: Final = 60
 _USUAL_BATCH_SIZE: Final = 64
 _MAX_NAMED: Final = 20  # samples named on the screen; --json has all of them
@@ -158,10 +158,10 @@ def _settings(workers: str | None, prefetch: str, backend: str) -> list[Setting]
     factors = _numbers("--prefetch", prefetch, least=1)
     backends = [name.strip() for name in backend.split(",")]
     for name in backends:
-        if name not in _BACKENDS:
+        if name not in BACKENDS or not BACKENDS[name].is_local:
             cause = (
                 " What Ray's workers give depends on the cluster, and this measures one machine."
-                if name == "ray"
+                if name in BACKENDS
                 else ""
             )
             raise ConfigError(

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import functools
 import importlib
 import sys
 from typing import TYPE_CHECKING, Any, Final, Protocol
@@ -213,7 +214,7 @@ class Assembler:
         if framework is None:
             return Collator(empty)
         if not loaded:
-            return Collator(empty, wrap=AsTensor)
+            return Collator(empty, wrap=functools.partial(AsTensor, adapter=framework.adapter))
         adapter = importlib.import_module(framework.adapter)
         make: Callable[[Allocator], DefaultCollate] = adapter.collator
         return make(empty)

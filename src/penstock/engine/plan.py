@@ -8,13 +8,13 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
+from penstock.engine.backends import BackendTraits, traits_of
 from penstock.faults import RAISES, FaultPolicy
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Hashable
     from multiprocessing.context import BaseContext
 
-    from penstock.engine.backends.ray.cluster import RayOptions
     from penstock.transport.page_lock import PageLock
 
 __all__ = [
@@ -104,8 +104,8 @@ class Framework:
     Attributes:
         root: Its top-level module. Once a worker has imported that, `adapter` is imported too.
         adapter: Our module that knows it; it has `prepare_worker(info)`, called once in each
-            worker, and `collator(empty)`, which gives the default collate (see
-            `penstock.collate.Collator`).
+            worker, `collator(empty)`, which gives the default collate (see
+            `penstock.collate.Collator`), and `tensor_of(array)`.
     """
 
     root: str
@@ -160,7 +160,7 @@ class Plan:
         spec: How a task becomes a batch.
         base_seed: Worker w seeds its global generators with `base_seed + w`.
         num_workers: 0 works in the caller's process.
-        backend: Who the workers are: "process", "thread" or "ray".
+        backend: Who the workers are: a name in `BACKENDS`.
         max_workers: How many there may come to be while the epoch runs; 0: as many as there are.
         prefetch_factor: Batches under way per worker.
         in_order: Whether batches leave in the order of their steps.
@@ -170,8 +170,7 @@ class Plan:
         page_lock: How the memory of batches is locked for a device, in the main process, but
             not that of worker threads; None locks nothing. Like all of the plan but the spec, it
             is sent to no worker.
-        ray: What workers that are Ray actors ask of the cluster; None for others, and for Ray's
-            own defaults.
+        backend_options: Of the backend alone, in a class of its own; None if it has none.
     """
 
     spec: WorkerSpec
@@ -185,7 +184,12 @@ class Plan:
     keep_workers: bool = False
     context: BaseContext | None = None
     page_lock: PageLock | None = None
-    ray: RayOptions | None = None
+    backend_options: Any = None
+
+    @property
+    def traits(self) -> BackendTraits:
+        """Of the backend."""
+        return traits_of(self.backend)
 
     @property
     def lookahead(self) -> int:

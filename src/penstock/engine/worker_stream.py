@@ -127,7 +127,7 @@ class WorkerStream(BatchStream):
         self._has_warned_of_slow_batch = False
         self._owner = Owner()  # of the workers
         self._backend: Backend
-        in_process = plan.backend == "thread"
+        in_process = plan.traits.shares_interpreter
         cpu_clock = time.thread_time_ns if in_process else time.process_time_ns
         super().__init__(plan, epoch, faults, observer, hook, cpu_clock=cpu_clock)
 
@@ -205,12 +205,8 @@ class WorkerStream(BatchStream):
     def _begin_ahead_of_end(self) -> None:
         """Begin the next epoch, as all steps of this one are under way; or leave it."""
         following, plan = self._epoch.following, self._plan
-        if (
-            following is None
-            or not plan.keep_workers
-            or plan.max_workers
-            or self._ahead is not None
-        ):
+        is_kept = plan.keep_workers and not plan.max_workers and plan.traits.begins_ahead
+        if following is None or not is_kept or self._ahead is not None:
             return
         with contextlib.suppress(Exception):  # it is raised when that epoch begins
             epoch = following()

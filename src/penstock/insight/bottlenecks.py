@@ -42,7 +42,7 @@ _MOST_PREFETCH: Final = 8  # batches per worker: further ahead costs memory and 
 def _delivery(inputs: Inputs) -> Verdict | None:
     """Batches that are made sooner than one comes over from a worker."""
     at = inputs.at
-    if inputs.backend == "ray":
+    if not inputs.traits.is_local:
         return None
     gain = at.gain(0)
     return Verdict(
@@ -175,7 +175,7 @@ def _cpu(inputs: Inputs) -> Verdict | None:
     are_taken = at.fills_cores
     if not are_taken and at.share(at.worker_starved_s) < _WORKERS_STARVED:
         return None
-    if inputs.backend == "ray":
+    if not inputs.traits.is_local:
         return _cpu_of_cluster(inputs)
     # Half the CPU, and half the queueing for it, which the others keep up.
     gain = at.gain(at.num_workers, saved_s=at.made_s / 2, saved_cpu_s=at.worker_cpu_s / 2)

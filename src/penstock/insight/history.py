@@ -29,6 +29,7 @@ from typing import TYPE_CHECKING, Any, Final
 import numpy as np
 
 from penstock.data.names import describe_sample
+from penstock.engine.backends import traits_of
 from penstock.errors import ConfigError
 from penstock.insight.lock import LockProbe
 from penstock.insight.plain import plain_text
@@ -112,7 +113,7 @@ class History:
         self._backend = backend
         self._keeps_workers = persistent_workers
         self._judge = judge
-        self._probe = LockProbe() if backend == "thread" else None
+        self._probe = LockProbe() if traits_of(backend).shares_interpreter else None
         self._pending_samples = 0
         self._pending: deque[BatchRecord] = deque()
         self.light: deque[tuple[int, ...]] = deque()

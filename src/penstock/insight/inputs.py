@@ -12,6 +12,7 @@ from penstock.insight.units import duration, percent
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+    from penstock.engine.backends import BackendTraits
     from penstock.insight.means import Means
     from penstock.insight.stats import SlowSample, SourceTiming, Span
 
@@ -44,7 +45,7 @@ class Inputs:
     lookahead: int
     sources: Sequence[SourceTiming]
     slowest: Sequence[SlowSample]
-    backend: str
+    traits: BackendTraits
     lock_share: float | None
     is_auto: bool
 

@@ -12,15 +12,17 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import datetime
+import functools
 import logging
 import multiprocessing
 import warnings
 from typing import TYPE_CHECKING, Any, ClassVar, Final, NamedTuple
 
+from penstock.engine.backends import traits_of
 from penstock.engine.limits import memory_now
 from penstock.errors import ConfigError
 from penstock.faults import FaultPolicy
-from penstock.insight.budgets import Limits, cores_of_rank, local_ranks
+from penstock.insight.budgets import cores_of_rank, local_ranks
 from penstock.insight.history import History
 from penstock.insight.stats import Change
 from penstock.summary import Summarized, kind_of
@@ -29,7 +31,6 @@ from penstock.warn import users_level, users_place
 if TYPE_CHECKING:
     from collections import deque
     from collections.abc import Callable, Iterator, Mapping, Sequence
-    from multiprocessing.context import BaseContext
     from pathlib import Path
 
     from penstock.engine.accounts import BatchRecord, EpochEnd, WorkerSettings
@@ -40,11 +41,10 @@ if TYPE_CHECKING:
     from penstock.insight.recording import Recording
     from penstock.insight.stats import Stats
     from penstock.insight.tuner import Tuner
+    from penstock.options import LoaderOptions
 
 __all__ = ["Accounts", "AutoWorkers", "Monitor", "Observed", "watchers"]
 
-BACKENDS: Final = ("process", "thread", "ray")
-MODES: Final = ("auto", "light", "full")
 _PREFETCH: Final = 2
 
 _log = logging.getLogger("penstock")
@@ -105,7 +105,6 @@ class Monitor:
 
     Attributes:
         num_workers: As a loader has it: `AutoWorkers` where "auto" was asked for.
-        backend: "process", "thread" or "ray".
         measures: Whether each batch is measured. Else only when it was asked for and given.
         made_at: The line of the program that made the loader, as "train.py:31"; empty where
             there are no `watchers`.
@@ -115,105 +114,53 @@ class Monitor:
         yet.
     """
 
-    def __init__(
-        self,
-        dataset: object,
-        num_workers: Any = 0,  # noqa: ANN401 - whatever the user gave; loaders check it
-        *,
-        backend: str = "process",
-        is_iterable: bool = False,
-        prefetch_factor: int | None = None,
-        cpu_budget: float | None = None,
-        memory_budget: int | None = None,
-        progress: bool | str = False,
-        monitor: str = "auto",
-        persistent_workers: bool = False,
-        start_method: str | BaseContext | None = None,
-    ) -> None:
-        """Check what the loader was given about running; nothing is measured yet.
+    def __init__(self, dataset: object, options: LoaderOptions) -> None:
+        """Measure nothing yet.
 
         Raises:
-            ConfigError: an argument is out of its range, or contradicts another.
-            MissingExtraError: `progress` needs a package that is not installed.
+            MissingExtraError: a progress bar needs a package that is not installed.
         """
-        self._arguments = (
-            (dataset, num_workers),
-            {
-                "backend": backend,
-                "is_iterable": is_iterable,
-                "prefetch_factor": prefetch_factor,
-                "cpu_budget": cpu_budget,
-                "memory_budget": memory_budget,
-                "progress": progress,
-                "monitor": monitor,
-                "persistent_workers": persistent_workers,
-                "start_method": start_method,
-            },
-        )
-        if backend not in BACKENDS:
-            raise ConfigError(f"backend must be one of {BACKENDS}, got {backend!r}")
-        if monitor not in MODES:
-            raise ConfigError(f"monitor must be one of {MODES}, got {monitor!r}")
-        is_auto = isinstance(num_workers, AutoWorkers) or num_workers == "auto"
-        if is_auto and is_iterable:
-            raise ConfigError(
-                'num_workers="auto" needs a map-style dataset: what each worker reads of '
-                f"{type(dataset).__name__}, an iterable one, depends on their number, so it cannot "
-                "change while training runs. Give a number; `penstock tune` finds it."
-            )
-        if is_auto and backend == "ray":
-            raise ConfigError(
-                'num_workers="auto" counts the cores and the memory of this machine, and '
-                'backend="ray" starts workers on others. Give a number: a worker takes one core of '
-                "the cluster, unless ray_options says otherwise."
-            )
-        if not is_auto and (cpu_budget is not None or memory_budget is not None):
-            raise ConfigError(
-                'cpu_budget and memory_budget are limits of num_workers="auto", got num_workers='
-                f"{num_workers!r}"
-            )
+        self._arguments = dataset, options
+        traits = traits_of(options.backend)
         self.made_at = users_place() if watchers else ""
-        self.backend = backend
-        self.is_iterable = is_iterable
+        self.is_iterable = options.is_iterable
         self._cores = cores_of_rank()
         self._tuner: Tuner | None = None
-        self.num_workers: Any = num_workers
-        if is_auto:
+        self.num_workers: Any = options.num_workers
+        if options.is_auto:
             from penstock.insight.tuner import Tuner
 
             self._tuner = Tuner(
-                Limits(cpu_budget, memory_budget),
+                options.limits,
                 cores=self._cores,
                 memory_left_bytes=_memory_of_rank(),
-                prefetch_factor=prefetch_factor,
-                shares_lock=backend == "thread",
-                is_forked=_is_forked(start_method),
+                prefetch_factor=options.prefetch_factor,
+                shares_lock=traits.shares_interpreter,
+                is_forked=_is_forked(options.context),
             )
             self.num_workers = AutoWorkers(self._tuner.workers.num_workers)
-        # Whether it is a number at all is the loader's to check.
-        count = num_workers if isinstance(num_workers, int) else 0
-        self._workers = count, prefetch_factor or _PREFETCH
-        self._history = History(dataset, backend=backend, persistent_workers=persistent_workers)
+        self._workers = int(self.num_workers), options.prefetch_factor or _PREFETCH
+        self._history = History(
+            dataset, backend=options.backend, persistent_workers=options.persistent_workers
+        )
         self._started = ""
         self._newest: Epoch | None = None  # that was begun last, and goes on
         self._bar: ProgressBar | None = None
-        if not isinstance(progress, bool | str):
-            raise TypeError(f"progress must be True, False, or the bar's name, got {progress!r}")
-        if progress:
+        if options.progress:
             from penstock.insight.progress import open_progress
 
-            self._bar = open_progress(progress if isinstance(progress, str) else "")
+            self._bar = open_progress("" if options.progress is True else options.progress)
         self._subscribers: list[_Subscriber] = []
-        self._may_measure = monitor != "light"
-        # From Ray's workers batches take milliseconds, and are always measured there.
-        is_free = backend == "ray" and self._may_measure
-        self.measures = monitor == "full" or is_auto or bool(progress) or is_free
+        self._may_measure = options.monitor != "light"
+        # From workers on other machines batches take milliseconds, and are always measured there.
+        is_free = not traits.is_local and self._may_measure
+        is_wanted = options.monitor == "full" or options.is_auto or bool(options.progress)
+        self.measures = is_wanted or is_free
         self._watched: list[object] = []
 
     def __reduce__(self) -> tuple[Any, ...]:
         """Pickle as a monitor that has seen nothing."""
-        positional, by_name = self._arguments
-        return _make_monitor, (positional, by_name)
+        return Monitor, self._arguments
 
     @property
     def workers(self) -> tuple[int, int]:
@@ -345,14 +292,11 @@ class Monitor:
     def stats(self) -> Stats:
         """Return sums and a verdict; any thread."""
         self.measure()
-        num_workers, prefetch_factor = self.workers
-        return self._history.stats(
-            num_workers=num_workers,
-            prefetch_factor=prefetch_factor,
-            cores=self._cores,
-            is_auto=self._tuner is not None,
-            is_measured_now=self.measures,
-        )
+        return self._stats_later()(is_measured_now=self.measures)
+
+    def _stats_later(self) -> Callable[..., Stats]:
+        """Return what tells the stats at any time, and does not keep this monitor alive."""
+        return functools.partial(_stats, self._history, self._tuner, self._workers, self._cores)
 
     def recording(self, settings: Mapping[str, Any], failures: Sequence[Failure]) -> Recording:
         """Return all that a report and a trace show; any thread."""
@@ -364,17 +308,7 @@ class Monitor:
         It keeps the dataset.
         """
         settings, faults, started = loader._settings(), loader._faults, self._started
-        history, tuner, workers, cores = self._history, self._tuner, self._workers, self._cores
-
-        def stats() -> Stats:
-            num_workers, prefetch_factor = workers if tuner is None else tuner.workers
-            return history.stats(
-                num_workers=num_workers,
-                prefetch_factor=prefetch_factor,
-                cores=cores,
-                is_auto=tuner is not None,
-            )
-
+        history, stats = self._history, self._stats_later()
         return Accounts(
             settings,
             stats,
@@ -383,8 +317,17 @@ class Monitor:
         )
 
 
-def _make_monitor(positional: tuple[Any, ...], by_name: dict[str, Any]) -> Monitor:
-    return Monitor(*positional, **by_name)
+def _stats(
+    history: History, tuner: Tuner | None, workers: tuple[int, int], cores: float, **more: bool
+) -> Stats:
+    num_workers, prefetch_factor = workers if tuner is None else tuner.workers
+    return history.stats(
+        num_workers=num_workers,
+        prefetch_factor=prefetch_factor,
+        cores=cores,
+        is_auto=tuner is not None,
+        **more,
+    )
 
 
 def _memory_of_rank() -> int | None:
@@ -392,13 +335,10 @@ def _memory_of_rank() -> int | None:
     return None if left_bytes is None else left_bytes // local_ranks()
 
 
-def _is_forked(start_method: str | BaseContext | None) -> bool:
+def _is_forked(context: Any) -> bool:  # noqa: ANN401 - any context; None is the default one
     # Asking for the default decides it, unless somebody has done so already.
-    name: str | None = multiprocessing.get_start_method(allow_none=True)
-    if isinstance(start_method, str):
-        name = start_method
-    elif start_method is not None:
-        name = start_method.get_start_method()
+    default = multiprocessing.get_start_method(allow_none=True)
+    name = default if context is None else context.get_start_method()
     return (name or multiprocessing.get_all_start_methods()[0]) == "fork"
 
 
@@ -454,7 +394,7 @@ class Observed(Summarized):
 
     def _settings(self) -> dict[str, Any]:
         """Return what the loader was made with, by name."""
-        raise NotImplementedError
+        return settings_of(self)
 
     def stats(self) -> Stats:
         """Return who waits for whom: sums over the last batches, the epoch and the run.

@@ -19,6 +19,8 @@ from typing import TYPE_CHECKING, Final
 
 import numpy as np
 
+from penstock.engine.backends import traits_of
+
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
@@ -75,7 +77,7 @@ class Columns:
         """Turn the columns into arrays, when they are asked for."""
         self._lists = recording.batches
         self._arrays: dict[str, NDArray[np.int64]] = {}
-        self._is_threads = recording.stats.backend == "thread"
+        self._is_threads = traits_of(recording.stats.backend).shares_interpreter
         self._seats: NDArray[np.int64] | None = None
         self._seat_names: list[tuple[int, int]] = []
 

@@ -14,6 +14,7 @@ import math
 from dataclasses import replace
 from typing import TYPE_CHECKING, Final
 
+from penstock.engine.backends import traits_of
 from penstock.insight import bottlenecks
 from penstock.insight.inputs import (
     READS,
@@ -99,16 +100,17 @@ def judge(
     starts = None if num_workers == 0 else _start(run or span, keeps_workers)
     if starts is not None:
         return starts
-    if backend == "ray":  # on other machines, as many as there are
+    traits = traits_of(backend)
+    if not traits.is_local:  # on other machines, as many as there are
         cores = math.inf
-    held = (lock_share or 0.0) if backend == "thread" else 0.0
+    held = (lock_share or 0.0) if traits.shares_interpreter else 0.0
     at = Means.of(span, num_workers, cores, pause_s=pause_s, lock_share=held)
     if at is None or at.batches < _FEWEST:
         return _too_few(span)
     is_seen = lock_share is not None and lock_share <= _FREE
-    if backend == "thread" and not is_seen and at.cores_taken <= _ONE_CORE[1]:
+    if traits.shares_interpreter and not is_seen and at.cores_taken <= _ONE_CORE[1]:
         at = replace(at, lock_bound=min(at.cores_taken, 1.0))  # all of their CPU may be in Python
-    inputs = Inputs(span, at, num_ready, lookahead, sources, slowest, backend, lock_share, is_auto)
+    inputs = Inputs(span, at, num_ready, lookahead, sources, slowest, traits, lock_share, is_auto)
     for test in (*_TESTS, *(bottlenecks.TESTS if num_workers else ())):
         verdict = test(inputs)
         if verdict is not None and (verdict.expected_gain is None or worth(verdict.expected_gain)):
@@ -201,7 +203,7 @@ def _start(run: Span, keeps_workers: bool | None) -> Verdict | None:
 def _lock(inputs: Inputs) -> Verdict | None:
     """Threads, and Python's lock: known by having looked, or one of two explanations."""
     at = inputs.at
-    if inputs.backend != "thread" or not at.num_workers or at.cores <= _ONE_CORE[1]:
+    if not (inputs.traits.shares_interpreter and at.num_workers) or at.cores <= _ONE_CORE[1]:
         return None
     has_lost = at.trainer_blocked_s * at.rate >= _STARVED and at.idle_share < _SPARE
     if at.wait_share < WAITS and not has_lost:
@@ -298,7 +300,7 @@ def _contention(inputs: Inputs) -> Verdict:
         )
     else:
         both = f"{waits(inputs)} for batches, and for {starved} of it for a core"
-    if inputs.backend == "ray":
+    if not inputs.traits.is_local:
         return Verdict(
             "contention",
             f"{both} of its machine, which workers or other programs take.",

@@ -11,6 +11,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+from penstock.engine.backends import traits_of
+
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
@@ -36,7 +38,7 @@ class AheadOfLoop:
         return (
             self.transform is not None
             or getattr(self.loader, "num_workers", 0) == 0
-            or getattr(self.loader, "backend", "thread") == "thread"
+            or traits_of(getattr(self.loader, "backend", "thread")).shares_interpreter
         )
 
     @property

@@ -5,6 +5,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+from penstock.engine.backends import traits_of
+
 if TYPE_CHECKING:
     from collections.abc import Callable
 
@@ -27,4 +29,4 @@ def init_for(
         seeder: The client's own, which `given` may be a `partial` of. A user's stays.
     """
     function = getattr(given, "func", given)
-    return None if backend == "thread" and function is seeder else given
+    return None if traits_of(backend).shares_interpreter and function is seeder else given

@@ -18,7 +18,6 @@ from torch.utils.data import (
 )
 
 from penstock.data.dataset import IterableDataset as PlainIterableDataset
-from penstock.torch import leaves
 from penstock.torch.datasets import (
     ConcatDataset,
     StackDataset,
@@ -66,7 +65,6 @@ __all__ = [
     "uninstall",
 ]
 
-leaves.register()
 # A dataset that needs no torch may still be given to the drop-in: torch's checks see it as
 # iterable.
 IterableDataset.register(PlainIterableDataset)  # type: ignore[type-abstract]

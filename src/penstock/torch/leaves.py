@@ -15,14 +15,14 @@ from typing import TYPE_CHECKING, Any, Final
 import torch
 
 from penstock.errors import TransportError
-from penstock.transport.packing import REDUCERS, NeedsInheritance, set_tensor_maker
+from penstock.transport.packing import REDUCERS, NeedsInheritance
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
     import numpy as np
 
-__all__ = ["bytes_of", "in_worker", "keep", "register", "tensor_of"]
+__all__ = ["bytes_of", "in_worker", "keep", "tensor_of"]
 
 _Reduced = tuple["Callable[..., object]", tuple[object, ...]]
 
@@ -42,14 +42,6 @@ _SPARSE: Final = {
         torch.sparse_bsc,
     )
 }
-
-
-def register() -> None:
-    """Teach the transport about tensors in this process."""
-    REDUCERS[torch.Tensor] = reduce_tensor
-    REDUCERS[torch.storage.UntypedStorage] = _reduce_untyped_storage
-    REDUCERS[torch.storage.TypedStorage] = _reduce_typed_storage
-    set_tensor_maker(tensor_of)
 
 
 def keep(tensor: torch.Tensor, memory: object) -> torch.Tensor:
@@ -229,3 +221,8 @@ def _reduce_typed_storage(storage: torch.TypedStorage) -> _Reduced:
 
 def _rebuild_typed_storage(storage: torch.UntypedStorage, dtype: str) -> torch.TypedStorage:
     return torch.TypedStorage(wrap_storage=storage, dtype=_DTYPES[dtype], _internal=True)
+
+
+REDUCERS[torch.Tensor] = reduce_tensor
+REDUCERS[torch.storage.UntypedStorage] = _reduce_untyped_storage
+REDUCERS[torch.storage.TypedStorage] = _reduce_typed_storage

@@ -15,19 +15,17 @@ from penstock.data.dataset import follows_epochs
 from penstock.data.foreign import adapted
 from penstock.distributed import Rank, current_rank
 from penstock.engine.fault_log import FaultLog
-from penstock.engine.plan import Framework, Plan, WorkerSpec
+from penstock.engine.plan import Framework
 from penstock.errors import ConfigError
-from penstock.faults import Failure, FaultPolicy, policy_of
 from penstock.indices import (
     SeededIndices,
     StreamSource,
     check_samplers,
-    covers,
     inner_of,
     tell_epoch,
 )
-from penstock.insight.monitor import AutoWorkers, Monitor, Observed, settings_of
-from penstock.loader import backend_of, check_ray, check_workers
+from penstock.insight.monitor import AutoWorkers, Monitor, Observed
+from penstock.options import LoaderOptions, plan_of
 from penstock.randomness.kept import warn_of_kept_generators
 from penstock.sampling import BatchSampler, IndexSampler
 from penstock.schedule import EpochIterator, Schedule, worker_base_seed
@@ -48,7 +46,9 @@ if TYPE_CHECKING:
 
     from penstock.data import Dataset as NumpyDataset
     from penstock.engine.delivery_hook import DeliveryHook
+    from penstock.engine.plan import Plan
     from penstock.engine.stream import BatchStream
+    from penstock.faults import Failure, FaultPolicy
     from penstock.indices import IndexSource
     from penstock.transport.page_lock import PageLock
 
@@ -214,53 +214,29 @@ class DataLoader(Observed, torch.utils.data.DataLoader[T_co]):
                 f"seed decides all that a generator would: give one of the two, not seed={seed} "
                 f"and generator={generator}"
             )
-        if seed is None and not global_rng:
-            raise ConfigError(
-                "global_rng=False says that seed= is for penstock.sample_rng() alone, and there is "
-                "no seed: give one"
-            )
         if seed is not None and isinstance(dataset, _DATAPIPES):
             raise ConfigError(
                 f"DataPipes run on torch's own engine, which knows no seed: got seed={seed} and "
                 f"{type(dataset).__name__}"
             )
+        options = LoaderOptions(
+            dataset, is_iterable=isinstance(dataset, torch.utils.data.IterableDataset),
+            num_workers=num_workers, timeout=timeout, backend=backend,
+            multiprocessing_context=multiprocessing_context,
+            prefetch_factor=prefetch_factor, persistent_workers=persistent_workers,
+            seed=seed, global_rng=global_rng, on_error=on_error,
+            cpu_budget=cpu_budget, memory_budget=memory_budget, progress=progress,
+            monitor=monitor, ray_options=ray_options, address=address,
+        )  # fmt: skip
+        self._options = options
         self._schedule = Schedule(seed)
         self._seed = seed
-        self._global_rng = global_rng
         self._target_device = chosen
         self._device_transform = device_transform
-        self._faults = FaultLog(policy_of(on_error), dataset)
-        backend = backend_of(backend, multiprocessing_context)
-        self._monitor = Monitor(
-            dataset,
-            num_workers,
-            backend=backend,
-            is_iterable=isinstance(dataset, torch.utils.data.IterableDataset),
-            prefetch_factor=prefetch_factor,
-            cpu_budget=cpu_budget,
-            memory_budget=memory_budget,
-            progress=progress,
-            monitor=monitor,
-            persistent_workers=persistent_workers,
-            start_method=multiprocessing_context,
-        )
-        self._keep(
-            seed=seed,
-            global_rng=global_rng,
-            on_error=on_error,
-            backend=backend,
-            cpu_budget=cpu_budget,
-            memory_budget=memory_budget,
-            progress=progress,
-            monitor=monitor,
-            device=chosen,
-            device_transform=device_transform,
-            ray_options=ray_options,
-            address=address,
-        )
+        self._faults = FaultLog(options.faults, dataset)
+        self._monitor = Monitor(dataset, options)
+        self._keep({**vars(options), "device": chosen, "device_transform": device_transform})
         workers: int = self._monitor.num_workers
-        check_workers(workers, timeout, prefetch_factor, persistent_workers=persistent_workers)
-        self._ray = check_ray(backend, ray_options, address, workers)
         check_samplers(dataset, sampler, batch_sampler, batch_size)
         super().__init__(
             dataset,  # type: ignore[arg-type]  # torch's annotation knows its own classes alone
@@ -312,15 +288,15 @@ class DataLoader(Observed, torch.utils.data.DataLoader[T_co]):
             )
         super().__setattr__(name, value)
 
-    def _keep(self, **arguments: object) -> None:
-        """Make arguments attributes, which are how others make a loader anew from another one.
+    def _keep(self, arguments: Mapping[str, object]) -> None:
+        """Make our arguments attributes, by which others make a loader anew from another one.
 
         Lightning looks for the names of `__init__`'s parameters in `vars(loader)`. Subclasses of
         torch's loader have had attributes and properties of these names before us; theirs stay.
         """
-        for name, value in arguments.items():
+        for name in added_arguments(DataLoader):
             if not hasattr(type(self), name):
-                vars(self).setdefault(name, value)
+                vars(self).setdefault(name, arguments[name])
 
     def __iter__(self) -> Any:  # noqa: ANN401 - torch's return type is its private one
         """Begin the next epoch: starts the workers, or sets the persistent ones to work again."""
@@ -422,7 +398,7 @@ class DataLoader(Observed, torch.utils.data.DataLoader[T_co]):
 
     def _settings(self) -> dict[str, Any]:
         device = None if self._target_device is None else str(self._target_device)
-        return {**settings_of(self), "device": device}
+        return {**super()._settings(), "device": device}
 
     def _check_engine(self) -> None:
         if self._runs_on_torch:
@@ -492,7 +468,7 @@ class _LoaderIterator(_SizedIterator):
             self._base_seed = source.base_seed
         loader._monitor.epoch_begun(epoch, loader)
         plan = _make_plan(loader, self._base_seed, page_lock)
-        if plan.backend == "thread":
+        if plan.traits.shares_interpreter:
             answer_in_threads()
         kind: Callable[..., AsTorch] = TorchSerialStream
         if plan.num_workers:
@@ -568,37 +544,13 @@ def _make_plan(loader: DataLoader[Any], base_seed: int, page_lock: PageLock | No
     is_default = loader.collate_fn is (
         default_collate if loader._auto_collation else default_convert
     )
-    is_iterable = isinstance(loader.dataset, torch.utils.data.IterableDataset)
-    rank, world_size = _rank_of_shard(loader) if is_iterable else (0, 1)
-    spec = WorkerSpec(
-        dataset=loader.dataset,
-        is_iterable=is_iterable,
-        is_batched=loader._auto_collation,
+    return plan_of(
+        loader,
+        base_seed,
         collate_fn=None if is_default else loader.collate_fn,
-        drop_last=loader.drop_last,
-        worker_init_fn=loader.worker_init_fn,
+        global_rng=loader._options.global_rng,
+        rank=_rank_of_shard(loader) if loader._options.is_iterable else Rank(0, 1),
         framework=_TORCH,
-        seed=loader._seed,
-        global_rng=loader._global_rng,
-        batch_size=loader.batch_size,
-        rank=rank,
-        world_size=world_size,
-        faults=loader._faults.policy,
-        covers_dataset=covers(loader.dataset, loader.sampler, loader.batch_sampler),
-    )
-    workers = loader._monitor.workers_of(loader.num_workers, loader.prefetch_factor)
-    return Plan(
-        spec=spec,
-        base_seed=base_seed,
-        num_workers=workers[0],
-        backend=loader._monitor.backend,
-        max_workers=loader._monitor.max_workers,
-        prefetch_factor=workers[1],
-        in_order=loader.in_order,
-        timeout_s=loader.timeout,
-        keep_workers=loader.persistent_workers,
-        context=loader.multiprocessing_context,
-        ray=loader._ray,
         page_lock=page_lock,
     )
 

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any, Final
 import torch.utils.data
 from torch.utils.data import IterableDataset
 
+from penstock.engine.backends import traits_of
 from penstock.torch.loader import DataLoader
 from penstock.warn import users_level
 
@@ -71,8 +72,9 @@ class Defaults:
             found.pop("seed", None)
         if given.get("multiprocessing_context") is not None:
             found.pop("backend", None)
-        is_ray = (found | given).get("backend") == "ray"
-        if found.get("num_workers") == "auto" and (is_ray or isinstance(dataset, IterableDataset)):
+        is_local = traits_of((found | given).get("backend", "process")).is_local
+        is_stream = isinstance(dataset, IterableDataset)
+        if found.get("num_workers") == "auto" and (is_stream or not is_local):
             del found["num_workers"]  # "auto" needs workers on this machine, and no stream
         return found
 

@@ -14,8 +14,8 @@ import torch
 from torch.utils.data import _utils as torch_data
 
 from penstock import worker_info
-from penstock.torch import leaves
 from penstock.torch.collate import TensorCollator, stack_plainly
+from penstock.torch.leaves import tensor_of
 
 if TYPE_CHECKING:
     from types import CodeType
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from penstock.data.dataset import Allocator
     from penstock.worker_info import WorkerInfo
 
-__all__ = ["answer_in_threads", "collator", "prepare_worker", "thread_info"]
+__all__ = ["answer_in_threads", "collator", "prepare_worker", "tensor_of", "thread_info"]
 
 _get_worker_info: Final = torch_data.worker.get_worker_info
 _COLLATE: Final = torch_data.collate.collate_tensor_fn.__code__
@@ -73,7 +73,6 @@ def prepare_worker(info: WorkerInfo) -> None:
     registry = torch_data.collate.default_collate_fn_map
     if registry.get(torch.Tensor) is torch_data.collate.collate_tensor_fn:
         registry[torch.Tensor] = stack_plainly
-    leaves.register()
 
 
 def collator(alloc: Allocator) -> TensorCollator:

@@ -14,6 +14,7 @@ network.
 from __future__ import annotations
 
 import copyreg
+import importlib
 import io
 import pickle
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
@@ -33,7 +34,6 @@ __all__ = [
     "dumps",
     "load_all",
     "pack",
-    "set_tensor_maker",
     "unpack",
 ]
 
@@ -42,7 +42,9 @@ _MESSAGE_LIMIT_BYTES: Final = 32 * 1024  # a longer pickle goes into the slot: c
 REDUCERS: Final[dict[type, Callable[[Any], Any]]] = {}
 """Type -> `__reduce__`-like function, for types whose own pickling does not use protocol-5 buffers.
 
-Filled by the layers that know such types (`penstock.torch` for tensors). The exact type counts.
+One table for the process, as `copyreg` has one, since how a type is pickled depends on no loader:
+datasets are pickled before there is a worker, and loaders of arrays may be given tensors. The exact
+type counts. `penstock.torch.leaves` adds torch's.
 """
 
 
@@ -142,35 +144,23 @@ class AsTensor:
     """An array that becomes a tensor where it is unpacked.
 
     A worker that has not imported torch collates in numpy, and the main process, which has, gets
-    tensors.
+    tensors: of the function `tensor_of` of the module `adapter` (`penstock.engine.plan.Framework`).
     """
 
-    __slots__ = ("array",)
+    __slots__ = ("adapter", "array")
 
-    def __init__(self, array: np.ndarray[Any, Any]) -> None:
+    def __init__(self, array: np.ndarray[Any, Any], adapter: str) -> None:
         """Mark `array`."""
         self.array = array
+        self.adapter = adapter
 
     def __reduce__(self) -> tuple[Callable[..., object], tuple[object, ...]]:
         """Pickle as the call that makes the tensor."""
-        return _make_tensor, (self.array,)
+        return _make_tensor, (self.array, self.adapter)
 
 
-_tensor_maker: Callable[[np.ndarray[Any, Any]], object] | None = None
-
-
-def set_tensor_maker(make: Callable[[np.ndarray[Any, Any]], object]) -> None:
-    """Say how `AsTensor` becomes a tensor in this process; `penstock.torch` does."""
-    global _tensor_maker
-    _tensor_maker = make
-
-
-def _make_tensor(array: np.ndarray[Any, Any]) -> object:
-    if (
-        _tensor_maker is None
-    ):  # only a process that imported penstock.torch asks workers for tensors
-        raise AssertionError("penstock.torch is not imported")
-    return _tensor_maker(array)
+def _make_tensor(array: np.ndarray[Any, Any], adapter: str) -> object:
+    return importlib.import_module(adapter).tensor_of(array)
 
 
 def load_all(data: bytes | memoryview, buffers: Sequence[memoryview]) -> Any:  # noqa: ANN401

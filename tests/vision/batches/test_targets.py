@@ -232,9 +232,10 @@ def test_any_views_of_any_arrays_arrive_equal(spans, make):
 
 
 def test_marked_arrays_become_one_tensor():
-    targets = Targets({"boxes": AsTensor(np.full((n, 4), n, np.float32))} for n in (2, 0, 3))
-    from penstock.torch import DataLoader  # noqa: F401 - it says what an AsTensor becomes
-
+    targets = Targets(
+        {"boxes": AsTensor(np.full((n, 4), n, np.float32), "penstock.torch.worker")}
+        for n in (2, 0, 3)
+    )
     found = again(targets)
     assert [target["boxes"].shape for target in found] == [(2, 4), (0, 4), (3, 4)]
     assert {

@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Who runs the tasks: one Protocol, one file per backend.
 
+BACKENDS                    which there are, and what their workers are
 open_backend(plan)          picks one
 Backend.start()             workers begin to start; does not wait for them
 Backend.begin_epoch(epoch)  before any task, and for each epoch: datasets are iterated anew
@@ -15,7 +16,9 @@ Backend.close()             everything is gone when it returns; may be called ag
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Protocol
+import pkgutil
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Final, Protocol
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Sequence
@@ -25,7 +28,7 @@ if TYPE_CHECKING:
     from penstock.engine.scheduler import BackendEvent
     from penstock.engine.worker_table import WorkerProgress
 
-__all__ = ["Backend", "open_backend"]
+__all__ = ["BACKENDS", "Backend", "BackendTraits", "open_backend", "traits_of"]
 
 
 class Backend(Protocol):
@@ -131,16 +134,39 @@ class Backend(Protocol):
         """
 
 
+@dataclass(frozen=True, slots=True)
+class BackendTraits:
+    """Traits of a backend's workers, by which others decide.
+
+    Attributes:
+        path: Of the backend's class, as "module:name". It is imported where workers are started.
+        shares_interpreter: Workers are threads of the main process: they share its lock, memory and
+            global generators.
+        is_local: Workers are on this machine, and use its cores and its memory.
+        has_start_method: Workers are processes that `multiprocessing` starts.
+        begins_ahead: Workers can begin an epoch beside the one under way.
+    """
+
+    path: str = ""
+    shares_interpreter: bool = False
+    is_local: bool = True
+    has_start_method: bool = False
+    begins_ahead: bool = True
+
+
+BACKENDS: Final = {
+    "process": BackendTraits(f"{__name__}.process:ProcessBackend", has_start_method=True),
+    "thread": BackendTraits(f"{__name__}.thread:ThreadBackend", shares_interpreter=True),
+    "ray": BackendTraits(f"{__name__}.ray.backend:RayBackend", is_local=False, begins_ahead=False),
+}
+
+
+def traits_of(backend: str) -> BackendTraits:
+    """Return the traits of a backend; of "serial", which has no workers, those that say nothing."""
+    return BACKENDS.get(backend, BackendTraits())
+
+
 def open_backend(plan: Plan) -> Backend:
     """Return the backend that `plan` asks for, which has workers; not yet started."""
-    if plan.backend == "thread":
-        from penstock.engine.backends.thread import ThreadBackend
-
-        return ThreadBackend(plan)
-    if plan.backend == "ray":
-        from penstock.engine.backends.ray.backend import RayBackend
-
-        return RayBackend(plan)
-    from penstock.engine.backends.process import ProcessBackend
-
-    return ProcessBackend(plan)
+    backend: Backend = pkgutil.resolve_name(plan.traits.path)(plan)
+    return backend

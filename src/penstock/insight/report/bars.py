@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
 
+from penstock.engine.backends import traits_of
 from penstock.insight.report.chart import Chart, Table, mark_text, numbers, shorten
 from penstock.insight.units import amount, percent, size
 
@@ -144,10 +145,10 @@ def worker_memory(rss_bytes: dict[int, int], backend: str) -> Chart:
     names = ["trainer" if backend == "serial" else f"worker {worker}" for worker in workers]
     megabytes = np.array([rss_bytes[worker] / 1e6 for worker in workers])
     summary = f"{size(max(rss_bytes.values()))} at most."
-    if backend in ("process", "ray"):
-        summary += " Pages that workers share count for each of them."
-    elif backend == "serial":
+    if backend == "serial":
         summary += " There are no workers: it is the memory of the whole training."
+    elif not traits_of(backend).shares_interpreter:
+        summary += " Pages that workers share count for each of them."
     return Chart(
         key="rss",
         title="Resident memory of " + ("the main process" if backend == "serial" else "workers"),

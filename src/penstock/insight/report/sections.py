@@ -6,6 +6,7 @@ from __future__ import annotations
 import json
 from typing import TYPE_CHECKING, Final
 
+from penstock.engine.backends import traits_of
 from penstock.insight.report.chart import STAGE_LABELS, Table, lasting, waiting_lately
 from penstock.insight.report.markup import element, table
 from penstock.insight.units import amount, duration, percent, size
@@ -304,7 +305,7 @@ def memory_that_is_not_drawn(recording: Recording, drawn: Collection[str]) -> El
     if "rss" in drawn:
         return None
     text = "Nothing is known of the memory of workers yet."
-    if recording.stats.backend == "thread":
+    if traits_of(recording.stats.backend).shares_interpreter:
         text = "Workers are threads, so their memory is that of the main process."
     elif recording.stats.backend == "serial":
         text = "There are no workers: batches are made in the main process's own thread."

@@ -75,7 +75,7 @@ def split(values: Any, offsets: NDArray[np.int64]) -> list[Any]:  # noqa: ANN401
     """Return the rows of each image, as views of an array, a tensor or an `AsTensor`."""
     spans = itertools.pairwise(offsets.tolist())
     if isinstance(values, AsTensor):
-        return [AsTensor(values.array[start:stop]) for start, stop in spans]
+        return [AsTensor(values.array[start:stop], values.adapter) for start, stop in spans]
     return [values[start:stop] for start, stop in spans]
 
 
@@ -121,7 +121,7 @@ def _joined(parts: list[Any]) -> Any:  # noqa: ANN401
         return None
     if kind is AsTensor:
         joined = _joined([part.array for part in parts])
-        return None if joined is None else AsTensor(joined)
+        return None if joined is None else AsTensor(joined, parts[0].adapter)
     if kind is np.ndarray:
         return _joined_arrays(parts) if _fit(parts) and not parts[0].dtype.hasobject else None
     if torch is not None and kind is torch.Tensor and _fit(parts) and all(map(_is_plain, parts)):

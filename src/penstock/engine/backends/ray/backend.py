@@ -98,7 +98,7 @@ class RayBackend:
         """Prepare workers for `plan`."""
         self.measures = True
         self._plan = plan
-        self._options = plan.ray or RayOptions()
+        self._options = plan.backend_options or RayOptions()
         self._ray: Any = None
         self._actor_class: Any = None
         self._parcel: object = None  # a reference to the spec
@@ -183,25 +183,8 @@ class RayBackend:
             worker.joins_late = True
         return [worker.worker_id for worker in starting]
 
-    def begin_ahead(self, epoch: Epoch) -> None:
-        """Return None: an actor begins an epoch when its first task comes."""
-        return
-
-    def adopt_ahead(self, epoch: Epoch) -> None:
-        """Never called."""
-        raise NotImplementedError
-
-    def drop_ahead(self) -> None:
-        """There is nothing to drop."""
-
     def submit(
-        self,
-        worker_id: int,
-        step: int,
-        indices: object,
-        hints: RetryHints | None = None,
-        *,
-        ahead: bool = False,
+        self, worker_id: int, step: int, indices: object, hints: RetryHints | None = None
     ) -> None:
         """Send the task; behind trials of its samples, if it is to be done with care."""
         self._check_connection()

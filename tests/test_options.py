@@ -1,0 +1,60 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The arguments that both loaders share: one set of checks, and one plan of them."""
+
+from __future__ import annotations
+
+import dataclasses
+import pickle
+import threading
+from multiprocessing.context import SpawnContext
+
+import pytest
+
+from penstock import Loader
+from penstock.engine.backends import BACKENDS, traits_of
+from penstock.options import LoaderOptions
+from penstock.torch import DataLoader
+from penstock.torch.loader import _make_plan
+
+DATA = [0.0, 1.0, 2.0, 3.0]
+
+
+class Threads(SpawnContext):
+    Process = threading.Thread
+
+
+def options_of(**given):
+    return LoaderOptions(DATA, is_iterable=False, **given)
+
+
+def test_options_cannot_be_changed_and_pickle():
+    options = options_of(num_workers=2, on_error="skip", backend="thread")
+    with pytest.raises(dataclasses.FrozenInstanceError):
+        options.backend = "process"
+    assert pickle.loads(pickle.dumps(options)) == options
+
+
+def test_options_hold_what_the_arguments_mean():
+    options = options_of(num_workers="auto", multiprocessing_context="spawn", memory_budget=1e9)
+    assert options.is_auto
+    assert options.context.get_start_method() == "spawn"
+    assert options.limits.memory_bytes == 10**9
+    assert options.faults.on_error == "raise"
+    assert options_of(multiprocessing_context=Threads()).backend == "thread"
+
+
+def test_both_loaders_make_the_same_plan_of_the_same_arguments():
+    given = {"num_workers": 2, "timeout": 3.0, "prefetch_factor": 4, "persistent_workers": True,
+             "in_order": False, "seed": 7, "global_rng": False, "on_error": "skip",
+             "backend": "thread"}  # fmt: skip
+    ours, drop_in = Loader(DATA, 2, **given)._plan(), DataLoader(DATA, 2, **given)
+    theirs = _make_plan(drop_in, ours.base_seed, None)
+    spec = dataclasses.replace(theirs.spec, framework=None)
+    assert dataclasses.replace(theirs, spec=spec) == ours
+
+
+def test_traits_tell_the_backends_apart():
+    assert [name for name in BACKENDS if traits_of(name).shares_interpreter] == ["thread"]
+    assert [name for name in BACKENDS if not traits_of(name).is_local] == ["ray"]
+    assert [name for name in BACKENDS if traits_of(name).has_start_method] == ["process"]
+    assert traits_of("serial").is_local

@@ -10,7 +10,6 @@ from penstock.data.dataset import IterableDataset
 from penstock.data.foreign import adapted
 from penstock.distributed import Rank, current_rank
 from penstock.engine.fault_log import FaultLog
-from penstock.engine.serial_stream import SerialStream
 from penstock.errors import ConfigError
 from penstock.indices import SeededIndices, StreamSource, check_samplers
 from penstock.insight.monitor import Monitor, Observed
@@ -210,9 +209,11 @@ class Loader(Observed, Generic[SampleT]):
         self._monitor.epoch_begun(epoch, self)
         if self._stream is None:
             plan = self._plan()
-            kind: Callable[..., BatchStream] = SerialStream
+            kind: Callable[..., BatchStream]
             if plan.num_workers:
                 from penstock.engine.worker_stream import WorkerStream as kind
+            else:
+                from penstock.engine.serial_stream import SerialStream as kind
             stream: BatchStream = kind(plan, epoch, self._faults, self._monitor)
         else:
             stream = self._stream

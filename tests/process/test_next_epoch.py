@@ -15,6 +15,9 @@ from penstock.data import Dataset
 from penstock.sampling import RandomSampler
 
 LENGTH, BATCH = 24, 4
+CONTEXT = multiprocessing.get_context("fork")
+# Other tests of this process may have left threads of OpenCV, which is not used here.
+pytestmark = pytest.mark.filterwarnings("ignore:Workers are about to be forked")
 
 
 class Numbers(Dataset):
@@ -48,9 +51,9 @@ class Plain(Dataset):
 class Counting(Plain):
     """Sets `is_ahead` when more samples were read than an epoch has."""
 
-    def __init__(self, context):
-        self.num_read = context.Value("i", 0)
-        self.is_ahead = context.Event()
+    def __init__(self):
+        self.num_read = CONTEXT.Value("i", 0)
+        self.is_ahead = CONTEXT.Event()
 
     def __getitem__(self, index):
         with self.num_read.get_lock():
@@ -62,6 +65,8 @@ class Counting(Plain):
 
 def loader_of(dataset, backend="process", *, kept=True, **options):
     options = {"shuffle": True, "seed": 3, "num_workers": 2, **options}
+    if backend == "process":
+        options["multiprocessing_context"] = CONTEXT
     return Loader(dataset, BATCH, backend=backend, persistent_workers=kept, **options)
 
 
@@ -75,7 +80,7 @@ def epochs_of(loader, count, before=lambda loader, epoch: None):
 
 @pytest.mark.parametrize("backend", ["process", "thread"])
 def test_the_next_epoch_is_under_way_before_the_last_batch_is_taken(backend):
-    dataset = Counting(multiprocessing)
+    dataset = Counting()
     batches = iter(loader_of(dataset, backend))
     for _ in range(LENGTH // BATCH - 1):
         next(batches)
@@ -95,9 +100,9 @@ def test_the_next_epoch_is_under_way_before_the_last_batch_is_taken(backend):
 )
 def test_of_other_loaders_no_more_is_read_than_is_asked_for(options):
     DataLoader = pytest.importorskip("penstock.torch").DataLoader
-    dataset = Counting(multiprocessing)
+    dataset = Counting()
     options = {"seed": 3, "persistent_workers": True, "shuffle": True, **options}
-    loader = DataLoader(dataset, BATCH, num_workers=2, **options)
+    loader = DataLoader(dataset, BATCH, num_workers=2, multiprocessing_context=CONTEXT, **options)
     assert len(list(loader)) == LENGTH // BATCH
     assert dataset.num_read.value == LENGTH
     del loader
@@ -162,7 +167,7 @@ class Killing(Numbers):
 
 
 def test_a_worker_that_dies_in_the_next_epoch_costs_neither():
-    dataset = Killing(multiprocessing.Event())
+    dataset = Killing(CONTEXT.Event())
     policy = FaultPolicy(max_respawns=1)
     loader = loader_of(dataset, num_workers=1, on_error=policy)
     found = epochs_of(loader, 3)

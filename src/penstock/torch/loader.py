@@ -34,7 +34,6 @@ from penstock.torch.device.copier import DeviceCopier, Pinning
 from penstock.torch.device.page_lock import page_lock_for
 from penstock.torch.draws import UnseededIndices
 from penstock.torch.samplers import seeded_sampler
-from penstock.torch.streams import AsTorch, TorchSerialStream
 from penstock.torch.subclassing import Readable, added_arguments, name_keywords
 from penstock.torch.worker import answer_in_threads
 
@@ -50,6 +49,7 @@ if TYPE_CHECKING:
     from penstock.engine.stream import BatchStream
     from penstock.faults import Failure, FaultPolicy
     from penstock.indices import IndexSource
+    from penstock.torch.streams import AsTorch
     from penstock.transport.page_lock import PageLock
 
 __all__ = ["DataLoader"]
@@ -470,9 +470,11 @@ class _LoaderIterator(_SizedIterator):
         plan = _make_plan(loader, self._base_seed, page_lock)
         if plan.traits.shares_interpreter:
             answer_in_threads()
-        kind: Callable[..., AsTorch] = TorchSerialStream
+        kind: Callable[..., AsTorch]
         if plan.num_workers:
             from penstock.torch.worker_streams import TorchWorkerStream as kind
+        else:
+            from penstock.torch.streams import TorchSerialStream as kind
         stream = kind(plan, epoch, loader._faults, loader._monitor, hook)
         stream.len_called = loader._IterableDataset_len_called
         super().__init__(stream, loader._index_sampler)

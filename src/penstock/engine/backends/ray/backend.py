@@ -37,7 +37,7 @@ import numpy as np
 from penstock.engine.backends.ray.cluster import RayOptions, connect, is_node_dead, what_is_free
 from penstock.engine.backends.ray.parcels import WritableMemory, open_parcel, pack_parcel
 from penstock.engine.backends.ray.remote_worker import RemoteWorker
-from penstock.engine.backends.ray.worker import RayWorker, Versions
+from penstock.engine.backends.ray.worker import RayWorker, versions_here
 from penstock.engine.interrupts import LONGEST_WAIT_S
 from penstock.engine.pickling import unpicklable_error
 from penstock.engine.recover import NO_BATCH
@@ -343,7 +343,7 @@ class RayBackend:
         self._kill(worker)
 
     def _on_hello(self, worker: RemoteWorker, hello: Hello) -> None:
-        ours = Versions.here()
+        ours = versions_here()
         if hello.versions != ours:
             raise ConfigError(
                 f"worker {worker.worker_id} (pid {hello.pid} on {hello.address}) runs on "

@@ -105,22 +105,19 @@ def checked_options(
                 )
         return None
     _check_address(address)
-    if ray_options is None:
-        return RayOptions(address, {"num_cpus": _NUM_CPUS})
-    if not isinstance(ray_options, Mapping):
+    if not isinstance(ray_options, Mapping | None):
         raise TypeError(
             "ray_options is a mapping of option names to values, as {'num_cpus': 2}, got "
             f"{type(ray_options).__name__}"
         )
-    given = dict(ray_options)
-    for key in given:
+    given = dict(ray_options or {})
+    for key, value in given.items():
         if not isinstance(key, str):
             raise TypeError(f"keys of ray_options are texts, got {key!r}")
         if key in _OURS:
             raise ConfigError(
                 f"ray_options may not hold {key!r}, which the loader decides: {_OURS[key]}"
             )
-    for key, value in given.items():
         _check_value(key, value)
     return RayOptions(address, {"num_cpus": _NUM_CPUS, **given})
 
@@ -205,9 +202,7 @@ def _refusal(ray: ModuleType, actor: Mapping[str, Any]) -> str | None:
 
     try:
         ray.remote(Nobody).options(**actor)
-    except (
-        Exception
-    ) as error:  # Ray's ValueError and TypeError, or what a validator of its trips over
+    except Exception as error:  # Ray's ValueError or TypeError, or what its validator trips over
         return f"{type(error).__name__}: {error}"
     return None
 

@@ -44,28 +44,17 @@ if TYPE_CHECKING:
     from penstock.engine.status_page import StatusSnapshot
     from penstock.engine.task import BeginEpoch, Task, TaskResult, WorkerIdentity
 
-__all__ = ["Answer", "Hello", "RayWorker", "TaskServer", "Versions"]
+__all__ = ["Answer", "Hello", "RayWorker", "TaskServer", "versions_here"]
 
 T = TypeVar("T")
 
 _RSS_UNIT: Final = 1 if sys.platform == "darwin" else 1024  # of ru_maxrss
 
 
-class Versions(NamedTuple):
-    """What both ends have to agree upon."""
-
-    penstock: str
-    python: str
-    numpy: str
-
-    @classmethod
-    def here(cls) -> Versions:
-        """Return this process's."""
-        return cls(sys.modules["penstock"].__version__, platform.python_version(), np.__version__)
-
-    def __str__(self) -> str:
-        """Return "penstock 0.1.0, Python 3.11.7, numpy 2.4.6"."""
-        return f"penstock {self.penstock}, Python {self.python}, numpy {self.numpy}"
+def versions_here() -> str:
+    """Return what both ends have to agree upon: "penstock 0.1.0, Python 3.11.7, numpy 2.4.6"."""
+    ours = sys.modules["penstock"].__version__
+    return f"penstock {ours}, Python {platform.python_version()}, numpy {np.__version__}"
 
 
 class Hello(NamedTuple):
@@ -75,13 +64,13 @@ class Hello(NamedTuple):
         pid: Of its process.
         node_id: Of its machine, as Ray knows it.
         address: Of its machine.
-        versions: Of what it runs on.
+        versions: What it runs on, in words.
     """
 
     pid: int
     node_id: str
     address: str
-    versions: Versions
+    versions: str
 
 
 class Answer(NamedTuple):
@@ -134,7 +123,7 @@ class RayWorker:
 
         context = ray.get_runtime_context()
         address: str = ray.util.get_node_ip_address()  # type: ignore[no-untyped-call]
-        return Hello(os.getpid(), context.get_node_id(), address, Versions.here())
+        return Hello(os.getpid(), context.get_node_id(), address, versions_here())
 
     async def open(self, parcel: Parcel) -> Answer:
         """Open the spec, and answer when that is done."""

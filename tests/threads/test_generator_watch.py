@@ -295,7 +295,7 @@ def test_a_watch_works_beside_a_tracing_debugger():
         watch.end()
     finally:
         sys.settrace(outer)
-    assert [drawing.generator for drawing in watch.found] == ["random"]
+    assert [drawing.rpartition(" uses ")[2] for drawing in watch.found] == ["random"]
     assert "line" in lines
 
 
@@ -325,7 +325,7 @@ def names_of(function, *arguments):
         function(*arguments)
     finally:
         watch.end()
-    return [drawing.generator for drawing in watch.found]
+    return [drawing.rpartition(" uses ")[2] for drawing in watch.found]
 
 
 class SomebodyElse:
@@ -347,6 +347,24 @@ def test_a_generator_of_ones_own_is_not_taken_for_the_shared_one_that_changes_me
 
     for own in (np.random.default_rng(1), np.random.RandomState(2)):
         assert names_of(innocent, own) == []
+
+
+def test_who_draws_from_the_samples_own_is_not_taken_for_somebody_else():
+    def innocent():
+        with SomebodyElse():
+            return np.float64(sample_rng().random())
+
+    assert names_of(innocent) == []
+
+
+def test_each_function_is_named_though_they_call_the_same_one_of_a_library():
+    def first():
+        return random.uniform(0, 1) + random.uniform(0, 2)
+
+    def second():
+        return random.uniform(0, 1)
+
+    assert names_of(lambda: (first(), second(), first())) == ["random"] * 2
 
 
 class Holder:

@@ -150,7 +150,7 @@ class BatchMaker:
             finally:
                 if watch is not None:
                     watch.end()
-                    self._drawings = tuple(map(str, watch.found))
+                    self._drawings = tuple(watch.found)
         if self._random is not None:
             self._status.seeding(self._random.take_seeding_ns())
         return batch

@@ -206,7 +206,7 @@ class ThreadWorker(KnownWorker):
         finally:
             self.status.watch(None)
             if watch is not None and watch.found:
-                self._runner.notice(drawings=tuple(map(str, watch.found)))
+                self._runner.notice(drawings=tuple(watch.found))
         return spec
 
     def _begin(self, begun: BeginEpoch, generation: ThreadGeneration) -> None:
@@ -262,7 +262,7 @@ class ThreadWorker(KnownWorker):
         """Add to a result what a watch has found; its samples took longer than others will."""
         if watch.found:
             notices = result.notices or Notices()
-            drawings = *notices.drawings, *map(str, watch.found)
+            drawings = *notices.drawings, *watch.found
             result.notices = notices._replace(drawings=drawings)
         if result.times is not None:
             result.times = result.times._replace(sample_us=b"")

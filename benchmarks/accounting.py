@@ -122,21 +122,11 @@ def samples(kind: str, num_batches: int) -> Any:  # noqa: ANN401 - any data set
     return Slow(num_samples, sleeps=kind == "5 ms slept")
 
 
-class NoTimes:
-    """What a batch made in the main process itself tells: nothing."""
-
-    sample_us = b""
-
-    def _replace(self, **_: object) -> NoTimes:
-        return self
-
-
 class SilentStopwatch:
     """Has the methods of a stopwatch, and measures nothing."""
 
     num_samples = 0
     times_samples = False
-    times: NoTimes | None = None
 
     def __init__(self, *_: object) -> None: ...
 
@@ -149,20 +139,14 @@ class SilentStopwatch:
 
     def restart(self) -> None: ...
 
-    def take(self, **_: object) -> NoTimes | None:
-        return self.times
+    def take(self, **_: object) -> bytes:
+        return b""
 
     def close(self) -> None: ...
 
 
-class SilentInProcess(SilentStopwatch):
-    """The same for who needs an answer."""
-
-    times = NoTimes()
-
-
 @contextlib.contextmanager
-def no_accounts(*, in_process: bool) -> Iterator[None]:
+def no_accounts() -> Iterator[None]:
     """Let loaders that begin to iterate in here keep none; forked workers inherit it."""
     from unittest.mock import patch
 
@@ -183,7 +167,7 @@ def no_accounts(*, in_process: bool) -> Iterator[None]:
         begin(self, plan, epoch, faults, None, *rest, **clock)
 
     with (
-        patch.object(status_page, "Stopwatch", SilentInProcess if in_process else SilentStopwatch),
+        patch.object(status_page, "Stopwatch", SilentStopwatch),
         patch.object(BatchStream, "__init__", begin_unobserved),
     ):
         yield
@@ -271,7 +255,6 @@ def differ_once(
     """Take some hundreds from two new loaders."""
     from penstock.loader import Loader
 
-    in_process = not num_workers or backend == "thread"
     # For who waits, it is the slower of the two that always does, and waking up costs 50 us.
     pause_s = _BATCH_S if num_workers and kind != "tiny" else 0.0
 
@@ -285,7 +268,7 @@ def differ_once(
             backend=backend,
             monitor="full",
         )
-        off = contextlib.nullcontext() if with_accounts else no_accounts(in_process=in_process)
+        off = contextlib.nullcontext() if with_accounts else no_accounts()
         with off:
             return Side(loader, pause_s)
 
@@ -386,22 +369,35 @@ class MadeUpRecords:
 
     def __init__(self) -> None:
         """Begin at the first step."""
-        from penstock.engine.accounts import BatchRecord, TaskTimes, WorkerSettings
+        from penstock.engine.timing import TimingRow, WorkerSettings
 
         self.workers = WorkerSettings(2, 2)
-        self._record, self._times = BatchRecord, TaskTimes
+        self._row = TimingRow
         self._step = self._now_ns = 0
         self._sample_us = np.full(_BATCH_SIZE, 156, np.uint32).tobytes()
         self._indices = np.arange(_BATCH_SIZE)
 
-    def make(self) -> Any:  # noqa: ANN401 - a BatchRecord
-        """Return the record of the next batch."""
+    def make(self) -> tuple[Any, Any, bytes]:
+        """Return what `History.add` takes of the next batch."""
         (num_workers, prefetch), step = self.workers, self._step
         work_ns, trainer_ns = int(_BATCH_S * 1e9), 4_000_000
         asked_ns = self._now_ns + trainer_ns
         given_ns = asked_ns + 60_000 + max(work_ns // num_workers - trainer_ns, 0)
         self._step, self._now_ns = step + 1, given_ns
-        times = self._times(
+        worker_id = step % num_workers
+        row = self._row(
+            worker_id=worker_id,
+            pid=worker_id + 1,
+            num_ready=1,
+            trainer_cpu_ns=trainer_ns // 2,
+            trainer_starved_ns=10_000,
+            asked_ns=asked_ns,
+            given_ns=given_ns,
+            consumer_ns=trainer_ns,
+            step=step,
+            num_workers=num_workers,
+            lookahead=num_workers * prefetch,
+            num_samples=_BATCH_SIZE,
             begun_ns=given_ns - work_ns - 100_000,
             ended_ns=given_ns - 100_000,
             idle_ns=500_000,
@@ -411,28 +407,8 @@ class MadeUpRecords:
             cpu_ns=work_ns - 50_000,
             starved_ns=20_000,
             num_bytes=_BATCH_SIZE * 8,
-            sample_us=self._sample_us,
-            num_samples=_BATCH_SIZE,
         )
-        worker_id = step % num_workers
-        return self._record(
-            epoch=0,
-            step=step,
-            worker_id=worker_id,
-            pid=worker_id + 1,
-            asked_ns=asked_ns,
-            given_ns=given_ns,
-            consumer_ns=trainer_ns,
-            trainer_cpu_ns=trainer_ns // 2,
-            trainer_starved_ns=10_000,
-            num_samples=_BATCH_SIZE,
-            num_failed=0,
-            indices=self._indices + step % 1000 * _BATCH_SIZE,
-            num_ready=1,
-            num_workers=num_workers,
-            lookahead=num_workers * prefetch,
-            times=times,
-        )
+        return row, self._indices + step % 1000 * _BATCH_SIZE, self._sample_us
 
 
 def time_part(size: Size, part: str) -> Reading:
@@ -441,13 +417,13 @@ def time_part(size: Size, part: str) -> Reading:
     call, num_calls = PARTS[part](size, records)
     made = [records.make() for _ in range(8)]
     for record in made:
-        call(record)
+        call(*record)
     spent_ns = clock_ns = 0
     with Meter() as meter:
         for _ in range(num_calls):
             record = records.make()
             before_ns = time.perf_counter_ns()
-            call(record)
+            call(*record)
             after_ns = time.perf_counter_ns()
             clock_ns += time.perf_counter_ns() - after_ns
             spent_ns += after_ns - before_ns
@@ -456,7 +432,7 @@ def time_part(size: Size, part: str) -> Reading:
     return Reading.of(meter, value, num_calls, more)
 
 
-_Part = tuple["Callable[[Any], object]", int]
+_Part = tuple["Callable[..., object]", int]
 
 
 def add(size: Size, records: MadeUpRecords) -> _Part:
@@ -472,8 +448,8 @@ def observe(size: Size, records: MadeUpRecords) -> _Part:
     tuner = Tuner(Limits(), cores=8.0)
     records.workers = tuner.workers
 
-    def call(record: Any) -> None:  # noqa: ANN401
-        workers = tuner.observe(record)
+    def call(row: Any, *_: object) -> None:  # noqa: ANN401
+        workers = tuner.observe(row)
         if workers is not None:
             records.workers = workers
 
@@ -500,7 +476,7 @@ def advance(size: Size, records: MadeUpRecords) -> _Part:
 
     bar = ProgressBar("train", Wall())
     bar.begin(0, size.num_calls)
-    return lambda record: bar.advance(record, 0), size.num_calls
+    return lambda row, *_: bar.advance(row), size.num_calls
 
 
 def ask(size: Size, records: MadeUpRecords) -> _Part:
@@ -508,9 +484,9 @@ def ask(size: Size, records: MadeUpRecords) -> _Part:
 
     history = History(range(1000 * _BATCH_SIZE))
     for _ in range(size.num_calls // 2):
-        history.add(records.make())
+        history.add(*records.make())
 
-    def call(record: Any) -> None:  # noqa: ANN401
+    def call(*_: object) -> None:
         stats = history.stats(num_workers=2, prefetch_factor=2, cores=8.0)
         check(stats.run.batches == size.num_calls // 2, f"{stats.run.batches} batches")
 

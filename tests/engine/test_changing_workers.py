@@ -21,10 +21,10 @@ from tests.engine.streams import open_stream
 
 import penstock
 from penstock import FaultPolicy, Loader
-from penstock.engine.accounts import WorkerSettings
 from penstock.engine.backends.process import ProcessBackend
 from penstock.engine.epoch import Epoch
 from penstock.engine.plan import Plan, WorkerSpec
+from penstock.engine.timing import WorkerSettings
 from penstock.insight.monitor import AutoWorkers
 from penstock.schedule import EpochIterator
 from penstock.torch import DataLoader
@@ -320,8 +320,8 @@ def test_what_stands_between_batches_is_the_main_processes_and_a_failed_batch_is
         measures = True
         light = ()
 
-        def batch_given(self, record, epoch):
-            seen.append(record)
+        def batch_given(self, row, indices, sample_us, epoch):
+            seen.append(row)
 
         def epoch_ended(self, epoch, end):
             seen.append(end)
@@ -342,21 +342,19 @@ def test_what_stands_between_batches_is_the_main_processes_and_a_failed_batch_is
             continue
         except StopIteration:
             break
-    *records, end = seen
-    assert [record.step for record in records] == [0, 2, 4]
-    spans = [(r.asked_ns - r.consumer_ns, r.given_ns) for r in records[1:]]
-    spans.append((end.asked_ns - end.consumer_ns, end.ended_ns))
-    given = [record.given_ns for record in records]
+    assert [row.step for row in seen[:-1]] == [0, 2, 4]
+    begun = [told.asked_ns - told.consumer_ns for told in seen[1:]]
+    given = [row.given_ns for row in seen[:-1]]
     # The main process's own code begins anew where a failed batch was told, not at the batch before
     # it.
-    assert all(begun > before for (begun, _), before in zip(spans, given, strict=True))
+    assert all(own_ns > before for own_ns, before in zip(begun, given, strict=True))
 
 
 def test_a_sampler_that_raises_as_workers_are_added_keeps_no_stream_that_is_left():
     class Observer:
         measures = True
 
-        def batch_given(self, record, epoch):
+        def batch_given(self, row, indices, sample_us, epoch):
             return WorkerSettings(1, 4)
 
         def epoch_left(self, epoch):

@@ -13,6 +13,8 @@ import pytest
 from penstock.engine import stopwatch
 from penstock.engine.status_page import Phase, StatusWriter
 from penstock.engine.stopwatch import CoreTime, RunQueue, Stopwatch
+from penstock.engine.timing import row_of_worker, sample_us_of
+from penstock.insight.rows import Sums, rows_of
 from penstock.torch import DataLoader
 
 NAMED = {"idle": 0, "fetch": 1, "collate": 2, "send": 3}
@@ -55,9 +57,9 @@ def test_the_phases_of_a_task_add_up_to_it(clock):
     clock.pass_by(1_000_000)
     watch.enter(3)
     clock.pass_by(500)
-    times = watch.take(**NAMED)
+    times = row_of_worker(watch.take(**NAMED))
     assert (times.fetch_ns, times.collate_ns, times.send_ns) == (2_000_000, 1_000_000, 500)
-    assert times.busy_ns == 3_000_500
+    assert times.ended_ns - times.begun_ns == 3_000_500
 
 
 def test_time_between_two_tasks_goes_into_the_second_and_nothing_else_does(clock):
@@ -70,7 +72,7 @@ def test_time_between_two_tasks_goes_into_the_second_and_nothing_else_does(clock
     watch.enter(0)
     clock.pass_by(1_000_000)
     watch.begin_task(1, carried=(0, 3))
-    times = watch.take(**NAMED)
+    times = row_of_worker(watch.take(**NAMED))
     assert (times.send_ns, times.idle_ns, times.fetch_ns) == (2_000_000, 1_000_000, 0)
 
 
@@ -80,7 +82,7 @@ def test_a_task_that_failed_leaves_nothing_to_the_next(clock):
     clock.pass_by(3_000_000)
     watch.enter(0)
     watch.begin_task(1, carried=(0, 3))
-    assert watch.take(**NAMED).fetch_ns == 0
+    assert row_of_worker(watch.take(**NAMED)).fetch_ns == 0
 
 
 class Core:
@@ -181,10 +183,11 @@ def test_time_in_the_dataset_that_takes_no_cpu_is_reading_and_the_rest_is_comput
     blocked.wait(0.02)
     spin(0.005)
     status.phase(Phase.SENDING)
-    times = status.take_times()
-    assert 0.015e9 < times.read_ns <= times.fetch_ns
-    assert times.compute_ns >= 4_000_000
-    assert times.read_ns + times.compute_ns == times.fetch_ns
+    row = row_of_worker(status.take_times())
+    span = Sums.of(rows_of([row])).span()
+    assert 0.015 < span.read_s <= row.fetch_ns / 1e9
+    assert span.compute_s >= 0.004
+    assert span.read_s + span.compute_s == pytest.approx(row.fetch_ns / 1e9)
 
 
 def timed(durations):
@@ -203,13 +206,13 @@ def timed(durations):
 def test_every_sample_is_timed():
     durations = [0.001, 0.004, 0.002]
     times = timed(durations)
-    took_us = np.frombuffer(times.sample_us, np.uint32)
+    took_us = np.frombuffer(sample_us_of(times), np.uint32)
     assert (took_us >= np.array(durations) * 0.99e6).all()
-    assert took_us.sum() * 1000 <= times.fetch_ns
+    assert took_us.sum() * 1000 <= row_of_worker(times).fetch_ns
 
 
 def test_samples_that_are_quick_are_not_timed():
-    assert timed([0.0] * 64).sample_us == b""
+    assert sample_us_of(timed([0.0] * 64)) == b""
 
 
 def test_nobody_follows_quick_samples_of_a_worker_in_the_main_processes_own_process():
@@ -259,7 +262,7 @@ def test_samples_that_were_tried_twice_are_not_told():
         spin(0.001)
     status.phase(Phase.COLLATING)
     status.batch_of(2)
-    assert status.take_times().sample_us == b""
+    assert sample_us_of(status.take_times()) == b""
 
 
 @pytest.mark.skipif(

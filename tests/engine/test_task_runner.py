@@ -26,6 +26,7 @@ from penstock.engine.task import (
     encode_result,
 )
 from penstock.engine.task_runner import TaskRunner
+from penstock.engine.timing import num_samples_of, row_of_worker
 from penstock.faults import FaultPolicy
 
 BAD = 5  # the sample that is bad
@@ -387,8 +388,9 @@ def test_random_numbers_are_decided_by_the_place_and_not_by_who_reads():
 def test_times_are_taken_where_they_are_asked_for(is_measured):
     worker = worker_of(OneByOne("none"))
     result = worker.run(0, BATCHES[0], is_measured=is_measured)
-    assert result.times.num_samples == 4
-    assert (result.times.ended_ns > result.times.begun_ns) is is_measured
+    row = row_of_worker(result.times)
+    assert row.num_samples == num_samples_of(result.times) == 4
+    assert (row.ended_ns > row.begun_ns) is is_measured
 
 
 def test_a_result_crosses_to_another_process():

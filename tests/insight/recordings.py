@@ -7,8 +7,8 @@ import types
 from dataclasses import dataclass
 
 import numpy as np
+from tests.insight.batches import batch
 
-from penstock.engine.accounts import BatchRecord, TaskTimes
 from penstock.faults import Failure
 from penstock.insight.history import History
 from penstock.insight.stats import Change
@@ -60,8 +60,8 @@ def recording_of(run=None, *, dataset=None, failures=(), changes=(), keep=10_000
     run = run or Run()
     dataset = Photos(["cat", "dog", "owl"], [900, 500, 100]) if dataset is None else dataset
     history = History(dataset, backend=run.backend, keep=keep)
-    for record in batches_of(run, len(dataset)):
-        history.add(record)
+    for one in batches_of(run, len(dataset)):
+        history.add(*one)
     for change in changes:
         history.note_change(change)
     stats = history.stats(num_workers=run.workers, prefetch_factor=2, cores=4.0)
@@ -70,7 +70,7 @@ def recording_of(run=None, *, dataset=None, failures=(), changes=(), keep=10_000
 
 
 def batches_of(run, num_samples):
-    """Yield one record per batch, in the order in which the main process takes them."""
+    """Yield the batches, in the order in which the main process takes them."""
     rng = np.random.default_rng(run.seed)
     num_seats = max(run.workers, 1)
     free = [START_NS + round(run.idle_start_ms * MS)] * num_seats
@@ -87,7 +87,7 @@ def batches_of(run, num_samples):
         given.append(done)
         made.append(times.ended_ns)
         ready = sum(ended < asked for ended in made[-run.lookahead :])
-        yield BatchRecord(
+        yield batch(
             epoch=epoch,
             step=step,
             worker_id=times.worker_id,
@@ -97,13 +97,12 @@ def batches_of(run, num_samples):
             consumer_ns=own,
             trainer_cpu_ns=own // 3,
             trainer_starved_ns=0,
-            num_samples=run.batch_size,
             num_failed=int(number % 97 == 5),
             indices=rng.integers(0, num_samples, run.batch_size) if num_samples else None,
             num_ready=ready,
             num_workers=run.workers,
             lookahead=run.lookahead,
-            times=times.told,
+            **times.told,
         )
 
 
@@ -121,21 +120,21 @@ def _made(run, rng, free, given, number, asked):
     ended = begun + sum(parts) + round(0.05 * MS)
     per_sample_us = np.full(run.batch_size, (read + compute) // run.batch_size // 1000, np.uint32)
     per_sample_us[number % run.batch_size] += rng.integers(0, 9000)
-    told = TaskTimes(
-        begun_ns=begun,
-        ended_ns=ended,
-        idle_ns=begun - free[seat],
-        fetch_ns=read + compute,
-        collate_ns=collate,
-        send_ns=send,
-        cpu_ns=ended - begun - read,
-        starved_ns=0,
-        num_bytes=19_267_584,
-        sample_us=per_sample_us.tobytes(),
-        pool_bytes=19_267_584 * min(3, 1 + number // 40),
-        rss_bytes=310_000_000 + 9_000_000 * seat + number * 1000,
-        num_samples=run.batch_size,
-    )
+    told = {
+        "begun_ns": begun,
+        "ended_ns": ended,
+        "idle_ns": begun - free[seat],
+        "fetch_ns": read + compute,
+        "collate_ns": collate,
+        "send_ns": send,
+        "cpu_ns": ended - begun - read,
+        "starved_ns": 0,
+        "num_bytes": 19_267_584,
+        "sample_us": per_sample_us.tobytes(),
+        "pool_bytes": 19_267_584 * min(3, 1 + number // 40),
+        "rss_bytes": 310_000_000 + 9_000_000 * seat + number * 1000,
+        "num_samples": run.batch_size,
+    }
     free[seat] = ended
     return types.SimpleNamespace(worker_id=seat, ended_ns=ended, told=told)
 

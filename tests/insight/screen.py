@@ -28,13 +28,14 @@ WAITS_FOR_CTRL_C = b"\x1b[0;0m"  # says nothing to a terminal
 # came 1/4 s after the one before; for half of that the main process waited.
 PRELUDE = """
 import os, signal, sys
-from penstock.engine.accounts import BatchRecord, TaskTimes
+from penstock.engine.timing import TimingRow
 from penstock.insight.progress import open_progress
 
 def batch(n):
     asked = 10**9 + n * 250_000_000 + 125_000_000
-    return BatchRecord(0, n, 0, 1, asked, asked + 125_000_000, 125_000_000, 0, 0, 32, 0, None, 0,
-                       1, 2, TaskTimes(0, 1))
+    return TimingRow(step=n, pid=1, asked_ns=asked, given_ns=asked + 125_000_000,
+                     consumer_ns=125_000_000, num_samples=32, num_workers=1, lookahead=2,
+                     ended_ns=1)
 
 def wait_for_ctrl_c():
     # It is pressed once the marker is seen, which may be before the pause, but counts there.

@@ -10,9 +10,10 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from tests.insight.batches import batch
 
 from penstock.data import ConcatDataset, Subset
-from penstock.engine.accounts import BatchRecord, EpochEnd, TaskTimes
+from penstock.engine.timing import UNKNOWN, EpochEnd
 from penstock.errors import ConfigError
 from penstock.insight.history import History
 from penstock.insight.stats import Change
@@ -23,28 +24,21 @@ S = 1_000_000_000
 
 def record(step=0, **given):
     """A batch: by default of 4 samples, waited for 3 ms after 1 ms of the main process's own."""
-    of_times = {n: given.pop(n) for n in TaskTimes._fields if n in given and n != "num_samples"}
     asked_ns = given.pop("asked_ns", step * 4 * MS)
-    times = {"begun_ns": asked_ns, "ended_ns": asked_ns + 3 * MS, "fetch_ns": 2 * MS}
     fields = {
-        "epoch": 0,
         "step": step,
-        "worker_id": 0,
         "pid": 7,
         "asked_ns": asked_ns,
         "given_ns": asked_ns + 3 * MS,
         "consumer_ns": MS,
-        "trainer_cpu_ns": 0,
-        "trainer_starved_ns": None,
         "num_samples": 4,
-        "num_failed": 0,
-        "indices": None,
-        "num_ready": 0,
         "num_workers": 2,
         "lookahead": 4,
-        "times": TaskTimes(**{**times, "num_samples": 4, **of_times}),
+        "begun_ns": asked_ns,
+        "ended_ns": asked_ns + 3 * MS,
+        "fetch_ns": 2 * MS,
     }
-    return BatchRecord(**{**fields, **given})
+    return batch(**{**fields, **given})
 
 
 def stats_of(history):
@@ -54,7 +48,7 @@ def stats_of(history):
 def history_of(records, dataset=None, **options):
     history = History(dataset, **options)
     for one in records:
-        history.add(one)
+        history.add(*one)
     return history
 
 
@@ -113,7 +107,7 @@ def test_an_epoch_has_sums_of_its_own_until_the_next_begins():
     history = history_of(record(step) for step in range(5))
     history.epoch_ended(0)
     assert stats_of(history).epoch.batches == 5
-    history.add(record(0, epoch=1))
+    history.add(*record(0, epoch=1))
     stats = stats_of(history)
     assert (stats.epoch_number, stats.epoch.batches, stats.run.batches) == (1, 1, 6)
     assert {number: span.batches for number, span in history.epochs().items()} == {0: 5, 1: 1}
@@ -200,9 +194,8 @@ def test_the_step_after_an_epoch_s_last_batch_counts():
     history = History()
     for epoch in range(10):
         now = epoch * S
-        history.add(record(0, epoch=epoch, asked_ns=now, consumer_ns=0))
-        end = EpochEnd(epoch, now + 13 * MS, now + 14 * MS, 10 * MS, 0, None)
-        history.epoch_ended(epoch, end)
+        history.add(*record(0, epoch=epoch, asked_ns=now, consumer_ns=0))
+        history.epoch_ended(epoch, EpochEnd(now + 13 * MS, 10 * MS))
     stats = stats_of(history)
     assert stats.run.batches_per_s == pytest.approx(1 / 0.013)
     assert stats.epoch.seconds == pytest.approx(0.013)
@@ -214,12 +207,12 @@ def test_an_epoch_that_is_gone_through_again_has_sums_of_its_own():
     history = History()
     for _ in range(3):
         for step in range(10):
-            history.add(record(step))
+            history.add(*record(step))
         history.epoch_ended(0)
     assert stats_of(history).epoch.batches == 10
     for _ in range(2):  # left before its end
         for step in range(5):
-            history.add(record(step, consumer_ns=MS * (step > 0)))
+            history.add(*record(step, consumer_ns=MS * (step > 0)))
     stats = stats_of(history)
     assert (stats.epoch.batches, stats.run.batches) == (5, 40)
 
@@ -232,8 +225,7 @@ def test_batches_are_judged_by_the_workers_that_made_them():
     ]
     batches = [
         b._replace(
-            given_ns=b.asked_ns + 40 * MS,
-            times=b.times._replace(ended_ns=b.times.begun_ns + 78 * MS),
+            row=b.row._replace(given_ns=b.row.asked_ns + 40 * MS, ended_ns=b.row.begun_ns + 78 * MS)
         )
         for b in batches
     ]
@@ -244,7 +236,7 @@ def test_batches_are_judged_by_the_workers_that_made_them():
 
 def test_no_more_than_asked_for_is_kept_and_sums_lose_nothing():
     history = history_of((record(step) for step in range(1000)), keep=150)
-    assert [r.step for r in history.records()] == list(range(850, 1000))
+    assert history.rows()["step"].tolist() == list(range(850, 1000))
     assert stats_of(history).run.batches == 1000
 
 
@@ -258,11 +250,12 @@ def test_batches_come_back_as_they_were_but_for_what_is_large():
         record(0, indices=[1, 2, 3, 4], sample_us=microseconds(1, 2, 3, 4)),
         record(1, starved_ns=5, trainer_starved_ns=6, pool_bytes=7, rss_bytes=8, num_bytes=9),
     ]
-    first, second = history_of(given).records()
-    assert second == given[1]
-    assert first == given[0]._replace(indices=None, times=given[0].times._replace(sample_us=b""))
-    assert first.trainer_starved_ns is None
-    assert first.times.starved_ns is None
+    rows = history_of(given).rows()
+    first, second = rows[list(given[0].row._fields)].tolist()
+    assert second == given[1].row
+    assert first == given[0].row
+    assert rows["trainer_starved_ns"][0] == UNKNOWN
+    assert rows["starved_ns"][0] == UNKNOWN
 
 
 def test_changes_are_told_in_their_order():
@@ -278,7 +271,7 @@ def test_memory_is_told_at_its_peak():
         record(step, worker_id=step % 2, pool_bytes=pool, rss_bytes=rss)
         for step, (pool, rss) in enumerate([(10, 5), (20, 7), (40, 6), (1, 1)])
     )
-    history.add(record(4, worker_id=0, pool_bytes=5))
+    history.add(*record(4, worker_id=0, pool_bytes=5))
     stats = stats_of(history)
     assert stats.slot_bytes == 60
     assert stats.worker_rss_bytes == {0: 6, 1: 7}
@@ -437,7 +430,7 @@ def test_parts_are_told_of_the_whole_window_however_often_one_asks():
     history = History(ConcatDataset([range(500), range(500)]))
     for step in range(300):
         one = record(step, asked_ns=step * MS, indices=[step], sample_us=microseconds(900))
-        history.add(one)
+        history.add(*one)
         stats = stats_of(history)
     assert stats.window.timed == 299
     assert sum(source.samples for source in stats.sources) == 299
@@ -524,12 +517,12 @@ def test_sums_and_kept_batches_do_not_depend_on_when_they_are_asked_for(keep, si
     for size in sizes:
         for step in itertools.islice(steps, size):
             one = record(step, epoch=step // 37, cpu_ns=step, num_ready=step % 3)
-            asked.add(one)
-            silent.add(one)
+            asked.add(*one)
+            silent.add(*one)
         stats_of(asked)
-    assert asked.records() == silent.records()
+    assert (asked.rows() == silent.rows()).all()
     total = sum(sizes)
-    assert [r.step for r in asked.records()] == list(range(total))[-keep:]
+    assert asked.rows()["step"].tolist() == list(range(total))[-keep:]
     ours, theirs = stats_of(asked), stats_of(silent)
     assert ours.run == theirs.run
     assert ours.epoch == theirs.epoch
@@ -549,7 +542,7 @@ def test_reading_from_other_threads_loses_no_batch():
     for reader in readers:
         reader.start()
     for step in range(total):
-        history.add(record(step, indices=[0, 1], sample_us=microseconds(1, 2)))
+        history.add(*record(step, indices=[0, 1], sample_us=microseconds(1, 2)))
     is_over.set()
     for reader in readers:
         reader.join()
@@ -557,4 +550,4 @@ def test_reading_from_other_threads_loses_no_batch():
     assert stats.run.batches == total
     assert stats.run.timed == 2 * (total - 1)
     assert all(0 <= number <= total for number in seen)
-    assert [r.step for r in history.records()] == list(range(total))[-10_000:]
+    assert history.rows()["step"].tolist() == list(range(total))[-10_000:]

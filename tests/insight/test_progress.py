@@ -24,7 +24,7 @@ if bar is None:
 else:
     bar.begin(3, 8)
     for n in range(8):
-        bar.advance(batch(n), n // 3)
+        bar.advance(batch(n)._replace(num_failed=n // 3))
     bar.end()
 """
 LAST_LINE = "train epoch 3 {bar} 8/8  137 samples/s  53 % waiting  7 bad  in 0:00:02"
@@ -45,7 +45,7 @@ def test_while_it_goes_the_line_says_how_much_is_left():
         bar = open_progress()
         bar.begin(0, 4000, done=1000)
         for n in range(1000):
-            bar.advance(batch(n), 0)
+            bar.advance(batch(n))
         print("here")
         os._exit(0)
     """)
@@ -60,8 +60,8 @@ def test_a_resumed_epoch_goes_on_where_it_was_and_rates_are_of_what_came_since()
     got = run("""
         bar = open_progress()
         bar.begin(1, 10, done=6)
-        bar.advance(batch(0), 0)
-        bar.advance(batch(1), 0)
+        bar.advance(batch(0))
+        bar.advance(batch(1))
         bar.end()
     """)
     line = "epoch 1 {bar} 8/10  171 samples/s  67 % waiting  in 0:00:00"
@@ -73,7 +73,7 @@ def test_an_epoch_of_unknown_length_has_no_bar():
         bar = open_progress("stream")
         bar.begin(0, None)
         for n in range(4):
-            bar.advance(batch(n), 0)
+            bar.advance(batch(n))
         bar.end()
     """)
     assert got.lines == ["stream epoch 0 4  146 samples/s  57 % waiting  in 0:00:01"]
@@ -85,7 +85,7 @@ def test_it_is_drawn_at_most_ten_times_a_second():
         bar.begin(0, 10_000)
         for n in range(10_000):
             record = batch(0)._replace(asked_ns=n * 10**6, given_ns=(n + 1) * 10**6)
-            bar.advance(record, 0)
+            bar.advance(record)
         bar.end()
     """)
     # 10 s in steps of 1 ms; and once at the beginning, once at the end.
@@ -100,7 +100,7 @@ def test_what_others_print_stands_above_it_as_it_was_printed():
         bar = open_progress("train")
         bar.begin(0, 8)
         for n in range(8):
-            bar.advance(batch(n), 0)
+            bar.advance(batch(n))
             print("loss", n, "[/bold] [red]")
             print("half", end="")
             print(" a line", "x" * 150, sep="")
@@ -120,10 +120,10 @@ def test_half_a_line_keeps_it_away_for_two_seconds():
         bar.begin(0, None)
         print("Continue? ", end="", flush=True)
         for n in range(20):
-            bar.advance(batch(n), 0)
+            bar.advance(batch(n))
         print("# 20 shown", end="", flush=True)
         for n in range(20, 41):
-            bar.advance(batch(n), 0)
+            bar.advance(batch(n))
         os._exit(0)
     """)
     question, bar = got.lines
@@ -132,13 +132,13 @@ def test_half_a_line_keeps_it_away_for_two_seconds():
 
 
 def test_prompts_of_a_debugger_have_lines_of_their_own():
-    commands = ["p n", "n", "n", "p bar.advance(batch(4), 0)", "c", "c"]
+    commands = ["p n", "n", "n", "p bar.advance(batch(4))", "c", "c"]
     got = run(
         """
         bar = open_progress()
         def train():
             for n in range(8):
-                bar.advance(batch(n), 0)
+                bar.advance(batch(n))
                 if n in (3, 5):
                     breakpoint()
                 print("batch", n)
@@ -164,7 +164,7 @@ def test_what_is_printed_brings_the_count_up_to_date():
         bar = open_progress()
         bar.begin(0, 100)
         for n in range(7):  # all within the tenth of a second of one drawing
-            bar.advance(batch(n)._replace(given_ns=10**9 + n), 0)
+            bar.advance(batch(n)._replace(given_ns=10**9 + n))
         print("left the loop, and keeps the iterator")
         os._exit(0)
     """)
@@ -177,7 +177,7 @@ def test_ctrl_c_in_the_loop_leaves_the_terminal_as_it_was():
         bar = open_progress("train")
         bar.begin(0, 100)
         for n in range(4):
-            bar.advance(batch(n), 0)
+            bar.advance(batch(n))
         print("begun")
         wait_for_ctrl_c()
         """,
@@ -195,7 +195,7 @@ def test_a_training_that_is_killed_leaves_the_cursor_to_be_seen():
     got = run("""
         bar = open_progress("train")
         bar.begin(0, 100)
-        bar.advance(batch(0), 0)
+        bar.advance(batch(0))
         os.kill(os.getpid(), signal.SIGKILL)
     """)
     assert got.returncode == -9
@@ -206,7 +206,7 @@ def test_an_exception_is_shown_whole_and_the_bar_ended():
     got = run("""
         bar = open_progress("train")
         bar.begin(0, 100)
-        bar.advance(batch(0), 0)
+        bar.advance(batch(0))
         raise ValueError("a bad loss")
     """)
     assert got.lines[0] == "Traceback (most recent call last):"
@@ -219,9 +219,9 @@ def test_a_bar_within_another_stands_below_it_until_it_ends():
         train, val = open_progress("train"), open_progress("val")
         train.begin(0, 8)
         for n in range(4):
-            train.advance(batch(n), 0)
+            train.advance(batch(n))
             val.begin(n, 2)
-            val.advance(batch(n), 0)
+            val.advance(batch(n))
             print("seen")
             val.end()
             val.end()
@@ -241,7 +241,7 @@ def test_the_next_epoch_ends_the_line_of_the_last():
         bar = open_progress("train")
         for epoch in range(3):
             bar.begin(epoch, 1)
-            bar.advance(batch(epoch), 0)
+            bar.advance(batch(epoch))
         bar.end()
     """)
     assert [line.split(" ━")[0] for line in got.lines] == [f"train epoch {n}" for n in range(3)]
@@ -252,7 +252,7 @@ def test_a_forked_process_draws_nothing_and_waits_for_no_lock():
         import threading
         bar = open_progress("train")
         bar.begin(0, 100)
-        bar.advance(batch(0), 0)
+        bar.advance(batch(0))
         lock = bar._surface.lines._lock
         holder, done = threading.Event(), threading.Event()
         def hold():
@@ -264,7 +264,7 @@ def test_a_forked_process_draws_nothing_and_waits_for_no_lock():
         holder.wait()
         child = os.fork()
         if child == 0:
-            bar.advance(batch(1), 0)
+            bar.advance(batch(1))
             print(" from a worker")
             bar.end()
             assert open_progress("its own")._surface is not bar._surface
@@ -388,7 +388,7 @@ def test_a_terminal_that_hangs_up_does_not_end_the_training():
         for descriptor in (1, 2):
             os.dup2(null, descriptor)
         for n in range(4):
-            bar.advance(batch(n), 0)
+            bar.advance(batch(n))
         bar.end()
         os._exit(5)
     """)
@@ -491,7 +491,7 @@ NOTEBOOK = """
 bar = open_progress("train")
 bar.begin(0, 1000)
 for n in range(1000):
-    bar.advance(batch(n)._replace(asked_ns=n * 10**7, given_ns=(n + 1) * 10**7), 0)
+    bar.advance(batch(n)._replace(asked_ns=n * 10**7, given_ns=(n + 1) * 10**7))
 bar.end()
 first, *others = shell.display_pub.outputs
 assert not first.get("update"), first

@@ -10,11 +10,11 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from tests.insight.batches import batch
 
 import penstock
 from penstock.data import ArrayDataset
 from penstock.data.ragged import RaggedArray
-from penstock.engine.accounts import BatchRecord, TaskTimes
 from penstock.errors import ConfigError
 from penstock.faults import Failure
 from penstock.insight.history import History
@@ -41,22 +41,31 @@ def a_history(dataset=None, *, indices=(0, 1, 1)):
     history = History(dataset)
     for step in range(12):
         start = 10**15 + step * 10 * MS
-        times = TaskTimes(
-            start - 5 * MS,
-            start - MS,
+        one = batch(
+            begun_ns=start - 5 * MS,
+            ended_ns=start - MS,
             fetch_ns=3 * MS,
             cpu_ns=2 * MS,
             starved_ns=None if step % 2 else 3,
             num_bytes=64,
             sample_us=np.array([10, 20, 3000], np.uint32).tobytes(),
             rss_bytes=99,
+            indices=list(indices),
+            epoch=step // 6,
+            step=step % 6,
+            worker_id=step % 2,
+            pid=7,
+            asked_ns=start,
+            given_ns=start + MS,
+            consumer_ns=4 * MS,
+            trainer_cpu_ns=MS,
+            num_samples=3,
+            num_failed=1,
+            num_ready=1,
+            num_workers=2,
+            lookahead=4,
         )
-        history.add(
-            BatchRecord(
-                *(step // 6, step % 6, step % 2, 7, start, start + MS, 4 * MS, MS, None, 3, 1),
-                *(list(indices), 1, 2, 4, times),
-            )
-        )
+        history.add(*one)
     return history
 
 
@@ -94,9 +103,8 @@ def test_moments_count_from_the_first_of_all_and_unknown_times_are_none():
 def test_a_batch_of_which_no_worker_told_leaves_the_others_their_moments():
     history = a_history()
     start = 10**15 + 120 * MS
-    history.add(
-        BatchRecord(2, 0, 0, 7, start, start + MS, 0, 0, None, 3, 0, None, 0, 2, 4, TaskTimes(0, 0))
-    )
+    moments = {"asked_ns": start, "given_ns": start + MS}
+    history.add(*batch(epoch=2, pid=7, num_samples=3, num_workers=2, lookahead=4, **moments))
     batches = recorded(history).batches
     assert batches["asked_ns"][0] == 5 * MS
     assert batches["begun_ns"][-1] == 0

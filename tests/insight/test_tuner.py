@@ -8,7 +8,7 @@ from dataclasses import replace
 import pytest
 from tests.insight.training import Regime, Training, best_rate, fixed_rate
 
-from penstock.engine.accounts import WorkerSettings
+from penstock.engine.timing import WorkerSettings
 from penstock.insight.budgets import Limits
 from penstock.insight.steady_state import SteadyState
 from penstock.insight.tuner import Tuner

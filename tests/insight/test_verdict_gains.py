@@ -18,7 +18,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from tests.insight.training import Regime, Training
 
-from penstock.engine.accounts import WorkerSettings
+from penstock.engine.timing import WorkerSettings
 from penstock.insight.rows import Sums, mean_ready, rows_of, without_pauses
 from penstock.insight.verdict import judge
 

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from penstock.engine.accounts import BatchRecord, TaskTimes, WorkerSettings
+from penstock.engine.timing import UNKNOWN, TimingRow, WorkerSettings
 from penstock.insight.stats import Change
 
 if TYPE_CHECKING:
@@ -83,20 +83,20 @@ class Training:
     def __init__(self, regime: Regime, workers: WorkerSettings, *, seed: int = 0) -> None:
         self.regime = regime
         self.workers = workers
-        self.records: list[BatchRecord] = []
+        self.records: list[TimingRow] = []
         self.changes: list[Change] = []
         self._rng = np.random.default_rng(seed)
         self._now_s = 1.0
         self._pids = itertools.count(100)
         self._workers: list[_Worker] = []
-        self._done: dict[int, tuple[_Worker, TaskTimes]] = {}
+        self._done: dict[int, tuple[_Worker, TimingRow]] = {}
         self._next_step = self._head = 0
         self._epoch = -1
 
     def run(
         self,
         num_batches: int,
-        observe: Callable[[BatchRecord], WorkerSettings | None] | None = None,
+        observe: Callable[[TimingRow], WorkerSettings | None] | None = None,
         reason: Callable[[], str] = str,
     ) -> None:
         """Give so many batches more."""
@@ -112,14 +112,14 @@ class Training:
     def rate(self, last: int) -> float:
         """Batches per second over the last ones."""
         records = self.records[-last:]
-        return last / (sum(r.wait_ns + r.consumer_ns for r in records) * 1e-9)
+        return last / (sum(r.given_ns - r.asked_ns + r.consumer_ns for r in records) * 1e-9)
 
     def leave_epoch(self) -> None:
         """Have another iterator begin, in an epoch of the same number."""
         self._head = self.regime.batches_per_epoch
         self._epoch -= 1
 
-    def _one(self) -> BatchRecord:
+    def _one(self) -> TimingRow:
         if self._epoch < 0 or self._head == self.regime.batches_per_epoch:
             self._begin_epoch()
             own_s = starved_s = cpu_s = 0.0
@@ -135,7 +135,7 @@ class Training:
         else:
             worker, times = _Worker(0, 1, 0.0), self._make()
         self._head += 1
-        return BatchRecord(
+        return times._replace(
             epoch=self._epoch,
             step=self._head - 1,
             worker_id=worker.worker_id,
@@ -144,14 +144,10 @@ class Training:
             given_ns=_ns(self._now_s),
             consumer_ns=_ns(own_s),
             trainer_cpu_ns=_ns(cpu_s),
-            trainer_starved_ns=_ns(starved_s) if self.regime.tells_starved else None,
-            num_samples=self.regime.num_samples,
-            num_failed=0,
-            indices=None,
+            trainer_starved_ns=_ns(starved_s) if self.regime.tells_starved else UNKNOWN,
             num_ready=num_ready,
             num_workers=self.workers.num_workers,
             lookahead=self._lookahead,
-            times=times,
         )
 
     @property
@@ -197,7 +193,7 @@ class Training:
                 starved_s += self._advance([job])
         return starved_s
 
-    def _make(self) -> TaskTimes:
+    def _make(self) -> TimingRow:
         """Make a batch in the main process's thread."""
         regime, factor, begun_s = self.regime, self._factor(), self._now_s
         cpu_s = (regime.compute_s + regime.collate_s) * factor
@@ -208,18 +204,18 @@ class Training:
 
     def _times(
         self, begun_s: float, cpu_s: float, starved_s: float, factor: float, *, send_s: float
-    ) -> TaskTimes:
+    ) -> TimingRow:
         """Return what a batch that is whole now took."""
         regime, took_s = self.regime, self._now_s - begun_s
         collate_s = regime.collate_s * factor
         # Whoever shares cores takes longer for everything.
         stretch = 1 + starved_s / max(cpu_s, 1e-9) if regime.threads == 1 else 1.0
         collate_s, send_s = collate_s * stretch, send_s * stretch
-        return TaskTimes(
+        return TimingRow(
             begun_ns=_ns(begun_s),
             ended_ns=_ns(self._now_s),
             cpu_ns=_ns(cpu_s),
-            starved_ns=_ns(starved_s) if regime.tells_starved else None,
+            starved_ns=_ns(starved_s) if regime.tells_starved else UNKNOWN,
             fetch_ns=_ns(max(took_s - collate_s - send_s, 0.0)),
             collate_ns=_ns(collate_s),
             send_ns=_ns(send_s),

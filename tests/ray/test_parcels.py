@@ -17,7 +17,6 @@ from hypothesis import strategies as st
 from hypothesis.extra import numpy as npst
 
 import penstock.torch  # noqa: F401 - which knows tensors
-from penstock.engine.accounts import TaskTimes
 from penstock.engine.backends.ray.parcels import (
     Parcel,
     WritableMemory,
@@ -26,6 +25,7 @@ from penstock.engine.backends.ray.parcels import (
     value_of,
 )
 from penstock.engine.backends.ray.remote_worker import WorkerClock
+from penstock.engine.timing import NO_TIMES, replaced, row_of_worker
 
 LARGE = 64 * 1024  # bytes; smaller buffers are copied, whosever memory they lie in
 
@@ -305,8 +305,9 @@ def test_a_time_is_told_within_half_of_the_quickest_way_there_and_back(offset, t
         begun, ended = sent + there, sent + there + work
         now = ended + back
         slacks.append(there + back)
-        times = TaskTimes(begun + offset, ended + offset, idle_ns=3, num_bytes=5)
-        told = clock.by_ours(times, sent_ns=sent, received_ns=now)
+        fields = {"begun_ns": begun + offset, "ended_ns": ended + offset, "idle_ns": 3}
+        told_bytes = clock.by_ours(replaced(NO_TIMES, **fields), sent_ns=sent, received_ns=now)
+        times, told = row_of_worker(replaced(NO_TIMES, **fields)), row_of_worker(told_bytes)
         assert sent <= told.begun_ns
         assert told.ended_ns <= now
         assert told == times._replace(begun_ns=told.begun_ns, ended_ns=told.ended_ns)
@@ -331,8 +332,8 @@ def test_a_clock_that_is_set_is_learnt_with_the_next_task(offset, jump, before, 
     for k, (there, back) in enumerate([*before, *after]):
         shift = offset + (jump if k >= len(before) else 0)
         begun = now + there
-        times = TaskTimes(begun + shift, begun + 50 + shift)
-        told = clock.by_ours(times, sent_ns=now, received_ns=begun + 50 + back)
+        times = replaced(NO_TIMES, begun_ns=begun + shift, ended_ns=begun + 50 + shift)
+        told = row_of_worker(clock.by_ours(times, sent_ns=now, received_ns=begun + 50 + back))
         # What is told is possible, whatever the clock has done; so a jump beyond what is possible
         # is noticed at once, and a smaller one does not matter.
         assert now <= told.begun_ns

@@ -21,6 +21,7 @@ from penstock.engine.backends.thread import ThreadBackend
 from penstock.engine.epoch import Epoch
 from penstock.engine.plan import Plan, WorkerSpec
 from penstock.engine.scheduler import TaskDone, WorkerLost, WorkerReady
+from penstock.engine.timing import row_of_worker, sample_us_of
 from penstock.errors import ConfigError, WorkerDied, WorkerTimeout
 
 
@@ -622,8 +623,9 @@ def test_a_batch_is_weighed_whoever_made_it():
     for collate_fn, num_bytes in ((None, 1_600_000), (stacked, 1_600_085)):
         backend = opened(Numbers(big), num_workers=1, collate_fn=collate_fn)
         outcome = outcome_of(backend, 0, 0, [1, 2])
-        assert outcome.times.num_bytes == num_bytes
-        assert (outcome.times.pool_bytes >= num_bytes) == (collate_fn is None)
+        row = row_of_worker(outcome.times)
+        assert row.num_bytes == num_bytes
+        assert (row.pool_bytes >= num_bytes) == (collate_fn is None)
         backend.close()
 
 
@@ -631,7 +633,8 @@ def test_samples_that_were_watched_are_not_told_as_slow():
     # Only of a task that takes long are samples timed; the first is watched, the others are not.
     pause = threading.Event()
     backend = opened(Numbers(lambda index: float(pause.wait(0.001))), num_workers=1)
-    first, second = (outcome_of(backend, 0, step, [1, 2]).times.sample_us for step in range(2))
+    told = [outcome_of(backend, 0, step, [1, 2]).times for step in range(2)]
+    first, second = map(sample_us_of, told)
     assert (len(first), len(second)) == (0, 8)
     backend.close()
 

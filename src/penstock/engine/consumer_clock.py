@@ -4,18 +4,15 @@
 from __future__ import annotations
 
 import time
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING
 
-from penstock.engine.accounts import BatchRecord, EpochEnd, TaskTimes
-from penstock.engine.plan import unwrap_indices
 from penstock.engine.stopwatch import CoreTime
+from penstock.engine.timing import UNKNOWN, EpochEnd
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
 __all__ = ["ConsumerClock"]
-
-_UNKNOWN: Final = TaskTimes(0, 0)
 
 
 class ConsumerClock:
@@ -37,7 +34,7 @@ class ConsumerClock:
         self._is_measuring = False  # the consumer's CPU time since it took its last batch
         self._begun_ns = self._starting_ns = self._taken_ns = 0
         self._asked_ns = self._consumer_ns = self._cpu_ns = 0
-        self._starved_ns: int | None = None
+        self._starved_ns = UNKNOWN
         self._arrived_ns: int | None = None
 
     def begin_epoch(self) -> None:
@@ -53,14 +50,15 @@ class ConsumerClock:
         """The consumer asks for a batch; `lightly` reads no clock of the CPU."""
         self._asked_ns = now = time.monotonic_ns()
         self._arrived_ns = None
-        self._cpu_ns, self._starved_ns = 0, None
+        self._cpu_ns, self._starved_ns = 0, UNKNOWN
         if not self._has_taken:
             self._asked_ns -= self.take_starting_ns()
             self._consumer_ns = 0
             return
         self._consumer_ns = now - self._taken_ns
         if self._is_measuring and not lightly:
-            self._cpu_ns, self._starved_ns = self._core_time.end(self._consumer_ns)
+            self._cpu_ns, starved_ns = self._core_time.end(self._consumer_ns)
+            self._starved_ns = UNKNOWN if starved_ns is None else starved_ns
 
     def take_starting_ns(self) -> int:
         """Return, once, what starting the workers took: it is part of waiting for a first batch."""
@@ -73,40 +71,15 @@ class ConsumerClock:
         self._core_time.begin()
         self._is_measuring = True
 
-    def give(
-        self,
-        epoch: int,
-        step: int,
-        worker_id: int,
-        pid: int,
-        times: TaskTimes | None,
-        *,
-        indices: object,
-        num_failed: int,
-        num_ready: int,
-        num_workers: int,
-        lookahead: int,
-    ) -> BatchRecord:
-        """Return the record of a batch that the consumer gets now; `take` is to follow."""
-        times = times or _UNKNOWN
-        return BatchRecord(
-            epoch,
-            step,
-            worker_id,
-            pid,
-            self._asked_ns,
-            self._arrived_ns or time.monotonic_ns(),
-            self._consumer_ns,
-            self._cpu_ns,
-            self._starved_ns,
-            times.num_samples,
-            num_failed,
-            unwrap_indices(indices),
-            num_ready,
-            num_workers,
-            lookahead,
-            times,
-        )
+    def give(self) -> tuple[int, int, int, int, int]:
+        """Return what it measured of a batch that the consumer gets now, whose own code begins.
+
+        Returns:
+            The fields of `TimingRow` from trainer_cpu_ns to consumer_ns.
+        """
+        given_ns = self._arrived_ns or time.monotonic_ns()
+        self.take(given_ns)
+        return self._cpu_ns, self._starved_ns, self._asked_ns, given_ns, self._consumer_ns
 
     def give_lightly(self) -> tuple[int, int, int]:
         """Return asked_ns, given_ns and consumer_ns of a batch that the consumer gets now."""
@@ -134,19 +107,11 @@ class ConsumerClock:
         if asked_ns is not None:
             self._asked_ns = asked_ns
             self._consumer_ns = asked_ns - taken_ns if taken_ns else 0
-            self._cpu_ns, self._starved_ns = 0, None
+            self._cpu_ns, self._starved_ns = 0, UNKNOWN
 
-    def end(self, epoch: int, num_failed: int) -> EpochEnd:
+    def end(self, num_failed: int) -> EpochEnd:
         """Return what came after the last batch; the consumer is notified that there is no more."""
-        return EpochEnd(
-            epoch,
-            self._asked_ns,
-            time.monotonic_ns(),
-            self._consumer_ns,
-            self._cpu_ns,
-            self._starved_ns,
-            num_failed,
-        )
+        return EpochEnd(self._asked_ns, self._consumer_ns, num_failed)
 
     def take(self, given_ns: int | None = None) -> None:
         """The consumer's own code begins, now if `given_ns` is None; up to here it waited."""

@@ -22,13 +22,13 @@ from penstock.faults import annotate
 if TYPE_CHECKING:
     from collections.abc import Callable, Generator, Iterator
 
-    from penstock.engine.accounts import Observer
     from penstock.engine.delivery_hook import DeliveryHook
     from penstock.engine.epoch import Epoch, ShardPosition
     from penstock.engine.fault_log import FaultLog
     from penstock.engine.plain import PlainMaker
     from penstock.engine.plan import Plan
     from penstock.engine.task import TaskResult
+    from penstock.engine.timing import Observer
 
 __all__ = ["SerialStream"]
 
@@ -154,7 +154,7 @@ class SerialStream(BatchStream):
                             self._note_long(observer)
                     taken_ns = given_ns
                     light.append(
-                        (epoch.number, step, asked_ns, given_ns, consumer_ns, num_samples, 0, 0, 0)
+                        (asked_ns, given_ns, consumer_ns, epoch.number, step, 0, 0, 0, num_samples)
                     )
                     if len(light) >= FOLD_AT:
                         self._fold(observer)
@@ -191,7 +191,7 @@ class SerialStream(BatchStream):
         task = Task(self._epoch.number, step, indices, is_measured=measures)
         result = runner.run(task)
         assert result is not None  # after the end of a stream it is not asked
-        self._status.phase(Phase.WAITING)
+        self._status.phase(Phase.ENDING)  # in no account: it is the main process's own code
         if result.notices is not None:
             warn_of_drawings(result.notices.drawings, UNSEEDED)
         num_failed = self._record(result.bad, step, None) if result.bad else 0
@@ -205,27 +205,13 @@ class SerialStream(BatchStream):
         except Exception as error:
             self._fail(step, error, result.position)
             raise
-        times = result.times
-        assert times is not None
         self._count(step, 0, result.position, result.num_asked, num_failed)
         if self._observer is not None and batch is not NO_BATCH:
-            if not self._observer.measures:
-                self._observe_lightly(self._observer, step, times.num_samples, 0, 0)
-                return batch
-            record = self._clock.give(
-                self._epoch.number,
-                step,
-                0,
-                os.getpid(),
-                times._replace(idle_ns=0),  # between two tasks it is the main process's own code
-                indices=None if self._plan.spec.is_iterable else indices,
-                num_failed=self._num_bad,
-                num_ready=0,
-                num_workers=0,
-                lookahead=0,
-            )
-            self._observe(self._observer, record)
-            self._clock.take(record.given_ns)
+            result.pid = os.getpid()
+            if self._observer.measures:
+                self._observe(self._observer, result, indices)
+            else:
+                self._observe_lightly(self._observer, result)
         return batch
 
     def _end_stream(self, result: TaskResult, num_failed: int) -> None:

@@ -19,9 +19,9 @@ import sys
 import time
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
-from penstock.engine.accounts import TaskTimes
 from penstock.engine.plan import sample_key
 from penstock.engine.stopwatch import Stopwatch
+from penstock.engine.timing import light_times
 from penstock.transport.memory import Mapping, create_segment
 
 if TYPE_CHECKING:
@@ -245,7 +245,7 @@ class StatusWriter:
         """When it moved on last, to another sample or phase; 0 where that is not known."""
         return self._cells[_AT_IT_SINCE]
 
-    def take_times(self, *, num_bytes: int = 0, pool_bytes: int = 0, slot_ns: int = 0) -> TaskTimes:
+    def take_times(self, *, num_bytes: int = 0, pool_bytes: int = 0, slot_ns: int = 0) -> bytes:
         """Return what the task took up to this moment; to be called when its batch is packed.
 
         Of one that is not measured, only the number of its samples is told.
@@ -256,7 +256,7 @@ class StatusWriter:
             slot_ns: What making new ones of them took.
         """
         if not self._measures:
-            return TaskTimes(0, 0, num_samples=self._stopwatch.num_samples)
+            return light_times(self._stopwatch.num_samples)
         return self._stopwatch.take(
             idle=Phase.WAITING,
             fetch=Phase.READING,

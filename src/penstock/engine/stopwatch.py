@@ -17,7 +17,7 @@ from array import array
 from itertools import pairwise
 from typing import TYPE_CHECKING, Final
 
-from penstock.engine.accounts import TaskTimes
+from penstock.engine.timing import UNKNOWN, WORKERS_PART
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -280,15 +280,15 @@ class Stopwatch:
         num_bytes: int = 0,
         pool_bytes: int = 0,
         rss_bytes: int = 0,
-    ) -> TaskTimes:
-        """Return what the task took until now, and begin to count anew.
+    ) -> bytes:
+        """Return what the task took until now (`penstock.engine.timing`), and count anew.
 
         Args:
             idle: The phase in which the worker waits for work.
             fetch: The phase in which samples are read.
             collate: The phase in which a batch is made of them.
             send: The phase in which it is packed and sent.
-            slot_ns: See `TaskTimes`, as for the others.
+            slot_ns: See `TimingRow`, as for the others.
             num_bytes: Of the batch.
             pool_bytes: Of the worker's slots.
             rss_bytes: Of the worker.
@@ -296,29 +296,17 @@ class Stopwatch:
         self.enter(self._phase)
         now, spent = self._since_ns, self._spent_ns
         cpu_ns, starved_ns = self._core_time.end(now - self._begun_ns)
-        times = TaskTimes(
-            self._begun_ns,
-            now,
-            spent[idle],
-            spent[fetch],
-            spent[collate],
-            spent[send],
-            slot_ns,
-            cpu_ns,
-            starved_ns,
-            num_bytes,
-            self._sample_us(),
-            pool_bytes,
-            rss_bytes,
-            self.num_samples,
-            self.seed_ns,
-        )
+        times = WORKERS_PART.pack(
+            self.num_samples, self._begun_ns, now, spent[idle], spent[fetch], spent[collate],
+            spent[send], slot_ns, cpu_ns, UNKNOWN if starved_ns is None else starved_ns, num_bytes,
+            pool_bytes, rss_bytes, self.seed_ns,
+        )  # fmt: skip
         count = max(self.num_samples, 1)
         self._num_taken += 1
         takes_long = spent[fetch] >= _SHORTEST_TIMED_NS * count
         self.times_samples = takes_long or self._num_taken % _TIMED_ANYWAY == 0
         self._spent_ns = [0] * len(spent)
-        return times
+        return times + self._sample_us()
 
     def _sample_us(self) -> bytes:
         """Return microseconds per sample; nothing unless each was begun just once."""

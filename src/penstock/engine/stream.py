@@ -21,18 +21,21 @@ from typing import TYPE_CHECKING, Any, Final
 from penstock.engine.consumer_clock import ConsumerClock
 from penstock.engine.epoch import Given
 from penstock.engine.fault_log import FaultLog, said_of_stop
+from penstock.engine.plan import unwrap_indices
 from penstock.engine.recover import NO_BATCH
+from penstock.engine.timing import WORKERS_PART, TimingRow, num_samples_of, sample_us_of
 from penstock.warn import users_level
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Generator, Iterator, Sequence
 
-    from penstock.engine.accounts import BatchRecord, Observer, WorkerSettings
     from penstock.engine.backends import Backend
     from penstock.engine.delivery_hook import DeliveryHook
     from penstock.engine.epoch import Epoch, ShardPosition
     from penstock.engine.plan import Plan
     from penstock.engine.recover import BadSample
+    from penstock.engine.task import TaskResult
+    from penstock.engine.timing import Observer, WorkerSettings
 
 __all__ = ["FOLD_AT", "LONG_NS", "BatchStream", "was_raised_below"]
 
@@ -43,6 +46,7 @@ _RECENT: Final = 64  # batches, among which half are to be long
 _FEWEST_LONG: Final = 4  # batches; the first ones import modules, and a machine may stall
 
 _log = logging.getLogger("penstock")
+_new: Final = tuple.__new__  # a named tuple's own is a function of Python
 
 
 def was_raised_below(end: GeneratorExit) -> bool:
@@ -245,11 +249,39 @@ class BatchStream:
             self.close(in_a_hurry=True)
             raise
 
-    def _observe(self, observer: Observer, record: BatchRecord) -> WorkerSettings | None:
-        """Tell the observer of a batch; return the settings that it wants."""
+    def _observe(
+        self,
+        observer: Observer,
+        made: TaskResult,
+        indices: object,
+        *,
+        worker_id: int = 0,
+        num_ready: int = 0,
+        num_workers: int = 0,
+        lookahead: int = 0,
+    ) -> WorkerSettings | None:
+        """Tell the observer of a batch that the loop gets now.
+
+        Args:
+            observer: Who is told.
+            made: Of the batch.
+            indices: Of its samples.
+            worker_id: See `TimingRow`, as for the others.
+            num_ready: See there.
+            num_workers: See there.
+            lookahead: See there.
+
+        Returns:
+            The settings that the observer wants; None for the present ones.
+        """
+        row = _new(TimingRow, (
+            worker_id, made.pid, num_ready, *self._clock.give(), self._epoch.number, made.step,
+            self._num_bad, num_workers, lookahead, *WORKERS_PART.unpack_from(made.times),
+        ))  # fmt: skip
         self._num_bad = 0
+        keys = None if self._plan.spec.is_iterable else unwrap_indices(indices)
         try:
-            return observer.batch_given(record, self._epoch)
+            return observer.batch_given(row, keys, sample_us_of(made.times), self._epoch)
         except Exception as error:
             self._end_accounts(error)
             return None
@@ -267,14 +299,15 @@ class BatchStream:
         )
 
     def _observe_lightly(
-        self, observer: Observer, step: int, num_samples: int, num_workers: int, lookahead: int
+        self, observer: Observer, made: TaskResult, num_workers: int = 0, lookahead: int = 0
     ) -> None:
         """Leave a row of a batch that nobody wants to know more of."""
-        asked_ns, given_ns, consumer_ns = times = self._clock.give_lightly()
+        asked_ns, given_ns, consumer_ns = self._clock.give_lightly()
         light, num_bad, self._num_bad = observer.light, self._num_bad, 0
-        light.append(
-            (self._epoch.number, step, *times, num_samples, num_bad, num_workers, lookahead)
-        )
+        light.append((
+            asked_ns, given_ns, consumer_ns, self._epoch.number, made.step, num_bad, num_workers,
+            lookahead, num_samples_of(made.times),
+        ))  # fmt: skip
         if len(light) >= FOLD_AT:
             self._fold(observer)
         if consumer_ns and given_ns - asked_ns + consumer_ns > LONG_NS:
@@ -302,8 +335,7 @@ class BatchStream:
             self.close()
         self._faults.warn_of_losses(self._epoch)
         if self._observer is not None:
-            end = self._clock.end(self._epoch.number, self._num_bad)
-            self._observer.epoch_ended(self._epoch, end)
+            self._observer.epoch_ended(self._epoch, self._clock.end(self._num_bad))
 
     @contextlib.contextmanager
     def _closed_on_error(self) -> Iterator[None]:

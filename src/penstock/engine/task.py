@@ -13,10 +13,10 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
-from penstock.engine.accounts import TaskTimes
 from penstock.engine.epoch import ShardPosition
 from penstock.engine.plan import BatchIndices, RetryHints
 from penstock.engine.remote_errors import report_exception
+from penstock.engine.timing import NO_TIMES
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -134,7 +134,7 @@ class TaskResult:
         num_asked: Samples that were asked for; 0 where nothing counts them.
         bad: Samples that the batch goes without.
         pid: Process of the worker; 0 before the main process has accepted the result.
-        times: What it took; None where nothing was made.
+        times: What it took (`penstock.engine.timing`).
         notices: What was found out besides; None mostly.
     """
 
@@ -152,7 +152,7 @@ class TaskResult:
         position: ShardPosition | None = None,
         num_asked: int = 0,
         bad: Sequence[BadSample] = (),
-        times: TaskTimes | None = None,
+        times: bytes = NO_TIMES,
         notices: Notices | None = None,
     ) -> None:
         """Hold what came of a task."""
@@ -232,7 +232,7 @@ def encode_result(result: TaskResult, *more: Any) -> bytes:  # noqa: ANN401
         bad = list(map(_reported, bad))
     fields = (
         result.generation, result.step, int(result.kind), payload, _plain(result.position),
-        result.num_asked, bad, _plain(result.times), _plain(result.notices), more,
+        result.num_asked, bad, result.times, _plain(result.notices), more,
     )  # fmt: skip
     return pickle.dumps(fields, protocol=5)
 
@@ -255,7 +255,7 @@ def decode_result(data: bytes) -> tuple[TaskResult, tuple[Any, ...]]:
         None if position is None else ShardPosition(*position),
         num_asked,
         bad,
-        None if times is None else TaskTimes(*times),
+        times,
         None if notices is None else Notices(*notices),
     )
     return result, more

@@ -27,7 +27,6 @@ from penstock.faults import annotate
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator
 
-    from penstock.engine.accounts import TaskTimes
     from penstock.engine.output import Output
     from penstock.engine.plan import WorkerSpec
     from penstock.engine.status_page import StatusWriter
@@ -167,10 +166,12 @@ class TaskRunner:
             if isinstance(error, StopIteration) and self._spec.is_iterable:
                 self._has_ended = True
                 return TaskResult(
-                    generation, step, Kind.EXHAUSTED, None, None, len(bad), bad, None, notices
+                    generation, step, Kind.EXHAUSTED, None, None, len(bad), bad, notices=notices
                 )
             position = maker.position()
-            return TaskResult(generation, step, Kind.FAILED, error, position, 0, bad, None, notices)
+            return TaskResult(
+                generation, step, Kind.FAILED, error, position, bad=bad, notices=notices
+            )
         return TaskResult(
             generation,
             step,
@@ -183,7 +184,7 @@ class TaskRunner:
             self._take_notices(maker),
         )
 
-    def _take_times(self, is_measured: bool) -> TaskTimes:
+    def _take_times(self, is_measured: bool) -> bytes:
         if not is_measured:
             return self._status.take_times()
         num_bytes, pool_bytes, slot_ns = self._output.take_cost()

@@ -15,7 +15,6 @@ from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
 
-from penstock.engine.accounts import WorkerSettings
 from penstock.engine.backends import Backend, open_backend
 from penstock.engine.plan import RetryHints
 from penstock.engine.recover import NO_BATCH
@@ -42,6 +41,8 @@ from penstock.engine.scheduler import (
     WorkersChanged,
 )
 from penstock.engine.stream import BatchStream
+from penstock.engine.task import Kind
+from penstock.engine.timing import WorkerSettings
 from penstock.engine.worker_table import WorkerProgress
 from penstock.errors import ConfigError, TooManyFailures, WorkerDied, WorkerTimeout
 from penstock.faults import annotate
@@ -51,12 +52,12 @@ from penstock.warn import users_level
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from penstock.engine.accounts import Observer
     from penstock.engine.delivery_hook import DeliveryHook
     from penstock.engine.epoch import Epoch
     from penstock.engine.fault_log import FaultLog
     from penstock.engine.plan import BatchIndices, Plan
     from penstock.engine.task import TaskResult
+    from penstock.engine.timing import Observer
 
 __all__ = ["WorkerStream"]
 
@@ -297,32 +298,23 @@ class WorkerStream(BatchStream):
         self._epoch.progress.fail(step, worker_id, outcome.position)
 
     def _tell(self, observer: Observer, delivery: Deliver, num_ready: int) -> None:
-        outcome: TaskResult = delivery.outcome
+        made: TaskResult = delivery.outcome
         if not observer.measures:
-            num_samples = 0 if outcome.times is None else outcome.times.num_samples
-            workers = self._workers
-            self._observe_lightly(
-                observer, delivery.step, num_samples, workers.num_workers, self._lookahead
-            )
+            self._observe_lightly(observer, made, self._workers.num_workers, self._lookahead)
             return
-        record = self._clock.give(
-            self._epoch.number,
-            delivery.step,
-            delivery.worker_id,
-            outcome.pid,
-            outcome.times,
-            indices=None if self._plan.spec.is_iterable else delivery.indices,
-            num_failed=self._num_bad,
+        wanted = self._observe(
+            observer,
+            made,
+            delivery.indices,
+            worker_id=delivery.worker_id,
             num_ready=num_ready,
             num_workers=min(self._workers.num_workers, self._scheduler.num_at_work),
             lookahead=self._lookahead,
         )
-        wanted = self._observe(observer, record)
         # What was looked at ahead may have closed the stream; this batch is given all the same.
         if self._is_open and (self._to_add or (wanted is not None and wanted != self._workers)):
             with self._closed_on_error():
                 self._change_workers(wanted)
-        self._clock.take(record.given_ns)
 
     def _change_workers(self, workers: WorkerSettings | None) -> None:
         if workers is not None and workers != self._workers:
@@ -406,7 +398,7 @@ class WorkerStream(BatchStream):
             if self._overdue is not None:
                 return
         found = self._scheduler.peek()
-        if found is None or found[1].times is None:  # no batch: it is raised when it is asked for
+        if found is None or found[1].kind == Kind.FAILED:  # it is raised when it is asked for
             return
         step, outcome = found
         try:

@@ -4,10 +4,11 @@
 from __future__ import annotations
 
 import math
+from dataclasses import dataclass, fields
 from typing import TYPE_CHECKING, Final, Self
 
 if TYPE_CHECKING:
-    from penstock.engine.accounts import BatchRecord
+    from penstock.engine.timing import TimingRow
 
 __all__ = ["Costs"]
 
@@ -15,6 +16,7 @@ _NS: Final = 1e-9
 _CLOCK_ERROR: Final = 1.05
 
 
+@dataclass(slots=True)
 class Costs:
     """Sums over batches, and the means that follow. Seconds per batch, unless a name says more.
 
@@ -23,50 +25,31 @@ class Costs:
     the first one of each worker, which holds imports and opening files.
     """
 
-    __slots__ = (
-        "_busy2_ns2",
-        "_busy_ns",
-        "_consumer_ns",
-        "_cpu_ns",
-        "_cycle_ns",
-        "_idle_ns",
-        "_starved_ns",
-        "_trainer_cpu_ns",
-        "_trainer_starved_ns",
-        "_wall_ns",
-        "num_given",
-        "num_made",
-    )
+    num_given: int = 0
+    num_made: int = 0
+    _cycle_ns: int = 0
+    _consumer_ns: int = 0
+    _trainer_cpu_ns: int = 0
+    _trainer_starved_ns: int = 0
+    _busy_ns: int = 0
+    _busy2_ns2: int = 0
+    _cpu_ns: int = 0
+    _starved_ns: int = 0
+    _idle_ns: int = 0
+    _wall_ns: int = 0
 
-    def __init__(self) -> None:
-        """Count from nothing."""
-        self.num_given = 0
-        self.num_made = 0
-        self._cycle_ns = 0
-        self._consumer_ns = 0
-        self._trainer_cpu_ns = 0
-        self._trainer_starved_ns = 0
-        self._busy_ns = 0
-        self._busy2_ns2 = 0
-        self._cpu_ns = 0
-        self._starved_ns = 0
-        self._idle_ns = 0
-        self._wall_ns = 0
-
-    def add_given(self, record: BatchRecord) -> None:
+    def add_given(self, row: TimingRow) -> None:
         """Count what a batch was to the main process."""
         self.num_given += 1
-        self._cycle_ns += record.given_ns - record.asked_ns + record.consumer_ns
-        self._consumer_ns += record.consumer_ns
-        self._trainer_cpu_ns += record.trainer_cpu_ns
-        self._trainer_starved_ns += record.trainer_starved_ns or 0
+        self._cycle_ns += row.given_ns - row.asked_ns + row.consumer_ns
+        self._consumer_ns += row.consumer_ns
+        self._trainer_cpu_ns += row.trainer_cpu_ns
+        self._trainer_starved_ns += max(row.trainer_starved_ns, 0)
 
-    def add_made(self, record: BatchRecord) -> None:
+    def add_made(self, row: TimingRow) -> None:
         """Count what a batch was to its worker."""
-        times = record.times
-        cpu_ns = times.cpu_ns
-        starved_ns = times.starved_ns or 0
-        wall_ns = times.ended_ns - times.begun_ns
+        cpu_ns, starved_ns = row.cpu_ns, max(row.starved_ns, 0)
+        wall_ns = row.ended_ns - row.begun_ns
         # Time without a core says how many run, not what a batch takes. It is told by another
         # clock than the rest: what is left cannot be less than the CPU time of one thread.
         busy_ns = max(wall_ns - starved_ns, min(cpu_ns, wall_ns))
@@ -77,13 +60,13 @@ class Costs:
         self._busy2_ns2 += busy_ns * busy_ns
         self._cpu_ns += cpu_ns
         self._starved_ns += starved_ns
-        self._idle_ns += times.idle_ns
+        self._idle_ns += row.idle_ns
         self._wall_ns += wall_ns
 
     def __iadd__(self, other: Costs) -> Self:
         """Add the sums of others."""
-        for name in Costs.__slots__:
-            setattr(self, name, getattr(self, name) + getattr(other, name))
+        for field in fields(Costs):
+            setattr(self, field.name, getattr(self, field.name) + getattr(other, field.name))
         return self
 
     @property
@@ -115,17 +98,17 @@ class Costs:
     @property
     def worker_s(self) -> float:
         """A worker at one batch, were there always a core for it."""
-        return self._busy_ns * _NS / self.num_made if self.num_made else 0.0
+        return self._per_made(self._busy_ns)
 
     @property
     def worker_cpu_s(self) -> float:
         """CPU time of that; above `worker_s` where a worker has threads of its own."""
-        return self._cpu_ns * _NS / self.num_made if self.num_made else 0.0
+        return self._per_made(self._cpu_ns)
 
     @property
     def worker_starved_s(self) -> float:
         """A worker without a core, on top of `worker_s`."""
-        return self._starved_ns * _NS / self.num_made if self.num_made else 0.0
+        return self._per_made(self._starved_ns)
 
     @property
     def idle_share(self) -> float:
@@ -150,3 +133,6 @@ class Costs:
 
     def _per_given(self, total_ns: int) -> float:
         return total_ns * _NS / self.num_given if self.num_given else 0.0
+
+    def _per_made(self, total_ns: int) -> float:
+        return total_ns * _NS / self.num_made if self.num_made else 0.0

@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
 """Batch history: recent batches one by one, older ones as sums.
 
-    light ─────────────────────▶
-    add(record) ──▶ pending ──▶ fold ──▶ rows: the last 10,000 batches, 312 bytes each
-                                     ──▶ sums: of each epoch, and of the run
-                                     ──▶ samples: the slowest, costs per part, how often shown
+    light ──────────────────────▶
+    add(row) ──────▶ pending ──▶ fold ──▶ rows: the last 10,000 batches, 320 bytes each
+                                      ──▶ sums: of each epoch, and of the run
+                                      ──▶ samples: the slowest, costs per part, how often shown
 
 The *window* that verdicts are made by: the last 64 batches, or those of the last 10 seconds if
 these are more; 4,096 at most. After a change of workers it begins when all workers of the new one
@@ -33,28 +33,17 @@ from penstock.engine.backends import traits_of
 from penstock.errors import ConfigError
 from penstock.insight.lock import LockProbe
 from penstock.insight.plain import plain_text
-from penstock.insight.rows import (
-    AT,
-    Ring,
-    Sums,
-    light_rows,
-    mean_ready,
-    records_of,
-    rows_of,
-    window_of,
-    without_pauses,
-)
+from penstock.insight.rows import Ring, Sums, mean_ready, rows_of, window_of, without_pauses
 from penstock.insight.sources import SampleAccounts
 from penstock.insight.stats import SlowSample, Stats
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
-    from numpy.typing import NDArray
-
-    from penstock.engine.accounts import BatchRecord, EpochEnd
+    from penstock.engine.timing import EpochEnd, TimingRow
     from penstock.faults import Failure
     from penstock.insight.recording import Recording
+    from penstock.insight.rows import Rows
     from penstock.insight.stats import Change, Span, Verdict
 
 __all__ = ["History"]
@@ -72,14 +61,11 @@ class History:
         `add` from the main process's thread; everything else from any.
 
     Example:
-        >>> from penstock.engine.accounts import BatchRecord, TaskTimes
+        >>> from penstock.engine.timing import TimingRow
         >>> history = History()
-        >>> times = TaskTimes(begun_ns=0, ended_ns=9_000_000, fetch_ns=8_000_000)
         >>> for step in range(3):
-        ...     history.add(
-        ...         BatchRecord(0, step, 0, 1, 0, 6_000_000, 2_000_000, 0, None, 32, 0, None, 0, 1,
-        ...                     2, times)
-        ...     )
+        ...     history.add(TimingRow(step=step, given_ns=6_000_000, consumer_ns=2_000_000,
+        ...                           num_samples=32, num_workers=1, fetch_ns=8_000_000))
         >>> stats = history.stats(num_workers=1, prefetch_factor=2, cores=2.0)
         >>> stats.run.batches, stats.run.samples, round(stats.run.wait_share, 3)
         (3, 96, 0.75)
@@ -100,7 +86,7 @@ class History:
             dataset: Asked for the names of samples, its parts and its length, never for a sample.
                 None if nothing of that is wanted.
             backend: "serial", "process", "thread" or "ray"; 0 workers are always "serial".
-            keep: How many batches are kept one by one; 312 bytes each.
+            keep: How many batches are kept one by one; 320 bytes each.
             persistent_workers: Whether workers are kept from epoch to epoch; None if not known.
             judge: Returns the verdict; None is `penstock.insight.verdict.judge`.
 
@@ -115,7 +101,7 @@ class History:
         self._judge = judge
         self._probe = LockProbe() if traits_of(backend).shares_interpreter else None
         self._pending_samples = 0
-        self._pending: deque[BatchRecord] = deque()
+        self._pending: deque[tuple[TimingRow, object, bytes]] = deque()
         self.light: deque[tuple[int, ...]] = deque()
         self._lock = threading.Lock()
         self._rows = Ring(keep)
@@ -133,16 +119,16 @@ class History:
         self._since_ns: tuple[int, ...] = ()  # of the iterator that goes on, once there is one
         self._names: dict[object, str | None] = {}
 
-    def add(self, record: BatchRecord) -> None:
-        """Take note of a batch; below 3 us, but for calls that fold.
+    def add(self, row: TimingRow, indices: object = None, sample_us: bytes = b"") -> None:
+        """Take note of a batch (see `Observer.batch_given`); below 3 us, but for calls that fold.
 
         With threads a call may take 2 ms, or 5 ms where they hold the interpreter's lock, to find
         out about it; 1 % of the time, and somewhat more at the beginning.
         """
-        self._pending.append(record)
-        self._pending_samples += record.num_samples
-        if self._probe is not None and record.num_workers:
-            self._probe.look(record.given_ns)
+        self._pending.append((row, indices, sample_us))
+        self._pending_samples += row.num_samples
+        if self._probe is not None and row.num_workers:
+            self._probe.look(row.given_ns)
         # Whoever holds the lock is folding at this moment: there is nothing to wait for.
         if not (len(self._pending) >= _FOLD_AT or self._pending_samples >= _FOLD_AT_SAMPLES):
             return
@@ -191,32 +177,33 @@ class History:
         """Turn what is pending into rows and sums. Holds the lock."""
         light, pending = self.light, self._pending
         if light:  # they came before the others: who measures goes on to do so
-            self._keep(light_rows([light.popleft() for _ in range(len(light))], *self._since_ns))
-        records = [pending.popleft() for _ in range(len(pending))]
-        if not records:
+            self._keep(rows_of([light.popleft() for _ in range(len(light))], *self._since_ns))
+        if not pending:
             return
-        rows = rows_of(records, *self._since_ns)
-        rows[:, AT["is_workers_first"] :] = self._samples.fold(records)
+        told, indices, sample_us = zip(
+            *(pending.popleft() for _ in range(len(pending))), strict=True
+        )
+        rows = rows_of(told, *self._since_ns)
+        self._samples.fold(rows, indices, sample_us)
         self._keep(rows)
-        self._note_memory(records)
+        self._note_memory(rows)
 
-    def _keep(self, rows: NDArray[np.int64]) -> None:
-        begins = rows[:, AT["is_first"]] | rows[:, AT["is_workers_first"]]
-        rows[:, AT["first_wait_ns"]] = rows[:, AT["wait_ns"]] * begins
-        self._since_ns = (int(rows[-1, AT["since_ns"]]),)
+    def _keep(self, rows: Rows) -> None:
+        begins = rows["is_first"] | rows["is_workers_first"]
+        rows["first_wait_ns"] = rows["wait_ns"] * begins
+        self._since_ns = (int(rows["since_ns"][-1]),)
         self._rows.extend(rows)
         self._run.add(rows)
         if self._first_wait_ns is None:
-            self._first_wait_ns = int(rows[0, AT["wait_ns"]])
+            self._first_wait_ns = int(rows["wait_ns"][0])
         self._add_to_epochs(rows)
 
-    def _add_to_epochs(self, rows: NDArray[np.int64]) -> None:
-        epochs = rows[:, AT["epoch"]]
-        again = (rows[1:, AT["step"]] == 0) & (rows[1:, AT["is_first"]] == 1)
-        edges = (np.flatnonzero((np.diff(epochs) != 0) | again) + 1).tolist()
+    def _add_to_epochs(self, rows: Rows) -> None:
+        epochs = rows["epoch"]
+        again = (rows["step"] == 0) & (rows["is_first"] == 1)
+        edges = (np.flatnonzero((np.diff(epochs) != 0) | again[1:]) + 1).tolist()
         for start, stop in itertools.pairwise([0, *edges, len(rows)]):
-            is_again = rows[start, AT["step"]] == 0 and rows[start, AT["is_first"]]
-            self._begin_epoch(int(epochs[start]), is_again=bool(is_again))
+            self._begin_epoch(int(epochs[start]), is_again=bool(again[start]))
             self._epochs[self._epoch].add(rows[start:stop])
 
     def _begin_epoch(self, epoch: int, *, is_again: bool = False) -> None:
@@ -227,22 +214,21 @@ class History:
                 del self._epochs[next(iter(self._epochs))]
         self._epoch, self._is_over = epoch, False
 
-    def _note_memory(self, records: Sequence[BatchRecord]) -> None:
+    def _note_memory(self, rows: Rows) -> None:
         total = sum(self._pool_bytes.values())
-        for record in records:
-            worker_id, times = record.worker_id, record.times
-            total += times.pool_bytes - self._pool_bytes.get(worker_id, 0)
-            self._pool_bytes[worker_id] = times.pool_bytes
+        told = rows[["worker_id", "pool_bytes", "rss_bytes"]].tolist()
+        for worker_id, pool_bytes, rss_bytes in told:
+            total += pool_bytes - self._pool_bytes.get(worker_id, 0)
+            self._pool_bytes[worker_id] = pool_bytes
             self._peak_pool_bytes = max(self._peak_pool_bytes, total)
-            if times.rss_bytes > self._rss_bytes.get(worker_id, 0):
-                self._rss_bytes[worker_id] = times.rss_bytes
+            if rss_bytes > self._rss_bytes.get(worker_id, 0):
+                self._rss_bytes[worker_id] = rss_bytes
 
-    def records(self) -> list[BatchRecord]:
-        """Return the batches that are kept, the oldest first: without indices and sample times."""
+    def rows(self) -> Rows:
+        """Return the batches that are kept, the oldest first; a copy."""
         with self._lock:
             self._fold()
-            rows = self._rows.last()
-        return records_of(rows)
+            return self._rows.last()
 
     def epochs(self) -> dict[int, Span]:
         """Return the sums of each epoch, by its number, of the last 1,000 at most."""
@@ -275,9 +261,9 @@ class History:
             self._fold()
             rows = window_of(self._rows.last(_MOST_IN_WINDOW))
             num_recent = len(rows)
-            measured = rows[:, AT["is_measured"]] > 0
+            measured = rows["is_measured"] > 0
             if is_measured := bool(measured.any()):
-                rows = rows[measured]
+                rows = rows.take(np.flatnonzero(measured))
             sources = self._samples.sources(len(rows))
             slowest = self._samples.slowest()
             epoch, run = self._epochs.get(self._epoch, Sums()).span(), self._run.span()
@@ -299,10 +285,10 @@ class History:
             else judge(
                 steady,
                 # Workers that were added a moment ago have made none of these yet.
-                num_workers=int(rows[-1, AT["num_workers"]]) if len(rows) else num_workers,
+                num_workers=int(rows["num_workers"][-1]) if len(rows) else num_workers,
                 cores=cores,
                 num_ready=num_ready,
-                lookahead=int(rows[-1, AT["lookahead"]]) if len(rows) else 0,
+                lookahead=int(rows["lookahead"][-1]) if len(rows) else 0,
                 sources=sources,
                 slowest=slowest,
                 backend=backend,
@@ -336,10 +322,10 @@ class History:
             first_batch_s=first_wait_ns / 1e9,
         )
 
-    def _lock_share(self, rows: NDArray[np.int64]) -> float | None:
+    def _lock_share(self, rows: Rows) -> float | None:
         if self._probe is None or not len(rows):
             return None
-        return self._probe.share(int(rows[0, AT["given_ns"]]))
+        return self._probe.share(int(rows["given_ns"][0]))
 
     def _named(self, slowest: tuple[SlowSample, ...]) -> tuple[SlowSample, ...]:
         """Give samples the names that the dataset has for them, each asked for once."""
@@ -389,12 +375,11 @@ class History:
             rows = self._rows.last()
             shown = None if self._samples.shown is None else self._samples.shown.copy()
             epochs = {number: sums.span() for number, sums in self._epochs.items()}
-        columns = {name: rows[:, at].tolist() for name, at in AT.items()}
         return make_recording(
             settings,
             failures,
             stats,
-            columns=columns,
+            rows=rows,
             epochs=epochs,
             shown=shown,
             dataset=self._dataset,

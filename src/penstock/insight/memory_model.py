@@ -13,7 +13,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Final
 
 if TYPE_CHECKING:
-    from penstock.engine.accounts import BatchRecord
+    from penstock.engine.timing import TimingRow
 
 __all__ = ["WORKER_BYTES", "MemoryModel"]
 
@@ -37,15 +37,14 @@ class MemoryModel:
         self._is_forked = is_forked
         self._at_first: dict[int, int] = {}  # by process
 
-    def add(self, record: BatchRecord) -> None:
+    def add(self, row: TimingRow) -> None:
         """Take note of a batch."""
-        times = record.times
-        if times.num_bytes > self.batch_bytes:
-            self.batch_bytes = times.num_bytes
-        if times.rss_bytes and self.own_bytes:
-            own_bytes = times.rss_bytes - times.pool_bytes  # slots are counted by batches
+        if row.num_bytes > self.batch_bytes:
+            self.batch_bytes = row.num_bytes
+        if row.rss_bytes and self.own_bytes:
+            own_bytes = row.rss_bytes - row.pool_bytes  # slots are counted by batches
             if self._is_forked:
-                own_bytes += WORKER_BYTES - self._at_first.setdefault(record.pid, own_bytes)
+                own_bytes += WORKER_BYTES - self._at_first.setdefault(row.pid, own_bytes)
             if own_bytes > self.own_bytes:
                 self.own_bytes = own_bytes
 

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Monitor of a loader: records every batch, for stats, report, trace and autotuning.
 
-Stream ── BatchRecord ──▶ Monitor ──▶ History      stats(), report(), trace()
+Stream ── TimingRow ────▶ Monitor ──▶ History      stats(), report(), trace()
        ◀── WorkerSettings ─────────    │  ├───▶ Tuner        num_workers="auto"
                              │  └───▶ ProgressBar  progress=True
                              └──────▶ subscribers  subscribe(callback)
@@ -33,9 +33,9 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence
     from pathlib import Path
 
-    from penstock.engine.accounts import BatchRecord, EpochEnd, WorkerSettings
     from penstock.engine.epoch import Epoch
     from penstock.engine.fault_log import FaultLog
+    from penstock.engine.timing import EpochEnd, TimingRow, WorkerSettings
     from penstock.faults import Failure
     from penstock.insight.progress import ProgressBar
     from penstock.insight.recording import Recording
@@ -206,38 +206,40 @@ class Monitor:
 
     @property
     def light(self) -> deque[tuple[int, ...]]:
-        """See `penstock.engine.accounts.Observer`."""
+        """See `penstock.engine.timing.Observer`."""
         return self._history.light
 
     def fold(self) -> None:
-        """See `penstock.engine.accounts.Observer`."""
+        """See `penstock.engine.timing.Observer`."""
         self._history.fold()
 
     def batches_are_long(self) -> None:
-        """See `penstock.engine.accounts.Observer`."""
+        """See `penstock.engine.timing.Observer`."""
         self.measure()
 
     def measure(self) -> None:
         """Measure from now on, unless the user has said "light": somebody wants to know."""
         self.measures = self.measures or self._may_measure
 
-    def batch_given(self, record: BatchRecord, epoch: Epoch) -> WorkerSettings | None:
-        """See `penstock.engine.accounts.Observer`."""
-        self._history.add(record)
+    def batch_given(
+        self, row: TimingRow, indices: object, sample_us: bytes, epoch: Epoch
+    ) -> WorkerSettings | None:
+        """See `penstock.engine.timing.Observer`."""
+        self._history.add(row, indices, sample_us)
         # Of several iterators at once, one shows its progress and has its workers chosen.
         is_newest = epoch is self._newest
         if self._bar is not None and is_newest:
-            self._bar.advance(record, record.num_failed)
+            self._bar.advance(row)
         for subscriber in self._subscribers:
-            if record.given_ns >= subscriber.next_ns:
-                subscriber.next_ns = record.given_ns + subscriber.every_ns
+            if row.given_ns >= subscriber.next_ns:
+                subscriber.next_ns = row.given_ns + subscriber.every_ns
                 self._call(subscriber)
-        return self._tune(self._tuner, record) if self._tuner is not None and is_newest else None
+        return self._tune(self._tuner, row) if self._tuner is not None and is_newest else None
 
-    def _tune(self, tuner: Tuner, record: BatchRecord) -> WorkerSettings | None:
-        workers = tuner.observe(record)
+    def _tune(self, tuner: Tuner, row: TimingRow) -> WorkerSettings | None:
+        workers = tuner.observe(row)
         if workers is not None:
-            self._history.note_change(Change(record.epoch, record.step, *workers, tuner.reason))
+            self._history.note_change(Change(row.epoch, row.step, *workers, tuner.reason))
             _log.info("%d workers, prefetch_factor %d: %s", *workers, tuner.reason)
         return workers
 
@@ -246,7 +248,7 @@ class Monitor:
         self._history.note_replacement()
 
     def epoch_ended(self, epoch: Epoch, end: EpochEnd) -> None:
-        """See `penstock.engine.accounts.Observer`."""
+        """See `penstock.engine.timing.Observer`."""
         self._history.epoch_ended(epoch.number, end)
         if self._bar is not None and epoch is self._newest:
             self._bar.add_failed(end.num_failed)
@@ -255,7 +257,7 @@ class Monitor:
             self._call(subscriber)
 
     def epoch_left(self, epoch: Epoch) -> None:
-        """See `penstock.engine.accounts.Observer`; another iterator may have begun since."""
+        """See `penstock.engine.timing.Observer`; another iterator may have begun since."""
         if self._newest is epoch:
             self._newest = None
             if self._bar is not None:

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from rich.console import Console
     from rich.text import Text
 
-    from penstock.engine.accounts import BatchRecord
+    from penstock.engine.timing import TimingRow
 
 __all__ = ["ProgressBar", "Surface", "open_progress"]
 
@@ -141,21 +141,15 @@ class ProgressBar:
         """Count bad samples."""
         self._failed += number
 
-    def advance(self, record: BatchRecord, failed: int) -> None:
-        """Count a batch, and draw the bar if a tenth of a second has gone by.
-
-        Args:
-            record: Of the batch.
-            failed: How many bad samples the batch had that were not met before.
-        """
-        given_ns = record.given_ns
+    def advance(self, row: TimingRow) -> None:
+        """Count a batch, and draw the bar if a tenth of a second has gone by."""
+        self._given_ns = given_ns = row.given_ns
         self._done += 1
-        self._samples += record.num_samples
-        self._wait_ns += given_ns - record.asked_ns
-        self.add_failed(failed)
-        self._given_ns = given_ns
+        self._samples += row.num_samples
+        self._wait_ns += given_ns - row.asked_ns
+        self._failed += row.num_failed
         if given_ns >= self._draw_at_ns:
-            self._draw(record)
+            self._draw(row)
 
     def end(self) -> None:
         """Draw the bar for the last time; nothing happens if that was done."""
@@ -175,10 +169,10 @@ class ProgressBar:
             self._drawn = state, capture.get()
         return self._drawn[1]
 
-    def _draw(self, record: BatchRecord) -> None:
+    def _draw(self, row: TimingRow) -> None:
         self._draw_at_ns = self._given_ns + self._surface.interval_ns
         if not self._moments:
-            self._moments.append(_Moment(record.asked_ns, self._first, 0, 0))
+            self._moments.append(_Moment(row.asked_ns, self._first, 0, 0))
             self._begun = self._moments[0]
         self._moments.append(self._now())
         # One that is older stays, so that the window is never shorter.

@@ -9,7 +9,7 @@ import typing
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from importlib import metadata
-from typing import Any, Final, Self
+from typing import TYPE_CHECKING, Any, Final, Self
 
 import numpy as np
 
@@ -19,6 +19,9 @@ from penstock.errors import ConfigError
 from penstock.faults import Failure, text_of
 from penstock.insight.plain import JSON, key_of_sample, plain, plain_text, read_versioned
 from penstock.insight.stats import Span, Stats  # noqa: TC001 - `from_json` asks for the types
+
+if TYPE_CHECKING:
+    from penstock.insight.rows import Rows
 
 __all__ = [
     "JSON",
@@ -151,8 +154,8 @@ class Recording:
             "trainer_cpu_ns", "trainer_starved_ns", "samples", "failed", "ready", "num_workers",
             "lookahead", "begun_ns", "ended_ns", "idle_ns", "fetch_ns", "read_ns", "collate_ns",
             "send_ns", "slot_ns", "cpu_ns", "starved_ns", "bytes", "pool_bytes", "rss_bytes", as
-            `BatchRecord` and `TaskTimes` have them. Moments count from the first of all. Times
-            starved are None where the system does not say.
+            `TimingRow` has them. Moments count from the first of all. Times starved are None where
+            the system does not say.
         epochs: Sums of each epoch, in the order in which they began; the last 1,000 at most.
         failures: Samples that failed.
         classes: None where the dataset does not tell its classes.
@@ -220,7 +223,7 @@ def make_recording(
     failures: Sequence[Failure],
     stats: Stats,
     *,
-    columns: Mapping[str, list[int]],
+    rows: Rows,
     epochs: Mapping[int, Span],
     shown: np.typing.NDArray[np.uint32] | None,
     dataset: object,
@@ -232,8 +235,7 @@ def make_recording(
         settings: Of the loader, by name.
         failures: Samples that failed.
         stats: Sums and verdict.
-        columns: Of the batches that were kept, by the names of `BatchRecord` and `TaskTimes`, with
-            moments of the clock, and -1 for times that are not known.
+        rows: Of the batches that were kept.
         epochs: Sums by the number of the epoch.
         shown: How often each sample was asked for, shape (len(dataset),); None if not counted.
         dataset: Asked for its classes.
@@ -244,7 +246,7 @@ def make_recording(
     return Recording(
         settings=found,
         stats=_with_plain_keys(stats),
-        batches=_batches(columns),
+        batches=_batches(rows),
         epochs=tuple(EpochSpan(number, span) for number, span in epochs.items()),
         failures=tuple(_failed(failure) for failure in failures),
         classes=_balance(dataset, shown),
@@ -258,7 +260,8 @@ def _with_plain_keys(stats: Stats) -> Stats:
     return replace(stats, slowest=slowest, verdict=verdict)
 
 
-def _batches(columns: Mapping[str, list[int]]) -> dict[str, list[int | None]]:
+def _batches(rows: Rows) -> dict[str, list[int | None]]:
+    columns = {name: rows[name].tolist() for name in _COLUMNS}
     # A batch of which nothing is known, as no worker told, has moments of 0.
     start = min((moment for name in _MOMENTS for moment in columns[name] if moment), default=0)
     batches: dict[str, list[int | None]] = {}

@@ -8,7 +8,7 @@ Approximations
     What is measured of a task is how long each stage took in all, not when: samples are read and
     computed in turn. Stages are drawn one after the other from the moment at which the task was
     taken up; what is left until its end belongs to none. Reading and computing are told apart by
-    CPU time (see `penstock.engine.accounts`).
+    CPU time (see `penstock.engine.timing`).
     "Send" is drawn without the message of the batch before, which is part of its sums.
 """
 

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
-    from penstock.engine.accounts import BatchRecord
+    from penstock.insight.rows import Rows
 
 __all__ = ["SampleAccounts", "integer_indices"]
 
@@ -79,45 +79,42 @@ class SampleAccounts:
         """
         return self._shown
 
-    def fold(self, records: Sequence[BatchRecord]) -> NDArray[np.int64]:
-        """Take note of the samples of some batches.
+    def fold(self, rows: Rows, indices: Sequence[object], sample_us: Sequence[bytes]) -> None:
+        """Take note of the samples of some batches, in the fields of their rows as well.
 
         Times of a worker's first batch are left out, and those of batches for which no core was
         free: they tell nothing of the samples.
 
-        Returns:
-            Shape (batches, 5), int64: whether it is its worker's first, samples timed, what they
-            took in microseconds, slow ones among them, what these took.
+        Args:
+            rows: Of the batches.
+            indices: Of each, the keys of its samples.
+            sample_us: Of each, the times of its samples.
         """
         if not self._is_known:
             self._look_at_dataset()
-        if self._shown is not None and _are_too_quick(records):
+        if self._shown is not None and _are_too_quick(rows):
             self._shown = None
-        first = [self._is_first_of_worker(record) for record in records]
-        timed = [
-            b"" if is_first or _was_starved(record) else record.times.sample_us
-            for is_first, record in zip(first, records, strict=True)
-        ]
-        sizes = np.array([len(of_batch) // 4 for of_batch in timed], np.int64)
+        workers = zip(rows["worker_id"].tolist(), rows["pid"].tolist(), strict=True)
+        rows["is_workers_first"] = [self._is_first_of_worker(*worker) for worker in workers]
+        took_ns = rows["ended_ns"] - rows["begun_ns"]
+        tells_nothing = (rows["is_workers_first"] > 0) | (_STARVED * rows["starved_ns"] > took_ns)
+        timed = [b"" if no else us for no, us in zip(tells_nothing, sample_us, strict=True)]
+        rows["timed"] = sizes = np.array([len(us) // 4 for us in timed], np.int64)
         took_us = np.frombuffer(b"".join(timed), np.uint32).astype(np.int64)
         if self._parts is not None or self._shown is not None:
-            self._fold_indices(records, sizes, took_us)
-        found = np.zeros((len(records), 5), np.int64)
-        found[:, 0] = first
+            self._fold_indices(indices, sizes, took_us)
         if not len(took_us):
-            return found
+            return
         if len(took_us) >= _FEWEST_FOR_MEDIAN or not self._typical_us:
             self._typical_us = float(np.median(took_us))
-        self._note_slowest(records, sizes, took_us)
+        self._note_slowest(rows, indices, took_us)
         slow = took_us >= max(SLOW_FACTOR * self._typical_us, SLOW_US)
-        found[:, 1] = sizes
-        for column, of_samples in enumerate((took_us, slow, took_us * slow), 2):
-            found[:, column] = _sums(of_samples, sizes)
-        return found
+        told = ("timed_us", took_us), ("slow", slow), ("slow_us", took_us * slow)
+        for name, of_samples in told:
+            rows[name] = _sums(of_samples, sizes)
 
-    def _is_first_of_worker(self, record: BatchRecord) -> bool:
+    def _is_first_of_worker(self, worker_id: int, pid: int) -> bool:
         """Whether a batch may have cost what its samples do not: opening files, importing."""
-        worker_id, pid = record.worker_id, record.pid
         if self._pids.get(worker_id) == pid:
             return False
         self._pids[worker_id] = pid
@@ -136,9 +133,9 @@ class SampleAccounts:
             self._shown = None
 
     def _fold_indices(
-        self, records: Sequence[BatchRecord], sizes: NDArray[np.int64], took_us: NDArray[np.int64]
+        self, indices: Sequence[object], sizes: NDArray[np.int64], took_us: NDArray[np.int64]
     ) -> None:
-        listed = [integer_indices(r.indices) for r in records]
+        listed = [integer_indices(keys) for keys in indices]
         known = [array for array in listed if array is not None]
         if self._shown is not None and known:
             self._count(np.concatenate(known))
@@ -160,11 +157,11 @@ class SampleAccounts:
             cost_us = took_us[np.repeat(fits, sizes)]
             sums[0] = np.bincount(parts, minlength=sums.shape[1])
             sums[1] = np.bincount(parts, cost_us, sums.shape[1])
-        if self._chunks and self._chunks[-1][0] + len(records) <= _CHUNK:
+        if self._chunks and self._chunks[-1][0] + len(listed) <= _CHUNK:
             num_batches, before = self._chunks.pop()
-            self._chunks.append((num_batches + len(records), before + sums))
+            self._chunks.append((num_batches + len(listed), before + sums))
         else:
-            self._chunks.append((len(records), sums))
+            self._chunks.append((len(listed), sums))
         del self._chunks[:-_MOST_CHUNKS]
 
     def _count(self, indices: NDArray[np.int64]) -> None:
@@ -176,32 +173,27 @@ class SampleAccounts:
         np.add.at(shown, indices, np.uint32(1))  # 30 times as fast as with another type
 
     def _note_slowest(
-        self,
-        records: Sequence[BatchRecord],
-        sizes: NDArray[np.int64],
-        took_us: NDArray[np.int64],
+        self, rows: Rows, indices: Sequence[object], took_us: NDArray[np.int64]
     ) -> None:
         floor = 0
         if len(self._slowest) >= _MOST_SLOWEST:
             floor = min(us for us, _ in self._slowest.values())
         # Of a key that is slow again and again only the worst counts: so more are looked at.
         most = min(4 * _MOST_SLOWEST, len(took_us))
-        ends = np.cumsum(sizes)
+        ends, batches = np.cumsum(rows["timed"]), rows[["epoch", "step", "worker_id"]]
         for flat in np.argpartition(took_us, len(took_us) - most)[-most:].tolist():
             if (us := int(took_us[flat])) > floor:
                 number = int(np.searchsorted(ends, flat, side="right"))
-                place = flat - int(ends[number] - sizes[number])
-                self._note_slow(records[number], place, int(sizes[number]), us)
+                size = int(rows["timed"][number])
+                place = flat - int(ends[number]) + size
+                index = _index_at(indices[number], place, size)
+                epoch, step, worker_id = batches[number].item()
+                key = (epoch, step, place) if index is None else _hashable(index)
+                if us > self._slowest.get(key, (0,))[0]:
+                    sample = SlowSample(index, None, us / 1e6, epoch, step, worker_id)
+                    self._slowest[key] = us, sample
         ranked = sorted(self._slowest.items(), key=lambda item: -item[1][0])
         self._slowest = dict(ranked[:_MOST_SLOWEST])
-
-    def _note_slow(self, record: BatchRecord, place: int, size: int, us: int) -> None:
-        index = _index_at(record.indices, place, size)
-        key: Hashable = (record.epoch, record.step, place) if index is None else _hashable(index)
-        known = self._slowest.get(key)
-        if known is None or known[0] < us:
-            sample = SlowSample(index, None, us / 1e6, record.epoch, record.step, record.worker_id)
-            self._slowest[key] = us, sample
 
     def slowest(self) -> tuple[SlowSample, ...]:
         """Return the samples that took longest, each once, the longest first; without names."""
@@ -225,16 +217,11 @@ class SampleAccounts:
         return tuple(sorted(found, key=lambda source: -source.mean_s))
 
 
-def _are_too_quick(records: Sequence[BatchRecord]) -> bool:
+def _are_too_quick(rows: Rows) -> bool:
     """Return whether counting samples would take some per cent of the time."""
-    num = sum(record.num_samples for record in records)
-    took_ns = records[-1].given_ns - records[0].asked_ns + records[0].consumer_ns
+    num = int(rows["num_samples"].sum())
+    took_ns = int(rows["given_ns"][-1] - rows["asked_ns"][0] + rows["consumer_ns"][0])
     return num >= _FEWEST_FOR_RATE and num * _QUICKEST_COUNTED_NS > took_ns
-
-
-def _was_starved(record: BatchRecord) -> bool:
-    times = record.times
-    return _STARVED * (times.starved_ns or 0) > times.ended_ns - times.begun_ns
 
 
 def _sums(of_samples: NDArray[Any], sizes: NDArray[np.int64]) -> NDArray[np.int64]:

@@ -6,7 +6,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Final
 
 if TYPE_CHECKING:
-    from penstock.engine.accounts import BatchRecord, WorkerSettings
+    from penstock.engine.timing import TimingRow, WorkerSettings
 
 __all__ = ["SteadyState"]
 
@@ -45,36 +45,36 @@ class SteadyState:
         self._seen = {}
         self._waited_ns = self._passed_ns = self._num = 0
 
-    def is_steady(self, record: BatchRecord) -> bool:
+    def is_steady(self, row: TimingRow) -> bool:
         """Return whether a batch counts; to be asked for each."""
-        if record.epoch != self._epoch or not record.consumer_ns:  # of another iterator
+        if row.epoch != self._epoch or not row.consumer_ns:  # of another iterator
             # Of a short epoch something must be left.
             short = self._in_epoch // 4 if self._epoch is not None else self._lookahead
             self._left = max(self._left, min(self._lookahead, short))
-            self._epoch = record.epoch
+            self._epoch = row.epoch
             self._in_epoch = 0
         self._in_epoch += 1
         if self._left:
             self._left -= 1
         if self._missing:
-            self._note(record)
+            self._note(row)
         return not self._left and not self._missing
 
-    def _note(self, record: BatchRecord) -> None:
+    def _note(self, row: TimingRow) -> None:
         if self._changed_ns is None:
-            self._changed_ns = record.asked_ns
+            self._changed_ns = row.asked_ns
         seen = self._seen
-        seen[record.worker_id] = seen.get(record.worker_id, 0) + 1
+        seen[row.worker_id] = seen.get(row.worker_id, 0) + 1
         self._num += 1
-        if not self._left and record.consumer_ns:
-            self._waited_ns += record.given_ns - record.asked_ns
-            self._passed_ns += record.given_ns - record.asked_ns + record.consumer_ns
+        if not self._left and row.consumer_ns:
+            self._waited_ns += row.given_ns - row.asked_ns
+            self._passed_ns += row.given_ns - row.asked_ns + row.consumer_ns
         are_there = sum(num >= 2 for num in seen.values()) >= self._missing
-        if are_there or (self._num >= 2 * self._lookahead + 8 and self._is_vain(record)):
+        if are_there or (self._num >= 2 * self._lookahead + 8 and self._is_vain(row)):
             self._missing = 0
 
-    def _is_vain(self, record: BatchRecord) -> bool:
+    def _is_vain(self, row: TimingRow) -> bool:
         """Return whether missing workers need not be waited for: too late, or nothing to do."""
         assert self._changed_ns is not None
-        is_late = record.given_ns - self._changed_ns > _LONGEST_START_NS
+        is_late = row.given_ns - self._changed_ns > _LONGEST_START_NS
         return is_late or self._waited_ns <= _RARE_WAIT * self._passed_ns

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Final
 from penstock.insight.batch_costs import Costs
 
 if TYPE_CHECKING:
-    from penstock.engine.accounts import WorkerSettings
+    from penstock.engine.timing import WorkerSettings
 
 __all__ = ["Trials"]
 

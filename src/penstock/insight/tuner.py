@@ -28,7 +28,7 @@ from __future__ import annotations
 import math
 from typing import TYPE_CHECKING, Final
 
-from penstock.engine.accounts import WorkerSettings
+from penstock.engine.timing import WorkerSettings
 from penstock.insight.batch_costs import Costs
 from penstock.insight.drift import DriftDetector
 from penstock.insight.memory_model import MemoryModel
@@ -39,7 +39,7 @@ from penstock.insight.units import amount
 from penstock.plural import counted
 
 if TYPE_CHECKING:
-    from penstock.engine.accounts import BatchRecord
+    from penstock.engine.timing import TimingRow
     from penstock.insight.budgets import Limits
 
 __all__ = ["Tuner"]
@@ -136,22 +136,22 @@ class Tuner:
         self._is_second_look = False
         self._most_before = 0  # batches that may be left out before the window begins
 
-    def observe(self, record: BatchRecord) -> WorkerSettings | None:
+    def observe(self, row: TimingRow) -> WorkerSettings | None:
         """Take note of a batch; returns other settings if there are to be any, else None."""
-        self._memory.add(record)
-        worker = (record.worker_id, record.pid)
-        is_steady = self._steady.is_steady(record)
+        self._memory.add(row)
+        worker = (row.worker_id, row.pid)
+        is_steady = self._steady.is_steady(row)
         if worker not in self._known_workers:
             self._known_workers.add(worker)
         elif is_steady:
-            self._now.add_made(record)
+            self._now.add_made(row)
         # An iterator's first has no time of the main process's before it.
-        if not is_steady or not record.consumer_ns or not self._is_begun(record):
+        if not is_steady or not row.consumer_ns or not self._is_begun(row):
             return None
-        self._now.add_given(record)
-        return self._judge() if self._is_full(record) else None
+        self._now.add_given(row)
+        return self._judge() if self._is_full(row) else None
 
-    def _is_begun(self, record: BatchRecord) -> bool:
+    def _is_begun(self, row: TimingRow) -> bool:
         """Return whether the window has begun, which it does after a batch that was waited for.
 
         Workers that began together end together. A window that begins and ends when nothing lies
@@ -159,14 +159,14 @@ class Tuner:
         """
         if self._most_before == 0:
             return True
-        self._most_before = 0 if _is_waited_for(record) else self._most_before - 1
+        self._most_before = 0 if _is_waited_for(row) else self._most_before - 1
         return False
 
-    def _is_full(self, record: BatchRecord) -> bool:
+    def _is_full(self, row: TimingRow) -> bool:
         now, size = self._now, self._window
         if now.num_given < size or now.num_made < size // 2:
             return False
-        return _is_waited_for(record) or now.num_given >= size + self.workers.num_workers
+        return _is_waited_for(row) or now.num_given >= size + self.workers.num_workers
 
     @property
     def _window(self) -> int:
@@ -401,8 +401,8 @@ class Tuner:
         self._most_before = workers.num_workers
 
 
-def _is_waited_for(record: BatchRecord) -> bool:
-    return record.given_ns - record.asked_ns > _A_WAIT_NS
+def _is_waited_for(row: TimingRow) -> bool:
+    return row.given_ns - row.asked_ns > _A_WAIT_NS
 
 
 def _named(workers: WorkerSettings) -> str:

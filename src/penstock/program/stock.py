@@ -30,7 +30,7 @@ from torch.utils.data.dataloader import (
 )
 
 from penstock.data.dataset import length_of
-from penstock.engine.accounts import BatchRecord, EpochEnd, TaskTimes
+from penstock.engine.timing import EpochEnd, TimingRow
 from penstock.insight.budgets import cores_of_rank
 from penstock.insight.history import History
 from penstock.insight.monitor import Accounts, settings_of
@@ -48,7 +48,6 @@ __all__ = ["StockMonitor", "watch"]
 # Attributes set on torch's iterators, which cannot be pickled and live as long as their loop.
 _ASKED: Final = "_penstock_asked"
 _CLOCK: Final = "_penstock_clock"
-_UNKNOWN: Final = TaskTimes(0, 0)
 
 
 def watch(watcher: Callable[[StockMonitor, Any], object]) -> None:
@@ -137,25 +136,17 @@ class _Clock:
         consumer_ns = asked_ns - self._taken_ns if self._taken_ns else 0
         if num_samples is None:
             num_samples = (self._size_of and self._size_of(batch)) or self._batch_size
-        record = BatchRecord(
-            epoch=self._epoch,
-            step=self._step,
-            worker_id=0,
-            pid=0,
+        row = TimingRow(
             asked_ns=asked_ns - self._starting_ns,
             given_ns=now,
             consumer_ns=consumer_ns,
-            trainer_cpu_ns=0,
-            trainer_starved_ns=None,
-            num_samples=num_samples,
-            num_failed=0,
-            indices=None,
-            num_ready=0,
+            epoch=self._epoch,
+            step=self._step,
             num_workers=self._num_workers,
             lookahead=self._lookahead,
-            times=_UNKNOWN,
+            num_samples=num_samples,
         )
-        self._monitor.history.add(record)
+        self._monitor.history.add(row)
         self._step += 1
         self._starting_ns = 0
         self._taken_ns = now
@@ -166,8 +157,7 @@ class _Clock:
 
     def end(self, asked_ns: int) -> None:
         consumer_ns = asked_ns - self._taken_ns if self._taken_ns else 0
-        end = EpochEnd(self._epoch, asked_ns, time.monotonic_ns(), consumer_ns, 0, None)
-        self._monitor.history.epoch_ended(self._epoch, end)
+        self._monitor.history.epoch_ended(self._epoch, EpochEnd(asked_ns, consumer_ns))
 
 
 def _noted(init: Callable[..., None], monitor_of: Callable[[Any], object]) -> Any:  # noqa: ANN401

@@ -29,6 +29,7 @@ from penstock.engine.pickling import own_copy
 from penstock.engine.status_page import Phase
 from penstock.engine.task import Kind, Notices, Task
 from penstock.engine.task_runner import TaskRunner
+from penstock.engine.timing import WORKERS_PART
 from penstock.engine.user_frames import stack_of_error
 from penstock.engine.worker_table import KnownWorker
 from penstock.forks import Owner
@@ -264,8 +265,7 @@ class ThreadWorker(KnownWorker):
             notices = result.notices or Notices()
             drawings = *notices.drawings, *watch.found
             result.notices = notices._replace(drawings=drawings)
-        if result.times is not None:
-            result.times = result.times._replace(sample_us=b"")
+        result.times = result.times[: WORKERS_PART.size]
 
 
 def _leave(error: BaseException | None) -> NoReturn:

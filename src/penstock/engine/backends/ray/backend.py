@@ -368,7 +368,7 @@ class RayBackend:
             result.unpack = functools.partial(open_parcel, answer.parcel, self._memory)
         elif result.kind == Kind.EMPTY:
             result.payload = NO_BATCH
-        if result.times is not None and result.times.begun_ns:
+        if result.times is not None:
             span = {"sent_ns": come.call.sent_ns, "received_ns": come.received_ns}
             result.times = worker.clock.by_ours(result.times, **span)
         return self._table.accept(worker, result)

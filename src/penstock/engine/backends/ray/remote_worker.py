@@ -19,13 +19,13 @@ from penstock.engine.backends.ray.worker import Answer
 from penstock.engine.plan import RetryHints, dataset_keys
 from penstock.engine.status_page import Phase, StatusSnapshot
 from penstock.engine.task import BeginEpoch, encode_message
+from penstock.engine.timing import replaced, row_of_worker
 from penstock.engine.worker_table import KnownWorker
 
 if TYPE_CHECKING:
     import queue
     from collections.abc import Iterator
 
-    from penstock.engine.accounts import TaskTimes
     from penstock.engine.backends.ray.worker import Hello
     from penstock.engine.plan import WorkerSpec
     from penstock.engine.task import Task
@@ -383,10 +383,11 @@ class WorkerClock:
     quickest round trip at most.
 
     Example:
-        >>> from penstock.engine.accounts import TaskTimes
+        >>> from penstock.engine.timing import NO_TIMES
         >>> clock = WorkerClock()
-        >>> told = clock.by_ours(TaskTimes(1000, 1600), sent_ns=70_000, received_ns=70_800)
-        >>> told.begun_ns, told.ended_ns
+        >>> times = replaced(NO_TIMES, begun_ns=1000, ended_ns=1600)
+        >>> row = row_of_worker(clock.by_ours(times, sent_ns=70_000, received_ns=70_800))
+        >>> row.begun_ns, row.ended_ns
         (70100, 70700)
     """
 
@@ -395,15 +396,18 @@ class WorkerClock:
         self._least_ns = -math.inf
         self._most_ns = math.inf
 
-    def by_ours(self, times: TaskTimes, *, sent_ns: int, received_ns: int) -> TaskTimes:
-        """Return the times of a task by our clock.
+    def by_ours(self, times: bytes, *, sent_ns: int, received_ns: int) -> bytes:
+        """Return the times of a task by our clock; those of one that was not measured as they are.
 
         Args:
-            times: By the worker's clock.
+            times: By the worker's clock; see `penstock.engine.timing`.
             sent_ns: When the task was sent, by ours.
             received_ns: When its batch had come, by ours.
         """
-        least_ns, most_ns = sent_ns - times.begun_ns, received_ns - times.ended_ns
+        row = row_of_worker(times)
+        if not row.begun_ns:
+            return times
+        least_ns, most_ns = sent_ns - row.begun_ns, received_ns - row.ended_ns
         self._least_ns = max(self._least_ns, least_ns)
         self._most_ns = min(self._most_ns, most_ns)
         if self._least_ns > self._most_ns:  # a clock was set, or drifts: what is new counts
@@ -411,6 +415,4 @@ class WorkerClock:
         if self._least_ns <= 0 <= self._most_ns:
             return times
         ahead_ns = int(self._least_ns + self._most_ns) // 2
-        return times._replace(
-            begun_ns=times.begun_ns + ahead_ns, ended_ns=times.ended_ns + ahead_ns
-        )
+        return replaced(times, begun_ns=row.begun_ns + ahead_ns, ended_ns=row.ended_ns + ahead_ns)

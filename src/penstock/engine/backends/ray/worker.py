@@ -32,6 +32,7 @@ from penstock.engine.recover import drop_frames
 from penstock.engine.status_page import Phase
 from penstock.engine.task import Kind, decode_message, encode_result
 from penstock.engine.task_runner import TaskRunner
+from penstock.engine.timing import replaced
 from penstock.engine.user_frames import stack_of_error, stack_of_thread
 from penstock.engine.worker_setup import set_up_worker
 
@@ -299,7 +300,7 @@ def _answer_of(result: TaskResult) -> Answer:
         result.payload = None  # it goes beside
     if result.times is not None:
         peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * _RSS_UNIT
-        result.times = result.times._replace(rss_bytes=peak)
+        result.times = replaced(result.times, rss_bytes=peak)
     message = encode_result(result)
     if result.kind == Kind.FAILED:
         drop_frames(payload)

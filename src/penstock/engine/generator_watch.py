@@ -23,8 +23,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
 
-from penstock.engine.transforms import innermost_transform
-from penstock.engine.user_frames import frames_of_user
+from penstock.user_code import frames_of_user, innermost_transform
 from penstock.warn import users_level
 
 if TYPE_CHECKING:

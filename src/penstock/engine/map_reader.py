@@ -11,9 +11,9 @@ from penstock.data.dataset import batch_reader, is_drawless, reads_together
 from penstock.engine.plan import sample_key, unwrap_indices
 from penstock.engine.reader import MOST_ATTEMPTS, BatchItem, name_samples
 from penstock.engine.replacements import Replacements
-from penstock.engine.transforms import transform_that_raised
 from penstock.errors import TooManyFailures, WorkerDied
 from penstock.faults import annotate, text_of
+from penstock.user_code import transform_that_raised
 
 if TYPE_CHECKING:
     from collections.abc import Hashable

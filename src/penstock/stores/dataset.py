@@ -12,7 +12,6 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal, Protocol, cast
 import numpy as np
 
 from penstock.data.dataset import Dataset, is_current, read_each
-from penstock.engine.transforms import transform_that_raised
 from penstock.errors import ConfigError
 from penstock.faults import UnreadSample, annotate, note_unread
 from penstock.randomness.samples import one_sample, sample_rng
@@ -21,6 +20,7 @@ from penstock.stores.label_columns import attribute_names
 from penstock.stores.records import EncodedImage
 from penstock.stores.repairs import RepairCount
 from penstock.stores.transform_check import check_transform
+from penstock.user_code import transform_that_raised
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

@@ -28,7 +28,6 @@ from penstock.engine.recover import NO_BATCH, drop_frames
 from penstock.engine.status_page import Phase, StatusWriter, open_status
 from penstock.engine.task import BeginEpoch, Kind, decode_message, encode_result
 from penstock.engine.task_runner import TaskRunner
-from penstock.engine.user_frames import stack_of_error
 from penstock.engine.worker_setup import set_up_worker
 from penstock.faults import annotate
 from penstock.forks import Owner
@@ -36,6 +35,7 @@ from penstock.transport.arena import SlotPool, SlotWriter
 from penstock.transport.channel import Channel
 from penstock.transport.packing import Packed, dumps, pack
 from penstock.transport.shared import load_shared
+from penstock.user_code import stack_of_error
 
 if TYPE_CHECKING:
     import socket

@@ -39,11 +39,11 @@ from penstock.engine.backends.thread_worker import FromThread, ThreadEnd, Thread
 from penstock.engine.interrupts import LONGEST_WAIT_S
 from penstock.engine.scheduler import WorkerLost
 from penstock.engine.task import TaskResult, WorkerIdentity
-from penstock.engine.user_frames import stack_of_thread
 from penstock.engine.worker_table import WorkerProgress, WorkerTable
 from penstock.errors import WorkerDied
 from penstock.forks import Owner
 from penstock.randomness.keys import Purpose, seed_sequence
+from penstock.user_code import stack_of_thread
 from penstock.warn import users_level
 
 if TYPE_CHECKING:

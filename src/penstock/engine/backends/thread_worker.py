@@ -30,10 +30,10 @@ from penstock.engine.status_page import Phase
 from penstock.engine.task import Kind, Notices, Task
 from penstock.engine.task_runner import TaskRunner
 from penstock.engine.timing import WORKERS_PART
-from penstock.engine.user_frames import stack_of_error
 from penstock.engine.worker_table import KnownWorker
 from penstock.forks import Owner
 from penstock.randomness.samples import seed_thread
+from penstock.user_code import stack_of_error
 from penstock.worker_info import WorkerInfo, set_thread_info
 
 if TYPE_CHECKING:

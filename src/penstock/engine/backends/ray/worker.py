@@ -33,8 +33,8 @@ from penstock.engine.status_page import Phase
 from penstock.engine.task import Kind, decode_message, encode_result
 from penstock.engine.task_runner import TaskRunner
 from penstock.engine.timing import replaced
-from penstock.engine.user_frames import stack_of_error, stack_of_thread
 from penstock.engine.worker_setup import set_up_worker
+from penstock.user_code import stack_of_error, stack_of_thread
 
 if TYPE_CHECKING:
     from collections.abc import Callable

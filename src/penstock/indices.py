@@ -161,10 +161,12 @@ class SeededIndices:
     def foresee(self, epoch: int) -> Iterator[object] | None:
         """Return an epoch's indices, of which no sampler is notified; None if that cannot be done.
 
-        It can where all samplers are ours, whose order is a function of the epoch's number.
+        It can where all samplers are ours, whose order is a function of the epoch's number. Where
+        batches are of unlike sizes, to plan them twice would cost more than it brings.
         """
         parts = with_inner(self._outer)
-        if self._order is None or not all(_is_ours(part) for part in parts):
+        is_even = self._batches is None or self._batches.is_even
+        if self._order is None or not is_even or not all(map(_is_ours, parts)):
             return None
         with _in_epoch(parts, epoch):
             return self._by_position(self._order.indices(), self._layout(), 0)

@@ -266,15 +266,16 @@ class SeededIndices:
 def _in_epoch(samplers: Sequence[Any], epoch: int) -> Iterator[None]:
     """Let samplers be in another epoch, as if nobody had notified them."""
     orders = [sampler for sampler in samplers if isinstance(sampler, IndexSampler)]
-    before = [(order.epoch, order.times_told) for order in orders]
+    before = [(order.epoch, order.times_told, order._place) for order in orders]
     try:
         for order in orders:
+            order._place = None  # what it has given is not to be marked
             order.set_epoch(epoch)
         yield
     finally:
-        for order, (now, times) in zip(orders, before, strict=True):
+        for order, (now, times, place) in zip(orders, before, strict=True):
             order.set_epoch(now)
-            order.times_told = times
+            order.times_told, order._place = times, place
 
 
 def _is_ours(sampler: object) -> bool:

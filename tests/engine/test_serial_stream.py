@@ -9,6 +9,7 @@ import weakref
 import numpy as np
 import pytest
 
+from penstock import Loader
 from penstock.data import IterableDataset
 from penstock.engine.epoch import Epoch, Given, Progress
 from penstock.engine.fault_log import FaultLog
@@ -172,3 +173,21 @@ def test_what_interrupts_a_sample_ends_the_stream():
     assert batches.epoch.progress.given.num_steps == 1
     assert batches.epoch.progress.is_closed
     assert next(batches, "end") == "end"
+
+
+def test_an_epoch_that_cannot_begin_leaves_nothing_behind():
+    class Moody(list):
+        def set_epoch(self, epoch):
+            raise LookupError(epoch)
+
+    dataset = Moody([1.0, 2.0])
+    gone = weakref.ref(dataset)
+    loader = Loader(dataset, 1)
+    gc.disable()
+    try:
+        with pytest.raises(LookupError):
+            iter(loader)
+        del loader, dataset
+        assert gone() is None
+    finally:
+        gc.enable()

@@ -13,8 +13,9 @@ from dataclasses import dataclass
 import numpy as np
 import pytest
 
+from penstock.engine.epoch import Epoch
 from penstock.engine.output import PlainOutput
-from penstock.engine.plan import BatchIndices, RetryHints, WorkerSpec
+from penstock.engine.plan import BatchIndices, Plan, RetryHints, WorkerSpec
 from penstock.engine.recover import NO_BATCH
 from penstock.engine.status_page import StatusWriter
 from penstock.engine.task import (
@@ -27,6 +28,7 @@ from penstock.engine.task import (
 )
 from penstock.engine.task_runner import TaskRunner
 from penstock.engine.timing import num_samples_of, row_of_worker
+from penstock.engine.worker_table import KnownWorker, WorkerTable
 from penstock.faults import FaultPolicy
 
 BAD = 5  # the sample that is bad
@@ -36,6 +38,11 @@ BATCHES = [[0, 1, 2, 3], [4, BAD, 6, 7], [8, 9, 10, 11]]
 
 class Broken(Exception):
     """Raised by what is bad."""
+
+
+class Known(KnownWorker):
+    def __str__(self):
+        return f"worker {self.worker_id} (of the test)"
 
 
 class Samples:
@@ -382,6 +389,38 @@ def test_random_numbers_are_decided_by_the_place_and_not_by_who_reads():
     (other,) = drawn(([2, 3], 2))
     assert two == other
     assert one != two
+
+
+@pytest.mark.parametrize("max_respawns", [0, 1])
+def test_where_stuck_workers_are_replaced_samples_are_watched_whatever_they_take(max_respawns):
+    status, faults = StatusWriter(), FaultPolicy(max_respawns=max_respawns)
+    runner = TaskRunner(PlainOutput(), status)
+    runner.set_up(lambda: WorkerSpec(OneByOne("none"), False, is_batched=True, faults=faults))
+    runner.begin_epoch(BeginEpoch(1, 0))
+    assert status.is_watched is (max_respawns > 0)
+
+
+def test_what_cannot_be_copied_and_answers_several_tasks_says_once_where_it_was():
+    class Uncopyable(Exception):
+        def __init__(self, *, code):
+            super().__init__("no")
+
+    def load():
+        raise Uncopyable(code=1)
+
+    plan = Plan(WorkerSpec(OneByOne("none"), False, is_batched=True), base_seed=0, num_workers=1)
+    table, worker = WorkerTable(plan), Known(0, 1)
+    table.add(worker)
+    table.begin_epoch(Epoch(0, iter(())))
+    runner = TaskRunner(PlainOutput(), StatusWriter())
+    runner.set_up(load)
+    runner.begin_epoch(table.message_of(worker))
+    for step in range(3):
+        task = table.task_of(worker, step, [0], None, is_measured=False)
+        event = table.accept(worker, runner.run(task))
+        with pytest.raises(Uncopyable) as raised:
+            event.outcome.batch()
+        assert sum("in worker" in note for note in raised.value.__notes__) == 1
 
 
 @pytest.mark.parametrize("is_measured", [True, False])

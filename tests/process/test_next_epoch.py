@@ -52,14 +52,16 @@ class Counting(Plain):
     """Sets `is_ahead` when more samples were read than an epoch has."""
 
     def __init__(self):
-        self.num_read = CONTEXT.Value("i", 0)
-        self.is_ahead = CONTEXT.Event()
+        # Not attributes: workers would not begin ahead.
+        num_read, is_ahead = CONTEXT.Value("i", 0), CONTEXT.Event()
+        self.num_read, self.is_ahead = (lambda: num_read), (lambda: is_ahead)
 
     def __getitem__(self, index):
-        with self.num_read.get_lock():
-            self.num_read.value += 1
-            if self.num_read.value > LENGTH:
-                self.is_ahead.set()
+        num_read = self.num_read()
+        with num_read.get_lock():
+            num_read.value += 1
+            if num_read.value > LENGTH:
+                self.is_ahead().set()
         return super().__getitem__(index)
 
 
@@ -78,13 +80,12 @@ def epochs_of(loader, count, before=lambda loader, epoch: None):
     return found
 
 
-@pytest.mark.parametrize("backend", ["process", "thread"])
-def test_the_next_epoch_is_under_way_before_the_last_batch_is_taken(backend):
+def test_the_next_epoch_is_under_way_before_the_last_batch_is_taken():
     dataset = Counting()
-    batches = iter(loader_of(dataset, backend))
+    batches = iter(loader_of(dataset))
     for _ in range(LENGTH // BATCH - 1):
         next(batches)
-    assert dataset.is_ahead.wait(30)
+    assert dataset.is_ahead().wait(30)
     assert len(list(batches)) == 1
     del batches
 
@@ -104,7 +105,7 @@ def test_of_other_loaders_no_more_is_read_than_is_asked_for(options):
     options = {"seed": 3, "persistent_workers": True, "shuffle": True, **options}
     loader = DataLoader(dataset, BATCH, num_workers=2, multiprocessing_context=CONTEXT, **options)
     assert len(list(loader)) == LENGTH // BATCH
-    assert dataset.num_read.value == LENGTH
+    assert dataset.num_read().value == LENGTH
     del loader
 
 
@@ -153,26 +154,103 @@ def test_an_epoch_that_is_left_early_is_followed_by_a_whole_one():
 
 
 class Killing(Numbers):
-    """Ends the worker once, at the first sample of epoch 1."""
+    """Ends the worker once, at a sample of epoch 1."""
 
-    def __init__(self, flag):
+    def __init__(self):
         super().__init__()
-        self.flag = flag
+        flag = CONTEXT.Event()
+        self.flag = lambda: flag
 
     def __getitem__(self, index):
-        if self.epoch == 1 and not self.flag.is_set():
-            self.flag.set()
+        if self.epoch == 1 and not self.flag().is_set():
+            self.flag().set()
             os.kill(os.getpid(), signal.SIGKILL)
         return super().__getitem__(index)
 
 
-def test_a_worker_that_dies_in_the_next_epoch_costs_neither():
-    dataset = Killing(CONTEXT.Event())
-    policy = FaultPolicy(max_respawns=1)
+@pytest.mark.parametrize("max_respawns", [0, 1])
+def test_a_worker_that_dies_in_the_next_epoch_costs_this_one_nothing(max_respawns):
+    """Not even a respawn: the epoch under way has not asked for that sample."""
+    dataset = Killing()
+    policy = FaultPolicy(max_respawns=max_respawns)
     loader = loader_of(dataset, num_workers=1, on_error=policy)
-    found = epochs_of(loader, 3)
-    assert dataset.flag.is_set()
-    assert found == epochs_of(loader_of(Numbers(), kept=False), 3)
+    batches = iter(loader)
+    found = [next(batches).tolist() for _ in range(LENGTH // BATCH - 1)]
+    assert dataset.flag().wait(30)
+    found.append(next(batches).tolist())
+    assert next(batches, None) is None
+    expected = epochs_of(loader_of(Numbers(), kept=False), 3)
+    assert found == expected[0]
+    if max_respawns:
+        assert epochs_of(loader, 2) == expected[1:]
+    del batches, loader
+
+
+class Staged(Plain):
+    """What it gives depends on what the main process has set."""
+
+    def __init__(self):
+        self.stage = CONTEXT.Value("i", 0)
+
+    def __getitem__(self, index):
+        return np.array([index, self.stage.value])
+
+
+@pytest.mark.parametrize("backend", ["process", "thread"])
+def test_what_the_main_process_sets_between_epochs_is_seen_from_their_first_batch_on(backend):
+    dataset = Staged()
+    loader = loader_of(dataset, backend)
+    for epoch in range(3):
+        dataset.stage.value = epoch
+        assert {int(stage) for batch in loader for stage in batch[:, 1]} == {epoch}
+    del loader
+
+
+def test_threads_see_an_attribute_that_is_set_between_epochs():
+    class Attribute(Plain):
+        stage = 0
+
+        def __getitem__(self, index):
+            return np.array([index, self.stage])
+
+    dataset = Attribute()
+    loader = loader_of(dataset, "thread")
+    for epoch in range(3):
+        dataset.stage = epoch
+        assert {int(stage) for batch in loader for stage in batch[:, 1]} == {epoch}
+    del loader
+
+
+class Told(Numbers):
+    """Writes down the epochs that its worker is told."""
+
+    def __init__(self, path):
+        super().__init__()
+        self.path = path
+
+    def set_epoch(self, epoch):
+        super().set_epoch(epoch)
+        with open(self.path, "a") as file:
+            file.write(f"{epoch} ")
+
+
+def test_who_chooses_another_epoch_once_is_not_foreseen_again(tmp_path):
+    loader = loader_of(Told(tmp_path / "told"), num_workers=1)
+    for _ in range(4):
+        loader.set_epoch(0)
+        assert len(list(loader)) == LENGTH // BATCH
+    del loader
+    assert (tmp_path / "told").read_text().split() == ["0", "1", "0", "0", "0"]
+
+
+def test_no_tasks_are_remembered_of_epochs_that_are_over():
+    loader = loader_of(Numbers())
+    for _ in range(10):
+        next(iter(loader))
+        list(loader)
+    table = loader._stream.backend._table
+    assert all(len(worker.tasks) <= 1 for worker in table.workers.values())
+    del loader
 
 
 class Failing(Numbers):

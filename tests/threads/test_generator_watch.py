@@ -120,6 +120,26 @@ def test_a_transform_that_draws_from_a_shared_generator_is_named_once(case):
     assert epochs(dataset) == []  # in another loader, too
 
 
+def test_an_epoch_that_could_not_begin_has_watched_nothing():
+    class Moody(Transformed):
+        fails = True
+
+        def set_epoch(self, epoch):
+            if self.fails:
+                raise LookupError(epoch)
+
+    class Afterwards:
+        def __call__(self, x):
+            return x + random.uniform(0, 1)
+
+    dataset = Moody(Afterwards())
+    with pytest.raises(LookupError):
+        list(Loader(dataset, 4, num_workers=1, backend="thread"))
+    dataset.fails = False
+    with pytest.warns(UserWarning, match="Afterwards"):
+        list(Loader(dataset, 4, num_workers=1, backend="thread"))
+
+
 def test_two_that_draw_are_told_together():
     class Shift:
         def __call__(self, x):

@@ -34,7 +34,6 @@ __all__ = [
     "batch_reader",
     "can_resume",
     "follows_epochs",
-    "has_set_epoch",
     "is_current",
     "is_drawless",
     "length_of",
@@ -266,13 +265,6 @@ def announce_epoch(dataset: object, epoch: int) -> None:
         return
     for part in _parts(dataset) or ():
         announce_epoch(part, epoch)
-
-
-def has_set_epoch(dataset: object) -> bool:
-    """Return whether `announce_epoch` would tell anything to a dataset, or to a part of it."""
-    return callable(getattr(dataset, "set_epoch", None)) or any(
-        map(has_set_epoch, _parts(dataset) or ())
-    )
 
 
 def follows_epochs(dataset: object) -> bool:

@@ -75,6 +75,7 @@ class BatchMaker:
         self.num_asked = 0
         self._spec = spec
         self._status = status
+        status.is_watched = spec.faults.max_respawns > 0
         self._restores_generators = restores_generators
         seed = identity.base_seed if spec.seed is None else spec.seed
         self._map = None if spec.is_iterable else MapReader(spec, status, seed, epoch)

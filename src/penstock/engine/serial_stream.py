@@ -82,9 +82,13 @@ class SerialStream(BatchStream):
         runner.set_up(lambda: plan.spec)
         number = epoch.number
         runner.begin_epoch(BeginEpoch(number, number, epoch.is_announced, position))
-        if runner.failure is not None:
-            raise runner.failure
-        return runner
+        error, runner.failure = runner.failure, None
+        if error is None:
+            return runner
+        try:
+            raise error
+        finally:
+            del error, runner  # a traceback that holds its own exception would be a cycle
 
     def batches(self, epoch: Epoch) -> Generator[Any, None, None]:
         """Yield the batches of `epoch`, until another is begun; see `BatchStream.batches`."""

@@ -63,6 +63,7 @@ __all__ = ["WorkerStream"]
 
 _ADDED_AT_ONCE: Final = 2  # per batch; a fork of a large process takes tens of milliseconds
 
+_DEEPEST: Final = 3  # a transform of a part of a dataset
 _MOVES_ON: Final = 1 / 2  # of `timeout`, in which a worker has moved on that is called slow
 
 
@@ -73,16 +74,29 @@ class _EpochAhead:
         generation: By which its results are known.
         epoch: As it is foreseen.
         scheduler: Of that epoch.
-        drawn: Indices of its first steps, which workers have.
-        num_left: Steps to be drawn before its first batch is asked for.
+        drawn: Indices of its first steps, which workers have: one for each at most.
+        num_to_draw: Steps to be drawn before its first batch is asked for.
     """
 
-    def __init__(self, generation: int, epoch: Epoch, scheduler: Scheduler) -> None:
+    def __init__(self, generation: int, epoch: Epoch, scheduler: Scheduler, most: int) -> None:
         self.generation = generation
         self.epoch = epoch
         self.scheduler = scheduler
         self.drawn: list[Any] = []
-        self.num_left = len(scheduler.start())
+        self.num_to_draw = len(scheduler.start())
+        self._most = most
+
+    def draw(self) -> Submit | None:
+        """Return a first step of the epoch for a worker; None if each has one, or there is none."""
+        indices: Any = None
+        if len(self.drawn) < min(self._most, self.num_to_draw):
+            indices = next(self.epoch.indices, None)
+        if indices is None:
+            return None
+        self.drawn.append(indices)
+        (submission,) = self.scheduler.handle(IndicesDrawn(indices))
+        assert isinstance(submission, Submit)
+        return submission
 
     def is_like(self, epoch: Epoch, drawn: list[Any]) -> bool:
         """Return whether it has turned out as `epoch`, of which as many steps are drawn now."""
@@ -97,6 +111,20 @@ class _EpochAhead:
 
 def _are_same(one: BatchIndices, other: BatchIndices) -> bool:
     return one[1:] == other[1:] and np.array_equal(one.indices, other.indices)  # type: ignore[arg-type]
+
+
+def _holds_shared_state(value: object, depth: int = 0) -> bool:
+    """Return whether a dataset, or a part of it, holds what the main process can change in workers.
+
+    A `multiprocessing.Value` with the epoch's number, say, which is set before an epoch begins.
+    """
+    if type(value).__module__.partition(".")[0] in ("multiprocessing", "multiprocess"):
+        return True
+    is_shared = getattr(value, "is_shared", None)  # of a tensor
+    if callable(is_shared) and is_shared() is True:
+        return True
+    members = getattr(value, "__dict__", {}) if depth < _DEEPEST else {}
+    return any(_holds_shared_state(member, depth + 1) for member in members.values())
 
 
 class WorkerStream(BatchStream):
@@ -121,6 +149,12 @@ class WorkerStream(BatchStream):
         self._begun: tuple[int, object, Exception | None] | None = None  # of a step to come
         self._overdue: Exception | None = None  # raised with the next call
         self._ahead: _EpochAhead | None = None
+        self._may_begin_ahead = (
+            plan.traits.begins_ahead
+            and plan.keep_workers
+            and not plan.max_workers
+            and not _holds_shared_state(plan.spec.dataset)
+        )
         self._workers = WorkerSettings(plan.num_workers, plan.prefetch_factor)
         self._lookahead = plan.num_workers * plan.prefetch_factor
         self._present: set[int] = set()
@@ -167,10 +201,11 @@ class WorkerStream(BatchStream):
         drawn = list(itertools.islice(epoch.indices, len(ahead.drawn)))
         if not ahead.is_like(epoch, drawn):
             self._indices = itertools.chain(drawn, epoch.indices)
+            self._may_begin_ahead = False  # who chooses epochs once does so again
             return False
-        self._backend.adopt_ahead(epoch)
+        self._backend.adopt_ahead(ahead.generation, epoch)
         self._scheduler = ahead.scheduler
-        self._carry_out([Draw()] * ahead.num_left)
+        self._carry_out([Draw()] * (ahead.num_to_draw - len(drawn)))
         return True
 
     def _begin_anew(self, epoch: Epoch) -> None:
@@ -205,25 +240,24 @@ class WorkerStream(BatchStream):
 
     def _begin_ahead_of_end(self) -> None:
         """Begin the next epoch, as all steps of this one are under way; or leave it."""
-        following, plan = self._epoch.following, self._plan
-        is_kept = plan.keep_workers and not plan.max_workers and plan.traits.begins_ahead
-        if following is None or not is_kept or self._ahead is not None:
+        following = self._epoch.following
+        if following is None or not self._may_begin_ahead or self._ahead is not None:
             return
+        epoch = None
         with contextlib.suppress(Exception):  # it is raised when that epoch begins
             epoch = following()
-            if epoch is not None and (generation := self._backend.begin_ahead(epoch)) is not None:
-                self._ahead = _EpochAhead(generation, epoch, self._scheduler_of(epoch))
+        if epoch is None:
+            self._may_begin_ahead = False
+            return
+        scheduler, num_workers = self._scheduler_of(epoch), self._workers.num_workers
+        generation = self._backend.begin_ahead(epoch)
+        self._ahead = _EpochAhead(generation, epoch, scheduler, num_workers)
 
     def _draw_ahead(self, ahead: _EpochAhead) -> None:
         """Give workers a step of the next epoch in the place of the one that was taken."""
-        indices: Any = next(ahead.epoch.indices, None) if ahead.num_left else None
-        if indices is None:
-            return
-        ahead.num_left -= 1
-        ahead.drawn.append(indices)
-        (submission,) = ahead.scheduler.handle(IndicesDrawn(indices))
-        assert isinstance(submission, Submit)
-        self._submit(submission, ahead=True)
+        submission = ahead.draw()
+        if submission is not None:
+            self._submit(submission, ahead.generation)
 
     def set_hook(self, hook: DeliveryHook | None) -> None:
         """Let another delivery hook begin with the next epoch."""
@@ -537,7 +571,7 @@ class WorkerStream(BatchStream):
             self._present.remove(worker_id)
             self._backend.remove_worker(worker_id)
 
-    def _submit(self, task: Submit, *, ahead: bool = False) -> None:
+    def _submit(self, task: Submit, generation: int | None = None) -> None:
         quarantined = self._faults.quarantined
         hints = None
         if task.alone or quarantined:
@@ -547,7 +581,8 @@ class WorkerStream(BatchStream):
         # With a timeout, a slow worker is told from a stuck one by the times of its samples.
         is_measured = self._plan.timeout_s > 0 or (observer is not None and observer.measures)
         self._backend.measures = is_measured
-        self._backend.submit(task.worker_id, task.step, task.indices, hints, ahead=ahead)
+        whose = {} if generation is None else {"generation": generation}
+        self._backend.submit(task.worker_id, task.step, task.indices, hints, **whose)
 
     def _draw(self) -> list[Decision]:
         """Return what follows from the next indices; an error of the sampler is kept for `_next`.

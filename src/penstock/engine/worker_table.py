@@ -93,8 +93,8 @@ class WorkerTable(Generic[WorkerT]):
         self.workers: dict[int, WorkerT] = {}
         self.generation = 0
         self.epoch: Epoch | None = None
-        self._ahead: tuple[int, Epoch] | None = None
         self._last_generation = 0
+        self._live: dict[int, Epoch] = {}  # by generation: the one under way, and one begun ahead
         self._plan = plan
         self._drawings_advice = drawings_advice
         self._first_samples = FirstSamples(plan.spec, plan.num_workers, warns=warns)
@@ -110,37 +110,40 @@ class WorkerTable(Generic[WorkerT]):
             return None
         return self.epoch.progress.given.shards.get(worker.worker_id)
 
-    def begin_ahead(self, epoch: Epoch) -> int:
-        """Begin an epoch beside the one under way, and return its generation."""
-        self._last_generation += 1
-        self._ahead = self._last_generation, epoch
-        return self._last_generation
-
-    def drop_ahead(self) -> None:
-        """Drop what comes of the epoch that was begun ahead."""
-        self._ahead = None
-
-    def adopt_ahead(self, epoch: Epoch) -> None:
-        """Let the epoch that was begun ahead be the one under way: it has turned out as `epoch`."""
-        assert self._ahead is not None
-        self.generation, _ = self._ahead
-        self.epoch, self._ahead = epoch, None
-
     def begin_epoch(self, epoch: Epoch) -> None:
         """Begin an epoch."""
         self._last_generation += 1
-        self.generation = self._last_generation
-        self.epoch, self._ahead = epoch, None
+        self._go_on_with(self._last_generation, epoch)
         self._first_samples.clear()
         for worker in self.workers.values():
-            worker.tasks.clear()
             worker.position = self._given_to(worker)
 
-    def message_of(self, worker: WorkerT, *, ahead: bool = False) -> BeginEpoch:
-        """Return what `worker` is told of the epoch under way, or of the one begun ahead."""
-        if ahead:
-            assert self._ahead is not None
-            generation, epoch = self._ahead
+    def begin_ahead(self, epoch: Epoch) -> int:
+        """Begin an epoch of a map-style dataset beside the one under way; return its generation."""
+        self._last_generation += 1
+        self._live[self._last_generation] = epoch
+        return self._last_generation
+
+    def adopt_ahead(self, generation: int, epoch: Epoch) -> None:
+        """Let the epoch that was begun ahead be the one under way: it has turned out as `epoch`."""
+        self._go_on_with(generation, epoch)
+
+    def drop_ahead(self) -> None:
+        """Drop what comes of the epoch that was begun ahead."""
+        assert self.epoch is not None
+        self._go_on_with(self.generation, self.epoch)
+
+    def _go_on_with(self, generation: int, epoch: Epoch) -> None:
+        self.generation, self.epoch = generation, epoch
+        self._live = {generation: epoch}
+        for worker in self.workers.values():
+            for key in [key for key in worker.tasks if key[0] != generation]:
+                del worker.tasks[key]
+
+    def message_of(self, worker: WorkerT, generation: int | None = None) -> BeginEpoch:
+        """Return what `worker` is told of the epoch under way, or of one that was begun ahead."""
+        if generation is not None:
+            epoch = self._live[generation]
             return BeginEpoch(generation, epoch.number, epoch.is_announced)
         assert self.epoch is not None
         is_announced = self.epoch.is_announced
@@ -156,16 +159,14 @@ class WorkerTable(Generic[WorkerT]):
         is_measured: bool,
         freed: tuple[int, ...] = (),
         retired: tuple[int, ...] = (),
-        ahead: bool = False,
+        generation: int | None = None,
     ) -> Task:
         """Return a task, which is `worker`'s from now on; see `Task`.
 
-        `ahead` says that it is one of the epoch that was begun ahead.
+        `generation` is that of an epoch that was begun ahead; None is the one under way.
         """
-        generation = self.generation
-        if ahead:
-            assert self._ahead is not None
-            generation, _ = self._ahead
+        if generation is None:
+            generation = self.generation
         worker.tasks[generation, step] = indices
         return Task(generation, step, indices, hints, is_measured, freed, retired)
 
@@ -183,11 +184,8 @@ class WorkerTable(Generic[WorkerT]):
             return None
         if notices is not None:
             self._note(worker, notices)
-        if result.generation == self.generation:
-            epoch = self.epoch
-        elif self._ahead is not None and result.generation == self._ahead[0]:
-            epoch = self._ahead[1]
-        else:
+        epoch = self._live.get(result.generation)
+        if epoch is None:
             return None
         kind, step = result.kind, result.step
         if kind == Kind.READY:
@@ -212,8 +210,7 @@ class WorkerTable(Generic[WorkerT]):
         if notices.drawings:
             warn_of_drawings(notices.drawings, self._drawings_advice)
 
-    def _revive(self, worker: WorkerT, result: TaskResult, epoch: Epoch | None) -> None:
-        assert epoch is not None
+    def _revive(self, worker: WorkerT, result: TaskResult, epoch: Epoch) -> None:
         where = f"in {worker}, epoch {epoch.number}, step {result.step}"
         if result.kind == Kind.FAILED:
             result.payload = _revived(result.payload, where)
@@ -247,14 +244,26 @@ class WorkerTable(Generic[WorkerT]):
         """
         worker.is_gone = True
         reason = f"{end} {activity.words}"
-        return WorkerLost(worker.worker_id, reason, advice, activity.step, activity.sample, limit)
+        # The epoch under way is not to pay for a sample that it may never have asked for. If the
+        # next one asks for it, that is where it counts.
+        return WorkerLost(
+            worker.worker_id,
+            reason,
+            advice,
+            activity.step,
+            activity.sample,
+            limit,
+            counts=not activity.is_ahead,
+        )
 
 
 def _revived(error: Any, where: str) -> BaseException:  # noqa: ANN401 - the exception, or a report
     revived: BaseException = error
     if isinstance(error, ExceptionReport):
         revived = revive_exception(error)
-    annotate(revived, where)
+    # One that could not be copied answers several tasks; where it was raised is said once.
+    if not any(note.startswith("in worker ") for note in getattr(revived, "__notes__", ())):
+        annotate(revived, where)
     return revived
 
 
@@ -265,11 +274,13 @@ class Activity(NamedTuple):
         step: For which step; None if for none of this epoch.
         sample: Key of the sample that it was at; None if not at a single one.
         words: Both in words.
+        is_ahead: Whether it was at an epoch that was begun ahead.
     """
 
     step: int | None
     sample: Hashable | None
     words: str
+    is_ahead: bool = False
 
 
 class WorkerProgress(NamedTuple):
@@ -306,7 +317,9 @@ def activity_of(
         return Activity(None, None, doing)
     key = snapshot.generation, snapshot.step
     if snapshot.generation != generation or key not in tasks:
-        return Activity(None, None, f"{doing} samples of another epoch")
+        is_ahead = snapshot.generation > generation
+        which = "the next" if is_ahead else "an earlier"
+        return Activity(None, None, f"{doing} samples of {which} epoch", is_ahead)
     if spec.is_iterable:
         return Activity(snapshot.step, None, f"{doing} a batch of its shard of the dataset")
     keys = dataset_keys(tasks[key])

@@ -53,16 +53,19 @@ class Backend(Protocol):
     def begin_epoch(self, epoch: Epoch) -> None:
         """Begin an epoch, or go on in one; results of earlier ones are dropped from now on."""
 
-    def begin_ahead(self, epoch: Epoch) -> int | None:
+    # Only of a backend whose traits say `begins_ahead`.
+
+    def begin_ahead(self, epoch: Epoch) -> int:
         """Begin the next epoch, while results of the current one are still to come.
 
-        All tasks of the current one are submitted. `adopt_ahead` or `begin_epoch` comes next.
+        All tasks of the current one are submitted. `adopt_ahead`, `drop_ahead` or `begin_epoch`
+        comes next.
 
         Returns:
-            The generation of its results; None if it cannot.
+            The generation of its tasks and results.
         """
 
-    def adopt_ahead(self, epoch: Epoch) -> None:
+    def adopt_ahead(self, generation: int, epoch: Epoch) -> None:
         """Let the epoch that was begun ahead be the current one: it has turned out as `epoch`."""
 
     def drop_ahead(self) -> None:
@@ -81,11 +84,11 @@ class Backend(Protocol):
         indices: object,
         hints: RetryHints | None = None,
         *,
-        ahead: bool = False,
+        generation: int | None = None,
     ) -> None:
         """Give a worker the task of making `step` of the current epoch. Does not block.
 
-        `ahead` says that it is of the epoch that was begun ahead.
+        `generation` is given for an epoch that was begun ahead.
         """
 
     def events(self, timeout_s: float | None) -> Sequence[BackendEvent]:
@@ -151,13 +154,15 @@ class BackendTraits:
     shares_interpreter: bool = False
     is_local: bool = True
     has_start_method: bool = False
-    begins_ahead: bool = True
+    begins_ahead: bool = False
 
 
 BACKENDS: Final = {
-    "process": BackendTraits(f"{__name__}.process:ProcessBackend", has_start_method=True),
+    "process": BackendTraits(
+        f"{__name__}.process:ProcessBackend", has_start_method=True, begins_ahead=True
+    ),
     "thread": BackendTraits(f"{__name__}.thread:ThreadBackend", shares_interpreter=True),
-    "ray": BackendTraits(f"{__name__}.ray.backend:RayBackend", is_local=False, begins_ahead=False),
+    "ray": BackendTraits(f"{__name__}.ray.backend:RayBackend", is_local=False),
 }
 
 

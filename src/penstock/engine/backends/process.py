@@ -288,23 +288,23 @@ class ProcessBackend:
         for worker in self._table.workers.values():
             self._tell_epoch(worker)
 
-    def begin_ahead(self, epoch: Epoch) -> int | None:
+    def begin_ahead(self, epoch: Epoch) -> int:
         """Tell every worker, which does its tasks in their order."""
         generation = self._table.begin_ahead(epoch)
         for worker in self._table.workers.values():
-            self._tell_epoch(worker, ahead=True)
+            self._tell_epoch(worker, generation)
         return generation
 
-    def adopt_ahead(self, epoch: Epoch) -> None:
+    def adopt_ahead(self, generation: int, epoch: Epoch) -> None:
         """Let the epoch that was begun ahead be the current one."""
-        self._table.adopt_ahead(epoch)
+        self._table.adopt_ahead(generation, epoch)
 
     def drop_ahead(self) -> None:
         """Drop what comes of the epoch that was begun ahead."""
         self._table.drop_ahead()
 
-    def _tell_epoch(self, worker: WorkerProcess, *, ahead: bool = False) -> None:
-        self._post(worker, encode_message(self._table.message_of(worker, ahead=ahead)))
+    def _tell_epoch(self, worker: WorkerProcess, generation: int | None = None) -> None:
+        self._post(worker, encode_message(self._table.message_of(worker, generation)))
 
     def await_start(self) -> tuple[int, ...]:
         """Return nobody: workers of this machine start at once."""
@@ -317,7 +317,7 @@ class ProcessBackend:
         indices: object,
         hints: RetryHints | None = None,
         *,
-        ahead: bool = False,
+        generation: int | None = None,
     ) -> None:
         """Send the task, with the numbers of the slots that have come back."""
         worker = self._table.workers[worker_id]
@@ -330,7 +330,7 @@ class ProcessBackend:
             is_measured=self.measures,
             freed=tuple(freed),
             retired=tuple(retired),
-            ahead=ahead,
+            generation=generation,
         )
         self._post(worker, encode_message(task))
 

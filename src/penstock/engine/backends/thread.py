@@ -33,7 +33,6 @@ import warnings
 import weakref
 from typing import TYPE_CHECKING, Final
 
-from penstock.data.dataset import has_set_epoch
 from penstock.engine.backends.thread_generation import ThreadGeneration
 from penstock.engine.backends.thread_worker import FromThread, ThreadEnd, ThreadWorker
 from penstock.engine.interrupts import LONGEST_WAIT_S
@@ -62,7 +61,6 @@ _ADVICE_ON_HANG: Final = (
     "Raise `timeout` if samples, or the start of a worker, may take that long. The thread goes on "
     "until its sample is made: only processes can be killed (backend='process')."
 )
-_GIVEN_UP: Final = -1  # in place of a generation: the main process itself tells of the death
 
 _backends: weakref.WeakSet[ThreadBackend] = weakref.WeakSet()
 _SHARED_GENERATORS: Final = (
@@ -101,7 +99,6 @@ class ThreadBackend:
         self._leaving: weakref.WeakSet[ThreadWorker] = weakref.WeakSet()
         self._outbox: queue.SimpleQueue[FromThread | None] = queue.SimpleQueue()  # None: closed
         self._generation = ThreadGeneration(0, 0, is_announced=False)
-        self._ahead: ThreadGeneration | None = None
         self._owner = Owner()
 
     def start(self) -> None:
@@ -147,47 +144,16 @@ class ThreadBackend:
             if not worker.is_gone:
                 worker.begin(self._table.message_of(worker), self._generation)
 
-    def begin_ahead(self, epoch: Epoch) -> int | None:
-        """Tell every worker, unless it is the dataset that they share which has to be told."""
-        if epoch.is_announced and has_set_epoch(self._plan.spec.dataset):
-            return None  # some would still make samples of the epoch before
-        number = self._table.begin_ahead(epoch)
-        self._ahead = ThreadGeneration(number, epoch.number, is_announced=False)
-        for worker in self._table.workers.values():
-            worker.begin(self._table.message_of(worker, ahead=True), self._ahead, ahead=True)
-        return number
-
-    def adopt_ahead(self, epoch: Epoch) -> None:
-        """Let the epoch that was begun ahead be the current one."""
-        assert self._ahead is not None
-        self._table.adopt_ahead(epoch)
-        self._generation, self._ahead = self._ahead, None
-        for worker in self._table.workers.values():
-            worker.adopt(self._generation)
-
-    def drop_ahead(self) -> None:
-        """Drop what comes of the epoch that was begun ahead."""
-        self._table.drop_ahead()
-        self._ahead = None
-
     def await_start(self) -> tuple[int, ...]:
         """Return nobody: workers of this machine start at once."""
         return ()
 
     def submit(
-        self,
-        worker_id: int,
-        step: int,
-        indices: object,
-        hints: RetryHints | None = None,
-        *,
-        ahead: bool = False,
+        self, worker_id: int, step: int, indices: object, hints: RetryHints | None = None
     ) -> None:
         """Put the task into the worker's queue."""
-        worker = self._table.workers[worker_id]
-        measures = self.measures
-        task = self._table.task_of(worker, step, indices, hints, is_measured=measures, ahead=ahead)
-        worker.submit(task)
+        worker, is_measured = self._table.workers[worker_id], self.measures
+        worker.submit(self._table.task_of(worker, step, indices, hints, is_measured=is_measured))
 
     def events(self, timeout_s: float | None) -> Sequence[BackendEvent]:
         """Wait on one queue; Ctrl-C interrupts the wait.

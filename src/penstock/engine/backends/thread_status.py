@@ -7,7 +7,6 @@ or to collate.
 
 from __future__ import annotations
 
-import sys
 import time
 from typing import TYPE_CHECKING, Any, Final
 
@@ -20,7 +19,7 @@ if TYPE_CHECKING:
 
 __all__ = ["ThreadStatus", "Unwanted"]
 
-_NOBODY: Final = sys.maxsize  # wants anything of any generation
+_NOBODY: Final = -1  # wants anything of any generation
 _MOST_WATCHED: Final = 16  # samples of a batch whose calls are followed; then its collate
 
 
@@ -67,7 +66,7 @@ class ThreadStatus(StatusWriter):
         return self._wanted != _NOBODY
 
     def want(self, generation: int) -> None:
-        """Say that nothing of generations before this one is wanted."""
+        """Say that only what belongs to this generation is wanted."""
         self._wanted = generation
 
     def want_nothing(self) -> None:
@@ -76,7 +75,7 @@ class ThreadStatus(StatusWriter):
 
     def is_of_now(self, generation: int) -> bool:
         """Return whether what belongs to `generation` is wanted."""
-        return self._wanted <= generation
+        return self._wanted == generation
 
     def begin_generation(self, generation: int) -> None:
         """Note that an epoch begins."""
@@ -145,7 +144,7 @@ class ThreadStatus(StatusWriter):
         Raises:
             Unwanted: it is not.
         """
-        if self._wanted > self._generation:
+        if self._wanted != self._generation:
             raise Unwanted
 
     def snapshot(self) -> StatusSnapshot:

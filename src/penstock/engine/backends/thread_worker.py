@@ -114,19 +114,12 @@ class ThreadWorker(KnownWorker):
         """Return "worker 0 (thread penstock-0)"."""
         return f"worker {self.worker_id} (thread {self.thread.name})"
 
-    def begin(
-        self, begun: BeginEpoch, generation: ThreadGeneration, *, ahead: bool = False
-    ) -> None:
-        """Let it begin an epoch; what it has of others is wanted no more, unless `ahead`."""
-        if not ahead:
-            self._leave_generation()
-            self.adopt(generation)
-        self._inbox.put((begun, generation))
-
-    def adopt(self, generation: ThreadGeneration) -> None:
-        """Want nothing of epochs before this one any more."""
-        self.status.want(generation.number)
+    def begin(self, begun: BeginEpoch, generation: ThreadGeneration) -> None:
+        """Let it begin an epoch; what it has of others is wanted no more."""
+        self.status.want(begun.generation)
+        self._leave_generation()
         self._given = generation
+        self._inbox.put((begun, generation))
 
     def submit(self, task: Task) -> None:
         """Give it a task."""
@@ -242,8 +235,10 @@ class ThreadWorker(KnownWorker):
     def _serve(self, task: Task) -> None:
         if not self.status.is_of_now(task.generation):
             return
-        watch, self._watch = self._watch, None
-        self._has_served = True
+        watch = None
+        if self._runner.failure is None:  # else nothing is read, and nothing found out
+            watch, self._watch = self._watch, None
+            self._has_served = True
         self.status.watch(watch)
         try:
             result = self._runner.run(task)

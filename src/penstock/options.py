@@ -9,7 +9,6 @@ from dataclasses import KW_ONLY, InitVar, dataclass, field
 from typing import TYPE_CHECKING, Any, Final
 
 from penstock.engine.backends import BACKENDS, traits_of
-from penstock.engine.backends.ray.cluster import check_actor_options, checked_options
 from penstock.engine.plan import Plan, WorkerSpec
 from penstock.errors import ConfigError
 from penstock.faults import FaultPolicy, policy_of
@@ -94,11 +93,18 @@ class LoaderOptions:
                 f"progress must be True, False, or the bar's name, got {self.progress!r}"
             )
         self._check_workers(1 if self.is_auto else self.num_workers)
+        found["backend_options"] = self._checked_ray()
+        found["context"] = self._meant_context()
+
+    def _checked_ray(self) -> RayOptions | None:
+        if self.backend != "ray" and self.ray_options is None and self.address is None:
+            return None
+        from penstock.engine.backends.ray.cluster import check_actor_options, checked_options
+
         ray = checked_options(self.backend, self.ray_options, self.address)
         if ray is not None and self.num_workers > 0:  # else none of Ray is needed
             check_actor_options(ray)
-        found["backend_options"] = ray
-        found["context"] = self._meant_context()
+        return ray
 
     @property
     def is_auto(self) -> bool:

@@ -4,7 +4,6 @@
 from __future__ import annotations
 
 import contextlib
-import html
 import numbers
 import re
 from typing import TYPE_CHECKING, Any, ClassVar, Final
@@ -73,6 +72,8 @@ class Summarized:
         """Return a table, for notebooks; None where a subclass has a `__repr__` of its own."""
         if type(self).__repr__ is not Summarized.__repr__:
             return None
+        import html
+
         rows = "".join(
             f"<tr><th>{html.escape(name)}</th><td>{html.escape(text)}</td></tr>"
             for name, text in _told(self._summary(), _IN_TABLE)

@@ -23,8 +23,6 @@ from penstock.engine.limits import memory_now
 from penstock.errors import ConfigError
 from penstock.faults import FaultPolicy
 from penstock.insight.budgets import cores_of_rank, local_ranks
-from penstock.insight.history import History
-from penstock.insight.stats import Change
 from penstock.summary import Summarized, kind_of
 from penstock.warn import users_level, users_place
 
@@ -37,6 +35,7 @@ if TYPE_CHECKING:
     from penstock.engine.fault_log import FaultLog
     from penstock.engine.timing import EpochEnd, TimingRow, WorkerSettings
     from penstock.faults import Failure
+    from penstock.insight.history import History
     from penstock.insight.progress import ProgressBar
     from penstock.insight.recording import Recording
     from penstock.insight.stats import Stats
@@ -140,6 +139,8 @@ class Monitor:
             )
             self.num_workers = AutoWorkers(self._tuner.workers.num_workers)
         self._workers = int(self.num_workers), options.prefetch_factor or _PREFETCH
+        from penstock.insight.history import History  # not before there is a loader
+
         self._history = History(
             dataset, backend=options.backend, persistent_workers=options.persistent_workers
         )
@@ -239,6 +240,8 @@ class Monitor:
     def _tune(self, tuner: Tuner, row: TimingRow) -> WorkerSettings | None:
         workers = tuner.observe(row)
         if workers is not None:
+            from penstock.insight.stats import Change
+
             self._history.note_change(Change(row.epoch, row.step, *workers, tuner.reason))
             _log.info("%d workers, prefetch_factor %d: %s", *workers, tuner.reason)
         return workers

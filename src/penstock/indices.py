@@ -81,9 +81,6 @@ class IndexSource(Protocol):
     def begin(self, epoch: int, progress: Progress) -> Iterator[object]:
         """Return the indices of an epoch's batches, from batch `progress.given.num_steps` on."""
 
-    def foresee(self, epoch: int) -> Iterator[object] | None:
-        """Return an epoch's indices, without notifying anybody; None if that cannot be done."""
-
     def describe(self) -> Description:
         """Return what the order depends on, besides the loader's seed."""
 
@@ -484,10 +481,6 @@ class StreamSource:
     def begin(self, epoch: int, progress: Progress) -> Iterator[object]:
         """Yield empty batches of `batch_size` indefinitely."""
         return itertools.repeat(None if self._batch_size is None else [None] * self._batch_size)
-
-    def foresee(self, epoch: int) -> None:
-        """Return None: a dataset's iterator of one epoch ends before that of another begins."""
-        return
 
     def describe(self) -> Description:
         """Return what the shares of the workers depend on."""

@@ -19,6 +19,7 @@ from penstock.data.dataset import can_resume, follows_epochs, length_of
 from penstock.data.fingerprint import fingerprint_of
 from penstock.engine.epoch import Epoch, Given, Progress, ShardPosition
 from penstock.errors import StateError
+from penstock.indices import SeededIndices
 from penstock.randomness.keys import Purpose, checked_count, checked_epoch, seed_sequence
 from penstock.sampling.sampler_state import differences
 from penstock.warn import users_level
@@ -46,7 +47,7 @@ def worker_base_seed(seed: int) -> int:
     return int(words[0] >> np.uint64(1))
 
 
-def _following(source: IndexSource, number: int) -> Callable[[], Epoch | None]:
+def _following(source: SeededIndices, number: int) -> Callable[[], Epoch | None]:
     def following() -> Epoch | None:
         indices = source.foresee(number)
         return None if indices is None else Epoch(number, indices, is_announced=True)
@@ -183,7 +184,11 @@ class Schedule:
         number = self._next_epoch
         indices = source.begin(number, progress)
         is_announced = self._seed is not None or self._is_chosen or is_followed
-        return Epoch(number, indices, progress, is_announced, _following(source, number + 1))
+        # Of other sources nothing can be foreseen; and those of torch's orders hold their loader.
+        following = None
+        if isinstance(source, SeededIndices):
+            following = _following(source, number + 1)
+        return Epoch(number, indices, progress, is_announced, following)
 
     def _is_users(self, notified: NotifiedEpoch) -> bool:
         """Whether the user has notified it since an epoch began, perhaps the same number again."""

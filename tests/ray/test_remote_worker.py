@@ -85,7 +85,7 @@ class MainProcess:
         self.worker.open("parcel")
 
     def submit(self, step, indices, hints=None):
-        self.worker.tasks[step] = indices
+        self.worker.tasks[self.worker._generation, step] = indices
         self.worker.submit(Task(self.worker._generation, step, indices, hints))
 
     def answer(self, asked, answer=ANSWER):
@@ -138,7 +138,7 @@ class Watch:
             assert len(steps) == 1, "something is beside a task that is to be alone"
         sent = [step for step in self.held if step in worker.steps_at_hand]
         assert worker.steps_at_hand == sent == list(self.held)[: len(sent)]
-        assert list(worker.tasks) == list(self.held)
+        assert [step for _, step in worker.tasks] == list(self.held)
 
     def _check_new(self, asked):
         worker = self.main.worker
@@ -283,7 +283,7 @@ def test_of_a_dead_worker_what_had_come_is_taken_unless_an_iterables_batch_befor
     assert rest == ([] if iterable else sorted(k for k in come if k > in_turn))
     lost = [k for k in range(num_tasks) if k >= in_turn and k not in rest]
     assert worker.steps_at_hand == lost
-    assert list(worker.tasks) == [*lost, 100]
+    assert [step for _, step in worker.tasks] == [*lost, 100]
 
 
 def test_who_is_forgotten_is_not_listened_to():

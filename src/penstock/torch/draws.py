@@ -177,10 +177,6 @@ class UnseededIndices:
         # Its order is a function of the epoch, which nobody else would tell it.
         self._ordered = ordered[-1] if ordered else None
 
-    def foresee(self, epoch: int) -> None:
-        """Return None: what the epoch is drawn with is drawn when it begins."""
-        return
-
     def begin(self, epoch: int, progress: Progress) -> Iterator[object]:
         """Return the indices of the batches that are not given; notes in `progress` the draws."""
         found = progress.draws

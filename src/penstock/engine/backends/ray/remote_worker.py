@@ -296,7 +296,7 @@ class RemoteWorker(KnownWorker):
 
     def _taken(self, number: int) -> Come:
         call, _ = self.sent.pop(number)
-        self.tasks.pop((call.generation, call.step), None)
+        del self.tasks[call.generation, call.step]
         return self._early.pop(number)
 
     # How it ended, and over what.

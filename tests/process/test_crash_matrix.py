@@ -172,10 +172,16 @@ IMPOSSIBLE = {
 # A spawned worker takes a second to start, so only these places are tried with it every time;
 # `make slow` tries all.
 SPAWNED_EVERY_TIME = ("worker init", "__getitem__")
+# What is raised in a task stays in the worker's `TaskRunner` (tests/engine/test_task_runner.py has
+# each such fault), and a task that hangs is noticed by the main process: neither depends on how
+# workers were started.
+IN_A_TASK = ("__getitem__", "get_batch", "collate", "sending")
+SAME_HOWEVER_STARTED = ("raise", "MemoryError", "hang")
 
 
-def marks_of(place, method):
-    is_slow = method == "spawn" and place not in SPAWNED_EVERY_TIME
+def marks_of(place, fault, method):
+    is_in_worker = method != "fork" and place in IN_A_TASK and fault in SAME_HOWEVER_STARTED
+    is_slow = is_in_worker or (method == "spawn" and place not in SPAWNED_EVERY_TIME)
     return [pytest.mark.slow] if is_slow else []
 
 
@@ -188,7 +194,7 @@ def cells(column):
             method,
             outcomes[column],
             id=f"{place}-{fault}-{method}",
-            marks=marks_of(place, method),
+            marks=marks_of(place, fault, method),
         )
         for place, faults in MATRIX.items()
         for fault, outcomes in faults.items()

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Where a loader's indices come from, epoch by epoch, and what their order depends on."""
+"""The sources of a loader's indices, epoch by epoch, and what their order depends on."""
 
 from __future__ import annotations
 
@@ -53,10 +53,10 @@ class Description(NamedTuple):
     """What an order depends on.
 
     Attributes:
-        settings: As JSON has it.
-        samples_in: How many samples the first batches of an epoch hold, over all ranks, given the
-            number of the epoch (None: the sampler's own) and that of the batches; None if not
-            known.
+        settings: Settings of the order, as plain data for JSON.
+        samples_in: Function that returns how many samples the first batches of an epoch hold, over
+            all ranks (None if not known), given the number of the epoch (None: the sampler's own)
+            and that of the batches.
     """
 
     settings: dict[str, Any]
@@ -68,7 +68,7 @@ class NotifiedEpoch(NamedTuple):
 
     Attributes:
         epoch: The epoch's number.
-        times: How often it was notified of one; None if it does not count.
+        times: Number of notifications so far; None if it does not count them.
     """
 
     epoch: int
@@ -92,10 +92,10 @@ class IndexSource(Protocol):
 
 
 class SeededIndices:
-    """The indices of a seeded loader, each epoch's by itself.
+    """The indices of a seeded loader; each epoch's depend on no other epoch.
 
-    An `IndexSampler` gives its order by position, so that batch k costs the same wherever one
-    begins. Any other sampler is iterated from the start, with the global generators seeded from
+    An `IndexSampler` gives its order by position, so beginning at batch k costs the same for every
+    k. Any other sampler is iterated from the start, with the global generators seeded from
     (seed, epoch) while it draws, and put back after.
     """
 
@@ -106,12 +106,12 @@ class SeededIndices:
         seed: int,
         given: tuple[Any, ...] = (),
     ) -> None:
-        """Look at how the samplers can be read.
+        """Find out how the samplers can be read.
 
         Args:
             sampler: Yields indices.
             batch_sampler: Yields batches of indices; None if samples come as they are.
-            seed: Of the loader.
+            seed: Seed of the loader.
             given: The user's samplers, where those above stand for them.
         """
         self._given = with_inner(*given) or with_inner(sampler, batch_sampler)
@@ -156,10 +156,11 @@ class SeededIndices:
         return self._one_by_one(first, drawn, progress.given.num_steps)
 
     def foresee(self, epoch: int) -> Iterator[object] | None:
-        """Return an epoch's indices, of which no sampler is notified; None if that cannot be done.
+        """Return an epoch's indices without notifying a sampler; None if that is impossible.
 
-        It can where all samplers are ours, whose order is a function of the epoch's number. Where
-        batches are of unlike sizes, to plan them twice would cost more than it brings.
+        It is possible with Penstock's own samplers, whose order is a function of the epoch's
+        number. Batches of different sizes are left out: planning them twice costs more than it
+        saves.
         """
         parts = with_inner(self._outer)
         is_even = self._batches is None or self._batches.is_even
@@ -199,11 +200,11 @@ class SeededIndices:
                 count = length_of(indices) if self._is_batched else 1
                 position += (1 if count is None else count) * world_size
                 step += 1
-            # What is skipped is drawn many at a time: to exchange the generators takes 0.2 ms.
+            # What is skipped is drawn many at a time: exchanging the generators takes 0.2 ms.
             first = drawn.take(min(max(num_skipped - step, 1), _SKIPPED_AT_A_TIME))
 
     def _rank(self) -> tuple[int, int]:
-        """Which share of a global order a sampler yields that we know nothing of."""
+        """Return which share of a global order an unknown sampler yields: rank and world size."""
         for part in with_inner(self._outer):  # and not the sampler that a batch sampler displaces
             rank, world_size = getattr(part, "rank", None), getattr(part, "num_replicas", None)
             if world_size is None and not isinstance(part, IndexSampler):
@@ -261,7 +262,7 @@ class SeededIndices:
 
 @contextlib.contextmanager
 def _in_epoch(samplers: Sequence[Any], epoch: int) -> Iterator[None]:
-    """Let samplers be in another epoch, as if nobody had notified them."""
+    """Put Penstock's samplers into another epoch for the block; no notification counts."""
     orders = [sampler for sampler in samplers if isinstance(sampler, IndexSampler)]
     before = [(order.epoch, order.times_told, order._place) for order in orders]
     try:
@@ -298,8 +299,8 @@ def with_inner(*samplers: Any) -> list[Any]:  # noqa: ANN401
 def inner_of(sampler: Any) -> list[Any]:  # noqa: ANN401
     """Return the samplers that a sampler is made of: its `batch_sampler` and its `sampler`.
 
-    These are attributes of its own, of any kind. Where `__getattr__` answers for them, only torch's
-    samplers and ours are taken for such: a mock has an attribute of any name.
+    Its own attributes may be of any kind. Where `__getattr__` answers for them, only torch's and
+    Penstock's samplers are accepted: a mock has an attribute of any name.
     """
     found = []
     for name in ("batch_sampler", "sampler"):
@@ -315,7 +316,7 @@ def _is_iterable(value: object) -> bool:
 
 
 def _is_known(sampler: object) -> bool:
-    """Return whether a sampler derives from torch's or our base class, which both have one name."""
+    """Return whether a sampler derives from torch's or Penstock's class `Sampler`."""
     return any(base.__name__ == "Sampler" for base in type(sampler).__mro__)
 
 
@@ -343,10 +344,10 @@ def check_samplers(
     """Compare the samplers that a user gave to a loader with its dataset, and with the ranks.
 
     Args:
-        dataset: Of the loader.
-        sampler: As it was given; None if it was not.
-        batch_sampler: Likewise.
-        batch_size: As it was given; None gives the dataset a sampler's batch as one index.
+        dataset: Dataset of the loader.
+        sampler: Sampler as it was given; None if it was not.
+        batch_sampler: Batch sampler, likewise.
+        batch_size: Batch size, likewise; None gives the dataset a sampler's batch as one index.
 
     Raises:
         ConfigError: one was made for a dataset of more samples, or gives batches and is in the
@@ -388,7 +389,7 @@ def _check_dealt_once(parts: list[Any], dataset: object) -> None:
 
 
 def _held_by(sampler: object, dataset: object) -> list[Any]:
-    """The attributes of a foreign sampler, and theirs: wrappers put a sampler into a dataset."""
+    """Return the attributes of a foreign sampler, and theirs: some hold samplers in datasets."""
     found: list[Any] = []
     for held in vars(sampler).values() if hasattr(sampler, "__dict__") else ():
         if held is not dataset:
@@ -427,14 +428,14 @@ def _check_ranks(orders: list[IndexSampler], given: object) -> None:
 
 
 def tell_epoch(epoch: int, *samplers: Any) -> None:  # noqa: ANN401
-    """Tell samplers, and those that they are made of, the epoch, if they have `set_epoch`."""
+    """Notify samplers, and those that they are made of, of the epoch, if they have `set_epoch`."""
     for part in with_inner(*samplers):
         if callable(set_epoch := getattr(part, "set_epoch", None)):
             set_epoch(epoch)
 
 
 def _kinds(sampler: Any, depth: int = 1) -> dict[str, Any]:  # noqa: ANN401
-    """What can be said of a sampler that has no `settings`, and of what it is made of."""
+    """Return a sampler's `settings`; else its kind, its length and those that it is made of."""
     if isinstance(sampler, IndexSampler):
         return sampler.settings()
     settings: dict[str, Any] = {"kind": type(sampler).__name__, "length": length_of(sampler)}
@@ -466,7 +467,7 @@ class StreamSource:
         num_workers: int,
         rank: Rank,
     ) -> None:
-        """Note what the shares of the workers depend on."""
+        """Note what the shards of the workers depend on."""
         self._batch_size = batch_size
         own = {"dataset": dataset.settings()} if follows_epochs(dataset) else {}
         self._settings = {
@@ -483,8 +484,8 @@ class StreamSource:
         return itertools.repeat(None if self._batch_size is None else [None] * self._batch_size)
 
     def describe(self) -> Description:
-        """Return what the shares of the workers depend on."""
-        # The last batch of each worker may be shorter, so nobody knows the number of samples.
+        """Return what the shards of the workers depend on."""
+        # The last batch of each worker may be shorter, so the number of samples is not known.
         return Description(self._settings, lambda epoch, num_batches: None)
 
     def notified_epoch(self) -> None:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Arguments of a loader about how it runs, checked once, and the plan that follows from them."""
+"""A loader's arguments about how it runs, checked once, and the plan that follows from them."""
 
 from __future__ import annotations
 
@@ -32,15 +32,15 @@ _MODES: Final = ("auto", "light", "full")
 
 @dataclass(frozen=True)
 class LoaderOptions:
-    """Arguments that both loaders take about how they run; see `penstock.Loader`.
+    """Arguments of both loaders about how they run; see `penstock.Loader`.
 
     Attributes:
         is_iterable: Whether the dataset is iterable.
-        backend: The name; "thread" also where the context's processes are threads.
-        context: What `multiprocessing_context` means.
-        faults: What `on_error` means.
-        limits: The budgets.
-        backend_options: See `penstock.engine.plan.Plan`.
+        backend: Name of the backend; "thread" also where the context's processes are threads.
+        context: Context that `multiprocessing_context` means.
+        faults: Policy that `on_error` means.
+        limits: Budgets of cores and memory.
+        backend_options: Options of the backend; see `penstock.engine.plan.Plan`.
 
     Raises:
         ConfigError: an argument is out of its range, or contradicts another.
@@ -72,7 +72,7 @@ class LoaderOptions:
     backend_options: RayOptions | None = field(init=False)
 
     def __post_init__(self, dataset: object) -> None:
-        """Check them, and find what they mean."""
+        """Check the arguments, and set the attributes that follow from them."""
         if self.seed is not None:
             checked_count("seed", self.seed)
         elif not self.global_rng:
@@ -213,16 +213,16 @@ def plan_of(
     framework: Framework | None = None,
     page_lock: PageLock | None = None,
 ) -> Plan:
-    """Return the plan of an iterator: by the loader's options, and its attributes as they are now.
+    """Return the plan of an iterator, by the loader's options and its present attributes.
 
     Args:
-        loader: Whose iterator it is.
-        base_seed: See `Plan`.
-        collate_fn: See `WorkerSpec`, also for those below.
+        loader: Loader of the iterator.
+        base_seed: Base seed of the workers; see `Plan`.
+        collate_fn: Collate function; see `WorkerSpec`, also for those below.
         global_rng: Whether the seed also decides what the global generators give.
-        rank: Which of the ranks that share an iterable this one is.
-        framework: Whose tensors the default collate makes.
-        page_lock: See `Plan`.
+        rank: Rank of this process among those that share an iterable.
+        framework: Framework whose tensors the default collate makes.
+        page_lock: Lock of the slots; see `Plan`.
     """
     options, monitor = loader._options, loader._monitor
     spec = WorkerSpec(

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Indices to a batch: reading the dataset and collating, for one epoch of one worker."""
+"""Making batches from indices: reading and collating, for one epoch of one worker."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ class BatchMaker:
     """Makes the batches of one epoch.
 
     Attributes:
-        num_asked: Samples of the batch made last; counted where a fault policy needs it.
+        num_asked: Number of samples asked of the last batch; counted where a policy needs it.
 
     Concurrency:
         One thread.
@@ -54,22 +54,22 @@ class BatchMaker:
         in_thread: bool = False,
         compared: Callable[[Iterable[Any]], Iterator[Any]] | None = None,
     ) -> None:
-        """Begin an epoch: an iterable dataset's iterator is made here.
+        """Begin an epoch; this makes the iterator of an iterable dataset.
 
         Args:
-            spec: How a task becomes a batch.
-            output: Where the batches go.
-            status: Where to note what is being done.
-            identity: Which worker this is.
-            begun: Which epoch, and where to go on in it.
-            restores_generators: Whether the global generators are the user's, and are to be put
-                back after each batch.
+            spec: Spec of the worker: how a task becomes a batch.
+            output: Destination of the batches.
+            status: Writer of the worker's status.
+            identity: Identity of this worker.
+            begun: The epoch, and the position to go on from.
+            restores_generators: Whether to restore the global generators, which are the user's,
+                after each batch.
             in_thread: Whether this is one of several threads that share the global generators,
-                which are then left alone.
+                which it leaves alone.
             compared: See `ShardInfo`.
 
         Raises:
-            Exception: what the dataset raises when it is told of the epoch, or iterated.
+            Exception: what the dataset raises when it is notified of the epoch, or iterated.
         """
         epoch = begun.epoch
         self.num_asked = 0
@@ -129,7 +129,7 @@ class BatchMaker:
         Args:
             indices: A list, an int64 array, or what the sampler gave; with their place, if seeded.
             step: Number of the batch in its epoch.
-            hints: What is known of samples that end workers; None is nothing.
+            hints: Hints on samples that end workers; None if there are none.
 
         Returns:
             The batch, or `penstock.engine.recover.NO_BATCH` if none of its samples could be made
@@ -164,12 +164,12 @@ class BatchMaker:
         return GeneratorWatch(self._spec.dataset)
 
     def position(self) -> ShardPosition | None:
-        """Return how far the shard of an iterable dataset is; None for a map-style one."""
+        """Return the position in the shard of an iterable dataset; None for a map-style one."""
         return None if self._stream is None else self._stream.position()
 
     @property
     def shard_position(self) -> Callable[[], ShardPosition] | None:
-        """Returns how far a stream without a state is; None for a map-style dataset."""
+        """Function that returns a stream's position, without its state; None if map-style."""
         return None if self._stream is None else self._stream.shard_position
 
     def take_bad(self) -> list[BadSample]:
@@ -177,7 +177,7 @@ class BatchMaker:
         return self._recovery.take_bad()
 
     def take_notices(self) -> Notices | None:
-        """Return, once, what was found out in the first batch; None if nothing was."""
+        """Return the findings of the first batch, once; None if there are none."""
         stream, drawings = self._stream, self._drawings
         digest = None if stream is None else stream.first_digest
         if digest is None and not drawings:
@@ -193,7 +193,7 @@ class BatchMaker:
         It does what `make` does, without what only some loaders need.
 
         Returns:
-            None where random streams or a fault policy are to be heeded, or a stream has a state.
+            The function; None where there are random streams or a policy, or a stream has a state.
         """
         faults = self._spec.faults
         if self._random is not None or faults.tolerates or faults.retries:
@@ -208,12 +208,12 @@ class BatchMaker:
     def try_sample(self, indices: Any, number: int, hints: RetryHints | None) -> None:  # noqa: ANN401
         """Read, collate and pack one sample of a batch of a map-style dataset, and drop it.
 
-        For a sample that may end the process: what it raises otherwise, `make` will raise again.
+        This finds a sample that ends the process. Exceptions are ignored: `make` will raise them.
 
         Args:
-            indices: Of the batch, as for `make`.
-            number: Which sample of it.
-            hints: What is known of samples that end workers.
+            indices: Indices of the batch, as for `make`.
+            number: Number of the sample in it.
+            hints: Hints on samples that end workers.
         """
         assert self._map is not None
         indices, position, stride = _parts_of(indices)
@@ -242,7 +242,7 @@ class BatchMaker:
         if self._random is None:
             position = step * len(keys)  # as good as any other place, to draw replacements by
         if self._is_read_at_once(self._map, indices) and not _concerns(hints, keys):
-            # Nobody knows which sample is bad before one is: then they are read by themselves.
+            # If this fails, each sample is read by itself to find the bad one.
             with contextlib.suppress(Exception):
                 return self._make_of_map(self._map, indices, position, stride)
             self._assembler.output.abandon()
@@ -252,7 +252,7 @@ class BatchMaker:
         return self._recovery.join(items, position)
 
     def _listed(self, indices: Any) -> tuple[Any, list[Any] | None]:  # noqa: ANN401
-        """Return the indices, and a list of them; None for what is none (a slice, say)."""
+        """Return the indices, and a list of them; None if they have no list (a slice, say)."""
         keys = dataset_keys(indices)
         if not self._spec.is_batched:
             return indices, [keys]
@@ -313,13 +313,13 @@ class BatchMaker:
         if not self._spec.faults.tolerates:
             self._stream.take(self._fill)
             return
-        # Collated as well: one that did not fit had the next sample take its place.
+        # Collated as well: the next sample took the place of one that did not fit.
         self._make_of_stream(self._stream, None)
         self._assembler.output.abandon()
 
 
 class _Scope:
-    """What the user's code sees of us while it runs: its shard, and its random streams."""
+    """Context in which the user's code runs: its shard, and its random streams."""
 
     def __init__(self, shard: ShardInfo, random: SampleStreams | None, *, restores: bool) -> None:
         self._shard = shard

@@ -1,13 +1,14 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a fork finds running here: threads of libraries, event loops, and a device in use.
+"""Hazards of a fork in this process: threads of libraries, event loops, and a device in use.
 
-A forked worker is a copy of the main process with one thread: whoever relies on another thread
-there waits for ever. Most libraries name their threads; those of GNU OpenMP, which have no names,
-wait in its own code.
+A forked worker is a copy of the main process with one thread: code that relies on another thread
+waits there for ever. Most libraries name their threads. Those of GNU OpenMP have no names, and are
+recognised by waiting in its code.
 
-What cannot be told is not counted, as a warning ends programs that take warnings as errors; nor is
-what is no hazard: OpenBLAS, Arrow, jemalloc, and the OpenMP of LLVM and Intel, which renew
-themselves in a child; torch's own GNU OpenMP, as workers run torch with one thread.
+A thread that cannot be identified is not counted, as a warning ends programs that take warnings as
+errors. Some libraries are no hazard: OpenBLAS, Arrow, jemalloc, and the OpenMP of LLVM and Intel
+renew themselves in a child; torch's own GNU OpenMP is not used, as workers run torch with one
+thread.
 """
 
 from __future__ import annotations
@@ -32,7 +33,7 @@ _THREAD_NAMES: Final = {
     "Polars (Rust)": re.compile(r"polars-\d"),  # its import starts "polars-ooc-clea"
     "rayon (Rust)": re.compile(r"rayon"),
 }
-# Of notebooks, Ray and wandb, which datasets do not use; the last two are renewed in a child.
+# Of notebooks, Ray and wandb, which datasets do not use; fsspec and zarr renew theirs in a child.
 _HARMLESS_LOOPS: Final = re.compile(r"IOPub|Control|(Sub)?[Ss]hell|AsyncIO|wandb|fsspec|zarr")
 _IS_OPENMP: Final = re.compile(r" r-xp .*/lib(gomp|i?omp5?)\b[^/]*\.so[^/]*$")
 _IN_TORCH: Final = re.compile(r"/torch(/lib|\.libs)/")
@@ -46,7 +47,7 @@ def warn_of_fork(*, stacklevel: int = 2) -> None:
     It takes 1 ms with torch, 3 with scikit-learn, nearly all for the kernel's list of files.
 
     Args:
-        stacklevel: As of `warnings.warn` in place of this call: 1 is the line that calls.
+        stacklevel: Level as for `warnings.warn` in place of this call: 1 is the line that calls.
     """
     global _has_warned
     if _has_warned:
@@ -68,9 +69,9 @@ def warn_of_fork(*, stacklevel: int = 2) -> None:
 
 @contextlib.contextmanager
 def opencv_at_rest() -> Iterator[None]:
-    """End OpenCV's idle threads for the block, in which processes may then be forked.
+    """End OpenCV's idle threads, so that processes may be forked in the block.
 
-    They start again when they are next used. Those at work, for another thread of Python, go on.
+    They start again when they are next used. Threads at work for another Python thread go on.
     """
     cv2: Any = sys.modules.get("cv2")
     number = cv2.getNumThreads() if hasattr(cv2, "setNumThreads") else 1
@@ -94,7 +95,7 @@ def busy_device(modules: Mapping[str, object]) -> str | None:
 
 
 def running_hazards() -> list[str]:
-    """Return what runs now and would not survive a fork; of libraries, on Linux only."""
+    """Return what runs now and would not survive a fork; libraries are found on Linux only."""
     found, unnamed = set(), []
     of_python = {thread.native_id for thread in threading.enumerate()}
     with contextlib.suppress(OSError):
@@ -110,7 +111,7 @@ def running_hazards() -> list[str]:
 
 
 def library_of(thread_name: str) -> str | None:
-    """Return whose thread has that name, None if it is no hazard that we know."""
+    """Return the library whose thread has that name; None if it is no known hazard."""
     for title, names in _THREAD_NAMES.items():
         if names.match(thread_name):  # Ray's gRPC is used by no worker
             return None if title == "gRPC" and "ray._raylet" in sys.modules else title
@@ -120,7 +121,7 @@ def library_of(thread_name: str) -> str | None:
 def _read(path: str) -> str:
     with contextlib.suppress(OSError), open(path, encoding="utf-8", errors="replace") as file:
         return file.read()
-    return ""  # the thread has ended, or the system does not tell
+    return ""  # the thread has ended, or the system does not say
 
 
 def _wait_in_openmp(tids: list[int], maps: str) -> bool:

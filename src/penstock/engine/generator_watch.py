@@ -1,12 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Which functions draw from the generators that belong to the whole process.
+"""Finding the functions that draw from the generators of the whole process.
 
 A profile function follows the calls of one thread. It names the user's function
 
     random    that calls a method of the one hidden `random.Random`
     torch     that calls what draws, by its name, while the generator's state changes
     numpy     that runs between two calls or returns while the state changes, and refers to numpy's
-              generator. The state alone would accuse whoever runs while the main process draws.
+              generator. The state alone would accuse a function that runs while another thread
+              draws.
 """
 
 from __future__ import annotations
@@ -39,7 +40,7 @@ UNSEEDED: Final = (
 
 _MOST_EVENTS: Final = 10_000  # some 20 ms; code that calls a lot is many times slower meanwhile
 _GLOBAL_RANDOM: Final = getattr(random, "_inst", None)  # whose methods random.random etc. are
-# The same of numpy, its module and its functions: what code may refer to it by.
+# Numpy's generator, module and functions: the objects by which code may refer to the generator.
 _OF_NUMPY: Final = {id(np.random), id(getattr(np.random.mtrand, "_rand", np.random))}
 _OF_NUMPY.update(id(v) for k, v in vars(np.random).items() if hasattr(np.random.RandomState, k))
 _TORCH_NAMES: Final = re.compile(
@@ -52,7 +53,7 @@ _warned_of: set[str] = set()  # what was found, of all loaders
 
 
 def warn_of_drawings(drawings: Iterable[str], why: str) -> None:
-    """Warn of what watches have found, once of each; `why` says why it matters, and what to do."""
+    """Warn of each drawing that watches found, once; `why` says why it matters, and what to do."""
     new = [drawing for drawing in drawings if drawing not in _warned_of]
     if new:
         _warned_of.update(new)
@@ -64,24 +65,24 @@ def warn_of_drawings(drawings: Iterable[str], why: str) -> None:
 
 
 def note_watched(dataset: object) -> None:
-    """Remember that a batch of it was watched. Of what cannot be referred to weakly nothing is."""
+    """Remember that a batch of `dataset` was watched, if it can be referred to weakly."""
     with contextlib.suppress(TypeError):
         _watched[id(dataset)] = dataset
 
 
 def was_watched(dataset: object) -> bool:
-    """Return whether a batch of it was watched, in any loader."""
+    """Return whether a batch of `dataset` was watched, in any loader."""
     return _watched.get(id(dataset), _watched) is dataset
 
 
 class GeneratorWatch:
-    """Finds out who draws, in the thread that calls `begin`, until it calls `end`.
+    """Finds the functions that draw in the thread that calls `begin`, until it calls `end`.
 
-    `found` has each once, as "Flip.__call__ (flips.py:12) in the transform Flip uses random".
+    `found` lists each once, as "Flip.__call__ (flips.py:12) in the transform Flip uses random".
     """
 
     def __init__(self, dataset: object) -> None:
-        """Find functions; `dataset` knows the transforms that they may be of."""
+        """Create a watch; `dataset` is searched for the transforms that functions belong to."""
         self._dataset = dataset
         self._known: set[tuple[CodeType, str]] = set()
         self._numpy_state = _state_of_numpy()
@@ -150,7 +151,7 @@ def _refers_to_numpy(frame: FrameType) -> bool:
     values = [*here.values(), *map(frame.f_globals.get, names)]
     values += getattr(here.get("self"), "__dict__", {}).values()
     if not {"default_rng", "RandomState", "sample_rng"}.isdisjoint(names):
-        return False  # it draws from that, we suppose
+        return False  # presumably it draws from that
     return any(id(v) in _OF_NUMPY or (v is np and "random" in names) for v in values)
 
 

@@ -32,7 +32,7 @@ class MapReader:
     """Reads the samples of one epoch.
 
     Attributes:
-        streams: The samples' random streams; None without a seed.
+        streams: Random streams of the samples; None without a seed.
         reads_together: Whether `__getitems__` reads the samples of a batch.
 
     Concurrency:
@@ -40,12 +40,12 @@ class MapReader:
     """
 
     def __init__(self, spec: WorkerSpec, status: StatusWriter, seed: int, epoch: int) -> None:
-        """Look at how the dataset can be read.
+        """Find out how the dataset can be read.
 
         Args:
-            spec: Whose dataset.
-            status: Where to note which sample is read.
-            seed: Decides the replacements of bad samples, together with `epoch`.
+            spec: Spec of the worker, with the dataset.
+            status: Writer of the worker's status.
+            seed: Seed of the replacements of bad samples, together with `epoch`.
             epoch: Number of the epoch.
         """
         self.streams: SampleStreams | None = None
@@ -56,8 +56,8 @@ class MapReader:
         self._read_batch: BatchReader | None = None
         if spec.is_batched and spec.collate_fn is None:
             self._read_batch = batch_reader(spec.dataset)
-        # With streams of its own, a sample is better read by itself where nothing is lost by it; as
-        # it is where one that fails is left out.
+        # With random streams, or where bad samples are left out, samples are read one by one,
+        # unless `__getitems__` does more than that.
         can_read_together = (
             reads_together(spec.dataset)
             if spec.seed is not None or self._tolerates
@@ -91,7 +91,7 @@ class MapReader:
             return None
         return array.astype(np.int64, copy=False)
 
-    # The samples of a batch, none of which may be bad.
+    # Reading a batch in which no sample may be bad.
 
     def read_whole(self, indices: np.ndarray[Any, Any], empty: Allocator) -> Any:  # noqa: ANN401
         """Return the batch that the dataset collates itself.
@@ -122,7 +122,7 @@ class MapReader:
         try:
             return self._dataset.__getitems__(indices)
         except Exception as error:
-            # A dataset that knows which sample it was has said so.
+            # The dataset may have named the sample already.
             if not any(_ONE_SAMPLE in note for note in getattr(error, "__notes__", ())):
                 named = name_samples(self._dataset, indices)
                 annotate(error, f"while reading {named} of the dataset")
@@ -173,12 +173,12 @@ class MapReader:
         if not self._tolerates:
             annotate(error, "(on_error='skip' or 'replace' goes on without a sample that fails)")
 
-    # Its items, of which some may be bad: see `Reader`.
+    # Reading items, of which some may be bad: see `Reader`.
 
     def items_of(
         self, indices: list[Any], position: int, stride: int, hints: RetryHints | None
     ) -> list[BatchItem]:
-        """Return the items of a batch, which the other calls are about until the next one."""
+        """Return the items of a batch; until the next such call, the others concern this batch."""
         self._indices = indices
         self._rejected = {}
         self._position = position
@@ -188,7 +188,7 @@ class MapReader:
         return [BatchItem(k, index, position + k * stride) for k, index in enumerate(indices)]
 
     def read(self, item: BatchItem) -> Any:  # noqa: ANN401
-        """Return the sample, tried as often as the policy says."""
+        """Return the sample, after as many attempts as the policy allows."""
         how = self._quarantined.get(sample_key(item.index))
         if how is not None:
             raise WorkerDied(how[0])
@@ -214,7 +214,7 @@ class MapReader:
             raise
 
     def gather(self, items: list[BatchItem], empty: Allocator) -> tuple[bool, Any]:
-        """Return the samples; what can be read together is read once more, together."""
+        """Return the samples; those that can be read together are read once more, together."""
         indices = [item.index for item in items]
         if self.whole_batch(indices) is not None:
             return True, self._read_items(items, empty)
@@ -262,7 +262,7 @@ class MapReader:
         )
 
     def is_spent(self, error: Exception) -> bool:
-        """Return False: every sample is by itself."""
+        """Return False: each sample is read independently of the others."""
         return False
 
     def end_of_workers(self, item: BatchItem) -> str:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Where a batch goes when it is made: into memory of its own process, unless a backend packs it."""
+"""Destinations of batches: memory of their own process, unless a backend packs them."""
 
 from __future__ import annotations
 
@@ -18,40 +18,40 @@ if TYPE_CHECKING:
 __all__ = ["Output", "PlainOutput"]
 
 _DEEPEST: Final = 3
-_MOST_COUNTED: Final = 64  # items of a container; the others are taken for as large
+_MOST_COUNTED: Final = 64  # items of a container; the others are assumed as large
 
 
 class Output(Protocol):
-    """Where a batch goes."""
+    """Destination of batches."""
 
     def begin(self, *, counts_bytes: bool) -> None:
-        """Begin a batch; `counts_bytes` says whether its bytes are wanted of `take_cost`."""
+        """Begin a batch; `counts_bytes` says whether `take_cost` has to know its bytes."""
 
     def empty(self, shape: tuple[int, ...], dtype: npt.DTypeLike) -> npt.NDArray[Any]:
-        """Return memory for an array of the batch under way."""
+        """Return memory for an array of the current batch."""
 
     def finish(self, batch: Any) -> Any:  # noqa: ANN401
         """Return the batch as it leaves: packed, or as it is."""
 
     def dry_run(self, batch: Any) -> None:  # noqa: ANN401
-        """Raise what `finish` would; nothing is kept."""
+        """Raise what `finish` would raise; nothing is kept."""
 
     def abandon(self) -> None:
-        """Take back what `empty` gave: there is no batch after all."""
+        """Take back the memory that `empty` returned: there is no batch after all."""
 
     def take_cost(self) -> tuple[int, int, int]:
-        """Return bytes of the batch, bytes of all memory here, and nanoseconds of making more."""
+        """Return bytes of the batch, bytes of all memory here, and nanoseconds of allocating."""
 
 
 class PlainOutput:
-    """Batches leave as they are, in recycled memory of this process.
+    """Passes batches on as they are, in recycled memory of this process.
 
     Concurrency:
         One thread makes batches; they may be dropped in any.
     """
 
     def __init__(self, page_lock: PageLock | None = None) -> None:
-        """Begin with no memory; `page_lock` locks what comes to be, None leaves it as it is."""
+        """Begin without memory; `page_lock` locks what is allocated, None locks nothing."""
         self._page_lock = page_lock
         self._pool = BufferPool(page_lock=page_lock)
         self._num_bytes = 0
@@ -68,11 +68,11 @@ class PlainOutput:
         self._num_bytes += array.nbytes
         return array
 
-    # What it gives is what the consumer gets: neither copied nor rebuilt.
+    # The consumer gets this very array: neither copied nor rebuilt.
     empty.stays_here = True  # type: ignore[attr-defined]
 
     def take_cost(self) -> tuple[int, int, int]:
-        """Return the cost of the batch, by what it asked for if anything; see `Output`."""
+        """Return the cost of the batch, by the memory that it asked for, if any; see `Output`."""
         num_bytes, self._num_bytes = self._num_bytes, 0
         return num_bytes, self._pool.size_bytes, 0
 
@@ -84,13 +84,13 @@ class PlainOutput:
         return batch
 
     def dry_run(self, batch: object) -> None:
-        """Nothing that could fail."""
+        """Do nothing: `finish` cannot fail."""
 
     def abandon(self) -> None:
-        """Garbage collection takes it back."""
+        """Do nothing: garbage collection takes the memory back."""
 
     def close(self) -> None:
-        """Give the free memory back, whoever still refers to this; batches stay valid."""
+        """Give the free memory back, even while this is referred to; batches stay valid."""
         self._pool = BufferPool(page_lock=self._page_lock)
 
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a batch is made of: its items, and the readers that give each a sample."""
+"""The items of a batch, and the protocol of the readers that give each a sample."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 __all__ = ["MISSING", "MOST_ATTEMPTS", "BatchItem", "Reader", "name_samples"]
 
 MISSING: Final = object()
-MOST_ATTEMPTS: Final = 20  # to fill an item after the first; as many bad ones are no accident
+MOST_ATTEMPTS: Final = 20  # at an item after the first; so many bad samples are no accident
 _MOST_LISTED: Final = 16
 
 
@@ -23,18 +23,18 @@ class BatchItem:
     """One item of a batch, and the sample that is read for it.
 
     Attributes:
-        number: Which item of the batch, from 0.
-        index: Of the sample to read; None in an iterable dataset.
-        place: In the epoch's global order; decides the sample's random numbers.
-        attempt: 0 for the sample that the sampler drew; one more for each replacement, and each
-            time that it is made with other partners.
-        sample: What was read; `MISSING` as long as, or because, there is none.
+        number: Number of the item in the batch, from 0.
+        index: Index of the sample to read; None in an iterable dataset.
+        place: Place in the epoch's global order; decides the sample's random numbers.
+        attempt: Number of the attempt: 0 for the sample that the sampler drew; one more for each
+            replacement, and each time that it is made with other partners.
+        sample: Sample that was read; `MISSING` before, and if it could not be made.
     """
 
     __slots__ = ("attempt", "index", "number", "place", "sample")
 
     def __init__(self, number: int, index: Any, place: int, sample: Any = MISSING) -> None:  # noqa: ANN401
-        """Hold `sample`, or nothing yet."""
+        """Create an item with `sample`, or without one."""
         self.number = number
         self.index = index
         self.place = place
@@ -49,7 +49,7 @@ class BatchItem:
 
 
 class Reader(Protocol):
-    """Reads the samples of items, one by one: what `penstock.engine.recover` works on."""
+    """Reads the samples of items one by one, for `penstock.engine.recover`."""
 
     def read(self, item: BatchItem) -> Any:  # noqa: ANN401
         """Return the sample of `item`.
@@ -60,20 +60,20 @@ class Reader(Protocol):
         """
 
     def gather(self, items: list[BatchItem], empty: Allocator) -> tuple[bool, Any]:
-        """Return what is to be collated: (False, samples), or (True, the batch already)."""
+        """Return (False, the samples to collate), or (True, the batch, collated already)."""
 
     def read_anew(self, items: list[BatchItem]) -> None:
         """Read the samples once more, where that is possible: collating may have changed them."""
 
     def replace(self, item: BatchItem, error: Exception) -> None:
-        """Let `item` be for another sample, as this one raised `error`.
+        """Give `item` another sample to read, as this one raised `error`.
 
         Raises:
             TooManyFailures: there is none, or many were bad.
         """
 
     def is_spent(self, error: Exception) -> bool:
-        """Return whether no more can be read after reading raised `error`, and say why in it."""
+        """Return whether nothing can be read after `error`; if so, add a note of why to it."""
 
     def end_of_workers(self, item: BatchItem) -> str:
         """Return how the sample of `item` ended workers; empty if it did not."""

@@ -2,8 +2,8 @@
 """Batches with bad samples: finding the samples to blame, and making the batch of the others.
 
 The sample to blame is found by trying: each sample by itself, then in pairs with one that most
-others agree with. What cannot be put down to single samples is an error of the collate function or
-of the dataset as a whole, and is raised under any policy.
+others agree with. An exception that no single sample explains is an error of the collate function
+or of the dataset as a whole, and is raised under any policy.
 """
 
 from __future__ import annotations
@@ -38,13 +38,13 @@ class BadSample(NamedTuple):
     """A sample that could not be made.
 
     Attributes:
-        index: As the sampler, or a replacement, gave it; of a partner, as the dataset drew it.
+        index: Index that the sampler or a replacement gave; for a partner, that the dataset drew.
             None in an iterable dataset.
-        error: What was raised, without traceback.
-        traceback: As text; for one that ended workers, all that is known of its end.
-        replaced_by: What took its place; None if nothing did.
-        name: As the dataset that could not read it calls it; None if it did not say.
-        partner_of: The sample that it was drawn for; None if it was asked for itself.
+        error: Exception, without its traceback.
+        traceback: Traceback as text; for a sample that ended workers, what is known of their end.
+        replaced_by: Index of the sample that took its place; None if none did.
+        name: Name of the sample in the dataset that could not read it; None if not known.
+        partner_of: Index of the sample that it was drawn for; None if it was asked for itself.
     """
 
     index: Any
@@ -56,7 +56,7 @@ class BadSample(NamedTuple):
 
 
 class Recovery:
-    """Makes batches of what is left of them, for one epoch.
+    """Makes batches in spite of bad samples, for one epoch.
 
     Concurrency:
         One thread. Every call runs the user's code, so its random streams must be active.
@@ -68,10 +68,10 @@ class Recovery:
         """Begin an epoch.
 
         Args:
-            reader: Reads samples, and finds others.
-            assembler: Collates and finishes.
-            spec: What becomes of bad samples.
-            status: Where to write what is being done.
+            reader: Reader of samples and replacements.
+            assembler: Assembler that collates and finishes batches.
+            spec: Spec of the worker, with the fault policy.
+            status: Writer of the worker's status.
         """
         self._reader = reader
         self._assembler = assembler
@@ -89,10 +89,10 @@ class Recovery:
         """Make the sample of `item`: its own, a replacement, or none.
 
         Args:
-            item: Of the batch.
-            alone: Whether to collate and pack the sample by itself first. If it ends the process,
-                the status page tells which one it was. That it raises proves nothing: a collate
-                function may need more than one.
+            item: Item of the batch.
+            alone: Whether to collate and pack the sample by itself first. If that ends the process,
+                the status page names the sample. An exception proves nothing: a collate function
+                may need more than one sample.
 
         Raises:
             StopIteration: the shard of an iterable has ended.
@@ -123,9 +123,9 @@ class Recovery:
                 return
 
     def _draws_others(self, item: BatchItem, error: Exception) -> bool:
-        """Return whether to make the sample of `item` again, as it was a partner that is bad.
+        """Return whether to make the sample of `item` again, as only a partner of it is bad.
 
-        The partner is noted, and the sample gets other random numbers: those of its next attempt.
+        The partner is recorded; the sample gets the random numbers of its next attempt.
         """
         unread = unread_sample(error)
         if not self._faults.tolerates or unread is None or not unread.is_partner:
@@ -141,7 +141,7 @@ class Recovery:
         return True
 
     def _reject(self, item: BatchItem, error: Exception) -> None:
-        """Note that the sample of `item` is bad, and let the item be for another if it may.
+        """Record the sample of `item` as bad, and give the item another if the policy says so.
 
         Raises:
             Exception: `error` itself, if the policy is to raise.
@@ -160,7 +160,7 @@ class Recovery:
             self._reader.replace(item, error)
 
     def _note_replacement(self, first_bad: int, item: BatchItem) -> None:
-        """Note whose sample it is that replaced those found bad since."""
+        """Record the sample of `item` as the one that replaced those found bad since."""
         for k in range(first_bad, len(self._bad)):
             if self._bad[k].partner_of is None:
                 self._bad[k] = self._bad[k]._replace(replaced_by=item.index)
@@ -169,11 +169,11 @@ class Recovery:
         """Return the batch of the items that have a sample, finished; `NO_BATCH` if none has.
 
         Args:
-            items: Filled.
+            items: Items of the batch, filled.
             position: Place of the batch in the epoch's global order.
 
         Raises:
-            Exception: what cannot be put down to single samples, or all if the policy is to raise.
+            Exception: one that no single sample explains; any, if the policy is to raise.
         """
         while True:
             taken = [item for item in items if item.sample is not MISSING]
@@ -203,7 +203,7 @@ class Recovery:
         return self._assembler.collate(gathered, position, indices, dry_run=dry_run)
 
     def _trial(self, items: list[BatchItem], position: int) -> Exception | None:
-        """Return what making a batch of these items alone raises; None if nothing.
+        """Return the exception that a batch of these items alone raises; None if there is none.
 
         The samples are copied: a collate function may change what it gets.
         """
@@ -222,7 +222,7 @@ class Recovery:
         """Find the samples that keep the batch from being made, and reject them.
 
         Raises:
-            Exception: `error`, if it cannot be put down to single samples.
+            Exception: `error`, if no single sample explains it.
         """
         with contextlib.suppress(Exception):  # what cannot be read again is taken as it is
             self._reader.read_anew(taken)
@@ -266,12 +266,12 @@ class Recovery:
 def _copied(sample: Any) -> Any:  # noqa: ANN401
     try:
         return copy.deepcopy(sample)
-    except Exception:  # what cannot be copied is risked
+    except Exception:  # a sample that cannot be copied is used itself
         return sample
 
 
 def drop_frames(error: BaseException) -> None:
-    """Drop the tracebacks: their frames hold samples, and whatever else was at hand."""
+    """Drop the tracebacks of `error` and its causes: their frames hold samples."""
     waiting: list[BaseException | None] = [error]
     seen: set[int] = set()
     while waiting:

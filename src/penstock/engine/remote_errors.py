@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Exceptions that are raised elsewhere than they came from: another process, or a second time."""
+"""Exceptions that are raised again: in another process, or in the same one."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ class WorkerTraceback(Exception):
 
 
 def report_exception(error: BaseException) -> ExceptionReport:
-    """Return `error` ready for another process; as itself only if it survives pickling."""
+    """Return a report of `error` for another process; it holds `error` if that can be pickled."""
     text = "".join(traceback.format_exception_only(error)).strip()
     pickled = _pickle_exception(error, error)
     if pickled is None:  # a constructor with other arguments than `args`: do without it
@@ -79,7 +79,7 @@ def revive_exception(report: ExceptionReport) -> BaseException:
         try:
             error = _unpickle_exception(report.pickled)
         except Exception:
-            error = None  # its class is not to be found here, say
+            error = None  # its class cannot be imported here, say
     if error is None:
         error = RuntimeError(f"{report.text} (it cannot be raised as itself: it does not pickle)")
     with contextlib.suppress(Exception):  # some exceptions refuse to be changed
@@ -88,15 +88,15 @@ def revive_exception(report: ExceptionReport) -> BaseException:
 
 
 def copy_of_error(error: Exception) -> Exception:
-    """Return what may be raised in place of `error`, which is raised more than once.
+    """Return a copy of `error`, to raise in its place; `error` if it cannot be copied.
 
-    Raising it makes the frames of whoever raises it, and all that is in them, a part of it.
+    Each raise adds frames to an exception, and all that they hold.
     """
     try:
         again = type(error).__new__(type(error), *error.args)
         vars(again).update(vars(error))
         again.__notes__ = list(getattr(error, "__notes__", ()))
         same = str(again) == str(error)
-    except Exception:  # its class does not have that
+    except Exception:  # its class does not allow that
         return error
     return again.with_traceback(error.__traceback__) if same else error

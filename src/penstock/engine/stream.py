@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What streams of batches have in common, wherever their batches are made.
+"""The base class of all streams of batches, with or without workers.
 
     BatchStream ── WorkerStream   workers make the batches (`worker_stream`)
                 └─ SerialStream   the caller's own thread does (`serial_stream`)
@@ -46,21 +46,21 @@ _RECENT: Final = 64  # batches, among which half are to be long
 _FEWEST_LONG: Final = 4  # batches; the first ones import modules, and a machine may stall
 
 _log = logging.getLogger("penstock")
-_new: Final = tuple.__new__  # a named tuple's own is a function of Python
+_new: Final = tuple.__new__  # a named tuple's own is written in Python, and slower
 
 
 def was_raised_below(end: GeneratorExit) -> bool:
-    """Return whether the user's code has raised it, not who closes the generator."""
+    """Return whether the user's code has raised it, and not a `close` of the generator."""
     return end.__traceback__ is not None and end.__traceback__.tb_next is not None
 
 
 class BatchStream:
-    """The batches of one epoch after the other.
+    """A stream of batches, epoch after epoch.
 
-    A subclass makes them (`_next`), begins epochs, and releases what it holds (`_release`).
+    A subclass makes batches (`_next`), begins epochs, and releases what it holds (`_release`).
 
     Attributes:
-        num_yielded: Batches of this epoch that this stream has given.
+        num_yielded: Number of batches of this epoch that this stream has given.
 
     Concurrency:
         One thread at a time.
@@ -81,12 +81,12 @@ class BatchStream:
         """Begin `epoch`.
 
         Args:
-            plan: What to do.
+            plan: Plan of the stream.
             epoch: The first epoch, or the rest of one.
-            faults: Where to record bad samples; None is a log that nobody reads.
-            observer: Hears of every batch; None measures nothing.
-            hook: What is done with a batch before the loop gets it; None is nothing.
-            cpu_clock: CPU time of the loop, in nanoseconds.
+            faults: Log of bad samples; None is one of its own.
+            observer: Observer of every batch; None measures nothing.
+            hook: Delivery hook of each batch before the loop gets it; None is none.
+            cpu_clock: Clock of the loop's CPU time, in nanoseconds.
         """
         self._plan = plan
         self._hook = hook
@@ -110,7 +110,7 @@ class BatchStream:
         self.num_yielded = 0
 
     def set_hook(self, hook: DeliveryHook | None) -> None:
-        """Let another delivery hook begin with the next epoch."""
+        """Use another delivery hook from the next epoch on."""
         before, self._hook = self._hook, hook
         if before is not None:
             before.close()
@@ -122,15 +122,15 @@ class BatchStream:
 
     @property
     def backend(self) -> Backend | None:
-        """Who runs the tasks; None without workers."""
+        """The backend that runs the tasks; None without workers."""
         return None
 
     def batches(self, epoch: Epoch) -> Generator[Any, None, None]:
         """Yield the batches of `epoch`, until another is begun.
 
         A batch counts when the generator is suspended; `EpochIterator` is the iterator for loops.
-        What is raised ends the generator, and as `take` says also the stream; another generator
-        goes on with the next batch.
+        An exception ends the generator, and where `take` says so also the stream; else another
+        generator goes on with the next batch.
         """
         progress = epoch.progress
         try:
@@ -178,7 +178,7 @@ class BatchStream:
         except StopIteration:
             raise
         except Exception:
-            # What was waited for it is no time of the main process's own code.
+            # The wait for it is no time of the main process's own code.
             if observer is not None and observer.measures:
                 self._clock.take()
             else:
@@ -199,11 +199,11 @@ class BatchStream:
         """Let a batch count once it is yielded.
 
         Args:
-            step: Of the batch.
-            worker_id: Who made it.
-            shard: How far that worker is in its shard of an iterable dataset.
-            num_asked: Samples that were asked for; 0 where nothing counts them.
-            num_failed: Bad ones that were not known yet.
+            step: Step of the batch.
+            worker_id: Number of the worker that made it.
+            shard: Position of that worker in its shard of an iterable dataset.
+            num_asked: Number of samples that were asked for; 0 where they are not counted.
+            num_failed: Number of bad ones that were not known yet.
         """
         progress = self._epoch.progress
         given = progress.counted
@@ -238,8 +238,7 @@ class BatchStream:
 
     def _finish(self, begun: Any, hook: DeliveryHook) -> Any:  # noqa: ANN401 - any batch tree
         """Return the batch that `hook` has begun with."""
-        # From here on it is the main process's device that takes its time, or the main process's
-        # own code.
+        # From here on, time is that of the main process's device or of its own code.
         self._clock.arrived()
         try:
             return hook.finish(begun)
@@ -260,12 +259,12 @@ class BatchStream:
         num_workers: int = 0,
         lookahead: int = 0,
     ) -> WorkerSettings | None:
-        """Tell the observer of a batch that the loop gets now.
+        """Give the observer the row of a batch that the loop gets now.
 
         Args:
-            observer: Who is told.
-            made: Of the batch.
-            indices: Of its samples.
+            observer: The observer.
+            made: Result with the batch.
+            indices: Indices of its samples.
             worker_id: See `TimingRow`, as for the others.
             num_ready: See there.
             num_workers: See there.
@@ -287,7 +286,7 @@ class BatchStream:
             return None
 
     def _end_accounts(self, error: Exception) -> None:
-        """Go on without accounts: whoever keeps them has failed."""
+        """Go on without the observer, which has failed."""
         self._observer = None
         # As text: a handler that keeps the record would keep this stream with it.
         _log.error("the accounts of a loader have failed\n%s", traceback.format_exc())
@@ -301,7 +300,7 @@ class BatchStream:
     def _observe_lightly(
         self, observer: Observer, made: TaskResult, num_workers: int = 0, lookahead: int = 0
     ) -> None:
-        """Leave a row of a batch that nobody wants to know more of."""
+        """Note the light row of a batch that is not measured."""
         asked_ns, given_ns, consumer_ns = self._clock.give_lightly()
         light, num_bad, self._num_bad = observer.light, self._num_bad, 0
         light.append((
@@ -320,7 +319,7 @@ class BatchStream:
             self._end_accounts(error)
 
     def _note_long(self, observer: Observer) -> None:
-        """A batch took so long, with the loop's own code, that measuring it would cost nothing."""
+        """Count a batch so long, with the loop's own code, that measuring it costs little."""
         if self.num_yielded - self._long_since > _RECENT:
             self._num_long, self._long_since = 0, self.num_yielded
         self._num_long += 1
@@ -329,7 +328,7 @@ class BatchStream:
             observer.batches_are_long()
 
     def _end(self) -> None:
-        """The loop is notified that there are no more batches."""
+        """End the epoch, as there are no more batches."""
         self._is_over = self._epoch.progress.is_over = True
         if not self._plan.keep_workers:
             self.close()

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Reading one worker's shard of an iterable dataset, and beginning in the middle of it."""
+"""Reading one worker's shard of an iterable dataset, from its start or from a position."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
 __all__ = ["StreamReader"]
 
-# A dataset's state is taken again after this many times what taking it took: 2 % of the time.
+# Between two states of a dataset: this many times the duration of taking one, so 2 % of the time.
 _STATE_INTERVAL: Final = 50.0
 _LONGEST_RUN: Final = 100  # bad samples in a row, after which an iterator is given up
 
@@ -37,7 +37,7 @@ class StreamReader:
     """One worker's shard of an iterable dataset, batch by batch.
 
     Attributes:
-        first_digest: Of the shard's first sample, where it is to be compared with other workers'.
+        first_digest: Digest of the shard's first sample, to compare with other workers'.
 
     Concurrency:
         One thread. Every call runs the user's code, so its random streams must be active.
@@ -59,19 +59,19 @@ class StreamReader:
         self._num_workers = num_workers
         self._num_batches = 0
         self._has_ended = False
-        self._is_untouched = True  # nothing was taken of the iterator
+        self._is_untouched = True  # nothing was taken from the iterator
         self._state_at = 0  # batches after which its state was taken last
         self._next_state_s = 0.0
         self._num_to_replay = 0
         self._num_failed = 0  # in a row
         self._can_resume = can_resume(spec.dataset)
         self._iterator = self._begin(position)
-        # Not the iterator itself, of which `islice` would ask an iterator: it may begin anew then.
+        # Not the iterator itself: `islice` calls `iter` on it, which may begin it anew.
         self._samples = map(next, itertools.repeat(self._iterator))
 
     def _begin(self, position: ShardPosition) -> Iterator[Any]:
         dataset = self._spec.dataset
-        if position.has_ended:  # its state is that of an end, which nobody would take it from
+        if position.has_ended:  # its state is that of an end: there is nothing to load
             self._num_batches, self._has_ended = position.num_batches, True
             return iter(())
         if position.state is not None:
@@ -91,7 +91,7 @@ class StreamReader:
             except StopIteration:
                 self._has_ended = True
                 return
-            except Exception:  # the user was given it, and has gone on
+            except Exception:  # the loop got it then, and went on
                 continue
 
     def place(self, k: int = 0) -> int:
@@ -108,11 +108,11 @@ class StreamReader:
         return self._num_batches > 0
 
     def take(self, fill: Callable[[BatchItem], None], count: int | None = None) -> list[BatchItem]:
-        """Return the items of the next batch, filled; a batch that fails is one as well.
+        """Return the items of the next batch, filled; a batch that fails counts as well.
 
         Args:
-            fill: Calls `read`, once or more.
-            count: Samples to take; None is the batch size.
+            fill: Function that calls `read`, once or more.
+            count: Number of samples to take; None is the batch size.
 
         Raises:
             StopIteration: the shard has ended.
@@ -134,7 +134,7 @@ class StreamReader:
         """Return the samples of the next batch, read without random streams or policies.
 
         Args:
-            count: Samples of a whole batch.
+            count: Number of samples in a whole batch.
 
         Raises:
             StopIteration: the shard has ended.
@@ -167,10 +167,10 @@ class StreamReader:
             raise StopIteration
         return items
 
-    # Its items, of which some may be bad: see `Reader`.
+    # Reading items, of which some may be bad: see `Reader`.
 
     def read(self, item: BatchItem) -> Any:  # noqa: ANN401
-        """Return the next sample; nothing is tried twice.
+        """Return the next sample; a sample that fails is not retried.
 
         Raises:
             StopIteration: there is none.
@@ -194,10 +194,10 @@ class StreamReader:
         return False, [item.sample for item in items]
 
     def read_anew(self, items: list[BatchItem]) -> None:
-        """Nothing can be read twice."""
+        """Do nothing: no sample can be read twice."""
 
     def replace(self, item: BatchItem, error: Exception) -> None:
-        """Let the item be for the next sample."""
+        """Give the item the next sample to read."""
         item.attempt += 1
         if item.attempt > _LONGEST_RUN:
             raise TooManyFailures(
@@ -206,7 +206,7 @@ class StreamReader:
             )
 
     def is_spent(self, error: Exception) -> bool:
-        """Return whether the iterator cannot go on after it raised `error`, and say why in it."""
+        """Return whether the iterator cannot go on after `error`; if so, note why in it."""
         self._num_failed += 1
         if inspect.isgenerator(self._iterator):
             annotate(
@@ -222,24 +222,24 @@ class StreamReader:
         return False
 
     def end_of_workers(self, item: BatchItem) -> str:
-        """Return nothing: no sample of an iterable can be told from the others."""
+        """Return an empty text: samples of an iterable cannot be identified."""
         return ""
 
-    # How far it is.
+    # The position.
 
     def shard_position(self) -> ShardPosition:
-        """Return how far this is, without the dataset's state."""
+        """Return the position, without the dataset's state."""
         return ShardPosition(self._num_batches, self._has_ended, self._state_at)
 
     def position(self) -> ShardPosition:
-        """Return how far this is, with the dataset's state where it was taken just now."""
+        """Return the position, with the dataset's state if it was taken just now."""
         state = self._new_state()
         return ShardPosition(self._num_batches, self._has_ended, self._state_at, state)
 
     def _new_state(self) -> bytes | None:
-        """Return the dataset's state, pickled; None if it cannot tell, or was asked just now.
+        """Return the dataset's state, pickled; None if it has none, or was asked recently.
 
-        It is asked rarely enough to take 2 % of the time; the samples since are read once more.
+        Asking takes about 2 % of the time; a resume reads the samples since the state once more.
         """
         if not self._can_resume:
             return None
@@ -264,7 +264,7 @@ class StreamReader:
 
 
 def _digest(sample: object) -> bytes | None:
-    """Return what tells a sample from others; None for one that cannot be pickled."""
+    """Return a digest of a sample; None for one that cannot be pickled."""
     try:
         return hashlib.blake2b(pickle.dumps(sample, protocol=5), digest_size=16).digest()
     except Exception:  # whatever a user's class does; without a digest there is just no warning

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What the main process and its workers exchange: epochs and tasks, and what comes of a task.
+"""The messages between the main process and its workers: epochs, tasks and results.
 
 main process -> worker    BeginEpoch, Task, Task …, BeginEpoch …
 worker -> main process    TaskResult …
@@ -38,14 +38,14 @@ __all__ = [
 
 
 class WorkerIdentity(NamedTuple):
-    """Which worker of which loader this is.
+    """Identity of one worker of a loader.
 
     Attributes:
-        worker_id: Its number.
-        num_workers: Of how many; as many as there may come to be.
-        base_seed: Seeds its generators, together with the number.
-        joins_late: Whether it was added while an epoch runs: it reports when it can begin.
-        max_free_slots: How many slots of shared memory it keeps for batches to come.
+        worker_id: Number of the worker, from 0.
+        num_workers: Number of workers; the largest possible one if it may change.
+        base_seed: Seed of its generators, together with its number.
+        joins_late: Whether it was added during an epoch; it then reports when it is ready.
+        max_free_slots: Number of free slots of shared memory that it keeps for later batches.
     """
 
     worker_id: int = 0
@@ -56,13 +56,15 @@ class WorkerIdentity(NamedTuple):
 
 
 class BeginEpoch(NamedTuple):
-    """Begin an epoch: iterate the dataset anew. Tasks of the epoch before are finished first.
+    """Begin an epoch: an iterable dataset is iterated anew.
+
+    Messages are handled in order. A worker thread skips tasks of earlier epochs.
 
     Attributes:
-        generation: Counts the epochs of this worker. The user may begin the same epoch again.
+        generation: Number that the main process gives each epoch it begins; `epoch` may repeat.
         epoch: Number of the epoch to the user.
-        is_announced: Whether the dataset is told that number.
-        position: Where to go on in the worker's shard of an iterable dataset; None begins it.
+        is_announced: Whether the dataset is notified of `epoch`.
+        position: Position to go on from in the worker's shard of an iterable; None begins it.
     """
 
     generation: int
@@ -75,14 +77,14 @@ class Task(NamedTuple):
     """Make the batch of one step.
 
     Attributes:
-        generation: Which `BeginEpoch` it belongs to.
-        step: Number of the batch in it.
-        indices: A 1-D int64 array of our samplers, or any object; or one of the two as
-            `BatchIndices`.
-        hints: What is known of samples that end workers; None is nothing.
-        is_measured: Whether to report what it takes.
-        freed: The worker's slots whose leases have ended.
-        retired: Those of them that may not be used again.
+        generation: Generation of the `BeginEpoch` that it belongs to.
+        step: Number of the batch in the epoch.
+        indices: Indices of its samples: a 1-D int64 array of Penstock's samplers, or any object;
+            either may be in a `BatchIndices`.
+        hints: Hints on samples that end workers; None if there are none.
+        is_measured: Whether to measure and report what the task takes.
+        freed: Slots of the worker whose leases have ended.
+        retired: Slots among them that must not be used again.
     """
 
     generation: int
@@ -95,20 +97,20 @@ class Task(NamedTuple):
 
 
 class Kind(enum.IntEnum):
-    """What came of a task."""
+    """Kind of a result."""
 
     DONE = 0  # the payload is the batch
     EMPTY = 1  # no sample of the batch is left
-    FAILED = 2  # the payload is what the user's code raised
+    FAILED = 2  # the payload is the exception that the user's code raised
     EXHAUSTED = 3  # the worker's shard of an iterable ended before this step
-    READY = 4  # of no task: a worker that was added while an epoch runs can begin
+    READY = 4  # of no task: a worker that was added during the epoch is ready
 
 
 class Notices(NamedTuple):
-    """What a worker found out besides, once.
+    """Findings of a worker, sent once with a result.
 
     Attributes:
-        first_digest: Of the first sample of its shard, to be compared with other workers'.
+        first_digest: Digest of the first sample of its shard, to compare with other workers'.
         drawings: Functions that drew from the global generators
             (`penstock.engine.generator_watch`).
         states: Digests of generators that `worker_init_fn` has set
@@ -121,21 +123,21 @@ class Notices(NamedTuple):
 
 
 class TaskResult:
-    """What came of one task, in a worker and in the main process.
+    """Result of one task, in a worker and in the main process.
 
     Attributes:
-        generation: Of the task.
-        step: Of the task; -1 for none.
-        kind: Which of `Kind`.
+        generation: Generation of the task.
+        step: Step of the task; -1 for none.
+        kind: Kind of the result.
         payload: The batch; an exception, or its report (`penstock.engine.remote_errors`) on the
             way from another process.
-        unpack: Returns the batch, where it lies packed; then there is no payload.
-        position: How far the worker is in its shard of an iterable dataset.
-        num_asked: Samples that were asked for; 0 where nothing counts them.
-        bad: Samples that the batch goes without.
-        pid: Process of the worker; 0 before the main process has accepted the result.
-        times: What it took (`penstock.engine.timing`).
-        notices: What was found out besides; None mostly.
+        unpack: Function that returns a packed batch; the payload is None then.
+        position: Position of the worker in its shard of an iterable dataset.
+        num_asked: Number of samples that were asked for; 0 where they are not counted.
+        bad: Samples that could not be made: the batch holds replacements, or goes without.
+        pid: Process ID of the worker; 0 before the main process has accepted the result.
+        times: Timing of the batch (`penstock.engine.timing`), as bytes.
+        notices: Findings of the worker; usually None.
     """
 
     __slots__ = (
@@ -155,7 +157,7 @@ class TaskResult:
         times: bytes = NO_TIMES,
         notices: Notices | None = None,
     ) -> None:
-        """Hold what came of a task."""
+        """Create the result of a task."""
         self.generation = generation
         self.step = step
         self.kind = kind
@@ -169,7 +171,7 @@ class TaskResult:
         self.notices = notices
 
     def batch(self) -> Any:  # noqa: ANN401 - any batch tree
-        """Return the batch, once; or raise what the user's code raised.
+        """Return the batch, once; or raise the exception of the user's code.
 
         Returns:
             Any batch tree, or `penstock.engine.recover.NO_BATCH` if no sample of it is left.
@@ -184,8 +186,8 @@ class TaskResult:
             del payload  # a traceback that holds its own exception would be a cycle
 
 
-# As plain tuples: a pickle of a named tuple looks its class up by name, which takes longer than a
-# small batch.
+# Messages are plain tuples: a pickle of a named tuple looks its class up by name, which takes
+# longer than a small batch.
 
 
 def encode_message(message: BeginEpoch | Task) -> bytes:
@@ -204,7 +206,7 @@ def encode_message(message: BeginEpoch | Task) -> bytes:
 
 
 def decode_message(data: bytes) -> BeginEpoch | Task:
-    """Return the message again."""
+    """Return the message that `encode_message` encoded."""
     generation, *rest = pickle.loads(data)
     if generation is None:
         number, epoch, is_announced, position = rest
@@ -222,8 +224,8 @@ def encode_result(result: TaskResult, *more: Any) -> bytes:  # noqa: ANN401
     """Return a worker's result as bytes, for `decode_result`.
 
     Args:
-        result: With a payload that another process can read.
-        more: What the backend has to add: plain data.
+        result: Result whose payload another process can read.
+        more: Plain data that the backend adds.
     """
     payload, bad = result.payload, result.bad
     if result.kind == Kind.FAILED:
@@ -243,7 +245,7 @@ def _reported(bad: BadSample) -> BadSample:
 
 
 def decode_result(data: bytes) -> tuple[TaskResult, tuple[Any, ...]]:
-    """Return the result again, and what was added to it; exceptions are still reports."""
+    """Return the result, and what the backend added; exceptions are still reports."""
     generation, step, kind, payload, position, num_asked, bad, times, notices, more = pickle.loads(
         data
     )

@@ -1,17 +1,17 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a worker does with the tasks that it is given, whatever carries them.
+"""The core of every worker: carries out its tasks, alike in all backends.
 
     runner = TaskRunner(output, status, identity)
     runner.set_up(load)                        # returns the spec; calls worker_init_fn
-    runner.begin_epoch(BeginEpoch(...))        # the dataset is told of it, or iterated
+    runner.begin_epoch(BeginEpoch(...))        # notifies the dataset, or iterates it
     runner.run(Task(...)) -> TaskResult        # reads, collates, recovers, times
 
 Guarantees
-    Nothing that the user's code raises as an `Exception` leaves it, but as a result. A worker that
-    cannot be set up, or cannot begin an epoch, answers each of its tasks with what was raised.
-    A shard of an iterable that has ended is reported once; later tasks have no result.
-    No socket, queue, thread, process or clock of its own: so all that a worker decides can be
-    tested without one.
+    An `Exception` of the user's code leaves it only as a result. A worker that cannot be set up,
+    or cannot begin an epoch, answers each of its tasks with the exception.
+    The end of an iterable's shard is reported once; later tasks have no result.
+    It has no socket, queue, thread, process or clock of its own, so all that a worker decides can
+    be tested without one.
 """
 
 from __future__ import annotations
@@ -39,9 +39,9 @@ class TaskRunner:
     """Makes the batches of one worker.
 
     Attributes:
-        maker: Makes the batches of the epoch that was begun last; None before one, and after one
-            that could not be begun.
-        failure: What setting up, or beginning the epoch, has raised; the result of every task.
+        maker: Maker of the batches of the epoch begun last; None before the first, and if the
+            last could not be begun.
+        failure: Exception of the set-up, or of the epoch's begin; the result of every task.
 
     Concurrency:
         One thread.
@@ -59,9 +59,9 @@ class TaskRunner:
         """Begin as a worker that is not set up.
 
         Args:
-            output: Where batches go.
-            status: Where to note what is being done.
-            identity: Which worker this is.
+            output: Destination of batches.
+            status: Writer of the worker's status.
+            identity: Identity of this worker.
             restores_generators: See `BatchMaker`.
             in_thread: See `BatchMaker`.
         """
@@ -78,7 +78,7 @@ class TaskRunner:
         self._notices: Notices | None = None  # for the next result
 
     def set_up(self, load: Callable[[], WorkerSpec]) -> None:
-        """Let `load` prepare the worker and return its spec; what it raises answers every task."""
+        """Call `load` to prepare the worker and return its spec; if it fails, every task does."""
         try:
             self._spec = load()
         except Exception as error:
@@ -99,13 +99,13 @@ class TaskRunner:
         """Begin an epoch.
 
         Args:
-            begun: Which, and where to go on in it.
-            agree: Calls the function that it is given, with whether the dataset is to be told the
-                epoch's number: workers that share a dataset tell it once. None: as `begun` says.
+            begun: The epoch, and the position to go on from.
+            agree: Function that calls its argument with whether to notify the dataset of the
+                epoch: workers that share a dataset notify it once. None does as `begun` says.
             compared: See `ShardInfo`.
 
         Returns:
-            That a worker which was added while the epoch runs can begin; None of others.
+            The result that a worker added during the epoch is ready; None for other workers.
         """
         self._generation = begun.generation
         self._has_ended = False
@@ -144,7 +144,7 @@ class TaskRunner:
             self.failure = error
 
     def run(self, task: Task) -> TaskResult | None:
-        """Return what comes of `task`; None if its shard has ended before, which is known."""
+        """Return the result of `task`; None if the end of its shard was reported before."""
         generation, step, indices, hints, is_measured = task[:5]
         if self._has_ended:
             return None
@@ -200,5 +200,5 @@ class TaskRunner:
         return found._replace(drawings=own.drawings + found.drawings, states=own.states)
 
     def close(self) -> None:
-        """Let go of the dataset's iterator."""
+        """Release the dataset's iterator."""
         self.maker = self.failure = None

@@ -1,16 +1,15 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The timing row: what one batch took, as integers, in the worker and in the main process.
+"""The timing row: integers measured for one batch, in the worker and in the main process.
 
     worker        | idle | fetch: read, compute | collate | send |     `WORKERS_PART`, as bytes
     main process  | its own code | waits for the batch |               `TimingRow`
 
-All moments are of CLOCK_MONOTONIC, which every process of a machine shares. A time for which
-somebody waited for a core is -1 (`UNKNOWN`) where the system does not say.
+All moments are of CLOCK_MONOTONIC, which every process of a machine shares. The time of waiting
+for a core is -1 (`UNKNOWN`) where the system does not say.
 
-What a worker tells of a batch crosses as the bytes of `WORKERS_PART`; behind them, where its
-samples were timed, the microseconds of each in their order, as a uint32 array. The main process
-puts its own fields before them. Of a batch that nobody wants to know more of, it notes the fields
-of `LIGHT` alone: two readings of the clock.
+A worker sends its fields as the bytes of `WORKERS_PART`; where samples were timed, the microseconds
+of each follow in order, as a uint32 array. The main process puts its own fields before them. Of a
+batch that is not measured, it notes the fields of `LIGHT` alone: two readings of the clock.
 """
 
 from __future__ import annotations
@@ -43,43 +42,44 @@ UNKNOWN: Final = -1  # starved time where the system does not say
 
 
 class TimingRow(NamedTuple):
-    """One batch that was given to the main process. Nanoseconds, unless a name says otherwise.
+    """One batch that the consumer got. Times are nanoseconds, unless a name says otherwise.
 
     Attributes:
-        worker_id: Who made it; 0 without workers.
-        pid: Process of that worker.
-        num_ready: Batches that lay ready when it was asked for.
+        worker_id: Number of the worker that made it; 0 without workers.
+        pid: ID of that worker's process.
+        num_ready: Number of batches that lay ready when it was asked for.
         trainer_cpu_ns: CPU time of the main process since the consumer had the batch before,
             without that of workers. Measured as `cpu_ns` is.
-        trainer_starved_ns: The consumer's thread could have run since then, and no core was free.
-        asked_ns: When the consumer asked for it; for an iterator's first, earlier by what starting
-            the workers had taken.
-        given_ns: When the consumer got it.
-        consumer_ns: The consumer's own code since it had the batch before; 0 for an iterator's
-            first.
+        trainer_starved_ns: Time since then that the consumer's thread waited for a core.
+        asked_ns: Moment when the consumer asked for it; for an iterator's first, earlier by the
+            time that starting the workers took.
+        given_ns: Moment when the consumer got it.
+        consumer_ns: Time of the consumer's own code since it had the batch before; 0 for an
+            iterator's first.
         epoch: Number of its epoch.
         step: Number of the batch in it.
-        num_failed: Bad samples that were not met before in the epoch, of this batch and of those
-            before it of which nothing was left.
-        num_workers: Workers that were ready when it was asked for; 0 without.
-        lookahead: Batches under way at a time, once all workers are ready.
-        num_samples: Samples in it; 0 where counting them would take time. From here on the worker
-            tells it.
-        begun_ns: When the worker took up the task.
-        ended_ns: When the batch lay ready, but for its message to the main process; 0 of one that
-            was not measured.
-        idle_ns: The worker had nothing to do for so long before it.
-        fetch_ns: In the dataset: reading, decoding, transforming.
-        collate_ns: Making one batch of the samples.
-        send_ns: Packing it into its slot, and the message of the batch before.
-        slot_ns: Of all these: making slots, as none was free. Nobody waits for a free slot.
+        num_failed: Number of bad samples that are new in the epoch, of this batch and of those
+            before it of which no sample was left.
+        num_workers: Number of workers that were ready when it was asked for; 0 without.
+        lookahead: Number of batches under way at a time, once all workers are ready.
+        num_samples: Number of samples in it; 0 where counting would take time. This field and
+            those below come from the worker.
+        begun_ns: Moment when the worker took up the task.
+        ended_ns: Moment when the batch lay ready, but for its message to the main process; 0 if
+            it was not measured.
+        idle_ns: Time for which the worker had nothing to do before it.
+        fetch_ns: Time in the dataset: reading, decoding, transforming.
+        collate_ns: Time to make one batch of the samples.
+        send_ns: Time to pack it into its slot, and to send the message of the batch before.
+        slot_ns: Part of these times spent on making slots, as none was free; no worker waits for
+            a free slot.
         cpu_ns: CPU time from `begun_ns` to `ended_ns`, of the worker's process, or of its thread.
             Of tasks below 15 ms some are measured, and the others estimated by them.
-        starved_ns: The worker could have run and no core was free.
-        num_bytes: Of the batch, where it lies in slots.
-        pool_bytes: All slots that the worker has, in use and free.
+        starved_ns: Time that the worker waited for a core.
+        num_bytes: Bytes of the batch; of one in slots, the bytes there.
+        pool_bytes: Bytes of all slots that the worker has, in use and free.
         rss_bytes: Largest resident memory of the worker's process so far; 0 if not known.
-        seed_ns: Of all these: seeding the global generators.
+        seed_ns: Part of these times spent on seeding the global generators.
     """
 
     worker_id: int = 0
@@ -120,27 +120,27 @@ _COUNT: Final = struct.Struct("q")
 
 
 def light_times(num_samples: int) -> bytes:
-    """Return what a worker tells of a batch that was not measured."""
+    """Return the worker's bytes for a batch that was not measured."""
     return _COUNT.pack(num_samples) + NO_TIMES[_COUNT.size :]
 
 
 def num_samples_of(times: bytes) -> int:
-    """Return how many samples a batch has by what its worker told."""
+    """Return the number of samples in a batch, by its worker's bytes."""
     return int(_COUNT.unpack_from(times)[0])
 
 
 def sample_us_of(times: bytes) -> bytes:
-    """Return the times of a batch's samples; empty if they were too quick, or read at once."""
+    """Return the times of a batch's samples; empty if they were too quick, or read together."""
     return times[WORKERS_PART.size :]
 
 
 def row_of_worker(times: bytes) -> TimingRow:
-    """Return the row of a batch of which only its worker has told."""
+    """Return the row of a worker's bytes; the main process's fields are empty."""
     return TimingRow(*_NOTHING[:_WORKERS_AT], *WORKERS_PART.unpack_from(times))
 
 
 def replaced(times: bytes, **fields: int) -> bytes:
-    """Return what a worker told with other values of some of its fields.
+    """Return a worker's bytes with other values of some fields.
 
     Example:
         >>> row_of_worker(replaced(NO_TIMES, rss_bytes=7)).rss_bytes
@@ -151,12 +151,12 @@ def replaced(times: bytes, **fields: int) -> bytes:
 
 
 class EpochEnd(NamedTuple):
-    """What came after an epoch's last batch, up to its end.
+    """Timing of an epoch's end, after its last batch.
 
     Attributes:
-        asked_ns: When the consumer asked for a batch, and there was none.
-        consumer_ns: The consumer's own code since it had the last batch.
-        num_failed: As in `TimingRow`, of what came after the last batch.
+        asked_ns: Moment when the consumer asked for a batch, and there was none.
+        consumer_ns: Time of the consumer's own code since it had the last batch.
+        num_failed: Number of new bad samples, as in `TimingRow`, after the last batch.
     """
 
     asked_ns: int
@@ -165,11 +165,11 @@ class EpochEnd(NamedTuple):
 
 
 class WorkerSettings(NamedTuple):
-    """How many workers there are to be, and how far they work ahead.
+    """Number of workers that is wanted, and how far they work ahead.
 
     Attributes:
-        num_workers: At least 1.
-        prefetch_factor: Batches under way per worker, at least 1.
+        num_workers: Number of workers, at least 1.
+        prefetch_factor: Number of batches under way per worker, at least 1.
     """
 
     num_workers: int
@@ -177,18 +177,18 @@ class WorkerSettings(NamedTuple):
 
 
 class Observer(Protocol):
-    """Hears of every batch, in the consumer's thread; what it does there is the consumer's time.
+    """Receives the timing of every batch, in the consumer's thread, whose time it takes.
 
     Attributes:
-        measures: Whether it is to be told all of each batch (`batch_given`). Else the fields of
-            `LIGHT` are appended to `light`.
+        measures: Whether it receives each batch's whole row (`batch_given`). Otherwise the fields
+            of `LIGHT` are appended to `light`.
     """
 
     measures: bool
 
     @property
     def light(self) -> deque[tuple[int, ...]]:
-        """Rows that `fold` was not called for yet; always the same object."""
+        """Rows that `fold` has not added up yet; always the same object."""
 
     def batches_are_long(self) -> None:
         """Take note that batches take so long that measuring them costs next to nothing."""
@@ -202,21 +202,21 @@ class Observer(Protocol):
         """Take note of a batch of `epoch`.
 
         Args:
-            row: What it took.
+            row: Timing of the batch.
             indices: Keys of its samples as the sampler drew them (a list, an int64 array, a key);
                 None for an iterable's.
-            sample_us: See `sample_us_of`.
-            epoch: That it belongs to.
+            sample_us: Times of its samples; see `sample_us_of`.
+            epoch: Epoch that it belongs to.
 
         Returns:
-            Other settings if there are to be any.
+            New settings; None to leave them.
         """
 
     def worker_replaced(self) -> None:
-        """Take note that a worker died, and another takes its place."""
+        """Take note that a worker died, and that another takes its place."""
 
     def epoch_ended(self, epoch: Epoch, end: EpochEnd) -> None:
-        """Take note that the consumer was notified that there is no more."""
+        """Take note that the consumer asked for a batch after the last one."""
 
     def epoch_left(self, epoch: Epoch) -> None:
-        """Take note that no batch of it comes any more: it is over, or was left."""
+        """Take note that no more batches of `epoch` come: it is over, or was left."""

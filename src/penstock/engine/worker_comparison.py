@@ -1,14 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
 """Mistakes that show when workers are compared: the same samples, or the same random numbers.
 
-Each worker iterates a copy of an iterable dataset of its own. Where two begin with the same sample,
-every sample comes as often as there are workers.
+Each worker iterates its own copy of an iterable dataset. If two begin with the same sample, every
+sample comes as often as there are workers.
 
 A `worker_init_fn` may seed workers alike: `np.random.seed(42)`, say. Every epoch that starts
-workers has another base seed, which each worker's generators are seeded with. Where a generator is
-in one state after `worker_init_fn` under two base seeds, or in two workers, what is drawn from it
-repeats. Each worker sends digests of the states that the function changed, once, with its first
-result.
+workers has another base seed, from which each worker's generators are seeded. If a generator is in
+the same state after `worker_init_fn` under two base seeds, or in two workers, its draws repeat.
+Each worker sends digests of the states that the function changed, once, with its first result.
 """
 
 from __future__ import annotations
@@ -50,10 +49,10 @@ class FirstSamples:
         """Compare the workers' shards of the spec's dataset.
 
         Args:
-            spec: Whose dataset.
-            num_workers: How often every sample would come.
-            warns: Whether to warn; None: where there is a seed. Otherwise it is logged, once per
-                class of dataset: torch gives no warning, and programs count them.
+            spec: Spec of the workers, with the dataset.
+            num_workers: Number of workers, and of times that every sample would come.
+            warns: Whether to warn; None does so if there is a seed. Otherwise it is logged, once
+                per class of dataset: torch gives no warning, and programs count them.
         """
         self._kind = type(spec.dataset)
         self._warns = spec.seed is not None if warns is None else warns
@@ -65,7 +64,7 @@ class FirstSamples:
         self._worker_of.clear()
 
     def compare(self, worker_id: int, digest: bytes) -> None:
-        """Say so if another worker began with the sample of this digest."""
+        """Warn of it, or log it, if another worker began with the sample of this digest."""
         other_id = self._worker_of.setdefault(digest, worker_id)
         if other_id == worker_id:
             return
@@ -85,8 +84,8 @@ class FirstSamples:
 _NAMES: Final = {"random": "random", "numpy": "numpy.random", "torch": "torch"}
 _MOST_KEPT: Final = 2  # base seeds: this epoch's and the one before
 
-# worker_init_fn -> base seed -> (generator, digest) -> the worker that was in this state. None:
-# there was a warning.
+# worker_init_fn -> base seed -> (generator, digest) -> the worker that was in this state; None
+# after a warning.
 _seen: weakref.WeakKeyDictionary[
     Callable[[int], object], dict[int, dict[tuple[str, bytes], int]] | None
 ] = weakref.WeakKeyDictionary()

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Batches that workers make: carries out what the scheduler decides, on a backend."""
+"""The stream of batches that workers make: carries out the scheduler's decisions on a backend."""
 
 from __future__ import annotations
 
@@ -64,18 +64,18 @@ __all__ = ["WorkerStream"]
 _ADDED_AT_ONCE: Final = 2  # per batch; a fork of a large process takes tens of milliseconds
 
 _DEEPEST: Final = 3  # a transform of a part of a dataset
-_MOVES_ON: Final = 1 / 2  # of `timeout`, in which a worker has moved on that is called slow
+_MOVES_ON: Final = 1 / 2  # of `timeout`: a worker that moved on within it is slow
 
 
 class _EpochAhead:
     """The next epoch, whose first tasks workers do while the last batches of this one are taken.
 
     Attributes:
-        generation: By which its results are known.
-        epoch: As it is foreseen.
-        scheduler: Of that epoch.
+        generation: Generation of its tasks and results.
+        epoch: Epoch as it is foreseen.
+        scheduler: Scheduler of that epoch.
         drawn: Indices of its first steps, which workers have: one for each at most.
-        num_to_draw: Steps to be drawn before its first batch is asked for.
+        num_to_draw: Number of steps to be drawn before its first batch is asked for.
     """
 
     def __init__(self, generation: int, epoch: Epoch, scheduler: Scheduler, most: int) -> None:
@@ -87,7 +87,7 @@ class _EpochAhead:
         self._most = most
 
     def draw(self) -> Submit | None:
-        """Return a first step of the epoch for a worker; None if each has one, or there is none."""
+        """Return a first step of the epoch for a worker; None if each has one, or none is left."""
         indices: Any = None
         if len(self.drawn) < min(self._most, self.num_to_draw):
             indices = next(self.epoch.indices, None)
@@ -99,7 +99,7 @@ class _EpochAhead:
         return submission
 
     def is_like(self, epoch: Epoch, drawn: list[Any]) -> bool:
-        """Return whether it has turned out as `epoch`, of which as many steps are drawn now."""
+        """Return whether `epoch`, with as many steps drawn, is the one that was foreseen."""
         given, foreseen = epoch.progress.given, self.epoch
         return (
             not (given.num_steps or given.ahead)
@@ -114,9 +114,9 @@ def _are_same(one: BatchIndices, other: BatchIndices) -> bool:
 
 
 def _holds_shared_state(value: object, depth: int = 0) -> bool:
-    """Return whether a dataset, or a part of it, holds what the main process can change in workers.
+    """Return whether a dataset, or a part of it, holds memory that workers share with this process.
 
-    A `multiprocessing.Value` with the epoch's number, say, which is set before an epoch begins.
+    For example a `multiprocessing.Value`, which is set to the epoch's number before each epoch.
     """
     if type(value).__module__.partition(".")[0] in ("multiprocessing", "multiprocess"):
         return True
@@ -131,7 +131,8 @@ class WorkerStream(BatchStream):
     """A stream whose batches come from workers.
 
     Concurrency:
-        One thread at a time. A forked copy gives no batches and stops no workers.
+        One thread at a time. In a forked child the current epoch raises `WorkerDied`, the parent's
+        workers are left alone, and the next epoch starts workers of its own.
     """
 
     def __init__(
@@ -193,7 +194,7 @@ class WorkerStream(BatchStream):
         self._clock.started()
 
     def _goes_on_ahead(self, epoch: Epoch) -> bool:
-        """Return whether the epoch was begun ahead as what it is, and go on in it then."""
+        """Go on in `epoch` if it was begun ahead as foreseen; return whether it was."""
         self._indices: Iterator[object] = epoch.indices
         ahead, self._ahead = self._ahead, None
         if ahead is None:
@@ -201,7 +202,7 @@ class WorkerStream(BatchStream):
         drawn = list(itertools.islice(epoch.indices, len(ahead.drawn)))
         if not ahead.is_like(epoch, drawn):
             self._indices = itertools.chain(drawn, epoch.indices)
-            self._may_begin_ahead = False  # who chooses epochs once does so again
+            self._may_begin_ahead = False  # a loop that chose an epoch does so again
             return False
         self._backend.adopt_ahead(ahead.generation, epoch)
         self._scheduler = ahead.scheduler
@@ -211,9 +212,9 @@ class WorkerStream(BatchStream):
     def _begin_anew(self, epoch: Epoch) -> None:
         self._to_add.clear()
         wanted = set(range(self._workers.num_workers))
-        for worker_id in self._present - wanted:  # it was to leave, and the epoch ended before
+        for worker_id in self._present - wanted:  # to be removed; the last epoch ended before that
             self._remove(worker_id)
-        for worker_id in sorted(wanted - self._present):  # it was to come
+        for worker_id in sorted(wanted - self._present):  # to be added, likewise
             self._backend.add_worker(worker_id)
             self._present.add(worker_id)
         self._backend.begin_epoch(epoch)
@@ -239,7 +240,7 @@ class WorkerStream(BatchStream):
         )
 
     def _begin_ahead_of_end(self) -> None:
-        """Begin the next epoch, as all steps of this one are under way; or leave it."""
+        """Begin the next epoch if that is possible, as all steps of this one are drawn."""
         following = self._epoch.following
         if following is None or not self._may_begin_ahead or self._ahead is not None:
             return
@@ -254,19 +255,19 @@ class WorkerStream(BatchStream):
         self._ahead = _EpochAhead(generation, epoch, scheduler, num_workers)
 
     def _draw_ahead(self, ahead: _EpochAhead) -> None:
-        """Give workers a step of the next epoch in the place of the one that was taken."""
+        """Give a worker a step of the next epoch, in the place of the batch that was taken."""
         submission = ahead.draw()
         if submission is not None:
             self._submit(submission, ahead.generation)
 
     def set_hook(self, hook: DeliveryHook | None) -> None:
-        """Let another delivery hook begin with the next epoch."""
+        """Use another delivery hook from the next epoch on."""
         self._begun = None
         super().set_hook(hook)
 
     @property
     def backend(self) -> Backend:
-        """Who runs the tasks."""
+        """The backend that runs the tasks."""
         return self._backend
 
     def _next(self) -> Any:  # noqa: ANN401 - any batch tree, or NO_BATCH
@@ -345,7 +346,7 @@ class WorkerStream(BatchStream):
             num_workers=min(self._workers.num_workers, self._scheduler.num_at_work),
             lookahead=self._lookahead,
         )
-        # What was looked at ahead may have closed the stream; this batch is given all the same.
+        # Beginning the next batch may have closed the stream; this batch is given all the same.
         if self._is_open and (self._to_add or (wanted is not None and wanted != self._workers)):
             with self._closed_on_error():
                 self._change_workers(wanted)
@@ -359,7 +360,7 @@ class WorkerStream(BatchStream):
         self._add_some()
 
     def _add_some(self) -> None:
-        """Start the next workers that are to come: few at a time, as each start stops the loop."""
+        """Start the next workers to be added: few at a time, as each start stops the loop."""
         for _ in range(min(_ADDED_AT_ONCE, len(self._to_add))):
             worker_id = self._to_add.popleft()
             try:
@@ -419,14 +420,14 @@ class WorkerStream(BatchStream):
             del ahead, error  # with its own traceback it would be a cycle
 
     def _begin_ahead(self, hook: DeliveryHook) -> None:
-        """Begin with the batch that is asked for next, if it has arrived."""
+        """Begin the delivery of the next batch, if it has arrived."""
         if self._scheduler.peek() is None:
             try:
                 with self._closed_on_error():
                     for event in self._backend.events(0.0):
                         self._handle(event)
             except Exception as error:
-                # The batch that is given now is the main process's all the same.
+                # The loop gets the present batch all the same.
                 self._overdue = error
             self._drop_frames_of_overdue()
             if self._overdue is not None:
@@ -441,7 +442,7 @@ class WorkerStream(BatchStream):
                 if begun is not NO_BATCH:
                     begun = hook.begin(begun, self._namer(step))
         except Exception as error:
-            # Of that batch, and not of the one that is given now.
+            # It is raised with that batch, not with the one that is given now.
             self._begun = step, None, _without_frames(error, "begun ahead")
         except BaseException:  # see `_closed_on_error`
             self.close(in_a_hurry=True)
@@ -464,11 +465,11 @@ class WorkerStream(BatchStream):
             if isinstance(event, TaskDone) and event.outcome.generation == ahead.generation:
                 ahead.scheduler.handle(event)
                 return None
-            if isinstance(event, WorkerLost):  # another one has to begin this epoch first
+            if isinstance(event, WorkerLost):  # its replacement has to begin this epoch first
                 self._ahead = None
                 self._backend.drop_ahead()
         if isinstance(event, WorkerExhausted) and event.result.num_asked:
-            # Of no batch: they were the last of the shard.
+            # Bad samples at the end of the shard, which belong to no batch.
             num_failed = self._record(event.result.bad, event.step, event.worker_id)
             progress = self._epoch.progress
             with self._closed_on_error():
@@ -478,13 +479,13 @@ class WorkerStream(BatchStream):
         return self._carry_out(self._scheduler.handle(event))
 
     def _on_timeout(self) -> float:
-        """End the worker that keeps us waiting, if it is stuck and another may take its place.
+        """Kill the awaited worker, if it is stuck and another may take its place.
 
         One that has moved on within the time, to another sample or another task, is slow: a new one
         would take as long for its batch, so it is waited for.
 
         Returns:
-            How many seconds more to wait before it is stuck; 0.0 if it was ended.
+            Seconds to wait until it counts as stuck; 0.0 if it was killed.
 
         Raises:
             WorkerTimeout: no other may take its place. The message holds the worker's stacks.
@@ -538,7 +539,7 @@ class WorkerStream(BatchStream):
         )
 
     def _carry_out(self, decisions: list[Decision]) -> Deliver | Finish | Fail | None:
-        """Do what was decided; return the answer to the open request, if it is among it."""
+        """Carry out decisions; return the answer to the open request, if it is among them."""
         answer: Deliver | Finish | Fail | None = None
         left = decisions
         while left:
@@ -578,7 +579,7 @@ class WorkerStream(BatchStream):
             known = tuple((sample, *how) for sample, how in quarantined.items())
             hints = RetryHints(task.alone, known)
         observer = self._observer
-        # With a timeout, a slow worker is told from a stuck one by the times of its samples.
+        # With a timeout, the times of its samples distinguish a slow worker from a stuck one.
         is_measured = self._plan.timeout_s > 0 or (observer is not None and observer.measures)
         self._backend.measures = is_measured
         whose = {} if generation is None else {"generation": generation}
@@ -611,11 +612,11 @@ class WorkerStream(BatchStream):
     def _release(self, *, in_a_hurry: bool) -> None:
         self._begun = self._overdue = self._ahead = None
         self._to_add.clear()
-        self._scheduler = Scheduler(1, 0)  # the old one holds batches that nobody will ask for
+        self._scheduler = Scheduler(1, 0)  # the old one holds batches that are not wanted
         self._backend.close(in_a_hurry=in_a_hurry)
 
 
 def _without_frames(error: Exception, when: str) -> Exception:
-    """Return `error` with its traceback as text: its frames would keep the stream that keeps it."""
+    """Return `error` with its traceback as text: frames would keep the stream that holds it."""
     annotate(error, f"{when}, at\n{''.join(traceback.format_tb(error.__traceback__))}")
     return error.with_traceback(None)

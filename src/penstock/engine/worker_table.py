@@ -1,15 +1,14 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What the main process knows of its workers: their tasks, how far they are, how they ended.
+"""The main process's record of its workers: their tasks, their progress, how they ended.
 
-A backend carries tasks to workers and results back; what either means is decided here, the same
-for all of them:
+Backends carry tasks and results. This module interprets them, alike for all backends:
 
-    table.begin_epoch(epoch)        what comes of earlier ones is dropped from now on
-    table.add(worker)               a worker, or another in the place of one that is gone
-    table.message_of(worker)        what it is told of the epoch
+    table.begin_epoch(epoch)        begins an epoch; results of earlier ones are dropped
+    table.add(worker)               adds a worker, or one in the place of one that is gone
+    table.message_of(worker)        the message that begins the epoch
     table.task_of(worker, ...)      a task for it
-    table.accept(worker, result)    the scheduler's event that follows from a result, if any does
-    table.death(worker, ...)        the event that it is gone, with what it was doing
+    table.accept(worker, result)    the scheduler's event for a result, if there is one
+    table.death(worker, ...)        the event of its death, with what it was doing
 """
 
 from __future__ import annotations
@@ -45,10 +44,10 @@ class KnownWorker:
     """One worker, as the main process knows it; each backend has a subclass.
 
     Attributes:
-        worker_id: Its number.
-        pid: Process that it is, or is in.
-        tasks: (generation, step) -> indices of the tasks that it has not answered.
-        position: How far it is in its shard of an iterable dataset.
+        worker_id: Number of the worker.
+        pid: ID of the process that it is, or is in.
+        tasks: Indices of its unanswered tasks, by (generation, step).
+        position: Position in its shard of an iterable dataset.
         is_gone: Whether its end is known.
     """
 
@@ -61,7 +60,7 @@ class KnownWorker:
         self.is_gone = False
 
     def __str__(self) -> str:
-        """Return what it is called in messages: "worker 0 (pid 7)"."""
+        """Return its name in messages: "worker 0 (pid 7)"."""
         raise NotImplementedError
 
 
@@ -72,9 +71,9 @@ class WorkerTable(Generic[WorkerT]):
     """The workers of one backend.
 
     Attributes:
-        workers: By number.
-        generation: Number of the epoch under way; the user may begin the same epoch again.
-        epoch: It itself; None before the first.
+        workers: Workers by number.
+        generation: Generation of the current epoch; the user may begin the same epoch again.
+        epoch: The current epoch; None before the first.
 
     Concurrency:
         One thread.
@@ -86,21 +85,21 @@ class WorkerTable(Generic[WorkerT]):
         """Begin without workers.
 
         Args:
-            plan: Of the backend.
-            drawings_advice: What to say of functions that draw from the global generators.
+            plan: Plan of the backend.
+            drawings_advice: Advice on functions that draw from the global generators.
             warns: See `FirstSamples`.
         """
         self.workers: dict[int, WorkerT] = {}
         self.generation = 0
         self.epoch: Epoch | None = None
         self._last_generation = 0
-        self._live: dict[int, Epoch] = {}  # by generation: the one under way, and one begun ahead
+        self._live: dict[int, Epoch] = {}  # by generation: the current one, and one begun ahead
         self._plan = plan
         self._drawings_advice = drawings_advice
         self._first_samples = FirstSamples(plan.spec, plan.num_workers, warns=warns)
 
     def add(self, worker: WorkerT) -> None:
-        """Add a worker; one of a number that there was goes on where that one was."""
+        """Add a worker; it goes on where an earlier one of the same number was."""
         before = self.workers.get(worker.worker_id)
         worker.position = self._given_to(worker) if before is None else before.position
         self.workers[worker.worker_id] = worker
@@ -119,17 +118,17 @@ class WorkerTable(Generic[WorkerT]):
             worker.position = self._given_to(worker)
 
     def begin_ahead(self, epoch: Epoch) -> int:
-        """Begin an epoch of a map-style dataset beside the one under way; return its generation."""
+        """Begin an epoch of a map-style dataset beside the current one; return its generation."""
         self._last_generation += 1
         self._live[self._last_generation] = epoch
         return self._last_generation
 
     def adopt_ahead(self, generation: int, epoch: Epoch) -> None:
-        """Let the epoch that was begun ahead be the one under way: it has turned out as `epoch`."""
+        """Make the epoch that was begun ahead the current one: it has turned out as `epoch`."""
         self._go_on_with(generation, epoch)
 
     def drop_ahead(self) -> None:
-        """Drop what comes of the epoch that was begun ahead."""
+        """Drop the results of the epoch that was begun ahead."""
         assert self.epoch is not None
         self._go_on_with(self.generation, self.epoch)
 
@@ -141,7 +140,7 @@ class WorkerTable(Generic[WorkerT]):
                 del worker.tasks[key]
 
     def message_of(self, worker: WorkerT, generation: int | None = None) -> BeginEpoch:
-        """Return what `worker` is told of the epoch under way, or of one that was begun ahead."""
+        """Return the message that begins the current epoch, or one begun ahead, in `worker`."""
         if generation is not None:
             epoch = self._live[generation]
             return BeginEpoch(generation, epoch.number, epoch.is_announced)
@@ -161,9 +160,9 @@ class WorkerTable(Generic[WorkerT]):
         retired: tuple[int, ...] = (),
         generation: int | None = None,
     ) -> Task:
-        """Return a task, which is `worker`'s from now on; see `Task`.
+        """Return a task, and record it as one of `worker`'s; see `Task`.
 
-        `generation` is that of an epoch that was begun ahead; None is the one under way.
+        `generation` is that of an epoch that was begun ahead; None is the current one.
         """
         if generation is None:
             generation = self.generation
@@ -173,11 +172,11 @@ class WorkerTable(Generic[WorkerT]):
     def accept(self, worker: WorkerT, result: TaskResult) -> BackendEvent | None:
         """Return the event that follows from a result.
 
-        What was raised in another process becomes an exception again, with a note of where it was.
+        Reports of another process become exceptions again, with a note of where they were raised.
 
         Returns:
-            None of a worker that is gone, and of an epoch that is over. The result says which
-            generation an event is about: the one under way, or the one begun ahead.
+            The event; None for a worker that is gone, and for an epoch that is over. The result
+            holds the generation: that of the current epoch, or of the one begun ahead.
         """
         notices, worker_id = result.notices, worker.worker_id
         if worker.is_gone or self.workers.get(worker_id) is not worker:
@@ -221,7 +220,7 @@ class WorkerTable(Generic[WorkerT]):
         return activity_of(snapshot, worker.tasks, self._plan.spec, self.generation)
 
     def progress(self, worker: WorkerT, snapshot: StatusSnapshot, stacks: str) -> WorkerProgress:
-        """Return how far `worker` is; `stacks` of its threads may be empty."""
+        """Return the progress of `worker`; `stacks` of its threads may be empty."""
         return progress_of(snapshot, self.activity(worker, snapshot), worker.tasks, stacks)
 
     def death(
@@ -236,16 +235,16 @@ class WorkerTable(Generic[WorkerT]):
         """Return the event that `worker` is gone.
 
         Args:
-            worker: Which.
-            activity: What it was doing.
-            end: How it ended, to be followed by what it was doing.
-            advice: What to do about it.
-            limit: How many such deaths prove a sample guilty.
+            worker: The worker.
+            activity: Activity of the worker at its end.
+            end: Description of its end; the activity in words follows it.
+            advice: Advice on what to do about it.
+            limit: Number of such deaths that prove a sample guilty.
         """
         worker.is_gone = True
         reason = f"{end} {activity.words}"
-        # The epoch under way is not to pay for a sample that it may never have asked for. If the
-        # next one asks for it, that is where it counts.
+        # A death at a sample of the next epoch does not count against `max_respawns` of this one.
+        # If the next epoch reads that sample, it counts there.
         return WorkerLost(
             worker.worker_id,
             reason,
@@ -261,7 +260,7 @@ def _revived(error: Any, where: str) -> BaseException:  # noqa: ANN401 - the exc
     revived: BaseException = error
     if isinstance(error, ExceptionReport):
         revived = revive_exception(error)
-    # One that could not be copied answers several tasks; where it was raised is said once.
+    # An exception that could not be copied answers several tasks; it gets this note once.
     if not any(note.startswith("in worker ") for note in getattr(revived, "__notes__", ())):
         annotate(revived, where)
     return revived
@@ -271,10 +270,10 @@ class Activity(NamedTuple):
     """What a worker was doing.
 
     Attributes:
-        step: For which step; None if for none of this epoch.
+        step: Step that it worked on; None if it was none of the current epoch.
         sample: Key of the sample that it was at; None if not at a single one.
-        words: Both in words.
-        is_ahead: Whether it was at an epoch that was begun ahead.
+        words: Description of both.
+        is_ahead: Whether it worked on an epoch that was begun ahead.
     """
 
     step: int | None
@@ -284,13 +283,13 @@ class Activity(NamedTuple):
 
 
 class WorkerProgress(NamedTuple):
-    """How far a worker is that is waited for.
+    """Progress of a worker that the main process waits for.
 
     Attributes:
-        words: What it is doing, for how long, and the stacks of its threads if they were asked for.
-        still_s: Seconds since it moved on last, to another sample or phase; None if not known. A
+        words: Description of its activity and for how long, with its threads' stacks on request.
+        still_s: Seconds since it last moved on to another sample or phase; None if not known. A
             batch that is read in one call is one piece.
-        pace: How far it is, as "39 of 80 samples in 2.0 s"; empty if not known.
+        pace: Number of samples done, as "39 of 80 samples in 2.0 s"; empty if not known.
     """
 
     words: str
@@ -307,10 +306,10 @@ def activity_of(
     """Return what a worker was doing at the time of `snapshot`.
 
     Args:
-        snapshot: Of its status page.
-        tasks: (generation, step) -> indices of what it had to do.
-        spec: How it makes batches.
-        generation: Of the epoch under way.
+        snapshot: Snapshot of its status page.
+        tasks: Indices of its tasks, by (generation, step).
+        spec: Spec of the worker.
+        generation: Generation of the current epoch.
     """
     doing = PHRASES[snapshot.phase]
     if snapshot.phase not in _OF_A_TASK:
@@ -342,13 +341,13 @@ def progress_of(
     tasks: Mapping[tuple[int, int], object],
     stacks: str,
 ) -> WorkerProgress:
-    """Return how far a worker is.
+    """Return the progress of a worker.
 
     Args:
-        snapshot: Of its status page.
-        activity: What `activity_of` made of it.
-        tasks: (generation, step) -> indices of what it has to do.
-        stacks: Of its threads; empty if there are none.
+        snapshot: Snapshot of its status page.
+        activity: Activity that `activity_of` found in it.
+        tasks: Indices of its tasks, by (generation, step).
+        stacks: Stacks of its threads; may be empty.
     """
     words = f"{activity.words}{_times(snapshot, activity)}" + (f":\n{stacks}" if stacks else "")
     still_s = snapshot.still_s

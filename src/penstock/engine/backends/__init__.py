@@ -1,17 +1,22 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Who runs the tasks: one Protocol, one file per backend.
+"""Backends, which run the tasks: one Protocol, one file per backend.
 
-BACKENDS                    which there are, and what their workers are
-open_backend(plan)          picks one
+BACKENDS                    the backends by name, with the traits of their workers
+open_backend(plan)          returns the plan's backend
 Backend.start()             workers begin to start; does not wait for them
 Backend.begin_epoch(epoch)  before any task, and for each epoch: datasets are iterated anew
-Backend.await_start()       those not there yet, notified of when they are
-Backend.submit(w, s, i)     never blocks
+Backend.begin_ahead(epoch)  begins the next epoch beside the current one
+Backend.adopt_ahead(g, e)   makes it the current one
+Backend.drop_ahead()        drops it
+Backend.await_start()       the workers still starting; `events` reports each as WorkerReady
+Backend.submit(w, s, i)     gives a worker a task; never blocks
 Backend.respawn(w)          another worker in the place of one that died
 Backend.add_worker(w)       one worker more, which joins the epoch
 Backend.remove_worker(w)    one worker fewer; it has no tasks
-Backend.events(timeout_s)   what happened: blocks until there is at least one, or time is up
-Backend.close()             everything is gone when it returns; may be called again
+Backend.kill(w, why)        ends a worker that is stuck
+Backend.diagnose(w)         what a worker is doing
+Backend.events(timeout_s)   events since the last call: blocks until there is one, or time is up
+Backend.close()             ends all workers before it returns; may be called again
 """
 
 from __future__ import annotations
@@ -35,7 +40,7 @@ class Backend(Protocol):
     """Runs tasks, each on the worker it is submitted to, per worker in the order of submission.
 
     Attributes:
-        measures: Whether results of tasks submitted from now on hold what they took.
+        measures: Whether tasks submitted from now on are measured.
 
     Concurrency:
         One thread.
@@ -48,7 +53,7 @@ class Backend(Protocol):
 
     @property
     def is_whole(self) -> bool:
-        """Whether every worker lives; what is not whole cannot begin another epoch."""
+        """Whether every worker lives; else the backend cannot begin another epoch."""
 
     def begin_epoch(self, epoch: Epoch) -> None:
         """Begin an epoch, or go on in one; results of earlier ones are dropped from now on."""
@@ -66,15 +71,15 @@ class Backend(Protocol):
         """
 
     def adopt_ahead(self, generation: int, epoch: Epoch) -> None:
-        """Let the epoch that was begun ahead be the current one: it has turned out as `epoch`."""
+        """Make the epoch that was begun ahead the current one: it has turned out as `epoch`."""
 
     def drop_ahead(self) -> None:
-        """Drop what comes of the epoch that was begun ahead."""
+        """Drop the results of the epoch that was begun ahead."""
 
     def await_start(self) -> Collection[int]:
-        """Return the workers that may take long to start; `events` tells when each can begin.
+        """Return the workers still starting; `events` reports each as `WorkerReady`.
 
-        They may be given tasks before that all the same.
+        They may be given tasks before that.
         """
 
     def submit(
@@ -102,31 +107,32 @@ class Backend(Protocol):
     def respawn(self, worker_id: int) -> None:
         """Start another worker in the place of a dead one, which goes on in the current epoch.
 
-        Tasks that the dead one had are not its own before they are submitted again.
+        It has none of the dead worker's tasks until they are submitted again.
         """
 
     def add_worker(self, worker_id: int) -> None:
         """Start one worker more, `worker_id` below `plan.max_workers`; it joins the current epoch.
 
-        Does not wait until it is ready: `events` tells (`WorkerReady`), unless the epoch is over.
+        Does not wait until it is ready: `events` reports it as `WorkerReady`, if the epoch is still
+        on.
         """
 
     def remove_worker(self, worker_id: int) -> None:
-        """Let a worker go that has no tasks; does not wait until it is gone, and is no death.
+        """Remove a worker that has no tasks; does not wait for its end, which is no death.
 
         The same number may be added again later.
         """
 
     def kill(self, worker_id: int, why: str) -> None:
-        """End a worker that is stuck; `events` then tells of its death."""
+        """End a worker that is stuck; `events` then reports its death."""
 
     def diagnose(self, worker_id: int, *, with_stacks: bool) -> WorkerProgress:
         """Return what a worker is doing, and how far it is.
 
         Args:
-            worker_id: Its number.
-            with_stacks: Whether the words hold the stacks of its threads. To show them disturbs it,
-                and there is room for some of them only.
+            worker_id: Number of the worker.
+            with_stacks: Whether the words hold the stacks of its threads. Showing them disturbs it,
+                and there is room only for some.
         """
 
     def close(self, *, in_a_hurry: bool = False) -> None:
@@ -139,15 +145,15 @@ class Backend(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class BackendTraits:
-    """Traits of a backend's workers, by which others decide.
+    """Traits of a backend's workers, by which other modules decide.
 
     Attributes:
-        path: Of the backend's class, as "module:name". It is imported where workers are started.
-        shares_interpreter: Workers are threads of the main process: they share its lock, memory and
-            global generators.
-        is_local: Workers are on this machine, and use its cores and its memory.
-        has_start_method: Workers are processes that `multiprocessing` starts.
-        begins_ahead: Workers can begin an epoch beside the one under way.
+        path: Path of the backend's class, as "module:name", imported where workers are started.
+        shares_interpreter: Whether workers are threads of the main process, and share its lock,
+            memory and global generators.
+        is_local: Whether workers are on this machine, and use its cores and its memory.
+        has_start_method: Whether workers are processes that `multiprocessing` starts.
+        begins_ahead: Whether workers can begin an epoch beside the current one.
     """
 
     path: str = ""
@@ -167,11 +173,11 @@ BACKENDS: Final = {
 
 
 def traits_of(backend: str) -> BackendTraits:
-    """Return the traits of a backend; of "serial", which has no workers, those that say nothing."""
+    """Return the traits of a backend; the defaults for "serial", which has no workers."""
     return BACKENDS.get(backend, BackendTraits())
 
 
 def open_backend(plan: Plan) -> Backend:
-    """Return the backend that `plan` asks for, which has workers; not yet started."""
+    """Return the backend of `plan`, which has workers; it is not yet started."""
     backend: Backend = pkgutil.resolve_name(plan.traits.path)(plan)
     return backend

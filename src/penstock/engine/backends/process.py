@@ -2,19 +2,20 @@
 """Workers as processes: started side by side, each with a channel and an arena of its own.
 
 Guarantees
-    A worker's death is seen at once, through its sentinel and the end of its channel, and disturbs
-    no other worker's messages. What it had finished before is still delivered. Its status page
-    tells what it was doing. Slots of its batches live on as long as somebody holds them, no longer.
+    A worker's death is detected at once, by its pidfd (its sentinel where there is none) and the
+    end of its channel, and disturbs no other worker's messages. Results that it had sent are still
+    delivered. Its status page shows what it was doing. Slots of its batches live exactly as long
+    as views of them.
     `events` waits on all channels and processes together. Besides it only `close`, `kill` and
-    `diagnose` wait, for seconds at most. A Ctrl-C never falls between what belongs together: it is
-    held back while a worker starts, and while a message is taken in.
+    `diagnose` wait, for seconds at most. Ctrl-C is held back while a worker starts, and while a
+    message is taken in.
     When `close` returns no worker is left, within `_GRACE_S` and twice `_TERMINATE_S` in total,
     however many there are.
 
 Shutdown order
     Channels are shut down: a waiting worker ends at once, a busy one after its task, whatever is
-    queued. After `_GRACE_S` the rest get SIGTERM, after `_TERMINATE_S` more SIGKILL. Memory needs
-    no step of its own: slots live as long as a view of them does.
+    queued. After `_GRACE_S` (`_SHORT_GRACE_S` in a hurry or after Ctrl-C) the rest get SIGTERM,
+    `_TERMINATE_S` later SIGKILL. Memory needs no step: slots live as long as views of them.
 
 A forked child (another loader's worker, say) inherits copies of the channels, which are closed
 there at once (`Channel`). `close` uses shutdown(2), which no copy can hold up.
@@ -77,12 +78,11 @@ if TYPE_CHECKING:
 __all__ = ["ProcessBackend"]
 
 _GRACE_S: Final = 3.0  # for a worker to finish its task and its user's clean-up
-_SHORT_GRACE_S: Final = 0.3  # when somebody has pressed Ctrl-C
+_SHORT_GRACE_S: Final = 0.3  # in a hurry, or after Ctrl-C
 _TERMINATE_S: Final = 1.0
-_MOST_PREFETCH: Final = 8  # that is given while an epoch runs
+_MOST_PREFETCH: Final = 8  # the largest factor that may come during an epoch
 # Over all workers. When a main process waits for its device, the slots of all batches that it was
-# ahead come back together. They are to be kept: to make and lock another takes longer than to fill
-# it.
+# ahead come back together. They are kept: making and locking a slot takes longer than filling it.
 _BATCHES_AHEAD_OF_DEVICE: Final = 16
 _HAS_ENDED: Final = 1 << 16  # among the flags of a worker: its process has
 
@@ -125,7 +125,7 @@ class ProcessBackend:
         self._shared_fd: int | None = None  # the spec, for workers that are not forked
         self._memory = SystemMemory()
         self._has_checked_memory = False
-        self.processes: list[Any] = []  # by worker id; kept after `close`, for who wants to look
+        self.processes: list[Any] = []  # by worker id; kept after `close`, for inspection
         self._num_respawned = 0
         _backends.add(self)
         self._poll = select.poll()
@@ -259,16 +259,16 @@ class ProcessBackend:
         worker.process.close()
 
     def _seed_of_respawned(self) -> int:
-        """Return a base seed that no worker had: it is not to draw again what a dead one drew."""
+        """Return a base seed that no worker had, so that a dead worker's draws do not repeat."""
         words = seed_sequence(self._plan.base_seed, Purpose.WORKERS, self._num_respawned)
         return int(words.generate_state(1, np.uint64)[0] >> np.uint64(1))
 
     def kill(self, worker_id: int, why: str) -> None:
-        """Send SIGKILL, once its stacks are in the status page: it may not hear anything else."""
+        """Send SIGKILL, once its stacks are in the status page: it may ignore other signals."""
         self._table.workers[worker_id].kill(why)
 
     def diagnose(self, worker_id: int, *, with_stacks: bool) -> WorkerProgress:
-        """Read its status page, into which it writes its stacks if it is asked to."""
+        """Read the status page, into which the worker writes its stacks if it is asked to."""
         worker = self._table.workers[worker_id]
         snapshot = worker.status_page.read()
         stacks = ""
@@ -279,35 +279,35 @@ class ProcessBackend:
 
     @property
     def is_whole(self) -> bool:
-        """Whether every worker lives; asks the system, as nobody may have read of a death yet."""
+        """Whether every worker lives; asks the system, as a death may not have been read yet."""
         return all(worker.is_alive() for worker in self._table.workers.values())
 
     def begin_epoch(self, epoch: Epoch) -> None:
-        """Tell every worker; what still comes of earlier epochs is dropped."""
+        """Notify every worker; results of earlier epochs are dropped."""
         self._table.begin_epoch(epoch)
         for worker in self._table.workers.values():
             self._tell_epoch(worker)
 
     def begin_ahead(self, epoch: Epoch) -> int:
-        """Tell every worker, which does its tasks in their order."""
+        """Notify every worker, which handles its messages in order."""
         generation = self._table.begin_ahead(epoch)
         for worker in self._table.workers.values():
             self._tell_epoch(worker, generation)
         return generation
 
     def adopt_ahead(self, generation: int, epoch: Epoch) -> None:
-        """Let the epoch that was begun ahead be the current one."""
+        """Make the epoch that was begun ahead the current one."""
         self._table.adopt_ahead(generation, epoch)
 
     def drop_ahead(self) -> None:
-        """Drop what comes of the epoch that was begun ahead."""
+        """Drop the results of the epoch that was begun ahead."""
         self._table.drop_ahead()
 
     def _tell_epoch(self, worker: WorkerProcess, generation: int | None = None) -> None:
         self._post(worker, encode_message(self._table.message_of(worker, generation)))
 
     def await_start(self) -> tuple[int, ...]:
-        """Return nobody: workers of this machine start at once."""
+        """Return no worker: those of this machine start at once."""
         return ()
 
     def submit(
@@ -376,7 +376,7 @@ class ProcessBackend:
         return flags_of
 
     def _read(self, worker: WorkerProcess, *, has_ended: bool) -> list[BackendEvent]:
-        # That it has ended was seen before reading: what it had to say is all there by then.
+        # `has_ended` was found out before reading: by now all that it sent has arrived.
         events: list[BackendEvent] = []
         try:
             frames = collections.deque(worker.channel.receive())
@@ -392,7 +392,7 @@ class ProcessBackend:
             for frame in frames:
                 frame.close()
         if not events and has_ended:
-            # Gone, while somebody that it started holds its end of the channel open.
+            # It is gone, while a process that it started holds its end of the channel open.
             return [self._reap(worker)]
         return events
 
@@ -413,7 +413,7 @@ class ProcessBackend:
         return self._table.accept(worker, result)
 
     def _check_memory(self, new_slots: Sequence[tuple[int, int]]) -> None:
-        """Say so once if memory will not hold as many batches as are to be under way."""
+        """Warn once if memory will not hold all batches that are to be under way."""
         if not self._has_checked_memory and new_slots:
             self._has_checked_memory = True
             batch_bytes = sum(size_bytes for _, size_bytes in new_slots)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The main process's view of one worker process: is it there, how did it end, what was it doing."""
+"""The main process's view of one worker process: whether it lives, and how it ended."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ _ADVICE_ON_UNKNOWN: Final = (
     "waits for all children, and took the status. With signal.signal(signal.SIGCHLD, "
     "signal.SIG_DFL) the next such message says how the worker ended."
 )
-_UNKNOWN_CODE: Final = 255  # what multiprocessing says of a child whose server has died
+_UNKNOWN_CODE: Final = 255  # multiprocessing's code for a child whose server has died
 _ADVICE_ON_HANG: Final = "Raise `timeout` if samples, or the start of a worker, may take that long."
 _ADVICE_NATIVE: Final = "That is native code under the dataset: num_workers=0 shows where."
 _ADVICE_ON_SIGNALS: Final = {
@@ -58,11 +58,11 @@ class WorkerProcess(KnownWorker):
     """One worker process.
 
     Attributes:
-        process: As `multiprocessing` has it.
-        channel: Our end.
-        status_page: Where it writes what it is doing.
-        arena: The slots of its batches.
-        watch_fd: Readable once the process has ended.
+        process: Process object of `multiprocessing`.
+        channel: Channel to it, at the main process's end.
+        status_page: Status page into which it writes what it is doing.
+        arena: Arena with the slots of its batches.
+        watch_fd: Descriptor that is readable once the process has ended.
     """
 
     def __init__(
@@ -97,7 +97,7 @@ class WorkerProcess(KnownWorker):
     def _open_pidfd(self) -> int | None:
         try:
             return os.pidfd_open(self.process.pid)
-        except ProcessLookupError:  # it has ended already, and somebody else took the exit status
+        except ProcessLookupError:  # it has ended already, and its exit status was taken elsewhere
             self._note_end()
         except (OSError, AttributeError):  # another system
             pass
@@ -106,8 +106,8 @@ class WorkerProcess(KnownWorker):
     def has_ended(self) -> bool:
         """Return whether it has ended, and take its exit status once it has.
 
-        `multiprocessing` asks for the exit status, and never learns of the end where somebody else
-        has taken that: the system, if SIGCHLD is ignored, or a handler that waits for all children.
+        `multiprocessing` finds an end by its exit status, and misses it if that was taken before:
+        by the system, if SIGCHLD is ignored, or by a handler that waits for all children.
         """
         if not self._has_ended and self._is_over():
             self._note_end()
@@ -126,13 +126,14 @@ class WorkerProcess(KnownWorker):
             self.process.join(_LAST_WORDS_S)  # the server is about to pass the exit status on
         self._exit_code = self.process.exitcode
         if self._exit_code is None:
-            # Or multiprocessing would take it for alive, and signal whoever has its number next.
+            # Else multiprocessing would take it for alive, and signal the next process of its
+            # number.
             popen.returncode = _UNKNOWN_CODE
         self.process.join()  # at once: it takes it off the list of children
         self._has_ended = True
 
     def is_alive(self) -> bool:
-        """Ask the system."""
+        """Return whether it lives, by asking the system."""
         return not self.is_gone and not self.has_ended()
 
     def signal(self, number: int) -> None:
@@ -144,7 +145,7 @@ class WorkerProcess(KnownWorker):
                 os.kill(self.process.pid, number)
 
     def kill(self, why: str) -> None:
-        """End a worker that is stuck; its stacks are in the status page then."""
+        """Kill a worker that is stuck; its stacks are in the status page then."""
         self._killed_because = why
         if self.can_show_stacks:
             self.status_page.ask_for_stacks(self.signal)
@@ -152,11 +153,11 @@ class WorkerProcess(KnownWorker):
 
     @property
     def can_show_stacks(self) -> bool:
-        """Whether it can be asked; before that the signal would end it."""
+        """Whether it can be asked for stacks; before its set-up the signal would end it."""
         return self.is_alive() and self.status_page.read().phase is not Phase.ABSENT
 
     def wait_for_end(self) -> None:
-        """Wait for a process whose channel has ended; one that does not end is ended."""
+        """Wait for a process whose channel has ended; kill it if it does not end."""
         left = wait_for_ends([self], _LAST_WORDS_S)
         if left:
             self._end = (
@@ -168,7 +169,7 @@ class WorkerProcess(KnownWorker):
             wait_for_ends([self], _LAST_WORDS_S)
 
     def release(self) -> None:
-        """Close what was ours of a process that has ended."""
+        """Close the main process's descriptors of a process that has ended."""
         self.channel.close()
         if self._pidfd is not None:
             os.close(self._pidfd)
@@ -176,7 +177,7 @@ class WorkerProcess(KnownWorker):
 
     @property
     def deaths_that_prove(self) -> int:
-        """How many such ends of workers prove a sample guilty."""
+        """Number of such ends of workers that proves a sample guilty."""
         if self._killed_because is not None or self._end is not None:
             return 2
         return 3 if self._exit_code is None or -self._exit_code in _SIGNALS_FROM_OUTSIDE else 2
@@ -188,7 +189,7 @@ class WorkerProcess(KnownWorker):
         return not is_ours and self._exit_code == -signal.SIGKILL
 
     def describe_end(self) -> tuple[str, str]:
-        """Say how the process ended, and what to do about it; to be called when it has."""
+        """Return how the process ended, and what to do about it; call it after the end."""
         if self._killed_because is not None:
             return f"was killed, as {self._killed_because},", _ADVICE_ON_HANG
         last_words = self.status_page.last_words()

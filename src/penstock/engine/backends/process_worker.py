@@ -1,15 +1,15 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The life of a process worker.
+"""The code of a worker process, from its start to its end.
 
 Guarantees
-    Tasks are done in the order in which they came. Between two tasks the worker looks whether it is
-    still wanted: a closed channel ends it, whatever is still queued.
+    Tasks are done in the order in which they came. Before each task the worker reads its channel: a
+    closed channel ends it, whatever is still queued.
     It ends when the main process is gone, even in the middle of a task that hangs (see
     `parent_watch`).
-    Ctrl-C is the main process's business: the worker notes it, and waits for its channel to close.
-    Nothing the user's code raises ends the worker; `SystemExit` and the like do, as a death. Its
-    last words on the status page say what was raised, and where.
-    A process that the dataset forks may end as it likes: the worker goes on.
+    Ctrl-C is left to the main process: the worker notes it, and waits for its channel to close.
+    No `Exception` of the user's code ends the worker; `SystemExit` and the like do, as a death. The
+    status page then holds what was raised, and where.
+    The worker goes on, however a process that the dataset forks may end.
 """
 
 from __future__ import annotations
@@ -58,8 +58,8 @@ def run_worker(sock: socket.socket, identity: WorkerIdentity, spec: WorkerSpec |
 
     Args:
         sock: This worker's end of its channel.
-        identity: Which worker this is.
-        spec: How to make batches; None if it comes as a shared segment in the first frame, behind
+        identity: Identity of this worker.
+        spec: Spec of the worker; None if it comes as a shared segment in the first frame, behind
             the status page.
     """
     # A forked worker may carry the main process's handler.
@@ -111,7 +111,7 @@ class _SlotOutput:
         self.abandon = self._writer.abandon
 
     def begin(self, *, counts_bytes: bool) -> None:
-        """Bytes are counted in any case: the batch is packed."""
+        """Do nothing: bytes are counted in any case, as the batch is packed."""
 
     def finish(self, batch: Any) -> Packed:  # noqa: ANN401
         packed = pack(batch, self._writer)
@@ -141,8 +141,8 @@ class _ProcessWorker:
         end_with_parent(parent_fd)
         runner = TaskRunner(_SlotOutput(self._pool), self._status, self._identity)
         runner.set_up(lambda: self._set_up(runner, spec_fds))
-        # What is here, modules mostly, stays: the collector need not go over it again and again,
-        # some 5 % of the time, nor touch pages that a forked worker shares with the main process.
+        # The objects that exist now, modules mostly, stay. Frozen, they cost no collections, some
+        # 5 % of the time, and a forked worker goes on sharing their pages with the main process.
         gc.freeze()
         has_frozen = False
         while True:
@@ -160,7 +160,7 @@ class _ProcessWorker:
                 self._send(result)
             del message, result
             if not has_frozen and self._spec is not None and not self._spec.is_iterable:
-                # What the first batch has brought as well: what it imports, what datasets open.
+                # Freeze what the first batch has added as well: imports, files of the dataset.
                 # Not with an iterable: its iterator is there too, and ends with the epoch.
                 has_frozen = True
                 gc.collect()  # or garbage of that batch would stay too
@@ -199,10 +199,10 @@ class _ProcessWorker:
             os.close(slot.fd)
 
     def _next_frame(self) -> Frame:
-        """Return the next frame; all that is here is read first, to see a closed channel."""
+        """Return the next frame; all that has arrived is read first, to see a closed channel."""
         self._frames.extend(self._channel.receive(wait=not self._frames))
         if self._channel.has_ended:
-            raise EOFError  # whatever is still queued: nobody would take the answer
+            raise EOFError  # whatever is still queued: its results would not be read
         return self._frames.popleft()
 
     def close(self) -> None:

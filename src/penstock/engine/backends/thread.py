@@ -1,23 +1,24 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Workers as threads of the main process: for code that releases the GIL, or has none.
+"""Workers as threads of the main process: for code that releases the GIL, or Pythons without it.
 
 Guarantees
     Batches leave as they are: nothing is copied or pickled. Each worker has recycled memory of its
     own, which serves again once the last view of a batch is garbage.
     Map-style datasets, their transforms and collate functions are shared by all workers. An
-    iterable dataset is copied for each, as where it stands is a worker's own.
+    iterable dataset is copied for each, as each worker has a position of its own.
     Generators that belong to the process (`random`, `numpy.random`, torch's) are neither seeded
-    nor put back: the threads and the main process all draw from them. Who does so is found in the
-    first batch that is made of a dataset, and named once. `sample_rng()` is each worker's own.
-    Settings of the process are left as they are: the threads that OpenCV and torch start inside an
-    operation as well, which process workers are limited to one of.
+    nor put back: the threads and the main process all draw from them. Functions that do so are
+    found in the first batch of a dataset, and named once. `sample_rng()` is each worker's own.
+    Settings of the process are left as they are, also the number of threads that OpenCV and torch
+    use in an operation, which is one in process workers.
     A thread cannot be killed. One that is stuck is given up: its death is an event, its late answer
     is dropped, and it ends by itself at its next sample.
     `close` ends the wait of another thread that is in `events`.
 
 Shutdown order
     Every worker is notified at once. A waiting one ends, a busy one at its next sample. After
-    `_GRACE_S` those that are still busy are left behind as daemons, which is said once.
+    `_GRACE_S` those still busy are left behind as daemons, with a warning; in a hurry, after
+    `_SHORT_GRACE_S`, without one.
 
 A forked child has none of these threads: there `close` does nothing.
 """
@@ -55,7 +56,7 @@ if TYPE_CHECKING:
 __all__ = ["ThreadBackend"]
 
 _GRACE_S: Final = 3.0  # for a worker to finish its sample and its user's clean-up
-_SHORT_GRACE_S: Final = 0.3  # when somebody has pressed Ctrl-C, or the interpreter ends
+_SHORT_GRACE_S: Final = 0.3  # after Ctrl-C, or when the interpreter ends
 _ADVICE_ON_EXIT: Final = "Look for sys.exit in the dataset."
 _ADVICE_ON_HANG: Final = (
     "Raise `timeout` if samples, or the start of a worker, may take that long. The thread goes on "
@@ -83,8 +84,8 @@ class ThreadBackend:
     """Thread workers. See the module for its guarantees.
 
     Concurrency:
-        One thread calls it. `close` may be called by any, a worker's own included, where a garbage
-        collection may have it called.
+        One thread calls it. `close` may be called by any, also by a worker's, in which a garbage
+        collection may call it.
     """
 
     def __init__(self, plan: Plan) -> None:
@@ -95,7 +96,7 @@ class ThreadBackend:
             plan, drawings_advice=_SHARED_GENERATORS, warns=True
         )
         self._num_starts: dict[int, int] = {}  # by worker id
-        # Removed, and not yet ended: nobody else knows them.
+        # Removed, and not yet ended: the table no longer has them.
         self._leaving: weakref.WeakSet[ThreadWorker] = weakref.WeakSet()
         self._outbox: queue.SimpleQueue[FromThread | None] = queue.SimpleQueue()  # None: closed
         self._generation = ThreadGeneration(0, 0, is_announced=False)
@@ -112,7 +113,7 @@ class ThreadBackend:
             raise
 
     def _start_worker(self, worker_id: int, *, joins_late: bool = False) -> ThreadWorker:
-        # One that takes a place that others had before is not to draw the same once more.
+        # A worker that takes the place of earlier ones must not repeat their draws.
         num_before = self._num_starts.get(worker_id, 0)
         self._num_starts[worker_id] = num_before + 1
         again = (num_before,) if num_before else ()
@@ -136,7 +137,7 @@ class ThreadBackend:
         return all(w.thread.is_alive() and not w.is_gone for w in self._table.workers.values())
 
     def begin_epoch(self, epoch: Epoch) -> None:
-        """Tell every worker; what they still make of earlier epochs is broken off and dropped."""
+        """Notify every worker; batches of earlier epochs are broken off and dropped."""
         self._table.begin_epoch(epoch)
         number, is_announced = self._table.generation, epoch.is_announced
         self._generation = ThreadGeneration(number, epoch.number, is_announced=is_announced)
@@ -145,7 +146,7 @@ class ThreadBackend:
                 worker.begin(self._table.message_of(worker), self._generation)
 
     def await_start(self) -> tuple[int, ...]:
-        """Return nobody: workers of this machine start at once."""
+        """Return no worker: those of this machine start at once."""
         return ()
 
     def submit(
@@ -171,13 +172,13 @@ class ThreadBackend:
                     return []
                 continue
             if came is None:
-                self._outbox.put(None)  # for whoever asks again
+                self._outbox.put(None)  # for the next call
                 raise WorkerDied(
                     "the loader's iterator was closed, by another thread or in a worker, while "
                     "it was asked for a batch: its workers are gone. Iterate the loader anew."
                 )
             event = self._event_of(came.worker, came.message)
-            del came  # this frame may wait again; the batch is not to wait with it
+            del came  # this frame may wait again, and would keep the batch
             if event is not None:
                 return [event]
 
@@ -193,7 +194,7 @@ class ThreadBackend:
         return None if worker.is_gone else self._reap(worker, message)
 
     def _reap(self, worker: ThreadWorker, end: ThreadEnd) -> WorkerLost:
-        """Return the death of a worker with all that is known of it."""
+        """Return the event of a worker's death, with all that is known of it."""
         activity = self._table.activity(worker, worker.status.snapshot())
         how = (
             f"DataLoader worker (thread {worker.thread.name}) exited unexpectedly: worker "
@@ -209,19 +210,19 @@ class ThreadBackend:
         worker.begin(self._table.message_of(worker), self._generation)
 
     def add_worker(self, worker_id: int) -> None:
-        """Start one thread more, which joins the current epoch and says when it has."""
+        """Start one thread more, which joins the current epoch and reports when it has."""
         worker = self._start_worker(worker_id, joins_late=True)
         if self._table.epoch is not None:
             worker.begin(self._table.message_of(worker), self._generation)
 
     def remove_worker(self, worker_id: int) -> None:
-        """Let a thread end that has no tasks; does not wait."""
+        """Stop a thread that has no tasks; does not wait for its end."""
         worker = self._table.workers.pop(worker_id)
         worker.stop()
         self._leaving.add(worker)
 
     def kill(self, worker_id: int, why: str) -> None:
-        """Give up a worker: its death is an event now, and what it still answers is dropped.
+        """Give up a worker: its death is an event now, and its late results are dropped.
 
         If it only waits for another one, which hangs while it notifies the dataset of the epoch,
         that one is given up: one hang is one death.
@@ -273,7 +274,7 @@ class ThreadBackend:
 
 
 def _drain(outbox: queue.SimpleQueue[FromThread | None]) -> None:
-    """Drop what nobody will ask for: it refers to workers, which refer to the queue."""
+    """Drop the results that are left: they refer to workers, which refer to the queue."""
     while True:
         try:
             outbox.get_nowait()

@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
 """One epoch of the worker threads.
 
-The dataset that they share is notified of it once:
+The dataset that they share is notified of the epoch once:
 
     the first worker     calls `set_epoch`, then makes its maker
-    the others           wait until it has, or until they are wanted no more
+    the others           wait until it has, or until they are to stop
 
 Each worker shards its own copy of a stream (`penstock.data.shard`). If these copies differ, samples
 are lost or come twice; so the first items are compared.
@@ -32,21 +32,21 @@ if TYPE_CHECKING:
 
 __all__ = ["ThreadGeneration"]
 
-_MOST_COMPARED: Final = 64  # items of a stream; two orders of two items agree once in two times
+_MOST_COMPARED: Final = 64  # items of a stream; two orders of 2 items agree half of the time
 
 
 class ThreadGeneration:
     """One epoch of one backend, shared by its workers. The user may begin the same epoch again.
 
     Attributes:
-        number: Counts up.
-        epoch: Its number to the user.
-        notifier: The worker that is notifying the dataset; None before and afterwards.
-        watch: Of the worker whose first task is watched, if one is.
+        number: Number of the generation; it counts up.
+        epoch: Number of the epoch to the user.
+        notifier: Worker that is notifying the dataset; None before and afterwards.
+        watch: Watch of the worker whose first task is watched, if one is.
     """
 
     def __init__(self, number: int, epoch: int, *, is_announced: bool) -> None:
-        """Begin it; `is_announced` says whether the dataset is notified."""
+        """Begin a generation; `is_announced` says whether the dataset is notified."""
         self.number = number
         self.epoch = epoch
         self.notifier: ThreadWorker | None = None
@@ -105,14 +105,14 @@ class ThreadGeneration:
             self._changed.notify_all()
 
     def give_up(self, worker: ThreadWorker) -> None:
-        """Let another worker notify the dataset if this one was to; let it wait for none."""
+        """Leave the notifying to another worker, if it was `worker`'s; end the wait of `worker`."""
         with self._changed:
             if self.notifier is worker:
                 self.notifier = None
             self._changed.notify_all()
 
     def comparer(self, worker: ThreadWorker) -> Callable[[Iterable[Any]], Iterator[Any]]:
-        """Return a function that returns its items, the first ones compared with other workers'."""
+        """Return a function that passes items on, and compares the first with other workers'."""
         calls = itertools.count()
 
         def compared(items: Iterable[Any]) -> Iterator[Any]:
@@ -142,7 +142,7 @@ class ThreadGeneration:
         )
 
     def take_watch(self) -> bool:
-        """Return whether the caller is the one whose first task is watched; True once."""
+        """Return whether the caller's first task is to be watched; True once."""
         try:
             return self._to_watch.pop()
         except IndexError:
@@ -152,7 +152,7 @@ class ThreadGeneration:
 def _pickled(item: object) -> bytes:
     try:
         return pickle.dumps(item, protocol=5)
-    except Exception:  # it holds a lock, say: nothing is known of it
+    except Exception:  # it holds a lock, say: it is not compared
         return b""
 
 

@@ -1,14 +1,14 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The life of a worker that is a thread of the main process.
+"""The code of a worker thread, from its start to its end.
 
 Guarantees
     Tasks are done in the order in which they came. One of an earlier epoch is broken off at its
-    next sample, and so is everything once the worker is wanted no more.
-    Nothing that the user's code raises ends the worker; `SystemExit` and the like do, as a death.
+    next sample, and so is every task once the worker is to stop.
+    No `Exception` of the user's code ends the worker; `SystemExit` and the like do, as a death.
     Between two tasks it holds no batch, no sample and no exception.
     The generators that belong to the process are never touched.
-    A process that the dataset forks ends with what it was to do there, with the exit status of its
-    `sys.exit` or exception: it has none of the threads that take batches.
+    A process that the dataset forks ends when it returns to the worker's code, with the exit status
+    of its `sys.exit` or exception: it has none of the threads that take batches.
 """
 
 from __future__ import annotations
@@ -48,14 +48,14 @@ __all__ = ["FromThread", "ThreadEnd", "ThreadWorker"]
 
 
 class ThreadEnd(NamedTuple):
-    """What ended a worker: `SystemExit`, say, and where it was raised."""
+    """The exception that ended a worker, `SystemExit` say, and where it was raised."""
 
     text: str
     stack: str
 
 
 class FromThread(NamedTuple):
-    """What came of a worker; a death is what the main process itself says of one that is stuck."""
+    """A message of a worker; the main process itself puts in the death of one that is stuck."""
 
     worker: ThreadWorker
     message: TaskResult | ThreadEnd | WorkerLost
@@ -65,8 +65,8 @@ class ThreadWorker(KnownWorker):
     """One worker thread.
 
     Attributes:
-        thread: A daemon, so that one that is stuck does not keep the interpreter from ending.
-        status: What it is doing.
+        thread: Daemon thread, so that one that is stuck does not keep the interpreter from ending.
+        status: Status of the worker: what it is doing.
     """
 
     def __init__(
@@ -79,10 +79,10 @@ class ThreadWorker(KnownWorker):
         """Prepare a worker. An iterable dataset is copied here.
 
         Args:
-            identity: Which worker this is.
-            plan: What to do.
-            sequence: Seeds what `sample_rng` gives where the spec has no seed.
-            outbox: Where its results go.
+            identity: Identity of the worker.
+            plan: Plan of the backend.
+            sequence: Seed sequence of `sample_rng` where the spec has no seed.
+            outbox: Queue of its results.
 
         Raises:
             ConfigError: an iterable dataset cannot be copied for several workers.
@@ -99,8 +99,8 @@ class ThreadWorker(KnownWorker):
         self._outbox = outbox
         self._inbox: queue.SimpleQueue[Task | tuple[BeginEpoch, ThreadGeneration] | None]
         self._inbox = queue.SimpleQueue()
-        # Not locked: its fences would be made here, while the main process's thread may be
-        # capturing a graph, which no other thread's questions to the device may disturb.
+        # Not page-locked: fences would be made in this thread, and its calls to the device would
+        # disturb a graph that the main process's thread may be capturing.
         self._output = PlainOutput()
         self._runner = TaskRunner(self._output, self.status, identity, in_thread=True)
         self._has_served = False
@@ -115,7 +115,7 @@ class ThreadWorker(KnownWorker):
         return f"worker {self.worker_id} (thread {self.thread.name})"
 
     def begin(self, begun: BeginEpoch, generation: ThreadGeneration) -> None:
-        """Let it begin an epoch; what it has of others is wanted no more."""
+        """Make it begin an epoch; its tasks of earlier ones are dropped."""
         self.status.want(begun.generation)
         self._leave_generation()
         self._given = generation
@@ -126,7 +126,7 @@ class ThreadWorker(KnownWorker):
         self._inbox.put(task)
 
     def stop(self) -> None:
-        """Let it end, at the next sample if it is busy; does not wait."""
+        """Make it end, at the next sample if it is busy; does not wait."""
         self.status.want_nothing()
         self._leave_generation()
         self._inbox.put(None)
@@ -137,7 +137,7 @@ class ThreadWorker(KnownWorker):
 
     @property
     def held_up_by(self) -> ThreadWorker | None:
-        """The worker that it waits for until it has notified the dataset of the epoch, if any."""
+        """The worker that it waits for, as that one notifies the dataset of the epoch; or None."""
         notifier = None if self._given is None else self._given.notifier
         snapshot = self.status.snapshot()
         is_beginning = snapshot.phase == Phase.BEGINNING and self.status.is_of_now(
@@ -205,7 +205,7 @@ class ThreadWorker(KnownWorker):
 
     def _begin(self, begun: BeginEpoch, generation: ThreadGeneration) -> None:
         is_shared = not self._spec.is_iterable
-        # One that goes on with a state of its own is where it was, and not where the others are.
+        # A worker that resumes from a state of its own may be at other items than the others.
         goes_on = begun.position is not None and begun.position.state is not None
         self._watch = self._first_watch(generation)
         self.status.watch(self._watch)
@@ -225,7 +225,7 @@ class ThreadWorker(KnownWorker):
     def _first_watch(self, generation: ThreadGeneration) -> GeneratorWatch | None:
         """Return a watch for the first task of one worker, unless there was one.
 
-        What it takes is reported as that of a worker's first batch, which nobody judges by.
+        Its cost falls on a worker's first batch, by which nothing is judged.
         """
         if self._has_served or was_watched(self._shared_dataset) or not generation.take_watch():
             return None
@@ -264,7 +264,7 @@ class ThreadWorker(KnownWorker):
 
 
 def _leave(error: BaseException | None) -> NoReturn:
-    """End a forked child; the end of its only thread would be status 0, whatever was raised."""
+    """End a forked child with its status; the end of its only thread would give 0 in any case."""
     status = 0
     try:
         if isinstance(error, SystemExit) and isinstance(error.code, int | None):

@@ -261,7 +261,9 @@ def _revived(error: Any, where: str) -> BaseException:  # noqa: ANN401 - the exc
     if isinstance(error, ExceptionReport):
         revived = revive_exception(error)
     # An exception that could not be copied answers several tasks; it gets this note once.
-    if not any(note.startswith("in worker ") for note in getattr(revived, "__notes__", ())):
+    notes = getattr(revived, "__notes__", None)
+    notes = notes if isinstance(notes, list) else []  # whatever classes of the user's do
+    if not any(isinstance(note, str) and note.startswith("in worker ") for note in notes):
         annotate(revived, where)
     return revived
 

@@ -3,6 +3,8 @@
 
 from __future__ import annotations
 
+import gc
+import itertools
 import os
 import sys
 import traceback
@@ -14,6 +16,7 @@ if TYPE_CHECKING:
     from types import FrameType
 
 __all__ = [
+    "frames_of_threads",
     "frames_of_user",
     "innermost_transform",
     "stack_of_error",
@@ -33,9 +36,36 @@ def frames_of_user(frame: FrameType | None) -> list[FrameType]:
     return frames
 
 
+def frames_of_threads() -> dict[int, list[FrameType]]:
+    """Return the frames of each thread by its ident, the innermost first.
+
+    Their objects are made here. A collection meanwhile could run a finalizer that lets another
+    thread go on: CPython 3.11 then reads a frame that is gone, and crashes.
+    """
+    collects = gc.isenabled()
+    gc.disable()
+    try:
+        found: dict[int, list[FrameType]] = {}
+        for ident, innermost in sys._current_frames().items():
+            frame: FrameType | None = innermost
+            frames = found[ident] = []
+            while frame is not None:
+                frames.append(frame)
+                frame = frame.f_back
+        return found
+    finally:
+        if collects:
+            gc.enable()
+
+
 def stack_of_thread(thread: threading.Thread) -> str:
     """Return where a thread is in the user's code; empty if it is in the engine."""
-    frames = frames_of_user(sys._current_frames().get(thread.ident or 0))
+    frames = list(
+        itertools.takewhile(
+            lambda frame: not frame.f_code.co_filename.startswith(_ENGINE),
+            frames_of_threads().get(thread.ident or 0, []),
+        )
+    )
     lines = [(frame, frame.f_lineno) for frame in reversed(frames)]
     return "".join(traceback.StackSummary.extract(iter(lines)).format()).rstrip()
 

@@ -21,9 +21,10 @@ import threading
 import warnings
 from typing import TYPE_CHECKING, Any, Final
 
+from penstock.user_code import frames_of_threads
+
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
-    from types import FrameType
 
 __all__ = ["busy_device", "library_of", "opencv_at_rest", "running_hazards", "warn_of_fork"]
 
@@ -140,11 +141,9 @@ def _wait_in_openmp(tids: list[int], maps: str) -> bool:
 
 
 def _threads_with_a_loop() -> Iterator[str]:
-    stacks = sys._current_frames() if "asyncio" in sys.modules else {}
+    stacks = frames_of_threads() if "asyncio" in sys.modules else {}
     for thread in {*threading.enumerate()} - {threading.main_thread(), threading.current_thread()}:
-        frame: FrameType | None = stacks.get(thread.ident or 0)
-        while frame is not None and not _HARMLESS_LOOPS.match(thread.name):
-            if frame.f_code.co_name == "run_forever" and "asyncio" in frame.f_code.co_filename:
-                yield thread.name
-                break
-            frame = frame.f_back
+        codes = [frame.f_code for frame in stacks.get(thread.ident or 0, [])]
+        runs = any(c.co_name == "run_forever" and "asyncio" in c.co_filename for c in codes)
+        if runs and not _HARMLESS_LOOPS.match(thread.name):
+            yield thread.name

@@ -7,16 +7,16 @@ import gc
 import itertools
 import os
 import sys
+import threading
 import traceback
 from typing import TYPE_CHECKING, Any, Final
 
 if TYPE_CHECKING:
-    import threading
     from collections.abc import Iterable, Iterator
     from types import FrameType
 
 __all__ = [
-    "frames_of_threads",
+    "frames_of_other_threads",
     "frames_of_user",
     "innermost_transform",
     "stack_of_error",
@@ -29,15 +29,13 @@ _ENGINE: Final = os.path.join(os.path.dirname(os.path.abspath(__file__)), "engin
 
 def frames_of_user(frame: FrameType | None) -> list[FrameType]:
     """Return `frame` and those that called it, up to the engine; the innermost first."""
-    frames: list[FrameType] = []
-    while frame is not None and not frame.f_code.co_filename.startswith(_ENGINE):
-        frames.append(frame)
-        frame = frame.f_back
-    return frames
+    return _up_to_engine(_with_callers(frame))
 
 
-def frames_of_threads() -> dict[int, list[FrameType]]:
-    """Return the frames of each thread by its ident, the innermost first.
+def frames_of_other_threads() -> dict[int, list[FrameType]]:
+    """Return the frames of each other thread by its ident, the innermost first.
+
+    Not of our own: one of them would keep the answer, and so itself and all its variables.
 
     Their objects are made here. A collection meanwhile could run a finalizer that lets another
     thread go on: CPython 3.11 then reads a frame that is gone, and crashes.
@@ -45,14 +43,12 @@ def frames_of_threads() -> dict[int, list[FrameType]]:
     collects = gc.isenabled()
     gc.disable()
     try:
-        found: dict[int, list[FrameType]] = {}
-        for ident, innermost in sys._current_frames().items():
-            frame: FrameType | None = innermost
-            frames = found[ident] = []
-            while frame is not None:
-                frames.append(frame)
-                frame = frame.f_back
-        return found
+        ours = threading.get_ident()
+        return {
+            ident: list(_with_callers(frame))
+            for ident, frame in sys._current_frames().items()
+            if ident != ours
+        }
     finally:
         if collects:
             gc.enable()
@@ -60,14 +56,20 @@ def frames_of_threads() -> dict[int, list[FrameType]]:
 
 def stack_of_thread(thread: threading.Thread) -> str:
     """Return where a thread is in the user's code; empty if it is in the engine."""
-    frames = list(
-        itertools.takewhile(
-            lambda frame: not frame.f_code.co_filename.startswith(_ENGINE),
-            frames_of_threads().get(thread.ident or 0, []),
-        )
-    )
+    frames = _up_to_engine(frames_of_other_threads().get(thread.ident or 0, []))
     lines = [(frame, frame.f_lineno) for frame in reversed(frames)]
     return "".join(traceback.StackSummary.extract(iter(lines)).format()).rstrip()
+
+
+def _with_callers(frame: FrameType | None) -> Iterator[FrameType]:
+    while frame is not None:
+        yield frame
+        frame = frame.f_back
+
+
+def _up_to_engine(frames: Iterable[FrameType]) -> list[FrameType]:
+    users = itertools.takewhile(lambda f: not f.f_code.co_filename.startswith(_ENGINE), frames)
+    return list(users)
 
 
 def stack_of_error(error: BaseException) -> str:

@@ -241,7 +241,8 @@ class BatchMaker:
         self.num_asked = len(keys)
         if self._random is None:
             position = step * len(keys)  # as good as any other place, to draw replacements by
-        if self._is_read_at_once(self._map, indices) and not _concerns(hints, keys):
+        at_once = self._map.reads_together or self._map.whole_batch(indices) is not None
+        if at_once and not _concerns(hints, keys):
             # If this fails, each sample is read by itself to find the bad one.
             with contextlib.suppress(Exception):
                 return self._make_of_map(self._map, indices, position, stride)
@@ -261,9 +262,6 @@ class BatchMaker:
         except TypeError:
             return indices, None
         return (indices if hasattr(keys, "__len__") else listed), listed
-
-    def _is_read_at_once(self, reader: MapReader, indices: Any) -> bool:  # noqa: ANN401
-        return reader.whole_batch(indices) is not None or reader.reads_together
 
     def _make_of_map(self, reader: MapReader, indices: Any, position: int, stride: int) -> Any:  # noqa: ANN401
         assembler, random = self._assembler, self._random

@@ -21,7 +21,7 @@ import threading
 import warnings
 from typing import TYPE_CHECKING, Any, Final
 
-from penstock.user_code import frames_of_threads
+from penstock.user_code import frames_of_other_threads
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
@@ -141,7 +141,7 @@ def _wait_in_openmp(tids: list[int], maps: str) -> bool:
 
 
 def _threads_with_a_loop() -> Iterator[str]:
-    stacks = frames_of_threads() if "asyncio" in sys.modules else {}
+    stacks = frames_of_other_threads() if "asyncio" in sys.modules else {}
     for thread in {*threading.enumerate()} - {threading.main_thread(), threading.current_thread()}:
         codes = [frame.f_code for frame in stacks.get(thread.ident or 0, [])]
         runs = any(c.co_name == "run_forever" and "asyncio" in c.co_filename for c in codes)

@@ -212,11 +212,11 @@ class MakesBatches:
     def __init__(self, dataset: Any) -> None:  # noqa: ANN401
         """Begin an epoch of `dataset`."""
         import penstock.torch  # noqa: F401 - the collate of tensors
-        from penstock.engine.batch_maker import BatchMaker
-        from penstock.engine.output import PlainOutput
+        from penstock.engine.assembly import PlainOutput
         from penstock.engine.plan import Framework, WorkerSpec
         from penstock.engine.status_page import StatusWriter
         from penstock.engine.task import BeginEpoch, WorkerIdentity
+        from penstock.engine.task_runner import BatchMaker
 
         framework = Framework(root="torch", adapter="penstock.torch.worker")
         spec = WorkerSpec(dataset, is_iterable=False, is_batched=True, framework=framework)

@@ -17,10 +17,9 @@ from hypothesis import strategies as st
 from penstock import sample_rng, worker_info
 from penstock.data import IterableDataset
 from penstock.engine import worker_setup
+from penstock.engine.assembly import PlainOutput
 from penstock.engine.backends.ray.parcels import pack_parcel, value_of
 from penstock.engine.backends.ray.worker import Answer, RayWorker, TaskServer
-from penstock.engine.batch_maker import BatchMaker
-from penstock.engine.output import PlainOutput
 from penstock.engine.plan import BatchIndices, WorkerSpec
 from penstock.engine.status_page import Phase, StatusWriter
 from penstock.engine.task import (
@@ -31,6 +30,7 @@ from penstock.engine.task import (
     decode_result,
     encode_message,
 )
+from penstock.engine.task_runner import BatchMaker
 from penstock.randomness.samples import fallback_state, restore_fallback
 
 IDENTITY = WorkerIdentity(worker_id=0, num_workers=1, base_seed=5)

@@ -13,8 +13,8 @@ import pytest
 
 from penstock import Loader, sample_rng
 from penstock.data import IterableDataset, shard
-from penstock.engine.generator_watch import GeneratorWatch
 from penstock.errors import ConfigError
+from penstock.randomness.generator_watch import GeneratorWatch
 
 
 class Transformed:

@@ -12,8 +12,8 @@ import torch
 
 import penstock
 from penstock import Loader, sample_rng
-from penstock.engine import generator_watch
 from penstock.errors import ConfigError
+from penstock.randomness import generator_watch
 from penstock.torch import DataLoader
 
 LOADERS = [Loader, DataLoader]

@@ -13,7 +13,7 @@ import torch
 
 import penstock.torch as pt
 from penstock.collate import Collator
-from penstock.engine.output import PlainOutput
+from penstock.engine.assembly import PlainOutput
 from penstock.torch.collate import TensorCollator
 from penstock.transport.arena import Arena, SlotPool, SlotWriter
 from penstock.transport.packing import AsTensor, pack, unpack

@@ -6,10 +6,28 @@ from __future__ import annotations
 import bisect
 from typing import Any, Final
 
-__all__ = ["describe_sample"]
+import numpy as np
+
+__all__ = ["describe_sample", "name_samples"]
 
 _LISTS: Final = ("samples", "imgs")  # of (path, class), as torchvision's folders have it
 _DEEPEST: Final = 8  # datasets made of datasets
+_MOST_LISTED: Final = 16
+
+
+def name_samples(dataset: Any, indices: Any) -> str:  # noqa: ANN401
+    """Return "sample 3 (photos/cat.jpg)", or "samples [3, 4]"; indices may be of any kind."""
+    try:
+        listed = indices.tolist() if isinstance(indices, np.ndarray) else list(indices)
+    except TypeError:  # a slice, say
+        return f"samples {indices!r}"
+    if len(listed) > _MOST_LISTED:
+        first = ", ".join(map(repr, listed[:_MOST_LISTED]))
+        return f"samples [{first}, … {len(listed)} in all]"
+    if len(listed) != 1:
+        return f"samples {listed}"
+    name = describe_sample(dataset, listed[0])
+    return f"sample {listed[0]!r}" + ("" if name is None else f" ({name})")
 
 
 def describe_sample(dataset: Any, index: Any) -> str | None:  # noqa: ANN401

@@ -1,36 +1,134 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Samples to a finished batch: collating, and handing it to where it goes."""
+"""Samples to a finished batch: collating, and handing it to where it goes.
+
+That is memory of this process (`PlainOutput`), unless a backend packs batches.
+"""
 
 from __future__ import annotations
 
+import contextlib
+import copy
 import functools
 import importlib
 import sys
+from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Final, Protocol
 
 import numpy as np
 
 from penstock.collate import BatchMemory, Collator, MixedTypes
-from penstock.data.dataset import is_current
-from penstock.engine.reader import name_samples
-from penstock.engine.status_page import Phase
+from penstock.data.dataset import is_current, length_of
+from penstock.data.names import name_samples
+from penstock.engine.status_page import Phase, StatusWriter
 from penstock.errors import CollateError
 from penstock.faults import annotate
+from penstock.transport.arena import BufferPool
 from penstock.transport.packing import AsTensor
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    import numpy.typing as npt
 
-    from penstock.collate import CollateInto
     from penstock.data.dataset import Allocator
-    from penstock.engine.output import Output
     from penstock.engine.plan import WorkerSpec
-    from penstock.engine.status_page import StatusWriter
     from penstock.randomness.samples import SampleStreams
+    from penstock.transport.page_lock import PageLock
 
-__all__ = ["Assembler", "count_samples"]
+__all__ = ["Assembler", "Output", "PlainMaker", "PlainOutput"]
 
-_MOST_NAMED: Final = 8  # samples
+PlainMaker = Callable[[Any, list[Any]], int]
+"""Takes the indices of a task, appends its batch to a list, returns the number of samples.
+
+The shortest way: no seed, no fault policy, nothing measured. For cheap samples, what a loader does
+beside reading them is most of the time. So all that is the same for every batch is decided once,
+and a function is made of the rest.
+"""
+
+_MOST_NAMED: Final = 8  # samples that are None
+_DEEPEST: Final = 3
+_MOST_COUNTED: Final = 64  # items of a container; the others are assumed as large
+
+
+class Output(Protocol):
+    """Destination of batches."""
+
+    def begin(self, *, counts_bytes: bool) -> None:
+        """Begin a batch; `counts_bytes` says whether `take_cost` has to know its bytes."""
+
+    def empty(self, shape: tuple[int, ...], dtype: npt.DTypeLike) -> npt.NDArray[Any]:
+        """Return memory for an array of the current batch."""
+
+    def finish(self, batch: Any) -> Any:  # noqa: ANN401
+        """Return the batch as it leaves: packed, or as it is."""
+
+    def dry_run(self, batch: Any) -> None:  # noqa: ANN401
+        """Raise what `finish` would raise; nothing is kept."""
+
+    def abandon(self) -> None:
+        """Take back the memory that `empty` returned: there is no batch after all."""
+
+    def take_cost(self) -> tuple[int, int, int]:
+        """Return bytes of the batch, bytes of all memory here, and nanoseconds of allocating."""
+
+
+class PlainOutput:
+    """Passes batches on as they are, in recycled memory of this process.
+
+    Concurrency:
+        One thread makes batches; they may be dropped in any.
+    """
+
+    def __init__(self, page_lock: PageLock | None = None) -> None:
+        """Begin without memory; `page_lock` locks what is allocated, None locks nothing."""
+        self._page_lock = page_lock
+        self._pool = BufferPool(page_lock=page_lock)
+        self._num_bytes = 0
+        self._counts_bytes = True
+
+    def begin(self, *, counts_bytes: bool) -> None:
+        """Begin a batch; see `Output`."""
+        self._num_bytes = 0
+        self._counts_bytes = counts_bytes
+
+    def empty(self, shape: int | tuple[int, ...], dtype: npt.DTypeLike) -> npt.NDArray[np.generic]:
+        """Return memory for an array; it comes back when the last view of it is garbage."""
+        array = self._pool.empty(shape, dtype)
+        self._num_bytes += array.nbytes
+        return array
+
+    # The consumer gets this very array: neither copied nor rebuilt.
+    empty.stays_here = True  # type: ignore[attr-defined]
+
+    def take_cost(self) -> tuple[int, int, int]:
+        """Return the cost of the batch, by the memory that it asked for, if any; see `Output`."""
+        num_bytes, self._num_bytes = self._num_bytes, 0
+        return num_bytes, self._pool.size_bytes, 0
+
+    def finish(self, batch: object) -> object:
+        """Return the batch itself."""
+        if self._counts_bytes and not self._num_bytes:  # a collate function of the user's made it
+            with contextlib.suppress(Exception):  # whatever classes of the user's do
+                self._num_bytes = _num_bytes(batch)
+        return batch
+
+    def dry_run(self, batch: object) -> None:
+        """Do nothing: `finish` cannot fail."""
+
+    def abandon(self) -> None:
+        """Do nothing: garbage collection takes the memory back."""
+
+    def close(self) -> None:
+        """Give the free memory back, even while this is referred to; batches stay valid."""
+        self._pool = BufferPool(page_lock=self._page_lock)
+
+
+def _num_bytes(tree: Any, depth: int = _DEEPEST) -> int:  # noqa: ANN401
+    """Return about how many bytes the arrays and tensors of a batch have."""
+    if isinstance(tree, Mapping):
+        tree = list(tree.values())
+    if isinstance(tree, (list, tuple)):
+        some = tree[: _MOST_COUNTED if depth else 0]
+        return sum(_num_bytes(item, depth - 1) for item in some) * len(tree) // max(len(some), 1)
+    return len(tree) if isinstance(tree, bytes) else int(getattr(tree, "nbytes", 0))
 
 
 class DefaultCollate(BatchMemory, Protocol):
@@ -43,37 +141,12 @@ class DefaultCollate(BatchMemory, Protocol):
         """Return a sample that is a batch by itself."""
 
 
-def _with_arrays_converted(batch: Any, convert: Callable[[Any], Any]) -> Any:  # noqa: ANN401
-    """Return a batch with `convert` applied, but for rows of strings or bytes.
-
-    They are left as collating has them, and are not looked at one by one.
-    """
-    if type(batch) in (list, tuple):
-        if batch and type(batch[0]) in (str, bytes):
-            return batch
-        return [_with_arrays_converted(item, convert) for item in batch]
-    if type(batch) is dict:
-        return {key: _with_arrays_converted(item, convert) for key, item in batch.items()}
-    return convert(batch)
-
-
-def _collates_into(kind: type) -> bool:
-    # Of the type, as Python looks up its own methods: an object that answers to any name has none.
-    # A subclass that overrides the call alone means its own version to be used.
-    return is_current(kind, "collate_into", ("__call__",))
-
-
-def count_samples(samples: Any) -> int:  # noqa: ANN401
-    """Return how many samples there are; `__getitems__` may give what has no length."""
-    return len(samples) if hasattr(samples, "__len__") else 0
-
-
 class Assembler:
     """Makes batches of samples, for one epoch.
 
     Attributes:
         output: Where the batches go.
-        streams: The samples' random streams; None without a seed.
+        empty: Allocator of their memory.
 
     Concurrency:
         One thread. `collate` runs the user's code, so its random streams must be active.
@@ -82,67 +155,71 @@ class Assembler:
     def __init__(
         self, spec: WorkerSpec, output: Output, streams: SampleStreams | None, status: StatusWriter
     ) -> None:
-        """Collate as `spec` says, into `output`."""
+        """Collate as `spec` says, into `output`; `streams` are None without a seed."""
         self.output = output
-        self.streams = streams
+        self.empty: Allocator = output.empty
+        self._streams = streams
         self._spec = spec
         self._status = status
-        self._collators: dict[tuple[bool, bool], DefaultCollate] = {}
+        self._collators: dict[bool, DefaultCollate] = {}
+        # Of the type, as Python looks up its own methods: an object that answers to any name has
+        # none. A subclass that overrides the call alone means its own version to be used.
+        kind = type(spec.collate_fn)
+        self._collates_into = spec.is_batched and is_current(kind, "collate_into", ("__call__",))
 
-    def collate(
-        self,
-        samples: Any,  # noqa: ANN401
-        position: int,
-        indices: Any = None,  # noqa: ANN401
-        *,
-        dry_run: bool = False,
-    ) -> Any:  # noqa: ANN401
-        """Return a batch of samples, or a sample by itself where the spec is not batched.
+    @functools.cached_property
+    def for_trials(self) -> Assembler:
+        """An assembler of batches that are thrown away: in memory of their own, and no status."""
+        trials = copy.copy(self)
+        trials.empty = np.empty
+        trials._status = StatusWriter()
+        trials._collators = {}
+        return trials
+
+    def collate(self, samples: Any, position: int, indices: Any = None) -> Any:  # noqa: ANN401
+        """Return a batch of samples, or the one sample by itself where the spec is not batched.
 
         Args:
-            samples: A list; or the sample.
+            samples: The samples.
             position: Place of the batch's first sample in the epoch's global order.
             indices: Of the samples, for a note; None for those of an iterable.
-            dry_run: Whether the batch is thrown away: it gets private memory, and the caller
-                notes why.
         """
-        if not dry_run:
-            self._status.phase(Phase.COLLATING)
-            self._status.batch_of(count_samples(samples) if self._spec.is_batched else 1)
-        if self.streams is not None and self._spec.collate_fn is not None:
-            self.streams.begin_collate(position)
+        self._status.phase(Phase.COLLATING)
+        self._status.batch_of(length_of(samples) or 0)  # `__getitems__` may give what has none
+        if self._streams is not None and self._spec.collate_fn is not None:
+            self._streams.begin_collate(position)
+        given = samples if self._spec.is_batched else samples[0]
         try:
-            return self._collate(samples, dry_run=dry_run)
+            try:
+                return self.collate_function()(given)
+            except MixedTypes:
+                assert self._spec.framework is not None  # else nobody minds a mixture
+                importlib.import_module(self._spec.framework.root)
+                return self.collate_function()(given)
         except Exception as error:
             self.explain(error, samples, indices)
             raise
 
     def explain(self, error: Exception, samples: Any, indices: Any) -> None:  # noqa: ANN401
         """Add notes to what collating raised: which samples, and which of them are None."""
-        if self._spec.is_batched and self._spec.collate_fn is None:
-            self._note_none(error, samples, indices)
-        if indices is not None and self._spec.is_batched:
+        if not self._spec.is_batched:
+            return
+        none = [k for k, sample in enumerate(samples) if sample is None]
+        if none and self._spec.collate_fn is None:
+            named = f"of the {len(samples)} samples of this batch, those at {none} are None"
+            if indices is not None:
+                some = [name_samples(self._spec.dataset, [indices[k]]) for k in none[:_MOST_NAMED]]
+                named = f"the dataset returned None for {', '.join(some)}"
+            annotate(
+                error,
+                f"{named}: return a sample, or raise an exception for one that cannot be made and "
+                "set on_error='skip' or 'replace' in the loader",
+            )
+        if indices is not None:
             if isinstance(error, CollateError):
                 error.name_samples(indices)
             named = name_samples(self._spec.dataset, indices)
             annotate(error, f"while collating {named} of the dataset")
-
-    def _note_none(self, error: Exception, samples: Any, indices: Any) -> None:  # noqa: ANN401
-        """Add a note to `error` that names the samples that are None, if there are any."""
-        none = [k for k, sample in enumerate(samples) if sample is None]
-        if not none:
-            return
-        if indices is None:
-            named = f"of the {len(samples)} samples of this batch, those at {none} are None"
-        else:
-            first = [name_samples(self._spec.dataset, [indices[k]]) for k in none[:_MOST_NAMED]]
-            more = f" and {len(none) - len(first)} more" if len(none) > len(first) else ""
-            named = f"the dataset returned None for {', '.join(first)}{more}"
-        annotate(
-            error,
-            f"{named}: return a sample, or raise an exception for one that cannot be made and set "
-            "on_error='skip' or 'replace' in the loader",
-        )
 
     def finish(self, batch: Any, indices: Any = None) -> Any:  # noqa: ANN401
         """Return the batch as it leaves; `indices` are its samples', for a note."""
@@ -168,53 +245,44 @@ class Assembler:
             return batch
         return _with_arrays_converted(batch, self._collator().sample)
 
-    def plain_collate(self) -> Callable[[Any], Any]:
-        """Return the function that makes a batch of samples, or converts one, for a whole epoch.
+    def collate_function(self) -> Callable[[Any], Any]:
+        """Return the function that makes a batch of samples, or converts one.
 
-        Where batches are made, all frameworks that they need are loaded.
+        Asked anew for each batch: the first sample may be what imports the framework.
         """
         collate_fn: Any = self._spec.collate_fn
-        if collate_fn is None:
-            collator = self._collator()
-            return collator.batch if self._spec.is_batched else collator.sample
-        if self._spec.is_batched and _collates_into(type(collate_fn)):
-            into: CollateInto = collate_fn
-            return lambda samples: into.collate_into(samples, self._collator())
-        return collate_fn  # type: ignore[no-any-return]
-
-    def _collate(self, samples: Any, *, dry_run: bool) -> Any:  # noqa: ANN401
-        collate_fn: Any = self._spec.collate_fn
+        if collate_fn is not None and not self._collates_into:
+            return collate_fn  # type: ignore[no-any-return]
+        collator = self._collator()
         if collate_fn is not None:
-            if self._spec.is_batched and _collates_into(type(collate_fn)):
-                into: CollateInto = collate_fn
-                return into.collate_into(samples, self._collator(dry_run=dry_run))
-            return collate_fn(samples)
-        collator = self._collator(dry_run=dry_run)
-        if not self._spec.is_batched:
-            return collator.sample(samples)
-        try:
-            return collator.batch(samples)
-        except MixedTypes:
-            assert self._spec.framework is not None  # else nobody minds a mixture
-            importlib.import_module(self._spec.framework.root)
-            return self._collator(dry_run=dry_run).batch(samples)
+            return lambda samples: collate_fn.collate_into(samples, collator)
+        return collator.batch if self._spec.is_batched else collator.sample
 
-    def _collator(self, *, dry_run: bool = False) -> DefaultCollate:
-        # Asked anew for each batch: the first sample may be what imports the framework.
+    def _collator(self) -> DefaultCollate:
         framework = self._spec.framework
-        loaded = framework is not None and framework.root in sys.modules
-        kind = loaded, dry_run
-        if kind not in self._collators:
-            empty: Allocator = np.empty if dry_run else self.output.empty
-            self._collators[kind] = self._make_collator(empty, loaded=loaded)
-        return self._collators[kind]
+        is_loaded = framework is not None and framework.root in sys.modules
+        if is_loaded not in self._collators:
+            collator: DefaultCollate
+            if framework is None:
+                collator = Collator(self.empty)
+            elif is_loaded:
+                collator = importlib.import_module(framework.adapter).collator(self.empty)
+            else:
+                wrap = functools.partial(AsTensor, adapter=framework.adapter)
+                collator = Collator(self.empty, wrap=wrap)
+            self._collators[is_loaded] = collator
+        return self._collators[is_loaded]
 
-    def _make_collator(self, empty: Allocator, *, loaded: bool) -> DefaultCollate:
-        framework = self._spec.framework
-        if framework is None:
-            return Collator(empty)
-        if not loaded:
-            return Collator(empty, wrap=functools.partial(AsTensor, adapter=framework.adapter))
-        adapter = importlib.import_module(framework.adapter)
-        make: Callable[[Allocator], DefaultCollate] = adapter.collator
-        return make(empty)
+
+def _with_arrays_converted(batch: Any, convert: Callable[[Any], Any]) -> Any:  # noqa: ANN401
+    """Return a batch with `convert` applied, but for rows of strings or bytes.
+
+    They are left as collating has them, and are not looked at one by one.
+    """
+    if type(batch) in (list, tuple):
+        if batch and type(batch[0]) in (str, bytes):
+            return batch
+        return [_with_arrays_converted(item, convert) for item in batch]
+    if type(batch) is dict:
+        return {key: _with_arrays_converted(item, convert) for key, item in batch.items()}
+    return convert(batch)

@@ -8,9 +8,8 @@ import time
 from collections import deque
 from typing import TYPE_CHECKING, Any, Final
 
+from penstock.engine.assembly import PlainOutput
 from penstock.engine.epoch import Given
-from penstock.engine.generator_watch import UNSEEDED, warn_of_drawings
-from penstock.engine.output import PlainOutput
 from penstock.engine.recover import NO_BATCH
 from penstock.engine.status_page import Phase, StatusWriter
 from penstock.engine.stream import FOLD_AT, LONG_NS, BatchStream, was_raised_below
@@ -18,14 +17,15 @@ from penstock.engine.task import BeginEpoch, Kind, Task, WorkerIdentity
 from penstock.engine.task_runner import TaskRunner
 from penstock.errors import TooManyFailures
 from penstock.faults import annotate
+from penstock.randomness.generator_watch import UNSEEDED, warn_of_drawings
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Generator, Iterator
 
+    from penstock.engine.assembly import PlainMaker
     from penstock.engine.delivery_hook import DeliveryHook
     from penstock.engine.epoch import Epoch, ShardPosition
     from penstock.engine.fault_log import FaultLog
-    from penstock.engine.plain import PlainMaker
     from penstock.engine.plan import Plan
     from penstock.engine.task import TaskResult
     from penstock.engine.timing import Observer

@@ -27,7 +27,7 @@ from penstock.transport.memory import Mapping, create_segment
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from penstock.engine.reader import BatchItem
+    from penstock.engine.recover import BatchItem
 
 __all__ = [
     "PHRASES",

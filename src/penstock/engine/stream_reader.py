@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import inspect
 import itertools
@@ -14,30 +15,31 @@ from typing import TYPE_CHECKING, Any, Final
 
 from penstock.data.dataset import can_resume
 from penstock.engine.epoch import ShardPosition
-from penstock.engine.reader import BatchItem
-from penstock.errors import TooManyFailures
+from penstock.engine.recover import BatchItem, Reader
 from penstock.faults import annotate, text_of
-from penstock.worker_info import was_asked
+from penstock.worker_info import set_shard, was_asked
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
-    from penstock.data.dataset import Allocator
+    from penstock.engine.assembly import Assembler, PlainMaker
     from penstock.engine.plan import WorkerSpec
+    from penstock.engine.task import WorkerIdentity
     from penstock.randomness.samples import SampleStreams
+    from penstock.worker_info import ShardInfo
 
-__all__ = ["StreamReader"]
+__all__ = ["StreamReader", "shard_maker"]
 
 # Between two states of a dataset: this many times the duration of taking one, so 2 % of the time.
 _STATE_INTERVAL: Final = 50.0
 _LONGEST_RUN: Final = 100  # bad samples in a row, after which an iterator is given up
 
 
-class StreamReader:
+class StreamReader(Reader):
     """One worker's shard of an iterable dataset, batch by batch.
 
     Attributes:
-        first_digest: Digest of the shard's first sample, to compare with other workers'.
+        is_untouched: Whether nothing was taken from the iterator yet.
 
     Concurrency:
         One thread. Every call runs the user's code, so its random streams must be active.
@@ -47,22 +49,29 @@ class StreamReader:
         self,
         spec: WorkerSpec,
         streams: SampleStreams | None,
-        worker_id: int,
-        num_workers: int,
+        identity: WorkerIdentity,
         position: ShardPosition,
+        notices: dict[str, Any],
     ) -> None:
-        """Begin the iterable, or bring it to `position`."""
-        self.first_digest: bytes | None = None
+        """Begin the iterable, or bring it to `position`.
+
+        Args:
+            spec: Spec of the worker, with the dataset.
+            streams: Random streams of the samples; None without a seed.
+            identity: Identity of the worker.
+            position: Position to go on from.
+            notices: Receives the digest of the shard's first sample, to compare with others'.
+        """
         self._spec = spec
         self._streams = streams
-        self._worker_id = worker_id
-        self._num_workers = num_workers
+        self._worker_id = identity.worker_id
+        self._num_workers = identity.num_workers
+        self._notices = notices
         self._num_batches = 0
         self._has_ended = False
-        self._is_untouched = True  # nothing was taken from the iterator
+        self.is_untouched = True
         self._state_at = 0  # batches after which its state was taken last
         self._next_state_s = 0.0
-        self._num_to_replay = 0
         self._num_failed = 0  # in a row
         self._can_resume = can_resume(spec.dataset)
         self._iterator = self._begin(position)
@@ -79,104 +88,63 @@ class StreamReader:
             self._num_batches = self._state_at = position.state_at
         if self._streams is not None:
             self._streams.begin_iterator()
-        self._num_to_replay = position.num_batches - self._num_batches
         iterator: Iterator[Any] = iter(dataset)
         return iterator
 
-    def replay(self, make_batch: Callable[[], object]) -> None:
+    def replay(self, make_batch: Callable[[], object], num_batches: int) -> None:
         """Make batches that were given before once more, under the same random numbers."""
-        for _ in range(self._num_to_replay):
-            try:
+        while self._num_batches < num_batches and not self._has_ended:
+            with contextlib.suppress(Exception):  # the loop got it then, and went on
                 make_batch()
-            except StopIteration:
-                self._has_ended = True
-                return
-            except Exception:  # the loop got it then, and went on
-                continue
 
-    def place(self, k: int = 0) -> int:
-        """Return the place of sample k of the next batch, as if all shards were equally long."""
+    def place(self) -> int:
+        """Return the place of the next batch, as if all shards were equally long."""
         step = self._num_batches * self._num_workers + self._worker_id
-        batch_size = self._spec.batch_size or 1
-        return (step * batch_size + k) * self._spec.world_size + self._spec.rank
+        return step * (self._spec.batch_size or 1) * self._spec.world_size + self._spec.rank
 
-    # The samples of a batch.
+    # The samples of a batch. One that fails counts as well. All raise StopIteration if the shard
+    # has ended.
 
-    @property
-    def has_begun(self) -> bool:
-        """Whether a batch was read."""
-        return self._num_batches > 0
-
-    def take(self, fill: Callable[[BatchItem], None], count: int | None = None) -> list[BatchItem]:
-        """Return the items of the next batch, filled; a batch that fails counts as well.
-
-        Args:
-            fill: Function that calls `read`, once or more.
-            count: Number of samples to take; None is the batch size.
-
-        Raises:
-            StopIteration: the shard has ended.
-            Exception: what `fill` raises.
-        """
-        if self._has_ended:
-            raise StopIteration
-        try:
-            items = self._fill(fill, count or self._spec.batch_size or 1)
-        except StopIteration:
-            raise
-        except Exception:
-            self._num_batches += 1
-            raise
-        self._num_batches += 1
-        return items
-
-    def take_samples(self, count: int) -> list[Any]:
-        """Return the samples of the next batch, read without random streams or policies.
-
-        Args:
-            count: Number of samples in a whole batch.
-
-        Raises:
-            StopIteration: the shard has ended.
-            Exception: what the iterator raises.
-        """
-        if self._has_ended:
-            raise StopIteration
-        self._is_untouched = False
-        self._num_batches += 1  # also of a batch that fails
-        samples = list(itertools.islice(self._samples, count))
-        if len(samples) < count:
-            self._has_ended = True
-            if not samples or self._spec.drop_last:
-                self._num_batches -= 1
-                raise StopIteration
-        return samples
-
-    def _fill(self, fill: Callable[[BatchItem], None], count: int) -> list[BatchItem]:
+    def take(self, fill: Callable[[BatchItem], None], count: int) -> list[BatchItem]:
+        """Return the items of the next batch of `count` samples; `fill` calls `read` for each."""
         items: list[BatchItem] = []
+        place = self.place()
+        self._begin_batch()
         for number in range(count):
-            item = BatchItem(number, None, self.place(number))
+            item = BatchItem(number, None, place + number * self._spec.world_size)
             try:
                 fill(item)
             except StopIteration:
-                self._has_ended = True
+                self._end(len(items), count)
                 break
             items.append(item)
-        is_short = self._has_ended and self._spec.drop_last and len(items) < count
-        if not items or is_short:
-            raise StopIteration
         return items
+
+    def take_samples(self, count: int) -> list[Any]:
+        """Return the samples of the next batch, read without random streams or policies."""
+        self._begin_batch()
+        self.is_untouched = False
+        samples = list(itertools.islice(self._samples, count))
+        if len(samples) < count:
+            self._end(len(samples), count)
+        return samples
+
+    def _begin_batch(self) -> None:
+        if self._has_ended:
+            raise StopIteration
+        self._num_batches += 1
+
+    def _end(self, num_samples: int, count: int) -> None:
+        self._has_ended = True
+        if num_samples == 0 or (self._spec.drop_last and num_samples < count):
+            self._num_batches -= 1
+            raise StopIteration
 
     # Reading items, of which some may be bad: see `Reader`.
 
     def read(self, item: BatchItem) -> Any:  # noqa: ANN401
-        """Return the next sample; a sample that fails is not retried.
-
-        Raises:
-            StopIteration: there is none.
-            Exception: whatever the iterator raises.
-        """
-        is_first, self._is_untouched = self._is_untouched, False
+        """Return the next sample; a sample that fails is not retried."""
+        is_first, self.is_untouched = self.is_untouched, False
         if self._streams is not None:
             if is_first:
                 self._streams.begin_first_sample(item.place)
@@ -184,46 +152,27 @@ class StreamReader:
                 self._streams.begin_sample(item.place, item.attempt)
         sample = next(self._iterator)
         self._num_failed = 0
-        is_start = self._num_batches == 0 and item.number == 0
-        if is_start and self._num_workers > 1 and not was_asked():
-            self.first_digest = _digest(sample)
+        if is_first and self._num_batches == 1 and self._num_workers > 1 and not was_asked():
+            with contextlib.suppress(Exception):  # it cannot be pickled: there is just no warning
+                pickled = pickle.dumps(sample, protocol=5)
+                self._notices["first_digest"] = hashlib.blake2b(pickled, digest_size=16).digest()
         return sample
-
-    def gather(self, items: list[BatchItem], empty: Allocator) -> tuple[bool, Any]:
-        """Return the samples."""
-        return False, [item.sample for item in items]
-
-    def read_anew(self, items: list[BatchItem]) -> None:
-        """Do nothing: no sample can be read twice."""
-
-    def replace(self, item: BatchItem, error: Exception) -> None:
-        """Give the item the next sample to read."""
-        item.attempt += 1
-        if item.attempt > _LONGEST_RUN:
-            raise TooManyFailures(
-                f"{_LONGEST_RUN} samples in a row did not fit into one batch of the iterable "
-                f"dataset, the last one for {text_of(error)}; loader.failures lists them."
-            )
 
     def is_spent(self, error: Exception) -> bool:
         """Return whether the iterator cannot go on after `error`; if so, note why in it."""
         self._num_failed += 1
         if inspect.isgenerator(self._iterator):
-            annotate(
-                error,
+            why = (
                 "A generator ends with the first exception that leaves it, so the samples after "
                 "this one cannot be had: catch it inside, or let __iter__ return an object of a "
-                "class with __next__, which can go on.",
+                "class with __next__, which can go on."
             )
-            return True
-        if self._num_failed >= _LONGEST_RUN:
-            annotate(error, f"The iterator raised {self._num_failed} times in a row.")
-            return True
-        return False
-
-    def end_of_workers(self, item: BatchItem) -> str:
-        """Return an empty text: samples of an iterable cannot be identified."""
-        return ""
+        elif self._num_failed >= _LONGEST_RUN:
+            why = f"The iterator raised {self._num_failed} times in a row."
+        else:
+            return False
+        annotate(error, why)
+        return True
 
     # The position.
 
@@ -252,8 +201,8 @@ class StreamReader:
         except Exception as error:  # the batch is not to be lost for it
             self._next_state_s = math.inf
             warnings.warn(
-                f"{type(dataset).__name__}.state_dict() failed with {type(error).__name__}: "
-                f"{error}. The loader's state can only replay this stream.",
+                f"{type(dataset).__name__}.state_dict() failed with {text_of(error)}. The loader's "
+                "state can only replay this stream.",
                 stacklevel=2,
             )
             return None
@@ -263,9 +212,26 @@ class StreamReader:
         return state
 
 
-def _digest(sample: object) -> bytes | None:
-    """Return a digest of a sample; None for one that cannot be pickled."""
-    try:
-        return hashlib.blake2b(pickle.dumps(sample, protocol=5), digest_size=16).digest()
-    except Exception:  # whatever a user's class does; without a digest there is just no warning
-        return None
+def shard_maker(
+    spec: WorkerSpec, reader: StreamReader, info: ShardInfo, assembler: Assembler
+) -> PlainMaker:
+    """Return the function that makes batches of an iterable dataset by the shortest way.
+
+    Of the indices, only their number counts.
+    """
+    is_batched, collate = spec.is_batched, assembler.collate_function()
+
+    def make(indices: Any, out: list[Any]) -> int:  # noqa: ANN401
+        outer = set_shard(info)
+        try:
+            samples = reader.take_samples(len(indices) if is_batched else 1)
+            try:
+                out.append(collate(samples if is_batched else samples[0]))
+            except Exception as error:
+                assembler.explain(error, samples, None)
+                raise
+            return len(samples)
+        finally:
+            set_shard(outer)
+
+    return make

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import enum
 import pickle
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
@@ -112,7 +113,7 @@ class Notices(NamedTuple):
     Attributes:
         first_digest: Digest of the first sample of its shard, to compare with other workers'.
         drawings: Functions that drew from the global generators
-            (`penstock.engine.generator_watch`).
+            (`penstock.randomness.generator_watch`).
         states: Digests of generators that `worker_init_fn` has set
             (`penstock.engine.worker_comparison`).
     """
@@ -122,6 +123,7 @@ class Notices(NamedTuple):
     states: dict[str, bytes] | None = None
 
 
+@dataclass(slots=True, eq=False)
 class TaskResult:
     """Result of one task, in a worker and in the main process.
 
@@ -131,44 +133,26 @@ class TaskResult:
         kind: Kind of the result.
         payload: The batch; an exception, or its report (`penstock.engine.remote_errors`) on the
             way from another process.
-        unpack: Function that returns a packed batch; the payload is None then.
         position: Position of the worker in its shard of an iterable dataset.
         num_asked: Number of samples that were asked for; 0 where they are not counted.
         bad: Samples that could not be made: the batch holds replacements, or goes without.
-        pid: Process ID of the worker; 0 before the main process has accepted the result.
         times: Timing of the batch (`penstock.engine.timing`), as bytes.
         notices: Findings of the worker; usually None.
+        unpack: Function that returns a packed batch; the payload is None then.
+        pid: Process ID of the worker; 0 before the main process has accepted the result.
     """
 
-    __slots__ = (
-        "bad", "generation", "kind", "notices", "num_asked", "payload", "pid", "position",
-        "step", "times", "unpack",
-    )  # fmt: skip
-
-    def __init__(
-        self,
-        generation: int,
-        step: int,
-        kind: Kind,
-        payload: Any = None,  # noqa: ANN401
-        position: ShardPosition | None = None,
-        num_asked: int = 0,
-        bad: Sequence[BadSample] = (),
-        times: bytes = NO_TIMES,
-        notices: Notices | None = None,
-    ) -> None:
-        """Create the result of a task."""
-        self.generation = generation
-        self.step = step
-        self.kind = kind
-        self.payload = payload
-        self.unpack: Callable[[], Any] | None = None
-        self.position = position
-        self.num_asked = num_asked
-        self.bad = bad
-        self.pid = 0
-        self.times = times
-        self.notices = notices
+    generation: int
+    step: int
+    kind: Kind
+    payload: Any = None
+    position: ShardPosition | None = None
+    num_asked: int = 0
+    bad: Sequence[BadSample] = ()
+    times: bytes = NO_TIMES
+    notices: Notices | None = None
+    unpack: Callable[[], Any] | None = None
+    pid: int = 0
 
     def batch(self) -> Any:  # noqa: ANN401 - any batch tree
         """Return the batch, once; or raise the exception of the user's code.
@@ -186,38 +170,35 @@ class TaskResult:
             del payload  # a traceback that holds its own exception would be a cycle
 
 
-# Messages are plain tuples: a pickle of a named tuple looks its class up by name, which takes
-# longer than a small batch.
+# What each batch needs are plain tuples: a pickle of a named tuple looks its class up by name,
+# which takes longer than a small batch.
 
 
 def encode_message(message: BeginEpoch | Task) -> bytes:
     """Return a message of the main process as bytes, for `decode_message`."""
     if isinstance(message, BeginEpoch):
-        return pickle.dumps((None, *message[:3], _plain(message.position)), protocol=5)
-    generation, step, indices, hints, is_measured, freed, retired = message
+        return pickle.dumps(message, protocol=5)
+    generation, step, indices, *others = message
     where = None
     if isinstance(indices, BatchIndices):
         indices, *where = indices
     is_array = isinstance(indices, np.ndarray)
     if isinstance(indices, np.ndarray):
         indices = indices.tobytes()
-    fields = generation, step, indices, is_array, where, _plain(hints), is_measured, freed, retired
-    return pickle.dumps(fields, protocol=5)
+    return pickle.dumps((generation, step, indices, is_array, where, *others), protocol=5)
 
 
 def decode_message(data: bytes) -> BeginEpoch | Task:
     """Return the message that `encode_message` encoded."""
-    generation, *rest = pickle.loads(data)
-    if generation is None:
-        number, epoch, is_announced, position = rest
-        position = None if position is None else ShardPosition(*position)
-        return BeginEpoch(number, epoch, is_announced, position)
-    step, indices, is_array, where, hints, *others = rest
+    message = pickle.loads(data)
+    if isinstance(message, BeginEpoch):
+        return message
+    generation, step, indices, is_array, where, *others = message
     if is_array:
         indices = np.frombuffer(indices, np.int64)
     if where is not None:
         indices = BatchIndices(indices, *where)
-    return Task(generation, step, indices, None if hints is None else RetryHints(*hints), *others)
+    return Task(generation, step, indices, *others)
 
 
 def encode_result(result: TaskResult, *more: Any) -> bytes:  # noqa: ANN401
@@ -227,16 +208,13 @@ def encode_result(result: TaskResult, *more: Any) -> bytes:  # noqa: ANN401
         result: Result whose payload another process can read.
         more: Plain data that the backend adds.
     """
-    payload, bad = result.payload, result.bad
-    if result.kind == Kind.FAILED:
-        payload = report_exception(payload)
-    if bad:
-        bad = list(map(_reported, bad))
+    payload = report_exception(result.payload) if result.kind == Kind.FAILED else result.payload
+    position = None if result.position is None else tuple(result.position)
     fields = (
-        result.generation, result.step, int(result.kind), payload, _plain(result.position),
-        result.num_asked, bad, result.times, _plain(result.notices), more,
+        result.generation, result.step, int(result.kind), payload, position, result.num_asked,
+        list(map(_reported, result.bad)), result.times, result.notices,
     )  # fmt: skip
-    return pickle.dumps(fields, protocol=5)
+    return pickle.dumps((fields, more), protocol=5)
 
 
 def _reported(bad: BadSample) -> BadSample:
@@ -246,22 +224,9 @@ def _reported(bad: BadSample) -> BadSample:
 
 def decode_result(data: bytes) -> tuple[TaskResult, tuple[Any, ...]]:
     """Return the result, and what the backend added; exceptions are still reports."""
-    generation, step, kind, payload, position, num_asked, bad, times, notices, more = pickle.loads(
-        data
-    )
-    result = TaskResult(
-        generation,
-        step,
-        Kind(kind),
-        payload,
-        None if position is None else ShardPosition(*position),
-        num_asked,
-        bad,
-        times,
-        None if notices is None else Notices(*notices),
-    )
+    fields, more = pickle.loads(data)
+    result = TaskResult(*fields)
+    result.kind = Kind(result.kind)
+    if result.position is not None:
+        result.position = ShardPosition(*result.position)
     return result, more
-
-
-def _plain(fields: tuple[Any, ...] | None) -> tuple[Any, ...] | None:
-    return None if fields is None else tuple(fields)

@@ -6,6 +6,8 @@
     runner.begin_epoch(BeginEpoch(...))        # notifies the dataset, or iterates it
     runner.run(Task(...)) -> TaskResult        # reads, collates, recovers, times
 
+`BatchMaker` makes the batches of one epoch from their indices.
+
 Guarantees
     An `Exception` of the user's code leaves it only as a result. A worker that cannot be set up,
     or cannot begin an epoch, answers each of its tasks with the exception.
@@ -16,23 +18,35 @@ Guarantees
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+import contextlib
+import functools
+from typing import TYPE_CHECKING, Any, TypeVar
 
-from penstock.engine.batch_maker import BatchMaker
-from penstock.engine.recover import NO_BATCH
+from penstock.data.dataset import announce_epoch, can_resume, is_drawless
+from penstock.engine.assembly import Assembler
+from penstock.engine.epoch import ShardPosition
+from penstock.engine.map_reader import MapReader, map_maker
+from penstock.engine.plan import BatchIndices, dataset_keys, sample_key
+from penstock.engine.recover import NO_BATCH, BadSample, BatchItem, Recovery, Replacements
 from penstock.engine.remote_errors import copy_of_error
+from penstock.engine.stream_reader import StreamReader, shard_maker
 from penstock.engine.task import Kind, Notices, TaskResult, WorkerIdentity
 from penstock.faults import annotate
+from penstock.randomness.generator_watch import GeneratorWatch, note_watched, was_watched
+from penstock.randomness.samples import SampleStreams
+from penstock.worker_info import ShardInfo, set_shard
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator
 
-    from penstock.engine.output import Output
-    from penstock.engine.plan import WorkerSpec
+    from penstock.engine.assembly import Output, PlainMaker
+    from penstock.engine.plan import RetryHints, WorkerSpec
     from penstock.engine.status_page import StatusWriter
     from penstock.engine.task import BeginEpoch, Task
 
-__all__ = ["TaskRunner"]
+__all__ = ["BatchMaker", "TaskRunner"]
+
+T = TypeVar("T")
 
 
 class TaskRunner:
@@ -70,12 +84,13 @@ class TaskRunner:
         self._output = output
         self._status = status
         self._identity = identity
-        self._options = {"restores_generators": restores_generators, "in_thread": in_thread}
+        self._make_maker = functools.partial(
+            BatchMaker, restores_generators=restores_generators, in_thread=in_thread
+        )
         self._spec: WorkerSpec | None = None
         self._is_expected = identity.joins_late
-        self._generation = 0
         self._has_ended = False  # its shard, in this epoch
-        self._notices: Notices | None = None  # for the next result
+        self._notices: dict[str, Any] = {}  # for the next result
 
     def set_up(self, load: Callable[[], WorkerSpec]) -> None:
         """Call `load` to prepare the worker and return its spec; if it fails, every task does."""
@@ -87,7 +102,7 @@ class TaskRunner:
 
     def notice(self, **notices: Any) -> None:  # noqa: ANN401 - fields of `Notices`
         """Send `notices` along with the next result."""
-        self._notices = (self._notices or Notices())._replace(**notices)
+        self._notices.update(notices)
 
     def begin_epoch(
         self,
@@ -107,41 +122,28 @@ class TaskRunner:
         Returns:
             The result that a worker added during the epoch is ready; None for other workers.
         """
-        self._generation = begun.generation
+        spec = self._spec
         self._has_ended = False
-        if self._spec is not None:
-            self._begin(self._spec, begun, agree, compared)
+
+        def make_maker(is_announced: bool) -> BatchMaker:
+            assert spec is not None
+            told = begun._replace(is_announced=is_announced)
+            return self._make_maker(
+                spec, self._output, self._status, self._identity, told, compared=compared
+            )
+
+        if spec is not None:
+            self._status.begin_generation(begun.generation)
+            self.maker = self.failure = None  # an iterator of the last epoch ends first
+            try:
+                self.maker = make_maker(begun.is_announced) if agree is None else agree(make_maker)
+            except Exception as error:
+                annotate(error, f"while epoch {begun.epoch} began")
+                self.failure = error
         if not self._is_expected:
             return None
         self._is_expected = False
         return TaskResult(begun.generation, -1, Kind.READY)
-
-    def _begin(
-        self,
-        spec: WorkerSpec,
-        begun: BeginEpoch,
-        agree: Callable[[Callable[[bool], BatchMaker]], BatchMaker] | None,
-        compared: Callable[[Iterable[Any]], Iterator[Any]] | None,
-    ) -> None:
-        def make_maker(is_announced: bool) -> BatchMaker:
-            told = begun._replace(is_announced=is_announced)
-            return BatchMaker(
-                spec,
-                self._output,
-                self._status,
-                self._identity,
-                told,
-                compared=compared,
-                **self._options,
-            )
-
-        self._status.begin_generation(begun.generation)
-        self.maker = self.failure = None  # an iterator of the last epoch ends first
-        try:
-            self.maker = make_maker(begun.is_announced) if agree is None else agree(make_maker)
-        except Exception as error:
-            annotate(error, f"while epoch {begun.epoch} began")
-            self.failure = error
 
     def run(self, task: Task) -> TaskResult | None:
         """Return the result of `task`; None if the end of its shard was reported before."""
@@ -166,12 +168,13 @@ class TaskRunner:
             if isinstance(error, StopIteration) and self._spec.is_iterable:
                 self._has_ended = True
                 return TaskResult(
-                    generation, step, Kind.EXHAUSTED, None, None, len(bad), bad, notices=notices
+                    generation, step, Kind.EXHAUSTED, num_asked=len(bad), bad=bad, notices=notices
                 )
             position = maker.position()
             return TaskResult(
                 generation, step, Kind.FAILED, error, position, bad=bad, notices=notices
             )
+        num_bytes, pool_bytes, slot_ns = output.take_cost() if is_measured else (0, 0, 0)
         return TaskResult(
             generation,
             step,
@@ -180,25 +183,286 @@ class TaskRunner:
             position,
             maker.num_asked,
             maker.take_bad() if maker.num_asked else (),
-            self._take_times(is_measured),
+            self._status.take_times(num_bytes=num_bytes, pool_bytes=pool_bytes, slot_ns=slot_ns),
             self._take_notices(maker),
         )
 
-    def _take_times(self, is_measured: bool) -> bytes:
-        if not is_measured:
-            return self._status.take_times()
-        num_bytes, pool_bytes, slot_ns = self._output.take_cost()
-        return self._status.take_times(num_bytes=num_bytes, pool_bytes=pool_bytes, slot_ns=slot_ns)
-
     def _take_notices(self, maker: BatchMaker) -> Notices | None:
-        found, own = maker.take_notices(), self._notices
-        if own is None:
-            return found
-        self._notices = None
-        if found is None:
-            return own
-        return found._replace(drawings=own.drawings + found.drawings, states=own.states)
+        if not self._notices and not maker.notices:
+            return None
+        found = Notices(**self._notices, **maker.notices)
+        self._notices.clear()
+        maker.notices.clear()
+        return found
 
     def close(self) -> None:
         """Release the dataset's iterator."""
         self.maker = self.failure = None
+
+
+class BatchMaker:
+    """Makes the batches of one epoch.
+
+    Attributes:
+        num_asked: Number of samples asked of the last batch; counted where a policy needs it.
+        notices: Findings for the next result: fields of `penstock.engine.task.Notices`.
+
+    Concurrency:
+        One thread.
+    """
+
+    def __init__(
+        self,
+        spec: WorkerSpec,
+        output: Output,
+        status: StatusWriter,
+        identity: WorkerIdentity,
+        begun: BeginEpoch,
+        *,
+        restores_generators: bool = False,
+        in_thread: bool = False,
+        compared: Callable[[Iterable[Any]], Iterator[Any]] | None = None,
+    ) -> None:
+        """Begin an epoch; this makes the iterator of an iterable dataset.
+
+        Args:
+            spec: Spec of the worker: how a task becomes a batch.
+            output: Destination of the batches.
+            status: Writer of the worker's status.
+            identity: Identity of this worker.
+            begun: The epoch, and the position to go on from.
+            restores_generators: Whether to restore the global generators, which are the user's,
+                after each batch.
+            in_thread: Whether this is one of several threads that share the global generators,
+                which it leaves alone.
+            compared: See `ShardInfo`.
+
+        Raises:
+            Exception: what the dataset raises when it is notified of the epoch, or iterated.
+        """
+        self.num_asked = 0
+        self.notices: dict[str, Any] = {}
+        self._spec = spec
+        self._status = status
+        status.is_watched = spec.faults.max_respawns > 0
+        self._shard = ShardInfo(
+            identity.worker_id, identity.num_workers, spec.batch_size, spec.rank, spec.world_size,
+            compared,
+        )  # fmt: skip
+        self._map = None if spec.is_iterable else MapReader(spec, status)
+        self._random = None
+        seeds_globals = spec.global_rng and not in_thread
+        draws_nothing = (
+            self._map is not None and self._map.reads_whole and is_drawless(spec.dataset)
+        )
+        if spec.seed is not None and not draws_nothing:
+            self._random = SampleStreams(spec.seed, begun.epoch, seeds_globals=seeds_globals)
+        self._restores_generators = restores_generators and seeds_globals
+        # Threads have a watch of their own, with and without a seed.
+        self._finds_drawings = spec.seed is not None and not (spec.global_rng or in_thread)
+        position = begun.position or ShardPosition()
+        self._stream = self._in_scope(self._begin, identity, begun, position)
+        self._assembler = Assembler(spec, output, self._random, status)
+        seed = identity.base_seed if spec.seed is None else spec.seed
+        replacements = Replacements(spec, seed, begun.epoch)
+        reader = self._stream or self._map
+        assert reader is not None
+        self._recovery = Recovery(reader, self._assembler, spec, status, replacements)
+        if self._stream is not None:
+            self._in_scope(self._stream.replay, self._replay, position.num_batches)
+            self._recovery.take_bad()  # they were reported when the batches were given
+
+    def _begin(
+        self, identity: WorkerIdentity, begun: BeginEpoch, position: ShardPosition
+    ) -> StreamReader | None:
+        if begun.is_announced:
+            if self._random is not None:
+                self._random.begin_iterator()
+            announce_epoch(self._spec.dataset, begun.epoch)
+        if self._map is not None:
+            self._map.streams = self._random
+            return None
+        return StreamReader(self._spec, self._random, identity, position, self.notices)
+
+    def _in_scope(self, work: Callable[..., T], *args: Any) -> T:  # noqa: ANN401
+        """Return `work(*args)`, which runs the user's code: in its shard, with random streams."""
+        outer = set_shard(self._shard)
+        try:
+            if self._random is None:
+                return work(*args)
+            with self._random.active(isolated=self._restores_generators):
+                return work(*args)
+        finally:
+            set_shard(outer)
+
+    def make(self, indices: Any, step: int = 0, hints: RetryHints | None = None) -> Any:  # noqa: ANN401
+        """Return the batch of `indices` as `Output.finish` gives it.
+
+        Args:
+            indices: A list, an int64 array, or what the sampler gave; with their place, if seeded.
+            step: Number of the batch in its epoch.
+            hints: Hints on samples that end workers; None if there are none.
+
+        Returns:
+            The batch, or `penstock.engine.recover.NO_BATCH` if none of its samples could be made
+            and the fault policy goes on without them.
+
+        Raises:
+            StopIteration: this worker's shard of the iterable has ended.
+            Exception: whatever the dataset or the collate function raises, with a note naming the
+                sample.
+        """
+        if self._random is None and self._stream is None:
+            return self._make(indices, step, hints)
+        is_watched = self._finds_drawings and not was_watched(self._spec.dataset)
+        make = self._make_watched if is_watched else self._make
+        batch = self._in_scope(make, indices, step, hints)
+        if self._random is not None:
+            self._status.seeding(self._random.take_seeding_ns())
+        return batch
+
+    def _make_watched(self, *args: Any) -> Any:  # noqa: ANN401
+        """Make a dataset's first batch where draws from global generators go unseeded."""
+        note_watched(self._spec.dataset)
+        watch = GeneratorWatch(self._spec.dataset)
+        watch.begin()
+        try:
+            return self._make(*args)
+        finally:
+            watch.end()
+            if watch.found:
+                self.notices["drawings"] = tuple(watch.found)
+
+    def position(self) -> ShardPosition | None:
+        """Return the position in the shard of an iterable dataset; None for a map-style one."""
+        return None if self._stream is None else self._stream.position()
+
+    @property
+    def shard_position(self) -> Callable[[], ShardPosition] | None:
+        """Function that returns a stream's position, without its state; None if map-style."""
+        return None if self._stream is None else self._stream.shard_position
+
+    def take_bad(self) -> list[BadSample]:
+        """Return the bad samples of the batch that was made last."""
+        return self._recovery.take_bad()
+
+    def plain_maker(self) -> PlainMaker | None:
+        """Return a function that makes the batch of some indices by the shortest way.
+
+        It does what `make` does, without what only some loaders need.
+
+        Returns:
+            The function; None where there are random streams or a policy, or a stream has a state.
+        """
+        faults = self._spec.faults
+        if self._random is not None or faults.tolerates or faults.retries:
+            return None
+        if self._map is not None:
+            return map_maker(self._spec, self._map, self._assembler)
+        assert self._stream is not None
+        if can_resume(self._spec.dataset):
+            return None
+        return shard_maker(self._spec, self._stream, self._shard, self._assembler)
+
+    def try_sample(self, indices: Any, number: int, hints: RetryHints | None) -> None:  # noqa: ANN401
+        """Read, collate and pack one sample of a batch of a map-style dataset, and drop it.
+
+        This finds a sample that ends the process. Exceptions are ignored: `make` will raise them.
+
+        Args:
+            indices: Indices of the batch, as for `make`.
+            number: Number of the sample in it.
+            hints: Hints on samples that end workers, with `alone`.
+        """
+        indices, position, stride = _parts_of(indices)
+        with contextlib.suppress(Exception):
+            items = self._recovery.begin(self._keys_of(indices), position, stride, hints)
+            self._in_scope(self._recovery.fill, items[number])
+        self._assembler.output.abandon()
+        self._recovery.take_bad()
+
+    def _make(self, indices: Any, step: int, hints: RetryHints | None) -> Any:  # noqa: ANN401
+        if self._map is None:
+            return self._make_of_stream(len(indices) if self._spec.is_batched else 1)
+        indices, position, stride = _parts_of(indices)
+        faults = self._spec.faults
+        if hints is None and not (faults.tolerates or faults.retries):
+            return self._make_of_map(self._map, indices, position, stride)
+        keys = self._keys_of(indices)
+        self.num_asked = len(keys)
+        if self._random is None:
+            position = step * len(keys)  # as good as any other place, to draw replacements by
+        if (self._map.reads_together or self._map.reads_whole) and not _concerns(hints, keys):
+            # If this fails, each sample is read by itself to find the bad one.
+            with contextlib.suppress(Exception):
+                indices = indices if hasattr(indices, "__len__") else keys  # an iterator is spent
+                return self._make_of_map(self._map, indices, position, stride)
+            self._assembler.output.abandon()
+        items = self._recovery.begin(keys, position, stride, hints)
+        for item in items:
+            self._recovery.fill(item)
+        return self._recovery.join(items, position)
+
+    def _keys_of(self, indices: Any) -> list[Any]:  # noqa: ANN401
+        keys = dataset_keys(indices)
+        return list(keys) if self._spec.is_batched else [keys]
+
+    def _make_of_map(self, reader: MapReader, indices: Any, position: int, stride: int) -> Any:  # noqa: ANN401
+        assembler, random = self._assembler, self._random
+        whole = reader.whole_batch(indices)
+        keys = dataset_keys(indices) if whole is None else whole
+        if not self._spec.is_batched:
+            keys = [keys]
+        if random is not None and (whole is not None or reader.reads_together):
+            random.begin_batch(position, stride, len(keys))
+        if whole is not None:
+            batch = assembler.as_batch(reader.read_whole(whole, assembler.empty))
+        elif reader.reads_together:
+            batch = assembler.collate(reader.read_together(keys), position, keys)
+        else:
+            batch = assembler.collate(reader.read_each(keys, position, stride), position, keys)
+        return assembler.finish(batch, keys)
+
+    def _make_of_stream(self, count: int) -> Any:  # noqa: ANN401
+        reader = self._stream
+        assert reader is not None
+        place = reader.place()
+        if self._spec.faults.tolerates:
+            items = reader.take(self._recovery.fill, count)
+            self.num_asked = len(items)
+            return self._recovery.join(items, place)
+        # No sample of a stream is known by its number, so that of a quick one need not be noted.
+        is_quick = self._random is None and self._status.number_cell() is not None
+        if is_quick and not reader.is_untouched:
+            samples = reader.take_samples(count)
+        else:
+            samples = [item.sample for item in reader.take(self._fill, count)]
+        return self._assembler.finish(self._assembler.collate(samples, place))
+
+    def _fill(self, item: BatchItem) -> None:
+        assert self._stream is not None
+        self._status.sample(item.number)
+        item.sample = self._stream.read(item)
+
+    def _replay(self) -> None:
+        """Take the samples of a batch that was given before."""
+        assert self._stream is not None
+        count = self._spec.batch_size or 1
+        if not self._spec.faults.tolerates:
+            self._stream.take(self._fill, count)
+            return
+        # Collated as well: the next sample took the place of one that did not fit.
+        self._make_of_stream(count)
+        self._assembler.output.abandon()
+
+
+def _parts_of(indices: Any) -> tuple[Any, int, int]:  # noqa: ANN401
+    """Return indices, and the place of the first and the stride in the epoch's global order."""
+    return indices if isinstance(indices, BatchIndices) else (indices, 0, 1)
+
+
+def _concerns(hints: RetryHints | None, keys: list[Any]) -> bool:
+    if hints is None or hints.alone:
+        return hints is not None
+    quarantined = {key for key, _, _ in hints.quarantined}
+    return any(sample_key(index) in quarantined for index in keys)

@@ -13,7 +13,7 @@ from penstock.engine.stream import BatchStream
 from penstock.warn import users_level
 
 if TYPE_CHECKING:
-    from penstock.engine.plain import PlainMaker
+    from penstock.engine.assembly import PlainMaker
 
 __all__ = ["AsTorch", "TorchSerialStream"]
 

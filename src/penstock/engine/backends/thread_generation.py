@@ -27,8 +27,8 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator
 
     from penstock.engine.backends.thread_worker import ThreadWorker
-    from penstock.engine.batch_maker import BatchMaker
-    from penstock.engine.generator_watch import GeneratorWatch
+    from penstock.engine.task_runner import BatchMaker
+    from penstock.randomness.generator_watch import GeneratorWatch
 
 __all__ = ["ThreadGeneration"]
 

@@ -14,8 +14,8 @@ from penstock.engine.plan import sample_key
 from penstock.engine.status_page import Phase, StatusSnapshot, StatusWriter, seconds_since
 
 if TYPE_CHECKING:
-    from penstock.engine.generator_watch import GeneratorWatch
-    from penstock.engine.reader import BatchItem
+    from penstock.engine.recover import BatchItem
+    from penstock.randomness.generator_watch import GeneratorWatch
 
 __all__ = ["ThreadStatus", "Unwanted"]
 

@@ -22,9 +22,8 @@ import threading
 import traceback
 from typing import TYPE_CHECKING, NamedTuple, NoReturn
 
+from penstock.engine.assembly import PlainOutput
 from penstock.engine.backends.thread_status import ThreadStatus, Unwanted
-from penstock.engine.generator_watch import GeneratorWatch, note_watched, was_watched
-from penstock.engine.output import PlainOutput
 from penstock.engine.pickling import own_copy
 from penstock.engine.status_page import Phase
 from penstock.engine.task import Kind, Notices, Task
@@ -32,6 +31,7 @@ from penstock.engine.task_runner import TaskRunner
 from penstock.engine.timing import WORKERS_PART
 from penstock.engine.worker_table import KnownWorker
 from penstock.forks import Owner
+from penstock.randomness.generator_watch import GeneratorWatch, note_watched, was_watched
 from penstock.randomness.samples import seed_thread
 from penstock.user_code import stack_of_error
 from penstock.worker_info import WorkerInfo, set_thread_info

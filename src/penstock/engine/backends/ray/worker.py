@@ -25,9 +25,9 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple, TypeVar
 
 import numpy as np
 
+from penstock.engine.assembly import PlainOutput
 from penstock.engine.backends.ray.parcels import Parcel, address_of, pack_parcel, value_of
 from penstock.engine.backends.thread_status import ThreadStatus, Unwanted
-from penstock.engine.output import PlainOutput
 from penstock.engine.recover import drop_frames
 from penstock.engine.status_page import Phase
 from penstock.engine.task import Kind, decode_message, encode_result

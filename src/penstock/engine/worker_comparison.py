@@ -14,7 +14,6 @@ from __future__ import annotations
 
 import hashlib
 import logging
-import pickle
 import warnings
 import weakref
 from typing import TYPE_CHECKING, Any, Final
@@ -28,11 +27,6 @@ if TYPE_CHECKING:
     from penstock.engine.plan import WorkerSpec
 
 __all__ = ["FirstSamples", "changed_states", "note_states"]
-
-_ON_SHARDS: Final = (
-    "In __iter__, go over `penstock.data.shard(samples)` instead of `samples`; each worker and "
-    "rank then gets its share."
-)
 
 _log = logging.getLogger("penstock")
 _notified: weakref.WeakSet[type] = weakref.WeakSet()  # datasets that were logged
@@ -71,8 +65,9 @@ class FirstSamples:
         message = (
             f"Workers {other_id} and {worker_id} both began {self._kind.__name__} with the same "
             "sample: each worker iterates a copy of its own, so every sample would come "
-            f"{self._num_workers} times. {_ON_SHARDS} (If different samples may be equal, this "
-            "means nothing.)"
+            f"{self._num_workers} times. In __iter__, go over `penstock.data.shard(samples)` "
+            "instead of `samples`; each worker and rank then gets its share. (If different samples "
+            "may be equal, this means nothing.)"
         )
         if self._warns:
             warnings.warn(message, stacklevel=users_level())
@@ -81,32 +76,28 @@ class FirstSamples:
             _log.warning(message)
 
 
-_NAMES: Final = {"random": "random", "numpy": "numpy.random", "torch": "torch"}
-_MOST_KEPT: Final = 2  # base seeds: this epoch's and the one before
+_NAMES: Final = ("random", "numpy.random", "torch")  # of the fields of `GlobalStates`
 
-# worker_init_fn -> base seed -> (generator, digest) -> the worker that was in this state; None
-# after a warning.
+# worker_init_fn -> the base seed of the first epoch, and which worker was in each state (generator,
+# digest) then; None after a warning.
 _seen: weakref.WeakKeyDictionary[
-    Callable[[int], object], dict[int, dict[tuple[str, bytes], int]] | None
+    Callable[[int], object], tuple[int, dict[tuple[str, bytes], int]] | None
 ] = weakref.WeakKeyDictionary()
 
 
 def changed_states(before: GlobalStates) -> dict[str, bytes]:
     """Return a digest of each global generator whose state has changed since `before`."""
-    old, new = _digests(before), _digests(GlobalStates.now())
-    return {name: digest for name, digest in new.items() if digest != old.get(name)}
+    old, new = (
+        [hashlib.blake2b(_plain(state), digest_size=16).digest() for state in states]
+        for states in (before, GlobalStates.now())
+    )
+    named = zip(_NAMES, old, new, strict=True)
+    return {name: digest for name, former, digest in named if digest != former}
 
 
-def _digests(states: GlobalStates) -> dict[str, bytes]:
-    return {
-        _NAMES[field]: hashlib.blake2b(pickle.dumps(_plain(state)), digest_size=16).digest()
-        for field, state in zip(states._fields, states, strict=True)
-        if state is not None
-    }
-
-
-def _plain(state: Any) -> Any:  # noqa: ANN401 - a tensor, or what is equal where its pickle is
-    return state.numpy().tobytes() if hasattr(state, "numpy") else repr(state)
+def _plain(state: Any) -> bytes:  # noqa: ANN401 - a tensor, or what is equal where its text is
+    plain: bytes = state.numpy().tobytes() if hasattr(state, "numpy") else repr(state).encode()
+    return plain
 
 
 def note_states(
@@ -115,33 +106,28 @@ def note_states(
     worker_id: int,
     states: dict[str, bytes],
 ) -> None:
-    """Warn, once for each function, if a state was seen before."""
+    """Warn, once for each function, if a state was seen in another worker, or the first epoch."""
     try:
-        found = _seen.setdefault(worker_init_fn, {})
+        found = _seen.setdefault(worker_init_fn, (base_seed, {}))
     except TypeError:  # cannot be referred to weakly
         return
     if found is None:
         return
-    found.setdefault(base_seed, {})
-    while len(found) > _MOST_KEPT:
-        del found[next(iter(found))]
+    first_seed, workers = found
     for state in states.items():
-        for other_seed, workers in found.items():
-            other = workers.get(state)
-            if other is not None and (other_seed, other) != (base_seed, worker_id):
-                _seen[worker_init_fn] = None
-                same = "another epoch" if other_seed != base_seed else f"worker {other}"
-                _warn(worker_init_fn, state[0], worker_id, same)
-                return
-        found[base_seed][state] = worker_id
-
-
-def _warn(worker_init_fn: Callable[[int], object], generator: str, worker: int, same: str) -> None:
-    name = getattr(worker_init_fn, "__qualname__", type(worker_init_fn).__name__)
-    warnings.warn(
-        f"worker_init_fn {name} leaves {generator} in worker {worker} in the same state as in "
-        f"{same}: random augmentation that draws from it repeats. Give the loader seed=, which "
-        "decides what is drawn for each sample of each epoch, or seed in the function with "
-        "torch.initial_seed() % 2**32, which differs for each worker and epoch.",
-        stacklevel=users_level(),
-    )
+        other = workers.get(state)
+        if other is not None and (first_seed, other) != (base_seed, worker_id):
+            _seen[worker_init_fn] = None
+            name = getattr(worker_init_fn, "__qualname__", type(worker_init_fn).__name__)
+            same = f"worker {other}" if first_seed == base_seed else "another epoch"
+            warnings.warn(
+                f"worker_init_fn {name} leaves {state[0]} in worker {worker_id} in the same state "
+                f"as in {same}: random augmentation that draws from it repeats. Give the loader "
+                "seed=, which decides what is drawn for each sample of each epoch, or seed in the "
+                "function with torch.initial_seed() % 2**32, which differs for each worker and "
+                "epoch.",
+                stacklevel=users_level(),
+            )
+            return
+        if first_seed == base_seed:
+            workers[state] = worker_id

@@ -23,7 +23,6 @@ there at once (`Channel`). `close` uses shutdown(2), which no copy can hold up.
 
 from __future__ import annotations
 
-import atexit
 import collections
 import contextlib
 import errno
@@ -34,18 +33,19 @@ import multiprocessing.process
 import os
 import select
 import signal
+import threading
 import time
 import warnings
 import weakref
-from pickle import PicklingError
+
+# What `signal` wraps, without making an enumeration of every answer: 0.7 us a block instead of 8.
+from _signal import getsignal, signal as set_handler  # type: ignore[import-not-found]  # isort: skip
 from typing import TYPE_CHECKING, Any, Final
 
-import numpy as np
-
+from penstock.engine.backends import LONGEST_WAIT_S, base_seed_of, close_at_exit
 from penstock.engine.backends.process_handle import WorkerProcess, wait_for_ends
 from penstock.engine.backends.process_worker import run_worker
 from penstock.engine.fork_hazards import opencv_at_rest, warn_of_fork
-from penstock.engine.interrupts import LONGEST_WAIT_S, HeldInterrupts
 from penstock.engine.limits import (
     SystemMemory,
     advice_on_kill,
@@ -54,21 +54,20 @@ from penstock.engine.limits import (
     memory_now,
     memory_warning,
 )
-from penstock.engine.parent_watch import ParentWatch
-from penstock.engine.pickling import share_spec, unpicklable_error
+from penstock.engine.pickling import share_spec
 from penstock.engine.recover import NO_BATCH
 from penstock.engine.status_page import StatusPage
 from penstock.engine.task import Kind, WorkerIdentity, decode_result, encode_message
 from penstock.engine.worker_table import WorkerProgress, WorkerTable
 from penstock.errors import ConfigError
 from penstock.forks import Owner
-from penstock.randomness.keys import Purpose, seed_sequence
 from penstock.transport.channel import Channel
 from penstock.transport.packing import Packed, unpack
 from penstock.warn import users_level
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
+    from types import FrameType
 
     from penstock.engine.epoch import Epoch
     from penstock.engine.plan import Plan, RetryHints
@@ -84,29 +83,62 @@ _MOST_PREFETCH: Final = 8  # the largest factor that may come during an epoch
 # Over all workers. When a main process waits for its device, the slots of all batches that it was
 # ahead come back together. They are kept: making and locking a slot takes longer than filling it.
 _BATCHES_AHEAD_OF_DEVICE: Final = 16
-_HAS_ENDED: Final = 1 << 16  # among the flags of a worker: its process has
+_SIGINT: Final = int(signal.SIGINT)
 
 _processes: weakref.WeakSet[Any] = weakref.WeakSet()
-_backends: weakref.WeakSet[ProcessBackend] = weakref.WeakSet()
+_watch_fds: set[int] = set()  # of the parent-death watches of all backends
 
 
-def _leave_in_child() -> None:
-    # At its exit multiprocessing would end the workers, which it takes for the child's own.
+def _leave_to_parent() -> None:
+    """In a forked child: the workers are the main process's, and end with that."""
+    # At its exit multiprocessing would end them, taking them for the child's own.
     children: set[Any] = getattr(multiprocessing.process, "_children", set())
-    for process in list(_processes):
-        children.discard(process)
+    children.difference_update(_processes)
+    while _watch_fds:
+        os.close(_watch_fds.pop())
 
 
-def _close_all() -> None:
-    """At interpreter exit: multiprocessing would wait for ever for workers that ignore SIGTERM."""
-    for backend in list(_backends):
-        backend.close(in_a_hurry=True)
+os.register_at_fork(after_in_child=_leave_to_parent)
 
 
-atexit.register(_close_all)  # runs before multiprocessing's, which was registered before
+class HeldInterrupts:
+    """A context in which SIGINT is noted, and acted upon at its end.
 
+    A descriptor that has just been received, or a process that has just been started, would be
+    lost between two bytecodes; and what is raised in a hook of `os.fork` Python ignores. Not
+    `pthread_sigmask`, which makes the kernel give the signal to another thread, and Python raises
+    in the main thread all the same.
 
-os.register_at_fork(after_in_child=_leave_in_child)
+    Concurrency:
+        Does nothing outside of the main thread, where no KeyboardInterrupt is ever raised. May be
+        used again, not nested.
+    """
+
+    def __init__(self) -> None:
+        """Hold nothing yet."""
+        self._handler: Any = None
+        self._is_noted = False
+
+    def __enter__(self) -> None:
+        """Begin to hold."""
+        self._handler = None
+        if threading.get_ident() == threading.main_thread().ident:
+            handler = getsignal(_SIGINT)
+            if callable(handler):
+                self._is_noted = False
+                set_handler(_SIGINT, self._note)
+                self._handler = handler
+
+    def _note(self, number: int, frame: FrameType | None) -> None:
+        self._is_noted = True
+
+    def __exit__(self, *_: object) -> None:
+        """Put the handler back, and let it have what was held."""
+        if self._handler is not None:
+            set_handler(_SIGINT, self._handler)
+            self._handler = None
+            if self._is_noted:
+                signal.raise_signal(signal.SIGINT)
 
 
 class ProcessBackend:
@@ -118,19 +150,23 @@ class ProcessBackend:
         self._plan = plan
         self._context = plan.context or multiprocessing.get_context()
         self._table: WorkerTable[WorkerProcess] = WorkerTable(plan)
-        self._leaving: dict[int, WorkerProcess] = {}  # by watch_fd; removed, not yet ended
-        self._was_started: set[int] = set()  # numbers of workers
-        self._parent_watch: ParentWatch | None = None
+        self._num_starts: collections.Counter[int] = collections.Counter()  # by worker id
+        # The two ends of a pipe, see `end_with_parent`; none before the start and after the end.
+        self._watch_fds: tuple[int, ...] = ()
         self._held_interrupts = HeldInterrupts()
         self._shared_fd: int | None = None  # the spec, for workers that are not forked
         self._memory = SystemMemory()
         self._has_checked_memory = False
-        self.processes: list[Any] = []  # by worker id; kept after `close`, for inspection
-        self._num_respawned = 0
-        _backends.add(self)
         self._poll = select.poll()
+        # By channel and `watch_fd`; a worker that was removed is there until it has ended.
         self._by_fd: dict[int, WorkerProcess] = {}
         self._owner = Owner()
+        close_at_exit(self)
+
+    @property
+    def processes(self) -> list[Any]:
+        """The processes of the workers, by worker id."""
+        return [worker.process for _, worker in sorted(self._table.workers.items())]
 
     def start(self) -> None:
         """Start all workers; none waits for another.
@@ -146,7 +182,8 @@ class ProcessBackend:
         else:
             self._shared_fd = share_spec(self._plan.spec)
         try:
-            self._parent_watch = ParentWatch()
+            self._watch_fds = os.pipe()
+            _watch_fds.update(self._watch_fds)
             for worker_id in range(self._plan.num_workers):
                 self._open_worker(worker_id)
         except BaseException:
@@ -156,41 +193,32 @@ class ProcessBackend:
             if self._plan.spec.faults.max_respawns == 0 and not self._plan.max_workers:
                 self._close_shared()
 
-    def _open_worker(self, worker_id: int, *, joins_late: bool = False) -> WorkerProcess:
-        seed = self._plan.base_seed
-        if worker_id in self._was_started:
-            self._num_respawned += 1
-            seed = self._seed_of_respawned()
-        with self._held_interrupts:
-            worker = self._start_worker(worker_id, seed, joins_late=joins_late)
-            self._was_started.add(worker_id)
-            self._table.add(worker)
-            self._list_processes()
-        return worker
-
-    def _list_processes(self) -> None:
-        self.processes = [worker.process for _, worker in sorted(self._table.workers.items())]
-
     def _close_shared(self) -> None:
         if self._shared_fd is not None:
             os.close(self._shared_fd)
             self._shared_fd = None
 
-    def _start_worker(
-        self, worker_id: int, base_seed: int, *, joins_late: bool = False
-    ) -> WorkerProcess:
+    def _open_worker(self, worker_id: int, *, joins_late: bool = False) -> WorkerProcess:
         plan = self._plan
-        assert self._parent_watch is not None
-        spec = plan.spec if self._shared_fd is None else None
-        ours, theirs = Channel.pair()
-        channel = Channel(ours)
+        seed = base_seed_of(plan, worker_id, self._num_starts[worker_id])
         num_workers = max(plan.num_workers, plan.max_workers)
         # Where their number changes, workers may come to be further ahead.
         prefetch = max(plan.prefetch_factor, _MOST_PREFETCH if plan.max_workers else 0)
         max_free = prefetch + 2
         if plan.page_lock is not None:
             max_free += math.ceil(_BATCHES_AHEAD_OF_DEVICE / num_workers)
-        identity = WorkerIdentity(worker_id, num_workers, base_seed, joins_late, max_free)
+        identity = WorkerIdentity(worker_id, num_workers, seed, joins_late, max_free)
+        with self._held_interrupts:
+            worker = self._start_worker(identity)
+            self._num_starts[worker_id] += 1
+            self._table.add(worker)
+        return worker
+
+    def _start_worker(self, identity: WorkerIdentity) -> WorkerProcess:
+        plan, worker_id = self._plan, identity.worker_id
+        spec = plan.spec if self._shared_fd is None else None
+        ours, theirs = Channel.pair()
+        channel = Channel(ours)
         status_page = StatusPage()
         try:
             process = self._context.Process(  # type: ignore[attr-defined]  # every context has it
@@ -204,8 +232,6 @@ class ProcessBackend:
         except BaseException as error:
             channel.close()
             status_page.close()
-            if spec is not None and isinstance(error, (TypeError, AttributeError, PicklingError)):
-                raise unpicklable_error(spec, error) from error
             if isinstance(error, OSError) and error.errno in (errno.EAGAIN, errno.ENOMEM):
                 raise ConfigError(
                     f"the system cannot start the process of worker {worker_id}: {error.strerror}. "
@@ -221,47 +247,32 @@ class ProcessBackend:
             self._by_fd[fd] = worker
             self._poll.register(fd, select.POLLIN)
         shared = [] if self._shared_fd is None else [self._shared_fd]
-        channel.post(b"", [status_page.fd, self._parent_watch.fd, *shared])
+        channel.post(b"", [status_page.fd, self._watch_fds[0], *shared])
         status_page.close()
         return worker
 
-    def respawn(self, worker_id: int) -> None:
+    def respawn(self, worker_id: int, *, joins_late: bool = False) -> None:
         """Start another process, which goes on where the dead one was."""
-        if self._shared_fd is None:
-            warn_of_fork(stacklevel=users_level())  # threads may have been started since
-        self._tell_epoch(self._open_worker(worker_id))
-
-    def add_worker(self, worker_id: int) -> None:
-        """Start one process more; a removed one of the same number may still be ending."""
         check_descriptors(1)
         if self._shared_fd is None:
             warn_of_fork(stacklevel=users_level())  # threads may have been started since
-        self._tell_epoch(self._open_worker(worker_id, joins_late=True))
+        self._tell_epoch(self._open_worker(worker_id, joins_late=joins_late))
+
+    def add_worker(self, worker_id: int) -> None:
+        """Start one process more; a removed one of the same number may still be ending."""
+        self.respawn(worker_id, joins_late=True)
 
     def remove_worker(self, worker_id: int) -> None:
         """Close its channel: it ends by itself. Batches that it made stay valid."""
         worker = self._table.workers.pop(worker_id)
-        self._list_processes()
-        self._poll.unregister(worker.channel.fileno())
-        del self._by_fd[worker.channel.fileno()], self._by_fd[worker.watch_fd]
         worker.is_gone = True
+        self._unwatch(worker.channel.fileno())
         worker.channel.close()
-        self._leaving[worker.watch_fd] = worker
 
-    def _release_ended(self, fd: int) -> None:
-        """Release a removed worker that has ended, and what it held in the main process."""
-        worker = self._leaving[fd]
-        if not worker.has_ended():
-            return
-        del self._leaving[fd]
-        self._poll.unregister(fd)
-        worker.release()
-        worker.process.close()
-
-    def _seed_of_respawned(self) -> int:
-        """Return a base seed that no worker had, so that a dead worker's draws do not repeat."""
-        words = seed_sequence(self._plan.base_seed, Purpose.WORKERS, self._num_respawned)
-        return int(words.generate_state(1, np.uint64)[0] >> np.uint64(1))
+    def _unwatch(self, *fds: int) -> None:
+        for fd in fds:
+            self._poll.unregister(fd)
+            del self._by_fd[fd]
 
     def kill(self, worker_id: int, why: str) -> None:
         """Send SIGKILL, once its stacks are in the status page: it may ignore other signals."""
@@ -272,8 +283,7 @@ class ProcessBackend:
         worker = self._table.workers[worker_id]
         snapshot = worker.status_page.read()
         stacks = ""
-        if with_stacks and worker.can_show_stacks:
-            worker.status_page.ask_for_stacks(worker.signal)
+        if with_stacks and worker.ask_for_stacks():
             stacks = worker.status_page.new_stacks()
         return self._table.progress(worker, snapshot, stacks)
 
@@ -354,43 +364,33 @@ class ProcessBackend:
             if not ready and left_s <= LONGEST_WAIT_S:
                 return []
             events: list[BackendEvent] = []
-            for worker, flags in self._ready_workers(ready).items():
+            for fd, flags in ready:
+                worker = self._by_fd.get(fd)
+                if worker is None:  # its death is among the events
+                    continue
                 if flags & select.POLLOUT:
                     worker.channel.flush()
                     self._watch_writable(worker)
                 if flags & ~select.POLLOUT:
                     with self._held_interrupts:
-                        has_ended = bool(flags & _HAS_ENDED) and worker.has_ended()
+                        # Found out before reading: by now all that it sent has arrived.
+                        has_ended = fd == worker.watch_fd and worker.has_ended()
                         events += self._read(worker, has_ended=has_ended)
             if events:
                 return events
 
-    def _ready_workers(self, ready: list[tuple[int, int]]) -> dict[WorkerProcess, int]:
-        flags_of: dict[WorkerProcess, int] = {}
-        for fd, flags in ready:
-            if fd in self._leaving:
-                self._release_ended(fd)
-            elif worker := self._by_fd.get(fd):
-                more = _HAS_ENDED if fd == worker.watch_fd else 0
-                flags_of[worker] = flags_of.get(worker, 0) | flags | more
-        return flags_of
-
     def _read(self, worker: WorkerProcess, *, has_ended: bool) -> list[BackendEvent]:
-        # `has_ended` was found out before reading: by now all that it sent has arrived.
-        events: list[BackendEvent] = []
+        if worker.is_gone:  # it was removed
+            if has_ended:
+                self._unwatch(worker.watch_fd)
+                worker.release()
+            return []
         try:
-            frames = collections.deque(worker.channel.receive())
+            frames = worker.channel.receive()
         except EOFError:
             return [self._reap(worker)]
-        try:
-            while frames:
-                frame = frames.popleft()
-                event = self._event_of(worker, frame)
-                if event is not None:
-                    events.append(event)
-        finally:
-            for frame in frames:
-                frame.close()
+        found = [self._event_of(worker, frame) for frame in frames]
+        events = [event for event in found if event is not None]
         if not events and has_ended:
             # It is gone, while a process that it started holds its end of the channel open.
             return [self._reap(worker)]
@@ -422,9 +422,7 @@ class ProcessBackend:
                 warnings.warn(text, RuntimeWarning, stacklevel=users_level())
 
     def _reap(self, worker: WorkerProcess) -> WorkerLost:
-        for fd in (worker.channel.fileno(), worker.watch_fd):
-            self._poll.unregister(fd)
-            del self._by_fd[fd]
+        self._unwatch(worker.channel.fileno(), worker.watch_fd)
         worker.wait_for_end()
         end, advice = worker.describe_end()
         snapshot = worker.status_page.read()
@@ -445,9 +443,8 @@ class ProcessBackend:
 
     def close(self, *, in_a_hurry: bool = False) -> None:
         """Stop the workers and wait until they are gone."""
-        workers = [*self._table.workers.values(), *self._leaving.values()]
+        workers = list(dict.fromkeys(self._by_fd.values()))
         self._table.workers.clear()
-        self._leaving.clear()
         self._close_shared()
         self._by_fd.clear()  # and with it the arenas
         if not self._owner.is_here:
@@ -464,5 +461,7 @@ class ProcessBackend:
             left = wait_for_ends(left, _TERMINATE_S)
         for worker in workers:
             worker.release()
-        if self._parent_watch is not None:
-            self._parent_watch.close()
+        for fd in self._watch_fds:
+            _watch_fds.discard(fd)
+            os.close(fd)
+        self._watch_fds = ()

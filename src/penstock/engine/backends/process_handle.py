@@ -10,7 +10,7 @@ import signal
 import time
 from typing import TYPE_CHECKING, Any, Final
 
-from penstock.engine.interrupts import LONGEST_WAIT_S
+from penstock.engine.backends import LONGEST_WAIT_S
 from penstock.engine.limits import signal_name
 from penstock.engine.status_page import Phase
 from penstock.engine.worker_table import KnownWorker
@@ -41,13 +41,9 @@ _ADVICE_ON_UNKNOWN: Final = (
 _UNKNOWN_CODE: Final = 255  # multiprocessing's code for a child whose server has died
 _ADVICE_ON_HANG: Final = "Raise `timeout` if samples, or the start of a worker, may take that long."
 _ADVICE_NATIVE: Final = "That is native code under the dataset: num_workers=0 shows where."
-_ADVICE_ON_SIGNALS: Final = {
-    "SIGSEGV": _ADVICE_NATIVE,
-    "SIGABRT": _ADVICE_NATIVE,
-    "SIGBUS": _ADVICE_NATIVE,
-    "SIGFPE": _ADVICE_NATIVE,
-    "SIGILL": _ADVICE_NATIVE,
-}
+_SIGNALS_OF_NATIVE_CODE: Final = frozenset(
+    {signal.SIGSEGV, signal.SIGABRT, signal.SIGBUS, signal.SIGFPE, signal.SIGILL}
+)
 _SIGNALS_FROM_OUTSIDE: Final = frozenset(
     {signal.SIGKILL, signal.SIGTERM, signal.SIGHUP, signal.SIGINT, signal.SIGQUIT}
 )
@@ -82,8 +78,7 @@ class WorkerProcess(KnownWorker):
         self.channel = channel
         self.status_page = status_page
         self.arena = Arena(page_lock)
-        self._killed_because: str | None = None
-        self._end: tuple[str, str] | None = None
+        self._end: tuple[str, str] | None = None  # how it ended and what to do, if by our doing
         self._has_ended = False
         self._exit_code: int | None = None  # negative for a signal; None once it has ended: unknown
         self._pidfd = self._open_pidfd()
@@ -146,15 +141,17 @@ class WorkerProcess(KnownWorker):
 
     def kill(self, why: str) -> None:
         """Kill a worker that is stuck; its stacks are in the status page then."""
-        self._killed_because = why
-        if self.can_show_stacks:
-            self.status_page.ask_for_stacks(self.signal)
+        self._end = f"was killed, as {why},", _ADVICE_ON_HANG
+        self.ask_for_stacks()
         self.signal(signal.SIGKILL)
 
-    @property
-    def can_show_stacks(self) -> bool:
-        """Whether it can be asked for stacks; before its set-up the signal would end it."""
-        return self.is_alive() and self.status_page.read().phase is not Phase.ABSENT
+    def ask_for_stacks(self) -> bool:
+        """Have it write its stacks into the status page; return whether it can."""
+        # Before its set-up the signal would end it.
+        can = self.is_alive() and self.status_page.read().phase is not Phase.ABSENT
+        if can:
+            self.status_page.ask_for_stacks(self.signal)
+        return can
 
     def wait_for_end(self) -> None:
         """Wait for a process whose channel has ended; kill it if it does not end."""
@@ -178,20 +175,16 @@ class WorkerProcess(KnownWorker):
     @property
     def deaths_that_prove(self) -> int:
         """Number of such ends of workers that proves a sample guilty."""
-        if self._killed_because is not None or self._end is not None:
-            return 2
-        return 3 if self._exit_code is None or -self._exit_code in _SIGNALS_FROM_OUTSIDE else 2
+        is_from_outside = self._exit_code is None or -self._exit_code in _SIGNALS_FROM_OUTSIDE
+        return 3 if self._end is None and is_from_outside else 2
 
     @property
     def was_killed_by_memory_perhaps(self) -> bool:
         """Whether it ended as the OOM killer ends processes."""
-        is_ours = self._killed_because is not None or self._end is not None
-        return not is_ours and self._exit_code == -signal.SIGKILL
+        return self._end is None and self._exit_code == -signal.SIGKILL
 
     def describe_end(self) -> tuple[str, str]:
         """Return how the process ended, and what to do about it; call it after the end."""
-        if self._killed_because is not None:
-            return f"was killed, as {self._killed_because},", _ADVICE_ON_HANG
         last_words = self.status_page.last_words()
         if self._end is not None:
             end, advice = self._end
@@ -203,9 +196,9 @@ class WorkerProcess(KnownWorker):
             has_begun = self.status_page.read().phase is not Phase.ABSENT
             advice = last_words or (_ADVICE_ON_EXIT if has_begun else _ADVICE_ON_START)
             return f"exited with code {code}", advice
-        name = signal_name(-code)
-        advice = _ADVICE_ON_SIGNALS.get(name, "Somebody sent it that signal.")
-        return f"was killed by {name}", advice
+        is_native = -code in _SIGNALS_OF_NATIVE_CODE
+        advice = _ADVICE_NATIVE if is_native else "Somebody sent it that signal."
+        return f"was killed by {signal_name(-code)}", advice
 
 
 def wait_for_ends(workers: Sequence[WorkerProcess], timeout_s: float) -> list[WorkerProcess]:

@@ -40,10 +40,10 @@ import weakref
 
 # What `signal` wraps, without making an enumeration of every answer: 0.7 us a block instead of 8.
 from _signal import getsignal, signal as set_handler  # type: ignore[import-not-found]  # isort: skip
+from pickle import PicklingError
 from typing import TYPE_CHECKING, Any, Final
 
 from penstock.engine.backends import LONGEST_WAIT_S, base_seed_of, close_at_exit
-from penstock.engine.backends.process_handle import WorkerProcess, wait_for_ends
 from penstock.engine.backends.process_worker import run_worker
 from penstock.engine.fork_hazards import opencv_at_rest, warn_of_fork
 from penstock.engine.limits import (
@@ -53,28 +53,30 @@ from penstock.engine.limits import (
     describe_memory,
     memory_now,
     memory_warning,
+    signal_name,
 )
-from penstock.engine.pickling import share_spec
+from penstock.engine.pickling import share_spec, unpicklable_error
 from penstock.engine.recover import NO_BATCH
-from penstock.engine.status_page import StatusPage
+from penstock.engine.status_page import Phase, StatusPage
 from penstock.engine.task import Kind, WorkerIdentity, decode_result, encode_message
-from penstock.engine.worker_table import WorkerProgress, WorkerTable
+from penstock.engine.worker_table import KnownWorker, WorkerProgress, WorkerTable
 from penstock.errors import ConfigError
 from penstock.forks import Owner
+from penstock.transport.arena import Arena
 from penstock.transport.channel import Channel
 from penstock.transport.packing import Packed, unpack
 from penstock.warn import users_level
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
-    from types import FrameType
 
     from penstock.engine.epoch import Epoch
     from penstock.engine.plan import Plan, RetryHints
     from penstock.engine.scheduler import BackendEvent, WorkerLost
     from penstock.transport.channel import Frame
+    from penstock.transport.page_lock import PageLock
 
-__all__ = ["ProcessBackend"]
+__all__ = ["HeldInterrupts", "ProcessBackend", "WorkerProcess"]
 
 _GRACE_S: Final = 3.0  # for a worker to finish its task and its user's clean-up
 _SHORT_GRACE_S: Final = 0.3  # in a hurry, or after Ctrl-C
@@ -83,6 +85,27 @@ _MOST_PREFETCH: Final = 8  # the largest factor that may come during an epoch
 # Over all workers. When a main process waits for its device, the slots of all batches that it was
 # ahead come back together. They are kept: making and locking a slot takes longer than filling it.
 _BATCHES_AHEAD_OF_DEVICE: Final = 16
+_ADVICE_ON_EXIT: Final = (
+    "It said no last words, so it was no exception, nor sys.exit: look for os._exit in the "
+    "dataset, or a library that ends the process. What it printed before may say why."
+)
+_ADVICE_ON_START: Final = (
+    "What it printed before may say why. Under spawn and forkserver: is the main script guarded by "
+    '`if __name__ == "__main__":`?'
+)
+_ADVICE_ON_UNKNOWN: Final = (
+    "SIGCHLD is ignored in this process, or a handler of the program took the status of all "
+    "children. signal.signal(signal.SIGCHLD, signal.SIG_DFL) lets the next message say more."
+)
+_ADVICE_ON_HANG: Final = "Raise `timeout` if samples, or the start of a worker, may take that long."
+_ADVICE_NATIVE: Final = "That is native code under the dataset: num_workers=0 shows where."
+_SIGNALS_OF_NATIVE_CODE: Final = frozenset(
+    {signal.SIGSEGV, signal.SIGABRT, signal.SIGBUS, signal.SIGFPE, signal.SIGILL}
+)
+_SIGNALS_FROM_OUTSIDE: Final = frozenset(
+    {signal.SIGKILL, signal.SIGTERM, signal.SIGHUP, signal.SIGINT, signal.SIGQUIT}
+)
+_LAST_WORDS_S: Final = 3.0  # from the end of a channel to that of its process, torch unloaded
 _SIGINT: Final = int(signal.SIGINT)
 
 _processes: weakref.WeakSet[Any] = weakref.WeakSet()
@@ -121,15 +144,13 @@ class HeldInterrupts:
 
     def __enter__(self) -> None:
         """Begin to hold."""
-        self._handler = None
-        if threading.get_ident() == threading.main_thread().ident:
-            handler = getsignal(_SIGINT)
-            if callable(handler):
-                self._is_noted = False
-                set_handler(_SIGINT, self._note)
-                self._handler = handler
+        handler = getsignal(_SIGINT)
+        if callable(handler) and threading.get_ident() == threading.main_thread().ident:
+            self._is_noted = False
+            set_handler(_SIGINT, self._note)
+            self._handler = handler
 
-    def _note(self, number: int, frame: FrameType | None) -> None:
+    def _note(self, *_: object) -> None:
         self._is_noted = True
 
     def __exit__(self, *_: object) -> None:
@@ -139,6 +160,167 @@ class HeldInterrupts:
             self._handler = None
             if self._is_noted:
                 signal.raise_signal(signal.SIGINT)
+
+
+class WorkerProcess(KnownWorker):
+    """One worker process.
+
+    Attributes:
+        process: Process object of `multiprocessing`.
+        channel: Channel to it, at the main process's end.
+        status_page: Status page into which it writes what it is doing.
+        arena: Arena with the slots of its batches.
+        watch_fd: Descriptor that is readable once the process has ended.
+        exit_code: Exit code once it has ended; negative for a signal, None if it is unknown.
+    """
+
+    def __init__(
+        self,
+        worker_id: int,
+        process: Any,  # noqa: ANN401 - any context's
+        channel: Channel,
+        status_page: StatusPage,
+        page_lock: PageLock | None = None,
+    ) -> None:
+        """Take over the resources of a process that has just been started.
+
+        `page_lock` locks the slots of its batches; None locks nothing.
+        """
+        super().__init__(worker_id, process.pid)
+        self.process = process
+        self.channel = channel
+        self.status_page = status_page
+        self.arena = Arena(page_lock)
+        self._end: tuple[str, str] | None = None  # how it ended and what to do, if by our doing
+        self._has_ended = False
+        self.exit_code: int | None = None
+        self._pidfd = self._open_pidfd()
+        # The sentinel is a pipe, which a process that the worker forked holds open after its end.
+        self.watch_fd: int = process.sentinel if self._pidfd is None else self._pidfd
+
+    def __str__(self) -> str:
+        """Return "worker 0 (pid 7)"."""
+        return f"worker {self.worker_id} (pid {self.pid})"
+
+    def _open_pidfd(self) -> int | None:
+        try:
+            return os.pidfd_open(self.process.pid)
+        except ProcessLookupError:  # it has ended already, and its exit status was taken elsewhere
+            self._note_end()
+        except (OSError, AttributeError):  # another system
+            pass
+        return None
+
+    def has_ended(self) -> bool:
+        """Return whether it has ended, and take its exit status once it has.
+
+        `multiprocessing` finds an end by its exit status, and misses it if that was taken before:
+        by the system, if SIGCHLD is ignored, or by a handler that waits for all children.
+        """
+        if not self._has_ended and self._is_over():
+            self._note_end()
+        return self._has_ended
+
+    def _is_over(self) -> bool:
+        if self._pidfd is None:
+            return not self.process.is_alive()
+        poll = select.poll()
+        poll.register(self._pidfd, select.POLLIN)
+        return bool(poll.poll(0))
+
+    def _note_end(self) -> None:
+        popen = self.process._popen
+        if popen.method == "forkserver":
+            self.process.join(_LAST_WORDS_S)  # the server is about to pass the exit status on
+        self.exit_code = self.process.exitcode
+        if self.exit_code is None:
+            # Else multiprocessing would take it for alive, and signal the next process of its
+            # number.
+            popen.returncode = 255  # its code for a child whose server has died
+        self.process.join()  # at once: it takes it off the list of children
+        self._has_ended = True
+
+    def is_alive(self) -> bool:
+        """Return whether it lives, by asking the system."""
+        return not self.is_gone and not self.has_ended()
+
+    def signal(self, number: int) -> None:
+        """Send a signal, if the process is still there; never to another of the same number."""
+        with contextlib.suppress(ProcessLookupError):
+            if self._pidfd is not None:
+                signal.pidfd_send_signal(self._pidfd, number)
+            elif not self.has_ended():
+                os.kill(self.process.pid, number)
+
+    def kill(self, why: str) -> None:
+        """Kill a worker that is stuck; its stacks are in the status page then."""
+        self._end = f"was killed, as {why},", _ADVICE_ON_HANG
+        self.ask_for_stacks()
+        self.signal(signal.SIGKILL)
+
+    def ask_for_stacks(self) -> bool:
+        """Have it write its stacks into the status page; return whether it can."""
+        # Before its set-up the signal would end it.
+        can = self.is_alive() and self.status_page.read().phase is not Phase.ABSENT
+        if can:
+            self.status_page.ask_for_stacks(self.signal)
+        return can
+
+    def wait_for_end(self) -> None:
+        """Wait for a process whose channel has ended; kill it if it does not end."""
+        left = wait_for_ends([self], _LAST_WORDS_S)
+        if left:
+            self._end = (
+                "closed its channel and was killed, as it did not end,",
+                "Another thread or an exit handler of the dataset kept it, or something closes "
+                "descriptors of others.",
+            )
+            self.signal(signal.SIGKILL)
+            wait_for_ends([self], _LAST_WORDS_S)
+
+    def release(self) -> None:
+        """Close the main process's descriptors of a process that has ended."""
+        self.channel.close()
+        if self._pidfd is not None:
+            os.close(self._pidfd)
+            self._pidfd = None
+
+    @property
+    def was_ended_from_outside(self) -> bool:
+        """Whether somebody else ended it, perhaps: not the code of a sample, nor this process."""
+        return self._end is None and (
+            self.exit_code is None or -self.exit_code in _SIGNALS_FROM_OUTSIDE
+        )
+
+    def describe_end(self) -> tuple[str, str]:
+        """Return how the process ended, and what to do about it; call it after the end."""
+        code = self.exit_code
+        if self._end is not None:
+            end, advice = self._end
+        elif code is None:
+            end, advice = "ended with an exit status that is unknown", _ADVICE_ON_UNKNOWN
+        elif code >= 0:
+            end = f"exited with code {code}"
+            has_begun = self.status_page.read().phase is not Phase.ABSENT
+            advice = _ADVICE_ON_EXIT if has_begun else _ADVICE_ON_START
+        else:
+            end = f"was killed by {signal_name(-code)}"
+            is_native = -code in _SIGNALS_OF_NATIVE_CODE
+            advice = _ADVICE_NATIVE if is_native else "Somebody sent it that signal."
+        return end, self.status_page.last_words() or advice
+
+
+def wait_for_ends(workers: Sequence[WorkerProcess], timeout_s: float) -> list[WorkerProcess]:
+    """Wait for all processes together, and return those that are still there."""
+    deadline = time.monotonic() + timeout_s
+    left = [worker for worker in workers if not worker.has_ended()]
+    while left and (left_s := deadline - time.monotonic()) > 0:
+        poll = select.poll()
+        for worker in left:
+            poll.register(worker.watch_fd, select.POLLIN)
+        poll.poll(min(left_s, LONGEST_WAIT_S) * 1000)
+        left = [worker for worker in left if not worker.has_ended()]
+    return left
 
 
 class ProcessBackend:
@@ -152,9 +334,9 @@ class ProcessBackend:
         self._table: WorkerTable[WorkerProcess] = WorkerTable(plan)
         self._num_starts: collections.Counter[int] = collections.Counter()  # by worker id
         # The two ends of a pipe, see `end_with_parent`; none before the start and after the end.
-        self._watch_fds: tuple[int, ...] = ()
+        self._watch: tuple[int, ...] = ()
         self._held_interrupts = HeldInterrupts()
-        self._shared_fd: int | None = None  # the spec, for workers that are not forked
+        self._shared_fds: list[int] = []  # the spec's, for workers that are not forked
         self._memory = SystemMemory()
         self._has_checked_memory = False
         self._poll = select.poll()
@@ -180,12 +362,14 @@ class ProcessBackend:
         if self._context.get_start_method() == "fork":
             warn_of_fork(stacklevel=users_level())
         else:
-            self._shared_fd = share_spec(self._plan.spec)
+            fd = share_spec(self._plan.spec)
+            self._shared_fds += [] if fd is None else [fd]
         try:
-            self._watch_fds = os.pipe()
-            _watch_fds.update(self._watch_fds)
+            self._watch = os.pipe()
+            _watch_fds.update(self._watch)
             for worker_id in range(self._plan.num_workers):
-                self._open_worker(worker_id)
+                with self._held_interrupts:
+                    self._start_worker(worker_id)
         except BaseException:
             self.close()
             raise
@@ -194,44 +378,37 @@ class ProcessBackend:
                 self._close_shared()
 
     def _close_shared(self) -> None:
-        if self._shared_fd is not None:
-            os.close(self._shared_fd)
-            self._shared_fd = None
+        while self._shared_fds:
+            os.close(self._shared_fds.pop())
 
-    def _open_worker(self, worker_id: int, *, joins_late: bool = False) -> WorkerProcess:
+    def _start_worker(self, worker_id: int, *, joins_late: bool = False) -> WorkerProcess:
         plan = self._plan
-        seed = base_seed_of(plan, worker_id, self._num_starts[worker_id])
         num_workers = max(plan.num_workers, plan.max_workers)
         # Where their number changes, workers may come to be further ahead.
         prefetch = max(plan.prefetch_factor, _MOST_PREFETCH if plan.max_workers else 0)
         max_free = prefetch + 2
         if plan.page_lock is not None:
             max_free += math.ceil(_BATCHES_AHEAD_OF_DEVICE / num_workers)
+        seed = base_seed_of(plan, worker_id, self._num_starts[worker_id])
+        self._num_starts[worker_id] += 1
         identity = WorkerIdentity(worker_id, num_workers, seed, joins_late, max_free)
-        with self._held_interrupts:
-            worker = self._start_worker(identity)
-            self._num_starts[worker_id] += 1
-            self._table.add(worker)
-        return worker
-
-    def _start_worker(self, identity: WorkerIdentity) -> WorkerProcess:
-        plan, worker_id = self._plan, identity.worker_id
-        spec = plan.spec if self._shared_fd is None else None
         ours, theirs = Channel.pair()
         channel = Channel(ours)
         status_page = StatusPage()
         try:
             process = self._context.Process(  # type: ignore[attr-defined]  # every context has it
                 target=run_worker,
-                args=(theirs, identity, spec),
+                args=(theirs, identity, None if self._shared_fds else plan.spec),
                 name=f"penstock-{worker_id}",
                 daemon=True,
             )
-            with opencv_at_rest() if spec is not None else contextlib.nullcontext():
+            with opencv_at_rest():
                 process.start()
         except BaseException as error:
             channel.close()
             status_page.close()
+            if isinstance(error, (TypeError, AttributeError, PicklingError)):
+                raise unpicklable_error(plan.spec, error) from error
             if isinstance(error, OSError) and error.errno in (errno.EAGAIN, errno.ENOMEM):
                 raise ConfigError(
                     f"the system cannot start the process of worker {worker_id}: {error.strerror}. "
@@ -246,17 +423,19 @@ class ProcessBackend:
         for fd in (channel.fileno(), worker.watch_fd):
             self._by_fd[fd] = worker
             self._poll.register(fd, select.POLLIN)
-        shared = [] if self._shared_fd is None else [self._shared_fd]
-        channel.post(b"", [status_page.fd, self._watch_fds[0], *shared])
+        channel.post(b"", [status_page.fd, self._watch[0], *self._shared_fds])
         status_page.close()
+        self._table.add(worker)
         return worker
 
     def respawn(self, worker_id: int, *, joins_late: bool = False) -> None:
         """Start another process, which goes on where the dead one was."""
         check_descriptors(1)
-        if self._shared_fd is None:
+        if not self._shared_fds:
             warn_of_fork(stacklevel=users_level())  # threads may have been started since
-        self._tell_epoch(self._open_worker(worker_id, joins_late=joins_late))
+        with self._held_interrupts:
+            worker = self._start_worker(worker_id, joins_late=joins_late)
+        self._tell_epoch(worker)
 
     def add_worker(self, worker_id: int) -> None:
         """Start one process more; a removed one of the same number may still be ending."""
@@ -426,19 +605,19 @@ class ProcessBackend:
         worker.wait_for_end()
         end, advice = worker.describe_end()
         snapshot = worker.status_page.read()
-        if worker.was_killed_by_memory_perhaps:
+        if worker.was_ended_from_outside and worker.exit_code == -signal.SIGKILL:
             now, peak_bytes = memory_now(), snapshot.peak_rss_bytes or None
             memory = describe_memory(now, self._memory, peak_bytes)
             advice = f"{memory} {advice_on_kill(now, self._memory, peak_bytes)}".lstrip()
         if stacks := worker.status_page.new_stacks():
             advice += f"\nIts Python stack then:\n{stacks}"
-        limit = worker.deaths_that_prove
         worker.release()
         how = (
             f"DataLoader worker (pid {worker.pid}) exited unexpectedly: worker "
             f"{worker.worker_id} {end}"
         )
         activity = self._table.activity(worker, snapshot)
+        limit = 3 if worker.was_ended_from_outside else 2
         return self._table.death(worker, activity, how, advice, limit=limit)
 
     def close(self, *, in_a_hurry: bool = False) -> None:
@@ -461,7 +640,7 @@ class ProcessBackend:
             left = wait_for_ends(left, _TERMINATE_S)
         for worker in workers:
             worker.release()
-        for fd in self._watch_fds:
-            _watch_fds.discard(fd)
+        _watch_fds.difference_update(self._watch)
+        for fd in self._watch:
             os.close(fd)
-        self._watch_fds = ()
+        self._watch = ()

@@ -146,12 +146,8 @@ def set_up_worker(spec: WorkerSpec, identity: WorkerIdentity) -> dict[str, bytes
     forget_streams()
     seed_worker(identity.base_seed, identity.worker_id)
     seed_fallback(seed_sequence(identity.base_seed, Purpose.WORKERS, identity.worker_id))
-    info = WorkerInfo(
-        id=identity.worker_id,
-        num_workers=identity.num_workers,
-        seed=identity.base_seed + identity.worker_id,
-        dataset=spec.dataset,
-    )
+    seed = identity.base_seed + identity.worker_id
+    info = WorkerInfo(identity.worker_id, identity.num_workers, seed, spec.dataset)
     set_worker_info(info)
     if spec.framework is not None:
         prepare = functools.partial(_prepare_framework, spec.framework, info)

@@ -31,7 +31,6 @@ import queue
 import threading
 import time
 import warnings
-import weakref
 from typing import TYPE_CHECKING, Final
 
 from penstock.engine.backends import LONGEST_WAIT_S, base_seed_of, close_at_exit
@@ -85,8 +84,6 @@ class ThreadBackend:
             plan, drawings_advice=_SHARED_GENERATORS, warns=True
         )
         self._num_starts: collections.Counter[int] = collections.Counter()  # by worker id
-        # Removed, and not yet ended: the table no longer has them.
-        self._leaving: weakref.WeakSet[ThreadWorker] = weakref.WeakSet()
         self._outbox: queue.SimpleQueue[FromThread | None] = queue.SimpleQueue()  # None: closed
         self._generation = ThreadGeneration(is_announced=False)
         self._owner = Owner()
@@ -192,10 +189,10 @@ class ThreadBackend:
         self._start_worker(worker_id, joins_late=True)
 
     def remove_worker(self, worker_id: int) -> None:
-        """Stop a thread that has no tasks; does not wait for its end."""
+        """Stop a thread that has no tasks, and which so ends at once."""
         worker = self._table.workers.pop(worker_id)
         worker.stop()
-        self._leaving.add(worker)
+        worker.thread.join(_SHORT_GRACE_S)
 
     def kill(self, worker_id: int, why: str) -> None:
         """Give up a worker: its death is an event now, and its late results are dropped."""
@@ -217,9 +214,8 @@ class ThreadBackend:
 
     def close(self, *, in_a_hurry: bool = False) -> None:
         """Stop the workers, and wait until they are gone, but for those that are stuck."""
-        workers = [*self._table.workers.values(), *self._leaving]
+        workers = list(self._table.workers.values())
         self._table.workers.clear()
-        self._leaving.clear()
         if not self._owner.is_here:
             return  # a forked copy of the main process, which has no such threads
         for worker in workers:
@@ -234,8 +230,8 @@ class ThreadBackend:
             listed = "\n".join(f"{worker}:\n{stack_of_thread(worker.thread)}" for worker in left)
             warnings.warn(
                 f"{len(left)} worker thread(s) did not end within {grace_s} s, and are left "
-                "behind: a thread cannot be killed. Each ends by itself once its sample is made; "
-                f"with backend='process' it could be. They are at:\n{listed}",
+                "behind: a thread cannot be killed (backend='process' can). Each ends by itself "
+                f"once its sample is made. They are at:\n{listed}",
                 RuntimeWarning,
                 stacklevel=users_level(),
             )

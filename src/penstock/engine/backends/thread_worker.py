@@ -59,7 +59,6 @@ __all__ = ["FromThread", "ThreadGeneration", "ThreadStatus", "ThreadWorker", "Un
 FromThread: TypeAlias = "tuple[ThreadWorker, TaskResult | tuple[str, str] | WorkerLost]"
 
 _NOBODY: Final = -1  # wants anything of any generation
-_MOST_WATCHED: Final = 16  # samples of a batch whose calls are followed; then its collate
 _MOST_COMPARED: Final = 64  # items of a stream; two orders of 2 items agree half of the time
 
 
@@ -77,15 +76,13 @@ class ThreadStatus(StatusWriter):
         The worker's thread writes. Any thread may call `snapshot`, and say what is wanted.
     """
 
-    __slots__ = ("_generation", "_replacement", "_wanted", "_watch")
+    __slots__ = ("_replacement", "_wanted")
 
     def __init__(self) -> None:
         """Begin as one that is starting, and wanted."""
         super().__init__(cpu_clock=time.thread_time_ns)
         self._wanted = 0
-        self._generation = 0
         self._replacement: tuple[Any] | None = None
-        self._watch: GeneratorWatch | None = None
         self.phase(Phase.STARTING)
 
     @property
@@ -107,22 +104,8 @@ class ThreadStatus(StatusWriter):
 
     def begin_generation(self, generation: int) -> None:
         """Note that an epoch begins."""
-        self._generation = generation
-        self.phase(Phase.BEGINNING)
-
-    def begin_task(self, generation: int, step: int, *, measures: bool = True) -> None:
-        """Note that a task begins, and whether it is measured."""
-        super().begin_task(generation, step, measures=measures)
-        self._generation = generation
-        self._replacement = None
-
-    def watch(self, watch: GeneratorWatch | None) -> None:
-        """Let the calls of this task be followed: of its first samples, and of its collate."""
-        if self._watch is not None:
-            self._watch.end()
-        self._watch = watch
-        if watch is not None:
-            watch.begin()
+        self._cells[0] = generation
+        super().begin_generation(generation)
 
     def phase(self, phase: Phase) -> None:
         """Note what is being done; see `StatusWriter.phase`.
@@ -132,8 +115,6 @@ class ThreadStatus(StatusWriter):
         """
         if phase == Phase.COLLATING:
             self.check()
-            if self._watch is not None:
-                self._watch.begin()
         super().phase(phase)
         self._replacement = None
 
@@ -150,8 +131,6 @@ class ThreadStatus(StatusWriter):
         """Note which sample is being read; raises as `phase` does."""
         self.check()
         super().sample(number)
-        if number == _MOST_WATCHED and self._watch is not None:
-            self._watch.end()
 
     def item(self, phase: Phase, item: BatchItem) -> None:
         """Note what is being done with the sample of one item; raises as `phase` does."""
@@ -165,15 +144,15 @@ class ThreadStatus(StatusWriter):
         Raises:
             Unwanted: it is not.
         """
-        if self._wanted != self._generation:
+        if self._wanted != self._cells[0]:
             raise Unwanted
 
     def snapshot(self) -> StatusSnapshot:
         """Return the status of now."""
-        _, step, phase, number, _, _, begun_ns, at_it_since_ns, _ = self._cells
+        generation, step, phase, number, _, _, begun_ns, at_it_since_ns, _ = self._cells
         replacement = self._replacement
         return StatusSnapshot(
-            generation=self._generation,
+            generation=generation,
             step=step,
             phase=Phase(phase),
             number=None if number < 0 else number,
@@ -193,7 +172,7 @@ class ThreadGeneration:
     differ, samples are lost or come twice; so the first items are compared.
 
     Attributes:
-        watch: Watch of the worker whose first task is watched, if one is.
+        watch: Watch of the worker that is watched, if one is.
     """
 
     def __init__(self, *, is_announced: bool) -> None:
@@ -239,38 +218,28 @@ class ThreadGeneration:
 
     def _compared(self, stream: Iterator[Any], worker: ThreadWorker, call: int) -> Iterator[Any]:
         for number, item in enumerate(itertools.islice(stream, _MOST_COMPARED)):
-            pickled = _pickled(item)  # the item itself is the dataset's, which may change it
+            try:
+                pickled = pickle.dumps(item, protocol=5)  # the dataset may change the item itself
+            except Exception:  # it holds a lock, say: it is not compared
+                pickled = b""
             first, other = self._dealt.setdefault((call, number), (worker, pickled))
-            if not _are_equal(item, pickled, other):
-                raise self._disagreement(number, (first, pickle.loads(other)), (worker, item))
+            if pickled and other and pickled != other and not _are_equal(pickle.loads(other), item):
+                found = "" if self.watch is None else "".join(f" ({d})" for d in self.watch.found)
+                raise ConfigError(
+                    "the items that shard deals out are not the same in all worker threads: item "
+                    f"{number} is {pickle.loads(other)!r:.80} in {first} and {item!r:.80} in "
+                    f"{worker}. Some samples would be lost, others would come twice. A stream that "
+                    "shuffles with random, numpy.random or torch's global generator"
+                    f"{found} draws from what all threads share: shuffle with a generator that is "
+                    "seeded alike in all workers, as np.random.default_rng((seed, epoch)), or use "
+                    "backend='process' with seed=."
+                )
             yield item
 
-    def _disagreement(self, number: int, *found: tuple[ThreadWorker, object]) -> ConfigError:
-        said = " and ".join(f"{item!r:.80} in {worker}" for worker, item in found)
-        drawings = () if self.watch is None else self.watch.found
-        named = "".join(f" ({drawing})" for drawing in drawings)
-        return ConfigError(
-            f"the items that shard deals out are not the same in all worker threads: item {number} "
-            f"is {said}. Some samples would be lost, others would come twice. A stream that "
-            f"shuffles with random, numpy.random or torch's global generator{named} draws from "
-            "what all threads share: shuffle with a generator that is seeded alike in all workers, "
-            "as np.random.default_rng((seed, epoch)), or use backend='process' with seed=."
-        )
 
-
-def _pickled(item: object) -> bytes:
+def _are_equal(one: object, other: object) -> bool:  # equal items may pickle unlike
     try:
-        return pickle.dumps(item, protocol=5)
-    except Exception:  # it holds a lock, say: it is not compared
-        return b""
-
-
-def _are_equal(item: object, pickled: bytes, other: bytes) -> bool:
-    """Return whether two items are equal, or cannot be compared; equal ones may pickle unlike."""
-    if pickled == other or not (pickled and other):
-        return True
-    try:
-        return bool(pickle.loads(other) == item)
+        return bool(one == other)
     except Exception:  # arrays, whose bytes differ
         return False
 
@@ -315,9 +284,10 @@ class ThreadWorker(KnownWorker):
         # disturb a graph that the main process's thread may be capturing.
         self._output = PlainOutput()
         self._runner = TaskRunner(self._output, self.status, identity, in_thread=True)
-        # One worker's first task is watched: by a first batch nothing is judged.
-        self._may_watch = self.worker_id == 0
-        self._watch: GeneratorWatch | None = None  # of an epoch's begin, for its first task
+        # One worker is watched until its first task is done: by a first batch nothing is judged.
+        self._watch: GeneratorWatch | None = None
+        if self.worker_id == 0 and not was_watched(self._shared_dataset):
+            self._watch = GeneratorWatch(self._spec.dataset)
         self._owner = Owner()
         name = f"penstock-{self.worker_id}"
         self.thread = threading.Thread(target=self._run, name=name, daemon=True)
@@ -341,8 +311,6 @@ class ThreadWorker(KnownWorker):
     def _run(self) -> None:
         try:
             self._serve_all()
-        except Unwanted:
-            pass
         except BaseException as error:
             if not self._owner.is_here:
                 _leave(error)
@@ -356,13 +324,18 @@ class ThreadWorker(KnownWorker):
             self._outbox = queue.SimpleQueue()  # results in it refer to this worker
 
     def _serve_all(self) -> None:
+        if self._watch is not None:
+            self._watch.begin()
         self._runner.set_up(self._set_up)
         while True:
-            self.status.watch(None)
+            if self._watch is not None:
+                self._watch.end()
             self.status.phase(Phase.WAITING)
             message = self.inbox.get()
             if message is None or not self.status.is_wanted:
                 return
+            if self._watch is not None:
+                self._watch.begin()
             result = None
             try:
                 if isinstance(message, Task):
@@ -384,21 +357,15 @@ class ThreadWorker(KnownWorker):
         seed = identity.base_seed + identity.worker_id
         set_thread_info(WorkerInfo(identity.worker_id, identity.num_workers, seed, spec.dataset))
         if spec.worker_init_fn is not None:
-            watch = None if was_watched(self._shared_dataset) else GeneratorWatch(None)
-            self.status.watch(watch)
             spec.worker_init_fn(identity.worker_id)
-            if watch is not None and watch.found:
-                self._runner.notice(drawings=tuple(watch.found))
         return spec
 
     def _begin(self, begun: BeginEpoch, generation: ThreadGeneration) -> TaskResult | None:
-        self._watch = None
-        if self._may_watch and not was_watched(self._shared_dataset):
-            self._watch = generation.watch = GeneratorWatch(self._spec.dataset)
-        self.status.watch(self._watch)
         if not self._spec.is_iterable:
             agree = functools.partial(generation.begin, self.status)
             return self._runner.begin_epoch(begun, agree=agree)
+        if self._watch is not None:
+            generation.watch = self._watch
         # A worker that resumes from a state of its own may be at other items than the others.
         goes_on = begun.position is not None and begun.position.state is not None
         is_compared = self._identity.num_workers > 1 and not goes_on
@@ -408,19 +375,17 @@ class ThreadWorker(KnownWorker):
     def _serve(self, task: Task) -> TaskResult | None:
         if not self.status.is_of_now(task.generation):
             return None
-        watch = None
-        if self._runner.failure is None:  # else nothing is read, and nothing found out
-            watch, self._watch = self._watch, None
-            self._may_watch = False
-        self.status.watch(watch)
         result = self._runner.run(task)
-        if watch is not None and result is not None:
+        # After a failure to begin nothing was read, and nothing found out.
+        if self._watch is not None and result is not None and self._runner.failure is None:
+            self._watch.end()
             note_watched(self._shared_dataset)
-            if watch.found:
+            if self._watch.found:
                 notices = result.notices or Notices()
-                drawings = *notices.drawings, *watch.found
+                drawings = *notices.drawings, *self._watch.found
                 result.notices = notices._replace(drawings=drawings)
             result.times = result.times[: WORKERS_PART.size]  # its samples took longer than usual
+            self._watch = None
         return result
 
 

@@ -74,7 +74,6 @@ if TYPE_CHECKING:
     from penstock.engine.plan import Plan, RetryHints
     from penstock.engine.scheduler import BackendEvent, WorkerLost
     from penstock.transport.channel import Frame
-    from penstock.transport.page_lock import PageLock
 
 __all__ = ["HeldInterrupts", "ProcessBackend", "WorkerProcess"]
 
@@ -99,9 +98,6 @@ _ADVICE_ON_UNKNOWN: Final = (
 )
 _ADVICE_ON_HANG: Final = "Raise `timeout` if samples, or the start of a worker, may take that long."
 _ADVICE_NATIVE: Final = "That is native code under the dataset: num_workers=0 shows where."
-_SIGNALS_OF_NATIVE_CODE: Final = frozenset(
-    {signal.SIGSEGV, signal.SIGABRT, signal.SIGBUS, signal.SIGFPE, signal.SIGILL}
-)
 _SIGNALS_FROM_OUTSIDE: Final = frozenset(
     {signal.SIGKILL, signal.SIGTERM, signal.SIGHUP, signal.SIGINT, signal.SIGQUIT}
 )
@@ -137,10 +133,8 @@ class HeldInterrupts:
         used again, not nested.
     """
 
-    def __init__(self) -> None:
-        """Hold nothing yet."""
-        self._handler: Any = None
-        self._is_noted = False
+    _handler: Any = None
+    _is_noted = False
 
     def __enter__(self) -> None:
         """Begin to hold."""
@@ -180,17 +174,14 @@ class WorkerProcess(KnownWorker):
         process: Any,  # noqa: ANN401 - any context's
         channel: Channel,
         status_page: StatusPage,
-        page_lock: PageLock | None = None,
+        arena: Arena,
     ) -> None:
-        """Take over the resources of a process that has just been started.
-
-        `page_lock` locks the slots of its batches; None locks nothing.
-        """
+        """Take over the resources of a process that has just been started."""
         super().__init__(worker_id, process.pid)
         self.process = process
         self.channel = channel
         self.status_page = status_page
-        self.arena = Arena(page_lock)
+        self.arena = arena
         self._end: tuple[str, str] | None = None  # how it ended and what to do, if by our doing
         self._has_ended = False
         self.exit_code: int | None = None
@@ -217,16 +208,16 @@ class WorkerProcess(KnownWorker):
         `multiprocessing` finds an end by its exit status, and misses it if that was taken before:
         by the system, if SIGCHLD is ignored, or by a handler that waits for all children.
         """
-        if not self._has_ended and self._is_over():
-            self._note_end()
+        if not self._has_ended:
+            if self._pidfd is None:
+                is_over = not self.process.is_alive()
+            else:
+                poll = select.poll()
+                poll.register(self._pidfd, select.POLLIN)
+                is_over = bool(poll.poll(0))
+            if is_over:
+                self._note_end()
         return self._has_ended
-
-    def _is_over(self) -> bool:
-        if self._pidfd is None:
-            return not self.process.is_alive()
-        poll = select.poll()
-        poll.register(self._pidfd, select.POLLIN)
-        return bool(poll.poll(0))
 
     def _note_end(self) -> None:
         popen = self.process._popen
@@ -272,8 +263,7 @@ class WorkerProcess(KnownWorker):
         if left:
             self._end = (
                 "closed its channel and was killed, as it did not end,",
-                "Another thread or an exit handler of the dataset kept it, or something closes "
-                "descriptors of others.",
+                "A thread or exit handler went on, or the dataset closes descriptors of others.",
             )
             self.signal(signal.SIGKILL)
             wait_for_ends([self], _LAST_WORDS_S)
@@ -305,8 +295,8 @@ class WorkerProcess(KnownWorker):
             advice = _ADVICE_ON_EXIT if has_begun else _ADVICE_ON_START
         else:
             end = f"was killed by {signal_name(-code)}"
-            is_native = -code in _SIGNALS_OF_NATIVE_CODE
-            advice = _ADVICE_NATIVE if is_native else "Somebody sent it that signal."
+            is_from_outside = -code in _SIGNALS_FROM_OUTSIDE
+            advice = "Somebody sent it that signal." if is_from_outside else _ADVICE_NATIVE
         return end, self.status_page.last_words() or advice
 
 
@@ -418,7 +408,7 @@ class ProcessBackend:
             raise
         finally:
             theirs.close()
-        worker = WorkerProcess(worker_id, process, channel, status_page, plan.page_lock)
+        worker = WorkerProcess(worker_id, process, channel, status_page, Arena(plan.page_lock))
         _processes.add(process)
         for fd in (channel.fileno(), worker.watch_fd):
             self._by_fd[fd] = worker
@@ -612,10 +602,8 @@ class ProcessBackend:
         if stacks := worker.status_page.new_stacks():
             advice += f"\nIts Python stack then:\n{stacks}"
         worker.release()
-        how = (
-            f"DataLoader worker (pid {worker.pid}) exited unexpectedly: worker "
-            f"{worker.worker_id} {end}"
-        )
+        number = worker.worker_id
+        how = f"DataLoader worker (pid {worker.pid}) exited unexpectedly: worker {number} {end}"
         activity = self._table.activity(worker, snapshot)
         limit = 3 if worker.was_ended_from_outside else 2
         return self._table.death(worker, activity, how, advice, limit=limit)

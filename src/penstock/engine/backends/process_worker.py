@@ -257,8 +257,7 @@ class _ProcessWorker:
                     annotate(error, _NOT_IN_MAIN)
                 raise
         assert self._spec is not None
-        states = set_up_worker(self._spec, self._identity)
-        if states:
+        if states := set_up_worker(self._spec, self._identity):
             runner.notice(states=states)
         return self._spec
 

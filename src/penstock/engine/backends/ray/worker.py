@@ -27,7 +27,7 @@ import numpy as np
 
 from penstock.engine.backends.process_worker import set_up_worker
 from penstock.engine.backends.ray.parcels import Parcel, address_of, pack_parcel, value_of
-from penstock.engine.backends.thread_worker import ThreadStatus, Unwanted
+from penstock.engine.backends.thread import ThreadStatus, Unwanted
 from penstock.engine.output import PlainOutput
 from penstock.engine.recover import drop_frames
 from penstock.engine.status_page import Phase

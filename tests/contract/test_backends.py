@@ -15,7 +15,7 @@ class TestThread(BackendContract):
     num_workers = 2
 
     def end_worker(self, backend, worker_id):
-        (thread,) = [t for t in backend.threads if t.name == f"penstock-{worker_id}"]
+        thread = backend._table.workers[worker_id].thread
         backend.kill(worker_id, "the contract says so")
         thread.join()
         return True

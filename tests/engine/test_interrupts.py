@@ -12,7 +12,7 @@ import pytest
 
 from penstock import Loader
 from penstock.engine.backends import process
-from penstock.engine.interrupts import HeldInterrupts
+from penstock.engine.backends.process import HeldInterrupts
 from penstock.engine.task import decode_result
 
 

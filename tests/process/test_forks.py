@@ -210,7 +210,7 @@ def test_an_epoch_ends_at_once_though_somebody_else_takes_the_exit_statuses(how)
         backend, processes = batches.backend, batches.backend.processes
         num_batches = len(list(batches))
         backend.remove_worker(1)
-        while backend._leaving:
+        while len(backend._by_fd) > 2:
             backend.events(0.1)
         begun, cpu = time.monotonic(), time.process_time()
         loader._stream.close()
@@ -312,19 +312,14 @@ def test_a_worker_that_says_nothing_is_not_said_to_have_called_sys_exit(capfd):
 
 def test_a_worker_whose_descriptors_were_closed_says_so(capfd):
     message = death_of(Ends("closerange"), capfd)
-    assert "closed descriptors" in message or "closes descriptors" in message
+    assert "Bad file descriptor" in message or "closes descriptors" in message
     assert "sys.exit" not in message
     assert "__main__" not in message
 
 
-def test_a_worker_that_gets_no_thread_says_so(monkeypatch, capfd):
+def test_a_worker_needs_no_thread(monkeypatch):
     def start(thread):
         raise RuntimeError("can't start new thread")
 
     monkeypatch.setattr(threading.Thread, "start", start)  # the worker is forked
-    message = death_of(Rows(), capfd)
-    assert "exited with code 1 while it was starting" in message
-    assert "pids.max" in message
-    assert "Its last words: RuntimeError: can't start new thread" in message
-    assert "sys.exit" not in message
-    assert "__main__" not in message
+    assert firsts(Loader(Rows(), batch_size=4, num_workers=1)) == ALL

@@ -16,8 +16,8 @@ from hypothesis import strategies as st
 
 from penstock import sample_rng, worker_info
 from penstock.data import IterableDataset
-from penstock.engine import worker_setup
 from penstock.engine.assembly import PlainOutput
+from penstock.engine.backends import process_worker
 from penstock.engine.backends.ray.parcels import pack_parcel, value_of
 from penstock.engine.backends.ray.worker import Answer, RayWorker, TaskServer
 from penstock.engine.plan import BatchIndices, WorkerSpec
@@ -101,7 +101,7 @@ class OneArray(IterableDataset):
 @pytest.fixture(autouse=True)
 def no_worker_for_good(monkeypatch):
     """This process goes on as the one that it was: with its threads, and as no worker."""
-    monkeypatch.setattr(worker_setup, "when_imported", lambda name, call: None)
+    monkeypatch.setattr(process_worker, "when_imported", lambda name, call: None)
     drawn = fallback_state()
     yield
     worker_info.set_worker_info(None)

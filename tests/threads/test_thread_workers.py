@@ -266,47 +266,35 @@ class Hanging(Numbers):
             self.free.wait()
 
 
-def test_one_hang_in_set_epoch_is_the_death_of_one_worker_only():
+def test_a_hang_in_set_epoch_holds_up_all_workers_and_the_dataset_is_told_once():
     dataset = Hanging()
     backend = opened(dataset, num_workers=3)
     backend.begin_epoch(Epoch(1, iter(()), is_announced=True))
     assert dataset.reached.wait(30)
-    notifier = backend._generation.notifier
-    other = backend._table.workers[(notifier.worker_id + 1) % 3]
-    while other.held_up_by is None:  # it has yet to come that far
-        other.thread.join(0.001)
-    text = backend.diagnose(other.worker_id, with_stacks=True).words
-    assert text.startswith(f"waiting for {notifier}, which is in set_epoch of the dataset:")
-    assert "self.free.wait()" in text
-    backend.kill(other.worker_id, "the test says so")
-    (death,) = backend.events(30.0)
-    assert death.worker_id == notifier.worker_id
-    assert "set_epoch" in death.reason
-    backend.respawn(notifier.worker_id)
+    words = [backend.diagnose(worker_id, with_stacks=True).words for worker_id in range(3)]
+    assert sum("self.free.wait()" in text for text in words) == 1
+    dataset.free.set()
     for worker_id in range(3):
         made = outcome_of(backend, worker_id, worker_id, [worker_id])
         assert made.batch().tolist() == [worker_id]
-    assert dataset.num_told == 2
-    dataset.free.set()
-    notifier.thread.join(30)
+    assert dataset.num_told == 1
     backend.close()
 
 
-def test_threads_that_wait_for_set_epoch_end_when_the_loader_is_closed(monkeypatch):
+def test_threads_that_wait_for_set_epoch_end_after_it_when_the_loader_is_closed(monkeypatch):
     monkeypatch.setattr("penstock.engine.backends.thread._GRACE_S", 0.05)
     dataset = Hanging()
     backend = opened(dataset, num_workers=3)
     backend.begin_epoch(Epoch(1, iter(()), is_announced=True))
     assert dataset.reached.wait(30)
-    notifier, threads = backend._generation.notifier, backend.threads
+    threads = [worker.thread for worker in backend._table.workers.values()]
     with pytest.warns(RuntimeWarning, match="did not end"):
         backend.close()
-    for thread in threads:
-        if thread is not notifier.thread:
-            thread.join(30)
-            assert not thread.is_alive()
     dataset.free.set()
-    notifier.thread.join(30)
+    for thread in threads:
+        thread.join(30)
+        assert not thread.is_alive()
+    assert dataset.num_told == 1
 
 
 def test_a_death_by_force_tells_the_stack():
@@ -388,7 +376,7 @@ def test_what_does_not_end_is_left_behind_and_said(monkeypatch):
     backend = opened(Numbers(make), num_workers=2)
     backend.submit(1, 0, [0, 1])
     assert begun.wait(30)
-    (thread,) = [t for t in backend.threads if t.name == "penstock-1"]
+    thread = backend._table.workers[1].thread
     backend._table.workers[0].stop()
     backend._table.workers[0].thread.join(30)
     with pytest.warns(RuntimeWarning, match=r"1 worker thread.* left behind") as caught:
@@ -480,7 +468,7 @@ def test_nothing_keeps_a_removed_worker_nor_its_memory():
     backend = opened(Numbers(big))
     outcome_of(backend, 1, 0, [1, 2]).batch()
     worker = backend._table.workers[1]
-    thread, gone = worker.thread, [weakref.ref(worker), weakref.ref(worker._output._pool)]
+    thread, gone = worker.thread, [weakref.ref(worker), weakref.ref(worker._runner._output._pool)]
     del worker
     gc.disable()
     try:
@@ -489,7 +477,6 @@ def test_nothing_keeps_a_removed_worker_nor_its_memory():
         assert [ref() for ref in gone] == [None, None]
     finally:
         gc.enable()
-    assert list(backend._leaving) == []
     backend.close()
 
 

@@ -17,13 +17,21 @@ Backend.kill(w, why)        ends a worker that is stuck
 Backend.diagnose(w)         what a worker is doing
 Backend.events(timeout_s)   events since the last call: blocks until there is one, or time is up
 Backend.close()             ends all workers before it returns; may be called again
+
+close_at_exit and base_seed_of do what all backends do alike, as they start their workers.
 """
 
 from __future__ import annotations
 
+import atexit
 import pkgutil
+import weakref
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Final, Protocol
+from typing import TYPE_CHECKING, Any, Final, Protocol
+
+import numpy as np
+
+from penstock.randomness.keys import Purpose, seed_sequence
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Sequence
@@ -33,7 +41,20 @@ if TYPE_CHECKING:
     from penstock.engine.scheduler import BackendEvent
     from penstock.engine.worker_table import WorkerProgress
 
-__all__ = ["BACKENDS", "Backend", "BackendTraits", "open_backend", "traits_of"]
+__all__ = [
+    "BACKENDS",
+    "LONGEST_WAIT_S",
+    "Backend",
+    "BackendTraits",
+    "base_seed_of",
+    "close_at_exit",
+    "open_backend",
+    "traits_of",
+]
+
+# Of one system call. A signal that comes just before it, or that the kernel gives to another
+# thread, does not end it; Python acts upon the signal when the call is over.
+LONGEST_WAIT_S: Final = 1.0
 
 
 class Backend(Protocol):
@@ -181,3 +202,29 @@ def open_backend(plan: Plan) -> Backend:
     """Return the backend of `plan`, which has workers; it is not yet started."""
     backend: Backend = pkgutil.resolve_name(plan.traits.path)(plan)
     return backend
+
+
+_to_close: weakref.WeakSet[Any] = weakref.WeakSet()
+
+
+def close_at_exit(backend: Any) -> None:  # noqa: ANN401 - not all can begin an epoch ahead
+    """Close `backend` at interpreter exit, before multiprocessing or Ray ends."""
+    _to_close.add(backend)
+    atexit.unregister(_close_all)
+    atexit.register(_close_all)  # what is registered last runs first
+
+
+def _close_all() -> None:
+    for backend in list(_to_close):
+        backend.close(in_a_hurry=True)
+
+
+def base_seed_of(plan: Plan, worker_id: int, num_before: int) -> int:
+    """Return the base seed of a worker, `num_before` of whose number were started before it.
+
+    It must not draw again what they drew.
+    """
+    if num_before == 0:
+        return plan.base_seed
+    words = seed_sequence(plan.base_seed, Purpose.WORKERS, worker_id, num_before)
+    return int(words.generate_state(1, np.uint64)[0] >> np.uint64(1))

@@ -23,7 +23,6 @@ there at once (`Channel`). `close` uses shutdown(2), which no copy can hold up.
 
 from __future__ import annotations
 
-import atexit
 import collections
 import contextlib
 import errno
@@ -34,18 +33,19 @@ import multiprocessing.process
 import os
 import select
 import signal
+import threading
 import time
 import warnings
 import weakref
+
+# What `signal` wraps, without making an enumeration of every answer: 0.7 us a block instead of 8.
+from _signal import getsignal, signal as set_handler  # type: ignore[import-not-found]  # isort: skip
 from pickle import PicklingError
 from typing import TYPE_CHECKING, Any, Final
 
-import numpy as np
-
-from penstock.engine.backends.process_handle import WorkerProcess, wait_for_ends
+from penstock.engine.backends import LONGEST_WAIT_S, base_seed_of, close_at_exit
 from penstock.engine.backends.process_worker import run_worker
 from penstock.engine.fork_hazards import opencv_at_rest, warn_of_fork
-from penstock.engine.interrupts import LONGEST_WAIT_S, HeldInterrupts
 from penstock.engine.limits import (
     SystemMemory,
     advice_on_kill,
@@ -53,16 +53,16 @@ from penstock.engine.limits import (
     describe_memory,
     memory_now,
     memory_warning,
+    signal_name,
 )
-from penstock.engine.parent_watch import ParentWatch
 from penstock.engine.pickling import share_spec, unpicklable_error
 from penstock.engine.recover import NO_BATCH
-from penstock.engine.status_page import StatusPage
+from penstock.engine.status_page import Phase, StatusPage
 from penstock.engine.task import Kind, WorkerIdentity, decode_result, encode_message
-from penstock.engine.worker_table import WorkerProgress, WorkerTable
+from penstock.engine.worker_table import KnownWorker, WorkerProgress, WorkerTable
 from penstock.errors import ConfigError
 from penstock.forks import Owner
-from penstock.randomness.keys import Purpose, seed_sequence
+from penstock.transport.arena import Arena
 from penstock.transport.channel import Channel
 from penstock.transport.packing import Packed, unpack
 from penstock.warn import users_level
@@ -75,7 +75,7 @@ if TYPE_CHECKING:
     from penstock.engine.scheduler import BackendEvent, WorkerLost
     from penstock.transport.channel import Frame
 
-__all__ = ["ProcessBackend"]
+__all__ = ["HeldInterrupts", "ProcessBackend", "WorkerProcess"]
 
 _GRACE_S: Final = 3.0  # for a worker to finish its task and its user's clean-up
 _SHORT_GRACE_S: Final = 0.3  # in a hurry, or after Ctrl-C
@@ -84,29 +84,233 @@ _MOST_PREFETCH: Final = 8  # the largest factor that may come during an epoch
 # Over all workers. When a main process waits for its device, the slots of all batches that it was
 # ahead come back together. They are kept: making and locking a slot takes longer than filling it.
 _BATCHES_AHEAD_OF_DEVICE: Final = 16
-_HAS_ENDED: Final = 1 << 16  # among the flags of a worker: its process has
+_ADVICE_ON_EXIT: Final = (
+    "It said no last words, so it was no exception, nor sys.exit: look for os._exit in the "
+    "dataset, or a library that ends the process. What it printed before may say why."
+)
+_ADVICE_ON_START: Final = (
+    "What it printed before may say why. Under spawn and forkserver: is the main script guarded by "
+    '`if __name__ == "__main__":`?'
+)
+_ADVICE_ON_UNKNOWN: Final = (
+    "SIGCHLD is ignored in this process, or a handler of the program took the status of all "
+    "children. signal.signal(signal.SIGCHLD, signal.SIG_DFL) lets the next message say more."
+)
+_ADVICE_ON_HANG: Final = "Raise `timeout` if samples, or the start of a worker, may take that long."
+_ADVICE_NATIVE: Final = "That is native code under the dataset: num_workers=0 shows where."
+_SIGNALS_FROM_OUTSIDE: Final = frozenset(
+    {signal.SIGKILL, signal.SIGTERM, signal.SIGHUP, signal.SIGINT, signal.SIGQUIT}
+)
+_LAST_WORDS_S: Final = 3.0  # from the end of a channel to that of its process, torch unloaded
+_SIGINT: Final = int(signal.SIGINT)
 
 _processes: weakref.WeakSet[Any] = weakref.WeakSet()
-_backends: weakref.WeakSet[ProcessBackend] = weakref.WeakSet()
+_watch_fds: set[int] = set()  # of the parent-death watches of all backends
 
 
-def _leave_in_child() -> None:
-    # At its exit multiprocessing would end the workers, which it takes for the child's own.
+def _leave_to_parent() -> None:
+    """In a forked child: the workers are the main process's, and end with that."""
+    # At its exit multiprocessing would end them, taking them for the child's own.
     children: set[Any] = getattr(multiprocessing.process, "_children", set())
-    for process in list(_processes):
-        children.discard(process)
+    children.difference_update(_processes)
+    while _watch_fds:
+        os.close(_watch_fds.pop())
 
 
-def _close_all() -> None:
-    """At interpreter exit: multiprocessing would wait for ever for workers that ignore SIGTERM."""
-    for backend in list(_backends):
-        backend.close(in_a_hurry=True)
+os.register_at_fork(after_in_child=_leave_to_parent)
 
 
-atexit.register(_close_all)  # runs before multiprocessing's, which was registered before
+class HeldInterrupts:
+    """A context in which SIGINT is noted, and acted upon at its end.
+
+    A descriptor that has just been received, or a process that has just been started, would be
+    lost between two bytecodes; and what is raised in a hook of `os.fork` Python ignores. Not
+    `pthread_sigmask`, which makes the kernel give the signal to another thread, and Python raises
+    in the main thread all the same.
+
+    Concurrency:
+        Does nothing outside of the main thread, where no KeyboardInterrupt is ever raised. May be
+        used again, not nested.
+    """
+
+    _handler: Any = None
+    _is_noted = False
+
+    def __enter__(self) -> None:
+        """Begin to hold."""
+        handler = getsignal(_SIGINT)
+        if callable(handler) and threading.get_ident() == threading.main_thread().ident:
+            self._is_noted = False
+            set_handler(_SIGINT, self._note)
+            self._handler = handler
+
+    def _note(self, *_: object) -> None:
+        self._is_noted = True
+
+    def __exit__(self, *_: object) -> None:
+        """Put the handler back, and let it have what was held."""
+        if self._handler is not None:
+            set_handler(_SIGINT, self._handler)
+            self._handler = None
+            if self._is_noted:
+                signal.raise_signal(signal.SIGINT)
 
 
-os.register_at_fork(after_in_child=_leave_in_child)
+class WorkerProcess(KnownWorker):
+    """One worker process.
+
+    Attributes:
+        process: Process object of `multiprocessing`.
+        channel: Channel to it, at the main process's end.
+        status_page: Status page into which it writes what it is doing.
+        arena: Arena with the slots of its batches.
+        watch_fd: Descriptor that is readable once the process has ended.
+        exit_code: Exit code once it has ended; negative for a signal, None if it is unknown.
+    """
+
+    def __init__(
+        self,
+        worker_id: int,
+        process: Any,  # noqa: ANN401 - any context's
+        channel: Channel,
+        status_page: StatusPage,
+        arena: Arena,
+    ) -> None:
+        """Take over the resources of a process that has just been started."""
+        super().__init__(worker_id, process.pid)
+        self.process = process
+        self.channel = channel
+        self.status_page = status_page
+        self.arena = arena
+        self._end: tuple[str, str] | None = None  # how it ended and what to do, if by our doing
+        self._has_ended = False
+        self.exit_code: int | None = None
+        self._pidfd = self._open_pidfd()
+        # The sentinel is a pipe, which a process that the worker forked holds open after its end.
+        self.watch_fd: int = process.sentinel if self._pidfd is None else self._pidfd
+
+    def __str__(self) -> str:
+        """Return "worker 0 (pid 7)"."""
+        return f"worker {self.worker_id} (pid {self.pid})"
+
+    def _open_pidfd(self) -> int | None:
+        try:
+            return os.pidfd_open(self.process.pid)
+        except ProcessLookupError:  # it has ended already, and its exit status was taken elsewhere
+            self._note_end()
+        except (OSError, AttributeError):  # another system
+            pass
+        return None
+
+    def has_ended(self) -> bool:
+        """Return whether it has ended, and take its exit status once it has.
+
+        `multiprocessing` finds an end by its exit status, and misses it if that was taken before:
+        by the system, if SIGCHLD is ignored, or by a handler that waits for all children.
+        """
+        if not self._has_ended:
+            if self._pidfd is None:
+                is_over = not self.process.is_alive()
+            else:
+                poll = select.poll()
+                poll.register(self._pidfd, select.POLLIN)
+                is_over = bool(poll.poll(0))
+            if is_over:
+                self._note_end()
+        return self._has_ended
+
+    def _note_end(self) -> None:
+        popen = self.process._popen
+        if popen.method == "forkserver":
+            self.process.join(_LAST_WORDS_S)  # the server is about to pass the exit status on
+        self.exit_code = self.process.exitcode
+        if self.exit_code is None:
+            # Else multiprocessing would take it for alive, and signal the next process of its
+            # number.
+            popen.returncode = 255  # its code for a child whose server has died
+        self.process.join()  # at once: it takes it off the list of children
+        self._has_ended = True
+
+    def is_alive(self) -> bool:
+        """Return whether it lives, by asking the system."""
+        return not self.is_gone and not self.has_ended()
+
+    def signal(self, number: int) -> None:
+        """Send a signal, if the process is still there; never to another of the same number."""
+        with contextlib.suppress(ProcessLookupError):
+            if self._pidfd is not None:
+                signal.pidfd_send_signal(self._pidfd, number)
+            elif not self.has_ended():
+                os.kill(self.process.pid, number)
+
+    def kill(self, why: str) -> None:
+        """Kill a worker that is stuck; its stacks are in the status page then."""
+        self._end = f"was killed, as {why},", _ADVICE_ON_HANG
+        self.ask_for_stacks()
+        self.signal(signal.SIGKILL)
+
+    def ask_for_stacks(self) -> bool:
+        """Have it write its stacks into the status page; return whether it can."""
+        # Before its set-up the signal would end it.
+        can = self.is_alive() and self.status_page.read().phase is not Phase.ABSENT
+        if can:
+            self.status_page.ask_for_stacks(self.signal)
+        return can
+
+    def wait_for_end(self) -> None:
+        """Wait for a process whose channel has ended; kill it if it does not end."""
+        left = wait_for_ends([self], _LAST_WORDS_S)
+        if left:
+            self._end = (
+                "closed its channel and was killed, as it did not end,",
+                "A thread or exit handler went on, or the dataset closes descriptors of others.",
+            )
+            self.signal(signal.SIGKILL)
+            wait_for_ends([self], _LAST_WORDS_S)
+
+    def release(self) -> None:
+        """Close the main process's descriptors of a process that has ended."""
+        self.channel.close()
+        if self._pidfd is not None:
+            os.close(self._pidfd)
+            self._pidfd = None
+
+    @property
+    def was_ended_from_outside(self) -> bool:
+        """Whether somebody else ended it, perhaps: not the code of a sample, nor this process."""
+        return self._end is None and (
+            self.exit_code is None or -self.exit_code in _SIGNALS_FROM_OUTSIDE
+        )
+
+    def describe_end(self) -> tuple[str, str]:
+        """Return how the process ended, and what to do about it; call it after the end."""
+        code = self.exit_code
+        if self._end is not None:
+            end, advice = self._end
+        elif code is None:
+            end, advice = "ended with an exit status that is unknown", _ADVICE_ON_UNKNOWN
+        elif code >= 0:
+            end = f"exited with code {code}"
+            has_begun = self.status_page.read().phase is not Phase.ABSENT
+            advice = _ADVICE_ON_EXIT if has_begun else _ADVICE_ON_START
+        else:
+            end = f"was killed by {signal_name(-code)}"
+            is_from_outside = -code in _SIGNALS_FROM_OUTSIDE
+            advice = "Somebody sent it that signal." if is_from_outside else _ADVICE_NATIVE
+        return end, self.status_page.last_words() or advice
+
+
+def wait_for_ends(workers: Sequence[WorkerProcess], timeout_s: float) -> list[WorkerProcess]:
+    """Wait for all processes together, and return those that are still there."""
+    deadline = time.monotonic() + timeout_s
+    left = [worker for worker in workers if not worker.has_ended()]
+    while left and (left_s := deadline - time.monotonic()) > 0:
+        poll = select.poll()
+        for worker in left:
+            poll.register(worker.watch_fd, select.POLLIN)
+        poll.poll(min(left_s, LONGEST_WAIT_S) * 1000)
+        left = [worker for worker in left if not worker.has_ended()]
+    return left
 
 
 class ProcessBackend:
@@ -118,19 +322,23 @@ class ProcessBackend:
         self._plan = plan
         self._context = plan.context or multiprocessing.get_context()
         self._table: WorkerTable[WorkerProcess] = WorkerTable(plan)
-        self._leaving: dict[int, WorkerProcess] = {}  # by watch_fd; removed, not yet ended
-        self._was_started: set[int] = set()  # numbers of workers
-        self._parent_watch: ParentWatch | None = None
+        self._num_starts: collections.Counter[int] = collections.Counter()  # by worker id
+        # The two ends of a pipe, see `end_with_parent`; none before the start and after the end.
+        self._watch: tuple[int, ...] = ()
         self._held_interrupts = HeldInterrupts()
-        self._shared_fd: int | None = None  # the spec, for workers that are not forked
+        self._shared_fds: list[int] = []  # the spec's, for workers that are not forked
         self._memory = SystemMemory()
         self._has_checked_memory = False
-        self.processes: list[Any] = []  # by worker id; kept after `close`, for inspection
-        self._num_respawned = 0
-        _backends.add(self)
         self._poll = select.poll()
+        # By channel and `watch_fd`; a worker that was removed is there until it has ended.
         self._by_fd: dict[int, WorkerProcess] = {}
         self._owner = Owner()
+        close_at_exit(self)
+
+    @property
+    def processes(self) -> list[Any]:
+        """The processes of the workers, by worker id."""
+        return [worker.process for _, worker in sorted(self._table.workers.items())]
 
     def start(self) -> None:
         """Start all workers; none waits for another.
@@ -144,11 +352,14 @@ class ProcessBackend:
         if self._context.get_start_method() == "fork":
             warn_of_fork(stacklevel=users_level())
         else:
-            self._shared_fd = share_spec(self._plan.spec)
+            fd = share_spec(self._plan.spec)
+            self._shared_fds += [] if fd is None else [fd]
         try:
-            self._parent_watch = ParentWatch()
+            self._watch = os.pipe()
+            _watch_fds.update(self._watch)
             for worker_id in range(self._plan.num_workers):
-                self._open_worker(worker_id)
+                with self._held_interrupts:
+                    self._start_worker(worker_id)
         except BaseException:
             self.close()
             raise
@@ -156,56 +367,38 @@ class ProcessBackend:
             if self._plan.spec.faults.max_respawns == 0 and not self._plan.max_workers:
                 self._close_shared()
 
-    def _open_worker(self, worker_id: int, *, joins_late: bool = False) -> WorkerProcess:
-        seed = self._plan.base_seed
-        if worker_id in self._was_started:
-            self._num_respawned += 1
-            seed = self._seed_of_respawned()
-        with self._held_interrupts:
-            worker = self._start_worker(worker_id, seed, joins_late=joins_late)
-            self._was_started.add(worker_id)
-            self._table.add(worker)
-            self._list_processes()
-        return worker
-
-    def _list_processes(self) -> None:
-        self.processes = [worker.process for _, worker in sorted(self._table.workers.items())]
-
     def _close_shared(self) -> None:
-        if self._shared_fd is not None:
-            os.close(self._shared_fd)
-            self._shared_fd = None
+        while self._shared_fds:
+            os.close(self._shared_fds.pop())
 
-    def _start_worker(
-        self, worker_id: int, base_seed: int, *, joins_late: bool = False
-    ) -> WorkerProcess:
+    def _start_worker(self, worker_id: int, *, joins_late: bool = False) -> WorkerProcess:
         plan = self._plan
-        assert self._parent_watch is not None
-        spec = plan.spec if self._shared_fd is None else None
-        ours, theirs = Channel.pair()
-        channel = Channel(ours)
         num_workers = max(plan.num_workers, plan.max_workers)
         # Where their number changes, workers may come to be further ahead.
         prefetch = max(plan.prefetch_factor, _MOST_PREFETCH if plan.max_workers else 0)
         max_free = prefetch + 2
         if plan.page_lock is not None:
             max_free += math.ceil(_BATCHES_AHEAD_OF_DEVICE / num_workers)
-        identity = WorkerIdentity(worker_id, num_workers, base_seed, joins_late, max_free)
+        seed = base_seed_of(plan, worker_id, self._num_starts[worker_id])
+        self._num_starts[worker_id] += 1
+        identity = WorkerIdentity(worker_id, num_workers, seed, joins_late, max_free)
+        ours, theirs = Channel.pair()
+        channel = Channel(ours)
         status_page = StatusPage()
         try:
             process = self._context.Process(  # type: ignore[attr-defined]  # every context has it
                 target=run_worker,
-                args=(theirs, identity, spec),
+                args=(theirs, identity, None if self._shared_fds else plan.spec),
                 name=f"penstock-{worker_id}",
                 daemon=True,
             )
-            with opencv_at_rest() if spec is not None else contextlib.nullcontext():
+            with opencv_at_rest():
                 process.start()
         except BaseException as error:
             channel.close()
             status_page.close()
-            if spec is not None and isinstance(error, (TypeError, AttributeError, PicklingError)):
-                raise unpicklable_error(spec, error) from error
+            if isinstance(error, (TypeError, AttributeError, PicklingError)):
+                raise unpicklable_error(plan.spec, error) from error
             if isinstance(error, OSError) and error.errno in (errno.EAGAIN, errno.ENOMEM):
                 raise ConfigError(
                     f"the system cannot start the process of worker {worker_id}: {error.strerror}. "
@@ -215,53 +408,40 @@ class ProcessBackend:
             raise
         finally:
             theirs.close()
-        worker = WorkerProcess(worker_id, process, channel, status_page, plan.page_lock)
+        worker = WorkerProcess(worker_id, process, channel, status_page, Arena(plan.page_lock))
         _processes.add(process)
         for fd in (channel.fileno(), worker.watch_fd):
             self._by_fd[fd] = worker
             self._poll.register(fd, select.POLLIN)
-        shared = [] if self._shared_fd is None else [self._shared_fd]
-        channel.post(b"", [status_page.fd, self._parent_watch.fd, *shared])
+        channel.post(b"", [status_page.fd, self._watch[0], *self._shared_fds])
         status_page.close()
+        self._table.add(worker)
         return worker
 
-    def respawn(self, worker_id: int) -> None:
+    def respawn(self, worker_id: int, *, joins_late: bool = False) -> None:
         """Start another process, which goes on where the dead one was."""
-        if self._shared_fd is None:
+        check_descriptors(1)
+        if not self._shared_fds:
             warn_of_fork(stacklevel=users_level())  # threads may have been started since
-        self._tell_epoch(self._open_worker(worker_id))
+        with self._held_interrupts:
+            worker = self._start_worker(worker_id, joins_late=joins_late)
+        self._tell_epoch(worker)
 
     def add_worker(self, worker_id: int) -> None:
         """Start one process more; a removed one of the same number may still be ending."""
-        check_descriptors(1)
-        if self._shared_fd is None:
-            warn_of_fork(stacklevel=users_level())  # threads may have been started since
-        self._tell_epoch(self._open_worker(worker_id, joins_late=True))
+        self.respawn(worker_id, joins_late=True)
 
     def remove_worker(self, worker_id: int) -> None:
         """Close its channel: it ends by itself. Batches that it made stay valid."""
         worker = self._table.workers.pop(worker_id)
-        self._list_processes()
-        self._poll.unregister(worker.channel.fileno())
-        del self._by_fd[worker.channel.fileno()], self._by_fd[worker.watch_fd]
         worker.is_gone = True
+        self._unwatch(worker.channel.fileno())
         worker.channel.close()
-        self._leaving[worker.watch_fd] = worker
 
-    def _release_ended(self, fd: int) -> None:
-        """Release a removed worker that has ended, and what it held in the main process."""
-        worker = self._leaving[fd]
-        if not worker.has_ended():
-            return
-        del self._leaving[fd]
-        self._poll.unregister(fd)
-        worker.release()
-        worker.process.close()
-
-    def _seed_of_respawned(self) -> int:
-        """Return a base seed that no worker had, so that a dead worker's draws do not repeat."""
-        words = seed_sequence(self._plan.base_seed, Purpose.WORKERS, self._num_respawned)
-        return int(words.generate_state(1, np.uint64)[0] >> np.uint64(1))
+    def _unwatch(self, *fds: int) -> None:
+        for fd in fds:
+            self._poll.unregister(fd)
+            del self._by_fd[fd]
 
     def kill(self, worker_id: int, why: str) -> None:
         """Send SIGKILL, once its stacks are in the status page: it may ignore other signals."""
@@ -272,8 +452,7 @@ class ProcessBackend:
         worker = self._table.workers[worker_id]
         snapshot = worker.status_page.read()
         stacks = ""
-        if with_stacks and worker.can_show_stacks:
-            worker.status_page.ask_for_stacks(worker.signal)
+        if with_stacks and worker.ask_for_stacks():
             stacks = worker.status_page.new_stacks()
         return self._table.progress(worker, snapshot, stacks)
 
@@ -354,43 +533,33 @@ class ProcessBackend:
             if not ready and left_s <= LONGEST_WAIT_S:
                 return []
             events: list[BackendEvent] = []
-            for worker, flags in self._ready_workers(ready).items():
+            for fd, flags in ready:
+                worker = self._by_fd.get(fd)
+                if worker is None:  # its death is among the events
+                    continue
                 if flags & select.POLLOUT:
                     worker.channel.flush()
                     self._watch_writable(worker)
                 if flags & ~select.POLLOUT:
                     with self._held_interrupts:
-                        has_ended = bool(flags & _HAS_ENDED) and worker.has_ended()
+                        # Found out before reading: by now all that it sent has arrived.
+                        has_ended = fd == worker.watch_fd and worker.has_ended()
                         events += self._read(worker, has_ended=has_ended)
             if events:
                 return events
 
-    def _ready_workers(self, ready: list[tuple[int, int]]) -> dict[WorkerProcess, int]:
-        flags_of: dict[WorkerProcess, int] = {}
-        for fd, flags in ready:
-            if fd in self._leaving:
-                self._release_ended(fd)
-            elif worker := self._by_fd.get(fd):
-                more = _HAS_ENDED if fd == worker.watch_fd else 0
-                flags_of[worker] = flags_of.get(worker, 0) | flags | more
-        return flags_of
-
     def _read(self, worker: WorkerProcess, *, has_ended: bool) -> list[BackendEvent]:
-        # `has_ended` was found out before reading: by now all that it sent has arrived.
-        events: list[BackendEvent] = []
+        if worker.is_gone:  # it was removed
+            if has_ended:
+                self._unwatch(worker.watch_fd)
+                worker.release()
+            return []
         try:
-            frames = collections.deque(worker.channel.receive())
+            frames = worker.channel.receive()
         except EOFError:
             return [self._reap(worker)]
-        try:
-            while frames:
-                frame = frames.popleft()
-                event = self._event_of(worker, frame)
-                if event is not None:
-                    events.append(event)
-        finally:
-            for frame in frames:
-                frame.close()
+        found = [self._event_of(worker, frame) for frame in frames]
+        events = [event for event in found if event is not None]
         if not events and has_ended:
             # It is gone, while a process that it started holds its end of the channel open.
             return [self._reap(worker)]
@@ -422,32 +591,27 @@ class ProcessBackend:
                 warnings.warn(text, RuntimeWarning, stacklevel=users_level())
 
     def _reap(self, worker: WorkerProcess) -> WorkerLost:
-        for fd in (worker.channel.fileno(), worker.watch_fd):
-            self._poll.unregister(fd)
-            del self._by_fd[fd]
+        self._unwatch(worker.channel.fileno(), worker.watch_fd)
         worker.wait_for_end()
         end, advice = worker.describe_end()
         snapshot = worker.status_page.read()
-        if worker.was_killed_by_memory_perhaps:
+        if worker.was_ended_from_outside and worker.exit_code == -signal.SIGKILL:
             now, peak_bytes = memory_now(), snapshot.peak_rss_bytes or None
             memory = describe_memory(now, self._memory, peak_bytes)
             advice = f"{memory} {advice_on_kill(now, self._memory, peak_bytes)}".lstrip()
         if stacks := worker.status_page.new_stacks():
             advice += f"\nIts Python stack then:\n{stacks}"
-        limit = worker.deaths_that_prove
         worker.release()
-        how = (
-            f"DataLoader worker (pid {worker.pid}) exited unexpectedly: worker "
-            f"{worker.worker_id} {end}"
-        )
+        number = worker.worker_id
+        how = f"DataLoader worker (pid {worker.pid}) exited unexpectedly: worker {number} {end}"
         activity = self._table.activity(worker, snapshot)
+        limit = 3 if worker.was_ended_from_outside else 2
         return self._table.death(worker, activity, how, advice, limit=limit)
 
     def close(self, *, in_a_hurry: bool = False) -> None:
         """Stop the workers and wait until they are gone."""
-        workers = [*self._table.workers.values(), *self._leaving.values()]
+        workers = list(dict.fromkeys(self._by_fd.values()))
         self._table.workers.clear()
-        self._leaving.clear()
         self._close_shared()
         self._by_fd.clear()  # and with it the arenas
         if not self._owner.is_here:
@@ -464,5 +628,7 @@ class ProcessBackend:
             left = wait_for_ends(left, _TERMINATE_S)
         for worker in workers:
             worker.release()
-        if self._parent_watch is not None:
-            self._parent_watch.close()
+        _watch_fds.difference_update(self._watch)
+        for fd in self._watch:
+            os.close(fd)
+        self._watch = ()

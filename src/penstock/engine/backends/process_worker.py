@@ -5,7 +5,7 @@ Guarantees
     Tasks are done in the order in which they came. Before each task the worker reads its channel: a
     closed channel ends it, whatever is still queued.
     It ends when the main process is gone, even in the middle of a task that hangs (see
-    `parent_watch`).
+    `end_with_parent`).
     Ctrl-C is left to the main process: the worker notes it, and waits for its channel to close.
     No `Exception` of the user's code ends the worker; `SystemExit` and the like do, as a death. The
     status page then holds what was raised, and where.
@@ -15,37 +15,44 @@ Guarantees
 from __future__ import annotations
 
 import collections
-import errno
+import fcntl
+import functools
 import gc
+import importlib
 import os
+import select
 import signal
 import sys
+import threading
 import traceback
 from typing import TYPE_CHECKING, Any, Final
 
-from penstock.engine.parent_watch import end_with_parent
 from penstock.engine.recover import NO_BATCH, drop_frames
 from penstock.engine.status_page import Phase, StatusWriter, open_status
 from penstock.engine.task import BeginEpoch, Kind, decode_message, encode_result
 from penstock.engine.task_runner import TaskRunner
-from penstock.engine.worker_setup import set_up_worker
+from penstock.engine.worker_comparison import changed_states
 from penstock.faults import annotate
 from penstock.forks import Owner
+from penstock.optional import when_imported
+from penstock.randomness.generators import GlobalStates, seed_worker
+from penstock.randomness.keys import Purpose, seed_sequence
+from penstock.randomness.samples import forget_streams, seed_fallback
 from penstock.transport.arena import SlotPool, SlotWriter
 from penstock.transport.channel import Channel
 from penstock.transport.packing import Packed, dumps, pack
 from penstock.transport.shared import load_shared
 from penstock.user_code import stack_of_error
+from penstock.worker_info import WorkerInfo, set_worker_info
 
 if TYPE_CHECKING:
     import socket
 
-    from penstock.engine.plan import WorkerSpec
+    from penstock.engine.plan import Framework, WorkerSpec
     from penstock.engine.task import TaskResult, WorkerIdentity
     from penstock.transport.channel import Frame
 
-__all__ = ["run_worker"]
-
+__all__ = ["freeze_first_batch", "run_worker", "set_up_worker"]
 
 _NOT_IN_MAIN: Final = (
     "A worker that is spawned imports the main script, and does not find it there: define it at "
@@ -68,36 +75,116 @@ def run_worker(sock: socket.socket, identity: WorkerIdentity, spec: WorkerSpec |
     channel = Channel(sock)
     worker = _ProcessWorker(channel, identity, spec)
     # Not SIG_IGN, which programs started from here would inherit.
-    signal.signal(signal.SIGINT, worker.note_interrupt)
+    signal.signal(signal.SIGINT, lambda *_: worker.status.note_interrupt())
     try:
         worker.run()
     except BaseException as error:
-        is_unwanted = isinstance(error, (EOFError, BrokenPipeError, ConnectionResetError))
-        if owner.is_here and is_unwanted:
-            worker.note_end()  # the main process wants no more, or is gone
+        if not owner.is_here:
+            raise
+        if isinstance(error, (EOFError, BrokenPipeError, ConnectionResetError)):
+            worker.status.phase(Phase.ENDING)  # the main process wants no more, or is gone
             return
-        if owner.is_here:
-            worker.say_last_words(error)
+        worker.status.say_last_words(_last_words_of(error))
         raise
     finally:
         channel.close()
-        worker.close()
+        worker.pool.close()
 
 
-def _cause_of(error: BaseException) -> str:
+def _last_words_of(error: BaseException) -> str:
     if isinstance(error, SystemExit):
-        return "sys.exit ends a worker: raise an exception there instead."
-    if isinstance(error, RuntimeError) and "start new thread" in str(error):
-        return (
-            "The system gives it no threads: raise `ulimit -u`, or the container's limit of "
-            "processes and threads (pids.max), or start fewer."
-        )
-    if isinstance(error, OSError) and error.errno == errno.EBADF:
-        return (
-            "Something in the worker has closed descriptors that are not its own: look for "
-            "os.closerange and os.close in the dataset."
-        )
-    return "An exception outside of any sample ended it."
+        cause = "sys.exit ends a worker: raise an exception there instead."
+    else:
+        cause = "An exception outside of any sample ended it."
+    text = "".join(traceback.format_exception_only(error)).strip()
+    where = stack_of_error(error)
+    return f"{cause}\nIts last words: {text}\nWhere it was raised:\n{where}"
+
+
+def end_with_parent(fd: int) -> None:
+    """Let this process, a worker, end with its main process, whatever either is doing then.
+
+    When the main process is gone the kernel sends SIGIO, which ends a process also while native
+    code holds the interpreter. Where the kernel cannot (no /proc, no O_ASYNC), a thread has to do.
+
+    Args:
+        fd: Reading end of a pipe whose writing end the main process alone holds: no child keeps
+            it, forked ones close it at once.
+    """
+    os.set_inheritable(fd, False)
+    try:
+        # Opened anew: what was sent shares its owner and flags with all other workers.
+        own = os.open(f"/proc/self/fd/{fd}", os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+        signal.signal(signal.SIGIO, signal.SIG_DFL)
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, [signal.SIGIO])
+        fcntl.fcntl(own, fcntl.F_SETOWN, os.getpid())
+        fcntl.fcntl(own, fcntl.F_SETFL, fcntl.fcntl(own, fcntl.F_GETFL) | os.O_ASYNC)
+    except (OSError, AttributeError):
+        watch = threading.Thread(target=_end_after, args=(fd,), name="penstock-watch", daemon=True)
+        watch.start()
+    else:
+        os.close(fd)
+        _end_after(own, wait=False)  # it may have gone meanwhile
+
+
+def _end_after(fd: int, *, wait: bool = True) -> None:
+    poll = select.poll()
+    poll.register(fd, select.POLLIN)
+    if poll.poll(None if wait else 0):
+        os._exit(1)
+
+
+def set_up_worker(spec: WorkerSpec, identity: WorkerIdentity) -> dict[str, bytes]:
+    """Prepare a process for its life as a worker: seeds, identity, `worker_init_fn`.
+
+    Returns:
+        Digests of the generators that it seeded anew, where batches draw from them as they are.
+
+    Raises:
+        Exception: what `worker_init_fn` raises.
+    """
+    forget_streams()
+    seed_worker(identity.base_seed, identity.worker_id)
+    seed_fallback(seed_sequence(identity.base_seed, Purpose.WORKERS, identity.worker_id))
+    seed = identity.base_seed + identity.worker_id
+    info = WorkerInfo(identity.worker_id, identity.num_workers, seed, spec.dataset)
+    set_worker_info(info)
+    if spec.framework is not None:
+        prepare = functools.partial(_prepare_framework, spec.framework, info)
+        when_imported(spec.framework.root, prepare)
+    # Each worker gets one core, as torch's loader does with torch. For OpenCV not 1: in a forked
+    # worker that waits for threads that do not exist there.
+    for module, function, number in (("cv2", "setNumThreads", 0), ("torch", "set_num_threads", 1)):
+        when_imported(module, functools.partial(_set_num_threads, module, function, number))
+    states = {}
+    if spec.worker_init_fn is not None:
+        before = GlobalStates.now()
+        spec.worker_init_fn(identity.worker_id)
+        states = changed_states(before) if spec.seed is None else {}
+    # The objects that exist now, modules mostly, stay. Frozen, they cost no collections, some
+    # 5 % of the time, and a forked worker goes on sharing their pages with the main process.
+    gc.freeze()
+    return states
+
+
+def _prepare_framework(framework: Framework, info: WorkerInfo) -> None:
+    """Tell a tensor library who the worker is."""
+    importlib.import_module(framework.adapter).prepare_worker(info)
+
+
+def _set_num_threads(module: str, function: str, number: int) -> None:
+    set_num_threads = getattr(sys.modules.get(module), function, None)
+    if set_num_threads is not None:  # cv2 is imported twice, the first time without its functions
+        set_num_threads(number)
+
+
+def freeze_first_batch() -> None:
+    """Freeze what the first batch has added as well: imports, files of the dataset.
+
+    Not for an iterable: its iterator is there too, and ends with the epoch.
+    """
+    gc.collect()  # or garbage of that batch would stay too
+    gc.freeze()
 
 
 class _SlotOutput:
@@ -128,43 +215,37 @@ class _SlotOutput:
 
 class _ProcessWorker:
     def __init__(self, channel: Channel, identity: WorkerIdentity, spec: WorkerSpec | None) -> None:
+        self.pool = SlotPool(identity.max_free_slots)
+        self.status = StatusWriter()
         self._channel = channel
         self._identity = identity
         self._spec = spec
         self._frames: collections.deque[Frame] = collections.deque()
-        self._pool = SlotPool(identity.max_free_slots)
-        self._status = StatusWriter()
 
     def run(self) -> None:
         status_fd, parent_fd, *spec_fds = self._next_frame().fds
-        self._status = open_status(status_fd)
+        self.status = open_status(status_fd)
         end_with_parent(parent_fd)
-        runner = TaskRunner(_SlotOutput(self._pool), self._status, self._identity)
+        runner = TaskRunner(_SlotOutput(self.pool), self.status, self._identity)
         runner.set_up(lambda: self._set_up(runner, spec_fds))
-        # The objects that exist now, modules mostly, stay. Frozen, they cost no collections, some
-        # 5 % of the time, and a forked worker goes on sharing their pages with the main process.
-        gc.freeze()
-        has_frozen = False
+        is_to_freeze = self._spec is not None and not self._spec.is_iterable
         while True:
-            self._status.phase(Phase.WAITING)
+            self.status.phase(Phase.WAITING)
             message = decode_message(self._next_frame().data)
             if isinstance(message, BeginEpoch):
                 result = runner.begin_epoch(message)
                 if result is not None:
                     self._send(result)
                 continue
-            self._pool.release(message.freed)
-            self._pool.retire(message.retired)
+            self.pool.release(message.freed)
+            self.pool.retire(message.retired)
             result = runner.run(message)
             if result is not None:
                 self._send(result)
             del message, result
-            if not has_frozen and self._spec is not None and not self._spec.is_iterable:
-                # Freeze what the first batch has added as well: imports, files of the dataset.
-                # Not with an iterable: its iterator is there too, and ends with the epoch.
-                has_frozen = True
-                gc.collect()  # or garbage of that batch would stay too
-                gc.freeze()
+            if is_to_freeze:
+                is_to_freeze = False
+                freeze_first_batch()
 
     def _set_up(self, runner: TaskRunner, spec_fds: list[int]) -> WorkerSpec:
         if self._spec is None:
@@ -176,8 +257,7 @@ class _ProcessWorker:
                     annotate(error, _NOT_IN_MAIN)
                 raise
         assert self._spec is not None
-        states = set_up_worker(self._spec, self._identity)
-        if states:
+        if states := set_up_worker(self._spec, self._identity):
             runner.notice(states=states)
         return self._spec
 
@@ -189,9 +269,9 @@ class _ProcessWorker:
             result.payload = place, tuple(map(tuple, buffers)), slots
         elif packed is NO_BATCH:
             result.payload = None
-        new = self._pool.take_new()
+        new = self.pool.take_new()
         sizes = tuple((slot.slot, slot.size_bytes) for slot in new)
-        data = encode_result(result, sizes, tuple(self._pool.take_retired()))
+        data = encode_result(result, sizes, tuple(self.pool.take_retired()))
         if result.kind == Kind.FAILED:
             drop_frames(packed)
         self._channel.send(data, [slot.fd for slot in new])
@@ -204,23 +284,3 @@ class _ProcessWorker:
         if self._channel.has_ended:
             raise EOFError  # whatever is still queued: its results would not be read
         return self._frames.popleft()
-
-    def close(self) -> None:
-        self._pool.close()
-
-    def note_end(self) -> None:
-        self._status.phase(Phase.ENDING)
-
-    def note_interrupt(self, *_: object) -> None:
-        self._status.note_interrupt()
-
-    def say_last_words(self, error: BaseException) -> None:
-        text = "".join(traceback.format_exception_only(error)).strip()
-        where = stack_of_error(error)
-        self._status.say_last_words(
-            f"{_cause_of(error)}\nIts last words: {text}\nWhere it was raised:\n{where}"
-        )
-
-
-if sys.platform == "win32":
-    raise ImportError("Penstock's process workers need Unix sockets; Windows is not supported yet")

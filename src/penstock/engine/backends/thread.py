@@ -11,8 +11,12 @@ Guarantees
     found in the first batch of a dataset, and named once. `sample_rng()` is each worker's own.
     Settings of the process are left as they are, also the number of threads that OpenCV and torch
     use in an operation, which is one in process workers.
-    A thread cannot be killed. One that is stuck is given up: its death is an event, its late answer
-    is dropped, and it ends by itself at its next sample.
+    Tasks are done in the order in which they came. Between two tasks a worker holds no batch, no
+    sample and no exception.
+    No `Exception` of the user's code ends a worker; `SystemExit` and the like do, as a death.
+    A thread cannot be ended from outside: it asks, at each sample, whether its batch is wanted. One
+    that is stuck is given up: its death is an event, its late answer is dropped, and it ends by
+    itself at its next sample.
     `close` ends the wait of another thread that is in `events`.
 
 Shutdown order
@@ -20,64 +24,412 @@ Shutdown order
     `_GRACE_S` those still busy are left behind as daemons, with a warning; in a hurry, after
     `_SHORT_GRACE_S`, without one.
 
-A forked child has none of these threads: there `close` does nothing.
+A forked child has none of these threads: there `close` does nothing. A child that the dataset forks
+ends when it returns to the worker's code, with the exit status of its `sys.exit` or exception.
 """
 
 from __future__ import annotations
 
-import atexit
+import collections
+import dataclasses
+import functools
+import itertools
 import math
+import os
+import pickle
 import queue
+import sys
 import threading
 import time
+import traceback
 import warnings
-import weakref
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Any, Final, NoReturn, TypeAlias
 
-from penstock.engine.backends.thread_generation import ThreadGeneration
-from penstock.engine.backends.thread_worker import FromThread, ThreadEnd, ThreadWorker
-from penstock.engine.interrupts import LONGEST_WAIT_S
+from penstock.engine.assembly import PlainOutput
+from penstock.engine.backends import LONGEST_WAIT_S, base_seed_of, close_at_exit
+from penstock.engine.pickling import own_copy
+from penstock.engine.plan import sample_key
+from penstock.engine.remote_errors import copy_of_error
 from penstock.engine.scheduler import WorkerLost
-from penstock.engine.task import TaskResult, WorkerIdentity
-from penstock.engine.worker_table import WorkerProgress, WorkerTable
-from penstock.errors import WorkerDied
+from penstock.engine.status_page import Phase, StatusSnapshot, StatusWriter, seconds_since
+from penstock.engine.task import Kind, Notices, Task, TaskResult, WorkerIdentity
+from penstock.engine.task_runner import TaskRunner
+from penstock.engine.timing import WORKERS_PART
+from penstock.engine.worker_table import KnownWorker, WorkerProgress, WorkerTable
+from penstock.errors import ConfigError, WorkerDied
 from penstock.forks import Owner
+from penstock.randomness.generator_watch import GeneratorWatch, note_watched, was_watched
 from penstock.randomness.keys import Purpose, seed_sequence
-from penstock.user_code import stack_of_thread
+from penstock.randomness.samples import seed_thread
+from penstock.user_code import stack_of_error, stack_of_thread
 from penstock.warn import users_level
+from penstock.worker_info import WorkerInfo, set_thread_info
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Iterable, Iterator, Sequence
 
     from penstock.engine.epoch import Epoch
-    from penstock.engine.plan import Plan, RetryHints
+    from penstock.engine.plan import Plan, RetryHints, WorkerSpec
+    from penstock.engine.recover import BatchItem
     from penstock.engine.scheduler import BackendEvent
+    from penstock.engine.task import BeginEpoch
+    from penstock.engine.task_runner import BatchMaker
 
-__all__ = ["ThreadBackend"]
+__all__ = ["ThreadBackend", "ThreadStatus", "Unwanted"]
 
 _GRACE_S: Final = 3.0  # for a worker to finish its sample and its user's clean-up
 _SHORT_GRACE_S: Final = 0.3  # after Ctrl-C, or when the interpreter ends
-_ADVICE_ON_EXIT: Final = "Look for sys.exit in the dataset."
 _ADVICE_ON_HANG: Final = (
     "Raise `timeout` if samples, or the start of a worker, may take that long. The thread goes on "
     "until its sample is made: only processes can be killed (backend='process')."
 )
 
-_backends: weakref.WeakSet[ThreadBackend] = weakref.WeakSet()
 _SHARED_GENERATORS: Final = (
     "With backend='thread' all worker threads and the main process share them, so what is drawn is "
     "neither reproducible nor what another backend draws. Draw from penstock.sample_rng(), which "
     "is each sample's own, or use backend='process'."
 )
+# Of a worker a result; the words of the exception that ended it, `SystemExit` say, and where it was
+# raised; or a death that the main process itself puts in, of one that is stuck. None: it is closed.
+Outbox: TypeAlias = (
+    "queue.SimpleQueue[tuple[ThreadWorker, TaskResult | tuple[str, str] | WorkerLost] | None]"
+)
+
+_NOBODY: Final = -1  # wants anything of any generation
+_MOST_COMPARED: Final = 64  # items of a stream; two orders of 2 items agree half of the time
 
 
-def _close_all() -> None:
-    """At interpreter exit: a thread in native code is not to find the interpreter gone."""
-    for backend in list(_backends):
-        backend.close(in_a_hurry=True)
+class Unwanted(BaseException):
+    """Nobody wants the batch that this thread is making.
+
+    No `Exception`: neither fault policies nor the user's code are to take it for one.
+    """
 
 
-atexit.register(_close_all)
+class ThreadStatus(StatusWriter):
+    """The status of one worker thread; and where it learns that its batch is no longer wanted.
+
+    Concurrency:
+        The worker's thread writes. Any thread may call `snapshot`, and say what is wanted.
+    """
+
+    __slots__ = ("_replacement", "_wanted")
+
+    def __init__(self) -> None:
+        """Begin as one that is starting, and wanted."""
+        super().__init__(cpu_clock=time.thread_time_ns)
+        self._wanted = 0
+        self._replacement: tuple[Any] | None = None
+        self.phase(Phase.STARTING)
+
+    @property
+    def is_wanted(self) -> bool:
+        """Whether the worker is to do anything at all."""
+        return self._wanted != _NOBODY
+
+    def want(self, generation: int) -> None:
+        """Say that only what belongs to this generation is wanted."""
+        self._wanted = generation
+
+    def want_nothing(self) -> None:
+        """Say that the worker is to end."""
+        self._wanted = _NOBODY
+
+    def is_of_now(self, generation: int) -> bool:
+        """Return whether what belongs to `generation` is wanted."""
+        return self._wanted == generation
+
+    def begin_generation(self, generation: int) -> None:
+        """Note that an epoch begins."""
+        self._cells[0] = generation
+        super().begin_generation(generation)
+
+    def phase(self, phase: Phase) -> None:
+        """Note what is being done; see `StatusWriter.phase`.
+
+        Raises:
+            Unwanted: a batch of this generation is wanted no more.
+        """
+        if phase == Phase.COLLATING:
+            self.check()
+        super().phase(phase)
+        self._replacement = None
+
+    @property
+    def follows_samples(self) -> bool:
+        """Always: any thread may ask for a snapshot, and what is unwanted ends here."""
+        return True
+
+    def number_cell(self) -> None:
+        """Return None: `sample` also looks whether the batch is still wanted."""
+
+    def sample(self, number: int) -> None:
+        """Note which sample is being read; raises as `phase` does."""
+        self.check()
+        super().sample(number)
+
+    def item(self, phase: Phase, item: BatchItem) -> None:
+        """Note what is being done with the sample of one item; raises as `phase` does."""
+        self.check()
+        super().item(phase, item)
+        self._replacement = (sample_key(item.index),) if item.attempt else None
+
+    def check(self) -> None:
+        """Return if the generation that was begun last is still wanted.
+
+        Raises:
+            Unwanted: it is not.
+        """
+        if self._wanted != self._cells[0]:
+            raise Unwanted
+
+    def snapshot(self) -> StatusSnapshot:
+        """Return the status of now."""
+        generation, step, phase, number, _, _, begun_ns, at_it_since_ns, _ = self._cells
+        replacement = self._replacement
+        return StatusSnapshot(
+            generation=generation,
+            step=step,
+            phase=Phase(phase),
+            number=None if number < 0 else number,
+            has_replacement=replacement is not None,
+            replacement=None if replacement is None else replacement[0],
+            peak_rss_bytes=0,
+            task_s=seconds_since(begun_ns) or 0.0,
+            still_s=seconds_since(at_it_since_ns),
+        )
+
+
+class ThreadGeneration:
+    """One epoch of one backend, shared by its worker threads.
+
+    A dataset that they share is notified of the epoch once: by the first worker, while the others
+    wait. Each worker shards its own copy of a stream (`penstock.data.shard`). If these copies
+    differ, samples are lost or come twice; so the first items are compared.
+
+    Attributes:
+        watch: Watch of the worker that is watched, if one is.
+    """
+
+    def __init__(self, *, is_announced: bool) -> None:
+        """Begin a generation; `is_announced` says whether the dataset is notified."""
+        self.watch: GeneratorWatch | None = None
+        # (call of `shard`, number of the item) -> the worker that was there first, item pickled
+        self._dealt: dict[tuple[int, int], tuple[ThreadWorker, bytes]] = {}
+        self._notifying = threading.Lock()
+        self._is_to_notify = is_announced
+        self._failure: Exception | None = None
+
+    def begin(self, status: ThreadStatus, make: Callable[[bool], BatchMaker]) -> BatchMaker:
+        """Return the maker that `make(is_announced)` makes, for a dataset that all workers share.
+
+        If notifying the dataset fails, it fails for all.
+
+        Raises:
+            Unwanted: the worker is wanted no more.
+        """
+        with self._notifying:
+            status.check()
+            if self._failure is not None:
+                raise copy_of_error(self._failure)
+            if self._is_to_notify:
+                try:
+                    maker = make(True)
+                except Exception as error:
+                    self._failure = error
+                    raise
+                self._is_to_notify = False
+                return maker
+        return make(False)
+
+    def comparer(self, worker: ThreadWorker) -> Callable[[Iterable[Any]], Iterator[Any]]:
+        """Return a function that passes items on, and compares the first with other workers'."""
+        calls = itertools.count()
+
+        def compared(items: Iterable[Any]) -> Iterator[Any]:
+            stream = iter(items)
+            return itertools.chain(self._compared(stream, worker, next(calls)), stream)
+
+        return compared
+
+    def _compared(self, stream: Iterator[Any], worker: ThreadWorker, call: int) -> Iterator[Any]:
+        for number, item in enumerate(itertools.islice(stream, _MOST_COMPARED)):
+            try:
+                pickled = pickle.dumps(item, protocol=5)  # the dataset may change the item itself
+            except Exception:  # it holds a lock, say: it is not compared
+                pickled = b""
+            first, other = self._dealt.setdefault((call, number), (worker, pickled))
+            if pickled and other and pickled != other and not _are_equal(pickle.loads(other), item):
+                found = "" if self.watch is None else "".join(f" ({d})" for d in self.watch.found)
+                raise ConfigError(
+                    "the items that shard deals out are not the same in all worker threads: item "
+                    f"{number} is {pickle.loads(other)!r:.80} in {first} and {item!r:.80} in "
+                    f"{worker}. Some samples would be lost, others would come twice. A stream that "
+                    "shuffles with random, numpy.random or torch's global generator"
+                    f"{found} draws from what all threads share: shuffle with a generator that is "
+                    "seeded alike in all workers, as np.random.default_rng((seed, epoch)), or use "
+                    "backend='process' with seed=."
+                )
+            yield item
+
+
+def _are_equal(one: object, other: object) -> bool:  # equal items may pickle unlike
+    try:
+        return bool(one == other)
+    except Exception:  # arrays, whose bytes differ
+        return False
+
+
+class ThreadWorker(KnownWorker):
+    """One worker thread.
+
+    Attributes:
+        thread: Daemon thread, so that one that is stuck does not keep the interpreter from ending.
+        status: Status of the worker: what it is doing.
+        inbox: Queue of its tasks, and of the epochs that it is to begin; None ends it.
+    """
+
+    def __init__(self, identity: WorkerIdentity, plan: Plan, outbox: Outbox) -> None:
+        """Prepare a worker. An iterable dataset is copied here.
+
+        Args:
+            identity: Identity of the worker.
+            plan: Plan of the backend.
+            outbox: Queue of its results.
+
+        Raises:
+            ConfigError: an iterable dataset cannot be copied for several workers.
+        """
+        super().__init__(identity.worker_id, os.getpid())
+        self.status = ThreadStatus()
+        self._identity = identity
+        self._shared_dataset = plan.spec.dataset
+        self._spec: WorkerSpec = plan.spec
+        if plan.spec.is_iterable:
+            own = own_copy(plan.spec.dataset, identity.num_workers)
+            self._spec = dataclasses.replace(plan.spec, dataset=own)
+        self._outbox = outbox
+        self.inbox: queue.SimpleQueue[Task | tuple[BeginEpoch, ThreadGeneration] | None]
+        self.inbox = queue.SimpleQueue()
+        # Not page-locked: fences would be made in this thread, and its calls to the device would
+        # disturb a graph that the main process's thread may be capturing.
+        self._runner = TaskRunner(PlainOutput(), self.status, identity, in_thread=True)
+        # One worker is watched until its first task is done: by a first batch nothing is judged.
+        self._watch: GeneratorWatch | None = None
+        if self.worker_id == 0 and not was_watched(self._shared_dataset):
+            self._watch = GeneratorWatch(self._spec.dataset)
+        self._owner = Owner()
+        name = f"penstock-{self.worker_id}"
+        self.thread = threading.Thread(target=self._run, name=name, daemon=True)
+
+    def __str__(self) -> str:
+        """Return "worker 0 (thread penstock-0)"."""
+        return f"worker {self.worker_id} (thread {self.thread.name})"
+
+    def begin(self, begun: BeginEpoch, generation: ThreadGeneration) -> None:
+        """Make it begin an epoch; its tasks of earlier ones are dropped."""
+        self.status.want(begun.generation)
+        self.inbox.put((begun, generation))
+
+    def stop(self) -> None:
+        """Make it end, at the next sample if it is busy; does not wait."""
+        self.status.want_nothing()
+        self.inbox.put(None)
+
+    # From here on: in the thread.
+
+    def _run(self) -> None:
+        try:
+            self._serve_all()
+        except BaseException as error:
+            if not self._owner.is_here:
+                _leave(error)
+            if self.status.is_wanted:
+                text = "".join(traceback.format_exception_only(error)).strip()
+                self._outbox.put((self, (text, stack_of_error(error))))
+        finally:
+            self._runner.close()  # an iterator ends in its own thread
+            self.status.close()
+            self._outbox = queue.SimpleQueue()  # results in it refer to this worker
+
+    def _serve_all(self) -> None:
+        if self._watch is not None:
+            self._watch.begin()
+        self._runner.set_up(self._set_up)
+        while True:
+            if self._watch is not None:
+                self._watch.end()
+            self.status.phase(Phase.WAITING)
+            message = self.inbox.get()
+            if message is None or not self.status.is_wanted:
+                return
+            if self._watch is not None:
+                self._watch.begin()
+            result = None
+            try:
+                if isinstance(message, Task):
+                    result = self._serve(message)
+                else:
+                    result = self._begin(*message)
+            except Unwanted:  # of an earlier epoch, or this worker is to end
+                pass
+            if not self._owner.is_here:
+                _leave(result.payload if result and result.kind == Kind.FAILED else None)
+            if result is not None:
+                self.status.phase(Phase.WAITING)  # not for its own sake, if it waits for the GIL
+                self._outbox.put((self, result))
+            del message, result  # they hold a batch, and may hold an epoch's last indices
+
+    def _set_up(self) -> WorkerSpec:
+        identity, spec = self._identity, self._spec
+        seed_thread(seed_sequence(identity.base_seed, Purpose.WORKERS, identity.worker_id))
+        seed = identity.base_seed + identity.worker_id
+        set_thread_info(WorkerInfo(identity.worker_id, identity.num_workers, seed, spec.dataset))
+        if spec.worker_init_fn is not None:
+            spec.worker_init_fn(identity.worker_id)
+        return spec
+
+    def _begin(self, begun: BeginEpoch, generation: ThreadGeneration) -> TaskResult | None:
+        if not self._spec.is_iterable:
+            agree = functools.partial(generation.begin, self.status)
+            return self._runner.begin_epoch(begun, agree=agree)
+        if self._watch is not None:
+            generation.watch = self._watch
+        # A worker that resumes from a state of its own may be at other items than the others.
+        goes_on = begun.position is not None and begun.position.state is not None
+        is_compared = self._identity.num_workers > 1 and not goes_on
+        compared = generation.comparer(self) if is_compared else None
+        return self._runner.begin_epoch(begun, compared=compared)
+
+    def _serve(self, task: Task) -> TaskResult | None:
+        if not self.status.is_of_now(task.generation):
+            return None
+        result = self._runner.run(task)
+        # After a failure to begin nothing was read, and nothing found out.
+        if self._watch is not None and result is not None and self._runner.failure is None:
+            self._watch.end()
+            note_watched(self._shared_dataset)
+            if self._watch.found:
+                notices = result.notices or Notices()
+                drawings = *notices.drawings, *self._watch.found
+                result.notices = notices._replace(drawings=drawings)
+            result.times = result.times[: WORKERS_PART.size]  # its samples took longer than usual
+            self._watch = None
+        return result
+
+
+def _leave(error: BaseException | None) -> NoReturn:
+    """End a forked child with its status; the end of its only thread would give 0 in any case."""
+    status = 0
+    try:
+        sys.stdout.flush()
+        if isinstance(error, SystemExit) and isinstance(error.code, int | None):
+            status = error.code or 0
+        elif error is not None:
+            status = 1
+            traceback.print_exception(error)
+    finally:
+        os._exit(status & 0xFF)
 
 
 class ThreadBackend:
@@ -95,16 +447,14 @@ class ThreadBackend:
         self._table: WorkerTable[ThreadWorker] = WorkerTable(
             plan, drawings_advice=_SHARED_GENERATORS, warns=True
         )
-        self._num_starts: dict[int, int] = {}  # by worker id
-        # Removed, and not yet ended: the table no longer has them.
-        self._leaving: weakref.WeakSet[ThreadWorker] = weakref.WeakSet()
-        self._outbox: queue.SimpleQueue[FromThread | None] = queue.SimpleQueue()  # None: closed
-        self._generation = ThreadGeneration(0, 0, is_announced=False)
+        self._num_starts: collections.Counter[int] = collections.Counter()  # by worker id
+        self._outbox: Outbox = queue.SimpleQueue()
+        self._generation = ThreadGeneration(is_announced=False)
         self._owner = Owner()
 
     def start(self) -> None:
         """Start the threads; none waits for another."""
-        _backends.add(self)
+        close_at_exit(self)  # a thread in native code is not to find the interpreter gone
         try:
             for worker_id in range(self._plan.num_workers):
                 self._start_worker(worker_id)
@@ -112,24 +462,17 @@ class ThreadBackend:
             self.close()
             raise
 
-    def _start_worker(self, worker_id: int, *, joins_late: bool = False) -> ThreadWorker:
-        # A worker that takes the place of earlier ones must not repeat their draws.
-        num_before = self._num_starts.get(worker_id, 0)
-        self._num_starts[worker_id] = num_before + 1
-        again = (num_before,) if num_before else ()
+    def _start_worker(self, worker_id: int, *, joins_late: bool = False) -> None:
         plan = self._plan
-        sequence = seed_sequence(plan.base_seed, Purpose.WORKERS, worker_id, *again)
+        seed = base_seed_of(plan, worker_id, self._num_starts[worker_id])
+        self._num_starts[worker_id] += 1
         num_workers = max(plan.num_workers, plan.max_workers)
-        identity = WorkerIdentity(worker_id, num_workers, plan.base_seed, joins_late)
-        worker = ThreadWorker(identity, plan, sequence, self._outbox)
+        identity = WorkerIdentity(worker_id, num_workers, seed, joins_late)
+        worker = ThreadWorker(identity, plan, self._outbox)
         worker.thread.start()
         self._table.add(worker)
-        return worker
-
-    @property
-    def threads(self) -> list[threading.Thread]:
-        """The workers' threads, by worker id."""
-        return [worker.thread for _, worker in sorted(self._table.workers.items())]
+        if self._table.epoch is not None:
+            worker.begin(self._table.message_of(worker), self._generation)
 
     @property
     def is_whole(self) -> bool:
@@ -139,8 +482,7 @@ class ThreadBackend:
     def begin_epoch(self, epoch: Epoch) -> None:
         """Notify every worker; batches of earlier epochs are broken off and dropped."""
         self._table.begin_epoch(epoch)
-        number, is_announced = self._table.generation, epoch.is_announced
-        self._generation = ThreadGeneration(number, epoch.number, is_announced=is_announced)
+        self._generation = ThreadGeneration(is_announced=epoch.is_announced)
         for worker in self._table.workers.values():
             if not worker.is_gone:
                 worker.begin(self._table.message_of(worker), self._generation)
@@ -154,7 +496,7 @@ class ThreadBackend:
     ) -> None:
         """Put the task into the worker's queue."""
         worker, is_measured = self._table.workers[worker_id], self.measures
-        worker.submit(self._table.task_of(worker, step, indices, hints, is_measured=is_measured))
+        worker.inbox.put(self._table.task_of(worker, step, indices, hints, is_measured=is_measured))
 
     def events(self, timeout_s: float | None) -> Sequence[BackendEvent]:
         """Wait on one queue; Ctrl-C interrupts the wait.
@@ -177,127 +519,87 @@ class ThreadBackend:
                     "the loader's iterator was closed, by another thread or in a worker, while "
                     "it was asked for a batch: its workers are gone. Iterate the loader anew."
                 )
-            event = self._event_of(came.worker, came.message)
+            event = self._event_of(*came)
             del came  # this frame may wait again, and would keep the batch
             if event is not None:
                 return [event]
 
     def _event_of(
-        self, worker: ThreadWorker, message: TaskResult | ThreadEnd | WorkerLost
+        self, worker: ThreadWorker, message: TaskResult | tuple[str, str] | WorkerLost
     ) -> BackendEvent | None:
         if isinstance(message, TaskResult):
             return self._table.accept(worker, message)
-        if self._table.workers.get(worker.worker_id) is not worker:
-            return None  # it was given up, and another has its place
         if isinstance(message, WorkerLost):
             return message
-        return None if worker.is_gone else self._reap(worker, message)
-
-    def _reap(self, worker: ThreadWorker, end: ThreadEnd) -> WorkerLost:
-        """Return the event of a worker's death, with all that is known of it."""
-        activity = self._table.activity(worker, worker.status.snapshot())
-        how = (
-            f"DataLoader worker (thread {worker.thread.name}) exited unexpectedly: worker "
-            f"{worker.worker_id} ended with {end.text}"
+        if worker.is_gone or self._table.workers.get(worker.worker_id) is not worker:
+            return None  # it was given up, and another may have its place
+        text, stack = message
+        how = f"exited unexpectedly: worker {worker.worker_id} ended with {text}"
+        return self._death(
+            worker, how, f"Look for sys.exit in the dataset.\nWhere it was raised:\n{stack}"
         )
-        advice = f"{_ADVICE_ON_EXIT}\nWhere it was raised:\n{end.stack}"
-        return self._table.death(worker, activity, how, advice)
+
+    def _death(self, worker: ThreadWorker, how: str, advice: str) -> WorkerLost:
+        activity = self._table.activity(worker, worker.status.snapshot())
+        end = f"DataLoader worker (thread {worker.thread.name}) {how}"
+        return self._table.death(worker, activity, end, advice)
 
     def respawn(self, worker_id: int) -> None:
         """Start another thread, which goes on where the dead one was."""
-        self._table.workers[worker_id].stop()
-        worker = self._start_worker(worker_id)
-        worker.begin(self._table.message_of(worker), self._generation)
+        self._start_worker(worker_id)
 
     def add_worker(self, worker_id: int) -> None:
         """Start one thread more, which joins the current epoch and reports when it has."""
-        worker = self._start_worker(worker_id, joins_late=True)
-        if self._table.epoch is not None:
-            worker.begin(self._table.message_of(worker), self._generation)
+        self._start_worker(worker_id, joins_late=True)
 
     def remove_worker(self, worker_id: int) -> None:
-        """Stop a thread that has no tasks; does not wait for its end."""
+        """Stop a thread that has no tasks, and which so ends at once."""
         worker = self._table.workers.pop(worker_id)
         worker.stop()
-        self._leaving.add(worker)
+        worker.thread.join(_SHORT_GRACE_S)
 
     def kill(self, worker_id: int, why: str) -> None:
-        """Give up a worker: its death is an event now, and its late results are dropped.
-
-        If it only waits for another one, which hangs while it notifies the dataset of the epoch,
-        that one is given up: one hang is one death.
-        """
+        """Give up a worker: its death is an event now, and its late results are dropped."""
         worker = self._table.workers[worker_id]
-        worker = worker.held_up_by or worker
         if worker.is_gone:
             return
-        advice = _ADVICE_ON_HANG
-        if stack := stack_of_thread(worker.thread):
-            advice += f"\nIts Python stack then:\n{stack}"
-        activity = self._table.activity(worker, worker.status.snapshot())
+        stack = stack_of_thread(worker.thread)
+        advice = f"{_ADVICE_ON_HANG}\nIts Python stack then:\n{stack}"
         worker.stop()
-        how = (
-            f"DataLoader worker (thread {worker.thread.name}) is stuck: worker "
-            f"{worker.worker_id} was given up, as {why},"
-        )
-        death = self._table.death(worker, activity, how, advice)
-        self._outbox.put(FromThread(worker, death))
+        how = f"is stuck: worker {worker_id} was given up, as {why},"
+        self._outbox.put((worker, self._death(worker, how, advice)))
 
     def diagnose(self, worker_id: int, *, with_stacks: bool) -> WorkerProgress:
         """Return its status, and its stack."""
         worker = self._table.workers[worker_id]
-        if (notifier := worker.held_up_by) is not None:
-            stack = f":\n{stack_of_thread(notifier.thread)}" if with_stacks else ""
-            return WorkerProgress(
-                f"waiting for {notifier}, which is in set_epoch of the dataset{stack}"
-            )
         stack = stack_of_thread(worker.thread) if with_stacks else ""
         return self._table.progress(worker, worker.status.snapshot(), stack)
 
     def close(self, *, in_a_hurry: bool = False) -> None:
         """Stop the workers, and wait until they are gone, but for those that are stuck."""
-        workers = [*self._table.workers.values(), *self._leaving]
+        workers = list(self._table.workers.values())
         self._table.workers.clear()
-        self._leaving.clear()
-        _backends.discard(self)
         if not self._owner.is_here:
             return  # a forked copy of the main process, which has no such threads
         for worker in workers:
             worker.stop()
         self._outbox.put(None)
         grace_s = _SHORT_GRACE_S if in_a_hurry else _GRACE_S
-        left = _wait_for_ends([worker for worker in workers if not worker.is_gone], grace_s)
-        _drain(self._outbox)
+        left = [w for w in workers if not w.is_gone and w.thread is not threading.current_thread()]
+        deadline = time.monotonic() + grace_s
+        for worker in left:
+            while worker.thread.is_alive() and (left_s := deadline - time.monotonic()) > 0:
+                worker.thread.join(min(left_s, LONGEST_WAIT_S))
+        left = [worker for worker in left if worker.thread.is_alive()]
+        # Results that are left refer to workers, which refer to the queue.
+        self._outbox = queue.SimpleQueue()
         self._outbox.put(None)
         if left and not in_a_hurry:
-            _warn_of_stuck(left, grace_s)
-
-
-def _drain(outbox: queue.SimpleQueue[FromThread | None]) -> None:
-    """Drop the results that are left: they refer to workers, which refer to the queue."""
-    while True:
-        try:
-            outbox.get_nowait()
-        except queue.Empty:
-            return
-
-
-def _wait_for_ends(workers: Sequence[ThreadWorker], timeout_s: float) -> list[ThreadWorker]:
-    """Wait for all of them together, and return those that are still there."""
-    deadline = time.monotonic() + timeout_s
-    others = [w for w in workers if w.thread is not threading.current_thread()]
-    for worker in others:
-        while worker.thread.is_alive() and (left_s := deadline - time.monotonic()) > 0:
-            worker.thread.join(min(left_s, LONGEST_WAIT_S))
-    return [worker for worker in others if worker.thread.is_alive()]
-
-
-def _warn_of_stuck(left: Sequence[ThreadWorker], grace_s: float) -> None:
-    listed = "\n".join(f"{worker}:\n{stack_of_thread(worker.thread)}" for worker in left)
-    warnings.warn(
-        f"{len(left)} worker thread(s) did not end within {grace_s} s, and are left behind: a "
-        "thread cannot be killed. Each ends by itself once its sample is made; with "
-        f"backend='process' it could be. They are at:\n{listed}",
-        RuntimeWarning,
-        stacklevel=users_level(),
-    )
+            listed = "\n".join(f"{worker}:\n{stack_of_thread(worker.thread)}" for worker in left)
+            warnings.warn(
+                f"{len(left)} worker thread(s) did not end within {grace_s} s, and are left "
+                "behind: a thread cannot be killed. Each ends by itself once its sample is made; "
+                f"with backend='process' it could be. They are at:\n{listed}",
+                RuntimeWarning,
+                stacklevel=users_level(),
+            )

@@ -34,11 +34,11 @@ from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
 
+from penstock.engine.backends import LONGEST_WAIT_S
 from penstock.engine.backends.ray.cluster import RayOptions, connect, is_node_dead, what_is_free
 from penstock.engine.backends.ray.parcels import WritableMemory, open_parcel, pack_parcel
 from penstock.engine.backends.ray.remote_worker import RemoteWorker
 from penstock.engine.backends.ray.worker import RayWorker, versions_here
-from penstock.engine.interrupts import LONGEST_WAIT_S
 from penstock.engine.pickling import unpicklable_error
 from penstock.engine.recover import NO_BATCH
 from penstock.engine.scheduler import WorkerReady

@@ -26,14 +26,14 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple, TypeVar
 import numpy as np
 
 from penstock.engine.assembly import PlainOutput
+from penstock.engine.backends.process_worker import set_up_worker
 from penstock.engine.backends.ray.parcels import Parcel, address_of, pack_parcel, value_of
-from penstock.engine.backends.thread_status import ThreadStatus, Unwanted
+from penstock.engine.backends.thread import ThreadStatus, Unwanted
 from penstock.engine.recover import drop_frames
 from penstock.engine.status_page import Phase
 from penstock.engine.task import Kind, decode_message, encode_result
 from penstock.engine.task_runner import TaskRunner
 from penstock.engine.timing import replaced
-from penstock.engine.worker_setup import set_up_worker
 from penstock.user_code import stack_of_error, stack_of_thread
 
 if TYPE_CHECKING:

@@ -125,6 +125,7 @@ def samples(kind: str, num_batches: int) -> Any:  # noqa: ANN401 - any data set
 class SilentStopwatch:
     """Has the methods of a stopwatch, and measures nothing."""
 
+    measures = True
     num_samples = 0
     times_samples = False
 
@@ -133,11 +134,9 @@ class SilentStopwatch:
     def enter(self, phase: int) -> int:
         return 0  # no moment
 
-    def begin_task(self, phase: int, carried: tuple[int, ...]) -> None: ...
+    def begin_task(self) -> None: ...
 
     def skip_task(self) -> None: ...
-
-    def restart(self) -> None: ...
 
     def take(self, **_: object) -> bytes:
         return b""

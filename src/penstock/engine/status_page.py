@@ -9,7 +9,6 @@ A write costs a few stores, no system call.
 
 from __future__ import annotations
 
-import enum
 import faulthandler
 import os
 import pickle
@@ -19,8 +18,8 @@ import sys
 import time
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
+from penstock.engine.clocks import Phase, Stopwatch
 from penstock.engine.plan import sample_key
-from penstock.engine.stopwatch import Stopwatch
 from penstock.engine.timing import light_times
 from penstock.transport.memory import Mapping, create_segment
 
@@ -56,22 +55,6 @@ _INTERRUPTED_LATELY_S: Final = 5.0  # an interrupted program may do some things 
 _READS: Final = 100  # of a page that changes while it is read; one takes some microseconds
 _OUR_FRAME: Final = f"{os.sep}penstock{os.sep}engine{os.sep}"
 
-
-class Phase(enum.IntEnum):
-    """What a worker is doing."""
-
-    ABSENT = 0  # it has not got the status page yet
-    STARTING = 1  # until its dataset is there and worker_init_fn has returned
-    WAITING = 2
-    BEGINNING = 3  # an epoch: the dataset is notified, or iterated
-    READING = 4
-    COLLATING = 5
-    SENDING = 6
-    ENDING = 7
-
-
-# Time between two tasks goes into the account of the second: waiting for it, sending the first.
-_CARRIED: Final = (Phase.WAITING, Phase.SENDING)
 
 PHRASES: Final = {
     Phase.ABSENT: "while it was starting",
@@ -120,8 +103,7 @@ class StatusWriter:
     """
 
     __slots__ = (
-        "_cells", "_is_read", "_key", "_measures", "_num_tasks", "_stopwatch", "_words",
-        "is_watched",
+        "_cells", "_is_read", "_key", "_num_tasks", "_stopwatch", "_words", "is_watched",
     )  # fmt: skip
 
     def __init__(
@@ -139,9 +121,8 @@ class StatusWriter:
         # does not move on is replaced.
         self.is_watched = False
         self._num_tasks = 0
-        self._measures = True  # the task under way
         self._is_read = page is not None  # by the main process
-        self._stopwatch = Stopwatch(len(Phase), cpu_clock)
+        self._stopwatch = Stopwatch(cpu_clock)
         self._cells: memoryview[int] | list[int] = [0] * _NUM_CELLS
         self._key = self._words = memoryview(bytearray())
         if page is not None:
@@ -161,11 +142,8 @@ class StatusWriter:
             cells[_PEAK_RSS] = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
         self._num_tasks += 1
         cells[_PHASE] = Phase.READING
-        if measures and not self._measures:
-            self._stopwatch.restart()
-        self._measures = measures
         if measures:
-            self._stopwatch.begin_task(Phase.READING, _CARRIED)
+            self._stopwatch.begin_task()
         else:
             self._stopwatch.skip_task()
 
@@ -179,9 +157,8 @@ class StatusWriter:
         cells[_NUMBER] = -1
         cells[_KEY_BYTES] = 0
         cells[_PHASE] = phase
-        cells[_AT_IT_SINCE] = (
-            self._stopwatch.enter(phase) if self._measures else time.monotonic_ns()
-        )
+        watch = self._stopwatch
+        cells[_AT_IT_SINCE] = watch.enter(phase) if watch.measures else time.monotonic_ns()
 
     @property
     def follows_samples(self) -> bool:
@@ -255,13 +232,9 @@ class StatusWriter:
             pool_bytes: Of all slots of this worker.
             slot_ns: What making new ones of them took.
         """
-        if not self._measures:
+        if not self._stopwatch.measures:
             return light_times(self._stopwatch.num_samples)
         return self._stopwatch.take(
-            idle=Phase.WAITING,
-            fetch=Phase.READING,
-            collate=Phase.COLLATING,
-            send=Phase.SENDING,
             slot_ns=slot_ns,
             num_bytes=num_bytes,
             pool_bytes=pool_bytes,
@@ -341,11 +314,12 @@ class StatusPage:
 
     def new_stacks(self) -> str:
         """Return the stacks that were written since the last call; empty if none."""
-        text = bytes(self._bytes[self._read_to :])
-        length = text.find(b"\0")
-        length = len(text) if length < 0 else length
-        self._read_to += length
-        return _without_ours(text[:length].decode("utf-8", "replace"))
+        text = self._unread_stacks()
+        self._read_to += len(text)
+        return _without_ours(text.decode("utf-8", "replace"))
+
+    def _unread_stacks(self) -> bytes:
+        return bytes(self._bytes[self._read_to :]).partition(b"\0")[0]
 
     def ask_for_stacks(self, send: Callable[[int], None]) -> None:
         """Let a worker write its stacks, for `new_stacks`; waits 2 s at most.
@@ -360,10 +334,9 @@ class StatusPage:
         while time.monotonic() < deadline:
             # Nothing tells when a dump is complete; it is written within a millisecond.
             time.sleep(0.02)
-            grown = bytes(self._bytes[self._read_to :]).find(b"\0")
-            if grown > 0 and grown == size:
+            before, size = size, len(self._unread_stacks())
+            if size and size == before:
                 break
-            size = grown
 
 
 def seconds_since(moment_ns: int) -> float | None:

@@ -19,8 +19,8 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from penstock.engine.batch_maker import BatchMaker
+from penstock.engine.pickling import copy_of_error
 from penstock.engine.recover import NO_BATCH
-from penstock.engine.remote_errors import copy_of_error
 from penstock.engine.task import Kind, Notices, TaskResult, WorkerIdentity
 from penstock.faults import annotate
 

@@ -44,16 +44,7 @@ import numpy as np
 
 from penstock.engine.backends.process_handle import WorkerProcess, wait_for_ends
 from penstock.engine.backends.process_worker import run_worker
-from penstock.engine.fork_hazards import opencv_at_rest, warn_of_fork
 from penstock.engine.interrupts import LONGEST_WAIT_S, HeldInterrupts
-from penstock.engine.limits import (
-    SystemMemory,
-    advice_on_kill,
-    check_descriptors,
-    describe_memory,
-    memory_now,
-    memory_warning,
-)
 from penstock.engine.parent_watch import ParentWatch
 from penstock.engine.pickling import share_spec, unpicklable_error
 from penstock.engine.recover import NO_BATCH
@@ -61,8 +52,16 @@ from penstock.engine.status_page import StatusPage
 from penstock.engine.task import Kind, WorkerIdentity, decode_result, encode_message
 from penstock.engine.worker_table import WorkerProgress, WorkerTable
 from penstock.errors import ConfigError
+from penstock.fork_hazards import opencv_at_rest, warn_of_fork
 from penstock.forks import Owner
 from penstock.randomness.keys import Purpose, seed_sequence
+from penstock.system_limits import (
+    SystemMemory,
+    advice_on_kill,
+    check_descriptors,
+    memory_now,
+    memory_warning,
+)
 from penstock.transport.channel import Channel
 from penstock.transport.packing import Packed, unpack
 from penstock.warn import users_level
@@ -429,9 +428,7 @@ class ProcessBackend:
         end, advice = worker.describe_end()
         snapshot = worker.status_page.read()
         if worker.was_killed_by_memory_perhaps:
-            now, peak_bytes = memory_now(), snapshot.peak_rss_bytes or None
-            memory = describe_memory(now, self._memory, peak_bytes)
-            advice = f"{memory} {advice_on_kill(now, self._memory, peak_bytes)}".lstrip()
+            advice = advice_on_kill(memory_now(), self._memory, snapshot.peak_rss_bytes or None)
         if stacks := worker.status_page.new_stacks():
             advice += f"\nIts Python stack then:\n{stacks}"
         limit = worker.deaths_that_prove

@@ -11,9 +11,9 @@ import time
 from typing import TYPE_CHECKING, Any, Final
 
 from penstock.engine.interrupts import LONGEST_WAIT_S
-from penstock.engine.limits import signal_name
 from penstock.engine.status_page import Phase
 from penstock.engine.worker_table import KnownWorker
+from penstock.system_limits import signal_name
 from penstock.transport.arena import Arena
 
 if TYPE_CHECKING:

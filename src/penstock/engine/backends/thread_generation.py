@@ -20,7 +20,7 @@ import pickle
 import threading
 from typing import TYPE_CHECKING, Any, Final
 
-from penstock.engine.remote_errors import copy_of_error
+from penstock.engine.pickling import copy_of_error
 from penstock.errors import ConfigError
 
 if TYPE_CHECKING:

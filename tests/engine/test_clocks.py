@@ -10,9 +10,9 @@ import time
 import numpy as np
 import pytest
 
-from penstock.engine import clocks
-from penstock.engine.clocks import CoreTime, Phase, RunQueue, Stopwatch
-from penstock.engine.status_page import StatusWriter
+from penstock.engine import clocks, status_page
+from penstock.engine.clocks import CoreTime, RunQueue
+from penstock.engine.status_page import Phase, StatusWriter
 from penstock.engine.timing import UNKNOWN, row_of_worker, sample_us_of
 from penstock.insight.rows import Sums, rows_of
 from penstock.torch import DataLoader
@@ -37,7 +37,7 @@ class Clock:
 @pytest.fixture
 def clock(monkeypatch):
     clock = Clock()
-    monkeypatch.setattr(clocks, "time", clock)
+    monkeypatch.setattr(status_page, "time", clock)
     return clock
 
 
@@ -48,39 +48,39 @@ def spin(seconds):
 
 
 def test_the_phases_of_a_task_add_up_to_it(clock):
-    watch = Stopwatch()
-    watch.begin_task()
+    status = StatusWriter()
+    status.begin_task(0, 0)
     clock.pass_by(2_000_000)
-    watch.enter(Phase.COLLATING)
+    status.phase(Phase.COLLATING)
     clock.pass_by(1_000_000)
-    watch.enter(Phase.SENDING)
+    status.phase(Phase.SENDING)
     clock.pass_by(500)
-    times = row_of_worker(watch.take())
+    times = row_of_worker(status.take_times())
     assert (times.fetch_ns, times.collate_ns, times.send_ns) == (2_000_000, 1_000_000, 500)
     assert times.ended_ns - times.begun_ns == 3_000_500
 
 
 def test_time_between_two_tasks_goes_into_the_second_and_nothing_else_does(clock):
-    watch = Stopwatch()
-    watch.begin_task()
+    status = StatusWriter()
+    status.begin_task(0, 0)
     clock.pass_by(5_000_000)
-    watch.enter(Phase.SENDING)
-    watch.take()
+    status.phase(Phase.SENDING)
+    status.take_times()
     clock.pass_by(2_000_000)  # sending goes on
-    watch.enter(Phase.WAITING)
+    status.phase(Phase.WAITING)
     clock.pass_by(1_000_000)
-    watch.begin_task()
-    times = row_of_worker(watch.take())
+    status.begin_task(0, 0)
+    times = row_of_worker(status.take_times())
     assert (times.send_ns, times.idle_ns, times.fetch_ns) == (2_000_000, 1_000_000, 0)
 
 
 def test_a_task_that_failed_leaves_nothing_to_the_next(clock):
-    watch = Stopwatch()
-    watch.begin_task()
+    status = StatusWriter()
+    status.begin_task(0, 0)
     clock.pass_by(3_000_000)
-    watch.enter(Phase.WAITING)
-    watch.begin_task()
-    assert row_of_worker(watch.take()).fetch_ns == 0
+    status.phase(Phase.WAITING)
+    status.begin_task(0, 0)
+    assert row_of_worker(status.take_times()).fetch_ns == 0
 
 
 class Core:
@@ -89,10 +89,12 @@ class Core:
     def __init__(self, monkeypatch):
         self.cpu_ns = 0
         self.starved_ns = 0
+        self.num_queued = 0
         core = self
 
         class Queue:
             def waited_ns(self):
+                core.num_queued += 1
                 return core.starved_ns
 
             def close(self):
@@ -109,10 +111,44 @@ class Core:
         return self.time.end(took_ns)
 
 
-def test_work_is_measured_each_time(monkeypatch):
+def test_long_work_is_measured_each_time(monkeypatch):
     core = Core(monkeypatch)
-    pieces = [(10_000 * (1 + k), 1000 * (k % 14), 1000 * k) for k in range(50)]
+    pieces = [(15_000_000 + k, 1_000_000 * (k % 14), 1000 * k) for k in range(50)]
     assert [core.work(*piece) for piece in pieces] == [piece[1:] for piece in pieces]
+
+
+def test_the_cpu_time_of_each_piece_is_measured_also_of_a_long_one_among_short_ones(monkeypatch):
+    core = Core(monkeypatch)
+    for k in range(1000):
+        assert core.work(50_000, 40 * k, 5_000)[0] == 40 * k
+    assert core.work(300_000_000, 7_000_000)[0] == 7_000_000
+
+
+@pytest.mark.parametrize(
+    ("pieces", "most_looks"),
+    [
+        ([(5_000_000, 4_000_000, 500_000)], 0.4),
+        ([(50_000, 50_000, 0)], 0.02),
+        # Rhythms: a look at every third piece, or after so much time, would see but one kind.
+        ([(2_000_000, 2_000_000, 0), (16_000_000, 0, 0)], 0.7),
+        ([(5_000_000, 5_000_000, 0), (5_000_000, 0, 0), (5_000_000, 0, 2_500_000)], 0.4),
+        # Rare long ones among many short ones: logging, a checkpoint, waiting for the device.
+        ([(2_000_000, 2_000_000, 0)] * 19 + [(200_000_000, 0, 0)], 0.6),
+        ([(2_000_000, 2_000_000, 0)] * 99 + [(500_000_000, 0, 0)], 0.6),
+        ([(1_000_000, 0, 0)] * 49 + [(100_000_000, 100_000_000, 0)], 0.6),
+        ([(2_000_000, 2_000_000, 0)] * 19 + [(10_000_000, 0, 0)], 0.6),
+    ],
+)
+def test_the_run_queue_is_asked_of_few_short_pieces_and_the_sums_are_right(
+    monkeypatch, pieces, most_looks
+):
+    core = Core(monkeypatch)
+    told = [core.work(*pieces[k % len(pieces)]) for k in range(6000)]
+    assert core.num_queued / 2 <= most_looks * len(told)
+    took_ns = sum(piece[0] for piece in pieces) * len(told) // len(pieces)
+    assert sum(cpu for cpu, _ in told) == core.cpu_ns
+    starved_ns = sum(max(starved, 0) for _, starved in told)
+    assert starved_ns == pytest.approx(core.starved_ns, abs=0.05 * took_ns)
 
 
 def test_nothing_is_measured_of_work_that_another_thread_takes_over(monkeypatch):
@@ -130,8 +166,9 @@ def test_nothing_is_measured_of_work_that_another_thread_takes_over(monkeypatch)
 def test_where_the_system_does_not_tell_of_its_run_queue_nothing_is_made_up(monkeypatch):
     core = Core(monkeypatch)
     core.starved_ns = None
-    core.time.begin()
-    assert core.time.end(20_000_000) == (0, UNKNOWN)
+    for took_ns in (20_000_000, *[1000] * 100):
+        core.time.begin()
+        assert core.time.end(took_ns) == (0, UNKNOWN)
 
 
 def test_time_in_the_dataset_that_takes_no_cpu_is_reading_and_the_rest_is_computing():

@@ -1,50 +1,32 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The clocks of both sides: where a worker's time goes, and where the consumer's does.
+"""Clocks: of the consumer, between its batches, and of work that takes a core or waits for one.
 
-`Stopwatch` is a worker's: time by phase, and by sample. `ConsumerClock` is that of the loop: time
-in its own code, and time waiting for batches. Both tell how much of it was CPU time, and how much
-was waiting for a core (`CoreTime`).
-
-A clock is read at every change of phase, which is a call without the kernel. Asking for CPU time
-and for the scheduler's figures is not, and is done for batches that are measured. Samples are timed
-one by one only where they take long enough for it.
+What a worker's phases take is in its own account (`status_page.StatusWriter`). Reading a moment is
+a call without the kernel; asking for CPU time and for the scheduler's figures is not, and is done
+for batches that are measured.
 """
 
 from __future__ import annotations
 
 import contextlib
-import enum
 import os
+import random
 import threading
 import time
-from array import array
-from itertools import pairwise
 from typing import TYPE_CHECKING, Final
 
-from penstock.engine.timing import UNKNOWN, WORKERS_PART, EpochEnd
+from penstock.engine.timing import UNKNOWN, EpochEnd
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-__all__ = ["ConsumerClock", "CoreTime", "Phase", "RunQueue", "Stopwatch"]
-
-# Timing one takes 0.1 us in a busy loop, and 2 us after a sleep, when the caches are cold: of a
-# sample that takes this long, half a per cent.
-_SHORTEST_TIMED_NS: Final = 400_000
-_TIMED_ANYWAY: Final = 16  # every so many batches their samples are timed all the same
+__all__ = ["ConsumerClock", "CoreTime", "RunQueue"]
 
 
-class Phase(enum.IntEnum):
-    """What a worker is doing."""
-
-    ABSENT = 0  # it has not got the status page yet
-    STARTING = 1  # until its dataset is there and worker_init_fn has returned
-    WAITING = 2
-    BEGINNING = 3  # an epoch: the dataset is notified, or iterated
-    READING = 4
-    COLLATING = 5
-    SENDING = 6
-    ENDING = 7
+# Asking the run queue takes 5 us, 15 to 30 after a sleep, and there are two looks to a piece of
+# work: half a per cent of this at the most.
+_ASKED_ONCE_IN_NS: Final = 15_000_000
+_OF_LAST: Final = 1 / 4  # what the last piece weighs; other settings are to show soon
 
 
 class RunQueue:
@@ -86,15 +68,21 @@ class RunQueue:
 
 
 class CoreTime:
-    """How much of a piece of work was CPU time, and how much of it waiting for a core.
+    """How much of some work was CPU time, and how much of it waiting for a core.
 
-    A piece costs two looks at the CPU clock and at the run queue, 3 to 12 us.
+    Work comes in pieces. The CPU time of each is measured. The run queue is asked of some, drawn by
+    chance so that no rhythm of theirs can hide: of all that take 15 ms, of few that are short. The
+    others are taken to have waited as the last drawn ones did on average, so that sums over many
+    pieces are right.
 
     Concurrency:
         One thread at a time. Of a piece during which another one takes over nothing is measured.
     """
 
-    __slots__ = ("_begun", "_cpu_clock", "_run_queue", "_thread")
+    __slots__ = (
+        "_cpu_at_ns", "_cpu_clock", "_draw", "_is_drawn", "_mean_ns", "_run_queue", "_starved_ns",
+        "_thread", "_waited_ns",
+    )  # fmt: skip
 
     def __init__(self, cpu_clock: Callable[[], int]) -> None:
         """Know nothing yet.
@@ -103,9 +91,14 @@ class CoreTime:
             cpu_clock: CPU time of whoever works: of its process, or of its thread alone.
         """
         self._cpu_clock = cpu_clock
+        self._draw = random.Random(0).random
         self._run_queue: RunQueue | None = None
         self._thread = 0  # that began the piece
-        self._begun: tuple[int | None, int] = None, 0
+        self._is_drawn = False
+        self._cpu_at_ns = 0
+        self._waited_ns: int | None = None
+        self._mean_ns = float(_ASKED_ONCE_IN_NS)  # what the last pieces took
+        self._starved_ns = float(UNKNOWN)  # what the last drawn ones waited
 
     def begin(self) -> None:
         """A piece of work begins right after this call."""
@@ -113,7 +106,10 @@ class CoreTime:
         if self._run_queue is None or thread != self._thread:
             self.close()  # it was the other thread's
             self._run_queue, self._thread = RunQueue(), thread
-        self._begun = self._run_queue.waited_ns(), self._cpu_clock()
+        self._is_drawn = self._draw() * _ASKED_ONCE_IN_NS < self._mean_ns
+        if self._is_drawn:
+            self._waited_ns = self._run_queue.waited_ns()
+        self._cpu_at_ns = self._cpu_clock()
 
     def end(self, took_ns: int) -> tuple[int, int]:
         """Return CPU time and waiting for a core of the piece, which ended right before the call.
@@ -126,126 +122,20 @@ class CoreTime:
         """
         if self._run_queue is None or threading.get_ident() != self._thread:
             return took_ns, UNKNOWN
-        (waited_ns, cpu_at_ns), cpu_ns = self._begun, self._cpu_clock()
-        now_ns = None if waited_ns is None else self._run_queue.waited_ns()
-        starved_ns = UNKNOWN if waited_ns is None or now_ns is None else now_ns - waited_ns
-        return cpu_ns - cpu_at_ns, starved_ns
+        cpu_ns = self._cpu_clock() - self._cpu_at_ns
+        self._mean_ns += (took_ns - self._mean_ns) * _OF_LAST
+        starved_ns = min(int(self._starved_ns), took_ns)
+        if self._is_drawn:
+            before_ns, now_ns = self._waited_ns, self._run_queue.waited_ns()
+            starved_ns = UNKNOWN if before_ns is None or now_ns is None else now_ns - before_ns
+            self._starved_ns += (starved_ns - self._starved_ns) * _OF_LAST
+        return cpu_ns, starved_ns
 
     def close(self) -> None:
         """Give back what it holds of the system; a second call does nothing."""
         if self._run_queue is not None:
             self._run_queue.close()
             self._run_queue = None
-
-
-class Stopwatch:
-    """Adds up the time of one worker, in the phases that it says it is in.
-
-    Attributes:
-        measures: Whether the task under way is measured.
-        times_samples: Whether its samples are timed; if not, `begin_sample` need not be called.
-        num_samples: Number of samples of the batch under way; for whoever knows it to set.
-        seed_ns: Time spent on seeding the global generators for it; likewise.
-
-    Concurrency:
-        The worker's own thread.
-    """
-
-    __slots__ = (
-        "_begun_ns", "_core_time", "_marks", "_num_taken", "_phase", "_samples_end_ns", "_since_ns",
-        "_spent_ns", "measures", "num_samples", "seed_ns", "times_samples",
-    )  # fmt: skip
-
-    def __init__(self, cpu_clock: Callable[[], int] = time.process_time_ns) -> None:
-        """Begin in the first phase.
-
-        Args:
-            cpu_clock: The worker's CPU time: of its process, or of its thread alone.
-        """
-        self.measures = self.times_samples = True
-        self.num_samples = self.seed_ns = 0
-        self._core_time = CoreTime(cpu_clock)
-        self._spent_ns = [0] * len(Phase)
-        self._phase = Phase.ABSENT
-        self._since_ns = time.monotonic_ns()
-        self._begun_ns = self._samples_end_ns = self._num_taken = 0
-        self._marks = array("q")
-
-    def enter(self, phase: Phase) -> int:
-        """Begin another phase; return the moment."""
-        now = time.monotonic_ns()
-        self._spent_ns[self._phase] += now - self._since_ns
-        if self._phase is Phase.READING:
-            self._samples_end_ns = now
-        self._since_ns = now
-        self._phase = phase
-        return now
-
-    def begin_task(self) -> None:
-        """Begin a task. Time since the last one, waiting and sending, goes into its account."""
-        if not self.measures:  # nor was what lies before this moment
-            self.measures = self.times_samples = True
-            self._since_ns = time.monotonic_ns()
-            self._spent_ns = [0] * len(Phase)
-        self._core_time.begin()  # before the clock: waiting in between is none of the task's
-        self._begun_ns = self.enter(Phase.READING)
-        self._spent_ns[Phase.READING] = self._spent_ns[Phase.COLLATING] = 0  # of one that failed
-        self.num_samples = self.seed_ns = 0
-        if self._marks:
-            del self._marks[:]
-
-    def skip_task(self) -> None:
-        """Begin a task that is not measured."""
-        self.num_samples = 0
-        self.measures = self.times_samples = False
-
-    def begin_sample(self) -> int:
-        """Begin another sample of the batch; return the moment, 0 where samples are not timed."""
-        if not self.times_samples:
-            return 0
-        now = time.monotonic_ns()
-        self._marks.append(now)
-        return now
-
-    def take(
-        self, *, slot_ns: int = 0, num_bytes: int = 0, pool_bytes: int = 0, rss_bytes: int = 0
-    ) -> bytes:
-        """Return what the task took until now (`penstock.engine.timing`), and count anew.
-
-        Args:
-            slot_ns: See `TimingRow`, as for the others.
-            num_bytes: Of the batch.
-            pool_bytes: Of the worker's slots.
-            rss_bytes: Of the worker.
-        """
-        now = self.enter(self._phase)
-        _, _, idle_ns, _, fetch_ns, collate_ns, send_ns, _ = self._spent_ns  # as phases follow
-        times = WORKERS_PART.pack(
-            self.num_samples, self._begun_ns, now, idle_ns, fetch_ns, collate_ns, send_ns, slot_ns,
-            *self._core_time.end(now - self._begun_ns), num_bytes, pool_bytes, rss_bytes,
-            self.seed_ns,
-        )  # fmt: skip
-        self._num_taken += 1
-        takes_long = fetch_ns >= _SHORTEST_TIMED_NS * max(self.num_samples, 1)
-        self.times_samples = takes_long or self._num_taken % _TIMED_ANYWAY == 0
-        self._spent_ns = [0] * len(Phase)
-        return times + self._sample_us()
-
-    def _sample_us(self) -> bytes:
-        """Return microseconds per sample; nothing unless each was begun just once."""
-        marks = self._marks
-        if not marks or len(marks) != self.num_samples:
-            return b""
-        marks.append(self._samples_end_ns)
-        # Not numpy, which takes 20 us for a short batch when the caches are cold.
-        try:
-            return array("I", [(end - begin) // 1000 for begin, end in pairwise(marks)]).tobytes()
-        except OverflowError:  # a sample of 72 minutes: somebody is debugging it
-            return b""
-
-    def close(self) -> None:
-        """Give back what the stopwatch holds of the system; a second call does nothing."""
-        self._core_time.close()
 
 
 class ConsumerClock:

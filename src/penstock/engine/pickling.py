@@ -193,10 +193,9 @@ def own_copy(dataset: Any, num_workers: int) -> Any:  # noqa: ANN401
         kind = type(dataset).__name__
         raise ConfigError(
             f"{kind} cannot be copied ({type(error).__name__}: {error}), and each of "
-            f"{num_workers} worker threads has to iterate a copy of its own: sharing one would "
-            f"lose samples and double others. Let {kind}.__getstate__ leave out what cannot be "
-            "copied and __setstate__ make it anew (or write a __deepcopy__), or use "
-            "num_workers=1, or backend='process' with multiprocessing_context='fork'."
+            f"{num_workers} worker threads iterates a copy of its own. Let {kind}.__getstate__ "
+            "leave out what cannot be copied and __setstate__ make it anew, or use num_workers=1, "
+            "or backend='process' with multiprocessing_context='fork'."
         ) from error
 
 

@@ -7,8 +7,8 @@ Question
 
 Method
     Each contender has two loaders of the same data set in one process, with workers of their own
-    that are kept: one as it is, and one without accounts, whose stopwatches do nothing, whose
-    workers send no times, and whose stream has no observer. After an epoch of each, a batch of the
+    that are kept: one as it is, and one without accounts, whose stream has no observer, so that its
+    workers measure nothing. After an epoch of each, a batch of the
     one and a batch of the other are taken in turn (on off, off on, ...), so that whatever else the
     machine does meets both. Before it takes a batch of 5 ms that workers make, the main process
     multiplies matrices for 5 ms: what is measured is a loader that keeps up. The CPU time of the
@@ -122,35 +122,11 @@ def samples(kind: str, num_batches: int) -> Any:  # noqa: ANN401 - any data set
     return Slow(num_samples, sleeps=kind == "5 ms slept")
 
 
-class SilentStopwatch:
-    """Has the methods of a stopwatch, and measures nothing."""
-
-    num_samples = 0
-    times_samples = False
-
-    def __init__(self, *_: object) -> None: ...
-
-    def enter(self, phase: int) -> int:
-        return 0  # no moment
-
-    def begin_task(self, phase: int, carried: tuple[int, ...]) -> None: ...
-
-    def skip_task(self) -> None: ...
-
-    def restart(self) -> None: ...
-
-    def take(self, **_: object) -> bytes:
-        return b""
-
-    def close(self) -> None: ...
-
-
 @contextlib.contextmanager
 def no_accounts() -> Iterator[None]:
     """Let loaders that begin to iterate in here keep none; forked workers inherit it."""
     from unittest.mock import patch
 
-    from penstock.engine import status_page
     from penstock.engine.stream import BatchStream
 
     begin = BatchStream.__init__
@@ -166,10 +142,7 @@ def no_accounts() -> Iterator[None]:
     ) -> None:
         begin(self, plan, epoch, faults, None, *rest, **clock)
 
-    with (
-        patch.object(status_page, "Stopwatch", SilentStopwatch),
-        patch.object(BatchStream, "__init__", begin_unobserved),
-    ):
+    with patch.object(BatchStream, "__init__", begin_unobserved):
         yield
 
 

@@ -14,7 +14,7 @@ import pytest
 
 import penstock.errors
 from penstock import Loader
-from penstock.engine.remote_errors import copy_of_error, report_exception, revive_exception
+from penstock.engine.pickling import copy_of_error, report_exception, revive_exception
 from penstock.errors import CollateError, ConfigError, MissingExtraError, PenstockError, StoreError
 from penstock.faults import annotate
 

@@ -341,7 +341,7 @@ def take_a_sampler_of_a_shorter_dataset():
 
 
 def weigh_large_batches():
-    from penstock.engine.limits import SystemMemory, memory_warning
+    from penstock.system_limits import SystemMemory, memory_warning
 
     return memory_warning(500_000_000, 16, SystemMemory(available_bytes=3_000_000_000))
 

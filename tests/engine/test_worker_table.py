@@ -7,8 +7,8 @@ import numpy as np
 import pytest
 
 from penstock.engine.epoch import Epoch, Given, Progress, ShardPosition
+from penstock.engine.pickling import report_exception
 from penstock.engine.plan import BatchIndices, Plan, WorkerSpec
-from penstock.engine.remote_errors import report_exception
 from penstock.engine.scheduler import TaskDone, WorkerExhausted, WorkerReady
 from penstock.engine.status_page import Phase, StatusSnapshot
 from penstock.engine.task import Kind, Notices, TaskResult

@@ -11,11 +11,11 @@ from typing import TYPE_CHECKING, Final
 from penstock.cli.parallel_check import CheckResult, check_in_parallel
 from penstock.cli.reasons import reason_of, short_reason
 from penstock.cli.silence import silence_libraries
-from penstock.engine.limits import signal_name
 from penstock.errors import StoreError, StoreUnreachable
 from penstock.images import check_image
 from penstock.stores.pack_source import images_in
 from penstock.stores.records import encode_record
+from penstock.system_limits import signal_name
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence

@@ -1,5 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The spec on its way to workers: pickled once for processes, copied for threads."""
+"""What crosses to another process: the spec to workers, pickled once, and exceptions back.
+
+Threads get copies: of an iterable dataset, and of an exception that is raised more than once.
+"""
 
 from __future__ import annotations
 
@@ -11,8 +14,9 @@ import importlib
 import io
 import pickle
 import sys
+import traceback
 import types
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, NamedTuple, TypeVar
 
 from penstock.errors import ConfigError, UnpicklableError
 from penstock.transport.packing import NeedsInheritance, dumps
@@ -23,8 +27,17 @@ if TYPE_CHECKING:
 
     from penstock.engine.plan import WorkerSpec
 
-__all__ = ["own_copy", "share_spec", "unpicklable_error"]
+__all__ = [
+    "ExceptionReport",
+    "copy_of_error",
+    "own_copy",
+    "report_exception",
+    "revive_exception",
+    "share_spec",
+    "unpicklable_error",
+]
 
+_ErrorT = TypeVar("_ErrorT", bound=BaseException)
 _ADVICE: Final = (
     "Under the start methods spawn and forkserver everything a worker needs is pickled. Use a "
     "function or class defined at the top level of a module (functools.partial for arguments), "
@@ -34,7 +47,7 @@ _ON_CLOUDPICKLE: Final = (
     " With cloudpickle installed (pip install cloudpickle), lambdas, local functions and classes, "
     "and those of a notebook, are sent as they are."
 )
-_PARTS = ("dataset", "collate_fn", "worker_init_fn")
+_BY_NAME: Final = (type, types.FunctionType)  # pickled as the name of something in a module
 
 
 def share_spec(spec: WorkerSpec) -> int | None:
@@ -54,12 +67,9 @@ def share_spec(spec: WorkerSpec) -> int | None:
     plain = pickle.Pickler if _can_import_main() else _MainPickler
     try:
         return share(spec, plain)
-    except NeedsInheritance:
-        return None
     except Exception as error:
-        if "through inheritance" in str(
-            error
-        ):  # multiprocessing's own objects say it in these words
+        # multiprocessing's own objects say it in these words
+        if isinstance(error, NeedsInheritance) or "through inheritance" in str(error):
             return None
         by_value = _cloud_pickler()
         if by_value is not None:
@@ -89,9 +99,6 @@ class _MainPickler(pickle.Pickler):
         return NotImplemented
 
 
-_BY_NAME: Final = (type, types.FunctionType)
-
-
 def _cloud_pickler() -> type[pickle.Pickler] | None:
     try:
         cloudpickle = importlib.import_module("cloudpickle")
@@ -113,7 +120,7 @@ def unpicklable_error(
     """Return an error that names what of `spec` made pickling by `base` fail with `error`."""
     found: list[tuple[str, object, Exception]] = []
     seen: set[int] = set()
-    for part in _PARTS:
+    for part in ("dataset", "collate_fn", "worker_init_fn"):
         found += _find_unpicklable(part, getattr(spec, part), seen, base)
     (path, culprit, cause), *others = found or [("the dataset", spec.dataset, error)]
     more = "".join(f" Nor can {path}: {_describe(value)}." for path, value, _ in others)
@@ -153,24 +160,14 @@ def _children(path: str, value: Any) -> Iterator[tuple[str, object]]:  # noqa: A
         for position, member in enumerate(value):
             yield f"{path}[{position}]", member
     elif isinstance(value, functools.partial):
-        yield f"{path}.func", value.func
-        yield f"{path}.args", value.args
-        yield f"{path}.keywords", value.keywords
-    elif isinstance(value, types.MethodType):
-        yield f"{path}.__self__", value.__self__
-    elif not isinstance(value, (type, types.FunctionType)):
-        yield from _attributes(path, value)
-
-
-def _attributes(path: str, value: Any) -> Iterator[tuple[str, object]]:  # noqa: ANN401
-    try:
-        state = value.__getstate__()
-    except Exception:
-        return
-    for attributes in state if isinstance(state, tuple) else (state,):
-        if isinstance(attributes, dict):
-            for name, member in attributes.items():
-                yield f"{path}.{name}", member
+        for name in ("func", "args", "keywords"):
+            yield f"{path}.{name}", getattr(value, name)
+    elif not isinstance(value, _BY_NAME):
+        with contextlib.suppress(Exception):
+            state = value.__getstate__()
+            for attributes in state if isinstance(state, tuple) else (state,):
+                if isinstance(attributes, dict):
+                    yield from ((f"{path}.{name}", of) for name, of in attributes.items())
 
 
 def own_copy(dataset: Any, num_workers: int) -> Any:  # noqa: ANN401
@@ -196,8 +193,91 @@ def own_copy(dataset: Any, num_workers: int) -> Any:  # noqa: ANN401
         kind = type(dataset).__name__
         raise ConfigError(
             f"{kind} cannot be copied ({type(error).__name__}: {error}), and each of "
-            f"{num_workers} worker threads has to iterate a copy of its own: sharing one would "
-            f"lose samples and double others. Let {kind}.__getstate__ leave out what cannot be "
-            "copied and __setstate__ make it anew (or write a __deepcopy__), or use "
-            "num_workers=1, or backend='process' with multiprocessing_context='fork'."
+            f"{num_workers} worker threads iterates a copy of its own. Let {kind}.__getstate__ "
+            "leave out what cannot be copied and __setstate__ make it anew, or use num_workers=1, "
+            "or backend='process' with multiprocessing_context='fork'."
         ) from error
+
+
+class ExceptionReport(NamedTuple):
+    """An exception on its way to another process.
+
+    Attributes:
+        pickled: The exception, or None where it does not survive pickling.
+        text: Its type and message.
+        traceback: The traceback as text; empty if it is reported otherwise.
+    """
+
+    pickled: bytes | None
+    text: str
+    traceback: str
+
+
+class WorkerTraceback(Exception):
+    """The traceback in the worker, as text."""
+
+    def __str__(self) -> str:
+        """Return the text."""
+        return f"\n\n{self.args[0]}"
+
+
+class _InParts:
+    """An exception that is pickled without its constructor, which may take other arguments."""
+
+    def __init__(self, error: BaseException) -> None:
+        self._error = error
+
+    def __reduce__(self) -> tuple[object, ...]:
+        return _assemble, (type(self._error), self._error.args, vars(self._error))
+
+
+def _assemble(
+    kind: type[_ErrorT], args: tuple[object, ...], attributes: dict[str, object]
+) -> _ErrorT:
+    error = kind.__new__(kind, *args)
+    error.args = args
+    vars(error).update(attributes)
+    return error
+
+
+def report_exception(error: BaseException) -> ExceptionReport:
+    """Return a report of `error` for another process; it holds `error` if that can be pickled."""
+    text = "".join(traceback.format_exception_only(error)).strip()
+    for value in (error, _InParts(error)):
+        with contextlib.suppress(Exception):
+            pickled = pickle.dumps(value)
+            if _is_like(pickle.loads(pickled), error):
+                break
+    else:
+        pickled = None
+    return ExceptionReport(pickled, text, "".join(traceback.format_exception(error)))
+
+
+def revive_exception(report: ExceptionReport) -> BaseException:
+    """Return the worker's exception, or a RuntimeError with its text if it did not pickle."""
+    error: BaseException = RuntimeError(
+        f"{report.text} (it cannot be raised as itself: it does not pickle)"
+    )
+    if report.pickled is not None:
+        with contextlib.suppress(Exception):  # its class cannot be imported here, say
+            error = pickle.loads(report.pickled)
+    with contextlib.suppress(Exception):  # some exceptions refuse to be changed
+        error.__cause__ = WorkerTraceback(report.traceback) if report.traceback else None
+    return error
+
+
+def copy_of_error(error: Exception) -> Exception:
+    """Return a copy of `error`, to raise in its place; `error` if it cannot be copied.
+
+    Each raise adds frames to an exception, and all that they hold.
+    """
+    with contextlib.suppress(Exception):  # its class does not allow that
+        again = _assemble(type(error), error.args, vars(error))
+        again.__notes__ = list(getattr(error, "__notes__", ()))
+        if _is_like(again, error):
+            return again.with_traceback(error.__traceback__)
+    return error
+
+
+def _is_like(again: object, error: BaseException) -> bool:
+    return type(again) is type(error) and str(again) == str(error)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The status page: shared memory in which a worker writes what it is doing.
+"""The status page: shared memory in which a worker writes what it is doing, as it times that.
 
 The main process reads it when the worker is dead or stuck, and can no longer be asked. The first
 cells hold the status, next are the worker's last words, if an exception ended it; behind them
@@ -17,11 +17,13 @@ import resource
 import signal
 import sys
 import time
+from array import array
+from itertools import pairwise
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
+from penstock.engine.clocks import CoreTime
 from penstock.engine.plan import sample_key
-from penstock.engine.stopwatch import Stopwatch
-from penstock.engine.timing import light_times
+from penstock.engine.timing import WORKERS_PART, light_times
 from penstock.transport.memory import Mapping, create_segment
 
 if TYPE_CHECKING:
@@ -54,6 +56,11 @@ _STACKS_SIGNAL: Final = signal.SIGRTMAX - 3 if hasattr(signal, "SIGRTMAX") else 
 _LONGEST_DUMP_S: Final = 2.0
 _INTERRUPTED_LATELY_S: Final = 5.0  # an interrupted program may do some things before it ends
 _READS: Final = 100  # of a page that changes while it is read; one takes some microseconds
+# Timing a sample takes 0.1 us in a busy loop, and 2 us after a sleep, when the caches are cold: of
+# one that takes this long, half a per cent.
+_SHORTEST_TIMED_NS: Final = 400_000
+_TIMED_ANYWAY: Final = 16  # every so many batches their samples are timed all the same
+_MOST_US: Final = 2**32 - 1  # a sample of 72 minutes: somebody is debugging it
 _OUR_FRAME: Final = f"{os.sep}penstock{os.sep}engine{os.sep}"
 
 
@@ -69,9 +76,6 @@ class Phase(enum.IntEnum):
     SENDING = 6
     ENDING = 7
 
-
-# Time between two tasks goes into the account of the second: waiting for it, sending the first.
-_CARRIED: Final = (Phase.WAITING, Phase.SENDING)
 
 PHRASES: Final = {
     Phase.ABSENT: "while it was starting",
@@ -113,15 +117,20 @@ class StatusSnapshot(NamedTuple):
 
 
 class StatusWriter:
-    """A worker's end of a status page: it writes what it does, and a stopwatch times it.
+    """A worker's account of itself: it writes what it does, and adds up what each phase takes.
 
     Without a page (a worker in the main process), it is for `take_times` alone, which
     tells of no memory: the process's is the main process's.
+
+    Attributes:
+        is_watched: Whether it matters how long each sample takes, also where samples are quick: a
+            worker that does not move on is replaced.
     """
 
     __slots__ = (
-        "_cells", "_is_read", "_key", "_measures", "_num_tasks", "_stopwatch", "_words",
-        "is_watched",
+        "_cells", "_core_time", "_is_read", "_key", "_marks", "_measures", "_num_samples",
+        "_num_taken", "_num_tasks", "_samples_end_ns", "_seed_ns", "_since_ns", "_spent_ns",
+        "_times_samples", "_words", "is_watched",
     )  # fmt: skip
 
     def __init__(
@@ -135,39 +144,60 @@ class StatusWriter:
             page: Of the status page.
             cpu_clock: The worker's CPU time in nanoseconds: of its process, or of its thread alone.
         """
-        # Whether it matters how long each sample takes, also where samples are quick: a worker that
-        # does not move on is replaced.
         self.is_watched = False
-        self._num_tasks = 0
-        self._measures = True  # the task under way
         self._is_read = page is not None  # by the main process
-        self._stopwatch = Stopwatch(len(Phase), cpu_clock)
         self._cells: memoryview[int] | list[int] = [0] * _NUM_CELLS
         self._key = self._words = memoryview(bytearray())
         if page is not None:
             self._cells = page[:_KEY_AT].cast("q")
             self._key, self._words = page[_KEY_AT:_WORDS_AT], page[_WORDS_AT:_TEXT_AT]
+        self._measures = self._times_samples = True  # of the task under way
+        self._num_samples = self._seed_ns = 0  # of its batch
+        self._num_tasks = self._num_taken = self._samples_end_ns = 0
+        self._marks = array("q")  # when each of its samples was begun
+        self._core_time = CoreTime(cpu_clock)
+        self._spent_ns = [0] * len(Phase)
+        self._since_ns = time.monotonic_ns()  # until here it was added up
 
     def begin_task(self, generation: int, step: int, *, measures: bool = True) -> None:
-        """Note that a task begins, and whether it is measured."""
+        """Note that a task begins, and whether it is measured.
+
+        Time since the last one, waiting and sending, goes into its account.
+        """
+        if measures:
+            if not self._measures:  # nor was what lies before this moment
+                self._times_samples = True
+                self._since_ns = time.monotonic_ns()
+                self._spent_ns = [0] * len(Phase)
+            self._core_time.begin()  # before the clock: waiting in between is none of the task's
+            now = time.monotonic_ns()
+            self._add_up(now)
+            self._spent_ns[Phase.READING] = self._spent_ns[Phase.COLLATING] = 0  # one that failed
+            del self._marks[:]
+        else:
+            now = time.monotonic_ns()
+            self._times_samples = False
+        self._measures = measures
+        self._num_samples = self._seed_ns = 0
         cells = self._cells
         cells[_NUMBER] = -1
         cells[_KEY_BYTES] = 0
         cells[_GENERATION] = generation
         cells[_STEP] = step
-        cells[_SINCE] = time.monotonic_ns()
+        cells[_SINCE] = now
         cells[_AT_IT_SINCE] = 0
         if self._is_read and self._num_tasks % _USAGE_INTERVAL == 0:
             cells[_PEAK_RSS] = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
         self._num_tasks += 1
         cells[_PHASE] = Phase.READING
-        if measures and not self._measures:
-            self._stopwatch.restart()
-        self._measures = measures
-        if measures:
-            self._stopwatch.begin_task(Phase.READING, _CARRIED)
-        else:
-            self._stopwatch.skip_task()
+
+    def _add_up(self, now_ns: int) -> None:
+        """Add the time up to this moment to the phase that ends with it."""
+        phase = self._cells[_PHASE]
+        self._spent_ns[phase] += now_ns - self._since_ns
+        self._since_ns = now_ns
+        if phase == Phase.READING:
+            self._samples_end_ns = now_ns
 
     def begin_generation(self, generation: int) -> None:
         """Note that an epoch begins."""
@@ -175,26 +205,27 @@ class StatusWriter:
 
     def phase(self, phase: Phase) -> None:
         """Note what is being done, not with a single sample."""
+        now = time.monotonic_ns()
+        if self._measures:
+            self._add_up(now)
         cells = self._cells
         cells[_NUMBER] = -1
         cells[_KEY_BYTES] = 0
         cells[_PHASE] = phase
-        cells[_AT_IT_SINCE] = (
-            self._stopwatch.enter(phase) if self._measures else time.monotonic_ns()
-        )
+        cells[_AT_IT_SINCE] = now
 
     @property
     def follows_samples(self) -> bool:
         """Whether anybody learns from `sample`; where not, it need not be called for this task."""
-        return self._is_read or self.is_watched or self._stopwatch.times_samples
+        return self._is_read or self.is_watched or self._times_samples
 
     def sample(self, number: int) -> None:
         """Note which sample of the batch is being read."""
         self._cells[_NUMBER] = number
-        if self._stopwatch.times_samples:
-            self._cells[_AT_IT_SINCE] = self._stopwatch.begin_sample()
-        elif self.is_watched:
-            self._cells[_AT_IT_SINCE] = time.monotonic_ns()
+        if self._times_samples or self.is_watched:
+            self._cells[_AT_IT_SINCE] = now = time.monotonic_ns()
+            if self._times_samples:
+                self._marks.append(now)
 
     def number_cell(self) -> memoryview[int] | list[int] | None:
         """Return where to write the number of each sample, instead of calling `sample`.
@@ -202,29 +233,29 @@ class StatusWriter:
         Returns:
             A cell of the status page; None where more is to be written of the samples of this task.
         """
-        if self._stopwatch.times_samples or self.is_watched:
+        if self._times_samples or self.is_watched:
             return None
         return self._cells[_NUMBER : _NUMBER + 1]
 
     def batch_of(self, num_samples: int) -> None:
         """Note how many samples the batch has."""
-        self._stopwatch.num_samples = num_samples
+        self._num_samples = num_samples
 
     def seeding(self, took_ns: int) -> None:
         """Note what seeding the global generators took for the batch."""
-        self._stopwatch.seed_ns = took_ns
+        self._seed_ns = took_ns
 
     def item(self, phase: Phase, item: BatchItem) -> None:
         """Note what is being done with the sample of one item."""
-        cells = self._cells
+        cells, now = self._cells, time.monotonic_ns()
         cells[_KEY_BYTES] = 0
         cells[_NUMBER] = item.number
         if cells[_PHASE] != phase:
-            self._stopwatch.enter(phase)
-        cells[_PHASE] = phase
-        if phase == Phase.READING:
-            self._stopwatch.begin_sample()
-        cells[_AT_IT_SINCE] = time.monotonic_ns()  # for `WorkerStream._on_timeout`
+            self._add_up(now)
+            cells[_PHASE] = phase
+        if phase == Phase.READING and self._times_samples:
+            self._marks.append(now)
+        cells[_AT_IT_SINCE] = now  # for `WorkerStream._on_timeout`
         if item.attempt:
             key = pickle.dumps(sample_key(item.index))
             if len(key) <= len(self._key):
@@ -256,21 +287,34 @@ class StatusWriter:
             slot_ns: What making new ones of them took.
         """
         if not self._measures:
-            return light_times(self._stopwatch.num_samples)
-        return self._stopwatch.take(
-            idle=Phase.WAITING,
-            fetch=Phase.READING,
-            collate=Phase.COLLATING,
-            send=Phase.SENDING,
-            slot_ns=slot_ns,
-            num_bytes=num_bytes,
-            pool_bytes=pool_bytes,
-            rss_bytes=self._cells[_PEAK_RSS] * _RSS_UNIT,
-        )
+            return light_times(self._num_samples)
+        now, begun_ns = time.monotonic_ns(), self._cells[_SINCE]
+        self._add_up(now)
+        _, _, idle_ns, _, fetch_ns, collate_ns, send_ns, _ = self._spent_ns  # as phases follow
+        times = WORKERS_PART.pack(
+            self._num_samples, begun_ns, now, idle_ns, fetch_ns, collate_ns, send_ns, slot_ns,
+            *self._core_time.end(now - begun_ns), num_bytes, pool_bytes,
+            self._cells[_PEAK_RSS] * _RSS_UNIT, self._seed_ns,
+        )  # fmt: skip
+        self._num_taken += 1
+        takes_long = fetch_ns >= _SHORTEST_TIMED_NS * max(self._num_samples, 1)
+        self._times_samples = takes_long or self._num_taken % _TIMED_ANYWAY == 0
+        self._spent_ns = [0] * len(Phase)
+        return times + self._sample_us()
+
+    def _sample_us(self) -> bytes:
+        """Return microseconds per sample; nothing unless each was begun just once."""
+        marks = self._marks
+        if not marks or len(marks) != self._num_samples:
+            return b""
+        marks.append(self._samples_end_ns)
+        # Not numpy, which takes 20 us for a short batch when the caches are cold.
+        took_us = [(end - begin) // 1000 for begin, end in pairwise(marks)]
+        return array("I", [min(us, _MOST_US) for us in took_us]).tobytes()
 
     def close(self) -> None:
-        """Give back what the stopwatch holds of the system."""
-        self._stopwatch.close()
+        """Give back what it holds of the system; a second call does nothing."""
+        self._core_time.close()
 
 
 def open_status(fd: int) -> StatusWriter:
@@ -341,11 +385,12 @@ class StatusPage:
 
     def new_stacks(self) -> str:
         """Return the stacks that were written since the last call; empty if none."""
-        text = bytes(self._bytes[self._read_to :])
-        length = text.find(b"\0")
-        length = len(text) if length < 0 else length
-        self._read_to += length
-        return _without_ours(text[:length].decode("utf-8", "replace"))
+        text = self._unread_stacks()
+        self._read_to += len(text)
+        return _without_ours(text.decode("utf-8", "replace"))
+
+    def _unread_stacks(self) -> bytes:
+        return bytes(self._bytes[self._read_to :]).partition(b"\0")[0]
 
     def ask_for_stacks(self, send: Callable[[int], None]) -> None:
         """Let a worker write its stacks, for `new_stacks`; waits 2 s at most.
@@ -360,10 +405,9 @@ class StatusPage:
         while time.monotonic() < deadline:
             # Nothing tells when a dump is complete; it is written within a millisecond.
             time.sleep(0.02)
-            grown = bytes(self._bytes[self._read_to :]).find(b"\0")
-            if grown > 0 and grown == size:
+            before, size = size, len(self._unread_stacks())
+            if size and size == before:
                 break
-            size = grown
 
 
 def seconds_since(moment_ns: int) -> float | None:

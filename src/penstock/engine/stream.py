@@ -18,7 +18,7 @@ import traceback
 import warnings
 from typing import TYPE_CHECKING, Any, Final
 
-from penstock.engine.consumer_clock import ConsumerClock
+from penstock.engine.clocks import ConsumerClock
 from penstock.engine.epoch import Given
 from penstock.engine.fault_log import FaultLog, said_of_stop
 from penstock.engine.plan import unwrap_indices

@@ -15,8 +15,8 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 
 from penstock.engine.epoch import ShardPosition
+from penstock.engine.pickling import report_exception
 from penstock.engine.plan import BatchIndices, RetryHints
-from penstock.engine.remote_errors import report_exception
 from penstock.engine.timing import NO_TIMES
 
 if TYPE_CHECKING:
@@ -131,7 +131,7 @@ class TaskResult:
         generation: Generation of the task.
         step: Step of the task; -1 for none.
         kind: Kind of the result.
-        payload: The batch; an exception, or its report (`penstock.engine.remote_errors`) on the
+        payload: The batch; an exception, or its report (`penstock.engine.pickling`) on the
             way from another process.
         position: Position of the worker in its shard of an iterable dataset.
         num_asked: Number of samples that were asked for; 0 where they are not counted.

@@ -74,7 +74,6 @@ class TimingRow(NamedTuple):
         slot_ns: Part of these times spent on making slots, as none was free; no worker waits for
             a free slot.
         cpu_ns: CPU time from `begun_ns` to `ended_ns`, of the worker's process, or of its thread.
-            Of tasks below 15 ms some are measured, and the others estimated by them.
         starved_ns: Time that the worker waited for a core.
         num_bytes: Bytes of the batch; of one in slots, the bytes there.
         pool_bytes: Bytes of all slots that the worker has, in use and free.

@@ -17,8 +17,8 @@ from collections.abc import Sized
 from typing import TYPE_CHECKING, Any, Final, Generic, NamedTuple, TypeVar
 
 from penstock.data.names import name_samples
+from penstock.engine.pickling import ExceptionReport, revive_exception
 from penstock.engine.plan import dataset_keys, sample_key
-from penstock.engine.remote_errors import ExceptionReport, revive_exception
 from penstock.engine.scheduler import TaskDone, WorkerExhausted, WorkerLost, WorkerReady
 from penstock.engine.status_page import PHRASES, Phase
 from penstock.engine.task import BeginEpoch, Kind, Task

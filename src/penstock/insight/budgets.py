@@ -14,8 +14,8 @@ from numbers import Real
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
-from penstock.engine.limits import group_folders, read_text
 from penstock.errors import ConfigError
+from penstock.system_limits import group_folders, read_text
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping

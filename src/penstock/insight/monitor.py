@@ -19,11 +19,11 @@ import warnings
 from typing import TYPE_CHECKING, Any, ClassVar, Final, NamedTuple
 
 from penstock.engine.backends import traits_of
-from penstock.engine.limits import memory_now
 from penstock.errors import ConfigError
 from penstock.faults import FaultPolicy
 from penstock.insight.budgets import cores_of_rank, local_ranks
 from penstock.summary import Summarized, kind_of
+from penstock.system_limits import memory_now
 from penstock.warn import users_level, users_place
 
 if TYPE_CHECKING:

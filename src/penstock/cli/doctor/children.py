@@ -22,7 +22,7 @@ import tempfile
 import time
 from typing import IO, Any, Final, NamedTuple, Self
 
-from penstock.engine.limits import signal_name
+from penstock.system_limits import signal_name
 
 __all__ = ["Child", "Ended"]
 

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 from penstock.cli.doctor.finding import Finding
-from penstock.engine.limits import format_bytes
+from penstock.system_limits import format_bytes
 
 if TYPE_CHECKING:
     from collections.abc import Mapping

@@ -13,7 +13,9 @@ from typing import TYPE_CHECKING, Final
 import numpy as np
 
 from penstock.cli.doctor.finding import Finding
-from penstock.engine.limits import (
+from penstock.errors import TransportError
+from penstock.insight.budgets import cores_allowed, cores_by_affinity
+from penstock.system_limits import (
     descriptors_needed,
     format_bytes,
     group_folders,
@@ -21,8 +23,6 @@ from penstock.engine.limits import (
     num_open_files,
     read_text,
 )
-from penstock.errors import TransportError
-from penstock.insight.budgets import cores_allowed, cores_by_affinity
 from penstock.transport.memory import Mapping, create_segment
 
 if TYPE_CHECKING:

@@ -8,7 +8,7 @@ from typing import Final
 from penstock.cli.doctor.children import Child
 from penstock.cli.doctor.finding import Finding
 from penstock.cli.doctor.tasks import TRIAL_WORKERS
-from penstock.engine.limits import format_bytes
+from penstock.system_limits import format_bytes
 
 __all__ = ["TRIAL_LIMIT_S", "start_trial", "trial_finding"]
 

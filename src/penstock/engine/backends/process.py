@@ -45,23 +45,22 @@ from typing import TYPE_CHECKING, Any, Final
 
 from penstock.engine.backends import LONGEST_WAIT_S, base_seed_of, close_at_exit
 from penstock.engine.backends.process_worker import run_worker
-from penstock.engine.fork_hazards import opencv_at_rest, warn_of_fork
-from penstock.engine.limits import (
-    SystemMemory,
-    advice_on_kill,
-    check_descriptors,
-    describe_memory,
-    memory_now,
-    memory_warning,
-    signal_name,
-)
 from penstock.engine.pickling import share_spec, unpicklable_error
 from penstock.engine.recover import NO_BATCH
 from penstock.engine.status_page import Phase, StatusPage
 from penstock.engine.task import Kind, WorkerIdentity, decode_result, encode_message
 from penstock.engine.worker_table import KnownWorker, WorkerProgress, WorkerTable
 from penstock.errors import ConfigError
+from penstock.fork_hazards import opencv_at_rest, warn_of_fork
 from penstock.forks import Owner
+from penstock.system_limits import (
+    SystemMemory,
+    advice_on_kill,
+    check_descriptors,
+    memory_now,
+    memory_warning,
+    signal_name,
+)
 from penstock.transport.arena import Arena
 from penstock.transport.channel import Channel
 from penstock.transport.packing import Packed, unpack
@@ -596,9 +595,7 @@ class ProcessBackend:
         end, advice = worker.describe_end()
         snapshot = worker.status_page.read()
         if worker.was_ended_from_outside and worker.exit_code == -signal.SIGKILL:
-            now, peak_bytes = memory_now(), snapshot.peak_rss_bytes or None
-            memory = describe_memory(now, self._memory, peak_bytes)
-            advice = f"{memory} {advice_on_kill(now, self._memory, peak_bytes)}".lstrip()
+            advice = advice_on_kill(memory_now(), self._memory, snapshot.peak_rss_bytes or None)
         if stacks := worker.status_page.new_stacks():
             advice += f"\nIts Python stack then:\n{stacks}"
         worker.release()

@@ -47,9 +47,8 @@ from typing import TYPE_CHECKING, Any, Final, NoReturn, TypeAlias
 
 from penstock.engine.assembly import PlainOutput
 from penstock.engine.backends import LONGEST_WAIT_S, base_seed_of, close_at_exit
-from penstock.engine.pickling import own_copy
+from penstock.engine.pickling import copy_of_error, own_copy
 from penstock.engine.plan import sample_key
-from penstock.engine.remote_errors import copy_of_error
 from penstock.engine.scheduler import WorkerLost
 from penstock.engine.status_page import Phase, StatusSnapshot, StatusWriter, seconds_since
 from penstock.engine.task import Kind, Notices, Task, TaskResult, WorkerIdentity

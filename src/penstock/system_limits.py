@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What the machine around the main process gives and takes: memory, its limits, and descriptors.
+"""What the system leaves to this process: memory, by machine and control group, and descriptors.
 
 Guarantees
     Everything here only reads, and what the system does not tell is None: on macOS all of it.
@@ -19,7 +19,7 @@ import resource
 import signal
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Final, NamedTuple
+from typing import TYPE_CHECKING, Final
 
 from penstock.errors import ConfigError
 
@@ -30,7 +30,6 @@ __all__ = [
     "SystemMemory",
     "advice_on_kill",
     "check_descriptors",
-    "describe_memory",
     "descriptors_needed",
     "format_bytes",
     "group_folders",
@@ -42,10 +41,16 @@ __all__ = [
 ]
 
 _PROC: Final = Path("/proc")
+_CGROUPS: Final = Path("/sys/fs/cgroup")
+# Of a control group by its version: its limit, what it uses, its events, and, in memory.stat, the
+# inactive page cache of it and of all groups below.
+_FILES: Final = {
+    2: "memory.max memory.current memory.events inactive_file",
+    1: "memory.limit_in_bytes memory.usage_in_bytes memory.oom_control total_inactive_file",
+}
+_NO_LIMIT_BYTES: Final = 1 << 60  # version 1 writes "none" as the largest number of whole pages
 _MUCH_LEFT: Final = 0.2  # share of all memory with which it is unlikely to have run out
 _LESS_MEMORY: Final = "try fewer workers or a smaller prefetch_factor"
-_CGROUPS: Final = Path("/sys/fs/cgroup")
-_NO_LIMIT_BYTES: Final = 1 << 60  # version 1 writes "none" as the largest number of whole pages
 
 # Held for each worker in the main process, under every start method: its channel, its sentinel, the
 # end of the pipe by which multiprocessing tells it of our death, and its pidfd.
@@ -58,42 +63,31 @@ _DESCRIPTORS_IN_PASSING: Final = 12
 
 @dataclass(frozen=True, slots=True)
 class SystemMemory:
-    """The memory of the machine and of this process's control group, in bytes, at one moment.
+    """The memory of the machine and of this process's control group, at one moment.
 
     Attributes:
         total_bytes: What the machine has.
         available_bytes: What it could give without swapping (`MemAvailable`).
         limit_bytes: The limit of the control group that is nearest to its limit; None if there is
             no limit.
-        used_bytes: What that group uses, page cache included.
-        cache_bytes: How much of `used_bytes` is inactive page cache, which the system takes back
-            before it lets the limit hurt.
+        left_in_group_bytes: What that limit leaves. Inactive page cache does not count as used, as
+            the system takes it back before it lets the limit hurt.
         group_oom_kills: Processes of this process's own control group that the OOM killer ended,
             since the group was made.
-        machine_oom_kills: Processes of the machine that it ended, since the machine started.
     """
 
     total_bytes: int | None = None
     available_bytes: int | None = None
     limit_bytes: int | None = None
-    used_bytes: int | None = None
-    cache_bytes: int = 0
+    left_in_group_bytes: int | None = None
     group_oom_kills: int | None = None
-    machine_oom_kills: int | None = None
-
-    @property
-    def left_in_group_bytes(self) -> int | None:
-        """What the control group's limit leaves; None without a limit."""
-        if self.limit_bytes is None or self.used_bytes is None:
-            return None
-        return max(self.limit_bytes - max(self.used_bytes - self.cache_bytes, 0), 0)
 
     @property
     def left_bytes(self) -> int | None:
         """What this process may still take: the least of machine and control group.
 
         Example:
-            >>> SystemMemory(available_bytes=900, limit_bytes=500, used_bytes=300).left_bytes
+            >>> SystemMemory(available_bytes=900, left_in_group_bytes=200).left_bytes
             200
         """
         known = [b for b in (self.available_bytes, self.left_in_group_bytes) if b is not None]
@@ -119,70 +113,27 @@ def memory_now(proc: Path = _PROC, cgroups: Path = _CGROUPS) -> SystemMemory:
         True
     """
     machine = _numbers(proc / "meminfo")
-    groups = list(_groups(proc / "self" / "cgroup", cgroups))
-    limits = [limit for group in groups if (limit := group.limit()) is not None]
-    tightest = min(limits, key=lambda limit: limit.left_bytes, default=None)
+    limits: list[tuple[int, int]] = []  # what is left, and of how much
+    oom_kills = None
+    for version, folder in group_folders("memory", proc / "self" / "cgroup", cgroups):
+        limit_file, usage_file, events_file, inactive = _FILES[version].split()
+        if oom_kills is None:  # else a group above it
+            oom_kills = _numbers(folder / events_file).get("oom_kill")
+        limit, used = read_text(folder / limit_file).strip(), read_text(folder / usage_file).strip()
+        if not (limit.isdecimal() and used.isdecimal()):  # "max", or a group without memory's files
+            continue
+        if int(limit) < _NO_LIMIT_BYTES:
+            cache_bytes = _numbers(folder / "memory.stat").get(inactive, 0)
+            used_bytes = max(int(used) - cache_bytes, 0)
+            limits.append((max(int(limit) - used_bytes, 0), int(limit)))
+    left_bytes, limit_bytes = min(limits, default=(None, None))
     return SystemMemory(
-        total_bytes=_kibibytes(machine.get("MemTotal:")),
-        available_bytes=_kibibytes(machine.get("MemAvailable:")),
-        limit_bytes=tightest and tightest.limit_bytes,
-        used_bytes=tightest and tightest.used_bytes,
-        cache_bytes=tightest.cache_bytes if tightest else 0,
-        group_oom_kills=groups[0].oom_kills() if groups else None,
-        machine_oom_kills=_numbers(proc / "vmstat").get("oom_kill"),
+        total_bytes=machine.get("MemTotal:"),
+        available_bytes=machine.get("MemAvailable:"),
+        limit_bytes=limit_bytes,
+        left_in_group_bytes=left_bytes,
+        group_oom_kills=oom_kills,
     )
-
-
-class _Limit(NamedTuple):
-    limit_bytes: int
-    used_bytes: int
-    cache_bytes: int
-
-    @property
-    def left_bytes(self) -> int:
-        return self.limit_bytes - self.used_bytes + self.cache_bytes
-
-
-class _Files(NamedTuple):
-    """How one version of control groups names its files, and what stands in them."""
-
-    limit: str
-    usage: str
-    events: str
-    inactive: str  # with all groups below, as the usage is
-
-
-_VERSION_1: Final = _Files(
-    "memory.limit_in_bytes", "memory.usage_in_bytes", "memory.oom_control", "total_inactive_file"
-)
-_VERSION_2: Final = _Files("memory.max", "memory.current", "memory.events", "inactive_file")
-
-
-class _Group(NamedTuple):
-    """One control group with a memory controller."""
-
-    folder: Path
-    files: _Files
-
-    def limit(self) -> _Limit | None:
-        limit_bytes = _number(self.folder / self.files.limit)
-        used_bytes = _number(self.folder / self.files.usage)
-        if limit_bytes is None or used_bytes is None or limit_bytes >= _NO_LIMIT_BYTES:
-            return None
-        cache_bytes = _numbers(self.folder / "memory.stat").get(self.files.inactive, 0)
-        return _Limit(limit_bytes, used_bytes, min(cache_bytes, used_bytes))
-
-    def oom_kills(self) -> int | None:
-        return _numbers(self.folder / self.files.events).get("oom_kill")
-
-
-def _groups(memberships: Path, cgroups: Path) -> Iterator[_Group]:
-    """Yield the groups that this process is in, from its own up to the root."""
-    for version, folder in group_folders("memory", memberships, cgroups):
-        group = _Group(folder, _VERSION_1 if version == 1 else _VERSION_2)
-        # The root of version 2 has neither file, nor has a mount without the memory controller.
-        if (folder / group.files.usage).exists():
-            yield group
 
 
 def group_folders(controller: str, memberships: Path, cgroups: Path) -> Iterator[tuple[int, Path]]:
@@ -215,115 +166,60 @@ def read_text(path: Path) -> str:
     return ""
 
 
-def _number(path: Path) -> int | None:
-    text = read_text(path).strip()
-    return int(text) if text.isdecimal() else None  # not the word "max"
-
-
 def _numbers(path: Path) -> dict[str, int]:
-    """Return the lines "name number" of a file."""
+    """Return the lines "name number", with or without "kB", of a file."""
     numbers = {}
     for line in read_text(path).splitlines():
-        name, _, rest = line.partition(" ")
-        number = rest.split(maxsplit=1)[:1]
-        if number and number[0].isdecimal():
-            numbers[name] = int(number[0])
+        match line.split():
+            case name, number, *unit if number.isdecimal():
+                numbers[name] = int(number) * (1024 if unit == ["kB"] else 1)
     return numbers
 
 
-def _kibibytes(number: int | None) -> int | None:
-    return None if number is None else number * 1024
-
-
-def describe_memory(
+def advice_on_kill(
     now: SystemMemory, before: SystemMemory | None, peak_rss_bytes: int | None
 ) -> str:
-    """Return what memory has to say about a worker that was killed, in a few plain sentences.
+    """Return what memory has to say about a worker that SIGKILL ended, and what to do about it.
 
-    Only what is known is said. That the OOM killer ended the worker is said when it ended a process
-    of this control group since `before`; when it only ended some process of the machine, that is
-    said. If the text does not contain "OOM killer", no such end was counted.
+    Only what is known is said, and the likelier cause comes first. What the dead worker held is
+    free again in `now`, so that is taken off what is left.
 
     Args:
         now: Memory after the death.
         before: Memory while the worker was alive, as early as the epoch's start.
         peak_rss_bytes: The most resident memory that the worker reported.
 
-    Returns:
-        The sentences, without a space at the ends; empty if nothing is known.
-
     Example:
-        >>> describe_memory(SystemMemory(16_000_000_000, 300_000_000), None, 11_200_000_000)
-        'It had used up to 11.2 GB. The machine has 300 MB of 16.0 GB left.'
+        >>> advice_on_kill(SystemMemory(16_000_000_000, 300_000_000), None, None)
+        'The machine has 300 MB of 16.0 GB left. Often memory ran out: try fewer workers or ...'
     """
-    before = before or SystemMemory()
-    sentences = []
+    said, has_much = [], []
     if peak_rss_bytes is not None:
-        sentences.append(f"It had used up to {format_bytes(peak_rss_bytes)}.")
-    sentences += _on_what_is_left(now)
-    in_group, in_machine = now.group_oom_kills, now.machine_oom_kills
-    if _has_risen(in_group, before.group_oom_kills):
-        sentences.append("The system's OOM killer ended it.")
-    elif in_group is None and _has_risen(in_machine, before.machine_oom_kills):
-        sentences.append("The system's OOM killer ended a process of this machine meanwhile.")
-    return " ".join(sentences)
-
-
-def advice_on_kill(
-    now: SystemMemory, before: SystemMemory | None, peak_rss_bytes: int | None
-) -> str:
-    """Return what to do about a worker that was ended by SIGKILL, the likelier cause first.
-
-    What the dead worker held is free again in `now`, so that is taken off what is left.
-
-    Args:
-        now: As for `describe_memory`.
-        before: As for `describe_memory`.
-        peak_rss_bytes: As for `describe_memory`.
-
-    Example:
-        >>> advice_on_kill(SystemMemory(16_000_000_000, 300_000_000), None, None)[:25]
-        'Often memory ran out: try'
-        >>> advice_on_kill(SystemMemory(16_000_000_000, 12_000_000_000), None, 200_000_000)[:22]
-        'Somebody or something '
-    """
-    if _has_risen(now.group_oom_kills, (before or SystemMemory()).group_oom_kills):
-        return f"Memory ran out: {_LESS_MEMORY}, and look at what the sample takes."
-    held = peak_rss_bytes or 0
-    much = [
-        left - held > _MUCH_LEFT * whole
-        for left, whole in (
-            (now.available_bytes, now.total_bytes),
-            (now.left_in_group_bytes, now.limit_bytes),
+        said.append(f"It had used up to {format_bytes(peak_rss_bytes)}.")
+    for whose, left, whole in (
+        ("machine", now.available_bytes, now.total_bytes),
+        ("control group (the container)", now.left_in_group_bytes, now.limit_bytes),
+    ):
+        if left is not None and whole is not None:
+            said.append(f"The {whose} has {format_bytes(left)} of {format_bytes(whole)} left.")
+            has_much.append(left - (peak_rss_bytes or 0) > _MUCH_LEFT * whole)
+    kills_before = None if before is None else before.group_oom_kills
+    if kills_before is not None and (now.group_oom_kills or 0) > kills_before:
+        advice = (
+            f"The system's OOM killer ended it. Memory ran out: {_LESS_MEMORY}, and look at what "
+            "the sample takes."
         )
-        if left is not None and whole is not None
-    ]
-    if much and all(much):
-        return (
+    elif has_much and all(has_much):
+        advice = (
             "Somebody or something killed it (kill -9, a job scheduler, a container's limit). If "
             f"memory ran out for a moment, {_LESS_MEMORY}."
         )
-    return (
-        f"Often memory ran out: {_LESS_MEMORY}. Otherwise somebody or something killed it (kill "
-        "-9, a job scheduler)."
-    )
-
-
-def _on_what_is_left(now: SystemMemory) -> Iterator[str]:
-    if now.available_bytes is not None and now.total_bytes is not None:
-        yield (
-            f"The machine has {format_bytes(now.available_bytes)} of "
-            f"{format_bytes(now.total_bytes)} left."
+    else:
+        advice = (
+            f"Often memory ran out: {_LESS_MEMORY}. Otherwise somebody or something killed it "
+            "(kill -9, a job scheduler)."
         )
-    if now.limit_bytes is not None and now.left_in_group_bytes is not None:
-        yield (
-            f"The control group (the container) has {format_bytes(now.left_in_group_bytes)} of "
-            f"{format_bytes(now.limit_bytes)} left."
-        )
-
-
-def _has_risen(now: int | None, before: int | None) -> bool:
-    return now is not None and before is not None and now > before
+    return " ".join([*said, advice])
 
 
 def memory_warning(batch_bytes: int, batches_in_flight: int, now: SystemMemory) -> str | None:
@@ -342,10 +238,9 @@ def memory_warning(batch_bytes: int, batches_in_flight: int, now: SystemMemory) 
     left_bytes = now.left_bytes
     if left_bytes is None or needed_bytes <= left_bytes:
         return None
+    whose = "this machine"
     if left_bytes == now.left_in_group_bytes and now.limit_bytes is not None:
         whose = f"the control group (the container; limit {format_bytes(now.limit_bytes)})"
-    else:
-        whose = "this machine"
     return (
         f"{batches_in_flight} batches of {format_bytes(batch_bytes)} on their way need "
         f"{format_bytes(needed_bytes)}, and {whose} has {format_bytes(left_bytes)} left: workers "
@@ -389,9 +284,8 @@ def check_descriptors(num_workers: int) -> None:
 
 def num_open_files() -> int | None:
     """Return how many descriptors this process has open; None where the system does not tell."""
-    for folder in ("/proc/self/fd", "/dev/fd"):  # Linux; macOS and BSD
-        with contextlib.suppress(OSError):
-            return len(os.listdir(folder)) - 1  # without the one that lists the folder
+    with contextlib.suppress(OSError):
+        return len(os.listdir("/dev/fd")) - 1  # without the one that lists the folder
     return None
 
 

@@ -15,17 +15,16 @@ import psutil
 import pytest
 
 from penstock import Loader
-from penstock.engine.limits import (
+from penstock.errors import ConfigError
+from penstock.system_limits import (
     SystemMemory,
     advice_on_kill,
     check_descriptors,
-    describe_memory,
     descriptors_needed,
     format_bytes,
     memory_now,
     memory_warning,
 )
-from penstock.errors import ConfigError
 
 MB = 1_000_000
 GB = 1000 * MB
@@ -40,7 +39,7 @@ def write(root, files):
 
 
 def read(tmp_path, memberships, cgroups):
-    proc = {"meminfo": MEMINFO, "vmstat": "nr_dirty 3\noom_kill 7\n", "self/cgroup": memberships}
+    proc = {"meminfo": MEMINFO, "self/cgroup": memberships}
     write(tmp_path / "proc", proc)
     write(tmp_path / "cgroup", cgroups)
     return memory_now(tmp_path / "proc", tmp_path / "cgroup")
@@ -70,9 +69,7 @@ def below(folder, files):
 
 def test_without_control_groups_the_machine_is_the_limit(tmp_path):
     memory = read(tmp_path, "", {})
-    assert memory == SystemMemory(
-        total_bytes=16_384_000_000, available_bytes=5_120_000_000, machine_oom_kills=7
-    )
+    assert memory == SystemMemory(total_bytes=16_384_000_000, available_bytes=5_120_000_000)
     assert memory.left_bytes == 5_120_000_000
 
 
@@ -80,19 +77,15 @@ def test_where_nothing_is_told_nothing_is_known(tmp_path):
     memory = memory_now(tmp_path, tmp_path)
     assert memory == SystemMemory()
     assert memory.left_bytes is None
-    assert describe_memory(memory, None, None) == ""
+    assert advice_on_kill(memory, None, None).startswith("Often memory ran out")
     assert memory_warning(10**15, 100, memory) is None
 
 
 def test_a_container_of_version_2_sees_its_limit_at_the_root(tmp_path):
     memory = read(tmp_path, "0::/\n", group_v2(2 * GB, 1500 * MB, cache=600 * MB, kills=3))
-    assert (memory.limit_bytes, memory.used_bytes, memory.cache_bytes) == (
-        2 * GB,
-        1500 * MB,
-        600 * MB,
-    )
+    assert memory.limit_bytes == 2 * GB
     assert memory.left_bytes == memory.left_in_group_bytes == 1100 * MB
-    assert (memory.group_oom_kills, memory.machine_oom_kills) == (3, 7)
+    assert memory.group_oom_kills == 3
 
 
 def test_the_group_nearest_to_its_limit_counts_and_the_own_groups_kills(tmp_path):
@@ -102,8 +95,8 @@ def test_the_group_nearest_to_its_limit_counts_and_the_own_groups_kills(tmp_path
         | below("jobs", group_v2(8 * GB, 7 * GB, cache=1 * GB, kills=9))
     )
     memory = read(tmp_path, "0::/jobs/mine/inner\n", cgroups)
-    assert (memory.limit_bytes, memory.used_bytes) == (8 * GB, 7 * GB)
-    assert memory.left_bytes == 2 * GB
+    assert memory.limit_bytes == 8 * GB
+    assert memory.left_bytes == memory.left_in_group_bytes == 2 * GB
     assert memory.group_oom_kills == 1
 
 
@@ -127,8 +120,8 @@ def test_a_path_above_the_mount_is_looked_for_below_it(tmp_path):
     assert memory.limit_bytes == 2 * GB
 
 
-def test_use_beyond_the_limit_leaves_nothing_and_not_less():
-    assert SystemMemory(available_bytes=9, limit_bytes=100, used_bytes=120).left_bytes == 0
+def test_use_beyond_the_limit_leaves_nothing_and_not_less(tmp_path):
+    assert read(tmp_path, "0::/\n", group_v2(100, 120)).left_bytes == 0
 
 
 @pytest.mark.skipif(not Path("/proc/meminfo").exists(), reason="not Linux")
@@ -137,67 +130,56 @@ def test_the_real_machine_is_read_as_psutil_reads_it():
     assert memory.total_bytes == peer.total
     assert memory.available_bytes == pytest.approx(peer.available, rel=0.2)
     assert 0 < memory.left_bytes <= memory.total_bytes
-    assert memory.machine_oom_kills >= 0
 
 
 NOW = SystemMemory(
     total_bytes=64 * GB,
     available_bytes=40 * GB,
     limit_bytes=12 * GB,
-    used_bytes=11_900 * MB,
-    cache_bytes=100 * MB,
+    left_in_group_bytes=200 * MB,
     group_oom_kills=4,
-    machine_oom_kills=8,
 )
 
 
 def test_a_death_is_described_with_all_that_is_known():
-    before = replace(NOW, group_oom_kills=3, machine_oom_kills=7)
-    assert describe_memory(NOW, before, 11_200 * MB) == (
+    before = replace(NOW, group_oom_kills=3)
+    assert advice_on_kill(NOW, before, 11_200 * MB) == (
         "It had used up to 11.2 GB. The machine has 40.0 GB of 64.0 GB left. The control group "
-        "(the container) has 200 MB of 12.0 GB left. The system's OOM killer ended it."
+        "(the container) has 200 MB of 12.0 GB left. The system's OOM killer ended it. Memory ran "
+        "out: try fewer workers or a smaller prefetch_factor, and look at what the sample takes."
     )
 
 
 @pytest.mark.parametrize(
-    ("kills_of_group", "kills_of_machine", "said"),
+    ("before", "after", "is_named"),
     [
-        ((3, 4), (7, 8), "OOM killer ended it"),
-        ((4, 4), (7, 8), None),  # a process of another group
-        ((None, None), (7, 8), "OOM killer ended a process of this machine"),
-        ((None, None), (8, 8), None),
-        ((None, 4), (None, 8), None),  # nobody looked before
+        (3, 4, True),
+        (4, 4, False),  # a process of another group
+        (None, None, False),
+        (None, 4, False),  # nobody looked before
     ],
 )
-def test_the_oom_killer_is_named_only_as_far_as_its_count_tells(
-    kills_of_group, kills_of_machine, said
-):
-    before, now = (
-        replace(NOW, group_oom_kills=group, machine_oom_kills=machine)
-        for group, machine in zip(kills_of_group, kills_of_machine, strict=True)
-    )
-    text = describe_memory(now, before, None)
-    assert (said in text) if said else ("OOM" not in text)
+def test_the_oom_killer_is_named_only_as_far_as_its_count_tells(before, after, is_named):
+    now = replace(NOW, group_oom_kills=after)
+    text = advice_on_kill(now, replace(NOW, group_oom_kills=before), None)
+    assert ("OOM killer ended it" in text) == ("OOM" in text) == is_named
 
 
 @pytest.mark.parametrize(
     ("memory", "peak_bytes", "first"),
     [
-        (
-            SystemMemory(25 * 10**9, 24 * 10**9),
-            2 * 10**8,
-            "Somebody or something killed it (kill -9",
-        ),
+        (SystemMemory(25 * 10**9, 24 * 10**9), 2 * 10**8, "Somebody or something killed it"),
         (SystemMemory(25 * 10**9, 10**9), 2 * 10**8, "Often memory ran out: try fewer workers"),
         # What is left is what the dead one held.
         (SystemMemory(25 * 10**9, 11 * 10**9), 10 * 10**9, "Often memory ran out"),
         (SystemMemory(), None, "Often memory ran out"),
-        (SystemMemory(group_oom_kills=2), None, "Memory ran out"),
+        (SystemMemory(group_oom_kills=2), None, "The system's OOM killer ended it. Memory ran out"),
     ],
 )
 def test_the_likelier_cause_of_a_kill_comes_first(memory, peak_bytes, first):
     advice = advice_on_kill(memory, SystemMemory(group_oom_kills=1), peak_bytes)
-    assert advice.startswith(first)
+    *_, said = advice.split(" left. ")  # the figures come before
+    assert said.removeprefix("It had used up to 200 MB. ").startswith(first)
     assert "fewer workers or a smaller prefetch_factor" in advice
 
 
@@ -208,7 +190,7 @@ def test_batches_that_fit_give_no_warning_and_others_name_whose_limit_it_is():
         "limit 12.0 GB) has 200 MB left: workers may be killed. Lower num_workers, "
         "prefetch_factor or batch_size."
     )
-    text = memory_warning(11 * GB, 4, replace(NOW, limit_bytes=None))
+    text = memory_warning(11 * GB, 4, replace(NOW, limit_bytes=None, left_in_group_bytes=None))
     assert "need 44.0 GB, and this machine has 40.0 GB left" in text
 
 
@@ -271,7 +253,7 @@ def test_the_descriptors_that_are_asked_for_are_enough(method, tmp_path):
         sys.path[:0] = {sys.path!r}
         import numpy as np
         from penstock import Loader
-        from penstock.engine.limits import check_descriptors, descriptors_needed
+        from penstock.system_limits import check_descriptors, descriptors_needed
 
         def collate(samples):  # two new slots a batch: one for large arrays, one for small ones
             return [np.zeros(200_000, np.uint8), np.zeros(5000, np.uint8)]

@@ -7,7 +7,7 @@ import threading
 
 import pytest
 
-from penstock.engine.remote_errors import report_exception, revive_exception
+from penstock.engine.pickling import report_exception, revive_exception
 from penstock.errors import CollateError
 
 
@@ -56,7 +56,7 @@ def test_an_exception_arrives_as_itself_with_the_notes_and_the_traceback(error):
     assert str(got) == str(error)
     notes = [note for note in got.__notes__ if not note.startswith("Help: ")]
     assert notes == ["a note of the worker"]
-    assert "test_remote_errors.py" in str(got.__cause__)
+    assert "test_pickling.py" in str(got.__cause__)
     assert getattr(got, "code", 7) == 7
 
 
@@ -64,4 +64,4 @@ def test_one_that_does_not_pickle_arrives_with_its_text():
     got = revive_exception(report_exception(raised(HoldsALock())))
     assert type(got) is RuntimeError
     assert "HoldsALock: it holds a lock" in str(got)
-    assert "test_remote_errors.py" in str(got.__cause__)
+    assert "test_pickling.py" in str(got.__cause__)

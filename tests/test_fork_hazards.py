@@ -11,15 +11,15 @@ from pathlib import Path
 
 import pytest
 
-from penstock.engine import fork_hazards
-from penstock.engine.fork_hazards import _wait_in_openmp, busy_device, library_of
+from penstock import fork_hazards
+from penstock.fork_hazards import _wait_in_openmp, busy_device, library_of
 
 # These run threads of libraries on purpose, so each has a process of its own.
 HEAD = f"""
     import os, sys, time, warnings
     sys.path[:0] = {sys.path!r}
     import numpy as np
-    from penstock.engine.fork_hazards import running_hazards, warn_of_fork
+    from penstock.fork_hazards import running_hazards, warn_of_fork
 
     def num_threads():
         return len(os.listdir("/proc/self/task"))
@@ -168,7 +168,7 @@ def test_idle_threads_of_opencv_are_ended_for_the_fork_and_come_back():
     pytest.importorskip("cv2")
     said = run("""
         import cv2, signal
-        from penstock.engine.fork_hazards import opencv_at_rest
+        from penstock.fork_hazards import opencv_at_rest
         cv2.setNumThreads(3)
         before = num_threads()
         blur()
@@ -297,7 +297,7 @@ def test_a_device_in_use_is_named_without_importing_anything():
 def test_a_device_that_torch_did_not_initialise_is_not_in_use():
     said = run("""
         import torch
-        from penstock.engine.fork_hazards import busy_device
+        from penstock.fork_hazards import busy_device
         print(busy_device(sys.modules), torch.cuda.is_initialized())
     """)
     assert said == ["None False"]

@@ -437,7 +437,7 @@ def test_looking_at_a_worker_again_and_again_leaves_room_for_its_last_words():
     stream = iter(loader)
     for _ in range(3):
         next(stream)
-    backend = stream._stream._backend
+    backend = stream._stream.backend
     while "sample 13" not in backend.diagnose(0, with_stacks=False).words:
         pass
     status_page = backend._table.workers[0].status_page

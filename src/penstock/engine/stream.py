@@ -239,6 +239,7 @@ class BatchStream:
     def _give(self, step: int, worker_id: int, outcome: TaskResult) -> Any:  # noqa: ANN401
         """Return the batch of a step, which counts once it is yielded, or raise its exception."""
         num_failed = self._record(outcome.bad, step, worker_id) if outcome.bad else 0
+        position, progress = outcome.position, self._epoch.progress
         try:
             if self._hook is None:
                 batch = outcome.batch()
@@ -249,9 +250,20 @@ class BatchStream:
                     self._clock.arrived()
                     batch = self._hook.finish(batch)
         except Exception as error:
-            self._fail(step, worker_id, outcome.position, error)
+            self._fail(step, worker_id, position, error)
             raise
-        self._count(step, worker_id, outcome, num_failed)
+        given = self._spent(outcome, num_failed) if outcome.num_asked else progress.counted
+        failed = progress.failed
+        if position is not None:
+            shards = [(id_, shard) for _, id_, shard in failed if shard is not None]
+            turn = (worker_id + 1) % max(self._plan.num_workers, 1)  # without workers it is 0
+            given = given.with_shards([*shards, (worker_id, position)], turn)
+        elif self._plan.in_order and not given.ahead:
+            given = Given(step + 1, *given[1:])
+        else:
+            given = given.with_steps([*(failed_step for failed_step, _, _ in failed), step])
+        failed.clear()  # they count with this one
+        progress.handed_out = given
         return batch
 
     def _begun(self, step: int, outcome: TaskResult, hook: DeliveryHook) -> Any:  # noqa: ANN401
@@ -272,22 +284,6 @@ class BatchStream:
             self.close()
         if isinstance(error, StopIteration):
             self._refuse_stop(error)
-
-    def _count(self, step: int, worker_id: int, outcome: TaskResult, num_failed: int) -> None:
-        """Let a batch count once it is yielded; `num_failed` bad samples were not known yet."""
-        progress = self._epoch.progress
-        given = self._spent(outcome, num_failed) if outcome.num_asked else progress.counted
-        failed, shard = progress.failed, outcome.position
-        if shard is not None:
-            shards = [(id_, shard) for _, id_, shard in failed if shard is not None]
-            turn = (worker_id + 1) % max(self._plan.num_workers, 1)  # without workers it is 0
-            given = given.with_shards([*shards, (worker_id, shard)], turn)
-        elif self._plan.in_order and not given.ahead:
-            given = Given(step + 1, *given[1:])
-        else:
-            given = given.with_steps([*(failed_step for failed_step, _, _ in failed), step])
-        failed.clear()  # they count with this one
-        progress.handed_out = given
 
     def _count_rest(self, result: TaskResult, worker_id: int) -> None:
         """Count the samples at the end of a shard that belong to no batch: they were bad."""
@@ -339,11 +335,12 @@ class BatchStream:
         num_bad, self._num_bad = self._num_bad, 0
         if not observer.measures:
             asked_ns, given_ns, consumer_ns = self._clock.give_lightly()
-            observer.light.append((
+            light = observer.light
+            light.append((
                 asked_ns, given_ns, consumer_ns, self._epoch.number, made.step, num_bad,
                 num_workers, lookahead, num_samples_of(made.times),
             ))  # fmt: skip
-            if len(observer.light) >= FOLD_AT:
+            if len(light) >= FOLD_AT:
                 self._fold(observer)
             if consumer_ns and given_ns - asked_ns + consumer_ns > LONG_NS:
                 self._note_long(observer)

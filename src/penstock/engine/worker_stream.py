@@ -486,7 +486,12 @@ class WorkerStream(BatchStream):
     def _death_message(self, failure: Fail) -> str:
         steps = self._scheduler.steps_of(failure.worker_id)
         held = f" It held steps {steps}." if steps else ""
-        before = self._faults.on_respawns(self._epoch)
+        deaths, before = self._epoch.progress.deaths, ""
+        if deaths:
+            before = (
+                f" Before it, {len(deaths)} died in this epoch and were replaced, of at most "
+                f"max_respawns={self._plan.spec.faults.max_respawns}; the last: {deaths[-1]}."
+            )
         return f"{failure.reason}, epoch {self._epoch.number}.{held}{before} {failure.advice}"
 
     def _release(self, *, in_a_hurry: bool) -> None:

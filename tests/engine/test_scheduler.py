@@ -4,23 +4,19 @@
 from __future__ import annotations
 
 from collections import Counter, deque
-from itertools import pairwise
+from itertools import count, pairwise
 
 from hypothesis import given
 from hypothesis import strategies as st
 
 from penstock.engine.scheduler import (
-    AbandonWorker,
     AddWorker,
     Deliver,
     Draw,
     Fail,
     Finish,
-    IndicesDrawn,
-    IndicesExhausted,
     Quarantine,
     RemoveWorker,
-    Requested,
     Respawn,
     Scheduler,
     Submit,
@@ -28,7 +24,6 @@ from penstock.engine.scheduler import (
     WorkerExhausted,
     WorkerLost,
     WorkerReady,
-    WorkersChanged,
 )
 
 
@@ -36,12 +31,25 @@ class World:
     """Workers, a sampler and a user around one Scheduler; `choose` decides who moves next."""
 
     def __init__(
-        self, choose, *, num_workers, lookahead, in_order, num_steps, shards=None, **beginning
+        self,
+        choose,
+        *,
+        num_workers,
+        lookahead,
+        in_order,
+        num_steps,
+        shards=None,
+        skipped=(),
+        **beginning,
     ):
         self.choose = choose
         self.scheduler = Scheduler(num_workers, lookahead, in_order=in_order, **beginning)
         self.lookahead = lookahead
-        self.to_draw = deque(range(num_steps)) if num_steps is not None else None
+        self.first_step = beginning.get("first_step", 0)
+        self.to_draw = None
+        if num_steps is not None:
+            steps = enumerate(range(num_steps), self.first_step)
+            self.to_draw = deque(step for step in steps if step[0] not in skipped)
         self.num_drawn = 0
         self.queues = [deque() for _ in range(num_workers)]
         self.shards = list(shards) if shards is not None else None  # batches each worker can make
@@ -65,7 +73,7 @@ class World:
         self.survives = False  # whether every death is survived
         self.num_workers = num_workers
         self.prefetch = None  # set by who changes the workers
-        self.carry_out(self.scheduler.start())
+        self.carry_out(self.scheduler.refill())
 
     @classmethod
     def drawn(cls, data, **options):
@@ -78,7 +86,7 @@ class World:
             decision = pending.popleft()
             match decision:
                 case Draw():
-                    pending.extendleft(reversed(self.scheduler.handle(self.draw())))
+                    pending.extendleft(reversed(self.draw()))
                 case AddWorker(worker_id):
                     assert worker_id not in self.present, "added twice"
                     assert worker_id < self.num_workers
@@ -86,12 +94,13 @@ class World:
                     self.starting.add(worker_id)
                     while len(self.queues) <= worker_id:
                         self.queues.append(deque())
-                case RemoveWorker(worker_id):
+                case RemoveWorker(worker_id, ""):
                     assert worker_id >= self.num_workers, "one that is to stay was removed"
                     assert not self.queues[worker_id], "removed with work in its hands"
                     self.present.remove(worker_id)
                     self.starting.discard(worker_id)
-                case AbandonWorker(worker_id, _):
+                case RemoveWorker(worker_id, reason):
+                    assert reason == "killed"
                     assert worker_id in self.starting, "given up though it was ready"
                     assert not self.queues[worker_id]
                     self.starting.remove(worker_id)
@@ -134,7 +143,7 @@ class World:
 
     def change_workers(self, num_workers, prefetch):
         self.num_workers, self.lookahead = num_workers, num_workers * prefetch
-        self.carry_out(self.scheduler.handle(WorkersChanged(num_workers, self.lookahead)))
+        self.carry_out(self.scheduler.change_workers(num_workers, self.lookahead))
 
     def get_ready(self, worker_id):
         self.starting.remove(worker_id)
@@ -145,15 +154,15 @@ class World:
     def draw(self):
         if self.to_draw is None:
             self.num_drawn += 1
-            return IndicesDrawn(None)
+            return self.scheduler.drawn(self.num_drawn - 1, None)
         if not self.to_draw:
-            return IndicesExhausted()
+            return self.scheduler.drained()
         self.num_drawn += 1
-        return IndicesDrawn(self.to_draw.popleft())
+        return self.scheduler.drawn(*self.to_draw.popleft())
 
     def request(self):
         self.is_waiting = True
-        self.carry_out(self.scheduler.handle(Requested()))
+        self.carry_out(self.scheduler.request())
 
     def movable_workers(self):
         return [w for w, queue in enumerate(self.queues) if queue and w not in self.dead]
@@ -166,7 +175,7 @@ class World:
         decisions = self.scheduler.handle(WorkerLost(worker_id, "killed", **how))
         kinds = [type(decision) for decision in decisions]
         # A task goes out again only when it is known which samples it must not make, and by whom.
-        order = [AbandonWorker, Quarantine, Respawn, Submit, Deliver, Fail]
+        order = [RemoveWorker, Quarantine, Respawn, Submit, Deliver, Fail]
         assert sorted(kinds, key=order.index) == kinds
         self.carry_out(decisions)
         if worker_id not in self.dead:
@@ -261,7 +270,7 @@ def test_every_step_is_delivered_once_and_in_order_whatever_happens_when(
     assert all(outcome == ("made", step) for step, outcome in world.delivered)
     if in_order:
         assert steps == list(range(num_steps))
-    assert world.scheduler.num_pending == 0
+    assert len(world.scheduler._tasks) == 0
 
 
 @given(
@@ -279,9 +288,7 @@ def test_an_epoch_that_is_resumed_makes_the_steps_that_were_not_given_and_no_oth
     world = World.drawn(
         data,
         num_workers=num_workers,
-        lookahead=data.draw(st.sampled_from([num_workers * prefetch, 0]))
-        if num_workers == 1
-        else num_workers * prefetch,
+        lookahead=num_workers * prefetch,
         in_order=in_order,
         num_steps=rest,
         any_worker=any_worker,
@@ -315,21 +322,12 @@ def test_where_any_worker_will_do_the_one_with_the_least_to_do_gets_the_step(
     assert sorted(step for step, _ in world.delivered) == list(range(num_steps))
 
 
-@given(num_steps=st.integers(0, 10))
-def test_without_lookahead_each_step_is_drawn_when_it_is_asked_for(num_steps):
-    world = World(
-        lambda movers: movers[0], num_workers=1, lookahead=0, in_order=True, num_steps=num_steps
-    )
-    assert world.num_drawn == 0
-    for asked in range(1, num_steps + 1):
+def test_an_epoch_that_is_over_stays_over():
+    world = World(lambda m: m[0], num_workers=1, lookahead=1, in_order=True, num_steps=0)
+    for _ in range(2):
+        world.finished = False
         world.request()
-        assert world.num_drawn == asked
-        world.move(0)
-        assert len(world.delivered) == asked
-    world.request()
-    assert world.finished
-    world.request()  # and it stays over
-    assert world.finished
+        assert world.finished
 
 
 @given(data=st.data(), num_steps=st.integers(0, 40), **worlds)
@@ -339,7 +337,7 @@ def test_steps_go_round_the_workers_in_turn_and_no_more_than_the_lookahead_are_u
     lookahead = num_workers * prefetch
 
     def choose(movers):
-        assert world.scheduler.num_pending <= lookahead
+        assert len(world.scheduler._tasks) <= lookahead
         assert world.num_drawn <= len(world.delivered) + lookahead
         return data.draw(st.sampled_from(movers))
 
@@ -442,7 +440,7 @@ def test_workers_may_die_at_any_moment_and_every_step_is_delivered_once(
     steps = [step for step, _ in world.delivered]
     assert (steps if in_order else sorted(steps)) == list(range(num_steps))
     assert world.quarantined == []
-    assert world.scheduler.num_pending == 0
+    assert len(world.scheduler._tasks) == 0
 
 
 @given(data=st.data(), num_steps=st.integers(1, 30), **worlds)
@@ -776,37 +774,38 @@ def test_after_a_change_as_many_steps_are_under_way_as_the_new_workers_look_ahea
             world.request()
         while world.is_waiting:
             world.move(world.choose(world.movable_workers()))
-    assert world.scheduler.num_pending == world.lookahead
+    assert len(world.scheduler._tasks) == world.lookahead
 
 
 def test_who_is_there_does_not_get_the_share_of_those_who_are_still_starting():
     scheduler = Scheduler(1, 2, any_worker=True)
     submitted = Counter()
+    steps = count()
 
     def carry_out(decisions):
         for decision in decisions:
             if isinstance(decision, Draw):
-                carry_out(scheduler.handle(IndicesDrawn(None)))
+                carry_out(scheduler.drawn(next(steps), None))
             elif isinstance(decision, Submit):
                 submitted[decision.worker_id] += 1
 
-    carry_out(scheduler.start())
-    carry_out(scheduler.handle(WorkersChanged(20, 40)))
+    carry_out(scheduler.refill())
+    carry_out(scheduler.change_workers(20, 40))
     assert submitted == {0: 2}
     for worker_id in (7, 3, 19):
         carry_out(scheduler.handle(WorkerReady(worker_id)))
     assert submitted == {0: 2, 7: 2, 3: 2, 19: 2}
-    assert scheduler.handle(WorkerLost(5, "killed")) == [AbandonWorker(5, "killed")]
+    assert scheduler.handle(WorkerLost(5, "killed")) == [RemoveWorker(5, "killed")]
     assert scheduler.num_at_work == 4
-    carry_out(scheduler.handle(WorkersChanged(4, 8)))
+    carry_out(scheduler.change_workers(4, 8))
     assert sum(submitted.values()) <= 10
 
 
 def test_a_batch_comes_with_the_indices_that_it_was_made_of():
     scheduler = Scheduler(1, 1)
-    scheduler.start()
-    scheduler.handle(IndicesDrawn("indices of step 0"))
-    scheduler.handle(Requested())
+    scheduler.refill()
+    scheduler.drawn(0, "indices of step 0")
+    scheduler.request()
     *_, delivery = scheduler.handle(TaskDone(0, 0, "batch"))
     assert (delivery.outcome, delivery.indices) == ("batch", "indices of step 0")
 
@@ -843,9 +842,10 @@ def test_no_step_waits_for_a_worker_that_has_not_started(data):
         while left:
             decision = left.pop(0)
             if isinstance(decision, Draw):
-                event = IndicesDrawn(drawn) if drawn < num_steps else IndicesExhausted()
-                drawn += isinstance(event, IndicesDrawn)
-                left = [*scheduler.handle(event), *left]
+                is_left = drawn < num_steps
+                found = scheduler.drawn(drawn, drawn) if is_left else scheduler.drained()
+                drawn += is_left
+                left = [*found, *left]
             elif isinstance(decision, Submit):
                 assert decision.worker_id not in never
                 assert decision.worker_id not in to_start
@@ -858,7 +858,7 @@ def test_no_step_waits_for_a_worker_that_has_not_started(data):
             else:
                 assert isinstance(decision, Respawn), decision
 
-    carry_out(scheduler.start())
+    carry_out(scheduler.refill())
     while not is_finished:
         moves = []
         if not is_requested:
@@ -871,7 +871,7 @@ def test_no_step_waits_for_a_worker_that_has_not_started(data):
         move = data.draw(st.sampled_from(moves))
         if move == "request":
             is_requested = True
-            carry_out(scheduler.handle(Requested()))
+            carry_out(scheduler.request())
         elif move == "ready":
             carry_out(scheduler.handle(WorkerReady(to_start.pop(0))))
         elif move == "done":

@@ -346,22 +346,20 @@ class Slow(Noise):
 
 def test_a_slow_batch_is_told_from_a_stuck_worker():
     stream = iter(Loader(Slow(), batch_size=40, num_workers=1, timeout=2))
-    with pytest.raises(
-        WorkerTimeout, match=r"The batch is slow, and its worker is not stuck: "
-    ) as e:
+    with pytest.raises(WorkerTimeout, match="The batch is slow, and its worker is not stuck:") as e:
         next(stream)
+    assert "not stuck: raise `timeout` or lower batch" in str(e.value)
     assert re.search(
-        r": \d+ of 40 samples in [12]\.\d s. Raise `timeout` or lower batch", str(e.value)
-    )
-    assert re.search(
-        r"of step 0 \(the sample for [\d.]+ m?s, the step for [12]\.\d s\)", str(e.value)
+        r"of step 0 \(\d+ of 40 samples in [12]\.\d s, the last 0\.[\d] s ago\)", str(e.value)
     )
     assert "stuck worker" not in str(e.value)
 
 
 def test_under_a_policy_a_slow_worker_is_waited_for():
     loader = Loader(Slow(), batch_size=48, num_workers=1, timeout=2, on_error="replace")
-    with pytest.warns(RuntimeWarning, match=r"slow and not stuck: \d+ of 48 samples") as warned:
+    with pytest.warns(
+        RuntimeWarning, match=r"slow and not stuck: .* \(\d+ of 48 samples"
+    ) as warned:
         (batch,) = loader
     assert len(warned) == 1
     assert batch[:, 0].tolist() == list(range(48))
@@ -381,7 +379,7 @@ class SlowAtLast(Noise):
 def test_a_worker_whose_samples_were_quick_is_not_taken_for_stuck_when_they_are_not():
     policy = FaultPolicy("raise", max_respawns=3)
     loader = Loader(SlowAtLast(400), batch_size=40, num_workers=1, timeout=2, on_error=policy)
-    with pytest.warns(RuntimeWarning, match=r"slow and not stuck: \d+ of 40 samples"):
+    with pytest.warns(RuntimeWarning, match=r"slow and not stuck: .* \(\d+ of 40 samples"):
         batches = list(loader)
     assert np.concatenate(batches)[:, 0].tolist() == list(range(400))
     assert loader.stats().replaced_workers == 0
@@ -406,7 +404,7 @@ def test_a_new_worker_that_takes_long_to_find_its_place_is_not_taken_for_stuck(t
     policy = FaultPolicy("raise", max_respawns=2)
     dataset = SlowStream(tmp_path / "dead")
     loader = Loader(dataset, batch_size=5, num_workers=1, timeout=1, on_error=policy)
-    with pytest.warns(RuntimeWarning, match="slow and not stuck: while it began an epoch"):
+    with pytest.warns(RuntimeWarning, match="slow and not stuck: .* while it began an epoch"):
         batches = list(loader)
     assert np.concatenate(batches).ravel().tolist() == list(range(60))
     assert loader.stats().replaced_workers == 1
@@ -437,7 +435,7 @@ def test_looking_at_a_worker_again_and_again_leaves_room_for_its_last_words():
     stream = iter(loader)
     for _ in range(3):
         next(stream)
-    backend = stream._stream._backend
+    backend = stream._stream.backend
     while "sample 13" not in backend.diagnose(0, with_stacks=False).words:
         pass
     status_page = backend._table.workers[0].status_page

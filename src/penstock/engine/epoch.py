@@ -171,3 +171,13 @@ class Epoch:
     progress: Progress = field(default_factory=Progress)
     is_announced: bool = False
     following: Callable[[], Epoch | None] | None = None
+
+    def tasks(self) -> Iterator[tuple[int, object]]:
+        """Return the steps that were not given yet, each with its indices.
+
+        Does not end with an error of the sampler, which may go on.
+        """
+        given = self.progress.given
+        skipped = {step for start, stop in given.ahead for step in range(start, stop)}
+        tasks = enumerate(self.indices, given.num_steps)
+        return filter(lambda task: task[0] not in skipped, tasks) if skipped else tasks

@@ -13,6 +13,7 @@ from penstock.data.names import describe_sample
 from penstock.engine.plan import sample_key
 from penstock.errors import TooManyFailures
 from penstock.faults import Failure, FaultPolicy
+from penstock.plural import counted
 from penstock.warn import users_level
 
 if TYPE_CHECKING:
@@ -52,8 +53,7 @@ class FaultLog:
 
     def __getstate__(self) -> dict[str, Any]:
         """Return all but the records: a loader is pickled as its arguments."""
-        fresh = FaultLog(self.policy, self._dataset)
-        return {**fresh.__dict__, "quarantined": self.quarantined}
+        return {**self.__dict__, "_failures": collections.deque(maxlen=_MOST_KEPT)}
 
     @property
     def failures(self) -> list[Failure]:
@@ -110,37 +110,21 @@ class FaultLog:
         """
         all_asked = given.num_asked + num_asked
         all_failed = given.num_failed + num_failed
-        if num_failed and all_failed > self.policy.allowed_failures(all_asked):
-            raise TooManyFailures(self._complaint(epoch, all_asked, all_failed))
+        allowed = self.policy.allowed_failures(all_asked)
+        if num_failed and all_failed > allowed:
+            raise TooManyFailures(
+                f"{all_failed} of the {all_asked} samples asked for so far in epoch {epoch.number} "
+                f"could not be made; max_failures={self.policy.max_failures!r} allows "
+                f"{int(allowed)}. Repair or leave out the files (`penstock check DIR` finds all "
+                "that cannot be decoded), or raise max_failures. The first of them:\n"
+                f"{_listed(epoch.progress.first_failures)}"
+            )
         return given._replace(num_asked=all_asked, num_failed=all_failed)
-
-    def _complaint(self, epoch: Epoch, num_asked: int, num_failed: int) -> str:
-        bound = self.policy.max_failures
-        room = "" if isinstance(bound, int) else " (the share, with room for chance)"
-        first = epoch.progress.first_failures
-        which = "The first of them" if num_failed > len(first) else "They are"
-        return (
-            f"{num_failed} of the {num_asked} samples asked for so far in epoch {epoch.number} "
-            f"could not be made; max_failures={bound!r} allows "
-            f"{int(self.policy.allowed_failures(num_asked))}{room}. Repair or leave out the "
-            "files (`penstock check DIR` finds all that cannot be decoded), or raise max_failures. "
-            f"{which}:\n{_listed(first)}"
-        )
 
     def note_respawn(self, reason: str, epoch: Epoch) -> None:
         """Say that a worker died and another takes its place: nothing else would tell."""
         epoch.progress.deaths.append(reason)
         _log.warning("%s. Another takes its place.", reason)
-
-    def on_respawns(self, epoch: Epoch) -> str:
-        """Return what to add to an error that no respawn is left to prevent; empty if none was."""
-        deaths = epoch.progress.deaths
-        if not deaths:
-            return ""
-        return (
-            f" Before it, {len(deaths)} died in this epoch and were replaced, of at most "
-            f"max_respawns={self.policy.max_respawns}; the last: {deaths[-1]}."
-        )
 
     def warn_of_stop(self, error: StopIteration, epoch: Epoch) -> None:
         """Say once which sample ended an epoch, where it may."""
@@ -158,14 +142,10 @@ class FaultLog:
         if not (num_failed and epoch.progress.known_bad):  # none since a resume, if any
             return
         what = "left out" if self.policy.on_error == "skip" else "replaced by others"
-        samples = "sample" if num_failed == 1 else "samples"
-        first = epoch.progress.first_failures
-        nameless = any(f.name is None and f.index is not None for f in first)
-        advice = " (a method `describe(index)` of the dataset would give them names)"
+        first = epoch.progress.first_failures[:_FEW]
         warnings.warn(
-            f"epoch {epoch.number}: {num_failed} bad {samples} {what}. "
-            f"loader.failures lists them with their errors{advice if nameless else ''}. First:\n"
-            f"{_listed(first[:_FEW])}",
+            f"epoch {epoch.number}: {counted(num_failed, 'bad sample')} {what}. "
+            f"loader.failures lists them with their errors. First:\n{_listed(first)}",
             stacklevel=users_level(),
         )
 

@@ -4,17 +4,18 @@
 No queue, process, clock or lock in here. Events go in, decisions come out, at once:
 
     driver                                 Scheduler
-    start() ─────────────────────────────▶ [Draw] * lookahead
-    IndicesDrawn(indices) ───────────────▶ [Submit(worker, step, indices)]
-    IndicesExhausted() ──────────────────▶ [] or [Finish]
-    WorkerReady(worker) ─────────────────▶ [Draw] …           (one that was starting can begin)
-    WorkersChanged(count, lookahead) ────▶ [AddWorker(worker)] [Draw] … [RemoveWorker(worker)]
-    Requested()   (the user wants one) ──▶ [] or [Draw, Deliver(step, outcome)] or [Finish]
-    TaskDone(worker, step, outcome) ─────▶ [] or [Draw, Deliver(step, outcome)]
-    WorkerExhausted(worker, step) ───────▶ [Draw] …           (an iterable's shard is exhausted)
-    WorkerLost(newcomer, reason …) ──────▶ [AbandonWorker(worker)]  (that was not ready yet)
-    WorkerLost(worker, reason …) ────────▶ [Quarantine(sample)] [Respawn(worker), Submit …]
-                                           or [Fail(reason)]      (what is ready is delivered first)
+    refill() ────────────────────────────▶ [Draw] * lookahead
+    drawn(step, indices) ────────────────▶ [Submit(worker, step, indices)]
+    drained()  (the sampler has no more) ─▶ [] or [Finish]
+    change_workers(count, lookahead) ────▶ [AddWorker(worker)] [Draw] … [RemoveWorker(worker)]
+    request()  (the user wants a batch) ──▶ [] or [Draw, Deliver(step, outcome)] or [Finish]
+    handle(
+      TaskDone(worker, step, outcome)) ───▶ [] or [Draw, Deliver(step, outcome)]
+      WorkerReady(worker)) ───────────────▶ [Draw] …          (one that was starting can begin)
+      WorkerExhausted(worker, step)) ─────▶ [Draw] …          (an iterable's shard is exhausted)
+      WorkerLost(newcomer, reason …)) ────▶ [RemoveWorker(worker, reason)]  (not ready yet)
+      WorkerLost(worker, reason …)) ──────▶ [Quarantine(sample)] [Respawn(worker), Submit …]
+                                            or [Fail(reason)]  (what is ready is delivered first)
 
 Guarantees
     Every step is delivered once, in the order of steps if `in_order`, unless the worker that owns
@@ -39,28 +40,23 @@ Guarantees
 
 from __future__ import annotations
 
-from collections import Counter
-from dataclasses import dataclass
+from collections import Counter, defaultdict
+from itertools import chain
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Collection, Hashable
+    from collections.abc import Collection, Hashable
 
 __all__ = [
-    "AbandonWorker",
     "AddWorker",
     "BackendEvent",
     "Decision",
     "Deliver",
     "Draw",
-    "Event",
     "Fail",
     "Finish",
-    "IndicesDrawn",
-    "IndicesExhausted",
     "Quarantine",
     "RemoveWorker",
-    "Requested",
     "Respawn",
     "Scheduler",
     "Submit",
@@ -68,24 +64,7 @@ __all__ = [
     "WorkerExhausted",
     "WorkerLost",
     "WorkerReady",
-    "WorkersChanged",
 ]
-
-
-class IndicesDrawn(NamedTuple):
-    """The sampler gave the indices of one more batch."""
-
-    indices: object
-
-
-@dataclass(frozen=True, slots=True)
-class IndicesExhausted:
-    """The sampler has no more."""
-
-
-@dataclass(frozen=True, slots=True)  # not an empty NamedTuple, which would be false
-class Requested:
-    """The user asked for the next batch."""
 
 
 class TaskDone(NamedTuple):
@@ -138,25 +117,11 @@ class WorkerReady(NamedTuple):
     worker_id: int
 
 
-class WorkersChanged(NamedTuple):
-    """From here on there are to be this many workers.
-
-    Attributes:
-        num_workers: At least 1.
-        lookahead: Steps under way at a time, over all of them.
-    """
-
-    num_workers: int
-    lookahead: int
-
-
 BackendEvent = TaskDone | WorkerExhausted | WorkerLost | WorkerReady
-Event = BackendEvent | IndicesDrawn | IndicesExhausted | Requested | WorkersChanged
 
 
-@dataclass(frozen=True, slots=True)
 class Draw:
-    """Take the next indices from the sampler: `IndicesDrawn` or `IndicesExhausted` answers."""
+    """Take the next step from the sampler: `drawn` or `drained` answers."""
 
 
 class Submit(NamedTuple):
@@ -182,16 +147,10 @@ class AddWorker(NamedTuple):
 
 
 class RemoveWorker(NamedTuple):
-    """Stop a worker; it has no tasks."""
+    """Stop a worker that has no tasks; `reason` says why one that was added never began."""
 
     worker_id: int
-
-
-class AbandonWorker(NamedTuple):
-    """Go on without a worker that was added and could not be started."""
-
-    worker_id: int
-    reason: str
+    reason: str = ""
 
 
 class Quarantine(NamedTuple):
@@ -211,7 +170,6 @@ class Deliver(NamedTuple):
     indices: object = None
 
 
-@dataclass(frozen=True, slots=True)
 class Finish:
     """The epoch is over: it answers the open request."""
 
@@ -224,24 +182,17 @@ class Fail(NamedTuple):
     advice: str = ""
 
 
-Decision = (
-    Draw
-    | Submit
-    | Deliver
-    | Finish
-    | Fail
-    | Respawn
-    | Quarantine
-    | AddWorker
-    | RemoveWorker
-    | AbandonWorker
-)
+Decision = Draw | Submit | Deliver | Finish | Fail | Respawn | Quarantine | AddWorker | RemoveWorker
 
 _DRAW: Final = Draw()
 
 
 class Scheduler:
-    """Schedules the steps of one epoch, whose state is all in here; a new epoch takes a new one."""
+    """Schedules the steps of one epoch, whose state is all in here; a new epoch takes a new one.
+
+    Attributes:
+        present: Numbers of the workers there are, those included that are to leave.
+    """
 
     def __init__(
         self,
@@ -252,7 +203,6 @@ class Scheduler:
         any_worker: bool = False,
         first_step: int = 0,
         first_worker: int = 0,
-        skipped: Collection[int] = (),
         max_respawns: int = 0,
         can_quarantine: bool = False,
         starting: Collection[int] = (),
@@ -261,61 +211,49 @@ class Scheduler:
 
         Args:
             num_workers: Workers that take tasks, at least 1.
-            lookahead: Steps drawn before the first request. 0: each is drawn when it is asked for,
-                as a loader without workers does.
+            lookahead: Steps under way at a time, over all of them.
             in_order: Whether batches leave in the order of their steps, or as they come.
             any_worker: Whether a step may go to whoever has the least to do.
-            first_step: Number of the first step to be drawn.
+            first_step: Number of the first step to be drawn, at least.
             first_worker: Whose turn it is.
-            skipped: Later steps that are drawn but not made.
             max_respawns: How many dead workers are replaced.
             can_quarantine: Whether the epoch goes on without a sample that kills workers.
             starting: Workers that have not started yet, and get their first step when they are
-                ready; only with `any_worker` and a `lookahead`.
+                ready; only with `any_worker`.
         """
+        self.present = set(range(num_workers))
         self._num_workers = num_workers
         self._lookahead = lookahead
         self._in_order = in_order
         self._any_worker = any_worker
-        self._skipped = frozenset(skipped)
-        self._next_step = first_step  # the step that the next indices become
         self._next_worker = first_worker
-        self._head = first_step  # every step before it is delivered or abandoned
-        self._owner: dict[int, int] = {}  # step -> worker, for steps that are not delivered
-        # step -> (outcome, indices), in order of arrival
-        self._done: dict[int, tuple[object, object]] = {}
-        self._present = set(range(num_workers))  # those that are leaving included
-        self._starting = set(starting)  # not ready yet
-        self._joining: set[int] = set()  # those of them that were added in mid-epoch
-        self._active = [True] * num_workers
-        self._load = [0] * num_workers  # steps submitted to each worker and not delivered
-        self._unanswered = [0] * num_workers  # … and not answered
-        # Steps under way at a time, for now.
-        self._target = lookahead - lookahead // num_workers * len(self._starting)
-        self._surplus = 0  # steps under way beyond that, as it has been lowered
-        self._drained = False
-        self._requested = False
+        self._head = self._end = first_step  # all before `_head` is done with, `_end` comes next
+        self._tasks: dict[int, tuple[int, object]] = {}  # step -> worker, indices; not delivered
+        self._done: dict[int, object] = {}  # step -> outcome, in order of arrival
+        # Not ready yet, each with whether it was added in mid-epoch.
+        self._starting = dict.fromkeys(starting, False)
+        self._exhausted: set[int] = set()  # workers
+        self._load: defaultdict[int, int] = defaultdict(int)  # each worker's undelivered steps
+        self._unanswered: defaultdict[int, int] = defaultdict(int)
+        self._target = 0  # steps under way at a time, for now
+        self._credit = 0  # steps to be drawn; below 0 while more than the target are under way
+        self._is_drained = False
+        self._is_requested = False
         self._failure: Fail | None = None
-        self._tasks: dict[int, object] = {}  # step -> indices, for steps that are not answered
         self._respawns_left = max_respawns
         self._can_quarantine = can_quarantine
         self._deaths_at: Counter[int] = Counter()  # by step, where no single sample was known
         self._deaths_of: Counter[Hashable] = Counter()  # by sample
 
-    def start(self) -> list[Decision]:
-        """Return what to do before the first request."""
-        return [_DRAW] * self._target
-
     @property
-    def awaited_worker(self) -> int | None:
-        """The worker whose answer, or start, the user waits for; None if there is none."""
-        waiting = (w for s, w in self._owner.items() if s not in self._done and self._active[w])
-        return next(waiting, next(iter(self._starting), None))
-
-    @property
-    def num_pending(self) -> int:
-        """Steps that were submitted and neither delivered nor abandoned."""
-        return len(self._owner)
+    def awaited_worker(self) -> int:
+        """The worker whose answer, or start, an open request waits for."""
+        answering = (
+            worker_id
+            for step, (worker_id, _) in self._tasks.items()
+            if step not in self._done and worker_id not in self._exhausted
+        )
+        return next(chain(answering, self._starting))
 
     @property
     def num_at_work(self) -> int:
@@ -331,92 +269,97 @@ class Scheduler:
         """Return step and outcome of what the next request is going to get, if it is there."""
         self._skip_abandoned()
         step = self._deliverable()
-        return None if step is None else (step, self._done[step][0])
+        return None if step is None else (step, self._done[step])
 
     def steps_of(self, worker_id: int) -> list[int]:
         """Return the steps that this worker holds and has not answered."""
-        if not self._active[worker_id]:
+        if worker_id in self._exhausted:
             return []
-        return [s for s, w in self._owner.items() if w == worker_id and s not in self._done]
+        return [s for s, (w, _) in self._tasks.items() if w == worker_id and s not in self._done]
 
-    def handle(self, event: Event) -> list[Decision]:
-        """Return what follows from `event`, to be carried out in this order."""
-        return _HANDLERS[type(event)](self, event)
-
-    def _on_done(self, event: TaskDone) -> list[Decision]:
-        self._unanswered[event.worker_id] -= 1
-        indices = self._tasks.pop(event.step, None)
-        if event.step in self._owner:  # else: abandoned, its worker was said to have no more
-            self._done[event.step] = event.outcome, indices
-        if event.worker_id < self._num_workers:
-            return self._answer()
-        return [*self._remove_idle(), *self._answer()]
-
-    def _on_request(self, _: Requested) -> list[Decision]:
-        self._requested = True
-        if self._lookahead == 0 and not self._owner and not self._drained:
-            return [_DRAW]
-        return self._answer()
-
-    def _on_indices(self, event: IndicesDrawn) -> list[Decision]:
-        if self._next_step in self._skipped:
-            self._next_step += 1
-            return [_DRAW]
-        return [self._assign(event.indices), *self._answer()]
-
-    def _on_no_indices(self, _: IndicesExhausted) -> list[Decision]:
-        self._drained = True
-        return self._answer()
-
-    def _on_exhausted(self, event: WorkerExhausted) -> list[Decision]:
-        self._active[event.worker_id] = False
-        self._drained = self._drained or not any(self._active)
-        # The answer waits for the draw: what is drawn may be the epoch's only open step.
-        return self._draw() or self._answer()
-
-    def _on_workers_changed(self, event: WorkersChanged) -> list[Decision]:
-        wanted = range(event.num_workers)
-        added = [w for w in wanted if w not in self._present]
-        num_new = max(event.num_workers - len(self._active), 0)
-        self._active += [True] * num_new
-        self._load += [0] * num_new
-        self._unanswered += [0] * num_new
-        self._present.update(added)
-        self._starting.update(added)
-        self._joining.update(added)
-        self._num_workers, self._lookahead = event.num_workers, event.lookahead
-        self._starting.intersection_update(wanted)
-        self._joining.intersection_update(wanted)
-        removals = self._remove_idle()
-        return [*map(AddWorker, added), *self._draw_to_target(), *removals]
-
-    def _on_ready(self, event: WorkerReady) -> list[Decision]:
-        self._starting.discard(event.worker_id)
-        self._joining.discard(event.worker_id)
-        return self._draw_to_target()
-
-    def _draw_to_target(self) -> list[Decision]:
+    def refill(self) -> list[Decision]:
         """Draw what is to be under way now: the share of workers that are not ready has to wait.
 
         The others would do it all by themselves, and the newcomers find nothing to do.
         """
         share = self._lookahead // self._num_workers
         target = self._lookahead - share * len(self._starting)
-        more = target - self._target - self._surplus
-        self._target, self._surplus = target, max(-more, 0)
-        return [] if self._drained else [_DRAW] * max(more, 0)
+        self._credit += target - self._target
+        self._target = target
+        return self._draw()
+
+    def _draw(self) -> list[Decision]:
+        if self._is_drained or self._credit <= 0:
+            return []
+        num, self._credit = self._credit, 0
+        return [_DRAW] * num
+
+    def drawn(self, step: int, indices: object) -> list[Decision]:
+        """Take the next step of the sampler; of a resumed epoch some are left out."""
+        worker_id = self._worker_in_turn()
+        self._end = step + 1
+        self._tasks[step] = worker_id, indices
+        self._load[worker_id] += 1
+        self._unanswered[worker_id] += 1
+        return [Submit(worker_id, step, indices), *self._answer()]
+
+    def drained(self) -> list[Decision]:
+        """Note that the sampler has no more."""
+        self._is_drained = True
+        return self._answer()
+
+    def request(self) -> list[Decision]:
+        """Note that the user wants the next batch."""
+        self._is_requested = True
+        return self._answer()
+
+    def change_workers(self, num_workers: int, lookahead: int) -> list[Decision]:
+        """Have another number of workers from here on, and as many steps under way."""
+        added = [w for w in range(self._num_workers, num_workers) if w not in self.present]
+        self.present.update(added)
+        self._starting.update(dict.fromkeys(added, True))
+        self._num_workers, self._lookahead = num_workers, lookahead
+        self._starting = {w: joins for w, joins in self._starting.items() if w < num_workers}
+        removals = self._remove_idle()
+        return [*map(AddWorker, added), *self.refill(), *removals]
 
     def _remove_idle(self) -> list[Decision]:
-        leaving = [w for w in self._present if w >= self._num_workers and not self._unanswered[w]]
-        self._present.difference_update(leaving)
+        leaving = [w for w in self.present if w >= self._num_workers and not self._unanswered[w]]
+        self.present.difference_update(leaving)
         return list(map(RemoveWorker, leaving))
 
+    def handle(self, event: BackendEvent) -> list[Decision]:
+        """Return what follows from `event`, to be carried out in this order."""
+        if isinstance(event, TaskDone):
+            return self._on_done(event)
+        if isinstance(event, WorkerExhausted):
+            return self._on_exhausted(event)
+        if isinstance(event, WorkerLost):
+            return self._on_death(event)
+        self._starting.pop(event.worker_id, None)
+        return self.refill()
+
+    def _on_done(self, event: TaskDone) -> list[Decision]:
+        self._unanswered[event.worker_id] -= 1
+        if event.step in self._tasks:  # else: abandoned, its worker was said to have no more
+            self._done[event.step] = event.outcome
+        if event.worker_id < self._num_workers:
+            return self._answer()
+        return [*self._remove_idle(), *self._answer()]
+
+    def _on_exhausted(self, event: WorkerExhausted) -> list[Decision]:
+        self._exhausted.add(event.worker_id)
+        self._is_drained = self._is_drained or len(self._exhausted) == self._num_workers
+        self._credit += 1
+        # The answer waits for the draw: what is drawn may be the epoch's only open step.
+        return self._draw() or self._answer()
+
     def _on_death(self, event: WorkerLost) -> list[Decision]:
-        if not self._active[event.worker_id]:
+        if event.worker_id in self._exhausted:
             return []  # it had given all it had
-        if event.worker_id in self._joining:  # it has no steps, and its share stays withheld
-            self._present.discard(event.worker_id)
-            return [AbandonWorker(event.worker_id, event.reason)]
+        if self._starting.get(event.worker_id):  # it has no steps, and its share stays withheld
+            self.present.discard(event.worker_id)
+            return [RemoveWorker(event.worker_id, event.reason)]
         is_guilty = self._count_death(event)
         may_respawn = self._respawns_left > 0 or not event.counts
         if self._failure is None and may_respawn and self._is_survivable(event, is_guilty):
@@ -424,8 +367,10 @@ class Scheduler:
             quarantined = (
                 [Quarantine(event.sample, event.reason, event.advice)] if is_guilty else []
             )
-            held = self.steps_of(event.worker_id)
-            again = [Submit(event.worker_id, s, self._tasks[s], s in self._deaths_at) for s in held]
+            again = [
+                Submit(event.worker_id, step, self._tasks[step][1], step in self._deaths_at)
+                for step in self.steps_of(event.worker_id)
+            ]
             return [*quarantined, Respawn(event.worker_id, event.reason), *again]
         self._failure = self._failure or Fail(event.worker_id, event.reason, event.advice)
         return self._answer()
@@ -448,63 +393,46 @@ class Scheduler:
             return True
         return any(self._deaths_at[s] < event.limit for s in (event.step, *event.or_steps))
 
-    def _draw(self) -> list[Decision]:
-        return [] if self._drained or self._lookahead == 0 else [_DRAW]
-
-    def _assign(self, indices: object) -> Submit:
-        worker_id = self._worker_in_turn()
-        step = self._next_step
-        self._next_step += 1
-        self._owner[step] = worker_id
-        self._tasks[step] = indices
-        self._load[worker_id] += 1
-        self._unanswered[worker_id] += 1
-        return Submit(worker_id, step, indices)
-
     def _worker_in_turn(self) -> int:
+        workers = range(self._num_workers)
         if self._any_worker:
-            ready = [w for w in range(self._num_workers) if w not in self._starting]
-            return min(ready or range(self._num_workers), key=self._unanswered.__getitem__)
-        for _ in range(self._num_workers):
+            ready = [w for w in workers if w not in self._starting]
+            return min(ready or workers, key=self._unanswered.__getitem__)
+        num_active = self._num_workers - len(self._exhausted)
+        for _ in workers:
             worker_id = self._next_worker
             self._next_worker = (worker_id + 1) % self._num_workers
-            if self._active[worker_id] and (self._in_order or self._has_room(worker_id)):
+            # Out of order a fast worker gets more than its turn, yet never all the work there is.
+            has_room = self._in_order or self._load[worker_id] < self._lookahead // num_active
+            if has_room and worker_id not in self._exhausted:
                 return worker_id
-        active = [w for w in range(self._num_workers) if self._active[w]]
+        active = [w for w in workers if w not in self._exhausted]
         return min(active, key=self._load.__getitem__)
-
-    def _has_room(self, worker_id: int) -> bool:
-        # Out of order a fast worker gets more than its turn, yet never all the work there is.
-        return self._load[worker_id] < max(self._lookahead, 1) // sum(self._active)
 
     def _answer(self) -> list[Decision]:
         """Answer the open request, if there is one and it can be answered now."""
-        if not self._requested:
+        if not self._is_requested:
             return []
         self._skip_abandoned()
         step = self._deliverable()
         if step is not None:
-            self._requested = False
-            worker_id = self._owner.pop(step)
+            self._is_requested = False
+            worker_id, indices = self._tasks.pop(step)
             self._load[worker_id] -= 1
-            draws = self._draw()
-            if self._surplus:
-                self._surplus -= 1
-                draws = []
-            return [*draws, Deliver(step, worker_id, *self._done.pop(step))]
+            self._credit += 1
+            return [*self._draw(), Deliver(step, worker_id, self._done.pop(step), indices)]
         if self._failure is not None:
             return [self._failure]
-        if self._head >= self._next_step and (self._drained or not self._starting):
-            self._requested = False
+        if self._head >= self._end and (self._is_drained or not self._starting):
+            self._is_requested = False
             return [Finish()]
         return []
 
     def _skip_abandoned(self) -> None:
-        while self._head < self._next_step:
-            owner = self._owner.get(self._head)
-            if owner is not None and (self._head in self._done or self._active[owner]):
+        while self._head < self._end:
+            task = self._tasks.get(self._head)
+            if task is not None and (self._head in self._done or task[0] not in self._exhausted):
                 return
-            self._owner.pop(self._head, None)
             self._tasks.pop(self._head, None)
             self._head += 1
 
@@ -512,17 +440,3 @@ class Scheduler:
         if self._in_order:
             return self._head if self._head in self._done else None
         return next(iter(self._done), None)
-
-
-# Of functions and not of bound methods, which would make a cycle of every Scheduler: batches that
-# it holds would wait for a garbage collection.
-_HANDLERS: Final[dict[type, Callable[[Scheduler, Any], list[Decision]]]] = {
-    TaskDone: Scheduler._on_done,
-    Requested: Scheduler._on_request,
-    IndicesDrawn: Scheduler._on_indices,
-    IndicesExhausted: Scheduler._on_no_indices,
-    WorkerExhausted: Scheduler._on_exhausted,
-    WorkerLost: Scheduler._on_death,
-    WorkersChanged: Scheduler._on_workers_changed,
-    WorkerReady: Scheduler._on_ready,
-}

@@ -12,10 +12,9 @@ from penstock.engine.assembly import PlainOutput
 from penstock.engine.epoch import Given
 from penstock.engine.recover import NO_BATCH
 from penstock.engine.status_page import Phase, StatusWriter
-from penstock.engine.stream import FOLD_AT, LONG_NS, BatchStream, was_raised_below
+from penstock.engine.stream import FOLD_AT, LONG_NS, BatchStream
 from penstock.engine.task import BeginEpoch, Kind, Task, WorkerIdentity
 from penstock.engine.task_runner import TaskRunner
-from penstock.errors import TooManyFailures
 from penstock.faults import annotate
 from penstock.randomness.generator_watch import UNSEEDED, warn_of_drawings
 
@@ -23,11 +22,10 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Generator, Iterator
 
     from penstock.engine.assembly import PlainMaker
-    from penstock.engine.delivery_hook import DeliveryHook
     from penstock.engine.epoch import Epoch, ShardPosition
     from penstock.engine.fault_log import FaultLog
     from penstock.engine.plan import Plan
-    from penstock.engine.task import TaskResult
+    from penstock.engine.stream import DeliveryHook
     from penstock.engine.timing import Observer
 
 __all__ = ["SerialStream"]
@@ -55,23 +53,10 @@ class SerialStream(BatchStream):
         cpu_clock = time.process_time_ns
         super().__init__(plan, epoch, faults, observer, hook, cpu_clock=cpu_clock)
 
-    def begin_epoch(self, epoch: Epoch) -> None:
+    def _begin(self, epoch: Epoch) -> None:
         """Begin an epoch; an iterable dataset's iterator is made here."""
-        self._clock.begin_epoch()
-        self._is_open = True
-        self._begin(epoch)
-        given = epoch.progress.given
-        skipped = {step for start, stop in given.ahead for step in range(start, stop)}
-        # Neither ends with an error of the sampler, which may go on.
-        self._tasks: Iterator[tuple[int, object]] = enumerate(epoch.indices, given.num_steps)
-        if skipped:
-            self._tasks = filter(lambda task: task[0] not in skipped, self._tasks)
+        self._tasks: Iterator[tuple[int, object]] = epoch.tasks()
         self._runner = None  # an iterator of the last epoch ends before the next begins
-        with self._closed_on_error():
-            self._runner = self._begin_runner(epoch)
-        self._clock.started()
-
-    def _begin_runner(self, epoch: Epoch) -> TaskRunner:
         plan, position = self._plan, epoch.progress.given.shards.get(0)
         runner = TaskRunner(
             PlainOutput(plan.page_lock),
@@ -82,13 +67,10 @@ class SerialStream(BatchStream):
         runner.set_up(lambda: plan.spec)
         number = epoch.number
         runner.begin_epoch(BeginEpoch(number, number, epoch.is_announced, position))
-        error, runner.failure = runner.failure, None
-        if error is None:
-            return runner
-        try:
-            raise error
-        finally:
-            del error, runner  # a traceback that holds its own exception would be a cycle
+        if runner.failure is not None:
+            failures, runner.failure = [runner.failure], None
+            raise failures.pop()  # in no variable: its traceback would make a cycle
+        self._runner = runner
 
     def batches(self, epoch: Epoch) -> Generator[Any, None, None]:
         """Yield the batches of `epoch`, until another is begun; see `BatchStream.batches`."""
@@ -165,68 +147,34 @@ class SerialStream(BatchStream):
                         observer = self._observer
                 yield out.pop()
                 progress.counted = given
-        except GeneratorExit as end:  # at the yield, when the loop has the batch and wants no more
-            if was_raised_below(end):
-                self.close(in_a_hurry=True)
+        except BaseException as error:
+            if not self._is_end(error, progress):
                 raise
-            progress.counted = progress.handed_out
-        except StopIteration:
-            return
-        except Exception:
-            # What was waited for it is no time of the main process's own code.
-            if observer is None or not observer.measures:
-                self._clock.given_until(now())
-            raise
-        except BaseException:  # see `_closed_on_error`; the batch that was under way is lost here
-            self.close(in_a_hurry=True)
-            raise
 
     def _next(self) -> Any:  # noqa: ANN401 - any batch tree, or NO_BATCH
         if self._is_over:
             raise StopIteration
-        runner = self._runner
-        assert runner is not None
         try:
             step, indices = next(self._tasks)
         except StopIteration:
             self._end()
             raise
         measures = self._observer is not None and self._observer.measures
-        task = Task(self._epoch.number, step, indices, is_measured=measures)
-        result = runner.run(task)
+        assert self._runner is not None
+        result = self._runner.run(Task(self._epoch.number, step, indices, is_measured=measures))
         assert result is not None  # after the end of a stream it is not asked
         self._status.phase(Phase.ENDING)  # in no account: it is the main process's own code
         if result.notices is not None:
             warn_of_drawings(result.notices.drawings, UNSEEDED)
-        num_failed = self._record(result.bad, step, None) if result.bad else 0
         if result.kind == Kind.EXHAUSTED:
-            self._end_stream(result, num_failed)
+            self._count_rest(result, 0)
+            self._end()
             raise StopIteration
-        try:
-            batch = result.batch()
-            if self._hook is not None and batch is not NO_BATCH:
-                batch = self._finish(self._hook.begin(batch, self._namer(step)), self._hook)
-        except Exception as error:
-            self._fail(step, error, result.position)
-            raise
-        self._count(step, 0, result.position, result.num_asked, num_failed)
+        batch = self._give(step, 0, result)
         if self._observer is not None and batch is not NO_BATCH:
             result.pid = os.getpid()
-            if self._observer.measures:
-                self._observe(self._observer, result, indices)
-            else:
-                self._observe_lightly(self._observer, result)
+            self._observe(self._observer, result, indices)
         return batch
-
-    def _end_stream(self, result: TaskResult, num_failed: int) -> None:
-        """Count bad samples of no batch: they were the last ones."""
-        progress = self._epoch.progress
-        if result.bad:
-            with self._closed_on_error():
-                progress.counted = self._faults.spend(
-                    progress.counted, result.num_asked, num_failed, self._epoch
-                )
-        self._end()
 
     def _fail_plainly(
         self, step: int, error: Exception, shard_position: Callable[[], ShardPosition] | None
@@ -235,15 +183,13 @@ class SerialStream(BatchStream):
         if isinstance(error, StopIteration) and shard_position is not None:
             self._end()
         else:
-            self._fail(step, error, None if shard_position is None else shard_position())
+            self._fail(step, 0, None if shard_position is None else shard_position(), error)
 
-    def _fail(self, step: int, error: Exception, position: ShardPosition | None) -> None:
-        self._epoch.progress.fail(step, 0, position)
+    def _fail(
+        self, step: int, worker_id: int, position: ShardPosition | None, error: Exception
+    ) -> None:
         annotate(error, f"in epoch {self._epoch.number}, step {step}")
-        if isinstance(error, StopIteration):
-            self._refuse_stop(error)
-        if isinstance(error, TooManyFailures):
-            self.close()
+        super()._fail(step, worker_id, position, error)
 
     def _release(self, *, in_a_hurry: bool) -> None:
         """Drop the dataset's iterator and the recycled memory that no batch holds."""

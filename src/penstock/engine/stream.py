@@ -16,7 +16,7 @@ import sys
 import time
 import traceback
 import warnings
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, Protocol
 
 from penstock.engine.clocks import ConsumerClock
 from penstock.engine.epoch import Given
@@ -24,20 +24,21 @@ from penstock.engine.fault_log import FaultLog, said_of_stop
 from penstock.engine.plan import unwrap_indices
 from penstock.engine.recover import NO_BATCH
 from penstock.engine.timing import WORKERS_PART, TimingRow, num_samples_of, sample_us_of
+from penstock.errors import TooManyFailures
 from penstock.warn import users_level
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Generator, Iterator, Sequence
+    from contextlib import AbstractContextManager
 
     from penstock.engine.backends import Backend
-    from penstock.engine.delivery_hook import DeliveryHook
-    from penstock.engine.epoch import Epoch, ShardPosition
+    from penstock.engine.epoch import Epoch, Progress, ShardPosition
     from penstock.engine.plan import Plan
     from penstock.engine.recover import BadSample
     from penstock.engine.task import TaskResult
     from penstock.engine.timing import Observer, WorkerSettings
 
-__all__ = ["FOLD_AT", "LONG_NS", "BatchStream", "was_raised_below"]
+__all__ = ["FOLD_AT", "LONG_NS", "BatchStream", "DeliveryHook"]
 
 FOLD_AT: Final = 1024  # light rows: some 300 KB
 # Measuring a batch costs up to 50 us in the main process: 1 % of this.
@@ -49,24 +50,65 @@ _log = logging.getLogger("penstock")
 _new: Final = tuple.__new__  # a named tuple's own is written in Python, and slower
 
 
-def was_raised_below(end: GeneratorExit) -> bool:
-    """Return whether the user's code has raised it, and not a `close` of the generator."""
-    return end.__traceback__ is not None and end.__traceback__.tb_next is not None
+class DeliveryHook(Protocol):
+    """What is done with each batch between its arrival and the consumer, as a copy to a device.
+
+    arrives ──▶ begin ── also before the consumer asks for it ──▶ finish ──▶ consumer
+
+    Concurrency:
+        The consumer's thread.
+    """
+
+    @property
+    def begins_ahead(self) -> bool:
+        """Whether it is worth while to begin with the next batch before it is asked for."""
+
+    def without_autograd(self) -> AbstractContextManager[object]:
+        """Return a context in which a batch is begun ahead: the consumer is still at another one.
+
+        What the consumer has switched on for that one is not to reach this one.
+        """
+
+    def begin(self, batch: Any, where: Callable[[], str]) -> Any:  # noqa: ANN401 - any batch tree
+        """Begin with a batch, without waiting for anything.
+
+        Args:
+            batch: As the workers made it.
+            where: Says which one it is, for messages: "epoch 0, step 3".
+
+        Returns:
+            Something for `finish`.
+
+        Raises:
+            Exception: of this batch, which is lost.
+        """
+
+    def finish(self, begun: Any) -> Any:  # noqa: ANN401 - what `begin` returned
+        """Return what the consumer gets; called in the order of `begin`, and raises as it does."""
+
+    def close(self) -> None:
+        """Wait until nothing is under way, and let go of all batches; a second call does nothing.
+
+        What was handed over stays valid.
+        """
 
 
 class BatchStream:
     """A stream of batches, epoch after epoch.
 
-    A subclass makes batches (`_next`), begins epochs, and releases what it holds (`_release`).
+    A subclass makes batches (`_next`), begins epochs (`_open`, `_begin`), and releases what it
+    holds (`_release`).
 
     Attributes:
         num_yielded: Number of batches of this epoch that this stream has given.
+        backend: The backend that runs the tasks; None without workers.
 
     Concurrency:
         One thread at a time.
     """
 
     num_yielded = 0
+    backend: Backend | None = None
 
     def __init__(
         self,
@@ -98,16 +140,27 @@ class BatchStream:
         self.begin_epoch(epoch)
 
     def begin_epoch(self, epoch: Epoch) -> None:
-        """Begin an epoch; what is left of the last one is dropped."""
-        raise NotImplementedError
+        """Begin an epoch, if there are workers with the same; what is left of the last is dropped.
 
-    def _begin(self, epoch: Epoch) -> None:
-        """Reset what belongs to one epoch."""
+        Where the workers are gone, others are started.
+        """
+        self._clock.begin_epoch()
+        self._open()
+        self._is_open = True
         self._epoch = epoch
         self._is_over = False
         self._num_bad = 0  # new ones, of which the observer was not notified yet
         self._num_long = self._long_since = 0
         self.num_yielded = 0
+        with self._closed_on_error():
+            self._begin(epoch)
+        self._clock.started()
+
+    def _open(self) -> None:
+        """Start what lives on after an epoch, if it is not there."""
+
+    def _begin(self, epoch: Epoch) -> None:
+        raise NotImplementedError
 
     def set_hook(self, hook: DeliveryHook | None) -> None:
         """Use another delivery hook from the next epoch on."""
@@ -119,11 +172,6 @@ class BatchStream:
     def epoch(self) -> Epoch:
         """The epoch that was begun last."""
         return self._epoch
-
-    @property
-    def backend(self) -> Backend | None:
-        """The backend that runs the tasks; None without workers."""
-        return None
 
     def batches(self, epoch: Epoch) -> Generator[Any, None, None]:
         """Yield the batches of `epoch`, until another is begun.
@@ -137,18 +185,28 @@ class BatchStream:
             while self._epoch is epoch:
                 yield self.take()  # in no variable: the loop alone keeps its batch
                 progress.counted = progress.handed_out
-        except GeneratorExit as end:  # at the yield, when the loop has the batch and wants no more
-            if was_raised_below(end):
-                self.close(in_a_hurry=True)
+        except BaseException as error:
+            if not self._is_end(error, progress):
                 raise
+
+    def _is_end(self, error: BaseException, progress: Progress) -> bool:
+        """Return whether `error`, which ends a generator of batches, is the end of its loop."""
+        if isinstance(error, StopIteration):
+            return True
+        trace = error.__traceback__
+        if isinstance(error, GeneratorExit) and (trace is None or trace.tb_next is None):
+            # At the yield, and not in the user's code: the loop has the batch and wants no more.
             progress.counted = progress.handed_out
-        except StopIteration:
-            return
-        except Exception:
-            raise
-        except BaseException:  # see `_closed_on_error`; the batch that was under way is lost here
+            return True
+        if not isinstance(error, Exception):
+            # See `_closed_on_error`; the batch that was under way is lost here.
             self.close(in_a_hurry=True)
-            raise
+        # The wait for it is no time of the main process's own code.
+        elif self._observer is not None and self._observer.measures:
+            self._clock.take()
+        else:
+            self._clock.given_until(time.monotonic_ns())
+        return False
 
     def take(self) -> Any:  # noqa: ANN401 - any batch tree
         """Return the next batch, which the caller is to yield.
@@ -167,86 +225,87 @@ class BatchStream:
         observer = self._observer
         if observer is not None:
             self._clock.ask(lightly=not observer.measures)
-        try:
-            while True:
-                batch = self._next()
-                if batch is not NO_BATCH:
-                    self.num_yielded += 1
-                    return batch
-                progress = self._epoch.progress
-                progress.counted = progress.handed_out
-        except StopIteration:
-            raise
-        except Exception:
-            # The wait for it is no time of the main process's own code.
-            if observer is not None and observer.measures:
-                self._clock.take()
-            else:
-                self._clock.given_until(time.monotonic_ns())
-            raise
+        while True:
+            batch = self._next()
+            if batch is not NO_BATCH:
+                self.num_yielded += 1
+                return batch
+            progress = self._epoch.progress
+            progress.counted = progress.handed_out
 
     def _next(self) -> Any:  # noqa: ANN401 - any batch tree, or NO_BATCH
         raise NotImplementedError
 
-    def _count(
-        self,
-        step: int,
-        worker_id: int,
-        shard: ShardPosition | None,
-        num_asked: int,
-        num_failed: int,
-    ) -> None:
-        """Let a batch count once it is yielded.
-
-        Args:
-            step: Step of the batch.
-            worker_id: Number of the worker that made it.
-            shard: Position of that worker in its shard of an iterable dataset.
-            num_asked: Number of samples that were asked for; 0 where they are not counted.
-            num_failed: Number of bad ones that were not known yet.
-        """
-        progress = self._epoch.progress
-        given = progress.counted
-        if num_asked:
-            with self._closed_on_error():
-                given = self._faults.spend(given, num_asked, num_failed, self._epoch)
+    def _give(self, step: int, worker_id: int, outcome: TaskResult) -> Any:  # noqa: ANN401
+        """Return the batch of a step, which counts once it is yielded, or raise its exception."""
+        num_failed = self._record(outcome.bad, step, worker_id) if outcome.bad else 0
+        position, progress = outcome.position, self._epoch.progress
+        try:
+            if self._hook is None:
+                batch = outcome.batch()
+            else:
+                batch = self._begun(step, outcome, self._hook)
+                if batch is not NO_BATCH:
+                    # From here on, time is that of the main process's device or of its own code.
+                    self._clock.arrived()
+                    batch = self._hook.finish(batch)
+        except Exception as error:
+            self._fail(step, worker_id, position, error)
+            raise
+        given = self._spent(outcome, num_failed) if outcome.num_asked else progress.counted
         failed = progress.failed
-        if shard is not None:
+        if position is not None:
             shards = [(id_, shard) for _, id_, shard in failed if shard is not None]
             turn = (worker_id + 1) % max(self._plan.num_workers, 1)  # without workers it is 0
-            given = given.with_shards([*shards, (worker_id, shard)], turn)
+            given = given.with_shards([*shards, (worker_id, position)], turn)
         elif self._plan.in_order and not given.ahead:
             given = Given(step + 1, *given[1:])
         else:
             given = given.with_steps([*(failed_step for failed_step, _, _ in failed), step])
         failed.clear()  # they count with this one
         progress.handed_out = given
+        return batch
 
-    def _record(self, bad: Sequence[BadSample], step: int, worker_id: int | None) -> int:
+    def _begun(self, step: int, outcome: TaskResult, hook: DeliveryHook) -> Any:  # noqa: ANN401
+        """Return what `hook` has begun with, or NO_BATCH."""
+        batch = outcome.batch()
+        return batch if batch is NO_BATCH else hook.begin(batch, self._namer(step))
+
+    def _namer(self, step: int) -> Callable[[], str]:
+        number = self._epoch.number
+        return lambda: f"epoch {number}, step {step}"
+
+    def _fail(
+        self, step: int, worker_id: int, position: ShardPosition | None, error: Exception
+    ) -> None:
+        """Note that a batch could not be made."""
+        self._epoch.progress.fail(step, worker_id, position)
+        if isinstance(error, TooManyFailures):
+            self.close()
+        if isinstance(error, StopIteration):
+            self._refuse_stop(error)
+
+    def _count_rest(self, result: TaskResult, worker_id: int) -> None:
+        """Count the samples at the end of a shard that belong to no batch: they were bad."""
+        num_failed = self._record(result.bad, result.step, worker_id)
+        self._epoch.progress.counted = self._spent(result, num_failed)
+
+    def _spent(self, result: TaskResult, num_failed: int) -> Given:
+        """Return what counts, with the cost of `result`; more than is allowed ends the stream."""
+        with self._closed_on_error():
+            counted = self._epoch.progress.counted
+            return self._faults.spend(counted, result.num_asked, num_failed, self._epoch)
+
+    def _record(self, bad: Sequence[BadSample], step: int, worker_id: int) -> int:
         """Record bad samples; return how many were not known yet."""
-        num_new = self._faults.record(bad, self._epoch, step, worker_id)
+        worker = worker_id if self._plan.num_workers else None
+        num_new = self._faults.record(bad, self._epoch, step, worker)
         self._num_bad += num_new
         return num_new
 
     def _refuse_stop(self, error: StopIteration) -> None:
         """Raise another error in the place of a sample's StopIteration, which ends any loop."""
         raise RuntimeError(said_of_stop(error)) from error
-
-    def _namer(self, step: int) -> Callable[[], str]:
-        number = self._epoch.number
-        return lambda: f"epoch {number}, step {step}"
-
-    def _finish(self, begun: Any, hook: DeliveryHook) -> Any:  # noqa: ANN401 - any batch tree
-        """Return the batch that `hook` has begun with."""
-        # From here on, time is that of the main process's device or of its own code.
-        self._clock.arrived()
-        try:
-            return hook.finish(begun)
-        except Exception:
-            raise
-        except BaseException:  # see `_closed_on_error`
-            self.close(in_a_hurry=True)
-            raise
 
     def _observe(
         self,
@@ -259,7 +318,7 @@ class BatchStream:
         num_workers: int = 0,
         lookahead: int = 0,
     ) -> WorkerSettings | None:
-        """Give the observer the row of a batch that the loop gets now.
+        """Give the observer the row of a batch that the loop gets now, or note its light row.
 
         Args:
             observer: The observer.
@@ -273,11 +332,23 @@ class BatchStream:
         Returns:
             The settings that the observer wants; None for the present ones.
         """
+        num_bad, self._num_bad = self._num_bad, 0
+        if not observer.measures:
+            asked_ns, given_ns, consumer_ns = self._clock.give_lightly()
+            light = observer.light
+            light.append((
+                asked_ns, given_ns, consumer_ns, self._epoch.number, made.step, num_bad,
+                num_workers, lookahead, num_samples_of(made.times),
+            ))  # fmt: skip
+            if len(light) >= FOLD_AT:
+                self._fold(observer)
+            if consumer_ns and given_ns - asked_ns + consumer_ns > LONG_NS:
+                self._note_long(observer)
+            return None
         row = _new(TimingRow, (
             worker_id, made.pid, num_ready, *self._clock.give(), self._epoch.number, made.step,
-            self._num_bad, num_workers, lookahead, *WORKERS_PART.unpack_from(made.times),
+            num_bad, num_workers, lookahead, *WORKERS_PART.unpack_from(made.times),
         ))  # fmt: skip
-        self._num_bad = 0
         keys = None if self._plan.spec.is_iterable else unwrap_indices(indices)
         try:
             return observer.batch_given(row, keys, sample_us_of(made.times), self._epoch)
@@ -296,21 +367,6 @@ class BatchStream:
             RuntimeWarning,
             stacklevel=users_level(),
         )
-
-    def _observe_lightly(
-        self, observer: Observer, made: TaskResult, num_workers: int = 0, lookahead: int = 0
-    ) -> None:
-        """Note the light row of a batch that is not measured."""
-        asked_ns, given_ns, consumer_ns = self._clock.give_lightly()
-        light, num_bad, self._num_bad = observer.light, self._num_bad, 0
-        light.append((
-            asked_ns, given_ns, consumer_ns, self._epoch.number, made.step, num_bad, num_workers,
-            lookahead, num_samples_of(made.times),
-        ))  # fmt: skip
-        if len(light) >= FOLD_AT:
-            self._fold(observer)
-        if consumer_ns and given_ns - asked_ns + consumer_ns > LONG_NS:
-            self._note_long(observer)
 
     def _fold(self, observer: Observer) -> None:
         try:

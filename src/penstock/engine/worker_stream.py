@@ -3,7 +3,6 @@
 
 from __future__ import annotations
 
-import collections
 import contextlib
 import dataclasses
 import itertools
@@ -19,32 +18,26 @@ from penstock.engine.backends import Backend, open_backend
 from penstock.engine.plan import RetryHints
 from penstock.engine.recover import NO_BATCH
 from penstock.engine.scheduler import (
-    AbandonWorker,
     AddWorker,
+    BackendEvent,
     Decision,
     Deliver,
     Draw,
-    Event,
     Fail,
     Finish,
-    IndicesDrawn,
-    IndicesExhausted,
     Quarantine,
     RemoveWorker,
-    Requested,
     Respawn,
     Scheduler,
     Submit,
     TaskDone,
     WorkerExhausted,
     WorkerLost,
-    WorkersChanged,
 )
 from penstock.engine.stream import BatchStream
 from penstock.engine.task import Kind
 from penstock.engine.timing import WorkerSettings
-from penstock.engine.worker_table import WorkerProgress
-from penstock.errors import ConfigError, TooManyFailures, WorkerDied, WorkerTimeout
+from penstock.errors import ConfigError, WorkerDied, WorkerTimeout
 from penstock.faults import annotate
 from penstock.forks import Owner
 from penstock.warn import users_level
@@ -52,10 +45,10 @@ from penstock.warn import users_level
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from penstock.engine.delivery_hook import DeliveryHook
     from penstock.engine.epoch import Epoch
     from penstock.engine.fault_log import FaultLog
-    from penstock.engine.plan import BatchIndices, Plan
+    from penstock.engine.plan import Plan
+    from penstock.engine.stream import DeliveryHook
     from penstock.engine.task import TaskResult
     from penstock.engine.timing import Observer
 
@@ -67,6 +60,7 @@ _DEEPEST: Final = 3  # a transform of a part of a dataset
 _MOVES_ON: Final = 1 / 2  # of `timeout`: a worker that moved on within it is slow
 
 
+@dataclasses.dataclass
 class _EpochAhead:
     """The next epoch, whose first tasks workers do while the last batches of this one are taken.
 
@@ -74,43 +68,32 @@ class _EpochAhead:
         generation: Generation of its tasks and results.
         epoch: Epoch as it is foreseen.
         scheduler: Scheduler of that epoch.
-        drawn: Indices of its first steps, which workers have: one for each at most.
-        num_to_draw: Number of steps to be drawn before its first batch is asked for.
+        tasks: Its first steps that no worker has yet; there is one for each.
+        draws: What the scheduler is still to draw before the first batch is asked for.
+        drawn: Its first steps, which workers have.
     """
 
-    def __init__(self, generation: int, epoch: Epoch, scheduler: Scheduler, most: int) -> None:
-        self.generation = generation
-        self.epoch = epoch
-        self.scheduler = scheduler
-        self.drawn: list[Any] = []
-        self.num_to_draw = len(scheduler.start())
-        self._most = most
+    generation: int
+    epoch: Epoch
+    scheduler: Scheduler
+    tasks: Iterator[tuple[int, Any]]
+    draws: list[Decision]
+    drawn: list[tuple[int, Any]] = dataclasses.field(default_factory=list)
 
-    def draw(self) -> Submit | None:
-        """Return a first step of the epoch for a worker; None if each has one, or none is left."""
-        indices: Any = None
-        if len(self.drawn) < min(self._most, self.num_to_draw):
-            indices = next(self.epoch.indices, None)
-        if indices is None:
-            return None
-        self.drawn.append(indices)
-        (submission,) = self.scheduler.handle(IndicesDrawn(indices))
-        assert isinstance(submission, Submit)
-        return submission
-
-    def is_like(self, epoch: Epoch, drawn: list[Any]) -> bool:
+    def is_like(self, epoch: Epoch, drawn: list[tuple[int, Any]]) -> bool:
         """Return whether `epoch`, with as many steps drawn, is the one that was foreseen."""
-        given, foreseen = epoch.progress.given, self.epoch
+        foreseen = self.epoch
         return (
-            not (given.num_steps or given.ahead)
-            and (epoch.number, epoch.is_announced) == (foreseen.number, foreseen.is_announced)
+            (epoch.number, epoch.is_announced) == (foreseen.number, foreseen.is_announced)
             and len(drawn) == len(self.drawn)
             and all(map(_are_same, drawn, self.drawn))
         )
 
 
-def _are_same(one: BatchIndices, other: BatchIndices) -> bool:
-    return one[1:] == other[1:] and np.array_equal(one.indices, other.indices)  # type: ignore[arg-type]
+def _are_same(task: tuple[int, Any], other: tuple[int, Any]) -> bool:
+    (step, indices), (other_step, others) = task, other
+    is_same_place = step == other_step and indices[1:] == others[1:]
+    return is_same_place and np.array_equal(indices.indices, others.indices)
 
 
 def _holds_shared_state(value: object, depth: int = 0) -> bool:
@@ -147,8 +130,9 @@ class WorkerStream(BatchStream):
 
         The observer may ask for more or fewer workers.
         """
-        self._begun: tuple[int, object, Exception | None] | None = None  # of a step to come
-        self._overdue: Exception | None = None  # raised with the next call
+        # A step to come, with what the hook has begun with, or raised.
+        self._ahead_begun: tuple[int, object, list[Exception]] | None = None
+        self._overdue: list[Exception] = []  # of the sampler, raised with the next call
         self._ahead: _EpochAhead | None = None
         self._may_begin_ahead = (
             plan.traits.begins_ahead
@@ -156,85 +140,75 @@ class WorkerStream(BatchStream):
             and not plan.max_workers
             and not _holds_shared_state(plan.spec.dataset)
         )
-        self._workers = WorkerSettings(plan.num_workers, plan.prefetch_factor)
-        self._lookahead = plan.num_workers * plan.prefetch_factor
-        self._present: set[int] = set()
-        self._to_add: collections.deque[int] = collections.deque()
+        self._wanted = self._workers = WorkerSettings(plan.num_workers, plan.prefetch_factor)
         self._has_warned_of_slow_batch = False
         self._owner = Owner()  # of the workers
-        self._backend: Backend
+        self.backend: Backend
         in_process = plan.traits.shares_interpreter
         cpu_clock = time.thread_time_ns if in_process else time.process_time_ns
         super().__init__(plan, epoch, faults, observer, hook, cpu_clock=cpu_clock)
 
-    def begin_epoch(self, epoch: Epoch) -> None:
-        """Begin an epoch with the same workers; what is left of the last one is dropped."""
-        self._clock.begin_epoch()
-        if self._is_open and not (self._owner.is_here and self._backend.is_whole):
+    def _open(self) -> None:
+        if self._is_open and not (self._owner.is_here and self.backend.is_whole):
             # A worker died after the last batch that was asked for; or this is a forked copy, which
             # needs workers of its own.
             self.close()
         if not self._is_open:
-            plan = dataclasses.replace(
-                self._plan,
-                num_workers=self._workers.num_workers,
-                prefetch_factor=self._workers.prefetch_factor,
-            )
+            plan = dataclasses.replace(self._plan, **self._wanted._asdict())
             self._owner = Owner()
-            self._backend = open_backend(plan)
-            self._backend.start()
-            self._present = set(range(plan.num_workers))
-            self._is_open = True
-        self._begin(epoch)
-        self._begun = self._overdue = None
-        with self._closed_on_error():
-            if not self._goes_on_ahead(epoch):
-                self._begin_anew(epoch)
-            self._raise_overdue()
-        self._clock.started()
+            self.backend = open_backend(plan)
+            self.backend.start()
+            self._scheduler = Scheduler(plan.num_workers, 0)
+
+    def _begin(self, epoch: Epoch) -> None:
+        self._ahead_begun = None
+        self._overdue.clear()
+        self._tasks: Iterator[tuple[int, object]] = epoch.tasks()
+        if not self._goes_on_ahead(epoch):
+            self._begin_anew(epoch)
+        if self._overdue:
+            raise self._overdue.pop()
 
     def _goes_on_ahead(self, epoch: Epoch) -> bool:
         """Go on in `epoch` if it was begun ahead as foreseen; return whether it was."""
-        self._indices: Iterator[object] = epoch.indices
         ahead, self._ahead = self._ahead, None
         if ahead is None:
             return False
-        drawn = list(itertools.islice(epoch.indices, len(ahead.drawn)))
+        drawn = list(itertools.islice(self._tasks, len(ahead.drawn)))
         if not ahead.is_like(epoch, drawn):
-            self._indices = itertools.chain(drawn, epoch.indices)
+            self._tasks = itertools.chain(drawn, self._tasks)
             self._may_begin_ahead = False  # a loop that chose an epoch does so again
             return False
-        self._backend.adopt_ahead(ahead.generation, epoch)
+        self.backend.adopt_ahead(ahead.generation, epoch)
         self._scheduler = ahead.scheduler
-        self._carry_out([Draw()] * (ahead.num_to_draw - len(drawn)))
+        self._carry_out(ahead.draws)
         return True
 
     def _begin_anew(self, epoch: Epoch) -> None:
-        self._to_add.clear()
-        wanted = set(range(self._workers.num_workers))
-        for worker_id in self._present - wanted:  # to be removed; the last epoch ended before that
-            self._remove(worker_id)
-        for worker_id in sorted(wanted - self._present):  # to be added, likewise
-            self._backend.add_worker(worker_id)
-            self._present.add(worker_id)
-        self._backend.begin_epoch(epoch)
+        # The last epoch may have ended before all workers were added or removed.
+        present, wanted = self._scheduler.present, set(range(self._wanted.num_workers))
+        for worker_id in present - wanted:
+            self.backend.remove_worker(worker_id)
+        for worker_id in sorted(wanted - present):
+            self.backend.add_worker(worker_id)
+        self._workers = self._wanted
+        self.backend.begin_epoch(epoch)
         self._scheduler = self._scheduler_of(epoch)
-        self._carry_out(self._scheduler.start())
+        self._carry_out(self._scheduler.refill())
 
     def _scheduler_of(self, epoch: Epoch) -> Scheduler:
         plan, given = self._plan, epoch.progress.given
-        num_workers = self._workers.num_workers
-        is_iterable = plan.spec.is_iterable
+        num_workers, prefetch_factor = self._wanted
         any_worker = plan.is_worker_free or bool(plan.max_workers)
+        turn = given.turn if plan.spec.is_iterable else given.num_steps
         return Scheduler(
             num_workers,
-            self._lookahead,
+            num_workers * prefetch_factor,
             in_order=plan.in_order,
             any_worker=any_worker,
-            starting=self._backend.await_start() if any_worker else (),
+            starting=self.backend.await_start() if any_worker else (),
             first_step=given.num_steps,
-            first_worker=(given.turn if is_iterable else given.num_steps) % num_workers,
-            skipped=[step for start, stop in given.ahead for step in range(start, stop)],
+            first_worker=turn % num_workers,
             max_respawns=plan.spec.faults.max_respawns,
             can_quarantine=plan.spec.faults.tolerates,
         )
@@ -250,29 +224,23 @@ class WorkerStream(BatchStream):
         if epoch is None:
             self._may_begin_ahead = False
             return
-        scheduler, num_workers = self._scheduler_of(epoch), self._workers.num_workers
-        generation = self._backend.begin_ahead(epoch)
-        self._ahead = _EpochAhead(generation, epoch, scheduler, num_workers)
+        scheduler, generation = self._scheduler_of(epoch), self.backend.begin_ahead(epoch)
+        first = itertools.islice(epoch.tasks(), self._wanted.num_workers)
+        self._ahead = _EpochAhead(generation, epoch, scheduler, first, scheduler.refill())
 
     def _draw_ahead(self, ahead: _EpochAhead) -> None:
         """Give a worker a step of the next epoch, in the place of the batch that was taken."""
-        submission = ahead.draw()
-        if submission is not None:
-            self._submit(submission, ahead.generation)
-
-    def set_hook(self, hook: DeliveryHook | None) -> None:
-        """Use another delivery hook from the next epoch on."""
-        self._begun = None
-        super().set_hook(hook)
-
-    @property
-    def backend(self) -> Backend:
-        """The backend that runs the tasks."""
-        return self._backend
+        task = next(ahead.tasks, None)
+        if task is not None:
+            ahead.draws.pop()
+            ahead.drawn.append(task)
+            (submission,) = ahead.scheduler.drawn(*task)
+            assert isinstance(submission, Submit)
+            self._submit(submission, generation=ahead.generation)
 
     def _next(self) -> Any:  # noqa: ANN401 - any batch tree, or NO_BATCH
-        if self._overdue is not None:
-            self._raise_overdue()
+        if self._overdue:
+            raise self._overdue.pop()
         if self._is_over:
             raise StopIteration
         if not self._owner.is_here:
@@ -284,22 +252,24 @@ class WorkerStream(BatchStream):
         observer = self._observer
         num_ready = self._scheduler.num_ready if observer is not None and observer.measures else 0
         try:
-            answer = self._carry_out(self._scheduler.handle(Requested()))
-            while answer is None and self._overdue is None:
+            answer = self._carry_out(self._scheduler.request())
+            while answer is None and not self._overdue:
                 answer = self._wait()
             if self._ahead is not None and isinstance(answer, Deliver):
                 self._draw_ahead(self._ahead)
         except WorkerTimeout:
             raise
-        except BaseException as error:  # see `_closed_on_error`; this is the hot path
-            self.close(in_a_hurry=isinstance(error, KeyboardInterrupt))
+        except Exception:  # see `_closed_on_error`; this is the hot path
+            self.close()
             raise
-        if self._overdue is not None:
-            if isinstance(answer, Deliver):
-                self._lose(answer)
-            self._raise_overdue()
+        if self._overdue:
+            if isinstance(answer, Deliver):  # it is lost: the sampler raised in its place
+                step, worker_id, outcome, _ = answer
+                self._record(outcome.bad, step, worker_id)
+                self._epoch.progress.fail(step, worker_id, outcome.position)
+            raise self._overdue.pop()
         if isinstance(answer, Deliver):
-            batch = self._give(answer)
+            batch = self._give(answer.step, answer.worker_id, answer.outcome)
             if observer is not None and batch is not NO_BATCH:
                 self._tell(observer, answer, num_ready)
             return batch
@@ -311,155 +281,77 @@ class WorkerStream(BatchStream):
         self._end()
         raise StopIteration
 
-    def _raise_overdue(self) -> None:
-        if self._overdue is None:
-            return
-        error, self._overdue = self._overdue, None
-        try:
-            raise error
-        finally:
-            del error  # with its own traceback it would be a cycle
-
-    def _drop_frames_of_overdue(self) -> None:
-        if self._overdue is not None:
-            self._overdue = _without_frames(
-                self._overdue, "raised while the batch before was given"
-            )
-
-    def _lose(self, delivery: Deliver) -> None:
-        """Count a batch as one that could not be made: the sampler raised in its place."""
-        step, worker_id, outcome = delivery.step, delivery.worker_id, delivery.outcome
-        self._record(outcome.bad, step, worker_id)
-        self._epoch.progress.fail(step, worker_id, outcome.position)
-
     def _tell(self, observer: Observer, delivery: Deliver, num_ready: int) -> None:
-        made: TaskResult = delivery.outcome
-        if not observer.measures:
-            self._observe_lightly(observer, made, self._workers.num_workers, self._lookahead)
-            return
+        num_workers, prefetch_factor = self._wanted
+        lookahead = num_workers * prefetch_factor
+        if observer.measures:
+            num_workers = min(num_workers, self._scheduler.num_at_work)
         wanted = self._observe(
             observer,
-            made,
+            delivery.outcome,
             delivery.indices,
             worker_id=delivery.worker_id,
             num_ready=num_ready,
-            num_workers=min(self._workers.num_workers, self._scheduler.num_at_work),
-            lookahead=self._lookahead,
+            num_workers=num_workers,
+            lookahead=lookahead,
         )
+        self._wanted = wanted or self._wanted
         # Beginning the next batch may have closed the stream; this batch is given all the same.
-        if self._is_open and (self._to_add or (wanted is not None and wanted != self._workers)):
+        if self._is_open and self._workers != self._wanted:
             with self._closed_on_error():
-                self._change_workers(wanted)
+                self._change_workers()
 
-    def _change_workers(self, workers: WorkerSettings | None) -> None:
-        if workers is not None and workers != self._workers:
-            self._workers = workers
-            self._lookahead = workers.num_workers * workers.prefetch_factor
-            self._carry_out(self._scheduler.handle(WorkersChanged(workers[0], self._lookahead)))
-            self._drop_frames_of_overdue()
-        self._add_some()
+    def _change_workers(self) -> None:
+        """Come closer to the workers that are wanted: few at a time, as a start stops the loop."""
+        num_workers, prefetch_factor = self._wanted
+        num_workers = min(num_workers, self._workers.num_workers + _ADDED_AT_ONCE)
+        self._workers = WorkerSettings(num_workers, prefetch_factor)
+        lookahead = num_workers * prefetch_factor
+        self._carry_out(self._scheduler.change_workers(num_workers, lookahead))
+        self._overdue[:] = map(_without_frames, self._overdue)
 
-    def _add_some(self) -> None:
-        """Start the next workers to be added: few at a time, as each start stops the loop."""
-        for _ in range(min(_ADDED_AT_ONCE, len(self._to_add))):
-            worker_id = self._to_add.popleft()
-            try:
-                self._backend.add_worker(worker_id)
-            except (OSError, RuntimeError, ConfigError) as error:
-                # No memory, files or threads are left.
-                reason = f"it could not be started: {type(error).__name__}: {error}"
-                self._carry_out(self._scheduler.handle(WorkerLost(worker_id, reason)))
-            else:
-                self._present.add(worker_id)
-
-    def _abandon(self, worker_id: int, reason: str) -> None:
-        self._present.discard(worker_id)
-        warnings.warn(
-            f"worker {worker_id}, which was to be added, never got to work, and training goes on "
-            f"without it: {reason}",
-            RuntimeWarning,
-            stacklevel=users_level(),
-        )
-
-    def _give(self, delivery: Deliver) -> Any:  # noqa: ANN401 - any batch tree
-        outcome: TaskResult = delivery.outcome
-        progress, step, worker_id = self._epoch.progress, delivery.step, delivery.worker_id
-        num_failed = self._record(outcome.bad, step, worker_id) if outcome.bad else 0
-        try:
-            batch = outcome.batch() if self._hook is None else self._deliver(delivery, self._hook)
-        except BaseException as error:
-            progress.fail(step, worker_id, outcome.position)
-            if isinstance(error, TooManyFailures):
-                self.close()
-            if isinstance(error, StopIteration):
-                self._refuse_stop(error)
-            raise
-        self._count(step, worker_id, outcome.position, outcome.num_asked, num_failed)
-        return batch
-
-    def _deliver(self, delivery: Deliver, hook: DeliveryHook) -> Any:  # noqa: ANN401
-        begun = self._begin_this(delivery, hook)
-        if hook.begins_ahead:
-            self._begin_ahead(hook)
-        if begun is NO_BATCH:
-            return begun
-        return self._finish(begun, hook)
-
-    def _begin_this(self, delivery: Deliver, hook: DeliveryHook) -> Any:  # noqa: ANN401
-        step, outcome = delivery.step, delivery.outcome
-        ahead, self._begun = self._begun, None
+    def _begun(self, step: int, outcome: TaskResult, hook: DeliveryHook) -> Any:  # noqa: ANN401
+        ahead, self._ahead_begun = self._ahead_begun, None
         if ahead is None or ahead[0] != step:
-            batch = outcome.batch()
-            return batch if batch is NO_BATCH else hook.begin(batch, self._namer(step))
-        _, begun, error = ahead
-        if error is None:
-            return begun
-        try:
-            raise error
-        finally:
-            del ahead, error  # with its own traceback it would be a cycle
+            begun = super()._begun(step, outcome, hook)
+        else:
+            _, begun, errors = ahead
+            if errors:
+                raise errors.pop()
+        if hook.begins_ahead:
+            self._begin_next(hook)
+        return begun
 
-    def _begin_ahead(self, hook: DeliveryHook) -> None:
+    def _begin_next(self, hook: DeliveryHook) -> None:
         """Begin the delivery of the next batch, if it has arrived."""
         if self._scheduler.peek() is None:
-            try:
-                with self._closed_on_error():
-                    for event in self._backend.events(0.0):
-                        self._handle(event)
-            except Exception as error:
-                # The loop gets the present batch all the same.
-                self._overdue = error
-            self._drop_frames_of_overdue()
-            if self._overdue is not None:
-                return
+            with self._closed_on_error():
+                for event in self.backend.events(0.0):
+                    self._handle(event)
         found = self._scheduler.peek()
         if found is None or found[1].kind == Kind.FAILED:  # it is raised when it is asked for
             return
         step, outcome = found
+        begun, errors = None, []
         try:
             with hook.without_autograd():
                 begun = outcome.batch()
                 if begun is not NO_BATCH:
                     begun = hook.begin(begun, self._namer(step))
-        except Exception as error:
-            # It is raised with that batch, not with the one that is given now.
-            self._begun = step, None, _without_frames(error, "begun ahead")
-        except BaseException:  # see `_closed_on_error`
-            self.close(in_a_hurry=True)
-            raise
-        else:
-            self._begun = step, begun, None
+        except Exception as error:  # it is raised with that batch, not with this one
+            errors.append(_without_frames(error))
+        self._ahead_begun = step, begun, errors
 
     def _wait(self) -> Deliver | Finish | Fail | None:
-        events = self._backend.events(self._plan.timeout_s or None)
+        events = self.backend.events(self._plan.timeout_s or None)
         while not events and (left_s := self._on_timeout()):
-            events = self._backend.events(left_s)
+            events = self.backend.events(left_s)
         answer = None
         for event in events:
             answer = self._handle(event) or answer
         return answer
 
-    def _handle(self, event: Event) -> Deliver | Finish | Fail | None:
+    def _handle(self, event: BackendEvent) -> Deliver | Finish | Fail | None:
         ahead = self._ahead
         if ahead is not None:
             if isinstance(event, TaskDone) and event.outcome.generation == ahead.generation:
@@ -467,15 +359,9 @@ class WorkerStream(BatchStream):
                 return None
             if isinstance(event, WorkerLost):  # its replacement has to begin this epoch first
                 self._ahead = None
-                self._backend.drop_ahead()
-        if isinstance(event, WorkerExhausted) and event.result.num_asked:
-            # Bad samples at the end of the shard, which belong to no batch.
-            num_failed = self._record(event.result.bad, event.step, event.worker_id)
-            progress = self._epoch.progress
-            with self._closed_on_error():
-                progress.counted = self._faults.spend(
-                    progress.counted, event.result.num_asked, num_failed, self._epoch
-                )
+                self.backend.drop_ahead()
+        if isinstance(event, WorkerExhausted):
+            self._count_rest(event.result, event.worker_id)
         return self._carry_out(self._scheduler.handle(event))
 
     def _on_timeout(self) -> float:
@@ -492,51 +378,36 @@ class WorkerStream(BatchStream):
         """
         timeout_s, worker_id = self._plan.timeout_s, self._scheduler.awaited_worker
         is_replaced = self._plan.spec.faults.max_respawns > 0
-        progress = WorkerProgress("")
-        if worker_id is not None:
-            progress = self._backend.diagnose(worker_id, with_stacks=not is_replaced)
+        progress = self.backend.diagnose(worker_id, with_stacks=not is_replaced)
         still_s = timeout_s if progress.still_s is None else progress.still_s
         is_slow = still_s < timeout_s * _MOVES_ON  # else it may as well have got stuck meanwhile
-        if worker_id is not None and is_replaced:
-            if is_slow:
-                self._warn_of_slow_batch(worker_id, progress.pace or progress.words)
-            if still_s < timeout_s:
-                return timeout_s - still_s
-            why = f"no batch came within timeout={timeout_s} seconds"
-            self._backend.kill(worker_id, why)
-            return 0.0
-        message = (
-            f"DataLoader timed out after {timeout_s} seconds: no batch came from "
-            f"{self._plan.num_workers} workers. "
-        )
-        if is_slow and progress.pace:
-            message += (
-                f"The batch is slow, and its worker is not stuck: {progress.pace}. Raise `timeout` "
-                "or lower batch_size."
+        none_came = f"no batch came within timeout={timeout_s} seconds"
+        if not is_replaced:
+            advice = (
+                "The batch is slow, and its worker is not stuck: raise `timeout` or lower "
+                "batch_size."
+                if is_slow
+                else "Raise `timeout`, or look for a sample that takes that long. A FaultPolicy "
+                "with max_respawns would replace the stuck worker."
             )
-        else:
-            message += (
-                "Raise `timeout`, or look for a sample that takes that long. A FaultPolicy with "
-                "max_respawns would replace the stuck worker."
+            raise WorkerTimeout(
+                f"DataLoader timed out after {timeout_s} seconds: no batch came from "
+                f"{self._plan.num_workers} workers. {advice}\nWorker {worker_id} holds steps "
+                f"{self._scheduler.steps_of(worker_id)}; it was last seen {progress.words}"
             )
-        if worker_id is not None:
-            steps = self._scheduler.steps_of(worker_id)
-            message += (
-                f"\nWorker {worker_id} holds steps {steps}; it was last seen {progress.words}"
+        if is_slow and not self._has_warned_of_slow_batch:
+            self._has_warned_of_slow_batch = True
+            warnings.warn(
+                f"{none_came}, as worker {worker_id} is slow and not stuck: it was last seen "
+                f"{progress.words}. It is waited for; one that takes so long over a single sample "
+                "is replaced. Raise `timeout` or lower batch_size.",
+                RuntimeWarning,
+                stacklevel=users_level(),
             )
-        raise WorkerTimeout(message)
-
-    def _warn_of_slow_batch(self, worker_id: int, pace: str) -> None:
-        if self._has_warned_of_slow_batch:
-            return
-        self._has_warned_of_slow_batch = True
-        warnings.warn(
-            f"no batch came within timeout={self._plan.timeout_s} seconds, as worker {worker_id} "
-            f"is slow and not stuck: {pace}. It is waited for; one that takes so long over a "
-            "single sample is replaced. Raise `timeout` or lower batch_size.",
-            RuntimeWarning,
-            stacklevel=users_level(),
-        )
+        if still_s < timeout_s:
+            return timeout_s - still_s
+        self.backend.kill(worker_id, none_came)
+        return 0.0
 
     def _carry_out(self, decisions: list[Decision]) -> Deliver | Finish | Fail | None:
         """Carry out decisions; return the answer to the open request, if it is among them."""
@@ -552,27 +423,38 @@ class WorkerStream(BatchStream):
                 self._faults.note_respawn(decision.reason, self._epoch)
                 if self._observer is not None:
                     self._observer.worker_replaced()
-                self._backend.respawn(decision.worker_id)
+                self.backend.respawn(decision.worker_id)
             elif isinstance(decision, AddWorker):
-                self._to_add.append(decision.worker_id)
-            elif isinstance(decision, AbandonWorker):
-                self._abandon(decision.worker_id, decision.reason)
+                left = self._add(decision.worker_id) + left
             elif isinstance(decision, RemoveWorker):
-                self._remove(decision.worker_id)
+                self._remove(decision)
             elif isinstance(decision, Quarantine):
                 self._faults.quarantined[decision.sample] = decision.reason, decision.advice
             else:
                 answer = decision
         return answer
 
-    def _remove(self, worker_id: int) -> None:
-        if worker_id in self._to_add:
-            self._to_add.remove(worker_id)
-        else:
-            self._present.remove(worker_id)
-            self._backend.remove_worker(worker_id)
+    def _add(self, worker_id: int) -> list[Decision]:
+        try:
+            self.backend.add_worker(worker_id)
+        except (OSError, RuntimeError, ConfigError) as error:
+            # No memory, files or threads are left.
+            reason = f"it could not be started: {type(error).__name__}: {error}"
+            return self._scheduler.handle(WorkerLost(worker_id, reason))
+        return []
 
-    def _submit(self, task: Submit, generation: int | None = None) -> None:
+    def _remove(self, removal: RemoveWorker) -> None:
+        if not removal.reason:
+            self.backend.remove_worker(removal.worker_id)
+            return
+        warnings.warn(
+            f"worker {removal.worker_id}, which was to be added, never got to work, and training "
+            f"goes on without it: {removal.reason}",
+            RuntimeWarning,
+            stacklevel=users_level(),
+        )
+
+    def _submit(self, task: Submit, **generation: int) -> None:
         quarantined = self._faults.quarantined
         hints = None
         if task.alone or quarantined:
@@ -581,42 +463,45 @@ class WorkerStream(BatchStream):
         observer = self._observer
         # With a timeout, the times of its samples distinguish a slow worker from a stuck one.
         is_measured = self._plan.timeout_s > 0 or (observer is not None and observer.measures)
-        self._backend.measures = is_measured
-        whose = {} if generation is None else {"generation": generation}
-        self._backend.submit(task.worker_id, task.step, task.indices, hints, **whose)
+        self.backend.measures = is_measured
+        self.backend.submit(task.worker_id, task.step, task.indices, hints, **generation)
 
     def _draw(self) -> list[Decision]:
-        """Return what follows from the next indices; an error of the sampler is kept for `_next`.
+        """Return what follows from the next step; an error of the sampler is kept for `_next`.
 
         It is not raised here: a decision that came with this one would be lost.
         """
-        if self._overdue is not None:
+        if self._overdue:
             return []
-        event: Event
         try:
-            event = IndicesDrawn(next(self._indices))
+            step, indices = next(self._tasks)
         except StopIteration:
-            event = IndicesExhausted()
             self._begin_ahead_of_end()
+            return self._scheduler.drained()
         except Exception as error:
-            self._overdue = error
+            self._overdue.append(error)
             return []
-        return self._scheduler.handle(event)
+        return self._scheduler.drawn(step, indices)
 
     def _death_message(self, failure: Fail) -> str:
         steps = self._scheduler.steps_of(failure.worker_id)
         held = f" It held steps {steps}." if steps else ""
-        before = self._faults.on_respawns(self._epoch)
+        deaths, before = self._epoch.progress.deaths, ""
+        if deaths:
+            before = (
+                f" Before it, {len(deaths)} died in this epoch and were replaced, of at most "
+                f"max_respawns={self._plan.spec.faults.max_respawns}; the last: {deaths[-1]}."
+            )
         return f"{failure.reason}, epoch {self._epoch.number}.{held}{before} {failure.advice}"
 
     def _release(self, *, in_a_hurry: bool) -> None:
-        self._begun = self._overdue = self._ahead = None
-        self._to_add.clear()
+        self._ahead_begun = self._ahead = None
+        self._overdue.clear()
         self._scheduler = Scheduler(1, 0)  # the old one holds batches that are not wanted
-        self._backend.close(in_a_hurry=in_a_hurry)
+        self.backend.close(in_a_hurry=in_a_hurry)
 
 
-def _without_frames(error: Exception, when: str) -> Exception:
+def _without_frames(error: Exception) -> Exception:
     """Return `error` with its traceback as text: frames would keep the stream that holds it."""
-    annotate(error, f"{when}, at\n{''.join(traceback.format_tb(error.__traceback__))}")
+    annotate(error, f"raised at\n{''.join(traceback.format_tb(error.__traceback__))}")
     return error.with_traceback(None)

@@ -13,7 +13,6 @@ Backends carry tasks and results. This module interprets them, alike for all bac
 
 from __future__ import annotations
 
-from collections.abc import Sized
 from typing import TYPE_CHECKING, Any, Final, Generic, NamedTuple, TypeVar
 
 from penstock.data.names import name_samples
@@ -27,15 +26,15 @@ from penstock.faults import annotate
 from penstock.randomness.generator_watch import UNSEEDED, warn_of_drawings
 
 if TYPE_CHECKING:
-    from collections.abc import Hashable, Mapping
+    from collections.abc import Hashable
 
     from penstock.engine.epoch import Epoch, ShardPosition
-    from penstock.engine.plan import Plan, RetryHints, WorkerSpec
+    from penstock.engine.plan import Plan, RetryHints
     from penstock.engine.scheduler import BackendEvent
     from penstock.engine.status_page import StatusSnapshot
     from penstock.engine.task import Notices, TaskResult
 
-__all__ = ["Activity", "KnownWorker", "WorkerProgress", "WorkerTable", "activity_of"]
+__all__ = ["Activity", "KnownWorker", "WorkerProgress", "WorkerTable"]
 
 _OF_A_TASK: Final = (Phase.READING, Phase.COLLATING, Phase.SENDING)
 
@@ -112,7 +111,7 @@ class WorkerTable(Generic[WorkerT]):
     def begin_epoch(self, epoch: Epoch) -> None:
         """Begin an epoch."""
         self._last_generation += 1
-        self._go_on_with(self._last_generation, epoch)
+        self.adopt_ahead(self._last_generation, epoch)
         self._first_samples.clear()
         for worker in self.workers.values():
             worker.position = self._given_to(worker)
@@ -123,16 +122,13 @@ class WorkerTable(Generic[WorkerT]):
         self._live[self._last_generation] = epoch
         return self._last_generation
 
-    def adopt_ahead(self, generation: int, epoch: Epoch) -> None:
-        """Make the epoch that was begun ahead the current one: it has turned out as `epoch`."""
-        self._go_on_with(generation, epoch)
-
     def drop_ahead(self) -> None:
         """Drop the results of the epoch that was begun ahead."""
         assert self.epoch is not None
-        self._go_on_with(self.generation, self.epoch)
+        self.adopt_ahead(self.generation, self.epoch)
 
-    def _go_on_with(self, generation: int, epoch: Epoch) -> None:
+    def adopt_ahead(self, generation: int, epoch: Epoch) -> None:
+        """Make a generation the current one; that begun ahead has turned out as `epoch`."""
         self.generation, self.epoch = generation, epoch
         self._live = {generation: epoch}
         for worker in self.workers.values():
@@ -141,12 +137,9 @@ class WorkerTable(Generic[WorkerT]):
 
     def message_of(self, worker: WorkerT, generation: int | None = None) -> BeginEpoch:
         """Return the message that begins the current epoch, or one begun ahead, in `worker`."""
-        if generation is not None:
-            epoch = self._live[generation]
-            return BeginEpoch(generation, epoch.number, epoch.is_announced)
-        assert self.epoch is not None
-        is_announced = self.epoch.is_announced
-        return BeginEpoch(self.generation, self.epoch.number, is_announced, worker.position)
+        number = self.generation if generation is None else generation
+        epoch, position = self._live[number], worker.position if generation is None else None
+        return BeginEpoch(number, epoch.number, epoch.is_announced, position)
 
     def task_of(
         self,
@@ -217,11 +210,44 @@ class WorkerTable(Generic[WorkerT]):
 
     def activity(self, worker: WorkerT, snapshot: StatusSnapshot) -> Activity:
         """Return what `worker` was doing when it left `snapshot`."""
-        return activity_of(snapshot, worker.tasks, self._plan.spec, self.generation)
+        doing, spec, step = PHRASES[snapshot.phase], self._plan.spec, snapshot.step
+        if snapshot.phase not in _OF_A_TASK:
+            return Activity(None, None, doing)
+        key = snapshot.generation, step
+        if snapshot.generation != self.generation or key not in worker.tasks:
+            is_ahead = snapshot.generation > self.generation
+            which = "the next" if is_ahead else "an earlier"
+            return Activity(None, None, f"{doing} samples of {which} epoch", is_ahead)
+        if spec.is_iterable:
+            return Activity(step, None, f"{doing} a batch of its shard of the dataset")
+        keys = dataset_keys(worker.tasks[key])
+        keys = keys if spec.is_batched else [keys]
+        # Another thread's status may be read while it changes: the number is then of another step.
+        if snapshot.number is None or snapshot.number >= len(keys):
+            named = name_samples(spec.dataset, keys)
+            return Activity(step, None, f"{doing} {named} of step {step}")
+        index = snapshot.replacement if snapshot.has_replacement else keys[snapshot.number]
+        named = name_samples(spec.dataset, [index])
+        return Activity(step, sample_key(index), f"{doing} {named} of step {step}")
 
     def progress(self, worker: WorkerT, snapshot: StatusSnapshot, stacks: str) -> WorkerProgress:
         """Return the progress of `worker`; `stacks` of its threads may be empty."""
-        return progress_of(snapshot, self.activity(worker, snapshot), worker.tasks, stacks)
+        activity, spec = self.activity(worker, snapshot), self._plan.spec
+        still_s, task_s, took = snapshot.still_s, snapshot.task_s, ""
+        if activity.step is None:
+            took = "" if still_s is None else f" (for {still_s:.1f} s)"
+        elif still_s is None:
+            took = f" (the step for {task_s:.1f} s)"
+            # Where no sample of it was begun, all are read in one call.
+            still_s = task_s if snapshot.number is None else None
+        else:
+            keys = worker.tasks[snapshot.generation, activity.step]
+            is_counted = spec.is_batched and not spec.is_iterable
+            count = len(dataset_keys(keys)) if is_counted else spec.batch_size or 1
+            done = count if snapshot.number is None else snapshot.number
+            took = f" ({done} of {count} samples in {task_s:.1f} s, the last {still_s:.1f} s ago)"
+        stacks = f":\n{stacks}" if stacks else ""
+        return WorkerProgress(f"{activity.words}{took}{stacks}", still_s)
 
     def death(
         self,
@@ -288,93 +314,11 @@ class WorkerProgress(NamedTuple):
     """Progress of a worker that the main process waits for.
 
     Attributes:
-        words: Description of its activity and for how long, with its threads' stacks on request.
+        words: Description of its activity, with the samples that it has done, as "39 of 80 samples
+            in 2.0 s", and with its threads' stacks on request.
         still_s: Seconds since it last moved on to another sample or phase; None if not known. A
             batch that is read in one call is one piece.
-        pace: Number of samples done, as "39 of 80 samples in 2.0 s"; empty if not known.
     """
 
     words: str
     still_s: float | None = None
-    pace: str = ""
-
-
-def activity_of(
-    snapshot: StatusSnapshot,
-    tasks: Mapping[tuple[int, int], object],
-    spec: WorkerSpec,
-    generation: int,
-) -> Activity:
-    """Return what a worker was doing at the time of `snapshot`.
-
-    Args:
-        snapshot: Snapshot of its status page.
-        tasks: Indices of its tasks, by (generation, step).
-        spec: Spec of the worker.
-        generation: Generation of the current epoch.
-    """
-    doing = PHRASES[snapshot.phase]
-    if snapshot.phase not in _OF_A_TASK:
-        return Activity(None, None, doing)
-    key = snapshot.generation, snapshot.step
-    if snapshot.generation != generation or key not in tasks:
-        is_ahead = snapshot.generation > generation
-        which = "the next" if is_ahead else "an earlier"
-        return Activity(None, None, f"{doing} samples of {which} epoch", is_ahead)
-    if spec.is_iterable:
-        return Activity(snapshot.step, None, f"{doing} a batch of its shard of the dataset")
-    keys = dataset_keys(tasks[key])
-    # Another thread's status may be read while it changes: then the number is of another step.
-    is_torn = spec.is_batched and snapshot.number is not None and snapshot.number >= len(keys)
-    if snapshot.number is None or is_torn:
-        named = name_samples(spec.dataset, keys if spec.is_batched else [keys])
-        return Activity(snapshot.step, None, f"{doing} {named} of step {snapshot.step}")
-    if snapshot.has_replacement:
-        index = snapshot.replacement
-    else:
-        index = keys[snapshot.number] if spec.is_batched else keys
-    named = name_samples(spec.dataset, [index])
-    return Activity(snapshot.step, sample_key(index), f"{doing} {named} of step {snapshot.step}")
-
-
-def progress_of(
-    snapshot: StatusSnapshot,
-    activity: Activity,
-    tasks: Mapping[tuple[int, int], object],
-    stacks: str,
-) -> WorkerProgress:
-    """Return the progress of a worker.
-
-    Args:
-        snapshot: Snapshot of its status page.
-        activity: Activity that `activity_of` found in it.
-        tasks: Indices of its tasks, by (generation, step).
-        stacks: Stacks of its threads; may be empty.
-    """
-    words = f"{activity.words}{_times(snapshot, activity)}" + (f":\n{stacks}" if stacks else "")
-    still_s = snapshot.still_s
-    if still_s is None and snapshot.number is None and activity.step is not None:
-        still_s = snapshot.task_s  # no sample of it was begun: all are read in one call
-    if activity.step is None or snapshot.still_s is None:
-        return WorkerProgress(words, still_s)
-    # A single one where the sampler gives no list: then there is nothing to count.
-    keys = dataset_keys(tasks[snapshot.generation, activity.step])
-    count = len(keys) if isinstance(keys, Sized) else 1
-    done = count if snapshot.number is None else snapshot.number
-    return WorkerProgress(
-        words, snapshot.still_s, f"{done} of {count} samples in {_seconds(snapshot.task_s)}"
-    )
-
-
-def _times(snapshot: StatusSnapshot, activity: Activity) -> str:
-    if activity.step is None:
-        return "" if snapshot.still_s is None else f" (for {_seconds(snapshot.still_s)})"
-    of_step = f"the step for {_seconds(snapshot.task_s)}"
-    if snapshot.still_s is None:
-        return f" ({of_step})"
-    what = "" if snapshot.number is None else "the sample "
-    return f" ({what}for {_seconds(snapshot.still_s)}, {of_step})"
-
-
-def _seconds(seconds: float) -> str:
-    return f"{seconds:.1f} s" if seconds >= 0.095 else f"{seconds * 1e3:.0f} ms"

@@ -44,9 +44,8 @@ if TYPE_CHECKING:
     from torch.utils.data import Dataset, Sampler
 
     from penstock.data import Dataset as NumpyDataset
-    from penstock.engine.delivery_hook import DeliveryHook
     from penstock.engine.plan import Plan
-    from penstock.engine.stream import BatchStream
+    from penstock.engine.stream import BatchStream, DeliveryHook
     from penstock.faults import Failure, FaultPolicy
     from penstock.indices import IndexSource
     from penstock.torch.streams import AsTorch

@@ -49,7 +49,7 @@ _IF_OUT_OF_MEMORY: Final = (
 
 
 class DeviceCopier:
-    """Copies batches to a device; a `penstock.engine.delivery_hook.DeliveryHook`.
+    """Copies batches to a device; a `penstock.engine.stream.DeliveryHook`.
 
     Tensors in main memory are copied in a queue of their own, from `begin` on. What is no plain
     tensor but has a method `to` (a `PackedSequence`, a graph, a sparse tensor) is moved by that

@@ -18,8 +18,7 @@ from penstock import sample_rng, worker_info
 from penstock.data import IterableDataset
 from penstock.engine.assembly import PlainOutput
 from penstock.engine.backends import process_worker
-from penstock.engine.backends.ray.parcels import pack_parcel, value_of
-from penstock.engine.backends.ray.worker import Answer, RayWorker, TaskServer
+from penstock.engine.backends.ray.worker import Answer, RayWorker, pack_parcel, value_of
 from penstock.engine.plan import BatchIndices, WorkerSpec
 from penstock.engine.status_page import Phase, StatusWriter
 from penstock.engine.task import (
@@ -261,8 +260,8 @@ class Link:
             self.num_come += 1
 
     def check_memory(self):
-        server = self.worker._server
-        assert len(server._kept) <= (self.depth if server._is_iterable else 0)
+        worker = self.worker
+        assert len(worker._kept) <= (self.depth if worker._is_iterable else 0)
 
 
 @settings(deadline=None, max_examples=60)
@@ -336,27 +335,27 @@ def test_a_new_generationbegins_with_its_first_task_even_if_the_second_is_there_
 def test_at_no_moment_while_a_generationbegins_is_a_later_task_of_it_in_turn():
     """The event loop asks whether a task is in turn while the thread begins the generation."""
 
-    class Asked(TaskServer):
+    class Asked(RayWorker):
         asked = None
 
         def __setattr__(self, name, value):
             super().__setattr__(name, value)
             if self.asked is not None:
-                assert not self.is_in_turn(self.asked, 2), f"in turn once {name} is set"
+                assert not self._is_in_turn(self.asked, 2), f"in turn once {name} is set"
 
-    server = Asked(IDENTITY)
+    worker = Asked(IDENTITY)
     spec = WorkerSpec(Stream(draws=False), True, True, batch_size=BATCH)
-    assert server.answer(server.set_up, pack_parcel(spec)).kind == "answer"
+    assert worker._answer(worker._set_up, pack_parcel(spec)).kind == "answer"
     for generation in (1, 2):
         begun = BeginEpoch(generation, generation)
-        server.want(generation)
-        server.asked = begun
-        server._begin_if_new(begun)
-        server.asked = None
+        worker._status.want(generation)
+        worker.asked = begun
         for number in range(4):
             task = Task(generation, number, indices_of(number, None))
-            assert server.answer(server.serve, begun, task, number, 0).kind == "answer"
-    server.close()
+            assert worker._answer(worker._serve, begun, task, number, 0, None).kind == "answer"
+            worker.asked = None
+    worker._close()
+    end_thread(worker)
 
 
 def test_answers_are_kept_until_they_have_come_and_no_longer():
@@ -367,7 +366,7 @@ def test_answers_are_kept_until_they_have_come_and_no_longer():
             again = [await worker.make(*call(number), 0) for number in range(4)]
             assert all(a is b for a, b in zip(first, again, strict=True))
             assert told(await worker.make(*call(4), 3))[1] == [12, 13, 14]
-            assert sorted(worker._server._kept) == [3, 4]
+            assert sorted(worker._kept) == [3, 4]
             assert told(await worker.make(*call(2), 0)) == "dropped"
 
     run(scenario())
@@ -401,7 +400,7 @@ def test_what_nobody_wants_any_more_is_broken_off_at_the_next_sample():
             stale = asyncio.ensure_future(worker.make(*calls_of(1)(0), 0))
             assert await _next(gate.reached) == 0
             newer = asyncio.ensure_future(worker.make(*calls_of(2)(5), 0))
-            while worker._server._wanted < 2:
+            while worker._wanted < 2:
                 await asyncio.sleep(0)
             gate.opened.release(100)
             assert told(await stale) == "dropped"
@@ -423,7 +422,7 @@ def test_a_worker_that_ends_has_no_call_waiting_any_more():
             until_end = asyncio.ensure_future(worker.until_end())
             # One is being done, one waits for the thread, others for a task before them.
             calls = [asyncio.ensure_future(worker.make(*call(k), 0)) for k in (0, 0, 2, 3)]
-            calls.append(asyncio.ensure_future(worker.try_sample(*call(5)[:2], 1)))
+            calls.append(asyncio.ensure_future(worker.make(*call(5), 0, 1)))
             assert await _next(gate.reached) == 0
             closing = asyncio.ensure_future(worker.close())
             await asyncio.sleep(0)
@@ -435,7 +434,7 @@ def test_a_worker_that_ends_has_no_call_waiting_any_more():
             assert {answer.kind for answer in answers} == {"dropped"}
             assert gate.read == [0]
             assert told(await worker.make(*call(1), 0)) == "dropped"
-            assert (await worker.try_sample(*call(1)[:2], 0)).kind == "dropped"
+            assert (await worker.make(*call(1), 0, 0)).kind == "dropped"
             await worker.until_end()
 
     run(scenario())

@@ -19,7 +19,6 @@ from penstock.engine.backends.ray.cluster import (
     RayOptions,
     checked_options,
     connect,
-    is_node_dead,
     what_is_free,
 )
 from penstock.errors import ConfigError
@@ -127,17 +126,15 @@ def test_a_host_that_does_not_exist_is_told_at_once():
     assert was_quick == "True"
 
 
-def test_other_versions_are_told_with_what_to_do(cluster):
+def test_other_versions_are_told(cluster):
     ray = cluster.ray
     told = said_by(
         "import ray; ray.__version__ = '0.0.1'" + textwrap.dedent(REFUSED), cluster.address
     )
     python = ".".join(map(str, sys.version_info[:3]))
-    assert told.startswith(
-        f"the Ray cluster at {cluster.address} runs Ray {ray.__version__} on Python {python}, this "
-        f"process Ray 0.0.1 on Python {python}; they have to be the same. "
-        f"Use ray=={ray.__version__} here, "
-    )
+    assert told.startswith(f"Ray cannot be used, address={cluster.address!r}: ")
+    assert f"The cluster was started with: Ray: {ray.__version__} Python: {python}" in told
+    assert f"was started with: Ray: 0.0.1 Python: {python}" in told
 
 
 def test_after_a_refusal_this_process_may_connect(cluster):
@@ -185,15 +182,6 @@ def test_what_the_user_does_on_sigterm_stays(cluster):
     assert said_by(code, cluster.address) == "True\n"
 
 
-def test_a_dead_node_is_known(cluster, extra_nodes):
-    node_id = extra_nodes.add()
-    assert not is_node_dead(cluster.ray, node_id)
-    extra_nodes.kill(node_id)
-    cluster.wait_until_dead(node_id)
-    assert is_node_dead(cluster.ray, node_id)
-    assert not is_node_dead(cluster.ray, cluster.near)
-
-
 def test_what_is_free_tells_amounts_and_no_secrets(cluster):
     given = {
         "num_cpus": 3,
@@ -202,7 +190,9 @@ def test_what_is_free_tells_amounts_and_no_secrets(cluster):
         "scheduling_strategy": "SPREAD",
     }
     told = what_is_free(cluster.ray, checked_options("ray", given, None))
-    assert told == (
-        "each asks for 3 CPU, 1000 far, and scheduling_strategy may bind it to a machine; the "
-        "cluster has 4 CPU, 100 far; free are 4 CPU, 100 far."
+    asked, _, has = told.partition("; the cluster has ")
+    assert asked == (
+        "each asks for {'num_cpus': 3, 'resources': {'far': 1000}, 'scheduling_strategy': 'SPREAD'}"
     )
+    assert has.startswith("4 CPU, 100 far, ")
+    assert "; free are 4 CPU, 100 far, " in has

@@ -26,7 +26,7 @@ class OnNode(BackendContract):
         return RayBackend(dataclasses.replace(plan, backend="ray", backend_options=options))
 
     def end_worker(self, backend, worker_id):
-        self.cluster.ray.kill(backend.actors[worker_id])
+        self.cluster.ray.kill(backend._table.workers[worker_id].actor)
         return True
 
 

@@ -10,13 +10,11 @@ from dataclasses import dataclass, field
 from hypothesis import given
 from hypothesis import strategies as st
 
-from penstock.engine.backends.ray.remote_worker import RemoteWorker
+from penstock.engine.backends.ray.backend import RemoteWorker
 from penstock.engine.backends.ray.worker import Answer
 from penstock.engine.epoch import ShardPosition
 from penstock.engine.plan import RetryHints, WorkerSpec
-from penstock.engine.task import BeginEpoch, Task, decode_message
-
-ANSWER = Answer("answer")
+from penstock.engine.task import BeginEpoch, Kind, Task, TaskResult, decode_message, encode_result
 
 
 @dataclass
@@ -42,6 +40,10 @@ class Asked:
     def number(self):
         return self.args[2]
 
+    @property
+    def trial(self):
+        return self.args[4]
+
 
 class Actor:
     """Has the methods that a handle has, and notes in order what is asked."""
@@ -65,10 +67,8 @@ class Actor:
         """Calls of the generation of now that are under way, and not answered otherwise."""
         return [
             asked
-            for asked in self.of("make", "try_sample")
-            if not asked.done.done()
-            and asked.begun.generation == worker._generation
-            and (asked.kind == "try_sample" or asked.number in worker.sent)
+            for asked in self.of("make")
+            if not asked.done.done() and asked.begun.generation == worker._generation
         ]
 
 
@@ -88,23 +88,19 @@ class MainProcess:
         self.worker.tasks[self.worker._generation, step] = indices
         self.worker.submit(Task(self.worker._generation, step, indices, hints))
 
-    def answer(self, asked, answer=ANSWER):
-        asked.done.set_result(answer)
+    def answer(self, asked):
+        asked.done.set_result(answer_to(asked))
         come = self.inbox.get_nowait()
         worker = self.worker
         assert come.call.worker is worker
-        worker.note_come(come.call)
+        worker.num_out -= 1
         if come.call.kind == "open":
             worker.is_ready = True
             worker.send()
             return
-        if come.call.kind in ("hello", "end") or not worker.is_awaited(come.call):
-            return
-        if come.call.kind == "try":
-            worker.trial = None
-        else:
-            self.taken += [(taken.call.number, taken.call.step) for taken in worker.take(come)]
-        worker.send()
+        if come.call.kind == "make" and come.call.task.generation == worker._generation:
+            self.taken += [result.step for result in worker.take(come)]
+            worker.send()
 
     def open_now(self):
         """Let the actor open the spec."""
@@ -112,7 +108,15 @@ class MainProcess:
         self.answer(asked)
 
     def makes(self):
-        return [(asked.number, asked.task.step) for asked in self.actor.of("make")]
+        return [asked for asked in self.actor.of("make") if asked.trial is None]
+
+
+def answer_to(asked):
+    """What an actor answers to any call."""
+    if asked.kind != "make" or asked.trial is not None:
+        return Answer("answer")
+    task = asked.task
+    return Answer("answer", encode_result(TaskResult(task.generation, task.step, Kind.EMPTY)))
 
 
 class Watch:
@@ -122,7 +126,7 @@ class Watch:
         self.main = main
         self.num_seen = 0
         self.held = {}  # step -> whether it is to be alone, in the order of submission
-        self.numbers = {}  # generation -> messages in the order of their numbers
+        self.numbers = {}  # generation -> how many calls
         self.tries_seen = {}  # step -> numbers of the samples that were tried
 
     def check(self):
@@ -131,41 +135,39 @@ class Watch:
             self._check_new(asked)
         self.num_seen = len(actor.asked)
         under_way = actor.open_calls(worker)
-        if any(asked.kind == "try_sample" for asked in under_way):
+        if any(asked.trial is not None for asked in under_way):
             assert len(under_way) == 1, "something is beside a trial"
         steps = {asked.task.step for asked in under_way}
         if any(self.held.get(step) for step in steps):
             assert len(steps) == 1, "something is beside a task that is to be alone"
-        sent = [step for step in self.held if step in worker.steps_at_hand]
-        assert worker.steps_at_hand == sent == list(self.held)[: len(sent)]
+        at_hand = steps_at_hand(worker)
+        sent = [step for step in self.held if step in at_hand]
+        assert at_hand == sent == list(self.held)[: len(sent)]
         assert [step for _, step in worker.tasks] == list(self.held)
 
     def _check_new(self, asked):
         worker = self.main.worker
-        if asked.kind not in ("make", "try_sample"):
+        if asked.kind != "make":
             return
         assert worker.is_ready, "sent before the spec was open"
         # Where to go on is told until it is known to have come: the first answer says so.
-        has_begun = asked.kind == "make" and asked.args[3] > 0
+        has_begun = asked.args[3] > 0
         position = None if has_begun or worker._generation == 1 else ShardPosition(2)
         assert asked.begun == (worker._generation, 1, False, position)
-        step = asked.task.step
-        if asked.kind == "try_sample":
-            seen = self.tries_seen.setdefault(step, [])
-            assert self.held[step], "tried though nothing is suspected"
-            seen.append(asked.number)
-            assert seen == list(range(len(seen)))
-            return
-        messages = self.numbers.setdefault(asked.begun.generation, [])
-        if asked.number == len(messages):
-            messages.append(asked.args[1])
-        assert messages[asked.number] == asked.args[1], "another task with the same number"
+        generation, step = asked.begun.generation, asked.task.step
+        assert asked.number == self.numbers.get(generation, 0), "not the next number"
+        self.numbers[generation] = asked.number + 1
         assert asked.args[3] == worker._num_taken
         assert asked.task.hints is None or not asked.task.hints.alone
+        if asked.trial is not None:
+            seen = self.tries_seen.setdefault(step, [])
+            assert self.held[step], "tried though nothing is suspected"
+            seen.append(asked.trial)
+            assert seen == list(range(len(seen)))
 
     def take(self):
         """The steps that were taken are those that were held first, in order."""
-        steps = [step for _, step in self.main.taken]
+        steps = list(self.main.taken)
         assert steps == list(self.held)[: len(steps)]
         for step in steps:
             del self.held[step]
@@ -195,12 +197,11 @@ def test_tasks_are_numbered_and_taken_in_order_and_suspects_are_alone_whatever_c
     tried = {}  # step -> samples
 
     def pending():
-        return [a for a in actor.of("make", "try_sample", "open", "hello") if not a.done.done()]
+        return [a for a in actor.of("make", "open", "hello") if not a.done.done()]
 
     for _ in range(num_moves):
         moves = ["submit"]
         moves += ["answer"] * 4 if pending() else []
-        moves += ["again"] if worker.sent and worker.is_ready else []
         moves += ["generation"] if next_step else []
         move = data.draw(st.sampled_from(moves))
         if move == "submit":
@@ -213,12 +214,6 @@ def test_tasks_are_numbered_and_taken_in_order_and_suspects_are_alone_whatever_c
             next_step += data.draw(st.integers(1, 3))  # other workers have the others
         elif move == "answer":
             main.answer(data.draw(st.sampled_from(pending())))
-        elif move == "again":
-            number = data.draw(st.sampled_from(sorted(worker.sent)))
-            before = len(actor.asked)
-            worker.send_again(number)
-            (again,) = actor.asked[before:]
-            assert again.number == number
         else:
             worker.tasks.clear()
             begun = BeginEpoch(worker._generation + 1, 1, False, ShardPosition(2))
@@ -237,32 +232,12 @@ def test_tasks_are_numbered_and_taken_in_order_and_suspects_are_alone_whatever_c
     assert worker._early == {}
     for asked in pending():
         main.answer(asked)
-    assert worker._num_out == 0
+    assert worker.num_out == 1, "but for the call that tells of its end"
     assert main.taken == []
 
 
-def test_a_task_that_is_sent_again_counts_from_when_it_was_sent_first():
-    """The answer may be to the first call: its times were before the second."""
-    main = MainProcess()
-    main.open_now()
-    main.submit(0, [0])
-    main.worker.send_again(0)
-    first, second = main.actor.of("make")
-    assert first.args == second.args
-    second.done.set_result(ANSWER)
-    first.done.set_result(ANSWER)
-    come, late = main.inbox.get_nowait(), main.inbox.get_nowait()
-    assert come.call.sent_ns == late.call.sent_ns
-    assert [step for _, step in _steps(main.worker.take(come))] == [0]
-    assert not main.worker.is_awaited(late.call)
-
-
-def _steps(taken):
-    return [(come.call.number, come.call.step) for come in taken]
-
-
 @given(data=st.data(), iterable=st.booleans(), num_tasks=st.integers(1, 8))
-def test_of_a_dead_worker_what_had_come_is_taken_unless_an_iterables_batch_before_it_is_lost(
+def test_a_dead_worker_is_sent_nothing_and_keeps_the_tasks_that_were_not_taken(
     data, iterable, num_tasks
 ):
     main = MainProcess(is_iterable=iterable)
@@ -274,16 +249,22 @@ def test_of_a_dead_worker_what_had_come_is_taken_unless_an_iterables_batch_befor
     for number in come:
         main.answer(main.actor.of("make")[number])
     in_turn = next(k for k in range(num_tasks + 1) if k not in come)
-    assert [step for _, step in main.taken] == list(range(in_turn))
-    worker.dying_since = 0.0
+    assert main.taken == list(range(in_turn))
+    worker.note_end("it was stuck")
     assert not worker.is_open
     main.submit(100, [0])
     assert len(main.actor.of("make")) == num_tasks, "sent to a dead worker"
-    rest = [step for _, step in _steps(worker.take_rest())]
-    assert rest == ([] if iterable else sorted(k for k in come if k > in_turn))
-    lost = [k for k in range(num_tasks) if k >= in_turn and k not in rest]
-    assert worker.steps_at_hand == lost
+    lost = list(range(in_turn, num_tasks))
+    assert steps_at_hand(worker) == lost
     assert [step for _, step in worker.tasks] == [*lost, 100]
+    assert list(worker.other_steps) == lost[1:]
+
+
+def steps_at_hand(worker):
+    """The steps of which it may be making one, the likeliest first."""
+    if not worker.sent:
+        return []
+    return [worker.snapshot().step, *worker.other_steps]
 
 
 def test_who_is_forgotten_is_not_listened_to():
@@ -293,16 +274,15 @@ def test_who_is_forgotten_is_not_listened_to():
     main.worker.forget()
     for asked in main.actor.asked:
         if not asked.done.done():
-            asked.done.set_result(ANSWER)
+            asked.done.set_result(answer_to(asked))
     assert main.inbox.empty()
 
 
-def test_it_is_silent_once_nothing_but_the_call_that_tells_of_its_end_is_under_way():
+def test_it_is_silent_once_nothing_is_under_way():
     main = MainProcess()
-    main.worker.dying_since = 0.0
-    assert not main.worker.is_silent
-    main.answer(main.actor.of("hello")[0])
-    assert not main.worker.is_silent
-    main.open_now()
+    main.worker.note_end("it was stuck")
+    for kind in ("hello", "open", "until_end"):
+        assert not main.worker.is_silent
+        (asked,) = main.actor.of(kind)
+        main.answer(asked)
     assert main.worker.is_silent
-    assert len(main.actor.of("until_end")) == 1

@@ -21,7 +21,6 @@ from tests.ray.ray_datasets import Drawn, Stream, Suicidal, SuicidalStream, Tabl
 
 from penstock import Loader
 from penstock.engine.backends.ray import backend as ray_backend
-from penstock.engine.backends.ray import remote_worker
 from penstock.engine.backends.ray.worker import versions_here
 from penstock.errors import ConfigError, UnpicklableError, WorkerDied
 from penstock.faults import FaultPolicy
@@ -52,6 +51,10 @@ def by_ray(dataset, loader_class=Loader, **options):
 
 def without_workers(dataset, loader_class=Loader, **options):
     return list(loader_class(dataset, **{"batch_size": 8, "seed": 5, **options}))
+
+
+def actor_of(backend, worker_id):
+    return backend._table.workers[worker_id].actor
 
 
 def of_processes(dataset):
@@ -93,7 +96,7 @@ def test_the_stream_is_the_same_while_actors_are_killed_from_outside(cluster):
         for step, batch in enumerate(stream):
             got.append(batch)
             if step % 11 == 4:
-                cluster.ray.kill(stream.backend.actors[step % 2])
+                cluster.ray.kill(actor_of(stream.backend, step % 2))
     assert_same(got, expected)
     assert loader.failures == []
 
@@ -134,7 +137,7 @@ def test_an_actor_that_dies_ends_the_epoch_where_none_may_take_its_place(cluster
     with closing(iter(by_ray(Drawn(100_000)))) as stream:
         while not all(worker.is_ready for worker in stream.backend._table.workers.values()):
             next(stream)
-        cluster.ray.kill(stream.backend.actors[1])
+        cluster.ray.kill(actor_of(stream.backend, 1))
         with pytest.raises(WorkerDied, match=r"worker 1 is gone .*Ray says: .*killed"):
             list(stream)
 
@@ -155,7 +158,7 @@ def test_an_actor_that_dies_between_two_epochs_is_replaced_and_nothing_is_counte
     expected = Loader(Drawn(), batch_size=8, seed=5)
     assert_same(list(loader), list(expected))
     backend = loader._stream.backend
-    cluster.ray.kill(backend.actors[0])
+    cluster.ray.kill(actor_of(backend, 0))
     assert _becomes(lambda: not backend.is_whole, 30.0)
     assert_same(list(loader), list(expected))
     close(loader)
@@ -371,7 +374,7 @@ def test_a_worker_of_other_versions_is_refused(monkeypatch):
 def test_who_waits_for_ray_is_told_what_is_missing_and_goes_on_when_it_comes(
     monkeypatch, extra_nodes
 ):
-    monkeypatch.setattr(remote_worker, "_FIRST_DOUBT_S", 7.0)  # longer than the timeout
+    monkeypatch.setattr(ray_backend, "_DOUBT_S", 7.0)  # longer than the timeout
     loader = by_ray(Drawn(), ray_options={"resources": {"extra": 1}}, timeout=6)
     told = []
 
@@ -382,7 +385,7 @@ def test_who_waits_for_ray_is_told_what_is_missing_and_goes_on_when_it_comes(
     monkeypatch.setattr(ray_backend.warnings, "warn", lambda text, *_, **__: tell(text))
     assert_same(list(loader), without_workers(Drawn()))
     assert "wait" in told[0]
-    assert "1 extra" in told[0]
+    assert "'resources': {'extra': 1}" in told[0]
 
 
 def test_what_cannot_be_pickled_is_named():

@@ -208,7 +208,7 @@ _to_close: weakref.WeakSet[Any] = weakref.WeakSet()
 
 
 def close_at_exit(backend: Any) -> None:  # noqa: ANN401 - not all can begin an epoch ahead
-    """Close `backend` at interpreter exit, before multiprocessing or Ray ends."""
+    """Close `backend` at interpreter exit, before multiprocessing ends."""
     _to_close.add(backend)
     atexit.unregister(_close_all)
     atexit.register(_close_all)  # what is registered last runs first

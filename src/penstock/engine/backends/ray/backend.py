@@ -5,9 +5,13 @@ Guarantees
     Answers come through the callbacks of Ray's futures into one queue: nothing is polled, and an
     object on another machine is on its way as soon as it is made. How many there may be is bounded
     by the tasks under way (`prefetch_factor` for each worker).
-    A batch's arrays lie in Ray's object store; it goes when the last view of them is garbage.
-    A worker's death is seen at once, by a call that never returns. What the object store had of its
-    batches by then is delivered, unless its machine is gone too: then they are made again.
+    Answers of a worker are taken in the order of its tasks, whatever the order in which they come.
+    A batch's arrays lie in Ray's object store; it goes when the last view of them is garbage. They
+    may be written: Ray gives out read-only arrays, since any number of processes may see an object,
+    but a batch has one reader, the main process that it was made for.
+    A worker's death is seen at once, by a call that never returns. What has come of its batches by
+    then is delivered; those behind one that has not, and those in the store of a machine that is
+    gone, are made again.
     A link that breaks is no death. Ray sends what was under way once more when the link is back,
     and the actor knows it again (see `worker`). Only when Ray declares the machine dead, by its
     own health checks, its workers are dead; that is nobody's fault, and is not counted.
@@ -15,76 +19,86 @@ Guarantees
     ends the actors of a program that is gone.
 
 Finding the sample that ends workers
-    A worker's last note dies with it. So of a batch over which one has died, the samples are made
-    one by one (`try_sample`), each call sent when the one before has returned: the one that does
-    not return had the sample. No other task is under way on that worker meanwhile.
+    A worker's last note dies with it. So of a batch over which one has died, the samples are tried
+    by themselves, each call sent when the one before has returned: the one that does not return had
+    the sample. Then the batch is made. Nothing else is under way on that worker meanwhile.
 """
 
 from __future__ import annotations
 
-import atexit
+import collections
 import contextlib
+import ctypes
 import functools
 import math
 import queue
 import time
 import warnings
-import weakref
-from typing import TYPE_CHECKING, Any, Final
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
-import numpy as np
 
-from penstock.engine.backends import LONGEST_WAIT_S
-from penstock.engine.backends.ray.cluster import RayOptions, connect, is_node_dead, what_is_free
-from penstock.engine.backends.ray.parcels import WritableMemory, open_parcel, pack_parcel
-from penstock.engine.backends.ray.remote_worker import RemoteWorker
-from penstock.engine.backends.ray.worker import RayWorker, versions_here
+from penstock.engine.backends import LONGEST_WAIT_S, base_seed_of
+from penstock.engine.backends.ray.cluster import RayOptions, connect, what_is_free
+from penstock.engine.backends.ray.worker import Answer, RayWorker, pack_parcel, versions_here
 from penstock.engine.pickling import unpicklable_error
+from penstock.engine.plan import dataset_keys
 from penstock.engine.recover import NO_BATCH
 from penstock.engine.scheduler import WorkerReady
-from penstock.engine.task import Kind, WorkerIdentity, decode_result
-from penstock.engine.worker_table import WorkerProgress, WorkerTable
+from penstock.engine.status_page import Phase, StatusSnapshot
+from penstock.engine.task import BeginEpoch, Kind, WorkerIdentity, decode_result, encode_message
+from penstock.engine.timing import replaced, row_of_worker
+from penstock.engine.worker_table import KnownWorker, WorkerProgress, WorkerTable
 from penstock.errors import ConfigError, WorkerDied
 from penstock.forks import Owner
-from penstock.randomness.keys import Purpose, seed_sequence
+from penstock.transport.packing import load_all
 from penstock.warn import users_level
 
 if TYPE_CHECKING:
+    import numpy as np
     from collections.abc import Iterator, Sequence
 
-    from penstock.engine.backends.ray.remote_worker import Actor, Call, Come
-    from penstock.engine.backends.ray.worker import Answer, Hello
-    from penstock.engine.epoch import Epoch
-    from penstock.engine.plan import Plan, RetryHints
-    from penstock.engine.scheduler import BackendEvent
-    from penstock.engine.worker_table import Activity
+    import numpy.typing as npt
 
-__all__ = ["RayBackend"]
+    from penstock.engine.backends.ray.worker import Hello, Parcel
+    from penstock.engine.epoch import Epoch
+    from penstock.engine.plan import Plan, RetryHints, WorkerSpec
+    from penstock.engine.scheduler import BackendEvent
+    from penstock.engine.task import Task, TaskResult
+
+__all__ = ["RayBackend", "RemoteWorker", "open_parcel", "times_by_our_clock"]
 
 _GRACE_S: Final = 3.0  # for a worker to finish its sample and its user's clean-up
 _SHORT_GRACE_S: Final = 0.3  # when somebody has pressed Ctrl-C
 _STACKS_S: Final = 5.0  # for a worker to say what it is doing
-_MOST_LOSSES: Final = 5  # of one batch on its way, before its worker is given up
+_DOUBT_S: Final = 30.0  # that Ray will start a worker
+_CHECK_S: Final = 5.0  # between two looks at the workers; asking one costs a millisecond
+_LAST_WORDS_S: Final = 10.0  # from the first sign of a death to the last of what was made before
 _ACTOR_OPTIONS: Final = {
     "max_restarts": 0,  # the order of steps has to know of every death
     "max_task_retries": -1,  # a call is sent again when only the link broke: tasks are numbered
     "max_concurrency": 10_000,  # calls that wait for their turn
 }
+# Ray sends less than that inside the answer, which costs a copy in any case.
+_COPIED_BYTES: Final = 100 * 1024
+_ADVICE_ON_EXIT: Final = (
+    "Ray's logs on that machine (session_latest/logs) may say why, and so may num_workers=0: look "
+    "for native code that crashes, os._exit, memory that ran out, or somebody or something that "
+    "killed it (kill -9, a job scheduler)."
+)
+_ADVICE_ON_HANG: Final = "Raise `timeout` if samples, or the start of a worker, may take that long."
+_ADVICE_ON_NODE: Final = "Its work is done elsewhere as soon as the cluster has room for it."
+_ADVICE_ON_INSTALL: Final = (
+    "Every machine of the cluster needs penstock, and what the dataset imports, of the versions "
+    "that the main process has. Install the same on every machine, or let Ray: "
+    'ray_options={"runtime_env": {"pip": [...], "working_dir": "."}}.'
+)
 _ADVICE_ON_PICKLING: Final = (
     "Ray's workers are other processes, perhaps on other machines. Leave out of __getstate__ what "
     "belongs to this one (locks, files, connections, generators), and open it lazily in the worker."
 )
 
-_backends: weakref.WeakSet[RayBackend] = weakref.WeakSet()
-
-
-def _close_all() -> None:
-    """At interpreter exit, in case that it comes before Ray's own end."""
-    for backend in list(_backends):
-        backend.close(in_a_hurry=True)
-
-
-atexit.register(_close_all)
+_Actor = Any  # Ray's own type of a handle says nothing of the methods
 
 
 class RayBackend:
@@ -104,10 +118,10 @@ class RayBackend:
         self._parcel: object = None  # a reference to the spec
         self._table: WorkerTable[RemoteWorker] = WorkerTable(plan)
         self._num_starts: dict[int, int] = {}  # by worker id
-        self._inbox: queue.SimpleQueue[Come | None] = queue.SimpleQueue()  # None: it is closed
-        self._memory = WritableMemory()
-        self._is_started = False
-        self._connection = ""  # what Ray knows this process by
+        self._awaited: set[int] = set()  # workers of which an event is to say that they are ready
+        self._inbox: queue.SimpleQueue[Come] = queue.SimpleQueue()
+        self._check_at = 0.0
+        self._connection = ""  # what Ray knows this process by; empty while it is not open
         self._owner = Owner()
 
     def start(self) -> None:
@@ -124,11 +138,9 @@ class RayBackend:
             advice = _ADVICE_ON_PICKLING
             raise unpicklable_error(self._plan.spec, error, advice=advice) from error
         self._ray = connect(self._options)
-        options = {**_outside_of_trainers_group(self._ray), **self._options.actor}
-        self._actor_class = self._ray.remote(RayWorker).options(**{**options, **_ACTOR_OPTIONS})
+        given = {**_outside_of_trainers_group(self._ray), **self._options.actor}
+        self._actor_class = self._ray.remote(RayWorker).options(**{**given, **_ACTOR_OPTIONS})
         self._connection = self._ray.get_runtime_context().get_worker_id()
-        self._is_started = True
-        _backends.add(self)
         try:
             self._parcel = self._ray.put(parcel)  # it is there for as long as the reference is
             for worker_id in range(self._plan.num_workers):
@@ -137,38 +149,24 @@ class RayBackend:
             self.close()
             raise
 
-    @property
-    def actors(self) -> list[Actor]:
-        """The handles of the actors, by worker id."""
-        return [worker.actor for _, worker in sorted(self._table.workers.items())]
-
-    def _open_worker(self, worker_id: int) -> RemoteWorker:
+    def _open_worker(self, worker_id: int) -> None:
         """Ask for an actor, on whatever machine there is room; does not wait for it."""
         plan = self._plan
         num_before = self._num_starts.get(worker_id, 0)
         self._num_starts[worker_id] = num_before + 1
-        seed = plan.base_seed
-        if num_before:  # it is not to draw again what another drew
-            words = seed_sequence(seed, Purpose.WORKERS, worker_id, num_before)
-            seed = int(words.generate_state(1, np.uint64)[0] >> np.uint64(1))
+        seed = base_seed_of(plan, worker_id, num_before)
         identity = WorkerIdentity(worker_id, max(plan.num_workers, plan.max_workers), seed)
         actor = self._actor_class.remote(identity)
         worker = RemoteWorker(worker_id, actor, plan.spec, self._inbox)
         self._table.add(worker)
         if self._table.epoch is not None:
             worker.begin_generation(self._table.message_of(worker))
-        return worker
 
     @property
     def is_whole(self) -> bool:
         """Whether every worker lives, by all that Ray has said up to now."""
-        for _ in range(self._inbox.qsize()):
-            come = self._inbox.get_nowait()
-            if come is None or come.future.exception() is None:
-                self._inbox.put(come)  # answers are left for `events`
-            elif self._is_of_use(come):
-                self._on_error(come.call, come.future.exception())
-        return all(worker.is_open for worker in self._table.workers.values())
+        workers = self._table.workers.values()
+        return all(worker.is_open and not worker.until_end.done() for worker in workers)
 
     def begin_epoch(self, epoch: Epoch) -> None:
         """Note it: workers learn of it with a task. Answers of earlier ones are dropped."""
@@ -176,12 +174,11 @@ class RayBackend:
         for worker in self._table.workers.values():
             worker.begin_generation(self._table.message_of(worker))
 
-    def await_start(self) -> list[int]:
+    def await_start(self) -> set[int]:
         """Return the workers for which Ray has yet to find a place, or whose dataset is opened."""
-        starting = [w for w in self._table.workers.values() if not w.is_ready and w.is_open]
-        for worker in starting:
-            worker.joins_late = True
-        return [worker.worker_id for worker in starting]
+        workers = self._table.workers.values()
+        self._awaited = {w.worker_id for w in workers if not w.is_ready and w.is_open}
+        return set(self._awaited)
 
     def submit(
         self, worker_id: int, step: int, indices: object, hints: RetryHints | None = None
@@ -198,40 +195,32 @@ class RayBackend:
 
         Raises:
             ConfigError: a worker runs on other versions.
-            WorkerDied: another thread has closed the backend.
+            WorkerDied: the connection was ended.
         """
-        self._check_connection()
         deadline = math.inf if timeout_s is None else time.monotonic() + timeout_s
-        while True:
-            left_s = min(deadline - time.monotonic(), LONGEST_WAIT_S)
-            due = min((worker.due for worker in self._table.workers.values()), default=math.inf)
-            patience_s = max(due - time.monotonic(), 0.0)  # for which only answers are looked after
-            events = [] if patience_s else self._overdue()
-            with contextlib.suppress(queue.Empty):
-                come = self._inbox.get(timeout=max(min(left_s, patience_s), 0.0))
-                num_starting = self._num_starting
-                events += self._event_of(come)
-                del come  # this frame may wait again; the batch is not to wait with it
-                if timeout_s and self._num_starting != num_starting:
-                    deadline = time.monotonic() + timeout_s
-            if events:
-                return events
+        events: list[BackendEvent] = []
+        while not events:
             self._check_connection()
-            if time.monotonic() >= deadline:
-                if not (timeout_s and self._is_starting):
-                    return []
+            if time.monotonic() >= self._check_at:
+                self._check_at = time.monotonic() + _CHECK_S
+                events += self._check_workers()
+            is_starting = self._is_starting
+            left_s = 0.0 if events else deadline - time.monotonic()
+            with contextlib.suppress(queue.Empty):
+                come = self._inbox.get(timeout=max(min(left_s, LONGEST_WAIT_S), 0.0))
+                events += self._events_of(come)
+                del come  # this frame may wait again; the batch is not to wait with it
+            if is_starting and timeout_s:
                 deadline = time.monotonic() + timeout_s
-
-    @property
-    def _num_starting(self) -> int:
-        return sum(w.hello is None for w in self._table.workers.values())
+            elif time.monotonic() >= deadline:
+                break
+        return events
 
     @property
     def _is_starting(self) -> bool:
         """Whether nothing is under way but in workers that Ray has not started."""
         workers = self._table.workers.values()
-        busy = [w for w in workers if w.is_open and (w.tasks or not w.is_ready)]
-        return all(worker.hello is None for worker in busy)
+        return all(w.hello is None for w in workers if w.is_open and (w.tasks or not w.is_ready))
 
     @property
     def _is_connected(self) -> bool:
@@ -243,68 +232,51 @@ class RayBackend:
         if not self._is_connected:
             raise WorkerDied(
                 "the connection to Ray was ended, by ray.shutdown() in this process, while the "
-                "loader was iterated: its workers are gone with it. Iterate the loader anew."
+                "loader was iterated, or the iterator was closed by another thread: its workers "
+                "are gone with it. Iterate the loader anew."
             )
 
-    def _overdue(self) -> list[BackendEvent]:
+    def _check_workers(self) -> list[BackendEvent]:
         """Look after workers that say nothing; return deaths of which no more is to be awaited."""
         now = time.monotonic()
-        late = [worker for worker in self._table.workers.values() if worker.due <= now]
-        for worker in late:
+        workers = list(self._table.workers.values())
+        for worker in workers:
             if worker.is_open and worker.hello is not None:
-                worker.knock()
-        if any(worker.is_open and worker.hello is None for worker in late):
-            self._tell_who_is_missing()
-        dying = [worker for worker in late if worker.dying_since is not None]
-        return [event for worker in dying for event in self._reap(worker)]
-
-    def _tell_who_is_missing(self) -> None:
-        workers = self._table.workers.values()
+                worker.ask_for_hello()
         missing = [w for w in workers if w.is_open and w.hello is None]
-        waited_s = time.monotonic() - min(worker.started_at for worker in missing)
-        for worker in missing:
-            worker.doubt_s = 10 * max(worker.doubt_s, waited_s)
-        if self._plan.is_worker_free and len(missing) < len(workers):
-            meanwhile = "The others make their batches meanwhile."
-        else:
-            meanwhile = "No batch comes without them, so training waits."
-        warnings.warn(
-            f"{len(missing)} of {len(workers)} workers have waited {waited_s:.0f} s for Ray to "
-            f"start them: {what_is_free(self._ray, self._options)} {meanwhile} Fewer workers "
-            "(num_workers), or such that ask for less (ray_options), would start at once.",
-            RuntimeWarning,
-            stacklevel=users_level(),
-        )
-
-    def _event_of(self, come: Come | None) -> list[BackendEvent]:
-        if come is None:
-            self._inbox.put(None)  # for whoever asks again
-            raise WorkerDied(
-                "the loader's iterator was closed while it was asked for a batch: its workers are "
-                "gone. Iterate the loader anew."
+        if any(worker.doubt_at < now for worker in missing):
+            for worker in missing:
+                worker.doubt_at = math.inf
+            warnings.warn(
+                f"{len(missing)} of {len(workers)} workers wait for Ray to start them: "
+                f"{what_is_free(self._ray, self._options)} Fewer workers (num_workers), or such "
+                "that ask for less (ray_options), would start at once.",
+                RuntimeWarning,
+                stacklevel=users_level(),
             )
-        if not self._is_of_use(come):
-            return []
-        events, worker = self._outcome_of(come), come.call.worker
-        return [*events, *self._reap(worker)] if worker.is_silent else events
+        dead = [w for w in workers if now - w.dying_since > _LAST_WORDS_S and not w.is_gone]
+        return [self._reap(worker) for worker in dead]
 
-    def _is_of_use(self, come: Come) -> bool:
-        """Note that a call is under way no more; return whether its worker is still one."""
+    def _events_of(self, come: Come) -> list[BackendEvent]:
         worker = come.call.worker
-        worker.note_come(come.call)
-        return self._table.workers.get(worker.worker_id) is worker and not worker.is_gone
+        worker.num_out -= 1
+        if worker.is_gone or self._table.workers.get(worker.worker_id) is not worker:
+            return []
+        error = come.future.exception()
+        if isinstance(error, self._ray.exceptions.RayTaskError):
+            raise error  # of this library itself: what the user's code raises comes as an answer
+        events = self._answered(come) if error is None else []
+        if error is not None and worker.is_open:  # or Ray has lost sight of it, or of one batch
+            self._end(worker, error)
+        return [*events, self._reap(worker)] if worker.is_silent else events
 
-    def _outcome_of(self, come: Come) -> list[BackendEvent]:
-        call, worker = come.call, come.call.worker
-        if come.future.exception() is not None:
-            self._on_error(call, come.future.exception())
+    def _answered(self, come: Come) -> list[BackendEvent]:
+        call, worker, answer = come.call, come.call.worker, come.future.result()
+        if call.kind == "end" or (call.task and call.task.generation != self._table.generation):
             return []
         if call.kind == "hello":
-            self._on_hello(worker, come.future.result())
+            self._on_hello(worker, answer)
             return []
-        if call.kind == "end" or (call.kind != "open" and not worker.is_awaited(call)):
-            return []
-        answer: Answer = come.future.result()
         if answer.kind == "ended":
             worker.last_snapshot = answer.snapshot
             self._end(worker, answer)
@@ -312,35 +284,14 @@ class RayBackend:
         events: list[BackendEvent] = []
         if call.kind == "open":
             worker.is_ready = True
-            events += [WorkerReady(worker.worker_id)] if worker.joins_late else []
-            worker.joins_late = False
-        elif call.kind == "try":
-            worker.trial = None
+            if worker.worker_id in self._awaited:
+                self._awaited.remove(worker.worker_id)
+                events.append(WorkerReady(worker.worker_id))
         else:
-            events += self._events_of(worker.take(come))
+            results = [self._table.accept(worker, result) for result in worker.take(come)]
+            events += [event for event in results if event is not None]
         worker.send()
         return events
-
-    def _on_error(self, call: Call, error: Exception) -> None:
-        """Take note of a worker's end; send again what was lost on its way."""
-        worker, errors = call.worker, self._ray.exceptions
-        if isinstance(error, errors.RayTaskError):
-            raise error  # of this library itself: what the user's code raises comes as an answer
-        if isinstance(error, (errors.ObjectLostError, errors.GetTimeoutError)):
-            if call.kind == "make" and not worker.is_awaited(call):
-                return
-            if call.kind == "make" and worker.num_lost < _MOST_LOSSES:
-                worker.num_lost += 1
-                if worker.is_open:
-                    worker.send_again(call.number)
-                return
-        if worker.dying_since is None:
-            self._end(worker, error)
-
-    def _end(self, worker: RemoteWorker, end: Exception | Answer | str) -> None:
-        """Let a worker's end take its course; also if Ray has only lost sight of it."""
-        worker.note_end(end)
-        self._kill(worker)
 
     def _on_hello(self, worker: RemoteWorker, hello: Hello) -> None:
         ours = versions_here()
@@ -348,65 +299,48 @@ class RayBackend:
             raise ConfigError(
                 f"worker {worker.worker_id} (pid {hello.pid} on {hello.address}) runs on "
                 f"{hello.versions}, and the main process on {ours}: what they send each "
-                "other, and what samples draw, may differ. Install the same on every machine, or "
-                'let Ray: ray_options={"runtime_env": {"pip": [...]}}.'
+                f"other, and what samples draw, may differ. {_ADVICE_ON_INSTALL}"
             )
         if worker.hello is None:
             worker.open(self._parcel)
         worker.hello, worker.pid = hello, hello.pid
 
-    def _events_of(self, answers: Iterator[Come]) -> list[BackendEvent]:
-        events = map(self._event, answers)
-        return [event for event in events if event is not None]
+    def _end(self, worker: RemoteWorker, end: Exception | Answer | str) -> None:
+        """Let a worker's end take its course; also if Ray has only lost sight of it."""
+        worker.note_end(end)
+        self._kill(worker)
 
-    def _event(self, come: Come) -> BackendEvent | None:
-        worker, answer = come.call.worker, come.future.result()
-        if answer.kind == "dropped":
-            return None  # its shard is exhausted
-        result, _ = decode_result(answer.message)
-        if result.kind == Kind.DONE:
-            result.unpack = functools.partial(open_parcel, answer.parcel, self._memory)
-        elif result.kind == Kind.EMPTY:
-            result.payload = NO_BATCH
-        if result.times is not None:
-            span = {"sent_ns": come.call.sent_ns, "received_ns": come.received_ns}
-            result.times = worker.clock.by_ours(result.times, **span)
-        return self._table.accept(worker, result)
-
-    def _reap(self, worker: RemoteWorker) -> list[BackendEvent]:
-        """Return the last batches of a worker that is gone, and its death."""
-        events = self._events_of(worker.take_rest())
-        is_node_gone = worker.died_with_node or (
-            worker.hello is not None and is_node_dead(self._ray, worker.hello.node_id)
+    def _reap(self, worker: RemoteWorker) -> BackendEvent:
+        """Return the death of a worker that is gone."""
+        node_id = worker.hello.node_id if worker.hello is not None else ""
+        is_node_gone = "its node has died" in str(worker.end) or any(
+            node["NodeID"] == node_id and not node["Alive"] for node in self._ray.nodes()
         )
-        activity = self._activity(worker)
+        activity, others = self._table.activity(worker, worker.snapshot()), worker.other_steps
+        if others:
+            listed = " or ".join(map(str, others))
+            activity = activity._replace(words=f"{activity.words}, or already at step {listed}")
         end, advice = worker.describe_end(is_node_gone=is_node_gone)
-        place, number = worker.place, worker.worker_id
-        how = f"DataLoader worker ({place}) exited unexpectedly: worker {number} {end}"
-        limit = worker.deaths_that_prove
+        how = (
+            f"DataLoader worker ({worker.place}) exited unexpectedly: worker "
+            f"{worker.worker_id} {end}"
+        )
+        # Of an end that may have come from outside Ray does not say how.
+        limit = 3 if isinstance(worker.end, Exception) else 2
         death = self._table.death(worker, activity, how, advice, limit=limit)
         if is_node_gone:
-            death = death._replace(step=None, sample=None, counts=False)
-        else:
-            death = death._replace(or_steps=worker.other_steps(activity))
-        return [*events, death]
-
-    def _activity(self, worker: RemoteWorker) -> Activity:
-        activity = self._table.activity(worker, worker.snapshot())
-        if others := worker.other_steps(activity):
-            listed = " or ".join(map(str, others))
-            return activity._replace(words=f"{activity.words}, or already at step {listed}")
-        return activity
+            return death._replace(step=None, sample=None, counts=False)
+        return death._replace(or_steps=others)
 
     def respawn(self, worker_id: int) -> None:
         """Ask for another actor, on whatever machine there is room, to go on where this one was."""
-        dead = self._table.workers[worker_id]
-        dead.forget()
-        self._open_worker(worker_id).joins_late = dead.joins_late
+        self._table.workers[worker_id].forget()
+        self._open_worker(worker_id)
 
     def add_worker(self, worker_id: int) -> None:
         """Ask for one actor more, which joins the current epoch; an event says when it has."""
-        self._open_worker(worker_id).joins_late = True
+        self._awaited.add(worker_id)
+        self._open_worker(worker_id)
 
     def remove_worker(self, worker_id: int) -> None:
         """Let an actor go that has no tasks; does not wait."""
@@ -415,58 +349,47 @@ class RayBackend:
     def kill(self, worker_id: int, why: str) -> None:
         """End an actor that is stuck, once it has said what it is doing, if it still can."""
         worker = self._table.workers[worker_id]
-        if not worker.is_open or worker.hello is None:  # one that has not started is not stuck
-            return
-        self._ask(worker)
-        self._end(worker, why)
+        if worker.is_open and worker.hello is not None:  # one that has not started is not stuck
+            worker.last_snapshot, worker.last_stack = self._ask(worker)
+            self._end(worker, why)
 
-    def _ask(self, worker: RemoteWorker) -> None:
-        worker.last_snapshot, worker.last_stack = None, ""
+    def _ask(self, worker: RemoteWorker) -> tuple[StatusSnapshot | None, str]:
+        """Return what an actor is doing, and its stack; None if it does not answer."""
+        doing: tuple[StatusSnapshot | None, str] = None, ""
         if worker.hello is not None:
             with contextlib.suppress(Exception):  # native code holds the interpreter, or no link
-                call = worker.actor.doing.remote()
-                worker.last_snapshot, worker.last_stack = self._ray.get(call, timeout=_STACKS_S)
+                doing = self._ray.get(worker.actor.doing.remote(), timeout=_STACKS_S)
+        return doing
 
     def diagnose(self, worker_id: int, *, with_stacks: bool) -> WorkerProgress:
         """Ask the actor; one that does not answer in time is known by its tasks alone."""
         worker = self._table.workers[worker_id]
-        if worker.hello is None:
-            waited_s = time.monotonic() - worker.started_at
-            free = what_is_free(self._ray, self._options)
-            return WorkerProgress(f"waiting for Ray to start it, for {waited_s:.0f} s: {free}")
-        self._ask(worker)
-        stacks = worker.last_stack if with_stacks else ""
-        if worker.last_snapshot is None:
-            why = "It does not answer: native code holds its interpreter, or no link is"
-            return WorkerProgress(f"{self._activity(worker).words}. {why}")
-        return self._table.progress(worker, worker.last_snapshot, stacks)
+        snapshot, stacks = self._ask(worker)
+        if snapshot is None:
+            words = self._table.activity(worker, worker.snapshot()).words
+            why = "it has not started, native code holds its interpreter, or no link is"
+            return WorkerProgress(f"{words}. It does not answer: {why}")
+        return self._table.progress(worker, snapshot, stacks if with_stacks else "")
 
     def close(self, *, in_a_hurry: bool = False) -> None:
         """End the workers, and wait until they are gone."""
         workers = list(self._table.workers.values())
         self._table.workers.clear()
-        _backends.discard(self)
-        if not self._is_started or not self._owner.is_here:
+        if not self._connection or not self._owner.is_here:
             return  # in a forked copy of the main process Ray cannot be used
-        self._is_started = False
-        self._inbox.put(None)
+        is_connected, self._connection = self._is_connected, ""
         try:
-            if self._is_connected:
-                left = [worker for worker in workers if not worker.is_gone]
+            left = [worker for worker in workers if not worker.is_gone]
+            if is_connected and left:
                 self._end_all(left, _SHORT_GRACE_S if in_a_hurry else _GRACE_S)
         finally:  # also if a second Ctrl-C comes
             for worker in workers:
                 worker.forget()
             self._parcel = None
-            with contextlib.suppress(queue.Empty):  # nobody will ask for what is in there
-                while True:
-                    self._inbox.get_nowait()
-            self._inbox.put(None)
+            self._inbox = queue.SimpleQueue()  # nobody will ask for what is in there
 
     def _end_all(self, workers: Sequence[RemoteWorker], grace_s: float) -> None:
         """Let them end, and end those that do not, or have not even started."""
-        if not workers:
-            return
         ends = [self._let_end(worker) for worker in workers]
         try:
             for worker in workers:
@@ -498,3 +421,289 @@ def _outside_of_trainers_group(ray: Any) -> dict[str, Any]:  # noqa: ANN401 - th
         return {}
     strategies = ray.util.scheduling_strategies
     return {"scheduling_strategy": strategies.PlacementGroupSchedulingStrategy(None)}
+
+
+class Call(NamedTuple):
+    """A call that is under way.
+
+    Attributes:
+        worker: Whose.
+        kind: "hello", "open", "make" or "end".
+        task: Of a "make": the task.
+        trial: Which sample of it is tried by itself; None if the batch is made.
+        is_alone: Whether nothing else may be under way meanwhile.
+        number: Which of the worker's calls of this kind and epoch.
+        sent_ns: When.
+    """
+
+    worker: RemoteWorker
+    kind: str
+    task: Any = None
+    trial: int | None = None
+    is_alone: bool = False
+    number: int = -1
+    sent_ns: int = 0
+
+
+class Come(NamedTuple):
+    """A call that has returned, or failed."""
+
+    call: Call
+    future: Any
+    received_ns: int
+
+
+class RemoteWorker(KnownWorker):
+    """One actor, seen from the main process.
+
+    Attributes:
+        actor: Ray's handle.
+        is_ready: Whether the actor has opened the spec, so that it may be sent tasks.
+        hello: Where it is; None until it has started.
+        doubt_at: When to say that it has not started, by the monotonic clock.
+        num_out: How many calls are under way.
+        until_end: The future of a call that never returns, and fails when the actor ends.
+        dying_since: When the first sign of its end came; infinite before.
+        end: By what it ends: what Ray raised, its own answer, or why the main process killed it.
+        last_snapshot: What it said that it was doing.
+        last_stack: Where in the user's code.
+        sent: Number -> the call that was sent and not answered.
+    """
+
+    def __init__(
+        self, worker_id: int, actor: _Actor, spec: WorkerSpec, inbox: queue.SimpleQueue[Come]
+    ) -> None:
+        """Greet an actor that was asked for; once it has said hello, `open` is to follow."""
+        super().__init__(worker_id, 0)
+        self.is_ready = False
+        self.actor = actor
+        self._spec = spec
+        self._inbox: queue.SimpleQueue[Come] | None = inbox
+        self.hello: Hello | None = None
+        self.doubt_at = time.monotonic() + _DOUBT_S
+        self.dying_since = math.inf
+        self.end: Exception | Answer | str = ""
+        self.last_snapshot: StatusSnapshot | None = None
+        self.last_stack = ""
+        self.num_out = 0
+        self.begin_generation(BeginEpoch(0, 0))
+        self.ask_for_hello()
+        self.until_end = self._listen(Call(self, "end"), self.actor.until_end.remote())
+
+    def __str__(self) -> str:
+        """Return "worker 0 (pid 7 on 10.0.0.2)"."""
+        return f"worker {self.worker_id} ({self.place})"
+
+    @property
+    def is_open(self) -> bool:
+        """Whether it may be sent anything: no sign of its end has come."""
+        return self.dying_since == math.inf and not self.is_gone
+
+    @property
+    def is_silent(self) -> bool:
+        """Whether it is dying, and nothing more of it is under way."""
+        return self.dying_since < math.inf and self.num_out == 0
+
+    @property
+    def place(self) -> str:
+        """Where it is, in words."""
+        if self.hello is None:
+            return "not yet started"
+        return f"pid {self.hello.pid} on {self.hello.address}"
+
+    def open(self, parcel: object) -> None:
+        """Let the actor open the spec; `parcel` is the reference of it."""
+        self._listen(Call(self, "open"), self.actor.open.remote(parcel))
+
+    def ask_for_hello(self) -> None:
+        """Ask for a sign of life.
+
+        If the actor's end of a connection was given up while no packets came through, this end
+        does not learn of it before something is sent: then Ray connects anew, and sends all that
+        was under way once more.
+        """
+        self._listen(Call(self, "hello"), self.actor.hello.remote())
+
+    def _listen(self, call: Call, reference: Any) -> Any:  # noqa: ANN401 - Ray's reference, a future
+        self.num_out += 1
+
+        def come(future: Any) -> None:  # noqa: ANN401
+            if (inbox := self._inbox) is not None:
+                inbox.put(Come(call, future, time.monotonic_ns()))
+
+        future = reference.future()
+        future.add_done_callback(come)
+        return future
+
+    def forget(self) -> None:
+        """Take note of nothing any more, and hold nothing in the object store.
+
+        Ray may keep the callback of a call for long after this.
+        """
+        self._inbox = None
+        self._early.clear()
+
+    def begin_generation(self, begun: BeginEpoch) -> None:
+        """Forget what was sent; the actor learns of the epoch with its first task."""
+        self._generation = begun.generation
+        self._to_send: collections.deque[Call] = collections.deque()
+        self.sent: dict[int, Call] = {}
+        self._next_number = 0
+        self._num_taken = 0
+        self._early: dict[int, Come] = {}  # by number
+        self._begun_message = encode_message(begun)
+        # What the dataset's state holds may be large, and is sent once.
+        self._begun_already = encode_message(begun._replace(position=None))
+
+    def submit(self, task: Task) -> None:
+        """Send a task, behind trials of its samples if it is to be done alone."""
+        hints = task.hints
+        is_alone = hints is not None and hints.alone
+        if hints is not None and is_alone:
+            task = task._replace(hints=hints._replace(alone=False))
+            keys = dataset_keys(task.indices) if self._spec.is_batched else [task.indices]
+            can_try = not self._spec.is_iterable and hasattr(keys, "__len__")
+            trials = range(len(keys) if can_try else 0)
+            self._to_send.extend(Call(self, "make", task, k, is_alone=True) for k in trials)
+        self._to_send.append(Call(self, "make", task, is_alone=is_alone))
+        self.send()
+
+    def send(self) -> None:
+        """Send what may be sent: what is to be alone if nothing is under way, nothing beside it."""
+        while self._to_send and self.is_open and self.is_ready:
+            call = self._to_send[0]
+            if self.sent and (call.is_alone or next(iter(self.sent.values())).is_alone):
+                return
+            self._to_send.popleft()
+            number, self._next_number = self._next_number, self._next_number + 1
+            call = call._replace(number=number, sent_ns=time.monotonic_ns())
+            self.sent[number] = call
+            begun = self._begun_already if self._num_taken else self._begun_message
+            args = begun, encode_message(call.task), number, self._num_taken, call.trial
+            self._listen(call, self.actor.make.remote(*args))
+
+    def take(self, come: Come) -> Iterator[TaskResult]:
+        """Yield the results whose turn it is now that this answer has come."""
+        self._early[come.call.number] = come
+        while self._num_taken in self._early:
+            come = self._early.pop(self._num_taken)
+            del self.sent[self._num_taken]
+            self._num_taken += 1
+            if come.call.trial is None:
+                del self.tasks[self._generation, come.call.task.step]
+                if come.future.result().kind != "dropped":  # as its shard is exhausted
+                    yield _result_of(come)
+
+    def snapshot(self) -> StatusSnapshot:
+        """Return what it is doing, by what it has said, or else by what it was sent."""
+        if self.last_snapshot is not None:
+            return self.last_snapshot
+        phase, step, number = Phase.WAITING, -1, None
+        if not self.is_ready:
+            phase = Phase.ABSENT if self.hello is None else Phase.STARTING
+        elif self.sent:
+            call = next(iter(self.sent.values()))
+            phase, step, number = Phase.READING, call.task.step, call.trial
+        return StatusSnapshot(self._generation, step, phase, number, False, None, 0, 0.0)
+
+    @property
+    def other_steps(self) -> tuple[int, ...]:
+        """Steps that it may have been making as well as that of its snapshot.
+
+        Tasks are done in their order, but what it has made may not have left its process yet.
+        """
+        if self.last_snapshot is not None:
+            return ()
+        return tuple(call.task.step for call in list(self.sent.values())[1:])
+
+    def note_end(self, end: Exception | Answer | str) -> None:
+        """Note that it is dying; a kill says more than its own words, and these more than Ray."""
+        self.dying_since = time.monotonic()
+        if not self.end or isinstance(self.end, Exception):
+            self.end = end
+
+    def describe_end(self, *, is_node_gone: bool) -> tuple[str, str]:
+        """Return how it ended, and what to do about it; to be called when it has."""
+        if isinstance(self.end, str):
+            stack = f"\nIts Python stack then:\n{self.last_stack}" if self.last_stack else ""
+            return f"was killed, as {self.end},", _ADVICE_ON_HANG + stack
+        if isinstance(self.end, Answer):
+            text = str(self.end.message)
+            end = f"ended with {text.splitlines()[0]}"
+            return end, f"Look for sys.exit in the dataset.\n{text}"
+        if is_node_gone:
+            return f"was lost with its machine ({self.place})", _ADVICE_ON_NODE
+        # Without what Ray says of every actor.
+        said = " ".join(str(self.end).rpartition("The actor is dead because ")[2].split())
+        if self.hello is None:
+            return f"could not be started: {said}", _ADVICE_ON_INSTALL
+        return "is gone", f"Ray says: {said}\n{_ADVICE_ON_EXIT}"
+
+
+def _result_of(come: Come) -> TaskResult:
+    answer: Any = come.future.result()
+    result, _ = decode_result(answer.message)
+    if result.kind == Kind.DONE:
+        result.unpack = functools.partial(open_parcel, answer.parcel)
+    elif result.kind == Kind.EMPTY:
+        result.payload = NO_BATCH
+    if result.times is not None:
+        result.times = times_by_our_clock(result.times, come.call.sent_ns, come.received_ns)
+    return result
+
+
+def times_by_our_clock(times: bytes, sent_ns: int, received_ns: int) -> bytes:
+    """Return the times of a task by our clock; those of one that was not measured as they are.
+
+    The monotonic clocks of two machines differ. A task is taken up after it was sent, and its batch
+    has come after it was made: where the times agree with that, as on one machine, they are left as
+    they are. Otherwise the batch is taken to have ended when it came.
+
+    Example:
+        >>> from penstock.engine.timing import NO_TIMES
+        >>> times = replaced(NO_TIMES, begun_ns=1000, ended_ns=1600)
+        >>> row = row_of_worker(times_by_our_clock(times, 70_000, 70_800))
+        >>> row.begun_ns, row.ended_ns
+        (70200, 70800)
+    """
+    row = row_of_worker(times)
+    if not row.begun_ns or sent_ns <= row.begun_ns <= row.ended_ns <= received_ns:
+        return times
+    begun_ns = received_ns - (row.ended_ns - row.begun_ns)
+    return replaced(times, begun_ns=begun_ns, ended_ns=received_ns)
+
+
+def open_parcel(parcel: Parcel) -> Any:  # noqa: ANN401 - any tree at all
+    """Return a tree that is the caller's own: its large arrays alias the buffers, to be written.
+
+    What lies in memory that the system would not let us write is copied.
+    """
+    return load_all(parcel.pickled, [_writable(buffer) for buffer in parcel.buffers])
+
+
+def _writable(buffer: npt.NDArray[np.uint8]) -> memoryview:
+    if buffer.flags.writeable:
+        return buffer.data
+    if buffer.nbytes < _COPIED_BYTES or not _lies_in_store(buffer):
+        return buffer.copy().data
+    whole = (ctypes.c_ubyte * buffer.nbytes).from_address(buffer.ctypes.data)
+    whole.owner = buffer  # type: ignore[attr-defined]  # an instance of a class made just now
+    return memoryview(whole).cast("B")
+
+
+_store: list[tuple[int, int]] = []  # memory that is mapped as the object store's is
+
+
+def _lies_in_store(buffer: npt.NDArray[np.uint8]) -> bool:
+    """Return whether its memory is mapped shared and writable, whatever the array says."""
+    global _store
+    first, end = buffer.ctypes.data, buffer.ctypes.data + buffer.nbytes
+    if not any(start <= first and end <= stop for start, stop in _store):
+        _store = []
+        with contextlib.suppress(OSError):  # not Linux
+            for line in Path("/proc/self/maps").read_text().splitlines():
+                span, rights = line.split(maxsplit=2)[:2]
+                if rights.startswith("rw") and rights.endswith("s"):
+                    start, stop = (int(number, 16) for number in span.split("-"))
+                    _store.append((start, stop))
+    return any(start <= first and end <= stop for start, stop in _store)

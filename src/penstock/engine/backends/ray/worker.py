@@ -8,35 +8,48 @@ Guarantees
     one, each is done once, and its answer is kept until the main process says that it has come.
     Nothing that the user's code raises ends the actor; `SystemExit` and the like are answered as
     its end.
+
+Datasets and batches cross as Ray's object store takes them: a small pickle, and arrays beside it.
+Ray lays the arrays of what a call returns into its store (one copy, at the speed of memory) and
+gives them out again as views of it, on the same machine without a copy.
+What is defined in the main process's `__main__`, as in a notebook, is pickled by value
+(cloudpickle).
 """
 
 from __future__ import annotations
 
 import asyncio
 import concurrent.futures
+import functools
 import gc
+import importlib
+import io
 import os
 import platform
 import resource
 import sys
 import threading
 import traceback
-from typing import TYPE_CHECKING, Any, Final, NamedTuple, TypeVar
+import warnings
+from collections import ChainMap
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 import numpy as np
 
 from penstock.engine.assembly import PlainOutput
 from penstock.engine.backends.process_worker import set_up_worker
-from penstock.engine.backends.ray.parcels import Parcel, address_of, pack_parcel, value_of
 from penstock.engine.backends.thread import ThreadStatus, Unwanted
 from penstock.engine.recover import drop_frames
 from penstock.engine.status_page import Phase
 from penstock.engine.task import Kind, decode_message, encode_result
 from penstock.engine.task_runner import TaskRunner
 from penstock.engine.timing import replaced
+from penstock.transport.arena import INLINE_LIMIT_BYTES
+from penstock.transport.packing import REDUCERS, load_all
 from penstock.user_code import stack_of_error, stack_of_thread
 
 if TYPE_CHECKING:
+    import pickle
     from collections.abc import Callable
 
     import numpy.typing as npt
@@ -45,11 +58,59 @@ if TYPE_CHECKING:
     from penstock.engine.status_page import StatusSnapshot
     from penstock.engine.task import BeginEpoch, Task, TaskResult, WorkerIdentity
 
-__all__ = ["Answer", "Hello", "RayWorker", "TaskServer", "versions_here"]
-
-T = TypeVar("T")
+__all__ = [
+    "Answer", "Hello", "Parcel", "RayWorker", "pack_parcel", "value_of", "versions_here",
+]  # fmt: skip
 
 _RSS_UNIT: Final = 1 if sys.platform == "darwin" else 1024  # of ru_maxrss
+
+
+class Parcel(NamedTuple):
+    """A pickled tree.
+
+    Attributes:
+        pickled: The tree, without its large buffers.
+        buffers: Those, in the order in which the pickle asks for them; each 1-D, uint8.
+    """
+
+    pickled: bytes
+    buffers: list[npt.NDArray[np.uint8]]
+
+
+@functools.cache
+def _pickler_class() -> Any:  # noqa: ANN401 - a class of Ray's
+    base: Any = importlib.import_module("ray.cloudpickle").CloudPickler
+    # Of the class: C reads it when a pickler is made, and not what is assigned to one later.
+    return type(
+        "ParcelPickler", (base,), {"dispatch_table": ChainMap(REDUCERS, base.dispatch_table)}
+    )
+
+
+def pack_parcel(tree: object) -> Parcel:
+    """Return `tree` as a parcel, whose buffers are views of the tree's own memory.
+
+    Raises:
+        Exception: whatever pickling raises.
+    """
+    buffers: list[npt.NDArray[np.uint8]] = []
+
+    def keep_in_pickle(buffer: pickle.PickleBuffer) -> bool:
+        data = np.frombuffer(buffer.raw(), np.uint8)
+        if data.nbytes < INLINE_LIMIT_BYTES:
+            return True
+        buffers.append(data)
+        return False
+
+    file = io.BytesIO()
+    _pickler_class()(file, protocol=5, buffer_callback=keep_in_pickle).dump(tree)
+    return Parcel(file.getvalue(), buffers)
+
+
+def value_of(parcel: Parcel) -> Any:  # noqa: ANN401 - any tree at all
+    """Return the tree again; its large arrays alias the buffers, and are as read-only as these."""
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", "The given buffer is not writable", UserWarning)
+        return load_all(parcel.pickled, [buffer.data for buffer in parcel.buffers])
 
 
 def versions_here() -> str:
@@ -94,29 +155,28 @@ class Answer(NamedTuple):
 class RayWorker:
     """Runs in a process of its own on some machine of the cluster; see the module.
 
-    Every method is a coroutine, so that it answers while its thread works.
+    Every public method is a coroutine, so that it answers while the thread works.
 
     Concurrency:
-        Ray calls its coroutines in one event loop.
+        Ray calls its coroutines in one event loop. Private methods run in the worker's thread, one
+        after the other, unless they say otherwise.
     """
 
     def __init__(self, identity: WorkerIdentity) -> None:
         """Become that worker; `open` is to follow."""
-        self._server = TaskServer(identity)
+        self._identity = identity
         self._thread = concurrent.futures.ThreadPoolExecutor(1, "penstock-worker")
-        self._opening: asyncio.Future[Answer] | None = None
         self._has_moved = asyncio.Condition()  # for tasks that came before their turn
         self._has_ended = asyncio.Event()
-
-    async def _do(self, work: Callable[..., T], *args: object) -> T:
-        """Return what comes of work in the thread, behind all that it was given before."""
-        done = await asyncio.get_running_loop().run_in_executor(self._thread, work, *args)
-        async with self._has_moved:
-            self._has_moved.notify_all()
-        return done
-
-    async def _answer(self, work: Callable[..., Answer], *args: object) -> Answer:
-        return await self._do(self._server.answer, work, *args)
+        self._status = ThreadStatus()
+        self._working_thread: threading.Thread | None = None
+        self._wanted = 0
+        self._runner = TaskRunner(_ParcelOutput(), self._status, identity)
+        self._is_iterable = False
+        self._begun: BeginEpoch | None = None
+        self._next_number = 0
+        self._kept: dict[int, Answer] = {}  # by number; of an iterable
+        self._end: Answer | None = None  # the answer to every task from here on
 
     async def hello(self) -> Hello:
         """Return where this is; at once, however long setting up takes."""
@@ -128,30 +188,32 @@ class RayWorker:
 
     async def open(self, parcel: Parcel) -> Answer:
         """Open the spec, and answer when that is done."""
-        if self._opening is None:  # else this call has come twice
-            self._opening = asyncio.ensure_future(self._answer(self._server.set_up, parcel))
-        return await asyncio.shield(self._opening)
+        return await self._do(self._set_up, parcel)
 
-    async def make(self, begun: bytes, task: bytes, number: int, num_come: int) -> Answer:
-        """Return the batch of a task; see `TaskServer.serve`."""
-        server = self._server
+    async def make(
+        self, begun: bytes, task: bytes, number: int, num_come: int, trial: int | None = None
+    ) -> Answer:
+        """Return what becomes of a task, when its turn has come.
+
+        Args:
+            begun: The epoch that it belongs to, encoded; it is begun if it is a new one.
+            task: What to do, encoded.
+            number: Which of this epoch's calls it is, from 0.
+            num_come: How many answers of this epoch the main process has.
+            trial: Which sample of the task to try by itself; None makes the batch.
+        """
         epoch: Any = decode_message(begun)
-        server.want(epoch.generation)
+        if epoch.generation > self._wanted and self._status.is_wanted:
+            self._wanted = epoch.generation  # what belongs to those before is dropped
+            self._status.want(epoch.generation)
         async with self._has_moved:
-            await self._has_moved.wait_for(lambda: server.is_in_turn(epoch, number))
-        return await self._answer(server.serve, epoch, decode_message(task), number, num_come)
-
-    async def try_sample(self, begun: bytes, task: bytes, number: int) -> Answer:
-        """Make one sample of a task by itself; see `TaskServer.try_sample`."""
-        server = self._server
-        epoch: Any = decode_message(begun)
-        server.want(epoch.generation)
-        return await self._answer(server.try_sample, epoch, decode_message(task), number)
+            await self._has_moved.wait_for(lambda: self._is_in_turn(epoch, number))
+        return await self._do(self._serve, epoch, decode_message(task), number, num_come, trial)
 
     async def doing(self) -> tuple[StatusSnapshot, str]:
         """Return what is being done, and where in the user's code."""
-        thread = self._server.thread
-        return self._server.status.snapshot(), "" if thread is None else stack_of_thread(thread)
+        thread = self._working_thread
+        return self._status.snapshot(), "" if thread is None else stack_of_thread(thread)
 
     async def until_end(self) -> None:
         """Return when this worker is to end; that it fails tells its caller of a sudden end."""
@@ -159,8 +221,8 @@ class RayWorker:
 
     async def close(self) -> None:
         """Drop what waits, and break off what is being made at its sample."""
-        self._server.status.want_nothing()
-        await self._do(self._server.close)
+        self._status.want_nothing()
+        await self._do(self._close)
         self._has_ended.set()
 
     async def end(self) -> None:
@@ -170,48 +232,27 @@ class RayWorker:
         await self.close()
         ray.actor.exit_actor()  # type: ignore[no-untyped-call]
 
+    async def _do(self, work: Callable[..., Answer], *args: object) -> Answer:
+        """Return what the thread answers, behind all that it was given before."""
+        loop = asyncio.get_running_loop()
+        done = await loop.run_in_executor(self._thread, self._answer, work, *args)
+        async with self._has_moved:
+            self._has_moved.notify_all()
+        return done
 
-class TaskServer:
-    """Serves numbered tasks in the actor's thread, one after the other.
+    def _is_in_turn(self, begun: BeginEpoch, number: int) -> bool:
+        """Return whether a task may be served now: those before it have been, or none is wanted.
 
-    Attributes:
-        status: What is being done.
-        thread: In which; None before it has begun.
-
-    Concurrency:
-        `want` and `is_in_turn` may be called at any time, all else in one thread.
-    """
-
-    def __init__(self, identity: WorkerIdentity) -> None:
-        """Serve as this worker; `set_up` is to follow."""
-        self.status = ThreadStatus()
-        self.thread: threading.Thread | None = None
-        self._identity = identity
-        self._wanted = 0
-        self._output = _ParcelOutput()
-        self._runner = TaskRunner(self._output, self.status, identity)
-        self._is_iterable = False
-        self._has_frozen = False
-        self._begun: BeginEpoch | None = None
-        self._next_number = 0
-        self._kept: dict[int, Answer] = {}  # by number; of an iterable
-        self._end: Answer | None = None  # the answer to every task from here on
-
-    def want(self, generation: int) -> None:
-        """Drop what belongs to generations before this one."""
-        if generation > self._wanted and self.status.is_wanted:
-            self._wanted = generation
-            self.status.want(generation)
-
-    def is_in_turn(self, begun: BeginEpoch, number: int) -> bool:
-        """Return whether a task may be served now: those before it have been, or none is wanted."""
-        if not self.status.is_of_now(begun.generation):
+        Concurrency:
+            The event loop asks, while the thread may be beginning the epoch.
+        """
+        if not self._status.is_of_now(begun.generation):
             return True
         if self._begun is None or begun.generation != self._begun.generation:
             return number == 0
         return number <= self._next_number
 
-    def answer(self, work: Callable[..., Answer], *args: Any) -> Answer:  # noqa: ANN401
+    def _answer(self, work: Callable[..., Answer], *args: object) -> Answer:
         """Return what `work` answers, one of the methods below; or that it is not wanted."""
         if self._end is not None:  # an iterator that has raised would only say that it has no more
             return self._end
@@ -222,16 +263,17 @@ class TaskServer:
         except BaseException as error:  # SystemExit, say; of Exception nothing gets here
             text = "".join(traceback.format_exception_only(error)).strip()
             words = f"{text}\nWhere it was raised:\n{stack_of_error(error)}"
-            self._end = Answer("ended", words, snapshot=self.status.snapshot())
+            self._end = Answer("ended", words, snapshot=self._status.snapshot())
             return self._end
         finally:
-            self.status.phase(Phase.WAITING)
+            self._status.phase(Phase.WAITING)
 
-    def set_up(self, parcel: Parcel) -> Answer:
+    def _set_up(self, parcel: Parcel) -> Answer:
         """Open the spec, which `parcel` holds, seed, and run `worker_init_fn`."""
-        self.thread = threading.current_thread()
-        self._runner.set_up(lambda: self._load(parcel))
-        gc.freeze()  # see `process_worker`
+        if self._working_thread is None:  # else this call has come twice
+            self._working_thread = threading.current_thread()
+            self._runner.set_up(lambda: self._load(parcel))
+            gc.freeze()  # see `process_worker`
         return Answer("answer")
 
     def _load(self, parcel: Parcel) -> WorkerSpec:
@@ -241,60 +283,45 @@ class TaskServer:
         self._is_iterable = spec.is_iterable
         return spec
 
-    def serve(self, begun: BeginEpoch, task: Task, number: int, num_come: int) -> Answer:
-        """Return what becomes of a task.
-
-        Args:
-            begun: The epoch that it belongs to, which is begun if it is a new one.
-            task: What to do.
-            number: Which of this generation's tasks it is, from 0.
-            num_come: How many answers of this generation the main process has.
-        """
-        self._begin_if_new(begun)
+    def _serve(
+        self, begun: BeginEpoch, task: Task, number: int, num_come: int, trial: int | None
+    ) -> Answer:
+        if not self._status.is_of_now(begun.generation):
+            raise Unwanted
+        if self._begun is None or self._begun.generation != begun.generation:
+            self._next_number = 0
+            self._kept = {}
+            self._begun = begun  # behind the numbers, as `_is_in_turn` may be asked meanwhile
+            self._runner.begin_epoch(begun)
         self._kept = {k: answer for k, answer in self._kept.items() if k >= num_come}
         if self._is_iterable and number < self._next_number:
             return self._kept.get(number, Answer("dropped"))  # a late copy, of what has come
-        result = self._runner.run(task)
-        answer = Answer("dropped") if result is None else _answer_of(result)
+        answer = _answer_of(self._runner.run(task)) if trial is None else self._tried(task, trial)
         if self._is_iterable:
             self._kept[number] = answer
-        elif not self._has_frozen:  # what the first batch has brought as well; see `process_worker`
-            self._has_frozen = True
-            gc.collect()
-            gc.freeze()
         self._next_number = max(self._next_number, number + 1)
         return answer
 
-    def try_sample(self, begun: BeginEpoch, task: Task, number: int) -> Answer:
-        """Read, collate and pack sample `number` of a task by itself, and drop it.
+    def _tried(self, task: Task, number: int) -> Answer:
+        """Read, collate and pack one sample by itself, and drop it.
 
-        It either ends this process or it does not; what it raises, `serve` is going to raise again.
+        It either ends this process or it does not; what it raises, the batch will raise again.
         """
-        self._begin_if_new(begun)
         if self._runner.maker is not None:
-            self.status.begin_task(task.generation, task.step)
+            self._status.begin_task(task.generation, task.step)
             self._runner.maker.try_sample(task.indices, number, task.hints)
         return Answer("answer")
 
-    def _begin_if_new(self, begun: BeginEpoch) -> None:
-        if not self.status.is_of_now(begun.generation):
-            raise Unwanted
-        if self._begun is not None and self._begun.generation == begun.generation:
-            return
-        self._next_number = 0
-        self._kept = {}
-        self._begun = begun  # behind the numbers, as `is_in_turn` may be asked meanwhile
-        self._runner.begin_epoch(begun)
-
-    def close(self) -> None:
-        """Let go of the dataset's iterator and of all memory."""
+    def _close(self) -> Answer:
+        """Let go of the dataset's iterator."""
         self._runner.close()
-        self._kept.clear()
-        self._output.close()
-        self.status.close()
+        self._status.close()
+        return Answer("answer")
 
 
-def _answer_of(result: TaskResult) -> Answer:
+def _answer_of(result: TaskResult | None) -> Answer:
+    if result is None:
+        return Answer("dropped")
     payload = result.payload
     if result.kind != Kind.FAILED:
         result.payload = None  # it goes beside
@@ -317,7 +344,7 @@ class _ParcelOutput(PlainOutput):
     def __init__(self) -> None:
         """Begin with no memory."""
         super().__init__()
-        self._given: list[tuple[int, int]] = []  # addresses of the batch's memory that is ours
+        self._given: set[int] = set()  # addresses of the arrays that the batch was given
 
     def begin(self, *, counts_bytes: bool) -> None:
         """Begin a batch; see `Output`."""
@@ -327,24 +354,15 @@ class _ParcelOutput(PlainOutput):
     def empty(self, shape: int | tuple[int, ...], dtype: npt.DTypeLike) -> npt.NDArray[np.generic]:
         """Return memory for an array; see `PlainOutput.empty`."""
         array = super().empty(shape, dtype)
-        start = address_of(array)
-        self._given.append((start, start + array.nbytes))
+        self._given.add(array.ctypes.data)
         return array
 
     def finish(self, batch: object) -> Parcel:
         """Return the batch as a parcel."""
         pickled, buffers = pack_parcel(batch)
-        parcel = Parcel(pickled, [b if self._is_ours(b) else b.copy() for b in buffers])
-        self._num_bytes = parcel.num_bytes
-        return parcel
-
-    def _is_ours(self, buffer: npt.NDArray[np.uint8]) -> bool:
-        first = address_of(buffer)
-        return any(start <= first < end for start, end in self._given)
-
-    def abandon(self) -> None:
-        """Forget what was asked for; garbage collection takes it back."""
-        self._given.clear()
+        buffers = [b if b.ctypes.data in self._given else b.copy() for b in buffers]
+        self._num_bytes = len(pickled) + sum(buffer.nbytes for buffer in buffers)
+        return Parcel(pickled, buffers)
 
     def dry_run(self, batch: object) -> None:
         """Raise what packing would."""

@@ -37,7 +37,6 @@ import warnings
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
-
 from penstock.engine.backends import LONGEST_WAIT_S, base_seed_of
 from penstock.engine.backends.ray.cluster import RayOptions, connect, what_is_free
 from penstock.engine.backends.ray.worker import Answer, RayWorker, pack_parcel, versions_here
@@ -55,9 +54,9 @@ from penstock.transport.packing import load_all
 from penstock.warn import users_level
 
 if TYPE_CHECKING:
-    import numpy as np
     from collections.abc import Iterator, Sequence
 
+    import numpy as np
     import numpy.typing as npt
 
     from penstock.engine.backends.ray.worker import Hello, Parcel

@@ -164,6 +164,32 @@ def test_slots_converge_to_the_largest_batch():
     assert pool.size_bytes == arena.size_bytes == slot_size(3_000_000)
 
 
+def test_a_third_large_slot_is_made_when_none_of_two_has_come_back_in_time():
+    waits, back = [], []
+
+    def await_returns(timeout_s):
+        waits.append(timeout_s)
+        pool.release(back)
+        came, back[:] = bool(back), []
+        return came
+
+    pool = SlotPool(await_returns=await_returns, patience_s=0.1)
+    first, second = (pool.acquire("large", 2_000_000) for _ in range(2))
+    assert waits == []  # two are enough; none is waited for before
+    back.append(first)
+    assert pool.acquire("large", 2_000_000) == first
+    (waited_s,) = waits
+    assert 0 < waited_s <= 0.1
+    waits.clear()
+    third, fourth = (pool.acquire("large", 2_000_000) for _ in range(2))
+    assert len({first, second, third, fourth}) == 4
+    assert 0.05 < waits[0] <= 0.1
+    assert 0 < waits[1] <= 0.05  # each wait in vain halves the next: 0.2 s in all
+    assert pool.acquire("small", 10_000) not in {first, second, third, fourth}
+    assert len(waits) == 2  # small ones are made at once
+    pool.close()
+
+
 def test_descriptors_and_mappings_do_not_grow_with_held_batches_nor_stay_after_them():
     fds, mappings = num_fds(), num_mappings()
     pool, arena = SlotPool(), Arena()

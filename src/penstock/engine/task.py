@@ -28,6 +28,7 @@ __all__ = [
     "BeginEpoch",
     "Kind",
     "Notices",
+    "SlotsBack",
     "Task",
     "TaskResult",
     "WorkerIdentity",
@@ -47,6 +48,7 @@ class WorkerIdentity(NamedTuple):
         base_seed: Seed of its generators, together with its number.
         joins_late: Whether it was added during an epoch; it then reports when it is ready.
         max_free_slots: Number of free slots of shared memory that it keeps for later batches.
+        slot_patience_s: Seconds for which it waits for a slot to come back; see `SlotPool`.
     """
 
     worker_id: int = 0
@@ -54,6 +56,7 @@ class WorkerIdentity(NamedTuple):
     base_seed: int = 0
     joins_late: bool = False
     max_free_slots: int = 0
+    slot_patience_s: float = 0.0
 
 
 class BeginEpoch(NamedTuple):
@@ -93,6 +96,18 @@ class Task(NamedTuple):
     indices: object
     hints: RetryHints | None = None
     is_measured: bool = True
+    freed: tuple[int, ...] = ()
+    retired: tuple[int, ...] = ()
+
+
+class SlotsBack(NamedTuple):
+    """Slots of the worker that have come back, where no task is there to tell it.
+
+    Attributes:
+        freed: See `Task`.
+        retired: See `Task`.
+    """
+
     freed: tuple[int, ...] = ()
     retired: tuple[int, ...] = ()
 
@@ -174,9 +189,9 @@ class TaskResult:
 # which takes longer than a small batch.
 
 
-def encode_message(message: BeginEpoch | Task) -> bytes:
+def encode_message(message: BeginEpoch | SlotsBack | Task) -> bytes:
     """Return a message of the main process as bytes, for `decode_message`."""
-    if isinstance(message, BeginEpoch):
+    if not isinstance(message, Task):
         return pickle.dumps(message, protocol=5)
     generation, step, indices, *others = message
     where = None
@@ -188,10 +203,10 @@ def encode_message(message: BeginEpoch | Task) -> bytes:
     return pickle.dumps((generation, step, indices, is_array, where, *others), protocol=5)
 
 
-def decode_message(data: bytes) -> BeginEpoch | Task:
+def decode_message(data: bytes) -> BeginEpoch | SlotsBack | Task:
     """Return the message that `encode_message` encoded."""
     message = pickle.loads(data)
-    if isinstance(message, BeginEpoch):
+    if isinstance(message, BeginEpoch | SlotsBack):
         return message
     generation, step, indices, is_array, where, *others = message
     if is_array:

@@ -10,9 +10,11 @@
 
 Guarantees
     A slot is leased to one batch at a time: `acquire` never returns a slot that has not come back.
-    Nobody ever waits for a slot. When none is free a new one is made, so a consumer that holds on
-    to its batches makes the arena grow and cannot block a worker or corrupt a batch. How far a
-    worker runs ahead is bounded by its tasks (`prefetch_factor`), not by slots.
+    A worker with two large slots waits a moment for one of them before it makes a third: 0.2 s in
+    its life at most, then no more. Otherwise nobody waits for a slot. When none is free a new one
+    is made, so a consumer that holds on to its batches makes the arena grow and cannot block a
+    worker or corrupt a batch. How far a worker runs ahead is bounded by its tasks
+    (`prefetch_factor`), not by slots.
     A lease ends when the last view of it is garbage, in any order, in any thread.
     Where the consumer's memory is page-locked, what is no longer leased may still be read by a
     copy to a device. It cools until that is over, and only then comes back. See `page_lock`.
@@ -39,7 +41,7 @@ from penstock import forks
 from penstock.transport.memory import Mapping, anonymous_mapping, as_bytes, create_segment
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Sequence
 
     import numpy.typing as npt
 
@@ -51,6 +53,7 @@ _Lane = Literal["small", "large"]
 __all__ = [
     "ALIGNMENT_BYTES",
     "INLINE_LIMIT_BYTES",
+    "LARGE_SLOT_BYTES",
     "MIN_POOLED_BYTES",
     "Arena",
     "BufferPool",
@@ -65,6 +68,8 @@ ALIGNMENT_BYTES: Final = 64  # a cache line, and the widest vector load (AVX-512
 INLINE_LIMIT_BYTES: Final = 4096  # smaller leaves cost less inside the message than in a slot
 _SMALL_BYTES: Final = 64 * 1024
 _MIN_SLOT_BYTES: Final = 64 * 1024
+LARGE_SLOT_BYTES: Final = 1 << 20  # one that is worth a message, or a short wait
+_ENOUGH_SLOTS: Final = 2  # large ones: one is read while the other is written
 MIN_POOLED_BYTES: Final = 1 << 20  # 256 page faults, some 60 us: ten times what a lease costs
 
 
@@ -113,13 +118,23 @@ class SlotPool:
         One thread of the producer.
     """
 
-    def __init__(self, max_free: int = 4) -> None:
+    def __init__(
+        self,
+        max_free: int = 4,
+        await_returns: Callable[[float], bool] | None = None,
+        patience_s: float = 0.0,
+    ) -> None:
         """Start with no slot at all.
 
         Args:
             max_free: Free slots kept for reuse, of small and of large arrays each; more are given
                 up as they come back. Enough is one per batch that may be under way at a time.
+            await_returns: Function that waits that many seconds for slots to come back, which it
+                gives to `release`; returns whether any may have. None is no such news.
+            patience_s: Longest first wait for a large slot; each one in vain halves it.
         """
+        self._await_returns = await_returns
+        self._patience_s = patience_s
         self._max_free = max_free
         self._slots: dict[int, Mapping] = {}
         self._lanes: dict[int, _Lane] = {}
@@ -142,13 +157,36 @@ class SlotPool:
         Where none is free, the new one gets at least `new_bytes`, and room for the largest batch
         so far.
         """
+        slot = self._take_free(lane, size_bytes)
+        wanted_bytes = max(slot_size(max(size_bytes, new_bytes)), self._wanted_bytes[lane])
+        if slot is None and wanted_bytes >= LARGE_SLOT_BYTES:
+            slot = self._await_free(lane, size_bytes)
+        return self._create(lane, wanted_bytes) if slot is None else slot
+
+    def _take_free(self, lane: _Lane, size_bytes: int) -> int | None:
         free = self._free[lane]
         for position in range(len(free) - 1, -1, -1):
             if self._slots[free[position]].size_bytes >= size_bytes:
                 return free.pop(position)
-        return self._create(
-            lane, max(slot_size(max(size_bytes, new_bytes)), self._wanted_bytes[lane])
-        )
+        return None
+
+    def _await_free(self, lane: _Lane, size_bytes: int) -> int | None:
+        """Return a slot that comes back in a moment; None if none does."""
+        if (
+            self._await_returns is None
+            or sum(mapping.size_bytes >= size_bytes for mapping in self._slots.values())
+            < _ENOUGH_SLOTS
+        ):
+            return None
+        begun_ns = time.monotonic_ns()
+        deadline_ns = begun_ns + int(self._patience_s * 1e9)
+        slot = None
+        while slot is None and self._await_returns(max(deadline_ns - time.monotonic_ns(), 0) / 1e9):
+            slot = self._take_free(lane, size_bytes)
+        if slot is None:
+            self._patience_s /= 2
+        self._making_ns += time.monotonic_ns() - begun_ns
+        return slot
 
     def _create(self, lane: _Lane, size_bytes: int) -> int:
         begun_ns = time.monotonic_ns()
@@ -197,7 +235,7 @@ class SlotPool:
         return new
 
     def take_making_ns(self) -> int:
-        """Return how long making slots has taken since the last call, in nanoseconds."""
+        """Return how long making slots, and waiting for them, has taken since the last call."""
         making_ns, self._making_ns = self._making_ns, 0
         return making_ns
 
@@ -362,6 +400,11 @@ class Leases(Generic[ItemT]):
                 self.inherited.add(item)
         return ended if self._page_lock is None else self._cooled(ended, self._page_lock)
 
+    @property
+    def has_ended(self) -> bool:
+        """Whether a lease has ended, or an item cools, since `take_ended`."""
+        return bool(self._ended or self._cooling)
+
     def _cooled(self, ended: list[ItemT], page_lock: PageLock) -> list[ItemT]:
         if ended:
             # Made only now: it says nothing of leases that end after it.
@@ -436,6 +479,11 @@ class Arena:
         retired = [slot for slot in ended if slot in inherited]
         inherited.difference_update(retired)
         return [slot for slot in ended if slot not in retired], retired
+
+    @property
+    def has_freed(self) -> bool:
+        """Whether `take_freed` may have something to return."""
+        return self._leases.has_ended
 
     @property
     def num_leases(self) -> int:

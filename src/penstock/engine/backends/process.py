@@ -48,7 +48,7 @@ from penstock.engine.backends.process_worker import run_worker
 from penstock.engine.pickling import share_spec, unpicklable_error
 from penstock.engine.recover import NO_BATCH
 from penstock.engine.status_page import Phase, StatusPage
-from penstock.engine.task import Kind, WorkerIdentity, decode_result, encode_message
+from penstock.engine.task import Kind, SlotsBack, WorkerIdentity, decode_result, encode_message
 from penstock.engine.worker_table import KnownWorker, WorkerProgress, WorkerTable
 from penstock.errors import ConfigError
 from penstock.fork_hazards import opencv_at_rest, warn_of_fork
@@ -61,7 +61,7 @@ from penstock.system_limits import (
     memory_warning,
     signal_name,
 )
-from penstock.transport.arena import Arena
+from penstock.transport.arena import LARGE_SLOT_BYTES, Arena
 from penstock.transport.channel import Channel
 from penstock.transport.packing import Packed, unpack
 from penstock.warn import users_level
@@ -80,6 +80,7 @@ _GRACE_S: Final = 3.0  # for a worker to finish its task and its user's clean-up
 _SHORT_GRACE_S: Final = 0.3  # in a hurry, or after Ctrl-C
 _TERMINATE_S: Final = 1.0
 _MOST_PREFETCH: Final = 8  # the largest factor that may come during an epoch
+_SLOT_PATIENCE_S: Final = 0.1
 # Over all workers. When a main process waits for its device, the slots of all batches that it was
 # ahead come back together. They are kept: making and locking a slot takes longer than filling it.
 _BATCHES_AHEAD_OF_DEVICE: Final = 16
@@ -331,6 +332,7 @@ class ProcessBackend:
         self._poll = select.poll()
         # By channel and `watch_fd`; a worker that was removed is there until it has ended.
         self._by_fd: dict[int, WorkerProcess] = {}
+        self._have_large_slots: set[WorkerProcess] = set()
         self._owner = Owner()
         close_at_exit(self)
 
@@ -376,11 +378,13 @@ class ProcessBackend:
         # Where their number changes, workers may come to be further ahead.
         prefetch = max(plan.prefetch_factor, _MOST_PREFETCH if plan.max_workers else 0)
         max_free = prefetch + 2
+        patience_s = _SLOT_PATIENCE_S
         if plan.page_lock is not None:
+            patience_s = 0.0  # slots that a device reads come back late
             max_free += math.ceil(_BATCHES_AHEAD_OF_DEVICE / num_workers)
         seed = base_seed_of(plan, worker_id, self._num_starts[worker_id])
         self._num_starts[worker_id] += 1
-        identity = WorkerIdentity(worker_id, num_workers, seed, joins_late, max_free)
+        identity = WorkerIdentity(worker_id, num_workers, seed, joins_late, max_free, patience_s)
         ours, theirs = Channel.pair()
         channel = Channel(ours)
         status_page = StatusPage()
@@ -440,7 +444,7 @@ class ProcessBackend:
     def _unwatch(self, *fds: int) -> None:
         for fd in fds:
             self._poll.unregister(fd)
-            del self._by_fd[fd]
+            self._have_large_slots.discard(self._by_fd.pop(fd))
 
     def kill(self, worker_id: int, why: str) -> None:
         """Send SIGKILL, once its stacks are in the status page: it may ignore other signals."""
@@ -500,6 +504,7 @@ class ProcessBackend:
         """Send the task, with the numbers of the slots that have come back."""
         worker = self._table.workers[worker_id]
         freed, retired = worker.arena.take_freed()
+        self._tell_of_large_slots()
         task = self._table.task_of(
             worker,
             step,
@@ -511,6 +516,13 @@ class ProcessBackend:
             generation=generation,
         )
         self._post(worker, encode_message(task))
+
+    def _tell_of_large_slots(self) -> None:
+        """Tell workers of large slots that have come back, before the next task would."""
+        for worker in self._have_large_slots:
+            if worker.arena.has_freed:
+                freed, retired = worker.arena.take_freed()
+                self._post(worker, encode_message(SlotsBack(tuple(freed), tuple(retired))))
 
     def _post(self, worker: WorkerProcess, message: bytes) -> None:
         if worker.is_gone:
@@ -528,6 +540,7 @@ class ProcessBackend:
         deadline = math.inf if timeout_s is None else time.monotonic() + timeout_s
         while True:
             left_s = max(deadline - time.monotonic(), 0.0)
+            self._tell_of_large_slots()
             ready = self._poll.poll(min(left_s, LONGEST_WAIT_S) * 1000)
             if not ready and left_s <= LONGEST_WAIT_S:
                 return []
@@ -569,6 +582,8 @@ class ProcessBackend:
         if frame.fds:
             worker.arena.add_all(new_slots, frame.fds)
             self._check_memory(new_slots)
+            if any(size_bytes >= LARGE_SLOT_BYTES for _, size_bytes in new_slots):
+                self._have_large_slots.add(worker)
         if result.kind == Kind.DONE:
             message, buffers, slots = result.payload
             # Leased before anything else: slots of a dropped batch come back through the same path.
@@ -611,6 +626,7 @@ class ProcessBackend:
         self._table.workers.clear()
         self._close_shared()
         self._by_fd.clear()  # and with it the arenas
+        self._have_large_slots.clear()
         if not self._owner.is_here:
             return  # a forked copy of the main process: the workers are not its children
         for worker in workers:

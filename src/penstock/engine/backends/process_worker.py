@@ -15,6 +15,7 @@ Guarantees
 from __future__ import annotations
 
 import collections
+import contextlib
 import fcntl
 import functools
 import gc
@@ -29,7 +30,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from penstock.engine.recover import NO_BATCH, drop_frames
 from penstock.engine.status_page import Phase, StatusWriter, open_status
-from penstock.engine.task import BeginEpoch, Kind, decode_message, encode_result
+from penstock.engine.task import BeginEpoch, Kind, SlotsBack, decode_message, encode_result
 from penstock.engine.task_runner import TaskRunner
 from penstock.engine.worker_comparison import changed_states
 from penstock.faults import annotate
@@ -49,7 +50,7 @@ if TYPE_CHECKING:
     import socket
 
     from penstock.engine.plan import Framework, WorkerSpec
-    from penstock.engine.task import TaskResult, WorkerIdentity
+    from penstock.engine.task import Task, TaskResult, WorkerIdentity
     from penstock.transport.channel import Frame
 
 __all__ = ["freeze_first_batch", "run_worker", "set_up_worker"]
@@ -215,15 +216,19 @@ class _SlotOutput:
 
 class _ProcessWorker:
     def __init__(self, channel: Channel, identity: WorkerIdentity, spec: WorkerSpec | None) -> None:
-        self.pool = SlotPool(identity.max_free_slots)
+        self.pool = SlotPool(identity.max_free_slots, self._await_returns, identity.slot_patience_s)
         self.status = StatusWriter()
         self._channel = channel
         self._identity = identity
         self._spec = spec
-        self._frames: collections.deque[Frame] = collections.deque()
+        self._messages: collections.deque[BeginEpoch | Task] = collections.deque()
+        self._poll = select.poll()
+        self._poll.register(channel.fileno(), select.POLLIN)
 
     def run(self) -> None:
-        status_fd, parent_fd, *spec_fds = self._next_frame().fds
+        first, *others = self._channel.receive(wait=True)
+        self._take_in(others)
+        status_fd, parent_fd, *spec_fds = first.fds
         self.status = open_status(status_fd)
         end_with_parent(parent_fd)
         runner = TaskRunner(_SlotOutput(self.pool), self.status, self._identity)
@@ -231,14 +236,12 @@ class _ProcessWorker:
         is_to_freeze = self._spec is not None and not self._spec.is_iterable
         while True:
             self.status.phase(Phase.WAITING)
-            message = decode_message(self._next_frame().data)
+            message = self._next_message()
             if isinstance(message, BeginEpoch):
                 result = runner.begin_epoch(message)
                 if result is not None:
                     self._send(result)
                 continue
-            self.pool.release(message.freed)
-            self.pool.retire(message.retired)
             result = runner.run(message)
             if result is not None:
                 self._send(result)
@@ -278,9 +281,29 @@ class _ProcessWorker:
         for slot in new:
             os.close(slot.fd)
 
-    def _next_frame(self) -> Frame:
-        """Return the next frame; all that has arrived is read first, to see a closed channel."""
-        self._frames.extend(self._channel.receive(wait=not self._frames))
-        if self._channel.has_ended:
-            raise EOFError  # whatever is still queued: its results would not be read
-        return self._frames.popleft()
+    def _next_message(self) -> BeginEpoch | Task:
+        """Return the next message; all that has arrived is read first, to see a closed channel."""
+        while True:
+            self._take_in(self._channel.receive(wait=not self._messages))
+            if self._channel.has_ended:
+                raise EOFError  # whatever is still queued: its results would not be read
+            if self._messages:
+                return self._messages.popleft()
+
+    def _take_in(self, frames: list[Frame]) -> None:
+        """Queue messages; slots that they bring back are free at once."""
+        for frame in frames:
+            message = decode_message(frame.data)
+            if not isinstance(message, BeginEpoch):
+                self.pool.release(message.freed)
+                self.pool.retire(message.retired)
+            if not isinstance(message, SlotsBack):
+                self._messages.append(message)
+
+    def _await_returns(self, timeout_s: float) -> bool:
+        """Take in what arrives; return whether anything did. A closed channel is left alone."""
+        if self._channel.has_ended or not self._poll.poll(timeout_s * 1000):
+            return False
+        with contextlib.suppress(EOFError):  # raised again by `_next_message`
+            self._take_in(self._channel.receive())
+        return not self._channel.has_ended

@@ -13,9 +13,8 @@ from dataclasses import dataclass
 import numpy as np
 import pytest
 
-from penstock.engine.epoch import Epoch
 from penstock.engine.output import PlainOutput
-from penstock.engine.plan import BatchIndices, Plan, RetryHints, WorkerSpec
+from penstock.engine.plan import BatchIndices, Epoch, Plan, RetryHints, WorkerSpec
 from penstock.engine.recover import NO_BATCH
 from penstock.engine.status_page import StatusWriter
 from penstock.engine.task import (

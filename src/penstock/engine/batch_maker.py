@@ -8,11 +8,10 @@ from typing import TYPE_CHECKING, Any
 
 from penstock.data.dataset import announce_epoch, can_resume
 from penstock.engine.assembly import Assembler
-from penstock.engine.epoch import ShardPosition
 from penstock.engine.generator_watch import GeneratorWatch, note_watched, was_watched
 from penstock.engine.map_reader import MapReader
 from penstock.engine.plain import map_maker, shard_maker
-from penstock.engine.plan import BatchIndices, dataset_keys, sample_key
+from penstock.engine.plan import BatchIndices, ShardPosition, dataset_keys, sample_key
 from penstock.engine.recover import BadSample, Recovery
 from penstock.engine.stream_reader import StreamReader
 from penstock.engine.task import Notices

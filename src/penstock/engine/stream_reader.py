@@ -13,7 +13,7 @@ import warnings
 from typing import TYPE_CHECKING, Any, Final
 
 from penstock.data.dataset import can_resume
-from penstock.engine.epoch import ShardPosition
+from penstock.engine.plan import ShardPosition
 from penstock.engine.reader import BatchItem
 from penstock.errors import TooManyFailures
 from penstock.faults import annotate, text_of

@@ -13,8 +13,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
-from penstock.engine.epoch import ShardPosition
-from penstock.engine.plan import BatchIndices, RetryHints
+from penstock.engine.plan import BatchIndices, RetryHints, ShardPosition
 from penstock.engine.remote_errors import report_exception
 from penstock.engine.timing import NO_TIMES
 

@@ -28,8 +28,7 @@ from typing import TYPE_CHECKING, Final, Protocol
 if TYPE_CHECKING:
     from collections.abc import Collection, Sequence
 
-    from penstock.engine.epoch import Epoch
-    from penstock.engine.plan import Plan, RetryHints
+    from penstock.engine.plan import Epoch, Plan, RetryHints
     from penstock.engine.scheduler import BackendEvent
     from penstock.engine.worker_table import WorkerProgress
 

@@ -54,8 +54,7 @@ if TYPE_CHECKING:
 
     from penstock.engine.backends.ray.remote_worker import Actor, Call, Come
     from penstock.engine.backends.ray.worker import Answer, Hello
-    from penstock.engine.epoch import Epoch
-    from penstock.engine.plan import Plan, RetryHints
+    from penstock.engine.plan import Epoch, Plan, RetryHints
     from penstock.engine.scheduler import BackendEvent
     from penstock.engine.worker_table import Activity
 

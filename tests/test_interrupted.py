@@ -42,7 +42,7 @@ COUNTING = tuple(
         "engine/serial_stream.py",
         "engine/stream.py",
         "engine/worker_stream.py",
-        "engine/epoch.py",
+        "engine/plan.py",
         "engine/fault_log.py",
         "engine/scheduler.py",
         "indices.py",

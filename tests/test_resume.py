@@ -28,7 +28,7 @@ from tests.process.seeded_datasets import BatchNoise, Countdown, Noise, NumpyNoi
 import penstock.torch as ours
 from penstock import Loader, sample_rng
 from penstock.data import IterableDataset, Subset, shard
-from penstock.engine import epoch as epoch_module
+from penstock.engine import plan as plan_module
 from penstock.errors import StateError
 from penstock.sampling import (
     BatchSampler,
@@ -40,7 +40,7 @@ from penstock.sampling import (
 )
 from penstock.torch import draws
 
-EPOCH = epoch_module.__file__
+EPOCH = plan_module.__file__
 
 
 def content(batch):

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
-    from penstock.engine.epoch import Progress
+    from penstock.engine.plan import Progress
     from penstock.sampling.samplers import Indices
 
 __all__ = [

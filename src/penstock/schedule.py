@@ -17,7 +17,7 @@ import numpy as np
 
 from penstock.data.dataset import can_resume, follows_epochs, length_of
 from penstock.data.fingerprint import fingerprint_of
-from penstock.engine.epoch import Epoch, Given, Progress, ShardPosition
+from penstock.engine.plan import Epoch, Given, Progress, ShardPosition
 from penstock.errors import StateError
 from penstock.indices import SeededIndices
 from penstock.randomness.keys import Purpose, checked_count, checked_epoch, seed_sequence

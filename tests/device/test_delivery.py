@@ -139,7 +139,7 @@ def test_the_next_copy_is_begun_before_this_batch_is_given(device, page_lock, wo
     batches = iter(loader)
     stream = batches._stream
     for step in range(11):
-        while not {step, step + 1} <= stream._scheduler._done.keys():
+        while not {step, step + 1} <= stream._scheduler.done.keys():
             for event in stream.backend.events(None):
                 stream._handle(event)
         next(batches)

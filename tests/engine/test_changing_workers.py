@@ -22,8 +22,7 @@ from tests.engine.streams import open_stream
 import penstock
 from penstock import FaultPolicy, Loader
 from penstock.engine.backends.process import ProcessBackend
-from penstock.engine.epoch import Epoch
-from penstock.engine.plan import Plan, WorkerSpec
+from penstock.engine.plan import Epoch, Plan, WorkerSpec
 from penstock.engine.timing import WorkerSettings
 from penstock.insight.monitor import AutoWorkers
 from penstock.schedule import EpochIterator

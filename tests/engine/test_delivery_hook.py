@@ -12,9 +12,9 @@ import numpy as np
 import pytest
 from tests.engine.streams import open_stream
 
-from penstock.engine.epoch import Epoch
 from penstock.engine.fault_log import FaultLog
-from penstock.engine.plan import Plan, WorkerSpec
+from penstock.engine.plan import Epoch, Plan, WorkerSpec
+from penstock.engine.task import Kind
 from penstock.errors import WorkerDied
 from penstock.faults import policy_of
 from penstock.schedule import EpochIterator
@@ -82,7 +82,7 @@ def batches_of(hook, workers=(2, "process"), indices=range(NUM_STEPS), policy="r
 
 def look_until(stream, *steps):
     """Let the stream decode what has arrived, until these steps have."""
-    while not {*steps} <= stream._scheduler._done.keys():
+    while not {*steps} <= stream._scheduler.done.keys():
         for event in stream.backend.events(None):
             stream._handle(event)
 
@@ -94,7 +94,7 @@ def when_ready(batches):
         return next(batches)
     step = stream.epoch.progress.given.num_steps
     scheduler = stream._scheduler
-    while len(scheduler._tasks) > 1 and not {step, step + 1} <= scheduler._done.keys():
+    while len(scheduler._tasks) > 1 and not {step, step + 1} <= scheduler.done.keys():
         for event in stream.backend.events(None):
             stream._handle(event)
     return next(batches)
@@ -242,8 +242,9 @@ def test_an_error_that_waits_for_its_turn_keeps_no_workers_alive():
     try:
         batches = batches_of(Recorded(refused=(1,)), (1, "process"), prefetch_factor=4)
         when_ready(batches)
-        while batches._stream._ahead_begun is None:
-            when_ready(batches)
+        stream = batches._stream
+        assert stream._scheduler.peek()[1].kind == Kind.FAILED
+        del stream
         ref = weakref.ref(batches._stream)
         del batches
         assert ref() is None

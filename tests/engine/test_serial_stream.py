@@ -11,9 +11,8 @@ import pytest
 
 from penstock import Loader
 from penstock.data import IterableDataset
-from penstock.engine.epoch import Epoch, Given, Progress
 from penstock.engine.fault_log import FaultLog
-from penstock.engine.plan import Plan, WorkerSpec
+from penstock.engine.plan import Epoch, Given, Plan, Progress, WorkerSpec
 from penstock.engine.serial_stream import SerialStream
 from penstock.faults import policy_of
 from penstock.schedule import EpochIterator

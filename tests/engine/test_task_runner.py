@@ -14,8 +14,7 @@ import numpy as np
 import pytest
 
 from penstock.engine.assembly import PlainOutput
-from penstock.engine.epoch import Epoch
-from penstock.engine.plan import BatchIndices, Plan, RetryHints, WorkerSpec
+from penstock.engine.plan import BatchIndices, Epoch, Plan, RetryHints, WorkerSpec
 from penstock.engine.recover import NO_BATCH
 from penstock.engine.status_page import StatusWriter
 from penstock.engine.task import (

@@ -6,9 +6,16 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from penstock.engine.epoch import Epoch, Given, Progress, ShardPosition
 from penstock.engine.pickling import report_exception
-from penstock.engine.plan import BatchIndices, Plan, WorkerSpec
+from penstock.engine.plan import (
+    BatchIndices,
+    Epoch,
+    Given,
+    Plan,
+    Progress,
+    ShardPosition,
+    WorkerSpec,
+)
 from penstock.engine.scheduler import TaskDone, WorkerExhausted, WorkerReady
 from penstock.engine.status_page import Phase, StatusSnapshot
 from penstock.engine.task import Kind, Notices, TaskResult

@@ -12,8 +12,7 @@ from hypothesis import strategies as st
 
 from penstock.engine.backends.ray.backend import RemoteWorker
 from penstock.engine.backends.ray.worker import Answer
-from penstock.engine.epoch import ShardPosition
-from penstock.engine.plan import RetryHints, WorkerSpec
+from penstock.engine.plan import RetryHints, ShardPosition, WorkerSpec
 from penstock.engine.task import BeginEpoch, Kind, Task, TaskResult, decode_message, encode_result
 
 

@@ -18,8 +18,7 @@ import pytest
 from penstock import FaultPolicy, Loader, get_worker_info, sample_rng
 from penstock.data import IterableDataset
 from penstock.engine.backends.thread import ThreadBackend
-from penstock.engine.epoch import Epoch
-from penstock.engine.plan import Plan, WorkerSpec
+from penstock.engine.plan import Epoch, Plan, WorkerSpec
 from penstock.engine.scheduler import TaskDone, WorkerLost, WorkerReady
 from penstock.engine.timing import row_of_worker, sample_us_of
 from penstock.errors import ConfigError, WorkerDied, WorkerTimeout

@@ -19,8 +19,7 @@ from tests.transport.fake_page_lock import FakePageLock, Fence, kind_of_memory
 
 from penstock import forks
 from penstock.engine.backends import open_backend
-from penstock.engine.epoch import Epoch
-from penstock.engine.plan import Plan, WorkerSpec
+from penstock.engine.plan import Epoch, Plan, WorkerSpec
 from penstock.engine.scheduler import TaskDone
 from penstock.engine.serial_stream import SerialStream
 from penstock.transport.arena import Arena, BufferPool, Leases, SlotPool, SlotWriter, slot_size

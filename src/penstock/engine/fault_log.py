@@ -19,7 +19,7 @@ from penstock.warn import users_level
 if TYPE_CHECKING:
     from collections.abc import Hashable, Sequence
 
-    from penstock.engine.epoch import Epoch, Given
+    from penstock.engine.plan import Epoch, Given
     from penstock.engine.recover import BadSample
 
 __all__ = ["FaultLog", "said_of_stop"]
@@ -123,7 +123,7 @@ class FaultLog:
 
     def note_respawn(self, reason: str, epoch: Epoch) -> None:
         """Say that a worker died and another takes its place: nothing else would tell."""
-        epoch.progress.deaths.append(reason)
+        epoch.progress.num_deaths += 1
         _log.warning("%s. Another takes its place.", reason)
 
     def warn_of_stop(self, error: StopIteration, epoch: Epoch) -> None:

@@ -49,6 +49,7 @@ if TYPE_CHECKING:
 
 __all__ = [
     "AddWorker",
+    "Answer",
     "BackendEvent",
     "Decision",
     "Deliver",
@@ -182,7 +183,8 @@ class Fail(NamedTuple):
     advice: str = ""
 
 
-Decision = Draw | Submit | Deliver | Finish | Fail | Respawn | Quarantine | AddWorker | RemoveWorker
+Answer = Deliver | Finish | Fail  # to the open request
+Decision = Answer | Draw | Submit | Respawn | Quarantine | AddWorker | RemoveWorker
 
 _DRAW: Final = Draw()
 
@@ -192,6 +194,7 @@ class Scheduler:
 
     Attributes:
         present: Numbers of the workers there are, those included that are to leave.
+        done: Outcomes by step, in order of arrival, of those that were not delivered.
     """
 
     def __init__(
@@ -229,12 +232,11 @@ class Scheduler:
         self._next_worker = first_worker
         self._head = self._end = first_step  # all before `_head` is done with, `_end` comes next
         self._tasks: dict[int, tuple[int, object]] = {}  # step -> worker, indices; not delivered
-        self._done: dict[int, object] = {}  # step -> outcome, in order of arrival
+        self.done: dict[int, Any] = {}
         # Not ready yet, each with whether it was added in mid-epoch.
         self._starting = dict.fromkeys(starting, False)
         self._exhausted: set[int] = set()  # workers
-        self._load: defaultdict[int, int] = defaultdict(int)  # each worker's undelivered steps
-        self._unanswered: defaultdict[int, int] = defaultdict(int)
+        self._load: defaultdict[int, int] = defaultdict(int)  # each worker's unanswered steps
         self._target = 0  # steps under way at a time, for now
         self._credit = 0  # steps to be drawn; below 0 while more than the target are under way
         self._is_drained = False
@@ -248,34 +250,26 @@ class Scheduler:
     @property
     def awaited_worker(self) -> int:
         """The worker whose answer, or start, an open request waits for."""
-        answering = (
-            worker_id
-            for step, (worker_id, _) in self._tasks.items()
-            if step not in self._done and worker_id not in self._exhausted
-        )
-        return next(chain(answering, self._starting))
+        return next(chain((worker_id for _, worker_id in self._unanswered()), self._starting))
 
     @property
     def num_at_work(self) -> int:
         """Workers that are ready, of those that are to be."""
         return self._num_workers - len(self._starting)
 
-    @property
-    def num_ready(self) -> int:
-        """Steps that were answered and not delivered."""
-        return len(self._done)
-
     def peek(self) -> tuple[int, Any] | None:
         """Return step and outcome of what the next request is going to get, if it is there."""
         self._skip_abandoned()
         step = self._deliverable()
-        return None if step is None else (step, self._done[step])
+        return None if step is None else (step, self.done[step])
 
     def steps_of(self, worker_id: int) -> list[int]:
         """Return the steps that this worker holds and has not answered."""
-        if worker_id in self._exhausted:
-            return []
-        return [s for s, (w, _) in self._tasks.items() if w == worker_id and s not in self._done]
+        return [step for step, owner in self._unanswered() if owner == worker_id]
+
+    def _unanswered(self) -> list[tuple[int, int]]:
+        tasks = [(step, worker_id) for step, (worker_id, _) in self._tasks.items()]
+        return [(s, w) for s, w in tasks if s not in self.done and w not in self._exhausted]
 
     def refill(self) -> list[Decision]:
         """Draw what is to be under way now: the share of workers that are not ready has to wait.
@@ -300,7 +294,6 @@ class Scheduler:
         self._end = step + 1
         self._tasks[step] = worker_id, indices
         self._load[worker_id] += 1
-        self._unanswered[worker_id] += 1
         return [Submit(worker_id, step, indices), *self._answer()]
 
     def drained(self) -> list[Decision]:
@@ -324,7 +317,7 @@ class Scheduler:
         return [*map(AddWorker, added), *self.refill(), *removals]
 
     def _remove_idle(self) -> list[Decision]:
-        leaving = [w for w in self.present if w >= self._num_workers and not self._unanswered[w]]
+        leaving = [w for w in self.present if w >= self._num_workers and not self._load[w]]
         self.present.difference_update(leaving)
         return list(map(RemoveWorker, leaving))
 
@@ -340,9 +333,9 @@ class Scheduler:
         return self.refill()
 
     def _on_done(self, event: TaskDone) -> list[Decision]:
-        self._unanswered[event.worker_id] -= 1
+        self._load[event.worker_id] -= 1
         if event.step in self._tasks:  # else: abandoned, its worker was said to have no more
-            self._done[event.step] = event.outcome
+            self.done[event.step] = event.outcome
         if event.worker_id < self._num_workers:
             return self._answer()
         return [*self._remove_idle(), *self._answer()]
@@ -360,9 +353,9 @@ class Scheduler:
         if self._starting.get(event.worker_id):  # it has no steps, and its share stays withheld
             self.present.discard(event.worker_id)
             return [RemoveWorker(event.worker_id, event.reason)]
-        is_guilty = self._count_death(event)
+        is_guilty, is_survivable = self._judge(event)
         may_respawn = self._respawns_left > 0 or not event.counts
-        if self._failure is None and may_respawn and self._is_survivable(event, is_guilty):
+        if self._failure is None and may_respawn and is_survivable:
             self._respawns_left -= event.counts
             quarantined = (
                 [Quarantine(event.sample, event.reason, event.advice)] if is_guilty else []
@@ -375,39 +368,34 @@ class Scheduler:
         self._failure = self._failure or Fail(event.worker_id, event.reason, event.advice)
         return self._answer()
 
-    def _count_death(self, event: WorkerLost) -> bool:
-        """Return whether the death proves the sample bad."""
+    def _judge(self, event: WorkerLost) -> tuple[bool, bool]:
+        """Return whether the death proves the sample bad, and whether the epoch may go on."""
         if event.step is None:
-            return False
+            return False, True
         if event.sample is None:
-            self._deaths_at.update((event.step, *event.or_steps))
-            return False
+            steps = event.step, *event.or_steps
+            self._deaths_at.update(steps)
+            return False, any(self._deaths_at[step] < event.limit for step in steps)
         self._deaths_of[event.sample] += 1
         deaths = self._deaths_of[event.sample] + self._deaths_at.get(event.step, 0)
-        return deaths >= event.limit
-
-    def _is_survivable(self, event: WorkerLost, is_guilty: bool) -> bool:
-        if is_guilty:
-            return self._can_quarantine
-        if event.step is None or event.sample is not None:
-            return True
-        return any(self._deaths_at[s] < event.limit for s in (event.step, *event.or_steps))
+        is_guilty = deaths >= event.limit
+        return is_guilty, self._can_quarantine or not is_guilty
 
     def _worker_in_turn(self) -> int:
         workers = range(self._num_workers)
         if self._any_worker:
             ready = [w for w in workers if w not in self._starting]
-            return min(ready or workers, key=self._unanswered.__getitem__)
+            return min(ready or workers, key=self._load.__getitem__)
+        # Out of order a fast worker gets more than its turn, yet never all the work there is.
         num_active = self._num_workers - len(self._exhausted)
+        held = [] if self._in_order else [w for w, _ in self._tasks.values()]  # undelivered steps
         for _ in workers:
             worker_id = self._next_worker
             self._next_worker = (worker_id + 1) % self._num_workers
-            # Out of order a fast worker gets more than its turn, yet never all the work there is.
-            has_room = self._in_order or self._load[worker_id] < self._lookahead // num_active
+            has_room = self._in_order or held.count(worker_id) < self._lookahead // num_active
             if has_room and worker_id not in self._exhausted:
                 return worker_id
-        active = [w for w in workers if w not in self._exhausted]
-        return min(active, key=self._load.__getitem__)
+        return min((w for w in workers if w not in self._exhausted), key=held.count)
 
     def _answer(self) -> list[Decision]:
         """Answer the open request, if there is one and it can be answered now."""
@@ -418,9 +406,8 @@ class Scheduler:
         if step is not None:
             self._is_requested = False
             worker_id, indices = self._tasks.pop(step)
-            self._load[worker_id] -= 1
             self._credit += 1
-            return [*self._draw(), Deliver(step, worker_id, self._done.pop(step), indices)]
+            return [*self._draw(), Deliver(step, worker_id, self.done.pop(step), indices)]
         if self._failure is not None:
             return [self._failure]
         if self._head >= self._end and (self._is_drained or not self._starting):
@@ -431,12 +418,12 @@ class Scheduler:
     def _skip_abandoned(self) -> None:
         while self._head < self._end:
             task = self._tasks.get(self._head)
-            if task is not None and (self._head in self._done or task[0] not in self._exhausted):
+            if task is not None and (self._head in self.done or task[0] not in self._exhausted):
                 return
             self._tasks.pop(self._head, None)
             self._head += 1
 
     def _deliverable(self) -> int | None:
         if self._in_order:
-            return self._head if self._head in self._done else None
-        return next(iter(self._done), None)
+            return self._head if self._head in self.done else None
+        return next(iter(self.done), None)

@@ -9,24 +9,19 @@ from collections import deque
 from typing import TYPE_CHECKING, Any, Final
 
 from penstock.engine.assembly import PlainOutput
-from penstock.engine.epoch import Given
+from penstock.engine.plan import Given
 from penstock.engine.recover import NO_BATCH
 from penstock.engine.status_page import Phase, StatusWriter
 from penstock.engine.stream import FOLD_AT, LONG_NS, BatchStream
 from penstock.engine.task import BeginEpoch, Kind, Task, WorkerIdentity
 from penstock.engine.task_runner import TaskRunner
-from penstock.faults import annotate
 from penstock.randomness.generator_watch import UNSEEDED, warn_of_drawings
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Generator, Iterator
 
     from penstock.engine.assembly import PlainMaker
-    from penstock.engine.epoch import Epoch, ShardPosition
-    from penstock.engine.fault_log import FaultLog
-    from penstock.engine.plan import Plan
-    from penstock.engine.stream import DeliveryHook
-    from penstock.engine.timing import Observer
+    from penstock.engine.plan import Epoch, Plan, ShardPosition
 
 __all__ = ["SerialStream"]
 
@@ -39,31 +34,17 @@ class SerialStream(BatchStream):
     What the dataset raises, KeyboardInterrupt included, is raised in the caller as it is.
     """
 
-    def __init__(
-        self,
-        plan: Plan,
-        epoch: Epoch,
-        faults: FaultLog | None = None,
-        observer: Observer | None = None,
-        hook: DeliveryHook | None = None,
-    ) -> None:
-        """Begin `epoch`; see `BatchStream`."""
+    def _prepare(self, plan: Plan) -> None:
         self._status = StatusWriter(cpu_clock=time.thread_time_ns)
         self._runner: TaskRunner | None = None
-        cpu_clock = time.process_time_ns
-        super().__init__(plan, epoch, faults, observer, hook, cpu_clock=cpu_clock)
 
     def _begin(self, epoch: Epoch) -> None:
         """Begin an epoch; an iterable dataset's iterator is made here."""
         self._tasks: Iterator[tuple[int, object]] = epoch.tasks()
         self._runner = None  # an iterator of the last epoch ends before the next begins
         plan, position = self._plan, epoch.progress.given.shards.get(0)
-        runner = TaskRunner(
-            PlainOutput(plan.page_lock),
-            self._status,
-            WorkerIdentity(base_seed=plan.base_seed),
-            restores_generators=True,
-        )
+        output, identity = PlainOutput(plan.page_lock), WorkerIdentity(base_seed=plan.base_seed)
+        runner = TaskRunner(output, self._status, identity, restores_generators=True)
         runner.set_up(lambda: plan.spec)
         number = epoch.number
         runner.begin_epoch(BeginEpoch(number, number, epoch.is_announced, position))
@@ -89,17 +70,13 @@ class SerialStream(BatchStream):
         self, epoch: Epoch, make: PlainMaker, shard_position: Callable[[], ShardPosition] | None
     ) -> Generator[Any, None, None]:
         """Do what `BatchStream.batches` does in one frame, which for cheap samples is the time."""
-        progress, observer, tasks, now = (
-            epoch.progress,
-            self._observer,
-            self._tasks,
-            time.monotonic_ns,
-        )
+        progress, observer = epoch.progress, self._observer
+        tasks, now = self._tasks, time.monotonic_ns
         out: list[Any] = []  # a batch passes through it: the loop alone keeps its batch
         light = deque() if observer is None else observer.light
         taken_ns = self._clock.taken_ns
         try:
-            while self._epoch is epoch and not self._is_over:
+            while self.epoch is epoch and not self._is_over:
                 if observer is not None and observer.measures:
                     if taken_ns:
                         self._clock.given_until(taken_ns)
@@ -118,7 +95,10 @@ class SerialStream(BatchStream):
                     num_samples = make(indices, out)
                 except Exception as error:
                     self._clock.given_until(taken_ns, asked_ns)
-                    self._fail_plainly(step, error, shard_position)
+                    if isinstance(error, StopIteration) and shard_position is not None:
+                        self._end()
+                    else:  # of StopIteration: a sample of a map-style dataset raised it
+                        self._fail(step, 0, shard_position and shard_position(), error)
                     raise
                 given = progress.counted
                 if shard_position is None:
@@ -161,7 +141,7 @@ class SerialStream(BatchStream):
             raise
         measures = self._observer is not None and self._observer.measures
         assert self._runner is not None
-        result = self._runner.run(Task(self._epoch.number, step, indices, is_measured=measures))
+        result = self._runner.run(Task(self.epoch.number, step, indices, is_measured=measures))
         assert result is not None  # after the end of a stream it is not asked
         self._status.phase(Phase.ENDING)  # in no account: it is the main process's own code
         if result.notices is not None:
@@ -175,21 +155,6 @@ class SerialStream(BatchStream):
             result.pid = os.getpid()
             self._observe(self._observer, result, indices)
         return batch
-
-    def _fail_plainly(
-        self, step: int, error: Exception, shard_position: Callable[[], ShardPosition] | None
-    ) -> None:
-        """Making a batch raised `error`. StopIteration is a stream's end, or a sample raised it."""
-        if isinstance(error, StopIteration) and shard_position is not None:
-            self._end()
-        else:
-            self._fail(step, 0, None if shard_position is None else shard_position(), error)
-
-    def _fail(
-        self, step: int, worker_id: int, position: ShardPosition | None, error: Exception
-    ) -> None:
-        annotate(error, f"in epoch {self._epoch.number}, step {step}")
-        super()._fail(step, worker_id, position, error)
 
     def _release(self, *, in_a_hurry: bool) -> None:
         """Drop the dataset's iterator and the recycled memory that no batch holds."""

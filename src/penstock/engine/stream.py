@@ -19,12 +19,12 @@ import warnings
 from typing import TYPE_CHECKING, Any, Final, Protocol
 
 from penstock.engine.clocks import ConsumerClock
-from penstock.engine.epoch import Given
 from penstock.engine.fault_log import FaultLog, said_of_stop
-from penstock.engine.plan import unwrap_indices
+from penstock.engine.plan import Given, unwrap_indices
 from penstock.engine.recover import NO_BATCH
 from penstock.engine.timing import WORKERS_PART, TimingRow, num_samples_of, sample_us_of
 from penstock.errors import TooManyFailures
+from penstock.faults import annotate
 from penstock.warn import users_level
 
 if TYPE_CHECKING:
@@ -32,8 +32,7 @@ if TYPE_CHECKING:
     from contextlib import AbstractContextManager
 
     from penstock.engine.backends import Backend
-    from penstock.engine.epoch import Epoch, Progress, ShardPosition
-    from penstock.engine.plan import Plan
+    from penstock.engine.plan import Epoch, Plan, Progress, ShardPosition
     from penstock.engine.recover import BadSample
     from penstock.engine.task import TaskResult
     from penstock.engine.timing import Observer, WorkerSettings
@@ -100,6 +99,7 @@ class BatchStream:
     holds (`_release`).
 
     Attributes:
+        epoch: The epoch that was begun last.
         num_yielded: Number of batches of this epoch that this stream has given.
         backend: The backend that runs the tasks; None without workers.
 
@@ -117,8 +117,6 @@ class BatchStream:
         faults: FaultLog | None = None,
         observer: Observer | None = None,
         hook: DeliveryHook | None = None,
-        *,
-        cpu_clock: Callable[[], int],
     ) -> None:
         """Begin `epoch`.
 
@@ -128,16 +126,20 @@ class BatchStream:
             faults: Log of bad samples; None is one of its own.
             observer: Observer of every batch; None measures nothing.
             hook: Delivery hook of each batch before the loop gets it; None is none.
-            cpu_clock: Clock of the loop's CPU time, in nanoseconds.
         """
         self._plan = plan
         self._hook = hook
         self._observer = observer
         self._faults = faults or FaultLog(plan.spec.faults, plan.spec.dataset)
-        self._clock = ConsumerClock(cpu_clock)
+        in_process = plan.num_workers > 0 and plan.traits.shares_interpreter
+        self._clock = ConsumerClock(time.thread_time_ns if in_process else time.process_time_ns)
         self._is_open = False
-        self._epoch = epoch
+        self.epoch = epoch
+        self._prepare(plan)
         self.begin_epoch(epoch)
+
+    def _prepare(self, plan: Plan) -> None:
+        """Set what belongs to all epochs."""
 
     def begin_epoch(self, epoch: Epoch) -> None:
         """Begin an epoch, if there are workers with the same; what is left of the last is dropped.
@@ -147,7 +149,7 @@ class BatchStream:
         self._clock.begin_epoch()
         self._open()
         self._is_open = True
-        self._epoch = epoch
+        self.epoch = epoch
         self._is_over = False
         self._num_bad = 0  # new ones, of which the observer was not notified yet
         self._num_long = self._long_since = 0
@@ -168,11 +170,6 @@ class BatchStream:
         if before is not None:
             before.close()
 
-    @property
-    def epoch(self) -> Epoch:
-        """The epoch that was begun last."""
-        return self._epoch
-
     def batches(self, epoch: Epoch) -> Generator[Any, None, None]:
         """Yield the batches of `epoch`, until another is begun.
 
@@ -182,7 +179,7 @@ class BatchStream:
         """
         progress = epoch.progress
         try:
-            while self._epoch is epoch:
+            while self.epoch is epoch:
                 yield self.take()  # in no variable: the loop alone keeps its batch
                 progress.counted = progress.handed_out
         except BaseException as error:
@@ -230,7 +227,7 @@ class BatchStream:
             if batch is not NO_BATCH:
                 self.num_yielded += 1
                 return batch
-            progress = self._epoch.progress
+            progress = self.epoch.progress
             progress.counted = progress.handed_out
 
     def _next(self) -> Any:  # noqa: ANN401 - any batch tree, or NO_BATCH
@@ -239,7 +236,7 @@ class BatchStream:
     def _give(self, step: int, worker_id: int, outcome: TaskResult) -> Any:  # noqa: ANN401
         """Return the batch of a step, which counts once it is yielded, or raise its exception."""
         num_failed = self._record(outcome.bad, step, worker_id) if outcome.bad else 0
-        position, progress = outcome.position, self._epoch.progress
+        position, progress = outcome.position, self.epoch.progress
         try:
             if self._hook is None:
                 batch = outcome.batch()
@@ -272,14 +269,16 @@ class BatchStream:
         return batch if batch is NO_BATCH else hook.begin(batch, self._namer(step))
 
     def _namer(self, step: int) -> Callable[[], str]:
-        number = self._epoch.number
+        number = self.epoch.number
         return lambda: f"epoch {number}, step {step}"
 
     def _fail(
         self, step: int, worker_id: int, position: ShardPosition | None, error: Exception
     ) -> None:
-        """Note that a batch could not be made."""
-        self._epoch.progress.fail(step, worker_id, position)
+        """Note that a batch could not be made: it counts once a later one is given."""
+        self.epoch.progress.failed.append((step, worker_id, position))
+        if not self._plan.num_workers:  # else the table of workers has done so
+            annotate(error, f"in epoch {self.epoch.number}, step {step}")
         if isinstance(error, TooManyFailures):
             self.close()
         if isinstance(error, StopIteration):
@@ -288,18 +287,18 @@ class BatchStream:
     def _count_rest(self, result: TaskResult, worker_id: int) -> None:
         """Count the samples at the end of a shard that belong to no batch: they were bad."""
         num_failed = self._record(result.bad, result.step, worker_id)
-        self._epoch.progress.counted = self._spent(result, num_failed)
+        self.epoch.progress.counted = self._spent(result, num_failed)
 
     def _spent(self, result: TaskResult, num_failed: int) -> Given:
         """Return what counts, with the cost of `result`; more than is allowed ends the stream."""
         with self._closed_on_error():
-            counted = self._epoch.progress.counted
-            return self._faults.spend(counted, result.num_asked, num_failed, self._epoch)
+            counted = self.epoch.progress.counted
+            return self._faults.spend(counted, result.num_asked, num_failed, self.epoch)
 
     def _record(self, bad: Sequence[BadSample], step: int, worker_id: int) -> int:
         """Record bad samples; return how many were not known yet."""
         worker = worker_id if self._plan.num_workers else None
-        num_new = self._faults.record(bad, self._epoch, step, worker)
+        num_new = self._faults.record(bad, self.epoch, step, worker)
         self._num_bad += num_new
         return num_new
 
@@ -312,7 +311,6 @@ class BatchStream:
         observer: Observer,
         made: TaskResult,
         indices: object,
-        *,
         worker_id: int = 0,
         num_ready: int = 0,
         num_workers: int = 0,
@@ -337,7 +335,7 @@ class BatchStream:
             asked_ns, given_ns, consumer_ns = self._clock.give_lightly()
             light = observer.light
             light.append((
-                asked_ns, given_ns, consumer_ns, self._epoch.number, made.step, num_bad,
+                asked_ns, given_ns, consumer_ns, self.epoch.number, made.step, num_bad,
                 num_workers, lookahead, num_samples_of(made.times),
             ))  # fmt: skip
             if len(light) >= FOLD_AT:
@@ -346,12 +344,12 @@ class BatchStream:
                 self._note_long(observer)
             return None
         row = _new(TimingRow, (
-            worker_id, made.pid, num_ready, *self._clock.give(), self._epoch.number, made.step,
+            worker_id, made.pid, num_ready, *self._clock.give(), self.epoch.number, made.step,
             num_bad, num_workers, lookahead, *WORKERS_PART.unpack_from(made.times),
         ))  # fmt: skip
         keys = None if self._plan.spec.is_iterable else unwrap_indices(indices)
         try:
-            return observer.batch_given(row, keys, sample_us_of(made.times), self._epoch)
+            return observer.batch_given(row, keys, sample_us_of(made.times), self.epoch)
         except Exception as error:
             self._end_accounts(error)
             return None
@@ -385,12 +383,12 @@ class BatchStream:
 
     def _end(self) -> None:
         """End the epoch, as there are no more batches."""
-        self._is_over = self._epoch.progress.is_over = True
+        self._is_over = self.epoch.progress.is_over = True
         if not self._plan.keep_workers:
             self.close()
-        self._faults.warn_of_losses(self._epoch)
+        self._faults.warn_of_losses(self.epoch)
         if self._observer is not None:
-            self._observer.epoch_ended(self._epoch, self._clock.end(self._num_bad))
+            self._observer.epoch_ended(self.epoch, self._clock.end(self._num_bad))
 
     @contextlib.contextmanager
     def _closed_on_error(self) -> Iterator[None]:
@@ -409,7 +407,7 @@ class BatchStream:
         """Release everything; a second call does nothing. Batches that were given stay valid."""
         if self._is_open:
             self._is_open = False
-            self._is_over = self._epoch.progress.is_closed = True
+            self._is_over = self.epoch.progress.is_closed = True
             try:
                 if self._hook is not None:
                     self._hook.close()
@@ -419,7 +417,7 @@ class BatchStream:
                 finally:
                     self._clock.close()
                     if self._observer is not None:
-                        self._observer.epoch_left(self._epoch)
+                        self._observer.epoch_left(self.epoch)
 
     def _release(self, *, in_a_hurry: bool) -> None:
         raise NotImplementedError

@@ -14,7 +14,7 @@ import warnings
 from typing import TYPE_CHECKING, Any, Final
 
 from penstock.data.dataset import can_resume
-from penstock.engine.epoch import ShardPosition
+from penstock.engine.plan import ShardPosition
 from penstock.engine.recover import BatchItem, Reader
 from penstock.faults import annotate, text_of
 from penstock.worker_info import set_shard, was_asked

@@ -14,9 +14,8 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
-from penstock.engine.epoch import ShardPosition
 from penstock.engine.pickling import report_exception
-from penstock.engine.plan import BatchIndices, RetryHints
+from penstock.engine.plan import BatchIndices, RetryHints, ShardPosition
 from penstock.engine.timing import NO_TIMES
 
 if TYPE_CHECKING:

@@ -24,10 +24,9 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from penstock.data.dataset import announce_epoch, can_resume, is_drawless
 from penstock.engine.assembly import Assembler
-from penstock.engine.epoch import ShardPosition
 from penstock.engine.map_reader import MapReader, map_maker
 from penstock.engine.pickling import copy_of_error
-from penstock.engine.plan import BatchIndices, dataset_keys, sample_key
+from penstock.engine.plan import BatchIndices, ShardPosition, dataset_keys, sample_key
 from penstock.engine.recover import NO_BATCH, BadSample, BatchItem, Recovery, Replacements
 from penstock.engine.stream_reader import StreamReader, shard_maker
 from penstock.engine.task import Kind, Notices, TaskResult, WorkerIdentity

@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Final, NamedTuple, Protocol
 if TYPE_CHECKING:
     from collections import deque
 
-    from penstock.engine.epoch import Epoch
+    from penstock.engine.plan import Epoch
 
 __all__ = [
     "LIGHT",

@@ -7,33 +7,16 @@ import contextlib
 import dataclasses
 import itertools
 import os
-import time
 import traceback
 import warnings
 from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
 
+from penstock.engine import scheduler
 from penstock.engine.backends import Backend, open_backend
 from penstock.engine.plan import RetryHints
 from penstock.engine.recover import NO_BATCH
-from penstock.engine.scheduler import (
-    AddWorker,
-    BackendEvent,
-    Decision,
-    Deliver,
-    Draw,
-    Fail,
-    Finish,
-    Quarantine,
-    RemoveWorker,
-    Respawn,
-    Scheduler,
-    Submit,
-    TaskDone,
-    WorkerExhausted,
-    WorkerLost,
-)
 from penstock.engine.stream import BatchStream
 from penstock.engine.task import Kind
 from penstock.engine.timing import WorkerSettings
@@ -45,9 +28,7 @@ from penstock.warn import users_level
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from penstock.engine.epoch import Epoch
-    from penstock.engine.fault_log import FaultLog
-    from penstock.engine.plan import Plan
+    from penstock.engine.plan import Epoch, Plan
     from penstock.engine.stream import DeliveryHook
     from penstock.engine.task import TaskResult
     from penstock.engine.timing import Observer
@@ -67,7 +48,7 @@ class _EpochAhead:
     Attributes:
         generation: Generation of its tasks and results.
         epoch: Epoch as it is foreseen.
-        scheduler: Scheduler of that epoch.
+        schedule: Scheduler of that epoch.
         tasks: Its first steps that no worker has yet; there is one for each.
         draws: What the scheduler is still to draw before the first batch is asked for.
         drawn: Its first steps, which workers have.
@@ -75,25 +56,20 @@ class _EpochAhead:
 
     generation: int
     epoch: Epoch
-    scheduler: Scheduler
+    schedule: scheduler.Scheduler
     tasks: Iterator[tuple[int, Any]]
-    draws: list[Decision]
+    draws: list[scheduler.Decision]
     drawn: list[tuple[int, Any]] = dataclasses.field(default_factory=list)
 
     def is_like(self, epoch: Epoch, drawn: list[tuple[int, Any]]) -> bool:
         """Return whether `epoch`, with as many steps drawn, is the one that was foreseen."""
-        foreseen = self.epoch
-        return (
-            (epoch.number, epoch.is_announced) == (foreseen.number, foreseen.is_announced)
-            and len(drawn) == len(self.drawn)
-            and all(map(_are_same, drawn, self.drawn))
-        )
 
+        def comparable(tasks: list[tuple[int, Any]]) -> list[tuple[Any, ...]]:
+            return [(step, *of[1:], np.asarray(of.indices).tolist()) for step, of in tasks]
 
-def _are_same(task: tuple[int, Any], other: tuple[int, Any]) -> bool:
-    (step, indices), (other_step, others) = task, other
-    is_same_place = step == other_step and indices[1:] == others[1:]
-    return is_same_place and np.array_equal(indices.indices, others.indices)
+        numbers, foreseen = (epoch.number, epoch.is_announced), self.epoch
+        is_it = numbers == (foreseen.number, foreseen.is_announced)
+        return is_it and comparable(drawn) == comparable(self.drawn)
 
 
 def _holds_shared_state(value: object, depth: int = 0) -> bool:
@@ -118,20 +94,8 @@ class WorkerStream(BatchStream):
         workers are left alone, and the next epoch starts workers of its own.
     """
 
-    def __init__(
-        self,
-        plan: Plan,
-        epoch: Epoch,
-        faults: FaultLog | None = None,
-        observer: Observer | None = None,
-        hook: DeliveryHook | None = None,
-    ) -> None:
-        """Start the workers and give them their first tasks; see `BatchStream`.
-
-        The observer may ask for more or fewer workers.
-        """
-        # A step to come, with what the hook has begun with, or raised.
-        self._ahead_begun: tuple[int, object, list[Exception]] | None = None
+    def _prepare(self, plan: Plan) -> None:
+        self._ahead_begun: tuple[int, object] | None = None  # a step to come, of the hook
         self._overdue: list[Exception] = []  # of the sampler, raised with the next call
         self._ahead: _EpochAhead | None = None
         self._may_begin_ahead = (
@@ -144,9 +108,6 @@ class WorkerStream(BatchStream):
         self._has_warned_of_slow_batch = False
         self._owner = Owner()  # of the workers
         self.backend: Backend
-        in_process = plan.traits.shares_interpreter
-        cpu_clock = time.thread_time_ns if in_process else time.process_time_ns
-        super().__init__(plan, epoch, faults, observer, hook, cpu_clock=cpu_clock)
 
     def _open(self) -> None:
         if self._is_open and not (self._owner.is_here and self.backend.is_whole):
@@ -158,7 +119,7 @@ class WorkerStream(BatchStream):
             self._owner = Owner()
             self.backend = open_backend(plan)
             self.backend.start()
-            self._scheduler = Scheduler(plan.num_workers, 0)
+            self._scheduler = scheduler.Scheduler(plan.num_workers, 0)
 
     def _begin(self, epoch: Epoch) -> None:
         self._ahead_begun = None
@@ -180,7 +141,7 @@ class WorkerStream(BatchStream):
             self._may_begin_ahead = False  # a loop that chose an epoch does so again
             return False
         self.backend.adopt_ahead(ahead.generation, epoch)
-        self._scheduler = ahead.scheduler
+        self._scheduler = ahead.schedule
         self._carry_out(ahead.draws)
         return True
 
@@ -196,12 +157,12 @@ class WorkerStream(BatchStream):
         self._scheduler = self._scheduler_of(epoch)
         self._carry_out(self._scheduler.refill())
 
-    def _scheduler_of(self, epoch: Epoch) -> Scheduler:
+    def _scheduler_of(self, epoch: Epoch) -> scheduler.Scheduler:
         plan, given = self._plan, epoch.progress.given
         num_workers, prefetch_factor = self._wanted
         any_worker = plan.is_worker_free or bool(plan.max_workers)
         turn = given.turn if plan.spec.is_iterable else given.num_steps
-        return Scheduler(
+        return scheduler.Scheduler(
             num_workers,
             num_workers * prefetch_factor,
             in_order=plan.in_order,
@@ -215,18 +176,16 @@ class WorkerStream(BatchStream):
 
     def _begin_ahead_of_end(self) -> None:
         """Begin the next epoch if that is possible, as all steps of this one are drawn."""
-        following = self._epoch.following
+        following = self.epoch.following
         if following is None or not self._may_begin_ahead or self._ahead is not None:
             return
         epoch = None
         with contextlib.suppress(Exception):  # it is raised when that epoch begins
             epoch = following()
-        if epoch is None:
-            self._may_begin_ahead = False
-            return
-        scheduler, generation = self._scheduler_of(epoch), self.backend.begin_ahead(epoch)
-        first = itertools.islice(epoch.tasks(), self._wanted.num_workers)
-        self._ahead = _EpochAhead(generation, epoch, scheduler, first, scheduler.refill())
+        if epoch is not None:
+            schedule, generation = self._scheduler_of(epoch), self.backend.begin_ahead(epoch)
+            first = itertools.islice(epoch.tasks(), self._wanted.num_workers)
+            self._ahead = _EpochAhead(generation, epoch, schedule, first, schedule.refill())
 
     def _draw_ahead(self, ahead: _EpochAhead) -> None:
         """Give a worker a step of the next epoch, in the place of the batch that was taken."""
@@ -234,8 +193,8 @@ class WorkerStream(BatchStream):
         if task is not None:
             ahead.draws.pop()
             ahead.drawn.append(task)
-            (submission,) = ahead.scheduler.drawn(*task)
-            assert isinstance(submission, Submit)
+            (submission,) = ahead.schedule.drawn(*task)
+            assert isinstance(submission, scheduler.Submit)
             self._submit(submission, generation=ahead.generation)
 
     def _next(self) -> Any:  # noqa: ANN401 - any batch tree, or NO_BATCH
@@ -250,12 +209,12 @@ class WorkerStream(BatchStream):
                 "loader anew here."
             )
         observer = self._observer
-        num_ready = self._scheduler.num_ready if observer is not None and observer.measures else 0
+        num_ready = len(self._scheduler.done) if observer is not None and observer.measures else 0
         try:
             answer = self._carry_out(self._scheduler.request())
             while answer is None and not self._overdue:
                 answer = self._wait()
-            if self._ahead is not None and isinstance(answer, Deliver):
+            if self._ahead is not None and isinstance(answer, scheduler.Deliver):
                 self._draw_ahead(self._ahead)
         except WorkerTimeout:
             raise
@@ -263,17 +222,17 @@ class WorkerStream(BatchStream):
             self.close()
             raise
         if self._overdue:
-            if isinstance(answer, Deliver):  # it is lost: the sampler raised in its place
+            if isinstance(answer, scheduler.Deliver):  # it is lost: the sampler raised in its place
                 step, worker_id, outcome, _ = answer
                 self._record(outcome.bad, step, worker_id)
-                self._epoch.progress.fail(step, worker_id, outcome.position)
+                self.epoch.progress.failed.append((step, worker_id, outcome.position))
             raise self._overdue.pop()
-        if isinstance(answer, Deliver):
+        if isinstance(answer, scheduler.Deliver):
             batch = self._give(answer.step, answer.worker_id, answer.outcome)
             if observer is not None and batch is not NO_BATCH:
                 self._tell(observer, answer, num_ready)
             return batch
-        if isinstance(answer, Fail):
+        if isinstance(answer, scheduler.Fail):
             self._is_over = True
             message = self._death_message(answer)
             self.close()
@@ -281,43 +240,33 @@ class WorkerStream(BatchStream):
         self._end()
         raise StopIteration
 
-    def _tell(self, observer: Observer, delivery: Deliver, num_ready: int) -> None:
+    def _tell(self, observer: Observer, delivery: scheduler.Deliver, num_ready: int) -> None:
+        _, worker_id, made, indices = delivery
         num_workers, prefetch_factor = self._wanted
         lookahead = num_workers * prefetch_factor
         if observer.measures:
             num_workers = min(num_workers, self._scheduler.num_at_work)
         wanted = self._observe(
-            observer,
-            delivery.outcome,
-            delivery.indices,
-            worker_id=delivery.worker_id,
-            num_ready=num_ready,
-            num_workers=num_workers,
-            lookahead=lookahead,
+            observer, made, indices, worker_id, num_ready, num_workers, lookahead
         )
         self._wanted = wanted or self._wanted
         # Beginning the next batch may have closed the stream; this batch is given all the same.
         if self._is_open and self._workers != self._wanted:
             with self._closed_on_error():
-                self._change_workers()
-
-    def _change_workers(self) -> None:
-        """Come closer to the workers that are wanted: few at a time, as a start stops the loop."""
-        num_workers, prefetch_factor = self._wanted
-        num_workers = min(num_workers, self._workers.num_workers + _ADDED_AT_ONCE)
-        self._workers = WorkerSettings(num_workers, prefetch_factor)
-        lookahead = num_workers * prefetch_factor
-        self._carry_out(self._scheduler.change_workers(num_workers, lookahead))
-        self._overdue[:] = map(_without_frames, self._overdue)
+                # Few are added at a time, as each start stops the loop.
+                num_workers, prefetch_factor = self._wanted
+                num_workers = min(num_workers, self._workers.num_workers + _ADDED_AT_ONCE)
+                self._workers = WorkerSettings(num_workers, prefetch_factor)
+                lookahead = num_workers * prefetch_factor
+                self._carry_out(self._scheduler.change_workers(num_workers, lookahead))
+                self._overdue[:] = map(_without_frames, self._overdue)
 
     def _begun(self, step: int, outcome: TaskResult, hook: DeliveryHook) -> Any:  # noqa: ANN401
         ahead, self._ahead_begun = self._ahead_begun, None
-        if ahead is None or ahead[0] != step:
-            begun = super()._begun(step, outcome, hook)
+        if ahead is not None and ahead[0] == step:
+            begun = ahead[1]
         else:
-            _, begun, errors = ahead
-            if errors:
-                raise errors.pop()
+            begun = super()._begun(step, outcome, hook)
         if hook.begins_ahead:
             self._begin_next(hook)
         return begun
@@ -332,17 +281,17 @@ class WorkerStream(BatchStream):
         if found is None or found[1].kind == Kind.FAILED:  # it is raised when it is asked for
             return
         step, outcome = found
-        begun, errors = None, []
         try:
             with hook.without_autograd():
                 begun = outcome.batch()
                 if begun is not NO_BATCH:
                     begun = hook.begin(begun, self._namer(step))
         except Exception as error:  # it is raised with that batch, not with this one
-            errors.append(_without_frames(error))
-        self._ahead_begun = step, begun, errors
+            outcome.kind, outcome.payload = Kind.FAILED, _without_frames(error)
+        else:
+            self._ahead_begun = step, begun
 
-    def _wait(self) -> Deliver | Finish | Fail | None:
+    def _wait(self) -> scheduler.Answer | None:
         events = self.backend.events(self._plan.timeout_s or None)
         while not events and (left_s := self._on_timeout()):
             events = self.backend.events(left_s)
@@ -351,16 +300,16 @@ class WorkerStream(BatchStream):
             answer = self._handle(event) or answer
         return answer
 
-    def _handle(self, event: BackendEvent) -> Deliver | Finish | Fail | None:
+    def _handle(self, event: scheduler.BackendEvent) -> scheduler.Answer | None:
         ahead = self._ahead
-        if ahead is not None:
-            if isinstance(event, TaskDone) and event.outcome.generation == ahead.generation:
-                ahead.scheduler.handle(event)
+        if ahead is not None and isinstance(event, scheduler.TaskDone):
+            if event.outcome.generation == ahead.generation:
+                ahead.schedule.handle(event)
                 return None
-            if isinstance(event, WorkerLost):  # its replacement has to begin this epoch first
-                self._ahead = None
-                self.backend.drop_ahead()
-        if isinstance(event, WorkerExhausted):
+        elif ahead is not None and isinstance(event, scheduler.WorkerLost):
+            self._ahead = None  # its replacement has to begin this epoch first
+            self.backend.drop_ahead()
+        if isinstance(event, scheduler.WorkerExhausted):
             self._count_rest(event.result, event.worker_id)
         return self._carry_out(self._scheduler.handle(event))
 
@@ -409,41 +358,41 @@ class WorkerStream(BatchStream):
         self.backend.kill(worker_id, none_came)
         return 0.0
 
-    def _carry_out(self, decisions: list[Decision]) -> Deliver | Finish | Fail | None:
+    def _carry_out(self, decisions: list[scheduler.Decision]) -> scheduler.Answer | None:
         """Carry out decisions; return the answer to the open request, if it is among them."""
-        answer: Deliver | Finish | Fail | None = None
+        answer: scheduler.Answer | None = None
         left = decisions
         while left:
             decision, left = left[0], left[1:]
-            if isinstance(decision, Submit):
+            if isinstance(decision, scheduler.Submit):
                 self._submit(decision)
-            elif isinstance(decision, Draw):
+            elif isinstance(decision, scheduler.Draw):
                 left = self._draw() + left
-            elif isinstance(decision, Respawn):
-                self._faults.note_respawn(decision.reason, self._epoch)
+            elif isinstance(decision, scheduler.Respawn):
+                self._faults.note_respawn(decision.reason, self.epoch)
                 if self._observer is not None:
                     self._observer.worker_replaced()
                 self.backend.respawn(decision.worker_id)
-            elif isinstance(decision, AddWorker):
+            elif isinstance(decision, scheduler.AddWorker):
                 left = self._add(decision.worker_id) + left
-            elif isinstance(decision, RemoveWorker):
+            elif isinstance(decision, scheduler.RemoveWorker):
                 self._remove(decision)
-            elif isinstance(decision, Quarantine):
+            elif isinstance(decision, scheduler.Quarantine):
                 self._faults.quarantined[decision.sample] = decision.reason, decision.advice
             else:
                 answer = decision
         return answer
 
-    def _add(self, worker_id: int) -> list[Decision]:
+    def _add(self, worker_id: int) -> list[scheduler.Decision]:
         try:
             self.backend.add_worker(worker_id)
         except (OSError, RuntimeError, ConfigError) as error:
             # No memory, files or threads are left.
             reason = f"it could not be started: {type(error).__name__}: {error}"
-            return self._scheduler.handle(WorkerLost(worker_id, reason))
+            return self._scheduler.handle(scheduler.WorkerLost(worker_id, reason))
         return []
 
-    def _remove(self, removal: RemoveWorker) -> None:
+    def _remove(self, removal: scheduler.RemoveWorker) -> None:
         if not removal.reason:
             self.backend.remove_worker(removal.worker_id)
             return
@@ -454,7 +403,7 @@ class WorkerStream(BatchStream):
             stacklevel=users_level(),
         )
 
-    def _submit(self, task: Submit, **generation: int) -> None:
+    def _submit(self, task: scheduler.Submit, **generation: int) -> None:
         quarantined = self._faults.quarantined
         hints = None
         if task.alone or quarantined:
@@ -466,7 +415,7 @@ class WorkerStream(BatchStream):
         self.backend.measures = is_measured
         self.backend.submit(task.worker_id, task.step, task.indices, hints, **generation)
 
-    def _draw(self) -> list[Decision]:
+    def _draw(self) -> list[scheduler.Decision]:
         """Return what follows from the next step; an error of the sampler is kept for `_next`.
 
         It is not raised here: a decision that came with this one would be lost.
@@ -483,21 +432,18 @@ class WorkerStream(BatchStream):
             return []
         return self._scheduler.drawn(step, indices)
 
-    def _death_message(self, failure: Fail) -> str:
+    def _death_message(self, failure: scheduler.Fail) -> str:
         steps = self._scheduler.steps_of(failure.worker_id)
         held = f" It held steps {steps}." if steps else ""
-        deaths, before = self._epoch.progress.deaths, ""
-        if deaths:
-            before = (
-                f" Before it, {len(deaths)} died in this epoch and were replaced, of at most "
-                f"max_respawns={self._plan.spec.faults.max_respawns}; the last: {deaths[-1]}."
-            )
-        return f"{failure.reason}, epoch {self._epoch.number}.{held}{before} {failure.advice}"
+        num_deaths, most = self.epoch.progress.num_deaths, self._plan.spec.faults.max_respawns
+        before = f" Before it, {num_deaths} died and were replaced, of max_respawns={most}."
+        before = before if num_deaths else ""
+        return f"{failure.reason}, epoch {self.epoch.number}.{held}{before} {failure.advice}"
 
     def _release(self, *, in_a_hurry: bool) -> None:
         self._ahead_begun = self._ahead = None
         self._overdue.clear()
-        self._scheduler = Scheduler(1, 0)  # the old one holds batches that are not wanted
+        self._scheduler = scheduler.Scheduler(1, 0)  # the old one holds batches that are not wanted
         self.backend.close(in_a_hurry=in_a_hurry)
 
 

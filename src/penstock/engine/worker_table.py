@@ -28,8 +28,7 @@ from penstock.randomness.generator_watch import UNSEEDED, warn_of_drawings
 if TYPE_CHECKING:
     from collections.abc import Hashable
 
-    from penstock.engine.epoch import Epoch, ShardPosition
-    from penstock.engine.plan import Plan, RetryHints
+    from penstock.engine.plan import Epoch, Plan, RetryHints, ShardPosition
     from penstock.engine.scheduler import BackendEvent
     from penstock.engine.status_page import StatusSnapshot
     from penstock.engine.task import Notices, TaskResult
@@ -110,8 +109,7 @@ class WorkerTable(Generic[WorkerT]):
 
     def begin_epoch(self, epoch: Epoch) -> None:
         """Begin an epoch."""
-        self._last_generation += 1
-        self.adopt_ahead(self._last_generation, epoch)
+        self.adopt_ahead(self.begin_ahead(epoch), epoch)
         self._first_samples.clear()
         for worker in self.workers.values():
             worker.position = self._given_to(worker)
@@ -250,13 +248,7 @@ class WorkerTable(Generic[WorkerT]):
         return WorkerProgress(f"{activity.words}{took}{stacks}", still_s)
 
     def death(
-        self,
-        worker: WorkerT,
-        activity: Activity,
-        end: str,
-        advice: str,
-        *,
-        limit: int = 2,
+        self, worker: WorkerT, activity: Activity, end: str, advice: str, *, limit: int = 2
     ) -> WorkerLost:
         """Return the event that `worker` is gone.
 
@@ -268,17 +260,11 @@ class WorkerTable(Generic[WorkerT]):
             limit: Number of such deaths that prove a sample guilty.
         """
         worker.is_gone = True
-        reason = f"{end} {activity.words}"
+        step, sample, words, is_ahead = activity
         # A death at a sample of the next epoch does not count against `max_respawns` of this one.
         # If the next epoch reads that sample, it counts there.
         return WorkerLost(
-            worker.worker_id,
-            reason,
-            advice,
-            activity.step,
-            activity.sample,
-            limit,
-            counts=not activity.is_ahead,
+            worker.worker_id, f"{end} {words}", advice, step, sample, limit, counts=not is_ahead
         )
 
 

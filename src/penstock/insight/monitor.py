@@ -31,8 +31,8 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence
     from pathlib import Path
 
-    from penstock.engine.epoch import Epoch
     from penstock.engine.fault_log import FaultLog
+    from penstock.engine.plan import Epoch
     from penstock.engine.timing import EpochEnd, TimingRow, WorkerSettings
     from penstock.faults import Failure
     from penstock.insight.history import History

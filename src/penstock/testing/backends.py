@@ -9,8 +9,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from penstock.data.dataset import Dataset, IterableDataset
-from penstock.engine.epoch import Epoch
-from penstock.engine.plan import Plan, WorkerSpec
+from penstock.engine.plan import Epoch, Plan, WorkerSpec
 from penstock.engine.recover import NO_BATCH
 from penstock.engine.scheduler import TaskDone, WorkerExhausted, WorkerLost, WorkerReady
 from penstock.engine.timing import row_of_worker, sample_us_of

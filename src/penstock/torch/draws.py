@@ -55,7 +55,7 @@ from penstock.torch.samplers import (
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
-    from penstock.engine.epoch import Progress
+    from penstock.engine.plan import Progress
     from penstock.torch.loader import DataLoader
 
 __all__ = ["UnseededIndices"]

@@ -41,7 +41,7 @@ class AsTorch(BatchStream):
         return batch
 
     def _refuse_stop(self, error: StopIteration) -> None:
-        self._faults.warn_of_stop(error, self._epoch)  # and let it end the epoch
+        self._faults.warn_of_stop(error, self.epoch)  # and let it end the epoch
 
     def _warn_of_length(self, len_called: int) -> None:
         spec, advice = self._plan.spec, ""

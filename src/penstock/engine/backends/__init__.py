@@ -36,8 +36,7 @@ from penstock.randomness.keys import Purpose, seed_sequence
 if TYPE_CHECKING:
     from collections.abc import Collection, Sequence
 
-    from penstock.engine.epoch import Epoch
-    from penstock.engine.plan import Plan, RetryHints
+    from penstock.engine.plan import Epoch, Plan, RetryHints
     from penstock.engine.scheduler import BackendEvent
     from penstock.engine.worker_table import WorkerProgress
 

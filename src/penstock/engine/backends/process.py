@@ -69,8 +69,7 @@ from penstock.warn import users_level
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from penstock.engine.epoch import Epoch
-    from penstock.engine.plan import Plan, RetryHints
+    from penstock.engine.plan import Epoch, Plan, RetryHints
     from penstock.engine.scheduler import BackendEvent, WorkerLost
     from penstock.transport.channel import Frame
 

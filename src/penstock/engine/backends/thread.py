@@ -67,8 +67,7 @@ from penstock.worker_info import WorkerInfo, set_thread_info
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Sequence
 
-    from penstock.engine.epoch import Epoch
-    from penstock.engine.plan import Plan, RetryHints, WorkerSpec
+    from penstock.engine.plan import Epoch, Plan, RetryHints, WorkerSpec
     from penstock.engine.recover import BatchItem
     from penstock.engine.scheduler import BackendEvent
     from penstock.engine.task import BeginEpoch

@@ -60,8 +60,7 @@ if TYPE_CHECKING:
     import numpy.typing as npt
 
     from penstock.engine.backends.ray.worker import Hello, Parcel
-    from penstock.engine.epoch import Epoch
-    from penstock.engine.plan import Plan, RetryHints, WorkerSpec
+    from penstock.engine.plan import Epoch, Plan, RetryHints, WorkerSpec
     from penstock.engine.scheduler import BackendEvent
     from penstock.engine.task import Task, TaskResult
 

@@ -467,7 +467,7 @@ def test_nothing_keeps_a_removed_worker_nor_its_memory():
     backend = opened(Numbers(big))
     outcome_of(backend, 1, 0, [1, 2]).batch()
     worker = backend._table.workers[1]
-    thread, gone = worker.thread, [weakref.ref(worker), weakref.ref(worker._runner._output._pool)]
+    thread, gone = worker.thread, [weakref.ref(worker), weakref.ref(worker._output._pool)]
     del worker
     gc.disable()
     try:

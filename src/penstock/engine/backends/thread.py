@@ -311,7 +311,8 @@ class ThreadWorker(KnownWorker):
         self.inbox = queue.SimpleQueue()
         # Not page-locked: fences would be made in this thread, and its calls to the device would
         # disturb a graph that the main process's thread may be capturing.
-        self._runner = TaskRunner(PlainOutput(), self.status, identity, in_thread=True)
+        self._output = PlainOutput()
+        self._runner = TaskRunner(self._output, self.status, identity, in_thread=True)
         # One worker is watched until its first task is done: by a first batch nothing is judged.
         self._watch: GeneratorWatch | None = None
         if self.worker_id == 0 and not was_watched(self._shared_dataset):
@@ -347,6 +348,7 @@ class ThreadWorker(KnownWorker):
                 self._outbox.put((self, (text, stack_of_error(error))))
         finally:
             self._runner.close()  # an iterator ends in its own thread
+            self._output.close()
             self.status.close()
             self._outbox = queue.SimpleQueue()  # results in it refer to this worker
 

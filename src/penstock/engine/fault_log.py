@@ -110,8 +110,7 @@ class FaultLog:
         """
         all_asked = given.num_asked + num_asked
         all_failed = given.num_failed + num_failed
-        allowed = self.policy.allowed_failures(all_asked)
-        if num_failed and all_failed > allowed:
+        if num_failed and all_failed > (allowed := self.policy.allowed_failures(all_asked)):
             raise TooManyFailures(
                 f"{all_failed} of the {all_asked} samples asked for so far in epoch {epoch.number} "
                 f"could not be made; max_failures={self.policy.max_failures!r} allows "

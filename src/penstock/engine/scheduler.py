@@ -41,7 +41,6 @@ Guarantees
 from __future__ import annotations
 
 from collections import Counter, defaultdict
-from itertools import chain
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 if TYPE_CHECKING:
@@ -250,7 +249,7 @@ class Scheduler:
     @property
     def awaited_worker(self) -> int:
         """The worker whose answer, or start, an open request waits for."""
-        return next(chain((worker_id for _, worker_id in self._unanswered()), self._starting))
+        return [*(worker_id for _, worker_id in self._unanswered()), *self._starting][0]
 
     @property
     def num_at_work(self) -> int:

@@ -46,8 +46,7 @@ class SerialStream(BatchStream):
         output, identity = PlainOutput(plan.page_lock), WorkerIdentity(base_seed=plan.base_seed)
         runner = TaskRunner(output, self._status, identity, restores_generators=True)
         runner.set_up(lambda: plan.spec)
-        number = epoch.number
-        runner.begin_epoch(BeginEpoch(number, number, epoch.is_announced, position))
+        runner.begin_epoch(BeginEpoch(epoch.number, epoch.number, epoch.is_announced, position))
         if runner.failure is not None:
             failures, runner.failure = [runner.failure], None
             raise failures.pop()  # in no variable: its traceback would make a cycle

@@ -265,12 +265,10 @@ class BatchStream:
 
     def _begun(self, step: int, outcome: TaskResult, hook: DeliveryHook) -> Any:  # noqa: ANN401
         """Return what `hook` has begun with, or NO_BATCH."""
-        batch = outcome.batch()
-        return batch if batch is NO_BATCH else hook.begin(batch, self._namer(step))
-
-    def _namer(self, step: int) -> Callable[[], str]:
-        number = self.epoch.number
-        return lambda: f"epoch {number}, step {step}"
+        batch, number = outcome.batch(), self.epoch.number
+        if batch is NO_BATCH:
+            return batch
+        return hook.begin(batch, lambda: f"epoch {number}, step {step}")
 
     def _fail(
         self, step: int, worker_id: int, position: ShardPosition | None, error: Exception

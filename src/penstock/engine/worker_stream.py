@@ -283,9 +283,7 @@ class WorkerStream(BatchStream):
         step, outcome = found
         try:
             with hook.without_autograd():
-                begun = outcome.batch()
-                if begun is not NO_BATCH:
-                    begun = hook.begin(begun, self._namer(step))
+                begun = super()._begun(step, outcome, hook)
         except Exception as error:  # it is raised with that batch, not with this one
             outcome.kind, outcome.payload = Kind.FAILED, _without_frames(error)
         else:

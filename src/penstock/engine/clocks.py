@@ -71,17 +71,17 @@ class CoreTime:
     """How much of some work was CPU time, and how much of it waiting for a core.
 
     Work comes in pieces. The CPU time of each is measured. The run queue is asked of some, drawn by
-    chance so that no rhythm of theirs can hide: of all that take 15 ms, of few that are short. The
-    others are taken to have waited as the last drawn ones did on average, so that sums over many
-    pieces are right.
+    chance so that no rhythm of theirs can hide: of all that take 15 ms, of few that are short. Of
+    the others the same share of the time without CPU is taken for waiting as of the last drawn
+    ones, so that sums over many pieces are right.
 
     Concurrency:
         One thread at a time. Of a piece during which another one takes over nothing is measured.
     """
 
     __slots__ = (
-        "_cpu_at_ns", "_cpu_clock", "_draw", "_is_drawn", "_mean_ns", "_run_queue", "_starved_ns",
-        "_thread", "_waited_ns",
+        "_blocked_ns", "_cpu_at_ns", "_cpu_clock", "_draw", "_is_drawn", "_mean_ns", "_run_queue",
+        "_starved_ns", "_thread", "_waited_ns",
     )  # fmt: skip
 
     def __init__(self, cpu_clock: Callable[[], int]) -> None:
@@ -98,7 +98,7 @@ class CoreTime:
         self._cpu_at_ns = 0
         self._waited_ns: int | None = None
         self._mean_ns = float(_ASKED_ONCE_IN_NS)  # what the last pieces took
-        self._starved_ns = float(UNKNOWN)  # what the last drawn ones waited
+        self._blocked_ns = self._starved_ns = 0.0  # of the last drawn ones: sums that fade
 
     def begin(self) -> None:
         """A piece of work begins right after this call."""
@@ -124,11 +124,17 @@ class CoreTime:
             return took_ns, UNKNOWN
         cpu_ns = self._cpu_clock() - self._cpu_at_ns
         self._mean_ns += (took_ns - self._mean_ns) * _OF_LAST
-        starved_ns = min(int(self._starved_ns), took_ns)
-        if self._is_drawn:
-            before_ns, now_ns = self._waited_ns, self._run_queue.waited_ns()
-            starved_ns = UNKNOWN if before_ns is None or now_ns is None else now_ns - before_ns
-            self._starved_ns += (starved_ns - self._starved_ns) * _OF_LAST
+        blocked_ns = max(took_ns - cpu_ns, 0)
+        before_ns = self._waited_ns  # None where the system does not say
+        now_ns = self._run_queue.waited_ns() if self._is_drawn else None
+        if before_ns is None:
+            return cpu_ns, UNKNOWN
+        if now_ns is None:
+            share = min(self._starved_ns / max(self._blocked_ns, 1), 1)
+            return cpu_ns, int(share * blocked_ns)
+        starved_ns = now_ns - before_ns
+        self._blocked_ns += blocked_ns - self._blocked_ns * _OF_LAST
+        self._starved_ns += starved_ns - self._starved_ns * _OF_LAST
         return cpu_ns, starved_ns
 
     def close(self) -> None:

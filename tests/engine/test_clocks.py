@@ -210,20 +210,19 @@ def test_samples_that_are_quick_are_not_timed():
     assert sample_us_of(timed([0.0] * 64)) == b""
 
 
-def test_nobody_follows_quick_samples_of_a_worker_in_the_main_processes_own_process():
+def test_of_quick_samples_only_the_number_is_written():
     status = StatusWriter()
     followed = []
     for _ in range(32):
         status.begin_task(0, 0)
-        followed.append(status.follows_samples)
+        followed.append(status.number_cell() is None)
         status.phase(Phase.COLLATING)
         status.batch_of(1_000_000)  # so quick that no pause of this process makes them slow
         status.take_times()
     # The first decides; later some are timed all the same, as samples may have become slow.
     assert [task for task, is_followed in enumerate(followed) if is_followed] == [0, 16]
     status.is_watched = True
-    assert status.follows_samples
-    assert StatusWriter(memoryview(bytearray(8192))).follows_samples
+    assert status.number_cell() is None
 
 
 def test_a_sample_that_nobody_follows_is_named_when_it_fails(monkeypatch):

@@ -214,11 +214,6 @@ class StatusWriter:
         cells[_PHASE] = phase
         cells[_AT_IT_SINCE] = now
 
-    @property
-    def follows_samples(self) -> bool:
-        """Whether anybody learns from `sample`; where not, it need not be called for this task."""
-        return self._is_read or self.is_watched or self._times_samples
-
     def sample(self, number: int) -> None:
         """Note which sample of the batch is being read."""
         self._cells[_NUMBER] = number

@@ -153,11 +153,6 @@ class ThreadStatus(StatusWriter):
         super().phase(phase)
         self._replacement = None
 
-    @property
-    def follows_samples(self) -> bool:
-        """Always: any thread may ask for a snapshot, and what is unwanted ends here."""
-        return True
-
     def number_cell(self) -> None:
         """Return None: `sample` also looks whether the batch is still wanted."""
 

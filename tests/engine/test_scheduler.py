@@ -801,6 +801,16 @@ def test_who_is_there_does_not_get_the_share_of_those_who_are_still_starting():
     assert sum(submitted.values()) <= 10
 
 
+def test_nobody_waits_for_a_newcomer_that_is_lost_when_the_sampler_gave_nothing():
+    scheduler = Scheduler(1, 2)
+    assert list(map(type, scheduler.refill())) == [Draw, Draw]  # the sampler raises at both
+    assert AddWorker(1) in scheduler.change_workers(2, 4)
+    assert scheduler.request() == []  # the newcomer is to have steps of its own
+    lost = WorkerLost(1, "no memory")
+    removal, end = scheduler.handle(lost)
+    assert (removal, type(end)) == (RemoveWorker(1, "no memory"), Finish)
+
+
 def test_a_batch_comes_with_the_indices_that_it_was_made_of():
     scheduler = Scheduler(1, 1)
     scheduler.refill()

@@ -351,7 +351,7 @@ class Scheduler:
             return []  # it had given all it had
         if self._starting.get(event.worker_id):  # it has no steps, and its share stays withheld
             self.present.discard(event.worker_id)
-            return [RemoveWorker(event.worker_id, event.reason)]
+            return [RemoveWorker(event.worker_id, event.reason), *self._answer()]
         is_guilty, is_survivable = self._judge(event)
         may_respawn = self._respawns_left > 0 or not event.counts
         if self._failure is None and may_respawn and is_survivable:
@@ -409,7 +409,8 @@ class Scheduler:
             return [*self._draw(), Deliver(step, worker_id, self.done.pop(step), indices)]
         if self._failure is not None:
             return [self._failure]
-        if self._head >= self._end and (self._is_drained or not self._starting):
+        may_draw_more = not (self._is_drained or self._starting.keys().isdisjoint(self.present))
+        if self._head >= self._end and not may_draw_more:
             self._is_requested = False
             return [Finish()]
         return []

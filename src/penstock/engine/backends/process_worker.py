@@ -53,7 +53,7 @@ if TYPE_CHECKING:
     from penstock.engine.task import Task, TaskResult, WorkerIdentity
     from penstock.transport.channel import Frame
 
-__all__ = ["freeze_first_batch", "run_worker", "set_up_worker"]
+__all__ = ["run_worker", "set_up_worker"]
 
 _NOT_IN_MAIN: Final = (
     "A worker that is spawned imports the main script, and does not find it there: define it at "
@@ -179,15 +179,6 @@ def _set_num_threads(module: str, function: str, number: int) -> None:
         set_num_threads(number)
 
 
-def freeze_first_batch() -> None:
-    """Freeze what the first batch has added as well: imports, files of the dataset.
-
-    Not for an iterable: its iterator is there too, and ends with the epoch.
-    """
-    gc.collect()  # or garbage of that batch would stay too
-    gc.freeze()
-
-
 class _SlotOutput:
     """Packs batches into slots."""
 
@@ -233,6 +224,7 @@ class _ProcessWorker:
         end_with_parent(parent_fd)
         runner = TaskRunner(_SlotOutput(self.pool), self.status, self._identity)
         runner.set_up(lambda: self._set_up(runner, spec_fds))
+        # Not with an iterable: its iterator is there too, and ends with the epoch.
         is_to_freeze = self._spec is not None and not self._spec.is_iterable
         while True:
             self.status.phase(Phase.WAITING)
@@ -247,8 +239,10 @@ class _ProcessWorker:
                 self._send(result)
             del message, result
             if is_to_freeze:
+                # Freeze what the first batch has added as well: imports, files of the dataset.
                 is_to_freeze = False
-                freeze_first_batch()
+                gc.collect()  # or garbage of that batch would stay too
+                gc.freeze()
 
     def _set_up(self, runner: TaskRunner, spec_fds: list[int]) -> WorkerSpec:
         if self._spec is None:

@@ -21,7 +21,6 @@ from __future__ import annotations
 import asyncio
 import concurrent.futures
 import functools
-import gc
 import importlib
 import io
 import os
@@ -273,7 +272,6 @@ class RayWorker:
         if self._working_thread is None:  # else this call has come twice
             self._working_thread = threading.current_thread()
             self._runner.set_up(lambda: self._load(parcel))
-            gc.freeze()  # see `process_worker`
         return Answer("answer")
 
     def _load(self, parcel: Parcel) -> WorkerSpec:

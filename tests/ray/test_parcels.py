@@ -17,6 +17,7 @@ from hypothesis import strategies as st
 from hypothesis.extra import numpy as npst
 
 import penstock.torch  # noqa: F401 - which knows tensors
+from penstock.engine.backends.ray import backend
 from penstock.engine.backends.ray.backend import _writable, open_parcel, times_by_our_clock
 from penstock.engine.backends.ray.worker import Parcel, pack_parcel, value_of
 from penstock.engine.timing import NO_TIMES, replaced, row_of_worker
@@ -225,6 +226,12 @@ def test_a_part_of_an_object_is_viewed_where_it_lies():
         assert not part.any()
     assert whole[:LARGE].any()
     assert whole[3 * LARGE : 4 * LARGE].any()
+
+
+@pytest.fixture(autouse=True)
+def store_of_no_other():
+    """As a backend finds it when it starts; each test maps stores of its own."""
+    backend._store.clear()
 
 
 @pytest.mark.parametrize(

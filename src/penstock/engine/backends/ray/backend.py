@@ -136,6 +136,7 @@ class RayBackend:
             advice = _ADVICE_ON_PICKLING
             raise unpicklable_error(self._plan.spec, error, advice=advice) from error
         self._ray = connect(self._options)
+        _store.clear()
         given = {**_outside_of_trainers_group(self._ray), **self._options.actor}
         self._actor_class = self._ray.remote(RayWorker).options(**{**given, **_ACTOR_OPTIONS})
         self._connection = self._ray.get_runtime_context().get_worker_id()
@@ -689,15 +690,16 @@ def _writable(buffer: npt.NDArray[np.uint8]) -> memoryview:
     return memoryview(whole).cast("B")
 
 
-_store: list[tuple[int, int]] = []  # memory that is mapped as the object store's is
+# Memory that is mapped as the object store's is. Each backend asks anew, as what another knew may
+# be mapped otherwise by now.
+_store: list[tuple[int, int]] = []
 
 
 def _lies_in_store(buffer: npt.NDArray[np.uint8]) -> bool:
     """Return whether its memory is mapped shared and writable, whatever the array says."""
-    global _store
     first, end = buffer.ctypes.data, buffer.ctypes.data + buffer.nbytes
     if not any(start <= first and end <= stop for start, stop in _store):
-        _store = []
+        _store.clear()
         with contextlib.suppress(OSError):  # not Linux
             for line in Path("/proc/self/maps").read_text().splitlines():
                 span, rights = line.split(maxsplit=2)[:2]

@@ -23,6 +23,7 @@ from penstock.data import IterableDataset
 from penstock.engine.backends import process
 from penstock.errors import WorkerDied, WorkerTimeout
 from penstock.torch import DataLoader
+from penstock.transport import arena
 
 
 class Rows:
@@ -445,7 +446,9 @@ def sizes_of_mapped_slots():
 
 def test_a_loop_that_drops_its_batches_needs_two_slots_of_each_worker(monkeypatch):
     monkeypatch.setattr(process, "_SLOT_PATIENCE_S", 60.0)  # however busy the machine is
-    loader = Loader(Rows(60, 500_000), batch_size=1, num_workers=2)
+    monkeypatch.setattr(arena, "_WAITED_S", 600.0)
+    context = multiprocessing.get_context("fork")
+    loader = Loader(Rows(60, 500_000), batch_size=1, num_workers=2, multiprocessing_context=context)
     most = max(sum(size > 1 << 20 for size in sizes_of_mapped_slots()) for _ in loader)
     assert 2 <= most <= 4
 

@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
 from penstock.errors import TransportError
-from penstock.transport import memory
+from penstock.transport import arena, memory
 from penstock.transport.arena import Arena, BufferPool, SlotPool, SlotWriter, slot_size
 from penstock.transport.memory import Mapping, create_segment
 
@@ -164,29 +164,62 @@ def test_slots_converge_to_the_largest_batch():
     assert pool.size_bytes == arena.size_bytes == slot_size(3_000_000)
 
 
-def test_a_third_large_slot_is_made_when_none_of_two_has_come_back_in_time():
-    waits, back = [], []
+def pool_that_waits(**waits):
+    """A pool whose slots come back as `back` lists them; each wait that was wanted is kept."""
 
     def await_returns(timeout_s):
-        waits.append(timeout_s)
+        waited.append(timeout_s)
         pool.release(back)
         came, back[:] = bool(back), []
         return came
 
-    pool = SlotPool(await_returns=await_returns, patience_s=0.1)
+    waited, back = [], []
+    pool = SlotPool(await_returns=await_returns, **waits)
+    return pool, waited, back
+
+
+def test_a_third_large_slot_is_made_when_none_of_two_has_come_back_in_time():
+    pool, waited, back = pool_that_waits(patience_s=0.1)
     first, second = (pool.acquire("large", 2_000_000) for _ in range(2))
-    assert waits == []  # two are enough; none is waited for before
+    assert waited == []  # two are enough; none is waited for before
     back.append(first)
     assert pool.acquire("large", 2_000_000) == first
-    (waited_s,) = waits
-    assert 0 < waited_s <= 0.1
-    waits.clear()
-    third, fourth = (pool.acquire("large", 2_000_000) for _ in range(2))
-    assert len({first, second, third, fourth}) == 4
-    assert 0.05 < waits[0] <= 0.1
-    assert 0 < waits[1] <= 0.05  # each wait in vain halves the next: 0.2 s in all
-    assert pool.acquire("small", 10_000) not in {first, second, third, fourth}
-    assert len(waits) == 2  # small ones are made at once
+    third = pool.acquire("large", 2_000_000)
+    assert third not in {first, second}
+    assert [0 < wait_s <= 0.1 for wait_s in waited] == [True] * 2
+    assert pool.acquire("small", 10_000) not in {first, second, third}
+    assert len(waited) == 2  # small ones are made at once
+    pool.close()
+
+
+def test_slots_of_the_batch_itself_and_those_to_be_given_up_are_not_waited_for():
+    pool, waited, _ = pool_that_waits(patience_s=0.1)
+    writer = SlotWriter(pool)
+    for size in (2_000_000, 2_000_000, 2_000_000):
+        writer.reserve(size)
+    writer.finish()
+    writer.reserve(6_000_000)
+    writer.finish()
+    assert waited == []
+    pool.close()
+
+
+def test_all_waits_together_have_a_limit(monkeypatch):
+    now_s = [100.0]
+    monkeypatch.setattr(arena.time, "monotonic", lambda: now_s[0])
+    pool, waited, _ = pool_that_waits(patience_s=0.15)
+
+    def wait(timeout_s):
+        now_s[0] += timeout_s
+        return False
+
+    pool._await_returns = lambda timeout_s: waited.append(timeout_s) or wait(timeout_s)
+    for _ in range(5):
+        pool.acquire("large", 2_000_000)
+    assert waited == pytest.approx([0.15, 0.05, 0.0], abs=0.01)  # none before the third slot
+    now_s[0] += 10.0
+    pool.acquire("large", 2_000_000)
+    assert waited[-1] == pytest.approx(0.1, abs=0.01)  # 1 % of the time
     pool.close()
 
 

@@ -203,6 +203,11 @@ class StatusWriter:
         """Note that an epoch begins."""
         self.phase(Phase.BEGINNING)
 
+    @property
+    def current_phase(self) -> Phase:
+        """What was noted last."""
+        return Phase(self._cells[_PHASE])
+
     def phase(self, phase: Phase) -> None:
         """Note what is being done, not with a single sample."""
         now = time.monotonic_ns()

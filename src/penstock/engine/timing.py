@@ -71,7 +71,7 @@ class TimingRow(NamedTuple):
         fetch_ns: Time in the dataset: reading, decoding, transforming.
         collate_ns: Time to make one batch of the samples.
         send_ns: Time to pack it into its slot, and to send the message of the batch before.
-        slot_ns: Part of these times spent on making slots, or waiting for one, as none was free.
+        slot_ns: Part of these times spent on making slots, as none was free.
         cpu_ns: CPU time from `begun_ns` to `ended_ns`, of the worker's process, or of its thread.
         starved_ns: Time that the worker waited for a core.
         num_bytes: Bytes of the batch; of one in slots, the bytes there.

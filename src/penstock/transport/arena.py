@@ -10,9 +10,9 @@
 
 Guarantees
     A slot is leased to one batch at a time: `acquire` never returns a slot that has not come back.
-    A worker with two large slots waits a moment for one of them before it makes a third: 0.2 s in
-    its life at most, then no more. Otherwise nobody waits for a slot. When none is free a new one
-    is made, so a consumer that holds on to its batches makes the arena grow and cannot block a
+    A worker with two large slots waits a moment for one of them before it makes a third: in all
+    0.2 s and 1 % of its time at most. Otherwise nobody waits for a slot. When none is free a new
+    one is made, so a consumer that holds on to its batches makes the arena grow and cannot block a
     worker or corrupt a batch. How far a worker runs ahead is bounded by its tasks
     (`prefetch_factor`), not by slots.
     A lease ends when the last view of it is garbage, in any order, in any thread.
@@ -70,6 +70,9 @@ _SMALL_BYTES: Final = 64 * 1024
 _MIN_SLOT_BYTES: Final = 64 * 1024
 LARGE_SLOT_BYTES: Final = 1 << 20  # one that is worth a message, or a short wait
 _ENOUGH_SLOTS: Final = 2  # large ones: one is read while the other is written
+# Waiting for one of them: at most so long in all, and so much of the time.
+_WAITED_S: Final = 0.2
+_WAITED_SHARE: Final = 0.01
 MIN_POOLED_BYTES: Final = 1 << 20  # 256 page faults, some 60 us: ten times what a lease costs
 
 
@@ -131,10 +134,12 @@ class SlotPool:
                 up as they come back. Enough is one per batch that may be under way at a time.
             await_returns: Function that waits that many seconds for slots to come back, which it
                 gives to `release`; returns whether any may have. None is no such news.
-            patience_s: Longest first wait for a large slot; each one in vain halves it.
+            patience_s: Longest wait for a large slot.
         """
         self._await_returns = await_returns
         self._patience_s = patience_s
+        self._begun_s = time.monotonic()
+        self._waited_s = 0.0
         self._max_free = max_free
         self._slots: dict[int, Mapping] = {}
         self._lanes: dict[int, _Lane] = {}
@@ -159,7 +164,8 @@ class SlotPool:
         """
         slot = self._take_free(lane, size_bytes)
         wanted_bytes = max(slot_size(max(size_bytes, new_bytes)), self._wanted_bytes[lane])
-        if slot is None and wanted_bytes >= LARGE_SLOT_BYTES:
+        # Later slots of a batch are not waited for: those that it has itself cannot come back.
+        if slot is None and not new_bytes and wanted_bytes >= LARGE_SLOT_BYTES:
             slot = self._await_free(lane, size_bytes)
         return self._create(lane, wanted_bytes) if slot is None else slot
 
@@ -172,20 +178,18 @@ class SlotPool:
 
     def _await_free(self, lane: _Lane, size_bytes: int) -> int | None:
         """Return a slot that comes back in a moment; None if none does."""
-        if (
-            self._await_returns is None
-            or sum(mapping.size_bytes >= size_bytes for mapping in self._slots.values())
-            < _ENOUGH_SLOTS
-        ):
+        least_bytes = max(size_bytes, self._wanted_bytes[lane])  # smaller ones are given up
+        num_kept = sum(mapping.size_bytes >= least_bytes for mapping in self._slots.values())
+        if self._await_returns is None or num_kept < _ENOUGH_SLOTS:
             return None
-        begun_ns = time.monotonic_ns()
-        deadline_ns = begun_ns + int(self._patience_s * 1e9)
+        begun_s = now_s = time.monotonic()
+        left_s = _WAITED_S + _WAITED_SHARE * (begun_s - self._begun_s) - self._waited_s
+        end_s = begun_s + min(self._patience_s, left_s)
         slot = None
-        while slot is None and self._await_returns(max(deadline_ns - time.monotonic_ns(), 0) / 1e9):
+        while slot is None and self._await_returns(max(end_s - now_s, 0.0)):
             slot = self._take_free(lane, size_bytes)
-        if slot is None:
-            self._patience_s /= 2
-        self._making_ns += time.monotonic_ns() - begun_ns
+            now_s = time.monotonic()
+        self._waited_s += time.monotonic() - begun_s
         return slot
 
     def _create(self, lane: _Lane, size_bytes: int) -> int:
@@ -235,7 +239,7 @@ class SlotPool:
         return new
 
     def take_making_ns(self) -> int:
-        """Return how long making slots, and waiting for them, has taken since the last call."""
+        """Return how long making slots has taken since the last call, in nanoseconds."""
         making_ns, self._making_ns = self._making_ns, 0
         return making_ns
 

@@ -581,7 +581,8 @@ class ProcessBackend:
         if frame.fds:
             worker.arena.add_all(new_slots, frame.fds)
             self._check_memory(new_slots)
-            if any(size_bytes >= LARGE_SLOT_BYTES for _, size_bytes in new_slots):
+            is_large = any(size_bytes >= LARGE_SLOT_BYTES for _, size_bytes in new_slots)
+            if is_large and self._plan.page_lock is None:  # else nobody waits for them
                 self._have_large_slots.add(worker)
         if result.kind == Kind.DONE:
             message, buffers, slots = result.payload

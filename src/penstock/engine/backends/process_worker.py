@@ -212,7 +212,7 @@ class _ProcessWorker:
         self._channel = channel
         self._identity = identity
         self._spec = spec
-        self._messages: collections.deque[BeginEpoch | Task] = collections.deque()
+        self._messages: collections.deque[BeginEpoch | Task | Exception] = collections.deque()
         self._poll = select.poll()
         self._poll.register(channel.fileno(), select.POLLIN)
 
@@ -282,12 +282,19 @@ class _ProcessWorker:
             if self._channel.has_ended:
                 raise EOFError  # whatever is still queued: its results would not be read
             if self._messages:
-                return self._messages.popleft()
+                message = self._messages.popleft()
+                if isinstance(message, Exception):
+                    raise message
+                return message
 
     def _take_in(self, frames: list[Frame]) -> None:
         """Queue messages; slots that they bring back are free at once."""
         for frame in frames:
-            message = decode_message(frame.data)
+            try:
+                message = decode_message(frame.data)
+            except Exception as error:  # indices that do not unpickle: raised in their turn
+                self._messages.append(error)
+                continue
             if not isinstance(message, BeginEpoch):
                 self.pool.release(message.freed)
                 self.pool.retire(message.retired)
@@ -296,7 +303,11 @@ class _ProcessWorker:
 
     def _await_returns(self, timeout_s: float) -> bool:
         """Take in what arrives; return whether anything did. A closed channel is left alone."""
-        if self._channel.has_ended or not self._poll.poll(timeout_s * 1000):
+        phase = self.status.current_phase
+        self.status.phase(Phase.WAITING)
+        has_news = not self._channel.has_ended and self._poll.poll(timeout_s * 1000)
+        self.status.phase(phase)
+        if not has_news:
             return False
         with contextlib.suppress(EOFError):  # raised again by `_next_message`
             self._take_in(self._channel.receive())

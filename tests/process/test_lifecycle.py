@@ -12,6 +12,7 @@ import sys
 import textwrap
 import threading
 import time
+import warnings
 
 import numpy as np
 import psutil
@@ -157,6 +158,19 @@ def test_held_batches_are_distinct_and_correct_and_cost_no_descriptors():
         assert_rows(batch, 2 * step)
     batches[0][:] = -1
     assert_rows(batches[1], 2)
+
+
+def test_a_message_that_fails_leaves_no_descriptor_of_those_behind_it(monkeypatch):
+    monkeypatch.setattr(process, "memory_warning", lambda *_: "too little")
+    before = resources()
+    stream = iter(Loader(Rows(32), batch_size=4, num_workers=1, prefetch_factor=8))
+    time.sleep(1.0)  # until several messages are there, each with a descriptor
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        with pytest.raises(RuntimeWarning, match="too little"):
+            next(stream)
+    del stream
+    assert resources() == before
 
 
 def test_an_early_break_and_a_dropped_iterator_leave_no_worker():

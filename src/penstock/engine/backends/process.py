@@ -566,10 +566,14 @@ class ProcessBackend:
                 worker.release()
             return []
         try:
-            frames = worker.channel.receive()
+            frames = iter(worker.channel.receive())
         except EOFError:
             return [self._reap(worker)]
-        found = [self._event_of(worker, frame) for frame in frames]
+        try:
+            found = [self._event_of(worker, frame) for frame in frames]
+        finally:
+            for frame in frames:  # those behind one that failed
+                frame.close()
         events = [event for event in found if event is not None]
         if not events and has_ended:
             # It is gone, while a process that it started holds its end of the channel open.

@@ -185,6 +185,23 @@ def test_an_early_break_and_a_dropped_iterator_leave_no_worker():
     assert resources() == before
 
 
+class Noting:
+    """A `worker_init_fn` that makes a file."""
+
+    def __init__(self, path):
+        self.path = path
+
+    def __call__(self, worker_id):
+        self.path.touch()
+
+
+def test_workers_whose_loader_is_closed_while_they_start_set_nothing_up(tmp_path):
+    noting = Noting(tmp_path / "called")
+    loader = Loader(Rows(), num_workers=1, worker_init_fn=noting, multiprocessing_context="spawn")
+    iter(loader).close()
+    assert not noting.path.exists()
+
+
 def test_two_iterators_of_one_loader_do_not_disturb_each_other():
     loader = Loader(Rows(), batch_size=4, num_workers=2)
     for first, (one, two) in enumerate(zip(loader, loader, strict=True)):

@@ -220,6 +220,8 @@ class _ProcessWorker:
 
     def run(self) -> None:
         first, *others = self._channel.receive(wait=True)
+        if self._channel.has_ended:
+            raise EOFError  # the loader was closed meanwhile: a set-up would hold up its end
         self._take_in(others)
         status_fd, parent_fd, *spec_fds = first.fds
         self.status = open_status(status_fd)

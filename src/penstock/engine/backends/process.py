@@ -422,7 +422,6 @@ class ProcessBackend:
 
     def respawn(self, worker_id: int, *, joins_late: bool = False) -> None:
         """Start another process, which goes on where the dead one was."""
-        check_descriptors(1)
         if not self._shared_fds:
             warn_of_fork(stacklevel=users_level())  # threads may have been started since
         with self._held_interrupts:
@@ -431,6 +430,7 @@ class ProcessBackend:
 
     def add_worker(self, worker_id: int) -> None:
         """Start one process more; a removed one of the same number may still be ending."""
+        check_descriptors(1)
         self.respawn(worker_id, joins_late=True)
 
     def remove_worker(self, worker_id: int) -> None:

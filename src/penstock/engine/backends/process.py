@@ -97,6 +97,9 @@ _ADVICE_ON_UNKNOWN: Final = (
 )
 _ADVICE_ON_HANG: Final = "Raise `timeout` if samples, or the start of a worker, may take that long."
 _ADVICE_NATIVE: Final = "That is native code under the dataset: num_workers=0 shows where."
+_NATIVE_SIGNALS: Final = frozenset(
+    {signal.SIGSEGV, signal.SIGABRT, signal.SIGBUS, signal.SIGFPE, signal.SIGILL}
+)
 _SIGNALS_FROM_OUTSIDE: Final = frozenset(
     {signal.SIGKILL, signal.SIGTERM, signal.SIGHUP, signal.SIGINT, signal.SIGQUIT}
 )
@@ -294,8 +297,8 @@ class WorkerProcess(KnownWorker):
             advice = _ADVICE_ON_EXIT if has_begun else _ADVICE_ON_START
         else:
             end = f"was killed by {signal_name(-code)}"
-            is_from_outside = -code in _SIGNALS_FROM_OUTSIDE
-            advice = "Somebody sent it that signal." if is_from_outside else _ADVICE_NATIVE
+            is_native = -code in _NATIVE_SIGNALS
+            advice = _ADVICE_NATIVE if is_native else "Somebody sent it that signal."
         return end, self.status_page.last_words() or advice
 
 

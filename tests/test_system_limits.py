@@ -24,6 +24,7 @@ from penstock.system_limits import (
     format_bytes,
     memory_now,
     memory_warning,
+    num_open_files,
 )
 
 MB = 1_000_000
@@ -217,6 +218,19 @@ def descriptor_limit():
     old = resource.getrlimit(resource.RLIMIT_NOFILE)
     yield lambda soft: resource.setrlimit(resource.RLIMIT_NOFILE, (soft, old[1]))
     resource.setrlimit(resource.RLIMIT_NOFILE, old)
+
+
+@pytest.mark.parametrize("missing", ["/proc/self/fd", "/dev/fd"])
+def test_open_files_are_counted_in_whichever_folder_there_is(missing, monkeypatch):
+    listdir = os.listdir
+
+    def listdir_without(folder):
+        if folder == missing:
+            raise FileNotFoundError(folder)
+        return listdir(folder)
+
+    monkeypatch.setattr(os, "listdir", listdir_without)
+    assert num_open_files() == len(listdir("/proc/self/fd")) - 1
 
 
 def test_one_descriptor_too_few_is_an_error_before_workers_start(descriptor_limit):

@@ -284,8 +284,9 @@ def check_descriptors(num_workers: int) -> None:
 
 def num_open_files() -> int | None:
     """Return how many descriptors this process has open; None where the system does not tell."""
-    with contextlib.suppress(OSError):
-        return len(os.listdir("/dev/fd")) - 1  # without the one that lists the folder
+    for folder in ("/proc/self/fd", "/dev/fd"):  # Linux, where /dev may be bare; macOS and BSD
+        with contextlib.suppress(OSError):
+            return len(os.listdir(folder)) - 1  # without the one that lists the folder
     return None
 
 

@@ -35,7 +35,7 @@ LONGEST_S = 60.0  # for a script as a whole
 def trainer(body, *command):
     """Run a training in a process of its own; `command` runs it, if not Python by itself."""
     head = f"""
-        import gc, os, signal, sys, threading
+        import ctypes, gc, os, signal, sys, threading
         sys.path[:0] = {sys.path!r}
         import numpy as np
         from penstock import Loader
@@ -207,15 +207,25 @@ def test_a_main_process_that_ends_while_all_workers_are_stuck_leaves_none(how, h
         assert process.returncode == code
 
 
-@pytest.mark.parametrize("method", METHODS)
-def test_a_killed_main_process_s_stuck_workers_end_though_a_child_of_it_lives_on(method):
+BY_A_LIBRARY = "ctypes.PyDLL(None).fork()"  # past the hooks that close copies of descriptors
+
+
+@pytest.mark.parametrize(
+    ("method", "fork"),
+    [
+        *((method, "os.fork()") for method in METHODS),
+        ("fork", BY_A_LIBRARY),
+        ("spawn", BY_A_LIBRARY),
+    ],
+)
+def test_a_killed_main_process_s_stuck_workers_end_though_a_child_of_it_lives_on(method, fork):
     # The child has copies of the main process's descriptors, so that their ends tell nobody
     # anything.
     with trainer(f"""
         stream = start(Stuck(8), multiprocessing_context="{method}")
         next(stream)
         wait_for_go()
-        if (pid := os.fork()) == 0:
+        if (pid := {fork}) == 0:
             signal.pause()
         print(pid, flush=True)
         signal.pause()

@@ -6,6 +6,8 @@ from __future__ import annotations
 import errno
 import json
 import os
+import resource
+import signal
 import sys
 import textwrap
 import threading
@@ -278,6 +280,9 @@ class Ends(Rows):
                 self.leave()
             elif self.how == "os._exit":
                 os._exit(3)
+            elif self.how.startswith("SIG"):
+                resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+                os.kill(os.getpid(), getattr(signal, self.how))
             else:
                 os.closerange(3, 256)
         return super().__getitem__(index)
@@ -308,6 +313,14 @@ def test_a_worker_that_says_nothing_is_not_said_to_have_called_sys_exit(capfd):
     assert "exited with code 3 while reading sample 13" in message
     assert "so it was no exception, nor sys.exit: look for os._exit" in message
     assert "__main__" not in message
+
+
+@pytest.mark.parametrize(("how", "is_native"), [("SIGABRT", True), ("SIGUSR1", False)])
+def test_only_a_signal_of_a_crash_is_laid_to_native_code(how, is_native, capfd):
+    message = death_of(Ends(how), capfd)
+    assert f"was killed by {how} while reading sample 13" in message
+    assert ("native code" in message) == is_native
+    assert ("Somebody sent it that signal." in message) == (not is_native)
 
 
 def test_a_worker_whose_descriptors_were_closed_says_so(capfd):

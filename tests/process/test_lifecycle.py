@@ -12,6 +12,7 @@ import sys
 import textwrap
 import threading
 import time
+import warnings
 
 import numpy as np
 import psutil
@@ -160,6 +161,19 @@ def test_held_batches_are_distinct_and_correct_and_cost_no_descriptors():
     assert_rows(batches[1], 2)
 
 
+def test_a_message_that_fails_leaves_no_descriptor_of_those_behind_it(monkeypatch):
+    monkeypatch.setattr(process, "memory_warning", lambda *_: "too little")
+    before = resources()
+    stream = iter(Loader(Rows(32), batch_size=4, num_workers=1, prefetch_factor=8))
+    time.sleep(1.0)  # until several messages are there, each with a descriptor
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        with pytest.raises(RuntimeWarning, match="too little"):
+            next(stream)
+    del stream
+    assert resources() == before
+
+
 def test_an_early_break_and_a_dropped_iterator_leave_no_worker():
     before = resources()
     for batch in Loader(Rows(), batch_size=2, num_workers=2):
@@ -170,6 +184,23 @@ def test_an_early_break_and_a_dropped_iterator_leave_no_worker():
     next(stream)
     del batch, stream
     assert resources() == before
+
+
+class Noting:
+    """A `worker_init_fn` that makes a file."""
+
+    def __init__(self, path):
+        self.path = path
+
+    def __call__(self, worker_id):
+        self.path.touch()
+
+
+def test_workers_whose_loader_is_closed_while_they_start_set_nothing_up(tmp_path):
+    noting = Noting(tmp_path / "called")
+    loader = Loader(Rows(), num_workers=1, worker_init_fn=noting, multiprocessing_context="spawn")
+    iter(loader).close()
+    assert not noting.path.exists()
 
 
 def test_two_iterators_of_one_loader_do_not_disturb_each_other():

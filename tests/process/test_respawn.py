@@ -6,6 +6,7 @@ from __future__ import annotations
 import ctypes
 import os
 import re
+import resource
 import signal
 import subprocess
 import sys
@@ -196,6 +197,21 @@ def test_respawning_is_bounded_per_epoch_not_for_ever():
         kill(stream, epoch % 2)
         batches += stream
         assert_same(batches, expected)
+
+
+def test_a_worker_is_replaced_though_hardly_a_descriptor_is_left():
+    loader = Loader(Noise(), batch_size=4, num_workers=2, on_error="skip")
+    stream = iter(loader)
+    batches = [next(stream)]
+    kill(stream)
+    old = resource.getrlimit(resource.RLIMIT_NOFILE)
+    # Those of the dead worker are free again, and one that starts takes some more for a moment.
+    resource.setrlimit(resource.RLIMIT_NOFILE, (len(os.listdir("/proc/self/fd")) + 7, old[1]))
+    try:
+        batches += stream
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, old)
+    assert_same(batches, list(Loader(Noise(), batch_size=4)))
 
 
 def test_a_policy_that_raises_still_replaces_a_worker_killed_from_outside(tmp_path):

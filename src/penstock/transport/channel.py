@@ -44,6 +44,10 @@ class Frame(NamedTuple):
     data: bytes
     fds: tuple[int, ...]
 
+    def close(self) -> None:
+        """Close the descriptors, where nobody is going to use them."""
+        _close_all(self.fds)
+
 
 class Channel:
     """One end of a socket pair.

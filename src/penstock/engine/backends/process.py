@@ -97,6 +97,9 @@ _ADVICE_ON_UNKNOWN: Final = (
 )
 _ADVICE_ON_HANG: Final = "Raise `timeout` if samples, or the start of a worker, may take that long."
 _ADVICE_NATIVE: Final = "That is native code under the dataset: num_workers=0 shows where."
+_NATIVE_SIGNALS: Final = frozenset(
+    {signal.SIGSEGV, signal.SIGABRT, signal.SIGBUS, signal.SIGFPE, signal.SIGILL}
+)
 _SIGNALS_FROM_OUTSIDE: Final = frozenset(
     {signal.SIGKILL, signal.SIGTERM, signal.SIGHUP, signal.SIGINT, signal.SIGQUIT}
 )
@@ -294,8 +297,8 @@ class WorkerProcess(KnownWorker):
             advice = _ADVICE_ON_EXIT if has_begun else _ADVICE_ON_START
         else:
             end = f"was killed by {signal_name(-code)}"
-            is_from_outside = -code in _SIGNALS_FROM_OUTSIDE
-            advice = "Somebody sent it that signal." if is_from_outside else _ADVICE_NATIVE
+            is_native = -code in _NATIVE_SIGNALS
+            advice = _ADVICE_NATIVE if is_native else "Somebody sent it that signal."
         return end, self.status_page.last_words() or advice
 
 
@@ -422,7 +425,6 @@ class ProcessBackend:
 
     def respawn(self, worker_id: int, *, joins_late: bool = False) -> None:
         """Start another process, which goes on where the dead one was."""
-        check_descriptors(1)
         if not self._shared_fds:
             warn_of_fork(stacklevel=users_level())  # threads may have been started since
         with self._held_interrupts:
@@ -431,6 +433,7 @@ class ProcessBackend:
 
     def add_worker(self, worker_id: int) -> None:
         """Start one process more; a removed one of the same number may still be ending."""
+        check_descriptors(1)
         self.respawn(worker_id, joins_late=True)
 
     def remove_worker(self, worker_id: int) -> None:
@@ -566,10 +569,14 @@ class ProcessBackend:
                 worker.release()
             return []
         try:
-            frames = worker.channel.receive()
+            frames = iter(worker.channel.receive())
         except EOFError:
             return [self._reap(worker)]
-        found = [self._event_of(worker, frame) for frame in frames]
+        try:
+            found = [self._event_of(worker, frame) for frame in frames]
+        finally:
+            for frame in frames:  # those behind one that failed
+                frame.close()
         events = [event for event in found if event is not None]
         if not events and has_ended:
             # It is gone, while a process that it started holds its end of the channel open.

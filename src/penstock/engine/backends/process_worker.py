@@ -55,6 +55,7 @@ if TYPE_CHECKING:
 
 __all__ = ["run_worker", "set_up_worker"]
 
+_WATCH_S: Final = 2.0  # how often to look for a main process whose end the pipe does not tell
 _NOT_IN_MAIN: Final = (
     "A worker that is spawned imports the main script, and does not find it there: define it at "
     'the top level, not below if __name__ == "__main__", or in a module.'
@@ -106,33 +107,34 @@ def end_with_parent(fd: int) -> None:
     """Let this process, a worker, end with its main process, whatever either is doing then.
 
     When the main process is gone the kernel sends SIGIO, which ends a process also while native
-    code holds the interpreter. Where the kernel cannot (no /proc, no O_ASYNC), a thread has to do.
+    code holds the interpreter. A thread looks besides: the kernel may not be able to (no /proc, no
+    O_ASYNC), and a child that a C library forked, past Python's hooks, keeps the pipe open.
 
     Args:
         fd: Reading end of a pipe whose writing end the main process alone holds: no child keeps
             it, forked ones close it at once.
     """
     os.set_inheritable(fd, False)
-    try:
+    with contextlib.suppress(OSError, AttributeError):
         # Opened anew: what was sent shares its owner and flags with all other workers.
         own = os.open(f"/proc/self/fd/{fd}", os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+        os.close(fd)
+        fd = own
         signal.signal(signal.SIGIO, signal.SIG_DFL)
         signal.pthread_sigmask(signal.SIG_UNBLOCK, [signal.SIGIO])
-        fcntl.fcntl(own, fcntl.F_SETOWN, os.getpid())
-        fcntl.fcntl(own, fcntl.F_SETFL, fcntl.fcntl(own, fcntl.F_GETFL) | os.O_ASYNC)
-    except (OSError, AttributeError):
-        watch = threading.Thread(target=_end_after, args=(fd,), name="penstock-watch", daemon=True)
-        watch.start()
-    else:
-        os.close(fd)
-        _end_after(own, wait=False)  # it may have gone meanwhile
+        fcntl.fcntl(fd, fcntl.F_SETOWN, os.getpid())
+        fcntl.fcntl(fd, fcntl.F_SETFL, fcntl.fcntl(fd, fcntl.F_GETFL) | os.O_ASYNC)
+    with contextlib.suppress(RuntimeError):  # the system gives no thread: SIGIO has to do
+        threading.Thread(target=_end_after, args=(fd,), name="penstock-watch", daemon=True).start()
 
 
-def _end_after(fd: int, *, wait: bool = True) -> None:
+def _end_after(fd: int) -> None:
+    parent = os.getppid()  # under forkserver the server
     poll = select.poll()
     poll.register(fd, select.POLLIN)
-    if poll.poll(None if wait else 0):
-        os._exit(1)
+    while os.getppid() == parent and not poll.poll(_WATCH_S * 1000):
+        pass
+    os._exit(1)
 
 
 def set_up_worker(spec: WorkerSpec, identity: WorkerIdentity) -> dict[str, bytes]:
@@ -218,6 +220,8 @@ class _ProcessWorker:
 
     def run(self) -> None:
         first, *others = self._channel.receive(wait=True)
+        if self._channel.has_ended:
+            raise EOFError  # the loader was closed meanwhile: a set-up would hold up its end
         self._take_in(others)
         status_fd, parent_fd, *spec_fds = first.fds
         self.status = open_status(status_fd)

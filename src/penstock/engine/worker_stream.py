@@ -96,7 +96,7 @@ class WorkerStream(BatchStream):
 
     def _prepare(self, plan: Plan) -> None:
         self._ahead_begun: tuple[int, object] | None = None  # a step to come, of the hook
-        self._overdue: list[Exception] = []  # of the sampler, raised with the next call
+        self._overdue: list[Exception] = []  # raised with the next call
         self._ahead: _EpochAhead | None = None
         self._may_begin_ahead = (
             plan.traits.begins_ahead
@@ -274,9 +274,13 @@ class WorkerStream(BatchStream):
     def _begin_next(self, hook: DeliveryHook) -> None:
         """Begin the delivery of the next batch, if it has arrived."""
         if self._scheduler.peek() is None:
-            with self._closed_on_error():
-                for event in self.backend.events(0.0):
-                    self._handle(event)
+            try:
+                with self._closed_on_error():
+                    for event in self.backend.events(0.0):
+                        self._handle(event)
+            except Exception as error:  # the loop gets the batch that is there all the same
+                self._overdue.append(error)
+            self._overdue[:] = map(_without_frames, self._overdue)
         found = self._scheduler.peek()
         if found is None or found[1].kind == Kind.FAILED:  # it is raised when it is asked for
             return

@@ -64,12 +64,11 @@ class _EpochAhead:
     def is_like(self, epoch: Epoch, drawn: list[tuple[int, Any]]) -> bool:
         """Return whether `epoch`, with as many steps drawn, is the one that was foreseen."""
 
-        def comparable(tasks: list[tuple[int, Any]]) -> list[tuple[Any, ...]]:
-            return [(step, *of[1:], np.asarray(of.indices).tolist()) for step, of in tasks]
+        def comparable(epoch: Epoch, drawn: list[tuple[int, Any]]) -> tuple[Any, ...]:
+            tasks = [(step, *of[1:], np.asarray(of.indices).tolist()) for step, of in drawn]
+            return epoch.number, epoch.is_announced, epoch.progress.given, tasks
 
-        numbers, foreseen = (epoch.number, epoch.is_announced), self.epoch
-        is_it = numbers == (foreseen.number, foreseen.is_announced)
-        return is_it and comparable(drawn) == comparable(self.drawn)
+        return comparable(epoch, drawn) == comparable(self.epoch, self.drawn)
 
 
 def _holds_shared_state(value: object, depth: int = 0) -> bool:

@@ -169,7 +169,11 @@ def test_the_oom_killer_is_named_only_as_far_as_its_count_tells(before, after, i
 @pytest.mark.parametrize(
     ("memory", "peak_bytes", "first"),
     [
-        (SystemMemory(25 * 10**9, 24 * 10**9), 2 * 10**8, "Somebody or something killed it"),
+        (
+            SystemMemory(25 * 10**9, 24 * 10**9),
+            2 * 10**8,
+            "Somebody or something killed it (kill -9",
+        ),
         (SystemMemory(25 * 10**9, 10**9), 2 * 10**8, "Often memory ran out: try fewer workers"),
         # What is left is what the dead one held.
         (SystemMemory(25 * 10**9, 11 * 10**9), 10 * 10**9, "Often memory ran out"),

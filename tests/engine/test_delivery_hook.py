@@ -12,8 +12,10 @@ import numpy as np
 import pytest
 from tests.engine.streams import open_stream
 
+from penstock.engine.backends.process import ProcessBackend
 from penstock.engine.fault_log import FaultLog
 from penstock.engine.plan import Epoch, Plan, WorkerSpec
+from penstock.engine.scheduler import WorkerReady
 from penstock.engine.task import Kind
 from penstock.errors import WorkerDied
 from penstock.faults import policy_of
@@ -179,6 +181,27 @@ def test_a_worker_that_dies_takes_no_batch_that_is_there_with_it():
     assert hook.num_closed == 1
 
 
+def break_when_nobody_waits(monkeypatch, backend):
+    events = backend.events
+
+    def broken(timeout_s):
+        if timeout_s == 0.0:
+            raise OSError("the channel broke")
+        return events(timeout_s)
+
+    monkeypatch.setattr(backend, "events", broken)
+
+
+def test_what_fails_while_looking_ahead_is_raised_after_the_batch(monkeypatch):
+    batches = batches_of(Recorded(), (1, "process"), prefetch_factor=1)
+    break_when_nobody_waits(monkeypatch, batches._stream.backend)
+    assert int(next(batches)[0][0]) == 0
+    with pytest.raises(OSError, match="the channel broke"):
+        next(batches)
+    with pytest.raises(StopIteration):
+        next(batches)
+
+
 @pytest.mark.parametrize("workers", WORKERS)
 def test_batches_out_of_order_are_handed_over_too(workers):
     given = list(batches_of(Recorded(), workers, in_order=False))
@@ -235,6 +258,38 @@ def test_ctrl_c_while_a_batch_is_begun_ahead_closes_the_stream_and_counts_nothin
     assert batches.epoch.progress.given.num_steps == 0
     with pytest.raises(StopIteration):
         next(batches)
+
+
+def test_what_failed_while_looking_ahead_does_not_reach_the_next_epoch(monkeypatch):
+    batches = batches_of(Recorded(), (1, "process"), prefetch_factor=1, keep_workers=True)
+    break_when_nobody_waits(monkeypatch, batches._stream.backend)
+    next(batches)
+    batches._stream.begin_epoch(epoch_of([5, 6], number=1))
+    assert [int(batch[0]) for batch, _ in EpochIterator(batches._stream)] == [5, 6]
+    batches.close()
+
+
+def test_a_sampler_that_raises_while_looking_ahead_keeps_no_workers_alive(monkeypatch):
+    def broken():
+        yield from ()
+        raise KeyError("the sampler")
+
+    # Worker 1 is ready only when the stream looks ahead, and its first step is drawn then.
+    monkeypatch.setattr(ProcessBackend, "await_start", lambda backend: (1,))
+    batches = batches_of(Recorded(), indices=[0, 1], max_workers=2, prefetch_factor=1)
+    stream = batches._stream
+    stream._tasks = broken()
+    with monkeypatch.context() as patched:
+        patched.setattr(stream.backend, "events", lambda timeout_s: [WorkerReady(1)])
+        stream._begin_next(stream._hook)
+    assert stream._overdue
+    ref = weakref.ref(stream)
+    gc.disable()
+    try:
+        del stream, batches
+        assert ref() is None
+    finally:
+        gc.enable()
 
 
 def test_an_error_that_waits_for_its_turn_keeps_no_workers_alive():

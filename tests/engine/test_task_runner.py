@@ -276,6 +276,37 @@ def test_a_collate_that_never_works_is_raised_under_any_policy():
         assert str(result.payload) == "collate"
 
 
+class Slices(Samples):
+    def __getitem__(self, index):
+        raise NotImplementedError
+
+    def __getitems__(self, indices):
+        return [self.sample(index) for index in range(self.length)[indices]]
+
+
+@pytest.mark.parametrize("policy", POLICIES)
+@pytest.mark.parametrize(
+    "hints", [None, RetryHints(alone=True), RetryHints(quarantined=((1, "", ""),))]
+)
+def test_indices_that_cannot_be_listed_are_read_at_once(policy, hints):
+    worker = worker_of(Slices("none"), faults=POLICIES[policy])
+    result = worker.run(0, slice(0, 12, 4), hints=hints)
+    assert firsts(result.batch()) == [0, 4, 8]
+
+
+def test_what_a_collate_function_raises_is_told_whatever_it_was_given():
+    class Boxes(OneByOne):
+        def __getitems__(self, indices):
+            return object()
+
+    def collate(box):
+        raise Broken("collate")
+
+    result = worker_of(Boxes(), collate_fn=collate).run(0, BATCHES[0])
+    assert type(result.payload) is Broken
+    assert "while collating samples [0, 1, 2, 3] of the dataset" in result.payload.__notes__
+
+
 def test_a_quarantined_sample_is_not_read():
     hints = RetryHints(quarantined=((BAD, "ended two workers", "its stack"),))
     for policy, expected in (("skip", [4, 6, 7]), ("raise", None)):

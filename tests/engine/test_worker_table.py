@@ -152,6 +152,16 @@ def test_a_death_says_what_the_worker_was_doing(phase, number, sample, words):
     assert worker.is_gone
 
 
+def test_the_progress_of_a_batch_that_cannot_be_counted_is_told():
+    table = table_of()
+    worker = table.workers[0]
+    task = table.task_of(worker, 0, slice(0, 4), None, is_measured=True)
+    seen = snapshot(task, Phase.COLLATING)._replace(still_s=1.0)
+    words, still_s = table.progress(worker, seen, "")
+    assert "while collating samples slice(0, 4, None) of step 0 (1 of 1 samples" in words
+    assert still_s == 1.0
+
+
 def test_an_epoch_begun_ahead_is_heard_beside_the_one_under_way_until_it_is_dropped():
     table = table_of()
     worker = table.workers[0]

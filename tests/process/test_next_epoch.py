@@ -146,6 +146,16 @@ def test_what_was_foreseen_and_does_not_come_is_dropped(backend, before):
     assert epochs_of(kept, 4, before) == epochs_of(new, 4, before)
 
 
+def test_an_epoch_that_is_resumed_is_not_the_whole_one_that_was_foreseen():
+    loader = loader_of(Numbers(), prefetch_factor=LENGTH)
+    iter(loader)  # all of epoch 0 is drawn, and nothing of epoch 1
+    foreseen = loader._stream._ahead.schedule
+    resumes(loader, 2)
+    batches = iter(loader)
+    assert loader._stream._scheduler is not foreseen
+    assert len(list(batches)) == LENGTH // BATCH - 2
+
+
 def test_an_epoch_that_is_left_early_is_followed_by_a_whole_one():
     kept, new = loader_of(Numbers()), loader_of(Numbers(), kept=False)
     for loader in (kept, new):

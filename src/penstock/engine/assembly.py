@@ -204,8 +204,10 @@ class Assembler:
         """Add notes to what collating raised: which samples, and which of them are None."""
         if not self._spec.is_batched:
             return
-        none = [k for k, sample in enumerate(samples) if sample is None]
-        if none and self._spec.collate_fn is None:
+        # A collate function of the user's may take what cannot be gone through.
+        searched = samples if self._spec.collate_fn is None else ()
+        none = [k for k, sample in enumerate(searched) if sample is None]
+        if none:
             named = f"of the {len(samples)} samples of this batch, those at {none} are None"
             if indices is not None:
                 some = [name_samples(self._spec.dataset, [indices[k]]) for k in none[:_MOST_NAMED]]

@@ -213,7 +213,7 @@ class BatchStream:
             WorkerDied: a worker is gone, and no more are to be started. The stream is closed. Or
                 this is a forked copy of the process that has the workers.
             TooManyFailures: more samples were bad than the policy allows. The stream is closed.
-            KeyboardInterrupt: and whatever else interrupts the wait. The stream is closed.
+            KeyboardInterrupt: and whatever else interrupts the wait. `batches` closes the stream.
             WorkerTimeout: no batch came in time. The stream goes on with the next call.
             RuntimeError: a sample raised StopIteration. The stream goes on with the next call.
             Exception: what the user's code raised. The stream goes on with the next call. Where the

@@ -385,9 +385,12 @@ class BatchMaker:
             return self._make_of_stream(len(indices) if self._spec.is_batched else 1)
         indices, position, stride = _parts_of(indices)
         faults = self._spec.faults
-        if hints is None and not (faults.tolerates or faults.retries):
+        keys = None
+        if hints is not None or faults.tolerates or faults.retries:
+            with contextlib.suppress(TypeError):  # a slice, say, has nothing to be tried by itself
+                keys = self._keys_of(indices)
+        if keys is None:
             return self._make_of_map(self._map, indices, position, stride)
-        keys = self._keys_of(indices)
         self.num_asked = len(keys)
         if self._random is None:
             position = step * len(keys)  # as good as any other place, to draw replacements by

@@ -64,12 +64,11 @@ class _EpochAhead:
     def is_like(self, epoch: Epoch, drawn: list[tuple[int, Any]]) -> bool:
         """Return whether `epoch`, with as many steps drawn, is the one that was foreseen."""
 
-        def comparable(tasks: list[tuple[int, Any]]) -> list[tuple[Any, ...]]:
-            return [(step, *of[1:], np.asarray(of.indices).tolist()) for step, of in tasks]
+        def comparable(epoch: Epoch, drawn: list[tuple[int, Any]]) -> tuple[Any, ...]:
+            tasks = [(step, *of[1:], np.asarray(of.indices).tolist()) for step, of in drawn]
+            return epoch.number, epoch.is_announced, epoch.progress.given, tasks
 
-        numbers, foreseen = (epoch.number, epoch.is_announced), self.epoch
-        is_it = numbers == (foreseen.number, foreseen.is_announced)
-        return is_it and comparable(drawn) == comparable(self.drawn)
+        return comparable(epoch, drawn) == comparable(self.epoch, self.drawn)
 
 
 def _holds_shared_state(value: object, depth: int = 0) -> bool:
@@ -96,7 +95,7 @@ class WorkerStream(BatchStream):
 
     def _prepare(self, plan: Plan) -> None:
         self._ahead_begun: tuple[int, object] | None = None  # a step to come, of the hook
-        self._overdue: list[Exception] = []  # of the sampler, raised with the next call
+        self._overdue: list[Exception] = []  # raised with the next call
         self._ahead: _EpochAhead | None = None
         self._may_begin_ahead = (
             plan.traits.begins_ahead
@@ -274,9 +273,13 @@ class WorkerStream(BatchStream):
     def _begin_next(self, hook: DeliveryHook) -> None:
         """Begin the delivery of the next batch, if it has arrived."""
         if self._scheduler.peek() is None:
-            with self._closed_on_error():
-                for event in self.backend.events(0.0):
-                    self._handle(event)
+            try:
+                with self._closed_on_error():
+                    for event in self.backend.events(0.0):
+                        self._handle(event)
+            except Exception as error:  # the loop gets the batch that is there all the same
+                self._overdue.append(error)
+            self._overdue[:] = map(_without_frames, self._overdue)
         found = self._scheduler.peek()
         if found is None or found[1].kind == Kind.FAILED:  # it is raised when it is asked for
             return

@@ -15,6 +15,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, Final, Generic, NamedTuple, TypeVar
 
+from penstock.data.dataset import length_of
 from penstock.data.names import name_samples
 from penstock.engine.pickling import ExceptionReport, revive_exception
 from penstock.engine.plan import dataset_keys, sample_key
@@ -239,9 +240,8 @@ class WorkerTable(Generic[WorkerT]):
             # Where no sample of it was begun, all are read in one call.
             still_s = task_s if snapshot.number is None else None
         else:
-            keys = worker.tasks[snapshot.generation, activity.step]
-            is_counted = spec.is_batched and not spec.is_iterable
-            count = len(dataset_keys(keys)) if is_counted else spec.batch_size or 1
+            keys = dataset_keys(worker.tasks[snapshot.generation, activity.step])
+            count = (length_of(keys) if spec.is_batched else None) or 1  # a slice has no length
             done = count if snapshot.number is None else snapshot.number
             took = f" ({done} of {count} samples in {task_s:.1f} s, the last {still_s:.1f} s ago)"
         stacks = f":\n{stacks}" if stacks else ""

@@ -20,6 +20,7 @@ from penstock.data import IterableDataset
 from penstock.engine.backends.thread import ThreadBackend
 from penstock.engine.plan import Epoch, Plan, WorkerSpec
 from penstock.engine.scheduler import TaskDone, WorkerLost, WorkerReady
+from penstock.engine.status_page import Phase
 from penstock.engine.timing import row_of_worker, sample_us_of
 from penstock.errors import ConfigError, WorkerDied, WorkerTimeout
 
@@ -265,34 +266,49 @@ class Hanging(Numbers):
             self.free.wait()
 
 
-def test_a_hang_in_set_epoch_holds_up_all_workers_and_the_dataset_is_told_once():
+def hanging_in_set_epoch():
+    """Return a dataset, a backend of three workers that begin an epoch, and who is in set_epoch."""
     dataset = Hanging()
     backend = opened(dataset, num_workers=3)
     backend.begin_epoch(Epoch(1, iter(()), is_announced=True))
     assert dataset.reached.wait(30)
-    words = [backend.diagnose(worker_id, with_stacks=True).words for worker_id in range(3)]
-    assert sum("self.free.wait()" in text for text in words) == 1
-    dataset.free.set()
+    return dataset, backend, backend._generation.notifier
+
+
+def test_one_hang_in_set_epoch_is_the_death_of_one_worker_only():
+    dataset, backend, notifier = hanging_in_set_epoch()
+    other = backend._table.workers[(notifier.worker_id + 1) % 3]
+    while other.status.snapshot().phase != Phase.BEGINNING:  # it has yet to come that far
+        other.thread.join(0.001)
+    text = backend.diagnose(other.worker_id, with_stacks=True).words
+    assert text.startswith(f"waiting for {notifier}: while it began an epoch (set_epoch")
+    assert "self.free.wait()" in text
+    backend.kill(other.worker_id, "the test says so")
+    (death,) = backend.events(30.0)
+    assert death.worker_id == notifier.worker_id
+    assert "set_epoch" in death.reason
+    backend.respawn(notifier.worker_id)
     for worker_id in range(3):
         made = outcome_of(backend, worker_id, worker_id, [worker_id])
         assert made.batch().tolist() == [worker_id]
-    assert dataset.num_told == 1
+    assert dataset.num_told == 2
+    dataset.free.set()
+    notifier.thread.join(30)
     backend.close()
 
 
-def test_threads_that_wait_for_set_epoch_end_after_it_when_the_loader_is_closed(monkeypatch):
+def test_threads_that_wait_for_set_epoch_end_when_the_loader_is_closed(monkeypatch):
     monkeypatch.setattr("penstock.engine.backends.thread._GRACE_S", 0.05)
-    dataset = Hanging()
-    backend = opened(dataset, num_workers=3)
-    backend.begin_epoch(Epoch(1, iter(()), is_announced=True))
-    assert dataset.reached.wait(30)
+    dataset, backend, notifier = hanging_in_set_epoch()
     threads = [worker.thread for worker in backend._table.workers.values()]
     with pytest.warns(RuntimeWarning, match="did not end"):
         backend.close()
-    dataset.free.set()
     for thread in threads:
-        thread.join(30)
-        assert not thread.is_alive()
+        if thread is not notifier.thread:
+            thread.join(30)
+            assert not thread.is_alive()
+    dataset.free.set()
+    notifier.thread.join(30)
     assert dataset.num_told == 1
 
 

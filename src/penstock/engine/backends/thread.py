@@ -94,6 +94,7 @@ Outbox: TypeAlias = (
 )
 
 _NOBODY: Final = -1  # wants anything of any generation
+_LOOK_S: Final = 0.1  # between two looks whether a worker that others wait for was given up
 _MOST_COMPARED: Final = 64  # items of a stream; two orders of 2 items agree half of the time
 
 
@@ -197,23 +198,29 @@ class ThreadGeneration:
     """One epoch of one backend, shared by its worker threads.
 
     A dataset that they share is notified of the epoch once: by the first worker, while the others
-    wait. Each worker shards its own copy of a stream (`penstock.data.shard`). If these copies
-    differ, samples are lost or come twice; so the first items are compared.
+    wait until it has, or was given up. Each worker shards its own copy of a stream
+    (`penstock.data.shard`). If these copies differ, samples are lost or come twice; so the first
+    items are compared.
 
     Attributes:
+        notifier: Worker that is notifying the dataset; None before and afterwards.
         watch: Watch of the worker that is watched, if one is.
+
+    Concurrency:
+        Workers call `begin`. No user's code runs under the lock.
     """
 
     def __init__(self, *, is_announced: bool) -> None:
         """Begin a generation; `is_announced` says whether the dataset is notified."""
+        self.notifier: ThreadWorker | None = None
         self.watch: GeneratorWatch | None = None
         # (call of `shard`, number of the item) -> the worker that was there first, item pickled
         self._dealt: dict[tuple[int, int], tuple[ThreadWorker, bytes]] = {}
-        self._notifying = threading.Lock()
+        self._changed = threading.Condition()
         self._is_to_notify = is_announced
         self._failure: Exception | None = None
 
-    def begin(self, status: ThreadStatus, make: Callable[[bool], BatchMaker]) -> BatchMaker:
+    def begin(self, worker: ThreadWorker, make: Callable[[bool], BatchMaker]) -> BatchMaker:
         """Return the maker that `make(is_announced)` makes, for a dataset that all workers share.
 
         If notifying the dataset fails, it fails for all.
@@ -221,19 +228,29 @@ class ThreadGeneration:
         Raises:
             Unwanted: the worker is wanted no more.
         """
-        with self._notifying:
-            status.check()
+        with self._changed:
+            while (other := self.notifier) and other.status.is_wanted and other.thread.is_alive():
+                worker.status.check()
+                self._changed.wait(_LOOK_S)
+            worker.status.check()
+            self.notifier = worker if self._is_to_notify else None
             if self._failure is not None:
                 raise copy_of_error(self._failure)
-            if self._is_to_notify:
-                try:
-                    maker = make(True)
-                except Exception as error:
-                    self._failure = error
-                    raise
-                self._is_to_notify = False
-                return maker
-        return make(False)
+        if self.notifier is not worker:
+            return make(False)
+        try:
+            maker = make(True)
+        except Exception as error:
+            self._end_notifying(worker, error)
+            raise
+        self._end_notifying(worker, None)
+        return maker
+
+    def _end_notifying(self, worker: ThreadWorker, failure: Exception | None) -> None:
+        with self._changed:
+            if self.notifier is worker:  # else it was given up, and another one notifies
+                self._is_to_notify, self._failure, self.notifier = False, failure, None
+                self._changed.notify_all()
 
     def comparer(self, worker: ThreadWorker) -> Callable[[Iterable[Any]], Iterator[Any]]:
         """Return a function that passes items on, and compares the first with other workers'."""
@@ -386,7 +403,7 @@ class ThreadWorker(KnownWorker):
 
     def _begin(self, begun: BeginEpoch, generation: ThreadGeneration) -> TaskResult | None:
         if not self._spec.is_iterable:
-            agree = functools.partial(generation.begin, self.status)
+            agree = functools.partial(generation.begin, self)
             return self._runner.begin_epoch(begun, agree=agree)
         if self._watch is not None:
             generation.watch = self._watch
@@ -554,21 +571,34 @@ class ThreadBackend:
         worker.thread.join(_SHORT_GRACE_S)
 
     def kill(self, worker_id: int, why: str) -> None:
-        """Give up a worker: its death is an event now, and its late results are dropped."""
-        worker = self._table.workers[worker_id]
+        """Give up a worker: its death is an event now, and its late results are dropped.
+
+        If it only waits for another one, which hangs in `set_epoch`, that one is given up: one hang
+        is one death.
+        """
+        worker = self._stuck_with(worker_id)
         if worker.is_gone:
             return
         stack = stack_of_thread(worker.thread)
         advice = f"{_ADVICE_ON_HANG}\nIts Python stack then:\n{stack}"
         worker.stop()
-        how = f"is stuck: worker {worker_id} was given up, as {why},"
+        how = f"is stuck: worker {worker.worker_id} was given up, as {why},"
         self._outbox.put((worker, self._death(worker, how, advice)))
+
+    def _stuck_with(self, worker_id: int) -> ThreadWorker:
+        """Return the worker, or the one that it waits for, as that one is in `set_epoch`."""
+        worker, notifier = self._table.workers[worker_id], self._generation.notifier
+        snapshot = worker.status.snapshot()
+        waits = snapshot.phase == Phase.BEGINNING and worker.status.is_of_now(snapshot.generation)
+        return notifier if waits and notifier is not None else worker
 
     def diagnose(self, worker_id: int, *, with_stacks: bool) -> WorkerProgress:
         """Return its status, and its stack."""
-        worker = self._table.workers[worker_id]
-        stack = stack_of_thread(worker.thread) if with_stacks else ""
-        return self._table.progress(worker, worker.status.snapshot(), stack)
+        worker, stuck = self._table.workers[worker_id], self._stuck_with(worker_id)
+        stack = stack_of_thread(stuck.thread) if with_stacks else ""
+        progress = self._table.progress(stuck, stuck.status.snapshot(), stack)
+        whom = "" if stuck is worker else f"waiting for {stuck}: "
+        return progress._replace(words=f"{whom}{progress.words}")
 
     def close(self, *, in_a_hurry: bool = False) -> None:
         """Stop the workers, and wait until they are gone, but for those that are stuck."""

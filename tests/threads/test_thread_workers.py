@@ -10,6 +10,7 @@ import subprocess
 import sys
 import textwrap
 import threading
+import time
 import weakref
 
 import numpy as np
@@ -401,6 +402,30 @@ def test_what_does_not_end_is_left_behind_and_said(monkeypatch):
     backend.close()
     free.set()
     thread.join(30)
+
+
+def test_a_stuck_thread_keeps_no_batches_of_others_once_the_loader_is_closed(monkeypatch):
+    monkeypatch.setattr("penstock.engine.backends.thread._GRACE_S", 0.05)
+    free, batches = threading.Event(), []
+
+    def make(index):
+        return free.wait() if index == 5 else float(index)
+
+    def collate(samples):
+        batch = np.array(samples)
+        batches.append(weakref.ref(batch))
+        return batch
+
+    iterator = iter(loader_of(make, collate_fn=collate))
+    next(iterator)
+    while len(batches) < 3:
+        time.sleep(0.001)
+    with pytest.warns(RuntimeWarning, match="left behind"):
+        iterator.close()
+    del iterator
+    gc.collect()
+    assert [batch() for batch in batches] == [None] * len(batches)
+    free.set()
 
 
 def test_an_iterator_that_is_dropped_takes_its_threads_along():

@@ -31,6 +31,7 @@ ends when it returns to the worker's code, with the exit status of its `sys.exit
 from __future__ import annotations
 
 import collections
+import contextlib
 import dataclasses
 import functools
 import itertools
@@ -616,8 +617,10 @@ class ThreadBackend:
             while worker.thread.is_alive() and (left_s := deadline - time.monotonic()) > 0:
                 worker.thread.join(min(left_s, LONGEST_WAIT_S))
         left = [worker for worker in left if worker.thread.is_alive()]
-        # Results that are left refer to workers, which refer to the queue.
-        self._outbox = queue.SimpleQueue()
+        # Results that are left refer to workers, which refer to the queue; stuck ones still do.
+        with contextlib.suppress(queue.Empty):
+            while True:
+                self._outbox.get_nowait()
         self._outbox.put(None)
         if left and not in_a_hurry:
             listed = "\n".join(f"{worker}:\n{stack_of_thread(worker.thread)}" for worker in left)

@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import gc
+import io
 import os
 import re
 import subprocess
@@ -18,7 +19,7 @@ import pytest
 
 from penstock import FaultPolicy, Loader, get_worker_info, sample_rng
 from penstock.data import IterableDataset
-from penstock.engine.backends.thread import ThreadBackend
+from penstock.engine.backends.thread import ThreadBackend, _leave
 from penstock.engine.plan import Epoch, Plan, WorkerSpec
 from penstock.engine.scheduler import TaskDone, WorkerLost, WorkerReady
 from penstock.engine.status_page import Phase
@@ -619,6 +620,30 @@ def test_a_forked_child_has_no_threads_and_neither_hangs_nor_waits():
     _, status = os.waitpid(child, 0)
     assert os.waitstatus_to_exitcode(status) == 0
     assert len(list(batches)) == 5
+
+
+@pytest.mark.filterwarnings("ignore:.*fork:DeprecationWarning")  # of Python 3.12
+@pytest.mark.parametrize(
+    ("error", "status", "said"),
+    [
+        (None, 0, ""),
+        (SystemExit(3), 3, ""),
+        (SystemExit("enough"), 1, "enough\n"),
+        (ValueError("bad"), 1, "ValueError: bad\n"),
+    ],
+)
+def test_a_child_of_a_worker_ends_with_its_status_though_its_stdout_is_closed(
+    error, status, said, tmp_path
+):
+    told = tmp_path / "told"
+    child = os.fork()
+    if child == 0:
+        sys.stdout = io.StringIO()
+        sys.stdout.close()
+        sys.stderr = told.open("w")  # with a buffer
+        _leave(error)
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == status
+    assert told.read_text() == said
 
 
 # Memory

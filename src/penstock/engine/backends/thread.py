@@ -433,16 +433,17 @@ class ThreadWorker(KnownWorker):
 
 def _leave(error: BaseException | None) -> NoReturn:
     """End a forked child with its status; the end of its only thread would give 0 in any case."""
-    status = 0
-    try:
-        sys.stdout.flush()
-        if isinstance(error, SystemExit) and isinstance(error.code, int | None):
-            status = error.code or 0
-        elif error is not None:
-            status = 1
-            traceback.print_exception(error)
-    finally:
-        os._exit(status & 0xFF)
+    status, said = 0, ""
+    if isinstance(error, SystemExit) and isinstance(error.code, int | None):
+        status = error.code or 0
+    elif error is not None:
+        is_text = isinstance(error, SystemExit)
+        status, said = 1, f"{error}\n" if is_text else "".join(traceback.format_exception(error))
+    for stream, text in (sys.stdout, ""), (sys.stderr, said):
+        with contextlib.suppress(BaseException):  # it may be closed
+            stream.write(text)
+            stream.flush()
+    os._exit(status & 0xFF)
 
 
 class ThreadBackend:

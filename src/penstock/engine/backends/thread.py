@@ -109,15 +109,19 @@ class Unwanted(BaseException):
 class ThreadStatus(StatusWriter):
     """The status of one worker thread; and where it learns that its batch is no longer wanted.
 
+    Attributes:
+        watch: Watch of what the worker does between two waits, if it is watched.
+
     Concurrency:
         The worker's thread writes. Any thread may call `snapshot`, and say what is wanted.
     """
 
-    __slots__ = ("_replacement", "_wanted")
+    __slots__ = ("_replacement", "_wanted", "watch")
 
     def __init__(self) -> None:
         """Begin as one that is starting, and wanted."""
         super().__init__(cpu_clock=time.thread_time_ns)
+        self.watch: GeneratorWatch | None = None
         self._wanted = 0
         self._replacement: tuple[Any] | None = None
         self.phase(Phase.STARTING)
@@ -154,6 +158,10 @@ class ThreadStatus(StatusWriter):
             self.check()
         super().phase(phase)
         self._replacement = None
+        if self.watch is not None and phase == Phase.WAITING:
+            self.watch.end()
+        elif self.watch is not None:  # what comes now is watched however long the last took
+            self.watch.begin()
 
     def number_cell(self) -> None:
         """Return None: `sample` also looks whether the batch is still wanted."""
@@ -326,10 +334,9 @@ class ThreadWorker(KnownWorker):
         # disturb a graph that the main process's thread may be capturing.
         self._output = PlainOutput()
         self._runner = TaskRunner(self._output, self.status, identity, in_thread=True)
-        # One worker is watched until its first task is done: by a first batch nothing is judged.
-        self._watch: GeneratorWatch | None = None
-        if self.worker_id == 0 and not was_watched(self._shared_dataset):
-            self._watch = GeneratorWatch(self._spec.dataset)
+        # The first to begin stays watched until its first task is done: by that nothing is judged.
+        if not was_watched(self._shared_dataset):
+            self.status.watch = GeneratorWatch(self._spec.dataset)
         self._owner = Owner()
         name = f"penstock-{self.worker_id}"
         self.thread = threading.Thread(target=self._run, name=name, daemon=True)
@@ -366,18 +373,13 @@ class ThreadWorker(KnownWorker):
             self._outbox = queue.SimpleQueue()  # results in it refer to this worker
 
     def _serve_all(self) -> None:
-        if self._watch is not None:
-            self._watch.begin()
+        self.status.phase(Phase.STARTING)
         self._runner.set_up(self._set_up)
         while True:
-            if self._watch is not None:
-                self._watch.end()
             self.status.phase(Phase.WAITING)
             message = self.inbox.get()
             if message is None or not self.status.is_wanted:
                 return
-            if self._watch is not None:
-                self._watch.begin()
             result = None
             try:
                 if isinstance(message, Task):
@@ -403,11 +405,12 @@ class ThreadWorker(KnownWorker):
         return spec
 
     def _begin(self, begun: BeginEpoch, generation: ThreadGeneration) -> TaskResult | None:
+        watch = generation.watch = generation.watch or self.status.watch
+        if self.status.watch is not watch:
+            self.status.watch = None
         if not self._spec.is_iterable:
             agree = functools.partial(generation.begin, self)
             return self._runner.begin_epoch(begun, agree=agree)
-        if self._watch is not None:
-            generation.watch = self._watch
         # A worker that resumes from a state of its own may be at other items than the others.
         goes_on = begun.position is not None and begun.position.state is not None
         is_compared = self._identity.num_workers > 1 and not goes_on
@@ -417,17 +420,19 @@ class ThreadWorker(KnownWorker):
     def _serve(self, task: Task) -> TaskResult | None:
         if not self.status.is_of_now(task.generation):
             return None
+        if (watch := self.status.watch) is None or self._runner.failure is not None:
+            return self._runner.run(task)  # after a failure to begin nothing is read
+        watch.begin()
         result = self._runner.run(task)
-        # After a failure to begin nothing was read, and nothing found out.
-        if self._watch is not None and result is not None and self._runner.failure is None:
-            self._watch.end()
+        if result is not None:
+            watch.end()
             note_watched(self._shared_dataset)
-            if self._watch.found:
+            if watch.found:
                 notices = result.notices or Notices()
-                drawings = *notices.drawings, *self._watch.found
+                drawings = *notices.drawings, *watch.found
                 result.notices = notices._replace(drawings=drawings)
             result.times = result.times[: WORKERS_PART.size]  # its samples took longer than usual
-            self._watch = None
+            self.status.watch = None
         return result
 
 
@@ -567,7 +572,7 @@ class ThreadBackend:
         self._start_worker(worker_id, joins_late=True)
 
     def remove_worker(self, worker_id: int) -> None:
-        """Stop a thread that has no tasks, and which so ends at once."""
+        """Stop a thread that has no tasks, and which so ends at once, unless it is starting."""
         worker = self._table.workers.pop(worker_id)
         worker.stop()
         worker.thread.join(_SHORT_GRACE_S)

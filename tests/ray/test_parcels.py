@@ -17,11 +17,17 @@ from hypothesis import strategies as st
 from hypothesis.extra import numpy as npst
 
 import penstock.torch  # noqa: F401 - which knows tensors
-from penstock.engine.backends.ray.backend import _writable, open_parcel, times_by_our_clock
+from penstock.engine.backends.ray.backend import _store, _writable, open_parcel, times_by_our_clock
 from penstock.engine.backends.ray.worker import Parcel, pack_parcel, value_of
 from penstock.engine.timing import NO_TIMES, replaced, row_of_worker
 
 LARGE = 64 * 1024  # bytes; smaller buffers are copied, whosever memory they lie in
+
+
+@pytest.fixture(autouse=True)
+def no_store_of_another_test():
+    """Its memory may be anybody's by now; a backend begins like this as well."""
+    _store.clear()
 
 
 class Store:

@@ -139,6 +139,7 @@ class RayBackend:
         given = {**_outside_of_trainers_group(self._ray), **self._options.actor}
         self._actor_class = self._ray.remote(RayWorker).options(**{**given, **_ACTOR_OPTIONS})
         self._connection = self._ray.get_runtime_context().get_worker_id()
+        _store.clear()  # of another connection: its memory may be anybody's by now
         try:
             self._parcel = self._ray.put(parcel)  # it is there for as long as the reference is
             for worker_id in range(self._plan.num_workers):
@@ -694,10 +695,9 @@ _store: list[tuple[int, int]] = []  # memory that is mapped as the object store'
 
 def _lies_in_store(buffer: npt.NDArray[np.uint8]) -> bool:
     """Return whether its memory is mapped shared and writable, whatever the array says."""
-    global _store
     first, end = buffer.ctypes.data, buffer.ctypes.data + buffer.nbytes
     if not any(start <= first and end <= stop for start, stop in _store):
-        _store = []
+        _store.clear()
         with contextlib.suppress(OSError):  # not Linux
             for line in Path("/proc/self/maps").read_text().splitlines():
                 span, rights = line.split(maxsplit=2)[:2]

@@ -25,6 +25,12 @@ from penstock.engine.timing import NO_TIMES, replaced, row_of_worker
 LARGE = 64 * 1024  # bytes; smaller buffers are copied, whosever memory they lie in
 
 
+@pytest.fixture(autouse=True)
+def no_store_of_another_test():
+    """Its memory may be anybody's by now; a backend begins like this as well."""
+    backend._store.clear()
+
+
 class Store:
     """Memory that the system lets this process write, or not; arrays over it are read-only."""
 
@@ -226,12 +232,6 @@ def test_a_part_of_an_object_is_viewed_where_it_lies():
         assert not part.any()
     assert whole[:LARGE].any()
     assert whole[3 * LARGE : 4 * LARGE].any()
-
-
-@pytest.fixture(autouse=True)
-def store_of_no_other():
-    """As a backend finds it when it starts; each test maps stores of its own."""
-    backend._store.clear()
 
 
 @pytest.mark.parametrize(

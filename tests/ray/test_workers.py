@@ -10,6 +10,7 @@ import subprocess
 import sys
 import textwrap
 import warnings
+from concurrent.futures import Future
 from contextlib import closing
 from pathlib import Path
 
@@ -21,6 +22,7 @@ from tests.ray.ray_datasets import Drawn, Stream, Suicidal, SuicidalStream, Tabl
 
 from penstock import Loader
 from penstock.engine.backends.ray import backend as ray_backend
+from penstock.engine.backends.ray.backend import Call, Come
 from penstock.engine.backends.ray.worker import versions_here
 from penstock.errors import ConfigError, UnpicklableError, WorkerDied
 from penstock.faults import FaultPolicy
@@ -131,6 +133,29 @@ def test_a_node_that_is_lost_is_nobody_s_fault_and_its_work_is_done_elsewhere(ex
                 extra_nodes.kill(worker.hello.node_id)
                 assert worker.hello.node_id in nodes
     assert_same(got, without_workers(Drawn(400)))
+
+
+@pytest.mark.parametrize("is_node_gone", [False, True])
+def test_a_batch_that_is_lost_on_its_way_is_made_again_and_is_nobody_s_fault(
+    cluster, is_node_gone, caplog
+):
+    errors = cluster.ray.exceptions
+    said = [errors.ObjectLostError("00" * 28, "", "")]
+    if is_node_gone:  # which Ray notices later
+        said.append(errors.RayActorError("", "The actor is dead because its node has died."))
+    loader = by_ray(Drawn(1600))
+    with closing(iter(loader)) as stream:
+        got = [next(stream)]
+        worker = stream.backend._table.workers[0]
+        for error in said:
+            future = Future()
+            future.set_exception(error)
+            worker.num_out += 1
+            stream.backend._inbox.put(Come(Call(worker, "make"), future, 0))
+        got += stream
+    assert_same(got, without_workers(Drawn(1600)))
+    assert loader.failures == []
+    assert ("was lost with its machine" in caplog.messages[0]) == is_node_gone
 
 
 def test_an_actor_that_dies_ends_the_epoch_where_none_may_take_its_place(cluster):

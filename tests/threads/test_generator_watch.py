@@ -6,6 +6,7 @@ from __future__ import annotations
 import random
 import sys
 import threading
+import time
 import warnings
 
 import numpy as np
@@ -164,6 +165,35 @@ def test_a_collate_function_is_watched_as_well_though_the_batch_is_long():
         list(loader)
 
 
+def test_a_collate_function_is_watched_though_what_comes_before_it_makes_many_calls():
+    def busy(*_):
+        for _ in range(11_000):
+            abs(1)
+
+    def collate(samples):
+        return np.array(samples) + random.random()
+
+    dataset = Transformed(lambda x: busy() or x)
+    loader = Loader(
+        dataset, 2, num_workers=2, backend="thread", collate_fn=collate, worker_init_fn=busy
+    )
+    with pytest.warns(UserWarning, match="collate .* uses random"):
+        list(loader)
+
+
+def test_whoever_tells_the_dataset_of_the_epoch_is_watched():
+    class Reshuffled(Transformed):
+        def set_epoch(self, epoch):
+            self.order = random.sample(range(24), 24)
+
+    def init(worker_id):
+        if worker_id == 0:  # which is not the first to begin
+            time.sleep(0.2)
+
+    with pytest.warns(UserWarning, match="set_epoch .* uses random"):
+        list(Loader(Reshuffled(float), 3, num_workers=2, backend="thread", worker_init_fn=init))
+
+
 def test_an_init_function_that_seeds_a_shared_generator_is_named():
     def seed_all(worker_id):
         np.random.seed(worker_id)
@@ -217,6 +247,7 @@ SHUFFLES = (shuffle_by_random, shuffle_by_numpy, shuffle_by_torch)
 def test_a_stream_that_shuffles_with_a_shared_generator_before_shard_is_refused(
     shuffle, stream, on_error
 ):
+    shuffle([0, 1])  # which may import torch; that would use up all that is watched
     loader = Loader(stream(shuffle), 4, num_workers=2, backend="thread", on_error=on_error)
     named = rf"not the same in all worker threads.* \({shuffle.__name__} .* uses .*\) draws from"
     with pytest.raises(ConfigError, match=named):

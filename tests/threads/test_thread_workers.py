@@ -4,12 +4,14 @@
 from __future__ import annotations
 
 import gc
+import io
 import os
 import re
 import subprocess
 import sys
 import textwrap
 import threading
+import time
 import weakref
 
 import numpy as np
@@ -17,9 +19,10 @@ import pytest
 
 from penstock import FaultPolicy, Loader, get_worker_info, sample_rng
 from penstock.data import IterableDataset
-from penstock.engine.backends.thread import ThreadBackend
+from penstock.engine.backends.thread import ThreadBackend, _leave
 from penstock.engine.plan import Epoch, Plan, WorkerSpec
 from penstock.engine.scheduler import TaskDone, WorkerLost, WorkerReady
+from penstock.engine.status_page import Phase
 from penstock.engine.timing import row_of_worker, sample_us_of
 from penstock.errors import ConfigError, WorkerDied, WorkerTimeout
 
@@ -265,34 +268,49 @@ class Hanging(Numbers):
             self.free.wait()
 
 
-def test_a_hang_in_set_epoch_holds_up_all_workers_and_the_dataset_is_told_once():
+def hanging_in_set_epoch():
+    """Return a dataset, a backend of three workers that begin an epoch, and who is in set_epoch."""
     dataset = Hanging()
     backend = opened(dataset, num_workers=3)
     backend.begin_epoch(Epoch(1, iter(()), is_announced=True))
     assert dataset.reached.wait(30)
-    words = [backend.diagnose(worker_id, with_stacks=True).words for worker_id in range(3)]
-    assert sum("self.free.wait()" in text for text in words) == 1
-    dataset.free.set()
+    return dataset, backend, backend._generation.notifier
+
+
+def test_one_hang_in_set_epoch_is_the_death_of_one_worker_only():
+    dataset, backend, notifier = hanging_in_set_epoch()
+    other = backend._table.workers[(notifier.worker_id + 1) % 3]
+    while other.status.snapshot().phase != Phase.BEGINNING:  # it has yet to come that far
+        other.thread.join(0.001)
+    text = backend.diagnose(other.worker_id, with_stacks=True).words
+    assert text.startswith(f"waiting for {notifier}: while it began an epoch (set_epoch")
+    assert "self.free.wait()" in text
+    backend.kill(other.worker_id, "the test says so")
+    (death,) = backend.events(30.0)
+    assert death.worker_id == notifier.worker_id
+    assert "set_epoch" in death.reason
+    backend.respawn(notifier.worker_id)
     for worker_id in range(3):
         made = outcome_of(backend, worker_id, worker_id, [worker_id])
         assert made.batch().tolist() == [worker_id]
-    assert dataset.num_told == 1
+    assert dataset.num_told == 2
+    dataset.free.set()
+    notifier.thread.join(30)
     backend.close()
 
 
-def test_threads_that_wait_for_set_epoch_end_after_it_when_the_loader_is_closed(monkeypatch):
+def test_threads_that_wait_for_set_epoch_end_when_the_loader_is_closed(monkeypatch):
     monkeypatch.setattr("penstock.engine.backends.thread._GRACE_S", 0.05)
-    dataset = Hanging()
-    backend = opened(dataset, num_workers=3)
-    backend.begin_epoch(Epoch(1, iter(()), is_announced=True))
-    assert dataset.reached.wait(30)
+    dataset, backend, notifier = hanging_in_set_epoch()
     threads = [worker.thread for worker in backend._table.workers.values()]
     with pytest.warns(RuntimeWarning, match="did not end"):
         backend.close()
-    dataset.free.set()
     for thread in threads:
-        thread.join(30)
-        assert not thread.is_alive()
+        if thread is not notifier.thread:
+            thread.join(30)
+            assert not thread.is_alive()
+    dataset.free.set()
+    notifier.thread.join(30)
     assert dataset.num_told == 1
 
 
@@ -385,6 +403,30 @@ def test_what_does_not_end_is_left_behind_and_said(monkeypatch):
     backend.close()
     free.set()
     thread.join(30)
+
+
+def test_a_stuck_thread_keeps_no_batches_of_others_once_the_loader_is_closed(monkeypatch):
+    monkeypatch.setattr("penstock.engine.backends.thread._GRACE_S", 0.05)
+    free, batches = threading.Event(), []
+
+    def make(index):
+        return free.wait() if index == 5 else float(index)
+
+    def collate(samples):
+        batch = np.array(samples)
+        batches.append(weakref.ref(batch))
+        return batch
+
+    iterator = iter(loader_of(make, collate_fn=collate))
+    next(iterator)
+    while len(batches) < 3:
+        time.sleep(0.001)
+    with pytest.warns(RuntimeWarning, match="left behind"):
+        iterator.close()
+    del iterator
+    gc.collect()
+    assert [batch() for batch in batches] == [None] * len(batches)
+    free.set()
 
 
 def test_an_iterator_that_is_dropped_takes_its_threads_along():
@@ -578,6 +620,30 @@ def test_a_forked_child_has_no_threads_and_neither_hangs_nor_waits():
     _, status = os.waitpid(child, 0)
     assert os.waitstatus_to_exitcode(status) == 0
     assert len(list(batches)) == 5
+
+
+@pytest.mark.filterwarnings("ignore:.*fork:DeprecationWarning")  # of Python 3.12
+@pytest.mark.parametrize(
+    ("error", "status", "said"),
+    [
+        (None, 0, ""),
+        (SystemExit(3), 3, ""),
+        (SystemExit("enough"), 1, "enough\n"),
+        (ValueError("bad"), 1, "ValueError: bad\n"),
+    ],
+)
+def test_a_child_of_a_worker_ends_with_its_status_though_its_stdout_is_closed(
+    error, status, said, tmp_path
+):
+    told = tmp_path / "told"
+    child = os.fork()
+    if child == 0:
+        sys.stdout = io.StringIO()
+        sys.stdout.close()
+        sys.stderr = told.open("w")  # with a buffer
+        _leave(error)
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == status
+    assert told.read_text() == said
 
 
 # Memory

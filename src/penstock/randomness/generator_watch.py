@@ -87,12 +87,13 @@ class GeneratorWatch:
         self._known: set[tuple[CodeType, str]] = set()
         self._numpy_state = _state_of_numpy()
         self._before: tuple[object, object] = None, None  # numpy's state, and torch's if needed
-        self._events_left = _MOST_EVENTS
+        self._events_left = 0
         self.found: list[str] = []
 
     def begin(self) -> None:
-        """Begin, or go on; does nothing where this thread has a profile function already."""
-        if sys.getprofile() is None and self._events_left > 0:
+        """Begin, or go on, for so many events; leaves a profile function of another's alone."""
+        self._events_left = _MOST_EVENTS
+        if sys.getprofile() is None:
             self._before = self._numpy_state(), None
             sys.setprofile(self._on_event)
 

@@ -31,6 +31,7 @@ ends when it returns to the worker's code, with the exit status of its `sys.exit
 from __future__ import annotations
 
 import collections
+import contextlib
 import dataclasses
 import functools
 import itertools
@@ -94,6 +95,7 @@ Outbox: TypeAlias = (
 )
 
 _NOBODY: Final = -1  # wants anything of any generation
+_LOOK_S: Final = 0.1  # between two looks whether a worker that others wait for was given up
 _MOST_COMPARED: Final = 64  # items of a stream; two orders of 2 items agree half of the time
 
 
@@ -107,15 +109,19 @@ class Unwanted(BaseException):
 class ThreadStatus(StatusWriter):
     """The status of one worker thread; and where it learns that its batch is no longer wanted.
 
+    Attributes:
+        watch: Watch of what the worker does between two waits, if it is watched.
+
     Concurrency:
         The worker's thread writes. Any thread may call `snapshot`, and say what is wanted.
     """
 
-    __slots__ = ("_replacement", "_wanted")
+    __slots__ = ("_replacement", "_wanted", "watch")
 
     def __init__(self) -> None:
         """Begin as one that is starting, and wanted."""
         super().__init__(cpu_clock=time.thread_time_ns)
+        self.watch: GeneratorWatch | None = None
         self._wanted = 0
         self._replacement: tuple[Any] | None = None
         self.phase(Phase.STARTING)
@@ -152,6 +158,10 @@ class ThreadStatus(StatusWriter):
             self.check()
         super().phase(phase)
         self._replacement = None
+        if self.watch is not None and phase == Phase.WAITING:
+            self.watch.end()
+        elif self.watch is not None:  # what comes now is watched however long the last took
+            self.watch.begin()
 
     def number_cell(self) -> None:
         """Return None: `sample` also looks whether the batch is still wanted."""
@@ -197,23 +207,29 @@ class ThreadGeneration:
     """One epoch of one backend, shared by its worker threads.
 
     A dataset that they share is notified of the epoch once: by the first worker, while the others
-    wait. Each worker shards its own copy of a stream (`penstock.data.shard`). If these copies
-    differ, samples are lost or come twice; so the first items are compared.
+    wait until it has, or was given up. Each worker shards its own copy of a stream
+    (`penstock.data.shard`). If these copies differ, samples are lost or come twice; so the first
+    items are compared.
 
     Attributes:
+        notifier: Worker that is notifying the dataset; None before and afterwards.
         watch: Watch of the worker that is watched, if one is.
+
+    Concurrency:
+        Workers call `begin`. No user's code runs under the lock.
     """
 
     def __init__(self, *, is_announced: bool) -> None:
         """Begin a generation; `is_announced` says whether the dataset is notified."""
+        self.notifier: ThreadWorker | None = None
         self.watch: GeneratorWatch | None = None
         # (call of `shard`, number of the item) -> the worker that was there first, item pickled
         self._dealt: dict[tuple[int, int], tuple[ThreadWorker, bytes]] = {}
-        self._notifying = threading.Lock()
+        self._changed = threading.Condition()
         self._is_to_notify = is_announced
         self._failure: Exception | None = None
 
-    def begin(self, status: ThreadStatus, make: Callable[[bool], BatchMaker]) -> BatchMaker:
+    def begin(self, worker: ThreadWorker, make: Callable[[bool], BatchMaker]) -> BatchMaker:
         """Return the maker that `make(is_announced)` makes, for a dataset that all workers share.
 
         If notifying the dataset fails, it fails for all.
@@ -221,19 +237,29 @@ class ThreadGeneration:
         Raises:
             Unwanted: the worker is wanted no more.
         """
-        with self._notifying:
-            status.check()
+        with self._changed:
+            while (other := self.notifier) and other.status.is_wanted and other.thread.is_alive():
+                worker.status.check()
+                self._changed.wait(_LOOK_S)
+            worker.status.check()
+            self.notifier = worker if self._is_to_notify else None
             if self._failure is not None:
                 raise copy_of_error(self._failure)
-            if self._is_to_notify:
-                try:
-                    maker = make(True)
-                except Exception as error:
-                    self._failure = error
-                    raise
-                self._is_to_notify = False
-                return maker
-        return make(False)
+        if self.notifier is not worker:
+            return make(False)
+        try:
+            maker = make(True)
+        except Exception as error:
+            self._end_notifying(worker, error)
+            raise
+        self._end_notifying(worker, None)
+        return maker
+
+    def _end_notifying(self, worker: ThreadWorker, failure: Exception | None) -> None:
+        with self._changed:
+            if self.notifier is worker:  # else it was given up, and another one notifies
+                self._is_to_notify, self._failure, self.notifier = False, failure, None
+                self._changed.notify_all()
 
     def comparer(self, worker: ThreadWorker) -> Callable[[Iterable[Any]], Iterator[Any]]:
         """Return a function that passes items on, and compares the first with other workers'."""
@@ -308,10 +334,9 @@ class ThreadWorker(KnownWorker):
         # disturb a graph that the main process's thread may be capturing.
         self._output = PlainOutput()
         self._runner = TaskRunner(self._output, self.status, identity, in_thread=True)
-        # One worker is watched until its first task is done: by a first batch nothing is judged.
-        self._watch: GeneratorWatch | None = None
-        if self.worker_id == 0 and not was_watched(self._shared_dataset):
-            self._watch = GeneratorWatch(self._spec.dataset)
+        # The first to begin stays watched until its first task is done: by that nothing is judged.
+        if not was_watched(self._shared_dataset):
+            self.status.watch = GeneratorWatch(self._spec.dataset)
         self._owner = Owner()
         name = f"penstock-{self.worker_id}"
         self.thread = threading.Thread(target=self._run, name=name, daemon=True)
@@ -348,18 +373,13 @@ class ThreadWorker(KnownWorker):
             self._outbox = queue.SimpleQueue()  # results in it refer to this worker
 
     def _serve_all(self) -> None:
-        if self._watch is not None:
-            self._watch.begin()
+        self.status.phase(Phase.STARTING)
         self._runner.set_up(self._set_up)
         while True:
-            if self._watch is not None:
-                self._watch.end()
             self.status.phase(Phase.WAITING)
             message = self.inbox.get()
             if message is None or not self.status.is_wanted:
                 return
-            if self._watch is not None:
-                self._watch.begin()
             result = None
             try:
                 if isinstance(message, Task):
@@ -385,11 +405,12 @@ class ThreadWorker(KnownWorker):
         return spec
 
     def _begin(self, begun: BeginEpoch, generation: ThreadGeneration) -> TaskResult | None:
+        watch = generation.watch = generation.watch or self.status.watch
+        if self.status.watch is not watch:
+            self.status.watch = None
         if not self._spec.is_iterable:
-            agree = functools.partial(generation.begin, self.status)
+            agree = functools.partial(generation.begin, self)
             return self._runner.begin_epoch(begun, agree=agree)
-        if self._watch is not None:
-            generation.watch = self._watch
         # A worker that resumes from a state of its own may be at other items than the others.
         goes_on = begun.position is not None and begun.position.state is not None
         is_compared = self._identity.num_workers > 1 and not goes_on
@@ -399,32 +420,35 @@ class ThreadWorker(KnownWorker):
     def _serve(self, task: Task) -> TaskResult | None:
         if not self.status.is_of_now(task.generation):
             return None
+        if (watch := self.status.watch) is None or self._runner.failure is not None:
+            return self._runner.run(task)  # after a failure to begin nothing is read
+        watch.begin()
         result = self._runner.run(task)
-        # After a failure to begin nothing was read, and nothing found out.
-        if self._watch is not None and result is not None and self._runner.failure is None:
-            self._watch.end()
+        if result is not None:
+            watch.end()
             note_watched(self._shared_dataset)
-            if self._watch.found:
+            if watch.found:
                 notices = result.notices or Notices()
-                drawings = *notices.drawings, *self._watch.found
+                drawings = *notices.drawings, *watch.found
                 result.notices = notices._replace(drawings=drawings)
             result.times = result.times[: WORKERS_PART.size]  # its samples took longer than usual
-            self._watch = None
+            self.status.watch = None
         return result
 
 
 def _leave(error: BaseException | None) -> NoReturn:
     """End a forked child with its status; the end of its only thread would give 0 in any case."""
-    status = 0
-    try:
-        sys.stdout.flush()
-        if isinstance(error, SystemExit) and isinstance(error.code, int | None):
-            status = error.code or 0
-        elif error is not None:
-            status = 1
-            traceback.print_exception(error)
-    finally:
-        os._exit(status & 0xFF)
+    status, said = 0, ""
+    if isinstance(error, SystemExit) and isinstance(error.code, int | None):
+        status = error.code or 0
+    elif error is not None:
+        is_text = isinstance(error, SystemExit)
+        status, said = 1, f"{error}\n" if is_text else "".join(traceback.format_exception(error))
+    for stream, text in (sys.stdout, ""), (sys.stderr, said):
+        with contextlib.suppress(BaseException):  # it may be closed
+            stream.write(text)
+            stream.flush()
+    os._exit(status & 0xFF)
 
 
 class ThreadBackend:
@@ -548,27 +572,40 @@ class ThreadBackend:
         self._start_worker(worker_id, joins_late=True)
 
     def remove_worker(self, worker_id: int) -> None:
-        """Stop a thread that has no tasks, and which so ends at once."""
+        """Stop a thread that has no tasks, and which so ends at once, unless it is starting."""
         worker = self._table.workers.pop(worker_id)
         worker.stop()
         worker.thread.join(_SHORT_GRACE_S)
 
     def kill(self, worker_id: int, why: str) -> None:
-        """Give up a worker: its death is an event now, and its late results are dropped."""
-        worker = self._table.workers[worker_id]
+        """Give up a worker: its death is an event now, and its late results are dropped.
+
+        If it only waits for another one, which hangs in `set_epoch`, that one is given up: one hang
+        is one death.
+        """
+        worker = self._stuck_with(worker_id)
         if worker.is_gone:
             return
         stack = stack_of_thread(worker.thread)
         advice = f"{_ADVICE_ON_HANG}\nIts Python stack then:\n{stack}"
         worker.stop()
-        how = f"is stuck: worker {worker_id} was given up, as {why},"
+        how = f"is stuck: worker {worker.worker_id} was given up, as {why},"
         self._outbox.put((worker, self._death(worker, how, advice)))
+
+    def _stuck_with(self, worker_id: int) -> ThreadWorker:
+        """Return the worker, or the one that it waits for, as that one is in `set_epoch`."""
+        worker, notifier = self._table.workers[worker_id], self._generation.notifier
+        snapshot = worker.status.snapshot()
+        waits = snapshot.phase == Phase.BEGINNING and worker.status.is_of_now(snapshot.generation)
+        return notifier if waits and notifier is not None else worker
 
     def diagnose(self, worker_id: int, *, with_stacks: bool) -> WorkerProgress:
         """Return its status, and its stack."""
-        worker = self._table.workers[worker_id]
-        stack = stack_of_thread(worker.thread) if with_stacks else ""
-        return self._table.progress(worker, worker.status.snapshot(), stack)
+        worker, stuck = self._table.workers[worker_id], self._stuck_with(worker_id)
+        stack = stack_of_thread(stuck.thread) if with_stacks else ""
+        progress = self._table.progress(stuck, stuck.status.snapshot(), stack)
+        whom = "" if stuck is worker else f"waiting for {stuck}: "
+        return progress._replace(words=f"{whom}{progress.words}")
 
     def close(self, *, in_a_hurry: bool = False) -> None:
         """Stop the workers, and wait until they are gone, but for those that are stuck."""
@@ -586,8 +623,10 @@ class ThreadBackend:
             while worker.thread.is_alive() and (left_s := deadline - time.monotonic()) > 0:
                 worker.thread.join(min(left_s, LONGEST_WAIT_S))
         left = [worker for worker in left if worker.thread.is_alive()]
-        # Results that are left refer to workers, which refer to the queue.
-        self._outbox = queue.SimpleQueue()
+        # Results that are left refer to workers, which refer to the queue; stuck ones still do.
+        with contextlib.suppress(queue.Empty):
+            while True:
+                self._outbox.get_nowait()
         self._outbox.put(None)
         if left and not in_a_hurry:
             listed = "\n".join(f"{worker}:\n{stack_of_thread(worker.thread)}" for worker in left)

@@ -14,7 +14,8 @@ Guarantees
     gone, are made again.
     A link that breaks is no death. Ray sends what was under way once more when the link is back,
     and the actor knows it again (see `worker`). Only when Ray declares the machine dead, by its
-    own health checks, its workers are dead; that is nobody's fault, and is not counted.
+    own health checks, its workers are dead; that is nobody's fault, and is not counted. Nor is a
+    batch that Ray loses on its way, unless that happens again and again: another actor makes it.
     Nothing is left in the cluster when `close` returns, nor when the main process is killed: Ray
     ends the actors of a program that is gone.
 
@@ -72,6 +73,7 @@ _STACKS_S: Final = 5.0  # for a worker to say what it is doing
 _DOUBT_S: Final = 30.0  # that Ray will start a worker
 _CHECK_S: Final = 5.0  # between two looks at the workers; asking one costs a millisecond
 _LAST_WORDS_S: Final = 10.0  # from the first sign of a death to the last of what was made before
+_MOST_LOSSES: Final = 5  # of a worker's batches on their way; more are no accident
 _ACTOR_OPTIONS: Final = {
     "max_restarts": 0,  # the order of steps has to know of every death
     "max_task_retries": -1,  # a call is sent again when only the link broke: tasks are numbered
@@ -79,6 +81,7 @@ _ACTOR_OPTIONS: Final = {
 }
 # Ray sends less than that inside the answer, which costs a copy in any case.
 _COPIED_BYTES: Final = 100 * 1024
+_DEAD_NODE: Final = "its node has died"  # in what Ray says of an actor
 _ADVICE_ON_EXIT: Final = (
     "Ray's logs on that machine (session_latest/logs) may say why, and so may num_workers=0: look "
     "for native code that crashes, os._exit, memory that ran out, or somebody or something that "
@@ -115,7 +118,7 @@ class RayBackend:
         self._actor_class: Any = None
         self._parcel: object = None  # a reference to the spec
         self._table: WorkerTable[RemoteWorker] = WorkerTable(plan)
-        self._num_starts: dict[int, int] = {}  # by worker id
+        self._num_starts: collections.Counter[int] = collections.Counter()  # by worker id
         self._awaited: set[int] = set()  # workers of which an event is to say that they are ready
         self._inbox: queue.SimpleQueue[Come] = queue.SimpleQueue()
         self._check_at = 0.0
@@ -151,9 +154,8 @@ class RayBackend:
     def _open_worker(self, worker_id: int) -> None:
         """Ask for an actor, on whatever machine there is room; does not wait for it."""
         plan = self._plan
-        num_before = self._num_starts.get(worker_id, 0)
-        self._num_starts[worker_id] = num_before + 1
-        seed = base_seed_of(plan, worker_id, num_before)
+        seed = base_seed_of(plan, worker_id, self._num_starts[worker_id])
+        self._num_starts[worker_id] += 1
         identity = WorkerIdentity(worker_id, max(plan.num_workers, plan.max_workers), seed)
         actor = self._actor_class.remote(identity)
         worker = RemoteWorker(worker_id, actor, plan.spec, self._inbox)
@@ -265,7 +267,8 @@ class RayBackend:
         if isinstance(error, self._ray.exceptions.RayTaskError):
             raise error  # of this library itself: what the user's code raises comes as an answer
         events = self._answered(come) if error is None else []
-        if error is not None and worker.is_open:  # or Ray has lost sight of it, or of one batch
+        # It is dead, or Ray has lost sight of it, or of one batch, perhaps since its node has died.
+        if error is not None and (worker.is_open or _DEAD_NODE in str(error)):
             self._end(worker, error)
         return [*events, self._reap(worker)] if worker.is_silent else events
 
@@ -312,7 +315,7 @@ class RayBackend:
     def _reap(self, worker: RemoteWorker) -> BackendEvent:
         """Return the death of a worker that is gone."""
         node_id = worker.hello.node_id if worker.hello is not None else ""
-        is_node_gone = "its node has died" in str(worker.end) or any(
+        is_node_gone = _DEAD_NODE in str(worker.end) or any(
             node["NodeID"] == node_id and not node["Alive"] for node in self._ray.nodes()
         )
         activity, others = self._table.activity(worker, worker.snapshot()), worker.other_steps
@@ -327,7 +330,8 @@ class RayBackend:
         # Of an end that may have come from outside Ray does not say how.
         limit = 3 if isinstance(worker.end, Exception) else 2
         death = self._table.death(worker, activity, how, advice, limit=limit)
-        if is_node_gone:
+        is_lost = isinstance(worker.end, self._ray.exceptions.ObjectLostError)
+        if is_node_gone or (is_lost and self._num_starts[worker.worker_id] <= _MOST_LOSSES):
             return death._replace(step=None, sample=None, counts=False)
         return death._replace(or_steps=others)
 

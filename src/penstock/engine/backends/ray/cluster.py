@@ -97,11 +97,10 @@ def checked_options(
             f"{type(ray_options).__name__}"
         )
     given = dict(ray_options or {})
-    for key in given:
-        if key in _OURS:
-            raise ConfigError(
-                f"ray_options may not hold {key!r}, which the loader decides: {_OURS[key]}"
-            )
+    for key in _OURS.keys() & given:
+        raise ConfigError(
+            f"ray_options may not hold {key!r}, which the loader decides: {_OURS[key]}"
+        )
     return RayOptions(address, {"num_cpus": 1, **given})
 
 
@@ -135,9 +134,7 @@ def check_actor_options(options: RayOptions) -> None:
     for key, value in options.actor.items():
         try:
             ray.remote(Nobody).options(**{key: value})
-        except (
-            Exception
-        ) as error:  # Ray's ValueError or TypeError, or what its validator trips over
+        except Exception as error:  # its ValueError or TypeError, or what its validator trips over
             # `runtime_env` may hold tokens, and what Ray says of it may quote them.
             said = "" if key == "runtime_env" else f": {type(error).__name__}: {error}"
             raise ConfigError(

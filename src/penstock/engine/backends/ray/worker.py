@@ -57,9 +57,7 @@ if TYPE_CHECKING:
     from penstock.engine.status_page import StatusSnapshot
     from penstock.engine.task import BeginEpoch, Task, TaskResult, WorkerIdentity
 
-__all__ = [
-    "Answer", "Hello", "Parcel", "RayWorker", "pack_parcel", "value_of", "versions_here",
-]  # fmt: skip
+__all__ = ["Answer", "Hello", "Parcel", "RayWorker", "pack_parcel", "value_of", "versions_here"]
 
 _RSS_UNIT: Final = 1 if sys.platform == "darwin" else 1024  # of ru_maxrss
 

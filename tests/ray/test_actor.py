@@ -348,7 +348,7 @@ def test_at_no_moment_while_a_generationbegins_is_a_later_task_of_it_in_turn():
     assert worker._answer(worker._set_up, pack_parcel(spec)).kind == "answer"
     for generation in (1, 2):
         begun = BeginEpoch(generation, generation)
-        worker._status.want(generation)
+        worker._status.wanted = generation
         worker.asked = begun
         for number in range(4):
             task = Task(generation, number, indices_of(number, None))
@@ -400,7 +400,7 @@ def test_what_nobody_wants_any_more_is_broken_off_at_the_next_sample():
             stale = asyncio.ensure_future(worker.make(*calls_of(1)(0), 0))
             assert await _next(gate.reached) == 0
             newer = asyncio.ensure_future(worker.make(*calls_of(2)(5), 0))
-            while worker._wanted < 2:
+            while worker._status.wanted < 2:
                 await asyncio.sleep(0)
             gate.opened.release(100)
             assert told(await stale) == "dropped"

@@ -95,8 +95,8 @@ class Task(NamedTuple):
     indices: object
     hints: RetryHints | None = None
     is_measured: bool = True
-    freed: tuple[int, ...] = ()
-    retired: tuple[int, ...] = ()
+    freed: Sequence[int] = ()
+    retired: Sequence[int] = ()
 
 
 class SlotsBack(NamedTuple):
@@ -107,8 +107,8 @@ class SlotsBack(NamedTuple):
         retired: See `Task`.
     """
 
-    freed: tuple[int, ...] = ()
-    retired: tuple[int, ...] = ()
+    freed: Sequence[int] = ()
+    retired: Sequence[int] = ()
 
 
 class Kind(enum.IntEnum):

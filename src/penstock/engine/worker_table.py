@@ -21,7 +21,7 @@ from penstock.engine.pickling import ExceptionReport, revive_exception
 from penstock.engine.plan import dataset_keys, sample_key
 from penstock.engine.scheduler import TaskDone, WorkerExhausted, WorkerLost, WorkerReady
 from penstock.engine.status_page import PHRASES, Phase
-from penstock.engine.task import BeginEpoch, Kind, Task
+from penstock.engine.task import BeginEpoch, Kind, SlotsBack, Task
 from penstock.engine.worker_comparison import FirstSamples, note_states
 from penstock.faults import annotate
 from penstock.randomness.generator_watch import UNSEEDED, warn_of_drawings
@@ -146,20 +146,20 @@ class WorkerTable(Generic[WorkerT]):
         step: int,
         indices: object,
         hints: RetryHints | None,
+        slots: SlotsBack = SlotsBack(),  # noqa: B008 - immutable
         *,
         is_measured: bool,
-        freed: tuple[int, ...] = (),
-        retired: tuple[int, ...] = (),
         generation: int | None = None,
     ) -> Task:
         """Return a task, and record it as one of `worker`'s; see `Task`.
 
-        `generation` is that of an epoch that was begun ahead; None is the current one.
+        `slots` go with it. `generation` is that of an epoch that was begun ahead; None is the
+        current one.
         """
         if generation is None:
             generation = self.generation
         worker.tasks[generation, step] = indices
-        return Task(generation, step, indices, hints, is_measured, freed, retired)
+        return Task(generation, step, indices, hints, is_measured, *slots)
 
     def accept(self, worker: WorkerT, result: TaskResult) -> BackendEvent | None:
         """Return the event that follows from a result.

@@ -505,17 +505,10 @@ class ProcessBackend:
     ) -> None:
         """Send the task, with the numbers of the slots that have come back."""
         worker = self._table.workers[worker_id]
-        freed, retired = worker.arena.take_freed()
+        slots = SlotsBack(*worker.arena.take_freed())
         self._tell_of_large_slots()
         task = self._table.task_of(
-            worker,
-            step,
-            indices,
-            hints,
-            is_measured=self.measures,
-            freed=tuple(freed),
-            retired=tuple(retired),
-            generation=generation,
+            worker, step, indices, hints, slots, is_measured=self.measures, generation=generation
         )
         self._post(worker, encode_message(task))
 
@@ -523,8 +516,7 @@ class ProcessBackend:
         """Tell workers of large slots that have come back, before the next task would."""
         for worker in self._have_large_slots:
             if worker.arena.has_freed:
-                freed, retired = worker.arena.take_freed()
-                self._post(worker, encode_message(SlotsBack(tuple(freed), tuple(retired))))
+                self._post(worker, encode_message(SlotsBack(*worker.arena.take_freed())))
 
     def _post(self, worker: WorkerProcess, message: bytes) -> None:
         if worker.is_gone:

@@ -74,7 +74,7 @@ if TYPE_CHECKING:
     from penstock.engine.task import BeginEpoch
     from penstock.engine.task_runner import BatchMaker
 
-__all__ = ["ThreadBackend", "ThreadStatus", "Unwanted"]
+__all__ = ["NOBODY", "ThreadBackend", "ThreadStatus", "Unwanted"]
 
 _GRACE_S: Final = 3.0  # for a worker to finish its sample and its user's clean-up
 _SHORT_GRACE_S: Final = 0.3  # after Ctrl-C, or when the interpreter ends
@@ -94,7 +94,7 @@ Outbox: TypeAlias = (
     "queue.SimpleQueue[tuple[ThreadWorker, TaskResult | tuple[str, str] | WorkerLost] | None]"
 )
 
-_NOBODY: Final = -1  # wants anything of any generation
+NOBODY: Final = math.inf  # wants anything of any generation
 _LOOK_S: Final = 0.1  # between two looks whether a worker that others wait for was given up
 _MOST_COMPARED: Final = 64  # items of a stream; two orders of 2 items agree half of the time
 
@@ -111,37 +111,21 @@ class ThreadStatus(StatusWriter):
 
     Attributes:
         watch: Watch of what the worker does between two waits, if it is watched.
+        wanted: Generation of which batches are wanted; `NOBODY` if the worker is to end.
 
     Concurrency:
-        The worker's thread writes. Any thread may call `snapshot`, and say what is wanted.
+        The worker's thread writes. Any thread may call `snapshot`, and set `wanted`.
     """
 
-    __slots__ = ("_replacement", "_wanted", "watch")
+    __slots__ = ("_replacement", "wanted", "watch")
 
     def __init__(self) -> None:
         """Begin as one that is starting, and wanted."""
         super().__init__(cpu_clock=time.thread_time_ns)
         self.watch: GeneratorWatch | None = None
-        self._wanted = 0
+        self.wanted: float = 0
         self._replacement: tuple[Any] | None = None
         self.phase(Phase.STARTING)
-
-    @property
-    def is_wanted(self) -> bool:
-        """Whether the worker is to do anything at all."""
-        return self._wanted != _NOBODY
-
-    def want(self, generation: int) -> None:
-        """Say that only what belongs to this generation is wanted."""
-        self._wanted = generation
-
-    def want_nothing(self) -> None:
-        """Say that the worker is to end."""
-        self._wanted = _NOBODY
-
-    def is_of_now(self, generation: int) -> bool:
-        """Return whether what belongs to `generation` is wanted."""
-        return self._wanted == generation
 
     def begin_generation(self, generation: int) -> None:
         """Note that an epoch begins."""
@@ -183,7 +167,7 @@ class ThreadStatus(StatusWriter):
         Raises:
             Unwanted: it is not.
         """
-        if self._wanted != self._cells[0]:
+        if self.wanted != self._cells[0]:
             raise Unwanted
 
     def snapshot(self) -> StatusSnapshot:
@@ -238,7 +222,11 @@ class ThreadGeneration:
             Unwanted: the worker is wanted no more.
         """
         with self._changed:
-            while (other := self.notifier) and other.status.is_wanted and other.thread.is_alive():
+            while (
+                (other := self.notifier)
+                and other.status.wanted != NOBODY
+                and other.thread.is_alive()
+            ):
                 worker.status.check()
                 self._changed.wait(_LOOK_S)
             worker.status.check()
@@ -347,12 +335,12 @@ class ThreadWorker(KnownWorker):
 
     def begin(self, begun: BeginEpoch, generation: ThreadGeneration) -> None:
         """Make it begin an epoch; its tasks of earlier ones are dropped."""
-        self.status.want(begun.generation)
+        self.status.wanted = begun.generation
         self.inbox.put((begun, generation))
 
     def stop(self) -> None:
         """Make it end, at the next sample if it is busy; does not wait."""
-        self.status.want_nothing()
+        self.status.wanted = NOBODY
         self.inbox.put(None)
 
     # From here on: in the thread.
@@ -363,7 +351,7 @@ class ThreadWorker(KnownWorker):
         except BaseException as error:
             if not self._owner.is_here:
                 _leave(error)
-            if self.status.is_wanted:
+            if self.status.wanted != NOBODY:
                 text = "".join(traceback.format_exception_only(error)).strip()
                 self._outbox.put((self, (text, stack_of_error(error))))
         finally:
@@ -378,7 +366,7 @@ class ThreadWorker(KnownWorker):
         while True:
             self.status.phase(Phase.WAITING)
             message = self.inbox.get()
-            if message is None or not self.status.is_wanted:
+            if message is None or self.status.wanted == NOBODY:
                 return
             result = None
             try:
@@ -418,7 +406,7 @@ class ThreadWorker(KnownWorker):
         return self._runner.begin_epoch(begun, compared=compared)
 
     def _serve(self, task: Task) -> TaskResult | None:
-        if not self.status.is_of_now(task.generation):
+        if self.status.wanted != task.generation:
             return None
         if (watch := self.status.watch) is None or self._runner.failure is not None:
             return self._runner.run(task)  # after a failure to begin nothing is read
@@ -596,7 +584,7 @@ class ThreadBackend:
         """Return the worker, or the one that it waits for, as that one is in `set_epoch`."""
         worker, notifier = self._table.workers[worker_id], self._generation.notifier
         snapshot = worker.status.snapshot()
-        waits = snapshot.phase == Phase.BEGINNING and worker.status.is_of_now(snapshot.generation)
+        waits = snapshot.phase == Phase.BEGINNING and worker.status.wanted == snapshot.generation
         return notifier if waits and notifier is not None else worker
 
     def diagnose(self, worker_id: int, *, with_stacks: bool) -> WorkerProgress:

@@ -37,7 +37,7 @@ import numpy as np
 
 from penstock.engine.assembly import PlainOutput
 from penstock.engine.backends.process_worker import set_up_worker
-from penstock.engine.backends.thread import ThreadStatus, Unwanted
+from penstock.engine.backends.thread import NOBODY, ThreadStatus, Unwanted
 from penstock.engine.recover import drop_frames
 from penstock.engine.status_page import Phase
 from penstock.engine.task import Kind, decode_message, encode_result
@@ -167,7 +167,6 @@ class RayWorker:
         self._has_ended = asyncio.Event()
         self._status = ThreadStatus()
         self._working_thread: threading.Thread | None = None
-        self._wanted = 0
         self._runner = TaskRunner(_ParcelOutput(), self._status, identity)
         self._is_iterable = False
         self._begun: BeginEpoch | None = None
@@ -200,9 +199,8 @@ class RayWorker:
             trial: Which sample of the task to try by itself; None makes the batch.
         """
         epoch: Any = decode_message(begun)
-        if epoch.generation > self._wanted and self._status.is_wanted:
-            self._wanted = epoch.generation  # what belongs to those before is dropped
-            self._status.want(epoch.generation)
+        # What belongs to the generations before is dropped.
+        self._status.wanted = max(self._status.wanted, epoch.generation)
         async with self._has_moved:
             await self._has_moved.wait_for(lambda: self._is_in_turn(epoch, number))
         return await self._do(self._serve, epoch, decode_message(task), number, num_come, trial)
@@ -218,7 +216,7 @@ class RayWorker:
 
     async def close(self) -> None:
         """Drop what waits, and break off what is being made at its sample."""
-        self._status.want_nothing()
+        self._status.wanted = NOBODY
         await self._do(self._close)
         self._has_ended.set()
 
@@ -243,7 +241,7 @@ class RayWorker:
         Concurrency:
             The event loop asks, while the thread may be beginning the epoch.
         """
-        if not self._status.is_of_now(begun.generation):
+        if self._status.wanted != begun.generation:
             return True
         if self._begun is None or begun.generation != self._begun.generation:
             return number == 0
@@ -282,7 +280,7 @@ class RayWorker:
     def _serve(
         self, begun: BeginEpoch, task: Task, number: int, num_come: int, trial: int | None
     ) -> Answer:
-        if not self._status.is_of_now(begun.generation):
+        if self._status.wanted != begun.generation:
             raise Unwanted
         if self._begun is None or self._begun.generation != begun.generation:
             self._next_number = 0

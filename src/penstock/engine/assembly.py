@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Samples to a finished batch: collating, and handing it to where it goes.
+"""Making a finished batch of samples: collating, and passing it to an output.
 
-That is memory of this process (`PlainOutput`), unless a backend packs batches.
+The output is memory of this process (`PlainOutput`), unless a backend packs batches.
 """
 
 from __future__ import annotations
@@ -38,9 +38,9 @@ __all__ = ["Assembler", "Output", "PlainMaker", "PlainOutput"]
 PlainMaker = Callable[[Any, list[Any]], int]
 """Takes the indices of a task, appends its batch to a list, returns the number of samples.
 
-The shortest way: no seed, no fault policy, nothing measured. For cheap samples, what a loader does
-beside reading them is most of the time. So all that is the same for every batch is decided once,
-and a function is made of the rest.
+The shortest way: no seed, no fault policy, nothing measured. For cheap samples, most of the time
+is the loader's own work. So what is the same for every batch is decided once; the function does the
+rest.
 """
 
 _MOST_NAMED: Final = 8  # samples that are None
@@ -162,14 +162,14 @@ class Assembler:
         self._spec = spec
         self._status = status
         self._collators: dict[bool, DefaultCollate] = {}
-        # Of the type, as Python looks up its own methods: an object that answers to any name has
-        # none. A subclass that overrides the call alone means its own version to be used.
+        # Looked up on the type, as Python does: an instance may answer to any name. Not used for a
+        # subclass that overrides `__call__` alone: its own version is meant.
         kind = type(spec.collate_fn)
         self._collates_into = spec.is_batched and is_current(kind, "collate_into", ("__call__",))
 
     @functools.cached_property
     def for_trials(self) -> Assembler:
-        """An assembler of batches that are thrown away: in memory of their own, and no status."""
+        """An assembler for batches that are thrown away: memory of its own, no status."""
         trials = copy.copy(self)
         trials.empty = np.empty
         trials._status = StatusWriter()
@@ -185,7 +185,7 @@ class Assembler:
             indices: Of the samples, for a note; None for those of an iterable.
         """
         self._status.phase(Phase.COLLATING)
-        self._status.batch_of(length_of(samples) or 0)  # `__getitems__` may give what has none
+        self._status.batch_of(length_of(samples) or 0)  # `__getitems__` may give an iterator
         if self._streams is not None and self._spec.collate_fn is not None:
             self._streams.begin_collate(position)
         given = samples if self._spec.is_batched else samples[0]
@@ -193,7 +193,7 @@ class Assembler:
             try:
                 return self.collate_function()(given)
             except MixedTypes:
-                assert self._spec.framework is not None  # else nobody minds a mixture
+                assert self._spec.framework is not None  # else a mixture is no error
                 importlib.import_module(self._spec.framework.root)
                 return self.collate_function()(given)
         except Exception as error:
@@ -204,7 +204,7 @@ class Assembler:
         """Add notes to what collating raised: which samples, and which of them are None."""
         if not self._spec.is_batched:
             return
-        # A collate function of the user's may take what cannot be gone through.
+        # A collate function of the user's may take samples that cannot be iterated.
         searched = samples if self._spec.collate_fn is None else ()
         none = [k for k, sample in enumerate(searched) if sample is None]
         if none:
@@ -250,7 +250,7 @@ class Assembler:
     def collate_function(self) -> Callable[[Any], Any]:
         """Return the function that makes a batch of samples, or converts one.
 
-        Asked anew for each batch: the first sample may be what imports the framework.
+        `collate` calls it for each batch: reading the first sample may import the framework.
         """
         collate_fn: Any = self._spec.collate_fn
         if collate_fn is not None and not self._collates_into:

@@ -1,9 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Clocks: of the consumer, between its batches, and of work that takes a core or waits for one.
+"""Clocks: of the consumer, between its batches; of CPU time, and of waiting for a core.
 
-What a worker's phases take is in its own account (`status_page.StatusWriter`). Reading a moment is
-a call without the kernel; asking for CPU time and for the scheduler's figures is not, and is done
-for batches that are measured.
+`status_page.StatusWriter` times a worker's phases. Reading the monotonic clock is no system call.
+Reading CPU time or the scheduler's figures is one, and is done for measured batches alone.
 """
 
 from __future__ import annotations
@@ -23,18 +22,18 @@ if TYPE_CHECKING:
 __all__ = ["ConsumerClock", "CoreTime", "RunQueue"]
 
 
-# Asking the run queue takes 5 us, 15 to 30 after a sleep, and there are two looks to a piece of
-# work: half a per cent of this at the most.
+# Reading the run queue takes 5 us, 15 to 30 after a sleep, and is done twice for a piece of work:
+# half a per cent of this at the most.
 _ASKED_ONCE_IN_NS: Final = 15_000_000
-_OF_LAST: Final = 1 / 4  # what the last piece weighs; other settings are to show soon
+_OF_LAST: Final = 1 / 4  # weight of the last piece; a change is to show soon
 
 
 class RunQueue:
-    """How long one thread has waited for a core, as the scheduler tells it.
+    """How long one thread has waited for a core, by the scheduler's count.
 
     Concurrency:
-        It is about the thread that made it, and any thread may read it. A forked copy goes on
-        telling of that thread.
+        It is about the thread that made it, and any thread may read it. A forked copy stays about
+        that thread.
 
     Reference:
         The kernel's Documentation/scheduler/sched-stats.rst: the second number of a thread's
@@ -68,15 +67,15 @@ class RunQueue:
 
 
 class CoreTime:
-    """How much of some work was CPU time, and how much of it waiting for a core.
+    """CPU time of pieces of work, and their time of waiting for a core.
 
-    Work comes in pieces. The CPU time of each is measured. The run queue is asked of some, drawn by
-    chance so that no rhythm of theirs can hide: of all that take 15 ms, of few that are short. Of
-    the others the same share of the time without CPU is taken for waiting as of the last drawn
-    ones, so that sums over many pieces are right.
+    CPU time is measured for each piece, waiting only for some: for all where pieces take 15 ms, for
+    few where they are short. These are drawn at random, so that no periodic pattern is missed. For
+    the others, the share of waiting in the time without CPU is that of the last drawn ones, so that
+    sums over many pieces are right.
 
     Concurrency:
-        One thread at a time. Of a piece during which another one takes over nothing is measured.
+        One thread at a time. A piece that another one takes over is not measured.
     """
 
     __slots__ = (
@@ -88,7 +87,7 @@ class CoreTime:
         """Know nothing yet.
 
         Args:
-            cpu_clock: CPU time of whoever works: of its process, or of its thread alone.
+            cpu_clock: CPU time in nanoseconds: of the process, or of the thread alone.
         """
         self._cpu_clock = cpu_clock
         self._draw = random.Random(0).random
@@ -98,7 +97,7 @@ class CoreTime:
         self._cpu_at_ns = 0
         self._waited_ns: int | None = None
         self._mean_ns = float(_ASKED_ONCE_IN_NS)  # what the last pieces took
-        self._blocked_ns = self._starved_ns = 0.0  # of the last drawn ones: sums that fade
+        self._blocked_ns = self._starved_ns = 0.0  # decaying sums over the drawn pieces
 
     def begin(self) -> None:
         """A piece of work begins right after this call."""
@@ -118,7 +117,7 @@ class CoreTime:
             took_ns: How long it took.
 
         Returns:
-            Nanoseconds. Of work that another thread has taken over all counts as CPU time.
+            Nanoseconds. Work that another thread has taken over counts as CPU time.
         """
         if self._run_queue is None or threading.get_ident() != self._thread:
             return took_ns, UNKNOWN
@@ -181,7 +180,7 @@ class ConsumerClock:
     def ask(self, *, lightly: bool = False, at_ns: int | None = None) -> None:
         """The consumer asks for a batch, now if `at_ns` is None.
 
-        `lightly` reads no clock of the CPU.
+        `lightly` reads no CPU clock.
         """
         self._asked_ns = asked_ns = time.monotonic_ns() if at_ns is None else at_ns
         self._consumer_ns = asked_ns - self.taken_ns if self.taken_ns else 0

@@ -120,7 +120,7 @@ class MapReader(Reader):
         return samples
 
     def read_quickly(self, indices: Any) -> Any:  # noqa: ANN401
-        """Return the same without random streams, and without a note of what is being read."""
+        """Return the samples as `read_each` does, without random streams and status."""
         dataset = self._dataset
         indices = indices if type(indices) is list else list(indices)
         left = iter(indices)
@@ -149,7 +149,7 @@ class MapReader(Reader):
         for _ in range(self._faults.retries):
             with contextlib.suppress(Exception):
                 return self._read_once(item)
-        return self._read_once(item)  # this time it counts
+        return self._read_once(item)  # the last attempt may raise
 
     def _read_once(self, item: BatchItem) -> Any:  # noqa: ANN401
         if self.streams is not None:

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What is to be done: the plan of a stream, decided once, and each epoch, with how far it is.
+"""The plan of a stream, decided once, and its epochs, each with its progress.
 
-Nothing below ever sees a loader's twenty arguments.
+The modules that use it never see a loader's twenty arguments.
 """
 
 from __future__ import annotations
@@ -231,7 +231,7 @@ class ShardPosition(NamedTuple):
     state: bytes | None = None
 
     def after(self, earlier: ShardPosition | None) -> ShardPosition:
-        """Return this with the state that was told with an earlier batch, if it still holds."""
+        """Return this with the state that came with an earlier batch, if it still holds."""
         if self.state is None and earlier is not None and earlier.state_at == self.state_at:
             return self._replace(state=earlier.state)
         return self
@@ -366,7 +366,7 @@ class Epoch:
     def tasks(self) -> Iterator[tuple[int, object]]:
         """Return the steps that were not given yet, each with its indices.
 
-        Does not end with an error of the sampler, which may go on.
+        An error of the sampler does not end the iterator: the sampler may go on.
         """
         given = self.progress.given
         skipped = {step for start, stop in given.ahead for step in range(start, stop)}

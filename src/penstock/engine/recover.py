@@ -245,7 +245,7 @@ class Recovery:
         return True
 
     def _replace(self, item: BatchItem, error: Exception) -> None:
-        """Give `item` another sample to read; that of a stream is the next.
+        """Give `item` another sample to read; in a stream, the next one.
 
         Raises:
             TooManyFailures: there is none, or many were bad.

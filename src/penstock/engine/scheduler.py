@@ -121,7 +121,7 @@ BackendEvent = TaskDone | WorkerExhausted | WorkerLost | WorkerReady
 
 
 class Draw:
-    """Take the next step from the sampler: `drawn` or `drained` answers."""
+    """Take the next step from the sampler, and call `drawn` or `drained`."""
 
 
 class Submit(NamedTuple):
@@ -189,11 +189,11 @@ _DRAW: Final = Draw()
 
 
 class Scheduler:
-    """Schedules the steps of one epoch, whose state is all in here; a new epoch takes a new one.
+    """The state machine of one epoch; each epoch has its own.
 
     Attributes:
-        present: Numbers of the workers there are, those included that are to leave.
-        done: Outcomes by step, in order of arrival, of those that were not delivered.
+        present: Numbers of the workers, including those that are to leave.
+        done: Outcomes that were not delivered, by step, in order of arrival.
     """
 
     def __init__(
@@ -215,8 +215,8 @@ class Scheduler:
             num_workers: Workers that take tasks, at least 1.
             lookahead: Steps under way at a time, over all of them.
             in_order: Whether batches leave in the order of their steps, or as they come.
-            any_worker: Whether a step may go to whoever has the least to do.
-            first_step: Number of the first step to be drawn, at least.
+            any_worker: Whether a step goes to the worker with the least to do.
+            first_step: Number below which no step is drawn.
             first_worker: Whose turn it is.
             max_respawns: How many dead workers are replaced.
             can_quarantine: Whether the epoch goes on without a sample that kills workers.
@@ -229,10 +229,10 @@ class Scheduler:
         self._in_order = in_order
         self._any_worker = any_worker
         self._next_worker = first_worker
-        self._head = self._end = first_step  # all before `_head` is done with, `_end` comes next
+        self._head = self._end = first_step  # steps before `_head` are done, `_end` is drawn next
         self._tasks: dict[int, tuple[int, object]] = {}  # step -> worker, indices; not delivered
         self.done: dict[int, Any] = {}
-        # Not ready yet, each with whether it was added in mid-epoch.
+        # Workers that are not ready -> whether they were added in mid-epoch.
         self._starting = dict.fromkeys(starting, False)
         self._exhausted: set[int] = set()  # workers
         self._load: defaultdict[int, int] = defaultdict(int)  # each worker's unanswered steps
@@ -288,7 +288,7 @@ class Scheduler:
         return [_DRAW] * num
 
     def drawn(self, step: int, indices: object) -> list[Decision]:
-        """Take the next step of the sampler; of a resumed epoch some are left out."""
+        """Take the next step of the sampler; in a resumed epoch, numbers may be missing."""
         worker_id = self._worker_in_turn()
         self._end = step + 1
         self._tasks[step] = worker_id, indices
@@ -306,7 +306,7 @@ class Scheduler:
         return self._answer()
 
     def change_workers(self, num_workers: int, lookahead: int) -> list[Decision]:
-        """Have another number of workers from here on, and as many steps under way."""
+        """Change the number of workers, and of steps under way."""
         added = [w for w in range(self._num_workers, num_workers) if w not in self.present]
         self.present.update(added)
         self._starting.update(dict.fromkeys(added, True))
@@ -333,7 +333,7 @@ class Scheduler:
 
     def _on_done(self, event: TaskDone) -> list[Decision]:
         self._load[event.worker_id] -= 1
-        if event.step in self._tasks:  # else: abandoned, its worker was said to have no more
+        if event.step in self._tasks:  # else: abandoned, as its worker was exhausted
             self.done[event.step] = event.outcome
         if event.worker_id < self._num_workers:
             return self._answer()

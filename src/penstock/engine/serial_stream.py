@@ -96,7 +96,7 @@ class SerialStream(BatchStream):
                     self._clock.given_until(taken_ns, asked_ns)
                     if isinstance(error, StopIteration) and shard_position is not None:
                         self._end()
-                    else:  # of StopIteration: a sample of a map-style dataset raised it
+                    else:  # a StopIteration here is a map-style sample's
                         self._fail(step, 0, shard_position and shard_position(), error)
                     raise
                 given = progress.counted

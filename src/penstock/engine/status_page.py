@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The status page: shared memory in which a worker writes what it is doing, as it times that.
+"""The status page: shared memory in which a worker writes what it is doing; and its timing.
 
 The main process reads it when the worker is dead or stuck, and can no longer be asked. The first
 cells hold the status, next are the worker's last words, if an exception ended it; behind them
@@ -41,7 +41,7 @@ __all__ = [
     "seconds_since",
 ]
 
-_SIZE_BYTES: Final = 256 * 1024  # pages that nobody writes take no memory
+_SIZE_BYTES: Final = 256 * 1024  # pages that are not written take no memory
 _WORDS_AT: Final = 4096
 _TEXT_AT: Final = 2 * 4096
 _NUM_CELLS: Final = 9
@@ -56,8 +56,8 @@ _STACKS_SIGNAL: Final = signal.SIGRTMAX - 3 if hasattr(signal, "SIGRTMAX") else 
 _LONGEST_DUMP_S: Final = 2.0
 _INTERRUPTED_LATELY_S: Final = 5.0  # an interrupted program may do some things before it ends
 _READS: Final = 100  # of a page that changes while it is read; one takes some microseconds
-# Timing a sample takes 0.1 us in a busy loop, and 2 us after a sleep, when the caches are cold: of
-# one that takes this long, half a per cent.
+# Timing a sample takes 0.1 us in a busy loop, and 2 us after a sleep, when the caches are cold:
+# half a per cent of this.
 _SHORTEST_TIMED_NS: Final = 400_000
 _TIMED_ANYWAY: Final = 16  # every so many batches their samples are timed all the same
 _MOST_US: Final = 2**32 - 1  # a sample of 72 minutes: somebody is debugging it
@@ -117,13 +117,13 @@ class StatusSnapshot(NamedTuple):
 
 
 class StatusWriter:
-    """A worker's account of itself: it writes what it does, and adds up what each phase takes.
+    """Writer of a worker's status, which also adds up the time of each phase.
 
-    Without a page (a worker in the main process), it is for `take_times` alone, which
-    tells of no memory: the process's is the main process's.
+    Without a page, as for a worker in the main process, `take_times` reports no memory: it would be
+    that process's.
 
     Attributes:
-        is_watched: Whether it matters how long each sample takes, also where samples are quick: a
+        is_watched: Whether it notes when each sample begins, also where samples are quick: a
             worker that does not move on is replaced.
     """
 
@@ -157,22 +157,22 @@ class StatusWriter:
         self._marks = array("q")  # when each of its samples was begun
         self._core_time = CoreTime(cpu_clock)
         self._spent_ns = [0] * len(Phase)
-        self._since_ns = time.monotonic_ns()  # until here it was added up
+        self._since_ns = time.monotonic_ns()  # time until here is added up
 
     def begin_task(self, generation: int, step: int, *, measures: bool = True) -> None:
         """Note that a task begins, and whether it is measured.
 
-        Time since the last one, waiting and sending, goes into its account.
+        The time since the last one, waiting and sending, counts as its own.
         """
         if measures:
-            if not self._measures:  # nor was what lies before this moment
+            if not self._measures:  # nor was the time before this moment
                 self._times_samples = True
                 self._since_ns = time.monotonic_ns()
                 self._spent_ns = [0] * len(Phase)
             self._core_time.begin()  # before the clock: waiting in between is none of the task's
             now = time.monotonic_ns()
             self._add_up(now)
-            self._spent_ns[Phase.READING] = self._spent_ns[Phase.COLLATING] = 0  # one that failed
+            self._spent_ns[Phase.READING] = self._spent_ns[Phase.COLLATING] = 0  # of a failed one
             del self._marks[:]
         else:
             now = time.monotonic_ns()
@@ -279,7 +279,7 @@ class StatusWriter:
     def take_times(self, *, num_bytes: int = 0, pool_bytes: int = 0, slot_ns: int = 0) -> bytes:
         """Return what the task took up to this moment; to be called when its batch is packed.
 
-        Of one that is not measured, only the number of its samples is told.
+        For one that is not measured, it is only the number of its samples.
 
         Args:
             num_bytes: Of the batch.
@@ -290,13 +290,13 @@ class StatusWriter:
             return light_times(self._num_samples)
         now, begun_ns = time.monotonic_ns(), self._cells[_SINCE]
         self._add_up(now)
-        _, _, idle_ns, _, fetch_ns, collate_ns, send_ns, _ = self._spent_ns  # as phases follow
+        _, _, idle_ns, _, fetch_ns, collate_ns, send_ns, _ = self._spent_ns  # as in `Phase`
         times = WORKERS_PART.pack(
             self._num_samples, begun_ns, now, idle_ns, fetch_ns, collate_ns, send_ns, slot_ns,
             *self._core_time.end(now - begun_ns), num_bytes, pool_bytes,
             self._cells[_PEAK_RSS] * _RSS_UNIT, self._seed_ns,
         )  # fmt: skip
-        # Asking for CPU time is no sending: a busy system likes to let others run at such a call.
+        # Asking for CPU time is no sending: a busy system often switches tasks at such a call.
         self._since_ns = time.monotonic_ns()
         self._num_taken += 1
         takes_long = fetch_ns >= _SHORTEST_TIMED_NS * max(self._num_samples, 1)

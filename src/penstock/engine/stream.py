@@ -50,7 +50,7 @@ _new: Final = tuple.__new__  # a named tuple's own is written in Python, and slo
 
 
 class DeliveryHook(Protocol):
-    """What is done with each batch between its arrival and the consumer, as a copy to a device.
+    """Processes each batch between its arrival and the consumer: copies it to a device, say.
 
     arrives ──▶ begin ── also before the consumer asks for it ──▶ finish ──▶ consumer
 
@@ -142,9 +142,9 @@ class BatchStream:
         """Set what belongs to all epochs."""
 
     def begin_epoch(self, epoch: Epoch) -> None:
-        """Begin an epoch, if there are workers with the same; what is left of the last is dropped.
+        """Begin an epoch; what is left of the last one is dropped.
 
-        Where the workers are gone, others are started.
+        Workers go on, or are started if they are gone.
         """
         self._clock.begin_epoch()
         self._open()
@@ -159,7 +159,7 @@ class BatchStream:
         self._clock.started()
 
     def _open(self) -> None:
-        """Start what lives on after an epoch, if it is not there."""
+        """Start what outlives an epoch, if it is not there."""
 
     def _begin(self, epoch: Epoch) -> None:
         raise NotImplementedError
@@ -187,7 +187,7 @@ class BatchStream:
                 raise
 
     def _is_end(self, error: BaseException, progress: Progress) -> bool:
-        """Return whether `error`, which ends a generator of batches, is the end of its loop."""
+        """Return whether `error`, which ends a generator of batches, is no failure."""
         if isinstance(error, StopIteration):
             return True
         trace = error.__traceback__
@@ -213,7 +213,7 @@ class BatchStream:
             WorkerDied: a worker is gone, and no more are to be started. The stream is closed. Or
                 this is a forked copy of the process that has the workers.
             TooManyFailures: more samples were bad than the policy allows. The stream is closed.
-            KeyboardInterrupt: and whatever else interrupts the wait. `batches` closes the stream.
+            KeyboardInterrupt: or another interrupt of the wait. `batches` closes the stream.
             WorkerTimeout: no batch came in time. The stream goes on with the next call.
             RuntimeError: a sample raised StopIteration. The stream goes on with the next call.
             Exception: what the user's code raised. The stream goes on with the next call. Where the
@@ -288,7 +288,7 @@ class BatchStream:
         self.epoch.progress.counted = self._spent(result, num_failed)
 
     def _spent(self, result: TaskResult, num_failed: int) -> Given:
-        """Return what counts, with the cost of `result`; more than is allowed ends the stream."""
+        """Return `counted` with the cost of `result`; too many failures close the stream."""
         with self._closed_on_error():
             counted = self.epoch.progress.counted
             return self._faults.spend(counted, result.num_asked, num_failed, self.epoch)

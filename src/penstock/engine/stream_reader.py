@@ -94,7 +94,7 @@ class StreamReader(Reader):
     def replay(self, make_batch: Callable[[], object], num_batches: int) -> None:
         """Make batches that were given before once more, under the same random numbers."""
         while self._num_batches < num_batches and not self._has_ended:
-            with contextlib.suppress(Exception):  # the loop got it then, and went on
+            with contextlib.suppress(Exception):  # the loop got the exception then, and went on
                 make_batch()
 
     def place(self) -> int:
@@ -102,8 +102,7 @@ class StreamReader(Reader):
         step = self._num_batches * self._num_workers + self._worker_id
         return step * (self._spec.batch_size or 1) * self._spec.world_size + self._spec.rank
 
-    # The samples of a batch. One that fails counts as well. All raise StopIteration if the shard
-    # has ended.
+    # Taking a batch, which counts even if it fails. All raise StopIteration if the shard has ended.
 
     def take(self, fill: Callable[[BatchItem], None], count: int) -> list[BatchItem]:
         """Return the items of the next batch of `count` samples; `fill` calls `read` for each."""
@@ -217,7 +216,7 @@ def shard_maker(
 ) -> PlainMaker:
     """Return the function that makes batches of an iterable dataset by the shortest way.
 
-    Of the indices, only their number counts.
+    Only the number of the indices counts.
     """
     is_batched, collate = spec.is_batched, assembler.collate_function()
 

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """The messages between the main process and its workers: epochs, tasks and results.
 
-main process -> worker    BeginEpoch, Task, Task …, BeginEpoch …
+main process -> worker    BeginEpoch, Task, SlotsBack, Task …, BeginEpoch …
 worker -> main process    TaskResult …
 """
 
@@ -47,7 +47,7 @@ class WorkerIdentity(NamedTuple):
         base_seed: Seed of its generators, together with its number.
         joins_late: Whether it was added during an epoch; it then reports when it is ready.
         max_free_slots: Number of free slots of shared memory that it keeps for later batches.
-        slot_patience_s: Seconds for which it waits for a slot to come back; see `SlotPool`.
+        slot_patience_s: Longest wait for a slot to come back, in seconds; see `SlotPool`.
     """
 
     worker_id: int = 0
@@ -100,7 +100,7 @@ class Task(NamedTuple):
 
 
 class SlotsBack(NamedTuple):
-    """Slots of the worker that have come back, where no task is there to tell it.
+    """Slots of the worker that have come back, sent without a task.
 
     Attributes:
         freed: See `Task`.
@@ -184,7 +184,7 @@ class TaskResult:
             del payload  # a traceback that holds its own exception would be a cycle
 
 
-# What each batch needs are plain tuples: a pickle of a named tuple looks its class up by name,
+# What is sent for each batch is a plain tuple: pickling a named tuple looks its class up by name,
 # which takes longer than a small batch.
 
 

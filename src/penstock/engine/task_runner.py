@@ -284,7 +284,7 @@ class BatchMaker:
         return StreamReader(self._spec, self._random, identity, position, self.notices)
 
     def _in_scope(self, work: Callable[..., T], *args: Any) -> T:  # noqa: ANN401
-        """Return `work(*args)`, which runs the user's code: in its shard, with random streams."""
+        """Return `work(*args)`, the user's code, run with shard and random streams active."""
         outer = set_shard(self._shard)
         try:
             if self._random is None:
@@ -321,7 +321,7 @@ class BatchMaker:
         return batch
 
     def _make_watched(self, *args: Any) -> Any:  # noqa: ANN401
-        """Make a dataset's first batch where draws from global generators go unseeded."""
+        """Make a dataset's first batch, watched for draws from unseeded global generators."""
         note_watched(self._spec.dataset)
         watch = GeneratorWatch(self._spec.dataset)
         watch.begin()
@@ -387,7 +387,7 @@ class BatchMaker:
         faults = self._spec.faults
         keys = None
         if hints is not None or faults.tolerates or faults.retries:
-            with contextlib.suppress(TypeError):  # a slice, say, has nothing to be tried by itself
+            with contextlib.suppress(TypeError):  # a slice, say, cannot be iterated
                 keys = self._keys_of(indices)
         if keys is None:
             return self._make_of_map(self._map, indices, position, stride)

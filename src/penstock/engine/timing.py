@@ -67,7 +67,7 @@ class TimingRow(NamedTuple):
         begun_ns: Moment when the worker took up the task.
         ended_ns: Moment when the batch lay ready, but for its message to the main process; 0 if
             it was not measured.
-        idle_ns: Time for which the worker had nothing to do before it.
+        idle_ns: Time that the worker waited for the task, or for a slot.
         fetch_ns: Time in the dataset: reading, decoding, transforming.
         collate_ns: Time to make one batch of the samples.
         send_ns: Time to pack it into its slot, and to send the message of the batch before.

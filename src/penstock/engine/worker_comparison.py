@@ -95,7 +95,7 @@ def changed_states(before: GlobalStates) -> dict[str, bytes]:
     return {name: digest for name, former, digest in named if digest != former}
 
 
-def _plain(state: Any) -> bytes:  # noqa: ANN401 - a tensor, or what is equal where its text is
+def _plain(state: Any) -> bytes:  # noqa: ANN401 - a tensor, or equal if its text is
     plain: bytes = state.numpy().tobytes() if hasattr(state, "numpy") else repr(state).encode()
     return plain
 
@@ -106,7 +106,7 @@ def note_states(
     worker_id: int,
     states: dict[str, bytes],
 ) -> None:
-    """Warn, once for each function, if a state was seen in another worker, or the first epoch."""
+    """Warn, once for each function, if a state was seen in another worker or the first epoch."""
     try:
         found = _seen.setdefault(worker_init_fn, (base_seed, {}))
     except TypeError:  # cannot be referred to weakly

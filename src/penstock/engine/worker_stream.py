@@ -49,9 +49,9 @@ class _EpochAhead:
         generation: Generation of its tasks and results.
         epoch: Epoch as it is foreseen.
         schedule: Scheduler of that epoch.
-        tasks: Its first steps that no worker has yet; there is one for each.
-        draws: What the scheduler is still to draw before the first batch is asked for.
-        drawn: Its first steps, which workers have.
+        tasks: First steps, one for each worker, that are not drawn yet.
+        draws: Decisions to draw steps that are still to be carried out.
+        drawn: Steps that workers have.
     """
 
     generation: int
@@ -94,7 +94,7 @@ class WorkerStream(BatchStream):
     """
 
     def _prepare(self, plan: Plan) -> None:
-        self._ahead_begun: tuple[int, object] | None = None  # a step to come, of the hook
+        self._ahead_begun: tuple[int, object] | None = None  # a step, and what the hook began
         self._overdue: list[Exception] = []  # raised with the next call
         self._ahead: _EpochAhead | None = None
         self._may_begin_ahead = (
@@ -252,7 +252,7 @@ class WorkerStream(BatchStream):
         # Beginning the next batch may have closed the stream; this batch is given all the same.
         if self._is_open and self._workers != self._wanted:
             with self._closed_on_error():
-                # Few are added at a time, as each start stops the loop.
+                # Few are added at a time: the loop stands still at each start.
                 num_workers, prefetch_factor = self._wanted
                 num_workers = min(num_workers, self._workers.num_workers + _ADDED_AT_ONCE)
                 self._workers = WorkerSettings(num_workers, prefetch_factor)

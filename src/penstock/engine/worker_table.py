@@ -127,7 +127,7 @@ class WorkerTable(Generic[WorkerT]):
         self.adopt_ahead(self.generation, self.epoch)
 
     def adopt_ahead(self, generation: int, epoch: Epoch) -> None:
-        """Make a generation the current one; that begun ahead has turned out as `epoch`."""
+        """Make a generation the current one; `epoch` is what it has turned out to be."""
         self.generation, self.epoch = generation, epoch
         self._live = {generation: epoch}
         for worker in self.workers.values():

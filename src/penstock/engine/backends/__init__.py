@@ -18,7 +18,7 @@ Backend.diagnose(w)         what a worker is doing
 Backend.events(timeout_s)   events since the last call: blocks until there is one, or time is up
 Backend.close()             ends all workers before it returns; may be called again
 
-close_at_exit and base_seed_of do what all backends do alike, as they start their workers.
+close_at_exit and base_seed_of serve several backends.
 """
 
 from __future__ import annotations
@@ -207,7 +207,7 @@ _to_close: weakref.WeakSet[Any] = weakref.WeakSet()
 
 
 def close_at_exit(backend: Any) -> None:  # noqa: ANN401 - not all can begin an epoch ahead
-    """Close `backend` at interpreter exit, before multiprocessing ends."""
+    """Close `backend` at interpreter exit, before multiprocessing's own handler runs."""
     _to_close.add(backend)
     atexit.unregister(_close_all)
     atexit.register(_close_all)  # what is registered last runs first
@@ -219,9 +219,9 @@ def _close_all() -> None:
 
 
 def base_seed_of(plan: Plan, worker_id: int, num_before: int) -> int:
-    """Return the base seed of a worker, `num_before` of whose number were started before it.
+    """Return the base seed of a worker; `num_before` others of its number were started before.
 
-    It must not draw again what they drew.
+    Its draws must not repeat theirs.
     """
     if num_before == 0:
         return plan.base_seed

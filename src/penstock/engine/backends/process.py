@@ -111,8 +111,8 @@ _watch_fds: set[int] = set()  # of the parent-death watches of all backends
 
 
 def _leave_to_parent() -> None:
-    """In a forked child: the workers are the main process's, and end with that."""
-    # At its exit multiprocessing would end them, taking them for the child's own.
+    """In a forked child: leave the workers to the main process."""
+    # At the child's exit multiprocessing would end them as its own.
     children: set[Any] = getattr(multiprocessing.process, "_children", set())
     children.difference_update(_processes)
     while _watch_fds:
@@ -126,9 +126,9 @@ class HeldInterrupts:
     """A context in which SIGINT is noted, and acted upon at its end.
 
     A descriptor that has just been received, or a process that has just been started, would be
-    lost between two bytecodes; and what is raised in a hook of `os.fork` Python ignores. Not
-    `pthread_sigmask`, which makes the kernel give the signal to another thread, and Python raises
-    in the main thread all the same.
+    lost between two bytecodes; and Python ignores what is raised in a hook of `os.fork`. Not
+    `pthread_sigmask`: the kernel then gives the signal to another thread, and Python raises in the
+    main thread all the same.
 
     Concurrency:
         Does nothing outside of the main thread, where no KeyboardInterrupt is ever raised. May be
@@ -184,7 +184,7 @@ class WorkerProcess(KnownWorker):
         self.channel = channel
         self.status_page = status_page
         self.arena = arena
-        self._end: tuple[str, str] | None = None  # how it ended and what to do, if by our doing
+        self._end: tuple[str, str] | None = None  # how, and what to do, if we ended it
         self._has_ended = False
         self.exit_code: int | None = None
         self._pidfd = self._open_pidfd()
@@ -229,7 +229,7 @@ class WorkerProcess(KnownWorker):
         if self.exit_code is None:
             # Else multiprocessing would take it for alive, and signal the next process of its
             # number.
-            popen.returncode = 255  # its code for a child whose server has died
+            popen.returncode = 255  # as multiprocessing has it where the server has died
         self.process.join()  # at once: it takes it off the list of children
         self._has_ended = True
 
@@ -279,7 +279,7 @@ class WorkerProcess(KnownWorker):
 
     @property
     def was_ended_from_outside(self) -> bool:
-        """Whether somebody else ended it, perhaps: not the code of a sample, nor this process."""
+        """Whether it may have been ended from outside: not by a sample, nor by this process."""
         return self._end is None and (
             self.exit_code is None or -self.exit_code in _SIGNALS_FROM_OUTSIDE
         )
@@ -325,14 +325,14 @@ class ProcessBackend:
         self._context = plan.context or multiprocessing.get_context()
         self._table: WorkerTable[WorkerProcess] = WorkerTable(plan)
         self._num_starts: collections.Counter[int] = collections.Counter()  # by worker id
-        # The two ends of a pipe, see `end_with_parent`; none before the start and after the end.
+        # Both ends of the pipe of `end_with_parent`; empty before the start and after `close`.
         self._watch: tuple[int, ...] = ()
         self._held_interrupts = HeldInterrupts()
         self._shared_fds: list[int] = []  # the spec's, for workers that are not forked
         self._memory = SystemMemory()
         self._has_checked_memory = False
         self._poll = select.poll()
-        # By channel and `watch_fd`; a worker that was removed is there until it has ended.
+        # By channel and `watch_fd`; a worker that was removed stays until it has ended.
         self._by_fd: dict[int, WorkerProcess] = {}
         self._have_large_slots: set[WorkerProcess] = set()
         self._owner = Owner()
@@ -513,7 +513,7 @@ class ProcessBackend:
         self._post(worker, encode_message(task))
 
     def _tell_of_large_slots(self) -> None:
-        """Tell workers of large slots that have come back, before the next task would."""
+        """Report large slots that have come back, without waiting for the next task."""
         for worker in self._have_large_slots:
             if worker.arena.has_freed:
                 self._post(worker, encode_message(SlotsBack(*worker.arena.take_freed())))
@@ -548,7 +548,7 @@ class ProcessBackend:
                     self._watch_writable(worker)
                 if flags & ~select.POLLOUT:
                     with self._held_interrupts:
-                        # Found out before reading: by now all that it sent has arrived.
+                        # Asked before reading: all that it sent before its end has arrived.
                         has_ended = fd == worker.watch_fd and worker.has_ended()
                         events += self._read(worker, has_ended=has_ended)
             if events:
@@ -581,7 +581,7 @@ class ProcessBackend:
             worker.arena.add_all(new_slots, frame.fds)
             self._check_memory(new_slots)
             is_large = any(size_bytes >= LARGE_SLOT_BYTES for _, size_bytes in new_slots)
-            if is_large and self._plan.page_lock is None:  # else nobody waits for them
+            if is_large and self._plan.page_lock is None:  # else no worker waits for them
                 self._have_large_slots.add(worker)
         if result.kind == Kind.DONE:
             message, buffers, slots = result.payload

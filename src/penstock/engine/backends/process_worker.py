@@ -55,7 +55,7 @@ if TYPE_CHECKING:
 
 __all__ = ["run_worker", "set_up_worker"]
 
-_WATCH_S: Final = 2.0  # how often to look for a main process whose end the pipe does not tell
+_WATCH_S: Final = 2.0  # between two looks at the parent, whose end the pipe may not show
 _NOT_IN_MAIN: Final = (
     "A worker that is spawned imports the main script, and does not find it there: define it at "
     'the top level, not below if __name__ == "__main__", or in a module.'
@@ -104,19 +104,19 @@ def _last_words_of(error: BaseException) -> str:
 
 
 def end_with_parent(fd: int) -> None:
-    """Let this process, a worker, end with its main process, whatever either is doing then.
+    """Make this worker process end with its main process, whatever it is doing then.
 
-    When the main process is gone the kernel sends SIGIO, which ends a process also while native
-    code holds the interpreter. A thread looks besides: the kernel may not be able to (no /proc, no
-    O_ASYNC), and a child that a C library forked, past Python's hooks, keeps the pipe open.
+    When the main process is gone the kernel sends SIGIO, which ends a process even while native
+    code holds the interpreter. A thread also watches: for systems without /proc or O_ASYNC, and
+    for a child that a C library forked past Python's hooks, which keeps the pipe open.
 
     Args:
-        fd: Reading end of a pipe whose writing end the main process alone holds: no child keeps
-            it, forked ones close it at once.
+        fd: Reading end of a pipe whose writing end is the main process's alone: children that
+            Python forks close it at once.
     """
     os.set_inheritable(fd, False)
     with contextlib.suppress(OSError, AttributeError):
-        # Opened anew: what was sent shares its owner and flags with all other workers.
+        # Opened anew: all workers share the owner and the flags of what was sent.
         own = os.open(f"/proc/self/fd/{fd}", os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
         os.close(fd)
         fd = own
@@ -124,12 +124,12 @@ def end_with_parent(fd: int) -> None:
         signal.pthread_sigmask(signal.SIG_UNBLOCK, [signal.SIGIO])
         fcntl.fcntl(fd, fcntl.F_SETOWN, os.getpid())
         fcntl.fcntl(fd, fcntl.F_SETFL, fcntl.fcntl(fd, fcntl.F_GETFL) | os.O_ASYNC)
-    with contextlib.suppress(RuntimeError):  # the system gives no thread: SIGIO has to do
+    with contextlib.suppress(RuntimeError):  # no thread is to be had: SIGIO alone has to do
         threading.Thread(target=_end_after, args=(fd,), name="penstock-watch", daemon=True).start()
 
 
 def _end_after(fd: int) -> None:
-    parent = os.getppid()  # under forkserver the server
+    parent = os.getppid()  # under forkserver, the server
     poll = select.poll()
     poll.register(fd, select.POLLIN)
     while os.getppid() == parent and not poll.poll(_WATCH_S * 1000):
@@ -138,7 +138,7 @@ def _end_after(fd: int) -> None:
 
 
 def set_up_worker(spec: WorkerSpec, identity: WorkerIdentity) -> dict[str, bytes]:
-    """Prepare a process for its life as a worker: seeds, identity, `worker_init_fn`.
+    """Prepare a process as a worker: seeds, identity, `worker_init_fn`.
 
     Returns:
         Digests of the generators that it seeded anew, where batches draw from them as they are.
@@ -155,8 +155,8 @@ def set_up_worker(spec: WorkerSpec, identity: WorkerIdentity) -> dict[str, bytes
     if spec.framework is not None:
         prepare = functools.partial(_prepare_framework, spec.framework, info)
         when_imported(spec.framework.root, prepare)
-    # Each worker gets one core, as torch's loader does with torch. For OpenCV not 1: in a forked
-    # worker that waits for threads that do not exist there.
+    # One thread for each worker, as in torch's loader. OpenCV gets 0: with 1, a forked worker waits
+    # for threads that do not exist there.
     for module, function, number in (("cv2", "setNumThreads", 0), ("torch", "set_num_threads", 1)):
         when_imported(module, functools.partial(_set_num_threads, module, function, number))
     states = {}
@@ -221,7 +221,7 @@ class _ProcessWorker:
     def run(self) -> None:
         first, *others = self._channel.receive(wait=True)
         if self._channel.has_ended:
-            raise EOFError  # the loader was closed meanwhile: a set-up would hold up its end
+            raise EOFError  # the loader was closed meanwhile: a set-up would delay its end
         self._take_in(others)
         status_fd, parent_fd, *spec_fds = first.fds
         self.status = open_status(status_fd)
@@ -306,7 +306,7 @@ class _ProcessWorker:
                 self._messages.append(message)
 
     def _await_returns(self, timeout_s: float) -> bool:
-        """Take in what arrives; return whether anything did. A closed channel is left alone."""
+        """Take in what arrives; return whether anything did. Leaves a closed channel alone."""
         phase = self.status.current_phase
         self.status.phase(Phase.WAITING)
         has_news = not self._channel.has_ended and self._poll.poll(timeout_s * 1000)

@@ -88,30 +88,30 @@ _SHARED_GENERATORS: Final = (
     "neither reproducible nor what another backend draws. Draw from penstock.sample_rng(), which "
     "is each sample's own, or use backend='process'."
 )
-# Of a worker a result; the words of the exception that ended it, `SystemExit` say, and where it was
-# raised; or a death that the main process itself puts in, of one that is stuck. None: it is closed.
+# A worker, and its result; or the text of the exception that ended it, `SystemExit` say, and where
+# that was raised; or its death, which the main process puts in if it is stuck. None: closed.
 Outbox: TypeAlias = (
     "queue.SimpleQueue[tuple[ThreadWorker, TaskResult | tuple[str, str] | WorkerLost] | None]"
 )
 
-NOBODY: Final = math.inf  # wants anything of any generation
+NOBODY: Final = math.inf  # `wanted` of a worker that is to end
 _LOOK_S: Final = 0.1  # between two looks whether a worker that others wait for was given up
 _MOST_COMPARED: Final = 64  # items of a stream; two orders of 2 items agree half of the time
 
 
 class Unwanted(BaseException):
-    """Nobody wants the batch that this thread is making.
+    """The batch that this thread is making is not wanted.
 
     No `Exception`: neither fault policies nor the user's code are to take it for one.
     """
 
 
 class ThreadStatus(StatusWriter):
-    """The status of one worker thread; and where it learns that its batch is no longer wanted.
+    """Status of one worker thread; it raises `Unwanted` once the batch is no longer wanted.
 
     Attributes:
         watch: Watch of what the worker does between two waits, if it is watched.
-        wanted: Generation of which batches are wanted; `NOBODY` if the worker is to end.
+        wanted: Generation whose batches are wanted; `NOBODY` if the worker is to end.
 
     Concurrency:
         The worker's thread writes. Any thread may call `snapshot`, and set `wanted`.
@@ -144,7 +144,7 @@ class ThreadStatus(StatusWriter):
         self._replacement = None
         if self.watch is not None and phase == Phase.WAITING:
             self.watch.end()
-        elif self.watch is not None:  # what comes now is watched however long the last took
+        elif self.watch is not None:  # each phase has the full number of events
             self.watch.begin()
 
     def number_cell(self) -> None:
@@ -190,10 +190,9 @@ class ThreadStatus(StatusWriter):
 class ThreadGeneration:
     """One epoch of one backend, shared by its worker threads.
 
-    A dataset that they share is notified of the epoch once: by the first worker, while the others
-    wait until it has, or was given up. Each worker shards its own copy of a stream
-    (`penstock.data.shard`). If these copies differ, samples are lost or come twice; so the first
-    items are compared.
+    The first worker notifies a shared dataset of the epoch; the others wait until it has done so,
+    or was given up. Each worker shards its own copy of a stream (`penstock.data.shard`). If these
+    copies differ, samples are lost or come twice; so the first items are compared.
 
     Attributes:
         notifier: Worker that is notifying the dataset; None before and afterwards.
@@ -280,7 +279,7 @@ class ThreadGeneration:
             yield item
 
 
-def _are_equal(one: object, other: object) -> bool:  # equal items may pickle unlike
+def _are_equal(one: object, other: object) -> bool:  # equal items may pickle differently
     try:
         return bool(one == other)
     except Exception:  # arrays, whose bytes differ
@@ -322,7 +321,7 @@ class ThreadWorker(KnownWorker):
         # disturb a graph that the main process's thread may be capturing.
         self._output = PlainOutput()
         self._runner = TaskRunner(self._output, self.status, identity, in_thread=True)
-        # The first to begin stays watched until its first task is done: by that nothing is judged.
+        # The first to begin is watched until its first task is done, whose samples are not timed.
         if not was_watched(self._shared_dataset):
             self.status.watch = GeneratorWatch(self._spec.dataset)
         self._owner = Owner()
@@ -560,7 +559,7 @@ class ThreadBackend:
         self._start_worker(worker_id, joins_late=True)
 
     def remove_worker(self, worker_id: int) -> None:
-        """Stop a thread that has no tasks, and which so ends at once, unless it is starting."""
+        """Stop a thread that has no tasks; it ends at once, unless it is starting."""
         worker = self._table.workers.pop(worker_id)
         worker.stop()
         worker.thread.join(_SHORT_GRACE_S)
@@ -568,7 +567,7 @@ class ThreadBackend:
     def kill(self, worker_id: int, why: str) -> None:
         """Give up a worker: its death is an event now, and its late results are dropped.
 
-        If it only waits for another one, which hangs in `set_epoch`, that one is given up: one hang
+        If it only waits for one that hangs in `set_epoch`, that one is given up instead: one hang
         is one death.
         """
         worker = self._stuck_with(worker_id)
@@ -581,7 +580,7 @@ class ThreadBackend:
         self._outbox.put((worker, self._death(worker, how, advice)))
 
     def _stuck_with(self, worker_id: int) -> ThreadWorker:
-        """Return the worker, or the one that it waits for, as that one is in `set_epoch`."""
+        """Return the worker, or the one in `set_epoch` that it waits for."""
         worker, notifier = self._table.workers[worker_id], self._generation.notifier
         snapshot = worker.status.snapshot()
         waits = snapshot.phase == Phase.BEGINNING and worker.status.wanted == snapshot.generation
@@ -611,7 +610,7 @@ class ThreadBackend:
             while worker.thread.is_alive() and (left_s := deadline - time.monotonic()) > 0:
                 worker.thread.join(min(left_s, LONGEST_WAIT_S))
         left = [worker for worker in left if worker.thread.is_alive()]
-        # Results that are left refer to workers, which refer to the queue; stuck ones still do.
+        # Results left in the queue refer to workers, and these to the queue: a cycle.
         with contextlib.suppress(queue.Empty):
             while True:
                 self._outbox.get_nowait()

@@ -6,23 +6,23 @@ Guarantees
     object on another machine is on its way as soon as it is made. How many there may be is bounded
     by the tasks under way (`prefetch_factor` for each worker).
     Answers of a worker are taken in the order of its tasks, whatever the order in which they come.
-    A batch's arrays lie in Ray's object store; it goes when the last view of them is garbage. They
-    may be written: Ray gives out read-only arrays, since any number of processes may see an object,
-    but a batch has one reader, the main process that it was made for.
-    A worker's death is seen at once, by a call that never returns. What has come of its batches by
-    then is delivered; those behind one that has not, and those in the store of a machine that is
-    gone, are made again.
+    A batch's arrays lie in an object of Ray's store, which goes when their last view is garbage.
+    They may be written: Ray gives out read-only arrays, as any number of processes may see an
+    object, but a batch has one reader, the main process that it was made for.
+    A worker's death is seen at once: a call that never returns fails. Its batches that have come by
+    then are delivered. Those behind one that has not come, and those in the store of a machine that
+    is gone, are made again.
     A link that breaks is no death. Ray sends what was under way once more when the link is back,
-    and the actor knows it again (see `worker`). Only when Ray declares the machine dead, by its
-    own health checks, its workers are dead; that is nobody's fault, and is not counted. Nor is a
-    batch that Ray loses on its way, unless that happens again and again: another actor makes it.
+    and the actor recognizes it (see `worker`). Only if Ray's health checks declare a machine dead
+    are its workers dead, which is not counted. Where Ray loses a batch on its way, another actor
+    makes it; for the first `_MOST_LOSSES` actors this is not counted.
     Nothing is left in the cluster when `close` returns, nor when the main process is killed: Ray
     ends the actors of a program that is gone.
 
 Finding the sample that ends workers
-    A worker's last note dies with it. So of a batch over which one has died, the samples are tried
-    by themselves, each call sent when the one before has returned: the one that does not return had
-    the sample. Then the batch is made. Nothing else is under way on that worker meanwhile.
+    A worker's status dies with it. So the samples of a batch over which one has died are tried one
+    by one, each call sent when the one before has returned: the call that does not return names the
+    sample. Then the batch is made. Nothing else is under way on that worker meanwhile.
 """
 
 from __future__ import annotations
@@ -70,10 +70,10 @@ __all__ = ["RayBackend", "RemoteWorker", "open_parcel", "times_by_our_clock"]
 _GRACE_S: Final = 3.0  # for a worker to finish its sample and its user's clean-up
 _SHORT_GRACE_S: Final = 0.3  # when somebody has pressed Ctrl-C
 _STACKS_S: Final = 5.0  # for a worker to say what it is doing
-_DOUBT_S: Final = 30.0  # that Ray will start a worker
+_DOUBT_S: Final = 30.0  # for Ray to start a worker, before a warning
 _CHECK_S: Final = 5.0  # between two looks at the workers; asking one costs a millisecond
 _LAST_WORDS_S: Final = 10.0  # from the first sign of a death to the last of what was made before
-_MOST_LOSSES: Final = 5  # of a worker's batches on their way; more are no accident
+_MOST_LOSSES: Final = 5  # starts of a worker up to which a lost batch is not counted
 _ACTOR_OPTIONS: Final = {
     "max_restarts": 0,  # the order of steps has to know of every death
     "max_task_retries": -1,  # a call is sent again when only the link broke: tasks are numbered
@@ -81,7 +81,7 @@ _ACTOR_OPTIONS: Final = {
 }
 # Ray sends less than that inside the answer, which costs a copy in any case.
 _COPIED_BYTES: Final = 100 * 1024
-_DEAD_NODE: Final = "its node has died"  # in what Ray says of an actor
+_DEAD_NODE: Final = "its node has died"  # in Ray's words on a dead actor
 _ADVICE_ON_EXIT: Final = (
     "Ray's logs on that machine (session_latest/logs) may say why, and so may num_workers=0: look "
     "for native code that crashes, os._exit, memory that ran out, or somebody or something that "
@@ -99,7 +99,7 @@ _ADVICE_ON_PICKLING: Final = (
     "belongs to this one (locks, files, connections, generators), and open it lazily in the worker."
 )
 
-_Actor = Any  # Ray's own type of a handle says nothing of the methods
+_Actor = Any  # Ray's own type of a handle does not know the methods
 
 
 class RayBackend:
@@ -119,10 +119,10 @@ class RayBackend:
         self._parcel: object = None  # a reference to the spec
         self._table: WorkerTable[RemoteWorker] = WorkerTable(plan)
         self._num_starts: collections.Counter[int] = collections.Counter()  # by worker id
-        self._awaited: set[int] = set()  # workers of which an event is to say that they are ready
+        self._awaited: set[int] = set()  # workers whose `WorkerReady` is to come
         self._inbox: queue.SimpleQueue[Come] = queue.SimpleQueue()
         self._check_at = 0.0
-        self._connection = ""  # what Ray knows this process by; empty while it is not open
+        self._connection = ""  # Ray's ID of this process; empty before the start and after `close`
         self._owner = Owner()
 
     def start(self) -> None:
@@ -267,7 +267,7 @@ class RayBackend:
         if isinstance(error, self._ray.exceptions.RayTaskError):
             raise error  # of this library itself: what the user's code raises comes as an answer
         events = self._answered(come) if error is None else []
-        # It is dead, or Ray has lost sight of it, or of one batch, perhaps since its node has died.
+        # It is dead, or Ray has lost it or one batch, perhaps because its node has died.
         if error is not None and (worker.is_open or _DEAD_NODE in str(error)):
             self._end(worker, error)
         return [*events, self._reap(worker)] if worker.is_silent else events
@@ -313,7 +313,7 @@ class RayBackend:
         self._kill(worker)
 
     def _reap(self, worker: RemoteWorker) -> BackendEvent:
-        """Return the death of a worker that is gone."""
+        """Return the event of a worker's death."""
         node_id = worker.hello.node_id if worker.hello is not None else ""
         is_node_gone = _DEAD_NODE in str(worker.end) or any(
             node["NodeID"] == node_id and not node["Alive"] for node in self._ray.nodes()
@@ -327,7 +327,7 @@ class RayBackend:
             f"DataLoader worker ({worker.place}) exited unexpectedly: worker "
             f"{worker.worker_id} {end}"
         )
-        # Of an end that may have come from outside Ray does not say how.
+        # Ray does not say whether an end came from outside.
         limit = 3 if isinstance(worker.end, Exception) else 2
         death = self._table.death(worker, activity, how, advice, limit=limit)
         is_lost = isinstance(worker.end, self._ray.exceptions.ObjectLostError)
@@ -389,7 +389,7 @@ class RayBackend:
             for worker in workers:
                 worker.forget()
             self._parcel = None
-            self._inbox = queue.SimpleQueue()  # nobody will ask for what is in there
+            self._inbox = queue.SimpleQueue()  # what is in there is not wanted
 
     def _end_all(self, workers: Sequence[RemoteWorker], grace_s: float) -> None:
         """Let them end, and end those that do not, or have not even started."""
@@ -430,13 +430,13 @@ class Call(NamedTuple):
     """A call that is under way.
 
     Attributes:
-        worker: Whose.
+        worker: Worker that is called.
         kind: "hello", "open", "make" or "end".
-        task: Of a "make": the task.
-        trial: Which sample of it is tried by itself; None if the batch is made.
+        task: Task of a "make".
+        trial: Number of the sample that is tried by itself; None makes the batch.
         is_alone: Whether nothing else may be under way meanwhile.
-        number: Which of the worker's calls of this kind and epoch.
-        sent_ns: When.
+        number: Number of a "make" among those of its worker and epoch.
+        sent_ns: Moment when a "make" was sent.
     """
 
     worker: RemoteWorker
@@ -463,14 +463,14 @@ class RemoteWorker(KnownWorker):
         actor: Ray's handle.
         is_ready: Whether the actor has opened the spec, so that it may be sent tasks.
         hello: Where it is; None until it has started.
-        doubt_at: When to say that it has not started, by the monotonic clock.
-        num_out: How many calls are under way.
-        until_end: The future of a call that never returns, and fails when the actor ends.
-        dying_since: When the first sign of its end came; infinite before.
-        end: By what it ends: what Ray raised, its own answer, or why the main process killed it.
-        last_snapshot: What it said that it was doing.
-        last_stack: Where in the user's code.
-        sent: Number -> the call that was sent and not answered.
+        doubt_at: Moment at which to warn that it has not started, by the monotonic clock.
+        num_out: Number of calls under way.
+        until_end: Future of a call that never returns, and fails when the actor ends.
+        dying_since: Moment when the first sign of its end came; infinite before.
+        end: Cause of its end: Ray's exception, its own answer, or why the main process killed it.
+        last_snapshot: Its last report of its status.
+        last_stack: Its stack at that moment.
+        sent: Calls that were sent and whose answers were not taken, by number.
     """
 
     def __init__(
@@ -611,7 +611,7 @@ class RemoteWorker(KnownWorker):
 
     @property
     def other_steps(self) -> tuple[int, ...]:
-        """Steps that it may have been making as well as that of its snapshot.
+        """Steps that it may have been making instead of its snapshot's.
 
         Tasks are done in their order, but what it has made may not have left its process yet.
         """
@@ -636,7 +636,7 @@ class RemoteWorker(KnownWorker):
             return end, f"Look for sys.exit in the dataset.\n{text}"
         if is_node_gone:
             return f"was lost with its machine ({self.place})", _ADVICE_ON_NODE
-        # Without what Ray says of every actor.
+        # Without what Ray says of every dead actor.
         said = " ".join(str(self.end).rpartition("The actor is dead because ")[2].split())
         if self.hello is None:
             return f"could not be started: {said}", _ADVICE_ON_INSTALL
@@ -658,9 +658,9 @@ def _result_of(come: Come) -> TaskResult:
 def times_by_our_clock(times: bytes, sent_ns: int, received_ns: int) -> bytes:
     """Return the times of a task by our clock; those of one that was not measured as they are.
 
-    The monotonic clocks of two machines differ. A task is taken up after it was sent, and its batch
-    has come after it was made: where the times agree with that, as on one machine, they are left as
-    they are. Otherwise the batch is taken to have ended when it came.
+    The monotonic clocks of two machines differ. By one clock, a task begins after it was sent, and
+    its batch comes after it was made: times that agree with that are left as they are. Otherwise
+    the batch is taken to have ended when it came.
 
     Example:
         >>> from penstock.engine.timing import NO_TIMES
@@ -677,9 +677,9 @@ def times_by_our_clock(times: bytes, sent_ns: int, received_ns: int) -> bytes:
 
 
 def open_parcel(parcel: Parcel) -> Any:  # noqa: ANN401 - any tree at all
-    """Return a tree that is the caller's own: its large arrays alias the buffers, to be written.
+    """Return the tree of `parcel`; its large arrays alias the buffers, and may be written.
 
-    What lies in memory that the system would not let us write is copied.
+    Buffers in memory that cannot be written are copied.
     """
     return load_all(parcel.pickled, [_writable(buffer) for buffer in parcel.buffers])
 
@@ -694,8 +694,8 @@ def _writable(buffer: npt.NDArray[np.uint8]) -> memoryview:
     return memoryview(whole).cast("B")
 
 
-# Memory that is mapped as the object store's is. Each backend asks anew, as what another knew may
-# be mapped otherwise by now.
+# Address ranges that are mapped as the object store's are. Each backend clears the list, as
+# mappings may have changed.
 _store: list[tuple[int, int]] = []
 
 

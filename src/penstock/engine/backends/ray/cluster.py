@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a loader was told about Ray, the connection to its cluster, and what that has.
+"""A loader's options for Ray, the connection to the cluster, and the cluster's resources.
 
 There is one connection per process, made at first need, or the user's own.
 
@@ -7,8 +7,8 @@ Guarantees:
     What Ray raises on connecting becomes a ConfigError with the cause and what to do.
     No text shows `runtime_env`, which may hold tokens.
 Assumptions:
-    Whoever connects disconnects: the user's `ray.shutdown()`, or Ray's own at exit. Other loaders
-    of this process may use the connection, so nothing here ends one that has been made.
+    The user's `ray.shutdown()`, or Ray's own at exit, ends the connection. Other loaders of this
+    process may use it, so nothing here ends one that has been made.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 
 __all__ = ["RayOptions", "check_actor_options", "checked_options", "connect", "what_is_free"]
 
-# Of what `Actor.options` takes: what the engine decides.
+# The options of `Actor.options` that the engine decides.
 _OURS: Final = {
     "name": "workers are numbered, not named",
     "lifetime": "workers live as long as their loader",
@@ -42,7 +42,7 @@ _OURS: Final = {
     "max_pending_calls": "prefetch_factor says how many batches are under way",
 }
 _ANY: Final = (None, "auto", "local")  # addresses that any connection satisfies
-# To the cluster's port. Ray by itself asks for up to a minute before it says that nobody answers.
+# To connect to the cluster's port. Ray by itself tries for up to a minute.
 _PATIENCE_S: Final = 10.0
 
 _lock = threading.Lock()
@@ -55,8 +55,8 @@ class RayOptions:
 
     Attributes:
         address: Of the cluster; None leaves it to Ray.
-        actor: For Ray's `Actor.options`, "num_cpus" always among them. Its `runtime_env` may hold
-            tokens, so no text shows it.
+        actor: Options of Ray's `Actor.options`, always with "num_cpus". Their `runtime_env` may
+            hold tokens, so no text shows it.
     """
 
     address: str | None = None
@@ -134,7 +134,7 @@ def check_actor_options(options: RayOptions) -> None:
     for key, value in options.actor.items():
         try:
             ray.remote(Nobody).options(**{key: value})
-        except Exception as error:  # its ValueError or TypeError, or what its validator trips over
+        except Exception as error:  # its ValueError or TypeError, or an error in its validator
             # `runtime_env` may hold tokens, and what Ray says of it may quote them.
             said = "" if key == "runtime_env" else f": {type(error).__name__}: {error}"
             raise ConfigError(
@@ -211,7 +211,7 @@ def _check_same_cluster(ray: ModuleType, address: str | None) -> None:
 
 
 def _resolved(address: str, here: str) -> tuple[str, int]:
-    """Return one of the ways to write an address; `here` is this machine's."""
+    """Return an address in one form, to compare it; `here` is this machine's."""
     host, port = _host_and_port(address)
     try:
         ip = socket.gethostbyname(host)
@@ -232,7 +232,7 @@ def _host_and_port(address: str) -> tuple[str, int]:
 
 def _init(ray: ModuleType, address: str | None) -> None:
     meant = address
-    if address in (None, "auto"):  # as Ray does; the note is of a cluster on this machine
+    if address in (None, "auto"):  # as Ray does; its file names a cluster on this machine
         meant = os.environ.get("RAY_ADDRESS") or ray._private.utils.read_ray_address() or address
     if meant is not None and meant not in _ANY:
         _refuse_client(meant)
@@ -254,7 +254,7 @@ def _init(ray: ModuleType, address: str | None) -> None:
         said = f"address={meant!r}: {type(error).__name__}: {' '.join(str(error).split())}"
         raise ConfigError(f"Ray cannot be used, {without_password(said)}") from error
     finally:
-        # Keep what the user does on SIGTERM: Ray puts a handler of its own in its place.
+        # Keep the user's handler of SIGTERM, which Ray replaces by its own.
         if callable(on_sigterm) and threading.current_thread() is threading.main_thread():
             signal.signal(signal.SIGTERM, on_sigterm)
 
@@ -272,5 +272,5 @@ def what_is_free(ray: ModuleType, options: RayOptions) -> str:
 
 
 def _listed(resources: Mapping[str, float]) -> str:
-    """Return "4 CPU, 2 GPU", without what Ray counts by the node."""
+    """Return "4 CPU, 2 GPU", without the resources of single nodes."""
     return ", ".join(f"{n:g} {name}" for name, n in sorted(resources.items()) if ":" not in name)

@@ -10,8 +10,8 @@ Guarantees
     its end.
 
 Datasets and batches cross as Ray's object store takes them: a small pickle, and arrays beside it.
-Ray lays the arrays of what a call returns into its store (one copy, at the speed of memory) and
-gives them out again as views of it, on the same machine without a copy.
+Ray copies the arrays that a call returns into its store, at the speed of memory, and gives out
+views of it; on the same machine that takes no further copy.
 What is defined in the main process's `__main__`, as in a notebook, is pickled by value
 (cloudpickle).
 """
@@ -150,13 +150,13 @@ class Answer(NamedTuple):
 
 
 class RayWorker:
-    """Runs in a process of its own on some machine of the cluster; see the module.
+    """The actor, in a process of its own on some machine of the cluster; see the module.
 
     Every public method is a coroutine, so that it answers while the thread works.
 
     Concurrency:
-        Ray calls its coroutines in one event loop. Private methods run in the worker's thread, one
-        after the other, unless they say otherwise.
+        Ray calls its coroutines in one event loop. The other methods run in the worker's thread,
+        one after the other, unless they say otherwise.
     """
 
     def __init__(self, identity: WorkerIdentity) -> None:
@@ -189,17 +189,17 @@ class RayWorker:
     async def make(
         self, begun: bytes, task: bytes, number: int, num_come: int, trial: int | None = None
     ) -> Answer:
-        """Return what becomes of a task, when its turn has come.
+        """Do a task when its turn has come, and return the answer.
 
         Args:
             begun: The epoch that it belongs to, encoded; it is begun if it is a new one.
             task: What to do, encoded.
-            number: Which of this epoch's calls it is, from 0.
+            number: Number of the call in this epoch, from 0.
             num_come: How many answers of this epoch the main process has.
-            trial: Which sample of the task to try by itself; None makes the batch.
+            trial: Number of the sample to try by itself; None makes the batch.
         """
         epoch: Any = decode_message(begun)
-        # What belongs to the generations before is dropped.
+        # Tasks of earlier generations are dropped.
         self._status.wanted = max(self._status.wanted, epoch.generation)
         async with self._has_moved:
             await self._has_moved.wait_for(lambda: self._is_in_turn(epoch, number))
@@ -228,7 +228,7 @@ class RayWorker:
         ray.actor.exit_actor()  # type: ignore[no-untyped-call]
 
     async def _do(self, work: Callable[..., Answer], *args: object) -> Answer:
-        """Return what the thread answers, behind all that it was given before."""
+        """Do `work` in the thread, after all earlier work, and return its answer."""
         loop = asyncio.get_running_loop()
         done = await loop.run_in_executor(self._thread, self._answer, work, *args)
         async with self._has_moved:
@@ -236,7 +236,7 @@ class RayWorker:
         return done
 
     def _is_in_turn(self, begun: BeginEpoch, number: int) -> bool:
-        """Return whether a task may be served now: those before it have been, or none is wanted.
+        """Return whether a task may be served now: those before it have been, or it is unwanted.
 
         Concurrency:
             The event loop asks, while the thread may be beginning the epoch.
@@ -285,7 +285,7 @@ class RayWorker:
         if self._begun is None or self._begun.generation != begun.generation:
             self._next_number = 0
             self._kept = {}
-            self._begun = begun  # behind the numbers, as `_is_in_turn` may be asked meanwhile
+            self._begun = begun  # after the numbers: `_is_in_turn` may read them meanwhile
             self._runner.begin_epoch(begun)
         self._kept = {k: answer for k, answer in self._kept.items() if k >= num_come}
         if self._is_iterable and number < self._next_number:
@@ -299,7 +299,7 @@ class RayWorker:
     def _tried(self, task: Task, number: int) -> Answer:
         """Read, collate and pack one sample by itself, and drop it.
 
-        It either ends this process or it does not; what it raises, the batch will raise again.
+        Only whether it ends this process counts: what it raises, the batch will raise again.
         """
         if self._runner.maker is not None:
             self._status.begin_task(task.generation, task.step)

@@ -550,12 +550,12 @@ def batches_of(backend, num_workers, count):
         assert isinstance(event, TaskDone)
         batch = event.outcome.batch()
         assert batch[:, -1].tolist() == [2 * event.step, 2 * event.step + 1]
-        worker_id = event.worker_id
         del event
         num_done += 1
         yield batch
         del batch
         if num_submitted < count:
+            worker_id = num_submitted % num_workers  # in turn, however quick the other is
             backend.submit(worker_id, num_submitted, [2 * num_submitted, 2 * num_submitted + 1])
             num_submitted += 1
 
@@ -621,7 +621,6 @@ def test_a_consumer_that_waits_for_its_device_now_and_then_has_no_slots_made_ane
         if step % 10 == 9:
             device.go_on()
             num_locks.append(device.num_locks)
-    # Which worker the batches come of is chance, and so is when each has had its busiest time.
     assert num_locks[-1] <= 10 + 4 * num_workers
     backend.close()
     del backend

@@ -18,7 +18,7 @@ from penstock import sample_rng, worker_info
 from penstock.data import IterableDataset
 from penstock.engine.assembly import PlainOutput
 from penstock.engine.backends import process_worker
-from penstock.engine.backends.ray.worker import Answer, RayWorker, pack_parcel, value_of
+from penstock.engine.backends.ray.worker import Answer, RayWorker, serialize_tree, value_of
 from penstock.engine.plan import BatchIndices, WorkerSpec
 from penstock.engine.status_page import Phase, StatusWriter
 from penstock.engine.task import (
@@ -116,7 +116,7 @@ async def opened(dataset, *, seed=None, is_batched=True):
     spec = WorkerSpec(dataset, is_iterable, is_batched, seed=seed, batch_size=batch_size)
     worker = RayWorker(IDENTITY)
     try:
-        assert (await worker.open(pack_parcel(spec))).kind == "answer"
+        assert (await worker.open(serialize_tree(spec))).kind == "answer"
         yield worker
     finally:
         for gate in gates.values():
@@ -161,7 +161,7 @@ def told(answer):
     if result.kind == Kind.EXHAUSTED:
         return "end", result.step
     assert result.kind == Kind.DONE, result.payload
-    batch = value_of(answer.parcel)
+    batch = value_of(answer.serialized)
     return result.step, batch["index"].tolist(), batch["drawn"].tolist()
 
 
@@ -345,7 +345,7 @@ def test_at_no_moment_while_a_generationbegins_is_a_later_task_of_it_in_turn():
 
     worker = Asked(IDENTITY)
     spec = WorkerSpec(Stream(draws=False), True, True, batch_size=BATCH)
-    assert worker._answer(worker._set_up, pack_parcel(spec)).kind == "answer"
+    assert worker._answer(worker._set_up, serialize_tree(spec)).kind == "answer"
     for generation in (1, 2):
         begun = BeginEpoch(generation, generation)
         worker._status.wanted = generation
@@ -450,7 +450,7 @@ def test_a_worker_ends_once_it_is_set_up_if_it_is_told_to_meanwhile():
     async def scenario():
         worker = RayWorker(IDENTITY)
         spec = WorkerSpec(Numbers(False), False, True, worker_init_fn=wait_at_gate)
-        calls = [worker.open(pack_parcel(spec)), worker.open(pack_parcel(spec))]
+        calls = [worker.open(serialize_tree(spec)), worker.open(serialize_tree(spec))]
         opening = [asyncio.ensure_future(call) for call in calls]  # one is a late copy
         await _next(gate.reached)
         snapshot, stack = await worker.doing()
@@ -472,7 +472,9 @@ def test_what_the_users_code_writes_into_again_is_not_in_batches_that_were_made(
     async def scenario():
         async with opened(OneArray(), is_batched=False) as worker:
             answers = [await worker.make(*calls_of(1)(number), 0) for number in range(10)]
-            assert [set(value_of(a.parcel).tolist()) for a in answers] == [{k} for k in range(10)]
+            assert [set(value_of(a.serialized).tolist()) for a in answers] == [
+                {k} for k in range(10)
+            ]
 
     run(scenario())
 
@@ -489,7 +491,9 @@ async def _next(reached):
 def test_a_worker_whose_spec_cannot_be_opened_says_so_with_every_task():
     async def scenario():
         worker = RayWorker(IDENTITY)
-        broken = pack_parcel(WorkerSpec(Numbers(False), False, True))._replace(pickled=b"no pickle")
+        broken = serialize_tree(WorkerSpec(Numbers(False), False, True))._replace(
+            pickled=b"no pickle"
+        )
         assert await worker.open(broken) == Answer("answer")
         for number in (0, 1):
             answer = await worker.make(*calls_of(1)(number), 0)

@@ -81,7 +81,7 @@ class MainProcess:
         self.worker = RemoteWorker(0, self.actor, spec, self.inbox)
         self.taken = []
         self.worker.begin_generation(BeginEpoch(1, 1))
-        self.worker.open("parcel")
+        self.worker.open("serialized")
 
     def submit(self, step, indices, hints=None):
         self.worker.tasks[self.worker._generation, step] = indices
@@ -196,7 +196,7 @@ def test_tasks_are_numbered_and_taken_in_order_and_suspects_are_alone_whatever_c
     tried = {}  # step -> samples
 
     def pending():
-        return [a for a in actor.of("make", "open", "hello") if not a.done.done()]
+        return [a for a in actor.of("make", "open", "handshake") if not a.done.done()]
 
     for _ in range(num_moves):
         moves = ["submit"]
@@ -280,7 +280,7 @@ def test_who_is_forgotten_is_not_listened_to():
 def test_it_is_silent_once_nothing_is_under_way():
     main = MainProcess()
     main.worker.note_end("it was stuck")
-    for kind in ("hello", "open", "until_end"):
+    for kind in ("handshake", "open", "until_end"):
         assert not main.worker.is_silent
         (asked,) = main.actor.of(kind)
         main.answer(asked)

@@ -130,8 +130,8 @@ def test_a_node_that_is_lost_is_nobody_s_fault_and_its_work_is_done_elsewhere(ex
             got.append(batch)
             if step == 9:
                 (worker,) = stream.backend._table.workers.values()
-                extra_nodes.kill(worker.hello.node_id)
-                assert worker.hello.node_id in nodes
+                extra_nodes.kill(worker.handshake.node_id)
+                assert worker.handshake.node_id in nodes
     assert_same(got, without_workers(Drawn(400)))
 
 

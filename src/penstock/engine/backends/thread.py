@@ -74,7 +74,7 @@ if TYPE_CHECKING:
     from penstock.engine.task import BeginEpoch
     from penstock.engine.task_runner import BatchMaker
 
-__all__ = ["NOBODY", "ThreadBackend", "ThreadStatus", "Unwanted"]
+__all__ = ["NO_GENERATION", "ThreadBackend", "ThreadStatus", "Unwanted"]
 
 _GRACE_S: Final = 3.0  # for a worker to finish its sample and its user's clean-up
 _SHORT_GRACE_S: Final = 0.3  # after Ctrl-C, or when the interpreter ends
@@ -94,7 +94,7 @@ Outbox: TypeAlias = (
     "queue.SimpleQueue[tuple[ThreadWorker, TaskResult | tuple[str, str] | WorkerLost] | None]"
 )
 
-NOBODY: Final = math.inf  # `wanted` of a worker that is to end
+NO_GENERATION: Final = math.inf  # `wanted` of a worker that is to end
 _LOOK_S: Final = 0.1  # between two looks whether a worker that others wait for was given up
 _MOST_COMPARED: Final = 64  # items of a stream; two orders of 2 items agree half of the time
 
@@ -111,7 +111,7 @@ class ThreadStatus(StatusWriter):
 
     Attributes:
         watch: Watch of what the worker does between two waits, if it is watched.
-        wanted: Generation whose batches are wanted; `NOBODY` if the worker is to end.
+        wanted: Generation whose batches are wanted; `NO_GENERATION` if the worker is to end.
 
     Concurrency:
         The worker's thread writes. Any thread may call `snapshot`, and set `wanted`.
@@ -223,7 +223,7 @@ class ThreadGeneration:
         with self._changed:
             while (
                 (other := self.notifier)
-                and other.status.wanted != NOBODY
+                and other.status.wanted != NO_GENERATION
                 and other.thread.is_alive()
             ):
                 worker.status.check()
@@ -339,7 +339,7 @@ class ThreadWorker(KnownWorker):
 
     def stop(self) -> None:
         """Make it end, at the next sample if it is busy; does not wait."""
-        self.status.wanted = NOBODY
+        self.status.wanted = NO_GENERATION
         self.inbox.put(None)
 
     # From here on: in the thread.
@@ -350,7 +350,7 @@ class ThreadWorker(KnownWorker):
         except BaseException as error:
             if not self._owner.is_here:
                 _leave(error)
-            if self.status.wanted != NOBODY:
+            if self.status.wanted != NO_GENERATION:
                 text = "".join(traceback.format_exception_only(error)).strip()
                 self._outbox.put((self, (text, stack_of_error(error))))
         finally:
@@ -365,7 +365,7 @@ class ThreadWorker(KnownWorker):
         while True:
             self.status.phase(Phase.WAITING)
             message = self.inbox.get()
-            if message is None or self.status.wanted == NOBODY:
+            if message is None or self.status.wanted == NO_GENERATION:
                 return
             result = None
             try:

@@ -40,7 +40,7 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from penstock.engine.backends import LONGEST_WAIT_S, base_seed_of
 from penstock.engine.backends.ray.cluster import RayOptions, connect, what_is_free
-from penstock.engine.backends.ray.worker import Answer, RayWorker, pack_parcel, versions_here
+from penstock.engine.backends.ray.worker import Answer, RayWorker, serialize_tree, versions_here
 from penstock.engine.pickling import unpicklable_error
 from penstock.engine.plan import dataset_keys
 from penstock.engine.recover import NO_BATCH
@@ -60,12 +60,12 @@ if TYPE_CHECKING:
     import numpy as np
     import numpy.typing as npt
 
-    from penstock.engine.backends.ray.worker import Hello, Parcel
+    from penstock.engine.backends.ray.worker import Handshake, SerializedTree
     from penstock.engine.plan import Epoch, Plan, RetryHints, WorkerSpec
     from penstock.engine.scheduler import BackendEvent
     from penstock.engine.task import Task, TaskResult
 
-__all__ = ["RayBackend", "RemoteWorker", "open_parcel", "times_by_our_clock"]
+__all__ = ["RayBackend", "RemoteWorker", "deserialize_tree", "times_by_our_clock"]
 
 _GRACE_S: Final = 3.0  # for a worker to finish its sample and its user's clean-up
 _SHORT_GRACE_S: Final = 0.3  # when somebody has pressed Ctrl-C
@@ -116,7 +116,7 @@ class RayBackend:
         self._options = plan.backend_options or RayOptions()
         self._ray: Any = None
         self._actor_class: Any = None
-        self._parcel: object = None  # a reference to the spec
+        self._spec: object = None  # a reference to the spec
         self._table: WorkerTable[RemoteWorker] = WorkerTable(plan)
         self._num_starts: collections.Counter[int] = collections.Counter()  # by worker id
         self._awaited: set[int] = set()  # workers whose `WorkerReady` is to come
@@ -134,7 +134,7 @@ class RayBackend:
             UnpicklableError: the dataset (or a function) cannot be sent.
         """
         try:
-            parcel = pack_parcel(self._plan.spec)
+            serialized = serialize_tree(self._plan.spec)
         except Exception as error:
             advice = _ADVICE_ON_PICKLING
             raise unpicklable_error(self._plan.spec, error, advice=advice) from error
@@ -144,7 +144,7 @@ class RayBackend:
         self._actor_class = self._ray.remote(RayWorker).options(**{**given, **_ACTOR_OPTIONS})
         self._connection = self._ray.get_runtime_context().get_worker_id()
         try:
-            self._parcel = self._ray.put(parcel)  # it is there for as long as the reference is
+            self._spec = self._ray.put(serialized)  # there for as long as the reference is
             for worker_id in range(self._plan.num_workers):
                 self._open_worker(worker_id)
         except BaseException:
@@ -220,8 +220,8 @@ class RayBackend:
     @property
     def _is_starting(self) -> bool:
         """Whether nothing is under way but in workers that Ray has not started."""
-        workers = self._table.workers.values()
-        return all(w.hello is None for w in workers if w.is_open and (w.tasks or not w.is_ready))
+        workers = [worker for worker in self._table.workers.values() if worker.is_open]
+        return all(w.handshake is None for w in workers if w.tasks or not w.is_ready)
 
     @property
     def _is_connected(self) -> bool:
@@ -242,9 +242,9 @@ class RayBackend:
         now = time.monotonic()
         workers = list(self._table.workers.values())
         for worker in workers:
-            if worker.is_open and worker.hello is not None:
+            if worker.is_open and worker.handshake is not None:
                 worker.ask_for_hello()
-        missing = [w for w in workers if w.is_open and w.hello is None]
+        missing = [w for w in workers if w.is_open and w.handshake is None]
         if any(worker.doubt_at < now for worker in missing):
             for worker in missing:
                 worker.doubt_at = math.inf
@@ -276,8 +276,8 @@ class RayBackend:
         call, worker, answer = come.call, come.call.worker, come.future.result()
         if call.kind == "end" or (call.task and call.task.generation != self._table.generation):
             return []
-        if call.kind == "hello":
-            self._on_hello(worker, answer)
+        if call.kind == "handshake":
+            self._on_handshake(worker, answer)
             return []
         if answer.kind == "ended":
             worker.last_snapshot = answer.snapshot
@@ -295,17 +295,17 @@ class RayBackend:
         worker.send()
         return events
 
-    def _on_hello(self, worker: RemoteWorker, hello: Hello) -> None:
+    def _on_handshake(self, worker: RemoteWorker, handshake: Handshake) -> None:
         ours = versions_here()
-        if hello.versions != ours:
+        if handshake.versions != ours:
             raise ConfigError(
-                f"worker {worker.worker_id} (pid {hello.pid} on {hello.address}) runs on "
-                f"{hello.versions}, and the main process on {ours}: what they send each "
+                f"worker {worker.worker_id} (pid {handshake.pid} on {handshake.address}) runs on "
+                f"{handshake.versions}, and the main process on {ours}: what they send each "
                 f"other, and what samples draw, may differ. {_ADVICE_ON_INSTALL}"
             )
-        if worker.hello is None:
-            worker.open(self._parcel)
-        worker.hello, worker.pid = hello, hello.pid
+        if worker.handshake is None:
+            worker.open(self._spec)
+        worker.handshake, worker.pid = handshake, handshake.pid
 
     def _end(self, worker: RemoteWorker, end: Exception | Answer | str) -> None:
         """Let a worker's end take its course; also if Ray has only lost sight of it."""
@@ -314,7 +314,7 @@ class RayBackend:
 
     def _reap(self, worker: RemoteWorker) -> BackendEvent:
         """Return the event of a worker's death."""
-        node_id = worker.hello.node_id if worker.hello is not None else ""
+        node_id = worker.handshake.node_id if worker.handshake is not None else ""
         is_node_gone = _DEAD_NODE in str(worker.end) or any(
             node["NodeID"] == node_id and not node["Alive"] for node in self._ray.nodes()
         )
@@ -352,14 +352,14 @@ class RayBackend:
     def kill(self, worker_id: int, why: str) -> None:
         """End an actor that is stuck, once it has said what it is doing, if it still can."""
         worker = self._table.workers[worker_id]
-        if worker.is_open and worker.hello is not None:  # one that has not started is not stuck
+        if worker.is_open and worker.handshake is not None:  # one that has not started is not stuck
             worker.last_snapshot, worker.last_stack = self._ask(worker)
             self._end(worker, why)
 
     def _ask(self, worker: RemoteWorker) -> tuple[StatusSnapshot | None, str]:
         """Return what an actor is doing, and its stack; None if it does not answer."""
         doing: tuple[StatusSnapshot | None, str] = None, ""
-        if worker.hello is not None:
+        if worker.handshake is not None:
             with contextlib.suppress(Exception):  # native code holds the interpreter, or no link
                 doing = self._ray.get(worker.actor.doing.remote(), timeout=_STACKS_S)
         return doing
@@ -388,7 +388,7 @@ class RayBackend:
         finally:  # also if a second Ctrl-C comes
             for worker in workers:
                 worker.forget()
-            self._parcel = None
+            self._spec = None
             self._inbox = queue.SimpleQueue()  # what is in there is not wanted
 
     def _end_all(self, workers: Sequence[RemoteWorker], grace_s: float) -> None:
@@ -396,7 +396,7 @@ class RayBackend:
         ends = [self._let_end(worker) for worker in workers]
         try:
             for worker in workers:
-                if worker.hello is None:
+                if worker.handshake is None:
                     self._kill(worker)
             self._ray.wait(ends, num_returns=len(ends), timeout=grace_s)
         finally:  # also if a second Ctrl-C comes
@@ -431,7 +431,7 @@ class Call(NamedTuple):
 
     Attributes:
         worker: Worker that is called.
-        kind: "hello", "open", "make" or "end".
+        kind: "handshake", "open", "make" or "end".
         task: Task of a "make".
         trial: Number of the sample that is tried by itself; None makes the batch.
         is_alone: Whether nothing else may be under way meanwhile.
@@ -462,7 +462,7 @@ class RemoteWorker(KnownWorker):
     Attributes:
         actor: Ray's handle.
         is_ready: Whether the actor has opened the spec, so that it may be sent tasks.
-        hello: Where it is; None until it has started.
+        handshake: Where it is; None until it has started.
         doubt_at: Moment at which to warn that it has not started, by the monotonic clock.
         num_out: Number of calls under way.
         until_end: Future of a call that never returns, and fails when the actor ends.
@@ -476,13 +476,13 @@ class RemoteWorker(KnownWorker):
     def __init__(
         self, worker_id: int, actor: _Actor, spec: WorkerSpec, inbox: queue.SimpleQueue[Come]
     ) -> None:
-        """Greet an actor that was asked for; once it has said hello, `open` is to follow."""
+        """Greet an actor that was asked for; after its handshake, `open` is to follow."""
         super().__init__(worker_id, 0)
         self.is_ready = False
         self.actor = actor
         self._spec = spec
         self._inbox: queue.SimpleQueue[Come] | None = inbox
-        self.hello: Hello | None = None
+        self.handshake: Handshake | None = None
         self.doubt_at = time.monotonic() + _DOUBT_S
         self.dying_since = math.inf
         self.end: Exception | Answer | str = ""
@@ -510,13 +510,13 @@ class RemoteWorker(KnownWorker):
     @property
     def place(self) -> str:
         """Where it is, in words."""
-        if self.hello is None:
+        if self.handshake is None:
             return "not yet started"
-        return f"pid {self.hello.pid} on {self.hello.address}"
+        return f"pid {self.handshake.pid} on {self.handshake.address}"
 
-    def open(self, parcel: object) -> None:
-        """Let the actor open the spec; `parcel` is the reference of it."""
-        self._listen(Call(self, "open"), self.actor.open.remote(parcel))
+    def open(self, serialized: object) -> None:
+        """Let the actor open the spec; `serialized` is the reference of it."""
+        self._listen(Call(self, "open"), self.actor.open.remote(serialized))
 
     def ask_for_hello(self) -> None:
         """Ask for a sign of life.
@@ -525,7 +525,7 @@ class RemoteWorker(KnownWorker):
         does not learn of it before something is sent: then Ray connects anew, and sends all that
         was under way once more.
         """
-        self._listen(Call(self, "hello"), self.actor.hello.remote())
+        self._listen(Call(self, "handshake"), self.actor.handshake.remote())
 
     def _listen(self, call: Call, reference: Any) -> Any:  # noqa: ANN401 - Ray's reference, a future
         self.num_out += 1
@@ -603,7 +603,7 @@ class RemoteWorker(KnownWorker):
             return self.last_snapshot
         phase, step, number = Phase.WAITING, -1, None
         if not self.is_ready:
-            phase = Phase.ABSENT if self.hello is None else Phase.STARTING
+            phase = Phase.ABSENT if self.handshake is None else Phase.STARTING
         elif self.sent:
             call = next(iter(self.sent.values()))
             phase, step, number = Phase.READING, call.task.step, call.trial
@@ -638,7 +638,7 @@ class RemoteWorker(KnownWorker):
             return f"was lost with its machine ({self.place})", _ADVICE_ON_NODE
         # Without what Ray says of every dead actor.
         said = " ".join(str(self.end).rpartition("The actor is dead because ")[2].split())
-        if self.hello is None:
+        if self.handshake is None:
             return f"could not be started: {said}", _ADVICE_ON_INSTALL
         return "is gone", f"Ray says: {said}\n{_ADVICE_ON_EXIT}"
 
@@ -647,7 +647,7 @@ def _result_of(come: Come) -> TaskResult:
     answer: Any = come.future.result()
     result, _ = decode_result(answer.message)
     if result.kind == Kind.DONE:
-        result.unpack = functools.partial(open_parcel, answer.parcel)
+        result.unpack = functools.partial(deserialize_tree, answer.serialized)
     elif result.kind == Kind.EMPTY:
         result.payload = NO_BATCH
     if result.times is not None:
@@ -676,12 +676,12 @@ def times_by_our_clock(times: bytes, sent_ns: int, received_ns: int) -> bytes:
     return replaced(times, begun_ns=begun_ns, ended_ns=received_ns)
 
 
-def open_parcel(parcel: Parcel) -> Any:  # noqa: ANN401 - any tree at all
-    """Return the tree of `parcel`; its large arrays alias the buffers, and may be written.
+def deserialize_tree(serialized: SerializedTree) -> Any:  # noqa: ANN401 - any tree at all
+    """Return the tree of `serialized`; its large arrays alias the buffers, and may be written.
 
     Buffers in memory that cannot be written are copied.
     """
-    return load_all(parcel.pickled, [_writable(buffer) for buffer in parcel.buffers])
+    return load_all(serialized.pickled, [_writable(buffer) for buffer in serialized.buffers])
 
 
 def _writable(buffer: npt.NDArray[np.uint8]) -> memoryview:

@@ -127,13 +127,13 @@ def check_actor_options(options: RayOptions) -> None:
         MissingExtraError: Ray is not installed.
     """
 
-    class Nobody:  # is never started
+    class Unstarted:  # no actor of it is made
         pass
 
     ray = _load_ray()
     for key, value in options.actor.items():
         try:
-            ray.remote(Nobody).options(**{key: value})
+            ray.remote(Unstarted).options(**{key: value})
         except Exception as error:  # its ValueError or TypeError, or an error in its validator
             # `runtime_env` may hold tokens, and what Ray says of it may quote them.
             said = "" if key == "runtime_env" else f": {type(error).__name__}: {error}"
@@ -241,7 +241,7 @@ def _init(ray: ModuleType, address: str | None) -> None:
         except OSError as error:
             raise ConfigError(
                 f"no Ray cluster can be reached at {without_password(meant)}: {error}. The address "
-                "is that of its head node, with the port of `ray start --head` (6379 unless told). "
+                "is that of its head node, with the port of `ray start --head` (6379 by default). "
                 "If you gave none, it is from RAY_ADDRESS, or from Ray's note of a cluster that "
                 "has ended without `ray stop`: delete /tmp/ray/ray_current_cluster."
             ) from error

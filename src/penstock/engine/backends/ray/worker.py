@@ -37,7 +37,7 @@ import numpy as np
 
 from penstock.engine.assembly import PlainOutput
 from penstock.engine.backends.process_worker import set_up_worker
-from penstock.engine.backends.thread import NOBODY, ThreadStatus, Unwanted
+from penstock.engine.backends.thread import NO_GENERATION, ThreadStatus, Unwanted
 from penstock.engine.recover import drop_frames
 from penstock.engine.status_page import Phase
 from penstock.engine.task import Kind, decode_message, encode_result
@@ -57,12 +57,12 @@ if TYPE_CHECKING:
     from penstock.engine.status_page import StatusSnapshot
     from penstock.engine.task import BeginEpoch, Task, TaskResult, WorkerIdentity
 
-__all__ = ["Answer", "Hello", "Parcel", "RayWorker", "pack_parcel", "value_of", "versions_here"]
+__all__ = ["Answer", "Handshake", "RayWorker", "SerializedTree", "serialize_tree", "versions_here"]
 
 _RSS_UNIT: Final = 1 if sys.platform == "darwin" else 1024  # of ru_maxrss
 
 
-class Parcel(NamedTuple):
+class SerializedTree(NamedTuple):
     """A pickled tree.
 
     Attributes:
@@ -78,13 +78,11 @@ class Parcel(NamedTuple):
 def _pickler_class() -> Any:  # noqa: ANN401 - a class of Ray's
     base: Any = importlib.import_module("ray.cloudpickle").CloudPickler
     # Of the class: C reads it when a pickler is made, and not what is assigned to one later.
-    return type(
-        "ParcelPickler", (base,), {"dispatch_table": ChainMap(REDUCERS, base.dispatch_table)}
-    )
+    return type("TreePickler", (base,), {"dispatch_table": ChainMap(REDUCERS, base.dispatch_table)})
 
 
-def pack_parcel(tree: object) -> Parcel:
-    """Return `tree` as a parcel, whose buffers are views of the tree's own memory.
+def serialize_tree(tree: object) -> SerializedTree:
+    """Return `tree` serialized, with buffers that are views of the tree's own memory.
 
     Raises:
         Exception: whatever pickling raises.
@@ -100,14 +98,14 @@ def pack_parcel(tree: object) -> Parcel:
 
     file = io.BytesIO()
     _pickler_class()(file, protocol=5, buffer_callback=keep_in_pickle).dump(tree)
-    return Parcel(file.getvalue(), buffers)
+    return SerializedTree(file.getvalue(), buffers)
 
 
-def value_of(parcel: Parcel) -> Any:  # noqa: ANN401 - any tree at all
+def value_of(serialized: SerializedTree) -> Any:  # noqa: ANN401 - any tree at all
     """Return the tree again; its large arrays alias the buffers, and are as read-only as these."""
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", "The given buffer is not writable", UserWarning)
-        return load_all(parcel.pickled, [buffer.data for buffer in parcel.buffers])
+        return load_all(serialized.pickled, [buffer.data for buffer in serialized.buffers])
 
 
 def versions_here() -> str:
@@ -116,7 +114,7 @@ def versions_here() -> str:
     return f"penstock {ours}, Python {platform.python_version()}, numpy {np.__version__}"
 
 
-class Hello(NamedTuple):
+class Handshake(NamedTuple):
     """Where a worker is.
 
     Attributes:
@@ -139,13 +137,13 @@ class Answer(NamedTuple):
         kind: "answer"; "dropped", as the task is not wanted any more; "ended", as the user's code
             asked for the worker's end.
         message: The `TaskResult`, encoded; for "ended" how, as text.
-        parcel: The batch, if there is one.
+        serialized: The batch, if there is one.
         snapshot: For "ended": what was being done.
     """
 
     kind: str
     message: bytes | str = b""
-    parcel: Parcel | None = None
+    serialized: SerializedTree | None = None
     snapshot: StatusSnapshot | None = None
 
 
@@ -174,17 +172,17 @@ class RayWorker:
         self._kept: dict[int, Answer] = {}  # by number; of an iterable
         self._end: Answer | None = None  # the answer to every task from here on
 
-    async def hello(self) -> Hello:
+    async def handshake(self) -> Handshake:
         """Return where this is; at once, however long setting up takes."""
         import ray
 
         context = ray.get_runtime_context()
         address: str = ray.util.get_node_ip_address()  # type: ignore[no-untyped-call]
-        return Hello(os.getpid(), context.get_node_id(), address, versions_here())
+        return Handshake(os.getpid(), context.get_node_id(), address, versions_here())
 
-    async def open(self, parcel: Parcel) -> Answer:
+    async def open(self, serialized: SerializedTree) -> Answer:
         """Open the spec, and answer when that is done."""
-        return await self._do(self._set_up, parcel)
+        return await self._do(self._set_up, serialized)
 
     async def make(
         self, begun: bytes, task: bytes, number: int, num_come: int, trial: int | None = None
@@ -216,7 +214,7 @@ class RayWorker:
 
     async def close(self) -> None:
         """Drop what waits, and break off what is being made at its sample."""
-        self._status.wanted = NOBODY
+        self._status.wanted = NO_GENERATION
         await self._do(self._close)
         self._has_ended.set()
 
@@ -263,15 +261,15 @@ class RayWorker:
         finally:
             self._status.phase(Phase.WAITING)
 
-    def _set_up(self, parcel: Parcel) -> Answer:
-        """Open the spec, which `parcel` holds, seed, and run `worker_init_fn`."""
+    def _set_up(self, serialized: SerializedTree) -> Answer:
+        """Open the spec, which `serialized` holds, seed, and run `worker_init_fn`."""
         if self._working_thread is None:  # else this call has come twice
             self._working_thread = threading.current_thread()
-            self._runner.set_up(lambda: self._load(parcel))
+            self._runner.set_up(lambda: self._load(serialized))
         return Answer("answer")
 
-    def _load(self, parcel: Parcel) -> WorkerSpec:
-        spec: WorkerSpec = value_of(parcel)
+    def _load(self, serialized: SerializedTree) -> WorkerSpec:
+        spec: WorkerSpec = value_of(serialized)
         if states := set_up_worker(spec, self._identity):
             self._runner.notice(states=states)
         self._is_iterable = spec.is_iterable
@@ -351,13 +349,13 @@ class _ParcelOutput(PlainOutput):
         self._given.add(array.ctypes.data)
         return array
 
-    def finish(self, batch: object) -> Parcel:
-        """Return the batch as a parcel."""
-        pickled, buffers = pack_parcel(batch)
+    def finish(self, batch: object) -> SerializedTree:
+        """Return the batch, serialized."""
+        pickled, buffers = serialize_tree(batch)
         buffers = [b if b.ctypes.data in self._given else b.copy() for b in buffers]
         self._num_bytes = len(pickled) + sum(buffer.nbytes for buffer in buffers)
-        return Parcel(pickled, buffers)
+        return SerializedTree(pickled, buffers)
 
     def dry_run(self, batch: object) -> None:
         """Raise what packing would."""
-        pack_parcel(batch)
+        serialize_tree(batch)

@@ -18,8 +18,8 @@ from hypothesis.extra import numpy as npst
 
 import penstock.torch  # noqa: F401 - which knows tensors
 from penstock.engine.backends.ray import backend
-from penstock.engine.backends.ray.backend import _writable, open_parcel, times_by_our_clock
-from penstock.engine.backends.ray.worker import Parcel, pack_parcel, value_of
+from penstock.engine.backends.ray.backend import _writable, deserialize_tree, times_by_our_clock
+from penstock.engine.backends.ray.worker import SerializedTree, serialize_tree, value_of
 from penstock.engine.timing import NO_TIMES, replaced, row_of_worker
 
 LARGE = 64 * 1024  # bytes; smaller buffers are copied, whosever memory they lie in
@@ -46,8 +46,10 @@ class Store:
         array.flags.writeable = False
         return array
 
-    def hand_over(self, parcel):
-        return Parcel(parcel.pickled, [self.keep(buffer) for buffer in parcel.buffers])
+    def hand_over(self, serialized):
+        return SerializedTree(
+            serialized.pickled, [self.keep(buffer) for buffer in serialized.buffers]
+        )
 
 
 def assert_same(a, b):
@@ -118,10 +120,10 @@ TREES = st.recursive(
 @settings(deadline=None)
 @given(tree=TREES)
 def test_a_tree_comes_through_as_it_was_and_its_arrays_may_be_written(tree):
-    parcel = pack_parcel(tree)
-    assert all(buffer.dtype == np.uint8 and buffer.ndim == 1 for buffer in parcel.buffers)
-    assert_same(value_of(parcel), tree)
-    opened = open_parcel(Store().hand_over(parcel))
+    serialized = serialize_tree(tree)
+    assert all(buffer.dtype == np.uint8 and buffer.ndim == 1 for buffer in serialized.buffers)
+    assert_same(value_of(serialized), tree)
+    opened = deserialize_tree(Store().hand_over(serialized))
     assert_same(opened, tree)
     before = pickle.dumps(tree)
     for array in _arrays(opened):
@@ -139,11 +141,11 @@ def _arrays(tree):
 
 def test_an_array_that_is_twice_in_a_tree_is_one_and_large_ones_are_beside_the_pickle():
     array = np.arange(100_000)
-    parcel = pack_parcel({"a": array, "b": [array, array[:10]]})
-    assert len(parcel.pickled) < 4096
-    assert [buffer.nbytes for buffer in parcel.buffers] == [array.nbytes]
-    assert np.shares_memory(parcel.buffers[0], array), "copied though Ray is going to"
-    opened = value_of(parcel)
+    serialized = serialize_tree({"a": array, "b": [array, array[:10]]})
+    assert len(serialized.pickled) < 4096
+    assert [buffer.nbytes for buffer in serialized.buffers] == [array.nbytes]
+    assert np.shares_memory(serialized.buffers[0], array), "copied though Ray is going to"
+    opened = value_of(serialized)
     assert opened["a"] is opened["b"][0]
 
 
@@ -160,7 +162,7 @@ def test_tensors_come_through_with_their_layout_and_may_be_written(dtype):
         "empty": flat[:0],
         "scalar": flat[5],
     }
-    opened = open_parcel(Store().hand_over(pack_parcel(tree)))
+    opened = deserialize_tree(Store().hand_over(serialize_tree(tree)))
     assert opened.keys() == tree.keys()
     for key, tensor in tree.items():
         assert opened[key].dtype == tensor.dtype
@@ -176,7 +178,7 @@ import sys
 
 import numpy as np
 
-from penstock.engine.backends.ray.worker import pack_parcel
+from penstock.engine.backends.ray.worker import serialize_tree
 
 
 @dataclasses.dataclass
@@ -192,22 +194,22 @@ def scale(x):
 
 
 FACTOR = 2
-parcel = pack_parcel({"point": Point(np.arange(50_000)), "lambda": lambda x: scale(x) + 1})
+serialized = serialize_tree({"point": Point(np.arange(50_000)), "lambda": lambda x: scale(x) + 1})
 with open(sys.argv[1], "wb") as file:
-    file.write(len(parcel.pickled).to_bytes(8, "little") + parcel.pickled)
-    for buffer in parcel.buffers:
+    file.write(len(serialized.pickled).to_bytes(8, "little") + serialized.pickled)
+    for buffer in serialized.buffers:
         file.write(buffer)
 """
 
 
 def test_what_the_trainers_script_defines_itself_is_known_in_another_process(tmp_path):
-    script, out = tmp_path / "train.py", tmp_path / "parcel"
+    script, out = tmp_path / "train.py", tmp_path / "serialized"
     script.write_text(SCRIPT)
     subprocess.run([sys.executable, script, out], check=True, timeout=100)
     content = out.read_bytes()
     end = 8 + int.from_bytes(content[:8], "little")
     buffer = np.frombuffer(content[end:], np.uint8)
-    opened = value_of(Parcel(content[8:end], [buffer]))
+    opened = value_of(SerializedTree(content[8:end], [buffer]))
     assert type(opened["point"]).__name__ == "Point"
     assert np.array_equal(opened["point"].x, np.arange(50_000))
     assert opened["point"].doubled()[-1] == 99_998
@@ -275,10 +277,10 @@ def test_an_array_that_may_be_written_is_taken_as_it_is():
 
 def test_a_buffer_lives_as_long_as_the_last_view_of_it_and_no_longer():
     """Ray may use the memory of an object again as soon as its buffer is gone."""
-    parcel = Store().hand_over(pack_parcel({"x": np.arange(100_000), "y": 1}))
-    alive = weakref.ref(parcel.buffers[0])
-    opened = open_parcel(parcel)
-    del parcel
+    serialized = Store().hand_over(serialize_tree({"x": np.arange(100_000), "y": 1}))
+    alive = weakref.ref(serialized.buffers[0])
+    opened = deserialize_tree(serialized)
+    del serialized
     part = opened["x"][10:20]
     del opened
     assert alive() is not None
@@ -320,7 +322,7 @@ def test_the_times_of_a_batch_that_was_not_measured_stay():
 
 
 def test_tensors_travel_beside_the_pickle_as_arrays_do():
-    parcel = pack_parcel({"tensor": torch.arange(100_000.0), "array": np.zeros(100_000)})
-    assert sorted(buffer.nbytes for buffer in parcel.buffers) == [400_000, 800_000]
-    assert len(parcel.pickled) < 2_000
-    assert torch.equal(value_of(parcel)["tensor"], torch.arange(100_000.0))
+    serialized = serialize_tree({"tensor": torch.arange(100_000.0), "array": np.zeros(100_000)})
+    assert sorted(buffer.nbytes for buffer in serialized.buffers) == [400_000, 800_000]
+    assert len(serialized.pickled) < 2_000
+    assert torch.equal(value_of(serialized)["tensor"], torch.arange(100_000.0))

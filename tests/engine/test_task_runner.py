@@ -505,3 +505,20 @@ def test_no_result_keeps_what_raised_alive():
         assert ref() is None
     finally:
         gc.enable()
+
+
+def test_a_sample_that_is_tried_is_collated_and_packed_by_itself_and_dropped():
+    collated = []
+
+    def collate(samples):
+        collated.append([int(sample[0]) for sample in samples])
+        return samples
+
+    spec = WorkerSpec(OneByOne(), False, True, collate_fn=collate)
+    runner = TaskRunner(PlainOutput(), StatusWriter(), ALONE)
+    runner.set_up(lambda: spec)
+    runner.begin_epoch(BeginEpoch(1, 0))
+    runner.maker.try_sample([4, BAD, 6, 7], 2, None)
+    runner.maker.try_sample([4, BAD, 6, 7], 1, RetryHints())  # raises: `make` will tell
+    assert collated == [[6]]
+    assert list(runner.maker.take_bad()) == []

@@ -337,7 +337,7 @@ def test_a_dataset_is_put_into_the_store_once_and_its_arrays_are_views_of_it(clu
         assert batch["is_view"].all()
         while not all(worker.is_ready for worker in stream.backend._table.workers.values()):
             next(stream)
-        reference = stream.backend._parcel
+        reference = stream.backend._spec
         # One object for the three workers, with one copy here, where it was put, and one there.
         assert objects_of(size, cluster) - before == {reference.hex()}
         found = cluster.ray.experimental.get_object_locations([reference])[reference]

@@ -26,7 +26,7 @@ from penstock.data.dataset import announce_epoch, can_resume, is_drawless
 from penstock.engine.assembly import Assembler
 from penstock.engine.map_reader import MapReader, map_maker
 from penstock.engine.pickling import copy_of_error
-from penstock.engine.plan import BatchIndices, ShardPosition, dataset_keys, sample_key
+from penstock.engine.plan import BatchIndices, RetryHints, ShardPosition, dataset_keys, sample_key
 from penstock.engine.recover import NO_BATCH, BadSample, BatchItem, Recovery, Replacements
 from penstock.engine.stream_reader import StreamReader, shard_maker
 from penstock.engine.task import Kind, Notices, TaskResult, WorkerIdentity
@@ -39,7 +39,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator
 
     from penstock.engine.assembly import Output, PlainMaker
-    from penstock.engine.plan import RetryHints, WorkerSpec
+    from penstock.engine.plan import WorkerSpec
     from penstock.engine.status_page import StatusWriter
     from penstock.engine.task import BeginEpoch, Task
 
@@ -371,9 +371,10 @@ class BatchMaker:
         Args:
             indices: Indices of the batch, as for `make`.
             number: Number of the sample in it.
-            hints: Hints on samples that end workers, with `alone`.
+            hints: Hints on samples that end workers.
         """
         indices, position, stride = _parts_of(indices)
+        hints = RetryHints(True, () if hints is None else hints.quarantined)
         with contextlib.suppress(Exception):
             items = self._recovery.begin(self._keys_of(indices), position, stride, hints)
             self._in_scope(self._recovery.fill, items[number])

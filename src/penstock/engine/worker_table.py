@@ -13,7 +13,10 @@ Backends carry tasks and results. This module interprets them, alike for all bac
 
 from __future__ import annotations
 
+from collections import Counter
 from typing import TYPE_CHECKING, Any, Final, Generic, NamedTuple, TypeVar
+
+import numpy as np
 
 from penstock.data.dataset import length_of
 from penstock.data.names import name_samples
@@ -21,10 +24,11 @@ from penstock.engine.pickling import ExceptionReport, revive_exception
 from penstock.engine.plan import dataset_keys, sample_key
 from penstock.engine.scheduler import TaskDone, WorkerExhausted, WorkerLost, WorkerReady
 from penstock.engine.status_page import PHRASES, Phase
-from penstock.engine.task import BeginEpoch, Kind, SlotsBack, Task
+from penstock.engine.task import BeginEpoch, Kind, SlotsBack, Task, WorkerIdentity
 from penstock.engine.worker_comparison import FirstSamples, note_states
 from penstock.faults import annotate
 from penstock.randomness.generator_watch import UNSEEDED, warn_of_drawings
+from penstock.randomness.keys import Purpose, seed_sequence
 
 if TYPE_CHECKING:
     from collections.abc import Hashable
@@ -73,6 +77,7 @@ class WorkerTable(Generic[WorkerT]):
         workers: Workers by number.
         generation: Generation of the current epoch; the user may begin the same epoch again.
         epoch: The current epoch; None before the first.
+        num_starts: Number of workers that were started, by worker number.
 
     Concurrency:
         One thread.
@@ -91,11 +96,25 @@ class WorkerTable(Generic[WorkerT]):
         self.workers: dict[int, WorkerT] = {}
         self.generation = 0
         self.epoch: Epoch | None = None
+        self.num_starts: Counter[int] = Counter()
         self._last_generation = 0
         self._live: dict[int, Epoch] = {}  # by generation: the current one, and one begun ahead
         self._plan = plan
         self._drawings_advice = drawings_advice
         self._first_samples = FirstSamples(plan.spec, plan.num_workers, warns=warns)
+
+    def identity_of(self, worker_id: int) -> WorkerIdentity:
+        """Return the identity of a worker that is about to start.
+
+        Its draws must not repeat those of earlier workers of its number.
+        """
+        plan, num_before = self._plan, self.num_starts[worker_id]
+        self.num_starts[worker_id] += 1
+        seed = plan.base_seed
+        if num_before:
+            words = seed_sequence(seed, Purpose.WORKERS, worker_id, num_before)
+            seed = int(words.generate_state(1, np.uint64)[0] >> np.uint64(1))
+        return WorkerIdentity(worker_id, max(plan.num_workers, plan.max_workers), seed)
 
     def add(self, worker: WorkerT) -> None:
         """Add a worker; it goes on where an earlier one of the same number was."""

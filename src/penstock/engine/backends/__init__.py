@@ -18,7 +18,7 @@ Backend.diagnose(w)         what a worker is doing
 Backend.events(timeout_s)   events since the last call: blocks until there is one, or time is up
 Backend.close()             ends all workers before it returns; may be called again
 
-close_at_exit and base_seed_of serve several backends.
+close_at_exit serves several backends.
 """
 
 from __future__ import annotations
@@ -28,10 +28,6 @@ import pkgutil
 import weakref
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final, Protocol
-
-import numpy as np
-
-from penstock.randomness.keys import Purpose, seed_sequence
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Sequence
@@ -45,7 +41,6 @@ __all__ = [
     "LONGEST_WAIT_S",
     "Backend",
     "BackendTraits",
-    "base_seed_of",
     "close_at_exit",
     "open_backend",
     "traits_of",
@@ -216,14 +211,3 @@ def close_at_exit(backend: Any) -> None:  # noqa: ANN401 - not all can begin an 
 def _close_all() -> None:
     for backend in list(_to_close):
         backend.close(in_a_hurry=True)
-
-
-def base_seed_of(plan: Plan, worker_id: int, num_before: int) -> int:
-    """Return the base seed of a worker; `num_before` others of its number were started before.
-
-    Its draws must not repeat theirs.
-    """
-    if num_before == 0:
-        return plan.base_seed
-    words = seed_sequence(plan.base_seed, Purpose.WORKERS, worker_id, num_before)
-    return int(words.generate_state(1, np.uint64)[0] >> np.uint64(1))

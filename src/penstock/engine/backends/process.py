@@ -23,7 +23,6 @@ there at once (`Channel`). `close` uses shutdown(2), which no copy can hold up.
 
 from __future__ import annotations
 
-import collections
 import contextlib
 import errno
 import functools
@@ -43,12 +42,12 @@ from _signal import getsignal, signal as set_handler  # type: ignore[import-not-
 from pickle import PicklingError
 from typing import TYPE_CHECKING, Any, Final
 
-from penstock.engine.backends import LONGEST_WAIT_S, base_seed_of, close_at_exit
+from penstock.engine.backends import LONGEST_WAIT_S, close_at_exit
 from penstock.engine.backends.process_worker import run_worker
 from penstock.engine.pickling import share_spec, unpicklable_error
 from penstock.engine.recover import NO_BATCH
 from penstock.engine.status_page import Phase, StatusPage
-from penstock.engine.task import Kind, SlotsBack, WorkerIdentity, decode_result, encode_message
+from penstock.engine.task import Kind, SlotsBack, decode_result, encode_message
 from penstock.engine.worker_table import KnownWorker, WorkerProgress, WorkerTable
 from penstock.errors import ConfigError
 from penstock.fork_hazards import opencv_at_rest, warn_of_fork
@@ -324,7 +323,6 @@ class ProcessBackend:
         self._plan = plan
         self._context = plan.context or multiprocessing.get_context()
         self._table: WorkerTable[WorkerProcess] = WorkerTable(plan)
-        self._num_starts: collections.Counter[int] = collections.Counter()  # by worker id
         # Both ends of the pipe of `end_with_parent`; empty before the start and after `close`.
         self._watch: tuple[int, ...] = ()
         self._held_interrupts = HeldInterrupts()
@@ -375,18 +373,17 @@ class ProcessBackend:
             os.close(self._shared_fds.pop())
 
     def _start_worker(self, worker_id: int, *, joins_late: bool = False) -> WorkerProcess:
-        plan = self._plan
-        num_workers = max(plan.num_workers, plan.max_workers)
+        plan, identity = self._plan, self._table.identity_of(worker_id)
         # Where their number changes, workers may come to be further ahead.
         prefetch = max(plan.prefetch_factor, _MOST_PREFETCH if plan.max_workers else 0)
         max_free = prefetch + 2
         patience_s = _SLOT_PATIENCE_S
         if plan.page_lock is not None:
             patience_s = 0.0  # slots that a device reads come back late
-            max_free += math.ceil(_BATCHES_AHEAD_OF_DEVICE / num_workers)
-        seed = base_seed_of(plan, worker_id, self._num_starts[worker_id])
-        self._num_starts[worker_id] += 1
-        identity = WorkerIdentity(worker_id, num_workers, seed, joins_late, max_free, patience_s)
+            max_free += math.ceil(_BATCHES_AHEAD_OF_DEVICE / identity.num_workers)
+        identity = identity._replace(
+            joins_late=joins_late, max_free_slots=max_free, slot_patience_s=patience_s
+        )
         ours, theirs = Channel.pair()
         channel = Channel(ours)
         status_page = StatusPage()

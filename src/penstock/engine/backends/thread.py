@@ -30,7 +30,6 @@ ends when it returns to the worker's code, with the exit status of its `sys.exit
 
 from __future__ import annotations
 
-import collections
 import contextlib
 import dataclasses
 import functools
@@ -47,7 +46,7 @@ import warnings
 from typing import TYPE_CHECKING, Any, Final, NoReturn, TypeAlias
 
 from penstock.engine.assembly import PlainOutput
-from penstock.engine.backends import LONGEST_WAIT_S, base_seed_of, close_at_exit
+from penstock.engine.backends import LONGEST_WAIT_S, close_at_exit
 from penstock.engine.pickling import copy_of_error, own_copy
 from penstock.engine.plan import sample_key
 from penstock.engine.scheduler import WorkerLost
@@ -453,7 +452,6 @@ class ThreadBackend:
         self._table: WorkerTable[ThreadWorker] = WorkerTable(
             plan, drawings_advice=_SHARED_GENERATORS, warns=True
         )
-        self._num_starts: collections.Counter[int] = collections.Counter()  # by worker id
         self._outbox: Outbox = queue.SimpleQueue()
         self._generation = ThreadGeneration(is_announced=False)
         self._owner = Owner()
@@ -469,12 +467,8 @@ class ThreadBackend:
             raise
 
     def _start_worker(self, worker_id: int, *, joins_late: bool = False) -> None:
-        plan = self._plan
-        seed = base_seed_of(plan, worker_id, self._num_starts[worker_id])
-        self._num_starts[worker_id] += 1
-        num_workers = max(plan.num_workers, plan.max_workers)
-        identity = WorkerIdentity(worker_id, num_workers, seed, joins_late)
-        worker = ThreadWorker(identity, plan, self._outbox)
+        identity = self._table.identity_of(worker_id)._replace(joins_late=joins_late)
+        worker = ThreadWorker(identity, self._plan, self._outbox)
         worker.thread.start()
         self._table.add(worker)
         if self._table.epoch is not None:

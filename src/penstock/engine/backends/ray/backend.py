@@ -38,7 +38,7 @@ import warnings
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
-from penstock.engine.backends import LONGEST_WAIT_S, base_seed_of
+from penstock.engine.backends import LONGEST_WAIT_S
 from penstock.engine.backends.ray.cluster import RayOptions, connect, what_is_free
 from penstock.engine.backends.ray.worker import Answer, RayWorker, serialize_tree, versions_here
 from penstock.engine.pickling import unpicklable_error
@@ -46,7 +46,7 @@ from penstock.engine.plan import dataset_keys
 from penstock.engine.recover import NO_BATCH
 from penstock.engine.scheduler import WorkerReady
 from penstock.engine.status_page import Phase, StatusSnapshot
-from penstock.engine.task import BeginEpoch, Kind, WorkerIdentity, decode_result, encode_message
+from penstock.engine.task import BeginEpoch, Kind, decode_result, encode_message
 from penstock.engine.timing import replaced, row_of_worker
 from penstock.engine.worker_table import KnownWorker, WorkerProgress, WorkerTable
 from penstock.errors import ConfigError, WorkerDied
@@ -118,7 +118,6 @@ class RayBackend:
         self._actor_class: Any = None
         self._spec: object = None  # a reference to the spec
         self._table: WorkerTable[RemoteWorker] = WorkerTable(plan)
-        self._num_starts: collections.Counter[int] = collections.Counter()  # by worker id
         self._awaited: set[int] = set()  # workers whose `WorkerReady` is to come
         self._inbox: queue.SimpleQueue[Come] = queue.SimpleQueue()
         self._check_at = 0.0
@@ -153,12 +152,8 @@ class RayBackend:
 
     def _open_worker(self, worker_id: int) -> None:
         """Ask for an actor, on whatever machine there is room; does not wait for it."""
-        plan = self._plan
-        seed = base_seed_of(plan, worker_id, self._num_starts[worker_id])
-        self._num_starts[worker_id] += 1
-        identity = WorkerIdentity(worker_id, max(plan.num_workers, plan.max_workers), seed)
-        actor = self._actor_class.remote(identity)
-        worker = RemoteWorker(worker_id, actor, plan.spec, self._inbox)
+        actor = self._actor_class.remote(self._table.identity_of(worker_id))
+        worker = RemoteWorker(worker_id, actor, self._plan.spec, self._inbox)
         self._table.add(worker)
         if self._table.epoch is not None:
             worker.begin_generation(self._table.message_of(worker))
@@ -331,7 +326,7 @@ class RayBackend:
         limit = 3 if isinstance(worker.end, Exception) else 2
         death = self._table.death(worker, activity, how, advice, limit=limit)
         is_lost = isinstance(worker.end, self._ray.exceptions.ObjectLostError)
-        if is_node_gone or (is_lost and self._num_starts[worker.worker_id] <= _MOST_LOSSES):
+        if is_node_gone or (is_lost and self._table.num_starts[worker.worker_id] <= _MOST_LOSSES):
             return death._replace(step=None, sample=None, counts=False)
         return death._replace(or_steps=others)
 

@@ -57,9 +57,3 @@ def test_the_versions_of_python_are_those_of_the_metadata():
     classifiers = [c.rpartition(" ")[2] for c in PROJECT["classifiers"] if " 3." in c]
     floor = PROJECT["requires-python"].removeprefix(">=")
     assert f"| Python | {floor} and newer | {', '.join(classifiers)} |" in TEXT
-
-
-def test_nothing_is_deprecated_or_the_page_says_so():
-    sources = {path: path.read_text() for path in (ROOT / "src").rglob("*.py")}
-    deprecating = [path for path, text in sources.items() if "is removed in penstock" in text]
-    assert ("Nothing is deprecated at present." in TEXT) == (not deprecating)

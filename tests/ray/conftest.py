@@ -38,9 +38,11 @@ HEALTH = {
     "health_check_timeout_ms": 3000,
     "health_check_failure_threshold": 4,
 }
-# A thread of Ray Data that logs just after its dataset ended opens the dataset's log again, and nobody
-# closes it (ray 2.60, SessionFileHandler.emit after close): whichever test runs then would fail of it.
-RAY_DATA_LOG = r"ignore:(?s).*FileIO name=.*ray-data-dataset:pytest.PytestUnraisableExceptionWarning"
+# A thread of Ray Data that logs just after its dataset ended opens the dataset's log again and does
+# not close it (ray 2.60, SessionFileHandler.emit after close). Any test may run when it is freed.
+RAY_DATA_LOG = (
+    r"ignore:(?s).*FileIO name=.*ray-data-dataset:pytest.PytestUnraisableExceptionWarning"
+)
 CLEARED_S = 20.0  # after an actor's end, until the cluster has taken note of all that it held
 
 

@@ -3,7 +3,7 @@
 
 from typing import TYPE_CHECKING
 
-from penstock.deprecation import renamed_names
+from penstock.deprecation import removed_names
 from penstock.lazy import lazy_names
 
 if TYPE_CHECKING:
@@ -73,4 +73,4 @@ _get, __dir__ = lazy_names(
     },
 )
 
-__getattr__ = renamed_names(__name__, {"Empty": "Allocator"}, "0.3", _get)
+__getattr__ = removed_names(__name__, {"Empty": "Allocator"}, _get)

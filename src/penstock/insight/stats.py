@@ -6,15 +6,12 @@ from __future__ import annotations
 from dataclasses import dataclass, field, fields
 from typing import TYPE_CHECKING, ClassVar, Literal
 
-from penstock.deprecation import renamed_names
 from penstock.summary import Summarized
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
 __all__ = ["Change", "SlowSample", "SourceTiming", "Span", "Stats", "Verdict"]
-
-__getattr__ = renamed_names(__name__, {"Source": "SourceTiming"}, "0.3")
 
 Bottleneck = Literal[
     "nothing yet",  # too few batches to tell

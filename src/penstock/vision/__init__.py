@@ -3,7 +3,7 @@
 
 from __future__ import annotations
 
-from penstock.deprecation import renamed_names
+from penstock.deprecation import removed_names
 from penstock.images import decode_image
 from penstock.vision.annotations.model import AnnotatedImage, AnnotatedObject
 from penstock.vision.annotations.voc_arrays import VOCAnnotation, parse_voc
@@ -78,8 +78,7 @@ __all__ = [
     "parse_voc",
 ]
 
-__getattr__ = renamed_names(
+__getattr__ = removed_names(
     __name__,
     {"HSV": "RandomHSV", "ResizedCenterCrop": "CenterCropResize", "Squash": "Resize"},
-    "0.3",
 )

@@ -6,7 +6,7 @@ from __future__ import annotations
 import math
 from typing import TYPE_CHECKING, Any, Final, NamedTuple, Protocol
 
-from penstock.deprecation import renamed_arguments
+from penstock.deprecation import removed_arguments
 from penstock.errors import ConfigError
 from penstock.vision.arguments import checked_size, shown
 
@@ -86,7 +86,7 @@ class RandomResizedCrop:
 
     is_drawless = False
 
-    @renamed_arguments("0.3", area="scale")
+    @removed_arguments(area="scale=")
     def __init__(
         self,
         size: int | tuple[int, int],

@@ -21,7 +21,7 @@ import cv2
 import numpy as np
 from PIL import Image
 
-from penstock.deprecation import renamed_arguments
+from penstock.deprecation import removed_arguments
 from penstock.errors import ConfigError
 from penstock.faults import annotate
 from penstock.images.headers import MAX_PIXELS, read_header
@@ -155,7 +155,7 @@ class ImagePipeline:
         self.dtype = np.dtype(np.float32 if is_float else np.uint8)
 
     @classmethod
-    @renamed_arguments("0.3", area="scale")
+    @removed_arguments(area="scale=")
     def train(
         cls,
         /,

@@ -1,12 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Writes docs/benchmarks.md from results/peers, the contenders and remarks.md.
+"""Writes docs/benchmarks.md and its charts from results/peers, the contenders and remarks.md.
 
-    python benchmarks/peers/page.py            # writes the page
-    python benchmarks/peers/page.py --check    # exit status 1 if it is not up to date
+    python benchmarks/peers/page.py            # writes page and charts
+    python benchmarks/peers/page.py --check    # exit status 1 if one of them is not up to date
 
-All figures, ratios and the lists of who is ahead of Penstock are computed from the results; nothing
-of them is written by hand. Why it is so cannot be computed: remarks.md says it, under the name of
-each work.
+All figures, ratios and the list of loaders ahead of Penstock are computed from the results. The
+reasons cannot be computed: remarks.md has them, under the name of each work.
 """
 
 from __future__ import annotations
@@ -18,7 +17,7 @@ import statistics
 import sys
 from collections import Counter
 from collections.abc import Callable, Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
@@ -27,6 +26,7 @@ if TYPE_CHECKING:
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
+from chart import Bar, Panel, draw
 from contender import MOST_SAID, SHARED_WORKS, Contender, contenders
 from works import BATCH_SHAPE, size_of
 
@@ -34,6 +34,7 @@ __all__ = ["load_results", "main", "render"]
 
 HERE: Final = Path(__file__).parent
 PAGE: Final = HERE.parents[1] / "docs" / "benchmarks.md"
+CHARTS: Final = PAGE.parent / "assets" / "benchmarks"
 RESULTS: Final = HERE.parent / "results" / "peers"
 _REMARKS: Final = HERE / "remarks.md"
 _NO_WORKER: Final = "it has no worker process"
@@ -296,6 +297,14 @@ _BY_NAME: Final = {section.work: section for section in _WORKS}
 _WORST: Final = 8  # uses in which the drop-in gains least
 _NOISE: Final = 0.95  # two equal loaders, measured
 _OUTCOMES: Final = ("killed", "corrupt")
+# The panels of the overview: what most readers come for.
+_OVERVIEW: Final = {
+    "photos": "Photos to batches",
+    "transport": "Large batches from worker processes",
+    "tiny": "Tiny samples",
+    "paths": "Memory of 5 million paths",
+}
+_MOST_BARS: Final = 6
 _WITH_PHOTOS: Final = ("photos", "pack", "packed", "first", *_OUTCOMES)
 
 
@@ -339,41 +348,38 @@ def _head(results: Results) -> str:
 
 # Side by side with other loaders
 
-Each loader does the same work with the settings that its makers advise, in an environment of its
-own. What comes out is checked before anything is timed, and counted in every timed epoch.
+Each loader does the same work in an environment of its own, with the settings that its makers
+advise. The output is checked before anything is timed, and counted in every timed epoch.
 
 {measured}
 
 How it is measured:
 
-- **The same work.** The same files, the same output, the same consumer: it reads one number of
-  every 4 KiB of a batch, and drops it. Workers: 2 (processes or threads), unless the settings below
-  say otherwise. Peers with image operations of their own use these; the others decode by simplejpeg
-  (libjpeg-turbo) and resize by OpenCV, all by the same function. Where no photo is decoded, the
-  row "torch" is "torch (simplejpeg, OpenCV)" of the settings.
-- **Checked.** The first two epochs are not timed: shape, dtype, memory order, range, shuffled;
-  every photo, row or stamp exactly once; the colours of the images are those of their photos, and
-  change from epoch to epoch. In timed epochs, too, every photo, row and stamp has to come once.
-- **Timed.** Whole epochs, at least two, until {least_s:.0f} s have passed; the untimed epoch before
-  them is consumed as fast, so that no queue is fuller than it would be. Rounds go in turn, A B C,
-  A B C, in fresh processes, so that a slow minute hits all alike. Tables give the median, and the
+- **The same work.** Files, output and consumer are the same. The consumer reads one number of every
+  4 KiB of a batch and drops the batch. There are 2 workers (processes or threads), unless the
+  settings below say otherwise. Peers with image operations of their own use them. The others decode
+  with simplejpeg (libjpeg-turbo) and resize with OpenCV, all by one function. Where no photo is
+  decoded, the row "torch" is "torch (simplejpeg, OpenCV)" of the settings.
+- **Checked.** The first two epochs are not timed. They check shape, dtype, memory order, range and
+  shuffling; that every photo, row or stamp comes exactly once; that the colours of an image are
+  those of its photo and change from epoch to epoch. Timed epochs count every photo, row and stamp.
+- **Timed.** At least two whole epochs, until {least_s:.0f} s have passed. The untimed epoch before
+  them is consumed as fast, so that no queue begins fuller than usual. Rounds go in turn, A B C,
+  A B C, in fresh processes, so that a slow minute hits all alike. Tables give the median, then the
   least and greatest in brackets; n=1 was run once. {_rounds(results)}
-  Who fails has no further rounds.
-- **CPU** is that of the whole process tree, with daemons that a peer starts. **Memory** is the
-  greatest of the tree in a run of its own, unchecked, each shared page counted once (PSS). Files
-  count where they are mapped into memory, and not where they are read.
-- "x torch ..." is a ratio of medians, of the first column. Above 1 is better where more is better
-  (per second), below 1 where less is (seconds, MB). Figures of another machine or another size are
-  never divided or ranked.
+  A loader that fails has no further rounds.
+- **CPU** is that of the whole process tree, daemons of a peer included. **Memory** is the peak of
+  the tree in a run of its own, unchecked, each shared page counted once (PSS). Files count where
+  they are mapped into memory, not where they are read.
+- "x torch ..." is a ratio of medians, of the first column. Figures of another machine or another
+  size are never divided or ranked.
 
-Not measured: more than two cores (how loaders scale to 8 or 16), training beside
-them, photos of many megapixels (where decoding at a half or a quarter gains more), a cold disk or a
-network (all files lie in the page cache), uint8 images that a GPU normalises, epochs of hours.
+Not measured: more than two cores, training beside the loader, photos of many megapixels, a cold disk
+or a network (all files lie in the page cache), uint8 images that a GPU normalises, epochs of hours.
 Delivery to the device has not yet run on a GPU: `make gpu` runs its tests and its benchmark on one.
 
-Which of Penstock's two: `backend="process"` is the default, and holds for any dataset; threads are
-for work that releases the GIL, as decoding does, and for batches that are large to carry:
-[How many workers?](guide/choosing-workers.md)
+`backend="process"` is Penstock's default and takes any dataset. Threads are for work that releases
+the GIL, such as decoding, and for large batches: [How many workers?](guide/choosing-workers.md)
 
 `benchmarks/peers/README.md` says how to run it, and how to add a loader."""
 
@@ -428,47 +434,124 @@ def _is_right(entry: Entry) -> bool:
 
 
 def _summary(results: Results) -> str:
-    lines = ["## Where others are ahead", "", "Computed from the tables below, by medians."]
-    lines.append("")
-    for section in _WORKS:
-        entries = results.get(section.work, {})
-        if section.figures and any(_is_own(name) for name in entries):
-            lines.append(f"- **{section.title}**: {_ahead(section, entries)}")
-    return "\n".join(lines)
+    rows = [
+        row
+        for section in _WORKS
+        for figure in section.figures
+        if (row := _ahead(section, figure, results.get(section.work, {})))
+    ]
+    if not rows:
+        return ""
+    table = _markdown([["", "measure", "Penstock's best", "ahead of it"], *rows])
+    return (
+        "## Where others are ahead\n\nComputed from the tables below, by medians. A star: the two "
+        f"ranges overlap. In every other measure Penstock is first.\n\n{table}"
+    )
 
 
 def _is_own(name: str) -> bool:
     return name.split(" ")[0] == _OWN
 
 
-def _ahead(section: Section, entries: Mapping[str, Entry]) -> str:
-    """Return who is ahead of Penstock's best in which figure."""
-    said = []
-    for figure in section.figures:
-        sign = 1 if figure.lower else -1
-        found = sorted(
-            (sign * median, not _is_own(name), name)  # who is as good is not ahead
-            for name, entry in entries.items()
-            if (median := figure.median(entry)) is not None and _is_right(entry)
-        )
-        order = [name for _, _, name in found]
-        best = next((name for name in order if _is_own(name)), None)
-        if best is None:
+def _ahead(section: Section, figure: Figure, entries: Mapping[str, Entry]) -> list[str]:
+    """Return the row of the summary, or nothing if Penstock is first or has no such figure."""
+    order = _ranked(figure, entries)
+    best = next((name for name in order if _is_own(name)), None)
+    if best is None:
+        return []
+    own = figure.values(entries[best])
+    names = []
+    for name in order[: order.index(best)]:
+        if not _are_alike(entries[name], entries[best]):
             continue
-        own = figure.values(entries[best])
-        names = []
-        for name in order[: order.index(best)]:
-            if not _are_alike(entries[name], entries[best]):
-                continue
-            values = figure.values(entries[name])
-            overlap = min(values) <= max(own) and min(own) <= max(values)
-            spread = " (their ranges overlap)" if overlap else ""
-            cell = figure.cell(entries[name], span=True)
-            names.append(f"{_plain(name, section.work)} {cell}{spread}")
-        cell = figure.cell(entries[best], span=True)
-        against = f"; Penstock's best, {best}, {cell}" if names else ""
-        said.append(f"*{figure.title}*: {', '.join(names) or 'nobody'}{against}")
-    return ". ".join(said) + "." if said else "Penstock has no figure here."
+        values = figure.values(entries[name])
+        overlap = min(values) <= max(own) and min(own) <= max(values)
+        shown = f"{_plain(name, section.work)} {figure.cell(entries[name])}"
+        names.append(f"{shown}{'*' if overlap else ''}")
+    if not names:
+        return []
+    return [
+        section.title,
+        figure.title,
+        f"{figure.cell(entries[best])}, {best}",
+        ", ".join(names),
+    ]
+
+
+def _ranked(figure: Figure, entries: Mapping[str, Entry]) -> list[str]:
+    """Return those that have the figure and went on rightly, the best first."""
+    sign = 1 if figure.lower else -1
+    found = sorted(
+        (sign * median, not _is_own(name), name)  # who is as good is not ahead
+        for name, entry in entries.items()
+        if (median := figure.median(entry)) is not None and _is_right(entry)
+    )
+    return [name for _, _, name in found]
+
+
+# ---------------------------------------------------------------- charts
+
+
+def charts(results: Results) -> dict[str, str]:
+    """Return name of the file -> SVG: one for each work with figures, and `overview.svg`."""
+    drawn = {}
+    for section in _WORKS:
+        if section.figures and (bars := _bars(section, results.get(section.work, {}))):
+            panel = Panel(section.title, _unit(section), tuple(bars))
+            drawn[f"{section.work}.svg"] = draw([panel], _label(panel))
+    panels = [
+        Panel(title, _unit(_BY_NAME[work]), tuple(bars))
+        for work, title in _OVERVIEW.items()
+        if (bars := _best_of_each(_bars(_BY_NAME[work], results.get(work, {})), work))
+    ]
+    if panels:
+        label = "Penstock, torch and the best of the others. " + " ".join(map(_label, panels))
+        drawn["overview.svg"] = draw(panels, label, num_columns=2)
+    return drawn
+
+
+def _bars(section: Section, entries: Mapping[str, Entry]) -> list[Bar]:
+    """Return the bars of a work's first figure, of one machine and one size."""
+    figure = section.figures[0]
+    order = _ranked(figure, entries)
+    own = next((name for name in order if _is_own(name)), None)
+    return [
+        Bar(_plain(name, section.work), median, number(median), _kind(name))
+        for name in order
+        if own and _are_alike(entries[name], entries[own])
+        if (median := figure.median(entries[name])) is not None
+    ]
+
+
+def _best_of_each(bars: Sequence[Bar], work: str) -> list[Bar]:
+    """Return the best bar of the first few loaders, torch among them, without their settings."""
+    own_settings = {_plain(name, work) for name in (_BY_NAME[work].baseline or ("", ()))[1]}
+    best: dict[str, Bar] = {}
+    for bar in bars:
+        family, _, setting = bar.name.partition(" (")
+        if work == "transport" and setting.startswith("threads"):
+            continue  # they carry nothing
+        if bar.kind != "torch" or bar.name in own_settings:
+            best.setdefault(family, replace(bar, name=family))
+    shown = list(best)[:_MOST_BARS]
+    if "torch" in best and "torch" not in shown:
+        shown[-1] = "torch"
+    return [best[family] for family in shown]
+
+
+def _kind(name: str) -> str:
+    family = name.split(" ")[0]
+    return {_OWN: "own", "torch": "torch"}.get(family, "peer")
+
+
+def _unit(section: Section) -> str:
+    figure = section.figures[0]
+    return f"{figure.title}; {'less' if figure.lower else 'more'} is better"
+
+
+def _label(panel: Panel) -> str:
+    figures = ", ".join(f"{bar.name} {bar.text}" for bar in panel.bars)
+    return f"{panel.title} ({panel.unit}): {figures}."
 
 
 def _section(
@@ -482,9 +565,11 @@ def _section(
     elif section.work in _OUTCOMES:
         parts.append(_outcome_table(section.work, entries, known))
     else:
-        parts += [_table(section, entries, results, known), _right(section, entries)]
-        if any(_is_own(name) for name in entries):
-            parts.append(f"Ahead of Penstock: {_ahead(section, entries)}")
+        if _bars(section, entries):
+            label = f"Bars: {_unit(section)}; the table below has the figures"
+            parts.append(f"![{label}](assets/benchmarks/{section.work}.svg)")
+        parts.append(_folded("All figures", _table(section, entries, results, known)))
+        parts.append(_right(section, entries))
     if section.work == "photos":
         parts.append(_loader_or_decoder(entries))
     parts.append(remarks.get(section.work, ""))
@@ -724,6 +809,10 @@ def _markdown(rows: Sequence[Sequence[str]], *, numbers: bool = False) -> str:
     return "\n".join("| " + " | ".join(line) + " |" for line in lines)
 
 
+def _folded(title: str, text: str) -> str:
+    return f"<details markdown><summary>{title}</summary>\n\n{text}\n\n</details>"
+
+
 def _shown(name: str, work: str) -> str:
     return f"**{name}**" if _is_own(name) else _plain(name, work)
 
@@ -775,18 +864,25 @@ def current() -> str:
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Write the page, or say whether it is up to date."""
+    """Write page and charts, or say which of them is out of date."""
     parser = argparse.ArgumentParser(prog="page.py")
     parser.add_argument("--check", action="store_true", help="write nothing; 1 if out of date")
     options = parser.parse_args(arguments)
-    text = current()
+    files = {PAGE: current()}
+    files |= {CHARTS / name: svg for name, svg in charts(load_results()).items()}
     if not options.check:
-        PAGE.write_text(text, encoding="utf-8")
+        CHARTS.mkdir(parents=True, exist_ok=True)
+        for path, text in files.items():
+            path.write_text(text, encoding="utf-8")
         return 0
-    if PAGE.exists() and PAGE.read_text("utf-8") == text:
-        return 0
-    print("docs/benchmarks.md is out of date: python benchmarks/peers/page.py", file=sys.stderr)
-    return 1
+    old = [
+        str(path.relative_to(PAGE.parents[1]))
+        for path, text in files.items()
+        if not path.exists() or path.read_text("utf-8") != text
+    ]
+    if old:
+        print(f"out of date: {', '.join(old)}: python benchmarks/peers/page.py", file=sys.stderr)
+    return 1 if old else 0
 
 
 if __name__ == "__main__":

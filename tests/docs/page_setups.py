@@ -156,7 +156,6 @@ TESTED_BY = {
 
 # Python that is not executed, marked `py`: how many blocks a page has, and why.
 NOT_RUN = {
-    "README.md": (1, "workers on a Ray cluster; docs/guide/ray.md has what runs"),
     "examples/multiview3d/README.md": (1, "an excerpt of a configuration, with dots"),
     "docs/guide/jax.md": (1, "several processes of JAX, one per device"),
     "docs/guide/labels.md": (1, "ranks of torch.distributed"),

@@ -106,6 +106,7 @@ types: $(STAMP)
 
 contracts: $(STAMP)
 	"$(BIN)/lint-imports"
+	"$(BIN)/python" tests/contract/size.py
 
 # Both into dist/, which holds nothing else afterwards; then they are installed and tried. It needs a
 # package index, and takes a minute or two, most of it in pip: hence the longer time limit.

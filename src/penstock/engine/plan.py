@@ -354,7 +354,7 @@ class Epoch:
         progress: What was given before this iterator, then what this iterator gives.
         is_announced: Whether the dataset is notified of the number, if it has a method `set_epoch`.
         following: Returns the epoch that comes next unless the user chooses another, without
-            notifying anybody of it; None if its order is not known yet.
+            setting it on the sampler; None if its order is not known yet.
     """
 
     number: int

@@ -60,7 +60,7 @@ _READS: Final = 100  # of a page that changes while it is read; one takes some m
 # half a per cent of this.
 _SHORTEST_TIMED_NS: Final = 400_000
 _TIMED_ANYWAY: Final = 16  # every so many batches their samples are timed all the same
-_MOST_US: Final = 2**32 - 1  # a sample of 72 minutes: somebody is debugging it
+_MOST_US: Final = 2**32 - 1  # a sample of 72 minutes: a debugger holds it
 _OUR_FRAME: Final = f"{os.sep}penstock{os.sep}engine{os.sep}"
 
 

@@ -126,9 +126,9 @@ class TaskRunner:
 
         def make_maker(is_announced: bool) -> BatchMaker:
             assert spec is not None
-            told = begun._replace(is_announced=is_announced)
+            message = begun._replace(is_announced=is_announced)
             return self._make_maker(
-                spec, self._output, self._status, self._identity, told, compared=compared
+                spec, self._output, self._status, self._identity, message, compared=compared
             )
 
         if spec is not None:

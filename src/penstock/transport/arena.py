@@ -11,7 +11,7 @@
 Guarantees
     A slot is leased to one batch at a time: `acquire` never returns a slot that has not come back.
     A worker with two large slots waits a moment for one of them before it makes a third: in all
-    0.2 s and 1 % of its time at most. Otherwise nobody waits for a slot. When none is free a new
+    0.2 s and 1 % of its time at most. There is no other wait for a slot. When none is free a new
     one is made, so a consumer that holds on to its batches makes the arena grow and cannot block a
     worker or corrupt a batch. How far a worker runs ahead is bounded by its tasks
     (`prefetch_factor`), not by slots.
@@ -157,7 +157,7 @@ class SlotPool:
         return self._slots[slot]
 
     def acquire(self, lane: _Lane, size_bytes: int, new_bytes: int = 0) -> int:
-        """Return the number of a slot of at least `size_bytes` that nobody else uses.
+        """Return the number of a slot of at least `size_bytes` that is not in use.
 
         Where none is free, the new one gets at least `new_bytes`, and room for the largest batch
         so far.
@@ -234,7 +234,7 @@ class SlotPool:
         self._retired.extend(slots)
 
     def take_new(self) -> list[NewSlot]:
-        """Return the slots not yet told to the consumer; their descriptors are the caller's."""
+        """Return the slots that the consumer lacks; the caller owns their descriptors."""
         new, self._unsent = self._unsent, []
         return new
 
@@ -249,7 +249,7 @@ class SlotPool:
         return retired
 
     def close(self) -> None:
-        """Give up all slots, and close the descriptors that nobody took."""
+        """Give up all slots, and close the descriptors that were not taken."""
         for new in self.take_new():
             os.close(new.fd)
         self._slots.clear()
@@ -356,8 +356,8 @@ class Leases(Generic[ItemT]):
         inherited: Items whose leases have ended and that a forked child may go on seeing; the
             caller takes out what it has dealt with.
 
-    With a page lock an item whose lease has ended cools: it comes back when all is over that
-    devices had been told to do by the time that the end was noticed. Nobody waits for that.
+    With a page lock an item whose lease has ended cools: it comes back when the work that was
+    queued on the devices at that moment is done. No call waits for that.
 
     Memory that cools is bounded by how far the consumer runs ahead of its device: by the batches
     that it has dropped since the step at which the device is. A training that looks at its loss
@@ -373,7 +373,7 @@ class Leases(Generic[ItemT]):
         """Start with no lease.
 
         Args:
-            page_lock: Tells when devices have read what they were told to; None if there are none.
+            page_lock: Says when devices have finished their reads; None if there are none.
         """
         # A weak reference calls back only while it exists itself, so they are kept here.
         self._items: dict[weakref.ref[object], tuple[ItemT, int]] = {}  # int: forks that were over

@@ -45,7 +45,7 @@ class Frame(NamedTuple):
     fds: tuple[int, ...]
 
     def close(self) -> None:
-        """Close the descriptors, where nobody is going to use them."""
+        """Close the descriptors, where they are not going to be used."""
         _close_all(self.fds)
 
 

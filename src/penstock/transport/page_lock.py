@@ -18,7 +18,7 @@ __all__ = ["Fence", "PageLock", "Release"]
 
 
 class Fence(Protocol):
-    """A moment: whatever devices had been told to do by then."""
+    """A moment: all work that was queued on the devices by then."""
 
     def is_over(self) -> bool:
         """Return whether all of it is done; once it is, it stays so. Does not wait."""

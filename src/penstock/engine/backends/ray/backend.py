@@ -68,7 +68,7 @@ if TYPE_CHECKING:
 __all__ = ["RayBackend", "RemoteWorker", "deserialize_tree", "times_by_our_clock"]
 
 _GRACE_S: Final = 3.0  # for a worker to finish its sample and its user's clean-up
-_SHORT_GRACE_S: Final = 0.3  # when somebody has pressed Ctrl-C
+_SHORT_GRACE_S: Final = 0.3  # after Ctrl-C
 _STACKS_S: Final = 5.0  # for a worker to say what it is doing
 _DOUBT_S: Final = 30.0  # for Ray to start a worker, before a warning
 _CHECK_S: Final = 5.0  # between two looks at the workers; asking one costs a millisecond
@@ -84,8 +84,8 @@ _COPIED_BYTES: Final = 100 * 1024
 _DEAD_NODE: Final = "its node has died"  # in Ray's words on a dead actor
 _ADVICE_ON_EXIT: Final = (
     "Ray's logs on that machine (session_latest/logs) may say why, and so may num_workers=0: look "
-    "for native code that crashes, os._exit, memory that ran out, or somebody or something that "
-    "killed it (kill -9, a job scheduler)."
+    "for native code that crashes, os._exit, memory that ran out, or a program that killed it "
+    "(kill -9, a job scheduler)."
 )
 _ADVICE_ON_HANG: Final = "Raise `timeout` if samples, or the start of a worker, may take that long."
 _ADVICE_ON_NODE: Final = "Its work is done elsewhere as soon as the cluster has room for it."

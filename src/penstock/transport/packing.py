@@ -34,6 +34,7 @@ __all__ = [
     "dumps",
     "load_all",
     "pack",
+    "take_large",
     "unpack",
 ]
 
@@ -90,6 +91,21 @@ def dumps(
         pickler = own(file, protocol=5, buffer_callback=take_buffer)
     pickler.dump(tree)
     return file.getvalue()
+
+
+def take_large(
+    buffers: list[np.ndarray[Any, np.dtype[np.uint8]]],
+) -> Callable[[pickle.PickleBuffer], bool]:
+    """Return a `take_buffer` that moves buffers of 4 KiB and more from the pickle to `buffers`."""
+
+    def take_buffer(buffer: pickle.PickleBuffer) -> bool:
+        data = np.frombuffer(buffer.raw(), np.uint8)
+        is_large = data.nbytes >= INLINE_LIMIT_BYTES
+        if is_large:
+            buffers.append(data)
+        return not is_large
+
+    return take_buffer
 
 
 def pack(tree: object, writer: SlotWriter) -> Packed:

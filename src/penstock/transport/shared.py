@@ -19,9 +19,8 @@ from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
 
-from penstock.transport.arena import INLINE_LIMIT_BYTES
 from penstock.transport.memory import Mapping, create_segment
-from penstock.transport.packing import NeedsInheritance, dumps, load_all
+from penstock.transport.packing import NeedsInheritance, dumps, load_all, take_large
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -46,15 +45,7 @@ def share(value: object, base: type[pickle.Pickler] = pickle.Pickler) -> int:
         Exception: whatever pickling `value` raises.
     """
     buffers: list[np.ndarray[Any, np.dtype[np.uint8]]] = []
-
-    def keep_in_pickle(buffer: pickle.PickleBuffer) -> bool:
-        data = np.frombuffer(buffer.raw(), np.uint8)
-        if data.nbytes < INLINE_LIMIT_BYTES:
-            return True
-        buffers.append(data)
-        return False
-
-    pickled = dumps(value, keep_in_pickle, _of_multiprocessing(), base)
+    pickled = dumps(value, take_large(buffers), _of_multiprocessing(), base)
     head = b"".join(map(_NUMBER.pack, [len(pickled), len(buffers), *(b.nbytes for b in buffers)]))
     position = _page_up(len(head) + len(pickled))
     size_bytes = position + sum(_page_up(buffer.nbytes) for buffer in buffers)

@@ -43,12 +43,10 @@ from penstock.engine.status_page import Phase
 from penstock.engine.task import Kind, decode_message, encode_result
 from penstock.engine.task_runner import TaskRunner
 from penstock.engine.timing import replaced
-from penstock.transport.arena import INLINE_LIMIT_BYTES
-from penstock.transport.packing import REDUCERS, load_all
+from penstock.transport.packing import REDUCERS, load_all, take_large
 from penstock.user_code import stack_of_error, stack_of_thread
 
 if TYPE_CHECKING:
-    import pickle
     from collections.abc import Callable
 
     import numpy.typing as npt
@@ -88,16 +86,8 @@ def serialize_tree(tree: object) -> SerializedTree:
         Exception: whatever pickling raises.
     """
     buffers: list[npt.NDArray[np.uint8]] = []
-
-    def keep_in_pickle(buffer: pickle.PickleBuffer) -> bool:
-        data = np.frombuffer(buffer.raw(), np.uint8)
-        if data.nbytes < INLINE_LIMIT_BYTES:
-            return True
-        buffers.append(data)
-        return False
-
     file = io.BytesIO()
-    _pickler_class()(file, protocol=5, buffer_callback=keep_in_pickle).dump(tree)
+    _pickler_class()(file, protocol=5, buffer_callback=take_large(buffers)).dump(tree)
     return SerializedTree(file.getvalue(), buffers)
 
 

@@ -27,7 +27,6 @@ PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
         ("penstock.sampling.sampler_state", "_FORMAT"),
         ("penstock.insight.recording", "_VERSION"),
         ("penstock.stores.records", "_VERSION"),
-        ("penstock.stores.folder.marks", "_VERSION"),
         ("penstock.stores.mongo.layout", "LAYOUT_VERSION"),
     ],
 )

@@ -21,7 +21,7 @@ from penstock.data import Subset
 from penstock.errors import ConfigError, StoreError
 from penstock.optional import install_command
 from penstock.stores import EncodedImage, LMDBDataset, StoreDataset, open_store, pack
-from penstock.stores.repairs import RepairCount
+from penstock.stores.dataset import RepairCount
 
 
 def photo(seed=0, height=48, width=64):

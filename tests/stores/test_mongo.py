@@ -51,7 +51,7 @@ from penstock.stores import (
     open_store,
     pack,
 )
-from penstock.stores.mongo import clients as mongo_clients
+from penstock.stores.mongo import connection as mongo_clients
 from penstock.stores.mongo import connection as mongo_connection
 from penstock.stores.mongo.address import MongoAddress
 from penstock.stores.mongo.store import MongoStore
@@ -367,7 +367,7 @@ def test_letting_go_of_a_store_never_waits_for_a_lock(uri):
     forgotten, closed = MongoStore(uri), MongoStore(uri)
     assert [len(forgotten), len(closed)] == [3, 3]
     done = threading.Thread(target=closed.close)
-    with mongo_clients._state._lock:
+    with mongo_clients._state.lock:
         del forgotten
         done.start()
         done.join(10)
@@ -451,7 +451,7 @@ def test_a_child_forked_while_a_thread_has_the_lock_is_not_held_up(uri):
     has_it, forked = threading.Event(), threading.Event()
 
     def hold():
-        with mongo_clients._state._lock:
+        with mongo_clients._state.lock:
             has_it.set()
             forked.wait()
 
@@ -686,7 +686,7 @@ def test_a_record_that_is_no_image_of_its_own_is_never_taken_for_one(uri, collec
         ("summary", "num_index_parts", 10**12, "speaks of 1000000000000 parts"),
         ("summary", "num_index_parts", "many", "speaks of 'many' parts"),
         ("summary", "fingerprint", None, "is not the one that its summary speaks of"),
-        ("index.0", "data", "text", "its parts are not binary"),
+        ("index.0", "data", "text", "the parts of its index are not binary"),
         ("index.0", "data", b"PNSK", "index of .* is truncated"),
         ("index.0", "data", encode_record("index", [1]).data, "index of .* is damaged"),
     ],
@@ -1137,8 +1137,8 @@ def test_a_manifest_decides_on_order_and_labels(foreign, uri, tmp_path):
         assert list(store.keys) == repeated
         one, two = (EncodedImage(image(1)), 1), (EncodedImage(image(2)), 0)
         assert [r.sample for r in store.scan()] == [one, two, one, one]
-        pack(store, f"folder:{tmp_path}/packed", num_workers=0)
-    assert open_store(tmp_path / "packed").labels.tolist() == [1, 0, 1, 1]
+        pack(store, f"lmdb:{tmp_path}/packed.lmdb", num_workers=0)
+    assert open_store(tmp_path / "packed.lmdb").labels.tolist() == [1, 0, 1, 1]
     manifest.unlink()
     with pytest.raises(StoreError, match=rf"cannot read {manifest}: No such file"):
         len(MongoStore(uri, **fields))

@@ -17,8 +17,7 @@ from penstock.data.packed_list import PackedList
 from penstock.errors import ConfigError, StoreError
 from penstock.opening import read_annotation
 from penstock.stores.index import Index
-from penstock.stores.mongo.files import read_files
-from penstock.stores.mongo.layout import PACK_ID, by_id, hashable, partial_of
+from penstock.stores.mongo.layout import PACK_ID, by_id, hashable, partial_of, read_files
 
 if TYPE_CHECKING:
     from collections.abc import Mapping

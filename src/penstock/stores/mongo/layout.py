@@ -13,19 +13,20 @@ It grows as COLLECTION.partial, and is renamed when it is complete.
 from __future__ import annotations
 
 import functools
+from collections import defaultdict
 from typing import TYPE_CHECKING, Any, Final
 
 import bson
 import numpy as np
 from bson import ObjectId
+from gridfs import GridFSBucket
 
 from penstock.errors import StoreError
 from penstock.stores.index import Index
-from penstock.stores.mongo.files import read_files
 from penstock.stores.records import decode_record
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Iterable, Mapping, Sequence
 
     from numpy.typing import NDArray
     from pymongo.collection import Collection
@@ -46,6 +47,9 @@ __all__ = [
     "hashable",
     "index_id",
     "partial_of",
+    "read_files",
+    "remove_other_files",
+    "write_file",
 ]
 
 LAYOUT_VERSION: Final = 1
@@ -53,6 +57,7 @@ SUMMARY_ID: Final = "penstock.summary"
 PACK_ID: Final = "penstock.pack"
 LOCKS: Final = "penstock.locks"  # the collection of the locks of writers
 _TRIES: Final = 5
+_CHUNK_BYTES: Final = 4 << 20  # GridFS' own 255 KiB would be 60 documents for the smallest of ours
 _FIELDS: Final = {"record": 1, "file": 1, "fingerprint": 1}
 _MOST_PARTS: Final = 100_000  # of the index: 800 GB
 
@@ -119,36 +124,33 @@ class PackedLayout:
             StoreError: it is damaged.
         """
         for _ in range(_TRIES):
-            ids: list[Any] = [index_id(part) for part in range(_num_parts(summary, self._address))]
+            num_parts, count = summary.get("num_index_parts"), summary.get("count")
+            if not isinstance(num_parts, int) or not 0 < num_parts <= _MOST_PARTS:
+                raise self._damaged(f"its summary speaks of {num_parts!r:.40} parts of its index")
+            ids: list[Any] = list(map(index_id, range(num_parts)))
             parts = connection.run("read", functools.partial(self._index_parts, ids))
             if len(parts) == len(ids):
-                index = self._index([parts[part].get("data") for part in ids])
+                data = [parts[part].get("data") for part in ids]
+                if not all(isinstance(part, bytes) for part in data):
+                    raise self._damaged("the parts of its index are not binary")
+                tree = decode_record(b"".join(data), f"the index of {self._address}").sample
+                index = Index.from_tree(tree, str(self._address))
                 if index.fingerprint == summary.get("fingerprint"):
-                    self._check_count(index, summary)
+                    if count != len(index):
+                        raise self._damaged(
+                            f"its summary speaks of {count!r:.40} records, its index of "
+                            f"{len(index):,}"
+                        )
                     return index
             # Was the collection replaced between our two queries?
             found = connection.run("read", lambda database: find_summary(database, self._address))
             summary = found or summary
-        raise StoreError(
-            f"the index of {self._address} lacks a part, or is not the one that its summary speaks "
-            "of. Pack it anew, or restore it from a copy."
+        raise self._damaged("its index lacks a part, or is not the one that its summary speaks of")
+
+    def _damaged(self, what: str) -> StoreError:
+        return StoreError(
+            f"{self._address} is damaged: {what}. Pack it anew, or restore it from a copy."
         )
-
-    def _index(self, parts: list[Any]) -> Index:
-        if not all(isinstance(part, bytes) for part in parts):
-            raise StoreError(
-                f"the index of {self._address} is damaged: its parts are not binary. Pack it anew, "
-                "or restore it from a copy."
-            )
-        tree = decode_record(b"".join(parts), f"the index of {self._address}").sample
-        return Index.from_tree(tree, str(self._address))
-
-    def _check_count(self, index: Index, summary: Mapping[str, Any]) -> None:
-        if summary.get("count") != len(index):
-            raise StoreError(
-                f"{self._address} is damaged: its summary speaks of {summary.get('count')!r:.40} "
-                f"records, its index of {len(index):,}. Pack it anew, or restore it from a copy."
-            )
 
     def _index_parts(self, ids: list[Any], database: Database[Any]) -> dict[Any, dict[str, Any]]:
         return by_id(database[self._address.collection], ids, {"data": 1})
@@ -190,11 +192,44 @@ class PackedLayout:
             )
 
 
-def _num_parts(summary: Mapping[str, Any], address: MongoAddress) -> int:
-    found = summary.get("num_index_parts")
-    if not isinstance(found, int) or not 0 < found <= _MOST_PARTS:
-        raise StoreError(
-            f"the summary of {address} is damaged: it speaks of {found!r:.40} parts of the index. "
-            "Pack it anew, or restore it from a copy."
-        )
-    return found
+def read_files(
+    database: Database[Any], bucket: str, ids: Sequence[ObjectId]
+) -> dict[ObjectId, bytes]:
+    """Return the contents of files by id, those that are there. Two queries in all.
+
+    Raises:
+        StoreError: a file lacks a part.
+    """
+    asked = {"$in": list(dict.fromkeys(ids))}
+    found = database[f"{bucket}.files"].find({"_id": asked}, {"length": 1})
+    lengths = {file["_id"]: file.get("length") for file in found}
+    parts: dict[ObjectId, list[bytes]] = defaultdict(list)
+    order = [("files_id", 1), ("n", 1)]
+    for chunk in database[f"{bucket}.chunks"].find({"files_id": asked}, sort=order):
+        data = chunk.get("data")
+        parts[chunk["files_id"]].append(data if isinstance(data, bytes) else b"")
+    files = {file_id: b"".join(parts[file_id]) for file_id in lengths}
+    for file_id, data in files.items():
+        if len(data) != lengths[file_id]:
+            raise StoreError(
+                f"the GridFS file {file_id} in {database.name}.{bucket} lacks a part: it has "
+                f"{len(data):,} of {lengths[file_id]!r:.40} bytes. Restore it from a copy."
+            )
+    return files
+
+
+def write_file(
+    database: Database[Any], bucket: str, file_id: ObjectId, key: str, data: bytes, pack: ObjectId
+) -> None:
+    """Write a file, over what an interrupted try left of it; `pack` says whose it is."""
+    database[f"{bucket}.chunks"].delete_many({"files_id": file_id})
+    database[f"{bucket}.files"].delete_one({"_id": file_id})
+    files = GridFSBucket(database, bucket_name=bucket, chunk_size_bytes=_CHUNK_BYTES)
+    files.upload_from_stream_with_id(file_id, key, data, metadata={"pack": pack})
+
+
+def remove_other_files(database: Database[Any], bucket: str, keep: Iterable[ObjectId]) -> None:
+    """Remove what earlier packs, and interrupted ones, left in a bucket of ours."""
+    kept = list(keep)
+    database[f"{bucket}.files"].delete_many({"_id": {"$nin": kept}})
+    database[f"{bucket}.chunks"].delete_many({"files_id": {"$nin": kept}})

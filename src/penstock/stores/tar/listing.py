@@ -7,7 +7,6 @@ Reference:
 
 from __future__ import annotations
 
-import contextlib
 import os
 import re
 import tarfile
@@ -22,13 +21,14 @@ from penstock.data.packed_list import PackedList
 from penstock.data.ragged import RaggedArray
 from penstock.errors import ConfigError, StoreError
 from penstock.opening import open_file
+from penstock.stores.filesystems import FileState
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
     from numpy.typing import NDArray
 
-__all__ = ["Shard", "TarListing", "expand_braces", "list_shards", "shard_paths"]
+__all__ = ["TarListing", "expand_braces", "list_shards"]
 
 _BRACES: Final = re.compile(r"\{([^{}]*)\}")
 _RANGE: Final = re.compile(r"(\d+)\.\.(\d+)")
@@ -48,21 +48,6 @@ _MAX_HEADER_BYTES: Final = 1 << 24  # long names take 4 KB, extended attributes 
 _NUMBER: Final = re.compile(rb"\s*[+-]?\d+\s*")
 
 
-@dataclass(frozen=True, slots=True)
-class Shard:
-    """A tar file as it was when it was listed.
-
-    Attributes:
-        path: Where it lies.
-        size_bytes: Its size.
-        time_ns: When it was changed last.
-    """
-
-    path: str
-    size_bytes: int
-    time_ns: int
-
-
 @dataclass(frozen=True, eq=False)
 class TarListing:
     """Samples, and the files of each.
@@ -80,7 +65,7 @@ class TarListing:
         extension_names: The extensions, in lower case, without a dot in front.
     """
 
-    shards: tuple[Shard, ...]
+    shards: tuple[FileState, ...]
     keys: PackedList[str]
     labels: NDArray[np.int64] | RaggedArray | None
     shard_of: NDArray[np.int64]
@@ -123,20 +108,16 @@ def _alternatives(inner: str, pattern: str) -> list[str]:
     return [f"{number:0{len(span[1])}}" for number in range(first, last + 1)]
 
 
-def shard_paths(place: str) -> list[str]:
-    """Return the tar files that a path, a folder, or a pattern with braces names.
-
-    Raises:
-        StoreError: there is none.
-    """
+def _shard_paths(place: str) -> list[str]:
+    """Return the tar files that a path, a folder, or a pattern with braces names."""
     if "{" in place and not os.path.exists(place):
         return expand_braces(place)
-    if os.path.isdir(place):
-        found = sorted(str(path) for path in Path(place).glob("*.tar"))
-        if not found:
-            raise StoreError(f"{place} is a folder without a .tar file in it.")
-        return found
-    return [place]
+    if not os.path.isdir(place):
+        return [place]
+    found = sorted(str(path) for path in Path(place).glob("*.tar"))
+    if not found:
+        raise StoreError(f"{place} is a folder without a .tar file in it.")
+    return found
 
 
 def list_shards(place: str) -> TarListing:
@@ -148,10 +129,9 @@ def list_shards(place: str) -> TarListing:
             sample.
     """
     shards, lister = [], _Lister()
-    for path in shard_paths(place):
+    for path in _shard_paths(place):
         try:
-            status = os.stat(path)
-            shards.append(Shard(path, status.st_size, status.st_mtime_ns))
+            shards.append(FileState.of(path))
             lister.add(path)
         except OSError as error:
             raise StoreError(f"cannot read {path}: {error.strerror or error}.") from error
@@ -213,7 +193,7 @@ class _Lister:
             return classes
         return RaggedArray(classes, _starts(self._num_classes))
 
-    def _keys(self, shards: Sequence[Shard]) -> Iterator[str]:
+    def _keys(self, shards: Sequence[FileState]) -> Iterator[str]:
         """Yield names; where shards share some, with what their paths differ by in front of all."""
         count = sum(map(len, self._names))
         if len({name for names in self._names for name in names}) == count:
@@ -223,7 +203,7 @@ class _Lister:
         for prefix, names in zip(_prefixes(shards), self._names, strict=True):
             yield from (f"{prefix}/{name}" for name in names)
 
-    def listing(self, shards: tuple[Shard, ...]) -> TarListing:
+    def listing(self, shards: tuple[FileState, ...]) -> TarListing:
         files = np.array(self._files, np.int64).reshape(-1, 3)
         offsets, sizes, extensions = (np.ascontiguousarray(files[:, k]) for k in range(3))
         return TarListing(
@@ -245,7 +225,7 @@ def _starts(counts: Sequence[int]) -> NDArray[np.int64]:
     return starts
 
 
-def _prefixes(shards: Sequence[Shard]) -> list[str]:
+def _prefixes(shards: Sequence[FileState]) -> list[str]:
     """Return as many of the last parts of each path as it takes to tell the shards apart.
 
     Raises:
@@ -272,7 +252,7 @@ def _class_in(data: bytes, path: str, name: str) -> int:
 
 
 def _members(path: str) -> Iterator[tuple[str, int, int]]:
-    """Yield name, offset and size of each file of a tar file.
+    """Yield name, offset and size of each file of a tar file, which may be damaged in any way.
 
     Tar files that were put one behind the other, as `cat` does it, are read to the last one's end.
     """
@@ -282,29 +262,40 @@ def _members(path: str) -> Iterator[tuple[str, int, int]]:
         start, stop = 0, -1
         while stop != size_bytes:
             file.seek(start)
-            with contextlib.closing(_Members(path, file)) as members:
-                yield from _files(path, members, size_bytes)
-                end = members.end
+            try:
+                # It asks for no more than read, seek and tell.
+                headers = cast("BinaryIO", _Headers(file))
+                with tarfile.open(fileobj=headers, mode="r:") as tar:
+                    while (member := tar.next()) is not None:
+                        tar.members = []  # type: ignore[attr-defined]  # 1 KB each, of every file
+                        _check_member(path, member, size_bytes)
+                        if member.isreg():
+                            yield member.name, member.offset_data, member.size
+                    end = int(tar.offset)
+            except (OSError, StoreError):
+                raise
+            except Exception as error:  # sizes and maps that are no numbers raise nearly anything
+                raise StoreError(
+                    f"{path} is truncated, damaged, or no tar file: {error}. Restore it from a "
+                    "copy."
+                ) from error
             start = stop = _stop(path, file, start, end)
 
 
-def _files(path: str, members: _Members, size_bytes: int) -> Iterator[tuple[str, int, int]]:
-    while (member := members.next()) is not None:
-        if member.issym() or member.islnk() or member.issparse():
-            raise StoreError(
-                f"{path} has a link or a sparse file, {member.name!r}: pack the shard with "
-                "`tar --dereference --hard-dereference`."
-            )
-        stop = member.offset_data + member.size
-        # A negative size would lead back to this same header, for ever.
-        if member.size < 0 or stop > size_bytes:
-            raise StoreError(
-                f"{path} is truncated or damaged: {member.name!r} should go from byte "
-                f"{member.offset_data:,} to {stop:,}, and the file ends at byte {size_bytes:,}. "
-                "Restore it from a copy."
-            )
-        if member.isreg():
-            yield member.name, member.offset_data, member.size
+def _check_member(path: str, member: tarfile.TarInfo, size_bytes: int) -> None:
+    if member.issym() or member.islnk() or member.issparse():
+        raise StoreError(
+            f"{path} has a link or a sparse file, {member.name!r}: pack the shard with "
+            "`tar --dereference --hard-dereference`."
+        )
+    stop = member.offset_data + member.size
+    # A negative size would lead back to this same header, for ever.
+    if member.size < 0 or stop > size_bytes:
+        raise StoreError(
+            f"{path} is truncated or damaged: {member.name!r} should go from byte "
+            f"{member.offset_data:,} to {stop:,}, and the file ends at byte {size_bytes:,}. "
+            "Restore it from a copy."
+        )
 
 
 class _Headers:
@@ -323,45 +314,6 @@ class _Headers:
                 f"a header of {size:,} bytes, where {_MAX_HEADER_BYTES:,} is the most that is read"
             )
         return self._file.read(size)
-
-
-class _Members:
-    """The headers of a tar file, which may be damaged in any way."""
-
-    def __init__(self, path: str, file: BinaryIO) -> None:
-        self._path = path
-        try:
-            # It asks for no more than read, seek and tell. Closed by `close`.
-            self._tar = tarfile.open(fileobj=cast("BinaryIO", _Headers(file)), mode="r:")  # noqa: SIM115
-        except OSError:
-            raise
-        except Exception as error:
-            raise self._damaged(error) from error
-
-    def next(self) -> tarfile.TarInfo | None:
-        """Return the next header; None at the end, or at what is no header."""
-        try:
-            member = self._tar.next()
-        except OSError:
-            raise
-        except Exception as error:  # sizes and maps that are no numbers raise nearly anything
-            raise self._damaged(error) from error
-        self._tar.members = []  # type: ignore[attr-defined]  # 1 KB each, of every file
-        return member
-
-    @property
-    def end(self) -> int:
-        """Where the pass has come to, in bytes."""
-        return int(self._tar.offset)
-
-    def close(self) -> None:
-        """Let go of it; the file stays open."""
-        self._tar.close()
-
-    def _damaged(self, error: Exception) -> StoreError:
-        return StoreError(
-            f"{self._path} is truncated, damaged, or no tar file: {error}. Restore it from a copy."
-        )
 
 
 def _stop(path: str, file: BinaryIO, start: int, end: int) -> int:

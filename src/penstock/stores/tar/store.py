@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
-    from penstock.stores.tar.listing import Shard
+    from penstock.stores.filesystems import FileState
 
 __all__ = ["TarStore"]
 
@@ -141,12 +141,13 @@ class TarStore(Store):
 
     def _record(self, position: int, fd: int) -> Record:
         listing = self._listing
-        key, label = listing.keys[position], _label_of(listing, position)
+        key, label = listing.keys[position], self.index.one_label_of(position)
         values = {}
         size_bytes = 0
         for number in range(int(listing.starts[position]), int(listing.starts[position + 1])):
             extension = listing.extension_names[int(listing.extensions[number])]
-            name = f"{key}.{extension} in {self._path_of(position)}"
+            shard = listing.shards[int(listing.shard_of[position])]
+            name = f"{key}.{extension} in {shard.path}"
             size = int(listing.sizes[number])
             size_bytes += size
             if size_bytes > self.max_file_size:
@@ -159,14 +160,11 @@ class TarStore(Store):
             values[extension] = label if extension == "cls" else _value(extension, data, name)
         return Record(key, label, _sample(values))
 
-    def _path_of(self, position: int) -> str:
-        return self._listing.shards[int(self._listing.shard_of[position])].path
-
 
 class _OpenShards:
     """The files of one store, open in one process."""
 
-    def __init__(self, shards: tuple[Shard, ...]) -> None:
+    def __init__(self, shards: tuple[FileState, ...]) -> None:
         self._shards = shards
         self._lock = threading.Lock()
         self._kept: dict[int, int] = {}  # file descriptors, by shard
@@ -190,7 +188,7 @@ class _OpenShards:
             if not is_kept:
                 os.close(fd)
 
-    def _opened(self, shard: Shard) -> int:
+    def _opened(self, shard: FileState) -> int:
         try:
             fd, status = open_descriptor(shard.path)
         except OSError as error:
@@ -208,14 +206,6 @@ def _close_in(pid: int, kept: dict[int, int]) -> None:
     if pid == os.getpid():
         while kept:
             os.close(kept.popitem()[1])
-
-
-def _label_of(listing: TarListing, position: int) -> int | None:
-    labels = listing.labels
-    if labels is None or isinstance(labels, np.ndarray):
-        return None if labels is None else int(labels[position])
-    row = labels[position]
-    return int(row[0]) if len(row) else None
 
 
 def _are_pairs(listing: TarListing) -> bool:

@@ -102,7 +102,7 @@ def test_a_file_that_shrinks_while_it_is_read_ends_where_it_ends(tmp_path, monke
 
 
 def read_tar(path):
-    from penstock.stores.tar.store import TarStore
+    from penstock.stores.tar import TarStore
 
     return TarStore(path).index
 
@@ -137,7 +137,7 @@ def read_trace_file(path):
 
 def read_manifest(path):
     pytest.importorskip("pymongo")
-    from penstock.stores.mongo.foreign import _as_listed
+    from penstock.stores.mongo.layouts import _as_listed
 
     return _as_listed(None, path, None)
 

@@ -478,7 +478,7 @@ def test_a_damaged_pickle_is_named(tmp_path, opened):
         txn.delete(b"2")
     dataset = opened(tmp_path / "a.lmdb", layout="pickle", trusted=True)
     assert dataset[0] == (b"x", 1)
-    with pytest.raises(StoreError, match=r"the value of b'1' in lmdb:.*cannot be unpickled"):
+    with pytest.raises(StoreError, match=r"the value of '1' in lmdb:.*cannot be unpickled"):
         _ = dataset[1]
     with pytest.raises(StoreError, match="are not there: '2'"):
         _ = dataset[2]

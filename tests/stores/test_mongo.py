@@ -3,7 +3,6 @@
 
 from __future__ import annotations
 
-import gc
 import json
 import multiprocessing
 import os
@@ -332,8 +331,7 @@ def test_stores_of_one_server_share_a_client_that_the_last_one_closes(uri):
     assert client.options.pool_options.appname == "penstock"
     one.close()
     assert one.get_many([1])[0].label == 1
-    del one
-    gc.collect()
+    one.close()
     other.close()
     larger.close()
     assert mongo_clients._state.clients == []
@@ -362,19 +360,14 @@ def test_a_store_may_be_collected_while_a_client_is_made():
     subprocess.run([sys.executable, "-c", FORGETTING], check=True, timeout=60)
 
 
-def test_letting_go_of_a_store_never_waits_for_a_lock(uri):
+def test_a_store_that_was_dropped_is_let_go_by_the_next_that_is_closed(uri):
     written(uri, records(3))
-    forgotten, closed = MongoStore(uri), MongoStore(uri)
-    assert [len(forgotten), len(closed)] == [3, 3]
-    done = threading.Thread(target=closed.close)
-    with mongo_clients._state.lock:
-        del forgotten
-        done.start()
-        done.join(10)
-        assert not done.is_alive()
-    assert len(mongo_clients._state.clients) == 1
-    with MongoStore(uri) as store:  # the next one counts
-        len(store)
+    dropped = MongoStore(uri)
+    with MongoStore(uri) as store:
+        assert [len(dropped), len(store)] == [3, 3]
+        with mongo_clients._state.lock:  # as if the collector ran in the thread that has it
+            del dropped
+        assert len(mongo_clients._state.clients) == 1
     assert mongo_clients._state.clients == []
 
 
@@ -630,7 +623,7 @@ def test_an_index_larger_than_a_document_comes_in_parts(uri, collection):
         assert store.labels.tolist() == list(range(180))
         assert store.keys[179] == items[179].key
     collection.delete_one({"_id": "penstock.index.1"})
-    with pytest.raises(StoreError, match=r"index of .* lacks a part"):
+    with pytest.raises(StoreError, match=r"the index lacks a part"):
         len(MongoStore(uri))
 
 

@@ -78,11 +78,7 @@ def pack_source(
 
 
 def _store_of(dataset: StoreDataset) -> Store:
-    """Return the store behind a dataset, whose samples would be decoded pixels otherwise.
-
-    Raises:
-        ConfigError: it has transforms: is their outcome to be packed, or what they are given?
-    """
+    """Return the store behind a dataset, whose samples would be decoded pixels otherwise."""
     if dataset.transform is not None or dataset.target_transform is not None:
         raise ConfigError(
             f"{dataset!r} has transforms. To pack what it is made from, give its attribute "
@@ -282,14 +278,7 @@ class _Images:
         return _Images(self._size_px, self._quality, is_checked=False)
 
     def storable(self, sample: Any) -> Any:  # noqa: ANN401
-        """Return the sample as it is stored: images shrunk, and Pillow's as arrays.
-
-        Raises:
-            ConfigError: it is to be shrunk, and is neither an image nor the pair of one and its
-                class. Anything else may hold places in pixels, which would be wrong then.
-            ValueError: an image in it is broken, or is none by its first bytes though links, which
-                may lead to anything, are followed.
-        """
+        """Return the sample as it is stored: images shrunk, and Pillow's as arrays."""
         if self._is_told_by_bytes and not all(is_image(one.data) for one in images_in(sample)):
             raise ValueError("not an image by its first bytes")
         if self._is_checked:

@@ -226,11 +226,7 @@ def _where_to_go_on(source: PackSource, writer: StoreWriter) -> tuple[int, int]:
 
 
 def _check_same(source: PackSource, writer: StoreWriter, written: Sequence[Any]) -> None:
-    """Compare some of what was written with what the source gives now.
-
-    Raises:
-        StoreError: they differ: it would become a mixture.
-    """
+    """Compare some of what was written with what the source gives now."""
     last = len(written) - 1
     for number in sorted({last * part // _NUM_COMPARED for part in range(_NUM_COMPARED + 1)}):
         key = written[number][0]

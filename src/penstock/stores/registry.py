@@ -75,7 +75,7 @@ register_store(
     "penstock.stores.mongo.store:MongoStore",
     writer="penstock.stores.mongo.writer:MongoWriter",
 )
-register_store("tar", "penstock.stores.tar.store:TarStore", suffixes=[".tar"])
+register_store("tar", "penstock.stores.tar:TarStore", suffixes=[".tar"])
 register_store(
     "arrow",
     "penstock.stores.arrow.store:ArrowStore",

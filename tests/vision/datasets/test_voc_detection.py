@@ -125,8 +125,8 @@ def test_an_image_that_a_split_names_again_is_another_sample(root, class_names):
     assert len(dataset.labels) == 4
     store = open_store(root, split="balanced")
     assert list(store.keys) == ["b", "a", "b", "b"]
-    pack(store, root / "packed", num_workers=0)
-    packed = open_store(root / "packed")
+    pack(store, root / "packed.lmdb", num_workers=0)
+    packed = open_store(root / "packed.lmdb")
     assert list(packed.keys) == ["b", "a", "b (2)", "b (3)"]
     assert [r.sample for r in packed.scan()] == [r.sample for r in store.scan()]
 

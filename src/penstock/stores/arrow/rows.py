@@ -459,13 +459,7 @@ class _BufferArray:
     def __init__(
         self, buffers: Sequence[pa.Buffer | None], offsets: Sequence[int], dtype: DTypeLike
     ) -> None:
-        """Look at buffers; they are kept, not copied.
-
-        Args:
-            buffers: None, or an empty one, for a piece that has no elements.
-            offsets: Which element of each is the first that counts.
-            dtype: Of the elements.
-        """
+        """Look at buffers; they are kept, not copied."""
         dtype = np.dtype(dtype)
         there = [buffer for buffer in buffers if buffer is not None and buffer.size]
         low = min((buffer.address for buffer in there), default=0)
@@ -545,14 +539,7 @@ class _Elements:
         count: int,
         out: NDArray[Any],
     ) -> None:
-        """Write `count` elements from `first[i]` of piece `pieces[i]` to row i of `out`.
-
-        Args:
-            pieces: Shape (rows,).
-            first: Likewise.
-            count: The same for all rows.
-            out: C-contiguous, shape (rows, count).
-        """
+        """Write `count` elements from `first[i]` of piece `pieces[i]` to row i of `out`."""
         if not out.size:
             return
         if self._bits is not None or self._validity is not None or count <= _MOST_INDEXED:

@@ -261,11 +261,7 @@ def _choose(
     label: str | Literal[False] | None,
     key: str | None,
 ) -> _Columns:
-    """Return which column is what.
-
-    Raises:
-        ConfigError: a column that is named is not there; or several may be meant.
-    """
+    """Return which column is what."""
     features = hugging_face_features(schema, place)
     listed = ", ".join(f"{field.name} ({field.type})" for field in schema)
     for name in (image, label, key):

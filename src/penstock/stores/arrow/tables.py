@@ -239,7 +239,10 @@ class Tables:
         self._sources.append(source)
         reader = pa.ipc.open_stream(source) if is_stream else pa.ipc.open_file(source)
         self._check_schema(reader.schema, path)
-        batches = _streamed(reader, source, path) if is_stream else _batches(reader)
+        if is_stream:
+            batches = _streamed(reader, source, path)
+        else:
+            batches = [reader.get_batch(number) for number in range(reader.num_record_batches)]
         for batch in batches:
             batch.validate()  # sizes and ends of its arrays; what lies between is not looked at
             self._batches.append(batch)
@@ -289,7 +292,9 @@ class Tables:
         try:
             yield
         except (OSError, pa.ArrowException) as error:
-            raise _damaged(self._path_of[number], error) from error
+            raise StoreError(
+                f"{self._path_of[number]} is damaged: {error}. Restore it from a copy."
+            ) from error
 
     def column(self, name: str) -> pa.ChunkedArray:
         """Return one whole column; of Parquet files nothing else is read.
@@ -301,11 +306,8 @@ class Tables:
         for number, load in enumerate(self._loaders):
             with self._damage_named(number):
                 chunks += load([name])[name].chunks
-        return pa.chunked_array(chunks, self._type_of(name))
-
-    def _type_of(self, name: str) -> pa.DataType:
         schema: Any = self.schema
-        return schema.field(name).type
+        return pa.chunked_array(chunks, schema.field(name).type)
 
     def close(self) -> None:
         """Close the files. What was lent of their memory stays valid."""
@@ -316,10 +318,6 @@ class Tables:
         sources, self._sources = self._sources, []
         for source in sources:
             source.close()
-
-
-def _damaged(path: Path, error: Exception) -> StoreError:
-    return StoreError(f"{path} is damaged: {error}. Restore it from a copy.")
 
 
 def _stored_bytes(path: Path) -> int:
@@ -381,17 +379,8 @@ def _verify(array: pa.Array) -> None:
     array.validate(full=True)
 
 
-def _batches(reader: Any) -> list[pa.RecordBatch]:  # noqa: ANN401
-    return [reader.get_batch(number) for number in range(reader.num_record_batches)]
-
-
 def _streamed(reader: Any, source: Any, path: Path) -> list[pa.RecordBatch]:  # noqa: ANN401
-    """Return the batches of a stream.
-
-    Raises:
-        StoreError: it lacks the mark at its end. Arrow lets a stream end without one; but so does
-            one that was cut between two messages, and nothing else would tell that rows are gone.
-    """
+    """Return the batches of a stream."""
     batches = []
     end = source.tell()
     for batch in reader:

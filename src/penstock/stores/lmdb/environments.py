@@ -61,7 +61,22 @@ class Environment:
         self.state = state
         self.num_users = 0
         self._num_readers = 0
-        self._env = _open(path, readahead=readahead)
+        try:
+            self._env = lmdb.open(
+                os.fspath(path),
+                subdir=path.is_dir(),
+                readonly=True,
+                lock=False,
+                readahead=readahead,
+                create=False,
+            )
+        except lmdb.Error as error:
+            text, hint = str(error).rstrip("."), ""
+            if "already open" in text:
+                hint = (
+                    " Other code has it open, in this process or before its fork: close it there."
+                )
+            raise StoreError(f"cannot open {path} as an LMDB file: {text}.{hint}") from error
 
     @contextlib.contextmanager
     def reading(self) -> Iterator[Any]:
@@ -219,20 +234,3 @@ def _shared(environment: Environment) -> Environment:
     environment.num_users += 1
     _state.drain()
     return environment
-
-
-def _open(path: Path, *, readahead: bool) -> Any:  # noqa: ANN401
-    try:
-        return lmdb.open(
-            os.fspath(path),
-            subdir=path.is_dir(),
-            readonly=True,
-            lock=False,
-            readahead=readahead,
-            create=False,
-        )
-    except lmdb.Error as error:
-        text, hint = str(error).rstrip("."), ""
-        if "already open" in str(error):
-            hint = " Other code has it open, in this process or before its fork: close it there."
-        raise StoreError(f"cannot open {path} as an LMDB file: {text}.{hint}") from error

@@ -498,11 +498,7 @@ def _no_store(environment: Environment, transaction: Any) -> StoreError:  # noqa
 
 
 def _files_of(path: Path) -> list[Path]:
-    """Return the files of a store in the order of their records.
-
-    Raises:
-        StoreError: shards are missing, or those of two stores are mixed.
-    """
+    """Return the files of a store in the order of their records."""
     if not path.is_dir() or (path / "data.mdb").exists():
         return [path]
     shards = sorted(entry.name for entry in path.iterdir() if is_shard(entry.name))

@@ -82,15 +82,7 @@ class _Destination:
     def __init__(
         self, path: str | Path, names: Sequence[str], what: str, *, resume: bool, overwrite: bool
     ) -> None:
-        """Take the lock and look at what is there.
-
-        Args:
-            path: Of the file or folder.
-            names: Of the shards in it; none for a file.
-            what: Says what is being packed.
-            resume: Whether to go on with what an interrupted writer left.
-            overwrite: Whether a store that is there may be replaced.
-        """
+        """Take the lock and look at what is there."""
         self.address = f"lmdb:{path}"
         self._path = Path(os.path.realpath(path))  # through a link, its target is replaced
         self._partial = self._path.with_name(self._path.name + ".partial")
@@ -168,19 +160,9 @@ class LMDBWriter(_Destination):
     ) -> None:
         """Begin a store, or go on with one.
 
-        Args:
-            path: Where it will be.
-            class_names: As for `create_store`, like the four that follow.
-            metadata: For the index.
-            what: Says what is being packed, and how.
-            resume: Whether to go on with what was left.
-            overwrite: Whether a store that is there may be replaced.
+        Args and errors as for `create_store`; beside them:
             map_bytes: Address space to begin with; it is doubled as often as it is full.
             transaction_bytes: Size from which records are brought to disk.
-
-        Raises:
-            StoreError: another writer is at it, what it left is of another source, or there is a
-                store that may not be replaced.
         """
         self._what = what
         self._map_bytes = map_bytes
@@ -348,18 +330,7 @@ class ShardedLMDBWriter(_Destination):
     ) -> None:
         """Begin a store, or go on with one.
 
-        Args:
-            path: The folder.
-            num_shards: Number of files in it.
-            num_records: Number of records there will be.
-            what: As for `LMDBWriter`, like those that follow.
-            resume: Whether to go on with what was left.
-            overwrite: Whether shards that are there may be replaced.
-            facts: For the writer of each.
-
-        Raises:
-            StoreError: another writer is at it, what it left is of another source, or there are
-                shards that may not be replaced.
+        Args and errors as for `create_store`; `facts` are for the writer of each shard.
         """
         what = f"{what}, {num_records} records in {num_shards} shards"
         self._facts = {"what": what, **facts}
@@ -463,11 +434,7 @@ def _what_is_packed(transaction: Any) -> str | None:  # noqa: ANN401
 
 
 def _check_partial(path: Path) -> None:
-    """Raise unless there is nothing, or what an interrupted writer left.
-
-    Raises:
-        StoreError: it is something else that happens to have this name.
-    """
+    """Raise unless there is nothing, or what an interrupted writer left."""
     if path.is_dir():
         strangers = [entry.name for entry in os.scandir(path) if not _is_of_shard(entry)]
     else:

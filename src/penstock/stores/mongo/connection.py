@@ -2,8 +2,9 @@
 """Connections to MongoDB: one client for each process and set of options, and commands on it.
 
 A client is made at first use, and closed when the last store that uses it is closed and nothing is
-under way; one of a store that was dropped without `close` is closed at exit. It never crosses a
-fork: a child forgets what it inherited, without closing it, as its sockets are the parent's.
+under way. The garbage collector, which may drop a store while this thread has the lock, only leaves
+a note, which the next `close` reads; what is left is closed at exit. A client never crosses a fork:
+a child forgets what it inherited, without closing it, as its sockets are the parent's.
 
 A command outlasts a restart of the server:
 
@@ -23,12 +24,14 @@ Reference:
 from __future__ import annotations
 
 import atexit
+import collections
 import contextlib
 import logging
 import os
 import random
 import threading
 import time
+import weakref
 from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 from pymongo import MongoClient
@@ -97,6 +100,7 @@ class _OpenClients:
     def __init__(self) -> None:
         self.clients: list[_SharedClient] = []
         self.inherited: _OpenClients | None = None
+        self.let_go: collections.deque[_SharedClient] = collections.deque()  # once for each user
         self.lock = threading.Lock()  # nothing that holds it may wait
 
     def joined(self, made: _SharedClient | None, uri: str, options: object) -> _SharedClient | None:
@@ -112,13 +116,17 @@ class _OpenClients:
 
     def release(self, shared: _SharedClient) -> None:
         """Count one user less; with the last one the client is closed."""
+        self.let_go.append(shared)
+        unused = []
         with self.lock:
-            shared.num_users -= 1
-            is_unused = shared.num_users == 0
-            if is_unused:
-                self.clients.remove(shared)
-        if is_unused:
-            shared.client.close()  # asks the server: not under the lock
+            while self.let_go:
+                one = self.let_go.popleft()
+                one.num_users -= 1
+                if one.num_users == 0:
+                    self.clients.remove(one)
+                    unused.append(one)
+        for one in unused:
+            one.client.close()  # asks the server: not under the lock
 
 
 _state = _OpenClients()
@@ -142,12 +150,7 @@ atexit.register(_close_all)
 
 
 def _acquired(address: MongoAddress, options: Mapping[str, Any], retry_s: float) -> _SharedClient:
-    """Return this process's client for an address, which has one user more.
-
-    Raises:
-        ConfigError: an option does not fit.
-        StoreUnreachable: the name of a `mongodb+srv://` address cannot be looked up.
-    """
+    """Return this process's client for an address, which has one user more."""
     defaults: dict[str, object] = {
         "appname": "penstock",
         "connect": False,
@@ -220,20 +223,17 @@ class MongoConnection:
         self._is_known = is_known
         self._state = _state
         self._shared = _acquired(address, client_options, retry_s)
-        self._is_open = True
+        self._dropped = weakref.finalize(self, self._state.let_go.append, self._shared)
+        self._dropped.atexit = False
 
     @property
     def is_usable(self) -> bool:
         """Whether it is this process's, and has neither been closed nor failed."""
-        return self.pid == os.getpid() and self._is_open
+        return self.pid == os.getpid() and self._dropped.alive
 
     def close(self) -> None:
         """Let go of the client. May be called again, from any process."""
-        if self.pid != os.getpid():
-            return
-        with self._state.lock:
-            was_open, self._is_open = self._is_open, False
-        if was_open:
+        if self._dropped.detach() is not None and self.pid == os.getpid():
             self._state.release(self._shared)
 
     @contextlib.contextmanager

@@ -30,7 +30,7 @@ from penstock.errors import StoreError
 from penstock.stores.index import IndexBuilder
 from penstock.stores.mongo.address import MongoAddress
 from penstock.stores.mongo.connection import MongoConnection
-from penstock.stores.mongo.layout import (
+from penstock.stores.mongo.layouts import (
     LAYOUT_VERSION,
     LOCKS,
     PACK_ID,
@@ -73,7 +73,12 @@ _held_here: set[ObjectId] = set()
 
 
 class MongoWriter:
-    """Writes one collection. See `StoreWriter` for the calls."""
+    """Writes one collection. See `StoreWriter` for the calls.
+
+    Attributes:
+        address: `mongodb://HOST/DATABASE.COLLECTION`.
+        finished: Whether a writer that resumes found the collection complete.
+    """
 
     def __init__(
         self,
@@ -91,26 +96,17 @@ class MongoWriter:
     ) -> None:
         """Begin a store, or go on with one.
 
-        Args:
-            uri: Of the collection it will be.
-            class_names: Name of class 0, 1, 2 …
-            metadata: Any JSON, for the index.
-            what: Says what is being packed, and how; a resumed writer has to be given the same.
-            resume: Whether to go on with what an interrupted writer left, if it left anything.
-            overwrite: Whether a collection that Penstock made may be replaced.
+        Args and errors as for `create_store`; beside them:
             client_options: For `pymongo.MongoClient`.
             retry_s: Seconds for which a write waits for a server that went away; one that has never
                 answered is waited for 5 s at most.
             message_bytes: Size from which records are sent.
             message_s: Seconds after which they are sent, however small they are.
-
-        Raises:
-            StoreError: another writer is at it, what it left is of another source, or the
-                collection is one that Penstock did not make, or that may not be replaced.
-            StoreUnreachable: the server does not answer.
-            ConfigError: the URI or an option is wrong.
         """
         self._address = MongoAddress.parse(uri)
+        self.address = self._address.shown
+        self.finished = False
+        self._partial_name = self._address.sibling(partial_of(self._address.collection))
         self._client_options = dict(client_options or {})
         self._retry_s = retry_s
         self._what = what
@@ -119,7 +115,7 @@ class MongoWriter:
         self._pack = ObjectId()
         self._files: list[ObjectId] = []
         self._built = IndexBuilder(class_names, metadata)
-        self._finished: Index | None = None
+        self._found: list[tuple[str, int | tuple[int, ...] | None]] = []
         self._num_inserted = 0
         self._waiting: list[EncodedRecord] = []
         self._waiting_bytes = 0
@@ -140,8 +136,9 @@ class MongoWriter:
         run = self._connection().run
         run("write", self._check_destination)
         pack = run("write", lambda database: self._partial(database).find_one({"_id": PACK_ID}))
-        self._finished = self._complete() if resume and pack is None else None
-        if self._finished is not None:
+        done = self._complete() if resume and pack is None else None
+        if done is not None:
+            self.finished, self._found = True, done.entries()
             return
         if not overwrite and run("read", self._is_there):
             raise already_there(self.address, resume=resume)
@@ -152,6 +149,7 @@ class MongoWriter:
         else:
             self._pack = pack["pack"]
             self._take_over()
+            self._found = list(zip(self._built.keys, self._built.labels, strict=True))
 
     def _is_same(self, pack: Mapping[str, Any]) -> bool:
         """Return whether a collection was packed from the same source, in this layout."""
@@ -224,22 +222,9 @@ class MongoWriter:
         self._files.append(file_id)
         return files[file_id]
 
-    @property
-    def address(self) -> str:
-        """`mongodb://HOST/DATABASE.COLLECTION`."""
-        return self._address.shown
-
-    @property
-    def finished(self) -> bool:
-        """Whether a writer told to resume found the collection complete; nothing is to be done."""
-        return self._finished is not None
-
     def written(self) -> Sequence[tuple[str, int | tuple[int, ...] | None]]:
         """Return key and label of the records that were found."""
-        done = self._finished
-        if done is not None:
-            return done.entries()
-        return list(zip(self._built.keys, self._built.labels, strict=True))
+        return self._found
 
     def checksum_at(self, number: int) -> int:
         """Return the checksum of a record that `written` lists."""
@@ -253,7 +238,7 @@ class MongoWriter:
                 refuses them.
             StoreUnreachable: it does not answer.
         """
-        if self._finished is not None and records:
+        if self.finished and records:
             raise StoreError(f"{self.address} is complete; pack without --resume to make it anew.")
         self._built.add(records)
         if not self._waiting:
@@ -307,7 +292,7 @@ class MongoWriter:
 
     def finish(self) -> None:
         """Complete the collection and put it in its place."""
-        if self._finished is not None:
+        if self.finished:
             return
         self._flush()
         index = self._built.index()
@@ -370,10 +355,6 @@ class MongoWriter:
             if lock is not None:
                 lock.release(self._connection(), 1.0 if self._has_failed else _CLOSE_S)
             self._disconnect()
-
-    @property
-    def _partial_name(self) -> str:
-        return self._address.sibling(partial_of(self._address.collection))
 
     def _partial(self, database: Database[Any]) -> Collection[Any]:
         name = partial_of(self._address.collection)
@@ -522,15 +503,5 @@ def _started(pid: int) -> str:
         # proc(5): field 22, counted behind the name, which may have blanks and brackets in it.
         fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
     except OSError:
-        return "" if not _is_alive(pid) else "?"
+        return ""
     return "" if fields[0] in "ZX" else fields[19]
-
-
-def _is_alive(pid: int) -> bool:
-    try:
-        os.kill(pid, 0)
-    except ProcessLookupError:
-        return False
-    except PermissionError:
-        pass
-    return True

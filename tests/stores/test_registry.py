@@ -6,12 +6,13 @@ from __future__ import annotations
 import contextlib
 import zipfile
 
+import numpy as np
 import pytest
 
-from penstock.data import PackedList
 from penstock.errors import ConfigError, MissingExtraError, StoreError
 from penstock.stores import (
     EncodedImage,
+    Index,
     Record,
     Store,
     StoreDataset,
@@ -21,7 +22,6 @@ from penstock.stores import (
     register_store,
 )
 from penstock.stores import registry as module
-from penstock.stores.index import Index, labels_from
 from penstock.stores.records import decode_record
 from penstock.stores.registry import Address
 from penstock.testing.stores import StoreReaderContract
@@ -39,10 +39,10 @@ class ZipStore(Store):
 
     def _load_index(self):
         with zipfile.ZipFile(self._path) as file:
-            keys = PackedList(file.namelist())
-        names = sorted({key.partition("/")[0] for key in keys})
-        labels = labels_from([names.index(key.partition("/")[0]) for key in keys])
-        return Index(keys, labels, tuple(names), are_pairs=True)
+            keys = file.namelist()
+        classes = [key.partition("/")[0] for key in keys]
+        names, labels = np.unique(classes, return_inverse=True)
+        return Index(keys, labels, tuple(names.tolist()), are_pairs=True)
 
     @contextlib.contextmanager
     def _read(self, positions, *, copy):

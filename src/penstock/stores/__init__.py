@@ -21,6 +21,7 @@ except ModuleNotFoundError as error:
     ) from error
 
 from penstock.stores.dataset import LMDBDataset, MongoDataset, StoreDataset
+from penstock.stores.index import Index
 from penstock.stores.packing import PackReport, pack
 from penstock.stores.records import EncodedImage, Record
 from penstock.stores.registry import create_store, open_store, register_store
@@ -28,6 +29,7 @@ from penstock.stores.store import Store, StoreWriter
 
 __all__ = [
     "EncodedImage",
+    "Index",
     "LMDBDataset",
     "MongoDataset",
     "PackReport",

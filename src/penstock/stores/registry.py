@@ -134,18 +134,24 @@ class Address(NamedTuple):
         return cls(_suffixes.get(Path(text).suffix.lower(), "folder"), text)
 
 
-def open_store(address: str | Path, **options: Any) -> Store:  # noqa: ANN401
+def open_store(
+    address: str | Path,
+    *,
+    layout: str | None = None,
+    trusted: bool = False,
+    **options: Any,  # noqa: ANN401
+) -> Store:
     """Return the store at an address. It is opened at first use.
 
     Args:
         address: `lmdb:PATH`, `mongodb://HOST/DB.COLLECTION`, `tar:PATH`, `arrow:PATH`, a folder, or
             of a kind that `register_store` has made known.
-        options: Of that kind of store, as below. All others are in the docs of the kind:
-            layout: Of an LMDB file, "records" is what `pack` writes, the default; "pickle" is what
-                many scripts make by hand: pickled `(bytes, label)` under the ascii number, with
-                `__len__` or `__keys__`. Of a folder, "auto", "classes", "flat" or "voc".
-            trusted: Whether pickles may be decoded, which can run any program that their writer
-                wanted to be run.
+        layout: For LMDB files, "records" is what `pack` writes, the default; "pickle" is what many
+            scripts make by hand: pickled `(bytes, label)` under the ascii number, with `__len__` or
+            `__keys__`. For folders "auto", the default, "classes", "flat" or "voc".
+        trusted: Whether pickles may be decoded, which can run any program that their writer wanted
+            to be run.
+        options: Of that kind of store: see its page.
 
     Raises:
         ConfigError: the address is of no known kind, or an option does not fit.
@@ -155,6 +161,10 @@ def open_store(address: str | Path, **options: Any) -> Store:  # noqa: ANN401
         >>> open_store("lmdb:photos.lmdb")
         <LMDBStore lmdb:photos.lmdb>
     """
+    if layout is not None:
+        options["layout"] = layout
+    if trusted:
+        options["trusted"] = trusted
     return open_kind(*Address.parse(address), **options)
 
 

@@ -50,7 +50,7 @@ def pack(
         str,
         typer.Argument(
             metavar="DST",
-            help="PATH.lmdb or lmdb:PATH, mongodb://HOST/DB.COLLECTION, or a folder to make.",
+            help="PATH.lmdb or lmdb:PATH, or mongodb://HOST/DB.COLLECTION.",
         ),
     ],
     resize: Annotated[

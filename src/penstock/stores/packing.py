@@ -102,7 +102,7 @@ def pack(
     Args:
         src: A store or its address; a folder of images; or a map-style dataset, whose samples are
             trees of arrays, tensors, numbers, strings, bytes, and Pillow's images.
-        dst: Address of the store to make: `lmdb:PATH`, `mongodb://HOST/DB.COLLECTION`, or a folder.
+        dst: Address of the store to make: `lmdb:PATH` or `mongodb://HOST/DB.COLLECTION`.
         num_workers: Processes that read and encode; None takes the usable cores, and none at all
             for few records.
         resize: Length in pixels of the shorter side that larger images are shrunk to, keeping their

@@ -365,7 +365,7 @@ def _long_values(
     row, size = nodes.row[nodes.is_long], nodes.size[nodes.is_long]
     places = row * meta.page_bytes + nodes.key_stop[nodes.is_long]
     text = pages.reshape(-1)[places[:, None] + np.arange(8)]
-    first = text.view(np.int64)[:, 0]
+    first: NDArray[np.int64] = text.view(np.int64)[:, 0]
     last = first + (_HEADER_BYTES + size - 1) // meta.page_bytes
     _refuse_outside(meta, numbers, row, first, last)
     return first

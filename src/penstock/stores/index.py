@@ -19,7 +19,7 @@ from penstock.errors import StoreError
 from penstock.stores.records import header_of
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Mapping, Sequence
+    from collections.abc import Iterable, Mapping, Sequence
 
     from numpy.typing import NDArray
 
@@ -217,7 +217,7 @@ def joined(indexes: Sequence[Index]) -> Index:
     if all(isinstance(index.labels, np.ndarray) for index in indexes):
         labels = np.concatenate([index.labels for index in indexes])
     elif any(index.labels is not None for index in indexes):
-        labels = RaggedArray.of(row for index in indexes for row in _rows(index))
+        labels = labels_from([label for index in indexes for _, label in index.entries()])
     return Index(
         PackedList(key for index in indexes for key in index.keys),
         labels,
@@ -226,11 +226,6 @@ def joined(indexes: Sequence[Index]) -> Index:
         "+".join(fingerprints),
         all(index.are_pairs for index in indexes),
     )
-
-
-def _rows(index: Index) -> Iterator[Sequence[int]]:
-    labels = map(index.label_of, range(len(index)))
-    return ((label,) if isinstance(label, int) else label or () for label in labels)
 
 
 def _numbered(key: str, counts: dict[str, int], taken: set[str]) -> str:

@@ -143,8 +143,11 @@ def _no_column(index: Index, name: str, packed: Mapping[str, Any]) -> str:
             f"there is no column {name!r}; {there}. The dataset was made with it, and no object "
             f"has {name!r}: fields of the image itself are no columns."
         )
-    # Of samples that are dicts with the field; annotations were asked for it when they were packed.
-    scan = f" labels_of(dataset, column={name!r}, scan=True) reads it from samples that have it."
+    # Annotations were asked for it when they were packed, and do not have it.
+    scan = (
+        f" Of samples that are dicts with {name!r}, labels_of(dataset, column={name!r}, scan=True) "
+        "reads it."
+    )
     return (
         f"there is no column {name!r}; {there}. Make the dataset with attributes=[{name!r}] (VOC, "
         f"imglab) or classes=[…] (landmark lists); pack XML by `penstock pack SRC DST --objects "

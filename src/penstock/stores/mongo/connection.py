@@ -264,7 +264,8 @@ class MongoConnection:
                 answered. The connection is closed.
             StoreError: it refuses. The connection is closed.
         """
-        waiting = _ServerWait(self._limit_s(retry_s))
+        limit_s = self._limit_s(retry_s)
+        start_s, pause_s, is_said = time.monotonic(), _FIRST_PAUSE_S, False
         while True:
             # Errors are raised outside of the handlers: none carries the driver's as its context.
             try:
@@ -277,11 +278,22 @@ class MongoConnection:
                 said = self._said(error)
             if refusal is not None:
                 break
-            waiting.log(self._address, said)
-            # `is_usable`: another thread has given up on it.
-            if not self.is_usable or not waiting.wait(self._shared.selection_s):
-                refusal = self._away(doing, said, waiting)
+            past_s = time.monotonic() - start_s
+            if past_s >= _SILENT_S and not is_said:
+                is_said = True
+                _log.warning(
+                    "%s does not answer (%s); waiting for it, %g s at most.",
+                    self._address,
+                    said,
+                    limit_s,
+                )
+            wait_s = pause_s * _jitter.uniform(0.5, 1.0)
+            is_late = past_s + wait_s + self._shared.selection_s > limit_s
+            if is_late or not self.is_usable:  # or another thread has given up on it
+                refusal = self._away(doing, said, past_s, limit_s)
                 break
+            time.sleep(wait_s)
+            pause_s = min(2 * pause_s, _LONGEST_PAUSE_S)
         # The driver keeps its last error, whose traceback has our frames, and through them the
         # store: left to the garbage collector, the client would not be closed for long.
         self.close()
@@ -318,45 +330,12 @@ class MongoConnection:
             f"{hint}".rstrip()
         )
 
-    def _away(self, doing: str, said: str, waiting: _ServerWait) -> StoreUnreachable:
+    def _away(self, doing: str, said: str, past_s: float, limit_s: float) -> StoreUnreachable:
         hint = "A larger `retry_s` waits longer."
-        if waiting.limit_s < self._retry_s and not self._shared.has_answered:
+        if limit_s < self._retry_s and not self._shared.has_answered:
             hint = f"`retry_s` ({self._retry_s:g} s) is for servers that answered before."
         return StoreUnreachable(
             f"cannot {doing} {self._address}: no answer from {self._address.hosts} for "
-            f"{waiting.past_s:.1f} s ({said}). Is mongod running there, can this machine reach it, "
+            f"{past_s:.1f} s ({said}). Is mongod running there, can this machine reach it, "
             f"and do both use TLS or neither? {hint}"
         )
-
-
-class _ServerWait:
-    """The waiting of one command for a server that is away."""
-
-    def __init__(self, limit_s: float) -> None:
-        self.limit_s = limit_s
-        self._start_s = time.monotonic()
-        self._pause_s = _FIRST_PAUSE_S
-        self._is_said = False
-
-    @property
-    def past_s(self) -> float:
-        return time.monotonic() - self._start_s
-
-    def wait(self, try_s: float) -> bool:
-        """Wait for a moment; False if a try of `try_s` after it would take longer than allowed."""
-        pause_s = self._pause_s * _jitter.uniform(0.5, 1.0)
-        if self.past_s + pause_s + try_s > self.limit_s:
-            return False
-        time.sleep(pause_s)
-        self._pause_s = min(2 * self._pause_s, _LONGEST_PAUSE_S)
-        return True
-
-    def log(self, address: MongoAddress, said: str) -> None:
-        if self.past_s >= _SILENT_S and not self._is_said:
-            self._is_said = True
-            _log.warning(
-                "%s does not answer (%s); waiting for it, %g s at most.",
-                address,
-                said,
-                self.limit_s,
-            )

@@ -140,7 +140,7 @@ class PackedLayout:
             ids: list[Any] = list(map(index_id, range(num_parts)))
             parts = connection.run("read", functools.partial(self._index_parts, ids))
             if len(parts) == len(ids):
-                data = [parts[part].get("data") for part in ids]
+                data: list[Any] = [parts[part].get("data") for part in ids]
                 if not all(isinstance(part, bytes) for part in data):
                     raise self._damaged("the parts of its index are not binary")
                 tree = decode_record(b"".join(data), f"the index of {self._address}").sample

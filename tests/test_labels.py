@@ -539,8 +539,8 @@ def test_a_folder_that_nobody_can_write_to_is_no_obstacle(root):
 def test_a_dataset_with_several_classes_per_sample_is_packed_with_them(tmp_path):
     stores = pytest.importorskip("penstock.stores")
     dataset = StackDataset(text=["a", "b", "c"], labels=RaggedArray.of([[4, 4], [], [1]]))
-    stores.pack(dataset, tmp_path / "store", num_workers=0)
-    store = stores.open_store(tmp_path / "store")
+    stores.pack(dataset, tmp_path / "store.lmdb", num_workers=0)
+    store = stores.open_store(tmp_path / "store.lmdb")
     assert rows_of(store.labels) == [[4, 4], [], [1]]
     assert rows_of(labels_of(stores.StoreDataset(store))) == [[4, 4], [], [1]]
     store.close()

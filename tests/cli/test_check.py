@@ -596,72 +596,6 @@ def test_records_without_images_are_said_to_have_none(tmp_path, capsys):
     assert err.startswith("1 record, 0 images decoded, 0 broken, ")
 
 
-@pytest.fixture
-def packed(folder, tmp_path):
-    """A folder that `pack` made, of 12 images."""
-    pytest.importorskip("msgspec")
-    from penstock.stores import pack
-
-    pack(str(folder), str(tmp_path / "packed"))
-    return tmp_path / "packed"
-
-
-def test_a_folder_that_pack_made_is_checked_as_a_store(packed, capsys):
-    code, lines, err = run(capsys, packed, *ONE_WORKER)
-    assert (code, lines) == (0, [])
-    assert err.startswith("12 records, 12 images decoded, 0 broken, ")
-
-
-def test_a_file_that_was_removed_from_a_packed_folder_is_noticed(packed, capsys):
-    (packed / "class_1" / "01.jpg").unlink()
-    code, lines, _ = run(capsys, packed, *ONE_WORKER)
-    assert code == 1
-    assert lines == [(f"folder:{packed}", "12 records were packed into it, and 11 are there")]
-
-
-def test_a_file_that_was_replaced_in_a_packed_folder_is_noticed(packed, capsys):
-    (packed / "class_1" / "01.jpg").write_bytes(jpeg(99))
-    code, lines, err = run(capsys, packed, *ONE_WORKER)
-    assert code == 1
-    ((key, reason),) = lines
-    assert key == f"folder:{packed}"
-    assert re.match("files were changed, renamed or replaced since it was packed: the fi", reason)
-    assert err.startswith("12 records, 12 images decoded, 1 broken, ")
-
-
-def test_a_packed_folder_that_was_copied_is_sound(packed, tmp_path, capsys):
-    shutil.copytree(packed, tmp_path / "copy", copy_function=shutil.copyfile)  # with other times
-    assert run(capsys, tmp_path / "copy", *ONE_WORKER)[:2] == (0, [])
-
-
-def test_files_of_a_packed_folder_with_an_index_are_named(tmp_path, capsys):
-    pytest.importorskip("msgspec")
-    from penstock.stores.records import encode_record
-
-    arrays = [encode_record(f"array/{n}", np.arange(n), None) for n in range(3)]
-    write_store(tmp_path / "a", [*image_records(4), *arrays])
-    assert run(capsys, tmp_path / "a", *ONE_WORKER)[:2] == (0, [])
-    (tmp_path / "a" / "class_1" / "01.jpg").unlink()
-    (tmp_path / "a" / "class_2" / "02.jpg").write_bytes(jpeg(99))
-    path = tmp_path / "a" / "array" / "1.record"
-    path.write_bytes(path.read_bytes()[:-1])
-    (tmp_path / "a" / "added.jpg").write_bytes(b"")
-    code, lines, err = run(capsys, tmp_path / "a", *ONE_WORKER)
-    assert code == 1
-    assert [key for key, _ in lines] == [
-        str(tmp_path / "a" / "added.jpg"),
-        "class_1/01.jpg",
-        "class_2/02.jpg",
-        "array/1",
-    ]
-    assert lines[0][1] == "the file is empty"
-    assert lines[1][1] == "is not there"
-    was_now = r"its checksum was [0-9a-f]{16}, now it is [0-9a-f]{16}"
-    assert re.fullmatch(f"is damaged or was changed: {was_now}", lines[2][1])
-    assert lines[3][1].startswith("is truncated: ")
-    assert err.startswith("8 records and 1 other image, 2 images decoded, 4 broken, ")
-
-
 class LostStore:
     """A store whose server goes away after some records."""
 
@@ -1008,7 +942,8 @@ def test_pack_and_stats_say_what_they_pass_over(with_others, tmp_path, capsys):
     out, err = capsys.readouterr()
     assert json.loads(out)["num_records"] == 12
     assert NOT_LOOKED_AT in err.splitlines()
-    assert main(["pack", str(with_others), str(tmp_path / "packed"), "--workers", "0"]) == 0
+    packed = str(tmp_path / "packed.lmdb")
+    assert main(["pack", str(with_others), packed, "--workers", "0"]) == 0
     assert NOT_LOOKED_AT in capsys.readouterr().err.splitlines()
-    assert main(["stats", str(tmp_path / "packed"), "--json"]) == 0
+    assert main(["stats", packed, "--json"]) == 0
     assert "not looked at" not in capsys.readouterr().err

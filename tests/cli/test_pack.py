@@ -276,7 +276,7 @@ def write_pickles(path):
 
 
 def test_pickles_are_converted_only_if_trusted(tmp_path, capsys):
-    pytest.importorskip("penstock.stores.lmdb.pickled")
+    pytest.importorskip("penstock.stores.lmdb.store")
     write_pickles(tmp_path / "old.lmdb")
     code, _, err = run(capsys, tmp_path / "old.lmdb", tmp_path / "new.lmdb")
     assert code == 1

@@ -27,8 +27,7 @@ PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
         ("penstock.sampling.sampler_state", "_FORMAT"),
         ("penstock.insight.recording", "_VERSION"),
         ("penstock.stores.records", "_VERSION"),
-        ("penstock.stores.folder.marks", "_VERSION"),
-        ("penstock.stores.mongo.layout", "LAYOUT_VERSION"),
+        ("penstock.stores.mongo.layouts", "LAYOUT_VERSION"),
     ],
 )
 def test_every_format_has_the_number_1(module, name):

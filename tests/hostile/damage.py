@@ -33,8 +33,8 @@ from tests.stores.test_tar import write as write_tar
 
 from penstock.errors import PenstockError
 from penstock.stores import EncodedImage, open_store, pack
-from penstock.stores.address import create_store
 from penstock.stores.records import encode_record
+from penstock.stores.registry import create_store
 
 LONGEST_S = 30
 LIMIT_BYTES = 6 << 30  # of addresses
@@ -103,11 +103,9 @@ def arrow(make):
 
 # What makes it, and whether every byte of a sample is under a checksum.
 KINDS = {
-    "folder": (packed("folder:"), True),
-    "folder of trees": (packed("folder:", TREES), True),
     "lmdb": (packed("lmdb:.lmdb"), True),
+    "lmdb of trees": (packed("lmdb:.lmdb", TREES), True),
     "lmdb shards": (packed("lmdb:", num_shards=3), True),
-    "unfinished folder": (unfinished("folder:"), True),
     "unfinished lmdb": (unfinished("lmdb:.lmdb"), True),
     "tar": (tar, False),
     "parquet": (parquet, False),

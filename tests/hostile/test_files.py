@@ -7,6 +7,7 @@ Each reader meets each kind in a process of its own, with an alarm and a limit o
 from __future__ import annotations
 
 import os
+import shutil
 import socket
 import warnings
 from pathlib import Path
@@ -31,6 +32,7 @@ from penstock.vision.annotations.voc import read_voc_folder
 from penstock.vision.annotations.yolo import read_yolo
 
 PNG = saved(picture(), "PNG")
+FORMAT_1 = Path(__file__).parents[1] / "stores" / "format_1" / "readings"
 LONGEST_S = 10
 VOC = f"<annotation><object><name>a</name>{BOX}</object></annotation>"
 
@@ -109,6 +111,11 @@ def images(folder, victim):
     return folder / victim, lambda: list(ImageFolder(folder))
 
 
+def packed_by_0_1(folder):
+    shutil.copytree(FORMAT_1, folder, dirs_exist_ok=True)
+    return f"folder:{folder}"
+
+
 # Name: what prepares it, and which file is replaced.
 READERS = {
     "image of a folder": (images, "cat/1.png"),
@@ -119,9 +126,8 @@ READERS = {
     "list of images": (single(read_image_list, "a.csv"), ""),
     "list of landmarks": (single(read_landmark_list, "a.txt"), ""),
     "trace": (single(read_trace, "a.json"), ""),
-    "marker": (store(damage.packed("folder:")), "store/.penstock"),
-    "index": (store(damage.packed("folder:")), "store/.penstock-index"),
-    "record": (store(damage.packed("folder:", damage.TREES)), "store/00.record"),
+    "index": (store(packed_by_0_1), ".penstock-index"),
+    "record": (store(packed_by_0_1), "0.record"),
     "LMDB": (store(damage.packed("lmdb:.lmdb")), "store.lmdb"),
     "shard of LMDB": (store(damage.packed("lmdb:", num_shards=2)), "store/00000-of-00002.lmdb"),
     "tar": (store(damage.tar), "0.tar"),

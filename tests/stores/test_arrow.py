@@ -6,7 +6,6 @@ from __future__ import annotations
 import contextlib
 import io
 import json
-import multiprocessing
 import os
 import pickle
 import re
@@ -29,6 +28,8 @@ pq = pytest.importorskip("pyarrow.parquet", reason="pyarrow is not installed")
 
 from penstock.stores.arrow import tables  # noqa: E402 - it needs pyarrow
 from penstock.stores.arrow.tables import Tables  # noqa: E402 - it needs pyarrow
+from penstock.stores.records import decode_record  # noqa: E402
+from penstock.testing.stores import StoreReaderContract  # noqa: E402
 
 COUNT = 30
 IMAGES = [b"image %d" % number * (number + 1) for number in range(COUNT)]
@@ -58,6 +59,33 @@ def write(path, table, rows=7):
 
 
 FORMS = ["a.parquet", "a.arrow", "data-00000-of-00001.arrow"]
+
+
+class TestParquet(StoreReaderContract):
+    name = FORMS[0]
+
+    def place(self, tmp_path):
+        return f"arrow:{tmp_path}/{self.name}"
+
+    def fill(self, address, records, class_names=(), metadata=None):
+        samples = [decode_record(record.data).sample for record in records]
+        columns = {
+            "image": [image.data for image, _ in samples],
+            "label": [label for _, label in samples],
+            "key": [record.key for record in records],
+        }
+        write(Path(address.removeprefix("arrow:")), pa.table(columns))
+
+    def open(self, address):
+        return open_store(address, key_column="key")
+
+
+class TestArrowFile(TestParquet):
+    name = FORMS[1]
+
+
+class TestArrowStream(TestParquet):
+    name = FORMS[2]
 
 
 @pytest.mark.parametrize("name", FORMS)
@@ -503,38 +531,6 @@ def test_only_some_row_groups_of_parquet_are_kept(tmp_path):
         assert [r.sample[0].data for r in store.get_many(range(COUNT))] == IMAGES
         with store._open.lent(store._opened) as tables:
             assert len(tables._groups) == 4
-
-
-@pytest.mark.parametrize("name", FORMS)
-def test_a_copy_by_pickle_and_threads_read_the_same(tmp_path, name):
-    store = open_store(f"arrow:{write(tmp_path / name, pair_table())}")
-    store.get_many([0])
-    with pickle.loads(pickle.dumps(store)) as copy, ThreadPoolExecutor(4) as pool:
-        for position, found in enumerate(pool.map(lambda i: copy.get_many([i % 30]), range(90))):
-            assert found[0].sample[0].data == IMAGES[position % 30]
-    store.close()
-
-
-def _read_in_child(store, sender):
-    sender.send([bytes(record.sample[0].data) for record in store.get_many([21, 2])])
-    store.close()
-
-
-@pytest.mark.parametrize("method", ["fork", "spawn"])
-@pytest.mark.parametrize("name", FORMS)
-def test_a_store_in_use_goes_on_in_another_process(tmp_path, name, method):
-    with open_store(f"arrow:{write(tmp_path / name, pair_table())}") as store:
-        store.get_many([0])
-        context = multiprocessing.get_context(method)
-        receiver, sender = context.Pipe(duplex=False)
-        child = context.Process(target=_read_in_child, args=(store, sender))
-        child.start()
-        sender.close()
-        assert receiver.recv() == [IMAGES[21], IMAGES[2]]
-        child.join()
-        receiver.close()
-        assert child.exitcode == 0
-        assert store.get_many([9])[0].sample[0].data == IMAGES[9]
 
 
 def test_rows_are_packed_and_read_as_a_dataset(tmp_path):

@@ -15,8 +15,11 @@ from penstock.errors import CollateError
 
 pa = pytest.importorskip("pyarrow")
 
-from penstock.stores.arrow.gather import BufferArray  # noqa: E402
-from penstock.stores.arrow.rows import column_of, rows_of  # noqa: E402
+from penstock.stores.arrow.rows import (  # noqa: E402
+    _BufferArray,
+    column_of,
+    rows_of,
+)
 
 INT = st.integers(-100, 100)
 # Type -> values of it, None now and then.
@@ -99,7 +102,7 @@ def test_buffers_that_are_all_misaligned_alike_are_copied(shift):
     whole = pa.py_buffer(bytes(shift) + np.arange(20).tobytes())
     buffers = [whole.slice(shift, 80), whole.slice(shift + 80, 80)]
     # NumPy copies all of an array that is not aligned, and so what lies between two buffers.
-    assert BufferArray(buffers, [0, 0], np.int64).array.flags.aligned
+    assert _BufferArray(buffers, [0, 0], np.int64).array.flags.aligned
     pieces = [pa.Array.from_buffers(pa.int64(), 10, [None, buffer]) for buffer in buffers]
     column = column_of(pa.chunked_array(pieces))
     assert column.take(np.array([15, 0, 9]), np.empty).tolist() == [15, 0, 9]

@@ -21,7 +21,7 @@ from penstock.data import Subset
 from penstock.errors import ConfigError, StoreError
 from penstock.optional import install_command
 from penstock.stores import EncodedImage, LMDBDataset, StoreDataset, open_store, pack
-from penstock.stores.repairs import RepairCount
+from penstock.stores.dataset import RepairCount
 
 
 def photo(seed=0, height=48, width=64):
@@ -478,7 +478,7 @@ def test_a_damaged_pickle_is_named(tmp_path, opened):
         txn.delete(b"2")
     dataset = opened(tmp_path / "a.lmdb", layout="pickle", trusted=True)
     assert dataset[0] == (b"x", 1)
-    with pytest.raises(StoreError, match=r"the value of b'1' in lmdb:.*cannot be unpickled"):
+    with pytest.raises(StoreError, match=r"the value of '1' in lmdb:.*cannot be unpickled"):
         _ = dataset[1]
     with pytest.raises(StoreError, match="are not there: '2'"):
         _ = dataset[2]

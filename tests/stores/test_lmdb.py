@@ -423,37 +423,6 @@ def test_a_store_closed_by_one_thread_while_another_reads_crashes_nobody(file):
     store.close()
 
 
-READ_ALL = """
-import sys
-from penstock.stores import LMDBDataset, open_store, pack
-dataset = LMDBDataset(sys.argv[1], decode=None)
-print("open", flush=True)
-sys.stdin.readline()
-for _ in range(20):
-    assert [dataset[i][1] for i in range(len(dataset))] == [i % 5 for i in range(40)]
-print("done", flush=True)
-sys.stdin.readline()
-"""
-
-
-def test_eight_processes_read_a_file_while_a_ninth_opens_it(file):
-    command = [sys.executable, "-c", READ_ALL, str(file)]
-    pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "text": True}
-    with contextlib.ExitStack() as stack:
-        readers = [stack.enter_context(subprocess.Popen(command, **pipes)) for _ in range(8)]
-        for reader in readers:
-            assert reader.stdout.readline() == "open\n"
-            reader.stdin.write("go\n")
-            reader.stdin.flush()
-        ninth = LMDBDataset(file, decode=None)
-        assert [ninth[i][1] for i in range(40)] == [i % 5 for i in range(40)]
-        ninth.close()
-        for reader in readers:
-            assert reader.stdout.readline() == "done\n"
-            assert reader.communicate("end\n")[0] == ""
-            assert reader.returncode == 0
-
-
 def in_a_small_disk(tmp_path, megabytes, script):
     """Run a script whose folder `sys.argv[1]` is a disk of its own."""
     if subprocess.run(["unshare", "-m", "true"], capture_output=True, check=False).returncode:
@@ -463,35 +432,6 @@ def in_a_small_disk(tmp_path, megabytes, script):
     mount = f'mount -t tmpfs -o size={megabytes}m penstock-test "$1" && exec "$0" -c "$2" "$1"'
     command = ["unshare", "-m", "sh", "-c", mount, sys.executable, str(disk), script]
     return subprocess.run(command, capture_output=True, text=True, check=False, timeout=120)
-
-
-FILL = """
-import sys, os, numpy as np
-from penstock.errors import StoreError
-from penstock.stores import pack, open_store
-disk = sys.argv[1]
-data = [(np.full(200_000, i, np.uint8), i) for i in range(100)]
-pack(data[:3], f"lmdb:{disk}/a.lmdb")
-try:
-    pack(data, f"lmdb:{disk}/a.lmdb", overwrite=True)
-except StoreError as error:
-    print(error)
-with open_store(f"lmdb:{disk}/a.lmdb") as store:
-    print(len(store), [int(r.sample[0][0]) for r in store.scan()])
-os.remove(f"{disk}/a.lmdb.partial")
-print(sorted(os.listdir(disk)))
-"""
-
-
-def test_a_full_disk_is_a_clear_error_and_the_old_file_survives(tmp_path):
-    done = in_a_small_disk(tmp_path, 8, FILL)
-    assert done.stderr == ""
-    error, old, left = done.stdout.splitlines()
-    assert error.startswith("no space left on the disk of ")
-    assert "What was there is untouched" in error
-    assert "--resume" in error
-    assert old == "3 [0, 1, 2]"
-    assert left == "['a.lmdb']"
 
 
 def test_a_limit_on_file_sizes_is_an_error_too(tmp_path):
@@ -728,26 +668,6 @@ def test_labels_cannot_be_written_to(file):
     dataset = LMDBDataset(file)
     with pytest.raises(ValueError, match="read-only"):
         dataset.labels[0] = 5
-
-
-def test_a_slow_store_does_not_keep_another_from_its_index(file):
-    is_loading, may_end = threading.Event(), threading.Event()
-
-    class Slow(LMDBStore):
-        def _load_index(self):
-            is_loading.set()
-            may_end.wait(60)
-            return super()._load_index()
-
-    slow = Slow(file)
-    thread = threading.Thread(target=lambda: len(slow))
-    thread.start()
-    is_loading.wait(60)
-    with Slow.__bases__[0](file) as other:
-        assert len(other) == 40
-    may_end.set()
-    thread.join()
-    slow.close()
 
 
 def test_a_copied_folder_of_shards_is_copied_anew_when_a_shard_has_changed(tmp_path):

@@ -7,7 +7,6 @@ import contextlib
 import gzip
 import io
 import json
-import multiprocessing
 import os
 import pickle
 import tarfile
@@ -20,9 +19,10 @@ import pytest
 
 from penstock.errors import ConfigError, StoreError
 from penstock.stores import EncodedImage, StoreDataset, open_store, pack
-from penstock.stores.tar import store as module
-from penstock.stores.tar.listing import expand_braces
-from penstock.stores.tar.store import TarStore
+from penstock.stores import tar as module
+from penstock.stores.records import decode_record
+from penstock.stores.tar import TarStore, expand_braces
+from penstock.testing.stores import StoreReaderContract
 
 
 def add(tar, name, data=b"", **fields):
@@ -59,6 +59,21 @@ def shards(tmp_path):
     for number in range(3):
         write(tmp_path / f"shard-{number:03}.tar", pairs(10 * number))
     return tmp_path
+
+
+class TestTar(StoreReaderContract):
+    suffix = ""
+
+    def place(self, tmp_path):
+        return f"tar:{tmp_path}"
+
+    def fill(self, address, records, class_names=(), metadata=None):
+        for number, part in enumerate((records[:17], records[17:])):
+            files = {}
+            for record in part:
+                image, label = decode_record(record.data).sample
+                files[f"{record.key}.jpg"], files[f"{record.key}.cls"] = image.data, b"%d" % label
+            write(f"{address.removeprefix('tar:')}/{number}.tar", files)
 
 
 @pytest.mark.parametrize("pattern", ["{}/shard-{{000..002}}.tar", "{}", "{}/shard-00{{0,1,2}}.tar"])
@@ -121,25 +136,20 @@ def test_what_is_no_sample_is_passed_over(tmp_path):
         assert list(store.keys) == ["1", "x" * 300]
 
 
-def test_names_that_are_in_two_shards_get_their_shard_in_front(tmp_path):
-    for name in ("a", "b"):
-        write(tmp_path / f"{name}.tar", {"1.txt": name.encode(), f"only {name}.txt": b""})
-    with TarStore(tmp_path) as store:
-        assert list(store.keys) == ["a/1", "a/only a", "b/1", "b/only b"]
-        assert store.get(["b/1"])[0].sample == {"txt": "b"}
-
-
-def test_shards_of_one_name_get_their_folders_in_front_as_well(tmp_path):
+def test_where_shards_share_a_name_all_keys_get_their_shard_in_front(tmp_path):
     for folder in ("x/a", "x/b", "y/a"):
         (tmp_path / folder).mkdir(parents=True)
-        write(tmp_path / folder / "000.tar", {"1.txt": folder.encode()})
-    with TarStore(f"{tmp_path}/x/{{a,b}}/000.tar") as store:
-        assert list(store.keys) == ["a/000/1", "b/000/1"]
-        assert store.get(["b/000/1"])[0].sample == {"txt": "x/b"}
-    with TarStore(f"{tmp_path}/{{x/a,x/b,y/a}}/000.tar") as store:
-        assert list(store.keys) == ["x/a/000/1", "x/b/000/1", "y/a/000/1"]
-    with pytest.raises(StoreError, match=r"y/a/000\.tar is named twice"):
-        len(TarStore(f"{tmp_path}/{{x/a,y/a,y/a}}/000.tar"))
+        write(tmp_path / folder / "000.tar", {"1.txt": folder.encode(), f"{folder}.txt": b""})
+    for name in ("a", "b"):
+        write(tmp_path / f"{name}.tar", {"1.txt": name.encode(), f"only {name}.txt": b""})
+    for pattern, keys in {
+        "": ["a/1", "a/only a", "b/1", "b/only b"],
+        "/x/{a,b}/000.tar": ["a/000/1", "a/000/x/a", "b/000/1", "b/000/x/b"],
+        "/{x/a,y/a}/000.tar": ["x/a/000/1", "x/a/000/x/a", "y/a/000/1", "y/a/000/y/a"],
+    }.items():
+        with TarStore(f"{tmp_path}{pattern}") as store:
+            assert list(store.keys) == keys
+            assert store.get([keys[2]])[0].sample["txt"].endswith(("b", "y/a"))
 
 
 def test_a_key_that_two_shards_would_give_is_an_error(tmp_path, monkeypatch):
@@ -412,14 +422,6 @@ def test_more_shards_than_are_kept_open_are_read(shards, monkeypatch):
             assert len(open_shards._kept) == 1
 
 
-def test_threads_read_at_the_same_time(shards):
-    with TarStore(shards) as store, ThreadPoolExecutor(4) as pool:
-        for found in pool.map(lambda i: store.get_many([i % 30, (i * 7) % 30]), range(100)):
-            for record in found:
-                number = int(record.key)
-                assert record.sample[0].data == b"image %d" % number * number
-
-
 def shards_open():
     found = []
     for fd in os.listdir("/proc/self/fd"):
@@ -489,27 +491,6 @@ def test_classes_that_some_samples_lack(tmp_path):
     with TarStore(write(tmp_path / "a.tar", files)) as store:
         assert [row.tolist() for row in store.labels] == [[], [5], []]
         assert [record.label for record in store.scan()] == [None, 5, None]
-
-
-def _read_in_child(store, sender):
-    sender.send([record.key for record in store.get_many([21, 2])])
-    store.close()
-
-
-@pytest.mark.parametrize("method", ["fork", "spawn"])
-def test_a_store_in_use_goes_on_in_another_process(shards, method):
-    with TarStore(shards) as store:
-        store.get_many([0])
-        context = multiprocessing.get_context(method)
-        receiver, sender = context.Pipe(duplex=False)
-        child = context.Process(target=_read_in_child, args=(store, sender))
-        child.start()
-        sender.close()
-        assert receiver.recv() == ["000021", "000002"]
-        child.join()
-        receiver.close()
-        assert child.exitcode == 0
-        assert store.get_many([9])[0].key == "000009"
 
 
 def test_shards_are_packed_and_read_as_a_dataset(shards, tmp_path):

@@ -11,7 +11,6 @@ import pytest
 
 from penstock.data.ragged import RaggedArray
 from penstock.errors import StoreError
-from penstock.stores import pack
 from penstock.vision import ImageFolder
 
 cv2 = pytest.importorskip("cv2")
@@ -69,17 +68,6 @@ def test_the_python_of_the_page_runs(folders, capsys):
     assert [label for _, label in names["hats"]] == [1]
     assert isinstance(names["voc"].labels, RaggedArray)
     assert names["annotation"].boxes_xyxy_px.dtype == np.float32
-
-
-@pytest.mark.skipif(not PAGE.exists(), reason="the pages are not there")
-def test_the_refusal_on_the_page_is_the_one_that_is_given(folders):
-    (said,) = re.findall(r"^penstock: (.*) …$", PAGE.read_text(), re.MULTILINE)
-    pack("clothes/train", "again", num_workers=0)
-    Path("again/annotations").mkdir()
-    Path("again/annotations/work.csv").write_text("1, cat")
-    with pytest.raises(StoreError) as caught:
-        pack("clothes/train", "again", num_workers=0)
-    assert str(caught.value).replace(str(folders), "/data").startswith(said)
 
 
 @pytest.mark.skipif(not PAGE.exists(), reason="the pages are not there")

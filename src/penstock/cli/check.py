@@ -33,7 +33,7 @@ __all__ = ["check"]
 T = TypeVar("T")
 
 _ANNOTATIONS: Final = (".txt", ".xml", ".yaml", ".yml")
-_MARKER: Final = ".penstock"  # that `pack` leaves in a folder which it makes
+_INDEX: Final = ".penstock-index"  # that release 0.1 left in a folder which it packed
 
 
 @takes_list_options
@@ -80,12 +80,11 @@ def check(
 
 def _is_store(what: str) -> bool:
     path = Path(what)
-    if ":" not in what and not path.suffix and not (path / _MARKER).exists():
+    if ":" not in what and not path.suffix and not (path / _INDEX).exists():
         return False  # a plain folder, for which the packages of stores need not be there
     from penstock.cli.sources import is_store
-    from penstock.stores.folder.marks import read_marker
 
-    return is_store(what) or read_marker(path) is not None
+    return is_store(what) or (path / _INDEX).exists()
 
 
 def _check_files(what: Path, num_workers: int, columns: Mapping[str, Any], *, as_json: bool) -> int:

@@ -50,7 +50,7 @@ def pack(
         str,
         typer.Argument(
             metavar="DST",
-            help="PATH.lmdb or lmdb:PATH, mongodb://HOST/DB.COLLECTION, or a folder to make.",
+            help="PATH.lmdb or lmdb:PATH, or mongodb://HOST/DB.COLLECTION.",
         ),
     ],
     resize: Annotated[
@@ -208,7 +208,7 @@ def _annotated(src: str, described: _Described, options: dict[str, Any]) -> Stor
     """
     from penstock.cli.named_dataset import described_dataset, folder_form
     from penstock.cli.sources import is_store, names_a_dataset
-    from penstock.stores.folder.voc import looks_like_voc
+    from penstock.stores.folder.annotated_folder import looks_like_voc
 
     is_path = not names_a_dataset(src) and not is_store(src)
     is_voc = is_path and Path(src).is_dir() and folder_form(Path(src)) == "voc"

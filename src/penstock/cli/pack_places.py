@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Final
 from penstock.errors import ConfigError
 
 if TYPE_CHECKING:
-    from penstock.stores.address import Address
+    from penstock.stores.registry import Address
 
 __all__ = ["check_places"]
 

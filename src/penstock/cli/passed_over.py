@@ -9,9 +9,7 @@ from typing import TYPE_CHECKING, Final
 
 from penstock.lines import say
 from penstock.opening import open_file
-from penstock.stores.folder.listing import IMAGE_SUFFIXES
-from penstock.stores.folder.marks import OURS
-from penstock.stores.folder.paths import image_suffix
+from penstock.stores.folder.listing import IMAGE_SUFFIXES, INDEX_NAME, image_suffix
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -33,7 +31,7 @@ def is_passed_over(path: str) -> bool:
     Only files of unknown suffixes are opened, for their first bytes.
     """
     name = os.path.basename(path).lower()
-    if name.endswith((*IMAGE_SUFFIXES, *_NO_IMAGES)) or name.startswith(OURS):
+    if name.endswith((*IMAGE_SUFFIXES, *_NO_IMAGES)) or name.startswith(".penstock"):
         return False
     if name.endswith(_UNREAD):
         return True
@@ -70,10 +68,9 @@ def tell_passed_over(src: str) -> None:
     """Say on stderr which files of a folder are passed over, if SRC is a folder of files."""
     from penstock.cli.decoding import iter_files
     from penstock.cli.sources import is_store, names_a_dataset
-    from penstock.stores.folder.marks import read_marker
 
     path = Path(src)
-    if names_a_dataset(src) or is_store(src) or not path.is_dir() or read_marker(path) is not None:
+    if names_a_dataset(src) or is_store(src) or not path.is_dir() or (path / INDEX_NAME).exists():
         return
     text = passed_over_text(filter(is_passed_over, iter_files(path)), path)
     if text:

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 from penstock.errors import ConfigError, StoreError
-from penstock.stores.address import Address, open_store
+from penstock.stores.registry import Address, open_store
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

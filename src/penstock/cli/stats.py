@@ -243,7 +243,7 @@ def _errors_of(src: str) -> contextlib.AbstractContextManager[None]:
 def _is_voc(src: str) -> bool:
     from penstock.cli.named_dataset import folder_form
     from penstock.cli.sources import is_store, names_a_dataset
-    from penstock.stores.folder.voc import looks_like_voc
+    from penstock.stores.folder.annotated_folder import looks_like_voc
 
     if names_a_dataset(src) or is_store(src) or not looks_like_voc(Path(src)):
         return False

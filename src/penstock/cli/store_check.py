@@ -14,7 +14,6 @@ from penstock.cli.silence import silence_libraries
 from penstock.errors import StoreError, StoreUnreachable
 from penstock.images import check_image
 from penstock.stores.pack_source import images_in
-from penstock.stores.records import encode_record
 from penstock.system_limits import signal_name
 
 if TYPE_CHECKING:
@@ -95,8 +94,6 @@ def check_store(
     store.close()  # workers that are forked inherit no connection
     if len(records):
         check_in_parallel(records, num_workers, findings, tell)
-    if not findings.broken and (changed := _change_of_files(store)) is not None:
-        findings.broken.append(BadRecord(None, store.address, changed))
 
 
 class _Records:
@@ -166,45 +163,7 @@ def _wrong_counts(store: Store) -> str | None:
     kind, _, place = store.address.partition(":")
     if kind == "lmdb":
         return _wrong_counts_of_lmdb(store, Path(place))
-    if kind == "folder":
-        return _wrong_count_of_folder(store, Path(place))
     return None  # each record of the index is looked for, which is all that can be done
-
-
-def _wrong_count_of_folder(store: Store, path: Path) -> str | None:
-    from penstock.stores.folder.marks import read_marker
-
-    marker = read_marker(path)
-    stated = len(store) if marker is None else marker.get("num_records")
-    if stated == len(store):
-        return None
-    return f"{stated:,} records were packed into it, and {len(store):,} are there"
-
-
-def _change_of_files(store: Store) -> str | None:
-    """Return how a folder that was packed without checksums of its files differs from then.
-
-    All are read again, here: one hash over all is what there is to compare.
-    """
-    from penstock.stores.folder.marks import INDEX_NAME, read_marker
-    from penstock.stores.index_builder import IndexBuilder
-
-    path = Path(store.address.removeprefix("folder:"))
-    if not store.address.startswith("folder:") or (path / INDEX_NAME).exists():
-        return None
-    marker = read_marker(path)
-    if marker is None:
-        return None
-    builder = IndexBuilder(store.class_names, {})
-    for record in store.scan():
-        builder.add([encode_record(record.key, record.sample, record.label)])
-    found = builder.index().fingerprint
-    if found == marker.get("fingerprint"):
-        return None
-    return (
-        "files were changed, renamed or replaced since it was packed: the fingerprint was "
-        f"{marker.get('fingerprint')}, now it is {found}"
-    )
 
 
 def _wrong_counts_of_lmdb(store: Store, path: Path) -> str | None:

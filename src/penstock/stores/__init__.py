@@ -1,8 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Stores: encoded samples in a folder, an LMDB file or MongoDB, and datasets over them.
+"""Stores: encoded samples in an LMDB file, MongoDB or a folder, and datasets over them.
 
-`pack` puts any dataset, folder or other store into one; `LMDBDataset`, `MongoDataset` and
-`penstock.vision.ImageFolder` read it back, a batch at a time.
+`pack` puts any dataset, folder or other store into LMDB or MongoDB; `LMDBDataset`, `MongoDataset`
+and, for any address, `StoreDataset` read it back, a batch at a time. `register_store` makes a kind
+of store known.
 """
 
 from __future__ import annotations
@@ -19,15 +20,16 @@ except ModuleNotFoundError as error:
         f"you use (lmdb, mongo, arrow, or vision for folders): {install_command('lmdb')}"
     ) from error
 
-from penstock.stores.address import create_store, open_store
-from penstock.stores.dataset import StoreDataset
-from penstock.stores.datasets import LMDBDataset, MongoDataset
+from penstock.stores.dataset import LMDBDataset, MongoDataset, StoreDataset
+from penstock.stores.index import Index
 from penstock.stores.packing import PackReport, pack
 from penstock.stores.records import EncodedImage, Record
+from penstock.stores.registry import create_store, open_store, register_store
 from penstock.stores.store import Store, StoreWriter
 
 __all__ = [
     "EncodedImage",
+    "Index",
     "LMDBDataset",
     "MongoDataset",
     "PackReport",
@@ -38,4 +40,5 @@ __all__ = [
     "create_store",
     "open_store",
     "pack",
+    "register_store",
 ]

@@ -1,13 +1,19 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Datasets over stores: map-style, with labels, read a batch at a time."""
+"""Datasets over stores: map-style, with labels, read a batch at a time.
+
+`StoreDataset` takes any store; `LMDBDataset` and `MongoDataset` are named for where samples lie.
+"""
 
 from __future__ import annotations
 
+import contextlib
+import fcntl
 import io
 import operator
+import os
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar, Literal, Protocol, cast
+from typing import TYPE_CHECKING, Any, ClassVar, Final, Literal, cast
 
 import numpy as np
 
@@ -15,10 +21,10 @@ from penstock.data.dataset import Dataset, is_current, read_each
 from penstock.errors import ConfigError
 from penstock.faults import UnreadSample, annotate, note_unread
 from penstock.randomness.samples import one_sample, sample_rng
-from penstock.stores.address import open_store
+from penstock.stores.filesystems import copy_to_local
 from penstock.stores.label_columns import attribute_names
 from penstock.stores.records import EncodedImage
-from penstock.stores.repairs import RepairCount
+from penstock.stores.registry import open_store
 from penstock.stores.transform_check import check_transform
 from penstock.user_code import transform_that_raised
 
@@ -30,46 +36,13 @@ if TYPE_CHECKING:
     from penstock.data.dataset import Allocator
     from penstock.data.ragged import RaggedArray
     from penstock.stores.store import Store
+    from penstock.vision.pipeline import ImagePipeline  # for its type alone: vision lies above
 
-__all__ = ["StoreDataset"]
+__all__ = ["LMDBDataset", "MongoDataset", "RepairCount", "StoreDataset"]
+
+_REPAIRS: Final = "penstock-repairs"
 
 Decode = Literal["rgb", "pil"] | Callable[[bytes], Any] | None
-
-
-class FileTransform(Protocol):
-    """A transform that decodes image files itself, and writes into the batch.
-
-    `penstock.vision.ImagePipeline` is one.
-
-    Attributes:
-        takes_files: True.
-        shape: Of one result.
-        dtype: Of one result.
-        is_drawless: Whether it draws no random number.
-        steps: Functions of the user's that it calls.
-    """
-
-    takes_files: bool
-    shape: tuple[int, ...]
-    dtype: np.dtype[Any]
-    steps: tuple[Any, ...]
-
-    @property
-    def is_drawless(self) -> bool:
-        """Whether it draws no random number."""
-
-    def __call__(self, image: Any) -> Any:  # noqa: ANN401
-        """Return the result for one image file (bytes), in new memory."""
-
-    def write(
-        self,
-        data: bytes,
-        out: NDArray[Any],
-        rng: np.random.Generator | None,
-        *,
-        strict: bool = True,
-    ) -> None:
-        """Write the result for one image file into a row of a batch."""
 
 
 class StoreDataset(Dataset[Any]):
@@ -129,28 +102,25 @@ class StoreDataset(Dataset[Any]):
         self.target_transform = target_transform
         self.decode = decode
         self._decode = _decoder(decode)
-        self._refuse_two_decoders()
+        if self._pipeline is not None and decode not in ("rgb", None):
+            raise ConfigError(
+                f"{type(transform).__name__} decodes images itself: leave decode out, which is "
+                f"{decode!r}."
+            )
         self._repairs = RepairCount() if repair else None
         len(self.store)  # reads the index, and says at once if there is no such store
         if is_ours:
             self.store.close()  # processes that are forked from here on inherit no connection
 
     @property
-    def _pipeline(self) -> FileTransform | None:
+    def _pipeline(self) -> ImagePipeline | None:
         """The transform, if it decodes files itself; asked anew, as it may be replaced."""
         transform = self.transform
         if getattr(transform, "takes_files", False) is not True:
             return None
         # A subclass that changes what calling it gives has not changed what it writes.
         is_one = is_current(type(transform), "write", ("__call__",))
-        return cast("FileTransform", transform) if is_one else None
-
-    def _refuse_two_decoders(self) -> None:
-        if self._pipeline is not None and self.decode not in ("rgb", None):
-            raise ConfigError(
-                f"{type(self.transform).__name__} decodes images itself: leave decode out, which "
-                f"is {self.decode!r}."
-            )
+        return cast("ImagePipeline", transform) if is_one else None
 
     @property
     def labels(self) -> NDArray[np.int64] | RaggedArray | None:
@@ -297,7 +267,7 @@ class StoreDataset(Dataset[Any]):
         return [batch, labels]
 
     def _write(
-        self, pipeline: FileTransform, data: bytes, row: NDArray[Any], k: int | None = None
+        self, pipeline: ImagePipeline, data: bytes, row: NDArray[Any], k: int | None = None
     ) -> None:
         """Let the pipeline make sample k of a batch, or the one that is being made."""
         if pipeline.steps and k is not None:  # they may draw from anywhere
@@ -380,7 +350,7 @@ class StoreDataset(Dataset[Any]):
         file, strict = (data, True) if self._repairs is None else self._repaired(bytes(data))
         if strict or self.decode != "rgb":
             return self._made(file)
-        return _decode_repaired(bytes(file))
+        return _decode_rgb(bytes(file), strict=False)
 
     def _made(self, data: bytes | memoryview) -> Any:  # noqa: ANN401
         if callable(self.decode):
@@ -427,19 +397,171 @@ def _decoder(decode: Decode) -> Callable[[Any], Any] | None:
     raise ConfigError(f"decode is 'rgb', 'pil', a function or None, not {decode!r}.")
 
 
-def _decode_rgb(data: bytes | memoryview) -> Any:  # noqa: ANN401
+def _decode_rgb(data: bytes | memoryview, *, strict: bool = True) -> Any:  # noqa: ANN401
     from penstock.images import decode_image  # needs the extra "vision"
 
-    return decode_image(data)
-
-
-def _decode_repaired(data: bytes) -> Any:  # noqa: ANN401
-    from penstock.images import decode_image
-
-    return decode_image(data, strict=False)
+    return decode_image(data, strict=strict)
 
 
 def _decode_pil(data: bytes | memoryview) -> Any:  # noqa: ANN401
     from PIL import Image
 
     return Image.open(io.BytesIO(data)).convert("RGB")
+
+
+class RepairCount:
+    """A number that any process which has a copy of this object may raise.
+
+    It is the size of a nameless file in memory: appending a byte to a file is one step, in any
+    process. A copy made by pickling finds the file through the process that made it; if that
+    process has ended, the copy counts for itself.
+
+    Example:
+        >>> count = RepairCount()
+        >>> count.add()
+        >>> count.value()
+        1
+    """
+
+    def __init__(self) -> None:
+        """Begin with 0."""
+        self._fd = os.memfd_create(_REPAIRS)
+        fcntl.fcntl(self._fd, fcntl.F_SETFL, os.O_APPEND)
+
+    def add(self) -> None:
+        """Count one more."""
+        os.write(self._fd, b"+")
+
+    def value(self) -> int:
+        """Return the number."""
+        return os.fstat(self._fd).st_size
+
+    def __getstate__(self) -> dict[str, int]:
+        """Say where the file can be found."""
+        return {"pid": os.getpid(), "fd": self._fd, "inode": os.fstat(self._fd).st_ino}
+
+    def __setstate__(self, state: dict[str, int]) -> None:
+        """Find it, or begin with 0."""
+        with contextlib.suppress(OSError):
+            path = f"/proc/{state['pid']}/fd/{state['fd']}"
+            # Its number may be that of another file by now.
+            if os.stat(path).st_ino == state["inode"] and _REPAIRS in os.readlink(path):
+                self._fd = os.open(path, os.O_RDWR | os.O_APPEND)
+                return
+        self.__init__()  # type: ignore[misc]
+
+    def __del__(self) -> None:
+        """Close the file."""
+        if "_fd" in self.__dict__:
+            os.close(self.__dict__.pop("_fd"))
+
+
+class LMDBDataset(StoreDataset):
+    """The samples of an LMDB file.
+
+    Example:
+        >>> import tempfile
+        >>> from penstock.stores import pack
+        >>> folder = tempfile.TemporaryDirectory()
+        >>> _ = pack([("a cat", 0), ("a dog", 1)], f"lmdb:{folder.name}/texts.lmdb")
+        >>> dataset = LMDBDataset(f"{folder.name}/texts.lmdb", transform=str.upper)
+        >>> dataset[0], len(dataset)
+        (('A CAT', 0), 2)
+        >>> dataset.close(); folder.cleanup()
+    """
+
+    def __init__(
+        self,
+        path: str | Path,
+        *,
+        transform: Callable[[Any], Any] | None = None,
+        target_transform: Callable[[Any], Any] | None = None,
+        decode: Decode = "rgb",
+        repair: bool = False,
+        layout: Literal["records", "pickle"] = "records",
+        trusted: bool = False,
+        verify: Literal["once", "always", "never"] = "once",
+        verify_tree: Literal["first", "open", "never"] = "first",
+        readahead: bool = False,
+        copy_local: str | Path | None = None,
+    ) -> None:
+        """Read the index of an LMDB file.
+
+        Args:
+            path: What `penstock pack` made: a file, or the folder of its shards.
+            transform: As for `StoreDataset`, like the three that follow.
+            target_transform: For the second of a pair.
+            decode: What becomes of images.
+            repair: Whether JPEG files without an end are given one.
+            layout: "pickle" for files of pickled `(bytes, label)` made by other scripts.
+            trusted: Whether such pickles may be decoded. They can run any program.
+            verify: When checksums of records are compared: the first time that a process reads one,
+                every time, or never.
+            verify_tree: When the pages are verified in which LMDB looks for records: once for this
+                dataset and its workers, each time that a process opens the file, or never. Over a
+                damaged one LMDB may end the process.
+            readahead: Whether the system reads ahead: for reading in order.
+            copy_local: A folder on a local disk, into which the file is copied once and read from
+                there: for files on a network file system.
+
+        Raises:
+            StoreError: there is no such file, it is damaged, or no store.
+            ConfigError: an option is none of those named, or `trusted` is missing for pickles.
+        """
+        place = str(path).removeprefix("lmdb:")
+        if copy_local is not None:
+            place = str(copy_to_local(Path(place), Path(copy_local)))
+        super().__init__(
+            open_store(
+                f"lmdb:{place}",
+                layout=layout,
+                trusted=trusted,
+                verify=verify,
+                verify_tree=verify_tree,
+                readahead=readahead,
+            ),
+            transform=transform,
+            target_transform=target_transform,
+            decode=decode,
+            repair=repair,
+        )
+        self.store.close()  # processes that are forked from here on inherit no connection
+
+
+class MongoDataset(StoreDataset):
+    """The samples of a MongoDB collection, of `penstock pack` or anybody else's."""
+
+    def __init__(
+        self,
+        uri: str,
+        *,
+        transform: Callable[[Any], Any] | None = None,
+        target_transform: Callable[[Any], Any] | None = None,
+        decode: Decode = "rgb",
+        repair: bool = False,
+        **options: Any,  # noqa: ANN401
+    ) -> None:
+        """Read the index of a collection.
+
+        Args:
+            uri: `mongodb://USER:PASSWORD@HOST/DB.COLLECTION`, options of MongoDB's included. The
+                password is kept to connect with, and shown nowhere.
+            transform: As for `StoreDataset`, like the three that follow.
+            target_transform: For the second of a pair.
+            decode: What becomes of images.
+            repair: Whether JPEG files without an end are given one.
+            options: Of `MongoStore`: the fields of a collection that Penstock did not make, a
+                manifest, options of the client.
+
+        Raises:
+            StoreError: the server cannot be reached, or there is no such collection.
+            ConfigError: the URI or an option is wrong.
+        """
+        super().__init__(
+            open_store(uri, **options),
+            transform=transform,
+            target_transform=target_transform,
+            decode=decode,
+            repair=repair,
+        )
+        self.store.close()  # processes that are forked from here on inherit no connection

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Which file system a path is on, and copies of files on a local one.
+"""Files as they are at a moment, the file systems they are on, and copies on a local one.
 
 LMDB maps its file. Over a network that is slow, and where the file changes on the server it is a
 crash: lmdb.h says not to use it on remote file systems.
@@ -13,38 +13,42 @@ import shutil
 import tempfile
 import warnings
 from pathlib import Path
-from typing import Final
+from typing import Final, NamedTuple
 
 from penstock.errors import StoreError
 from penstock.warn import users_level
 
-__all__ = ["copy_to_local", "remote_type", "warn_if_remote"]
+__all__ = ["FileState", "copy_to_local", "remote_type", "warn_if_remote"]
 
 MOUNTS: Final = Path("/proc/self/mountinfo")
 _REMOTE: Final = frozenset(
-    [
-        "afs",
-        "beegfs",
-        "ceph",
-        "cifs",
-        "fhgfs",
-        "fuse",
-        "glusterfs",
-        "gpfs",
-        "lustre",
-        "nfs",
-        "nfs4",
-        "ncpfs",
-        "orangefs",
-        "panfs",
-        "pvfs2",
-        "smb3",
-        "smbfs",
-        "wekafs",
-    ]
-)
+    (
+        "afs", "beegfs", "ceph", "cifs", "fhgfs", "fuse", "glusterfs", "gpfs", "lustre", "nfs",
+        "nfs4", "ncpfs", "orangefs", "panfs", "pvfs2", "smb3", "smbfs", "wekafs",
+    )
+)  # fmt: skip
 # What users mount through FUSE is mostly remote (sshfs, s3fs, gcsfuse …); these are not.
 _LOCAL_FUSE: Final = frozenset(("fuse.ntfs-3g", "fuse.overlayfs", "fuse.fuse-overlayfs"))
+
+
+class FileState(NamedTuple):
+    """A file as it is at a moment.
+
+    Attributes:
+        path: Where it lies.
+        size_bytes: Its size.
+        time_ns: When it was changed last.
+    """
+
+    path: str
+    size_bytes: int
+    time_ns: int
+
+    @classmethod
+    def of(cls, path: str | Path) -> FileState:
+        """Return the file at `path` as it is now."""
+        status = os.stat(path)
+        return cls(os.fspath(path), status.st_size, status.st_mtime_ns)
 
 
 def remote_type(path: str | Path, mounts: Path | None = None) -> str | None:
@@ -96,8 +100,9 @@ def copy_to_local(path: Path, folder: Path) -> Path:
     """
     try:
         files = sorted(path.rglob("*")) if path.is_dir() else [path]
-        marks = [(file.name, file.stat().st_size, file.stat().st_mtime_ns) for file in files]
-        size_bytes = sum(size for _, size, _ in marks)
+        states = [FileState.of(file) for file in files]
+        size_bytes = sum(state.size_bytes for state in states)
+        marks = [(os.path.basename(state.path), *state[1:]) for state in states]
         digest = hashlib.blake2b(repr(marks).encode(), digest_size=8).hexdigest()
         name = f"{path.stem}-{digest}{path.suffix}"
         copy = folder / name

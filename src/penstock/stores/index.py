@@ -3,23 +3,29 @@
 
 from __future__ import annotations
 
+import array
 import os
+import struct
 import zlib
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
+import xxhash
 
 from penstock.data.packed_list import PackedList
 from penstock.data.ragged import RaggedArray
 from penstock.errors import StoreError
+from penstock.stores.records import header_of
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Mapping, Sequence
+    from collections.abc import Iterable, Mapping, Sequence
 
     from numpy.typing import NDArray
 
-__all__ = ["Index", "joined", "labels_from"]
+    from penstock.stores.records import EncodedRecord
+
+__all__ = ["Index", "IndexBuilder", "check_class_names", "joined", "labels_from", "repeated"]
 
 
 @dataclass(frozen=True, eq=False)
@@ -55,11 +61,10 @@ class Index:
 
     def _freeze(self) -> None:
         labels = self.labels
-        for array in (
-            (labels.values, labels.offsets) if isinstance(labels, RaggedArray) else (labels,)
-        ):
-            if array is not None:
-                array.flags.writeable = False
+        parts = (labels.values, labels.offsets) if isinstance(labels, RaggedArray) else (labels,)
+        for part in parts:
+            if part is not None:
+                part.flags.writeable = False
 
     def __getstate__(self) -> dict[str, Any]:
         """Leave the table of hashes behind: it is quickly made anew."""
@@ -75,6 +80,11 @@ class Index:
             return None
         label = self.labels[position]
         return tuple(label.tolist()) if isinstance(self.labels, RaggedArray) else int(label)
+
+    def one_label_of(self, position: int) -> int | None:
+        """Return the class of a record that has one or none, also beside records of several."""
+        label = self.label_of(position)
+        return (label[0] if label else None) if isinstance(label, tuple) else label
 
     def entries(self) -> list[tuple[str, int | tuple[int, ...] | None]]:
         """Return key and label of every record, in order, as a `StoreWriter` lists them."""
@@ -101,13 +111,11 @@ class Index:
 
     def first_repeated(self) -> str | None:
         """Return a key that is there more than once, or None."""
-        hashes, order = self._hashes
-        (suspects,) = np.nonzero(hashes[1:] == hashes[:-1])
-        for suspect in suspects.tolist():
-            *others, last = order[np.searchsorted(hashes, hashes[suspect]) : suspect + 2].tolist()
-            key: str = self.keys[last]
-            if key in {self.keys[position] for position in others}:
+        seen: set[str] = set()
+        for key in self.keys:
+            if key in seen:
                 return key
+            seen.add(key)
         return None
 
     def distinct_keys(self) -> Sequence[str]:
@@ -209,7 +217,7 @@ def joined(indexes: Sequence[Index]) -> Index:
     if all(isinstance(index.labels, np.ndarray) for index in indexes):
         labels = np.concatenate([index.labels for index in indexes])
     elif any(index.labels is not None for index in indexes):
-        labels = RaggedArray.of(row for index in indexes for row in _rows(index))
+        labels = labels_from([label for index in indexes for _, label in index.entries()])
     return Index(
         PackedList(key for index in indexes for key in index.keys),
         labels,
@@ -218,11 +226,6 @@ def joined(indexes: Sequence[Index]) -> Index:
         "+".join(fingerprints),
         all(index.are_pairs for index in indexes),
     )
-
-
-def _rows(index: Index) -> Iterator[Sequence[int]]:
-    labels = map(index.label_of, range(len(index)))
-    return ((label,) if isinstance(label, int) else label or () for label in labels)
 
 
 def _numbered(key: str, counts: dict[str, int], taken: set[str]) -> str:
@@ -261,3 +264,88 @@ def labels_from(
     if kinds == {int}:
         return np.array(labels, np.int64)
     return RaggedArray.of((row,) if isinstance(row, int) else row or () for row in labels)
+
+
+class IndexBuilder:
+    """The index of a store that is being written: collects what it needs.
+
+    The fingerprint is a hash over the checksums of all records, in order, and the class names: the
+    same records have the same one in every kind of store.
+
+    Example:
+        >>> from penstock.stores.records import encode_record
+        >>> builder = IndexBuilder(("cat", "dog"), {})
+        >>> builder.add([encode_record("a", 1.5, 0), encode_record("b", 2.5, 1)])
+        >>> index = builder.index()
+        >>> list(index.keys), index.labels
+        (['a', 'b'], array([0, 1]))
+    """
+
+    def __init__(self, class_names: Sequence[str], metadata: Mapping[str, Any] | None) -> None:
+        """Begin with no record.
+
+        Raises:
+            StoreError: the name of a class cannot be written.
+        """
+        check_class_names(class_names)
+        self.class_names = tuple(class_names)
+        self._metadata = dict(metadata or {})
+        self.keys: list[str] = []
+        self.labels: list[int | tuple[int, ...] | None] = []
+        self.checksums = array.array("Q")
+        self._known: set[str] = set()
+        self._digest = 0
+        self._are_pairs = True
+
+    def __len__(self) -> int:
+        """Return the number of records added."""
+        return len(self.keys)
+
+    def add(self, records: Sequence[EncodedRecord]) -> None:
+        """Add records, in order.
+
+        Raises:
+            StoreError: a key is there twice; then none of these is added.
+        """
+        keys = [record.key for record in records]
+        if len(set(keys)) < len(keys) or not self._known.isdisjoint(keys):
+            raise repeated(next(k for n, k in enumerate(keys) if k in self._known or k in keys[:n]))
+        checksums = [header_of(record.data, f"record {record.key!r}")[1] for record in records]
+        self._known.update(keys)
+        for record, checksum in zip(records, checksums, strict=True):
+            self.checksums.append(checksum)
+            link = struct.pack("<QQ", self._digest, checksum)
+            self._digest = xxhash.xxh3_64_intdigest(link)
+            self.keys.append(record.key)
+            self.labels.append(record.label)
+            self._are_pairs = self._are_pairs and record.is_pair
+
+    def index(self) -> Index:
+        """Return the index of all records added."""
+        keys = PackedList(self.keys)
+        text = "\0".join((str(len(keys)), f"{self._digest:016x}", *self.class_names))
+        return Index(
+            keys,
+            labels_from(self.labels),
+            self.class_names,
+            self._metadata,
+            xxhash.xxh3_128_hexdigest(text.encode()),
+            self._are_pairs and len(keys) > 0,
+        )
+
+
+def check_class_names(names: Iterable[str]) -> None:
+    """Raise StoreError if the name of a class cannot be written."""
+    for name in names:
+        try:
+            name.encode()
+        except UnicodeEncodeError as error:
+            raise StoreError(
+                f"the class {name!r} cannot be stored: its name is not UTF-8, as that of a folder "
+                "from another system may be. Rename it."
+            ) from error
+
+
+def repeated(key: str) -> StoreError:
+    """Return the error of a key that comes a second time, for the caller to raise."""
+    return StoreError(f"the key {key!r} is there twice; every record of a store has its own.")

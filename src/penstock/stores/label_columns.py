@@ -3,13 +3,15 @@
 
 from __future__ import annotations
 
+import base64
+import binascii
+import zlib
 from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
 
 from penstock.data.ragged import RaggedArray
 from penstock.errors import ConfigError, StoreError
-from penstock.stores.packed_numbers import packed_numbers, unpacked_numbers
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
@@ -25,6 +27,8 @@ __all__ = [
     "column_of",
     "from_metadata",
     "packed_columns",
+    "packed_numbers",
+    "unpacked_numbers",
 ]
 
 COLUMNS: Final = "object_columns"
@@ -124,11 +128,10 @@ def are_names(said: Any) -> bool:  # noqa: ANN401
 
 
 def _are_columns(said: Any) -> bool:  # noqa: ANN401
-    return (
-        isinstance(said, dict)
-        and type(said.get("num_objects")) is int
-        and isinstance(said.get("zlib_base64_u32"), dict)
-    )
+    match said:
+        case {"num_objects": int(), "zlib_base64_u32": {}}:
+            return not isinstance(said["num_objects"], bool)
+    return False
 
 
 def _no_column(index: Index, name: str, packed: Mapping[str, Any]) -> str:
@@ -140,13 +143,40 @@ def _no_column(index: Index, name: str, packed: Mapping[str, Any]) -> str:
             f"there is no column {name!r}; {there}. The dataset was made with it, and no object "
             f"has {name!r}: fields of the image itself are no columns."
         )
-    cure = (
-        f"Make the dataset with attributes=[{name!r}] (VOC, imglab) or classes=[…] (landmark "
-        f"lists); pack XML by `penstock pack SRC DST --objects --attributes {name}`."
+    # Annotations were asked for it when they were packed, and do not have it.
+    scan = (
+        f" Of samples that are dicts with {name!r}, labels_of(dataset, column={name!r}, scan=True) "
+        "reads it."
     )
-    if COLUMNS not in index.metadata:  # packed from something else than annotations
-        cure += (
-            f" Of samples that are dicts with {name!r}, labels_of(dataset, column={name!r}, "
-            "scan=True) reads it."
-        )
-    return f"there is no column {name!r}; {there}. {cure}"
+    return (
+        f"there is no column {name!r}; {there}. Make the dataset with attributes=[{name!r}] (VOC, "
+        f"imglab) or classes=[…] (landmark lists); pack XML by `penstock pack SRC DST --objects "
+        f"--attributes {name}`.{'' if COLUMNS in index.metadata else scan}"
+    )
+
+
+def packed_numbers(numbers: NDArray[np.int64]) -> str:
+    """Return numbers from 0 to 2**32 - 1, compressed.
+
+    Example:
+        >>> unpacked_numbers(packed_numbers(np.array([3, 0, 3])), 3)
+        array([3, 0, 3])
+    """
+    data = zlib.compress(np.ascontiguousarray(numbers, "<u4").tobytes())
+    return base64.b64encode(data).decode()
+
+
+def unpacked_numbers(text: str, count: int) -> NDArray[np.int64]:
+    """Return the numbers, in new memory.
+
+    Raises:
+        ValueError: the text is damaged, or of more or fewer numbers than `count`.
+    """
+    try:
+        data = base64.b64decode(text, validate=True)
+        raw = zlib.decompressobj().decompress(data, 4 * count + 1)
+    except (TypeError, binascii.Error, zlib.error) as error:
+        raise ValueError(str(error)) from error
+    if len(raw) != 4 * count:
+        raise ValueError(f"they are not of {count} numbers")
+    return np.frombuffer(raw, "<u4").astype(np.int64)

@@ -18,15 +18,15 @@ from penstock.data.ragged import RaggedArray
 from penstock.errors import ConfigError
 from penstock.faults import annotate
 from penstock.optional import missing_extra
-from penstock.stores.address import open_store
 from penstock.stores.dataset import StoreDataset
 from penstock.stores.folder.links import refuse_outside
-from penstock.stores.folder.paths import is_image
+from penstock.stores.folder.listing import is_image
 from penstock.stores.records import EncodedImage, EncodedRecord, encode_record
+from penstock.stores.registry import open_store
 from penstock.stores.store import Store
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Iterator, Sequence, Sized
 
     from numpy.typing import NDArray
 
@@ -54,10 +54,12 @@ def pack_source(
             not to be shrunk.
         StoreError: files lie outside of its folder, and links are not to be followed.
     """
-    shrink = None if resize is None and quality is None else _Shrink(resize, quality)
-    if shrink is not None or check_images:
-        _import_decoders()
-    images = _Images(shrink, is_checked=check_images, is_told_by_bytes=follow_links)
+    images = _Images(resize, quality, is_checked=check_images, is_told_by_bytes=follow_links)
+    if images.are_shrunk or check_images:
+        try:  # rather missed now than at each sample, which would be left out for it
+            import penstock.images  # noqa: F401
+        except ModuleNotFoundError as error:
+            raise missing_extra(error, "shrinking or checking images") from error
     if isinstance(src, (str, Path)):
         src = open_store(src)
     if isinstance(src, StoreDataset):
@@ -75,24 +77,8 @@ def pack_source(
     return _DatasetSource(src, images, limit)
 
 
-def _import_decoders() -> None:
-    """Rather miss them now than at each sample, which would be left out for it.
-
-    Raises:
-        MissingExtraError: so it is.
-    """
-    try:
-        import penstock.images  # noqa: F401 - it is for later
-    except ModuleNotFoundError as error:
-        raise missing_extra(error, "shrinking or checking images") from error
-
-
 def _store_of(dataset: StoreDataset) -> Store:
-    """Return the store behind a dataset, whose samples would be decoded pixels otherwise.
-
-    Raises:
-        ConfigError: it has transforms: is their outcome to be packed, or what they are given?
-    """
+    """Return the store behind a dataset, whose samples would be decoded pixels otherwise."""
     if dataset.transform is not None or dataset.target_transform is not None:
         raise ConfigError(
             f"{dataset!r} has transforms. To pack what it is made from, give its attribute "
@@ -111,14 +97,18 @@ class PackSource:
         what: Says what is packed, and how.
     """
 
-    class_names: tuple[str, ...] = ()
+    class_names: tuple[str, ...]
     metadata: Mapping[str, Any]
     what: str
-    _images: _Images
+
+    def __init__(self, source: Sized, images: _Images, limit: int | None) -> None:
+        """Count the samples: those of `source`, at most `limit`."""
+        self._images = images
+        self._length = len(source) if limit is None else min(limit, len(source))
 
     def __len__(self) -> int:
         """Return the number of samples to pack."""
-        raise NotImplementedError
+        return self._length
 
     def __getitem__(self, index: int) -> EncodedRecord:
         """Return one of them, encoded."""
@@ -149,20 +139,20 @@ class _StoreSource(PackSource):
     """The records of a store."""
 
     def __init__(self, store: Store, images: _Images, limit: int | None) -> None:
+        super().__init__(store, images, limit)
         self._store = store
-        self._images = images
-        keys = store.index.distinct_keys()
-        self._own_keys = None if keys is store.keys else keys
-        self._length = len(store) if limit is None else min(limit, len(store))
+        self._keys = store.index.distinct_keys()
         self.class_names = store.class_names
         self.metadata = dict(store.metadata)
-        self.what = f"{store.fingerprint} {images.shrink} {self._length}"
-        if images.shrink is not None and self._length:
-            self._check_shrinkable()
+        self.what = f"{store.fingerprint} {images} {self._length}"
+        if images.are_shrunk and self._length:
+            try:  # what the first sample would say after a part was written
+                self[0]
+            except ConfigError:
+                raise
+            except Exception:
+                pass
         store.close()  # workers that are forked inherit no connection; the next read opens it again
-
-    def __len__(self) -> int:
-        return self._length
 
     def __getitem__(self, index: int) -> EncodedRecord:
         return self.__getitems__([index])[0]
@@ -171,30 +161,21 @@ class _StoreSource(PackSource):
         with self._store.borrow(indices) as records:
             return [self._encoded(n, r) for n, r in zip(indices, records, strict=True)]
 
-    def _check_shrinkable(self) -> None:
-        """Say at once what the first sample would say after a part was written."""
-        try:
-            self[0]
-        except ConfigError:
-            raise
-        except Exception:
-            return  # a damaged one: that is for the run to say
-
     def _encoded(self, index: int, record: Record) -> EncodedRecord:
         try:
-            key = record.key if self._own_keys is None else self._own_keys[index]
-            return encode_record(key, self._images.storable(record.sample), record.label)
+            sample = self._images.storable(record.sample)
+            return encode_record(self._keys[index], sample, record.label)
         except Exception as error:
             annotate(error, f"while encoding {record.key!r} of {self._store.address}")
             raise
 
     def describe(self, index: int) -> str:
-        return self._store.keys[index] if self._own_keys is None else self._own_keys[index]
+        return self._keys[index]
 
     def position_of(self, key: str) -> int:
-        if self._own_keys is None:
+        if self._keys is self._store.keys:
             return int(self._store.index.positions_of([key])[0])
-        return self._own_keys.index(key)
+        return self._keys.index(key)
 
     def close(self) -> None:
         self._store.close()
@@ -204,9 +185,8 @@ class _DatasetSource(PackSource):
     """The samples of a dataset; keys are their numbers."""
 
     def __init__(self, dataset: Any, images: _Images, limit: int | None) -> None:  # noqa: ANN401
+        super().__init__(dataset, images, limit)
         self._dataset = dataset
-        self._images = images
-        self._length = len(dataset) if limit is None else min(limit, len(dataset))
         self._width = len(str(max(0, self._length - 1)))
         self._labels = known_labels(dataset)
         self.class_names = _class_names(dataset)
@@ -214,12 +194,7 @@ class _DatasetSource(PackSource):
         identity = getattr(dataset, "fingerprint", "")
         if self._labels is not None:
             identity = f"{identity} {_checksum(self._labels):08x}"
-        self.what = (
-            f"{type(dataset).__qualname__} {len(dataset)} {identity} {images.shrink} {self._length}"
-        )
-
-    def __len__(self) -> int:
-        return self._length
+        self.what = f"{type(dataset).__qualname__} {len(dataset)} {identity} {images} {len(self)}"
 
     def __getitem__(self, index: int) -> EncodedRecord:
         sample = self._dataset[index]
@@ -234,7 +209,8 @@ class _DatasetSource(PackSource):
         if isinstance(sample, (tuple, list)) and len(sample) == 2:
             return _as_integer(sample[1])
         if isinstance(sample, Mapping) and "labels" in sample:  # of the objects of an image
-            return _as_integers(sample["labels"])
+            array = np.asarray(sample["labels"])
+            return tuple(array.tolist()) if array.ndim == 1 and array.dtype.kind in "iu" else None
         return None
 
     def describe(self, index: int) -> str:
@@ -263,11 +239,6 @@ def _class_names(dataset: Any) -> tuple[str, ...]:  # noqa: ANN401
     return ()
 
 
-def _as_integers(values: Any) -> tuple[int, ...] | None:  # noqa: ANN401
-    array = np.asarray(values)
-    return tuple(array.tolist()) if array.ndim == 1 and array.dtype.kind in "iu" else None
-
-
 def _as_integer(value: Any) -> int | None:  # noqa: ANN401
     if isinstance(value, (bool, float, str, bytes, list, tuple, dict)) or value is None:
         return None
@@ -278,48 +249,36 @@ def _as_integer(value: Any) -> int | None:  # noqa: ANN401
     return int(array) if array.ndim == 0 and array.dtype.kind in "iu" else None
 
 
-class _Shrink:
-    """Makes images smaller."""
-
-    def __init__(self, size_px: int | None, quality: int | None) -> None:
-        self._size_px = size_px
-        self._quality = quality
-
-    def __repr__(self) -> str:
-        return f"resize={self._size_px} quality={self._quality}"
-
-    def __call__(self, image: Any) -> EncodedImage:  # noqa: ANN401
-        from penstock.images import shrink_image
-
-        data = image.data if isinstance(image, EncodedImage) else _as_file(image)
-        return EncodedImage(shrink_image(data, self._size_px, self._quality))
-
-
 class _Images:
     """What becomes of the images in a sample.
 
-    Whether they are checked is not in `what`: a run may go on with it, or without.
+    Whether they are checked is not in its text, which is a part of `what`: a run may go on with it,
+    or without.
     """
 
     def __init__(
-        self, shrink: _Shrink | None, *, is_checked: bool, is_told_by_bytes: bool = False
+        self,
+        size_px: int | None,
+        quality: int | None,
+        *,
+        is_checked: bool,
+        is_told_by_bytes: bool = False,
     ) -> None:
-        self.shrink = shrink
+        self._size_px = size_px
+        self._quality = quality
         self._is_checked = is_checked
         self._is_told_by_bytes = is_told_by_bytes
+        self.are_shrunk = size_px is not None or quality is not None
+
+    def __str__(self) -> str:
+        return f"resize={self._size_px} quality={self._quality}" if self.are_shrunk else "None"
 
     def unchecked(self) -> _Images:
         """Return the same without a check."""
-        return _Images(self.shrink, is_checked=False)
+        return _Images(self._size_px, self._quality, is_checked=False)
 
     def storable(self, sample: Any) -> Any:  # noqa: ANN401
-        """Return the sample as it is stored.
-
-        Raises:
-            ConfigError: it is to be shrunk, and cannot be.
-            ValueError: an image in it is broken, or is none by its first bytes though links, which
-                may lead to anything, are followed.
-        """
+        """Return the sample as it is stored: images shrunk, and Pillow's as arrays."""
         if self._is_told_by_bytes and not all(is_image(one.data) for one in images_in(sample)):
             raise ValueError("not an image by its first bytes")
         if self._is_checked:
@@ -327,7 +286,26 @@ class _Images:
 
             for image in images_in(sample):
                 check_image(image.data)
-        return _storable(sample, self.shrink)
+        if not self.are_shrunk:
+            return _without_pillow(sample)
+        if _is_image(sample):
+            return self._shrunk(sample)
+        match sample:
+            case (image, label) if _is_image(image) and (label is None or _is_number(label)):
+                return self._shrunk(image), label
+        parts = sample if isinstance(sample, (tuple, list)) else ()
+        kinds = f" of {', '.join(type(item).__name__ for item in parts)}" if parts else ""
+        raise ConfigError(
+            f"a sample is a {type(sample).__name__}{kinds:.100}; resize and quality are for image "
+            "files alone or with their class (EncodedImage, or Pillow's images). Anything else may "
+            "hold places in pixels, which would no longer fit: pack without them."
+        )
+
+    def _shrunk(self, image: Any) -> EncodedImage:  # noqa: ANN401
+        from penstock.images import shrink_image
+
+        data = image.data if isinstance(image, EncodedImage) else _as_file(image)
+        return EncodedImage(shrink_image(data, self._size_px, self._quality))
 
 
 def images_in(sample: Any) -> Iterator[EncodedImage]:  # noqa: ANN401
@@ -346,27 +324,6 @@ def images_in(sample: Any) -> Iterator[EncodedImage]:  # noqa: ANN401
         yield from images_in(list(sample.values()))
 
 
-def _storable(sample: Any, shrink: _Shrink | None) -> Any:  # noqa: ANN401
-    """Return a sample with its image shrunk, and Pillow's images as arrays.
-
-    Raises:
-        ConfigError: it is to be shrunk, and is neither an image nor the pair of one and its class.
-            Anything else may hold places in pixels, which would be wrong then.
-    """
-    if shrink is None:
-        return _without_pillow(sample)
-    if _is_image(sample):
-        return shrink(sample)
-    match sample:
-        case (image, label) if _is_image(image) and (label is None or _is_number(label)):
-            return shrink(image), label
-    raise ConfigError(
-        f"a sample is {_kinds(sample)}; resize and quality are for image files alone or with their "
-        "class (EncodedImage, or Pillow's images). Anything else may hold places in pixels, which "
-        "would no longer fit: pack without them."
-    )
-
-
 def _is_image(value: object) -> bool:
     return isinstance(value, EncodedImage) or _is_pillow(value)
 
@@ -377,13 +334,6 @@ def _is_pillow(value: object) -> bool:
 
 def _is_number(value: Any) -> bool:  # noqa: ANN401
     return isinstance(value, (int, float)) or getattr(value, "ndim", None) == 0
-
-
-def _kinds(sample: object) -> str:
-    kind = type(sample).__name__
-    if isinstance(sample, (tuple, list)):
-        return f"a {kind} of {', '.join(type(item).__name__ for item in sample)}"[:120]
-    return f"a {kind}"
 
 
 def _without_pillow(value: Any) -> Any:  # noqa: ANN401

@@ -18,9 +18,9 @@ from typing import TYPE_CHECKING, Any, Final, Literal
 from penstock.errors import ConfigError, StoreError
 from penstock.faults import FaultPolicy
 from penstock.loader import Loader
-from penstock.stores.address import create_store
 from penstock.stores.pack_source import pack_source
 from penstock.stores.records import header_of
+from penstock.stores.registry import create_store
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
@@ -102,7 +102,7 @@ def pack(
     Args:
         src: A store or its address; a folder of images; or a map-style dataset, whose samples are
             trees of arrays, tensors, numbers, strings, bytes, and Pillow's images.
-        dst: Address of the store to make: `lmdb:PATH`, `mongodb://HOST/DB.COLLECTION`, or a folder.
+        dst: Address of the store to make: `lmdb:PATH` or `mongodb://HOST/DB.COLLECTION`.
         num_workers: Processes that read and encode; None takes the usable cores, and none at all
             for few records.
         resize: Length in pixels of the shorter side that larger images are shrunk to, keeping their
@@ -179,7 +179,10 @@ def pack(
         loader = _loader(source, first, num_workers, on_error, worker_init_fn)
         num_new, num_bytes = _write_all(loader, writer, source, first, progress)
         if not num_resumed + num_new:
-            raise _nothing_packed(len(source), loader.failures[0])
+            raise StoreError(
+                f"none of {len(source)} samples could be packed, so there is no store to be made. "
+                f"One of them: {loader.failures[0]}"
+            )
         writer.finish()
     finally:
         writer.close()
@@ -222,19 +225,8 @@ def _where_to_go_on(source: PackSource, writer: StoreWriter) -> tuple[int, int]:
     return len(written), source.position_of(written[-1][0]) + 1
 
 
-def _nothing_packed(num_samples: int, one: Failure) -> StoreError:
-    return StoreError(
-        f"none of {num_samples} samples could be packed, so there is no store to be made. One of "
-        f"them: {one}"
-    )
-
-
 def _check_same(source: PackSource, writer: StoreWriter, written: Sequence[Any]) -> None:
-    """Compare some of what was written with what the source gives now.
-
-    Raises:
-        StoreError: they differ: it would become a mixture.
-    """
+    """Compare some of what was written with what the source gives now."""
     last = len(written) - 1
     for number in sorted({last * part // _NUM_COMPARED for part in range(_NUM_COMPARED + 1)}):
         key = written[number][0]
@@ -264,14 +256,10 @@ def _loader(
             batch_size=_TASK_RECORDS,
             sampler=range(first, len(source)),
             num_workers=min(num_workers, -(-num_left // _TASK_RECORDS)),
-            collate_fn=_as_they_are,
+            collate_fn=list,
             worker_init_fn=worker_init_fn,
             on_error=FaultPolicy("skip", max_failures=None) if on_error == "skip" else "raise",
         )
-
-
-def _as_they_are(records: list[EncodedRecord]) -> list[EncodedRecord]:
-    return records
 
 
 def _write_all(

@@ -165,7 +165,7 @@ def encode_record(
         head = msgspec.msgpack.encode([key, label, _plain(sample, blobs, "$", 0)])
     except (OverflowError, UnicodeEncodeError, TypeError, ValueError) as error:
         raise StoreError(f"sample {key!r} cannot be stored: {error}.") from error
-    padding = bytes(_blobs_start(len(head)) - HEADER_BYTES - len(head)) if blobs.parts else b""
+    padding = bytes(image_start(len(head)) - HEADER_BYTES - len(head)) if blobs.parts else b""
     body = b"".join((head, padding, *blobs.parts))
     total = HEADER_BYTES + len(body)
     header = _HEADER.pack(_MAGIC, _VERSION, len(head), total, xxhash.xxh3_64_intdigest(body))
@@ -209,7 +209,11 @@ class _Blobs:
         return _SPAN.pack(start, len(data))
 
 
-def _blobs_start(head_bytes: int) -> int:
+def image_start(head_bytes: int) -> int:
+    """Return where the blobs of a record begin.
+
+    A record known to hold a pair (see `EncodedRecord`) has one: the image, up to its end.
+    """
     end = HEADER_BYTES + head_bytes
     return end + -end % _ALIGNMENT
 
@@ -358,7 +362,7 @@ def decode_record(
     try:
         head = _here.decode(
             view[HEADER_BYTES : HEADER_BYTES + head_bytes],
-            view[_blobs_start(head_bytes) :],
+            view[image_start(head_bytes) :],
             copy=copy,
         )
     except (msgspec.MsgspecError, ValueError, TypeError, OverflowError, struct.error) as error:
@@ -457,11 +461,3 @@ class _Reading(threading.local):
 
 
 _here = _Reading()
-
-
-def image_start(head_bytes: int) -> int:
-    """Return where the image begins in a record known to hold a pair (see `EncodedRecord`).
-
-    It ends where the record does.
-    """
-    return _blobs_start(head_bytes)

@@ -64,17 +64,7 @@ class Store(abc.ABC):
     def _read(
         self, positions: NDArray[np.int64], *, copy: bool
     ) -> contextlib.AbstractContextManager[list[Record]]:
-        """Return the records at `positions`, in that order.
-
-        Args:
-            positions: int64, shape (records,), each from 0 to `len(self) - 1`; in any order, and
-                the same one more than once.
-            copy: Whether the records are the caller's own. Otherwise what is large in them may be a
-                view that is valid inside the block only.
-
-        Raises:
-            StoreError: a record is missing or damaged; the message names it.
-        """
+        """Return the records at `positions`, in that order."""
 
     def close(self) -> None:  # noqa: B027 - a store may hold nothing
         """Give back what this process holds. May be called again, and the store used again."""

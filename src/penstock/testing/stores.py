@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The contract of `penstock.stores.Store` and `StoreWriter`."""
+"""The contracts of `penstock.stores.Store` and `StoreWriter`."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ import numpy as np
 
 from penstock.data.ragged import RaggedArray
 from penstock.errors import StoreError
-from penstock.stores.address import create_store, open_store
-from penstock.stores.records import EncodedImage, encode_record
+from penstock.stores.records import EncodedImage, decode_record, encode_record
+from penstock.stores.registry import create_store, open_store
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from penstock.stores.records import EncodedRecord
     from penstock.stores.store import Store, StoreWriter
 
-__all__ = ["StoreContract"]
+__all__ = ["StoreContract", "StoreReaderContract"]
 
 _CLASSES: Final = ("cat", "dog", "hen")
 # What begins like a JPEG file: a store keeps image files, whether they can be decoded or not.
@@ -35,11 +35,11 @@ def _image(number: int) -> EncodedImage:
     return EncodedImage(_JPEG + generator.integers(0, 256, 500 + 97 * number, np.uint8).tobytes())
 
 
-def _images(count: int = 30) -> list[EncodedRecord]:
+def _images(count: int = 30, suffix: str = ".jpg") -> list[EncodedRecord]:
     """Return image files with labels, as a folder with a subfolder for each class has them."""
     labels = sorted(number % 3 for number in range(count))
     return [
-        encode_record(f"{_CLASSES[label]}/{number:04}.jpg", (_image(number), label), label)
+        encode_record(f"{_CLASSES[label]}/{number:04}{suffix}", (_image(number), label), label)
         for number, label in enumerate(labels)
     ]
 
@@ -90,8 +90,171 @@ def _plain(sample: Any) -> Any:  # noqa: ANN401
     return [bytes(sample[0].data), sample[1]]
 
 
-class StoreContract:
-    """Subclass it, say where stores lie and how to get at them otherwise; pytest runs the contract.
+class StoreReaderContract:
+    """The contract of a store that is read: subclass it and say how one comes to be.
+
+    pytest runs it. A store that is only read needs no more than this.
+
+    Attributes:
+        suffix: What the keys of the images end with, in this kind of store.
+
+    Example:
+        class TestZip(StoreReaderContract):
+            def place(self, tmp_path):
+                return f"zip:{tmp_path}/images.zip"
+
+            def fill(self, address, records, class_names=(), metadata=None):
+                with zipfile.ZipFile(address.removeprefix("zip:"), "w") as file:
+                    for record in records:
+                        image, label = decode_record(record.data).sample
+                        file.writestr(record.key, image.data)
+    """
+
+    suffix = ".jpg"
+
+    def place(self, tmp_path: Path) -> str:
+        """Return the address of a store that is not there yet; the same one within a test."""
+        raise NotImplementedError
+
+    def fill(
+        self,
+        address: str,
+        records: Sequence[EncodedRecord],
+        class_names: Sequence[str] = (),
+        metadata: Mapping[str, Any] | None = None,
+    ) -> None:
+        """Put these records where a store at `address` finds them, in their order."""
+        raise NotImplementedError
+
+    def open(self, address: str) -> Store:
+        """Return the store at `address`."""
+        return open_store(address)
+
+    def made(
+        self,
+        address: str,
+        records: Sequence[EncodedRecord],
+        class_names: Sequence[str] = (),
+        metadata: Mapping[str, Any] | None = None,
+    ) -> Store:
+        """Return a store of these records."""
+        self.fill(address, records, class_names, metadata)
+        return self.open(address)
+
+    def test_what_was_put_is_what_is_got(self, tmp_path: Path) -> None:
+        """Records come back with keys and labels, in order."""
+        records = _images(suffix=self.suffix)
+        with self.made(self.place(tmp_path), records, _CLASSES) as store:
+            found = store.get_many(range(len(records)))
+            assert [record.key for record in found] == [record.key for record in records]
+            assert [record.label for record in found] == [record.label for record in records]
+            assert [record.sample for record in found] == [
+                (_image(number), record.label) for number, record in enumerate(records)
+            ]
+
+    def test_positions_may_come_in_any_order_repeatedly_and_from_the_end(
+        self, tmp_path: Path
+    ) -> None:
+        """`get_many` and `borrow` agree."""
+        records = _images(suffix=self.suffix)
+        with self.made(self.place(tmp_path), records, _CLASSES) as store:
+            positions = [17, 3, 3, -1, 0, 29, 17]
+            keys = [records[position].key for position in positions]
+            assert [record.key for record in store.get_many(positions)] == keys
+            with store.borrow(np.array(positions)) as borrowed:
+                assert [record.key for record in borrowed] == keys
+                assert [bytes(record.sample[0].data) for record in borrowed] == [
+                    _image(position % 30).data for position in positions
+                ]
+            assert store.get_many([]) == []
+
+    def test_a_position_out_of_range_is_an_index_error(self, tmp_path: Path) -> None:
+        """On both sides."""
+        with self.made(self.place(tmp_path), _images(suffix=self.suffix), _CLASSES) as store:
+            for position in (30, -31):
+                error = _raised_by(lambda p=position: store.get_many([0, p]))  # type: ignore[misc]
+                assert isinstance(error, IndexError)
+                assert str(position) in str(error)
+
+    def test_records_are_found_by_key(self, tmp_path: Path) -> None:
+        """A key that is not there is named."""
+        records = _images(suffix=self.suffix)
+        with self.made(self.place(tmp_path), records, _CLASSES) as store:
+            wanted = [records[9].key, records[2].key]
+            assert [record.key for record in store.get(wanted)] == wanted
+            error = _raised_by(lambda: store.get([wanted[0], "no such record"]))
+            assert isinstance(error, StoreError)
+            assert "no such record" in str(error)
+
+    def test_a_scan_gives_a_range_in_order(self, tmp_path: Path) -> None:
+        """Half-open, as slices are."""
+        records = _images(150, self.suffix)
+        with self.made(self.place(tmp_path), records, _CLASSES) as store:
+            keys = [record.key for record in records]
+            assert [record.key for record in store.scan()] == keys
+            assert [record.key for record in store.scan(60, 140)] == keys[60:140]
+            assert list(store.scan(150)) == []
+
+    def test_a_copy_by_pickle_reads_the_same(self, tmp_path: Path) -> None:
+        """Whether the index had been read before or not."""
+        address, records = self.place(tmp_path), _images(suffix=self.suffix)
+        store = self.made(address, records, _CLASSES)
+        for _ in range(2):
+            with pickle.loads(pickle.dumps(store)) as copy:
+                assert copy.get_many([5])[0].sample == (_image(5), records[5].label)
+            store.get_many([1])
+        store.close()
+
+    def test_a_store_in_use_goes_on_in_forked_and_spawned_processes(self, tmp_path: Path) -> None:
+        """Each makes its own connection; this process's stays as it was."""
+        records = _images(suffix=self.suffix)
+        with self.made(self.place(tmp_path), records, _CLASSES) as store:
+            store.get_many([0])
+            for method in ("fork", "spawn"):
+                context = multiprocessing.get_context(method)
+                receiver, sender = context.Pipe(duplex=False)
+                child = context.Process(  # type: ignore[attr-defined]
+                    target=_read_in_child, args=(store, [7, 2], sender)
+                )
+                child.start()
+                sender.close()
+                expected = [[_image(p).data, records[p].label] for p in (7, 2)]
+                assert receiver.recv() == expected, method
+                child.join()
+                receiver.close()
+                assert child.exitcode == 0
+            assert store.get_many([3])[0].key == records[3].key
+
+    def test_threads_read_one_store_at_the_same_time(self, tmp_path: Path) -> None:
+        """Each gets what it asked for."""
+        records = _images(suffix=self.suffix)
+        with self.made(self.place(tmp_path), records, _CLASSES) as store:
+
+            def read(number: int) -> bool:
+                positions = [(number * 7 + k) % 30 for k in range(16)]
+                found = store.get_many(positions)
+                return [r.sample[0] for r in found] == [_image(p) for p in positions]
+
+            with ThreadPoolExecutor(4) as pool:
+                assert all(pool.map(read, range(100)))
+
+    def test_a_closed_store_opens_again(self, tmp_path: Path) -> None:
+        """And may be closed twice."""
+        store = self.made(self.place(tmp_path), _images(suffix=self.suffix), _CLASSES)
+        for _ in range(2):
+            assert store.get_many([2])[0].sample[0] == _image(2)
+            store.close()
+            store.close()
+
+    def test_a_store_shows_its_address_and_no_record_is_read_for_it(self, tmp_path: Path) -> None:
+        """`repr` opens nothing."""
+        address = self.place(tmp_path)
+        assert type(self.open(address)).__name__ in repr(self.open(address))
+        assert self.open(address).address in repr(self.open(address))
+
+
+class StoreContract(StoreReaderContract):
+    """The contract of a store and its writer: say where it lies and how to get at it otherwise.
 
     What a store holds is looked at, and damaged, behind its back: a store that agrees with itself
     alone does not pass.
@@ -106,12 +269,6 @@ class StoreContract:
             def remove(self, address, key): ...
     """
 
-    has_checksums = True  # of image files as well
-
-    def place(self, tmp_path: Path) -> str:
-        """Return the address of a store that is not there yet; the same one within a test."""
-        raise NotImplementedError
-
     def raw(self, address: str) -> Mapping[str, bytes]:
         """Return what is stored for each key: the record, or the image file."""
         raise NotImplementedError
@@ -124,22 +281,18 @@ class StoreContract:
         """Take away the record called `key`, and leave the index as it is."""
         raise NotImplementedError
 
-    def open(self, address: str) -> Store:
-        """Return the store at `address`."""
-        return open_store(address)
-
     def create(self, address: str, **facts: Any) -> StoreWriter:  # noqa: ANN401
         """Return a writer."""
         return create_store(address, **facts)
 
-    def made(
+    def fill(
         self,
         address: str,
         records: Sequence[EncodedRecord],
         class_names: Sequence[str] = (),
         metadata: Mapping[str, Any] | None = None,
-    ) -> Store:
-        """Return a store of these records."""
+    ) -> None:
+        """Write the records."""
         writer = self.create(address, class_names=class_names, metadata=metadata)
         try:
             writer.put_many(records[:7])
@@ -147,18 +300,6 @@ class StoreContract:
             writer.finish()
         finally:
             writer.close()
-        return self.open(address)
-
-    def test_what_was_put_is_what_is_got(self, tmp_path: Path) -> None:
-        """Records come back with keys and labels, in order."""
-        records = _images()
-        with self.made(self.place(tmp_path), records, _CLASSES) as store:
-            found = store.get_many(range(len(records)))
-            assert [record.key for record in found] == [record.key for record in records]
-            assert [record.label for record in found] == [record.label for record in records]
-            assert [record.sample for record in found] == [
-                (_image(number), record.label) for number, record in enumerate(records)
-            ]
 
     def test_raw_access_finds_the_same_keys_and_bytes(self, tmp_path: Path) -> None:
         """What lies there is the record, or the image file itself."""
@@ -174,8 +315,6 @@ class StoreContract:
         records = _trees()
         with self.made(self.place(tmp_path), records) as store:
             for record, found in zip(records, store.scan(), strict=True):
-                from penstock.stores.records import decode_record
-
                 expected = decode_record(record.data)
                 assert found.key == expected.key
                 assert _same(found.sample, expected.sample), found
@@ -195,49 +334,6 @@ class StoreContract:
             assert store.labels.dtype == np.int64
             assert store.class_names == _CLASSES
             assert dict(store.metadata) == metadata
-
-    def test_positions_may_come_in_any_order_repeatedly_and_from_the_end(
-        self, tmp_path: Path
-    ) -> None:
-        """`get_many` and `borrow` agree."""
-        records = _images()
-        with self.made(self.place(tmp_path), records, _CLASSES) as store:
-            positions = [17, 3, 3, -1, 0, 29, 17]
-            keys = [records[position].key for position in positions]
-            assert [record.key for record in store.get_many(positions)] == keys
-            with store.borrow(np.array(positions)) as borrowed:
-                assert [record.key for record in borrowed] == keys
-                assert [bytes(record.sample[0].data) for record in borrowed] == [
-                    _image(position % 30).data for position in positions
-                ]
-            assert store.get_many([]) == []
-
-    def test_a_position_out_of_range_is_an_index_error(self, tmp_path: Path) -> None:
-        """On both sides."""
-        with self.made(self.place(tmp_path), _images(), _CLASSES) as store:
-            for position in (30, -31):
-                error = _raised_by(lambda p=position: store.get_many([0, p]))  # type: ignore[misc]
-                assert isinstance(error, IndexError)
-                assert str(position) in str(error)
-
-    def test_records_are_found_by_key(self, tmp_path: Path) -> None:
-        """A key that is not there is named."""
-        records = _images()
-        with self.made(self.place(tmp_path), records, _CLASSES) as store:
-            wanted = [records[9].key, records[2].key]
-            assert [record.key for record in store.get(wanted)] == wanted
-            error = _raised_by(lambda: store.get([wanted[0], "no such record"]))
-            assert isinstance(error, StoreError)
-            assert "no such record" in str(error)
-
-    def test_a_scan_gives_a_range_in_order(self, tmp_path: Path) -> None:
-        """Half-open, as slices are."""
-        records = _images(150)
-        with self.made(self.place(tmp_path), records, _CLASSES) as store:
-            keys = [record.key for record in records]
-            assert [record.key for record in store.scan()] == keys
-            assert [record.key for record in store.scan(60, 140)] == keys[60:140]
-            assert list(store.scan(150)) == []
 
     def test_labels_may_be_several_or_none(self, tmp_path: Path) -> None:
         """As objects in an image have them."""
@@ -265,65 +361,11 @@ class StoreContract:
             with self.made(address, variant, _CLASSES) as store:
                 prints.append(store.fingerprint)
         assert all(prints)
-        if self.has_checksums:  # a folder's says when files were written
-            assert prints[0] == prints[1]
+        assert prints[0] == prints[1]
         assert len({*prints[1:]}) == 3
-
-    def test_a_copy_by_pickle_reads_the_same(self, tmp_path: Path) -> None:
-        """Whether the index had been read before or not."""
-        address, records = self.place(tmp_path), _images()
-        store = self.made(address, records, _CLASSES)
-        for _ in range(2):
-            with pickle.loads(pickle.dumps(store)) as copy:
-                assert copy.get_many([5])[0].sample == (_image(5), records[5].label)
-            store.get_many([1])
-        store.close()
-
-    def test_a_store_in_use_goes_on_in_forked_and_spawned_processes(self, tmp_path: Path) -> None:
-        """Each makes its own connection; this process's stays as it was."""
-        records = _images()
-        with self.made(self.place(tmp_path), records, _CLASSES) as store:
-            store.get_many([0])
-            for method in ("fork", "spawn"):
-                context = multiprocessing.get_context(method)
-                receiver, sender = context.Pipe(duplex=False)
-                child = context.Process(  # type: ignore[attr-defined]
-                    target=_read_in_child, args=(store, [7, 2], sender)
-                )
-                child.start()
-                sender.close()
-                expected = [[_image(p).data, records[p].label] for p in (7, 2)]
-                assert receiver.recv() == expected, method
-                child.join()
-                receiver.close()
-                assert child.exitcode == 0
-            assert store.get_many([3])[0].key == records[3].key
-
-    def test_threads_read_one_store_at_the_same_time(self, tmp_path: Path) -> None:
-        """Each gets what it asked for."""
-        records = _images()
-        with self.made(self.place(tmp_path), records, _CLASSES) as store:
-
-            def read(number: int) -> bool:
-                positions = [(number * 7 + k) % 30 for k in range(16)]
-                found = store.get_many(positions)
-                return [r.sample[0] for r in found] == [_image(p) for p in positions]
-
-            with ThreadPoolExecutor(4) as pool:
-                assert all(pool.map(read, range(100)))
-
-    def test_a_closed_store_opens_again(self, tmp_path: Path) -> None:
-        """And may be closed twice."""
-        store = self.made(self.place(tmp_path), _images(), _CLASSES)
-        for _ in range(2):
-            assert store.get_many([2])[0].sample[0] == _image(2)
-            store.close()
-            store.close()
 
     def test_a_damaged_record_is_named_and_the_others_are_read(self, tmp_path: Path) -> None:
         """Truncated, overwritten, replaced by a pickle: a StoreError, and nothing is run."""
-        if not self.has_checksums:
-            return
         address, records = self.place(tmp_path), _images()
         self.made(address, records, _CLASSES).close()
         good = bytes(self.raw(address)[records[4].key])
@@ -380,8 +422,7 @@ class StoreContract:
             writer.close()
         with self.open(address) as store:
             assert [record.key for record in store.scan()] == [record.key for record in records]
-            if self.has_checksums:
-                assert store.fingerprint == fingerprint
+            assert store.fingerprint == fingerprint
 
     def interrupt(self, writer: StoreWriter, records: Sequence[EncodedRecord]) -> None:
         """Write records, have them kept, and stop. For writers that keep them some other way."""
@@ -429,9 +470,3 @@ class StoreContract:
         finally:
             writer.close()
         assert isinstance(_raised_by(lambda: len(self.open(address))), StoreError)
-
-    def test_a_store_shows_its_address_and_no_record_is_read_for_it(self, tmp_path: Path) -> None:
-        """`repr` opens nothing."""
-        address = self.place(tmp_path)
-        assert type(self.open(address)).__name__ in repr(self.open(address))
-        assert self.open(address).address in repr(self.open(address))

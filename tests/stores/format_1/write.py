@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import gzip
 import json
-import shutil
 import sys
 import tempfile
 from pathlib import Path
@@ -83,8 +82,6 @@ def main(address):
         pack(Readings(), f"lmdb:{scratch}/readings.lmdb")
         packed = Path(scratch, "readings.lmdb").read_bytes()
         (HERE / "readings.lmdb.gz").write_bytes(gzip.compress(packed, mtime=0))
-        pack(Readings(), f"folder:{scratch}/readings")
-        shutil.copytree(Path(scratch, "readings"), HERE / "readings", dirs_exist_ok=True)
     loader = Loader(np.arange(12.0), batch_size=4, shuffle=True, seed=7)
     list(loader)
     loader.trace(HERE / "trace.json")

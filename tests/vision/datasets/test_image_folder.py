@@ -13,9 +13,8 @@ from penstock import Loader, vision
 from penstock.data import Subset
 from penstock.data.names import describe_sample
 from penstock.errors import ConfigError, StoreError
-from penstock.stores import EncodedImage, StoreDataset, create_store, open_store, pack
+from penstock.stores import StoreDataset, open_store, pack
 from penstock.stores.folder.listing import IMAGE_SUFFIXES
-from penstock.stores.records import encode_record
 from penstock.vision import ImageFolder
 
 cv2 = pytest.importorskip("cv2")
@@ -177,24 +176,6 @@ def test_a_folder_that_cannot_be_read_says_what_is_wrong(tmp_path):
         ImageFolder(tmp_path / "file")
 
 
-def test_a_folder_that_was_packed_keeps_the_order_of_its_classes(root, tmp_path):
-    names = ("zebra", "cat", "dog")
-    writer = create_store(tmp_path / "packed", class_names=names)
-    image = EncodedImage((root / "dog/2.png").read_bytes())
-    writer.put_many([encode_record(f"{i}", (image, i), i) for i in (2, 0)])
-    writer.finish()
-    dataset = ImageFolder(tmp_path / "packed")
-    assert dataset.class_names == names
-    folder = tmp_path / "packed"
-    assert dataset.samples == [(f"{folder}/dog/2.png", 2), (f"{folder}/zebra/0.png", 0)]
-
-
-def test_a_folder_of_other_samples_is_refused(tmp_path):
-    pack([{"a": 1}, {"a": 2}], tmp_path / "packed")
-    with pytest.raises(StoreError, match="samples other than images with a class"):
-        ImageFolder(tmp_path / "packed")
-
-
 @pytest.mark.parametrize(
     "name", [".ipynb_checkpoints", ".idea", "__MACOSX", "@eaDir", "lost+found", "__pycache__"]
 )
@@ -205,15 +186,6 @@ def test_hidden_and_system_folders_are_no_classes_at_any_depth(root, name):
     assert ImageFolder(root).class_to_idx == {"cat": 0, "dog": 1}
     write_image(root / "cat" / name / "thumbnail.png")
     assert ImageFolder(root).samples == before.samples
-
-
-def test_a_system_folder_that_was_packed_as_a_class_stays_one(root, tmp_path):
-    """Up to 0.1.0 they were classes; a listing of what was packed gives the same numbers."""
-    pack(root, tmp_path / "packed", num_workers=0)
-    assert not (tmp_path / "packed" / ".penstock-index").exists()
-    (tmp_path / "packed" / "cat").rename(tmp_path / "packed" / "__MACOSX")
-    dataset = ImageFolder(tmp_path / "packed")
-    assert (dataset.classes, dataset.targets) == (["__MACOSX", "dog"], [0, 0, 0, 1])
 
 
 def test_a_class_folder_without_an_image_is_torchvisions_error_unless_it_is_allowed(root):

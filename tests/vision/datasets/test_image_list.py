@@ -125,8 +125,8 @@ def test_what_is_wrong_is_named(folder):
         missing[1]
     twice = ImageList(write_list(folder, "images/cat/1.png 1\nimages/cat/1.png 0\n"))
     assert twice.labels.tolist() == [1, 0]
-    pack(twice, f"{folder}/packed", num_workers=0)
-    assert StoreDataset(f"{folder}/packed").labels.tolist() == [1, 0]
+    pack(twice, f"{folder}/packed.lmdb", num_workers=0)
+    assert StoreDataset(f"{folder}/packed.lmdb").labels.tolist() == [1, 0]
 
 
 @pytest.mark.parametrize(

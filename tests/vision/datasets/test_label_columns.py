@@ -97,7 +97,7 @@ def faces(request, tmp_path):
     return request.param(tmp_path)
 
 
-@pytest.fixture(params=["files", "lmdb:{}/a.lmdb", "folder:{}/packed"])
+@pytest.fixture(params=["files", "lmdb:{}/a.lmdb"])
 def stored(request, tmp_path, faces):
     """Give the faces, from their files or packed."""
     if request.param == "files":

@@ -125,10 +125,10 @@ def test_an_image_that_a_split_names_again_is_another_sample(root, class_names):
     assert len(dataset.labels) == 4
     store = open_store(root, split="balanced")
     assert list(store.keys) == ["b", "a", "b", "b"]
-    pack(store, root / "packed", num_workers=0)
-    packed = open_store(root / "packed")
-    assert list(packed.keys) == ["b", "a", "b (2)", "b (3)"]
-    assert [r.sample for r in packed.scan()] == [r.sample for r in store.scan()]
+    pack(store, root / "packed.lmdb", num_workers=0)
+    with open_store(root / "packed.lmdb") as packed:
+        assert list(packed.keys) == ["b", "a", "b (2)", "b (3)"]
+        assert [r.sample for r in packed.scan()] == [r.sample for r in store.scan()]
 
 
 def test_what_is_not_there_is_said_when_the_dataset_is_made(root, tmp_path):

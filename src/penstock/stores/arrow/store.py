@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import contextlib
 import hashlib
+import os
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, Literal, NamedTuple
 
@@ -15,7 +16,6 @@ from penstock.data.packed_list import PackedList
 from penstock.errors import ConfigError, StoreError
 from penstock.stores.arrow.tables import (
     MAX_ROW_GROUP_BYTES,
-    TableFile,
     Tables,
     hugging_face_features,
     table_paths,
@@ -29,6 +29,8 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from numpy.typing import NDArray
+
+    from penstock.stores.filesystems import FileState
 
 __all__ = ["ArrowStore"]
 
@@ -48,7 +50,7 @@ class _Columns(NamedTuple):
 class _OpenedFiles(NamedTuple):
     """What was found when the files were opened first."""
 
-    files: tuple[TableFile, ...]
+    files: tuple[FileState, ...]
     schema: pa.Schema
     columns: _Columns
 
@@ -127,10 +129,8 @@ class ArrowStore(Store):
 
     def _opened(self) -> Tables:
         """Open the files, if they are those that were there at first."""
-        paths = [file.path for file in self._seen[0].files] if self._seen else None
-        tables = Tables(
-            paths if paths is not None else table_paths(self._path), self._max_row_group_size
-        )
+        seen = [Path(file.path) for file in self._seen[0].files] if self._seen else None
+        tables = Tables(seen or table_paths(self._path), self._max_row_group_size)
         try:
             if not self._seen:
                 schema = tables.schema if tables.schema is not None else pa.schema([])
@@ -190,7 +190,9 @@ class ArrowStore(Store):
     def _fingerprint_of(self, tables: Tables, columns: _Columns) -> str:
         digest = hashlib.blake2b(f"{tables.num_rows}\0{columns}".encode(), digest_size=16)
         for file in tables.files:
-            digest.update(f"{file.path.name}\0{file.size_bytes}\0{file.time_ns}\0".encode())
+            digest.update(
+                f"{os.path.basename(file.path)}\0{file.size_bytes}\0{file.time_ns}\0".encode()
+            )
         return digest.hexdigest()
 
     @contextlib.contextmanager
@@ -209,7 +211,7 @@ class ArrowStore(Store):
         for place in np.argsort(pieces, kind="stable").tolist():
             position = int(positions[place])
             table = tables.piece(int(pieces[place]))
-            label = _own_label(index, position)
+            label = index.one_label_of(position)
             try:
                 sample = self._sample(table, int(rows[place]), columns, label, copy=copy)
             except (ValueError, OverflowError, pa.ArrowException) as error:
@@ -252,13 +254,6 @@ class ArrowStore(Store):
         return EncodedImage(buffer.to_pybytes() if copy else memoryview(buffer))
 
 
-def _own_label(index: Index, position: int) -> int | None:
-    label = index.label_of(position)
-    if isinstance(label, tuple):  # beside rows without a class, one is a row of one
-        return label[0] if label else None
-    return label
-
-
 def _choose(
     schema: pa.Schema,
     place: Path,
@@ -266,11 +261,7 @@ def _choose(
     label: str | Literal[False] | None,
     key: str | None,
 ) -> _Columns:
-    """Return which column is what.
-
-    Raises:
-        ConfigError: a column that is named is not there; or several may be meant.
-    """
+    """Return which column is what."""
     features = hugging_face_features(schema, place)
     listed = ", ".join(f"{field.name} ({field.type})" for field in schema)
     for name in (image, label, key):

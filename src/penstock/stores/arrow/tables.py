@@ -14,7 +14,7 @@ import json
 import os
 import threading
 from collections import OrderedDict
-from typing import TYPE_CHECKING, Any, Final, NamedTuple
+from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
 import pyarrow as pa  # type: ignore[import-untyped]  # it has no annotations
@@ -23,6 +23,7 @@ import pyarrow.parquet as pq  # type: ignore[import-untyped]  # like that
 
 from penstock.errors import StoreError
 from penstock.opening import MAX_TREE_BYTES, open_file, read_annotation
+from penstock.stores.filesystems import FileState
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
@@ -30,7 +31,7 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
-__all__ = ["MAX_ROW_GROUP_BYTES", "TableFile", "Tables", "hugging_face_features", "table_paths"]
+__all__ = ["MAX_ROW_GROUP_BYTES", "Tables", "hugging_face_features", "table_paths"]
 
 _SUFFIXES: Final = (".parquet", ".arrow", ".feather")
 _PARQUET_MAGIC: Final = b"PAR1"
@@ -111,26 +112,6 @@ def hugging_face_features(schema: pa.Schema, place: Path) -> dict[str, Any]:
     return features if isinstance(features, dict) else {}
 
 
-class TableFile(NamedTuple):
-    """A file as it was when it was opened.
-
-    Attributes:
-        path: Where it lies.
-        size_bytes: Its size.
-        time_ns: When it was changed last.
-    """
-
-    path: Path
-    size_bytes: int
-    time_ns: int
-
-    @classmethod
-    def of(cls, path: Path) -> TableFile:
-        """Return the file at `path` as it is now."""
-        status = path.stat()
-        return cls(path, status.st_size, status.st_mtime_ns)
-
-
 def _magic(path: Path) -> bytes:
     """Return the first bytes of a file, which the libraries open again by its path."""
     try:
@@ -161,7 +142,7 @@ class Tables:
         Raises:
             StoreError: one cannot be read, or has other columns than the first.
         """
-        self.files: list[TableFile] = []
+        self.files: list[FileState] = []
         self._sources: list[Any] = []
         self._max_row_group_size = max_row_group_size
         self._loaders: list[Callable[[list[str] | None], pa.Table]] = []  # of the pieces
@@ -188,14 +169,14 @@ class Tables:
     def _add(self, path: Path) -> list[int]:
         """Open one file and return the number of rows of each of its pieces."""
         try:
-            self.files.append(TableFile.of(path))
+            self.files.append(FileState.of(path))
             magic = _magic(path)
             if magic.startswith(_PARQUET_MAGIC):
                 lengths = self._add_parquet(path)
             else:
                 lengths = self._add_arrow(path, is_stream=magic != _IPC_MAGIC)
             # What is open now is the file that was looked at, unless it was replaced in between.
-            if TableFile.of(path) != self.files[-1]:
+            if FileState.of(path) != self.files[-1]:
                 raise StoreError(f"{path} was changed while it was opened. Open it again.")
             return lengths
         except (OSError, ValueError, pa.ArrowException) as error:
@@ -258,7 +239,10 @@ class Tables:
         self._sources.append(source)
         reader = pa.ipc.open_stream(source) if is_stream else pa.ipc.open_file(source)
         self._check_schema(reader.schema, path)
-        batches = _streamed(reader, source, path) if is_stream else _batches(reader)
+        if is_stream:
+            batches = _streamed(reader, source, path)
+        else:
+            batches = [reader.get_batch(number) for number in range(reader.num_record_batches)]
         for batch in batches:
             batch.validate()  # sizes and ends of its arrays; what lies between is not looked at
             self._batches.append(batch)
@@ -308,7 +292,9 @@ class Tables:
         try:
             yield
         except (OSError, pa.ArrowException) as error:
-            raise _damaged(self._path_of[number], error) from error
+            raise StoreError(
+                f"{self._path_of[number]} is damaged: {error}. Restore it from a copy."
+            ) from error
 
     def column(self, name: str) -> pa.ChunkedArray:
         """Return one whole column; of Parquet files nothing else is read.
@@ -320,11 +306,8 @@ class Tables:
         for number, load in enumerate(self._loaders):
             with self._damage_named(number):
                 chunks += load([name])[name].chunks
-        return pa.chunked_array(chunks, self._type_of(name))
-
-    def _type_of(self, name: str) -> pa.DataType:
         schema: Any = self.schema
-        return schema.field(name).type
+        return pa.chunked_array(chunks, schema.field(name).type)
 
     def close(self) -> None:
         """Close the files. What was lent of their memory stays valid."""
@@ -335,10 +318,6 @@ class Tables:
         sources, self._sources = self._sources, []
         for source in sources:
             source.close()
-
-
-def _damaged(path: Path, error: Exception) -> StoreError:
-    return StoreError(f"{path} is damaged: {error}. Restore it from a copy.")
 
 
 def _stored_bytes(path: Path) -> int:
@@ -400,17 +379,8 @@ def _verify(array: pa.Array) -> None:
     array.validate(full=True)
 
 
-def _batches(reader: Any) -> list[pa.RecordBatch]:  # noqa: ANN401
-    return [reader.get_batch(number) for number in range(reader.num_record_batches)]
-
-
 def _streamed(reader: Any, source: Any, path: Path) -> list[pa.RecordBatch]:  # noqa: ANN401
-    """Return the batches of a stream.
-
-    Raises:
-        StoreError: it lacks the mark at its end. Arrow lets a stream end without one; but so does
-            one that was cut between two messages, and nothing else would tell that rows are gone.
-    """
+    """Return the batches of a stream."""
     batches = []
     end = source.tell()
     for batch in reader:

@@ -14,8 +14,7 @@ from typing import TYPE_CHECKING, Final, Literal, NamedTuple
 
 from penstock.errors import StoreError
 from penstock.opening import open_file
-from penstock.stores.folder.listing import IMAGE_SUFFIXES, is_system_folder, scan
-from penstock.stores.folder.marks import INDEX_NAME
+from penstock.stores.folder.listing import IMAGE_SUFFIXES, INDEX_NAME, is_system_folder, scan
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping
@@ -26,6 +25,7 @@ __all__ = [
     "annotated_folder",
     "is_number",
     "list_form",
+    "looks_like_voc",
     "refuse_annotated",
     "xml_root",
 ]
@@ -110,6 +110,11 @@ class AnnotatedFolder(NamedTuple):
         found = next((place for place in places if (place / path).exists()), places[0])
         root = "" if found == places[0] else f", root={str(found)!r}"
         return root + (", separator=','" if line[len(path) :].lstrip().startswith(",") else "")
+
+
+def looks_like_voc(root: Path) -> bool:
+    """Return whether a folder has both of VOC's subfolders."""
+    return (root / "Annotations").is_dir() and (root / "JPEGImages").is_dir()
 
 
 def annotated_folder(root: Path) -> AnnotatedFolder | None:

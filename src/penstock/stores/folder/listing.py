@@ -1,31 +1,47 @@
 # SPDX-License-Identifier: Apache-2.0
 """The images of a folder, found by listing it: class folders, or images alone.
 
-No file is opened and none is looked at: a million of them take a second or two.
+No file is opened and none is asked for its size: a million of them take a second or two.
 """
 
 from __future__ import annotations
 
+import hashlib
 import os
-from typing import TYPE_CHECKING, Final
+import re
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
 
 from penstock.data.packed_list import PackedList
+from penstock.data.ragged import RaggedArray
 from penstock.errors import StoreError
-from penstock.stores.folder.marks import IMAGE, PAIR, Listing
+from penstock.opening import read_file
+from penstock.stores.index import Index
+from penstock.stores.records import decode_record
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
     from pathlib import Path
 
+    from numpy.typing import NDArray
+
 __all__ = [
+    "IMAGE",
     "IMAGE_SUFFIXES",
+    "INDEX_NAME",
+    "PAIR",
+    "RECORD",
+    "VOC",
+    "Listing",
     "cannot_list",
-    "image_names",
+    "image_suffix",
+    "is_image",
     "is_system_folder",
     "list_classes",
     "list_flat",
+    "read_index",
     "scan",
 ]
 
@@ -44,6 +60,59 @@ _SYSTEM_FOLDERS: Final = frozenset(
         "System Volume Information",
     )
 )
+_MAGIC: Final = (
+    (b"\xff\xd8\xff", ".jpg"),
+    (b"\x89PNG\r\n\x1a\n", ".png"),
+    (b"GIF8", ".gif"),
+    (b"BM", ".bmp"),
+    (b"II*\0", ".tiff"),
+    (b"MM\0*", ".tiff"),
+)
+_PNM: Final = re.compile(rb"P[1-6][\s#]")
+
+INDEX_NAME: Final = ".penstock-index"
+"""The index of a folder that release 0.1 packed from other samples than images with a class."""
+# What a file holds: an image that is a pair with its label, an image that is the sample, an image
+# with annotations in a file of their own, an encoded record. The numbers are those of the index.
+PAIR, IMAGE, VOC, RECORD = 0, 1, 2, 3
+# Leaves the folder, or means another place on another system.
+_UNSAFE: Final = re.compile(r"(?:^|/)\.{0,2}(?:/|\Z)|[\0\\]")
+
+
+@dataclass(frozen=True, eq=False)
+class Listing:
+    """The records of a folder, and the files they are in.
+
+    Attributes:
+        keys: Name of each record.
+        paths: Its file, relative to the folder; the same list where keys are paths.
+        kinds: PAIR, IMAGE, VOC or RECORD for each, uint8, shape (records,).
+        labels: As in `Index`.
+        class_names: As in `Index`.
+    """
+
+    keys: PackedList[str]
+    paths: PackedList[str]
+    kinds: NDArray[np.uint8]
+    labels: NDArray[np.int64] | RaggedArray | None = None
+    class_names: tuple[str, ...] = ()
+
+    def fingerprint(self, stats: bytes = b"") -> str:
+        """Return a hash of keys, labels and class names, and of `stats`.
+
+        Without `stats` it is the same wherever the folder is copied to.
+        """
+        digest = hashlib.blake2b(digest_size=16)
+        for names in (self.keys, PackedList(self.class_names)):
+            text, offsets = names.to_utf8() if len(names) else (b"", np.zeros(1, np.int64))
+            digest.update(bytes(offsets))
+            digest.update(bytes(text))
+        labels: Any = self.labels
+        parts = [labels.values, labels.offsets] if isinstance(labels, RaggedArray) else [labels]
+        for part in parts:
+            digest.update(b"" if part is None else part.tobytes())
+        digest.update(stats)
+        return digest.hexdigest()
 
 
 def is_system_folder(name: str) -> bool:
@@ -56,12 +125,10 @@ def is_system_folder(name: str) -> bool:
     return name.startswith(".") or name in _SYSTEM_FOLDERS
 
 
-def scan(folder: str, *, with_system: bool = False) -> tuple[list[str], list[str]]:
+def scan(folder: str) -> tuple[list[str], list[str]]:
     """Return the names of subfolders, links to folders included, and of image files; both sorted.
 
-    Args:
-        folder: What is listed.
-        with_system: Whether hidden and system folders are among them.
+    Hidden and system folders are left out.
 
     Raises:
         StoreError: the folder cannot be listed.
@@ -71,7 +138,7 @@ def scan(folder: str, *, with_system: bool = False) -> tuple[list[str], list[str
         with os.scandir(folder) as entries:
             for entry in entries:
                 if _is_dir(entry):
-                    if with_system or not is_system_folder(entry.name):
+                    if not is_system_folder(entry.name):
                         subfolders.append(entry.name)
                 elif entry.name.lower().endswith(IMAGE_SUFFIXES):
                     images.append(entry.name)
@@ -95,22 +162,17 @@ def cannot_list(error: OSError) -> StoreError:
     )
 
 
-def image_names(folder: Path) -> list[str]:
-    """Return the names of the images in a folder, sorted; those in its subfolders left out."""
-    return scan(os.fspath(folder))[1]
-
-
 def list_flat(root: Path) -> Listing:
     """Return the images that lie in `root` itself, without labels.
 
     Raises:
         StoreError: it cannot be listed.
     """
-    names = PackedList(image_names(root))
+    names = PackedList(scan(os.fspath(root))[1])
     return Listing(names, names, np.full(len(names), IMAGE, np.uint8))
 
 
-def list_classes(root: Path, *, with_system: bool = False) -> Listing:
+def list_classes(root: Path) -> Listing:
     """Return the images of class folders, in the order of torchvision's ImageFolder.
 
     A class is a direct subfolder of `root`, and all images below it are of that class. Classes are
@@ -119,20 +181,16 @@ def list_classes(root: Path, *, with_system: bool = False) -> Listing:
     Links to folders are followed, and no folder is listed twice: of two ways into one, that of the
     class folder itself counts, then the first in order.
 
-    Args:
-        root: The folder.
-        with_system: As in `scan`.
-
     Raises:
         StoreError: a folder cannot be listed, or two classes are one folder.
     """
-    class_names, _ = scan(os.fspath(root), with_system=with_system)
+    class_names, _ = scan(os.fspath(root))
     entered = _identities(root, class_names)
     counts = np.zeros(len(class_names), np.int64)
 
     def keys() -> Iterator[str]:
         for label, name in enumerate(class_names):
-            for folder, images in sorted(_walk(f"{root}/", name, entered, with_system=with_system)):
+            for folder, images in sorted(_walk(f"{root}/", name, entered)):
                 counts[label] += len(images)
                 yield from (f"{folder}/{image}" for image in images)
 
@@ -165,13 +223,13 @@ def _identity(folder: str) -> tuple[int, int]:
 
 
 def _walk(
-    prefix: str, folder: str, entered: set[tuple[int, int]], *, with_system: bool
+    prefix: str, folder: str, entered: set[tuple[int, int]]
 ) -> Iterator[tuple[str, list[str]]]:
     """Yield each folder from `folder` down, relative to `prefix`, with its images."""
     waiting = [folder]
     while waiting:
         folder = waiting.pop()
-        subfolders, images = scan(prefix + folder, with_system=with_system)
+        subfolders, images = scan(prefix + folder)
         yield folder, images
         found = []
         for name in subfolders:
@@ -180,3 +238,61 @@ def _walk(
                 entered.add(identity)
                 found.append(f"{folder}/{name}")
         waiting += reversed(found)
+
+
+def read_index(root: Path) -> Listing | None:
+    """Return the listing in the index of a packed folder; None where there is no index.
+
+    Raises:
+        StoreError: it is damaged, or names a file outside of the folder.
+    """
+    path = root / INDEX_NAME
+    if not path.is_file():
+        return None
+    name = f"the index {path}"
+    try:
+        tree = decode_record(read_file(path, None), name).sample
+        index = Index.from_tree(tree["index"], name)
+        paths = PackedList.from_utf8(tree["paths"]["text"], tree["paths"]["offsets"])
+        # Each is decoded, so that what is no UTF-8 is found now.
+        keys, paths = PackedList(iter(index.keys)), PackedList(iter(paths))
+        kinds, labels = tree["kinds"], index.labels
+        if kinds.dtype != np.uint8 or not len(paths) == len(keys) == len(kinds):
+            raise ValueError("keys, paths and kinds are not of the same records")
+        if len(kinds) and kinds.max() > RECORD:
+            raise ValueError(f"a record is of kind {kinds.max()}; {RECORD} is the last one known")
+        counts = np.diff(labels.offsets) if isinstance(labels, RaggedArray) else None
+        has_one = np.full(len(kinds), labels is not None) if counts is None else counts == 1
+        if not has_one[kinds == PAIR].all():
+            raise ValueError("an image that should have one class has none, or several")
+    except OSError as error:
+        raise StoreError(f"{name} cannot be read: {error}.") from error
+    except (KeyError, IndexError, TypeError, ValueError, AttributeError) as error:
+        raise StoreError(f"{name} is damaged: {error}.") from error
+    unsafe = next((file for file in paths if _UNSAFE.search(file)), None)
+    if unsafe is not None:
+        raise StoreError(f"{name} names a file outside of the folder, {unsafe!r}. Do not trust it.")
+    return Listing(keys, paths, kinds, labels, index.class_names)
+
+
+def image_suffix(image: bytes | memoryview) -> str | None:
+    """Return the extension that an image file's first bytes call for.
+
+    Example:
+        >>> image_suffix(bytes.fromhex("ffd8ffe0")), image_suffix(b"no image")
+        ('.jpg', None)
+    """
+    start = bytes(image[:16])
+    if start[:4] == b"RIFF" and start[8:12] == b"WEBP":
+        return ".webp"
+    return next((suffix for magic, suffix in _MAGIC if start.startswith(magic)), None)
+
+
+def is_image(data: bytes | memoryview) -> bool:
+    """Return whether a file is an image by its first bytes, whole or not.
+
+    Example:
+        >>> is_image(b"P6 2 2 255 ..."), is_image(b"root:x:0:0")
+        (True, False)
+    """
+    return image_suffix(data) is not None or _PNM.match(bytes(data[:3])) is not None

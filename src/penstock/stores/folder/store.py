@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`FolderStore`: image files in a folder, as they are; or what `FolderWriter` put into one."""
+"""`FolderStore`: image files in a folder, or in a list, as they are."""
 
 from __future__ import annotations
 
@@ -11,42 +11,69 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, Literal
 
 import numpy as np
-import xxhash
 
+from penstock.data.packed_list import PackedList
 from penstock.errors import ConfigError, StoreError
-from penstock.opening import MAX_FILE_BYTES, MAX_TREE_BYTES, checked_max_file_size, read_file
-from penstock.stores.folder.annotated_folder import refuse_annotated
-from penstock.stores.folder.listing import IMAGE_SUFFIXES, list_classes, list_flat, scan
-from penstock.stores.folder.marks import (
-    IMAGE,
-    INDEX_NAME,
+from penstock.opening import MAX_FILE_BYTES, checked_max_file_size, read_file
+from penstock.stores.folder.annotated_folder import looks_like_voc, refuse_annotated
+from penstock.stores.folder.listing import (
+    IMAGE_SUFFIXES,
     PAIR,
     RECORD,
     VOC,
     Listing,
-    annotation_path,
-    file_stats,
-    names_fingerprint,
+    list_classes,
+    list_flat,
     read_index,
-    read_marker,
-    stat_fingerprint,
+    scan,
 )
-from penstock.stores.folder.voc import list_voc, looks_like_voc, xml_text
 from penstock.stores.index import Index
 from penstock.stores.records import EncodedImage, Record, decode_record
-from penstock.stores.store import Store, missing_records
+from penstock.stores.registry import open_kind
+from penstock.stores.store import Store
 from penstock.warn import users_level
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence
 
-    from numpy.typing import NDArray
+    from numpy.typing import ArrayLike, NDArray
 
-__all__ = ["FolderStore", "Layout"]
+__all__ = ["FolderStore", "ListedStore", "open_folder"]
 
-Layout = Literal["auto", "classes", "flat", "voc"]
-_LAYOUTS: Final = ("auto", "classes", "flat", "voc")
 _GONE: Final = (errno.ENOENT, errno.ENOTDIR)
+
+
+def open_folder(
+    path: str | Path,
+    *,
+    layout: Literal["auto", "classes", "flat", "voc"] = "auto",
+    split: str | None = None,
+    **options: Any,  # noqa: ANN401
+) -> Store:
+    """Return the store of a folder.
+
+    Args:
+        path: The folder.
+        layout: "auto" takes "voc" if there are `Annotations` and `JPEGImages`; "classes" if there
+            is a subfolder; otherwise "flat". See `FolderStore`, and docs/folders.md.
+        split: Of Pascal VOC: the images that `ImageSets/Main/SPLIT.txt` names, in its order.
+        options: Of `FolderStore`.
+
+    Raises:
+        ConfigError: `layout` is none of these, or `split` is given for another than VOC.
+    """
+    if layout not in ("auto", "classes", "flat", "voc"):
+        raise ConfigError(
+            f"layout of folder stores is 'auto', 'classes', 'flat' or 'voc', not {layout!r}."
+        )
+    if layout == "voc" or (layout == "auto" and looks_like_voc(Path(path))):
+        return open_kind("voc", str(path), split=split, **options)
+    if split is not None:
+        raise ConfigError(
+            f"split={split!r} is for Pascal VOC, which has folders Annotations and JPEGImages; "
+            f"{path} is read as another layout ({layout!r})."
+        )
+    return FolderStore(path, layout=layout, **options)
 
 
 class FolderStore(Store):
@@ -57,11 +84,9 @@ class FolderStore(Store):
                   sample is (image, class), a key the path below ROOT. Empty class folders count,
                   hidden and system folders do not.
         flat      Images in ROOT itself. A sample is the image alone; there are no labels.
-        voc       Pascal VOC: Annotations/NAME.xml and JPEGImages/NAME.jpg. A sample is (image, the
-                  XML as text), a key NAME, a label the tuple of its objects' classes.
 
-    A folder that `pack` made is read by its index, where one is needed: then a sample may be
-    anything. Other files are passed over; a folder that cannot be listed is an error.
+    Of a folder that release 0.1 packed with an index the index says what is in it. Other files are
+    passed over; a folder that cannot be listed is an error.
 
     `fingerprint` is a hash over names, sizes and times. Files are asked for these when it is first
     wanted, not when they are listed: on network file systems that is most of the time. That of
@@ -95,107 +120,81 @@ class FolderStore(Store):
         self,
         path: str | Path,
         *,
-        layout: Layout = "auto",
-        split: str | None = None,
+        layout: Literal["auto", "classes", "flat"] = "auto",
         max_file_size: int = MAX_FILE_BYTES,
     ) -> None:
         """Name the folder; it is listed at first use.
 
         Args:
             path: The folder.
-            layout: "auto" takes the index if there is one; "voc" if there are `Annotations` and
-                `JPEGImages`; "classes" if there is a subfolder; otherwise "flat".
-            split: Of Pascal VOC: the images that `ImageSets/Main/SPLIT.txt` names, in its order.
+            layout: "auto" takes the index if there is one; "classes" if there is a subfolder;
+                otherwise "flat".
             max_file_size: Bytes of the largest image or record that is read; a larger one is an
                 error.
 
         Raises:
-            ConfigError: `layout` is none of these, `split` is given for another than VOC, or
-                `max_file_size` is no number of bytes.
+            ConfigError: `max_file_size` is no number of bytes.
         """
-        if layout not in _LAYOUTS:
-            raise ConfigError(f"layout is one of {', '.join(_LAYOUTS)}, not {layout!r}.")
-        if split is not None and layout not in ("auto", "voc"):
-            raise ConfigError(f"split={split!r} is for Pascal VOC, and layout is {layout!r}.")
-        self._path = Path(path)
-        self._layout: Layout = layout
-        self._split = split
+        self.path = Path(path)
+        self._layout = layout
         self.max_file_size = checked_max_file_size(max_file_size)
         # At most one; of two threads that list at the same time, the first one's is everybody's.
         self._listings: list[Listing] = []
         self._fingerprint: str | None = None
 
     @property
-    def path(self) -> Path:
-        """The folder."""
-        return self._path
-
-    @property
     def address(self) -> str:
         """`folder:` and the path."""
-        return f"folder:{self._path}"
+        return f"folder:{self.path}"
 
     @property
     def fingerprint(self) -> str:
-        """A short text that changes if a file does; found when it is first asked for.
-
-        That of the records, where a writer made the folder and nothing has changed since: the same
-        in every kind of store.
-        """
+        """A short text that changes if a file does; found when it is first asked for."""
         if self._fingerprint is None:
-            found = stat_fingerprint(self._listing, file_stats(self._path, self._listing))
-            marker = read_marker(self._path) or {}
-            is_as_made = marker.get("files") == found
-            self._fingerprint = marker["fingerprint"] if is_as_made else found
+            stats = [_size_and_time(f"{self.path}/{path}") for path in self.own_files()[1]]
+            self._fingerprint = self._listing.fingerprint(np.array(stats, np.int64).tobytes())
         return self._fingerprint
 
     def own_files(self) -> tuple[str, Iterable[str]]:
         """As in `Store`."""
-        return os.fspath(self._path), self._listing.files()
+        return os.fspath(self.path), self._listing.paths
 
     def file_of(self, position: int) -> Path:
         """Return the file that a record, or its image, is in."""
-        return self._path / self._listing.paths[position]
+        return self.path / self._listing.paths[position]
 
     @property
     def _listing(self) -> Listing:
         # Without a lock: listing may take minutes, and a child that was forked meanwhile would wait
         # for it for ever.
         if not self._listings:
-            self._listings.append(self._listed())
+            if not self.path.is_dir():
+                raise _no_folder(self.path)
+            listing = read_index(self.path) if self._layout == "auto" else None
+            listing = listing or self._listed()
+            if not len(listing.keys):
+                raise _no_image(self.path)
+            self._listings.append(listing)
         return self._listings[0]
 
     def _listed(self) -> Listing:
-        if not self._path.is_dir():
-            raise _no_folder(self._path)
-        listing = read_index(self._path) if self._layout == "auto" and not self._split else None
-        if listing is None:
-            listing = self._list()
-        if not len(listing.keys) and read_marker(self._path) is None:
-            raise _no_image(self._path)
+        """Return what listing the folder finds."""
+        if self._layout == "flat" or (self._layout == "auto" and not _has_classes(self.path)):
+            return list_flat(self.path)
+        listing = list_classes(self.path)
+        labels = np.zeros(0, np.int64) if listing.labels is None else listing.labels
+        counts = np.bincount(np.asarray(labels), minlength=len(listing.class_names)).tolist()
+        refuse_annotated(self.path, dict(zip(listing.class_names, counts, strict=True)))
         return listing
-
-    def _list(self) -> Listing:
-        layout = self._layout if self._layout != "auto" else _found_layout(self._path)
-        if self._split is not None and layout != "voc":
-            raise ConfigError(
-                f"split={self._split!r} is for Pascal VOC, and {self._path} lacks its folders "
-                "Annotations and JPEGImages."
-            )
-        if layout == "voc":
-            return list_voc(self._path, self._split)
-        return _classes(self._path) if layout == "classes" else list_flat(self._path)
 
     def _load_index(self) -> Index:
         listing = self._listing
-        marker = read_marker(self._path) or {}
         return Index(
             listing.keys,
             listing.labels,
             listing.class_names,
-            marker.get("metadata", {}),
-            names_fingerprint(listing),  # at once; `fingerprint` asks every file
-            len(listing.keys) > 0 and bool(np.all(listing.kinds == PAIR)),
+            fingerprint=listing.fingerprint(),  # at once; `fingerprint` asks every file
+            are_pairs=len(listing.keys) > 0 and bool(np.all(listing.kinds == PAIR)),
         )
 
     @contextlib.contextmanager
@@ -209,14 +208,11 @@ class FolderStore(Store):
     @contextlib.contextmanager
     def borrow_images(self, positions: NDArray[np.int64]) -> Iterator[list[bytes]]:
         """As in `Store`."""
-        files = self._files(positions)
-        for position, data in zip(positions.tolist(), files, strict=True):
-            self._check(position, data)
-        yield files
+        yield self._files(positions)
 
     def _files(self, positions: NDArray[np.int64]) -> list[bytes]:
         """Return the files of records; those that are not there are named together."""
-        root, paths = os.fspath(self._path), self._listing.paths
+        root, paths = os.fspath(self.path), self._listing.paths
         files: list[bytes] = []
         absent: list[int] = []
         for position in positions.tolist():
@@ -228,106 +224,107 @@ class FolderStore(Store):
                     raise StoreError(f"cannot read {path}: {error.strerror}.") from error
                 absent.append(position)
         if absent:
-            raise self._missing(absent)
+            more = f", and {len(absent) - 1} more" if len(absent) > 1 else ""
+            raise self._missing(f"{self.file_of(absent[0])}{more}", self._partner_of(absent[0]))
         return files
 
     def _record(self, position: int, data: bytes) -> Record:
-        kind = self._listing.kinds[position]
-        name = f"record {position} ({self.keys[position]!r}) of {self.address}"
+        kind, key = self._listing.kinds[position], self.keys[position]
         if kind == RECORD:
+            name = f"record {position} ({key!r}) of {self.address}"
             record = decode_record(data, name)
-            if record.key != self.keys[position]:
+            if record.key != key:
                 raise StoreError(f"{name} is another record, called {record.key!r}.")
             return record
-        image = EncodedImage(data)
-        label = self.label_at(position)
         if kind == VOC:
-            path = os.fspath(self._path / annotation_path(self._listing.paths[position]))
-            xml = self._annotation(position, path)
-            self._check(position, data + xml)
-            return Record(self.keys[position], label, (image, _decoded(xml, path)))
-        self._check(position, data)
-        return Record(self.keys[position], label, (image, label) if kind == PAIR else image)
+            raise StoreError(f"{self.file_of(position)} is of Pascal VOC: read it by layout='voc'.")
+        image, label = EncodedImage(data), self.index.one_label_of(position)
+        return Record(key, label, (image, label) if kind == PAIR else image)
 
-    def label_at(self, position: int) -> int | tuple[int, ...] | None:
-        """Return the label of a record, as far as it is known without reading one."""
-        label = self.index.label_of(position)
-        # Beside records of several labels, that of an image is a row of one.
-        if isinstance(label, tuple) and self._listing.kinds[position] in (PAIR, IMAGE):
-            return label[0] if label else None
-        return label
-
-    def _missing(self, positions: list[int], paths: Sequence[str] = ()) -> StoreError:
-        """Return the error of files that are not there: those of records, or the `paths` given."""
-        files = list(paths) or [str(self.file_of(position)) for position in positions]
-        if read_marker(self._path) is not None:
-            return missing_records(files, self.address)
-        said = ""
-        if self._listing.kinds[positions[0]] == VOC:
-            image = self._listing.paths[positions[0]]
-            said = f" Its annotation is {self._path / annotation_path(image)}."
-            if paths:
-                said = f" It is the annotation of {self._path / image}."
-        more = f", and {len(files) - 1} more" if len(files) > 1 else ""
+    def _missing(self, files: str, said: str) -> StoreError:
+        """Return the error of files that are not there, for the caller to raise."""
         return StoreError(
-            f"a file of {self.address} is not there: {files[0]}{more}.{said} It was removed, "
-            "renamed, or never there. Restore it, or leave out what lacks one with "
-            "on_error='skip'."
+            f"a file of {self.address} is not there: {files}.{said} It was removed, renamed, or "
+            "never there. Restore it, or leave out what lacks one with on_error='skip'."
         )
 
-    def _annotation(self, position: int, path: str) -> bytes:
-        try:
-            return read_file(path, MAX_TREE_BYTES, remedy="split it")
-        except OSError as error:
-            if error.errno in _GONE:
-                raise self._missing([position], [path]) from error
-            raise StoreError(f"cannot read {path}: {error.strerror}.") from error
-
-    def _check(self, position: int, data: bytes) -> None:
-        """Compare the checksum, where the index has one."""
-        checksums = self._listing.checksums
-        if checksums is None:
-            return
-        found, expected = xxhash.xxh3_64_intdigest(data), int(checksums[position])
-        if found != expected:
-            raise StoreError(
-                f"{self.file_of(position)} is damaged or was changed (record {position}, "
-                f"{self.keys[position]!r}): its checksum was {expected:016x}, now it is "
-                f"{found:016x}. Restore it from a copy, or pack the folder anew."
-            )
+    def _partner_of(self, position: int) -> str:
+        """Return a sentence that names the other file of a record, if it has one."""
+        return ""
 
 
-def _decoded(xml: bytes, path: str) -> str:
+class ListedStore(FolderStore):
+    """Images with a class, as a list has them, wherever they lie; read like those of a folder.
+
+    A sample is (image, class). A key is the path below the folder, or the whole path where it is
+    not below. No file is opened before it is read.
+
+    Concurrency:
+        Any thread or process. Nothing is held open.
+
+    Example:
+        >>> import tempfile
+        >>> folder = tempfile.TemporaryDirectory()
+        >>> _ = Path(f"{folder.name}/1.jpg").write_bytes(b"...")
+        >>> store = ListedStore(folder.name, [f"{folder.name}/1.jpg"], [1], ("cat", "dog"))
+        >>> store.get_many([0])
+        [Record(key='1.jpg', label=1, sample=(<EncodedImage of 3 bytes>, 1))]
+        >>> folder.cleanup()
+    """
+
+    def __init__(
+        self,
+        root: str | Path,
+        paths: Iterable[str | Path],
+        labels: ArrayLike,
+        class_names: Sequence[str] = (),
+        *,
+        name: str = "",
+    ) -> None:
+        """Take over a list.
+
+        Args:
+            root: The folder that keys are relative to.
+            paths: The image files.
+            labels: Class of each; integers, shape (images,).
+            class_names: Name of each class.
+            name: The file that the list was read from, for errors.
+        """
+        super().__init__(root)
+        self._name = name
+        keys = PackedList(_keys(root, paths))
+        relative = PackedList(
+            os.path.relpath(key, root) if os.path.isabs(key) else key for key in keys
+        )
+        numbers = np.array(labels, np.int64) if len(keys) else None
+        kinds = np.full(len(keys), PAIR, np.uint8)
+        found = Listing(
+            keys, keys if keys == relative else relative, kinds, numbers, tuple(class_names)
+        )
+        self._listings.append(found)
+
+    @property
+    def address(self) -> str:
+        """The list's name; not an address that `open_store` takes."""
+        return self._name or super().address
+
+
+def _keys(root: str | Path, paths: Iterable[str | Path]) -> Iterator[str]:
+    below = os.path.join(os.path.abspath(root), "")
+    for path in paths:
+        whole = os.path.abspath(path)
+        yield whole.removeprefix(below).replace(os.sep, "/") if whole.startswith(below) else whole
+
+
+def _size_and_time(path: str) -> tuple[int, int]:
     try:
-        return xml_text(xml)
-    except ValueError as error:
-        raise StoreError(f"cannot read {path}: {error}.") from error
+        status = os.stat(path)
+    except OSError:
+        return -1, 0
+    return status.st_size, status.st_mtime_ns
 
 
-def _classes(root: Path) -> Listing:
-    """Return the images of class folders; StoreError if the folders are those of annotations."""
-    listing = list_classes(root)
-    num_packed = (read_marker(root) or {}).get("num_records", 0)
-    if len(listing.keys) < num_packed:  # up to 0.1.0 a system folder was a class, and was packed
-        listing = list_classes(root, with_system=True)
-    labels = np.zeros(0, np.int64) if listing.labels is None else listing.labels
-    counts = np.bincount(np.asarray(labels), minlength=len(listing.class_names)).tolist()
-    refuse_annotated(root, dict(zip(listing.class_names, counts, strict=True)))
-    return listing
-
-
-def _found_layout(root: Path) -> str:
-    marker: dict[str, Any] = read_marker(root) or {}
-    if marker.get("layout") in _LAYOUTS[1:]:
-        return str(marker["layout"])
-    if marker.get("layout") == "index":
-        raise StoreError(
-            f"{root / INDEX_NAME} is missing: the folder was packed with an index, which has keys, "
-            "labels and checksums. Copy the folder again with the files whose names begin with a "
-            'dot, or read its images without them: layout="flat" or "classes".'
-        )
-    if looks_like_voc(root):
-        return "voc"
+def _has_classes(root: Path) -> bool:
     subfolders, images = scan(os.fspath(root))
     if subfolders and images:
         warnings.warn(
@@ -336,7 +333,7 @@ def _found_layout(root: Path) -> str:
             UserWarning,
             stacklevel=users_level(),
         )
-    return "classes" if subfolders or not images else "flat"
+    return bool(subfolders) or not images
 
 
 def _no_image(path: Path) -> StoreError:

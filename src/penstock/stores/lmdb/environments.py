@@ -23,22 +23,22 @@ import collections
 import contextlib
 import os
 import threading
-from typing import TYPE_CHECKING, Any, Literal, get_args
+from typing import TYPE_CHECKING, Any, Literal
 
 import lmdb
 
-from penstock.errors import ConfigError, StoreError
+from penstock.errors import StoreError
 from penstock.stores.lmdb.pages import check_pages, check_size
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterator
     from pathlib import Path
 
-__all__ = ["Environment", "FileState", "VerifyTree", "acquire", "check_verify_tree"]
+__all__ = ["Environment", "FileVersion", "VerifyTree", "acquire"]
 
 VerifyTree = Literal["first", "open", "never"]
 
-FileState = tuple[str, int, int, int, int]
+FileVersion = tuple[str, int, int, int, int]
 """A file as it was at a moment: path, device, inode, bytes, time of the last change."""
 
 FileIdentity = tuple[str, int, int]
@@ -51,16 +51,32 @@ class Environment:
         path: As it was asked for first.
         pid: The process that may use it.
         state: The file when it was opened.
+        num_users: How many hold it; the lock is needed to change it.
     """
 
-    def __init__(self, path: Path, state: FileState, *, readahead: bool) -> None:
+    def __init__(self, path: Path, state: FileVersion, *, readahead: bool) -> None:
         """Open `path`; `acquire` calls this."""
         self.path = path
         self.pid = os.getpid()
         self.state = state
-        self._num_users = 0
+        self.num_users = 0
         self._num_readers = 0
-        self._env = _open(path, readahead=readahead)
+        try:
+            self._env = lmdb.open(
+                os.fspath(path),
+                subdir=path.is_dir(),
+                readonly=True,
+                lock=False,
+                readahead=readahead,
+                create=False,
+            )
+        except lmdb.Error as error:
+            text, hint = str(error).rstrip("."), ""
+            if "already open" in text:
+                hint = (
+                    " Other code has it open, in this process or before its fork: close it there."
+                )
+            raise StoreError(f"cannot open {path} as an LMDB file: {text}.{hint}") from error
 
     @contextlib.contextmanager
     def reading(self) -> Iterator[Any]:
@@ -70,9 +86,9 @@ class Environment:
             StoreError: it was closed meanwhile, or LMDB finds the file damaged.
         """
         with _state.lock:
-            if self._num_users == 0:
+            if self.num_users == 0:
                 raise StoreError(f"{self.path} was closed by another thread while it was read.")
-            self._num_users += 1
+            self.num_users += 1
             self._num_readers += 1
         try:
             with self._env.begin(buffers=True) as transaction:
@@ -93,10 +109,6 @@ class Environment:
         self._env.close()
         return True
 
-    def retain(self) -> None:
-        """Count one user more."""
-        self._num_users += 1
-
     def release(self) -> None:
         """Count one user less; with the last one the file is closed. Any thread, at any moment.
 
@@ -113,9 +125,9 @@ class Environment:
                 _state.lock.release()
 
     def _release(self) -> None:
-        self._num_users -= 1
-        if self._num_users == 0:
-            _state.environments.pop(_identity(self.state), None)
+        self.num_users -= 1
+        if self.num_users == 0:
+            _state.environments.pop(self.state[:3], None)
             self._env.close()
 
 
@@ -169,18 +181,12 @@ os.register_at_fork(
 )
 
 
-def check_verify_tree(verify_tree: object) -> None:
-    """Raise ConfigError unless it is one of the three ways."""
-    if verify_tree not in get_args(VerifyTree):
-        raise ConfigError(f"verify_tree is 'first', 'open' or 'never', not {verify_tree!r}.")
-
-
 def acquire(
     path: Path,
     *,
     readahead: bool,
     verify_tree: VerifyTree = "first",
-    verified: Collection[FileState] = (),
+    verified: Collection[FileVersion] = (),
 ) -> Environment:
     """Return this process's environment of a file; `release` it when done.
 
@@ -206,7 +212,7 @@ def acquire(
         os.path.realpath(file), status.st_dev, status.st_ino, status.st_size, status.st_mtime_ns,
     )  # fmt: skip
     with _state.lock:
-        environment = _state.environments.get(_identity(state))
+        environment = _state.environments.get(state[:3])
         if environment is not None:
             return _shared(environment)
     # Without the lock: it may take a second, and a fork waits for the lock.
@@ -216,36 +222,15 @@ def acquire(
     except OSError as error:
         raise StoreError(f"cannot read {path}: {error.strerror}.") from error
     with _state.lock:
-        environment = _state.environments.get(_identity(state))
+        environment = _state.environments.get(state[:3])
         if environment is None:
             environment = Environment(path, state, readahead=readahead)
-            _state.environments[_identity(state)] = environment
+            _state.environments[state[:3]] = environment
         return _shared(environment)
 
 
 def _shared(environment: Environment) -> Environment:
     """Count one user more; the lock is held."""
-    environment.retain()
+    environment.num_users += 1
     _state.drain()
     return environment
-
-
-def _identity(state: FileState) -> FileIdentity:
-    return state[:3]
-
-
-def _open(path: Path, *, readahead: bool) -> Any:  # noqa: ANN401
-    try:
-        return lmdb.open(
-            os.fspath(path),
-            subdir=path.is_dir(),
-            readonly=True,
-            lock=False,
-            readahead=readahead,
-            create=False,
-        )
-    except lmdb.Error as error:
-        text, hint = str(error).rstrip("."), ""
-        if "already open" in str(error):
-            hint = " Other code has it open, in this process or before its fork: close it there."
-        raise StoreError(f"cannot open {path} as an LMDB file: {text}.{hint}") from error

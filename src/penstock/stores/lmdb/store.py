@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-r"""`LMDBStore`: records in an LMDB file, or in several.
+r"""`LMDBStore`: records in an LMDB file, or in several; and files of pickles made by scripts.
 
     b"\0"                            what is being packed, until it is complete
     8 bytes, big-endian: position    a record            so a file is appended to, and read in order
@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import pickle
 import re
 import weakref
 from pathlib import Path
@@ -22,27 +23,36 @@ from typing import TYPE_CHECKING, Any, Final, Literal, NamedTuple
 
 import numpy as np
 
+from penstock.data.packed_list import PackedList
 from penstock.errors import ConfigError, StoreError
 from penstock.stores.filesystems import warn_if_remote
 from penstock.stores.index import Index, joined
 from penstock.stores.lmdb import environments
-from penstock.stores.records import check_record, decode_record, header_of, image_start
+from penstock.stores.records import (
+    EncodedImage,
+    Record,
+    check_record,
+    decode_record,
+    header_of,
+    image_start,
+)
 from penstock.stores.store import Store, missing_records
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Callable, Iterator, Sequence
 
     from numpy.typing import NDArray
 
-    from penstock.stores.lmdb.environments import Environment, FileState, VerifyTree
-    from penstock.stores.records import Record
+    from penstock.stores.lmdb.environments import Environment, FileVersion, VerifyTree
 
 __all__ = [
     "INDEX_KEY",
     "PACK_KEY",
     "SUMMARY_KEY",
     "LMDBStore",
+    "PickledLMDBStore",
     "is_shard",
+    "open_lmdb",
     "position_keys",
     "shard_name",
 ]
@@ -51,10 +61,27 @@ INDEX_KEY: Final = b"penstock.index"
 SUMMARY_KEY: Final = b"penstock.summary"
 PACK_KEY: Final = b"\0"  # sorts before all others
 _SHARD: Final = re.compile(r"(\d{5})-of-(\d{5})\.lmdb")
+# JPEG, PNG, GIF, BMP, TIFF of either order, WebP: how image files begin.
+_IMAGES: Final = (b"\xff\xd8\xff", b"\x89PNG", b"GIF8", b"BM", b"II*\0", b"MM\0*", b"RIFF")
 
-_SCAN_RECORDS: Final = 256
 
-Verify = Literal["once", "always", "never"]
+def open_lmdb(
+    path: str | Path,
+    *,
+    layout: Literal["records", "pickle"] = "records",
+    trusted: bool = False,
+    **options: Any,  # noqa: ANN401
+) -> LMDBStore:
+    """Return the store of a file: of records, or of pickles if they are `trusted`.
+
+    Raises:
+        ConfigError: an option is wrong, or `trusted` is missing for pickles.
+    """
+    if layout == "records":
+        return LMDBStore(path, **options)
+    if layout != "pickle":
+        raise ConfigError(f"layout of lmdb stores is 'records' or 'pickle', not {layout!r}.")
+    return PickledLMDBStore(path, trusted=trusted, **options)
 
 
 class LMDBStore(Store):
@@ -81,7 +108,7 @@ class LMDBStore(Store):
         self,
         path: str | Path,
         *,
-        verify: Verify = "once",
+        verify: Literal["once", "always", "never"] = "once",
         verify_tree: VerifyTree = "first",
         readahead: bool = False,
     ) -> None:
@@ -99,20 +126,16 @@ class LMDBStore(Store):
         Raises:
             ConfigError: `verify` or `verify_tree` is none of the three.
         """
-        environments.check_verify_tree(verify_tree)
         if verify not in ("once", "always", "never"):
             raise ConfigError(f"verify is 'once', 'always' or 'never', not {verify!r}.")
+        if verify_tree not in ("first", "open", "never"):
+            raise ConfigError(f"verify_tree is 'first', 'open' or 'never', not {verify_tree!r}.")
         self._path = Path(path)
-        self._verify: Verify = verify
+        self._verify = verify
         self._verify_tree: VerifyTree = verify_tree
-        self._verified: tuple[FileState, ...] = ()
+        self._verified: tuple[FileVersion, ...] = ()
         self._readahead = readahead
         self._open: _OpenFiles | None = None
-
-    @property
-    def path(self) -> Path:
-        """The file, or the folder of its shards."""
-        return self._path
 
     @property
     def address(self) -> str:
@@ -120,19 +143,15 @@ class LMDBStore(Store):
         return f"lmdb:{self._path}"
 
     def what(self) -> str:
-        """Return what was packed, in the words of whoever packed it."""
+        """Return what was packed, in the words of its packer."""
         return self._files().what
 
-    def checksums(self) -> list[int]:
-        """Return the checksum that each record's header states, in order."""
-        files = self._files()
-        found: list[int] = []
-        for start in range(0, len(self), _SCAN_RECORDS):
-            positions = np.arange(start, min(start + _SCAN_RECORDS, len(self)))
-            with files.values(positions, self.index.keys) as values:
-                for position, value in zip(positions.tolist(), values, strict=True):
-                    found.append(header_of(value, self._name(position))[1])
-        return found
+    def checksum_at(self, position: int) -> int:
+        """Return the checksum that a record's header states."""
+        with self._files().values(np.array([position]), self.keys) as (value,):
+            checksum = header_of(value, self._name(position))[1]
+            del value
+        return checksum
 
     def close(self) -> None:
         """Close what is open, unless another store of this process uses it as well."""
@@ -146,10 +165,9 @@ class LMDBStore(Store):
 
     def _load_index(self) -> Index:
         warn_if_remote(self._path)
-        with contextlib.ExitStack() as stack:
-            indexes = []
-            for part in self._files().parts:
-                transaction = stack.enter_context(part.environment.reading())
+        indexes = []
+        for part in self._files().parts:
+            with part.environment.reading() as transaction:
                 name = f"the index of {part.environment.path}"
                 value = transaction.get(INDEX_KEY)
                 indexes.append(Index.from_tree(decode_record(value, name).sample, name))
@@ -160,19 +178,37 @@ class LMDBStore(Store):
                     )
         return indexes[0] if len(indexes) == 1 else joined(indexes)
 
+    def _summary(self, environment: Environment) -> dict[str, Any]:
+        """Return what a file says of itself: `count`, `fingerprint`, `what`."""
+        with environment.reading() as transaction:
+            value = transaction.get(SUMMARY_KEY)
+            if value is None or transaction.get(INDEX_KEY) is None:
+                raise _no_store(environment, transaction)
+            name = f"the summary of {environment.path}"
+            summary = decode_record(value, name).sample
+        match summary:
+            case {"count": int(count), "fingerprint": str(), "what": str()} if 0 <= count < 2**40:
+                return dict(summary)
+        raise StoreError(f"{name} is damaged: it is {summary!r:.80}.")
+
     def _files(self) -> _OpenFiles:
         files = self._open
         if files is None or files.pid != os.getpid():
             files = _OpenFiles(
                 self._path,
-                self.address,
+                self._summary,
                 readahead=self._readahead,
                 verify_tree=self._verify_tree,
                 verified=self._verified,
             )
             self._verified = tuple(part.environment.state for part in files.parts)
-            if self._index is not None:  # read earlier, maybe in another process
-                files.check_same(self._index)
+            # The index was read earlier, maybe in another process.
+            if self._index is not None and files.fingerprint != self._index.fingerprint:
+                raise StoreError(
+                    f"{self.address} is not the file that it was: its fingerprint was "
+                    f"{self._index.fingerprint}, now it is {files.fingerprint}. It was packed anew "
+                    "or written to while it was in use; make the dataset again."
+                )
             self._open = files
         return files
 
@@ -250,6 +286,95 @@ class LMDBStore(Store):
         return f"record {position} ({self.keys[position]!r}) of {self.address}"
 
 
+class PickledLMDBStore(LMDBStore):
+    """An LMDB file of pickles, as scripts make it by hand.
+
+        b"0", b"1" …     pickled (bytes, label), or any sample
+        b"__keys__"      pickled list of those keys, in order      … one of the two
+        b"__len__"       pickled number of samples
+
+    A pickle is a program: the writer of the file decides what runs when it is read. Labels are not
+    known before the samples are read.
+    """
+
+    def __init__(self, path: str | Path, *, trusted: bool, **options: Any) -> None:  # noqa: ANN401
+        """Name the file; it is opened at first use.
+
+        Args:
+            path: The file, or the folder with a `data.mdb` in it.
+            trusted: Whether its pickles may be decoded.
+            options: As for `LMDBStore`; there are no checksums to `verify`.
+
+        Raises:
+            ConfigError: `trusted` is not true, or an option is wrong.
+        """
+        super().__init__(path, **options)
+        if trusted is not True:
+            raise ConfigError(
+                f'{path}: layout="pickle" decodes pickles, which can run any program that their '
+                "writer wanted to be run. If you trust the file's maker, add trusted=True."
+            )
+
+    def _summary(self, environment: Environment) -> dict[str, Any]:
+        *_, size_bytes, time_ns = environment.state  # it has no fingerprint of its own
+        return {"count": 0, "fingerprint": f"{size_bytes:x}-{time_ns:x}", "what": ""}
+
+    def _load_index(self) -> Index:
+        warn_if_remote(self._path)
+        files = self._files()
+        with files.parts[0].environment.reading() as transaction:
+            keys, length = transaction.get(b"__keys__"), transaction.get(b"__len__")
+            if keys is not None:
+                names = [
+                    key if isinstance(key, str) else key.decode("utf-8", "surrogateescape")
+                    for key in self._unpickled(keys, "__keys__")
+                ]
+            elif length is not None:
+                is_text = bytes(length).isdigit()  # some write it so
+                count = int(bytes(length)) if is_text else self._unpickled(length, "__len__")
+                names = [str(number) for number in range(count)]
+            elif transaction.get(SUMMARY_KEY) is not None:
+                raise StoreError(f"{self.address} is no file of pickles: open it without layout.")
+            else:
+                raise StoreError(
+                    f"{self.address} has neither __keys__ nor __len__: it is not of this layout."
+                )
+        return Index(PackedList(names), fingerprint=files.fingerprint)
+
+    def _unpickled(self, value: Any, key: str) -> Any:  # noqa: ANN401
+        try:
+            return pickle.loads(value)
+        except Exception as error:  # a damaged pickle raises nearly anything
+            raise StoreError(
+                f"the value of {key!r} in {self.address} cannot be unpickled: "
+                f"{type(error).__name__}: {error}."
+            ) from error
+
+    @contextlib.contextmanager
+    def _read(self, positions: NDArray[np.int64], *, copy: bool) -> Iterator[list[Record]]:
+        keys = [self.keys[position] for position in positions.tolist()]
+        with self._files().parts[0].environment.reading() as transaction:
+            values = [transaction.get(key.encode("utf-8", "surrogateescape")) for key in keys]
+            absent = [key for key, value in zip(keys, values, strict=True) if value is None]
+            if absent:
+                raise missing_records(absent, self.address)
+            pairs = zip(keys, values, strict=True)
+            yield [_unpickled_record(key, self._unpickled(value, key)) for key, value in pairs]
+
+
+def _unpickled_record(key: str, sample: Any) -> Record:  # noqa: ANN401
+    if isinstance(sample, (tuple, list)) and len(sample) == 2:
+        data, label = sample
+        known = int(label) if isinstance(label, (int, np.integer)) else None
+        return Record(key, known, (_as_image(data), label if known is None else known))
+    return Record(key, None, _as_image(sample))
+
+
+def _as_image(data: Any) -> Any:  # noqa: ANN401
+    is_image = isinstance(data, bytes) and data.startswith(_IMAGES)
+    return EncodedImage(data) if is_image else data
+
+
 class _Part(NamedTuple):
     """One of the files, and the positions of the whole that are in it."""
 
@@ -264,47 +389,44 @@ class _OpenFiles:
     Attributes:
         pid: The process.
         parts: The files.
+        fingerprint: Of all of them.
         is_verified: Whether this process has compared the checksum of each record.
         image_starts: Where in each record its image begins, as far as this process has looked.
     """
 
-    def __init__(self, path: Path, address: str, **options: Any) -> None:  # noqa: ANN401
+    def __init__(
+        self,
+        path: Path,
+        summary_of: Callable[[Environment], dict[str, Any]],
+        **options: Any,  # noqa: ANN401
+    ) -> None:
         self.pid = os.getpid()
-        self._address = address
+        self._path = path
         with contextlib.ExitStack() as stack:
             self.parts: list[_Part] = []
-            self._fingerprints: list[str] = []
+            fingerprints: list[str] = []
             start = 0
             for file in _files_of(path):
                 environment = environments.acquire(file, **options)
                 stack.callback(environment.release)
-                summary = _summary(environment)
+                summary = summary_of(environment)
                 fingerprint = str(summary["fingerprint"])
-                if summary["count"] and fingerprint in self._fingerprints:
-                    same = self.parts[self._fingerprints.index(fingerprint)].environment.path
+                if summary["count"] and fingerprint in fingerprints:
+                    same = self.parts[fingerprints.index(fingerprint)].environment.path
                     raise StoreError(
                         f"{file} has the same records as {same}: one shard was copied over the "
                         "other. Restore it from a copy, or pack the shards anew."
                     )
-                self._fingerprints.append(fingerprint)
+                fingerprints.append(fingerprint)
                 self.what = str(summary["what"])
                 stop = start + int(summary["count"])
                 self.parts.append(_Part(environment, start, stop))
                 start = stop
+            self.fingerprint = "+".join(fingerprints)
             self.is_verified = np.zeros(start, np.bool_)
             self.image_starts = np.zeros(start, np.uint32)
             releases = stack.pop_all()
         self.close = weakref.finalize(self, _close_in, self.pid, releases)
-
-    def check_same(self, index: Index) -> None:
-        """Raise if the files are not those whose index another process has read."""
-        found = "+".join(self._fingerprints)
-        if found != index.fingerprint:
-            raise StoreError(
-                f"{self._address} is not the file that it was: its fingerprint was "
-                f"{index.fingerprint}, now it is {found}. It was packed anew while it was in use; "
-                "make the dataset again."
-            )
 
     @contextlib.contextmanager
     def values(self, positions: NDArray[np.int64], keys: Sequence[str]) -> Iterator[list[Any]]:
@@ -312,24 +434,24 @@ class _OpenFiles:
         with contextlib.ExitStack() as stack:
             if len(self.parts) == 1:
                 values = self._of_part(stack, self.parts[0], positions, keys)
-                try:
-                    yield values
-                finally:
-                    values.clear()
-                return
-            values = [None] * len(positions)
-            stops = [part.stop for part in self.parts]
-            of_part = np.searchsorted(stops, positions, side="right")
-            for number in np.unique(of_part).tolist():
-                (places,) = np.nonzero(of_part == number)
-                found = self._of_part(stack, self.parts[number], positions[places], keys)
-                for place, value in zip(places.tolist(), found, strict=True):
-                    values[place] = value
-                del found, value
+            else:
+                values = self._of_parts(stack, positions, keys)
             try:
                 yield values
             finally:
                 values.clear()
+
+    def _of_parts(
+        self, stack: contextlib.ExitStack, positions: NDArray[np.int64], keys: Sequence[str]
+    ) -> list[Any]:
+        values: list[Any] = [None] * len(positions)
+        of_part = np.searchsorted([part.stop for part in self.parts], positions, side="right")
+        for number in np.unique(of_part).tolist():
+            (places,) = np.nonzero(of_part == number)
+            found = self._of_part(stack, self.parts[number], positions[places], keys)
+            for place, value in zip(places.tolist(), found, strict=True):
+                values[place] = value
+        return values
 
     def _of_part(
         self,
@@ -347,7 +469,7 @@ class _OpenFiles:
         if len(found) != len(positions):  # it passes over what is not there
             there = {int.from_bytes(key, "big") for key, _ in found}
             absent = [p for p in positions.tolist() if p - part.start not in there]
-            raise missing_records([keys[p] for p in absent], self._address)
+            raise missing_records([keys[p] for p in absent], f"lmdb:{self._path}")
         values: list[Any] = [None] * len(found)
         for place, pair in zip(order.tolist(), found, strict=True):
             values[place] = pair[1]
@@ -357,19 +479,6 @@ class _OpenFiles:
 def _close_in(pid: int, releases: contextlib.ExitStack) -> None:
     if pid == os.getpid():
         releases.close()
-
-
-def _summary(environment: Environment) -> dict[str, Any]:
-    with environment.reading() as transaction:
-        value = transaction.get(SUMMARY_KEY)
-        if value is None or transaction.get(INDEX_KEY) is None:
-            raise _no_store(environment, transaction)
-        name = f"the summary of {environment.path}"
-        summary = decode_record(value, name).sample
-    match summary:
-        case {"count": int(count), "fingerprint": str(), "what": str()} if 0 <= count < 2**40:
-            return dict(summary)
-    raise StoreError(f"{name} is damaged: it is {summary!r:.80}.")
 
 
 def _no_store(environment: Environment, transaction: Any) -> StoreError:  # noqa: ANN401
@@ -389,14 +498,10 @@ def _no_store(environment: Environment, transaction: Any) -> StoreError:  # noqa
 
 
 def _files_of(path: Path) -> list[Path]:
-    """Return the files of a store in the order of their records.
-
-    Raises:
-        StoreError: shards are missing, or those of two stores are mixed.
-    """
+    """Return the files of a store in the order of their records."""
     if not path.is_dir() or (path / "data.mdb").exists():
         return [path]
-    shards = sorted(entry.name for entry in path.iterdir() if _SHARD.fullmatch(entry.name))
+    shards = sorted(entry.name for entry in path.iterdir() if is_shard(entry.name))
     if not shards:
         raise StoreError(f"{path} is a folder without an LMDB file in it.")
     num_shards = int(shards[0][9:14])

@@ -14,6 +14,7 @@ from __future__ import annotations
 import bisect
 import contextlib
 import errno
+import functools
 import os
 import time
 from pathlib import Path
@@ -24,7 +25,7 @@ import numpy as np
 
 from penstock.errors import StoreError
 from penstock.opening import open_file
-from penstock.stores.index_builder import IndexBuilder, check_class_names, repeated
+from penstock.stores.index import IndexBuilder, check_class_names, repeated
 from penstock.stores.lmdb.pages import LMDB_MAGIC, append_checksums, check_unfinished
 from penstock.stores.lmdb.store import (
     INDEX_KEY,
@@ -49,7 +50,7 @@ from penstock.stores.store import other_source
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
-__all__ = ["LMDBWriter", "ShardedLMDBWriter"]
+__all__ = ["LMDBWriter", "ShardedLMDBWriter", "create_lmdb"]
 
 _TRANSACTION_S: Final = 10.0  # for records that take long to make
 _TRANSACTION_BYTES: Final = 64 << 20  # a few seconds of work to lose; an fsync for each is cheap
@@ -57,7 +58,92 @@ _LMDB_MAGIC_END: Final = 20  # of the first page: a header of 16 bytes, and then
 _FIRST_MAP_BYTES: Final = 1 << 30  # address space, not memory: doubled as often as it is full
 
 
-class LMDBWriter:
+def create_lmdb(
+    path: str,
+    *,
+    num_shards: int = 1,
+    num_records: int = 0,
+    **facts: Any,  # noqa: ANN401
+) -> LMDBWriter | ShardedLMDBWriter:
+    """Return a writer of one file or of a folder of shards; see `create_store`."""
+    if num_shards > 1:
+        return ShardedLMDBWriter(path, num_shards, num_records, **facts)
+    return LMDBWriter(path, **facts)
+
+
+class _Destination:
+    """Where a store will be, where it grows, and the lock on both; the base of both writers.
+
+    Attributes:
+        address: `lmdb:` and the path, as it was given.
+        finished: Whether a writer that resumes found the store complete.
+    """
+
+    def __init__(
+        self, path: str | Path, names: Sequence[str], what: str, *, resume: bool, overwrite: bool
+    ) -> None:
+        """Take the lock and look at what is there."""
+        self.address = f"lmdb:{path}"
+        self._path = Path(os.path.realpath(path))  # through a link, its target is replaced
+        self._partial = self._path.with_name(self._path.name + ".partial")
+        self._names = names
+        self._found: list[tuple[str, int | tuple[int, ...] | None]] = []
+        self._check_replaceable()
+        self._lock = Lock(self._partial, self._path)
+        try:
+            there = [_what_is_in(self._path / name) for name in names or [""]]
+            self.finished = resume and all(found == what for found in there)
+            is_taken = bool(os.listdir(self._path)) if self._path.is_dir() else there[0] is not None
+            if is_taken and not overwrite and not self.finished:
+                raise already_there(self.address, resume=resume)
+            _check_partial(self._partial)
+            if self.finished or not resume:
+                remove(self._partial)  # the old folder, if it was killed after exchanging
+            if self.finished:
+                with LMDBStore(self._path) as store:
+                    self._found = store.index.entries()
+            else:
+                self._go_on()
+        except BaseException:
+            self.close()
+            raise
+
+    def _go_on(self) -> None:
+        """Take over what an interrupted writer left, if it left anything."""
+        raise NotImplementedError
+
+    def close(self) -> None:
+        """Let go of everything; what is not finished stays in `DST.partial`."""
+        self._lock.close()
+
+    def written(self) -> Sequence[tuple[str, int | tuple[int, ...] | None]]:
+        """Return key and label of the records that were found."""
+        return self._found
+
+    def _check_replaceable(self) -> None:
+        """Raise unless there is nothing, an empty file, or a store at the path."""
+        path = self._path
+        if not path.exists():
+            return
+        if self._names and not path.is_dir():
+            raise StoreError(f"{path} is a file, and shards lie in a folder: name another.")
+        if self._names:
+            others = [name for name in os.listdir(path) if not is_shard(name)]
+            if others:
+                raise StoreError(
+                    f"{path} holds something else than the shards of a store ({others[0]!r}), and "
+                    "would be replaced as a whole: name another folder, or remove it."
+                )
+        elif path.is_dir():
+            raise StoreError(f"{path} is a folder, and the new store a file: name another.")
+        elif path.stat().st_size and _what_is_in(path) is None:
+            raise StoreError(
+                f"{path} is a file that Penstock did not pack, or a damaged one, and would be "
+                "replaced: name another, or remove it."
+            )
+
+
+class LMDBWriter(_Destination):
     """Writes one file. See `StoreWriter` for the calls."""
 
     def __init__(
@@ -74,24 +160,11 @@ class LMDBWriter:
     ) -> None:
         """Begin a store, or go on with one.
 
-        Args:
-            path: Where it will be.
-            class_names: Name of class 0, 1, 2 …
-            metadata: Any JSON, for the index.
-            what: Says what is being packed, and how; a resumed writer has to be given the same.
-            resume: Whether to go on with what an interrupted writer left, if it left anything.
-            overwrite: Whether a store that is there may be replaced.
+        Args and errors as for `create_store`; beside them:
             map_bytes: Address space to begin with; it is doubled as often as it is full.
             transaction_bytes: Size from which records are brought to disk.
-
-        Raises:
-            StoreError: another writer is at it, what it left is of another source, or there is a
-                store that may not be replaced.
         """
-        self._address = f"lmdb:{path}"
-        self._path = Path(os.path.realpath(path))  # through a link, its target is replaced
-        self._partial = self._path.with_name(self._path.name + ".partial")
-        self._what = what.encode()
+        self._what = what
         self._map_bytes = map_bytes
         self._transaction_bytes = transaction_bytes
         self._built = IndexBuilder(class_names, metadata)
@@ -100,29 +173,23 @@ class LMDBWriter:
         self._waiting: list[EncodedRecord] = []
         self._waiting_bytes = 0
         self._env: Any = None
-        self.finished = False
-        _check_file_replaceable(self._path)
-        self._lock = Lock(self._partial, self._path)
-        try:
-            found = what_is_in(self._path)
-            self.finished = resume and found == what
-            if not overwrite and found is not None and not self.finished:
-                raise already_there(self._address, resume=resume)
-            _check_partial(self._partial)
-            if self.finished or not resume:
-                remove(self._partial)
-            if self.finished:
-                self._found = self._of_finished()
-                return
-            if _size_bytes(self._partial):
-                check_unfinished(self._partial)
-            self._open()
-            self._go_on()
-            self._found = list(zip(self._built.keys, self._built.labels, strict=True))
-            self._close_file()  # workers may be forked before the first record comes
-        except BaseException:
-            self.close()
-            raise
+        super().__init__(path, (), what, resume=resume, overwrite=overwrite)
+
+    def _go_on(self) -> None:
+        """Take over the records that are there, each of them verified."""
+        if _size_bytes(self._partial):
+            check_unfinished(self._partial)
+        self._open()
+        with self._env.begin(buffers=True) as transaction:
+            is_new = transaction.stat()["entries"] == 0
+            if not is_new and _what_is_packed(transaction) != self._what:
+                raise other_source(self._partial)
+        self._write(self._reopen)
+        if not is_new:
+            with self._env.begin(buffers=True) as transaction:
+                self._take_over(transaction)
+        self._found = list(zip(self._built.keys, self._built.labels, strict=True))
+        self._close_file()  # workers may be forked before the first record comes
 
     def _open(self) -> None:
         try:
@@ -136,21 +203,9 @@ class LMDBWriter:
         except lmdb.Error as error:
             raise self._failure(error) from error
 
-    def _go_on(self) -> None:
-        """Take over the records that are there, each of them verified."""
-        with self._env.begin(buffers=True) as transaction:
-            is_new = transaction.stat()["entries"] == 0
-            what = None if is_new else _what_is_packed(transaction)
-            if not is_new and what != self._what:
-                raise other_source(self._partial)
-        self._write(self._reopen)
-        if not is_new:
-            with self._env.begin(buffers=True) as transaction:
-                self._take_over(transaction)
-
     def _reopen(self, transaction: Any) -> None:  # noqa: ANN401
         """Mark the file as unfinished; it was not if its writer was killed before the rename."""
-        transaction.put(PACK_KEY, self._what)
+        transaction.put(PACK_KEY, self._what.encode())
         transaction.delete(INDEX_KEY)
         transaction.delete(SUMMARY_KEY)
 
@@ -166,22 +221,9 @@ class LMDBWriter:
             self._built.add([EncodedRecord(record.key, record.label, value, pair)])
         self._num_flushed = num_records
 
-    def _of_finished(self) -> list[tuple[str, int | tuple[int, ...] | None]]:
-        with LMDBStore(self._path) as store:
-            return store.index.entries()
-
     def checksum_at(self, number: int) -> int:
         """Return the checksum of a record that `written` lists, if it is not `finished`."""
         return self._built.checksums[number]
-
-    @property
-    def address(self) -> str:
-        """`lmdb:` and the path, as it was given."""
-        return self._address
-
-    def written(self) -> Sequence[tuple[str, int | tuple[int, ...] | None]]:
-        """Return key and label of the records that were found."""
-        return self._found
 
     def put_many(self, records: Sequence[EncodedRecord]) -> None:
         """Append records; they are on disk some 64 MiB or 10 s later, or after `finish`.
@@ -233,8 +275,7 @@ class LMDBWriter:
             return
         self._flush()
         index = self._built.index()
-        what = self._what.decode()
-        summary = {"count": len(index), "fingerprint": index.fingerprint, "what": what}
+        summary = {"count": len(index), "fingerprint": index.fingerprint, "what": self._what}
 
         def put(transaction: Any) -> None:  # noqa: ANN401
             transaction.put(INDEX_KEY, encode_record("index", index.to_tree()).data)
@@ -242,11 +283,10 @@ class LMDBWriter:
             transaction.delete(PACK_KEY)
 
         self._write(put)
-        self._env.close()
-        self._env = None
+        self._close_file()
         try:
             append_checksums(self._partial)
-            _check_file_replaceable(self._path)  # what is there now may not be what was there then
+            self._check_replaceable()  # what is there now may not be what was there then
             put_in_place(self._partial, self._path)
         except OSError as error:
             raise self._failure(error) from error
@@ -258,7 +298,7 @@ class LMDBWriter:
             with contextlib.suppress(StoreError):  # its disk is full: that was said before
                 self._flush()
         self._close_file()
-        self._lock.close()
+        super().close()
 
     def _close_file(self) -> None:
         if self._env is not None:
@@ -274,11 +314,7 @@ class LMDBWriter:
         return StoreError(f"cannot write {self._path}: {cause}.")
 
 
-def _size_bytes(path: Path) -> int:
-    return path.stat().st_size if path.exists() else 0
-
-
-class ShardedLMDBWriter:
+class ShardedLMDBWriter(_Destination):
     """Writes a folder of files, each a store by itself with its part of the records, in order."""
 
     def __init__(
@@ -287,107 +323,56 @@ class ShardedLMDBWriter:
         num_shards: int,
         num_records: int,
         *,
-        class_names: Sequence[str] = (),
-        metadata: Mapping[str, Any] | None = None,
         what: str = "",
         resume: bool = False,
         overwrite: bool = True,
-        transaction_bytes: int = _TRANSACTION_BYTES,
+        **facts: Any,  # noqa: ANN401
     ) -> None:
         """Begin a store, or go on with one.
 
-        Args:
-            path: The folder.
-            num_shards: Number of files in it.
-            num_records: Number of records there will be.
-            class_names: As for `LMDBWriter`, like those that follow.
-            metadata: For the index of each.
-            what: Says what is being packed.
-            resume: Whether to go on with what was left.
-            overwrite: Whether shards that are there may be replaced.
-            transaction_bytes: Size from which records are brought to disk.
-
-        Raises:
-            StoreError: another writer is at it, what it left is of another source, or there are
-                shards that may not be replaced.
+        Args and errors as for `create_store`; `facts` are for the writer of each shard.
         """
-        self._address = f"lmdb:{path}"
-        self._path = Path(os.path.realpath(path))  # through a link, its target is replaced
-        self._partial = self._path.with_name(self._path.name + ".partial")
-        self._facts: dict[str, Any] = {
-            "class_names": class_names,
-            "metadata": metadata,
-            "what": f"{what}, {num_records} records in {num_shards} shards",
-            "transaction_bytes": transaction_bytes,
-        }
-        self._names = [shard_name(number, num_shards) for number in range(num_shards)]
+        what = f"{what}, {num_records} records in {num_shards} shards"
+        self._facts = {"what": what, **facts}
         # Where each shard ends, but the last, which takes what is left.
         self._stops = [(k + 1) * num_records // num_shards for k in range(num_shards - 1)]
         self._seen: set[str] = set()
-        self._checksums: list[int] = []
-        self.finished = False
-        self._written: list[tuple[str, int | tuple[int, ...] | None]] = []
+        # Of each shard that was found, the number of its first record, and what reads checksums.
+        self._parts: list[tuple[int, Callable[[int], int]]] = []
         self._num_put = 0
         self._writer: LMDBWriter | None = None  # of the shard under way
-        check_class_names(class_names)
-        _check_replaceable(self._path)
-        self._lock = Lock(self._partial, self._path)
-        try:
-            self.finished = resume and self._is_finished()
-            if not overwrite and not self.finished and _has_entries(self._path):
-                raise already_there(self._address, resume=resume)
-            _check_partial(self._partial)
-            if self.finished or not resume:
-                remove(self._partial)  # the old folder, if it was killed after exchanging
-            if self.finished:
-                return
-            self._partial.mkdir(exist_ok=True)
-            self._take_over()
-        except BaseException:
-            self.close()
-            raise
+        check_class_names(facts.get("class_names", ()))
+        names = [shard_name(number, num_shards) for number in range(num_shards)]
+        super().__init__(path, names, what, resume=resume, overwrite=overwrite)
 
-    def _is_finished(self) -> bool:
-        paths = [self._path / name for name in self._names]
-        if any(what_is_in(path) != self._facts["what"] for path in paths):
-            return False
-        with LMDBStore(self._path) as store:
-            self._written = store.index.entries()
-        return True
-
-    def checksum_at(self, number: int) -> int:
-        """Return the checksum of a record that `written` lists, if it is not `finished`."""
-        return self._checksums[number]
-
-    def _take_over(self) -> None:
+    def _go_on(self) -> None:
+        self._partial.mkdir(exist_ok=True)
         for name in self._names:
             path = self._partial / name
             if path.exists():
                 with LMDBStore(path) as shard:
                     if shard.what() != self._facts["what"]:
                         raise other_source(self._partial)
-                    self._written += shard.index.entries()
-                    self._checksums += shard.checksums()
+                    self._parts.append((len(self._found), functools.partial(_checksum_in, path)))
+                    self._found += shard.index.entries()
             elif path.with_name(name + ".partial").exists():
                 self._writer = LMDBWriter(path, resume=True, **self._facts)
-                found = self._writer.written()
-                self._written += found
-                self._checksums += [self._writer.checksum_at(i) for i in range(len(found))]
-        self._num_put = len(self._written)
-        self._seen.update(key for key, _ in self._written)
+                self._parts.append((len(self._found), self._writer.checksum_at))
+                self._found += self._writer.written()
+        self._num_put = len(self._found)
+        self._seen.update(key for key, _ in self._found)
 
-    @property
-    def address(self) -> str:
-        """`lmdb:` and the path, as it was given."""
-        return self._address
-
-    def written(self) -> Sequence[tuple[str, int | tuple[int, ...] | None]]:
-        """Return key and label of the records that were found."""
-        return self._written
+    def checksum_at(self, number: int) -> int:
+        """Return the checksum of a record that `written` lists, if it is not `finished`."""
+        start, checksum_at = next(part for part in reversed(self._parts) if part[0] <= number)
+        return checksum_at(number - start)
 
     def put_many(self, records: Sequence[EncodedRecord]) -> None:
         """Append records to one shard after the other; the last takes all that are left."""
-        self._check_keys([record.key for record in records])
+        for record in records:
+            if record.key in self._seen:
+                raise repeated(record.key)
+            self._seen.add(record.key)
         while records:
             shard = bisect.bisect_right(self._stops, self._num_put)
             is_last = shard == len(self._stops)
@@ -397,12 +382,6 @@ class ShardedLMDBWriter:
             if len(records) >= num_free:
                 self._finish_shard()
             records = records[num_free:]
-
-    def _check_keys(self, keys: list[str]) -> None:
-        for key in keys:
-            if key in self._seen:
-                raise repeated(key)
-            self._seen.add(key)
 
     def _of_shard(self, number: int) -> LMDBWriter:
         if self._writer is None:
@@ -423,7 +402,7 @@ class ShardedLMDBWriter:
             if not (self._partial / self._names[number]).exists():
                 self._of_shard(number)
                 self._finish_shard()
-        _check_replaceable(self._path)
+        self._check_replaceable()
         put_in_place(self._partial, self._path)
         self.close()
 
@@ -432,27 +411,30 @@ class ShardedLMDBWriter:
         if self._writer is not None:
             self._writer.close()
             self._writer = None
-        self._lock.close()
+        super().close()
 
 
-def _what_is_packed(transaction: Any) -> bytes | None:  # noqa: ANN401
+def _checksum_in(path: Path, position: int) -> int:
+    with LMDBStore(path, verify_tree="never") as shard:  # it was verified when it was found
+        return shard.checksum_at(position)
+
+
+def _size_bytes(path: Path) -> int:
+    return path.stat().st_size if path.exists() else 0
+
+
+def _what_is_packed(transaction: Any) -> str | None:  # noqa: ANN401
     """Return what an unfinished file, or one that is finished and has not got its name, holds."""
     what = transaction.get(PACK_KEY)
     if what is not None:
-        return bytes(what)
+        return bytes(what).decode()
     summary = transaction.get(SUMMARY_KEY)
-    if summary is None:
-        return None
-    said = decode_record(summary, "the summary").sample.get("what")
-    return said.encode() if isinstance(said, str) else None
+    said = None if summary is None else decode_record(summary, "the summary").sample.get("what")
+    return said if isinstance(said, str) else None
 
 
 def _check_partial(path: Path) -> None:
-    """Raise unless there is nothing, or what an interrupted writer left.
-
-    Raises:
-        StoreError: it is something else that happens to have this name.
-    """
+    """Raise unless there is nothing, or what an interrupted writer left."""
     if path.is_dir():
         strangers = [entry.name for entry in os.scandir(path) if not _is_of_shard(entry)]
     else:
@@ -477,40 +459,10 @@ def _is_lmdb_or_empty(path: Path) -> bool:
     return not start or start.endswith(LMDB_MAGIC)
 
 
-def what_is_in(path: Path) -> str | None:
+def _what_is_in(path: Path) -> str | None:
     """Return what a finished file was packed from; None if there is no such file."""
     if not path.is_file() or not _is_lmdb_or_empty(path):
         return None
     with contextlib.suppress(StoreError), LMDBStore(path) as store:
         return store.what()
     return None
-
-
-def _check_file_replaceable(path: Path) -> None:
-    """Raise unless there is nothing at `path`, an empty file, or a store."""
-    if path.is_dir():
-        raise StoreError(f"{path} is a folder, and the new store a file: name another.")
-    if not path.exists() or not path.stat().st_size or what_is_in(path) is not None:
-        return
-    raise StoreError(
-        f"{path} is a file that Penstock did not pack, or a damaged one, and would be replaced: "
-        "name another, or remove it."
-    )
-
-
-def _has_entries(path: Path) -> bool:
-    return path.is_dir() and bool(os.listdir(path))
-
-
-def _check_replaceable(path: Path) -> None:
-    """Raise unless there is nothing at `path`, or shards of an older store alone."""
-    if not path.exists():
-        return
-    if not path.is_dir():
-        raise StoreError(f"{path} is a file, and shards lie in a folder: name another.")
-    others = [name for name in os.listdir(path) if not is_shard(name)]
-    if others:
-        raise StoreError(
-            f"{path} holds something else than the shards of a store ({others[0]!r}), and would be "
-            "replaced as a whole: name another folder, or remove it."
-        )

@@ -10,8 +10,7 @@ from typing import TYPE_CHECKING, Any
 from penstock.errors import ConfigError, StoreError
 from penstock.stores.mongo.address import MongoAddress
 from penstock.stores.mongo.connection import MongoConnection
-from penstock.stores.mongo.foreign import ForeignLayout, MongoFields
-from penstock.stores.mongo.layout import PackedLayout, find_summary
+from penstock.stores.mongo.layouts import ForeignLayout, MongoFields, PackedLayout, find_summary
 from penstock.stores.records import (
     EncodedImage,
     Record,
@@ -92,7 +91,8 @@ class MongoStore(Store):
         self._retry_s = float(retry_s)
         path = None if manifest is None else Path(manifest)
         self._fields = MongoFields(image_field, label_field, key_field, query, path)
-        self._fields.check()
+        if manifest is not None and label_field is not None:
+            raise ConfigError("labels come from the manifest or from `label_field`, not from both.")
         self._verify = verify
         self._open: MongoConnection | None = None
 

@@ -12,22 +12,27 @@ record of the partial one. A writer that is closed before it finished inserts wh
 from __future__ import annotations
 
 import contextlib
+import datetime
 import functools
+import os
+import socket
 import time
+import warnings
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 from bson import ObjectId
 from bson.binary import Binary
-from pymongo.errors import AutoReconnect, BulkWriteError, OperationFailure
+from pymongo.errors import AutoReconnect, BulkWriteError, DuplicateKeyError, OperationFailure
 from pymongo.write_concern import WriteConcern
 
 from penstock.errors import StoreError
-from penstock.stores.index_builder import IndexBuilder
+from penstock.stores.index import IndexBuilder
 from penstock.stores.mongo.address import MongoAddress
 from penstock.stores.mongo.connection import MongoConnection
-from penstock.stores.mongo.files import read_files, remove_other_files, write_file
-from penstock.stores.mongo.layout import (
+from penstock.stores.mongo.layouts import (
     LAYOUT_VERSION,
+    LOCKS,
     PACK_ID,
     SUMMARY_ID,
     PackedLayout,
@@ -35,8 +40,10 @@ from penstock.stores.mongo.layout import (
     find_summary,
     index_id,
     partial_of,
+    read_files,
+    remove_other_files,
+    write_file,
 )
-from penstock.stores.mongo.lock import MongoLock
 from penstock.stores.placing import already_there
 from penstock.stores.records import EncodedRecord, decode_record, encode_record, is_pair
 from penstock.stores.store import other_source
@@ -62,8 +69,16 @@ _SERVER_LEAVES: Final = (91, 189, 10107, 11600, 11602, 13435)  # the retryable o
 _RECORDS: Final = {"_id": {"$gte": 0}}  # numbers alone: the other documents are named
 
 
+_held_here: set[ObjectId] = set()
+
+
 class MongoWriter:
-    """Writes one collection. See `StoreWriter` for the calls."""
+    """Writes one collection. See `StoreWriter` for the calls.
+
+    Attributes:
+        address: `mongodb://HOST/DATABASE.COLLECTION`.
+        finished: Whether a writer that resumes found the collection complete.
+    """
 
     def __init__(
         self,
@@ -81,26 +96,17 @@ class MongoWriter:
     ) -> None:
         """Begin a store, or go on with one.
 
-        Args:
-            uri: Of the collection it will be.
-            class_names: Name of class 0, 1, 2 …
-            metadata: Any JSON, for the index.
-            what: Says what is being packed, and how; a resumed writer has to be given the same.
-            resume: Whether to go on with what an interrupted writer left, if it left anything.
-            overwrite: Whether a collection that Penstock made may be replaced.
+        Args and errors as for `create_store`; beside them:
             client_options: For `pymongo.MongoClient`.
             retry_s: Seconds for which a write waits for a server that went away; one that has never
                 answered is waited for 5 s at most.
             message_bytes: Size from which records are sent.
             message_s: Seconds after which they are sent, however small they are.
-
-        Raises:
-            StoreError: another writer is at it, what it left is of another source, or the
-                collection is one that Penstock did not make, or that may not be replaced.
-            StoreUnreachable: the server does not answer.
-            ConfigError: the URI or an option is wrong.
         """
         self._address = MongoAddress.parse(uri)
+        self.address = self._address.shown
+        self.finished = False
+        self._partial_name = self._address.sibling(partial_of(self._address.collection))
         self._client_options = dict(client_options or {})
         self._retry_s = retry_s
         self._what = what
@@ -109,7 +115,7 @@ class MongoWriter:
         self._pack = ObjectId()
         self._files: list[ObjectId] = []
         self._built = IndexBuilder(class_names, metadata)
-        self._finished: Index | None = None
+        self._found: list[tuple[str, int | tuple[int, ...] | None]] = []
         self._num_inserted = 0
         self._waiting: list[EncodedRecord] = []
         self._waiting_bytes = 0
@@ -130,8 +136,9 @@ class MongoWriter:
         run = self._connection().run
         run("write", self._check_destination)
         pack = run("write", lambda database: self._partial(database).find_one({"_id": PACK_ID}))
-        self._finished = self._complete() if resume and pack is None else None
-        if self._finished is not None:
+        done = self._complete() if resume and pack is None else None
+        if done is not None:
+            self.finished, self._found = True, done.entries()
             return
         if not overwrite and run("read", self._is_there):
             raise already_there(self.address, resume=resume)
@@ -142,6 +149,7 @@ class MongoWriter:
         else:
             self._pack = pack["pack"]
             self._take_over()
+            self._found = list(zip(self._built.keys, self._built.labels, strict=True))
 
     def _is_same(self, pack: Mapping[str, Any]) -> bool:
         """Return whether a collection was packed from the same source, in this layout."""
@@ -214,22 +222,9 @@ class MongoWriter:
         self._files.append(file_id)
         return files[file_id]
 
-    @property
-    def address(self) -> str:
-        """`mongodb://HOST/DATABASE.COLLECTION`."""
-        return self._address.shown
-
-    @property
-    def finished(self) -> bool:
-        """Whether a writer told to resume found the collection complete; nothing is to be done."""
-        return self._finished is not None
-
     def written(self) -> Sequence[tuple[str, int | tuple[int, ...] | None]]:
         """Return key and label of the records that were found."""
-        done = self._finished
-        if done is not None:
-            return done.entries()
-        return list(zip(self._built.keys, self._built.labels, strict=True))
+        return self._found
 
     def checksum_at(self, number: int) -> int:
         """Return the checksum of a record that `written` lists."""
@@ -243,7 +238,7 @@ class MongoWriter:
                 refuses them.
             StoreUnreachable: it does not answer.
         """
-        if self._finished is not None and records:
+        if self.finished and records:
             raise StoreError(f"{self.address} is complete; pack without --resume to make it anew.")
         self._built.add(records)
         if not self._waiting:
@@ -297,7 +292,7 @@ class MongoWriter:
 
     def finish(self) -> None:
         """Complete the collection and put it in its place."""
-        if self._finished is not None:
+        if self.finished:
             return
         self._flush()
         index = self._built.index()
@@ -361,10 +356,6 @@ class MongoWriter:
                 lock.release(self._connection(), 1.0 if self._has_failed else _CLOSE_S)
             self._disconnect()
 
-    @property
-    def _partial_name(self) -> str:
-        return self._address.sibling(partial_of(self._address.collection))
-
     def _partial(self, database: Database[Any]) -> Collection[Any]:
         name = partial_of(self._address.collection)
         return database.get_collection(name, write_concern=_journaled(database))
@@ -416,3 +407,101 @@ class _Insertion:
 def _is_leaving(error: BulkWriteError) -> bool:
     concerns = error.details["writeConcernErrors"]
     return any(concern["code"] in _SERVER_LEAVES for concern in concerns)
+
+
+class MongoLock:
+    """A document that says which process writes a collection.
+
+    The server cannot tell that a process has ended, so the next one looks: a lock of a process of
+    the same host that is no more is taken over. Of another host's nobody can know here.
+    """
+
+    def __init__(self, connection: MongoConnection, address: MongoAddress) -> None:
+        """Take it.
+
+        Raises:
+            StoreError: another process holds it.
+        """
+        self._address = address
+        self._token = ObjectId()
+        self._document = {
+            "_id": address.collection,
+            "token": self._token,
+            "host": socket.gethostname(),
+            "pid": os.getpid(),
+            "started": _started(os.getpid()),
+            "time": datetime.datetime.now(datetime.UTC),
+        }
+        connection.run("write", self._take)
+        _held_here.add(self._token)
+
+    def _take(self, database: Database[Any]) -> None:
+        locks = database[LOCKS]
+        while True:
+            try:
+                locks.insert_one(self._document)
+                return
+            except DuplicateKeyError:
+                holder = locks.find_one({"_id": self._address.collection})
+            if holder is None:  # given back between our two calls
+                continue
+            if holder["token"] == self._token:  # an insert whose answer was lost
+                return
+            if not _is_dead(holder):
+                raise StoreError(self._who_holds(holder))
+            same = {"_id": holder["_id"], "token": holder["token"]}
+            if locks.replace_one(same, self._document).matched_count:
+                return
+
+    def _who_holds(self, holder: Mapping[str, Any]) -> str:
+        text = (
+            f"another process is writing {self._address}: process {holder['pid']} on "
+            f"{holder['host']}, since {holder['time']:%Y-%m-%d %H:%M:%S} UTC. Wait for it to end."
+        )
+        if holder["host"] == socket.gethostname():
+            return text
+        return (
+            f"{text} If it is no more, remove its lock in mongosh: "
+            f'db.getCollection("{LOCKS}").deleteOne({{_id: "{self._address.collection}"}})'
+        )
+
+    def release(self, connection: MongoConnection, retry_s: float) -> None:
+        """Give it back. May be called again.
+
+        Args:
+            connection: To the server.
+            retry_s: Seconds for which a server that is away is waited for; then it stays, and a
+                warning says so.
+        """
+        if self._token not in _held_here:
+            return
+        _held_here.discard(self._token)
+        mine = {"_id": self._address.collection, "token": self._token}
+        try:
+            connection.run("write", lambda database: database[LOCKS].delete_one(mine), retry_s)
+        except StoreError as error:
+            warnings.warn(
+                f"the lock on {self._address} stays: {error} The next writer on this host takes "
+                "it over.",
+                RuntimeWarning,
+                stacklevel=3,
+            )
+
+
+def _is_dead(holder: Mapping[str, Any]) -> bool:
+    """Return whether the holder of a lock is known to be no more."""
+    if holder["host"] != socket.gethostname():
+        return False
+    if holder["pid"] == os.getpid():
+        return holder["token"] not in _held_here
+    return bool(_started(holder["pid"]) != holder["started"])
+
+
+def _started(pid: int) -> str:
+    """Return something that tells a process from a later one of the same number; "" if it ended."""
+    try:
+        # proc(5): field 22, counted behind the name, which may have blanks and brackets in it.
+        fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+    except OSError:
+        return ""
+    return "" if fields[0] in "ZX" else fields[19]

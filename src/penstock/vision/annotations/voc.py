@@ -17,14 +17,14 @@ from penstock.errors import ConfigError, StoreError
 from penstock.opening import MAX_TREE_BYTES, read_annotation
 from penstock.stores.folder.annotated_folder import annotated_folder
 from penstock.stores.folder.listing import IMAGE_SUFFIXES, cannot_list, is_system_folder
-from penstock.stores.folder.voc import (
+from penstock.vision.annotations.model import AnnotatedImage
+from penstock.vision.annotations.voc_elements import read_length, read_object, write_object
+from penstock.vision.annotations.voc_files import (
     parse_xml,
     stems_of_split,
     warn_of_images_alone,
     xml_text,
 )
-from penstock.vision.annotations.model import AnnotatedImage
-from penstock.vision.annotations.voc_elements import read_length, read_object, write_object
 from penstock.vision.annotations.xml_text import element_line
 
 if TYPE_CHECKING:

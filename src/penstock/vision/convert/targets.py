@@ -13,8 +13,7 @@ from typing import TYPE_CHECKING, Final, Literal
 
 from penstock.errors import StoreError
 from penstock.opening import open_file
-from penstock.stores.folder.listing import IMAGE_SUFFIXES
-from penstock.stores.folder.paths import is_image
+from penstock.stores.folder.listing import IMAGE_SUFFIXES, is_image
 from penstock.vision.annotations.image_list import write_image_list
 from penstock.vision.annotations.imglab import write_imglab
 from penstock.vision.annotations.landmark_list import LandmarkColumns, write_landmark_list

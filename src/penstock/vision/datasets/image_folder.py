@@ -10,8 +10,7 @@ import numpy as np
 
 from penstock.errors import StoreError
 from penstock.stores.dataset import StoreDataset
-from penstock.stores.folder.listing import IMAGE_SUFFIXES
-from penstock.stores.folder.marks import INDEX_NAME
+from penstock.stores.folder.listing import IMAGE_SUFFIXES, INDEX_NAME
 from penstock.stores.folder.store import FolderStore
 from penstock.stores.transform_check import check_transform
 

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from penstock.errors import ConfigError, StoreError
 from penstock.stores.dataset import StoreDataset
-from penstock.stores.folder.listed import ListedStore
+from penstock.stores.folder.store import ListedStore
 from penstock.stores.transform_check import check_transform
 from penstock.vision.annotations.image_list import read_image_list
 

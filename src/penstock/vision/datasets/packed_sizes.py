@@ -6,7 +6,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any, Final
 
 from penstock.errors import StoreError
-from penstock.stores.packed_numbers import packed_numbers, unpacked_numbers
+from penstock.stores.label_columns import packed_numbers, unpacked_numbers
 
 if TYPE_CHECKING:
     import numpy as np

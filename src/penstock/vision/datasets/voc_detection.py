@@ -6,9 +6,9 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from penstock.stores.folder.voc import stems_of_split
 from penstock.stores.transform_check import check_transform
 from penstock.vision.annotations.voc import read_voc_folder
+from penstock.vision.annotations.voc_files import stems_of_split
 from penstock.vision.datasets.annotated import AnnotatedImages
 from penstock.vision.datasets.annotation_rules import AnnotationRules, UnknownClasses
 from penstock.vision.datasets.table_builder import TableBuilder

@@ -1,48 +1,30 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Pascal VOC's folders: `Annotations/NAME.xml`, `JPEGImages/NAME.jpg`, `ImageSets/Main/SPLIT.txt`.
+"""The files of Pascal VOC's folders, one by one: XML, and the lists in `ImageSets/Main`.
 
 Annotations are other people's XML, so they are parsed without document types, and therefore without
 entities: nothing in them can name another file, or grow when it is read.
-
-Reference:
-    Everingham and others, "The PASCAL Visual Object Classes Challenge 2012 development kit".
 """
 
 from __future__ import annotations
 
 import codecs
-import os
 import re
 import warnings
 from typing import TYPE_CHECKING, Final
 from xml.etree import ElementTree
 
-import numpy as np
 from defusedxml.common import DTDForbidden
 from defusedxml.ElementTree import DefusedXMLParser
 
-from penstock.data.packed_list import PackedList
 from penstock.errors import StoreError
-from penstock.opening import MAX_TREE_BYTES, read_annotation
-from penstock.stores.folder.listing import cannot_list, image_names
-from penstock.stores.folder.marks import VOC, Listing
-from penstock.stores.index import labels_from
+from penstock.opening import read_annotation
 from penstock.warn import users_level
 
 if TYPE_CHECKING:
     from collections.abc import Container
     from pathlib import Path
 
-__all__ = [
-    "list_voc",
-    "looks_like_voc",
-    "object_names",
-    "parse_xml",
-    "stems_of_split",
-    "warn_of_images_alone",
-    "xml_bytes",
-    "xml_text",
-]
+__all__ = ["parse_xml", "stems_of_split", "warn_of_images_alone", "xml_text"]
 
 _DECLARED: Final = re.compile(rb"""\A\s*<\?xml[^>]{0,200}?encoding\s*=\s*["']([\w.:-]{1,40})["']""")
 # Those whose ASCII is ASCII, so that the declaration can be read: what annotation tools write.
@@ -53,11 +35,6 @@ _ENCODINGS: Final = frozenset(
     )
 )  # fmt: skip
 _DEEPEST: Final = 64  # elements in one another; VOC needs 5
-
-
-def looks_like_voc(root: Path) -> bool:
-    """Return whether a folder has both of VOC's subfolders."""
-    return (root / "Annotations").is_dir() and (root / "JPEGImages").is_dir()
 
 
 def _encoding(start: bytes) -> str:
@@ -79,15 +56,6 @@ def xml_text(data: bytes) -> str:
         ValueError: it is in another encoding than it says, or in one that is not supported.
     """
     return data.decode(_encoding(data[:512]))
-
-
-def xml_bytes(text: str) -> bytes:
-    """Return the file that `xml_text` made `text` of.
-
-    Raises:
-        ValueError: the encoding that it declares lacks one of its characters.
-    """
-    return text.encode(_encoding(text[:512].encode("utf-8", "replace")))
 
 
 def parse_xml(text: str) -> ElementTree.Element:
@@ -139,87 +107,6 @@ class _Builder:
         self._end(tag.rpartition("}")[2])
 
 
-def object_names(text: str) -> list[str]:
-    """Return the class of each object of an annotation.
-
-    Raises:
-        ValueError: it is no XML of VOC's, or an object has no name.
-    """
-    root = parse_xml(text)
-    if root.tag != "annotation":
-        raise ValueError(f"its root element is <{root.tag}>, not <annotation>")
-    names = [(item.findtext("name") or "").strip() for item in root.findall("object")]
-    if "" in names:
-        raise ValueError(f"object {names.index('')} has no name")
-    return names
-
-
-def list_voc(root: Path, split: str | None = None) -> Listing:
-    """Return the images of a VOC folder, their annotations' classes as labels.
-
-    Class names are those of all annotations, whatever the split: a class has the same number in
-    each.
-
-    Args:
-        root: The folder.
-        split: `ImageSets/Main/SPLIT.txt` names the images and their order, some perhaps several
-            times; None takes all that have annotations, sorted.
-
-    Raises:
-        StoreError: there is no such split, an annotation is missing or damaged, two images have one
-            name.
-    """
-    images = _images_by_stem(root)
-    names = _names_by_stem(root)
-    if split is None:
-        keys = sorted(names)
-        warn_of_images_alone(root / "JPEGImages", images.keys() - names.keys())
-    else:
-        keys = stems_of_split(root, split, names)
-        _check_split(root, split, keys, names)
-    class_names = sorted({name for of_image in names.values() for name in of_image})
-    class_of = {name: number for number, name in enumerate(class_names)}
-    # What has no image is called .jpg: reading it says which file is missing.
-    paths = PackedList(f"JPEGImages/{images.get(key, key + '.jpg')}" for key in keys)
-    return Listing(
-        PackedList(keys),
-        paths,
-        np.full(len(keys), VOC, np.uint8),
-        labels_from([tuple(class_of[name] for name in names[key]) for key in keys]),
-        tuple(class_names),
-    )
-
-
-def _images_by_stem(root: Path) -> dict[str, str]:
-    images: dict[str, str] = {}
-    for name in image_names(root / "JPEGImages"):
-        stem = os.path.splitext(name)[0]
-        if stem in images:
-            raise StoreError(
-                f"{root / 'JPEGImages'} has {images[stem]!r} and {name!r}: which of them is "
-                f"annotated by {stem}.xml? Move one away."
-            )
-        images[stem] = name
-    return images
-
-
-def _names_by_stem(root: Path) -> dict[str, list[str]]:
-    folder = root / "Annotations"
-    try:
-        files = [name for name in os.listdir(folder) if name.endswith(".xml")]
-    except OSError as error:
-        raise cannot_list(error) from error
-    found = {}
-    for name in files:
-        try:
-            found[name.removesuffix(".xml")] = object_names(
-                xml_text(read_annotation(folder / name, MAX_TREE_BYTES))
-            )
-        except ValueError as error:
-            raise StoreError(f"cannot read {folder / name}: {error}.") from error
-    return found
-
-
 def stems_of_split(root: Path, split: str, names: Container[str] = ()) -> list[str]:
     """Return the names in `ImageSets/Main/SPLIT.txt`; StoreError if there is none.
 
@@ -237,15 +124,6 @@ def stems_of_split(root: Path, split: str, names: Container[str] = ()) -> list[s
         raise StoreError(f"cannot read {folder / split}.txt: {error}.") from error
     stripped = [line.strip() for line in lines if line.strip()]
     return [line if line in names else line.split()[0] for line in stripped]
-
-
-def _check_split(root: Path, split: str, keys: list[str], names: dict[str, list[str]]) -> None:
-    absent = [key for key in keys if key not in names]
-    if absent:
-        raise StoreError(
-            f"the split {split!r} of {root} names {len(absent)} image(s) without annotations: "
-            f"Annotations/{absent[0]}.xml is not there."
-        )
 
 
 def warn_of_images_alone(folder: Path, stems: set[str]) -> None:

@@ -221,9 +221,8 @@ def _load(
 ) -> int:
     """Take so many batches, and return the exit status: not 0 after a Ctrl-C or SIGTERM."""
     from penstock.cli.reasons import errors_in_code
-    from penstock.cli.tuning_grid import Trainer
+    from penstock.cli.tuning_grid import imitate_step
 
-    trainer = Trainer(step_s)
     done = 0
     with Termination() as termination, Bar() as bar, warnings.catch_warnings():
         # The page lists them.
@@ -233,7 +232,7 @@ def _load(
                 while done < num_batches:
                     before = done
                     for _ in loader:
-                        trainer.step()
+                        imitate_step(step_s)
                         done += 1
                         bar.show(done, num_batches, "")
                         if done == num_batches:

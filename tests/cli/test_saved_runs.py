@@ -127,7 +127,7 @@ def test_a_long_command_is_cut(report):
 
 def test_a_saved_run_takes_no_options(report, tmp_path):
     said = report(STOCK, OURS, options=["--workers", "3", "-o", "page.html"], status=1)
-    assert "--workers, --output: a saved run is of a program that is over" in said
+    assert "--workers, --output: a.json and b.json tell of a run that is over" in said
     assert not (tmp_path / "page.html").exists()
 
 

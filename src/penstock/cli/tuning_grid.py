@@ -27,6 +27,7 @@ __all__ = [
     "TrialWork",
     "Turn",
     "best_of",
+    "endless",
     "imitate_step",
     "usual_workers",
 ]
@@ -241,7 +242,7 @@ class TrialWork:
             Exception: what the dataset raises.
         """
         loader = self._loader(setting)
-        batches = _endless(loader)
+        batches = endless(loader)
         own, wait_s = os.getpid(), 0.0
         try:
             for _ in range(_WARM_UP + setting.num_workers * (setting.prefetch_factor or 0)):
@@ -261,6 +262,8 @@ class TrialWork:
                 None if cpu_before is None or cpu_after is None else cpu_after - cpu_before,
                 None if memory is None else max(memory, memory_bytes(own) or 0),
             )
+        except StopIteration:
+            raise ConfigError("the dataset gives no full batch; lower --batch-size.") from None
         finally:
             batches.close()  # and with it the loader's workers go
             for failure in getattr(loader, "failures", ()):
@@ -340,16 +343,15 @@ def _written(name: str, value: Any) -> str:  # noqa: ANN401
     return getattr(value, "__name__", None) or name
 
 
-def _endless(loader: Any) -> Generator[object, None, None]:  # noqa: ANN401
-    """Yield a loader's batches, epoch by epoch, without end."""
-    while True:
+def endless(loader: Any) -> Generator[object, None, None]:  # noqa: ANN401
+    """Yield a loader's batches, epoch by epoch, until one has none."""
+    num_batches = 1
+    while num_batches:
         num_batches = 0
         for batch in loader:
             num_batches += 1
             yield batch
             del batch  # or its slot is held while the next one is awaited
-        if not num_batches:
-            raise ConfigError("the dataset gives no full batch; lower --batch-size.")
 
 
 def imitate_step(seconds: float, *, takes_cpu: bool = False) -> None:

@@ -12,7 +12,7 @@ import pytest
 from tests.program.training import TRAINING, run
 
 from penstock.errors import ConfigError
-from penstock.program.saved import SavedLoader, SavedRun, words_of, write_run
+from penstock.program.saved import SavedLoader, SavedRun, is_saved_run, words_of, write_run
 
 pytest.importorskip("torch")
 pytest.importorskip("typer")
@@ -147,8 +147,6 @@ def damaged(**changes):
 @pytest.mark.parametrize(
     ("data", "said"),
     [
-        ([1], 'no "format": "penstock run"'),
-        ({"format": "penstock recording"}, 'no "format": "penstock run"'),
         (damaged(version=2), "has version 2, and this Penstock reads 1"),
         (damaged(wall_s="long"), "The saved run is damaged: saved run.wall_s is to be a number"),
         (damaged(wall_s=-1), "wall_s must be a number from 0 on, got -1.0"),
@@ -162,6 +160,11 @@ def damaged(**changes):
 def test_what_is_damaged_is_named(data, said):
     with pytest.raises(ConfigError, match=said):
         SavedRun.from_json(data)
+
+
+def test_only_a_mapping_of_its_format_is_a_saved_run():
+    others = ([1], {"format": "penstock recording"})
+    assert [is_saved_run(data) for data in (*others, damaged())] == [False, False, True]
 
 
 def test_a_system_that_does_not_tell_of_cpu_and_memory_has_a_saved_run():

@@ -130,8 +130,8 @@ def _of_files(ctx: typer.Context, paths: list[Path], output: Path | None) -> Non
     ]
     if given:
         raise ConfigError(
-            f"{', '.join(given)}: {' and '.join(map(str, paths))} tell of a run that is over. Leave "
-            "these options out, or name a dataset."
+            f"{', '.join(given)}: {' and '.join(map(str, paths))} tell of a run that is over. "
+            "Leave these options out, or name a dataset."
         )
     if others:
         _of_trace(paths[0], contents[0], output or paths[0].with_suffix(".html"))

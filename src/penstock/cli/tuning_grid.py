@@ -345,11 +345,11 @@ def _written(name: str, value: Any) -> str:  # noqa: ANN401
 
 def endless(loader: Any) -> Generator[object, None, None]:  # noqa: ANN401
     """Yield a loader's batches, epoch by epoch, until one has none."""
-    num_batches = 1
-    while num_batches:
-        num_batches = 0
+    is_empty = False
+    while not is_empty:
+        is_empty = True
         for batch in loader:
-            num_batches += 1
+            is_empty = False
             yield batch
             del batch  # or its slot is held while the next one is awaited
 

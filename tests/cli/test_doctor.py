@@ -141,7 +141,7 @@ def test_few_open_files_are_a_problem_and_the_trial_meets_it():
     assert files.status == "problem"
     assert files.found.startswith("limit 20 (at most 20), ")
     assert "`ulimit -n 1024`" in files.remedy
-    trial = in_child(change, "look_at_delivery(deliver_batches())")
+    trial = in_child(change, "look_at_delivery(*deliver_batches())")
     assert "num_workers=2 needs 20 more open files" in trial.found
     assert trial.status == "problem"
 
@@ -238,7 +238,7 @@ def test_a_process_is_gone_when_the_doctor_is_interrupted(tmp_path, monkeypatch)
 def test_a_trial_without_batches_is_a_problem(monkeypatch, failing, said):
     for name, value in failing.items():
         monkeypatch.setattr(sys, name, value)
-    finding = look_at_delivery(deliver_batches(limit_s=0.001))
+    finding = look_at_delivery(*deliver_batches(limit_s=0.001))
     assert finding.status == "problem"
     assert said in finding.found
 

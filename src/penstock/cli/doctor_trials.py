@@ -26,7 +26,7 @@ from penstock.system_limits import format_bytes, signal_name
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-__all__ = ["Delivery", "Device", "Imported", "deliver_batches", "import_modules", "main"]
+__all__ = ["Device", "Imported", "deliver_batches", "import_modules", "main"]
 
 _IMPORT_LIMIT_S: Final = 120.0  # a network folder may take a minute to give torch's files
 # A batch takes milliseconds and the start of two workers below a second; a machine under heavy load
@@ -62,15 +62,6 @@ class Imported(NamedTuple):
     device: Device | None
 
 
-class Delivery(NamedTuple):
-    """What came of two workers: batches, or a failure in a sentence."""
-
-    failure: str = ""
-    num_batches: int = 0
-    first_s: float = 0.0
-    start_method: str = ""
-
-
 def import_modules(modules: Sequence[str]) -> Imported:
     """Import modules one after the other; where the process ends, the next ones get another."""
     reasons: dict[str, str] = {}
@@ -91,8 +82,8 @@ def import_modules(modules: Sequence[str]) -> Imported:
     return Imported(reasons, device)
 
 
-def deliver_batches(limit_s: float = _BATCH_LIMIT_S) -> Delivery:
-    """Let two workers deliver batches.
+def deliver_batches(limit_s: float = _BATCH_LIMIT_S) -> tuple[bool, str]:
+    """Let two workers deliver batches; return whether they did, and in a sentence what happened.
 
     Args:
         limit_s: Seconds that a batch may take.
@@ -100,8 +91,8 @@ def deliver_batches(limit_s: float = _BATCH_LIMIT_S) -> Delivery:
     # The loader's own time limit comes first: its error says where a worker is stuck.
     lines, failure = _run("_deliver", [limit_s], limit_s + _BATCH_LIMIT_S)
     if lines:
-        return Delivery(**lines[-1])
-    return Delivery(failure=f"the loader's process {failure or 'ended without a word.'}")
+        return lines[-1]["is_delivered"], lines[-1]["found"]
+    return False, f"the loader's process {failure or 'ended without a word'}"
 
 
 def _run(task: str, arguments: Sequence[Any], limit_s: float) -> tuple[list[dict[str, Any]], str]:
@@ -237,8 +228,8 @@ def _deliver(tell: Callable[..., None], limit_s: float) -> None:
             if not np.array_equal(batch, np.broadcast_to(wanted[:, None], batch.shape)):
                 raise AssertionError(f"batch {step} is not what the workers wrote")
     except Exception as error:
-        tell(failure=" ".join(f"{type(error).__name__}: {error}".split()))
+        tell(is_delivered=False, found=" ".join(f"{type(error).__name__}: {error}".split()))
         return
-    method = multiprocessing.get_start_method(allow_none=True)
-    method = method or multiprocessing.get_all_start_methods()[0]
-    tell(num_batches=len(loader), first_s=first_s, start_method=method)
+    found = f"2 workers delivered {len(loader)} batches; the first after {first_s:.2f} s"
+    method = multiprocessing.get_context().get_start_method()
+    tell(is_delivered=True, found=f"{found} (start method {method})")

@@ -22,7 +22,7 @@ from penstock.lines import say
 from penstock.redact import without_password
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable
 
     from penstock.insight.plain import JSON
     from penstock.insight.stats import Stats
@@ -116,6 +116,7 @@ def _of_files(ctx: typer.Context, paths: list[Path], output: Path | None) -> Non
 
     contents = [read_json(path) for path in paths]
     pairs = list(zip(paths, contents, strict=True))
+    saved = [(path, content) for path, content in pairs if is_saved_run(content)]
     others = [path for path, content in pairs if not is_saved_run(content)]
     if others and len(paths) > 1:
         raise ConfigError(
@@ -126,7 +127,7 @@ def _of_files(ctx: typer.Context, paths: list[Path], output: Path | None) -> Non
     given = [
         "--" + name.replace("_", "-")
         for name in ctx.params
-        if name not in allowed and ctx.get_parameter_source(name).name == "COMMANDLINE"
+        if name not in allowed and "COMMANDLINE" in str(ctx.get_parameter_source(name))
     ]
     if given:
         raise ConfigError(
@@ -139,7 +140,7 @@ def _of_files(ctx: typer.Context, paths: list[Path], output: Path | None) -> Non
     from penstock.cli.saved_runs import say_side_by_side
 
     runs = []
-    for path, content in pairs:
+    for path, content in saved:
         try:
             runs.append(SavedRun.from_json(content))
         except ConfigError as error:
@@ -169,7 +170,7 @@ def _loader(
     workers: str,
     backend: str,
     batch_size: int,
-    collate_fn: Callable[[Sequence[Any]], Any] | None,
+    collate_fn: Callable[[list[Any]], Any] | None,
 ) -> Any:  # noqa: ANN401 - of either kind
     from penstock.faults import FaultPolicy
 

@@ -171,7 +171,7 @@ class Book:
         self._options = options
         self._owner: Owner | None = None
         self._accounts: dict[tuple[str, ...], Account] = {}
-        self._open: weakref.WeakSet[_Opened] = weakref.WeakSet()
+        self._open: weakref.WeakKeyDictionary[_Opened, None] = weakref.WeakKeyDictionary()
         self._usage: Usage | None = None
         self._is_another_rank = False
 
@@ -181,7 +181,7 @@ class Book:
             return None
         if self._owner is None or not self._owner.is_here:  # the process's first, also after a fork
             self._owner, self._accounts, self._usage = Owner(), {}, None
-            self._open = weakref.WeakSet()
+            self._open = weakref.WeakKeyDictionary()  # in their order
             # Runs after the program's own handlers. Not atexit: a child of multiprocessing ends by
             # os._exit, which skips it.
             util.Finalize(None, self.end, exitpriority=-1)
@@ -201,7 +201,7 @@ class Book:
         account.loaders += 1
         is_recorded = bool(self._options.report or self._options.trace)
         opened = _Opened(functools.partial(account.close, accounts, is_recorded=is_recorded))
-        self._open.add(opened)
+        self._open[opened] = None
         return opened
 
     def end(self) -> None:

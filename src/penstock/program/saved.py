@@ -109,7 +109,8 @@ class SavedRun:
             ConfigError: it is of another version, or damaged.
         """
         found: Self = read_versioned(cls, data, _VERSION, "saved run")
-        for part in (found, *found.loaders):
+        parts: list[SavedRun | SavedLoader] = [found, *found.loaders]
+        for part in parts:
             for name, value in asdict(part).items():
                 if isinstance(value, int | float) and not 0 <= value < math.inf:
                     raise ConfigError(

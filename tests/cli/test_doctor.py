@@ -357,7 +357,8 @@ def test_storage_is_read_for_as_long_as_it_takes(tmp_path, monkeypatch):
     os.mkfifo(tmp_path / "fifo")  # would wait for a writer
     finding = look_at_storage(tmp_path)
     assert finding.found.startswith(f"{tmp_path}: 2 files at ")
-    assert look_at_storage(tmp_path / "2.jpg").found.startswith(f"{tmp_path}/2.jpg: 1 files at ")
+    assert look_at_storage(tmp_path / "2.jpg").found.startswith(f"{tmp_path}/2.jpg: 1 file at ")
+    monkeypatch.setattr("penstock.cli.doctor._TOO_SHORT_S", 0.0)
     monkeypatch.setattr("penstock.cli.doctor._SLOW_FILE_S", 0.0)
     monkeypatch.setattr("penstock.cli.doctor._SLOW_BYTES_PER_S", 1e15)
     assert "`penstock pack`" in look_at_storage(tmp_path).remedy

@@ -30,6 +30,7 @@ from penstock.cli.doctor_trials import deliver_batches, import_modules
 from penstock.insight.budgets import cores_allowed, cores_by_affinity
 from penstock.lines import printable, say, say_json
 from penstock.optional import install_command
+from penstock.plural import counted
 from penstock.redact import without_password
 from penstock.system_limits import descriptors_needed, format_bytes, memory_now, num_open_files
 
@@ -48,6 +49,7 @@ _COLUMNS: Final = (9, 15)  # of the mark, of the name
 _COMFORTABLE_BYTES: Final = 2_000_000_000
 _SHM_BYTES: Final = 1_000_000_000  # docker gives /dev/shm 64 MB, a machine half of its memory
 _READING_S: Final = 1.0
+_TOO_SHORT_S: Final = 0.1  # a file or two may happen to wait for another program
 _SLOW_FILE_S: Final = 0.005  # a local disk takes 0.1 ms, a network folder 1 to 50 ms
 _SLOW_BYTES_PER_S: Final = 50e6  # a hard disk gives 150 MB/s
 
@@ -80,7 +82,9 @@ class Finding(NamedTuple):
 def doctor(
     data: Annotated[
         Path | None,
-        typer.Argument(exists=True, help="A file or folder: how fast its storage is read."),
+        typer.Argument(
+            metavar="DATA", exists=True, help="A file or folder: how fast its storage is read."
+        ),
     ] = None,
     as_json: Annotated[
         bool, typer.Option("--json", help="Give one JSON object instead of lines.")
@@ -256,8 +260,9 @@ def look_at_open_files() -> Finding:
         return Finding("machine", "open files", "no limit" if num_open is not None else "not known")
     per_worker = descriptors_needed(1) - descriptors_needed(0)
     num_workers = max((soft - num_open - descriptors_needed(0)) // per_worker, 0)
+    enough = counted(num_workers, "worker")
     most = "no limit" if hard == resource.RLIM_INFINITY else f"{hard:,}"
-    found = f"limit {soft:,} (at most {most}), {num_open} open: enough for {num_workers:,} workers"
+    found = f"limit {soft:,} (at most {most}), {num_open} open: enough for {enough}"
     wanted = max(math.ceil(cores_allowed()), 2)
     needed = num_open + descriptors_needed(wanted)
     remedy = f"{wanted} workers need {needed}: `ulimit -n {max(needed, 1024)}` in the shell."
@@ -287,14 +292,14 @@ def look_at_storage(data: Path) -> Finding:
         return Finding("machine", "storage", f"{data} has no file with content")
     each_s, rate = seconds / num_files, num_bytes / seconds
     found = (
-        f"{data}: {num_files:,} files at {1000 * each_s:.1f} ms each, {format_bytes(round(rate))} "
-        "a second"
+        f"{data}: {counted(num_files, 'file')} at {1000 * each_s:.1f} ms each, "
+        f"{format_bytes(round(rate))} a second"
     )
     remedy = (
         "Workers will wait for it: copy the data to a local disk, or put many small files into one "
         "with `penstock pack`. More workers than cores help as well."
     )
-    is_slow = each_s > _SLOW_FILE_S and rate < _SLOW_BYTES_PER_S
+    is_slow = seconds > _TOO_SHORT_S and each_s > _SLOW_FILE_S and rate < _SLOW_BYTES_PER_S
     return Finding("machine", "storage", found, remedy if is_slow else "")
 
 

@@ -128,7 +128,6 @@ def test_convert_refuses_it(special, photos, form):
         "stats photos --png {}",
         "stats photos --sampler natural --png {}",
         "tune data:numbers --json {}",
-        "bench photos --json {}",
     ],
 )
 def test_commands_refuse_it_at_once(special, photos, capsys, command):

@@ -30,7 +30,7 @@ def test_the_package_can_be_run_as_a_module():
 
 
 COMMANDS = [
-    "pack", "convert", "split", "check", "stats", "view", "run", "bench", "tune", "report",
+    "pack", "convert", "split", "check", "stats", "view", "run", "tune", "report",
     "doctor", "explain",
 ]  # fmt: skip
 
@@ -69,6 +69,11 @@ def test_the_commands_are_grouped_and_each_is_told_in_a_line(capsys, monkeypatch
     names = [line.split()[0] for line in commands]
     assert names == COMMANDS
     assert all(line.endswith(".") and not line.endswith("...") for line in commands)
+
+
+def test_a_command_that_is_gone_names_the_one_to_use(capsys):
+    assert main(["bench", "photos"]) == 1
+    assert "is gone: use `penstock tune DIR --compare torch`" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(

@@ -98,13 +98,10 @@ def test_two_runs_stand_side_by_side_with_their_ratio(report):
     )
 
 
-def test_one_run_alone_shows_its_figures(report):
+def test_one_run_alone_has_no_ratio_and_each_of_three_one_to_the_first(report):
     lines = report(OURS).splitlines()
     assert lines[3] == "wall time             10 s"
     assert not any(" x" in line for line in lines)
-
-
-def test_each_of_three_runs_has_its_ratio_to_the_first(report):
     (wall,) = [line for line in report(STOCK, OURS, STOCK).splitlines() if "wall" in line]
     assert wall.split()[2:] == ["20", "s", "10", "s", "(0.50", "x)", "20", "s", "(1.00", "x)"]
 
@@ -127,7 +124,7 @@ def test_a_long_command_is_cut(report):
 
 def test_a_saved_run_takes_no_options(report, tmp_path):
     said = report(STOCK, OURS, options=["--workers", "3", "-o", "page.html"], status=1)
-    assert "--workers, --output: a saved run is of a program that is over" in said
+    assert "--workers, --output: a.json and b.json tell of a run that is over" in said
     assert not (tmp_path / "page.html").exists()
 
 

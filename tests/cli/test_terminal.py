@@ -124,8 +124,6 @@ NAMED = {
     "stats drawn": ["stats", "images", "--png", f"no/{FILE}.png"],
     "view": ["view", "images", "--in-order", "-n", "9", "--output", f"{HOSTILE}.png"],
     "view what raises": ["view", "theirs:Raises", "--output", "a.png"],
-    "bench": ["bench", "images/b/broken"],
-    "bench what is not there": ["bench", FILE],
     # Three: drop_last would leave one of the nine out, and that one may be the broken one.
     "tune": ["tune", "images", *QUICK, "--batch-size", "3", "--rounds", "1"],
     "tune what raises": ["tune", "theirs:Raises", *QUICK, "--batch-size", "2"],
@@ -140,9 +138,6 @@ NAMED = {
 @pytest.mark.filterwarnings("default")
 @pytest.mark.parametrize("arguments", NAMED.values(), ids=NAMED)
 def test_a_name_stays_in_its_line_and_commands_no_terminal(arguments, here, capsys):
-    if arguments[0] == "bench":
-        (here / "images/b/broken").mkdir()
-        (here / "images/b/broken" / f"{FILE}.png").write_bytes(b"\x89PNG no image")
     if arguments[0] == "split":
         (here / "images").rename("lists")
         for suffix in ("png", "doc"):
@@ -227,16 +222,16 @@ def run_script(folder, *arguments):
 
 
 @pytest.mark.slow
-def test_no_process_of_a_bench_takes_modules_from_the_current_folder(tmp_path):
+def test_no_process_of_tune_takes_modules_from_the_current_folder(tmp_path):
     pytest.importorskip("torch")
     for number in range(4):
-        image(tmp_path / f"{number}.png")
+        image(tmp_path / f"photos/cat/{number}.png")
     for name in SHADOWS:
         (tmp_path / f"{name}.py").write_text(
             f"open({str(tmp_path / 'imported')!r}, 'a').write('{name} ')\nraise ImportError\n"
         )
     options = ["--workers", "1", "--batch-size", "2", "--size", "16", "--rounds", "1"]
-    done = run_script(tmp_path, "bench", ".", *options)
+    done = run_script(tmp_path, "tune", "photos", *options, "--compare", "torch")
     assert not (tmp_path / "imported").exists(), (tmp_path / "imported").read_text()
     assert done.returncode == 0, done.stderr
 

@@ -13,7 +13,14 @@ import numpy as np
 import pytest
 
 from penstock.cli import main
-from penstock.cli.tuning_grid import Setting, SettingResult, Trainer, TrialWork, Turn, best_of
+from penstock.cli.tuning_grid import (
+    Setting,
+    SettingResult,
+    TrialWork,
+    Turn,
+    best_of,
+    imitate_step,
+)
 
 SHORT = ["--batch-size", "4", "--batches", "2", "--workers", "0,1", "--prefetch", "2"]
 
@@ -52,58 +59,94 @@ def result_of(rate, workers, factor=2, backend="process"):
     return SettingResult(Setting(workers, factor, backend), [Turn(rate, 1.0, 0.5, 0.1, None)])
 
 
-def test_every_setting_takes_its_turn_in_every_round(tmp_path, capsys):
-    written = tmp_path / "figures.json"
-    options = [*SHORT, "--prefetch", "1,2", "--json", str(written)]
-    assert main(["tune", "numbers_to_tune:Numbers", *options]) == 0
-    figures = json.loads(written.read_text())
+@pytest.fixture
+def tune(tmp_path, capsys):
+    """Tune, and return what was printed and what was written."""
+
+    def done(src, *options, status=0):
+        written = tmp_path / "figures.json"
+        assert main(["tune", src, *SHORT, *options, "--json", str(written)]) == status
+        return capsys.readouterr().out, json.loads(written.read_text())
+
+    return done
+
+
+def test_every_setting_takes_its_turn_in_every_round(tune):
+    out, figures = tune("numbers_to_tune:Numbers", "--prefetch", "1,2")
     tried = [(s["num_workers"], s["prefetch_factor"]) for s in figures["settings"]]
     assert tried == [(0, None), (1, 1), (1, 2)]
     for setting in figures["settings"]:
         assert [turn["samples"] for turn in setting["rounds"]] == [8, 8]
         assert setting["samples_per_s"] > 0
         assert 0 <= setting["wait_share"] <= 1
-    assert figures["best"]["line"] in capsys.readouterr().out
+    assert figures["best"]["line"] in out
+    assert "loader" not in out.splitlines()[2]
 
 
-def test_threads_are_tried_if_they_are_asked_for(tmp_path, capsys):
-    written = tmp_path / "figures.json"
-    options = [*SHORT, "--workers", "1", "--backend", "thread", "--json", str(written)]
-    assert main(["tune", "numbers_to_tune:Numbers", *options]) == 0
-    assert json.loads(written.read_text())["settings"][0]["backend"] == "thread"
-    assert 'persistent_workers=True, backend="thread")' in capsys.readouterr().out
+def test_threads_are_tried_if_they_are_asked_for(tune):
+    out, figures = tune("numbers_to_tune:Numbers", "--workers", "1", "--backend", "thread")
+    assert figures["settings"][0]["backend"] == "thread"
+    assert 'persistent_workers=True, backend="thread")' in out
 
 
-def test_a_main_process_of_some_length_takes_the_batches(tmp_path):
-    written = tmp_path / "figures.json"
-    options = [*SHORT, "--trainer-ms", "2", "--trainer-cpu", "--json", str(written)]
-    assert main(["tune", "numbers_to_tune:Numbers", *options]) == 0
-    figures = json.loads(written.read_text())
+def test_a_main_process_of_some_length_takes_the_batches(tune):
+    _, figures = tune("numbers_to_tune:Numbers", "--trainer-ms", "2", "--trainer-cpu")
     assert figures["trainer_takes_cpu"] is True
     for setting in figures["settings"]:
         assert all(turn["seconds"] > turn["wait_s"] for turn in setting["rounds"])
 
 
+def test_torchs_loader_is_measured_beside_penstocks(tune):
+    pytest.importorskip("torch")
+    options = ["--compare", "torch", "--workers", "0,1", "--backend", "process,thread"]
+    out, figures = tune("numbers_to_tune:Numbers", *options)
+    tried = [(s["loader"], s["num_workers"], s["backend"]) for s in figures["settings"]]
+    assert tried == [
+        ("penstock", 0, "process"),
+        ("torch", 0, "process"),
+        ("penstock", 1, "process"),
+        ("penstock", 1, "thread"),
+        ("torch", 1, "process"),
+    ]
+    assert figures["best"]["loader"] == "penstock"
+    assert re.search(r"gives \d+\.\d\d x the samples of the best of torch", " ".join(out.split()))
+    assert out.splitlines()[-2] == "from penstock.torch import DataLoader"
+
+
+def test_a_loader_is_compared_with_its_arguments(loaders, tmp_path, monkeypatch):
+    monkeypatch.syspath_prepend(tmp_path)
+    module = __import__("loaders_to_tune")
+    for loader in (module.torchs, module.ours, module.of_batches()):
+        work = TrialWork.of_loader(loader, None, compare=True, num_batches=1)
+        ours, theirs = (
+            work._loader(Setting(1, 2, "process", kind)) for kind in ("penstock", "torch")
+        )
+        assert type(ours).__module__.startswith("penstock.")
+        assert type(theirs).__module__ == "torch.utils.data.dataloader"
+        for name in ("dataset", "batch_size", "drop_last", "timeout", "num_workers"):
+            assert getattr(ours, name) == getattr(theirs, name)
+
+
+@pytest.mark.parametrize(("cut", "status"), [(0, 0), (1, 1)])
+def test_images_of_a_folder_are_compared(tmp_path, cut, status, capsys):
+    pytest.importorskip("torch")
+    write_photos(tmp_path / "photos" / "cat", 12, cut)
+    assert main(["tune", "photos", *SHORT, "--compare", "torch", "--size", "16"]) == status
+    said = capsys.readouterr()
+    assert ("loader    workers" in said.out) == (status == 0)
+    assert ("cat/0.jpg" in said.err) == bool(cut)  # which ends torch's loader
+
+
 def test_a_main_process_that_takes_cpu_does_not_sleep():
-    trainer = Trainer(0.03, takes_cpu=True)
-    trainer.get_ready()
     before_s = time.thread_time()
-    trainer.step()
+    imitate_step(0.03, takes_cpu=True)
     assert time.thread_time() - before_s > 0.01  # CPU time: a sleep takes 0.1 ms of it
-
-
-def test_seconds_are_an_end_as_well(tmp_path):
-    written = tmp_path / "figures.json"
-    options = ["--batch-size", "4", "--workers", "0", "--seconds", "0.01", "--rounds", "1"]
-    assert main(["tune", "numbers_to_tune:Numbers", *options, "--json", str(written)]) == 0
-    (turn,) = json.loads(written.read_text())["settings"][0]["rounds"]
-    assert turn["seconds"] >= 0.01
 
 
 def test_a_collate_fn_may_be_named(capsys):
     options = [*SHORT, "--collate", "numbers_to_tune:pad"]
     assert main(["tune", "numbers_to_tune:Ragged", *options]) == 0
-    assert "collate_fn=pad)" in capsys.readouterr().out
+    assert "collate_fn=pad, " in capsys.readouterr().out
     assert main(["tune", "numbers_to_tune:Ragged", *SHORT]) == 1  # Penstock's own cannot do it
 
 
@@ -202,7 +245,7 @@ def test_a_loader_is_tuned_as_it_is_and_gets_its_own_line_back(
         (["tune", "loaders_to_tune:torchs", "--backend", "thread"], "SRC is torch's own"),
         (
             ["tune", "loaders_to_tune:torchs", "--collate", "loaders_to_tune:pairs"],
-            "which has a collate_fn",
+            "with a collate_fn",
         ),
         (["tune", "loaders_to_tune:of_batches", "--batch-size", "8"], "has a batch sampler"),
         (["report", "loaders_to_tune:ours"], "is a loader: call its method `report`"),
@@ -211,15 +254,6 @@ def test_a_loader_is_tuned_as_it_is_and_gets_its_own_line_back(
 def test_what_a_loader_cannot_take_is_told(loaders, arguments, message, capsys):
     assert main(arguments) == 1
     assert message in capsys.readouterr().err
-
-
-def test_epochs_that_began_within_a_turn_are_told(tmp_path, capsys):
-    written = tmp_path / "figures.json"
-    options = [*SHORT, "--batches", "40", "--workers", "0", "--json", str(written)]
-    assert main(["tune", "numbers_to_tune:Numbers", *options]) == 0  # 16 batches make an epoch
-    for turn in json.loads(written.read_text())["settings"][0]["rounds"]:
-        assert turn["epochs_begun"] == 2
-    assert "up to 2 epochs began within a turn" in " ".join(capsys.readouterr().out.split())
 
 
 def test_the_best_has_the_fewest_workers_within_3_percent():
@@ -252,7 +286,6 @@ def test_ctrl_c_shows_what_is_known(monkeypatch, capsys):
         (["--workers", "1,x"], "--workers must be whole numbers of at least 0"),
         (["--prefetch", "0"], "--prefetch must be whole numbers of at least 1"),
         (["--backend", "ray"], "--backend must name process or thread, or both, got 'ray'"),
-        (["--seconds", "1"], "--batches and --seconds: give one of them."),
         (["--trainer-cpu"], "--trainer-cpu needs --trainer-ms"),
         (["--collate", "numbers_to_tune:nothing"], "numbers_to_tune has no nothing"),
         (["--json", "nowhere/a.json"], "cannot write --json nowhere/a.json"),
@@ -273,28 +306,30 @@ def test_an_error_of_the_dataset_is_told_in_a_line(workers, capsys):
     assert workers == "1" or re.search(r"numbers_to_tune\.py, line \d+: ValueError", said)
 
 
-def test_broken_photos_are_named_and_others_take_their_place(tmp_path, capsys):
+def write_photos(folder, number, num_cut):
     image = pytest.importorskip("PIL.Image")
     pytest.importorskip("simplejpeg")
-    paths = [tmp_path / "photos" / "cat" / f"{number}.jpg" for number in range(12)]
-    paths[0].parent.mkdir(parents=True)
+    folder.mkdir(parents=True)
+    paths = [folder / f"{position}.jpg" for position in range(number)]
     for path in paths:
         pixels = np.random.default_rng(1).integers(0, 256, (40, 50, 3), np.uint8)
         image.fromarray(pixels).save(path)
-    for path in (paths[0], paths[7]):  # the first one is looked at to see what samples are
+    for path in paths[:num_cut]:
         path.write_bytes(path.read_bytes()[:800])
-    written = tmp_path / "figures.json"
-    options = [*SHORT, "--batches", "3", "--size", "16", "--json", str(written)]
-    assert main(["tune", "photos", *options]) == 0
-    out = capsys.readouterr().out
-    for name in ("cat/0.jpg", "cat/7.jpg"):
+    return paths
+
+
+def test_broken_photos_are_named_and_others_take_their_place(tmp_path, tune, capsys):
+    paths = write_photos(tmp_path / "photos" / "cat", 12, num_cut=2)
+    options = ["--batches", "3", "--size", "16"]
+    out, figures = tune("photos", *options)
+    for name in ("cat/0.jpg", "cat/1.jpg"):
         assert f"left out {name}: Premature end of JPEG file\n" in out
     assert "2 of the samples that were asked for cannot be read" in out
     assert 'on_error="replace")' in out.splitlines()[-1]
-    names = [bad["name"] for bad in json.loads(written.read_text())["left_out"]]
-    assert names == ["cat/0.jpg", "cat/7.jpg"]
+    assert [bad["name"] for bad in figures["left_out"]] == ["cat/0.jpg", "cat/1.jpg"]
     for path in paths:
         path.write_bytes(b"")
-    assert main(["tune", "photos", *options]) == 1
+    assert main(["tune", "photos", *SHORT, *options]) == 1
     said = capsys.readouterr().err
     assert "none of the first 12 samples can be read; of the last, cat/9.jpg: the file is" in said

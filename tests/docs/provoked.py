@@ -280,15 +280,6 @@ def report_without_plotly():
                 sys.modules[name] = module
 
 
-def let_a_benchmark_fail():
-    pytest.importorskip("cv2")
-    bench = pytest.importorskip("penstock.cli.benchmark_process")
-    work = bench.BenchmarkWork([Path("nowhere.jpg")], size_px=8, batch_size=1, num_workers=0)
-    with bench.BenchmarkProcess("penstock", work) as one:
-        one.request(0)
-        one.result()
-
-
 def fork_with_openmp():
     pytest.importorskip("sklearn")
     return said_in_a_process("""
@@ -400,7 +391,6 @@ PROGRAMS = {
         load_photos(hang, timeout=1),
         load_photos(dawdle, at=None, batch_size=64, timeout=1),
     ],
-    "WorkerError": [let_a_benchmark_fail],
     "CollateError": [
         lambda: load(Made(lambda index: np.zeros((3, 224 + index % 2)))),
         lambda: load(Made(lambda index: [0] * (3 + index % 2))),

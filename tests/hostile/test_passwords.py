@@ -79,7 +79,7 @@ ACTS = {
         for words in (
             ("pack", "A", "lmdb:a.lmdb"), ("pack", "images", "A"), ("pack", "--resume", "A", "A"),
             ("check", "A"), ("check", "--json", "A"), ("stats", "A"), ("stats", "--json", "A"),
-            ("view", "A"), ("bench", "A"), ("tune", "A"), ("report", "A"), ("split", "A"),
+            ("view", "A"), ("tune", "A"), ("report", "A"), ("split", "A"),
             ("convert", "A", "out", "--to", "voc"), ("doctor", "A"), ("explain", "A"),
             ("stats", "--sampler", "A", "A"), ("check", "--no-such-option", "A"), ("A",),
         )

@@ -3,9 +3,12 @@
 
 from __future__ import annotations
 
+import fcntl
 import os
+import pty
 import subprocess
 import sys
+import termios
 import textwrap
 from pathlib import Path
 
@@ -56,3 +59,23 @@ def split(stderr):
 def script():
     """The console script `penstock` beside this Python."""
     return Path(sys.executable).with_name("penstock")
+
+
+def in_terminal(command, typed=b"", **variables):
+    """Run a command in a terminal of its own; return what it showed, and its exit status."""
+    ours, theirs = pty.openpty()
+    fcntl.ioctl(theirs, termios.TIOCSWINSZ, b"\x21\x00\x4d\x00" + bytes(4))
+    process = subprocess.Popen(
+        command, stdin=theirs, stdout=theirs, stderr=theirs, env=environment(**variables),
+        start_new_session=True, preexec_fn=lambda: fcntl.ioctl(0, termios.TIOCSCTTY, 0),
+    )  # fmt: skip
+    os.close(theirs)
+    os.write(ours, typed)
+    shown = b""
+    try:
+        while piece := os.read(ours, 65536):
+            shown += piece
+    except OSError:  # Linux: the other side is closed
+        pass
+    os.close(ours)
+    return shown, process.wait(30)

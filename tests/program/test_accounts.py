@@ -3,17 +3,13 @@
 
 from __future__ import annotations
 
-import fcntl
 import itertools
 import json
 import os
-import pty
 import re
-import subprocess
-import termios
 
 import pytest
-from tests.program.running import RUN, environment, ran, split, with_first, written
+from tests.program.running import RUN, environment, in_terminal, ran, split, with_first, written
 
 LOADERS = """
 import gc, importlib.util, weakref
@@ -230,29 +226,13 @@ def test_progress_is_shown_in_a_terminal(tmp_path):
         tmp_path / "train.py",
         "from torch.utils.data import *\nlist(DataLoader(range(3)))\nprint('over')",
     )
-    ours, theirs = pty.openpty()
-    settings = environment(TERM="xterm-256color", CI="", COLUMNS="120")
-    process = subprocess.Popen(
-        [*RUN, "--progress", program], stdin=theirs, stdout=theirs, stderr=theirs, env=settings,
-        start_new_session=True, preexec_fn=lambda: fcntl.ioctl(0, termios.TIOCSCTTY, 0),
-    )  # fmt: skip
-    os.close(theirs)
-    shown = b""
-    while piece := _read(ours):
-        shown += piece
-    os.close(ours)
-    assert process.wait(30) == 0
+    variables = {"TERM": "xterm-256color", "CI": "", "COLUMNS": "120"}
+    shown, status = in_terminal([*RUN, "--progress", program], **variables)
+    assert status == 0
     bar, _, said = shown.partition(b"over")
     assert b"epoch 0" in bar
     assert b"3/3" in bar
     assert b"progress=True applied in" in said
-
-
-def _read(descriptor):
-    try:
-        return os.read(descriptor, 65536)
-    except OSError:  # Linux: the other side is closed
-        return b""
 
 
 def test_a_file_that_is_not_written_is_named(tmp_path):

@@ -40,8 +40,7 @@ def test_a_notebooks_first_cell_is_enough(tmp_path):
     assert "__main__ imported torch's DataLoader before penstock.torch.install()" in done.stderr
 
 
-@pytest.mark.parametrize("more", [[], ["-n", "1"]], ids=["alone", "with xdist"])
-def test_the_tests_of_ones_own_project_see_our_class(more, tmp_path):
+def test_the_tests_of_ones_own_project_see_our_class(tmp_path):
     written(tmp_path / "project.py", "from torch.utils.data import DataLoader")
     written(tmp_path / "conftest.py", "import project\nfrom torch.utils.data import DataLoader")
     written(
@@ -57,7 +56,18 @@ def test_the_tests_of_ones_own_project_see_our_class(more, tmp_path):
             assert len(list(project.DataLoader(range(6), batch_size=2, num_workers=1))) == 3
         """,
     )
-    command = [*PYTHON, "-m", "pytest", "-q", "-p", "penstock.testing.dropin", "-W", "error", *more]
+    command = [
+        *PYTHON,
+        "-m",
+        "pytest",
+        "-q",
+        "-p",
+        "penstock.testing.dropin",
+        "-W",
+        "error",
+        "-n",
+        "1",
+    ]
     done = ran([*command, "-p", "no:cacheprovider"], tmp_path)
     assert done.returncode == 0, done.stdout
     assert "1 passed" in done.stdout

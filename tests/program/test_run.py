@@ -3,17 +3,24 @@
 
 from __future__ import annotations
 
-import fcntl
 import json
 import os
-import pty
-import subprocess
 import sys
-import termios
 import zipfile
 
 import pytest
-from tests.program.running import PYTHON, RUN, environment, ran, script, with_first, written
+from tests.program.running import (
+    PYTHON,
+    RUN,
+    environment,
+    in_terminal,
+    ran,
+    script,
+    with_first,
+    written,
+)
+
+from penstock.cli import main
 
 PROBE = """
 import json, os, re, signal, sys, threading
@@ -113,32 +120,10 @@ def test_the_terminal_is_the_programs(folder):
         """,
     )
 
-    def shown(command):
-        ours, theirs = pty.openpty()
-        fcntl.ioctl(theirs, termios.TIOCSWINSZ, b"\x21\x00\x4d\x00" + bytes(4))
-        process = subprocess.Popen(
-            command, stdin=theirs, stdout=theirs, stderr=theirs, env=environment(),
-            start_new_session=True, preexec_fn=lambda: fcntl.ioctl(0, termios.TIOCSCTTY, 0),
-        )  # fmt: skip
-        os.close(theirs)
-        os.write(ours, b"Ada\n")
-        text = b""
-        while piece := _read(ours):
-            text += piece
-        os.close(ours)
-        return text.decode(), process.wait(30)
-
-    stock = shown([*PYTHON, program])
-    assert "[True, True, True] os.terminal_size(columns=77, lines=33)" in stock[0]
-    assert "True Ada" in stock[0]
-    assert shown([*RUN, program]) == stock
-
-
-def _read(descriptor):
-    try:
-        return os.read(descriptor, 65536)
-    except OSError:  # Linux: the other side is closed
-        return b""
+    shown, status = in_terminal([*PYTHON, program], b"Ada\n")
+    assert b"[True, True, True] os.terminal_size(columns=77, lines=33)" in shown
+    assert b"True Ada" in shown
+    assert in_terminal([*RUN, program], b"Ada\n") == (shown, status)
 
 
 def test_ones_own_startup_modules_still_run_and_ones_own_path_counts(folder):
@@ -202,7 +187,12 @@ def test_a_python_that_reads_no_environment_is_refused(option, folder):
         (["--engine", "torch", "--seed", "3", "probe.py"], 1, "leave out --seed"),
     ],
 )
-def test_a_wrong_option_is_refused_before_the_program_starts(words, status, says, folder):
-    done = ran([*RUN, *words], folder)
-    assert (done.returncode, done.stdout) == (status, "")
-    assert says in done.stderr.splitlines()[-1]
+def test_a_wrong_option_is_refused_before_the_program_starts(
+    words, status, says, folder, monkeypatch, capsys
+):
+    monkeypatch.setattr(os, "execve", None)
+    monkeypatch.chdir(folder)
+    assert main(["run", *words]) == status
+    out, err = capsys.readouterr()
+    assert out == ""
+    assert says in err.splitlines()[-1]

@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 from enum import StrEnum
-from typing import TYPE_CHECKING, Annotated, Final, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Final, Literal
 
 import typer
 
@@ -124,34 +124,20 @@ ClassOfOption = Annotated[
     typer.Option("--class-of", help="Which objects of an image say its class."),
 ]
 
-# Fields of MongoDB's documents and columns of tables are one option with two names.
-ImageField = Annotated[
-    str | None,
-    typer.Option(
-        "--image-field",
-        "--image-column",
+
+def _field_option(what: str, things: str) -> Any:  # noqa: ANN401 - typer's
+    """Return the option of a MongoDB field and of a table's column: one, with two names."""
+    return typer.Option(
+        f"--{what}-field",
+        f"--{what}-column",
         metavar="NAME",
-        help="Field (MongoDB) or column (Parquet, Arrow) of images.",
-    ),
-]
-LabelField = Annotated[
-    str | None,
-    typer.Option(
-        "--label-field",
-        "--label-column",
-        metavar="NAME",
-        help="Field (MongoDB) or column (Parquet, Arrow) of classes.",
-    ),
-]
-KeyField = Annotated[
-    str | None,
-    typer.Option(
-        "--key-field",
-        "--key-column",
-        metavar="NAME",
-        help="Field (MongoDB) or column (Parquet, Arrow) of keys.",
-    ),
-]
+        help=f"Field (MongoDB) or column (Parquet, Arrow) of {things}.",
+    )
+
+
+ImageField = Annotated[str | None, _field_option("image", "images")]
+LabelField = Annotated[str | None, _field_option("label", "classes")]
+KeyField = Annotated[str | None, _field_option("key", "keys")]
 
 
 def workers_of(text: str) -> int | Literal["auto"]:

@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import contextlib
+import itertools
 import warnings
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Final
@@ -21,13 +22,14 @@ from penstock.lines import say
 from penstock.redact import without_password
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from penstock.insight.plain import JSON
     from penstock.insight.stats import Stats
 
 __all__ = ["report"]
 
 _TRACE: Final = ".json"
-_DEFAULT_NAME: Final = "penstock-report.html"  # no page that `loader.report` was told to write
 
 
 def report(
@@ -87,12 +89,16 @@ def report(
             "`penstock run --save` wrote are put side by side; of datasets, name one."
         )
     (source,) = src
-    output = output or Path(_DEFAULT_NAME)
+    # No page that `loader.report` was told to write.
+    output = output or Path("penstock-report.html")
     for option, path in (("--output", output), ("--trace", trace)):
         check_output(option, path)
-    _import_plotly()
+    from penstock.insight.report.page import plotly_script
+
+    plotly_script()  # rather missed now than after minutes of work
     with contextlib.ExitStack() as stack:
-        loader = _loader(source, split, collate, stack, batch_size, workers, backend, size)
+        dataset, collate_fn = open_loadable(source, split, collate, size, stack)
+        loader = _loader(source, dataset, workers, backend, batch_size, collate_fn)
         status = _load(loader, batches, trainer_ms / 1000, source)
         with writing("--output", output):
             loader.report(output)
@@ -106,35 +112,40 @@ def report(
 
 def _of_files(ctx: typer.Context, paths: list[Path], output: Path | None) -> None:
     from penstock.insight.trace import read_json
-    from penstock.program.saved import is_saved_run
+    from penstock.program.saved import SavedRun, is_saved_run
 
     contents = [read_json(path) for path in paths]
-    pairs = zip(paths, contents, strict=True)
+    pairs = list(zip(paths, contents, strict=True))
+    saved = [(path, content) for path, content in pairs if is_saved_run(content)]
     others = [path for path, content in pairs if not is_saved_run(content)]
-    if not others:
-        _refuse_options(ctx, "a saved run is of a program that is over")
-        _of_saved_runs(paths, contents)
-    elif len(paths) == 1:
-        _refuse_options(ctx, "a trace is of a run that is over", but="output")
-        _of_trace(paths[0], contents[0], output or paths[0].with_suffix(".html"))
-    else:
+    if others and len(paths) > 1:
         raise ConfigError(
             f"{others[0]} is no file that `penstock run --save` wrote, and these alone are put "
             "side by side."
         )
-
-
-def _of_saved_runs(paths: list[Path], contents: list[JSON]) -> None:
+    allowed = ("src", "output") if others else ("src",)
+    given = [
+        "--" + name.replace("_", "-")
+        for name in ctx.params
+        if name not in allowed and "COMMANDLINE" in str(ctx.get_parameter_source(name))
+    ]
+    if given:
+        raise ConfigError(
+            f"{', '.join(given)}: {' and '.join(map(str, paths))} tell of a run that is over. "
+            "Leave these options out, or name a dataset."
+        )
+    if others:
+        _of_trace(paths[0], contents[0], output or paths[0].with_suffix(".html"))
+        return
     from penstock.cli.saved_runs import say_side_by_side
-    from penstock.program.saved import SavedRun
 
     runs = []
-    for path, content in zip(paths, contents, strict=True):
+    for path, content in saved:
         try:
             runs.append(SavedRun.from_json(content))
         except ConfigError as error:
             raise ConfigError(f"{path}: {error}") from error
-    say_side_by_side([str(path) for path in paths], runs)
+    say_side_by_side(list(map(str, paths)), runs)
 
 
 def _of_trace(source: Path, content: JSON, output: Path) -> None:
@@ -146,46 +157,23 @@ def _of_trace(source: Path, content: JSON, output: Path) -> None:
     try:
         with writing("--output", output):
             write_report(recording, output)
+    except PenstockError:
+        raise
     except (ArithmeticError, LookupError, TypeError, ValueError) as error:
-        if isinstance(error, PenstockError):
-            raise
         raise ConfigError(f"The recording in {source} is damaged: {error}.") from error
     _say(recording.stats, output)
 
 
-def _refuse_options(ctx: typer.Context, why: str, but: str = "") -> None:
-    given = []
-    for name in ctx.params:
-        source = ctx.get_parameter_source(name)
-        if name not in ("src", but) and source is not None and source.name == "COMMANDLINE":
-            given.append("--" + name.replace("_", "-"))
-    if given:
-        raise ConfigError(
-            f"{', '.join(given)}: {why}, so there is nothing to set. Leave it out, or name a "
-            "dataset."
-        )
-
-
-def _import_plotly() -> None:
-    """Rather miss it now than after minutes of work."""
-    from penstock.insight.report.page import plotly_script
-
-    plotly_script()
-
-
 def _loader(
     src: str,
-    split: str | None,
-    collate: str | None,
-    stack: contextlib.ExitStack,
-    batch_size: int,
+    dataset: Any,  # noqa: ANN401
     workers: str,
     backend: str,
-    size: int,
+    batch_size: int,
+    collate_fn: Callable[[list[Any]], Any] | None,
 ) -> Any:  # noqa: ANN401 - of either kind
     from penstock.faults import FaultPolicy
 
-    dataset, collate_fn = open_loadable(src, split, collate, size, stack)
     if is_loader(dataset):
         raise ConfigError(
             f"{src} is a loader: call its method `report` after some batches, or name its dataset."
@@ -221,25 +209,16 @@ def _load(
 ) -> int:
     """Take so many batches, and return the exit status: not 0 after a Ctrl-C or SIGTERM."""
     from penstock.cli.reasons import errors_in_code
-    from penstock.cli.tuning_grid import Trainer
+    from penstock.cli.tuning_grid import endless, imitate_step
 
-    trainer = Trainer(step_s)
-    done = 0
     with Termination() as termination, Bar() as bar, warnings.catch_warnings():
         # The page lists them.
         warnings.filterwarnings("ignore", r"epoch \d+: .* bad sample", UserWarning)
         try:
-            with errors_in_code(src):
-                while done < num_batches:
-                    before = done
-                    for _ in loader:
-                        trainer.step()
-                        done += 1
-                        bar.show(done, num_batches, "")
-                        if done == num_batches:
-                            break
-                    if done == before:  # an epoch without a batch: there will be none
-                        break
+            with errors_in_code(src), contextlib.closing(endless(loader)) as batches:
+                for done, _ in enumerate(itertools.islice(batches, num_batches), 1):
+                    imitate_step(step_s)
+                    bar.show(done, num_batches, "")
         except KeyboardInterrupt:
             say("penstock: stopped; this is what was measured by then.", err=True)
             return TERMINATED if termination.is_noted else INTERRUPTED

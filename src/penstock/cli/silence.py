@@ -4,7 +4,6 @@
 from __future__ import annotations
 
 import contextlib
-import io
 import logging
 import os
 import sys
@@ -59,37 +58,30 @@ def silent_libraries() -> Iterator[None]:
     libpng, libjpeg and OpenCV write there. Python's `sys.stderr` goes on, by a descriptor of its
     own, so that progress and errors are seen.
     """
-    with contextlib.ExitStack() as stack:
-        stack.enter_context(warnings.catch_warnings())
-        _ignore_pillow()
-        try:
-            real = os.dup(2)
-        except OSError:  # there is no stderr
-            yield
-            return
-        stack.callback(os.close, real)
-        stack.callback(os.dup2, real, 2)
-        _go_on_by(real, stack)
-        with open(os.devnull, "wb") as nowhere:
-            os.dup2(nowhere.fileno(), 2)
-        yield
-
-
-def _go_on_by(descriptor: int, stack: contextlib.ExitStack) -> None:
-    """Let `sys.stderr` write to a descriptor for as long as `stack`, if it writes to 2."""
     before = sys.stderr
     try:
-        if before.fileno() != 2:
-            return
-    except (AttributeError, OSError, ValueError, io.UnsupportedOperation):
-        return  # somebody has put another in its place, or closed it
-    before.flush()
-    own = open(  # noqa: SIM115 - the stack closes it
-        descriptor, "w", encoding=before.encoding, errors=before.errors, buffering=1, closefd=False
-    )
-    stack.callback(own.close)
-    stack.callback(setattr, sys, "stderr", before)
-    sys.stderr = own
+        real = os.dup(2)
+    except OSError:  # there is no stderr
+        yield
+        return
+    with (
+        warnings.catch_warnings(),
+        open(os.devnull, "wb") as nowhere,
+        open(real, "w", encoding="utf-8", errors="backslashreplace", buffering=1) as own,
+    ):
+        _ignore_pillow()
+        # Otherwise somebody has put another in its place, or closed it.
+        with contextlib.suppress(AttributeError, OSError, ValueError):
+            if before.fileno() == 2:
+                before.flush()
+                own.reconfigure(encoding=before.encoding, errors=before.errors)
+                sys.stderr = own
+        os.dup2(nowhere.fileno(), 2)
+        try:
+            yield
+        finally:
+            os.dup2(real, 2)
+            sys.stderr = before
 
 
 def _ignore_pillow() -> None:

@@ -6,7 +6,6 @@ It needs no extra: that one is missing is among what it explains.
 
 from __future__ import annotations
 
-import builtins
 import difflib
 import posixpath
 import re
@@ -25,16 +24,9 @@ _NAME: Final = "troubleshooting.md"
 _MAX_WIDTH: Final = 100
 _MAX_FOUND: Final = 8  # sections that a search lists
 _NEAR: Final = 0.8  # of a name: WorkerDead is near WorkerDied, RuntimeError not near TransportError
-_OWN: Final = "an-exception-of-your-own-code"
 _LINK: Final = re.compile(r"\[([^\]]+)\]\(([^)\s]+)\)")
+_BULLET: Final = r"[-*] |\d+\. "
 _USE: Final = "penstock explain NAME says what to do."
-# Python's own errors are the user's code's, mostly, whatever else the page says of them.
-_BUILTINS: Final = {
-    name.casefold()
-    for name, value in vars(builtins).items()
-    if isinstance(value, type) and issubclass(value, Exception)
-}
-_BULLET: Final = re.compile(r"[-*] |\d+\. ")
 
 
 class Section(NamedTuple):
@@ -55,6 +47,11 @@ class Section(NamedTuple):
         """What follows the # in a link to it, as sites and repositories make it of a heading."""
         kept = re.sub(r"[^\w\- ]", "", self.title.lower())
         return kept.strip().replace(" ", "-")
+
+    @property
+    def name(self) -> str:
+        """What to type for it: the class, or the anchor of a symptom."""
+        return self.title if self.title.isidentifier() else self.anchor
 
     @property
     def summary(self) -> str:
@@ -114,64 +111,47 @@ def explained(name: str | None = None) -> str:
 
     Args:
         name: A title or an anchor, of any case; also a class with its module, as a traceback has
-            it. Of other words the sections are listed that have them. None lists all.
+            it. Of other words the sections are listed that have most of them. None lists all.
 
     Raises:
-        ConfigError: there is no such section, and none has these words; the message has the
+        ConfigError: there is no such section, and none has one of these words; the message has the
             nearest name.
         PenstockError: the page is not there.
     """
     sections = sections_of(find_page().read_text(encoding="utf-8"))
     width = min(shutil.get_terminal_size().columns, _MAX_WIDTH)
     if name is None:
-        return _listed(sections, width)
+        groups = dict.fromkeys(section.group for section in sections)
+        return "\n\n".join([*(_listed(group, sections, width) for group in groups), _USE])
     wanted = name.strip().lstrip("#").casefold()
-    short = wanted.removeprefix("penstock.errors.").removeprefix("penstock.")
+    wanted = wanted.removeprefix("penstock.errors.").removeprefix("penstock.")
     for section in sections:
-        if short in (section.title.casefold(), section.anchor):
+        if wanted in (section.title.casefold(), section.anchor):
             return f"{section.title}\n\n{_rendered(section.text, width)}"
-    if found := _search(short, sections):
+    if found := _search(wanted, sections):
         # Perhaps the text of an error, with the address that was typed in it.
-        typed = without_password(name)
-        lines = [f"Nothing is called {typed!r} here. Sections that have it:", ""]
-        for section in found:
-            lines += _entry(section, width)
-        return "\n".join([*lines, "", _USE])
-    raise ConfigError(f"nothing is called {name!r} here. {_advice(short, sections)}")
+        said = f"Nothing is called {without_password(name)!r} here. Sections that have it:"
+        entries = "\n".join(_entry(section, width) for section in found)
+        return f"{said}\n\n{entries}\n\n{_USE}"
+    names = {section.anchor: section.name for section in sections}
+    near = [names[anchor] for anchor in difflib.get_close_matches(wanted, names, 3, _NEAR)]
+    advice = f"Did you mean {' or '.join(near)}?" if near else "`penstock explain` lists all."
+    raise ConfigError(f"nothing is called {name!r} here. {advice}")
 
 
 def _search(wanted: str, sections: list[Section]) -> list[Section]:
-    """Return the sections that have the words: in their titles first, then in their texts.
-
-    If none has all of them, those that have the one that is in the fewest.
-    """
-    words = [word for word in re.findall(r"[\w./-]+", wanted) if len(word) > 1]
-    if not words:
-        return []
-    texts = {section: f"{section.title}\n{section.text}".casefold() for section in sections}
-    titles = {section: f"{section.title} {section.anchor}".casefold() for section in sections}
-    found = [section for section in sections if _has_all(titles[section], words)]
-    if wanted in _BUILTINS:
-        found += [section for section in sections if section.anchor == _OWN]
-    found += [section for section in sections if wanted in texts[section]]
-    found += [section for section in sections if _has_all(texts[section], words)]
-    if not found:
-        having = [[s for s in sections if _has_all(texts[s], [word])] for word in words]
-        found = min(filter(None, having), key=len, default=[])
-    return list(dict.fromkeys(found))[:_MAX_FOUND]
+    """Return the sections that have most of the words, those with words in their titles first."""
+    words = re.findall(r"[\w./-]{2,}", wanted)
+    counts = {s: _count(f"{s.title} {s.anchor} {s.text}", words) for s in sections}
+    most = max(counts.values())
+    found = [section for section in sections if most and counts[section] == most]
+    found.sort(key=lambda section: -_count(f"{section.title} {section.anchor}", words))
+    return found[:_MAX_FOUND]
 
 
-def _has_all(text: str, words: list[str]) -> bool:
-    """Return whether words of the text begin with each of `words`."""
-    return all(re.search(rf"(?<!\w){re.escape(word)}", text) for word in words)
-
-
-def _advice(wanted: str, sections: list[Section]) -> str:
-    names = {section.anchor: _name(section) for section in sections}
-    near = difflib.get_close_matches(wanted, names, 3, _NEAR)
-    if not near:
-        return "`penstock explain` lists what there is."
-    return f"Did you mean {' or '.join(names[anchor] for anchor in near)}?"
+def _count(text: str, words: list[str]) -> int:
+    """Return how many of the words the words of a text begin with."""
+    return sum(bool(re.search(rf"(?<!\w){re.escape(w)}", text, re.IGNORECASE)) for w in words)
 
 
 def completed(incomplete: str) -> list[str]:
@@ -181,52 +161,37 @@ def completed(incomplete: str) -> list[str]:
     except PenstockError:  # this is no place to say that the page is not there
         return []
     begun = incomplete.casefold()
-    return [name for name in map(_name, sections) if name.casefold().startswith(begun)]
+    return [section.name for section in sections if section.name.casefold().startswith(begun)]
 
 
-def _name(section: Section) -> str:
-    """What to type for it: the class, or the anchor of a symptom."""
-    return section.title if section.title.isidentifier() else section.anchor
+def _listed(group: str, sections: list[Section], width: int) -> str:
+    return "\n".join([group, *(_entry(each, width) for each in sections if each.group == group)])
 
 
-def _listed(sections: list[Section], width: int) -> str:
-    lines: list[str] = []
-    group = None
-    for section in sections:
-        if section.group != group:
-            group = section.group
-            lines += ["", group] if lines else [group]
-        lines += _entry(section, width)
-    return "\n".join([*lines, "", _USE])
-
-
-def _entry(section: Section, width: int) -> list[str]:
-    return [f"  {_name(section)}", *_wrapped(section.summary, width, "      ", "      ")]
+def _entry(section: Section, width: int) -> str:
+    return f"  {section.name}\n{_wrapped(section.summary, width, ' ' * 6, ' ' * 6)}"
 
 
 def _rendered(text: str, width: int) -> str:
     """Return Markdown as plain text: paragraphs and bullets wrapped, code as it is."""
-    lines: list[str] = []
-    for number, part in enumerate(re.split(r"^```.*\n?", text, flags=re.MULTILINE)):
-        if number % 2:
-            lines += ["", *(f"    {line}".rstrip() for line in part.splitlines())]
+    blocks = []
+    for block in re.split(r"(^```.*?^```$)|\n\s*\n", text, flags=re.DOTALL | re.MULTILINE):
+        if block is None or not block.strip():
             continue
-        is_list = False
-        for block in re.split(r"\n\s*\n|\n(?=[-*] |\d+\. )", part.strip()):
-            if not block:  # between one piece of code and the next
-                continue
-            bullet = _BULLET.match(block)
-            if not (bullet and is_list):
-                lines.append("")
-            is_list = bullet is not None
-            lines += _wrapped(_plain(block), width, "", " " * len(bullet[0] if bullet else ""))
-    return "\n".join(lines).strip("\n")
+        if block.startswith("```"):
+            blocks.append(textwrap.indent("\n".join(block.splitlines()[1:-1]), "    "))
+            continue
+        items = []
+        for item in re.split(rf"\n(?={_BULLET})", _plain(block.strip("\n"))):
+            bullet = re.match(_BULLET, item)
+            items.append(_wrapped(item, width, "", " " * (bullet.end() if bullet else 0)))
+        blocks.append("\n".join(items))
+    return "\n\n".join(blocks)
 
 
-def _wrapped(text: str, width: int, first: str, other: str) -> list[str]:
-    flowing = " ".join(text.split())
-    return textwrap.wrap(
-        flowing,
+def _wrapped(text: str, width: int, first: str, other: str) -> str:
+    return textwrap.fill(
+        " ".join(text.split()),
         width,
         initial_indent=first,
         subsequent_indent=other,

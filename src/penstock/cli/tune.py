@@ -8,6 +8,7 @@ import json
 import platform
 import textwrap
 import warnings
+from enum import StrEnum
 from pathlib import Path  # noqa: TC003 - typer reads the annotations at run time
 from typing import TYPE_CHECKING, Annotated, Any, Final
 
@@ -18,7 +19,6 @@ from penstock.cli.loadable import SIZE_HELP, is_loader, open_loadable
 from penstock.cli.outputs import check_output, write_output
 from penstock.cli.progress import Bar
 from penstock.cli.sigterm import INTERRUPTED, TERMINATED, Termination
-from penstock.cli.stats_tables import WIDTH
 from penstock.engine.backends import BACKENDS
 from penstock.errors import ConfigError
 from penstock.lines import amount, say
@@ -28,14 +28,18 @@ from penstock.sampling.balance_text import aligned
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
-    from penstock.cli.given_loader import GivenLoader
     from penstock.cli.tuning_grid import Setting, SettingResult, TrialWork
 
 __all__ = ["tune"]
 
-_USUAL_BATCHES: Final = 60
 _USUAL_BATCH_SIZE: Final = 64
 _MAX_NAMED: Final = 20  # samples named on the screen; --json has all of them
+
+
+class Compared(StrEnum):
+    """The other loader that is measured."""
+
+    torch = "torch"
 
 
 def tune(
@@ -62,13 +66,7 @@ def tune(
     backend: Annotated[
         str, typer.Option(metavar="NAME,…", help="Backends to try: process, thread.")
     ] = "process",
-    batches: Annotated[
-        int | None,
-        typer.Option(min=1, help="Batches measured in a turn.", show_default=str(_USUAL_BATCHES)),
-    ] = None,
-    seconds: Annotated[
-        float | None, typer.Option(min=0.001, help="Seconds measured in a turn, instead.")
-    ] = None,
+    batches: Annotated[int, typer.Option(min=1, help="Batches measured in a turn.")] = 60,
     rounds: Annotated[int, typer.Option(min=1, help="Turns of each setting.")] = 2,
     trainer_ms: Annotated[
         float, typer.Option(min=0, help="A training step that takes so long is made up.")
@@ -77,6 +75,10 @@ def tune(
         bool,
         typer.Option("--trainer-cpu", help="It keeps a core busy; else it waits, as for a GPU."),
     ] = False,
+    compare: Annotated[
+        Compared | None,
+        typer.Option(help="Try the same counts of workers with torch's own loader as well."),
+    ] = None,
     collate: Annotated[
         str | None, typer.Option(metavar="MODULE:NAME", help="The collate_fn that makes batches.")
     ] = None,
@@ -99,29 +101,37 @@ def tune(
     known by then.
     """
     from penstock.cli.sources import names_a_dataset
-    from penstock.cli.tuning_grid import Length, Trainer, TrialWork
+    from penstock.cli.tuning_grid import TrialWork
 
     check_output("--json", json_file)
-    if batches is not None and seconds is not None:
-        raise ConfigError("--batches and --seconds: give one of them.")
     if trainer_cpu and not trainer_ms:
         raise ConfigError("--trainer-cpu needs --trainer-ms: how long a step takes.")
-    settings = _settings(workers, prefetch, backend)
-    trainer = Trainer(trainer_ms / 1000, takes_cpu=trainer_cpu)
-    length = Length(batches or _USUAL_BATCHES, seconds)
+    settings = _settings(workers, prefetch, backend, is_compared=compare is not None)
+    options: dict[str, Any] = {
+        "compare": compare is not None,
+        "num_batches": batches,
+        "step_s": trainer_ms / 1000,
+        "takes_cpu": trainer_cpu,
+    }
+    if compare is not None:
+        import torch.utils.data  # noqa: F401 - its user gets `penstock.torch.DataLoader`
     with contextlib.ExitStack() as stack:
         dataset, collate_fn = open_loadable(src, split, collate, size, stack)
-        given = _given(dataset, batch_size, collate, settings) if is_loader(dataset) else None
-        work = TrialWork(
-            dataset if given is None else given.dataset,
-            (batch_size or _USUAL_BATCH_SIZE) if given is None else given.batch_size,
-            collate_fn,
-            trainer,
-            length,
-            "raise" if names_a_dataset(src) else "replace",
-            given,
-        )
-        work.check()
+        if is_loader(dataset):
+            if collate is not None:
+                raise ConfigError("--collate is for datasets; SRC is a loader, with a collate_fn.")
+            work = TrialWork.of_loader(dataset, batch_size, **options)
+        else:
+            on_error = "raise" if names_a_dataset(src) else "replace"
+            size_of_batch = batch_size or _USUAL_BATCH_SIZE
+            work = TrialWork.of_dataset(
+                dataset, size_of_batch, collate_fn, on_error=on_error, **options
+            )
+        is_torchs = work.kinds["penstock"].__module__.startswith("torch.")
+        if is_torchs and any(setting.backend != "process" for setting in settings):
+            raise ConfigError(
+                "--backend thread needs penstock.torch.DataLoader; SRC is torch's own."
+            )
         results, status = _try_all(work, settings, rounds, src)
     if results:
         _show(results, work, src)
@@ -132,23 +142,9 @@ def tune(
         raise typer.Exit(status)
 
 
-def _given(
-    loader: Any,  # noqa: ANN401
-    batch_size: int | None,
-    collate: str | None,
-    settings: Sequence[Setting],
-) -> GivenLoader:
-    from penstock.cli.given_loader import GivenLoader
-
-    if collate is not None:
-        raise ConfigError("--collate is for datasets, and SRC is a loader, which has a collate_fn.")
-    given = GivenLoader.of(loader, batch_size)
-    if not given.takes_backend and any(setting.backend != "process" for setting in settings):
-        raise ConfigError("--backend thread needs penstock.torch.DataLoader; SRC is torch's own.")
-    return given
-
-
-def _settings(workers: str | None, prefetch: str, backend: str) -> list[Setting]:
+def _settings(
+    workers: str | None, prefetch: str, backend: str, *, is_compared: bool
+) -> list[Setting]:
     from penstock.cli.tuning_grid import Setting, usual_workers
     from penstock.insight.budgets import cores_allowed
 
@@ -156,25 +152,16 @@ def _settings(workers: str | None, prefetch: str, backend: str) -> list[Setting]
     if workers is not None:
         counts = _numbers("--workers", workers, least=0)
     factors = _numbers("--prefetch", prefetch, least=1)
-    backends = [name.strip() for name in backend.split(",")]
-    for name in backends:
-        if name not in BACKENDS or not BACKENDS[name].is_local:
-            cause = (
-                " What Ray's workers give depends on the cluster, and this measures one machine."
-                if name in BACKENDS
-                else ""
-            )
-            raise ConfigError(
-                f"--backend must name process or thread, or both, got {backend!r}.{cause}"
-            )
-    settings = [Setting(0, None, backends[0])] if 0 in counts else []
-    return settings + [
-        Setting(n, f, name)
-        for name in dict.fromkeys(backends)
-        for n in counts
-        if n
-        for f in factors
-    ]
+    backends = list(dict.fromkeys(name.strip() for name in backend.split(",")))
+    if not all(name in BACKENDS and BACKENDS[name].is_local for name in backends):
+        raise ConfigError(f"--backend must name process or thread, or both, got {backend!r}.")
+    kinds = [(name, "penstock") for name in backends]
+    if is_compared:
+        kinds.append(("process", "torch"))
+    loaders = dict.fromkeys(loader for _, loader in kinds) if 0 in counts else {}
+    settings = [Setting(0, None, "process", loader) for loader in loaders]
+    grid = [(n, factor) for n in counts if n for factor in factors]
+    return settings + [Setting(*pair, *kind) for kind in kinds for pair in grid]
 
 
 def _numbers(option: str, text: str, *, least: int) -> list[int]:
@@ -213,13 +200,17 @@ def _try_all(
 
 
 def _show(results: Sequence[SettingResult], work: TrialWork, src: str) -> None:
-    from penstock.cli.tuning_grid import best_of
-
-    best = best_of(results)
+    best = _best(results)
     for line in [
         *_table(results, best, work, src), *_bad_samples(work), *work.lines(best.setting),
     ]:  # fmt: skip
         say(line)
+
+
+def _best(results: Sequence[SettingResult], loader: str = "penstock") -> SettingResult:
+    from penstock.cli.tuning_grid import best_of
+
+    return best_of([r for r in results if r.setting.loader == loader] or results)
 
 
 def _bad_samples(work: TrialWork) -> Iterator[str]:
@@ -239,12 +230,14 @@ def _bad_samples(work: TrialWork) -> Iterator[str]:
 def _table(
     results: Sequence[SettingResult], best: SettingResult, work: TrialWork, src: str
 ) -> list[str]:
-    step = f", steps of {1000 * work.trainer.seconds:g} ms" if work.trainer.seconds else ""
-    rows = [["workers", "prefetch", "backend", "samples/s", "waiting", "CPU s/1k", "memory", ""]]
+    step = f", steps of {1000 * work.step_s:g} ms" if work.step_s else ""
+    rows = [["loader", "workers", "prefetch", "backend", "samples/s", "waiting", "CPU s/1k"]]
+    rows[0] += ["memory", ""]
     for result in results:
-        workers, factor, backend = result.setting
+        workers, factor, backend, loader = result.setting
         cpu_s, memory = result.cpu_s_per_1000, result.memory_bytes
         rows.append([
+            loader,
             str(workers),
             "-" if factor is None else str(factor),
             backend if workers else "-",
@@ -258,25 +251,27 @@ def _table(
         "waiting: the main process's share of the time. CPU seconds and memory: of main process "
         "and workers."
     )
-    num_epochs = max(turn.num_epochs for result in results for turn in result.turns)
-    if num_epochs:
-        caption += f" The dataset is small: up to {num_epochs} epochs began within a turn."
+    of_torch = [result for result in results if result.setting.loader == "torch"]
+    if of_torch and best not in of_torch:
+        ratio = best.samples_per_s / _best(of_torch, "torch").samples_per_s
+        caption += f" The best of Penstock gives {ratio:.2f} x the samples of the best of torch."
+    if not of_torch:
+        rows = [row[1:] for row in rows]
     title = f"{without_password(src)}, batches of {work.batch_size}{step}"
-    return [title, "", *aligned(rows), "", *textwrap.wrap(caption, WIDTH)]
+    return [title, "", *aligned(rows), "", *textwrap.wrap(caption, 88)]
 
 
 def _record(results: Sequence[SettingResult], work: TrialWork, src: str) -> dict[str, Any]:
-    from penstock.cli.tuning_grid import best_of
     from penstock.insight.budgets import cores_allowed
 
-    best = best_of(results)
+    best = _best(results)
     return {
         "machine": {"cores": cores_allowed(), "system": platform.platform()},
         "python": platform.python_version(),
         "source": without_password(src),
         "batch_size": work.batch_size,
-        "trainer_ms": 1000 * work.trainer.seconds,
-        "trainer_takes_cpu": work.trainer.takes_cpu,
+        "trainer_ms": 1000 * work.step_s,
+        "trainer_takes_cpu": work.takes_cpu,
         "left_out": [{"name": n, "reason": r} for n, r in sorted(work.bad_samples.items())],
         "best": {**best.setting._asdict(), "line": work.lines(best.setting)[-1]},
         "settings": [
@@ -286,16 +281,7 @@ def _record(results: Sequence[SettingResult], work: TrialWork, src: str) -> dict
                 "wait_share": result.wait_share,
                 "cpu_s_per_1000_samples": result.cpu_s_per_1000,
                 "memory_bytes": result.memory_bytes,
-                "rounds": [
-                    {
-                        "samples": turn.num_samples,
-                        "seconds": turn.seconds,
-                        "wait_s": turn.wait_s,
-                        "cpu_s": turn.cpu_s,
-                        "epochs_begun": turn.num_epochs,
-                    }
-                    for turn in result.turns
-                ],
+                "rounds": [turn._asdict() for turn in result.turns],
             }
             for result in results
         ],

@@ -5,7 +5,7 @@ penstock run ──exec──▶ python train.py          unchanged, except for 
                          │                      PYTHONPATH and PENSTOCK_RUN
           startup/sitecustomize.py              imported when it and each of its children start
                          │ once torch is imported
-                process.begin()                 replaces the loader, creates the Book
+                  book.begin()                  replaces the loader, creates the Book
                          │
                        Book                     measures each loader, prints the summary at exit
 """

@@ -3,49 +3,63 @@
 
 from __future__ import annotations
 
+import atexit
 import contextlib
 import functools
 import itertools
+import os
 import sys
 import weakref
 from dataclasses import dataclass, field, fields
 from multiprocessing import util
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final, Protocol
+from typing import TYPE_CHECKING, Any, Final
 
 from penstock.distributed import current_rank
 from penstock.errors import ConfigError, PenstockError
 from penstock.forks import Owner
+from penstock.insight import monitor
 from penstock.insight.plain import plain_text
 from penstock.insight.stats import Span
 from penstock.insight.units import duration, percent
 from penstock.lines import say
 from penstock.plural import counted
+from penstock.program.options import Options
 from penstock.program.saved import SavedLoader, SavedRun, Usage, words_of, write_run
 from penstock.worker_info import get_worker_info
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from penstock.insight.monitor import Accounts
+    from penstock.insight.monitor import Accounts, Monitor
     from penstock.insight.recording import Recording
     from penstock.insight.stats import Stats
-    from penstock.program.options import Options
-    from penstock.program.saved import Used
+    from penstock.program.stock import StockMonitor
 
-__all__ = ["Account", "Book"]
+__all__ = ["begin"]
 
 
 _TOLD_APART_BY: Final = ("dataset", "num_workers", "batch_size", "sampler", "batch_sampler")
 
 
-class LoaderMonitor(Protocol):
-    """The monitor of a loader, Penstock's or torch's; it lives as long as the loader."""
+def begin() -> None:
+    """Replace torch's `DataLoader` in this process, or with `--engine torch` measure it.
 
-    made_at: str
+    To be called once the process has imported torch.
+    """
+    options = Options.of_environment()
+    book = Book(options)
+    monitor.watchers.append(book.add)
+    if os.getpid() == options.pid:
+        atexit.register(book.say_what_is_missing)
+    if options.engine == "penstock":
+        from penstock.torch.replacement import install
 
-    def accounts(self, loader: Any, /) -> Accounts:  # noqa: ANN401
-        """Return the loader's settings and statistics, which hold no reference to this monitor."""
+        install(**options.settings)
+    else:
+        from penstock.program.stock import watch
+
+        watch(book.add)
 
 
 @dataclass(slots=True)
@@ -60,8 +74,8 @@ class Account:
         stats: Statistics of the loader that ran longest; None until a loader has ended.
         recording: Recording of the same loader; None unless a report or a trace is to be written.
         loaders: Number of loaders.
-        first: Number of the first loader that gave a batch, counted from 1; 0 until there is one.
-        first_batch_s: Seconds from the `iter()` of that loader to its first batch.
+        first_batch_s: Seconds from `iter()` to the first batch, of the first loader that ended
+            with one.
         failure: The first bad sample that was left out or replaced; empty if there was none.
     """
 
@@ -72,22 +86,57 @@ class Account:
     stats: Stats | None = None
     recording: Recording | None = None
     loaders: int = 0
-    first: int = 0
     first_batch_s: float = 0.0
     failure: str = ""
 
-    def close(self, accounts: Accounts, number: int, *, is_recorded: bool) -> None:
-        """Add the measurements of loader `number`, which has ended."""
+    def close(self, accounts: Accounts, *, is_recorded: bool) -> None:
+        """Add the measurements of a loader, which has ended."""
         stats = accounts.stats()
         self.failure = self.failure or next((plain_text(str(f)) for f in accounts.failures()), "")
-        if stats.run.batches and not 0 < self.first < number:
-            self.first, self.first_batch_s = number, stats.first_batch_s
+        self.first_batch_s = self.first_batch_s or stats.first_batch_s
         if self.stats is None or stats.run.seconds > self.stats.run.seconds:
             self.stats = stats
             self.recording = accounts.recording() if is_recorded else None
         names = [f.name for f in fields(Span)]
-        sums = {name: getattr(self.run, name) + getattr(stats.run, name) for name in names}
-        self.run = Span(**sums)
+        self.run = Span(**{n: getattr(self.run, n) + getattr(stats.run, n) for n in names})
+
+    def saved(self) -> SavedLoader:
+        """Return the figures that `--save` writes."""
+        assert self.stats is not None
+        run = self.run
+        return SavedLoader(
+            made_at=plain_text(self.made_at),
+            dataset=plain_text(self.settings["dataset"]),
+            num_workers=self.stats.num_workers,
+            loaders=self.loaders,
+            epochs=run.starts,
+            batches=run.batches,
+            samples=run.samples,
+            failed=run.failed,
+            seconds=run.seconds,
+            wait_s=run.wait_s,
+            first_batch_s=self.first_batch_s,
+        )
+
+    def lines(self) -> list[str]:
+        """Return the paragraph of the summary."""
+        assert self.stats is not None
+        verdict, run = self.stats.verdict, self.run
+        made = counted(self.loaders, "loader") if self.loaders > 1 else "a loader"
+        lines = [
+            f"penstock run: {self.made_at}: {made} of {self.settings['dataset']}, "
+            f"{counted(self.stats.num_workers, 'worker')}, {counted(run.batches, 'batch')}. "
+            f"Waited {duration(run.wait_s)} of {duration(run.seconds)} "
+            f"({percent(run.wait_share)}) for data."
+        ]
+        if run.failed:
+            bad = counted(run.failed, "bad sample")
+            lines.append(f"  {bad}, left out or replaced. The first: {self.failure}")
+        which = "The one that ran longest: " if self.loaders > 1 else ""
+        lines.append(f"  {which}{verdict.text}")
+        if verdict.remedy:
+            lines.append(f"  In {self.made_at}: {verdict.remedy}")
+        return lines
 
 
 class _Opened:
@@ -122,17 +171,17 @@ class Book:
         self._options = options
         self._owner: Owner | None = None
         self._accounts: dict[tuple[str, ...], Account] = {}
-        self._open: weakref.WeakSet[_Opened] = weakref.WeakSet()
+        self._open: weakref.WeakKeyDictionary[_Opened, None] = weakref.WeakKeyDictionary()
         self._usage: Usage | None = None
         self._is_another_rank = False
 
-    def add(self, monitor: LoaderMonitor, loader: Any) -> object:  # noqa: ANN401 - of either kind
+    def add(self, monitor: Monitor | StockMonitor, loader: Any) -> object:  # noqa: ANN401 - of either kind
         """Add a loader, whose first epoch begins; its account ends with the object returned."""
         if get_worker_info() is not None:  # a loader inside a dataset
             return None
         if self._owner is None or not self._owner.is_here:  # the process's first, also after a fork
             self._owner, self._accounts, self._usage = Owner(), {}, None
-            self._open = weakref.WeakSet()
+            self._open = weakref.WeakKeyDictionary()  # in their order
             # Runs after the program's own handlers. Not atexit: a child of multiprocessing ends by
             # os._exit, which skips it.
             util.Finalize(None, self.end, exitpriority=-1)
@@ -151,10 +200,8 @@ class Book:
         )
         account.loaders += 1
         is_recorded = bool(self._options.report or self._options.trace)
-        opened = _Opened(
-            functools.partial(account.close, accounts, account.loaders, is_recorded=is_recorded)
-        )
-        self._open.add(opened)
+        opened = _Opened(functools.partial(account.close, accounts, is_recorded=is_recorded))
+        self._open[opened] = None
         return opened
 
     def end(self) -> None:
@@ -187,8 +234,19 @@ class Book:
                 written.append(f"penstock run: {error}")
         if self._options.quiet:
             return
-        for line in (*lines_of(accounts, self._options.settings), *written):
+        paragraphs = itertools.chain.from_iterable(account.lines() for account in accounts)
+        for line in (*paragraphs, *self._uses_of_settings(accounts), *written):
             say(line, err=True)
+
+    def _uses_of_settings(self, accounts: list[Account]) -> list[str]:
+        lines = []
+        for name, value in self._options.settings.items():
+            took = dict.fromkeys(a.made_at for a in accounts if name in a.taken)
+            own = dict.fromkeys(a.made_at for a in accounts if name not in a.taken)
+            text = f"penstock run: {name}={value} applied in {', '.join(took) or 'no loader'}"
+            kept = f"; the program's own value kept in {', '.join(own)}" if own else ""
+            lines.append(text + kept)
+        return lines
 
     def _write(self, accounts: list[Account]) -> list[str]:
         if not (self._options.report or self._options.trace):
@@ -207,15 +265,15 @@ class Book:
                 written.append(f"penstock run: {option} of {account.made_at}: {free}")
         return written
 
-    def _save(self, used: Used | None, accounts: list[Account]) -> list[str]:
+    def _save(self, used: dict[str, Any] | None, accounts: list[Account]) -> list[str]:
         if self._options.save is None or used is None:
             return []
         free = self._free(Path(self._options.save))
         run = SavedRun(
             engine=self._options.engine,
             program=words_of(self._options),
-            loaders=[_saved(account) for account in accounts],
-            **used._asdict(),
+            loaders=[account.saved() for account in accounts],
+            **used,
         )
         write_run(run, free)
         return [f"penstock run: figures of this run: {free}"]
@@ -227,34 +285,6 @@ class Book:
             if not free.is_file() or free.stat().st_mtime < self._options.started:
                 return free
         raise AssertionError
-
-
-def lines_of(accounts: list[Account], settings: dict[str, Any]) -> list[str]:
-    """Return the lines of the summary: a paragraph per account, and the use of each setting."""
-    lines = []
-    for account in accounts:
-        assert account.stats is not None
-        verdict, run = account.stats.verdict, account.run
-        made = counted(account.loaders, "loader") if account.loaders > 1 else "a loader"
-        lines.append(
-            f"penstock run: {account.made_at}: {made} of {account.settings['dataset']}, "
-            f"{counted(account.stats.num_workers, 'worker')}, {counted(run.batches, 'batch')}. "
-            f"Waited {duration(run.wait_s)} of {duration(run.seconds)} "
-            f"({percent(run.wait_share)}) for data."
-        )
-        if run.failed:
-            bad = counted(run.failed, "bad sample")
-            lines.append(f"  {bad}, left out or replaced. The first: {account.failure}")
-        which = "The one that ran longest: " if account.loaders > 1 else ""
-        lines.append(f"  {which}{verdict.text}")
-        if verdict.remedy:
-            lines.append(f"  In {account.made_at}: {verdict.remedy}")
-    for name, value in settings.items():
-        took = dict.fromkeys(a.made_at for a in accounts if name in a.taken)
-        own = dict.fromkeys(a.made_at for a in accounts if name not in a.taken)
-        text = f"penstock run: {name}={value} applied in {', '.join(took) or 'no loader'}"
-        lines.append(text + (f"; the program's own value kept in {', '.join(own)}" if own else ""))
-    return lines
 
 
 def _kind(setting: object) -> str:
@@ -274,24 +304,6 @@ def _end_by_the_same_signal() -> None:
     if getattr(sys, "last_type", None) is KeyboardInterrupt and is_programs:
         with contextlib.suppress(KeyboardInterrupt):
             exec("raise KeyboardInterrupt")
-
-
-def _saved(account: Account) -> SavedLoader:
-    assert account.stats is not None
-    run = account.run
-    return SavedLoader(
-        made_at=plain_text(account.made_at),
-        dataset=plain_text(account.settings["dataset"]),
-        num_workers=account.stats.num_workers,
-        loaders=account.loaders,
-        epochs=run.starts,
-        batches=run.batches,
-        samples=run.samples,
-        failed=run.failed,
-        seconds=run.seconds,
-        wait_s=run.wait_s,
-        first_batch_s=account.first_batch_s,
-    )
 
 
 def _is_another_rank() -> bool:

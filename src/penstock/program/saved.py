@@ -10,10 +10,9 @@ import os
 import sys
 import threading
 import time
-import typing
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, fields
-from typing import TYPE_CHECKING, Final, NamedTuple, Self
+from dataclasses import asdict, dataclass
+from typing import TYPE_CHECKING, Any, Final, Self, TypeGuard
 
 from penstock.errors import ConfigError
 from penstock.insight.plain import JSON, plain_text, read_versioned
@@ -27,7 +26,7 @@ if TYPE_CHECKING:
 
     from penstock.program.options import Options
 
-__all__ = ["SavedLoader", "SavedRun", "Usage", "Used", "is_saved_run", "words_of", "write_run"]
+__all__ = ["SavedLoader", "SavedRun", "Usage", "is_saved_run", "words_of", "write_run"]
 
 _FORMAT: Final = "penstock run"
 _VERSION: Final = 1
@@ -100,34 +99,28 @@ class SavedRun:
         return {"format": _FORMAT, "version": _VERSION, **asdict(self)}
 
     @classmethod
-    def from_json(cls, data: object) -> Self:
+    def from_json(cls, data: Mapping[str, Any]) -> Self:
         """Return the run that `to_json` wrote.
 
+        Args:
+            data: Of which `is_saved_run` holds.
+
         Raises:
-            ConfigError: `data` is not a saved run, is of another version, or is damaged.
+            ConfigError: it is of another version, or damaged.
         """
-        if not is_saved_run(data):
-            raise ConfigError(
-                f'This is not a saved run: it has no "format": "{_FORMAT}". '
-                "`penstock run --save` writes one."
-            )
-        assert isinstance(data, Mapping)
-        found = read_versioned(cls, data, _VERSION, "saved run")
-        for part in (found, *found.loaders):
-            _check_numbers(part)
-        return typing.cast("Self", found)
+        found: Self = read_versioned(cls, data, _VERSION, "saved run")
+        parts: list[SavedRun | SavedLoader] = [found, *found.loaders]
+        for part in parts:
+            for name, value in asdict(part).items():
+                if isinstance(value, int | float) and not 0 <= value < math.inf:
+                    raise ConfigError(
+                        f"The saved run is damaged: {name} must be a number from 0 on, got "
+                        f"{value!r:.80}."
+                    )
+        return found
 
 
-def _check_numbers(part: SavedRun | SavedLoader) -> None:
-    for name in (f.name for f in fields(part)):
-        value = getattr(part, name)
-        if isinstance(value, int | float) and not 0 <= value < math.inf:
-            raise ConfigError(
-                f"The saved run is damaged: {name} must be a number from 0 on, got {value!r:.80}."
-            )
-
-
-def is_saved_run(data: object) -> bool:
+def is_saved_run(data: object) -> TypeGuard[Mapping[str, Any]]:
     """Return whether `data`, read from JSON, is marked as a saved run."""
     return isinstance(data, Mapping) and data.get("format") == _FORMAT
 
@@ -162,14 +155,6 @@ def _without_secrets(words: Sequence[str]) -> list[str]:
     return shown
 
 
-class Used(NamedTuple):
-    """Time, CPU and memory that a program used; see `SavedRun`."""
-
-    wall_s: float
-    cpu_s: float | None
-    peak_memory_bytes: int | None
-
-
 class Usage:
     """A sampler of the memory of a program's processes: once a second, less often where it is slow.
 
@@ -184,16 +169,16 @@ class Usage:
         self._is_over = threading.Event()
         threading.Thread(target=self._watch, name="penstock usage", daemon=True).start()
 
-    def end(self) -> Used:
-        """Stop sampling, and return the usage so far."""
+    def end(self) -> dict[str, Any]:
+        """Stop sampling, and return time, CPU and memory so far, by their names in `SavedRun`."""
         self._is_over.set()
         self._look()
         spent_s = cpu_seconds(self._options.pid)
-        return Used(
-            wall_s=max(time.time() - self._options.started, 0.0),
-            cpu_s=None if spent_s is None else max(spent_s - self._options.cpu_s, 0.0),
-            peak_memory_bytes=self._peak_bytes,
-        )
+        return {
+            "wall_s": max(time.time() - self._options.started, 0.0),
+            "cpu_s": None if spent_s is None else max(spent_s - self._options.cpu_s, 0.0),
+            "peak_memory_bytes": self._peak_bytes,
+        }
 
     def _watch(self) -> None:
         rest_s = 0.0

@@ -17,11 +17,9 @@ import functools
 import time
 import weakref
 from collections import deque
-from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, Final
 
-from torch import Tensor
-from torch.utils.data import DataLoader, default_collate, get_worker_info
+from torch.utils.data import DataLoader, get_worker_info
 from torch.utils.data.dataloader import (
     _BaseDataLoaderIter,
     _DatasetKind,
@@ -128,14 +126,10 @@ class _Clock:
         self._num_workers = loader.num_workers
         self._lookahead = self._num_workers * (loader.prefetch_factor or 0)
         self._batch_size = loader.batch_size or 1
-        is_default = loader.batch_size is not None and loader.collate_fn is default_collate
-        self._size_of = _length if is_default else None
 
-    def give(self, asked_ns: int, batch: Any, num_samples: int | None) -> None:  # noqa: ANN401
+    def give(self, asked_ns: int, num_samples: int | None) -> None:
         now = time.monotonic_ns()
         consumer_ns = asked_ns - self._taken_ns if self._taken_ns else 0
-        if num_samples is None:
-            num_samples = (self._size_of and self._size_of(batch)) or self._batch_size
         row = TimingRow(
             asked_ns=asked_ns - self._starting_ns,
             given_ns=now,
@@ -144,7 +138,8 @@ class _Clock:
             step=self._step,
             num_workers=self._num_workers,
             lookahead=self._lookahead,
-            num_samples=num_samples,
+            # The last batch of a stream may be smaller, which is not looked at.
+            num_samples=self._batch_size if num_samples is None else num_samples,
         )
         self._monitor.history.add(row)
         self._step += 1
@@ -213,7 +208,7 @@ def _timed(next_data: Callable[..., Any]) -> Any:  # noqa: ANN401
             _next_asked(self)
             clock.fail()
             raise
-        clock.give(asked_ns, batch, _next_asked(self))
+        clock.give(asked_ns, _next_asked(self))
         return batch
 
     return timed
@@ -226,18 +221,6 @@ def _next_asked(iterator: Any) -> int | None:  # noqa: ANN401
     """
     asked: deque[int] = getattr(iterator, _ASKED, deque())
     return asked.popleft() if asked else None
-
-
-def _length(batch: Any) -> int:  # noqa: ANN401
-    """Return the number of samples in a batch of `default_collate`; 0 if it cannot be seen."""
-    while not isinstance(batch, Tensor):
-        parts = list(batch.values()) if isinstance(batch, Mapping) else batch
-        if not isinstance(parts, list | tuple) or not parts:
-            return 0
-        if isinstance(parts[0], str | bytes):
-            return len(parts)
-        batch = parts[0]
-    return len(batch) if batch.ndim else 0
 
 
 def _judge(span: Span, *, run: Span, **_: Any) -> Verdict:  # noqa: ANN401

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Import hook of `penstock run`, which Python imports when a process of the program starts.
 
-It calls `penstock.program.process.begin` once torch has been imported. It imports nothing from
+It calls `penstock.program.book.begin` once torch has been imported. It imports nothing from
 Penstock before: a process without torch pays nothing, and the Python of a child may lack Penstock.
 """
 
@@ -47,7 +47,7 @@ class _AfterTorch:
 
 def _begin() -> None:
     try:
-        from penstock.program.process import begin
+        from penstock.program.book import begin
 
         begin()
     except Exception as error:

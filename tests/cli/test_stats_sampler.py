@@ -413,15 +413,11 @@ def test_samples_without_labels_are_refused(module, tmp_path, capsys):
         ("--sampler repeat-factor", "--sampler repeat-factor needs --threshold: the share"),
         (
             "--sampler repeat-factor --threshold 1 --num-samples oversample",
-            "--num-samples of --sampler repeat-factor is a number, at least 1, but got 'oversam",
+            "--num-samples of --sampler repeat-factor is a number from 1 to 999,999,999, but got",
         ),
         ("--sampler balanced --sample 3", "--sample is for the sizes, and --sampler shows none"),
-        (
-            "--sampler balanced --num-samples 99999999999999",
-            "--num-samples 99999999999999: the indices of such an epoch take 800,000.0 GB, and",
-        ),
-        (f"--sampler class-aware --num-samples {'9' * 5000}", "such an epoch take inf GB"),
-        ("--sampler balanced --num-samples 0", '1, or "oversample", or "undersample", but got'),
+        (f"--sampler class-aware --num-samples {'9' * 5000}", "to 999,999,999, but got '9999"),
+        ("--sampler balanced --num-samples 0", '9, or "oversample", or "undersample", but got'),
         ("--sampler effective --beta 1", "beta should be 0 or more and below 1, but got beta=1"),
     ],
 )

@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from penstock.cli.benchmark_process import BenchmarkProcess, BenchmarkWork, EpochResult
-    from penstock.cli.decoding import BrokenFile
+    from penstock.cli.decoding import Broken
 
 __all__ = ["bench"]
 
@@ -105,9 +105,9 @@ def bench(
         write_output("--json", json_file, f"{record}\n")
 
 
-def _report_broken(broken: Sequence[BrokenFile]) -> None:
+def _report_broken(broken: Sequence[Broken]) -> None:
     for file in broken[:_MAX_NAMED]:
-        say(f"left out {file.path}: {file.reason}")
+        say(f"left out {file.name}: {file.reason}")
     if len(broken) > _MAX_NAMED:
         say(f"… and {len(broken) - _MAX_NAMED} more")
     if broken:
@@ -184,14 +184,14 @@ def _table(results: Sequence[_LoaderResult], work: BenchmarkWork) -> list[str]:
 
 
 def _record(
-    results: Sequence[_LoaderResult], work: BenchmarkWork, broken: Sequence[BrokenFile]
+    results: Sequence[_LoaderResult], work: BenchmarkWork, broken: Sequence[Broken]
 ) -> dict[str, Any]:
     base = statistics.median(results[0].rates())
     return {
         "machine": {"cpus": os.cpu_count(), "system": platform.platform()},
         "python": platform.python_version(),
         "num_images": len(work.paths),
-        "left_out": [{"path": str(file.path), "reason": file.reason} for file in broken],
+        "left_out": [{"path": file.name, "reason": file.reason} for file in broken],
         "size_px": work.size_px,
         "batch_size": work.batch_size,
         "num_workers": work.num_workers,

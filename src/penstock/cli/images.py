@@ -12,7 +12,7 @@ import numpy as np
 import torch
 from torch.utils.data import Dataset
 
-from penstock.cli.decoding import BrokenFile, find_images, read_image, sort_out_broken
+from penstock.cli.decoding import read_image
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
     import numpy.typing as npt
 
-__all__ = ["BrokenFile", "ImageFiles", "find_images", "read_image", "sort_out_broken"]
+__all__ = ["ImageFiles"]
 
 # ImageNet's mean and standard deviation (RGB, of values in 0..1): the usual normalisation.
 _MEAN: Final = np.array([0.485, 0.456, 0.406], np.float32).reshape(3, 1, 1)

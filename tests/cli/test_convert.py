@@ -13,24 +13,23 @@ import pytest
 from penstock.cli import main
 
 pytest.importorskip("rich")
-Image = pytest.importorskip("PIL.Image")
+pytest.importorskip("PIL.Image")
 
-from penstock.vision.annotations.voc import read_voc_folder  # noqa: E402 - it needs the above
-
-OBJECT = (
-    "<object><name>cat</name><difficult>1</difficult><bndbox><xmin>1</xmin><ymin>1</ymin>"
-    "<xmax>40</xmax><ymax>30</ymax></bndbox></object>"
+from tests.vision.annotation_files import (
+    voc_object,
+    write_voc_image,
 )
+
+from penstock.vision.annotations.voc import read_voc_folder
+
+EXTRA = "<difficult>1</difficult>"
 
 
 @pytest.fixture
 def photos(tmp_path, monkeypatch):
     """A VOC folder `voc` with one object, lists `points.txt` and `classes.txt` of its image."""
     monkeypatch.chdir(tmp_path)
-    for folder in ("voc/Annotations", "voc/JPEGImages"):
-        Path(folder).mkdir(parents=True)
-    Image.new("L", (40, 30)).save("voc/JPEGImages/1.jpg")
-    Path("voc/Annotations/1.xml").write_text(f"<annotation>{OBJECT}</annotation>")
+    write_voc_image("voc", "1", voc_object(extra=EXTRA), size=None)
     Path("points.txt").write_text("voc/JPEGImages/1.jpg 1 2 3 4 0 0 40 30 f\n")
     Path("classes.txt").write_text("voc/JPEGImages/1.jpg cat\n")
     return tmp_path
@@ -50,9 +49,8 @@ def test_what_was_lost_and_written_is_told(photos, capsys):
 
 
 def test_bad_boxes_are_told_and_may_be_left_out(photos, capsys):
-    text = Path("voc/Annotations/1.xml").read_text()
-    flat = OBJECT.replace("<xmax>40", "<xmax>1")
-    Path("voc/Annotations/1.xml").write_text(text.replace("</object>", f"</object>{flat}"))
+    flat = voc_object(box=(1, 1, 1, 30), extra=EXTRA)
+    write_voc_image("voc", "1", voc_object(extra=EXTRA), flat, size=None)
     assert run("voc", "kept", "--to", "yolo") == 0
     told = capsys.readouterr().out.splitlines()
     assert told[0] == "bad boxes: 1 zero_area; kept as they are (--bad-boxes)"
@@ -95,18 +93,8 @@ def test_sources_of_several_forms_become_one_set(photos, capsys):
 
 def test_options_of_lists_are_those_of_the_list_that_is_written(photos, capsys):
     assert run("landmarks:points.txt", "a", "--to", "voc", "--box", "--classes", "sex") == 0
-    options = [
-        "--box",
-        "--layout",
-        "xyxy",
-        "--box-format",
-        "xywh",
-        "--separator",
-        ",",
-        "--origin",
-        "1",
-    ]
-    assert run("a", "b.txt", "--to", "landmarks", *options) == 0
+    options = "--box --layout xyxy --box-format xywh --separator , --origin 1"
+    assert run("a", "b.txt", "--to", "landmarks", *options.split()) == 0
     assert "columns: path x1 y1 .. x2 y2 left top width height\n" in capsys.readouterr().out
     assert Path("b.txt").read_text() == "a/JPEGImages/1.jpg,2,4,3,5,1,1,40,30\n"
 

@@ -3,7 +3,6 @@
 
 from __future__ import annotations
 
-import importlib.util
 import io
 import json
 import math
@@ -25,17 +24,10 @@ Image = pytest.importorskip("PIL.Image")
 from penstock.stores import EncodedImage, create_store, pack  # noqa: E402 - it needs the above
 from penstock.stores.records import encode_record  # noqa: E402
 
+pytest.importorskip("cv2")
+from tests.vision.annotation_files import painted, voc_object, write_voc_image  # noqa: E402
 
-@pytest.fixture(scope="module", autouse=True)
-def fonts():
-    """Let matplotlib open its fonts, which it does once and for good."""
-    if importlib.util.find_spec("matplotlib"):
-        from matplotlib.backends.backend_agg import FigureCanvasAgg
-        from matplotlib.figure import Figure
-
-        figure = Figure()
-        figure.text(0, 0, "1")
-        FigureCanvasAgg(figure).draw()
+pytestmark = pytest.mark.usefixtures("fonts")
 
 
 def png(height, width):
@@ -301,14 +293,9 @@ unknown = [(np.zeros(4, np.uint8), 1), ("é", 0), (b"1", 1)]
 
 
 @pytest.mark.parametrize("name", ["Known", "unknown"])
-def test_a_dataset_of_ones_own_is_counted(name, tmp_path, monkeypatch, capsys):
-    (tmp_path / "my_photos.py").write_text(MODULE)
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(sys, "dont_write_bytecode", True)
-    try:
-        found = stats_of(capsys, f"my_photos:{name}")
-    finally:
-        sys.modules.pop("my_photos", None)
+def test_a_dataset_of_ones_own_is_counted(name, write_module, capsys):
+    write_module("my_photos", MODULE)
+    found = stats_of(capsys, f"my_photos:{name}")
     assert found["address"] == f"my_photos:{name}"
     assert [(c["class"], c["count"]) for c in found["classes"]] == [(1, 2), (0, 1)]
     assert found["classes"][0]["name"] == ("cat" if name == "Known" else "1")
@@ -333,19 +320,9 @@ def test_what_is_not_there_is_refused(tmp_path, capsys):
 
 def voc_folder(root, boxes_of_images, size=(60, 80)):
     """Write a VOC folder whose images have the boxes given, as VOC has them: 1-based, inclusive."""
-    (root / "Annotations").mkdir(parents=True)
-    (root / "JPEGImages").mkdir()
     for number, boxes in enumerate(boxes_of_images):
-        (root / "JPEGImages" / f"{number}.jpg").write_bytes(png(*size))
-        objects = "".join(
-            "<object><name>cell</name><bndbox>"
-            f"<xmin>{a}</xmin><ymin>{b}</ymin><xmax>{c}</xmax><ymax>{d}</ymax></bndbox></object>"
-            for a, b, c, d in boxes
-        )
-        (root / "Annotations" / f"{number}.xml").write_text(
-            f"<annotation><filename>{number}.jpg</filename><size><width>{size[1]}</width>"
-            f"<height>{size[0]}</height></size>{objects}</annotation>"
-        )
+        objects = [voc_object("cell", box) for box in boxes]
+        write_voc_image(root, number, *objects, size=size, pixels=painted(*size))
     return root
 
 
@@ -398,19 +375,9 @@ def test_stores_and_plain_folders_have_no_boxes(photos, capsys):
     assert "objects_error" not in found
 
 
-def test_imglab_files_and_yolo_are_sources(data_dir, tmp_path, capsys):
+def test_imglab_files_are_sources(data_dir, capsys):
     found = stats_of(capsys, data_dir / "faces" / "training.xml")
     assert found["objects"]["num_boxes"] == sum(c["count"] for c in found["classes"]) > 0
-    for folder in ("images", "labels"):
-        (tmp_path / folder / "train").mkdir(parents=True)
-    (tmp_path / "images" / "train" / "1.png").write_bytes(png(50, 100))
-    (tmp_path / "labels" / "train" / "1.txt").write_text("0 0.5 0.5 0.5 0.5\n1 0.2 0.2 0.1 0.1\n")
-    (tmp_path / "cells.yaml").write_text(f"path: {tmp_path}\ntrain: images/train\nnames: [a, b]\n")
-    found = stats_of(capsys, tmp_path / "cells.yaml")
-    assert [c["name"] for c in found["classes"]] == ["a", "b"]
-    assert found["objects"]["num_boxes"] == 2
-    assert found["objects"]["boxes_by_size"] == {"small": 1, "medium": 1, "large": 0}
-    assert main(["stats", str(tmp_path / "none.yaml")]) == 1
 
 
 @pytest.mark.parametrize(

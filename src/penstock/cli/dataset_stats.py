@@ -211,7 +211,7 @@ class Sizes:
                 self.num_bytes += [self._num_bytes(record.sample) for record in records]
         except StoreUnreachable:
             raise
-        except StoreError:
+        except (StoreError, ValueError, OSError):  # of a file that its annotation does not fit, too
             if len(positions) == 1:
                 self.num_damaged += 1
                 return

@@ -43,8 +43,8 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
     from penstock.cli.dataset_stats import Objects, Sizes
-    from penstock.cli.stats_chart import Bars, Histogram
-    from penstock.sampling.balance import BalanceReport, ClassCounts
+    from penstock.cli.stats_chart import Panel
+    from penstock.sampling.balance import BalanceReport
     from penstock.sampling.repeat_factor import RepeatFactorSampler
 
 __all__ = ["stats"]
@@ -119,7 +119,7 @@ def stats(
         "bad_boxes": "fix" if by_field else "keep",
         "attributes": attributes_for(column),
     }
-    panels: list[Bars | Histogram] = []
+    panels: list[Panel] = []
     with _opened(src, split, list_columns, fields, options) as (found, why_none):
         # Of a dataset over a store that is counted: transforms change nothing of it.
         is_own = not isinstance(found, Store | StoreDataset)
@@ -227,7 +227,7 @@ def _balance(
     names: Sequence[str] | None,
     choice: SamplerChoice,
     column: str | None,
-) -> tuple[dict[str, Any], list[str], list[Bars | Histogram]]:
+) -> tuple[dict[str, Any], list[str], list[Panel]]:
     """Return the balance of classes before and after a sampler: as JSON, as lines, as a chart.
 
     Raises:
@@ -270,68 +270,57 @@ def _about_threshold(sampler: RepeatFactorSampler, report: BalanceReport) -> str
     )
 
 
-def _balance_panels(report: BalanceReport) -> list[Bars | Histogram]:
+def _balance_panels(report: BalanceReport) -> list[Panel]:
     """Return the share of each class before and after, of images and of objects."""
-    from penstock.cli.stats_chart import Bars
-
-    order = np.argsort(-(report.objects or report.images).before, kind="stable")
-    names = [report.class_names[n] for n in order.tolist()]
-
-    def bars(what: str, label: str, counts: ClassCounts, before: Any, after: Any) -> Bars:  # noqa: ANN401
-        ratios = [
-            f"{ratio:,.1f} : 1" if np.isfinite(ratio) else "(one has none)"
-            for ratio in (counts.ratio_before, counts.ratio_after)
-        ]
-        title = f"{what}: largest to smallest {ratios[0]} before, {ratios[1]} after"
-        values = {"before": before[order], "after": after[order]}
-        return Bars(title, label, names, values, are_shares=True)
+    from penstock.cli.stats_chart import Panel
 
     images, objects = report.images, report.objects
+    order = np.argsort(-(objects or images).before, kind="stable")
+    names = [report.class_names[n] for n in order.tolist()]
+
+    def panel(what: str, label: str, before: Any, after: Any) -> Panel:  # noqa: ANN401
+        values = {"before": before[order], "after": after[order]}
+        return Panel(what, label, values, names, are_shares=True)
+
     if objects is None:
         shares = images.shares_before, images.shares_after
-        return [bars("Samples", "share of all samples", images, *shares)]
+        return [panel("Samples", "share of all samples", *shares)]
     frequencies = report.frequencies_before, report.frequencies_after
     shares = objects.shares_before, objects.shares_after
     what = "objects" if report.has_boxes else "labels"
     return [
-        bars("Images", "share of images that have the class", images, *frequencies),
-        bars(what.capitalize(), f"share of all {what}", objects, *shares),
+        panel("Images", "share of images that have the class", *frequencies),
+        panel(what.capitalize(), f"share of all {what}", *shares),
     ]
 
 
-def _panels(
-    record: dict[str, Any], sizes: Sizes, objects: Objects | None
-) -> list[Bars | Histogram]:
+def _panels(record: dict[str, Any], sizes: Sizes, objects: Objects | None) -> list[Panel]:
     """Return the counts of classes, the sizes, and what boxes are like."""
-    from penstock.cli.stats_chart import Bars, Histogram
+    from penstock.cli.stats_chart import Panel
 
-    panels: list[Bars | Histogram] = []
+    panels: list[Panel] = []
     if rows := record.get("classes"):
-        what = "objects" if "images" in rows[0] else "records"
-        values = {what: np.array([row["count"] for row in rows])}
-        if what == "objects":
-            values["images with such objects"] = np.array([row["images"] for row in rows])
+        values = {"records": np.array([row["count"] for row in rows])}
+        if "images" in rows[0]:
+            images = np.array([row["images"] for row in rows])
+            values = {"objects": values["records"], "images with such objects": images}
         ratio = record["largest_to_smallest"]
         title = f"{len(rows):,} classes, " + (f"{ratio:,.1f} : 1" if ratio else "all empty")
-        panels.append(Bars(title, f"{what} of a class", [row["name"] for row in rows], values))
+        names = [row["name"] for row in rows]
+        panels.append(Panel(title, f"{next(iter(values))} of a class", values, names))
     if sizes.shapes_px:
         shapes = np.array(sizes.shapes_px)
         values = {"height": shapes[:, 0], "width": shapes[:, 1]}
-        panels.append(Histogram(f"Sizes of {len(shapes):,} images", "pixels", "images", values))
+        panels.append(Panel("Sizes of images", "pixels", values, counted="images"))
     else:
         title = f"{amount(record['sizes']['total_bytes'])} in all"
         values = {"bytes": np.array(sizes.num_bytes)}
-        panels.append(Histogram(title, "bytes of a record", "records", values))
+        panels.append(Panel(title, "bytes of a record", values, counted="records"))
     if objects is not None:
         kinds = ", ".join(f"{n:,} {kind}" for kind, n in record["objects"]["boxes_by_size"].items())
-        areas = {"areas": objects.areas_px}
-        panels += [
-            Histogram(
-                f"{record['objects']['num_boxes']:,} boxes",
-                "boxes per image",
-                "images",
-                {"boxes": objects.boxes_per_image},
-            ),
-            Histogram(f"{kinds} boxes", "area of a box in square pixels", "boxes", areas),
-        ]
+        for title, label, values, counted in (
+            ("Boxes", "boxes per image", {"boxes": objects.boxes_per_image}, "images"),
+            (kinds, "area of a box in square pixels", {"areas": objects.areas_px}, "boxes"),
+        ):
+            panels.append(Panel(title, label, values, counted=counted))
     return panels

@@ -20,8 +20,6 @@ from tests.vision.annotation_files import (
     write_voc_image,
 )
 
-from penstock.vision.annotations.voc import read_voc_folder
-
 EXTRA = "<difficult>1</difficult>"
 
 
@@ -79,18 +77,6 @@ def test_strict_writes_nothing_where_something_would_be_lost(photos, capsys):
     assert not Path("yolo").exists()
 
 
-def test_sources_of_several_forms_become_one_set(photos, capsys):
-    options = ["--layout", "xyxy", "--box", "--classes", "sex", "--images", "link"]
-    sources = ["voc", "landmarks:points.txt", "image-list:classes.txt"]
-    assert run(*sources, "one", "--to", "voc", *options) == 0
-    assert capsys.readouterr().out == "one: 1 image, 1 object, 2 of them of two sources\n"
-    (image,) = read_voc_folder("one")
-    (found,) = image.objects
-    assert (found.class_name, found.extra) == ("cat", {"sex": "f"})
-    assert found.landmarks_xy_px == ((1, 2), (3, 4))
-    assert os.readlink("one/JPEGImages/1.jpg") == os.path.realpath("voc/JPEGImages/1.jpg")
-
-
 def test_options_of_lists_are_those_of_the_list_that_is_written(photos, capsys):
     assert run("landmarks:points.txt", "a", "--to", "voc", "--box", "--classes", "sex") == 0
     options = "--box --layout xyxy --box-format xywh --separator , --origin 1"
@@ -136,11 +122,6 @@ def test_who_stops_it_finds_nothing_half_written(photos, capsys, monkeypatch, nu
     assert run("voc", "new", "--to", "voc") == status
     assert "half written has been removed" in capsys.readouterr().err
     assert sorted(os.listdir()) == before
-
-
-def test_names_that_would_change_a_terminal_are_escaped(photos, capsys):
-    assert run("voc", "a\x1b[31m", "--to", "voc") == 0
-    assert capsys.readouterr().out == "a\\x1b[31m: 1 image, 1 object\n"
 
 
 def test_the_forms_are_those_of_the_library():

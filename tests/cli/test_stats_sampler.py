@@ -6,7 +6,6 @@ from __future__ import annotations
 import json
 import shutil
 
-import numpy as np
 import pytest
 
 from penstock.cli import main
@@ -173,33 +172,6 @@ def test_a_store_of_boxes_has_images_and_objects(tmp_path, capsys):
     assert after(found) == {"cell": 11, "parasite": 2}
     assert after(found, "objects") == {"cell": 33, "parasite": 2}
     assert "Class cell is in 100.0% of the images" in found["balance"]["verdict"]
-
-
-def test_real_blood_cells(data_dir, capsys):
-    pytest.importorskip("cv2")
-    options = ["--sampler", "repeat-factor", "--threshold", "0.95"]
-    found = balance_of(capsys, data_dir / "bccd", *options)["balance"]
-    assert found["num_samples"] == 364
-    assert found["epoch_size"] == 427
-    assert "Balance over objects hardly changes" in found["verdict"]
-
-
-def test_lists_and_yolo_are_sources(tmp_path, capsys):
-    cv2 = pytest.importorskip("cv2")
-    for folder in ("cells/images", "cells/labels"):
-        (tmp_path / folder).mkdir(parents=True)
-    for number, classes in enumerate(["0", "0", "00", "01"]):
-        cv2.imwrite(str(tmp_path / f"cells/images/{number}.png"), np.zeros((8, 8, 3), np.uint8))
-        lines = "".join(f"{c} 0.5 0.5 0.5 0.5\n" for c in classes)
-        (tmp_path / f"cells/labels/{number}.txt").write_text(lines)
-    (tmp_path / "cells/data.yaml").write_text("names: [red, white]\ntrain: images\n")
-    found = balance_of(capsys, tmp_path / "cells", "--sampler", "natural")
-    assert after(found) == {"red": 4, "white": 1}
-    assert after(found, "objects") == {"red": 5, "white": 1}
-    listed = "".join(f"images/{n}.png {'hat' if n else 'coat'}\n" for n in range(4))
-    (tmp_path / "cells/list.txt").write_text(listed)
-    found = balance_of(capsys, tmp_path / "cells/list.txt", "--sampler", "class-aware")
-    assert after(found) == {"coat": 2, "hat": 2}
 
 
 DATASETS = """

@@ -222,6 +222,10 @@ def test_images_are_copied_linked_or_left(source, tmp_path):
 
 @pytest.mark.parametrize("form", ["voc", "imglab"])
 def test_what_is_there_is_never_replaced(source, tmp_path, form):
+    if form == "voc":  # an empty folder is filled
+        (tmp_path / "empty").mkdir()
+        convert(source, tmp_path / "empty", target_format=form)
+        assert len(read_voc_folder(tmp_path / "empty")) == 3
     (tmp_path / "there").mkdir()
     (tmp_path / "there/mine").touch()
     (tmp_path / "file").write_text("mine")
@@ -250,12 +254,6 @@ def test_what_comes_there_while_sources_are_read_is_not_replaced_either(source, 
     assert files_of(tmp_path / "new") == (["mine"] if form == "voc" else [])
     assert (place / "mine" if form == "voc" else place).read_text() == "mine"
     assert sorted(os.listdir(tmp_path)) == ["new", "voc"]
-
-
-def test_an_empty_folder_is_filled(source, tmp_path):
-    (tmp_path / "new").mkdir()
-    convert(source, tmp_path / "new", target_format="voc")
-    assert len(read_voc_folder(tmp_path / "new")) == 3
 
 
 def test_what_fails_on_the_way_leaves_nothing(source, tmp_path):

@@ -28,7 +28,6 @@ if TYPE_CHECKING:
 __all__ = ["check"]
 
 _ANNOTATIONS: Final = (".txt", ".xml", ".yaml", ".yml")
-_MARKER: Final = ".penstock"  # that `pack` leaves in a folder which it makes
 
 
 @takes_list_options
@@ -74,13 +73,10 @@ def check(
 
 
 def _is_store(what: str) -> bool:
-    path = Path(what)
-    if ":" not in what and not path.suffix and not (path / _MARKER).exists():
-        return False  # a plain folder, for which the packages of stores need not be there
     from penstock.cli.sources import is_store
     from penstock.stores.folder.marks import read_marker
 
-    return is_store(what) or read_marker(path) is not None
+    return is_store(what) or read_marker(Path(what)) is not None
 
 
 def _check_files(what: Path, num_workers: int, columns: dict[str, Any], *, as_json: bool) -> int:

@@ -108,12 +108,13 @@ def convert(
     for name in options:
         if not any(source.takes(name) for source in sources):
             raise ConfigError(f"{option_of(name)} is of no use to any of these sources.")
+    placing: Any = images and images.value
     with _stopping():
         report = convert_to(
             sources,
             dst,
             target_format=to.value,
-            images=images and images.value,
+            images=placing,
             strict=strict,
             columns=columns,
             default_class=default_class,

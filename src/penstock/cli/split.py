@@ -188,13 +188,11 @@ def _units(
     from penstock.cli.sources import attributes_for, described_dataset, described_form
 
     form = described_form(str(src), list_columns)
-    if form == "landmarks":
-        return _of_landmarks(src, column, class_of, list_columns)
-    if form == "image-list":
-        return _of_images(src, column, list_columns)
+    if form in ("landmarks", "image-list"):
+        return _of_list(src, form, column, class_of, list_columns)
     if form == "voc":
-        options = {"attributes": attributes_for(column)}
-        dataset: Any = described_dataset(str(src), columns=list_columns, **options)
+        attributes = attributes_for(column)
+        dataset: Any = described_dataset(str(src), columns=list_columns, attributes=attributes)
         keys = [[key] for key in dataset.store.keys]
         return _of_dataset(dataset, src / "ImageSets" / "Main", keys, column, class_of)
     if form is not None or not src.is_dir():
@@ -237,47 +235,35 @@ def _of_classes(src: Path, column: str | None, class_of: ClassOf) -> _Units:
     return _of_dataset(dataset, src, lines, column, class_of, src, *notes)
 
 
-def _of_landmarks(
-    src: Path, column: str | None, class_of: ClassOf, list_columns: dict[str, Any]
-) -> _Units:
-    from penstock.vision.annotations.landmark_list import CLASS_COLUMN, read_landmark_list
-
-    classes = list_columns.get("classes", ())
-    wanted = column or (CLASS_COLUMN if CLASS_COLUMN in classes else next(iter(classes), None))
-    if column is not None and column not in classes:
-        has = ", ".join(classes) or "none"
-        raise ConfigError(f"--column {column} is none of the columns that --classes names: {has}.")
-    images = read_landmark_list(src, **list_columns)
-    objects = (image.objects[0] for image in images)
-    said = [{**o.extra, CLASS_COLUMN: o.class_name}.get(wanted or "", "") for o in objects]
-    root = list_columns.get("root")
-    return _of_lines(src, [image.key for image in images], said, root, class_of)
-
-
-def _of_images(src: Path, column: str | None, list_columns: dict[str, Any]) -> _Units:
-    from penstock.vision.annotations.image_list import read_labelled_paths
-
-    if column is not None:
-        raise ConfigError(
-            f"--column is for XML and landmark lists; {src} has a class in each line."
-        )
-    root = list_columns.get("root")
-    rows = read_labelled_paths(src, list_columns.get("separator"), root)
-    return _of_lines(src, [path for _, path, _ in rows], [label for _, _, label in rows], root)
-
-
-def _of_lines(
-    src: Path,
-    keys: Sequence[str],
-    said: Sequence[str],
-    root: Path | None,
-    class_of: ClassOf = ClassOf.all,
+def _of_list(
+    src: Path, form: str, column: str | None, class_of: ClassOf, list_columns: dict[str, Any]
 ) -> _Units:
     """Return the images of a list, in the order of their first lines."""
     from penstock.data.labels.objects import labels_by_objects
+    from penstock.vision.annotations.image_list import read_labelled_paths
+    from penstock.vision.annotations.landmark_list import CLASS_COLUMN, read_landmark_list
     from penstock.vision.annotations.text_lines import numbered_lines
 
-    names, codes = np.unique(list(said), return_inverse=True)
+    root, named = list_columns.get("root"), list_columns.get("classes", ())
+    if form == "image-list":
+        if column is not None:
+            raise ConfigError(
+                f"--column is for XML and landmark lists; {src} has a class in each line."
+            )
+        rows = read_labelled_paths(src, list_columns.get("separator"), root)
+        keys, said = [path for _, path, _ in rows], [label for _, _, label in rows]
+    else:
+        if column is not None and column not in named:
+            has = ", ".join(named) or "none"
+            raise ConfigError(
+                f"--column {column} is none of the columns that --classes names: {has}."
+            )
+        wanted = column or (CLASS_COLUMN if CLASS_COLUMN in named else next(iter(named), ""))
+        images = read_landmark_list(src, **list_columns)
+        objects = (image.objects[0] for image in images)
+        said = [{**o.extra, CLASS_COLUMN: o.class_name}.get(wanted, "") for o in objects]
+        keys = [image.key for image in images]
+    names, codes = np.unique(said, return_inverse=True)
     lines: dict[str, list[str]] = {}
     classes: dict[str, list[int]] = {}
     for key, (_, line), code in zip(keys, numbered_lines(src), codes.tolist(), strict=True):

@@ -246,7 +246,11 @@ def _balance(
     sampler = choice.sampler_of(labels)
     report = balance_report(sampler, labels, class_names=names)
     chosen = {"name": str(choice.kind), **choice.settings}
-    record = {"address": address, "sampler": chosen, "balance": report.record()}
+    record: dict[str, Any] = {
+        "address": address,
+        "sampler": chosen,
+        "balance": report.record(),
+    }
     by = "" if column is None else f", by {column}"
     lines = [f"{address}{by}, sampler: {choice}", ""]
     if isinstance(sampler, RepeatFactorSampler):

@@ -106,7 +106,9 @@ class _Records:
             return [CheckResult(index, unreachable=error) for index in indices]
         except Exception as error:
             if len(indices) == 1:
-                return [self._bad(indices[0], error)]
+                key = self._index.keys[indices[0]]
+                reason = short_reason(error, indices[0], key, self._store.address)
+                return [CheckResult(indices[0], reason)]
         return [self.__getitem__(index) for index in indices]
 
     def _result(self, index: int, record: Record) -> CheckResult:
@@ -128,11 +130,6 @@ class _Records:
                 return CheckResult(index, f"truncated: {reason}" if is_cut else reason, num_images)
             num_images += 1
         return CheckResult(index, None, num_images)
-
-    def _bad(self, index: int, error: Exception) -> CheckResult:
-        return CheckResult(
-            index, short_reason(error, index, self._index.keys[index], self._store.address)
-        )
 
     def describe(self, index: int) -> str:
         """Return the record's key."""

@@ -95,6 +95,8 @@ def view(
     """
     import cv2
 
+    from penstock.cli.sources import dataset_named, errors_of_code
+    from penstock.loader import Loader
     from penstock.vision.drawing.contact_sheet import contact_sheet
     from penstock.vision.drawing.displayed import Unshown
 
@@ -123,15 +125,22 @@ def view(
             shown, names = _samples_of_loader(loader, stack, num_images, epoch)
         else:
             policy = bad_boxes.policy if bad_boxes else "fix"
-            dataset = _opened(str(src), stack, split, list_columns, policy)
+            named = dataset_named(str(src), split, list_columns, bad_boxes=policy)
+            with errors_of_code(str(src)):
+                dataset = stack.enter_context(named)
             names = getattr(dataset, "class_names", None) or getattr(dataset, "classes", None) or ()
             change = None if transform is None else _transform_named(transform, stack)
             viewed = _TrainingSamples(dataset, change, mosaic)
-            shown = _first_batch(viewed, num_images, seed or 0, epoch, shuffle=not in_order)
+            if not len(viewed):
+                raise ConfigError(f"{without_password(str(src))} has no samples.")
+            batches: Loader[list[Any]] = Loader(
+                viewed, num_images, shuffle=not in_order, seed=seed or 0, collate_fn=list
+            )
+            batches.set_epoch(epoch)
+            shown = next(iter(batches))
         failed = [sample for sample in shown if isinstance(sample, Unshown)]
         if len(failed) == len(shown):
-            why = f"{failed[0].name}: {failed[0].reason}" if failed else "there are no samples"
-            raise ConfigError(f"no image of {loader or src} can be shown: {why}")
+            raise ConfigError(f"no image can be shown: {failed[0].name}: {failed[0].reason}")
         in_a_row = columns if rows is None else -(-len(shown) // rows)
         sheet = contact_sheet(shown, tuple(names), columns=in_a_row, tile_px=tile)
     is_encoded, data = cv2.imencode(".png", sheet[..., ::-1])
@@ -144,19 +153,6 @@ def view(
     say(f"{output}: {counted(len(shown), 'image')}{lost}, {size}")
     if failed:
         raise typer.Exit(1)
-
-
-def _opened(
-    src: str,
-    stack: contextlib.ExitStack,
-    split: str | None,
-    list_columns: dict[str, Any],
-    bad_boxes: Any,  # noqa: ANN401
-) -> Any:  # noqa: ANN401
-    from penstock.cli.sources import dataset_named, errors_of_code
-
-    with errors_of_code(src):
-        return stack.enter_context(dataset_named(src, split, list_columns, bad_boxes=bad_boxes))
 
 
 class _TrainingSamples:
@@ -243,25 +239,6 @@ def _takes(found: Any, *arguments: object) -> bool:  # noqa: ANN401
     except TypeError:
         return False
     return True
-
-
-def _first_batch(
-    dataset: Any,  # noqa: ANN401
-    num_images: int,
-    seed: int,
-    epoch: int,
-    *,
-    shuffle: bool,
-) -> list[Any]:
-    from penstock.loader import Loader
-
-    if not len(dataset):
-        return []
-    loader: Loader[list[Any]] = Loader(
-        dataset, num_images, shuffle=shuffle, seed=seed, collate_fn=list
-    )
-    loader.set_epoch(epoch)
-    return next(iter(loader))
 
 
 def _samples_of_loader(

@@ -231,12 +231,12 @@ def _merged(one: AnnotatedImage, other: AnnotatedImage) -> tuple[AnnotatedImage,
     for found in other.objects:
         box = "any" if are_alone else found.box_xyxy_px
         numbers = free.get(box, []) if box is not None else []
-        number = next((n for n in numbers if _can_be_one(objects[n], found)), None)
-        if number is None:
+        same = next((n for n in numbers if _can_be_one(objects[n], found)), None)
+        if same is None:
             alone.append(found)
         else:
-            numbers.remove(number)
-            objects[number] = _joined(objects[number], found)
+            numbers.remove(same)
+            objects[same] = _joined(objects[same], found)
     width_px, height_px = one.width_px or other.width_px, one.height_px or other.height_px
     image = replace(one, objects=(*objects, *alone), width_px=width_px, height_px=height_px)
     is_doubtful = any(free.values())  # where one source has all objects, nothing is

@@ -269,7 +269,8 @@ def _write_list(collection: Collection, target: Target, made: Path) -> tuple[str
 
     for image in () if target.is_file else collection.images:
         _put_image(image, target, made / path_of(image))
-    images, notes = collection.sampled_images, ()
+    images = collection.sampled_images
+    notes: tuple[str, ...] = ()
     if target.form == "imglab":
         data = write_imglab(images, name_of=path_of)
     elif target.form == "landmarks":

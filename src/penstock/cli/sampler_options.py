@@ -1,13 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The options of `penstock stats` that choose a sampler, and the sampler that they mean."""
+"""The sampler that options of `penstock stats` choose."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass, fields
 from enum import StrEnum
-from typing import TYPE_CHECKING, Annotated, Any, Final
-
-import typer
+from typing import TYPE_CHECKING, Any, Final
 
 from penstock.cli.list_options import option_of
 from penstock.errors import ConfigError
@@ -18,17 +16,7 @@ if TYPE_CHECKING:
     from penstock.data.ragged import RaggedArray
     from penstock.sampling.samplers import IndexSampler
 
-__all__ = [
-    "Alpha",
-    "Beta",
-    "Exact",
-    "NumSamples",
-    "SamplerChoice",
-    "SamplerKind",
-    "SamplerName",
-    "Seed",
-    "Threshold",
-]
+__all__ = ["SamplerChoice", "SamplerKind"]
 
 
 class SamplerKind(StrEnum):
@@ -40,56 +28,6 @@ class SamplerKind(StrEnum):
     repeat_factor = "repeat-factor"
     class_aware = "class-aware"
 
-
-SamplerName = Annotated[
-    SamplerKind | None,
-    typer.Option(
-        "--sampler",
-        help="Show the balance of classes before and after it. Labels are enough; only samples of "
-        "a module:name that does not know its labels are read.",
-    ),
-]
-Alpha = Annotated[
-    float | None,
-    typer.Option(
-        min=0,
-        metavar="A",
-        help="Of balanced: 0 is natural, 0.5 the square root, 1 equal.",
-        show_default="1",
-    ),
-]
-Beta = Annotated[
-    float | None,
-    typer.Option(
-        min=0, max=1, metavar="B", help="Of effective: below 1; near 1 is equal.",
-        show_default="0.999",
-    ),
-]  # fmt: skip
-Threshold = Annotated[
-    float | None,
-    typer.Option(
-        min=0,
-        max=1,
-        metavar="T",
-        help="Of repeat-factor, 0.5 for 50 %: images of a class that a smaller share of all images "
-        "has are repeated.",
-    ),
-]
-NumSamples = Annotated[
-    str | None,
-    typer.Option(
-        metavar="N",
-        help='Samples in an epoch; of balanced and effective also "oversample", "undersample".',
-        show_default="as the sampler has it",
-    ),
-]
-Exact = Annotated[
-    bool, typer.Option("--exact", help="Of balanced, effective: exact counts, not by chance.")
-]
-Seed = Annotated[
-    int | None,
-    typer.Option(min=0, metavar="N", help="Of the sampler's draws.", show_default="0"),
-]
 
 # What each takes, with its defaults.
 _OPTIONS_OF: Final[dict[SamplerKind, dict[str, Any]]] = {

@@ -24,16 +24,7 @@ from penstock.cli.arguments import (
 from penstock.cli.list_options import takes_list_options
 from penstock.cli.outputs import check_output
 from penstock.cli.progress import Bar
-from penstock.cli.sampler_options import (
-    Alpha,
-    Beta,
-    Exact,
-    NumSamples,
-    SamplerChoice,
-    SamplerName,
-    Seed,
-    Threshold,
-)
+from penstock.cli.sampler_options import SamplerChoice, SamplerKind
 from penstock.cli.stats_tables import print_tables
 from penstock.errors import ConfigError, StoreError
 from penstock.lines import amount, say, say_json
@@ -80,13 +71,58 @@ def stats(
     key_field: KeyField = None,
     column: Column = None,
     class_of: ClassOfOption = ClassOf.all,
-    sampler: SamplerName = None,
-    alpha: Alpha = None,
-    beta: Beta = None,
-    threshold: Threshold = None,
-    num_samples: NumSamples = None,
-    exact: Exact = False,
-    seed: Seed = None,
+    sampler: Annotated[
+        SamplerKind | None,
+        typer.Option(
+            "--sampler",
+            help="Show the balance of classes before and after it. Only samples of a module:name "
+            "that does not know its labels are read.",
+        ),
+    ] = None,
+    alpha: Annotated[
+        float | None,
+        typer.Option(
+            min=0,
+            metavar="A",
+            help="Of balanced: 0 is natural, 0.5 the square root, 1 equal.",
+            show_default="1",
+        ),
+    ] = None,
+    beta: Annotated[
+        float | None,
+        typer.Option(
+            min=0,
+            max=1,
+            metavar="B",
+            help="Of effective: below 1; near 1 is equal.",
+            show_default="0.999",
+        ),
+    ] = None,
+    threshold: Annotated[
+        float | None,
+        typer.Option(
+            min=0,
+            max=1,
+            metavar="T",
+            help="Of repeat-factor, 0.5 for 50 %: images of a class that a smaller share of all "
+            "images has are repeated.",
+        ),
+    ] = None,
+    num_samples: Annotated[
+        str | None,
+        typer.Option(
+            metavar="N",
+            help='Samples in an epoch; of balanced and effective also "oversample", "undersample".',
+            show_default="as the sampler has it",
+        ),
+    ] = None,
+    exact: Annotated[
+        bool, typer.Option("--exact", help="Of balanced, effective: exact counts, not by chance.")
+    ] = False,
+    seed: Annotated[
+        int | None,
+        typer.Option(min=0, metavar="N", help="Of the sampler's draws.", show_default="0"),
+    ] = None,
     *,
     list_columns: dict[str, Any],
 ) -> None:

@@ -4,7 +4,6 @@
 from __future__ import annotations
 
 import json
-import sys
 from pathlib import Path
 
 import numpy as np
@@ -17,7 +16,13 @@ pytest.importorskip("lmdb")
 pytest.importorskip("msgspec")
 pytest.importorskip("rich")
 
-from penstock.stores import StoreDataset  # noqa: E402 - it needs the above
+from tests.vision.annotation_files import (  # noqa: E402 - it needs the above
+    voc_object,
+    write_split,
+    write_voc_image,
+)
+
+from penstock.stores import StoreDataset  # noqa: E402
 
 # The second box begins and ends at one number, as BCCD's two bad ones.
 BOXES = [(11, 6, 30, 25), (5, 5, 5, 5)]
@@ -27,18 +32,11 @@ BOXES = [(11, 6, 30, 25), (5, 5, 5, 5)]
 def here(tmp_path, monkeypatch):
     """`voc` with two images; `train` is one of them."""
     monkeypatch.chdir(tmp_path)
-    for folder in ("voc/Annotations", "voc/JPEGImages", "voc/ImageSets/Main"):
-        Path(folder).mkdir(parents=True)
-    objects = "".join(
-        f"<object><name>cell</name><bndbox><xmin>{a}</xmin><ymin>{b}</ymin><xmax>{c}</xmax>"
-        f"<ymax>{d}</ymax></bndbox></object>"
-        for a, b, c, d in BOXES
-    )
-    size = "<size><width>60</width><height>40</height></size>"
     for name in ("a", "b"):
+        write_voc_image("voc", name, *(voc_object("cell", box) for box in BOXES), size=(40, 60))
+        Path(f"voc/JPEGImages/{name}.jpg").unlink()
         cv2.imwrite(f"voc/JPEGImages/{name}.png", np.full((40, 60, 3), 99, np.uint8))
-        Path(f"voc/Annotations/{name}.xml").write_text(f"<annotation>{size}{objects}</annotation>")
-    Path("voc/ImageSets/Main/train.txt").write_text("a\n")
+    write_split("voc", "train", "a")
     return tmp_path
 
 
@@ -281,11 +279,8 @@ def photos():
 
 
 @pytest.fixture
-def mine(here, monkeypatch):
-    monkeypatch.setattr(sys, "dont_write_bytecode", True)
-    Path("mine.py").write_text(DATASETS)
-    yield "mine"
-    sys.modules.pop("mine", None)
+def mine(here, write_module):
+    return write_module("mine", DATASETS)
 
 
 def test_a_dataset_with_transforms_is_counted_without_them(mine, capsys):

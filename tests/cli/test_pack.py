@@ -70,7 +70,6 @@ def broken():
     import no_such_module_of_theirs
 
 number = 3
-ready = [(str(n), n % 2) for n in range(5)]
 """
 
 
@@ -92,13 +91,8 @@ def images(tmp_path):
 
 
 @pytest.fixture
-def module(tmp_path, monkeypatch):
-    """A module in the current folder, forgotten afterwards."""
-    (tmp_path / "my_data.py").write_text(MODULE)
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(sys, "dont_write_bytecode", True)
-    yield "my_data"
-    sys.modules.pop("my_data", None)
+def module(write_module):
+    return write_module("my_data", MODULE)
 
 
 def run(capsys, *arguments):
@@ -147,8 +141,7 @@ def test_limit_shards_resize_and_quality_do_what_they_say(images, tmp_path, caps
 @pytest.mark.parametrize(
     ("number", "goes_to_all", "status", "workers"),
     [
-        (signal.SIGINT, True, 130, 0),  # as a terminal sends it: to the workers, too
-        (signal.SIGINT, True, 130, 2),
+        (signal.SIGINT, True, 130, 2),  # as a terminal sends it: to the workers, too
         (signal.SIGTERM, False, 143, 0),  # Kubernetes
         (signal.SIGTERM, True, 143, 2),  # Slurm; `timeout` to the packer once more
     ],
@@ -213,6 +206,13 @@ def test_an_error_of_the_users_own_code_keeps_its_type_and_traceback(module, tmp
     assert err.startswith("Traceback (most recent call last):\n")
     assert "\nValueError: no number\n3\n" in err
     assert "number\\t3" in err
+    code, _, err = run(capsys, f"{module}:Inverses", "a.lmdb")
+    assert code == 1
+    error, *notes = err[err.index("ZeroDivisionError") :].splitlines()
+    assert error == "ZeroDivisionError: division by zero"
+    assert notes.count("while reading sample 2 of the dataset") == 1
+    assert "on_error" not in err
+    assert notes[-1].startswith("--skip-bad leaves such samples out and lists them")
     code, _, err = run(capsys, f"{module}:broken", "a.lmdb")
     assert code == 1
     assert "\nModuleNotFoundError: No module named 'no_such_module_of_theirs'\n" in err
@@ -239,17 +239,24 @@ def test_a_source_that_is_not_there_is_refused(source, message, module, tmp_path
     assert not (tmp_path / "a.lmdb").exists()
 
 
+@pytest.mark.parametrize(
+    ("data", "said"),
+    [
+        (b"<html>", "text, not an image: it begins with '<html>'"),
+        (b"", "the file is empty"),
+    ],
+)
 def test_an_image_that_cannot_be_shrunk_ends_it_with_its_name_and_what_to_do(
-    images, tmp_path, capsys
+    images, tmp_path, capsys, data, said
 ):
-    (images / "class_1" / "04.jpg").write_bytes(b"<html>")
+    (images / "class_1" / "04.jpg").write_bytes(data)
     arguments = [images, tmp_path / "a.lmdb", "--resize", 16, "--workers", 2]
     code, out, err = run(capsys, *arguments)
     assert (code, out) == (1, "")
-    assert re.search(r"text, not an image.*<html>.*--skip-bad leaves", err, re.DOTALL)
+    assert re.search(f"{said}.*--skip-bad leaves", err, re.DOTALL)
     code, out, _ = run(capsys, *arguments, "--skip-bad", "--resume")
     assert code == 0
-    assert out.startswith("class_1/04.jpg\ttext, not an image: it begins with '<html>'\n")
+    assert out.startswith(f"class_1/04.jpg\t{said}\n")
     assert SUMMARY.search(out)["left_out"] == "1"
 
 
@@ -386,12 +393,6 @@ def test_a_scheme_with_a_typo_makes_no_file_of_that_name(
     assert sorted(tmp_path.rglob("*")) == before
 
 
-def test_a_dataset_may_be_named_instead_of_what_makes_it(module, capsys):
-    code, out, _ = run(capsys, f"{module}:ready", "a.lmdb")
-    assert code == 0
-    assert SUMMARY.fullmatch(out)["records"] == "5"
-
-
 def test_resuming_what_is_complete_says_so_and_packs_nothing(images, tmp_path, capsys):
     arguments = [images, tmp_path / "a.lmdb"]
     assert run(capsys, *arguments)[0] == 0
@@ -435,16 +436,6 @@ def test_a_damaged_record_gets_a_short_line_and_a_hint(images, tmp_path, capsys)
     assert SUMMARY.fullmatch(last)["left_out"] == "1"
 
 
-def test_an_error_of_the_users_own_code_names_its_sample_once_and_has_the_hint(module, capsys):
-    code, _, err = run(capsys, f"{module}:Inverses", "a.lmdb")
-    assert code == 1
-    error, *notes = err[err.index("ZeroDivisionError") :].splitlines()
-    assert error == "ZeroDivisionError: division by zero"
-    assert notes.count("while reading sample 2 of the dataset") == 1
-    assert "on_error" not in err
-    assert notes[-1].startswith("--skip-bad leaves such samples out and lists them")
-
-
 def test_a_sample_that_cannot_be_stored_has_the_hint(module, capsys):
     code, _, err = run(capsys, f"{module}:strange", "a.lmdb")
     assert code == 1
@@ -454,16 +445,7 @@ def test_a_sample_that_cannot_be_stored_has_the_hint(module, capsys):
     assert out.startswith("sample 1\tcannot be stored: at $ is a object\n")
 
 
-def test_an_empty_file_is_called_so_when_it_is_to_be_shrunk(images, tmp_path, capsys):
-    (images / "class_1" / "04.jpg").write_bytes(b"")
-    arguments = [images, tmp_path / "a.lmdb", "--resize", 16, "--skip-bad"]
-    code, out, _ = run(capsys, *arguments)
-    assert code == 0
-    assert out.startswith("class_1/04.jpg\tthe file is empty\n")
-
-
-@pytest.mark.parametrize("workers", [0, 2])
-def test_libraries_write_nothing_to_stderr_while_a_folder_is_packed(workers, tmp_path):
+def test_libraries_write_nothing_to_stderr_while_a_folder_is_packed(tmp_path):
     folder = tmp_path / "images" / "a"
     folder.mkdir(parents=True)
     file = io.BytesIO()
@@ -478,7 +460,7 @@ def test_libraries_write_nothing_to_stderr_while_a_folder_is_packed(workers, tmp
         "    os.write(2, b'libpng warning')\n"
         "    return shrink(*arguments)\n"
         "images.shrink_image = loud\n"
-        f"sys.exit(main({[*arguments, '--workers', str(workers)]!r}))"
+        f"sys.exit(main({[*arguments, '--workers', '2']!r}))"
     )
     done = subprocess.run(
         [sys.executable, "-c", script], capture_output=True, text=True, timeout=60
@@ -502,24 +484,9 @@ def test_fields_and_columns_may_be_named(tmp_path, capsys):
     assert main(["stats", str(tmp_path / "a.parquet"), *names]) == 0
 
 
-def test_a_bar_with_speed_is_drawn_on_a_terminal(module, tmp_path):
-    ours, theirs = os.openpty()
-    env = {**os.environ, "TERM": "xterm", "COLUMNS": "100"}
+def test_a_bar_with_speed_is_drawn_on_a_terminal(module, tmp_path, drawn_on_a_terminal):
     arguments = ["pack", f"{module}:Blocks", "a.lmdb", "--workers", "0"]
-    script = f"import sys; from penstock.cli import main; sys.exit(main({arguments!r}))"
-    command = [sys.executable, "-c", script]
-    child = subprocess.Popen(
-        command, stdout=subprocess.PIPE, stderr=theirs, env=env, cwd=tmp_path, text=True
-    )
-    os.close(theirs)
-    drawn = b""
-    with child, open(ours, "rb", buffering=0) as terminal:
-        while True:
-            try:
-                drawn += terminal.read(4096)
-            except OSError:  # Linux' way to say that the other end is closed
-                break
-        assert SUMMARY.fullmatch(child.stdout.read())["records"] == "160"
-    assert child.returncode == 0
+    out, drawn = drawn_on_a_terminal(*arguments, cwd=tmp_path)
+    assert SUMMARY.fullmatch(out)["records"] == "160"
     assert b"/160" in drawn
     assert b"MB/s" in drawn

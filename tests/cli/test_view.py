@@ -57,12 +57,9 @@ def dark(image):
 
 
 @pytest.fixture
-def here(tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-    (tmp_path / "viewed_cells.py").write_text(DATASET)
-    monkeypatch.setattr(sys, "dont_write_bytecode", True)
-    yield tmp_path
-    sys.modules.pop("viewed_cells", None)
+def here(tmp_path, write_module):
+    write_module("viewed_cells", DATASET)
+    return tmp_path
 
 
 def viewed(folder, source, *arguments):
@@ -113,15 +110,10 @@ def test_what_is_shown_is_the_loaders_first_batch(here):
     assert shown == [sample["image"][0, 0, 0] for sample in batch]
 
 
-def test_a_class_as_transform_is_made(here):
-    sheet = viewed(here, "viewed_cells:Cells", "--transform", "viewed_cells:Darker", "--tile", 64)
-    assert sheet[8 + 5, 8 + 60].max() <= 9
-
-
-def test_a_function_that_makes_a_transform_is_called(here):
-    arguments = ["--transform", "viewed_cells:dark_ones", "--tile", 64]
-    sheet = viewed(here, "viewed_cells:Cells", *arguments)
-    assert sheet[8 + 5, 8 + 60].max() <= 9
+@pytest.mark.parametrize("name", ["Darker", "dark_ones", "dark_cell"])
+def test_a_transform_is_given_or_made(here, name):
+    arguments = ["--transform", f"viewed_cells:{name}", "--tile", 64]
+    assert viewed(here, "viewed_cells:Cells", *arguments)[8 + 5, 8 + 60].max() <= 9
 
 
 def test_rows_or_columns_may_be_said(here):
@@ -142,14 +134,10 @@ def test_what_cannot_be_shown_has_its_error_in_its_place(here, capsys):
     sheet = cv2.imread("sheet.png")[..., ::-1]
     assert (sheet[8 + 10, 8 + 10] == 200).all()
     assert sheet[8 + 60, 8 + 104 + 90].tolist() == [253, 224, 221]
-
-
-def test_where_nothing_can_be_shown_there_is_an_error_and_no_sheet(here, capsys):
-    save(here / "photos" / "cat" / "a.png", np.full((30, 40, 3), 200, np.uint8))
-    (here / "photos" / "cat" / "a.png").write_bytes(b"")
-    assert main(["view", "photos", "-o", "sheet.png"]) == 1
+    (here / "photos" / "cat" / "a.png").write_bytes(b"")  # where there is none, there is no sheet
+    assert main(["view", "photos", "-o", "none.png"]) == 1
     assert "the file is empty" in capsys.readouterr().err
-    assert not (here / "sheet.png").exists()
+    assert not (here / "none.png").exists()
 
 
 def test_an_error_of_the_users_module_is_told_in_a_line_with_its_file(here, capsys):
@@ -202,10 +190,9 @@ def cells():
 
 
 @pytest.fixture
-def loaders(here):
-    (here / "viewed_loaders.py").write_text(LOADERS)
-    yield here
-    sys.modules.pop("viewed_loaders", None)
+def loaders(here, write_module):
+    write_module("viewed_loaders", LOADERS)
+    return here
 
 
 def sheet_of(folder, loader, *arguments):
@@ -267,12 +254,14 @@ def test_an_image_folder_with_a_transform_of_images(here):
     assert (dark[8 + 10, 8 + 10] == 10).all()
 
 
-def test_a_voc_folder_its_split_and_a_mosaic(data_dir, here):
+def test_a_voc_folder_its_split_a_mosaic_and_imglab(data_dir, here):
     source = data_dir / "bccd"
     sheet = viewed(here, source, "--split", "val", "-n", 2, "--tile", 200)
     assert has_colour(sheet, 1)
     cut = viewed(here, source, "--mosaic", 320, "-n", 1, "--tile", 300)
     assert has_colour(cut, 1)
+    faces = data_dir / "faces" / "training_with_face_landmarks.xml"
+    assert has_colour(viewed(here, faces, "-n", 1, "--tile", 400), 0)
 
 
 def test_a_mosaic_is_cut_as_training_cuts_it(here):
@@ -302,12 +291,6 @@ def test_a_transform_may_cut_the_mosaic_itself(here):
     assert (whole == 114).all(axis=2).mean() > 0.3  # the canvas, and not a cut of it
 
 
-def test_imglab_landmarks(data_dir, here):
-    source = data_dir / "faces" / "training_with_face_landmarks.xml"
-    sheet = viewed(here, source, "-n", 1, "--tile", 400)
-    assert has_colour(sheet, 0)
-
-
 def test_yolo_lists_and_stores(here):
     for name in ("a", "b"):
         save(here / "data" / "images" / "train" / f"{name}.png", np.full((40, 60, 3), 9, np.uint8))
@@ -335,13 +318,11 @@ def test_what_is_there_is_not_overwritten_by_a_file_of_another_kind(here, capsys
     assert main(["view", "viewed_cells:Cells", "-o", "SHEET.PNG", "--tile", "64"]) == 0
 
 
-def test_a_sheet_too_large_is_an_error_and_not_drawn(here, capsys):
+def test_a_sheet_too_large_is_an_error_and_not_drawn(here, write_module, capsys):
     arguments = ["-o", "a.png", "--tile", "4096", "--columns", "5"]
-    path = here / "many.py"
-    path.write_text("from viewed_cells import Cells\ncells = [Cells()[0]] * 400\n")
+    write_module("many", "from viewed_cells import Cells\ncells = [Cells()[0]] * 400\n")
     assert main(["view", "many:cells", *arguments, "-n", "400"]) == 1
     assert "400 images, 5 in a row and each 4,096 pixels wide, would be" in capsys.readouterr().err
-    sys.modules.pop("many", None)
 
 
 @pytest.mark.parametrize(

@@ -44,8 +44,9 @@ def converted(data_dir, tmp_path_factory):
 def test_convert_joins_three_faces_in_four_and_says_which_one_it_could_not(converted, data_dir):
     faces, told = converted
     assert told.splitlines() == [
-        "1 objects of 1 images told of by two sources were not joined: 1 with another box",
-        f"{faces}: 9 images, 44 objects, 32 of them told of twice",
+        "not joined: 1 object of 1 image that two sources have; their boxes, classes or other "
+        "values differ",
+        f"{faces}: 9 images, 44 objects, 32 of them of two sources",
     ]
     objects = [found for image in read_voc_folder(faces) for found in image.objects]
     assert sum(bool(found.landmarks_xy_px) for found in objects) == 33

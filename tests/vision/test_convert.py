@@ -19,31 +19,28 @@ from penstock.vision.annotations.voc import read_voc_folder
 from penstock.vision.annotations.yolo import read_yolo
 from penstock.vision.convert import Source, convert
 
-Image = pytest.importorskip("PIL.Image")
+pytest.importorskip("PIL.Image")
 
-SIZE = "<size><width>40</width><height>30</height></size>"
+from tests.vision.annotation_files import (
+    painted,
+    voc_object,
+    write_photo,
+    write_split,
+    write_voc_image,
+)
 
 
-def picture(path, size=(40, 30), orientation=1):
-    path.parent.mkdir(parents=True, exist_ok=True)
-    exif = Image.Exif()
-    exif[0x0112] = orientation
-    Image.new("L", size).save(path, "JPEG", exif=exif)
-    return path
+def picture(path, size=(40, 30), orientation=None):
+    return write_photo(path, painted(*size[::-1]), orientation)
 
 
 def one(name="cat", inner="", box=(2, 3, 20, 15)):
-    sides = zip(("xmin", "ymin", "xmax", "ymax"), box or (), strict=False)
-    box = f"<bndbox>{''.join(f'<{s}>{v}</{s}>' for s, v in sides)}</bndbox>" if box else ""
-    return f"<object><name>{name}</name>{inner}{box}</object>"
+    return voc_object(name, box, inner)
 
 
 def voc(root, **objects):
     for name, xml in objects.items():
-        picture(root / f"JPEGImages/{name}.jpg")
-        file = root / f"Annotations/{name}.xml"
-        file.parent.mkdir(exist_ok=True)
-        file.write_text(f"<annotation>{SIZE}{xml}</annotation>")
+        write_voc_image(root, name, xml)
     return root
 
 
@@ -75,15 +72,9 @@ def test_boxes_of_voc_come_back_from_yolo(source, tmp_path):
 
 
 def test_splits_are_kept_where_the_form_has_them(source, tmp_path):
-    main = source / "ImageSets/Main"
-    main.mkdir(parents=True)
-    for name, text in {
-        "train": "b\na",
-        "val": "c",
-        "trainval": "a\nb\nc",
-        "cat_val": "c -1",
-    }.items():
-        (main / f"{name}.txt").write_text(text)
+    parts = {"train": "ba", "val": "c", "trainval": "abc", "cat_val": ["c -1"]}
+    for name, keys in parts.items():
+        write_split(source, name, *keys)
     report = convert(source, tmp_path / "yolo", target_format="yolo")
     assert report.losses == {"split that shares images with another": 1}
     assert "'trainval' is left out" in report.notes[0]
@@ -231,6 +222,10 @@ def test_images_are_copied_linked_or_left(source, tmp_path):
 
 @pytest.mark.parametrize("form", ["voc", "imglab"])
 def test_what_is_there_is_never_replaced(source, tmp_path, form):
+    if form == "voc":  # an empty folder is filled
+        (tmp_path / "empty").mkdir()
+        convert(source, tmp_path / "empty", target_format=form)
+        assert len(read_voc_folder(tmp_path / "empty")) == 3
     (tmp_path / "there").mkdir()
     (tmp_path / "there/mine").touch()
     (tmp_path / "file").write_text("mine")
@@ -259,12 +254,6 @@ def test_what_comes_there_while_sources_are_read_is_not_replaced_either(source, 
     assert files_of(tmp_path / "new") == (["mine"] if form == "voc" else [])
     assert (place / "mine" if form == "voc" else place).read_text() == "mine"
     assert sorted(os.listdir(tmp_path)) == ["new", "voc"]
-
-
-def test_an_empty_folder_is_filled(source, tmp_path):
-    (tmp_path / "new").mkdir()
-    convert(source, tmp_path / "new", target_format="voc")
-    assert len(read_voc_folder(tmp_path / "new")) == 3
 
 
 def test_what_fails_on_the_way_leaves_nothing(source, tmp_path):
@@ -472,8 +461,7 @@ def test_repeated_lines_are_repeated_samples_in_every_format(
 
 def test_repeats_go_from_a_split_to_a_list(source, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    (source / "ImageSets/Main").mkdir(parents=True)
-    (source / "ImageSets/Main/val.txt").write_text("b\na\nb\n")
+    write_split(source, "val", *"bab")
     convert(source, "again", target_format="voc")
     assert Path("again/ImageSets/Main/val.txt").read_text() == "b\na\nb\n"
     assert len(files_of("again/Annotations")) == 3
@@ -488,7 +476,6 @@ def test_repeats_go_from_a_split_to_a_list(source, tmp_path, monkeypatch):
 def test_repeats_of_two_sources_are_as_many_as_of_the_one_that_has_most(source, tmp_path):
     listed = tmp_path / "list.txt"
     listed.write_text("voc/JPEGImages/a.jpg cat\n" * 3 + "voc/JPEGImages/c.jpg fox\n")
-    (source / "ImageSets/Main").mkdir(parents=True)
-    (source / "ImageSets/Main/val.txt").write_text("b\nc\n")
+    write_split(source, "val", *"bc")
     report = convert([source, Source(listed, "image-list")], tmp_path / "made", target_format="voc")
     assert "2 repeats of images are left out: no split has them" in report.notes

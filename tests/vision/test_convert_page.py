@@ -11,23 +11,24 @@ import pytest
 
 from penstock.cli import main
 
-Image = pytest.importorskip("PIL.Image")
-PAGE = Path(__file__).parents[2] / "docs" / "convert.md"
+pytest.importorskip("PIL.Image")
 
-XML = (
-    "<annotation><object><name>face</name><bndbox><xmin>11</xmin><ymin>11</ymin><xmax>60</xmax>"
-    "<ymax>80</ymax></bndbox></object></annotation>"
+from tests.vision.annotation_files import (
+    painted,
+    voc_object,
+    write_photo,
+    write_voc_image,
 )
+
+PAGE = Path(__file__).parents[2] / "docs" / "convert.md"
 
 
 @pytest.fixture
 def photos(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    for folder in ("photos/Annotations", "photos/JPEGImages", "more"):
-        Path(folder).mkdir(parents=True)
-    for path in ("photos/JPEGImages/1.jpg", "more/2.jpg"):
-        Image.new("L", (100, 90)).save(path)
-    Path("photos/Annotations/1.xml").write_text(XML)
+    face = voc_object("face", (11, 11, 60, 80))
+    write_voc_image("photos", "1", face, size=None, pixels=painted(90, 100))
+    write_photo("more/2.jpg")
     Path("points.txt").write_text("photos/JPEGImages/1.jpg 20 50 30 30.5 10 10 60 80 31\n")
     Path("classes.txt").write_text("more/2.jpg nobody\n")
 

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from penstock.cli.decoding import BrokenFile, iter_files
+from penstock.cli.decoding import Broken, iter_files
 from penstock.cli.reasons import reason_of
 from penstock.errors import StoreError
 from penstock.opening import MAX_TREE_BYTES, read_file
@@ -35,12 +35,12 @@ class AnnotationFindings:
     """
 
     num_files: int = 0
-    broken: list[BrokenFile] = field(default_factory=list)
+    broken: list[Broken] = field(default_factory=list)
     images: set[str] = field(default_factory=set)
 
     def add(self, path: str | Path, reason: str) -> None:
         """Add a file that is broken."""
-        self.broken.append(BrokenFile(Path(path), reason))
+        self.broken.append(Broken(str(path), reason))
 
 
 def check_annotations(
@@ -122,7 +122,7 @@ def check_annotated_file(path: Path, columns: Mapping[str, Any]) -> AnnotationFi
 
 def _check_listed(path: Path, columns: Mapping[str, Any], findings: AnnotationFindings) -> None:
     """Check a file that has the annotations of many images: imglab's, or a list."""
-    from penstock.cli.named_dataset import described_dataset
+    from penstock.cli.sources import described_dataset
 
     findings.num_files += 1
     try:

@@ -6,7 +6,7 @@ from __future__ import annotations
 import os
 import time
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Final, NamedTuple, TypeVar
+from typing import TYPE_CHECKING, Annotated, Any, Final
 
 import typer
 
@@ -20,17 +20,12 @@ from penstock.plural import counted
 from penstock.redact import without_password
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping, Sequence
+    from collections.abc import Callable, Sequence
 
     from penstock.cli.annotation_check import AnnotationFindings
-    from penstock.cli.decoding import BrokenFile
     from penstock.cli.parallel_check import Findings
-    from penstock.cli.store_check import BadRecord
-    from penstock.stores.store import Store
 
 __all__ = ["check"]
-
-T = TypeVar("T")
 
 _ANNOTATIONS: Final = (".txt", ".xml", ".yaml", ".yml")
 _INDEX: Final = ".penstock-index"  # that release 0.1 left in a folder which it packed
@@ -56,7 +51,7 @@ def check(
     label_field: LabelField = None,
     key_field: KeyField = None,
     *,
-    list_columns: Mapping[str, Any],
+    list_columns: dict[str, Any],
 ) -> None:
     """Find broken images, annotations or records of a folder or store.
 
@@ -68,7 +63,7 @@ def check(
     """
     if list_columns and not what.lower().endswith(".txt"):
         raise ConfigError(f"{option_of(next(iter(list_columns)))} is for text lists.")
-    num_workers = workers or _num_usable_cores()
+    num_workers = workers or len(os.sched_getaffinity(0))
     fields = {"image_field": image_field, "label_field": label_field, "key_field": key_field}
     if _is_store(what) or any(fields.values()):
         num_broken = _check_store(what, num_workers, fields, as_json=as_json)
@@ -79,84 +74,75 @@ def check(
 
 
 def _is_store(what: str) -> bool:
+    from penstock.cli.sources import is_store
+
     path = Path(what)
     if ":" not in what and not path.suffix and not (path / _INDEX).exists():
         return False  # a plain folder, for which the packages of stores need not be there
-    from penstock.cli.sources import is_store
-
     return is_store(what) or (path / _INDEX).exists()
 
 
-def _check_files(what: Path, num_workers: int, columns: Mapping[str, Any], *, as_json: bool) -> int:
-    from penstock.cli.decoding import no_image_in
-    from penstock.cli.parallel_check import Findings, check_files
-    from penstock.cli.passed_over import passed_over_text
+def _check_files(what: Path, num_workers: int, columns: dict[str, Any], *, as_json: bool) -> int:
+    from penstock.cli.decoding import no_image_in, passed_over_text
+    from penstock.cli.parallel_check import FilesToCheck, Findings, check_in_parallel
 
     start_s = time.monotonic()
-    found = _found_in(what) if what.is_dir() else _found_in_file(what, columns)
-    passed_over = passed_over_text(found.passed_over, what)
-    if not found.images and not found.annotations.num_files:
-        raise no_image_in(what, passed_over)
-    annotations = found.annotations
-    findings: Findings[BrokenFile] = Findings(len(found.images))
+    images, annotations, passed_over = _found_in(what, columns)
+    text = passed_over_text(passed_over, what)
+    if not images and not annotations.num_files:
+        raise no_image_in(what, text)
+    findings = Findings(len(images))
     findings.broken += annotations.broken
     try:
-        with Bar() as bar:
-            if found.images:
-                check_files(found.images, num_workers, findings, _tell(bar))
+        if images:
+            with Bar() as bar:
+                check_in_parallel(FilesToCheck(images), num_workers, findings, _tell(bar))
     finally:  # a check that is interrupted says what it has found so far
-        wall_s = time.monotonic() - start_s
-        broken = sorted(findings.broken, key=lambda file: str(file.path))
-        if as_json:
-            say_json(_record_of_files(findings, broken, wall_s, found))
-        else:
-            _write_lines([(str(file.path), file.reason) for file in broken])
+        findings.broken.sort(key=lambda file: file.name)
         count = annotations.num_files
+        record = {
+            "num_files": findings.num_files,
+            "num_annotations": count,
+            "num_checked": findings.num_checked,
+            "broken": [{"path": file.name, "reason": file.reason} for file in findings.broken],
+            "not_looked_at": sorted(passed_over),
+        }
         also = f" and {counted(count, 'annotation')}" if count else ""
-        _summarise(findings, "file", also, wall_s)
-        if passed_over:
-            say(passed_over, err=True)
-    return len(broken)
+        _report(findings, record, "file", also, start_s, as_json=as_json)
+        if text:
+            say(text, err=True)
+    return len(findings.broken)
 
 
-class _FolderContents(NamedTuple):
-    """What is checked, and what is not."""
-
-    images: Sequence[str]
-    annotations: AnnotationFindings
-    passed_over: Sequence[str] = ()
-
-
-def _found_in(folder: Path) -> _FolderContents:
-    from penstock.cli.annotation_check import check_annotations
-    from penstock.cli.decoding import iter_files
-    from penstock.cli.passed_over import is_passed_over
+def _found_in(
+    place: Path, columns: dict[str, Any]
+) -> tuple[Sequence[str], AnnotationFindings, Sequence[str]]:
+    """Return the images and annotations of a folder or file, and files that are not looked at."""
+    from penstock.cli.annotation_check import (
+        AnnotationFindings,
+        check_annotated_file,
+        check_annotations,
+    )
+    from penstock.cli.decoding import is_passed_over, iter_files
     from penstock.stores.folder.listing import IMAGE_SUFFIXES
 
-    images: list[str] = []
-    xml: list[str] = []
-    passed_over: list[str] = []
-    for path in iter_files(folder):
-        name = path.lower()
-        if name.endswith(IMAGE_SUFFIXES):
-            images.append(path)
-        elif name.endswith(".xml"):
-            xml.append(path)
-        elif is_passed_over(path):
-            passed_over.append(path)
-    packed = PackedList(sorted(images))
-    return _FolderContents(packed, check_annotations(folder, packed, xml), passed_over)
-
-
-def _found_in_file(path: Path, columns: Mapping[str, Any]) -> _FolderContents:
-    from penstock.cli.annotation_check import AnnotationFindings, check_annotated_file
-
-    if not path.exists():
-        raise ConfigError(f"{path} does not exist. Name a folder, a file or a store.")
-    if path.suffix.lower() not in _ANNOTATIONS:
-        return _FolderContents([str(path)], AnnotationFindings())
-    findings = check_annotated_file(path, columns)
-    return _FolderContents(sorted(findings.images), findings)
+    if place.is_dir():
+        images, xml, passed_over = [], [], []
+        for path in iter_files(place):
+            if path.lower().endswith(IMAGE_SUFFIXES):
+                images.append(path)
+            elif path.lower().endswith(".xml"):
+                xml.append(path)
+            elif is_passed_over(path):
+                passed_over.append(path)
+        packed = PackedList(sorted(images))
+        return packed, check_annotations(place, packed, xml), passed_over
+    if not place.exists():
+        raise ConfigError(f"{place} does not exist. Name a folder, a file or a store.")
+    if place.suffix.lower() not in _ANNOTATIONS:
+        return [str(place)], AnnotationFindings(), []
+    found = check_annotated_file(place, columns)
+    return sorted(found.images), found, []
 
 
 def _check_store(what: str, num_workers: int, fields: dict[str, Any], *, as_json: bool) -> int:
@@ -165,116 +151,60 @@ def _check_store(what: str, num_workers: int, fields: dict[str, Any], *, as_json
     from penstock.cli.store_check import check_opening, check_store
 
     start_s = time.monotonic()
-    kind, place = parse(what)
-    is_lmdb = kind == "lmdb"
+    is_lmdb = parse(what).kind == "lmdb"
     options: dict[str, Any] = {"verify": "always", "verify_tree": "open"} if is_lmdb else {}
     with open_named(what, **fields, **options) as store:
         if is_lmdb:
             check_opening(store)
-        others = [] if ":" in what or kind != "folder" else _others(store, Path(place))
-        findings: Findings[BadRecord] = Findings(len(store) + len(others))
+        findings = Findings(len(store))
         try:
             with Bar() as bar:
                 check_store(store, num_workers, findings, _tell(bar))
-                _check_others(others, num_workers, findings)
         finally:
-            wall_s = time.monotonic() - start_s
-            broken = sorted(findings.broken, key=_position)
-            if as_json:
-                say_json(_record_of_store(store, findings, broken, wall_s))
-            else:
-                _write_lines([(record.key, record.reason) for record in broken])
-            also = f" and {counted(len(others), 'other image')}" if others else ""
-            _summarise(findings, "record", also, wall_s, is_store=True)
-    return len(broken)
+            findings.broken.sort(key=lambda one: -1 if one.position is None else one.position)
+            findings.broken = [
+                one._replace(reason=without_password(one.reason)) for one in findings.broken
+            ]
+            record = {
+                "address": without_password(store.address),
+                "num_records": len(store),
+                "num_checked": findings.num_checked,
+                "num_images": findings.num_images,
+                "broken": [
+                    {"key": one.name, "position": one.position, "reason": one.reason}
+                    for one in findings.broken
+                ],
+            }
+            decoded = f", {counted(findings.num_images, 'image')} decoded"
+            _report(findings, record, "record", decoded, start_s, as_json=as_json)
+    return len(findings.broken)
 
 
-def _others(store: Store, folder: Path) -> list[str]:
-    """Return the images below a folder that `pack` made which are no record's."""
-    from penstock.cli.decoding import iter_image_paths
-    from penstock.stores.folder.store import FolderStore
-
-    assert isinstance(store, FolderStore)
-    of_records = {os.fspath(store.file_of(position)) for position in range(len(store))}
-    return sorted(path for path in iter_image_paths(folder) if path not in of_records)
-
-
-def _check_others(paths: Sequence[str], num_workers: int, findings: Findings[BadRecord]) -> None:
-    from penstock.cli.parallel_check import Findings, check_files
-    from penstock.cli.store_check import BadRecord
-
-    if paths:
-        found: Findings[BrokenFile] = Findings(len(paths))
-        check_files(paths, num_workers, found)
-        findings.num_checked += found.num_checked
-        findings.num_images += found.num_images
-        findings.broken += [BadRecord(None, str(f.path), f.reason) for f in found.broken]
-
-
-def _position(record: BadRecord) -> int:
-    return -1 if record.position is None else record.position
-
-
-def _tell(bar: Bar) -> Callable[[Findings[T]], None]:
-    def tell(findings: Findings[T]) -> None:
+def _tell(bar: Bar) -> Callable[[Findings], None]:
+    def tell(findings: Findings) -> None:
         bar.show(findings.num_checked, findings.num_files, f"{len(findings.broken)} broken")
 
     return tell
 
 
-def _write_lines(broken: Sequence[tuple[str, str]]) -> None:
-    for name, reason in broken:
-        say(name, without_password(reason))
-
-
-def _summarise(
-    findings: Findings[T], item: str, also: str, wall_s: float, *, is_store: bool = False
+def _report(
+    findings: Findings,
+    record: dict[str, Any],
+    item: str,
+    also: str,
+    start_s: float,
+    *,
+    as_json: bool,
 ) -> None:
+    """Say what is broken, and how many of what were checked."""
+    wall_s = time.monotonic() - start_s
+    num_broken = len(findings.broken)
+    if as_json:
+        say_json({**record, "num_broken": num_broken, "seconds": round(wall_s, 3)})
+    else:
+        for one in findings.broken:
+            say(one.name, one.reason)
     checked = counted(findings.num_files, item)
     if findings.num_checked < findings.num_files:
         checked = f"stopped after {findings.num_checked:,} of {checked}"
-    # Of a folder each file is one; a store may have none, or several in a record.
-    images = f"{counted(findings.num_images, 'image')} decoded, " if is_store else ""
-    broken = f"{len(findings.broken):,} broken, {wall_s:.1f} s"
-    say(f"{checked}{also}, {images}{broken}", err=True)
-
-
-def _record_of_files(
-    findings: Findings[BrokenFile],
-    broken: Sequence[BrokenFile],
-    wall_s: float,
-    found: _FolderContents,
-) -> dict[str, Any]:
-    return {
-        "num_files": findings.num_files,
-        "num_annotations": found.annotations.num_files,
-        "num_checked": findings.num_checked,
-        "num_broken": len(broken),
-        "seconds": round(wall_s, 3),
-        "broken": [{"path": str(file.path), "reason": file.reason} for file in broken],
-        "not_looked_at": sorted(found.passed_over),
-    }
-
-
-def _record_of_store(
-    store: Store, findings: Findings[BadRecord], broken: Sequence[BadRecord], wall_s: float
-) -> dict[str, Any]:
-    return {
-        "address": without_password(store.address),
-        "num_records": len(store),
-        "num_checked": findings.num_checked,
-        "num_images": findings.num_images,
-        "num_broken": len(broken),
-        "seconds": round(wall_s, 3),
-        "broken": [
-            {"key": r.key, "position": r.position, "reason": without_password(r.reason)}
-            for r in broken
-        ],
-    }
-
-
-def _num_usable_cores() -> int:
-    """Cores that this process may run on; a container mostly has fewer than the machine."""
-    if hasattr(os, "sched_getaffinity"):
-        return len(os.sched_getaffinity(0))
-    return os.cpu_count() or 1
+    say(f"{checked}{also}, {num_broken:,} broken, {wall_s:.1f} s", err=True)

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import contextlib
 from enum import StrEnum
-from pathlib import Path
+from pathlib import Path  # noqa: TC003 - typer reads the annotations at run time
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -20,14 +20,11 @@ from penstock.plural import counted
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from penstock.vision.annotations.landmark_list import LandmarkColumns
-    from penstock.vision.convert import ConvertReport, Source
-
 __all__ = ["convert"]
 
 
 class Form(StrEnum):
-    """Forms of annotations; those of `penstock.vision.convert.FORMATS`."""
+    """Formats of annotations; those of `penstock.vision.convert.FORMATS`."""
 
     voc = "voc"
     imglab = "imglab"
@@ -36,19 +33,8 @@ class Form(StrEnum):
     image_list = "image-list"
 
 
-class Placing(StrEnum):
-    """What happens to image files."""
-
-    reference = "reference"
-    link = "link"
-    copy = "copy"
-
-
-class Polygons(StrEnum):
-    """What happens to polygons in YOLO's label files."""
-
-    error = "error"
-    box = "box"
+Placing = StrEnum("Placing", ["reference", "link", "copy"])
+Polygons = StrEnum("Polygons", ["error", "box"])
 
 
 @takes_list_options
@@ -104,27 +90,50 @@ def convert(
     says what was written. The options of landmark lists are those of the sources, and of DST where
     no source is one.
     """
+    from penstock.vision.annotations.landmark_list import LandmarkColumns
+    from penstock.vision.convert import FORMATS, Source
     from penstock.vision.convert import convert as convert_to
 
-    sources = [_source(text, _value(from_)) for text in src]
-    others = {"split": split, "polygons": _value(polygons)}
-    options = {name: v for name, v in {**list_columns, **others}.items() if v is not None}
+    sources = []
+    for text in src:  # what stands before the first colon is its format, if there is such one
+        form, colon, path = text.partition(":")
+        is_named = colon and path and form in FORMATS
+        sources.append(Source(path, form) if is_named else Source(text, from_ and from_.value))
+    options = {**list_columns, "split": split, "polygons": polygons and polygons.value}
+    options = {name: value for name, value in options.items() if value is not None}
     columns = None
     if to is Form.landmarks and not any(source.takes("layout") for source in sources):
-        columns = _taken_columns(options)
+        names = [name for name in options if name in LandmarkColumns.__dataclass_fields__]
+        columns = LandmarkColumns(**{n: options.pop(n) for n in names}) if names else None
+    for name in options:
+        if not any(source.takes(name) for source in sources):
+            raise ConfigError(f"{option_of(name)} is of no use to any of these sources.")
+    placing: Any = images and images.value
     with _stopping():
         report = convert_to(
-            _with_options(sources, options),
+            sources,
             dst,
             target_format=to.value,
-            images=_value(images),
+            images=placing,
             strict=strict,
             columns=columns,
             default_class=default_class,
             bad_boxes=bad_boxes.policy,
             follow_links=follow_links,
+            **options,
         )
-    _report(report)
+    boxes = bad_boxes_text(report.box_counts)
+    if boxes:
+        say(boxes)
+    for what, count in report.losses.items():
+        say(f"{what}: {count:,} lost; {report.form} has no place for it")
+    for note in report.notes:
+        say(note)
+    joined = f", {report.num_joined:,} of them of two sources" if report.num_joined else ""
+    say(
+        f"{report.path}: {counted(report.num_images, 'image')}, "
+        f"{counted(report.num_objects, 'object')}{joined}"
+    )
 
 
 @contextlib.contextmanager
@@ -137,54 +146,3 @@ def _stopping() -> Iterator[None]:
             say("penstock: stopped; what was half written has been removed.", err=True)
             code = TERMINATED if termination.is_noted else INTERRUPTED
             raise typer.Exit(code) from None
-
-
-def _value(choice: StrEnum | None) -> Any:  # noqa: ANN401
-    return None if choice is None else choice.value
-
-
-def _source(text: str, form: str | None) -> Source:
-    """Return a source; what stands before the first colon is its format, if there is such one."""
-    from penstock.vision.convert import FORMATS, Source
-
-    before, colon, path = text.partition(":")
-    if colon and before in FORMATS and path:
-        return Source(Path(path), before)
-    return Source(Path(text), form)
-
-
-def _taken_columns(options: dict[str, Any]) -> LandmarkColumns | None:
-    """Return the columns to write, and take their options away; None if none was given."""
-    from penstock.vision.annotations.landmark_list import LandmarkColumns
-
-    names = LandmarkColumns.__dataclass_fields__
-    given = {name: options.pop(name) for name in list(options) if name in names}
-    return LandmarkColumns(**given) if given else None
-
-
-def _with_options(sources: list[Source], options: dict[str, Any]) -> list[Source]:
-    """Return the sources with the options that each has; one that none has is an error."""
-    from penstock.vision.convert import Source
-
-    for name in options:
-        if not any(source.takes(name) for source in sources):
-            raise ConfigError(f"{option_of(name)} is of no use to any of these sources.")
-    return [
-        Source(source.path, source.form, {n: v for n, v in options.items() if source.takes(n)})
-        for source in sources
-    ]
-
-
-def _report(report: ConvertReport) -> None:
-    boxes = bad_boxes_text(report.box_counts)
-    if boxes:
-        say(boxes)
-    for what, count in report.losses.items():
-        say(f"{what}: {count:,} lost; {report.form} has no place for it")
-    for note in report.notes:
-        say(note)
-    joined = f", {report.num_joined:,} of them told of twice" if report.num_joined else ""
-    say(
-        f"{report.path}: {counted(report.num_images, 'image')}, "
-        f"{counted(report.num_objects, 'object')}{joined}"
-    )

@@ -1,48 +1,65 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Which files below a folder are images, and which of those can be decoded."""
+"""Files below a folder: which are images, which of those can be decoded, which are passed over."""
 
 from __future__ import annotations
 
 import os
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, NoReturn
+from typing import TYPE_CHECKING, Final, NamedTuple, NoReturn
 
 from penstock.cli.reasons import reason_of
 from penstock.errors import ConfigError
 from penstock.images import check_image, decode_image
-from penstock.opening import read_file
-from penstock.stores.folder.listing import IMAGE_SUFFIXES, is_system_folder
+from penstock.lines import say
+from penstock.opening import open_file, read_file
+from penstock.stores.folder.listing import (
+    IMAGE_SUFFIXES,
+    INDEX_NAME,
+    image_suffix,
+    is_system_folder,
+)
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Iterable, Iterator, Sequence
 
     import numpy as np
     import numpy.typing as npt
 
 __all__ = [
-    "BrokenFile",
+    "Broken",
     "count_pixels",
     "find_images",
+    "is_passed_over",
     "iter_files",
-    "iter_image_paths",
+    "no_image_in",
+    "passed_over_text",
     "read_image",
     "sort_out_broken",
+    "tell_passed_over",
 ]
 
+_UNREAD: Final = (
+    ".avif", ".gif", ".heic", ".heif", ".j2k", ".jp2", ".jxl",
+    ".arrow", ".feather", ".lmdb", ".mdb", ".parquet", ".tar",
+)  # fmt: skip
+_NO_IMAGES: Final = (".csv", ".json", ".md", ".py", ".tsv", ".txt", ".xml", ".yaml", ".yml")
+_HEAD_BYTES: Final = 16
+_NUM_SHOWN: Final = 2  # names of each suffix
 
-@dataclass(frozen=True, slots=True)
-class BrokenFile:
-    """A file that cannot be decoded.
+
+class Broken(NamedTuple):
+    """A file or a record that is broken.
 
     Attributes:
-        path: Where it lies.
-        reason: What the decoder says of it.
+        name: Its path or key; of a store as a whole the address.
+        reason: What is wrong with it.
+        position: Of a record.
     """
 
-    path: Path
+    name: str
     reason: str
+    position: int | None = None
 
 
 def iter_files(folder: Path) -> Iterator[str]:
@@ -70,11 +87,6 @@ def iter_files(folder: Path) -> Iterator[str]:
         yield from (os.path.join(place, name) for name in names)
 
 
-def iter_image_paths(folder: Path) -> Iterator[str]:
-    """Yield the files below a folder that have an image's extension; see `iter_files`."""
-    return (path for path in iter_files(folder) if path.lower().endswith(IMAGE_SUFFIXES))
-
-
 def _cannot_list(error: OSError) -> NoReturn:
     raise ConfigError(
         f"cannot list {error.filename}: {error.strerror}. Its images would be passed over; allow "
@@ -88,7 +100,8 @@ def find_images(folder: Path) -> list[Path]:
     Raises:
         ConfigError: there is no such folder, one in it cannot be listed, or no image is in it.
     """
-    paths = sorted(map(Path, iter_image_paths(folder)))
+    files = iter_files(folder)
+    paths = sorted(Path(path) for path in files if path.lower().endswith(IMAGE_SUFFIXES))
     if not paths:
         raise no_image_in(folder)
     return paths
@@ -103,24 +116,23 @@ def no_image_in(folder: Path, passed_over: str = "") -> ConfigError:
     )
 
 
-def sort_out_broken(paths: Sequence[Path], num_threads: int) -> tuple[list[Path], list[BrokenFile]]:
+def sort_out_broken(paths: Sequence[Path], num_threads: int) -> tuple[list[Path], list[Broken]]:
     """Decode every file once; return those that can be decoded, and the others with the reasons.
 
     Besides, it brings the files into the page cache, so that no loader pays for being the first.
     """
+
+    def reason_not_to_read(path: Path) -> str | None:
+        try:
+            count_pixels(path)
+        except Exception as error:  # over damaged data Pillow raises nearly anything
+            return reason_of(error)
+        return None
+
     with ThreadPoolExecutor(num_threads) as pool:
-        reasons = list(pool.map(_reason_not_to_read, paths))
-    pairs = list(zip(paths, reasons, strict=True))
+        pairs = list(zip(paths, pool.map(reason_not_to_read, paths), strict=True))
     good = [path for path, reason in pairs if reason is None]
-    return good, [BrokenFile(path, reason) for path, reason in pairs if reason is not None]
-
-
-def _reason_not_to_read(path: Path) -> str | None:
-    try:
-        count_pixels(path)
-    except Exception as error:  # over damaged data Pillow raises nearly anything
-        return reason_of(error)
-    return None
+    return good, [Broken(str(path), reason) for path, reason in pairs if reason is not None]
 
 
 def count_pixels(path: Path | str) -> int:
@@ -142,3 +154,51 @@ def read_image(path: Path | str) -> npt.NDArray[np.uint8]:
         OSError: it cannot be read.
     """
     return decode_image(read_file(path))
+
+
+def is_passed_over(path: str) -> bool:
+    """Return whether a file holds an image or is a store, and has no suffix of an image.
+
+    Only files of unknown suffixes are opened, for their first bytes.
+    """
+    name = os.path.basename(path).lower()
+    if name.endswith((*IMAGE_SUFFIXES, *_NO_IMAGES)) or name.startswith(".penstock"):
+        return False
+    if name.endswith(_UNREAD):
+        return True
+    try:
+        with open_file(path) as file:
+            return image_suffix(file.read(_HEAD_BYTES) or b"") is not None
+    except OSError:
+        return False
+
+
+def passed_over_text(paths: Iterable[str], folder: Path) -> str:
+    """Return a line that counts files by suffix and names the first of each; "" if there are none.
+
+    Example:
+        >>> passed_over_text(["a/1.gif", "a/2.avif", "a/3.gif", "a/4.gif"], Path("a"))
+        '4 files were not looked at: 3 .gif (1.gif, 3.gif, …), 1 .avif (2.avif)'
+    """
+    by_suffix: dict[str, list[str]] = {}
+    for path in sorted(paths):
+        suffix = os.path.splitext(path)[1].lower() or "without a suffix"
+        by_suffix.setdefault(suffix, []).append(os.path.relpath(path, folder))
+    parts = []
+    for suffix, names in sorted(by_suffix.items(), key=lambda item: (-len(item[1]), item[0])):
+        more = ", …" if len(names) > _NUM_SHOWN else ""
+        parts.append(f"{len(names):,} {suffix} ({', '.join(names[:_NUM_SHOWN])}{more})")
+    count = sum(map(len, by_suffix.values()))
+    were = "file was" if count == 1 else "files were"
+    return f"{count:,} {were} not looked at: {', '.join(parts)}" if parts else ""
+
+
+def tell_passed_over(src: str) -> None:
+    """Say on stderr which files of a folder are passed over, if SRC is a folder of files."""
+    from penstock.cli.sources import is_plain_path
+
+    path = Path(src)
+    if is_plain_path(src) and path.is_dir() and not (path / INDEX_NAME).exists():
+        text = passed_over_text(filter(is_passed_over, iter_files(path)), path)
+        if text:
+            say(text, err=True)

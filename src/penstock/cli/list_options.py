@@ -7,10 +7,8 @@ import contextlib
 import functools
 import inspect
 import re
-import sys
 from enum import StrEnum
 from pathlib import Path
-from types import SimpleNamespace
 from typing import TYPE_CHECKING, Annotated, Any, Final, get_type_hints
 
 import typer
@@ -23,27 +21,9 @@ if TYPE_CHECKING:
 __all__ = ["in_words_of_options", "option_of", "takes_list_options"]
 
 
-class LandmarkLayout(StrEnum):
-    """Order of coordinates in a landmark list."""
-
-    xxyy = "xxyy"
-    xyxy = "xyxy"
-
-
-class BoxForm(StrEnum):
-    """Columns of a box in a landmark list."""
-
-    xyxy = "xyxy"
-    xywh = "xywh"
-
-
-class BoxAt(StrEnum):
-    """Where the box of a landmark list is."""
-
-    before = "before"
-    after = "after"
-
-
+LandmarkLayout = StrEnum("LandmarkLayout", ["xxyy", "xyxy"])
+BoxForm = StrEnum("BoxForm", ["xyxy", "xywh"])
+BoxAt = StrEnum("BoxAt", ["before", "after"])
 # By the names that they have in `LandmarkColumns` and its readers: type, option, and what it says.
 _OPTIONS: Final[dict[str, tuple[Any, Any]]] = {
     "num_landmarks": (
@@ -132,7 +112,12 @@ def takes_list_options(command: Callable[..., None]) -> Callable[..., None]:
             command(**arguments, list_columns=_used(said))
 
     # What typer reads: the parameters in their order, with their types, as PEP 362 has it.
-    parameters = list(_parameters(command))
+    types = get_type_hints(command, include_extras=True)
+    parameters = [
+        parameter.replace(annotation=types[name])
+        for name, parameter in inspect.signature(command).parameters.items()
+        if name != "list_columns"
+    ]
     parameters += [
         inspect.Parameter(
             name,
@@ -146,16 +131,6 @@ def takes_list_options(command: Callable[..., None]) -> Callable[..., None]:
     with_options.__signature__ = signature  # type: ignore[attr-defined]  # any function may have it
     with_options.__annotations__ = {p.name: p.annotation for p in parameters}
     return with_options
-
-
-def _parameters(command: Callable[..., None]) -> Iterator[inspect.Parameter]:
-    """Yield the parameters of a command but `list_columns`, with types in the place of texts."""
-    for parameter in inspect.signature(command).parameters.values():
-        if parameter.name == "list_columns":  # no option
-            continue
-        texts = SimpleNamespace(__annotations__={"it": parameter.annotation})
-        found = get_type_hints(texts, vars(sys.modules[command.__module__]), include_extras=True)
-        yield parameter.replace(annotation=found["it"])
 
 
 def _used(said: dict[str, Any]) -> dict[str, Any]:

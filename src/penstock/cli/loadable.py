@@ -53,8 +53,7 @@ def open_loadable(
         MissingExtraError: the libraries of stores are not installed.
     """
     # Here, so that the other commands work without those libraries.
-    from penstock.cli.named_dataset import dataset_named
-    from penstock.cli.sources import dataset_of, names_a_dataset, object_named
+    from penstock.cli.sources import dataset_named, dataset_of, names_a_dataset, object_named
 
     is_code = names_a_dataset(src)
     with errors_in_code(src) if is_code else contextlib.nullcontext():

@@ -4,9 +4,11 @@
 from __future__ import annotations
 
 import contextlib
+import os
+import re
 import time
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
+from typing import TYPE_CHECKING, Annotated, Any, Final
 
 import typer
 
@@ -21,23 +23,33 @@ from penstock.cli.arguments import (
     bad_boxes_text,
 )
 from penstock.cli.list_options import option_of, takes_list_options
-from penstock.cli.pack_errors import errors_of_samples, saying_what_is_kept
-from penstock.cli.pack_places import check_places
 from penstock.cli.progress import Bar
 from penstock.cli.reasons import short_reason
-from penstock.errors import ConfigError
+from penstock.cli.sigterm import INTERRUPTED, TERMINATED, Termination
+from penstock.errors import ConfigError, PenstockError, StoreError, StoreUnreachable, WorkerDied
+from penstock.faults import text_of
 from penstock.lines import amount, say
 from penstock.plural import counted
 from penstock.redact import without_password
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Mapping
+    from collections.abc import Callable, Iterator
 
-    from penstock.cli.arguments import BadBoxes
-    from penstock.stores.dataset import StoreDataset
     from penstock.stores.packing import PackProgress, PackReport
+    from penstock.stores.registry import Address
 
 __all__ = ["pack"]
+
+_HINT: Final = (
+    "--skip-bad leaves such samples out and lists them; with --resume it goes on from here."
+)
+# Of the notes that are added to an error: the one of a record, that of a sample or of those read
+# together, and the one that speaks to those who call the library.
+_OF_RECORD: Final = "while encoding"
+_OF_SAMPLE: Final = "while reading sample"
+_OF_LIBRARY: Final = "(on_error="
+_NAMED_TWICE: Final = re.compile(r"\b(sample \d+) \(\1\)")
+_USER: Final = re.compile(r"//[^/@]*@")
 
 
 @takes_list_options
@@ -117,7 +129,7 @@ def pack(
     label_field: LabelField = None,
     key_field: KeyField = None,
     *,
-    list_columns: Mapping[str, Any],
+    list_columns: dict[str, Any],
 ) -> None:
     """Pack a dataset into a store.
 
@@ -130,7 +142,7 @@ def pack(
     Of YOLO, imglab, lists of landmarks, and of VOC with --objects, a sample is the dict that the
     dataset of that form gives: image, boxes, labels, landmarks.
     """
-    from penstock.cli.passed_over import tell_passed_over
+    from penstock.cli.decoding import tell_passed_over
     from penstock.stores.packing import pack as pack_into
 
     options = {
@@ -141,57 +153,97 @@ def pack(
         "label_field": label_field,
         "key_field": key_field,
     }
-    check_places(src, dst, num_shards=shards)
-    names = tuple(name.strip() for name in attributes.split(",") if name.strip())
-    described = _Described(objects, bad_boxes, list_columns, names)
-    with saying_what_is_kept(dst), _source(src, described, options) as samples, Bar() as bar:
-        with errors_of_samples(src):
-            report = pack_into(
-                samples,
-                dst,
-                num_workers=workers,
-                resize=resize,
-                quality=quality,
-                limit=limit,
-                num_shards=shards,
-                resume=resume,
-                overwrite=overwrite,
-                on_error="skip" if skip_bad else "raise",
-                check_images=skip_bad,
-                follow_links=follow_links,
-                progress=_tell(bar),
-            )
+    _check_places(src, dst, shards)
+    described = {
+        "--objects": objects,
+        "--bad-boxes": bad_boxes and bad_boxes.policy,
+        "--attributes": tuple(name.strip() for name in attributes.split(",") if name.strip()),
+    }
+    with (
+        _stopping(dst),
+        _source(src, described, list_columns, options) as samples,
+        Bar() as bar,
+        _errors_of_samples(src),
+    ):
+        report = pack_into(
+            samples,
+            dst,
+            num_workers=workers,
+            resize=resize,
+            quality=quality,
+            limit=limit,
+            num_shards=shards,
+            resume=resume,
+            overwrite=overwrite,
+            on_error="skip" if skip_bad else "raise",
+            check_images=skip_bad,
+            follow_links=follow_links,
+            progress=_tell(bar),
+        )
         address = getattr(getattr(samples, "store", samples), "address", "")
-    counts = getattr(samples, "box_counts", None)
+        counts = getattr(samples, "box_counts", None)
     if counts is not None and (boxes := bad_boxes_text(counts)):
         say(boxes)
-    if split is None and (others := _other_splits(src, address)):
-        say(f"{address}; not packed: {others} (--split)")
+    if split is None and address.startswith("YOLO "):  # "train" is taken if no part is named
+        from penstock.vision.annotations.yolo import read_yolo_data
+
+        if others := ", ".join(name for name in read_yolo_data(src).splits if name != "train"):
+            say(f"{address}; not packed: {others} (--split)")
     tell_passed_over(src)
     _report(report, address, is_resumed=resume)
 
 
-class _Described(NamedTuple):
-    """How annotations are to be read: the options for them."""
-
-    as_objects: bool
-    bad_boxes: BadBoxes | None
-    columns: Mapping[str, Any]
-    attributes: tuple[str, ...]
-
-
 @contextlib.contextmanager
-def _source(src: str, described: _Described, options: dict[str, Any]) -> Iterator[Any]:
-    """Return what is packed; while that is a store, libraries are kept from writing to stderr.
+def _source(
+    src: str, described: dict[str, Any], columns: dict[str, Any], options: dict[str, Any]
+) -> Iterator[Any]:
+    """Return what is packed: a dataset of annotated images, a store, or a user's dataset.
 
-    A dataset of the user's own may write there what it likes.
+    Libraries are kept from writing to stderr, where a dataset of the user's own may write.
+
+    Args:
+        src: What names it.
+        described: The options for annotations, by their names.
+        columns: Of a landmark list.
+        options: Of `open_named`.
+
+    Raises:
+        ConfigError: an option does not fit it.
+        StoreError: it cannot be read.
     """
     from penstock.cli.silence import silent_libraries
-    from penstock.cli.sources import names_a_dataset, source_named
+    from penstock.cli.sources import (
+        described_dataset,
+        described_form,
+        names_a_dataset,
+        source_named,
+    )
+    from penstock.stores.folder.annotated_folder import looks_like_voc
 
     silence = contextlib.nullcontext() if names_a_dataset(src) else silent_libraries()
     with silence:
-        found = _annotated(src, described, options)
+        is_voc = described_form(src, columns) == "voc"
+        found, attributes = None, described["--attributes"]
+        if described["--objects"] or not is_voc:
+            found = described_dataset(
+                src,
+                options["split"],
+                columns,
+                bad_boxes=described["--bad-boxes"] or "fix",
+                attributes=attributes,
+                stores_only={n: value for n, value in options.items() if n != "split"},
+            )
+        used = [*(name for name, value in described.items() if value), *map(option_of, columns)]
+        if found is None and used:
+            advice = f"{without_password(src)} has none"
+            if is_voc:
+                advice = "a VOC folder is packed with them by --objects: give that as well"
+            raise ConfigError(f"{used[0]} is for objects marked in images; {advice}.")
+        if found is None and is_voc and not looks_like_voc(Path(src)):
+            raise ConfigError(f"{src} is VOC in other folders than VOC's own: give --objects.")
+        absent = set(attributes) - set(getattr(found, "attribute_names", ()))
+        if absent:
+            raise ConfigError(f"--attributes is for VOC and imglab; {src} has no {min(absent)!r}.")
         if found is not None:
             yield found
             return
@@ -199,59 +251,104 @@ def _source(src: str, described: _Described, options: dict[str, Any]) -> Iterato
             yield samples
 
 
-def _annotated(src: str, described: _Described, options: dict[str, Any]) -> StoreDataset | None:
-    """Return the dataset of annotated images, if it is to be packed; None for all else.
+def _check_places(src: str, dst: str, num_shards: int) -> None:
+    """Refuse a destination that would take the source with it, or something else that is there."""
+    from penstock.cli.sources import names_a_dataset, parse
 
-    Raises:
-        ConfigError: an option does not fit it.
-        StoreError: it cannot be read.
-    """
-    from penstock.cli.named_dataset import described_dataset, folder_form
-    from penstock.cli.sources import is_store, names_a_dataset
-    from penstock.stores.folder.annotated_folder import looks_like_voc
+    target = parse(dst)
+    if not names_a_dataset(src):
+        _check_apart(parse(src), target)
+    path = Path(target.place)
+    if target.kind != "lmdb" or not path.exists():
+        return
+    if num_shards == 1 and path.is_dir():
+        raise ConfigError(f"{path} is a folder: name a file for DST, or give --shards.")
+    if num_shards > 1 and not path.is_dir():
+        raise ConfigError(f"{path} is a file; --shards makes a folder. Name another DST.")
+    if num_shards > 1:
+        from penstock.stores.lmdb.store import is_shard
 
-    is_path = not names_a_dataset(src) and not is_store(src)
-    is_voc = is_path and Path(src).is_dir() and folder_form(Path(src)) == "voc"
-    found = None
-    if described.as_objects or not is_voc:
-        policy = described.bad_boxes.policy if described.bad_boxes else "fix"
-        found = described_dataset(
-            src,
-            options["split"],
-            described.columns,
-            bad_boxes=policy,
-            attributes=described.attributes,
+        others = sorted(e.name for e in path.iterdir() if not is_shard(e.name))
+        if others:
+            raise ConfigError(
+                f"{path} is a folder with other things in it ({others[0]}), which the new store "
+                "would replace. Name another DST."
+            )
+
+
+def _check_apart(source: Address, target: Address) -> None:
+    if source.kind == target.kind == "mongodb":
+        places = [_USER.sub("//", a.place).partition("?")[0] for a in (source, target)]
+        if places[0] == places[1]:
+            raise ConfigError(f"SRC and DST are the same collection, {places[0]}.")
+    if "mongodb" in (source.kind, target.kind):
+        return
+    one, other = (Path(os.path.realpath(address.place)) for address in (source, target))
+    if one == other:
+        raise ConfigError(
+            f"SRC and DST are the same place, {target.place}. Pack into another one, and rename "
+            "that when you have looked at it."
         )
-    used = {
-        "--objects": described.as_objects,
-        "--bad-boxes": described.bad_boxes is not None,
-        "--attributes": bool(described.attributes),
-        **{option_of(name): True for name in described.columns},
-    }
-    wrong = next((name for name, is_used in used.items() if is_used), None)
-    if found is None and wrong is not None:
-        advice = f"{without_password(src)} has none"
-        if is_voc:
-            advice = "a VOC folder is packed with them by --objects: give that as well"
-        raise ConfigError(f"{wrong} is for objects marked in images; {advice}.")
-    if found is None and is_voc and not looks_like_voc(Path(src)):
-        raise ConfigError(f"{src} is VOC in other folders than VOC's own: give --objects.")
-    absent = set(described.attributes) - set(getattr(found, "attribute_names", ()))
-    if absent:
-        raise ConfigError(f"--attributes is for VOC and imglab; {src} has no {min(absent)!r}.")
-    others = [name for name, value in options.items() if value and name != "split"]
-    if found is not None and others:
-        raise ConfigError(f"--{others[0].replace('_', '-')} is for stores, and {src} is none.")
-    return found
+    if one.is_relative_to(other) and other.is_dir():
+        raise ConfigError(f"DST ({target.place}) would replace the folder that SRC lies in.")
+    if other.is_relative_to(one):
+        raise ConfigError(f"DST ({target.place}) would be in the folder SRC, and a part of it.")
 
 
-def _other_splits(src: str, address: str) -> str:
-    """Return the parts of YOLO's that are not in its "train", which is taken if none is named."""
-    if not address.startswith("YOLO "):
-        return ""
-    from penstock.vision.annotations.yolo import read_yolo_data
+@contextlib.contextmanager
+def _stopping(dst: str) -> Iterator[None]:
+    """Say at a Ctrl-C or SIGTERM how to go on."""
+    from penstock.cli.sources import parse
 
-    return ", ".join(name for name in read_yolo_data(src).splits if name != "train")
+    with Termination() as termination:
+        try:
+            yield
+            return
+        except KeyboardInterrupt:
+            pass
+        except WorkerDied:
+            if not termination.is_noted:  # sent to the whole group, it ends workers as well
+                raise
+    kind, place = parse(dst)
+    kept = f"What was packed so far is kept in {place}.partial"
+    if kind == "mongodb":
+        kept = "What was packed so far is kept beside the collection"
+    text = f"stopped. {kept}: the same command with --resume goes on."
+    if kind != "mongodb" and not Path(f"{place}.partial").exists():
+        text = "stopped before anything was packed."
+    say(f"penstock: {without_password(text)}", err=True)
+    raise typer.Exit(TERMINATED if termination.is_noted else INTERRUPTED)
+
+
+@contextlib.contextmanager
+def _errors_of_samples(src: str) -> Iterator[None]:
+    """Say at an error of a sample which one it was, and what to do.
+
+    An exception of the user's own code keeps its type and traceback: its author needs them.
+    """
+    from penstock.cli.sources import names_a_dataset
+
+    try:
+        yield
+    except StoreUnreachable:
+        raise
+    except Exception as error:
+        notes = [
+            _NAMED_TWICE.sub(r"\1", note)
+            for note in map(str, getattr(error, "__notes__", ()))
+            if not note.startswith(_OF_LIBRARY)
+        ]
+        if not any(note.startswith(_OF_SAMPLE) for note in notes):
+            raise
+        if isinstance(error, StoreError):
+            raise StoreError(f"{error} {_HINT}") from error
+        if isinstance(error, PenstockError):
+            raise
+        if names_a_dataset(src):
+            error.__notes__ = [*notes, _HINT]
+            raise
+        where = [note for note in notes if note.startswith(_OF_RECORD)] or notes
+        raise StoreError(f"{text_of(error)} ({'; '.join(where)}). {_HINT}") from error
 
 
 def _tell(bar: Bar) -> Callable[[PackProgress], None]:

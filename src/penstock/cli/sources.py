@@ -8,20 +8,34 @@ import importlib
 import os
 import re
 import sys
+import warnings
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
+from penstock.cli.list_options import option_of
+from penstock.cli.reasons import errors_in_code
 from penstock.errors import ConfigError, StoreError
 from penstock.stores.registry import Address, open_store
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterator, Mapping, Sequence
 
+    from penstock.cli.arguments import ClassOf
+    from penstock.stores.dataset import StoreDataset
     from penstock.stores.store import Store
+    from penstock.vision.datasets.box_policy import BadBoxes
 
 __all__ = [
+    "attributes_for",
+    "dataset_named",
     "dataset_of",
+    "described_dataset",
+    "described_form",
+    "errors_of_code",
+    "is_landmark_list",
+    "is_plain_path",
     "is_store",
+    "labels_by",
     "names_a_dataset",
     "object_named",
     "open_named",
@@ -32,6 +46,7 @@ __all__ = [
 _PARTIAL: Final = ".partial"
 _FIELD_ENDS: Final = {"mongodb": "field", "arrow": "column"}  # as their stores call them
 _OBJECT: Final = re.compile(r"[^\W\d]\w*(?:\.[^\W\d]\w*)*:[^\W\d]\w*(?:\.[^\W\d]\w*)*")
+_LISTS: Final = ("landmarks", "image-list")
 
 
 def parse(text: str) -> Address:
@@ -54,6 +69,28 @@ def parse(text: str) -> Address:
 def is_store(text: str) -> bool:
     """Return whether a text is a store's address, and not the path of a plain folder or file."""
     return parse(text).kind != "folder" or text.startswith("folder:")
+
+
+def names_a_dataset(text: str) -> bool:
+    """Return whether a text is `module:name`, and not an address or something on disk.
+
+    Example:
+        >>> names_a_dataset("my.data:photos"), names_a_dataset("lmdb:photos")
+        (True, False)
+    """
+    if _OBJECT.fullmatch(text) is None or os.path.lexists(text):
+        return False
+    if text.lower().startswith("mongodb:"):  # half an address, most likely with a password
+        return False
+    try:
+        return Address.parse(text) == Address("folder", text)
+    except ConfigError:  # the module is no kind of store
+        return True
+
+
+def is_plain_path(text: str) -> bool:
+    """Return whether a text is the path of a folder or file, and neither a store nor code."""
+    return not names_a_dataset(text) and not is_store(text)
 
 
 def open_named(
@@ -85,15 +122,21 @@ def open_named(
         MissingExtraError: what it needs is not installed.
     """
     kind, place = parse(text)
-    for option, is_given, of_kind in (
-        ("--split", split is not None, "folder"),
-        ("--trust-pickle", trust_pickle, "lmdb"),
-        ("--copy-local", copy_local is not None, "lmdb"),
+    for option, value, of_kind, kinds in (
+        ("--split", split, "folder", "folders"),
+        ("--trust-pickle", trust_pickle, "lmdb", "LMDB files"),
+        ("--copy-local", copy_local, "lmdb", "LMDB files"),
     ):
-        if is_given and kind != of_kind:
-            kinds = {"folder": "folders", "lmdb": "LMDB files"}
-            raise ConfigError(f"{option} is for {kinds[of_kind]}; SRC is of the kind {kind!r}.")
-    options.update(_fields(kind, image=image_field, label=label_field, key=key_field))
+        if value and kind != of_kind:
+            raise ConfigError(f"{option} is for {kinds}; SRC is of the kind {kind!r}.")
+    for what, name in (("image", image_field), ("label", label_field), ("key", key_field)):
+        if name is not None and kind not in _FIELD_ENDS:
+            raise ConfigError(
+                f"--{what}-field is for MongoDB collections, Parquet and Arrow; this is of the "
+                f"kind {kind!r}."
+            )
+        if name is not None:
+            options[f"{what}_{_FIELD_ENDS[kind]}"] = name
     if kind == "lmdb":
         _refuse_unfinished(Path(place))
         if copy_local is not None:
@@ -107,17 +150,6 @@ def open_named(
     return open_store(place if kind == "mongodb" else f"{kind}:{place}", **options)
 
 
-def _fields(kind: str, **named: str | None) -> dict[str, str]:
-    """Return the options of the store that say which field or column is what."""
-    given = {what: name for what, name in named.items() if name is not None}
-    if given and kind not in _FIELD_ENDS:
-        raise ConfigError(
-            f"--{next(iter(given))}-field is for MongoDB collections, Parquet and Arrow; this is "
-            f"of the kind {kind!r}."
-        )
-    return {f"{what}_{_FIELD_ENDS[kind]}": name for what, name in given.items()}
-
-
 def _refuse_unfinished(path: Path) -> None:
     """Raise where `penstock pack` has not ended; a file by itself the store finds out."""
     partial = path if path.name.endswith(_PARTIAL) else path.with_name(path.name + _PARTIAL)
@@ -126,23 +158,6 @@ def _refuse_unfinished(path: Path) -> None:
             f"{partial} is unfinished: its packing was interrupted, or is still under way. "
             "`penstock pack --resume` with the same source and destination finishes it."
         )
-
-
-def names_a_dataset(text: str) -> bool:
-    """Return whether a text is `module:name`, and not an address or something on disk.
-
-    Example:
-        >>> names_a_dataset("my.data:photos"), names_a_dataset("lmdb:photos")
-        (True, False)
-    """
-    if _OBJECT.fullmatch(text) is None or os.path.lexists(text):
-        return False
-    if text.lower().startswith("mongodb:"):  # half an address, most likely with a password
-        return False
-    try:
-        return Address.parse(text) == Address("folder", text)
-    except ConfigError:  # the module is no kind of store
-        return True
 
 
 @contextlib.contextmanager
@@ -162,11 +177,16 @@ def source_named(text: str, **options: Any) -> Iterator[Any]:  # noqa: ANN401
         with open_named(text, **options) as store:
             yield store
         return
-    given = [f"--{name.replace('_', '-')}" for name, value in options.items() if value]
+    given = [option_of(name) for name, value in options.items() if value]
     if given:
         raise ConfigError(f"{given[0]} is not for {text}, which makes its dataset itself.")
     with object_named(text) as found:
         yield dataset_of(found, text)
+
+
+def errors_of_code(text: str) -> contextlib.AbstractContextManager[None]:
+    """Let an error of the user's module be said in a line, if the text names one."""
+    return errors_in_code(text) if names_a_dataset(text) else contextlib.nullcontext()
 
 
 @contextlib.contextmanager
@@ -194,6 +214,19 @@ def object_named(text: str) -> Iterator[Any]:
             sys.path.remove(here)
 
 
+def _import(name: str, here: str) -> Any:  # noqa: ANN401
+    try:
+        return importlib.import_module(name)
+    except ModuleNotFoundError as error:
+        # Otherwise it is a module that the user's own imports.
+        if error.name is None or not f"{name}.".startswith(f"{error.name}."):
+            raise
+        raise ConfigError(
+            f"there is no module {error.name} in {here}, and none is installed. SRC is the path of "
+            "a folder, a store's address, or module:name of a dataset."
+        ) from error
+
+
 def dataset_of(found: Any, text: str) -> Any:  # noqa: ANN401
     """Return a dataset, or what a function or a class makes.
 
@@ -211,14 +244,162 @@ def dataset_of(found: Any, text: str) -> Any:  # noqa: ANN401
     return found()
 
 
-def _import(name: str, here: str) -> Any:  # noqa: ANN401
-    try:
-        return importlib.import_module(name)
-    except ModuleNotFoundError as error:
-        # Otherwise it is a module that the user's own imports.
-        if error.name is None or not f"{name}.".startswith(f"{error.name}."):
-            raise
-        raise ConfigError(
-            f"there is no module {error.name} in {here}, and none is installed. SRC is the path of "
-            "a folder, a store's address, or module:name of a dataset."
-        ) from error
+@contextlib.contextmanager
+def dataset_named(
+    text: str,
+    split: str | None = None,
+    columns: Mapping[str, Any] | None = None,
+    *,
+    bad_boxes: BadBoxes = "fix",
+) -> Iterator[Any]:
+    """Return a dataset whose samples hold decoded images.
+
+    Args:
+        text: What `described_dataset` takes; a folder of images, a store's address, or
+            `module:name`.
+        split: Which part of it.
+        columns: Of a landmark list.
+        bad_boxes: What becomes of boxes that cannot be right.
+
+    Raises:
+        ConfigError: there is no such module or dataset, or an option does not fit.
+        StoreError: it cannot be read.
+        Exception: what the user's code raises.
+    """
+    found = described_dataset(text, split, columns, bad_boxes=bad_boxes)
+    if found is not None:
+        yield found
+        return
+    from penstock.stores.dataset import StoreDataset
+    from penstock.stores.store import Store
+
+    if is_plain_path(text) and not Path(text).exists():
+        raise StoreError(f"{text} does not exist.")
+    with source_named(text, split=split) as source:
+        yield StoreDataset(source) if isinstance(source, Store) else source
+
+
+def described_form(text: str, columns: Mapping[str, Any] | None = None) -> str | None:
+    """Return the format of a folder or file of annotated images; None for all else.
+
+    Args:
+        text: A VOC or YOLO folder, YOLO's yaml file, imglab's XML file, a list of landmarks or of
+            images with a class.
+        columns: Of a landmark list.
+    """
+    from penstock.stores.folder.annotated_folder import YAML_SUFFIXES, annotated_folder
+
+    path = Path(text)
+    if not is_plain_path(text):
+        return None
+    if path.is_dir():
+        found = annotated_folder(path)
+        return found.form if found is not None and found.is_read_as_folder else None
+    suffix = path.suffix.lower()
+    if suffix in YAML_SUFFIXES:
+        return "yolo"
+    if suffix == ".xml" and path.is_file():
+        return "imglab"
+    if suffix == ".txt" and path.is_file():
+        return "landmarks" if is_landmark_list(path, columns or {}) else "image-list"
+    return None
+
+
+def is_landmark_list(path: Path, columns: Mapping[str, Any]) -> bool:
+    """Return whether a text list is one of landmarks: it has their columns, or was said to.
+
+    The first line has the numbers of a point after its path then, which may have blanks.
+    """
+    if not columns.keys() <= {"root", "separator"}:
+        return True
+    from penstock.stores.folder.annotated_folder import list_form
+    from penstock.vision.annotations.text_lines import numbered_lines
+
+    _, line = next(numbered_lines(path), (0, ""))
+    return list_form(line, columns.get("separator")) == "landmarks"
+
+
+def described_dataset(
+    text: str,
+    split: str | None = None,
+    columns: Mapping[str, Any] | None = None,
+    *,
+    bad_boxes: BadBoxes = "fix",
+    attributes: Sequence[str] = (),
+    stores_only: Mapping[str, Any] | None = None,
+) -> StoreDataset | None:
+    """Return the dataset that a path names; None if it is one of class folders, or no path.
+
+    Args:
+        text: See `described_form`.
+        split: Which part of it.
+        columns: Of a landmark list, as `LandmarkList` takes them; `origin` is VOC's as well.
+        bad_boxes: What becomes of boxes that cannot be right.
+        attributes: Fields of objects that are to be in samples, where it is XML.
+        stores_only: Options that are not for such a dataset; those not given are None or false.
+
+    Raises:
+        StoreError: the annotations cannot be read.
+        ConfigError: an option is for a file of another kind.
+    """
+    columns = columns or {}
+    path, form = Path(text), described_form(text, columns)
+    if form is None and attributes and is_plain_path(text) and any(path.glob("*.xml")):
+        form = "voc"  # beside the images
+    for name in columns:
+        if form not in _LISTS and (form, name) != ("voc", "origin"):
+            raise ConfigError(f"{option_of(name)} is for text lists, and {text} is none.")
+    if split is not None and form in ("imglab", *_LISTS):
+        raise ConfigError(f"--split is for folders and YOLO's yaml files; {text} is one list.")
+    if form is None:
+        return None
+    for name, value in (stores_only or {}).items():
+        if value:
+            raise ConfigError(f"{option_of(name)} is for stores, and {text} is none.")
+    from penstock import vision
+
+    with warnings.catch_warnings():
+        warnings.filterwarnings("error", "no object has the attribute", UserWarning)
+        try:
+            match form:
+                case "voc":
+                    return vision.VOCDetection(
+                        path, split, bad_boxes=bad_boxes, attributes=attributes, **columns
+                    )
+                case "yolo":
+                    return vision.YOLODetection(path, split or "train", bad_boxes=bad_boxes)
+                case "imglab":
+                    return vision.ImglabDetection(path, bad_boxes=bad_boxes, attributes=attributes)
+                case "landmarks":
+                    return vision.LandmarkList(path, bad_boxes=bad_boxes, **columns)
+            return vision.ImageList(path, **columns)
+        except UserWarning as absent:
+            raise ConfigError(str(absent)) from None
+
+
+def attributes_for(column: str | None) -> tuple[str, ...]:
+    """Return what a dataset has to be told to have a column: nothing of flags and classes."""
+    from penstock.vision.datasets.annotation_table import FLAGS
+
+    return () if column in (None, "name", "labels", *FLAGS) else (str(column),)
+
+
+def labels_by(dataset: Any, column: str | None, class_of: ClassOf) -> tuple[Any, Any]:  # noqa: ANN401
+    """Return the labels of a dataset by a field of its objects, and the classes' names.
+
+    Args:
+        dataset: Any that knows its labels.
+        column: The field; None is the class.
+        class_of: Which objects of a sample say its class.
+
+    Raises:
+        ConfigError: there is no such field, or labels are not known.
+    """
+    from penstock.data.labels.known import class_names_of
+    from penstock.labels import labels_of
+    from penstock.stores.dataset import StoreDataset
+
+    if column is not None and isinstance(dataset, StoreDataset):
+        dataset.column(column)  # says in a line what is wrong
+    labels = labels_of(dataset, column=column, objects=class_of.value)
+    return labels, class_names_of(dataset, column)

@@ -9,23 +9,25 @@ import re
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Final, NamedTuple
 
+import numpy as np
 import typer
 
 from penstock.cli.arguments import ClassOf, ClassOfOption, Column, tell_bad_boxes
 from penstock.cli.list_options import takes_list_options
 from penstock.cli.outputs import writing
+from penstock.data.ragged import RaggedArray
 from penstock.errors import ConfigError, StoreError
 from penstock.lines import say
 from penstock.opening import MAX_ANNOTATION_BYTES, read_file
 from penstock.plural import counted
+from penstock.sampling.balance_text import aligned
+from penstock.sampling.stratified import stratified_parts
 from penstock.whole_file import refuse_special, write_whole
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Mapping, Sequence
+    from collections.abc import Iterator, Sequence
 
     from numpy.typing import NDArray
-
-    from penstock.data.ragged import RaggedArray
 
 __all__ = ["split"]
 
@@ -68,7 +70,7 @@ def split(
         bool, typer.Option("--overwrite", help="Replace lists that are there.")
     ] = False,
     *,
-    list_columns: Mapping[str, Any],
+    list_columns: dict[str, Any],
 ) -> None:
     """Split a data set into lists of train, val and test.
 
@@ -78,16 +80,18 @@ def split(
     an image go into one part. The same seed gives the same parts. Lists of other parts that are
     there stay: those with images of the new ones are named.
     """
-    from penstock.sampling.stratified import stratified_parts
-
     if not stratify and (column is not None or class_of is not ClassOf.all):
         raise ConfigError("--column and --class-of say what --stratify goes by: add --stratify.")
     shares = _shares(into)
     units = _units(src, column, class_of, list_columns)
     if to is not None:
-        units = _moved(units, to)
+        if units.root is None:
+            raise ConfigError("--to is for lists of paths; VOC's stand in its ImageSets/Main.")
+        note = f"Paths start from {units.root}: give the list's reader root={str(units.root)!r}"
+        units = units._replace(folder=to, notes=(*units.notes, note))
     paths = [units.folder / f"{name}.txt" for name in shares]
-    _refuse_to_replace(paths, src, overwrite=overwrite)
+    for path in paths:
+        _refuse_to_replace(path, src, overwrite=overwrite)
     for line in (line for lines in units.lines for line in lines):
         try:
             line.encode()
@@ -96,8 +100,8 @@ def split(
                 f"{line!r} cannot be in a list: it is not UTF-8, as the name of a file from "
                 "another system may be. Rename the file."
             ) from error
-    labels = units.labels if stratify else _no_labels(len(units.lines))
-    parts = stratified_parts(labels, list(shares.values()), seed)
+    no_labels = RaggedArray(np.empty(0, np.int64), np.zeros(len(units.lines) + 1, np.int64))
+    parts = stratified_parts(units.labels if stratify else no_labels, list(shares.values()), seed)
     for number, path in enumerate(paths):
         lines = (line for place in (parts == number).nonzero()[0] for line in units.lines[place])
         try:
@@ -146,14 +150,13 @@ def _shares(text: str) -> dict[str, float]:
     return found
 
 
-def _refuse_to_replace(paths: Iterable[Path], src: Path, *, overwrite: bool) -> None:
-    for path in paths:
-        if path.exists() and src.exists() and path.samefile(src):
-            raise ConfigError(f"{path} is the list that is split: call the part something else.")
-        if path.exists() and not overwrite:
-            raise ConfigError(f"{path} is there already. Replace it with --overwrite.")
-        with writing("the list", path):
-            refuse_special(path)
+def _refuse_to_replace(path: Path, src: Path, *, overwrite: bool) -> None:
+    if path.exists() and src.exists() and path.samefile(src):
+        raise ConfigError(f"{path} is the list that is split: call the part something else.")
+    if path.exists() and not overwrite:
+        raise ConfigError(f"{path} is there already. Replace it with --overwrite.")
+    with writing("the list", path):
+        refuse_special(path)
 
 
 def _of_other_splits(
@@ -180,28 +183,18 @@ def _of_other_splits(
 
 
 def _units(
-    src: Path, column: str | None, class_of: ClassOf, list_columns: Mapping[str, Any]
+    src: Path, column: str | None, class_of: ClassOf, list_columns: dict[str, Any]
 ) -> _Units:
-    from penstock.cli.named_dataset import (
-        attributes_for,
-        described_dataset,
-        folder_form,
-        is_landmark_list,
-    )
+    from penstock.cli.sources import attributes_for, described_dataset, described_form
 
-    if src.suffix.lower() == ".txt" and src.is_file():
-        if is_landmark_list(src, list_columns):
-            return _of_landmarks(src, column, class_of, list_columns)
-        return _of_images(src, column, list_columns)
-    form = folder_form(src) if src.is_dir() else None
+    form = described_form(str(src), list_columns)
+    if form in ("landmarks", "image-list"):
+        return _of_list(src, form, column, class_of, list_columns)
     if form == "voc":
-        found = described_dataset(
-            str(src),
-            columns=list_columns,
-            attributes=attributes_for(column),
-        )
-        keys = [[key] for key in found.store.keys]  # type: ignore[union-attr]
-        return _of_dataset(found, src / "ImageSets" / "Main", keys, column, class_of)
+        attributes = attributes_for(column)
+        dataset: Any = described_dataset(str(src), columns=list_columns, attributes=attributes)
+        keys = [[key] for key in dataset.store.keys]
+        return _of_dataset(dataset, src / "ImageSets" / "Main", keys, column, class_of)
     if form is not None or not src.is_dir():
         raise StoreError(
             f"{src} is not a VOC folder, a folder of class folders, or a txt list, which "
@@ -219,7 +212,7 @@ def _of_dataset(
     root: Path | None = None,
     *notes: str,
 ) -> _Units:
-    from penstock.cli.named_dataset import labels_by
+    from penstock.cli.sources import labels_by
 
     tell_bad_boxes(dataset)
     labels, names = labels_by(dataset, column, class_of)
@@ -227,7 +220,7 @@ def _of_dataset(
 
 
 def _of_classes(src: Path, column: str | None, class_of: ClassOf) -> _Units:
-    from penstock.vision.datasets.image_folder import ImageFolder
+    from penstock.vision import ImageFolder
 
     dataset = ImageFolder(src, allow_empty=True)
     names: Sequence[Any] = dataset.classes
@@ -242,85 +235,46 @@ def _of_classes(src: Path, column: str | None, class_of: ClassOf) -> _Units:
     return _of_dataset(dataset, src, lines, column, class_of, src, *notes)
 
 
-def _of_landmarks(
-    src: Path, column: str | None, class_of: ClassOf, list_columns: Mapping[str, Any]
-) -> _Units:
-    from penstock.vision.annotations.landmark_list import CLASS_COLUMN, read_landmark_list
-
-    classes = list_columns.get("classes", ())
-    wanted = column or (CLASS_COLUMN if CLASS_COLUMN in classes else next(iter(classes), None))
-    if column is not None and column not in classes:
-        has = ", ".join(classes) or "none"
-        raise ConfigError(f"--column {column} is none of the columns that --classes names: {has}.")
-    images = read_landmark_list(src, **list_columns)
-    said = [
-        {**image.objects[0].extra, CLASS_COLUMN: image.objects[0].class_name}.get(wanted or "", "")
-        for image in images
-    ]
-    root = list_columns.get("root")
-    return _of_lines(src, [image.key for image in images], said, root, class_of)
-
-
-def _of_images(src: Path, column: str | None, list_columns: Mapping[str, Any]) -> _Units:
-    from penstock.vision.annotations.image_list import read_labelled_paths
-
-    if column is not None:
-        raise ConfigError(
-            f"--column is for XML and landmark lists; {src} has a class in each line."
-        )
-    root = list_columns.get("root")
-    rows = read_labelled_paths(src, list_columns.get("separator"), root)
-    return _of_lines(src, [path for _, path, _ in rows], [label for _, _, label in rows], root)
-
-
-def _of_lines(
-    src: Path,
-    keys: Sequence[str],
-    said: Sequence[str],
-    root: Path | None,
-    class_of: ClassOf = ClassOf.all,
+def _of_list(
+    src: Path, form: str, column: str | None, class_of: ClassOf, list_columns: dict[str, Any]
 ) -> _Units:
     """Return the images of a list, in the order of their first lines."""
-    import numpy as np
-
     from penstock.data.labels.objects import labels_by_objects
-    from penstock.data.ragged import RaggedArray
+    from penstock.vision.annotations.image_list import read_labelled_paths
+    from penstock.vision.annotations.landmark_list import CLASS_COLUMN, read_landmark_list
     from penstock.vision.annotations.text_lines import numbered_lines
 
-    names, codes = np.unique(list(said), return_inverse=True)
-    rows: dict[str, tuple[list[str], list[int]]] = {}
-    lines = (line for _, line in numbered_lines(src))
-    for key, line, code in zip(keys, lines, codes.tolist(), strict=True):
-        of_image = rows.setdefault(key, ([], []))
-        of_image[0].append(line)
-        of_image[1].append(code)
-    labels = labels_by_objects(RaggedArray.of(row for _, row in rows.values()), class_of.value)
-    lines_of = [of_image for of_image, _ in rows.values()]
-    return _Units(src.parent, lines_of, labels, names.tolist(), root or src.parent)
-
-
-def _moved(units: _Units, folder: Path) -> _Units:
-    """Return the same with lists that go into another folder than their paths start from."""
-    if units.root is None:
-        raise ConfigError("--to is for lists of paths; VOC's stand in its ImageSets/Main.")
-    note = f"Paths start from {units.root}: give the list's reader root={str(units.root)!r}"
-    return units._replace(folder=folder, notes=(*units.notes, note))
-
-
-def _no_labels(count: int) -> RaggedArray:
-    import numpy as np
-
-    from penstock.data.ragged import RaggedArray
-
-    return RaggedArray(np.empty(0, np.int64), np.zeros(count + 1, np.int64))
+    root, named = list_columns.get("root"), list_columns.get("classes", ())
+    if form == "image-list":
+        if column is not None:
+            raise ConfigError(
+                f"--column is for XML and landmark lists; {src} has a class in each line."
+            )
+        rows = read_labelled_paths(src, list_columns.get("separator"), root)
+        keys, said = [path for _, path, _ in rows], [label for _, _, label in rows]
+    else:
+        if column is not None and column not in named:
+            has = ", ".join(named) or "none"
+            raise ConfigError(
+                f"--column {column} is none of the columns that --classes names: {has}."
+            )
+        wanted = column or (CLASS_COLUMN if CLASS_COLUMN in named else next(iter(named), ""))
+        images = read_landmark_list(src, **list_columns)
+        objects = (image.objects[0] for image in images)
+        said = [{**o.extra, CLASS_COLUMN: o.class_name}.get(wanted, "") for o in objects]
+        keys = [image.key for image in images]
+    names, codes = np.unique(said, return_inverse=True)
+    lines: dict[str, list[str]] = {}
+    classes: dict[str, list[int]] = {}
+    for key, (_, line), code in zip(keys, numbered_lines(src), codes.tolist(), strict=True):
+        lines.setdefault(key, []).append(line)
+        classes.setdefault(key, []).append(code)
+    labels = labels_by_objects(RaggedArray.of(classes.values()), class_of.value)
+    return _Units(src.parent, list(lines.values()), labels, names.tolist(), root or src.parent)
 
 
 def _table(units: _Units, parts: NDArray[Any], names: Sequence[str]) -> list[str]:
     """Return a row for each class, the rarest first, and one of all images."""
-    import numpy as np
-
-    from penstock.data.ragged import RaggedArray
-
     labels = units.labels
     values = labels.values if isinstance(labels, RaggedArray) else labels
     rows_of = np.diff(labels.offsets) if isinstance(labels, RaggedArray) else 1
@@ -332,16 +286,9 @@ def _table(units: _Units, parts: NDArray[Any], names: Sequence[str]) -> list[str
     shown = np.argsort(counts.sum(axis=1), kind="stable")[:_MOST_ROWS]
     known = units.class_names
     titles = [known[c] if 0 <= c < len(known) else str(c) for c in classes[shown].tolist()]
-    table = [["class", *names, "all"]]
-    table += [
-        [title, *(f"{n:,}" for n in (*row, sum(row)))]
-        for title, row in zip(titles, counts[shown].tolist(), strict=True)
-    ]
-    sizes = np.bincount(parts, minlength=len(names)).tolist()
-    table.append(["images", *(f"{n:,}" for n in (*sizes, sum(sizes)))])
-    widths = [max(map(len, cells)) for cells in zip(*table, strict=True)]
-    lines = [
-        "  ".join([row[0].ljust(widths[0]), *map(str.rjust, row[1:], widths[1:])]) for row in table
-    ]
+    sizes = np.bincount(parts, minlength=len(names))
+    rows = zip([*titles, "images"], [*counts[shown], sizes], strict=True)
+    cells = [[title, *(f"{n:,}" for n in (*row.tolist(), row.sum()))] for title, row in rows]
     more = len(classes) - len(shown)
-    return [*lines, f"({counted(more, 'more class')})"] if more else lines
+    table = aligned([["class", *names, "all"], *cells])
+    return [*table, f"({counted(more, 'more class')})"] if more else table

@@ -4,16 +4,17 @@
 from __future__ import annotations
 
 import multiprocessing
-from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
+from penstock.cli.decoding import Broken
 from penstock.cli.parallel_check import CheckResult, check_in_parallel
 from penstock.cli.reasons import reason_of, short_reason
 from penstock.cli.silence import silence_libraries
 from penstock.errors import StoreError, StoreUnreachable
 from penstock.images import check_image
 from penstock.stores.pack_source import images_in
+from penstock.stores.records import decode_record
 from penstock.system_limits import signal_name
 
 if TYPE_CHECKING:
@@ -23,26 +24,9 @@ if TYPE_CHECKING:
     from penstock.stores.records import Record
     from penstock.stores.store import Store
 
-    Label = int | tuple[int, ...] | None
-
-__all__ = ["BadRecord", "check_opening", "check_store"]
+__all__ = ["check_opening", "check_store"]
 
 _TRUNCATED: Final = "Premature end of JPEG file"  # libjpeg's word for it
-
-
-@dataclass(frozen=True, slots=True)
-class BadRecord:
-    """A record that is not as it was packed, or what is wrong with the store as a whole.
-
-    Attributes:
-        position: Of the record; None for the store.
-        key: Its name; for the store its address.
-        reason: What is wrong.
-    """
-
-    position: int | None
-    key: str
-    reason: str
 
 
 def check_opening(store: Store) -> None:
@@ -71,8 +55,8 @@ def _open(store: Store) -> None:
 def check_store(
     store: Store,
     num_workers: int,
-    findings: Findings[BadRecord],
-    tell: Callable[[Findings[BadRecord]], object],
+    findings: Findings,
+    tell: Callable[[Findings], object],
 ) -> None:
     """Compare every record with its checksum and the index, and decode its images.
 
@@ -90,7 +74,7 @@ def check_store(
     records = _Records(store)
     wrong = _wrong_counts(store)
     if wrong is not None:
-        findings.broken.append(BadRecord(None, store.address, wrong))
+        findings.broken.append(Broken(store.address, wrong))
     store.close()  # workers that are forked inherit no connection
     if len(records):
         check_in_parallel(records, num_workers, findings, tell)
@@ -118,14 +102,19 @@ class _Records:
             return [CheckResult(index, unreachable=error) for index in indices]
         except Exception as error:
             if len(indices) == 1:
-                return [self._bad(indices[0], error)]
+                key = self._index.keys[indices[0]]
+                reason = short_reason(error, indices[0], key, self._store.address)
+                return [CheckResult(indices[0], reason)]
         return [self.__getitem__(index) for index in indices]
 
     def _result(self, index: int, record: Record) -> CheckResult:
         key, label = self._index.keys[index], self._index.label_of(index)
         if record.key != key:
             return CheckResult(index, f"the record at its place is called {record.key!r}")
-        if _like(record.label, label) != label:
+        said = record.label
+        if isinstance(label, tuple) and not isinstance(said, tuple):
+            said = () if said is None else (said,)  # in an index all have several if one has
+        if said != label:
             return CheckResult(index, f"its label is {record.label}, by the index it is {label}")
         num_images = 0
         for image in images_in(record.sample):
@@ -138,35 +127,17 @@ class _Records:
             num_images += 1
         return CheckResult(index, None, num_images)
 
-    def _bad(self, index: int, error: Exception) -> CheckResult:
-        return CheckResult(
-            index, short_reason(error, index, self._index.keys[index], self._store.address)
-        )
-
-    def broken(self, index: int, reason: str) -> BadRecord:
-        return BadRecord(index, self._index.keys[index], reason)
-
     def describe(self, index: int) -> str:
         """Return the record's key."""
         return self._index.keys[index]
 
 
-def _like(label: Label, other: Label) -> Label:
-    """Return a record's label as an index has it, in which all have several if one has."""
-    if not isinstance(other, tuple) or isinstance(label, tuple):
-        return label
-    return () if label is None else (label,)
-
-
 def _wrong_counts(store: Store) -> str | None:
     """Return how the numbers of records contradict each other, where a store keeps several."""
     kind, _, place = store.address.partition(":")
-    if kind == "lmdb":
-        return _wrong_counts_of_lmdb(store, Path(place))
-    return None  # each record of the index is looked for, which is all that can be done
-
-
-def _wrong_counts_of_lmdb(store: Store, path: Path) -> str | None:
+    path = Path(place)
+    if kind != "lmdb":
+        return None  # each record of the index is looked for, which is all that can be done
     is_sharded = path.is_dir() and not (path / "data.mdb").exists()
     counts = [_counts(file) for file in (sorted(path.glob("*.lmdb")) if is_sharded else [path])]
     stored, stated = (sum(numbers) for numbers in zip(*counts, strict=True))
@@ -182,7 +153,6 @@ def _counts(file: Path) -> tuple[int, int]:
     """Return the number of records in an LMDB file, and the number that its summary states."""
     from penstock.stores.lmdb import environments
     from penstock.stores.lmdb.store import INDEX_KEY, PACK_KEY, SUMMARY_KEY
-    from penstock.stores.records import decode_record
 
     environment = environments.acquire(file, readahead=False)
     try:

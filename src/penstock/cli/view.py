@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import contextlib
 import inspect
+import numbers
 from pathlib import Path  # noqa: TC003 - typer reads the annotations at run time
 from typing import TYPE_CHECKING, Annotated, Any, Final
 
@@ -20,11 +21,15 @@ from penstock.plural import counted
 from penstock.redact import without_password
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
+    from collections.abc import Callable, Iterator, Sequence
 
 __all__ = ["view"]
 
 _MOST_IMAGES: Final = 400  # more make a sheet that no viewer opens
+# Of a loader, which may normalise with a mean and a standard deviation.
+_PARTS: Final = ("dataset", "transform", "transforms", "collate_fn", "device_transform")
+_MOST_PARTS: Final = 100  # of a list: it may be the data
+_DEEPEST: Final = 6
 
 
 @takes_list_options
@@ -78,7 +83,7 @@ def view(
     rows: Annotated[int | None, typer.Option(min=1, help="Rows, instead of --columns.")] = None,
     tile: Annotated[int, typer.Option(min=32, max=4096, help="Width of an image in pixels.")] = 360,
     *,
-    list_columns: Mapping[str, Any],
+    list_columns: dict[str, Any],
 ) -> None:
     """Draw a batch, augmented, with its boxes and landmarks.
 
@@ -88,9 +93,10 @@ def view(
     that cannot be shown has its error in the place of the image, and a line on stdout: its name, a
     tab, and the reason. The exit status is then 1.
     """
-    from penstock.cli.named_dataset import dataset_named
-    from penstock.cli.sources import names_a_dataset
-    from penstock.cli.viewed_batches import samples_of_loader
+    import cv2
+
+    from penstock.cli.sources import dataset_named, errors_of_code
+    from penstock.loader import Loader
     from penstock.vision.drawing.contact_sheet import contact_sheet
     from penstock.vision.drawing.displayed import Unshown
 
@@ -104,90 +110,49 @@ def view(
         )
     if rows is not None and columns is not None:
         raise ConfigError("--rows and --columns: give one of them.")
-    if loader is not None:
-        of_dataset = {
-            "--split": split, "--seed": seed, "--in-order": in_order or None,
-            "--transform": transform, "--mosaic": mosaic, "--bad-boxes": bad_boxes,
-            **{option_of(name): value for name, value in list_columns.items()},
-        }  # fmt: skip
-        for option, value in of_dataset.items():
-            if value is not None:
-                raise ConfigError(f"{option} is not for --loader, which makes its batches itself.")
-        with contextlib.ExitStack() as stack:
-            found, names = samples_of_loader(loader, stack, num_images, epoch)
-        in_a_row = _in_a_row(len(found), columns, rows)
-        sheet = contact_sheet(found, names, columns=in_a_row, tile_px=tile)
-        _write(output, sheet)
-        _say(output, len(found), sheet)
-        return
-    assert src is not None
     with contextlib.ExitStack() as stack:
-        with errors_in_code(src) if names_a_dataset(src) else contextlib.nullcontext():
-            named = dataset_named(
-                src, split, list_columns, bad_boxes=bad_boxes.policy if bad_boxes else "fix"
+        if loader is not None:
+            of_dataset = {
+                "--split": split, "--seed": seed, "--in-order": in_order or None,
+                "--transform": transform, "--mosaic": mosaic, "--bad-boxes": bad_boxes,
+                **{option_of(name): value for name, value in list_columns.items()},
+            }  # fmt: skip
+            for option, value in of_dataset.items():
+                if value is not None:
+                    raise ConfigError(
+                        f"{option} is not for --loader, which makes its batches itself."
+                    )
+            shown, names = _samples_of_loader(loader, stack, num_images, epoch)
+        else:
+            policy = bad_boxes.policy if bad_boxes else "fix"
+            named = dataset_named(str(src), split, list_columns, bad_boxes=policy)
+            with errors_of_code(str(src)):
+                dataset = stack.enter_context(named)
+            names = getattr(dataset, "class_names", None) or getattr(dataset, "classes", None) or ()
+            change = None if transform is None else _transform_named(transform, stack)
+            viewed = _TrainingSamples(dataset, change, mosaic)
+            if not len(viewed):
+                raise ConfigError(f"{without_password(str(src))} has no samples.")
+            batches: Loader[list[Any]] = Loader(
+                viewed, num_images, shuffle=not in_order, seed=seed or 0, collate_fn=list
             )
-            dataset = stack.enter_context(named)
-        class_names: Any = getattr(dataset, "class_names", None)
-        class_names = class_names or getattr(dataset, "classes", None) or ()
-        change = None if transform is None else _transform_named(transform, stack)
-        samples = _first_batch(
-            _TrainingSamples(dataset, change, mosaic),
-            num_images,
-            seed or 0,
-            epoch,
-            shuffle=not in_order,
-        )
-        if not samples:
-            raise ConfigError(f"{without_password(src)} has no samples.")
-        shown = _checked(samples)
-        in_a_row = _in_a_row(len(shown), columns, rows)
-        sheet = contact_sheet(shown, tuple(class_names), columns=in_a_row, tile_px=tile)
-    _write(output, sheet)
-    failed = [sample for sample in shown if isinstance(sample, Unshown)]
+            batches.set_epoch(epoch)
+            shown = next(iter(batches))
+        failed = [sample for sample in shown if isinstance(sample, Unshown)]
+        if len(failed) == len(shown):
+            raise ConfigError(f"no image can be shown: {failed[0].name}: {failed[0].reason}")
+        in_a_row = columns if rows is None else -(-len(shown) // rows)
+        sheet = contact_sheet(shown, tuple(names), columns=in_a_row, tile_px=tile)
+    is_encoded, data = cv2.imencode(".png", sheet[..., ::-1])
+    assert is_encoded
+    write_output("--output", output, data.tobytes())
     for one in failed:
         say(one.name, without_password(one.reason))
     lost = f", {len(failed)} of them not to be shown" if failed else ""
-    _say(output, len(samples), sheet, lost)
+    size = f"{sheet.shape[1]} x {sheet.shape[0]}"
+    say(f"{output}: {counted(len(shown), 'image')}{lost}, {size}")
     if failed:
         raise typer.Exit(1)
-
-
-def _in_a_row(num_images: int, columns: int | None, rows: int | None) -> int | None:
-    return columns if rows is None else -(-num_images // rows)
-
-
-def _say(output: Path, num_images: int, sheet: Any, lost: str = "") -> None:  # noqa: ANN401
-    size = f"{sheet.shape[1]} x {sheet.shape[0]}"
-    say(f"{output}: {counted(num_images, 'image')}{lost}, {size}")
-
-
-class _Failed:
-    """What stands for a sample that could not be made."""
-
-    def __init__(self, name: str, error: Exception) -> None:
-        self.name = name
-        self.error = error
-
-
-def _checked(samples: list[Any]) -> list[Any]:
-    """Return samples as they are drawn; where there is none at all, raise what was wrong."""
-    from penstock.vision.drawing.displayed import Unshown
-
-    failed = [sample for sample in samples if isinstance(sample, _Failed)]
-    if len(failed) == len(samples):
-        first = failed[0]
-        if isinstance(first.error, PenstockError):
-            raise first.error
-        raise ConfigError(f"no image can be shown: {first.name}: {_reason(first.error)}")
-    return [
-        Unshown(sample.name, _reason(sample.error)) if isinstance(sample, _Failed) else sample
-        for sample in samples
-    ]
-
-
-def _reason(error: Exception) -> str:
-    is_of_data = isinstance(error, (PenstockError, ValueError, OSError))
-    return reason_of(error) if is_of_data else reason_in_code(error)
 
 
 class _TrainingSamples:
@@ -204,8 +169,7 @@ class _TrainingSamples:
         self._cut: Callable[[Any], Any] | None = None
         self._canvas_px = (2 * mosaic_px, 2 * mosaic_px) if mosaic_px else None
         if mosaic_px is not None:
-            from penstock.vision.transforms.mosaic import Mosaic
-            from penstock.vision.transforms.perspective import RandomPerspective
+            from penstock.vision import Mosaic, RandomPerspective
 
             self._dataset = Mosaic(dataset, mosaic_px)
             self._cut = RandomPerspective(mosaic_px)
@@ -215,29 +179,25 @@ class _TrainingSamples:
 
     def __getitem__(self, index: int) -> Any:  # noqa: ANN401
         try:
-            return self._cut_out(self._transformed(self._dataset[index]))
+            return self._made(self._dataset[index])
         except Exception as error:
-            return _Failed(self._name(index), error)
+            from penstock.data.names import describe_sample
+            from penstock.vision.drawing.displayed import Unshown
 
-    def _transformed(self, sample: Any) -> Any:  # noqa: ANN401
-        """Return a sample transformed: a dict, or the image of a pair alone."""
-        if self._transform is None:
-            return sample
-        if isinstance(sample, tuple) and sample:
-            return (self._transform(sample[0]), *sample[1:])
-        return self._transform(sample)
+            name = describe_sample(self._dataset, index) or f"sample {index}"
+            is_of_data = isinstance(error, (PenstockError, ValueError, OSError))
+            return Unshown(name, reason_of(error) if is_of_data else reason_in_code(error))
 
-    def _cut_out(self, sample: Any) -> Any:  # noqa: ANN401
-        """Return a mosaic cut to its size, if it still is the whole canvas."""
+    def _made(self, sample: Any) -> Any:  # noqa: ANN401
+        """Return a sample transformed, and a mosaic cut if it still is the whole canvas."""
+        if self._transform is not None and isinstance(sample, tuple) and sample:
+            sample = (self._transform(sample[0]), *sample[1:])  # an image and its class
+        elif self._transform is not None:
+            sample = self._transform(sample)
         if self._cut is None or not isinstance(sample, dict):
             return sample
         shape = getattr(sample.get("image"), "shape", ())
         return self._cut(sample) if tuple(shape[:2]) == self._canvas_px else sample
-
-    def _name(self, index: int) -> str:
-        from penstock.data.names import describe_sample
-
-        return describe_sample(self._dataset, index) or f"sample {index}"
 
     def __getattr__(self, name: str) -> Any:  # noqa: ANN401
         if name.startswith("_") or name not in ("describe", "set_epoch"):
@@ -251,14 +211,15 @@ def _transform_named(text: str, stack: contextlib.ExitStack) -> Callable[[Any], 
 
     with errors_in_code(text):
         found = stack.enter_context(object_named(text))
-        takes_none, takes_one = _takes(found), _takes(found, "a sample")
-        if isinstance(found, type) or (takes_none and not takes_one):
+        if isinstance(found, type):
             found = found()
-        elif callable(found) and not takes_one:
-            raise ConfigError(
-                f"--transform {text} takes {inspect.signature(found)}: a transform takes one "
-                "sample, and what makes one takes nothing."
-            )
+        elif callable(found) and not _takes(found, "a sample"):
+            if not _takes(found):
+                raise ConfigError(
+                    f"--transform {text} takes {inspect.signature(found)}: a transform takes one "
+                    "sample, and what makes one takes nothing."
+                )
+            found = found()
     if not callable(found):
         raise ConfigError(
             f"--transform {text} is of type {type(found).__qualname__} and cannot be called."
@@ -268,7 +229,7 @@ def _transform_named(text: str, stack: contextlib.ExitStack) -> Callable[[Any], 
 
 
 def _takes(found: Any, *arguments: object) -> bool:  # noqa: ANN401
-    """Return whether something can be called with these; what nobody can tell takes a sample."""
+    """Return whether something can be called with these; without a signature it takes a sample."""
     try:
         signature = inspect.signature(found)
     except (TypeError, ValueError):
@@ -280,31 +241,52 @@ def _takes(found: Any, *arguments: object) -> bool:  # noqa: ANN401
     return True
 
 
-def _first_batch(
-    dataset: Any,  # noqa: ANN401
-    num_images: int,
-    seed: int,
-    epoch: int,
-    *,
-    shuffle: bool,
-) -> list[Any]:
-    from penstock.loader import Loader
+def _samples_of_loader(
+    text: str, stack: contextlib.ExitStack, num_images: int, epoch: int
+) -> tuple[list[Any], Sequence[str]]:
+    """Return the first images that a loader gives, and the names of the classes; () if not known.
 
-    if not len(dataset):
-        return []
-    loader = Loader(dataset, num_images, shuffle=shuffle, seed=seed, collate_fn=_as_they_are)
-    loader.set_epoch(epoch)
-    samples: list[Any] = next(iter(loader))
-    return samples
+    Raises:
+        ConfigError: it is no loader, gives no batches, or gives batches without images.
+    """
+    from penstock.cli.loadable import loader_named
+    from penstock.data.labels.names import class_names_of
+    from penstock.vision.drawing.batches import samples_of_batch
+
+    loader = loader_named(text, stack)
+    samples: list[Any] = []
+    with errors_in_code(text):
+        if epoch:
+            if not hasattr(loader, "set_epoch"):
+                raise ConfigError(f"--epoch: {text} has no method set_epoch.")
+            loader.set_epoch(epoch)
+        known = tuple(_normalizations(loader))
+        for batch in loader:
+            samples += samples_of_batch(batch, known)
+            if len(samples) >= num_images:
+                break
+    if not samples:
+        raise ConfigError(f"{text} gives no batches.")
+    return samples[:num_images], class_names_of(getattr(loader, "dataset", None)) or ()
 
 
-def _as_they_are(samples: list[Any]) -> list[Any]:
-    return samples
+def _normalizations(part: Any, depth: int = 0) -> Iterator[tuple[Any, Any]]:  # noqa: ANN401
+    """Yield each mean and standard deviation that a loader's parts say they normalise with."""
+    if isinstance(part, (list, tuple)):
+        for item in part[:_MOST_PARTS]:
+            yield from _normalizations(item, depth + 1)
+        return
+    mean, std = getattr(part, "mean", None), getattr(part, "std", None)
+    if _are_numbers(mean) and _are_numbers(std):
+        yield mean, std
+    if depth < _DEEPEST:
+        for name in _PARTS:
+            inner = getattr(part, name, None)
+            if inner is not None and inner is not part:
+                yield from _normalizations(inner, depth + 1)
 
 
-def _write(output: Path, sheet: Any) -> None:  # noqa: ANN401
-    import cv2
-
-    is_encoded, data = cv2.imencode(".png", sheet[..., ::-1])
-    assert is_encoded
-    write_output("--output", output, data.tobytes())
+def _are_numbers(value: Any) -> bool:  # noqa: ANN401
+    if isinstance(value, (list, tuple)):
+        return bool(value) and all(isinstance(item, numbers.Real) for item in value)
+    return isinstance(value, numbers.Real) or getattr(value, "ndim", None) == 1

@@ -1,9 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
-"""From one form of annotations to another: VOC's XML, imglab's, YOLO's, lists."""
+"""From one format of annotations to another: VOC's XML, imglab's, YOLO's, lists.
+
+`reading` makes one collection of a source, `merging` one of several, `writing` writes it.
+"""
 
 from __future__ import annotations
 
 from penstock.vision.convert.conversion import ConvertReport, convert
-from penstock.vision.convert.sources import FORMATS, Source
+from penstock.vision.convert.reading import FORMATS, Source
 
 __all__ = ["FORMATS", "ConvertReport", "Source", "convert"]

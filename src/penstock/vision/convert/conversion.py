@@ -3,30 +3,35 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import shutil
 import tempfile
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from penstock.errors import ConfigError, StoreError
 from penstock.stores.folder.links import refuse_outside
-from penstock.stores.placing import put_in_place
 from penstock.vision.annotations.image_size import header_of
 from penstock.vision.annotations.paths import folder_of
-from penstock.vision.convert.boxes import added_px, total_counts, with_good_boxes
-from penstock.vision.convert.losses import count_losses
-from penstock.vision.convert.merging import merge
-from penstock.vision.convert.sources import FORMATS, Collection, Source, read_source
-from penstock.vision.convert.targets import Images, Target, landmark_columns, write_target
+from penstock.vision.convert.merging import merge, with_class
+from penstock.vision.convert.reading import FORMATS, Collection, Source, read_source
+from penstock.vision.convert.writing import (
+    Images,
+    Target,
+    count_losses,
+    landmark_columns,
+    write_target,
+)
+from penstock.vision.datasets.box_policy import BoxCounts
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
     from penstock.vision.annotations.landmark_list import LandmarkColumns
     from penstock.vision.annotations.model import AnnotatedImage
-    from penstock.vision.datasets.box_policy import BadBoxes, BoxCounts
+    from penstock.vision.datasets.box_policy import BadBoxes
 
 __all__ = ["ConvertReport", "convert"]
 
@@ -97,8 +102,7 @@ def convert(
             always.
         follow_links: Whether image files that lie outside of the sources' folders are copied: links
             and names with ".." lead to them. What is copied has to be an image by its first bytes.
-        options: Of the sources that are no `Source`: see there. Each goes to the sources that have
-            it.
+        options: See `Source`. Each goes to the sources that have it, unless they say it themselves.
 
     Returns:
         What was written, and what was lost.
@@ -113,44 +117,35 @@ def convert(
     sources = _sources(src, source_format, options)
     target = _target(Path(dst), target_format, images, target_origin)
     _check_place(target, sources)
-    read = [_read(source, bad_boxes) for source in sources]
+    read = [read_source(source, bad_boxes) for source in sources]
     if target.images == "copy" and not follow_links:
         here = os.getcwd()
         paths = (os.path.join(here, image.path) for found, _ in read for image in found.images)
-        refuse_outside([_root(source) for source in sources], paths)
-    merging = merge([collection for collection, _ in read], default_class)
-    collection, notes = _completed(merging.collection, target, default_class)
+        roots = [Path(s.options.get("root") or folder_of(s.path)) for s in sources]
+        refuse_outside(roots, paths)
+    merged = merge([collection for collection, _ in read], default_class)
+    collection, notes = _completed(merged.collection, target, default_class)
     if target.form == "landmarks":
-        target = replace(target, columns=_columns(columns, collection))
-    losses = count_losses(collection, target.form, target.columns)
+        usual = landmark_columns(collection)
+        if columns is not None and columns.num_landmarks is None:
+            columns = replace(columns, num_landmarks=usual.num_landmarks)
+        target = replace(target, columns=columns or usual)
+    losses = count_losses(collection, target)
     if strict and losses:
-        raise StoreError(f"{target.form} has no place for some of it: {_listed(losses)}.")
-    notes = (*merging.notes(), *notes, *_write(collection, target))
-    num_objects = sum(len(image.objects) for image in collection.images)
+        listed = ", ".join(f"{name} ({count:,})" for name, count in losses.items())
+        raise StoreError(f"{target.form} has no place for some of it: {listed}.")
+    notes = (*merged.notes, *notes, *_write(collection, target))
+    counts = [asdict(counts) for _, counts in read]
     return ConvertReport(
         target.place,
         target.form,
         len(collection.images),
-        num_objects,
-        merging.num_joined,
+        sum(len(image.objects) for image in collection.images),
+        merged.num_joined,
         losses,
         notes,
-        total_counts(counts for _, counts in read),
+        BoxCounts(**{name: sum(one[name] for one in counts) for name in counts[0]}),
     )
-
-
-def _read(source: Source, bad_boxes: BadBoxes) -> tuple[Collection, BoxCounts]:
-    more_px = added_px(source.checked_form(), source.options)
-    return with_good_boxes(read_source(source), bad_boxes, more_px)
-
-
-def _root(source: Source) -> Path:
-    root = source.options.get("root")
-    return folder_of(source.path) if root is None else Path(root)
-
-
-def _listed(losses: Mapping[str, int]) -> str:
-    return ", ".join(f"{name} ({count:,})" for name, count in losses.items())
 
 
 def _sources(
@@ -162,19 +157,13 @@ def _sources(
     if not given:
         raise ConfigError("src names nothing to convert.")
     sources = [one if isinstance(one, Source) else Source(one, form) for one in given]
-    filled = [
-        s if s is one else _with_options(s, options) for s, one in zip(sources, given, strict=True)
-    ]
-    used = {name for source in filled for name in source.options}
-    unknown = [name for name in options if name not in used]
+    unknown = [name for name in options if not any(source.takes(name) for source in sources)]
     if unknown:
         raise ConfigError(f"no source has an option {unknown[0]!r}.")
-    return filled
-
-
-def _with_options(source: Source, options: Mapping[str, Any]) -> Source:
-    own = {n: value for n, value in options.items() if source.takes(n)}
-    return replace(source, options=own)
+    return [
+        replace(one, options={**{n: v for n, v in options.items() if one.takes(n)}, **one.options})
+        for one in sources
+    ]
 
 
 def _target(dst: Path, form: str, images: Images | None, origin: int) -> Target:
@@ -204,34 +193,20 @@ def _check_place(target: Target, sources: Sequence[Source]) -> None:
             raise ConfigError(f"{place} would be in {source.path}, which is read: name another.")
 
 
-def _columns(columns: LandmarkColumns | None, collection: Collection) -> LandmarkColumns:
-    usual = landmark_columns(collection)
-    if columns is None:
-        return usual
-    if columns.num_landmarks is None:
-        return replace(columns, num_landmarks=usual.num_landmarks)
-    return columns
-
-
 def _completed(
     collection: Collection, target: Target, default_class: str
 ) -> tuple[Collection, tuple[str, ...]]:
     """Return a collection with the sizes and classes that the form needs."""
-    images = [_with_size(image, target) for image in collection.images]
+    images = tuple(_with_size(image, target) for image in collection.images)
+    names = collection.class_names
     notes: tuple[str, ...] = ()
     nameless = sum(not found.class_name for image in images for found in image.objects)
     if nameless and target.form in ("voc", "yolo"):
-        images = [_with_class(image, default_class) for image in images]
+        images = with_class(images, "", default_class)
         notes = (f"{nameless:,} objects had no class, and are called {default_class!r}",)
-        if collection.class_names and default_class not in collection.class_names:
-            names = (*collection.class_names, default_class)
-            collection = replace(collection, class_names=names)
-    return replace(collection, images=tuple(images)), notes
-
-
-def _with_class(image: AnnotatedImage, name: str) -> AnnotatedImage:
-    objects = (o if o.class_name else replace(o, class_name=name) for o in image.objects)
-    return replace(image, objects=tuple(objects))
+        if names and default_class not in names:
+            names = (*names, default_class)
+    return replace(collection, images=images, class_names=names), notes
 
 
 def _with_size(image: AnnotatedImage, target: Target) -> AnnotatedImage:
@@ -272,7 +247,9 @@ def _write(collection: Collection, target: Target) -> tuple[str, ...]:
     try:
         made = work / "made"
         notes = write_target(collection, target, made)
-        _put(made, place)
+        if os.path.lexists(place) and target.is_file:
+            raise FileExistsError(errno.EEXIST, os.strerror(errno.EEXIST), str(place))
+        os.rename(made, place)  # an empty folder gives way, one with anything in it does not
     except ValueError as error:
         raise StoreError(f"cannot write {place}: {error}.") from error
     except OSError as error:
@@ -280,16 +257,3 @@ def _write(collection: Collection, target: Target) -> tuple[str, ...]:
     finally:
         shutil.rmtree(work, ignore_errors=True)
     return notes
-
-
-def _put(made: Path, place: Path) -> None:
-    """Give what was made its name, unless something has come there in the meantime."""
-    if made.is_dir():
-        os.rename(made, place)  # an empty folder gives way, one with anything in it does not
-        return
-    try:
-        os.link(made, place)  # unlike a rename it replaces nothing
-    except PermissionError:  # a file system without links
-        if os.path.lexists(place):
-            raise
-        put_in_place(made, place)

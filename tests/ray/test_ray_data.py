@@ -23,7 +23,7 @@ torch = pytest.importorskip("torch")
 from tests.conftest import Holdings  # noqa: E402
 from tests.ray.conftest import InCluster  # noqa: E402
 
-from penstock import Loader  # noqa: E402
+from penstock import Loader, Ray  # noqa: E402
 from penstock.data import ArrayDataset, Subset  # noqa: E402
 from penstock.errors import CollateError, ConfigError, StateError  # noqa: E402
 from penstock.ray import from_ray_data, to_ray_data  # noqa: E402
@@ -157,7 +157,7 @@ def test_a_batch_across_blocks_is_the_rows_collated(materialized):
     [
         {},
         {"num_workers": 2, "backend": "thread"},
-        {"num_workers": 2, "backend": "ray", "ray_options": {"num_cpus": 0}},
+        {"num_workers": 2, "backend": Ray(num_cpus=0)},
     ],
 )
 def test_shuffled_and_seeded_it_equals_a_plain_dataset(materialized, options):

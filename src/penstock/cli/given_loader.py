@@ -14,7 +14,7 @@ __all__ = ["GivenLoader"]
 # Those that a command decides, and those that `_batching` derives.
 _NOT_KEPT: Final = (
     "dataset", "num_workers", "prefetch_factor", "persistent_workers", "backend", "batch_size",
-    "drop_last", "shuffle", "sampler", "batch_sampler", "cpu_budget", "memory_budget",
+    "drop_last", "shuffle", "sampler", "batch_sampler",
 )  # fmt: skip
 _DEFAULT_COLLATES: Final = ("default_collate", "default_convert")
 

@@ -184,7 +184,7 @@ class PenstockRunner(Runner):  # type: ignore[misc]  # mmengine has no types
         if ours.get("seed") == "runner":
             ours["seed"] = _common_seed(seed, diff_rank_seed)
         num_workers = theirs.get("num_workers", 0)
-        if num_workers == "auto":
+        if not isinstance(num_workers, int):  # "auto", or an Auto
             # mmengine keeps the seeds of its workers apart by it; it may be any large enough.
             theirs["num_workers"] = os.cpu_count() or 1
         return _on_our_engine(theirs, ours, num_workers, seed, diff_rank_seed)

@@ -6,15 +6,18 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from penstock.engine.backends import traits_of
+from penstock.options import backend_name
 
 if TYPE_CHECKING:
     from collections.abc import Callable
+
+    from penstock.options import Ray
 
 __all__ = ["init_for"]
 
 
 def init_for(
-    backend: str,
+    backend: str | Ray,
     given: Callable[..., Any] | None,
     seeder: Callable[..., Any],
 ) -> Callable[..., Any] | None:
@@ -29,4 +32,8 @@ def init_for(
         seeder: The client's own, which `given` may be a `partial` of. A user's stays.
     """
     function = getattr(given, "func", given)
-    return None if traits_of(backend).shares_interpreter and function is seeder else given
+    return (
+        None
+        if traits_of(backend_name(backend)).shares_interpreter and function is seeder
+        else given
+    )

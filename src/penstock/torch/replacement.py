@@ -14,6 +14,7 @@ import torch.utils.data
 from torch.utils.data import IterableDataset
 
 from penstock.engine.backends import traits_of
+from penstock.options import backend_name
 from penstock.torch.loader import DataLoader
 from penstock.warn import users_level
 
@@ -21,6 +22,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from penstock.faults import FaultPolicy
+    from penstock.options import Auto, Ray
 
 __all__ = ["Defaults", "install", "uninstall"]
 
@@ -41,8 +43,8 @@ class Defaults:
         progress: Whether to show a progress bar.
     """
 
-    num_workers: int | str | None = None
-    backend: str | None = None
+    num_workers: int | str | Auto | None = None
+    backend: str | Ray | None = None
     seed: int | None = None
     on_error: str | FaultPolicy | None = None
     progress: bool | str | None = None
@@ -72,9 +74,10 @@ class Defaults:
             found.pop("seed", None)
         if given.get("multiprocessing_context") is not None:
             found.pop("backend", None)
-        is_local = traits_of((found | given).get("backend", "process")).is_local
+        is_local = traits_of(backend_name((found | given).get("backend", "process"))).is_local
         is_stream = isinstance(dataset, IterableDataset)
-        if found.get("num_workers") == "auto" and (is_stream or not is_local):
+        is_auto = not isinstance(found.get("num_workers", 0), int)
+        if is_auto and (is_stream or not is_local):
             del found["num_workers"]  # "auto" needs workers on this machine, and no stream
         return found
 
@@ -84,8 +87,8 @@ _ON_TORCHS_ENGINE: Final = (torch.utils.data.IterDataPipe, torch.utils.data.MapD
 
 def install(
     *,
-    num_workers: int | str | None = None,
-    backend: str | None = None,
+    num_workers: int | str | Auto | None = None,
+    backend: str | Ray | None = None,
     seed: int | None = None,
     on_error: str | FaultPolicy | None = None,
     progress: bool | str | None = None,

@@ -498,14 +498,13 @@ def _checked_device(
     device: str | int | torch.device | None,
     transform: Callable[[Any], Any] | None,
 ) -> torch.device | None:
+    if transform is not None and (device is None or not callable(transform)):
+        raise ConfigError(
+            "device_transform is a function of the batch on a device, got "
+            f"device_transform={transform!r} and device={device!r}"
+        )
     if device is None:
-        if transform is not None:
-            raise ConfigError(
-                f"device_transform is for batches on a device, got {transform!r} and no device"
-            )
         return None
-    if transform is not None and not callable(transform):
-        raise ConfigError(f"device_transform is a function of the batch, not {transform!r}")
     if isinstance(dataset, _DATAPIPES):
         raise ConfigError(
             "DataPipes run on torch's own engine, which copies to no device: got "
@@ -540,9 +539,8 @@ def _rank_of_shard(loader: DataLoader[Any]) -> Rank:
 
 def _should_pin(loader: DataLoader[Any]) -> str | None:
     """Return the device type to page-lock for, or None; warns as torch does."""
-    if (
-        not loader.pin_memory or loader._target_device is not None
-    ):  # what is copied from is pinned anyway
+    # With a device, what is copied from is pinned anyway.
+    if not loader.pin_memory or loader._target_device is not None:
         return None
     if loader.pin_memory_device:
         warnings.warn(
@@ -553,20 +551,12 @@ def _should_pin(loader: DataLoader[Any]) -> str | None:
     accelerator = (
         torch.accelerator.current_accelerator() if torch.accelerator.is_available() else None
     )
-    if accelerator is None:
-        warnings.warn(
-            "'pin_memory' argument is set as true but no accelerator is found, then device pinned "
-            "memory "
-            "won't be used.",
-            stacklevel=4,
-        )
-        return None
-    if accelerator.type == "mps":
-        warnings.warn(
-            "'pin_memory' argument is set as true but not supported on MPS now, device pinned "
-            "memory won't "
-            "be used.",
-            stacklevel=4,
-        )
-        return None
-    return accelerator.type
+    if accelerator is not None and accelerator.type != "mps":
+        return accelerator.type
+    why = "no accelerator is found" if accelerator is None else "not supported on MPS now"
+    warnings.warn(
+        f"'pin_memory' argument is set as true but {why}, "
+        f"{'then ' if accelerator is None else ''}device pinned memory won't be used.",
+        stacklevel=4,
+    )
+    return None

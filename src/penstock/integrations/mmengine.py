@@ -27,7 +27,7 @@ from mmengine.runner import Runner
 
 from penstock.errors import ConfigError
 from penstock.faults import FaultPolicy
-from penstock.integrations.worker_seeding import init_for
+from penstock.integrations.dealing import init_for
 from penstock.torch.loader import DataLoader
 from penstock.torch.subclassing import added_arguments
 

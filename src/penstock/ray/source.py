@@ -55,7 +55,7 @@ def read_in_tasks(
         raise ConfigError(
             f"{type(dataset).__name__} cannot be pickled, so Ray's workers cannot read it: {error}"
         ) from error
-    cpus = int(ray.cluster_resources().get("CPU", 1))
+    cpus = int(ray.cluster_resources().get("CPU", 1))  # type: ignore[no-untyped-call]
     num_tasks = num_tasks or max(2 * cpus, count * row_bytes // _TASK_BYTES)
     at_once = min(max(1, _TABLE_BYTES // row_bytes), _MOST_ROWS)
     indices = ray.data.range(count, override_num_blocks=max(1, min(num_tasks, count)))

@@ -19,7 +19,12 @@ from typing import TYPE_CHECKING, Any, Final
 import numpy as np
 import pyarrow as pa  # type: ignore[import-untyped]  # it has no annotations
 import ray
-from pyarrow.types import is_boolean, is_dictionary, is_floating, is_integer
+from pyarrow.types import (  # type: ignore[import-untyped]
+    is_boolean,
+    is_dictionary,
+    is_floating,
+    is_integer,
+)
 from ray.data._internal.delegating_block_builder import DelegatingBlockBuilder
 from ray.data.block import BlockAccessor
 
@@ -80,12 +85,13 @@ def _values(column: pa.ChunkedArray) -> NDArray[Any] | list[Any]:
 def samples_of(table: pa.Table, schema: pa.Schema | None) -> list[dict[str, Any]]:
     """Return the rows of a table."""
     table = _typed(table, schema)
-    columns = zip(table.column_names, map(_values, table.columns), strict=True)
-    columns = [(name, [v.copy() if np.ndim(v) else v for v in values]) for name, values in columns]
-    return [
-        dict(zip((n for n, _ in columns), row, strict=True))
-        for row in zip(*(v for _, v in columns), strict=True)
-    ]
+    columns = {
+        name: [
+            value.copy() if isinstance(value, np.ndarray) else value for value in _values(column)
+        ]
+        for name, column in zip(table.column_names, table.columns, strict=True)
+    }
+    return [{name: column[k] for name, column in columns.items()} for k in range(table.num_rows)]
 
 
 def batch_of(table: pa.Table, schema: pa.Schema | None) -> dict[str, Any]:
@@ -124,7 +130,7 @@ def joined(parts: Sequence[pa.Table]) -> pa.Table:
     """Return tables as one, of the types that suit all of them."""
     if len(parts) == 1:
         return parts[0]
-    builder = DelegatingBlockBuilder()
+    builder: Any = DelegatingBlockBuilder()  # type: ignore[no-untyped-call]
     for part in parts:
         builder.add_block(part)
     return builder.build()

@@ -61,7 +61,7 @@ class NormalizeImages(torch.nn.Module):
         self._std = (1.0, 1.0, 1.0) if std is None else _three_numbers("std", std)
         if min(self._std) <= 0:
             raise ConfigError(f"std is three numbers above 0, not {std!r}.")
-        if not (isinstance(dtype, torch.dtype) and dtype.is_floating_point):
+        if not getattr(dtype, "is_floating_point", False):
             raise ConfigError(f"dtype is a floating torch.dtype, as torch.float16; not {dtype!r}.")
         self.dtype = dtype
         self._register(None)

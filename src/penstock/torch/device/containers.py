@@ -63,14 +63,13 @@ def _like(container: Any, parts: Any) -> Any:  # noqa: ANN401
     if kind in (dict, list, tuple):
         return parts
     try:
-        if isinstance(container, MutableMapping):
-            clone = copy.copy(container)
-            clone.update(parts)
-            return clone
-        if isinstance(container, MutableSequence):
-            clone = copy.copy(container)
-            for position, part in enumerate(parts):
-                clone[position] = part
+        if isinstance(container, MutableMapping | MutableSequence):
+            clone: Any = copy.copy(container)
+            if isinstance(parts, dict):
+                clone.update(parts)
+            else:
+                for position, part in enumerate(parts):
+                    clone[position] = part
             return clone
         return kind(*parts) if hasattr(container, "_fields") else kind(parts)
     except TypeError:

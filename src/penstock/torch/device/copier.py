@@ -185,9 +185,10 @@ class DeviceCopier:
         if is_tensor and (leaf.device == self._device or _goes_ahead(leaf)):
             return leaf  # it is there, or `begin` has copied it
         held.memory.append(leaf)
+        kind: Any = type(leaf)
         try:
             # Into main memory too only what waits is safe: nobody else would wait for it.
-            if self._accelerator.has_queues and (is_tensor or _takes_non_blocking(type(leaf))):
+            if self._accelerator.has_queues and (is_tensor or _takes_non_blocking(kind)):
                 moved = leaf.to(self._device, non_blocking=True)
             else:
                 moved = leaf.to(self._device)
@@ -198,7 +199,6 @@ class DeviceCopier:
                 )
             return moved
         except Exception as error:
-            kind = type(leaf)
             annotate(
                 error,
                 f"{name}, while moving a {kind.__module__}.{kind.__qualname__} of the batch to "
